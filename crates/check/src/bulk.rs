@@ -1,12 +1,13 @@
-//! Bulk blocks: the extents of files against the bitmap.
+//! Bulk devices and their blocks: the list of devices, and the extents of files against the bitmaps.
 //!
 //! Rules: both sides are sorted ranges, so that time and memory depend on the bytes on media and not on the length that
 //! a forged extent claims. A block is mapped by at most one extent, and it is marked if and only if it is mapped.
 //! Left out: the data in the blocks.
 
+use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, only_device};
 use shoal_format::inode::Ino;
-use shoal_format::superblock::Superblock;
-use shoal_format::{BULK_BLOCK, SEGMENT};
+use shoal_format::superblock::FEATURE_DEVICES;
+use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT};
 
 use crate::region::Region;
 use crate::remedy::Remedy;
@@ -21,10 +22,39 @@ pub(crate) struct Mapped {
     pub ino: Ino,
 }
 
-/// Compares the bitmap with every extent collected.
+/// Reads the list of devices, and claims the pieces it names.
+pub(crate) fn read_devices(region: &Region<'_>, state: &mut State) -> Result<(), CheckError> {
+    let State { superblock, allocation, devices, report, .. } = state;
+    let at = BULK_LIST_AT.get();
+    *devices = only_device(superblock).into_iter().collect();
+    match decode_list(&region.bytes(BULK_LIST_AT, PAGE)?, superblock) {
+        Ok(None) => {}
+        Ok(Some(listed)) => {
+            if superblock.features & FEATURE_DEVICES == 0 || superblock.bulk_blocks == 0 {
+                let sentence = "there is a list of bulk devices, but the store lacks the feature".to_string();
+                report.error(FindingKind::BulkDevices, None, Some(at), sentence);
+            }
+            for device in &listed {
+                for (slot, what) in
+                    [(device.bitmap, "bitmap of a bulk device"), (device.suspects, "list of bulk blocks in doubt")]
+                {
+                    if !slot.is_none() {
+                        allocation.claim(slot, None, what, report);
+                    }
+                }
+            }
+            *devices = listed;
+        }
+        Err(why) => report.error(FindingKind::BulkDevices, None, Some(at), why.to_string()),
+    }
+    Ok(())
+}
+
+/// Compares the bitmaps with every extent collected.
 pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<u64>) -> Result<(), CheckError> {
-    let State { superblock, mapped, report, .. } = state;
-    let needs = superblock.bulk_blocks * BULK_BLOCK;
+    let State { devices, superblock, mapped, report, .. } = state;
+    let first = devices.iter().find(|device| device.number == 0);
+    let needs = first.map_or(0, |device| device.blocks * BULK_BLOCK);
     if let Some(bytes) = bulk_bytes.filter(|&bytes| bytes < needs) {
         let sentence = format!("the bulk device has {bytes} bytes, the store uses {needs}: it was cut or swapped");
         report.error(FindingKind::BulkSize, None, None, sentence);
@@ -44,12 +74,31 @@ pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<
             report.offer(Remedy::FreeBlocks { first, blocks: end - first });
         }
     });
-    marked(region, superblock, |first, end| {
-        used += end - first;
-        sweep.marked(first, end);
-    })?;
+    // Bits of a device that is not listed any more would be found here, too: they are nobody's.
+    let gone = only_device(superblock).filter(|_| first.is_none());
+    for device in devices.iter().chain(&gone) {
+        marked(region, device.bitmap_at(superblock), device, |first, end| {
+            used += end - first;
+            sweep.marked(first, end);
+        })?;
+    }
     sweep.finish();
     report.counts.bulk_blocks_used = used;
+    for device in devices.iter().filter(|device| !device.suspects.is_none()) {
+        let mut doubtful = Vec::new();
+        marked(region, device.suspects.offset(), device, |first, end| doubtful.push((first, end)))?;
+        let mut at = 0;
+        for m in mapped.iter() {
+            let end = m.first + m.blocks;
+            while doubtful.get(at).is_some_and(|range: &(u64, u64)| range.1 <= m.first) {
+                at += 1;
+            }
+            if doubtful.get(at).is_some_and(|range| range.0 < end) {
+                let sentence = "some of its contents are in doubt since a flush of a bulk device failed".to_string();
+                report.note(FindingKind::BulkSuspect, Some(m.ino), Some(m.first), sentence);
+            }
+        }
+    }
     Ok(())
 }
 
@@ -73,8 +122,14 @@ fn merge(mapped: &[Mapped], report: &mut Report) -> Vec<(u64, u64)> {
     out
 }
 
-/// Calls `range` with every range of set bits, ascending; bits behind the last block included.
-fn marked(region: &Region<'_>, superblock: &Superblock, mut range: impl FnMut(u64, u64)) -> Result<(), CheckError> {
+/// Calls `range` with every range of set bits of a device's bitmap, ascending, as block numbers of the store; bits behind the
+/// last block included.
+fn marked(
+    region: &Region<'_>,
+    bitmap: Offset,
+    device: &BulkDeviceEntry,
+    mut range: impl FnMut(u64, u64),
+) -> Result<(), CheckError> {
     let mut open = (0, 0);
     let mut add = |first: u64, end: u64| {
         if open.1 == first {
@@ -86,16 +141,16 @@ fn marked(region: &Region<'_>, superblock: &Superblock, mut range: impl FnMut(u6
         }
         open = (first, end);
     };
-    let words = superblock.bulk_blocks.div_ceil(64);
+    let words = device.blocks.div_ceil(64);
     let mut word_index = 0;
     while word_index < words {
-        let at = superblock.bulk_bitmap + word_index * 8;
+        let at = bitmap + word_index * 8;
         let count = ((SEGMENT - u64::from(at.in_segment())) / 8).min(words - word_index);
         if region.segment(at.segment())?.is_some() {
             let bytes = region.bytes(at, count * 8)?;
             for (i, word) in bytes.chunks_exact(8).enumerate() {
                 let mut word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-                let base = (word_index + i as u64) * 64;
+                let base = device.first() + (word_index + i as u64) * 64;
                 while word != 0 {
                     let first = word.trailing_zeros();
                     let length = (!(word >> first)).trailing_zeros().min(64 - first);

@@ -5,6 +5,7 @@
 //! where it has a checksum: packed objects, and short files that have one of their own.
 //! Left out: whether the bulk device's bitmap agrees with the extents (`bulk`).
 
+use shoal_format::bulk_list::{blocks_end, device_of};
 use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_SUMMED, INODE_TRUNCATING, Ino, Inode, Layout, S_IFLNK};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, sum_in_slot};
@@ -304,7 +305,7 @@ impl File<'_, '_> {
             return Ok(None);
         }
         let bytes = self.region.bytes(slot.offset(), slot.capacity())?;
-        match extent::decode(&bytes, self.state.superblock.bulk_blocks) {
+        match extent::decode(&bytes, blocks_end(&self.state.devices)) {
             Ok(node) => Ok(Some(node)),
             Err(e) => {
                 self.error(FindingKind::ExtentMap, Some(slot.offset()), e.to_string());
@@ -323,6 +324,12 @@ impl File<'_, '_> {
                     extent.end()
                 );
                 self.error(FindingKind::ExtentMap, None, sentence);
+            }
+            if device_of(&self.state.devices, extent.bulk_block, extent.blocks).is_none() {
+                let (first, blocks) = (extent.bulk_block, extent.blocks);
+                let sentence = format!("{blocks} bulk blocks from {first} on lie on no device of the store");
+                self.error(FindingKind::ExtentMap, None, sentence);
+                continue;
             }
             self.blocks += extent.blocks;
             if extent.flags & EXTENT_NEW != 0 {

@@ -111,12 +111,14 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
         inodes: inodes::Inodes::default(),
         tables: packed::Tables::default(),
         dictionaries: dictionaries::Dictionaries::default(),
+        devices: Vec::new(),
         mapped: Vec::new(),
         spilled: spilled::Spilled::default(),
         clean,
         power_lost: source.power_lost,
         report,
     };
+    bulk::read_devices(&region, &mut state)?;
     inodes::walk(&region, &mut state, progress)?;
     directories::walk(&region, &mut state, progress)?;
     if state.report.counts.preallocated > 0 {
@@ -141,6 +143,8 @@ struct State {
     inodes: inodes::Inodes,
     tables: packed::Tables,
     dictionaries: dictionaries::Dictionaries,
+    /// The bulk devices, ascending by number.
+    devices: Vec<shoal_format::bulk_list::BulkDeviceEntry>,
     /// Every extent of every file.
     mapped: Vec<bulk::Mapped>,
     spilled: spilled::Spilled,

@@ -125,6 +125,10 @@ pub enum FindingKind {
     Orphan,
     /// A removed directory still has entries.
     OrphanEntries,
+    /// The list of bulk devices does not decode, or contradicts the store.
+    BulkDevices,
+    /// Contents of files are in doubt since a flush of a bulk device failed (a note).
+    BulkSuspect,
     /// The bulk device is smaller than the superblock says.
     BulkSize,
     /// A bulk block is mapped twice.

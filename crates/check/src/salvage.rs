@@ -14,13 +14,14 @@ mod pages;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, only_device};
 use shoal_format::dir::{
     BUCKET_BYTES, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid, open_bucket,
 };
 use shoal_format::extent::Extent;
 use shoal_format::inode::{INODE_BLOCK, Ino, Inode, Layout, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
-use shoal_format::{Offset, SEGMENT, SlotRef};
+use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
 use shoal_media::LogDevice;
 use zerocopy::FromBytes;
 
@@ -44,7 +45,7 @@ pub struct SalvageSource<'a> {
     pub power_lost: bool,
 }
 
-/// The bytes of a bulk device.
+/// The bytes of the bulk devices, where the store's block numbers say they are.
 pub trait BulkData {
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), String>;
 }
@@ -117,6 +118,7 @@ pub fn salvage(
         tables: Tables::default(),
         dictionaries: Dictionaries::default(),
         spill_file: Vec::new(),
+        devices: Vec::new(),
         damaged: BTreeSet::new(),
         seen: HashMap::new(),
         found: Salvaged::default(),
@@ -156,6 +158,8 @@ struct Walk<'a, 'b> {
     dictionaries: Dictionaries,
     /// Extents of the spill file.
     spill_file: Vec<Extent>,
+    /// The bulk devices.
+    devices: Vec<BulkDeviceEntry>,
     /// Inodes whose record does not decode.
     damaged: BTreeSet<Ino>,
     /// Inodes that were made, with their first path where they may have more than one.
@@ -203,6 +207,7 @@ impl Walk<'_, '_> {
         let roots = Roots::read_from_bytes(&bytes).expect("size is given");
         let (height, blocks) = (roots.inode_height.get(), roots.inode_blocks.get());
         self.read_tables(&roots)?;
+        self.read_devices()?;
         let mut reached = HashSet::new();
         let mut gaps: Vec<Gap> = Vec::new();
         match SlotRef::from_bits(roots.inode_root.get()).filter(|slot| slot.capacity() == TABLE_NODE) {
@@ -253,6 +258,38 @@ impl Walk<'_, '_> {
             self.block(number, at)?;
         }
         Ok(())
+    }
+
+    /// The list of bulk devices; where it does not decode, the one of the superblock.
+    fn read_devices(&mut self) -> Result<(), CheckError> {
+        let mut page = vec![0; PAGE as usize];
+        self.read(BULK_LIST_AT, &mut page)?;
+        let listed = decode_list(&page, &self.superblock).unwrap_or_else(|why| {
+            self.lost(None, None, format!("{why}: files on all bulk devices but the first cannot be read"));
+            None
+        });
+        self.devices = listed.unwrap_or_else(|| only_device(&self.superblock).into_iter().collect());
+        Ok(())
+    }
+
+    /// Are some of these blocks in doubt, because a flush of their device failed?
+    fn is_doubtful(&self, first: u64, blocks: u64) -> Result<bool, CheckError> {
+        let end = first.saturating_add(blocks);
+        let holds = |device: &&BulkDeviceEntry| device.first() <= first && end <= device.end();
+        let Some(device) = self.devices.iter().find(holds).filter(|device| !device.suspects.is_none()) else {
+            return Ok(false);
+        };
+        let own = first - device.first()..end - device.first();
+        let mut word = [0; 8];
+        for block in own {
+            if block.is_multiple_of(64) || word == [0; 8] {
+                self.read(device.suspects.offset() + block / 64 * 8, &mut word)?;
+            }
+            if u64::from_le_bytes(word) >> (block % 64) & 1 == 1 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn node(

@@ -2,6 +2,7 @@
 //! What they share is compiled and linked once, and long tests run beside each other.
 //! What they are about: findings, hostile bytes, salvage.
 
+mod devices;
 mod findings;
 mod hostile;
 mod salvage;

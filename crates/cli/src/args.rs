@@ -56,6 +56,9 @@ pub enum Command {
     Copy(CopyArgs),
     /// Change the limits of a store, mounted or not
     Resize(ResizeArgs),
+    /// Show, add, empty and remove a store's bulk devices, mounted or not
+    #[command(subcommand)]
+    Bulk(BulkCommand),
     /// Show how a file, or all files of a directory, are stored
     Inspect(InspectArgs),
     /// Pack files and inodes now, also those that changed a moment ago, and compact the memory
@@ -64,7 +67,7 @@ pub enum Command {
     Rebalance(RebalanceArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
     Serve(ServeArgs),
-    /// Show a served device, or a store's bulk device: donors, redundancy, rebuild
+    /// Show a served device, or a store's bulk devices: donors, redundancy, rebuild
     Status(StatusArgs),
     /// Change the donors of a network RAM disk that is served
     #[command(subcommand)]
@@ -181,6 +184,7 @@ pub struct FormatArgs {
                                               bulk storage (default 85; off: none do)\n  \
     threshold=SIZE                            as format --threshold, for this mount (4K to 64M)\n  \
     nopack_inodes                             inodes and directories are not packed\n  \
+    degraded                                  do without bulk devices that are missing, of a store that has several\n  \
     restore                                   as --restore\n  \
     _netdev, nofail, auto, user, x-*, mand,   ignored\n  \
     iversion, silent, loud\n\n\
@@ -323,9 +327,92 @@ pub struct ResizeArgs {
     /// Limit of metadata and small files
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
-    /// Limit of large files
+    /// Limit of large files, in a store with one bulk device (see shoal-bulk(1))
     #[arg(long, value_name = "SIZE")]
     pub bulk_size: Option<Size>,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BulkCommand {
+    /// Show the bulk devices: size, use, state
+    List(BulkListArgs),
+    /// Add a device; what is on it is overwritten
+    Add(BulkAddArgs),
+    /// Move everything off a device, then remove it; cut off, the work goes on at the next mount
+    Remove(BulkRemoveArgs),
+    /// Call off the removal of a device
+    Keep(BulkDeviceArgs),
+    /// Use a device again that was lost, or that refuses writes after a failed flush
+    Retry(BulkDeviceArgs),
+    /// Name the files that have data on a device
+    Files(BulkFilesArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct BulkListArgs {
+    /// A store or its mount point
+    #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub store: PathBuf,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal bulk add /mnt /dev/sdb\n  \
+    shoal bulk add --size 200G /mnt file:/data/more\n  \
+    shoal bulk add /mnt nbd://server/disk\n\n\
+    New files go to the device with most room, and stay on it while it has some. There is no redundancy: a device that is lost\n\
+    costs the files on it, and nothing else. The store keeps a mark on the device, behind its last block.")]
+pub struct BulkAddArgs {
+    /// A store or its mount point
+    #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub store: PathBuf,
+    /// A path, `file:PATH`, `vlog:PATH`, an NBD URI or `netram:...`; a file that is not there is made
+    pub device: String,
+    /// How much of it to use [default: all of the device, or of the file's file system]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<Size>,
+    /// Overwrite what the device holds
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BulkRemoveArgs {
+    /// A store or its mount point
+    #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub store: PathBuf,
+    /// Number or name of the device, as `shoal bulk list` has them
+    pub device: String,
+    /// Do not wait until the device of a mounted store is empty
+    #[arg(long)]
+    pub background: bool,
+    /// Show no progress
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BulkDeviceArgs {
+    /// A store or its mount point
+    #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub store: PathBuf,
+    /// Number or name of the device, as `shoal bulk list` has them
+    pub device: String,
+}
+
+#[derive(Debug, Args)]
+pub struct BulkFilesArgs {
+    /// A store or its mount point
+    #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub store: PathBuf,
+    /// Number or name of the device, as `shoal bulk list` has them
+    pub device: String,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,

@@ -66,11 +66,18 @@ pub fn packed(packed: &Packed) -> String {
     out
 }
 
-/// Writes held back, in one line.
-pub fn held_writes(of: &CacheReport, head: &str) -> String {
+/// Writes held back in front of one of some devices, in one line.
+pub fn held_writes(of: &CacheReport, all: &[CacheReport], head: &str) -> String {
+    let device = if all.len() > 1 { format!("for bulk device {}: ", of.device) } else { String::new() };
     let age = of.oldest_ms.map_or(String::new(), |ms| format!(", the oldest for {:.1} s", ms as f64 / 1e3));
     let rate = of.rate_bytes.map_or(String::new(), |bytes| format!(", {} a second at most", human(bytes)));
-    format!("{head}{} of {}{age}; {}{rate}; in {}\n", human(of.held_bytes), human(of.size_bytes), of.policy, of.place)
+    format!(
+        "{head}{device}{} of {}{age}; {}{rate}; in {}\n",
+        human(of.held_bytes),
+        human(of.size_bytes),
+        of.policy,
+        of.place
+    )
 }
 
 /// When a tier will be full, in one line.
@@ -104,6 +111,10 @@ fn text(report: &StoreReport) -> String {
             tier.place
         );
     }
+    if report.bulks.len() > 1 {
+        out += "\n";
+        out += &crate::bulk::text(&report.bulks);
+    }
     for (name, full_in) in [("memory", report.forecast.memory), ("bulk storage", report.forecast.bulk)] {
         out += &full_in.map_or(String::new(), |full_in| forecast(name, full_in));
     }
@@ -129,7 +140,9 @@ fn text(report: &StoreReport) -> String {
         let (raw, stored, blocks) = (human(spilled.raw_bytes), human(spilled.stored_bytes), human(spilled.block_bytes));
         out += &format!("spilled      {raw} of small files take {stored} in {blocks} of bulk storage{so_far}\n");
     }
-    out += &report.cache.as_ref().map_or(String::new(), |cache| held_writes(cache, "held writes  "));
+    for cache in &report.caches {
+        out += &held_writes(cache, &report.caches, "held writes  ");
+    }
     out += &format!("memory kind  {}; log to replay after a crash: {}\n", report.memory_kind, human(report.log_bytes));
     out += &format!(
         "may be lost  process crash: {}; power loss: {}; after fsync: {}\n",
@@ -159,7 +172,8 @@ mod tests {
                 reserved_bytes: 1 << 25,
             },
             bulk: None,
-            cache: None,
+            caches: Vec::new(),
+            bulks: Vec::new(),
             memory_kind: "logged".into(),
             files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
             threshold_bytes: 1 << 20,

@@ -68,6 +68,9 @@ fn text(report: &FileReport) -> String {
     if !report.packed.forms.is_empty() {
         out += &crate::df::packed(&report.packed);
     }
+    if report.extents > 0 {
+        out += &format!("extents     {} in {} fragments\n", report.extents, report.fragments);
+    }
     if !report.pieces.is_empty() {
         out += &format!("{:>14} {:>12} {:>12} {:<7} {:>16}\n", "file offset", "bytes", "stored", "tier", "at");
     }
@@ -81,7 +84,8 @@ fn text(report: &FileReport) -> String {
         } else {
             ""
         };
-        let PieceReport { file_at, bytes, stored_bytes, tier, at, .. } = piece;
+        let PieceReport { file_at, bytes, stored_bytes, tier, at, bulk_device, .. } = piece;
+        let tier = if *bulk_device > 0 { format!("{tier} {bulk_device}") } else { tier.clone() };
         out += &format!("{file_at:>14} {bytes:>12} {stored_bytes:>12} {tier:<7} {at:>#16x}{note}\n");
     }
     out
@@ -122,6 +126,7 @@ mod tests {
                     bytes: 65536,
                     stored_bytes: 65536,
                     tier: "bulk".into(),
+                    bulk_device: 3,
                     at: 0x20000,
                     new: true,
                     unwritten: false,
@@ -132,12 +137,15 @@ mod tests {
                     bytes: 65536,
                     stored_bytes: 65536,
                     tier: "bulk".into(),
+                    bulk_device: 3,
                     at: 0,
                     new: false,
                     unwritten: true,
                     spilled: false,
                 },
             ],
+            extents: 2,
+            fragments: 1,
             packed: Default::default(),
             files_below: 0,
         };
@@ -147,6 +155,7 @@ mod tests {
         assert!(text.contains("\ncompression zstd:9, its own\n"), "{text}");
         assert!(text.contains("\nthreshold 64 KiB, from its directory\n"), "{text}");
         assert!(text.contains("accessed -1.999999999"), "{text}");
+        assert!(text.contains("extents     2 in 1 fragments") && text.contains(" bulk 3 "), "{text}");
         assert!(text.contains("0x20000  not yet durable") && text.contains("unwritten"), "{text}");
     }
 }

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options` | what can be said on the command line |
-//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `compact`, `bench`, `donate`, `lab`, `profile`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `bulk`, `salvage`, `inspect`, `compact`, `bench`, `donate`, `lab`, `profile`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `daemon` | the process that serves a mount |
 //! | `failure`, `json`, `progress` | how commands fail, report to programs, and show that they are at work |
@@ -16,6 +16,7 @@
 
 mod args;
 mod bench;
+mod bulk;
 mod check;
 mod compact;
 mod copy;
@@ -98,6 +99,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Salvage(args) => return Ok(operational(salvage::run(args))),
         Command::Copy(args) => copy::run(args)?,
         Command::Resize(args) => resize::run(args)?,
+        Command::Bulk(command) => bulk::run(command)?,
         Command::Compact(args) => compact::run(args)?,
         Command::Rebalance(args) => rebalance::run(args)?,
         Command::Inspect(args) => inspect::run(args)?,

@@ -16,7 +16,7 @@ use shoal_store::{DAEMON_LOG, Store};
 use crate::args::{MountArgs, MountHelper};
 use crate::daemon::{Message, Ready};
 use crate::json;
-use crate::{daemon, mount_options, remount};
+use crate::{bulk, daemon, mount_options, remount};
 
 /// A log longer than this is replaced by a new one when the store is mounted (bytes).
 const LOG_BYTES_MAX: u64 = 1 << 20;
@@ -100,7 +100,10 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
         BufReader::new(stdout).read_line(&mut line).during("daemon")?;
     }
     match serde_json::from_str(&line) {
-        Ok(Message::Ready(ready)) => Ok(ready),
+        Ok(Message::Ready(ready)) => {
+            bulk::warn_of_lost(directory);
+            Ok(ready)
+        }
         Ok(Message::Error(error)) => {
             // The child is about to end. It is waited for, so that a mount right after this one does not find the store
             // locked.

@@ -103,6 +103,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
     }
     match name {
         "ro" => options.read_only = true,
+        "degraded" | "nodegraded" => options.degraded = name == "degraded",
         "noatime" => options.access_times = AccessTimes::Never,
         "strictatime" => options.access_times = AccessTimes::Always,
         "nodiratime" => options.nodiratime = true,
@@ -238,7 +239,8 @@ fn unknown(word: &str) -> String {
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
          nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=dev|uring, read_ahead=SIZE, \
          compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, spill=PERCENT, threshold=SIZE, nopack_inodes, \
-         cache_size=SIZE, cache_dir=DIR, update_policy=POLICY, update_rate=SIZE, hold=TIME, clone_fd, restore"
+         cache_size=SIZE, cache_dir=DIR, update_policy=POLICY, update_rate=SIZE, hold=TIME, \
+         degraded, clone_fd, restore"
     )
 }
 

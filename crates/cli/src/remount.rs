@@ -118,6 +118,8 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
             | "noxattr"
             | "writeback"
             | "nowriteback"
+            | "degraded"
+            | "nodegraded"
             | "clone_fd"
             | "noclone_fd"
             | mount_options::RESTORE => true,

@@ -130,8 +130,16 @@ fn start_control(
                 let (name, address) = (name.clone(), address.clone());
                 let export = ExportReport { name, address, connections, read_only, pid: std::process::id() };
                 let device = Some(device.report());
-                let report =
-                    Status { export: Some(export), store: None, failure: None, device, cache: None, requests: None };
+                let report = Status {
+                    export: Some(export),
+                    store: None,
+                    failure: None,
+                    device,
+                    caches: Vec::new(),
+                    more_devices: vec![],
+                    bulks: vec![],
+                    requests: None,
+                };
                 serde_json::to_value(report).map_or_else(|error| Answer::Error(error.to_string()), Answer::Ok)
             }
             Question::Donor { change, donor } => match device.change(change, &donor) {
@@ -145,7 +153,10 @@ fn start_control(
             | Question::Misplaced { .. }
             | Question::Rebalance { .. }
             | Question::Remount { .. }
-            | Question::Resize { .. } => Answer::Error("a device holds no files; ask a store".into()),
+            | Question::Resize { .. }
+            | Question::Bulk { .. }
+            | Question::Bulks
+            | Question::BulkFiles { .. } => Answer::Error("a device holds no files; ask a store".into()),
         })
     });
     match started {

@@ -98,10 +98,19 @@ fn text(report: &Status) -> serde_json::Result<String> {
     }
     match &report.device {
         Some(device) => out += &device.text()?,
-        None => out += "no bulk storage\n",
+        None if report.bulks.is_empty() => out += "no bulk storage\n",
+        None => {}
     }
-    if let Some(cache) = &report.cache {
-        out += &held_writes(cache, "held writes: ");
+    for device in &report.more_devices {
+        out += &device.text()?;
+    }
+    if report.bulks.len() > 1 {
+        out += "\n";
+        out += &crate::bulk::text(&report.bulks);
+        out += "\n";
+    }
+    for cache in &report.caches {
+        out += &held_writes(cache, &report.caches, "held writes: ");
         out += &format!(
             "since it was opened: {} reads, {} writes of {}, {} flushes\n",
             cache.device_reads,
@@ -127,7 +136,16 @@ mod tests {
         let device = Some(serde_json::from_value(device).unwrap());
         let address = "unix:/run/d".into();
         let export = ExportReport { name: "d".into(), address, connections: 1, read_only: false, pid: 7 };
-        Status { export: Some(export), store: None, failure: None, device, cache: None, requests: None }
+        Status {
+            export: Some(export),
+            store: None,
+            failure: None,
+            device,
+            caches: Vec::new(),
+            more_devices: vec![],
+            bulks: vec![],
+            requests: None,
+        }
     }
 
     #[test]
@@ -147,8 +165,16 @@ mod tests {
             max_ns: 2000,
         };
         let requests = Some(vec![lookup.into()]);
-        let report =
-            Status { export: None, store: Some("/srv/s".into()), failure: None, device: None, cache: None, requests };
+        let report = Status {
+            export: None,
+            store: Some("/srv/s".into()),
+            failure: None,
+            device: None,
+            caches: Vec::new(),
+            more_devices: vec![],
+            bulks: vec![],
+            requests,
+        };
         let text = text(&report).unwrap();
         assert!(text.starts_with("large files of /srv/s\nno bulk storage\nrequests "), "{text}");
         assert!(text.contains("\nLOOKUP ") && text.ends_with("2.0 us\n"), "{text}");

@@ -36,6 +36,9 @@ pub const FEATURE_BUCKETS: u64 = 32;
 /// Incompatible feature: payloads of packed objects may be in the spill file. A store gets it before its first one, as it gets
 /// [`FEATURE_PACKED`].
 pub const FEATURE_SPILLED: u64 = 64;
+/// Incompatible feature: there may be a list of bulk devices. A store gets it before its second device, as it gets
+/// [`FEATURE_PACKED`].
+pub const FEATURE_DEVICES: u64 = 128;
 /// Incompatible feature: records of files and directories may have thresholds. A store gets it before its first one, as it gets
 /// [`FEATURE_PACKED`].
 pub const FEATURE_THRESHOLDS: u64 = 256;
@@ -47,10 +50,18 @@ pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
     | FEATURE_DICTIONARIES
     | FEATURE_BUCKETS
     | FEATURE_SPILLED
+    | FEATURE_DEVICES
     | FEATURE_THRESHOLDS;
 /// Features that stores get while they are open.
-const FEATURES_ADDED: [u64; 6] =
-    [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES, FEATURE_BUCKETS, FEATURE_SPILLED, FEATURE_THRESHOLDS];
+const FEATURES_ADDED: [u64; 7] = [
+    FEATURE_PACKED,
+    FEATURE_METHODS,
+    FEATURE_DICTIONARIES,
+    FEATURE_BUCKETS,
+    FEATURE_SPILLED,
+    FEATURE_DEVICES,
+    FEATURE_THRESHOLDS,
+];
 
 pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.

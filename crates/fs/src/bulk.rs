@@ -10,45 +10,57 @@
 //!   that finds no other space saves an image.
 //! - Runs are allocated in temporal order by a roving cursor that leaves a gap behind each, so that files growing side
 //!   by side stay contiguous; a growing file goes on behind its last extent.
-//! - A flush covers the writes completed before it. Each completed write takes a number; a flush remembers the last
-//!   number before its submission, and `fresh` compares the two.
+//! - A flush covers the writes completed before it. Each completed write takes a number of its device's; a flush remembers the
+//!   last number before its submission, and `fresh` compares the two.
+//! - A store may have several devices. Which of them holds a block its number says ([`BULK_NUMBER_SHIFT`]); they work, flush and
+//!   fail each by itself ([`unit`]). A file stays on its device as long as that has room, so that a lost device costs few files.
+//!   The failed flush of an only device ends the store.
 //!
-//! Left out: extent maps, and when to flush.
+//! Left out: extent maps, when to flush, and changes of the list of devices (`devices`).
 
 mod births;
 mod blocks;
+mod devices;
 mod fresh;
 mod patience;
+mod ranges;
 mod replaced;
+mod unit;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-use shoal_format::extent::BulkBlock;
+use parking_lot::{Mutex, RwLock};
+use shoal_format::bulk_list::{
+    BULK_DEVICES_MAX, BULK_LIST_AT, BULK_NUMBER_SHIFT, BulkDeviceEntry, blocks_end, decode_list, only_device,
+};
+use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, FileBlock};
 use shoal_format::superblock::Superblock;
-use shoal_format::{BULK_BLOCK, Offset};
-use shoal_media::{BlockDevice, block};
+use shoal_format::{BULK_BLOCK, Offset, PAGE};
+use shoal_media::{BlockDevice, MediaError, block};
 use shoal_region::{Lsn, Region, Tx, View};
 
 use crate::host_room::{HostRoom, RoomCache};
 use crate::locks::assert_none_held;
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Result};
+use crate::{Error, Ino, Result};
 use births::Births;
 use blocks::Blocks;
 pub(crate) use blocks::Run;
+pub use devices::{BulkState, GivenDevice, OnBulkFailure};
 pub(crate) use fresh::{Fresh, Tail};
 pub(crate) use patience::may_wait;
 pub use patience::without_flush;
+pub(crate) use unit::Stamp;
+use unit::Unit;
 
-/// The words of a bulk bitmap; false if `read` finds none.
-fn read_bitmap(superblock: &Superblock, read: impl Fn(Offset, &mut [u8]) -> Result<bool>) -> Result<(Vec<u64>, bool)> {
-    let mut words = vec![0u64; superblock.bulk_blocks.div_ceil(64) as usize];
+/// The words of a bitmap for `blocks` blocks at `at`; false if `read` finds none.
+fn read_bitmap(at: Offset, blocks: u64, read: impl Fn(Offset, &mut [u8]) -> Result<bool>) -> Result<(Vec<u64>, bool)> {
+    let mut words = vec![0u64; blocks.div_ceil(64) as usize];
     let mut chunk = [0; 4096];
     for (index, part) in words.chunks_mut(512).enumerate() {
         let bytes = &mut chunk[..part.len() * 8];
-        if !read(superblock.bulk_bitmap + index as u64 * 4096, bytes)? {
+        if !read(at + index as u64 * 4096, bytes)? {
             return Ok((words, false));
         }
         for (word, bytes) in part.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -58,34 +70,53 @@ fn read_bitmap(superblock: &Superblock, read: impl Fn(Offset, &mut [u8]) -> Resu
     Ok((words, true))
 }
 
-/// The bitmap of the newest saved image; empty if there is none.
-fn read_saved(region: &Region) -> Result<Vec<u64>> {
-    let (words, found) = read_bitmap(region.superblock(), |at, out| Ok(region.read_saved(at, out)?))?;
+/// The devices that the newest saved image knows; none if there is none.
+fn saved_devices(region: &Region) -> Result<Vec<BulkDeviceEntry>> {
+    let mut page = [0; PAGE as usize];
+    if !region.read_saved(BULK_LIST_AT, &mut page)? {
+        return Ok(Vec::new());
+    }
+    let only = || only_device(region.superblock()).into_iter().collect();
+    Ok(decode_list(&page, region.superblock())?.unwrap_or_else(only))
+}
+
+/// The bitmap of a device in the newest saved image; empty if that knows nothing of it.
+fn read_saved(region: &Region, saved: &[BulkDeviceEntry], unit: &Unit) -> Result<Vec<u64>> {
+    let is_same = |entry: &&BulkDeviceEntry| entry.number == unit.number && entry.blocks == unit.count;
+    let Some(entry) = saved.iter().find(is_same) else { return Ok(Vec::new()) };
+    let at = entry.bitmap_at(region.superblock());
+    let (words, found) = read_bitmap(at, unit.count, |at, out| Ok(region.read_saved(at, out)?))?;
     Ok(if found { words } else { Vec::new() })
 }
 
-/// The bulk device and its free blocks.
+/// What completed flushes cover: for each device the last write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flushed([u64; BULK_DEVICES_MAX]);
+
+impl Flushed {
+    /// Up to one write.
+    pub fn on(stamp: Stamp) -> Flushed {
+        let mut flushed = [0; BULK_DEVICES_MAX];
+        flushed[stamp.device as usize] = stamp.write;
+        Flushed(flushed)
+    }
+
+    pub fn covers(&self, stamp: Stamp) -> bool {
+        stamp.write <= self.0[stamp.device as usize]
+    }
+}
+
+/// The bulk devices and their free blocks.
 pub(crate) struct Bulk {
-    device: Arc<dyn BlockDevice>,
-    bitmap: Offset,
-    align: u64,
-    count: u64,
-    state: Mutex<Blocks>,
-    /// Held from taking pending runs to counting them as free: a caller that finds no space waits for it.
-    releasing: Mutex<()>,
-    /// Number of the last completed write.
-    written: AtomicU64,
-    /// The last write covered by the flush submitted last.
-    submitted: AtomicU64,
-    /// The last write that a flush of ranges may have to tell from later ones.
-    noted: AtomicU64,
-    /// The last write covered by a completed flush.
-    flushed: AtomicU64,
-    /// Held during a flush.
-    flushing: Mutex<()>,
+    /// Ascending by number.
+    units: RwLock<Arc<[Arc<Unit>]>>,
+    /// Behind the last block of any of them.
+    end: AtomicU64,
+    list: Mutex<devices::List>,
     pub fresh: Fresh,
     pub births: Births,
     room: Option<Arc<RoomCache>>,
+    on_failure: Option<devices::OnBulkFailure>,
 }
 
 impl Bulk {
@@ -110,82 +141,182 @@ impl Bulk {
         Ok(())
     }
 
-    /// Reads the bitmap of `region`, whose blocks the device holds ([`Bulk::check`]).
-    pub fn load(device: Arc<dyn BlockDevice>, region: &Region) -> Result<Bulk> {
+    /// Reads the list of devices of `region` and their bitmaps. The devices themselves are attached afterwards.
+    pub fn load(region: &Region) -> Result<Bulk> {
         let superblock: &Superblock = region.superblock();
-        let geometry = device.geometry();
-        let count = superblock.bulk_blocks;
-        let (words, _) = read_bitmap(superblock, |at, out| Ok(region.read(at, out).map(|()| true)?))?;
-        let mut blocks = Blocks::new(words, count);
-        blocks.saved = read_saved(region)?;
-        blocks.hold_saved();
-        Ok(Bulk {
-            device,
-            bitmap: superblock.bulk_bitmap,
-            align: geometry.block_bytes.max(1) as u64,
-            count,
-            state: Mutex::new(blocks),
-            releasing: Mutex::new(()),
-            // One more than flushed: what an earlier process wrote may not be durable either.
-            written: AtomicU64::new(1),
-            submitted: AtomicU64::new(0),
-            noted: AtomicU64::new(0),
-            flushed: AtomicU64::new(0),
-            flushing: Mutex::new(()),
+        let mut page = [0; PAGE as usize];
+        region.read(BULK_LIST_AT, &mut page)?;
+        let listed = decode_list(&page, superblock)?;
+        let list = devices::List { exists: listed.is_some(), entries: listed.unwrap_or_default() };
+        let entries: Vec<_> =
+            if list.exists { list.entries.clone() } else { only_device(superblock).into_iter().collect() };
+        let saved = saved_devices(region)?;
+        let mut units = Vec::new();
+        for entry in &entries {
+            units.push(Arc::new(Bulk::load_unit(region, entry, &saved)?));
+        }
+        let bulk = Bulk {
+            units: RwLock::new(units.into()),
+            end: AtomicU64::new(blocks_end(&entries)),
+            list: Mutex::new(list),
             fresh: Fresh::default(),
             births: Births::new(region.last_lsn()),
             room: None,
-        })
+            on_failure: None,
+        };
+        bulk.track();
+        Ok(bulk)
+    }
+
+    fn load_unit(region: &Region, entry: &BulkDeviceEntry, saved: &[BulkDeviceEntry]) -> Result<Unit> {
+        let at = entry.bitmap_at(region.superblock());
+        let read = |at, out: &mut [u8]| Ok(region.read(at, out).map(|()| true)?);
+        let (words, _) = read_bitmap(at, entry.blocks, read)?;
+        let unit = Unit::new(entry, at, Blocks::new(words, entry.blocks));
+        {
+            let mut blocks = unit.state.lock();
+            blocks.saved = read_saved(region, saved, &unit)?;
+            blocks.hold_saved();
+        }
+        if !entry.suspects.is_none() {
+            let piece = entry.suspects.offset();
+            let mut suspects = unit::BlockSet::default();
+            let (words, _) = read_bitmap(piece, entry.blocks, read)?;
+            words.into_iter().enumerate().for_each(|(word, bits)| suspects.set_word(word as u64, bits));
+            unit.set_suspects(piece, suspects);
+        }
+        Ok(unit)
+    }
+
+    /// Where there are several devices, writes are remembered by block, so that the failure of one can be narrowed to its own.
+    fn track(&self) {
+        let units = self.units();
+        for unit in units.iter() {
+            unit.tracks.store(units.len() > 1 || unit.has_suspects(), Ordering::Release);
+        }
     }
 
     /// New blocks are given out only while the host has room for them.
-    pub fn on_host(self, room: Option<Arc<RoomCache>>) -> Bulk {
+    pub fn with_room(self, room: Option<Arc<RoomCache>>, on_host: &[u32]) -> Bulk {
+        for unit in self.units().iter() {
+            unit.on_host.store(on_host.contains(&unit.number), Ordering::Release);
+        }
         Bulk { room, ..self }
     }
 
-    /// Takes up to `want` contiguous blocks: at `goal` if it is free, else behind the cursor, with `ahead` blocks left
-    /// free behind them for the file's next ones. `None` when none is free now.
+    /// Of the devices that take their room from the host.
+    fn on_host(&self, count: impl Fn(&Unit) -> u64) -> u64 {
+        self.sum(|unit| if unit.on_host.load(Ordering::Acquire) { count(unit) } else { 0 })
+    }
+
+    /// Blocks of those devices that are not free, and that are free and can be given out.
+    pub fn taken_and_free_on_host(&self) -> (u64, u64) {
+        let free = |unit: &Unit| if unit.takes_blocks() { unit.room() } else { 0 };
+        (self.on_host(Unit::taken), self.on_host(free))
+    }
+
+    fn units(&self) -> Arc<[Arc<Unit>]> {
+        self.units.read().clone()
+    }
+
+    fn unit(&self, number: u32) -> Option<Arc<Unit>> {
+        self.units.read().iter().find(|unit| unit.number == number).cloned()
+    }
+
+    /// The device that holds a block.
+    fn unit_of(&self, block: u64) -> Result<Arc<Unit>> {
+        let found = self.unit((block >> BULK_NUMBER_SHIFT) as u32).filter(|unit| unit.holds(block));
+        found.ok_or_else(|| Error::Corrupt(format!("bulk block {block} is on no device; run `shoal check`")))
+    }
+
+    /// Takes up to `want` contiguous blocks: at `goal` if it is free, else behind the cursor of the file's device, else on the
+    /// device with most room, with `ahead` blocks left free behind them for the file's next ones. `None` when none is free now.
     ///
     /// The host must have room for them. It keeps its headroom: log and images must still be able to grow, for without them
     /// nothing can be done with the blocks.
     pub fn take(&self, region: &Region, goal: Option<BulkBlock>, want: u64, ahead: u64) -> Option<Run> {
-        let Some(room) = &self.room else { return self.state.lock().take(goal, want, ahead) };
-        let within = |host: HostRoom| {
-            let most = host.bulk_bytes(region.log_growth_bytes()) / BULK_BLOCK;
-            let mut blocks = self.state.lock();
-            let want = want.min(most.saturating_sub(blocks.taken()));
-            if want == 0 { None } else { blocks.take(goal, want, ahead) }
+        let units = self.units();
+        if let [unit] = &units[..] {
+            return if unit.takes_blocks() { self.take_on(unit, region, goal, want, ahead) } else { None };
+        }
+        let home = goal.and_then(|goal| {
+            let before = goal.get().saturating_sub(1);
+            units.iter().find(|unit| unit.holds(before) && unit.takes_blocks())
+        });
+        if let Some(run) = home.and_then(|unit| self.take_on(unit, region, goal, want, ahead)) {
+            return Some(run);
+        }
+        let mut others: Vec<_> =
+            units.iter().filter(|unit| unit.takes_blocks()).map(|unit| (unit.room(), unit)).collect();
+        // A stable sort: of equal ones the first device.
+        others.sort_by_key(|&(room, _)| std::cmp::Reverse(room));
+        others.into_iter().find_map(|(_, unit)| self.take_on(unit, region, None, want, ahead))
+    }
+
+    fn take_on(&self, unit: &Unit, region: &Region, goal: Option<BulkBlock>, want: u64, ahead: u64) -> Option<Run> {
+        let goal = goal.and_then(|goal| goal.get().checked_sub(unit.first)).map(BulkBlock::new);
+        let run = match &self.room {
+            Some(room) if unit.on_host.load(Ordering::Acquire) => {
+                let within = |host: HostRoom| {
+                    let most = host.bulk_bytes(region.log_growth_bytes()) / BULK_BLOCK;
+                    let taken = self.on_host(Unit::taken);
+                    let want = want.min(most.saturating_sub(taken));
+                    if want == 0 { None } else { unit.state.lock().take(goal, want, ahead) }
+                };
+                // Room may have been made since the host was asked last.
+                within(room.now()).or_else(|| within(room.fresh()))
+            }
+            _ => unit.state.lock().take(goal, want, ahead),
         };
-        // Room may have been made since the host was asked last.
-        within(room.now()).or_else(|| within(room.fresh()))
+        run.map(|run| unit.as_store(run))
     }
 
-    /// Blocks of the device.
+    /// Behind the last block of any device: extents end there at the latest.
     pub fn blocks(&self) -> u64 {
-        self.count
+        self.end.load(Ordering::Acquire)
     }
 
+    fn sum(&self, count: impl Fn(&Unit) -> u64) -> u64 {
+        self.units().iter().map(|unit| count(unit)).sum()
+    }
+
+    /// Blocks of all devices.
+    pub fn total_blocks(&self) -> u64 {
+        self.sum(|unit| unit.count)
+    }
+
+    /// Free blocks that can be given out, those withheld among them.
     pub fn free_blocks(&self) -> u64 {
-        self.state.lock().free
+        self.sum(|unit| if unit.takes_blocks() { unit.state.lock().free } else { 0 })
     }
 
-    /// Keeps this many free blocks from being allocated.
+    /// Blocks that are neither free nor pending.
+    pub fn used_blocks(&self) -> u64 {
+        self.sum(|unit| {
+            let blocks = unit.state.lock();
+            unit.count.saturating_sub(blocks.free + blocks.pending_blocks)
+        })
+    }
+
+    /// Keeps this many free blocks of the first device from being allocated.
     pub fn withhold(&self, blocks: u64) {
-        self.state.lock().withheld = blocks;
+        if let Some(unit) = self.unit(0) {
+            unit.state.lock().withheld = blocks;
+        }
     }
 
     pub fn withheld_blocks(&self) -> u64 {
-        self.state.lock().withheld
+        self.sum(|unit| unit.state.lock().withheld)
     }
 
     /// Freed, but not to be reused before the freeing is durable.
     pub fn pending_blocks(&self) -> u64 {
-        self.state.lock().pending_blocks
+        self.sum(|unit| unit.state.lock().pending_blocks)
     }
 
     /// Freed, but mapped by the saved image.
     pub fn held_blocks(&self) -> u64 {
-        self.state.lock().held_blocks
+        self.sum(|unit| unit.state.lock().held_blocks)
     }
 
     /// Like [`Bulk::take`], but waits for pending blocks, and for held ones, when nothing else is left.
@@ -196,8 +327,8 @@ impl Bulk {
         if let Some(run) = self.take(region, goal, want, ahead) {
             return Ok(run);
         }
-        let last = self.state.lock().pending.iter().map(|&(lsn, _)| lsn).max();
-        if let Some(last) = last {
+        let pending = |unit: &Arc<Unit>| unit.state.lock().pending.iter().map(|&(lsn, _)| lsn).max();
+        if let Some(last) = self.units().iter().filter_map(pending).max() {
             region.sync_to(last)?;
             self.reclaim(region)?;
         }
@@ -210,9 +341,11 @@ impl Bulk {
         self.take(region, goal, want, ahead).ok_or(Error::NoSpace)
     }
 
-    /// Takes up to `want` contiguous blocks before `limit`, the longest run there is; `None` when there is none.
+    /// Takes up to `want` contiguous blocks of the first device before `limit`, the longest run there is; `None` when there is
+    /// none.
     pub fn reserve_before(&self, region: &Region, limit: BulkBlock, want: u64) -> Result<Option<Run>> {
-        let take = || self.state.lock().take_before(limit, want);
+        let Some(unit) = self.unit(0) else { return Ok(None) };
+        let take = || unit.state.lock().take_before(limit, want);
         if let Some(run) = take() {
             return Ok(Some(run));
         }
@@ -225,300 +358,362 @@ impl Bulk {
         Ok(take())
     }
 
+    /// Has the device that holds this block failed its last write?
+    pub fn ails(&self, block: BulkBlock) -> bool {
+        self.unit_of(block.get()).is_ok_and(|unit| unit.ails() || !unit.is_open())
+    }
+
+    /// Of the devices that take new blocks: how many they can give out, and how many they have.
+    pub fn room_and_blocks(&self) -> (u64, u64) {
+        let units = self.units();
+        let taking = units.iter().filter(|unit| unit.takes_blocks());
+        taking.fold((0, 0), |(room, count), unit| {
+            let withheld = unit.state.lock().withheld;
+            (room + unit.room(), count + unit.count.saturating_sub(withheld))
+        })
+    }
+
+    /// Does any device take new blocks, and has one?
+    pub fn takes_blocks(&self) -> bool {
+        self.units().iter().any(|unit| unit.takes_blocks() && unit.room() > 0)
+    }
+
     /// Gives back a reservation whose transaction did not commit.
     pub fn cancel(&self, run: Run) {
-        self.state.lock().set(run, false);
+        if let Ok(unit) = self.unit_of(run.first.get()) {
+            unit.state.lock().set(unit.own(run), false);
+        }
     }
 
     /// Records in `tx` that a reserved run is mapped.
     pub fn mark_used(&self, tx: &mut Tx<'_>, run: Run) -> Result<()> {
-        self.mark(tx, run, true)
+        let unit = self.unit_of(run.first.get())?;
+        mark(tx, unit.bitmap, unit.own(run), true)
     }
 
     /// Records in `tx` that a run is unmapped; [`Bulk::freed`] must follow the commit.
     pub fn mark_free(&self, tx: &mut Tx<'_>, run: Run) -> Result<()> {
-        self.mark(tx, run, false)
-    }
-
-    fn mark(&self, tx: &mut Tx<'_>, run: Run, used: bool) -> Result<()> {
-        let (mut block, end) = (run.first.get(), run.end().get());
-        while block < end {
-            let at = self.bitmap + block / 64 * 8;
-            let words = (end - block) / 64;
-            if block.is_multiple_of(64) && words > 0 {
-                // Whole words belong to this run alone: no other transaction changes a bit of them.
-                if used {
-                    tx.write(at, &vec![0xff; words as usize * 8])?;
-                } else {
-                    tx.zero(at, words * 8)?;
-                }
-                block += words * 64;
-                continue;
-            }
-            let bits = (64 - block % 64).min(end - block);
-            let mask = (u64::MAX >> (64 - bits)) << (block % 64);
-            if used {
-                tx.set_bits(at, mask)?
-            } else {
-                tx.clear_bits(at, mask)?
-            }
-            block += bits;
+        let unit = self.unit_of(run.first.get())?;
+        if run.end().get() > unit.first + unit.count {
+            return Err(Error::Corrupt(format!("bulk blocks {}.. leave their device; run `shoal check`", run.first)));
         }
-        Ok(())
+        if let Some(suspects) = unit.suspects_piece() {
+            // Nobody asks for their contents any more, and their next file brings its own.
+            mark(tx, suspects, unit.own(run), false)?;
+        }
+        mark(tx, unit.bitmap, unit.own(run), false)
     }
 
     /// Runs unmapped by the record that ends at `lsn`: they stay used until the log is durable up to there.
     pub fn freed(&self, lsn: Lsn, runs: &[Run]) {
-        let mut blocks = self.state.lock();
         for &run in runs {
+            let Ok(unit) = self.unit_of(run.first.get()) else { continue };
+            unit.forget(run);
+            let mut blocks = unit.state.lock();
             blocks.pending_blocks += run.blocks;
-            blocks.pending.push((lsn, run));
+            blocks.pending.push((lsn, unit.own(run)));
         }
     }
 
     /// Makes blocks free whose freeing is durable, and which no saved image maps.
     pub fn reclaim(&self, region: &Region) -> Result<()> {
-        let durable = if is_planted(Bug::ReuseAtOnce) { Lsn::MAX } else { region.durable_lsn() };
-        let _one_at_a_time = self.releasing.lock();
-        let mut ready: Vec<Run> = Vec::new();
-        self.state.lock().pending.retain(|&(lsn, run)| {
-            if lsn <= durable {
-                ready.push(run);
-            }
-            lsn > durable
-        });
-        self.release(ready);
+        self.units().iter().for_each(|unit| reclaim_unit(region, unit));
         Ok(())
+    }
+
+    /// The same for one device.
+    pub fn reclaim_on(&self, region: &Region, number: u32) {
+        if let Some(unit) = self.unit(number) {
+            reclaim_unit(region, &unit);
+        }
     }
 
     /// Saves the region in an image and lets go of what only the image before it mapped.
     pub fn save(&self, region: &Region) -> Result<()> {
         assert_none_held();
+        let units = self.units();
         // Held from before the seal: a block that only the new image maps must not be let go meanwhile.
-        let _one_at_a_time = self.releasing.lock();
+        let _one_at_a_time: Vec<_> = units.iter().map(|unit| unit.releasing.lock()).collect();
         region.checkpoint()?;
-        self.saved(region)
+        saved(region, &units)
     }
 
     /// The region was saved for the last time in this life.
     pub fn saved_finally(&self, region: &Region) -> Result<()> {
-        let _one_at_a_time = self.releasing.lock();
-        self.saved(region)
+        let units = self.units();
+        let _one_at_a_time: Vec<_> = units.iter().map(|unit| unit.releasing.lock()).collect();
+        saved(region, &units)
     }
 
-    fn saved(&self, region: &Region) -> Result<()> {
-        let saved = read_saved(region)?;
+    /// Reads bytes of the device that holds them.
+    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        assert_none_held();
+        self.unit_of(at / BULK_BLOCK)?.read(at, out)
+    }
+
+    /// Writes bytes of the device that holds them; returns the write's number. The file's data lock keeps others away from the
+    /// device blocks at the unaligned ends, which are read and written back.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<Stamp> {
+        assert_none_held();
+        self.unit_of(at / BULK_BLOCK)?.write(at, bytes)
+    }
+
+    /// A write went into a file.
+    pub fn wrote(&self, ino: Ino, write: Stamp) {
+        if let Some(unit) = self.unit(write.device) {
+            unit.wrote(ino, write.write);
+        }
+        self.fresh.replaced.wrote(ino);
+    }
+
+    /// The last write so far on the device that holds `block`.
+    pub fn stamp_at(&self, block: BulkBlock) -> Result<Stamp> {
+        Ok(self.unit_of(block.get())?.stamp())
+    }
+
+    /// A write's number for data of an earlier process anywhere on an only device.
+    pub fn note_earlier_on_only(&self) -> Option<Stamp> {
+        match &self.units()[..] {
+            [unit] => Some(unit.note_earlier_write()),
+            _ => None,
+        }
+    }
+
+    /// A write's number for data of an earlier process at `block`.
+    pub fn note_earlier_write(&self, block: BulkBlock) -> Result<Stamp> {
+        Ok(self.unit_of(block.get())?.note_earlier_write())
+    }
+
+    /// Lists blocks of a file as NEW, filled by writes up to `stamp`.
+    pub fn list_new(&self, ino: Ino, start: FileBlock, end: FileBlock, stamp: Stamp) {
+        self.fresh.add(ino, start, end, stamp, |device| self.unit(device).map_or(0, |unit| unit.last_noted()));
+    }
+
+    /// Makes every write to one device completed before the call durable. Does nothing when nothing was written since the last
+    /// flush; callers that meet share one flush. The failure of an only device poisons `region` for good, that of one of several
+    /// closes the device ([`Bulk::fail`]).
+    fn flush_unit(&self, region: &Region, unit: &Unit) -> Result<()> {
+        let wanted = unit.written.load(Ordering::Acquire);
+        if unit.flushed.load(Ordering::Acquire) >= wanted {
+            return Ok(());
+        }
+        may_wait()?;
+        assert_none_held();
+        let _one_at_a_time = unit.flushing.lock();
+        if unit.flushed.load(Ordering::Acquire) >= wanted {
+            return Ok(());
+        }
+        if let Some(failure) = region.failure() {
+            // Never retried: a second flush could succeed over data the first one has lost.
+            return Err(Error::Failed(failure));
+        }
+        let device = unit.open_device()?;
+        let covered = self.fresh.note(|| {
+            // Numbers are given at completion, so every write up to this one completed before the submission.
+            let covered = unit.written.load(Ordering::Acquire);
+            unit.submitted.store(covered, Ordering::Release);
+            covered
+        });
+        unit.begin_flush();
+        if let Err(error) = block::flush(&*device) {
+            return Err(self.flush_failed(region, unit, error));
+        }
+        let covered = if is_planted(Bug::FlushCoversLater) { unit.written.load(Ordering::Acquire) } else { covered };
+        unit.flushed.store(covered, Ordering::Release);
+        self.settle_suspects(region, unit)
+    }
+
+    /// What a failed flush means: for an only device the end of the store's writing, for one of several that of its own.
+    fn flush_failed(&self, region: &Region, unit: &Unit, error: MediaError) -> Error {
+        if self.units().len() == 1 {
+            region.poison("the flush of the bulk storage", &error);
+            return error.into();
+        }
+        self.fail(region, unit, &error);
+        Error::Io(error.to_string())
+    }
+
+    /// Flushes one device, if it takes writes; that it fails as one of several is no error.
+    pub fn flush_on(&self, region: &Region, number: u32) -> Result<Flushed> {
+        if let Some(unit) = self.unit(number) {
+            match self.flush_unit(region, &unit) {
+                Err(Error::Io(_)) if !unit.is_open() => {}
+                outcome => outcome?,
+            }
+        }
+        Ok(self.last_flushed())
+    }
+
+    /// Numbers of the devices.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.units().iter().map(|unit| unit.number).collect()
+    }
+
+    /// Is there anything on a device that a flush could settle?
+    pub fn has_new_on(&self, number: u32) -> bool {
+        self.unit(number)
+            .is_some_and(|unit| unit.is_open() && (unit.needs_flush() || self.fresh.has_any_on(|n| n == number)))
+    }
+
+    /// The device that an fsync of the file has to wait for, the first of several.
+    pub fn waits_on(&self, ino: Ino) -> u32 {
+        let flushed = self.last_flushed();
+        self.units().iter().find(|unit| self.waits(unit, ino, &flushed)).map_or(0, |unit| unit.number)
+    }
+
+    /// Flushes every device that takes writes. A device of several that cannot be flushed is closed, and no error: the others'
+    /// files do not suffer for it.
+    pub fn flush(&self, region: &Region) -> Result<Flushed> {
+        for unit in self.units().iter() {
+            match self.flush_unit(region, unit) {
+                Err(Error::Io(_)) if !unit.is_open() => {}
+                outcome => outcome?,
+            }
+        }
+        Ok(self.last_flushed())
+    }
+
+    /// Flushes the devices that these files were written to, each once. A device that is closed is passed over: whether the file suffers by it
+    /// its map says ([`Bulk::refuse_doubtful`]).
+    pub fn flush_files(&self, region: &Region, inos: &[Ino]) -> Result<Flushed> {
+        let flushed = self.last_flushed();
+        let units = self.units();
+        for unit in units.iter().filter(|unit| inos.iter().any(|&ino| self.waits(unit, ino, &flushed))) {
+            match self.flush_unit(region, unit) {
+                Err(Error::Io(_)) if !unit.is_open() => {}
+                outcome => outcome?,
+            }
+        }
+        Ok(self.last_flushed())
+    }
+
+    /// What completed flushes cover, if that is all that was written into the file.
+    pub fn file_flushed(&self, ino: Ino) -> Option<Flushed> {
+        let flushed = self.last_flushed();
+        let covered = |unit: &Arc<Unit>| !unit.is_open() || !self.waits(unit, ino, &flushed);
+        self.units().iter().all(covered).then_some(flushed)
+    }
+
+    /// Has a flush covered the last write into the file?
+    pub fn is_flushed(&self, ino: Ino) -> bool {
+        self.units().iter().all(|unit| self.is_flushed_on(unit, ino) || !unit.is_open())
+    }
+
+    /// Are all devices there, and nothing on them in doubt?
+    pub fn is_whole(&self) -> bool {
+        self.units().iter().all(|unit| unit.is_open() && !unit.has_suspects())
+    }
+
+    /// Fails if an extent cannot be proven to be durable.
+    pub fn refuse_doubtful(&self, extent: &Extent) -> Result<()> {
+        let unit = self.unit_of(extent.bulk_block.get())?;
+        let run = Run { first: extent.bulk_block, blocks: extent.blocks };
+        let is_new = extent.flags & EXTENT_NEW != 0;
+        unit.refuse_doubtful(run, is_new)
+    }
+
+    /// Is there data that no flush covers, on a device that can be flushed?
+    pub fn needs_flush(&self) -> bool {
+        self.units().iter().any(|unit| unit.needs_flush())
+    }
+
+    /// The last writes that completed flushes cover.
+    pub fn last_flushed(&self) -> Flushed {
+        let mut flushed = [0; BULK_DEVICES_MAX];
+        for unit in self.units().iter() {
+            flushed[unit.number as usize] = unit.flushed.load(Ordering::Acquire);
+        }
+        Flushed(flushed)
+    }
+
+    /// Has any device completed a flush in this process that holds `block`?
+    pub fn has_flushed(&self, block: BulkBlock) -> bool {
+        self.unit_of(block.get()).is_ok_and(|unit| unit.flushed.load(Ordering::Acquire) > 0)
+    }
+}
+
+/// Sets or clears the bits of a device's own run in one of its bitmaps.
+fn mark(tx: &mut Tx<'_>, bitmap: Offset, run: Run, used: bool) -> Result<()> {
+    let (mut block, end) = (run.first.get(), run.end().get());
+    while block < end {
+        let at = bitmap + block / 64 * 8;
+        let words = (end - block) / 64;
+        if block.is_multiple_of(64) && words > 0 {
+            // Whole words belong to this run alone: no other transaction changes a bit of them.
+            if used {
+                tx.write(at, &vec![0xff; words as usize * 8])?;
+            } else {
+                tx.zero(at, words * 8)?;
+            }
+            block += words * 64;
+            continue;
+        }
+        let bits = (64 - block % 64).min(end - block);
+        let mask = (u64::MAX >> (64 - bits)) << (block % 64);
+        if used {
+            tx.set_bits(at, mask)?
+        } else {
+            tx.clear_bits(at, mask)?
+        }
+        block += bits;
+    }
+    Ok(())
+}
+
+fn reclaim_unit(region: &Region, unit: &Unit) {
+    let durable = if is_planted(Bug::ReuseAtOnce) { Lsn::MAX } else { region.durable_lsn() };
+    let _one_at_a_time = unit.releasing.lock();
+    let mut ready: Vec<Run> = Vec::new();
+    unit.state.lock().pending.retain(|&(lsn, run)| {
+        if lsn <= durable {
+            ready.push(run);
+        }
+        lsn > durable
+    });
+    release(unit, ready);
+}
+
+/// There is a newer image: lets go of what only the image before it mapped. The caller holds `releasing` of all devices.
+fn saved(region: &Region, units: &[Arc<Unit>]) -> Result<()> {
+    let saved = saved_devices(region)?;
+    for unit in units {
+        let words = read_saved(region, &saved, unit)?;
         let held = {
-            let mut blocks = self.state.lock();
-            blocks.saved = saved;
+            let mut blocks = unit.state.lock();
+            blocks.saved = words;
             blocks.held_blocks = 0;
             std::mem::take(&mut blocks.held)
         };
-        self.release(held);
-        Ok(())
+        release(unit, held);
     }
+    Ok(())
+}
 
-    /// Makes blocks free whose freeing is durable, except those the saved image maps. The caller holds `releasing`.
-    fn release(&self, mut ready: Vec<Run>) {
-        ready.sort_unstable();
-        ready.dedup_by(|next, run| {
-            let joins = run.end() == next.first;
-            if joins {
-                run.blocks += next.blocks;
+/// Makes blocks free whose freeing is durable, except those the saved image maps. The caller holds `releasing`.
+fn release(unit: &Unit, mut ready: Vec<Run>) {
+    ready.sort_unstable();
+    ready.dedup_by(|next, run| {
+        let joins = run.end() == next.first;
+        if joins {
+            run.blocks += next.blocks;
+        }
+        joins
+    });
+    for freed in ready {
+        assert_none_held();
+        let free = unit.state.lock().hold(freed);
+        for run in free {
+            if !is_planted(Bug::LateTrim) {
+                unit.trim(run);
             }
-            joins
-        });
-        for freed in ready {
-            assert_none_held();
-            let free = self.state.lock().hold(freed);
-            for run in free {
-                // A trim that fails costs space on the host, nothing else: a fresh block is written whole.
-                let trim = || drop(block::trim(&*self.device, run.first.byte(), run.blocks * BULK_BLOCK));
-                if !is_planted(Bug::LateTrim) {
-                    trim();
-                }
-                let mut blocks = self.state.lock();
-                blocks.set(run, false);
-                blocks.pending_blocks -= run.blocks;
-                drop(blocks);
-                if is_planted(Bug::LateTrim) {
-                    trim();
-                }
+            let mut blocks = unit.state.lock();
+            blocks.set(run, false);
+            blocks.pending_blocks -= run.blocks;
+            drop(blocks);
+            if is_planted(Bug::LateTrim) {
+                unit.trim(run);
             }
         }
-    }
-
-    /// Reads bytes of the device.
-    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        assert_none_held();
-        let (align, len) = (self.align, out.len() as u64);
-        let (from, to) = (at / align * align, (at + len).next_multiple_of(align));
-        if from == at && to == at + len {
-            return Ok(self.device.read_into(at, out)?);
-        }
-        // The unaligned ends go through a buffer, what lies between them directly.
-        let body_from = at.next_multiple_of(align);
-        let body_to = (at + len) / align * align;
-        if body_from >= body_to {
-            let mut buffer = vec![0; (to - from) as usize];
-            self.device.read_into(from, &mut buffer)?;
-            out.copy_from_slice(&buffer[(at - from) as usize..(at - from + len) as usize]);
-            return Ok(());
-        }
-        let (head, rest) = out.split_at_mut((body_from - at) as usize);
-        let (body, tail) = rest.split_at_mut((body_to - body_from) as usize);
-        if !head.is_empty() {
-            self.read(at, head)?;
-        }
-        self.device.read_into(body_from, body)?;
-        if !tail.is_empty() {
-            self.read(body_to, tail)?;
-        }
-        Ok(())
-    }
-
-    /// Writes bytes of the device; returns the write's number. The file's data lock keeps others away from the
-    /// device blocks at the unaligned ends, which are read and written back.
-    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<u64> {
-        assert_none_held();
-        let outcome = self.write_parts(at, bytes);
-        // Counted also when it failed: some of it may have reached the device.
-        let number = self.written.fetch_add(1, Ordering::AcqRel) + 1;
-        outcome.map(|()| number)
-    }
-
-    fn write_parts(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        let (align, len) = (self.align, bytes.len() as u64);
-        let (from, to) = (at / align * align, (at + len).next_multiple_of(align));
-        if from == at && to == at + len {
-            return Ok(self.device.write_from(at, bytes)?);
-        }
-        let body_from = at.next_multiple_of(align);
-        let body_to = (at + len) / align * align;
-        if body_from >= body_to {
-            let mut buffer = vec![0; (to - from) as usize];
-            self.device.read_into(from, &mut buffer)?;
-            buffer[(at - from) as usize..(at - from + len) as usize].copy_from_slice(bytes);
-            return Ok(self.device.write_from(from, &buffer)?);
-        }
-        let (head, rest) = bytes.split_at((body_from - at) as usize);
-        let (body, tail) = rest.split_at((body_to - body_from) as usize);
-        if !head.is_empty() {
-            self.write_parts(at, head)?;
-        }
-        self.device.write_from(body_from, body)?;
-        if !tail.is_empty() {
-            self.write_parts(body_to, tail)?;
-        }
-        Ok(())
-    }
-
-    /// Makes every write completed before the call durable, or poisons `region` for good; returns the number of the last write covered. Does nothing
-    /// when nothing was written since the last flush; callers that meet share one flush.
-    pub fn flush(&self, region: &Region) -> Result<u64> {
-        let wanted = self.written.load(Ordering::Acquire);
-        if self.flushed.load(Ordering::Acquire) < wanted {
-            may_wait()?;
-            assert_none_held();
-            let _one_at_a_time = self.flushing.lock();
-            if self.flushed.load(Ordering::Acquire) < wanted {
-                if let Some(failure) = region.failure() {
-                    // Never retried: a second flush could succeed over data the first one has lost.
-                    return Err(Error::Failed(failure));
-                }
-                let covered = self.fresh.note(|| {
-                    // Numbers are given at completion, so every write up to this one completed before the submission.
-                    let covered = self.written.load(Ordering::Acquire);
-                    self.submitted.store(covered, Ordering::Release);
-                    covered
-                });
-                block::flush(&*self.device)
-                    .inspect_err(|error| region.poison("the flush of the bulk storage", error))?;
-                let covered =
-                    if is_planted(Bug::FlushCoversLater) { self.written.load(Ordering::Acquire) } else { covered };
-                self.flushed.store(covered, Ordering::Release);
-            }
-        }
-        Ok(self.flushed.load(Ordering::Acquire))
-    }
-
-    /// Does the device hold writes back, so that a whole flush would cost everybody? Then files are flushed by ranges.
-    pub fn holds_back(&self) -> bool {
-        self.device.held_for_ns() > 0
-    }
-
-    /// For how long the device holds writes back (ns).
-    pub fn held_for_ns(&self) -> u64 {
-        self.device.held_for_ns()
-    }
-
-    /// Makes what was written to these bytes of the device before the call durable, or poisons `region` for good.
-    pub fn flush_ranges(&self, region: &Region, ranges: &[(u64, u64)]) -> Result<()> {
-        may_wait()?;
-        assert_none_held();
-        if let Some(failure) = region.failure() {
-            // Never retried, as in a whole flush.
-            return Err(Error::Failed(failure));
-        }
-        let flushed = self.device.flush_ranges(ranges);
-        Ok(flushed.inspect_err(|error| region.poison("the flush of the bulk storage", error))?)
-    }
-
-    /// Makes the blocks of some extents durable.
-    pub fn flush_runs(&self, region: &Region, runs: impl IntoIterator<Item = Run>) -> Result<()> {
-        if !self.holds_back() {
-            return self.flush(region).map(drop);
-        }
-        let ranges: Vec<(u64, u64)> = runs.into_iter().map(|run| (run.first.byte(), run.blocks * BULK_BLOCK)).collect();
-        self.flush_ranges(region, &ranges)
-    }
-
-    /// The number of the last completed write. Ranges of later ones do not join those of writes up to it: under a file's lock it
-    /// tells what a flush of the file's ranges covers from what comes after.
-    pub fn note_writes(&self) -> u64 {
-        self.fresh.note(|| {
-            let written = self.written.load(Ordering::Acquire);
-            self.noted.fetch_max(written, Ordering::AcqRel);
-            written
-        })
-    }
-
-    /// The last write whose range no later one's may join.
-    pub fn last_noted(&self) -> u64 {
-        let noted = if is_planted(Bug::JoinNoted) { 0 } else { self.noted.load(Ordering::Acquire) };
-        self.last_submitted().max(noted)
-    }
-
-    /// Is everything of a file durable that was written to it?
-    pub fn is_covered(&self, ino: crate::Ino) -> bool {
-        self.fresh.is_settled(ino) && self.fresh.last_write(ino) <= self.last_flushed().max(self.fresh.covered(ino))
-    }
-
-    /// The last write a completed flush covers, if that is the last one of all: nothing has to be flushed.
-    pub fn all_flushed(&self) -> Option<u64> {
-        let written = self.written.load(Ordering::Acquire);
-        let flushed = self.flushed.load(Ordering::Acquire);
-        (flushed >= written).then_some(flushed)
-    }
-
-    /// Is there data that no flush covers?
-    pub fn needs_flush(&self) -> bool {
-        self.written.load(Ordering::Acquire) > self.last_submitted()
-    }
-
-    /// The last write that a completed flush covers.
-    pub fn last_flushed(&self) -> u64 {
-        self.flushed.load(Ordering::Acquire)
-    }
-
-    /// A write's number for data that an earlier process wrote.
-    pub fn note_earlier_write(&self) -> u64 {
-        self.written.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    /// The last write that the flush submitted last covers.
-    pub fn last_submitted(&self) -> u64 {
-        self.submitted.load(Ordering::Acquire)
     }
 }
 

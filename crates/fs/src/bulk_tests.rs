@@ -23,7 +23,7 @@ fn bulk() -> (Region, Bulk) {
         memory_kind: MemoryKind::Battery,
         uuid: [1; 16],
         region_bytes,
-        bulk_blocks: 0,
+        bulk_blocks: 8,
         ring_bytes: 4 << 20,
         threshold: 0,
         hash_seed: 0,
@@ -31,7 +31,8 @@ fn bulk() -> (Region, Bulk) {
     };
     let parts = Parts { memory, log: None, images: None, boot_id: [1; 16], nonce: [1; 16] };
     let region = Region::create(geometry, parts).unwrap();
-    let bulk = Bulk::load(world.add_disk(1 << 20), &region).unwrap();
+    let bulk = Bulk::load(&region).unwrap();
+    bulk.attach(&region, &[], Some(world.add_disk(8 * BULK_BLOCK)), false).unwrap();
     (region, bulk)
 }
 
@@ -46,7 +47,7 @@ fn a_flush_takes_note_of_what_it_covers_while_nothing_is_listed() {
             (flush, bulk.write(512, &[2; 512]).unwrap())
         });
         // The write was over before the flush could take note of anything.
-        assert!(flush.join().unwrap().unwrap() >= late);
+        assert!(flush.join().unwrap().unwrap().covers(late));
     });
 }
 
@@ -55,17 +56,19 @@ fn what_is_listed_beside_a_note_takes_no_range_along_that_the_flush_covers() {
     let (_, bulk) = bulk();
     let [one, two, three] = [1, 2, 3].map(FileBlock::new);
     let covered = bulk.write(0, &[1; 512]).unwrap();
-    bulk.fresh.add(FILE, one, two, covered, || bulk.last_noted());
+    bulk.list_new(FILE, one, two, covered);
     std::thread::scope(|scope| {
         bulk.fresh.note(|| {
             // As a flush does: it looks at the number, another write comes, and then it stores the number.
-            let seen = bulk.written.load(Ordering::Acquire);
+            let unit = bulk.unit(0).unwrap();
+            let seen = unit.written.load(Ordering::Acquire);
             let later = bulk.write(512, &[2; 512]).unwrap();
             let bulk = &bulk;
-            scope.spawn(move || bulk.fresh.add(FILE, two, three, later, || bulk.last_noted()));
+            scope.spawn(move || bulk.list_new(FILE, two, three, later));
             std::thread::sleep(WHILE);
-            bulk.submitted.store(seen, Ordering::Release);
+            unit.submitted.store(seen, Ordering::Release);
         });
     });
-    assert_eq!(bulk.fresh.settled(FILE, covered), Some(vec![(one, two)]), "an fsync would return with it NEW");
+    let settled = bulk.fresh.settled(FILE, &Flushed::on(covered));
+    assert_eq!(settled, Some(vec![(one, two)]), "an fsync would return with it NEW");
 }

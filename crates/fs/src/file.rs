@@ -532,31 +532,29 @@ impl Fs {
                 self.load(ino)?.layout == Layout::Extents
             };
             if is_large && !is_planted(Bug::FsyncSettle) {
-                match bulk.all_flushed() {
-                    Some(flushed) => self.clear_new(ino, flushed)?,
-                    None if bulk.is_covered(ino) => {}
-                    None => return Ok(Fsync::Bulk),
-                }
+                let Some(flushed) = bulk.file_flushed(ino) else { return Ok(Fsync::Bulk) };
+                self.clear_new(ino, &flushed)?;
+                self.refuse_doubtful(ino)?;
             }
         }
         Ok(Fsync::Log(self.fsync_position()))
     }
 
-    /// The bulk device's part of many fsyncs, in one flush: for each file the position of the log at which it is durable.
+    /// The bulk devices' part of many fsyncs, in one flush of each: for each file the position of the log at which it is
+    /// durable. A device that fails costs its own files alone.
     pub fn fsync_many(&self, inos: &[Ino]) -> Vec<Result<Lsn>> {
-        if self.bulk.as_ref().is_some_and(|bulk| bulk.holds_back()) {
-            // Everybody else's blocks stay where they are.
-            let settled = self.settle_replaced().and_then(|()| self.settle_files(inos));
-            return inos.iter().map(|_| settled.clone().map(|()| self.fsync_position())).collect();
-        }
         let flush = || {
             self.settle_replaced()?;
-            self.bulk()?.flush(&self.region)
+            // Where a device holds writes back, everybody else's blocks stay where they are.
+            self.flush_files(inos)
+        };
+        let finish = |ino, flushed| {
+            self.settle_flushed(ino, flushed)?;
+            self.refuse_doubtful(ino)?;
+            Ok(self.fsync_position())
         };
         match flush() {
-            Ok(flushed) => {
-                inos.iter().map(|&ino| self.clear_new(ino, flushed).map(|()| self.fsync_position())).collect()
-            }
+            Ok(flushed) => inos.iter().map(|&ino| finish(ino, &flushed)).collect(),
             Err(error) => vec![Err(error); inos.len()],
         }
     }

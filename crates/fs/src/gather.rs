@@ -1,4 +1,5 @@
-//! Bulk blocks moved together: data of large files go to free blocks before a limit, so that the device can end there.
+//! Bulk blocks moved: data of large files go to free blocks before a limit, so that the first device can end there, or to the
+//! other devices, so that one can be removed.
 //!
 //! One step copies a part of an extent, flushes it, and commits the record that maps the copy and frees the original, under the
 //! file's data lock: what was durable stays durable, and a crash leaves a tree like any other. Contents, sizes and times do not
@@ -6,11 +7,12 @@
 //! Left out: what the device's size is then (`resize`).
 
 use shoal_format::BULK_BLOCK;
-use shoal_format::extent::{BulkBlock, EXTENT_UNWRITTEN, Extent, FileBlock};
+use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::Layout;
 
 use crate::bulk::{Bulk, Run};
 use crate::extents::{MapEdit, Mapped, cut, put};
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
 /// Blocks of one step (16 MiB).
@@ -18,21 +20,46 @@ const STEP_BLOCKS: u64 = 256;
 /// Blocks copied at a time (1 MiB).
 const COPY_BLOCKS: u64 = 16;
 
+/// Which blocks are to move.
+#[derive(Clone, Copy)]
+pub(crate) enum Away {
+    /// Those of the first device at this block or behind it, to blocks before it.
+    Behind(BulkBlock),
+    /// Those of a device that is leaving, to the others.
+    From(u32),
+}
+
+impl Away {
+    /// The part of an extent that is to move: from which of its blocks on.
+    fn part(self, bulk: &Bulk, extent: &Extent) -> Option<u64> {
+        let (first, end) = (extent.bulk_block, extent.bulk_block + extent.blocks);
+        match self {
+            Away::Behind(limit) if end <= limit || !bulk.is_on(0, first) => None,
+            Away::Behind(limit) => Some(limit.get().saturating_sub(first.get())),
+            Away::From(number) => bulk.is_on(number, first).then_some(0),
+        }
+    }
+
+    fn reserve(self, bulk: &Bulk, fs: &Fs, want: u64) -> Result<Option<Run>> {
+        match self {
+            Away::Behind(limit) => bulk.reserve_before(&fs.region, limit, want),
+            Away::From(_) => match bulk.reserve(&fs.region, None, want, 0) {
+                Err(Error::NoSpace) => Ok(None),
+                run => run.map(Some),
+            },
+        }
+    }
+}
+
 impl Fs {
     /// Moves data of large files that lie at block `limit` or behind it to blocks before it, as long as there are free ones;
     /// returns how many blocks moved. `progress` is told of each step's.
     pub fn gather_bulk(&self, limit: u64, progress: &mut dyn FnMut(u64)) -> Result<u64> {
         self.writable()?;
-        let (bulk, limit) = (self.bulk()?, BulkBlock::new(limit));
+        let (bulk, limit) = (self.bulk()?, Away::Behind(BulkBlock::new(limit)));
         self.settle_new()?;
-        let mut files = Vec::new();
-        self.for_each_inode(&mut |ino, inode| {
-            if inode.layout == Layout::Extents {
-                files.push(ino);
-            }
-        })?;
         let mut moved = 0;
-        for ino in files {
+        for ino in self.large_files()? {
             let mut block = FileBlock::ZERO;
             while let Some((run, next)) = self.gather_step(bulk, ino, block, limit)? {
                 (block, moved) = (next, moved + run);
@@ -44,13 +71,23 @@ impl Fs {
         Ok(moved)
     }
 
+    pub(crate) fn large_files(&self) -> Result<Vec<Ino>> {
+        let mut files = Vec::new();
+        self.for_each_inode(&mut |ino, inode| {
+            if inode.layout == Layout::Extents {
+                files.push(ino);
+            }
+        })?;
+        Ok(files)
+    }
+
     /// One step in a file, from its block `from` on: the blocks moved, and where to go on. `None` when nothing is left there.
-    fn gather_step(
+    pub(crate) fn gather_step(
         &self,
         bulk: &Bulk,
         ino: Ino,
         from: FileBlock,
-        limit: BulkBlock,
+        away: Away,
     ) -> Result<Option<(u64, FileBlock)>> {
         let (mut file, mut inode) = match self.lock_data(ino, |_| false) {
             Err(Error::Stale) => return Ok(None),
@@ -64,9 +101,11 @@ impl Fs {
             match self.mapped(&inode, block)? {
                 Mapped::Hole { until: FileBlock::MAX } => return Ok(None),
                 Mapped::Hole { until } => block = until,
-                Mapped::At(extent) if extent.bulk_block + extent.blocks <= limit => block = extent.end(),
                 Mapped::At(extent) => {
-                    let skip = limit.get().saturating_sub(extent.bulk_block.get());
+                    let Some(skip) = away.part(bulk, &extent) else {
+                        block = extent.end();
+                        continue;
+                    };
                     let blocks = (extent.blocks - skip).min(STEP_BLOCKS);
                     let (file_block, bulk_block) = (extent.file_block + skip, extent.bulk_block + skip);
                     break Extent { file_block, blocks, bulk_block, ..extent };
@@ -75,7 +114,7 @@ impl Fs {
         };
         let mut run = None;
         let looked = file.device_aside(&mut inode, |bulk| {
-            run = bulk.reserve_before(&self.region, limit, old.blocks)?;
+            run = away.reserve(bulk, self, old.blocks)?;
             Ok(())
         });
         let Some(run) = run else { return looked.map(|()| None) };
@@ -83,20 +122,16 @@ impl Fs {
         let outcome = (|| {
             looked?;
             if old.flags & EXTENT_UNWRITTEN == 0 {
-                file.device_aside(&mut inode, |bulk| {
-                    let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
-                    for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
-                        let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
-                        bulk.read((old.bulk_block + done).byte(), bytes)?;
-                        bulk.write((run.first + done).byte(), bytes)?;
-                    }
-                    bulk.flush(&self.region)
-                })?;
+                file.device_aside(&mut inode, |bulk| self.copy_run(bulk, &old, run))?;
             }
             let mut edit = MapEdit::load(&self.region, &inode, old.file_block, old.end(), bulk.blocks())?;
             // Their flags are those of now: NEW may have been cleared, and the extent split, while the device worked.
             for part in cut(&mut edit.extents, old.file_block, old.end()) {
-                put(&mut edit.extents, Extent { bulk_block: run.first + (part.bulk_block - old.bulk_block), ..part });
+                // The copy is flushed, so this record may clear NEW. It must: an fsync that has flushed the old place clears no
+                // NEW of another device, nor of a later flush, and would return.
+                let bulk_block = run.first + (part.bulk_block - old.bulk_block);
+                let flags = if is_planted(Bug::MovedStaysNew) { part.flags } else { part.flags & !EXTENT_NEW };
+                put(&mut edit.extents, Extent { bulk_block, flags, ..part });
             }
             let mut tx = self.region.begin_reclaim();
             edit.store(&mut tx, &mut inode)?;
@@ -107,6 +142,8 @@ impl Fs {
         })();
         match outcome {
             Ok(lsn) => {
+                // The file stays listed, so that its flag is looked after.
+                bulk.fresh.remove(ino, old.file_block, old.end());
                 bulk.freed(lsn, &[Run { first: old.bulk_block, blocks: run.blocks }]);
                 Ok(Some((run.blocks, old.end())))
             }
@@ -115,5 +152,17 @@ impl Fs {
                 Err(error)
             }
         }
+    }
+
+    /// Copies an extent's data to a run of as many blocks, durably.
+    fn copy_run(&self, bulk: &Bulk, old: &Extent, run: Run) -> Result<()> {
+        let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
+        for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
+            let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
+            bulk.read((old.bulk_block + done).byte(), bytes)?;
+            bulk.write((run.first + done).byte(), bytes)?;
+        }
+        // What was durable must be so where the record says it is.
+        if is_planted(Bug::DrainUnflushed) { Ok(()) } else { bulk.flush_runs(&self.region, [run]) }
     }
 }

@@ -30,7 +30,7 @@ use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout};
 use shoal_format::slot::SlotRef;
 use shoal_region::{Lsn, Tx};
 
-use crate::bulk::{Bulk, Run, Tail};
+use crate::bulk::{Bulk, Run, Stamp, Tail};
 use crate::data_lock::FileLock;
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
 use crate::planted::{Bug, is_planted};
@@ -96,6 +96,19 @@ impl<'a> Mapping<'a> {
         Ok(extent)
     }
 
+    /// What was reserved last could not be written because its device fails: gives it back, so that another device can take its
+    /// place. False if there is none that might.
+    fn give_back(&mut self, failed: &Extent) -> bool {
+        let bulk = self.bulk;
+        let is_last = self.reserved.last().is_some_and(|run| *run == run_of(failed));
+        if !is_last || self.extents.last() != Some(failed) || !bulk.ails(failed.bulk_block) || !bulk.takes_blocks() {
+            return false;
+        }
+        self.extents.pop();
+        self.reserved.pop().into_iter().for_each(|run| bulk.cancel(run));
+        true
+    }
+
     /// Puts the extents into the map and marks the reserved blocks used.
     fn store(&self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
         let (Some(first), Some(last)) = (self.extents.first(), self.extents.last()) else { return Ok(()) };
@@ -118,12 +131,14 @@ impl<'a> Mapping<'a> {
         Ok(())
     }
 
-    /// The transaction has committed; `write` is the number of the last write of data.
-    fn committed(mut self, ino: Ino, write: u64) {
+    /// The transaction has committed, behind the writes of data.
+    fn committed(mut self, ino: Ino) -> Result<()> {
         self.reserved.clear();
         for extent in self.extents.iter().filter(|e| e.flags & EXTENT_NEW != 0) {
-            self.bulk.fresh.add(ino, extent.file_block, extent.end(), write, || self.bulk.last_noted());
+            let stamp = self.bulk.stamp_at(extent.bulk_block)?;
+            self.bulk.list_new(ino, extent.file_block, extent.end(), stamp);
         }
+        Ok(())
     }
 }
 
@@ -311,7 +326,6 @@ impl Fs {
         let last = FileBlock::ceil(end);
         self.zero_tail(file, inode, end)?;
         let mut mapping = Mapping::new(bulk);
-        let mut write = 0;
         let mut fresh_tail = false;
         // Everything before this byte went to blocks that hold data.
         let mut kept = at;
@@ -344,14 +358,15 @@ impl Fs {
             let (from, to) = (at.max(extent.file_block.byte()), end.min(extent.end().byte()));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
-            write = file.device(inode, |bulk| {
-                if in_place || is_planted(Bug::PartialBlock) {
-                    bulk.write(place, part)
-                } else {
-                    write_whole(bulk, &extent, place, part)
-                }
-            })?;
-            bulk.fresh.wrote(ino, write);
+            let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
+                true => bulk.write(place, part),
+                false => write_whole(bulk, &extent, place, part),
+            });
+            let write = match written {
+                Err(Error::Io(_)) if !in_place && mapping.give_back(&extent) => continue,
+                written => written?,
+            };
+            bulk.wrote(ino, write);
             fresh_tail = !in_place;
             kept = if in_place { to } else { kept };
             block = extent.end();
@@ -377,7 +392,7 @@ impl Fs {
         }
         inode.size = inode.size.max(end);
         self.commit_large(tx, ino, before.layout, inode)?;
-        mapping.committed(ino, write);
+        mapping.committed(ino)?;
         if fresh_tail && inode.size == end {
             bulk.fresh.set_tail(ino, true);
         }
@@ -411,7 +426,7 @@ impl Fs {
                     rest.fill(0);
                     bulk.write(at, &rest)?;
                 }
-                if (!is_zero || bulk.last_flushed() == 0) && !is_planted(Bug::ZeroTailFlush) {
+                if (!is_zero || !bulk.has_flushed(extent.bulk_block)) && !is_planted(Bug::ZeroTailFlush) {
                     bulk.flush_runs(&self.region, [last])?;
                 }
                 Ok(())
@@ -429,7 +444,7 @@ impl Fs {
             debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
             let write =
                 file.device(inode, |bulk| bulk.write(byte_of(&extent, from), &vec![0; (to - from) as usize]))?;
-            self.bulk()?.fresh.wrote(file.ino, write);
+            self.bulk()?.wrote(file.ino, write);
         }
         Ok(())
     }
@@ -602,7 +617,7 @@ impl Fs {
                 let mut tx = self.region.begin();
                 mapping.store(&mut tx, inode)?;
                 self.commit_large(tx, ino, before, inode)?;
-                mapping.committed(ino, 0);
+                mapping.committed(ino)?;
             }
         }
         Ok(())
@@ -642,33 +657,31 @@ impl Fs {
 }
 
 /// Writes all blocks of a fresh extent: `bytes` at byte `place` of the device, zeros before and behind them.
-fn write_whole(bulk: &Bulk, extent: &Extent, place: u64, bytes: &[u8]) -> Result<u64> {
+fn write_whole(bulk: &Bulk, extent: &Extent, place: u64, bytes: &[u8]) -> Result<Stamp> {
     let (start, stop) = (extent.bulk_block.byte(), (extent.bulk_block + extent.blocks).byte());
     let end = place + bytes.len() as u64;
     let body = (place.next_multiple_of(BULK_BLOCK), end / BULK_BLOCK * BULK_BLOCK);
-    let mut write = 0;
-    let mut block_of = |at: u64, part: &[u8]| -> Result<()> {
+    let block_of = |at: u64, part: &[u8]| {
         let mut block = vec![0; BULK_BLOCK as usize];
         let within = (at % BULK_BLOCK) as usize;
         block[within..within + part.len()].copy_from_slice(part);
-        write = bulk.write(at / BULK_BLOCK * BULK_BLOCK, &block)?;
-        Ok(())
+        bulk.write(at / BULK_BLOCK * BULK_BLOCK, &block)
     };
     debug_assert!(place - start < BULK_BLOCK && stop - end < BULK_BLOCK, "every block gets some of the bytes");
     if body.0 > body.1 {
-        block_of(place, bytes)?;
-        return Ok(write);
+        return block_of(place, bytes);
     }
     let (head, rest) = bytes.split_at((body.0 - place) as usize);
     let (middle, tail) = rest.split_at((body.1 - body.0) as usize);
+    let mut write = None;
     if !head.is_empty() {
-        block_of(place, head)?;
+        write = Some(block_of(place, head)?);
     }
     if !tail.is_empty() {
-        block_of(body.1, tail)?;
+        write = Some(block_of(body.1, tail)?);
     }
     if !middle.is_empty() {
-        write = bulk.write(body.0, middle)?;
+        write = Some(bulk.write(body.0, middle)?);
     }
-    Ok(write)
+    Ok(write.expect("every block gets some of the bytes"))
 }

@@ -6,6 +6,7 @@
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags`, `method`, `threshold` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather`, `rebalance` |
+//! | several bulk devices: added, emptied, removed, lost and found | `devices`, `bulk/devices`, `bulk/unit` |
 //! | what has cooled | `packer`, `share`, `objects`, `dictionaries`, `training`, `packing_report`, `packing_counts`; `spill` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
@@ -27,6 +28,7 @@ mod bulk;
 mod compact;
 mod damage;
 mod data_lock;
+mod devices;
 mod dictionaries;
 mod dir;
 mod error;
@@ -77,16 +79,17 @@ use shoal_media::{BlockDevice, Clock};
 use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
-pub use bulk::without_flush;
+pub use bulk::{BulkState, GivenDevice, OnBulkFailure, without_flush};
 pub use compact::Compaction;
 pub use damage::OnDamage;
+pub use devices::{Drained, Leaving};
 pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
 pub use forecast::{Growth, Outlook, Outlooks};
 pub use inode::packed::PackedInodes;
 pub use inode::packer::{InodePacking, STORE_PROFILES_BYTES};
-pub use lifecycle::{FormatOptions, HostRoom, Options, PACK_LOAD, Parts, Room};
+pub use lifecycle::{FormatOptions, HostRoom, OnPeriod, Options, PACK_LOAD, Parts, Room};
 pub use limits::Beyond;
 pub use method::COMPRESS_ATTRIBUTE;
 pub use namespace::DirEntry;

@@ -10,15 +10,16 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_format::inode::{Inode, InodeSlot};
-use shoal_format::superblock::{Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
+use shoal_format::superblock::{FEATURE_DEVICES, Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE};
 use shoal_media::Clock;
 use shoal_pack::{Method, ProfileFile};
 use shoal_region::{Lsn, Recovery, Region};
 use zerocopy::IntoBytes;
 
-use crate::bulk::Bulk;
+use crate::bulk::{Bulk, GivenDevice, OnBulkFailure};
 use crate::damage::OnDamage;
 use crate::data_lock::DataLocks;
 use crate::dictionaries::Dictionaries;
@@ -40,6 +41,9 @@ pub struct Parts {
 }
 
 pub use crate::host_room::{HostRoom, Room};
+
+/// Is told in which period a store was cut off; `None`: it was not, or power was lost.
+pub type OnPeriod = Arc<dyn Fn(Option<&[u8; 16]>) + Send + Sync>;
 
 /// The share of one processor that packing may use beside others, unless an option says otherwise (percent).
 pub const PACK_LOAD: u32 = 10;
@@ -77,6 +81,16 @@ pub struct Options {
     pub method: Method,
     /// Earlier openings' names for the present boot: a log that names one of them saw no power loss either.
     pub earlier_boot_ids: Vec<[u8; 16]>,
+    /// Is told before anything is read from a device.
+    pub on_period: Option<OnPeriod>,
+    /// The device in [`Parts`] takes its room from the host that `room` asks.
+    pub bulk_on_host: bool,
+    /// The bulk devices of a store that lists several; the first one may be in [`Parts`].
+    pub bulk_devices: Vec<GivenDevice>,
+    /// Open a store that lists several bulk devices without those that are missing.
+    pub degraded: bool,
+    /// Is told of bulk devices that are missing or fail.
+    pub on_bulk_failure: Option<OnBulkFailure>,
 }
 
 impl Default for Options {
@@ -97,6 +111,11 @@ impl Default for Options {
             pack_inodes: true,
             method: Method::default(),
             earlier_boot_ids: Vec::new(),
+            on_period: None,
+            bulk_on_host: true,
+            bulk_devices: Vec::new(),
+            degraded: false,
+            on_bulk_failure: None,
         }
     }
 }
@@ -120,9 +139,10 @@ const SETTLE_HELD_NS: u64 = 2_000_000_000;
 #[derive(Default)]
 pub(crate) struct Pace {
     pending: Option<(Lsn, u64)>,
-    bulk_since: Option<u64>,
-    /// The number of the last write at some times, for a device that holds writes back.
-    marks: VecDeque<(u64, u64)>,
+    /// For each bulk device.
+    bulk_since: [Option<u64>; BULK_DEVICES_MAX],
+    /// For each device that holds writes back the number of its last write at some times.
+    marks: [VecDeque<(u64, u64)>; BULK_DEVICES_MAX],
     /// Up to here the log holds what makes flushed data count: it is synced at once.
     settled: Lsn,
     /// Checkpoints that found no room, one after the other.
@@ -156,30 +176,41 @@ impl Fs {
         if parts.region.memory.len() >= PAGE {
             parts.region.memory.read(SUPERBLOCK_AT, &mut page);
         }
-        Bulk::check(parts.bulk.as_deref(), Superblock::decode(&page)?.bulk_blocks)?;
+        let superblock = Superblock::decode(&page)?;
+        if superblock.features & FEATURE_DEVICES == 0 {
+            Bulk::check(parts.bulk.as_deref(), superblock.bulk_blocks)?;
+        }
         let nonce = parts.region.nonce;
         let (region, mut recovery) =
             Region::open_unsettled(parts.region, options.read_only, &options.earlier_boot_ids)?;
         // A device with a cache in the process that died has lost what a power loss would have lost.
-        let survives = parts.bulk.as_ref().is_none_or(|bulk| bulk.geometry().survives_process);
-        recovery.power_lost |= !recovery.clean && !survives;
-        if let Some(bulk) = &parts.bulk {
-            // Before anything is read from it: of another life's blocks nothing may show.
-            bulk.adopt(recovery.continues && !recovery.clean && !recovery.power_lost);
+        let given = options.bulk_devices.iter().filter_map(|given| given.device.as_ref().ok());
+        let devices: Vec<_> = given.chain(&parts.bulk).collect();
+        recovery.power_lost |= !recovery.clean && !devices.iter().all(|bulk| bulk.geometry().survives_process);
+        let was_cut_off = !recovery.clean && !recovery.power_lost;
+        // Before anything is read from them: of another life's blocks nothing may show.
+        if let Some(on_period) = &options.on_period {
+            on_period(was_cut_off.then_some(&recovery.boot_id));
         }
+        let continues = recovery.continues && was_cut_off;
+        devices.iter().for_each(|bulk| bulk.adopt(continues));
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, recovery.power_lost)?;
         fs.load_limits()?;
         let root = fs.load(crate::ROOT)?;
         if !root.is_dir() {
             return Err(Error::Corrupt("the root is no directory; run `shoal check`".into()));
         }
-        if recovery.clean && !fs.options.recover {
+        let is_settled = fs.bulk.as_ref().is_none_or(|bulk| !bulk.has_unsettled());
+        if recovery.clean && !fs.options.recover && is_settled {
             let roots = load_roots(&fs.region)?;
             fs.counts.inodes.store(roots.inodes.get(), Relaxed);
             fs.counts.directories.store(roots.directories.get(), Relaxed);
             fs.counts.large_files.store(roots.large_files.get(), Relaxed);
         } else {
             fs.recover()?;
+        }
+        if let Some(bulk) = fs.bulk.as_ref().filter(|_| !fs.region.is_read_only()) {
+            bulk.mark_all(&fs.region)?;
         }
         // Only now: a crash before this must find the power loss again, because extents may still be marked NEW.
         fs.region.settle(nonce)?;
@@ -193,12 +224,14 @@ impl Fs {
         options: Options,
         power_lost: bool,
     ) -> Result<Fs> {
-        let bulk = match bulk {
-            Some(device) if region.superblock().bulk_blocks > 0 => Some(Bulk::load(device, &region)?),
-            _ => None,
-        };
+        let given = bulk;
+        let bulk = if region.superblock().bulk_blocks > 0 { Some(Bulk::load(&region)?) } else { None };
         let room = options.room.clone().map(|room| Arc::new(RoomCache::new(room, clock.clone())));
-        let bulk = bulk.map(|bulk| bulk.on_host(room.clone()));
+        let on_host: &[u32] = if options.bulk_on_host { &[0] } else { &[] };
+        let bulk = bulk.map(|bulk| bulk.with_room(room.clone(), on_host).tells(options.on_bulk_failure.clone()));
+        if let Some(bulk) = &bulk {
+            bulk.attach(&region, &options.bulk_devices, given, options.degraded)?;
+        }
         region.set_clock(clock.clone());
         let table = InodeTable::load(&region, options.on_damage.clone())?;
         let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
@@ -245,10 +278,29 @@ impl Fs {
         self.reclaim_bulk()
     }
 
-    /// The bulk device's share of [`Fs::tick`].
+    /// The bulk devices' share of [`Fs::tick`].
     pub fn tick_bulk(&self) -> Result<()> {
         self.settle_by_age()?;
         self.reclaim_bulk()
+    }
+
+    /// One bulk device's share of it, which waits for no other device.
+    pub fn tick_bulk_device(&self, number: u32) -> Result<()> {
+        self.settle_device_by_age(number)?;
+        if let Some(bulk) = &self.bulk {
+            bulk.reclaim_on(&self.region, number);
+        }
+        Ok(())
+    }
+
+    /// Numbers of the bulk devices.
+    pub fn bulk_numbers(&self) -> Vec<u32> {
+        self.bulk.as_ref().map(Bulk::numbers).unwrap_or_default()
+    }
+
+    /// The bulk device that an fsync of the file has to wait for first.
+    pub fn waits_on(&self, ino: Ino) -> u32 {
+        self.bulk.as_ref().map_or(0, |bulk| bulk.waits_on(ino))
     }
 
     fn reclaim_bulk(&self) -> Result<()> {
@@ -291,73 +343,81 @@ impl Fs {
         Ok(self.region.sync()?)
     }
 
-    /// Flushes the bulk device and clears NEW when the oldest data not settled is old enough, or the log is due that speaks
-    /// of it. The log's next tick makes the records durable that say so.
     fn settle_by_age(&self) -> Result<()> {
+        self.bulk_numbers().into_iter().try_for_each(|number| self.settle_device_by_age(number))
+    }
+
+    /// Flushes a bulk device and clears NEW when the oldest data there that is not settled is old enough, or the log is due that
+    /// speaks of it. The log's next tick makes the records durable that say so.
+    fn settle_device_by_age(&self, number: u32) -> Result<()> {
         self.writable()?;
         if let Some(error) = self.noted.lock().take() {
             return Err(error);
         }
         let now = self.clock.monotonic_ns();
         let log_due = self.log_overdue_ns(now).is_some();
-        if let Some(bulk) = self.bulk.as_ref().filter(|bulk| bulk.holds_back()) {
-            return self.settle_held(bulk, now, log_due);
+        if let Some(bulk) = &self.bulk
+            && let Some(held_ns) = bulk.held_ns(number)
+        {
+            return self.settle_held(bulk, number, held_ns, now, log_due);
         }
-        let has_new = self.has_new();
+        let has_new = self.bulk.as_ref().is_some_and(|bulk| bulk.has_new_on(number));
         {
             let mut pace = self.pace.lock();
-            if pace.bulk_since.is_none() && has_new {
-                pace.bulk_since = Some(now);
+            let since = &mut pace.bulk_since[number as usize];
+            if since.is_none() && has_new {
+                *since = Some(now);
             }
-            let bulk_due = pace.bulk_since.is_some_and(|since| self.overdue_ns(now, since).is_some());
+            let bulk_due = since.is_some_and(|since| self.overdue_ns(now, since).is_some());
             let due = bulk_due || log_due && has_new;
             if !due {
                 return Ok(());
             }
-            pace.bulk_since = None;
+            *since = None;
         }
         // Vouched for from here on: what leaves the region now is flushed first.
         self.region.promise();
-        self.settle_new()?;
+        self.settle_device(number)?;
         self.pace.lock().settled = self.region.last_lsn();
         Ok(())
     }
 
     /// The same where the device holds writes back: only what it holds no longer is settled, and what took the place of contents
     /// that were cut off.
-    fn settle_held(&self, bulk: &Bulk, now: u64, log_due: bool) -> Result<()> {
+    fn settle_held(&self, bulk: &Bulk, number: u32, held_ns: u64, now: u64, log_due: bool) -> Result<()> {
         if log_due {
-            // As below: what leaves the region from now on is flushed first.
+            // As above: what leaves the region from now on is flushed first.
             self.region.promise();
-            if self.has_replaced() {
-                self.settle_replaced()?;
+            if self.settle_replaced_on(number)? {
                 self.pace.lock().settled = self.region.last_lsn();
             }
         }
+        // A file that is written without pause has ranges of before the mark, and of after it.
+        let written = bulk.note_writes_on(number);
         let aged = {
             let mut pace = self.pace.lock();
-            if pace.bulk_since.is_some_and(|since| now < since + SETTLE_HELD_NS) {
+            let since = &mut pace.bulk_since[number as usize];
+            if since.is_some_and(|since| now < since + SETTLE_HELD_NS) {
                 return Ok(());
             }
-            pace.bulk_since = Some(now);
-            // A file that is written without pause has ranges of before the mark, and of after it.
-            let written = bulk.note_writes();
-            if pace.marks.back().is_none_or(|&(_, number)| number < written) {
-                pace.marks.push_back((now, written));
+            *since = Some(now);
+            let marks = &mut pace.marks[number as usize];
+            if marks.back().is_none_or(|&(_, last)| last < written) {
+                marks.push_back((now, written));
             }
             // A write is given its number when it is held: it has left the device's hold so long after that, and a little.
-            let until = now.saturating_sub(bulk.held_for_ns() + SETTLE_HELD_NS);
+            let until = now.saturating_sub(held_ns + SETTLE_HELD_NS);
             let mut aged = 0;
-            while let Some(&(at, number)) = pace.marks.front().filter(|&&(at, _)| at <= until) {
-                (aged, _) = (number, at);
-                pace.marks.pop_front();
+            while let Some(&(_, last)) = marks.front().filter(|&&(at, _)| at <= until) {
+                aged = last;
+                marks.pop_front();
             }
             if aged > 0 {
-                pace.marks.push_front((0, aged));
+                marks.push_front((0, aged));
             }
             aged
         };
-        if self.settle_aged(aged)? {
+        if self.settle_aged(number, aged)? {
             self.pace.lock().settled = self.region.last_lsn();
         }
         Ok(())
@@ -437,6 +497,9 @@ impl Fs {
         reclaimed?;
         if let Some(bulk) = &self.bulk {
             bulk.reclaim(&self.region)?;
+        }
+        if let Some(bulk) = &self.bulk {
+            bulk.note_unsettled(&self.region)?;
         }
         let mut tx = self.region.begin_reclaim();
         let mut roots = load_roots(&tx)?;

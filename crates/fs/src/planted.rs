@@ -38,6 +38,18 @@ shoal_media::plantable! {
         LateTrim,
         /// A block that the saved image maps can be reused.
         ReuseSaved,
+        /// A bulk device's mark is not durable before the list that asks for it.
+        MarkUnflushed,
+        /// An older copy of a bulk device is taken for it.
+        EpochIgnored,
+        /// Blocks in doubt after a failed flush are read.
+        SuspectsRead,
+        /// Blocks in doubt after a failed flush are not kept in the region.
+        SuspectsForgotten,
+        /// A bulk device leaves the list while blocks of it are in use.
+        RemoveInUse,
+        /// A block moved to another bulk device is mapped there before a flush has covered the copy.
+        DrainUnflushed,
         /// Recovery leaves inodes without links.
         OrphansStay,
         /// After a power loss recovery takes what is NEW for data.
@@ -56,6 +68,8 @@ shoal_media::plantable! {
         PackedOneLook,
         /// A directory's bucket keeps its slot when another one takes its place.
         BucketStays,
+        /// A flush of ranges takes all of a device's blocks out of those that a later failure leaves in doubt.
+        RangesTakeAll,
         /// A triplet keeps its users when their block is unpacked.
         TripletsStay,
         /// A block is packed while a claim's holder may write to it.
@@ -96,5 +110,7 @@ shoal_media::plantable! {
         MoveSetsTimes,
         /// Blocks written beside a flush of ranges join those it names.
         JoinNoted,
+        /// A block that moved is NEW where it was flushed.
+        MovedStaysNew,
     }
 }

@@ -14,6 +14,7 @@ mod references;
 
 use std::sync::Arc;
 
+use shoal_format::bulk_list::{BULK_LIST_AT, decode_list, encode_list};
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::class_geometry;
 use shoal_format::superblock::{
@@ -213,7 +214,9 @@ impl Relayout {
             ..*anchor
         }
         .sealed();
-        references::move_all(*memory, &self.places, &mut |done, total| steps.progress("references", done, total))?;
+        references::move_all(*memory, &self.old, &self.places, &mut |done, total| {
+            steps.progress("references", done, total)
+        })?;
         let written = shoal_region::empty_image(target).map_err(Error::from).and_then(|()| {
             self.write_pages(*memory, target, steps)?;
             steps.verify(&Sealed { image: target, anchor })?;
@@ -248,7 +251,8 @@ impl Relayout {
         let (old, new) = (&self.old, &self.new);
         let mut tables = vec![0; (new.reserved_segments() * SEGMENT) as usize];
         let roots_at = ROOTS_AT.get() as usize;
-        memory.read(ROOTS_AT.get(), &mut tables[roots_at..roots_at + PAGE as usize]);
+        // With the list of bulk devices behind them.
+        memory.read(ROOTS_AT.get(), &mut tables[roots_at..roots_at + 2 * PAGE as usize]);
         // A limit below the layout's is one of the old layout.
         let roots = &mut tables[roots_at..roots_at + size_of::<Roots>()];
         let mut changed = Roots::read_from_bytes(roots).expect("size is exact");
@@ -259,6 +263,18 @@ impl Relayout {
             changed.withheld_blocks = 0.into();
         }
         roots.copy_from_slice(changed.as_bytes());
+        if new.bulk_blocks != old.bulk_blocks {
+            let at = BULK_LIST_AT.get() as usize;
+            let page = &mut tables[at..at + PAGE as usize];
+            if let Some(mut devices) = decode_list(page, old)? {
+                for first in devices.iter_mut().filter(|device| device.number == 0) {
+                    // Its mark lies elsewhere now; the next mount writes one where there is room.
+                    (first.blocks, first.uuid, first.epoch) = (new.bulk_blocks, [0; 16], 0);
+                }
+                let bytes = encode_list(&devices);
+                page[..bytes.len()].copy_from_slice(&bytes);
+            }
+        }
         for (segment, &source) in self.sources.iter().enumerate() {
             let at = (new.segment_table + segment as u64 * SEGMENT_ENTRY).get() as usize;
             let entry = match source {

@@ -12,32 +12,57 @@
 //!
 //! Left out: what is NEW, and since which write (`bulk/fresh`); the map (`large`, `extents`).
 
+use std::collections::HashMap;
+
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{INODE_HAS_NEW, Inode, Layout};
 
+use crate::bulk::{Flushed, Stamp};
+use crate::extents::{Mapped, clip};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
 /// Blocks of a file, ascending.
 type Ranges = Vec<(FileBlock, FileBlock)>;
 
-impl Fs {
-    /// Is there work for [`Fs::settle_new`]?
-    pub(crate) fn has_new(&self) -> bool {
-        self.bulk.as_ref().is_some_and(|bulk| bulk.needs_flush() || !bulk.fresh.is_empty())
-    }
+/// What a flush has covered of some files.
+pub(crate) struct FlushedFiles {
+    flushed: Flushed,
+    /// Where a device holds writes back: of each file what that flush covers, and what of it was NEW.
+    ranges: Option<HashMap<Ino, (Flushed, Ranges)>>,
+}
 
-    /// Flushes the bulk device once and clears NEW from everything written before that flush; then makes blocks free
-    /// whose freeing is durable.
+fn unwritten(flags: u32) -> u32 {
+    if flags & EXTENT_NEW != 0 { EXTENT_UNWRITTEN } else { flags }
+}
+
+impl Fs {
+    /// Flushes each bulk device once and clears NEW from everything written before that flush; then makes blocks free
+    /// whose freeing is durable. Files on a device that is closed stay as they are, and hold up nobody.
     pub(crate) fn settle_new(&self) -> Result<()> {
         let Some(bulk) = &self.bulk else { return Ok(()) };
         let now = self.clock.monotonic_ns();
         let flushed = bulk.flush(&self.region)?;
         for ino in bulk.fresh.files() {
-            self.clear_new(ino, flushed)?;
+            self.clear_new(ino, &flushed)?;
         }
         bulk.fresh.replaced.flushed(now);
         bulk.reclaim(&self.region)
+    }
+
+    /// The same for one device alone: the others may be slow.
+    pub(crate) fn settle_device(&self, number: u32) -> Result<()> {
+        let Some(bulk) = &self.bulk else { return Ok(()) };
+        let now = self.clock.monotonic_ns();
+        let flushed = bulk.flush_on(&self.region, number)?;
+        for ino in bulk.fresh.files() {
+            self.clear_new(ino, &flushed)?;
+        }
+        if !bulk.needs_flush() {
+            // Listed files may have data on any device.
+            bulk.fresh.replaced.flushed(now);
+        }
+        Ok(())
     }
 
     /// Before the log is flushed for another file's sake: contents that took the place of those cut off must not be
@@ -45,89 +70,112 @@ impl Fs {
     pub(crate) fn settle_replaced(&self) -> Result<()> {
         let Some(bulk) = &self.bulk else { return Ok(()) };
         let now = self.clock.monotonic_ns();
-        let replaced = bulk.fresh.pending(bulk.last_flushed());
-        if !replaced.is_empty() && bulk.holds_back() {
-            self.settle_files(&replaced)?;
-        } else if !replaced.is_empty() {
-            let flushed = bulk.flush(&self.region)?;
-            for ino in replaced {
-                self.clear_new(ino, flushed)?;
-            }
-        }
+        let replaced = bulk.fresh.pending(|ino| bulk.is_flushed(ino));
+        self.settle_files(&replaced)?;
         bulk.fresh.replaced.flushed(now);
         Ok(())
+    }
+
+    /// The same, of those that a device has data of, for the clock of a device that holds writes back. Returns whether there were
+    /// any.
+    pub(crate) fn settle_replaced_on(&self, number: u32) -> Result<bool> {
+        let bulk = self.bulk()?;
+        let mut replaced = bulk.fresh.pending(|ino| bulk.is_flushed(ino));
+        replaced.retain(|&ino| bulk.waits_for(ino, number));
+        self.settle_files(&replaced)?;
+        Ok(!replaced.is_empty())
+    }
+
+    fn settle_files(&self, inos: &[Ino]) -> Result<()> {
+        if inos.is_empty() {
+            return Ok(());
+        }
+        let flushed = self.flush_files(inos)?;
+        inos.iter().try_for_each(|&ino| self.settle_flushed(ino, &flushed))
     }
 
     /// Are there files whose contents took the place of those cut off and are not durable yet?
     pub(crate) fn has_replaced(&self) -> bool {
         let Some(bulk) = &self.bulk else { return false };
-        !bulk.fresh.pending(bulk.last_flushed()).is_empty()
+        !bulk.fresh.pending(|ino| bulk.is_flushed(ino)).is_empty()
     }
 
     /// Has a flush covered all of a large file's data, and is none of it NEW? The caller holds its lock.
     pub(crate) fn is_settled(&self, ino: Ino, inode: &Inode) -> bool {
         let Some(bulk) = &self.bulk else { return true };
-        inode.layout != Layout::Extents || bulk.is_covered(ino)
+        inode.layout != Layout::Extents || bulk.fresh.is_settled(ino) && bulk.is_flushed(ino)
     }
 
-    /// Makes large files' data durable by a flush of what their maps name, and clears NEW. The caller holds no locks.
-    pub(crate) fn settle_files(&self, inos: &[Ino]) -> Result<()> {
+    /// Flushes the data of large files: all that was written to their devices, or, where a device holds writes back, what their
+    /// maps name there. The caller holds no locks, and calls [`Fs::settle_flushed`] for each of them.
+    pub(crate) fn flush_files(&self, inos: &[Ino]) -> Result<FlushedFiles> {
         let bulk = self.bulk()?;
-        let (mut device, mut files, mut damaged) = (Vec::new(), Vec::new(), Vec::new());
+        if !inos.iter().any(|&ino| bulk.waits_held(ino)) {
+            let flushed = bulk.flush_files(&self.region, inos)?;
+            return Ok(FlushedFiles { flushed, ranges: None });
+        }
+        let (mut places, mut files) = (Vec::new(), HashMap::new());
         for &ino in inos {
-            match self.ranges_to_settle(ino, None, &mut device)? {
-                Some((covered, new)) => files.push((ino, covered, new)),
-                None => damaged.push(ino),
-            }
+            let Some(found) = self.ranges_to_settle(ino, None, &mut places)? else {
+                // Where a map cannot be read nobody knows the file's blocks: all that was written to its devices.
+                let flushed = bulk.flush_files(&self.region, inos)?;
+                return Ok(FlushedFiles { flushed, ranges: None });
+            };
+            files.insert(ino, found);
         }
-        if damaged.is_empty() {
-            bulk.flush_ranges(&self.region, &device)?;
-        } else {
-            // Where a map cannot be read nobody knows the file's blocks: all there are.
-            let flushed = bulk.flush(&self.region)?;
-            for ino in damaged {
-                self.clear_new(ino, flushed)?;
-            }
-        }
-        for (ino, covered, new) in files {
-            self.clear_new_of(ino, covered, Some(&new))?;
-            bulk.fresh.cover(ino, covered);
-        }
-        Ok(())
+        let flushed = bulk.flush_places(&self.region, inos, &places)?;
+        files.values_mut().for_each(|(noted, _)| *noted = flushed.of(noted));
+        Ok(FlushedFiles { flushed: bulk.last_flushed(), ranges: Some(files) })
     }
 
-    /// Settles what was written up to write `aged`, which the device holds back no longer, and makes all durable that has left
+    /// Clears NEW from what a flush has covered of a file.
+    pub(crate) fn settle_flushed(&self, ino: Ino, files: &FlushedFiles) -> Result<()> {
+        match &files.ranges {
+            None => self.clear_new(ino, &files.flushed),
+            Some(ranges) => {
+                let Some((flushed, new)) = ranges.get(&ino) else { return Ok(()) };
+                self.clear_new_of(ino, flushed, Some(new))?;
+                self.bulk()?.cover(ino, flushed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Settles what was written to a device up to write `aged`, which it holds back no longer, and makes all durable that has left
     /// it. Returns whether anything was settled.
-    pub(crate) fn settle_aged(&self, aged: u64) -> Result<bool> {
+    pub(crate) fn settle_aged(&self, number: u32, aged: u64) -> Result<bool> {
         let bulk = self.bulk()?;
-        let (mut device, mut files) = (Vec::new(), Vec::new());
+        let (mut places, mut files) = (Vec::new(), Vec::new());
+        let aged = Flushed::on(Stamp { device: number, write: aged });
         for ino in bulk.fresh.files() {
-            if let Some((_, new)) = self.ranges_to_settle(ino, Some(aged), &mut device)? {
+            if let Some((_, new)) = self.ranges_to_settle(ino, Some(&aged), &mut places)? {
                 files.push((ino, new));
             }
         }
-        bulk.flush_ranges(&self.region, &device)?;
+        if !bulk.flush_places_on(&self.region, number, &places)? {
+            return Ok(false);
+        }
         let any = !files.is_empty();
         for (ino, new) in files {
-            self.clear_new_of(ino, aged, Some(&new))?;
+            self.clear_new_of(ino, &aged, Some(&new))?;
         }
         Ok(any)
     }
 
-    /// What of a file is NEW and was filled by writes up to number `aged`, or up to now; adds to `device` where that is, or, up to
-    /// now, where all of the file's data are. Also the number. `None`: there is nothing to settle; up to now: the map is damaged.
+    /// What of a file is NEW and was filled by writes up to `aged`, or up to now; adds to `places` where that is, or, up to now,
+    /// where all of the file's data are. Also these writes. `None`: there is nothing to settle; up to now: the map is damaged.
     ///
-    /// The number is taken under the file's lock: what is listed later has a later number, or a range of its own.
+    /// The numbers are taken under the file's lock: what is listed later has a later number, or a range of its own.
     fn ranges_to_settle(
         &self,
         ino: Ino,
-        aged: Option<u64>,
-        device: &mut Vec<(u64, u64)>,
-    ) -> Result<Option<(u64, Ranges)>> {
+        aged: Option<&Flushed>,
+        places: &mut Vec<(u64, u64)>,
+    ) -> Result<Option<(Flushed, Ranges)>> {
         let bulk = self.bulk()?;
         let _lock = self.locks.read(ino);
-        let write = aged.unwrap_or_else(|| bulk.note_writes());
-        let new = bulk.fresh.settled(ino, write);
+        let write = aged.copied().unwrap_or_else(|| bulk.note_writes());
+        let new = bulk.fresh.settled(ino, &write);
         let unmapped = aged.is_none() || new.is_some();
         let new = new.unwrap_or_default();
         let inode = match self.load(ino) {
@@ -144,7 +192,7 @@ impl Fs {
         let wanted = if aged.is_none() { vec![(FileBlock::ZERO, FileBlock::END)] } else { new.clone() };
         for (from, to) in wanted {
             // Damage in the map costs this file alone, by age.
-            if self.past_damage(ino, self.data_ranges(&inode, from, to, device))?.is_none() {
+            if self.past_damage(ino, self.data_ranges(&inode, from, to, places))?.is_none() {
                 return Ok(None);
             }
         }
@@ -153,21 +201,45 @@ impl Fs {
 
     /// Makes a large file's data durable and clears NEW. The caller holds no locks.
     pub(crate) fn settle_file(&self, ino: Ino) -> Result<()> {
-        if self.bulk()?.holds_back() {
-            return self.settle_files(&[ino]);
-        }
-        let flushed = self.bulk()?.flush(&self.region)?;
-        self.clear_new(ino, flushed)
+        let flushed = self.flush_files(&[ino])?;
+        self.settle_flushed(ino, &flushed)?;
+        self.refuse_doubtful(ino)
     }
 
-    /// Clears NEW from the file's extents that a flush up to write `flushed` covers. Under the file's lock the list of such
+    /// Fails if some of a large file cannot be proven to be durable, because its bulk device was closed or lost.
+    pub(crate) fn refuse_doubtful(&self, ino: Ino) -> Result<()> {
+        self.refuse_doubtful_in(ino, FileBlock::ZERO, FileBlock::END)
+    }
+
+    /// The same for blocks `[from, to)`.
+    pub(crate) fn refuse_doubtful_in(&self, ino: Ino, from: FileBlock, to: FileBlock) -> Result<()> {
+        let bulk = self.bulk()?;
+        if bulk.is_whole() {
+            return Ok(());
+        }
+        let _lock = self.locks.read(ino);
+        let inode = self.load(ino)?;
+        let mut block = from;
+        while inode.layout == Layout::Extents && block < to {
+            match self.mapped(&inode, block)? {
+                Mapped::Hole { until } => block = until,
+                Mapped::At(extent) => {
+                    bulk.refuse_doubtful(&clip(extent, block, to))?;
+                    block = extent.end();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Clears NEW from the file's extents that completed flushes cover. Under the file's lock the list of such
     /// ranges cannot change: blocks written after the flush was submitted carry later numbers and stay NEW.
-    pub(crate) fn clear_new(&self, ino: Ino, flushed: u64) -> Result<()> {
+    pub(crate) fn clear_new(&self, ino: Ino, flushed: &Flushed) -> Result<()> {
         self.clear_new_of(ino, flushed, None)
     }
 
     /// The same, but only within `covered`, ascending, where the flush was one of ranges.
-    fn clear_new_of(&self, ino: Ino, flushed: u64, covered: Option<&[(FileBlock, FileBlock)]>) -> Result<()> {
+    fn clear_new_of(&self, ino: Ino, flushed: &Flushed, covered: Option<&[(FileBlock, FileBlock)]>) -> Result<()> {
         let _lock = self.locks.write(ino);
         let bulk = self.bulk()?;
         let Some(mut ranges) = bulk.fresh.settled(ino, flushed) else { return Ok(()) };
@@ -219,18 +291,80 @@ impl Fs {
         }
         let bulk = self.bulk()?;
         if !self.power_lost || is_planted(Bug::NewIsData) {
-            let write = bulk.note_earlier_write();
-            bulk.fresh.add(ino, FileBlock::ZERO, FileBlock::END, write, || bulk.last_noted());
-            return Ok(());
+            if inode.layout == Layout::Extents && bulk.has_unsettled() {
+                let distrusted = self.distrust_new(ino, &mut inode);
+                self.past_damage(ino, distrusted)?;
+            }
+            return self.past_damage(ino, self.list_new(ino, &inode)).map(drop);
         }
         if inode.layout == Layout::Extents {
-            let unwritten = |flags| if flags & EXTENT_NEW != 0 { EXTENT_UNWRITTEN } else { flags };
             let changed = self.change_flags(ino, &mut inode, &[(FileBlock::ZERO, FileBlock::END)], unwritten);
             if self.past_damage(ino, changed)?.is_none() {
                 self.settle_in_place(&inode, &[(FileBlock::ZERO, FileBlock::MAX)], true)?;
             }
         }
         self.clear_has_new(ino, &mut inode)
+    }
+
+    /// What is NEW on a device that was away meanwhile becomes unwritten, as after a power loss. The caller holds the file's lock.
+    fn distrust_new(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        let bulk = self.bulk()?;
+        let mut ranges = Vec::new();
+        let mut block = FileBlock::ZERO;
+        while block < FileBlock::END {
+            match self.mapped(inode, block)? {
+                Mapped::Hole { until } => block = until,
+                Mapped::At(extent) => {
+                    if extent.flags & EXTENT_NEW != 0 && bulk.is_untrusted(&extent) {
+                        ranges.push((extent.file_block, extent.end()));
+                    }
+                    block = extent.end();
+                }
+            }
+        }
+        self.change_flags(ino, inode, &ranges, unwritten)
+    }
+
+    /// Before a device that was away is used again: what of any file is NEW there becomes unwritten.
+    pub(crate) fn distrust_device(&self, number: u32) -> Result<()> {
+        let bulk = self.bulk()?;
+        for ino in bulk.fresh.files() {
+            let _lock = self.locks.write(ino);
+            let ranges = bulk.fresh.on_device(ino, number);
+            let mut inode = match self.load(ino) {
+                Err(Error::Stale | Error::Corrupt(_)) => continue,
+                other => other?,
+            };
+            if inode.layout == Layout::Extents {
+                let changed = self.change_flags(ino, &mut inode, &ranges, unwritten);
+                self.past_damage(ino, changed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists what of a file is NEW since an earlier process wrote it.
+    fn list_new(&self, ino: Ino, inode: &Inode) -> Result<()> {
+        let bulk = self.bulk()?;
+        bulk.fresh.list(ino);
+        if let Some(stamp) = bulk.note_earlier_on_only() {
+            bulk.list_new(ino, FileBlock::ZERO, FileBlock::END, stamp);
+            return Ok(());
+        }
+        let mut block = FileBlock::ZERO;
+        while inode.layout == Layout::Extents && block < FileBlock::END {
+            match self.mapped(inode, block)? {
+                Mapped::Hole { until } => block = until,
+                Mapped::At(extent) => {
+                    if extent.flags & EXTENT_NEW != 0 {
+                        let stamp = bulk.note_earlier_write(extent.bulk_block)?;
+                        bulk.list_new(ino, extent.file_block, extent.end(), stamp);
+                    }
+                    block = extent.end();
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ use shoal_format::BULK_BLOCK;
 use shoal_format::dir::NAME_MAX;
 use shoal_format::inode::{INODE_RECORD, Inode, Layout};
 
+use crate::bulk::Bulk;
 use crate::{Attr, Fs, HostRoom, Ino, Result};
 
 /// File-system figures, as `statfs` reports them.
@@ -112,8 +113,8 @@ impl Fs {
         if let Some(bulk) = &self.bulk {
             let (free, pending) = (bulk.free_blocks(), bulk.pending_blocks());
             let withheld = bulk.withheld_blocks().min(free);
-            usage.bulk_bytes = (bulk.blocks() - withheld) * BULK_BLOCK;
-            usage.bulk_used = bulk.blocks().saturating_sub(free + pending) * BULK_BLOCK;
+            usage.bulk_bytes = (bulk.total_blocks() - withheld) * BULK_BLOCK;
+            usage.bulk_used = bulk.used_blocks() * BULK_BLOCK;
             usage.bulk_pending = pending * BULK_BLOCK;
             usage.bulk_free = (free - withheld) * BULK_BLOCK;
         }
@@ -124,11 +125,14 @@ impl Fs {
             usage.region_usable = space.usable_bytes.min(space.backed_usable_bytes + growth).min(ordinary);
             usage.region_free = space.free_bytes.min(ordinary + usage.region_reserve);
             usage.region_reserve = usage.region_free - ordinary;
-            usage.bulk_free =
-                usage.bulk_free.min(room.bulk_bytes(log).saturating_sub(usage.bulk_used + usage.bulk_pending));
+            // Of the free blocks those on the host are there only as far as it has room.
+            let (taken, free) = self.bulk.as_ref().map_or((0, 0), Bulk::taken_and_free_on_host);
+            let (taken, free) = (taken * BULK_BLOCK, free * BULK_BLOCK);
+            let backed = free.min(room.bulk_bytes(log).saturating_sub(taken));
+            usage.bulk_free = usage.bulk_free.saturating_sub(free - backed);
             if room.shared {
                 let grown = ordinary.saturating_sub(space.backed_bytes);
-                let beside = HostRoom { region: room.region.saturating_sub(usage.bulk_free), ..room };
+                let beside = HostRoom { region: room.region.saturating_sub(backed), ..room };
                 usage.shared_free = grown.saturating_sub(beside.region_growth_bytes(log));
             }
         }

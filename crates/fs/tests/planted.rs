@@ -13,6 +13,8 @@ mod cold;
 mod crash;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod data_store;
+#[allow(dead_code, reason = "a part of it is enough")]
+mod devices;
 #[allow(dead_code, reason = "tests of their own, run here for what they find")]
 mod edges;
 #[allow(dead_code, reason = "a part of it is enough")]
@@ -79,6 +81,16 @@ enum Hunt {
     SpilledMeanwhile,
     /// Blocks of the spill file let go of, in this process and the next.
     Swept,
+    /// Crashes while bulk devices are added, emptied and removed.
+    Devices,
+    /// A bulk device of two that forgets what a failed flush did not cover.
+    FailedFlush,
+    /// A bulk device of two that is away, or older.
+    AwayOrOlder,
+    /// One that holds writes back, and fails a flush of ranges.
+    FailedRanges,
+    /// Bytes that nobody has synced, on a device that is emptied.
+    NewMoves,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -144,6 +156,11 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::SpilledOneLook => Hunt::ReadMeanwhile,
         Bug::SpilledUnseen => Hunt::SpilledMeanwhile,
         Bug::SpilledNotCounted | Bug::SpilledNotNoted => Hunt::Swept,
+        Bug::MarkUnflushed | Bug::RemoveInUse | Bug::DrainUnflushed => Hunt::Devices,
+        Bug::SuspectsRead | Bug::SuspectsForgotten => Hunt::FailedFlush,
+        Bug::EpochIgnored => Hunt::AwayOrOlder,
+        Bug::RangesTakeAll => Hunt::FailedRanges,
+        Bug::MovedStaysNew => Hunt::NewMoves,
     }
 }
 
@@ -211,6 +228,23 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             spilling::swept();
             Ok(1)
         }
+        Hunt::Devices => Ok((0..3).map(|seed| devices::explore(devices::setup(Logged), seed, 3)).sum()),
+        Hunt::FailedFlush => {
+            devices::failed_flush(Logged);
+            Ok(1)
+        }
+        Hunt::AwayOrOlder => {
+            devices::away_or_older(Logged);
+            Ok(1)
+        }
+        Hunt::NewMoves => {
+            devices::new_bytes_move(Logged);
+            Ok(1)
+        }
+        Hunt::FailedRanges => {
+            devices::failed_flush_of_ranges(Logged);
+            Ok(1)
+        }
         Hunt::Damage => Ok(packing::damage::damages(0, 60).1),
         Hunt::StrayReferences => {
             let works = packing::WORKS.into_iter();
@@ -246,7 +280,9 @@ fn every_planted_bug_is_caught() {
     println!("{:<18} | {:<42} | {:>7} | caught by", "bug", "hunt", "states");
     let mut hunts: BTreeMap<Hunt, Result<u64, String>> = BTreeMap::new();
     let mut wrong = Vec::new();
-    for bug in Bug::ALL {
+    // One of them by its name, or all.
+    let only = std::env::var("SHOAL_BUG").ok();
+    for bug in Bug::ALL.into_iter().filter(|bug| only.as_ref().is_none_or(|only| format!("{bug:?}") == *only)) {
         let hunt = hunt_of(bug);
         let sound = hunts.entry(hunt).or_insert_with(|| go(hunt)).clone();
         plant(Some(bug));

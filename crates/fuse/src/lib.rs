@@ -164,11 +164,17 @@ impl Session {
 
     /// Serves until the mount is gone, however it went, then shuts the store down cleanly.
     pub fn wait(self) -> Result<(), Error> {
+        self.wait_and(|| {})
+    }
+
+    /// The same; `before` ends what else uses the store, before it is shut down.
+    pub fn wait_and(self, before: impl FnOnce()) -> Result<(), Error> {
         let served = self.threads.join();
         // In this order: waiting work is still done, and the syncer leaves answers to the log's clock.
         self.waiters.stop();
         self.syncer.stop();
         self.ticker.stop();
+        before();
         self.fs.shutdown().map_err(Error::Shutdown)?;
         served.map_err(Error::Connection)
     }

@@ -45,6 +45,8 @@ pub struct MountOptions {
     /// The device column of `mount` and `df`: the store's absolute path.
     pub source: PathBuf,
     pub read_only: bool,
+    /// Do without bulk devices that are missing, where the store lists several.
+    pub degraded: bool,
     pub access: Access,
     /// The kernel checks permission bits and ACLs.
     pub default_permissions: bool,
@@ -102,6 +104,7 @@ impl MountOptions {
         MountOptions {
             source,
             read_only: false,
+            degraded: false,
             access: Access::Owner,
             default_permissions: true,
             xattrs: true,

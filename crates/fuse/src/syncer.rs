@@ -10,6 +10,9 @@
 //! - Otherwise the fsync goes to the syncer, a thread of its own. The syncer waits for the turn, takes every fsync sent
 //!   so far, makes one flush that covers them, clears NEW for each, and leaves the answers to the log's group commit.
 //!
+//! All this once for each bulk device: an fsync waits in the lane of the first device that it needs. A lane's thread is started
+//! by the first fsync that is sent there.
+//!
 //! There is no deadlock:
 //! - A request thread never waits for the turn: it tries, or sends a message.
 //! - The thread with the turn holds one lock while it flushes, the bulk device's own (`flushing`), whose holders wait
@@ -24,6 +27,8 @@
 //! A store that failed answers every wait with the failure. A panic in the thread ends the process, as everywhere. Left
 //! out: flushes of data without an fsync (`ticker`).
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -57,47 +62,79 @@ struct Turn {
 #[derive(Clone)]
 pub(crate) struct Syncer {
     fs: Arc<Fs>,
-    queue: Sender<Message>,
-    turn: Arc<Turn>,
+    lanes: Arc<Lanes>,
     /// May a request thread take the turn?
     takes_turns: bool,
 }
 
-/// The thread behind a [`Syncer`].
+/// The threads behind a [`Syncer`].
 pub(crate) struct SyncerThread {
+    lanes: Arc<Lanes>,
+}
+
+struct Lanes {
+    lanes: Mutex<BTreeMap<u32, Lane>>,
+    /// Held by the one request thread that flushes itself, whatever the device.
+    here: Mutex<()>,
+    log: Bell,
+}
+
+/// The fsyncs that wait for one bulk device first.
+struct Lane {
     queue: Sender<Message>,
-    thread: JoinHandle<()>,
+    turn: Arc<Turn>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lanes {
+    fn lane(&self, fs: &Arc<Fs>, number: u32) -> io::Result<(Sender<Message>, Arc<Turn>)> {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Vacant(vacant) = lanes.entry(number) {
+            let (queue, messages) = mpsc::channel();
+            let turn = Arc::new(Turn::default());
+            let (worker, turns, log) = (fs.clone(), turn.clone(), self.log.clone());
+            let name = if number == 0 { "syncer".into() } else { format!("syncer-{number}") };
+            let thread =
+                std::thread::Builder::new().name(name).spawn(move || serve(&worker, &messages, &turns, &log))?;
+            vacant.insert(Lane { queue, turn, thread: Some(thread) });
+        }
+        let lane = &lanes[&number];
+        Ok((lane.queue.clone(), lane.turn.clone()))
+    }
 }
 
 impl Syncer {
     /// `log` wakes the thread that syncs the log; `threads` serve requests.
     pub fn start(fs: &Arc<Fs>, log: Bell, threads: usize) -> io::Result<(Syncer, SyncerThread)> {
-        let (queue, messages) = mpsc::channel();
-        let turn = Arc::new(Turn::default());
-        let (worker, turns) = (fs.clone(), turn.clone());
-        let thread =
-            std::thread::Builder::new().name("syncer".into()).spawn(move || serve(&worker, &messages, &turns, &log))?;
+        let lanes = Arc::new(Lanes { lanes: Mutex::default(), here: Mutex::default(), log });
+        lanes.lane(fs, 0)?;
         let takes_turns = threads >= THREADS_MIN;
-        Ok((Syncer { fs: fs.clone(), queue: queue.clone(), turn, takes_turns }, SyncerThread { queue, thread }))
+        Ok((Syncer { fs: fs.clone(), lanes: lanes.clone(), takes_turns }, SyncerThread { lanes }))
     }
 
     /// Makes the file durable and calls `done`: from this thread, from the log's leader, or from the syncer.
     pub fn fsync(&self, ino: Ino, done: impl FnOnce(Result<()>) + Send + 'static) {
         match self.fs.fsync_begin(ino) {
             Ok(Fsync::Log(lsn)) => self.sync_log(lsn, done),
-            Ok(Fsync::Bulk) => match self.flush_here(ino) {
-                Some(Ok(lsn)) => self.sync_log(lsn, done),
-                Some(Err(error)) => done(Err(error)),
-                None => {
-                    self.turn.sent.fetch_add(1, Ordering::AcqRel);
-                    // The syncer has ended, and no requests are served any more: a late fsync is carried out here.
-                    if let Err(mpsc::SendError(Message::Fsync(ino, done))) =
-                        self.queue.send(Message::Fsync(ino, Box::new(done)))
-                    {
-                        done(self.fs.fsync(ino, false));
+            Ok(Fsync::Bulk) => {
+                let Ok((queue, turn)) = self.lanes.lane(&self.fs, self.fs.waits_on(ino)) else {
+                    // There is no thread to be had.
+                    return done(self.fs.fsync(ino, false));
+                };
+                match self.flush_here(ino, &turn) {
+                    Some(Ok(lsn)) => self.sync_log(lsn, done),
+                    Some(Err(error)) => done(Err(error)),
+                    None => {
+                        turn.sent.fetch_add(1, Ordering::AcqRel);
+                        // The syncer has ended, and no requests are served any more: a late fsync is carried out here.
+                        if let Err(mpsc::SendError(Message::Fsync(ino, done))) =
+                            queue.send(Message::Fsync(ino, Box::new(done)))
+                        {
+                            done(self.fs.fsync(ino, false));
+                        }
                     }
                 }
-            },
+            }
             Err(error) => done(Err(error)),
         }
     }
@@ -108,11 +145,12 @@ impl Syncer {
 
     /// The bulk device's part of an fsync in this thread, if it may flush and the turn is free. Returns the position of
     /// the log at which the file is durable.
-    fn flush_here(&self, ino: Ino) -> Option<Result<Lsn>> {
-        if !self.takes_turns || self.turn.sent.load(Ordering::Acquire) > 0 {
+    fn flush_here(&self, ino: Ino, turn: &Turn) -> Option<Result<Lsn>> {
+        if !self.takes_turns || turn.sent.load(Ordering::Acquire) > 0 {
             return None;
         }
-        let _turn = self.turn.taken.try_lock().ok()?;
+        let _here = self.lanes.here.try_lock().ok()?;
+        let _turn = turn.taken.try_lock().ok()?;
         self.fs.fsync_many(&[ino]).pop()
     }
 }
@@ -120,10 +158,13 @@ impl Syncer {
 impl SyncerThread {
     /// Returns when every earlier fsync has been answered, or waits for the log alone.
     pub fn stop(self) {
-        // It ends only by this message.
-        let _ = self.queue.send(Message::Stop);
-        // A panic in the thread has been reported by the panic hook.
-        let _ = self.thread.join();
+        let mut lanes = self.lanes.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        for lane in lanes.values_mut() {
+            // It ends only by this message.
+            let _ = lane.queue.send(Message::Stop);
+            // A panic in the thread has been reported by the panic hook.
+            let _ = lane.thread.take().map(JoinHandle::join);
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! Each kind of work has a thread of its own, so that none is late because another is slow:
 //! - `log-clock` calls `Fs::tick_log` about ten times a second (commits by age) and whenever it is rung. It is the only
 //!   thread that may lead the log's group commit for long: it has nothing else to do.
-//! - `bulk-clock` calls `Fs::tick_bulk` (data of large files, deferred frees).
+//! - `bulk-clock` calls `Fs::tick_bulk_device` (data of large files, deferred frees) for the bulk device that is usually the only
+//!   one, and starts such a thread for each further device, `bulk-clock-N`, when it first sees it.
 //! - `checkpoint` writes checkpoints when they are due.
 //! - `spilling` calls `Fs::spill_tick`, which moves cold small files to bulk storage when memory fills, and others back.
 //! - `idle-work` calls `Fs::compact_tick`, which empties sparse segments of the region, and `Fs::pack_tick`, which packs what has
@@ -13,10 +14,12 @@
 //! An error is logged when it first appears, and not again until the work has succeeded in between. The failure that
 //! makes the store read-only is logged once, by the first thread that sees it. Left out: any policy.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use shoal_fs::{Error, Fs, Outlook, Outlooks};
@@ -30,6 +33,29 @@ const NO_ROOM: &str = "checkpoint: no room in the file system that holds the sto
 
 pub(crate) struct Ticker {
     threads: Vec<shoal_host::Ticker>,
+    further: Arc<FurtherClocks>,
+}
+
+/// The clocks of further bulk devices, by number. One that was started stays: its device may come back.
+#[derive(Default)]
+struct FurtherClocks(Mutex<BTreeMap<u32, shoal_host::Ticker>>);
+
+impl FurtherClocks {
+    fn start(&self, number: u32, fs: &Arc<Fs>, told: &Arc<AtomicBool>) -> Result<(), String> {
+        let mut clocks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Vacant(vacant) = clocks.entry(number) {
+            let (fs, told) = (fs.clone(), told.clone());
+            let clock = every(&format!("bulk-clock-{number}"), PERIOD, move || tick_device(&fs, &told, number));
+            vacant.insert(clock.map_err(|error| format!("clock of bulk device {number}: {error}"))?);
+        }
+        Ok(())
+    }
+}
+
+fn tick_device(fs: &Fs, told: &AtomicBool, number: u32) -> Result<(), String> {
+    let outcome = fs.tick_bulk_device(number).map_err(|error| error.to_string());
+    // Once the store has failed, every error is a consequence.
+    if tell_failure(fs, told) { Ok(()) } else { outcome }
 }
 
 impl Ticker {
@@ -37,7 +63,7 @@ impl Ticker {
     /// `log-clock`.
     pub fn start(fs: &Arc<Fs>) -> io::Result<(Ticker, Bell)> {
         if fs.region().is_read_only() {
-            return Ok((Ticker { threads: Vec::new() }, Bell::default()));
+            return Ok((Ticker { threads: Vec::new(), further: Arc::default() }, Bell::default()));
         }
         let told = Arc::new(AtomicBool::new(false));
         let reporting = |work: fn(&Fs) -> Result<(), String>| {
@@ -49,7 +75,16 @@ impl Ticker {
             }
         };
         let log = every("log-clock", PERIOD, reporting(|fs| fs.tick_log().map_err(|e| e.to_string())))?;
-        let bulk = every("bulk-clock", PERIOD, reporting(|fs| fs.tick_bulk().map_err(|e| e.to_string())))?;
+        let further = Arc::new(FurtherClocks::default());
+        let bulk = {
+            let (fs, told, further) = (fs.clone(), told.clone(), further.clone());
+            every("bulk-clock", PERIOD, move || {
+                for number in fs.bulk_numbers().into_iter().filter(|number| *number > 0) {
+                    further.start(number, &fs, &told)?;
+                }
+                tick_device(&fs, &told, 0)
+            })?
+        };
         let checkpoint = reporting(|fs| match fs.checkpoint_due() {
             true => fs.checkpoint().map_err(|e| match e {
                 Error::NoSpace => NO_ROOM.into(),
@@ -83,12 +118,15 @@ impl Ticker {
             Ok(())
         })?;
         let bell = log.bell();
-        Ok((Ticker { threads: vec![forecast, spill, idle, checkpoint, bulk, log] }, bell))
+        Ok((Ticker { threads: vec![forecast, spill, idle, checkpoint, bulk, log], further }, bell))
     }
 
     /// Returns when the work under way, if any, is over.
     pub fn stop(self) {
         self.threads.iter().for_each(shoal_host::Ticker::stop);
+        // Nobody starts any more of them.
+        let clocks = std::mem::take(&mut *self.further.0.lock().unwrap_or_else(PoisonError::into_inner));
+        clocks.values().for_each(shoal_host::Ticker::stop);
     }
 }
 
@@ -165,7 +203,7 @@ mod tests {
             0 => Err("first".into()),
             _ => Ok(()),
         });
-        let ticker = Ticker { threads: vec![ticking.unwrap()] };
+        let ticker = Ticker { threads: vec![ticking.unwrap()], further: Arc::default() };
         let begin = std::time::Instant::now();
         while count.load(Ordering::Relaxed) < 3 {
             assert!(begin.elapsed() < Duration::from_secs(10), "the ticker stands still");

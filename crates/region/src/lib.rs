@@ -82,6 +82,8 @@ pub struct Recovery {
     /// The log was last written in just the period that this opening names: what outlives a process only, in memory that the
     /// period identifies, still belongs to the store.
     pub continues: bool,
+    /// The period that the log named last.
+    pub boot_id: [u8; 16],
     /// Records applied.
     pub records: u64,
     /// Log bytes read.
@@ -246,7 +248,7 @@ impl Region {
             return Err(Error::LogShort { end, sealed: anchor.sealed_to() });
         }
         log_end::refuse_hole(log.as_ref(), end)?;
-        recovery.continues = !recovery.power_lost;
+        (recovery.continues, recovery.boot_id) = (!recovery.power_lost, last_boot);
         recovery.power_lost &= !also.contains(&last_boot);
         if !superblock.memory_kind.has_ring() && !recovery.power_lost {
             log_end::refuse_gap(log.as_ref(), end, salt, superblock.sums())?;

@@ -1,11 +1,12 @@
-//! The write-back cache of a store: its file on tmpfs, found again after a crash, and the thread that drives it.
+//! The write-back caches of a store: their files on tmpfs, found again after a crash, and the threads that drive them.
 //!
-//! The file `cache` in the store's directory names it, and the period of its life. Rules:
-//! - A cache's identity is part of the period that the log names, so a cache that is gone, of another boot or damaged makes the
-//!   opening one after a power loss, and one that another life left is dropped.
+//! Each bulk device has its own. A file in the store's directory (`cache`, `cache.1` ...) names it, and the period of its life. Rules:
+//! - The identities of all caches in use are part of the period that the log names, so a cache that is gone, of another boot or
+//!   damaged makes the opening one after a power loss, and one that the log's period does not contain is another life's: it is dropped.
 //! - A copy of the store's directory names the same cache. It has another period, and leaves the cache alone.
 //! - A cache that outlived its process goes on being used: the name and the identity stay, and so does its size.
 //! - After a clean end nothing is held, and the file goes, with its name.
+//! - Where a device is missing, its cache stays until the device is back or the store is closed: no power was lost for the others.
 //! - Where there is no memory to share, a store is served without a cache, and says so in one line.
 //!
 //! Left out: what is held and when it leaves (`shoal-writeback`).
@@ -13,18 +14,23 @@
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shoal_devices::{Device, During, Failure, Outcome, parse_uuid, uuid_text};
-use shoal_host::{CacheFile, Ticker};
-use shoal_media::{BlockDevice, Clock};
-use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
+use shoal_format::bulk_list::BULK_DEVICES_MAX;
+use shoal_format::cache::CacheHeader;
+use shoal_host::{CacheFile, SystemClock, Ticker};
+use shoal_media::{Clock, PersistentMemory};
+use shoal_writeback::{Cache, CacheError, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 use tracing::warn;
 
-use crate::names::CACHE;
+use crate::description::Description;
+use crate::names::{LOG, cache_note};
+use crate::user;
 
 /// Memory for held blocks at most, unless an option says otherwise (bytes), and the part of the machine's.
 const CACHE_BYTES_MAX: u64 = 1 << 30;
@@ -38,10 +44,10 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Bytes of a block as policies count them.
 const LINE_BYTES: u64 = 65536;
 
-/// A cache as a mount wants it.
+/// The caches as a mount wants them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// Most bytes held; 0: none; `None`: an eighth of the machine's memory, 1 GiB at most.
+    /// Most bytes held, for all devices together; 0: none; `None`: an eighth of the machine's memory, 1 GiB at most.
     pub bytes: Option<u64>,
     /// A folder on tmpfs.
     pub directory: Option<PathBuf>,
@@ -49,11 +55,12 @@ pub struct CacheOptions {
 }
 
 impl CacheOptions {
-    fn size(&self) -> u64 {
+    /// Of one of so many devices.
+    fn size(&self, devices: u64) -> u64 {
         let usual = (shoal_host::memory_total_bytes() / CACHE_PART).min(CACHE_BYTES_MAX);
         match self.bytes.unwrap_or(usual) {
             0 => 0,
-            bytes => bytes.max(CACHE_BYTES_MIN),
+            bytes => (bytes / devices.max(1)).max(CACHE_BYTES_MIN),
         }
     }
 }
@@ -77,22 +84,23 @@ pub fn rule_of(policy: Option<&str>, rate_bytes: Option<u64>, before: &Rule) -> 
     Ok(Rule { policy, shape })
 }
 
-/// The file `cache`.
+/// The file that names a device's cache.
 struct Note {
     path: PathBuf,
     period: String,
 }
 
 impl Note {
-    fn read(directory: &Path) -> Option<Note> {
-        let text = fs::read_to_string(directory.join(CACHE)).ok()?;
+    fn read(directory: &Path, device: u32) -> Option<Note> {
+        let text = fs::read_to_string(directory.join(cache_note(device))).ok()?;
         let (path, period) = text.trim_end_matches('\n').rsplit_once('\n')?;
         Some(Note { path: path.into(), period: period.into() })
     }
 }
 
-/// The cache of an opened store.
+/// The cache of a bulk device of an opened store.
 pub(crate) struct StoreCache {
+    device: u32,
     cache: Cache,
     file: Arc<CacheFile>,
     path: PathBuf,
@@ -101,16 +109,22 @@ pub(crate) struct StoreCache {
     is_new: bool,
 }
 
-/// A store's cache, driven.
+/// A bulk device's cache, driven.
 pub struct HeldWrites {
+    device: u32,
     filter: WriteBack,
-    ticker: Ticker,
+    file: Arc<CacheFile>,
+    /// None: the device is not there, and nothing leaves.
+    ticker: Option<Ticker>,
     path: PathBuf,
 }
 
 /// A report on held writes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CacheReport {
+    /// The number of the bulk device.
+    #[serde(default)]
+    pub device: u32,
     pub policy: String,
     /// Writes wait in the cache: the policy is not write-through.
     pub holds: bool,
@@ -129,13 +143,21 @@ pub struct CacheReport {
     pub device_flushes: u64,
 }
 
+/// What a process that was cut off left of a device's cache.
+pub(crate) enum Left {
+    Nothing,
+    /// It is another device's, which had the number before.
+    Other,
+    /// It cannot be used, as after a power loss.
+    Lost,
+    Cache(StoreCache),
+}
+
 impl StoreCache {
-    /// The cache that a process which was cut off left behind. `None`: there is none, or none that can be used.
-    pub fn left(directory: &Path, owner: &Owner, period: &[u8; 16], read_only: bool) -> Option<StoreCache> {
-        let note = Note::read(directory)?;
-        if note.period != uuid_text(period) {
-            return None;
-        }
+    pub fn left(directory: &Path, device: u32, owner: &Owner, period: &[u8; 16], read_only: bool) -> Left {
+        let Some(note) = Note::read(directory, device).filter(|note| note.period == uuid_text(period)) else {
+            return Left::Nothing;
+        };
         let path = note.path;
         let lost = |error: &dyn std::fmt::Display| {
             warn!(
@@ -147,21 +169,22 @@ impl StoreCache {
             Ok(file) => Arc::new(file),
             Err(error) => {
                 lost(&error);
-                return None;
+                return Left::Lost;
             }
         };
         match Cache::open(file.clone(), owner) {
             Ok(cache) => {
                 let identity = *cache.identity();
-                Some(StoreCache { cache, file, path, identity, is_new: false })
+                Left::Cache(StoreCache { device, cache, file, path, identity, is_new: false })
             }
+            Err(CacheError::Other("another store")) if device != 0 => Left::Other,
             Err(error) => {
                 lost(&error);
-                if !read_only && !matches!(error, shoal_writeback::CacheError::Other("another store")) {
+                if !read_only && !matches!(error, CacheError::Other("another store")) {
                     // It is of no use any more, and takes memory.
                     let _ = fs::remove_file(&path);
                 }
-                None
+                Left::Lost
             }
         }
     }
@@ -171,25 +194,32 @@ impl StoreCache {
         self.cache.lay_over(at, out);
     }
 
-    /// A new cache, or the reason why there is none.
-    pub fn make(directory: &Path, owner: &Owner, period: &[u8; 16], options: &CacheOptions) -> Outcome<StoreCache> {
+    /// A new cache of one of `devices` devices, or the reason why there is none.
+    pub fn make(
+        directory: &Path,
+        device: u32,
+        devices: usize,
+        owner: &Owner,
+        period: &[u8; 16],
+        options: &CacheOptions,
+    ) -> Outcome<StoreCache> {
         let identity: [u8; 16] = shoal_host::random_bytes().during("random numbers")?;
         let folder = options.directory.as_deref().unwrap_or(Path::new(DIRECTORY));
         let path = folder.join(format!("shoal-{}.cache", uuid_text(&identity)));
-        let bytes = options.size();
+        let bytes = options.size(devices as u64);
         let file = CacheFile::create(&path, Cache::memory_bytes(bytes)).map_err(Failure::told)?;
         let file = Arc::new(file);
         let made = Cache::create(file.clone(), bytes, owner, identity, true).map_err(Failure::told);
         let made = made.and_then(|cache| {
             // Whole before it has its name. It need not be durable: after a power loss there is no cache either.
-            let (new, name) = (directory.join(format!("{CACHE}.new")), directory.join(CACHE));
+            let (new, name) = (directory.join("cache.new"), directory.join(cache_note(device)));
             let text = format!("{}\n{}\n", path.display(), uuid_text(period));
             let named = fs::write(&new, text).and_then(|()| fs::rename(&new, &name));
             named.during(name.display())?;
             Ok(cache)
         });
         match made {
-            Ok(cache) => Ok(StoreCache { cache, file, path, identity, is_new: true }),
+            Ok(cache) => Ok(StoreCache { device, cache, file, path, identity, is_new: true }),
             Err(failure) => {
                 let _ = fs::remove_file(&path);
                 Err(failure)
@@ -199,16 +229,19 @@ impl StoreCache {
 
     /// The device with the cache in front, and what drives it.
     pub fn in_front(self, device: &Arc<dyn Device>, clock: Arc<dyn Clock>, rule: Rule) -> InFront {
-        let filter = WriteBack::new(device.uncached_device(), clock, rule, self.cache);
-        InFront { filter, file: self.file, path: self.path, is_new: self.is_new }
+        let StoreCache { device: number, cache, file, path, identity, is_new } = self;
+        let filter = WriteBack::new(device.uncached_device(), clock, rule, cache);
+        InFront { device: number, filter, file, path, identity, is_new }
     }
 }
 
 /// A cache in front of a device, not driven yet.
 pub(crate) struct InFront {
+    pub device: u32,
     pub filter: WriteBack,
     file: Arc<CacheFile>,
     path: PathBuf,
+    pub identity: [u8; 16],
     is_new: bool,
 }
 
@@ -216,19 +249,23 @@ impl InFront {
     /// The store was refused: a cache that was made for it goes, one that was left stays.
     pub fn withdraw(&self, directory: &Path) {
         if self.is_new {
-            let _ = fs::remove_file(directory.join(CACHE));
+            let _ = fs::remove_file(directory.join(cache_note(self.device)));
             let _ = fs::remove_file(&self.path);
         }
     }
 
-    /// Starts the thread that writes what is due.
-    pub fn drive(self) -> Outcome<HeldWrites> {
-        let InFront { filter, file, path, .. } = self;
+    /// Starts the thread that writes what is due, if the device is there.
+    pub fn drive(self, is_there: bool) -> Outcome<HeldWrites> {
+        let InFront { device, filter, file, path, .. } = self;
+        if !is_there {
+            return Ok(HeldWrites { device, filter, file, ticker: None, path });
+        }
         let (ticked, name, is_gone) = (filter.clone(), path.clone(), AtomicBool::new(false));
+        let named = file.clone();
         let mut ticks = 0u32;
         let ticker = Ticker::start("write-back", PERIOD, move |_| {
             ticks = ticks.wrapping_add(1);
-            if ticks.is_multiple_of(50) && !is_gone.load(Ordering::Relaxed) && !file.is_named() {
+            if ticks.is_multiple_of(50) && !is_gone.load(Ordering::Relaxed) && !named.is_named() {
                 is_gone.store(true, Ordering::Relaxed);
                 warn!("write-back cache {}: the file is gone; writes go to bulk storage at once", name.display());
                 ticked.set_rule(Rule::of(Policy::WriteThrough));
@@ -239,16 +276,26 @@ impl InFront {
         let ticker = ticker.during("thread of the write-back cache")?;
         let bell = ticker.bell();
         filter.set_bell(Arc::new(move || bell.ring()));
-        Ok(HeldWrites { filter, ticker, path })
+        Ok(HeldWrites { device, filter, file, ticker: Some(ticker), path })
     }
 }
 
 impl HeldWrites {
+    /// The number of the bulk device.
+    pub fn device(&self) -> u32 {
+        self.device
+    }
+
+    pub(crate) fn rule(&self) -> Rule {
+        self.filter.report().rule
+    }
+
     /// How it is now.
     pub fn report(&self) -> CacheReport {
         let of = self.filter.report();
         let rate = |shape: Shape| shape.blocks_per_tick_max * LINE_BYTES * (S_NS / shape.tick_ns);
         CacheReport {
+            device: self.device,
             policy: of.rule.to_string(),
             holds: of.rule.policy != Policy::WriteThrough,
             rate_bytes: of.rule.shape.map(rate),
@@ -274,42 +321,158 @@ impl HeldWrites {
     pub fn held_bytes(&self) -> u64 {
         self.filter.held_bytes()
     }
+
+    /// Lets go of the cache: what it holds stays in its file. The device is failed or away, so nothing leaves any more. The file
+    /// is in use as long as the value returned can be upgraded.
+    pub(crate) fn let_go(self) -> Weak<CacheFile> {
+        let file = Arc::downgrade(&self.file);
+        drop(self);
+        file
+    }
 }
 
 impl Drop for HeldWrites {
     fn drop(&mut self) {
-        self.ticker.stop();
+        self.ticker.iter().for_each(Ticker::stop);
     }
 }
 
-/// Whose cache a store's is.
-pub(crate) fn owner(uuid: &str, device: &dyn BlockDevice) -> Outcome<Owner> {
-    let store = parse_uuid(uuid).unwrap_or_default();
-    let boot_id = shoal_host::boot_id().during("boot id")?;
-    Ok(Owner { store, boot_id, device_bytes: device.geometry().bytes })
+/// What is held for devices on a store's host: it takes its room there when it leaves.
+#[derive(Clone, Default)]
+pub(crate) struct HeldOnHost(Arc<Mutex<Vec<(u32, WriteBack)>>>);
+
+impl HeldOnHost {
+    pub fn note(&self, device: u32, filter: &WriteBack) {
+        let mut filters = self.0.lock();
+        filters.retain(|(known, _)| *known != device);
+        filters.push((device, filter.clone()));
+    }
+
+    pub fn forget(&self, device: u32) {
+        self.0.lock().retain(|(known, _)| *known != device);
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.0.lock().iter().map(|(_, filter)| filter.held_bytes()).sum()
+    }
 }
 
-/// The period with a cache: a store that was used with another one, or with none, was used in another period.
-pub(crate) fn period_with(mut period: [u8; 16], identity: &[u8; 16]) -> [u8; 16] {
-    period.iter_mut().zip(identity).for_each(|(byte, other)| *byte ^= other);
+/// Whose a cache is: that of a device whose owner has this uuid.
+pub(crate) fn owner(uuid: &str, device_bytes: u64) -> Outcome<Owner> {
+    let store = parse_uuid(uuid).unwrap_or_default();
+    let boot_id = shoal_host::boot_id().during("boot id")?;
+    Ok(Owner { store, boot_id, device_bytes })
+}
+
+/// The period with caches: a store that was used with other ones, or with none, was used in another period.
+pub(crate) fn period_with<'a>(mut period: [u8; 16], identities: impl IntoIterator<Item = &'a [u8; 16]>) -> [u8; 16] {
+    for identity in identities {
+        period.iter_mut().zip(identity).for_each(|(byte, other)| *byte ^= other);
+    }
     period
 }
 
-/// Takes away the cache of a store that is clean, or that has another one.
+/// The periods that a log may name in which some of these caches were in use.
+pub(crate) fn periods(period: [u8; 16], identities: &[[u8; 16]]) -> Vec<[u8; 16]> {
+    let mut periods = vec![period];
+    for identity in identities {
+        let with: Vec<_> = periods.iter().map(|period| period_with(*period, [identity])).collect();
+        periods.extend(with);
+    }
+    periods
+}
+
+/// Which of these caches were in use in a period that a log names; none if it is none of theirs.
+pub(crate) fn in_use(period: [u8; 16], identities: &[[u8; 16]], named: &[u8; 16]) -> Vec<[u8; 16]> {
+    let number = periods(period, identities).iter().position(|period| period == named).unwrap_or(0);
+    let chosen = identities.iter().enumerate().filter(|(bit, _)| number >> bit & 1 == 1);
+    chosen.map(|(_, identity)| *identity).collect()
+}
+
+/// The cache that a device of a store in use has, in front of it, not driven yet. None: it had none when the store was opened.
+pub(crate) fn left_of(
+    directory: &Path,
+    description: &Description,
+    device: u32,
+    below: &Arc<dyn Device>,
+    rule: Rule,
+) -> Outcome<Option<InFront>> {
+    let period = user::period(&[Some(directory.join(LOG)), description.bulk_path(directory)])?;
+    let Some((_, uuid)) = description.cache_owners().into_iter().find(|(number, _)| *number == device) else {
+        return Ok(None);
+    };
+    let owner = owner(&uuid, below.block_device().geometry().bytes)?;
+    match StoreCache::left(directory, device, &owner, &period, false) {
+        Left::Cache(left) => Ok(Some(left.in_front(below, Arc::new(SystemClock::new()), rule))),
+        Left::Nothing | Left::Other | Left::Lost => Ok(None),
+    }
+}
+
+fn numbers() -> std::ops::Range<u32> {
+    0..BULK_DEVICES_MAX as u32
+}
+
+/// Takes away the caches of a store that is clean. What is still held, for devices that were missing, is lost.
 pub(crate) fn remove(directory: &Path, period: &[u8; 16]) {
-    let Some(note) = Note::read(directory) else { return };
+    numbers().for_each(|device| remove_one(directory, device, period));
+}
+
+/// Takes away the cache of a device that gets another one.
+pub(crate) fn remove_one(directory: &Path, device: u32, period: &[u8; 16]) {
+    let Some(note) = Note::read(directory, device) else { return };
     // What cannot be removed is found to be of another life.
     if note.period == uuid_text(period) {
         let _ = fs::remove_file(note.path);
     }
-    let _ = fs::remove_file(directory.join(CACHE));
+    let _ = fs::remove_file(directory.join(cache_note(device)));
+}
+
+/// The identities of the caches that processes of this period left, by device, as far as their files say.
+pub(crate) fn identities(directory: &Path, period: &[u8; 16]) -> Vec<(u32, [u8; 16])> {
+    let Ok(boot_id) = shoal_host::boot_id() else { return Vec::new() };
+    let identity = |device| {
+        let note = Note::read(directory, device).filter(|note| note.period == uuid_text(period))?;
+        let file = CacheFile::open(&note.path, true).ok()?;
+        let mut bytes = [0; CacheHeader::BYTES];
+        if file.len() < bytes.len() as u64 {
+            return None;
+        }
+        file.read(0, &mut bytes);
+        let header = CacheHeader::decode(&bytes, file.len()).ok()?;
+        (header.boot_id == boot_id).then_some((device, header.identity))
+    };
+    numbers().filter_map(identity).collect()
 }
 
 /// Was there a cache that cannot be opened any more?
-pub(crate) fn is_lost(directory: &Path, uuid: &str) -> bool {
-    let Some(note) = Note::read(directory) else { return false };
-    let Ok(boot_id) = shoal_host::boot_id() else { return true };
-    let owner = Owner { store: parse_uuid(uuid).unwrap_or_default(), boot_id, device_bytes: u64::MAX };
-    let opened = CacheFile::open(&note.path, true);
-    opened.is_err() || opened.is_ok_and(|file| Cache::open(Arc::new(file), &owner).is_err())
+pub(crate) fn is_lost(directory: &Path, description: &Description) -> bool {
+    let Ok(boot_id) = shoal_host::boot_id() else { return numbers().any(|d| Note::read(directory, d).is_some()) };
+    let owners = description.cache_owners();
+    numbers().any(|device| {
+        let Some(note) = Note::read(directory, device) else { return false };
+        let uuid = owners.iter().find(|(number, _)| *number == device).and_then(|(_, uuid)| parse_uuid(uuid));
+        let owner = Owner { store: uuid.unwrap_or_default(), boot_id, device_bytes: u64::MAX };
+        let opened = CacheFile::open(&note.path, true).map(|file| Cache::open(Arc::new(file), &owner).map(drop));
+        match opened {
+            Ok(Ok(())) => false,
+            // Of a device that was removed, which has left it empty.
+            Ok(Err(CacheError::Other("another store"))) => device == 0,
+            Ok(Err(_)) | Err(_) => true,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_period_tells_which_caches_were_in_use() {
+        let (period, all) = ([1; 16], [[2; 16], [4; 16], [8; 16]]);
+        assert_eq!(periods(period, &all).len(), 8);
+        for some in [vec![], vec![all[1]], vec![all[0], all[2]], all.to_vec()] {
+            assert_eq!(in_use(period, &all, &period_with(period, &some)), some);
+        }
+        assert!(in_use(period, &all, &[77; 16]).is_empty());
+    }
 }

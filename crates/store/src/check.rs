@@ -32,8 +32,11 @@ impl Store {
         let image = region.image().ok_or_else(|| Failure::new("memory", "has neither region nor images"))?;
         let power_lost = self.power_was_lost();
         let open = || {
-            let bulk = bulk_data(&self.directory, &self.description)?;
-            bulk.ok_or_else(|| "the store has no bulk storage".to_owned())
+            let (bulk, faults) = bulk_data(&self.directory, &self.description);
+            match faults.is_empty() {
+                true => bulk.ok_or_else(|| "the store has no bulk storage".to_owned()),
+                false => Err(faults.join("; ")),
+            }
         };
         let bulk: Option<&BulkOpener<'_>> = if payloads { Some(&open) } else { None };
         let source = Source { image, log: region.log.as_deref(), bulk_bytes, power_lost, sums, bulk };

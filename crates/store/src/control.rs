@@ -1,7 +1,8 @@
 //! A server's control socket (`STORE/control` of a mount's daemon): one JSON line asks, one JSON line answers.
 //!
 //! Some questions only the process that has the store or device open can answer: `df` and `inspect` of a mounted store,
-//! the `status` of its bulk device or of a served one, and changes of a network RAM disk's donors. Only the owner may
+//! the `status` of its bulk devices or of a served one, and changes of
+//! bulk devices and of a network RAM disk's donors. Only the owner may
 //! use the socket. Its path is taken relative to the open directory, because the address of a UNIX socket holds 108
 //! bytes and a store may lie deeper. Nothing here changes the contents of a store.
 
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use shoal_devices::{DonorChange, During, Failure, Outcome};
 
+use crate::bulks::BulkChange;
 use crate::names::CONTROL;
 
 /// Longest question (bytes). A path in it has at most 4096 bytes, each up to 6 in JSON.
@@ -79,6 +81,16 @@ pub enum Question {
     Donor {
         change: DonorChange,
         donor: String,
+    },
+    /// A change of the bulk devices. A removal goes on after the answer.
+    Bulk {
+        change: BulkChange,
+    },
+    /// The bulk devices.
+    Bulks,
+    /// The files on one of them.
+    BulkFiles {
+        device: String,
     },
 }
 
@@ -192,6 +204,8 @@ pub fn ask_at(path: &Path, what: &str, question: &Question) -> Outcome<Option<se
                 | Question::Resize { .. }
                 | Question::Misplaced { .. }
                 | Question::Rebalance { .. }
+                | Question::Bulk { .. }
+                | Question::BulkFiles { .. }
         );
         stream.set_read_timeout(Some(if syncs { SYNC_PATIENCE } else { PATIENCE }))?;
         let mut text = serde_json::to_string(question)?;

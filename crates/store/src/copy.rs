@@ -3,7 +3,7 @@
 //!
 //! A damaged original is refused: its pages would get new sums, and the copy would look sound. The original is opened
 //! without writing: newest image, log replayed in memory. Its used segments become one image, its used bulk blocks a
-//! sparse file. Orphans and unfinished truncations are settled in the copy, by opening it once. The description is
+//! sparse file for each bulk device. Orphans and unfinished truncations are settled in the copy, by opening it once. The description is
 //! written last, after a check, so an interrupted copy is not a store. The copy has a uuid of its own, because a store
 //! accepts any region or bulk device with its uuid.
 
@@ -12,7 +12,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use shoal_devices::{During, Failure, Outcome, new_uuid};
+use shoal_devices::{During, Failure, Outcome, new_uuid, uuid_text};
+use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, Mark, decode_list, only_device};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, FEATURE_SUMS, Superblock};
 use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT};
 use shoal_fs::{Fs, Options};
@@ -20,13 +21,13 @@ use shoal_host::{SEGMENT_BYTES, SegmentLog};
 use shoal_media::BlockDevice;
 use shoal_region::View;
 
-use crate::description::{BulkPlace, Description};
+use crate::description::{BulkPlace, Description, NumberedPlace};
 use crate::directory;
 use crate::images::{self, shared};
 use crate::memory::MemoryChoice;
-use crate::names::{BULK, DESCRIPTION_NEW, IMAGES, LOCK, LOG};
+use crate::names::{BULK, DESCRIPTION_NEW, IMAGES, LOCK, LOG, bulk_file};
 use crate::progress::Progress;
-use crate::store::{Opened, Store};
+use crate::store::{Devices, Opened, Store};
 
 /// Bulk blocks copied at a time.
 const COPY_BLOCKS: u64 = 64;
@@ -65,8 +66,21 @@ impl Store {
         // All pages of the copy get new sums, and its log is empty.
         let features = superblock.features | FEATURE_SUMS;
         let superblock = Superblock { uuid, features, ..*superblock };
-        let bulk = (superblock.bulk_blocks > 0).then(|| BulkPlace::File(BULK.into()));
-        let description = Description::new(&uuid, memory, bulk, self.description.compress);
+        let devices = devices(&original.fs)?;
+        let has_first = devices.iter().any(|device| device.number == 0);
+        let bulk = has_first.then(|| BulkPlace::File(BULK.into()));
+        let more_bulk = devices.iter().filter(|device| device.number != 0).map(|device| NumberedPlace {
+            number: device.number,
+            uuid: uuid_text(&device.uuid),
+            place: BulkPlace::File(bulk_file(device.number).into()),
+        });
+        let first_removed = !has_first && superblock.bulk_blocks > 0;
+        let more_bulk = more_bulk.collect();
+        let description = Description {
+            first_removed,
+            more_bulk,
+            ..Description::new(&uuid, memory, bulk, self.description.compress)
+        };
         let copy = Store::assemble(directory.clone(), description.clone(), lock);
         let copied = self.fill(copy, &original, &superblock, watched).and_then(|copied| {
             description.write(&directory)?;
@@ -77,11 +91,14 @@ impl Store {
 
     /// Copies the contents, finishes unfinished operations, and checks the copy.
     fn fill(&self, copy: Store, original: &Opened, superblock: &Superblock, watched: &dyn Progress) -> Outcome<Copied> {
-        let Opened { fs, recovery, device, .. } = original;
-        let bulk_bytes = match device {
-            Some(device) if superblock.bulk_blocks > 0 => copy_bulk(fs, &**device, &copy.directory, watched)?,
-            _ => 0,
-        };
+        let Opened { fs, recovery, devices: Devices { engine, .. }, .. } = original;
+        let mut bulk_bytes = 0;
+        for entry in devices(fs)? {
+            // With what a process that was cut off held back.
+            let device = engine.iter().find(|(number, _)| *number == entry.number).map(|(_, device)| device);
+            let device = device.ok_or_else(|| Failure::new(format!("bulk device {}", entry.number), "is not there"))?;
+            bulk_bytes += copy_bulk(fs, &**device, &entry, &superblock.uuid, &copy.directory, watched)?;
+        }
         // Bulk data that is not yet durable in the original has been read, and is durable in the copy.
         let whole = !recovery.power_lost;
         let region_bytes = write_region(fs, &copy, superblock, recovery.clean, whole)?;
@@ -140,19 +157,37 @@ fn memory_of_copy(source: &MemoryChoice, options: &CopyOptions) -> Outcome<Memor
     Ok(memory)
 }
 
-/// Copies the blocks in use into a sparse file of the copy; returns their bytes.
-fn copy_bulk(fs: &Fs, device: &dyn BlockDevice, directory: &Path, watched: &dyn Progress) -> Outcome<u64> {
+/// The bulk devices that the region lists.
+fn devices(fs: &Fs) -> Outcome<Vec<BulkDeviceEntry>> {
+    let mut page = [0; PAGE as usize];
+    fs.region().read(BULK_LIST_AT, &mut page).during("list of bulk devices")?;
     let superblock = fs.region().superblock();
-    let path = directory.join(BULK);
+    let listed = decode_list(&page, superblock).during("list of bulk devices")?;
+    Ok(listed.unwrap_or_else(|| only_device(superblock).into_iter().collect()))
+}
+
+/// Copies a device's blocks in use, and its mark for store `uuid`, into a sparse file of the copy; returns their bytes. Blocks in
+/// doubt are copied as they are: the copy's region says that they are.
+fn copy_bulk(
+    fs: &Fs,
+    device: &dyn BlockDevice,
+    entry: &BulkDeviceEntry,
+    uuid: &[u8; 16],
+    directory: &Path,
+    watched: &dyn Progress,
+) -> Outcome<u64> {
+    let path = directory.join(bulk_file(entry.number));
     let mut options = OpenOptions::new();
     let file = options.write(true).create_new(true).mode(0o600).open(&path).during(path.display())?;
-    file.set_len(superblock.bulk_blocks * BULK_BLOCK).during(path.display())?;
-    watched.begin("large files (blocks)", superblock.bulk_blocks);
+    // With room for the mark, also where there is none yet.
+    file.set_len((entry.blocks + 1) * BULK_BLOCK).during(path.display())?;
+    watched.begin("large files (blocks)", entry.blocks);
+    let bitmap = entry.bitmap_at(fs.region().superblock());
     let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
     let mut used = 0;
-    for first in (0..superblock.bulk_blocks).step_by(COPY_BLOCKS as usize) {
+    for first in (0..entry.blocks).step_by(COPY_BLOCKS as usize) {
         let mut bits = [0; 8];
-        fs.region().read(superblock.bulk_bitmap + first / 8, &mut bits).during("bulk bitmap")?;
+        fs.region().read(bitmap + first / 8, &mut bits).during("bulk bitmap")?;
         let word = u64::from_le_bytes(bits);
         let mut block = 0;
         while block < 64 && word >> block != 0 {
@@ -170,6 +205,10 @@ fn copy_bulk(fs: &Fs, device: &dyn BlockDevice, directory: &Path, watched: &dyn 
             block += run;
         }
         watched.at(first);
+    }
+    if entry.has_mark() {
+        let mark = Mark { store: *uuid, device: entry.uuid, number: entry.number, epoch: entry.epoch };
+        file.write_all_at(&mark.encode(), Mark::at(entry.blocks)).during(path.display())?;
     }
     file.sync_all().during(path.display())?;
     watched.end();
@@ -246,7 +285,8 @@ fn finish(copy: Store) -> Outcome<Store> {
 /// Removes the copy after a failure. A directory that was there before stays.
 fn clear(directory: &Path, description: &Description, made_here: &[PathBuf]) {
     let names = [IMAGES[0], IMAGES[1], BULK, DESCRIPTION_NEW];
-    let files = names.iter().map(|name| directory.join(name)).chain(description.memory.path().cloned());
+    let more = description.more_bulk.iter().map(|place| directory.join(bulk_file(place.number)));
+    let files = names.iter().map(|name| directory.join(name)).chain(more).chain(description.memory.path().cloned());
     files.for_each(|path: PathBuf| drop(fs::remove_file(path)));
     let _ = fs::remove_dir_all(directory.join(LOG));
     if !made_here.is_empty() {

@@ -25,6 +25,12 @@ pub struct Description {
     pub uuid: String,
     pub memory: MemoryChoice,
     pub bulk: Option<BulkPlace>,
+    /// The first bulk device was removed; `bulk` still names it until the store is unmounted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub first_removed: bool,
+    /// Further bulk devices. The region has the list that counts; this says where to find them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_bulk: Vec<NumberedPlace>,
     /// How small files that have cooled are compressed. Stores of earlier programs do not say.
     #[serde(default, with = "method_text")]
     pub compress: Method,
@@ -54,7 +60,40 @@ pub enum BulkPlace {
     Device(String),
 }
 
+/// Where a further bulk device of a store is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NumberedPlace {
+    pub number: u32,
+    /// As the device's mark has it.
+    pub uuid: String,
+    pub place: BulkPlace,
+}
+
 impl BulkPlace {
+    /// The device's name, for a store in `directory`.
+    pub(crate) fn name(&self, directory: &Path) -> Result<shoal_devices::DeviceName, String> {
+        match self {
+            BulkPlace::File(file) => Ok(shoal_devices::file(directory.join(file))),
+            BulkPlace::Device(text) => text.parse(),
+        }
+    }
+
+    /// The path of a file or block device.
+    pub(crate) fn path(&self, directory: &Path) -> Option<PathBuf> {
+        match self {
+            BulkPlace::File(file) => Some(directory.join(file)),
+            BulkPlace::Device(_) => None,
+        }
+    }
+
+    /// The name for people and logs, without secrets.
+    pub fn shown(&self, directory: &Path) -> String {
+        match self.name(directory) {
+            Ok(name) => name.without_secrets().to_string(),
+            Err(_) => self.text(directory),
+        }
+    }
+
     /// The place as people read it; a relative path is shown within `directory`.
     pub fn text(&self, directory: &Path) -> String {
         match self {
@@ -92,7 +131,15 @@ impl FromStr for BulkChoice {
 
 impl Description {
     pub(crate) fn new(uuid: &[u8; 16], memory: MemoryChoice, bulk: Option<BulkPlace>, compress: Method) -> Description {
-        Description { version: VERSION, uuid: shoal_devices::uuid_text(uuid), memory, bulk, compress }
+        Description {
+            version: VERSION,
+            uuid: shoal_devices::uuid_text(uuid),
+            memory,
+            bulk,
+            first_removed: false,
+            more_bulk: Vec::new(),
+            compress,
+        }
     }
 
     /// The description that `format` would have written, for a directory that has lost its own.
@@ -102,6 +149,8 @@ impl Description {
             uuid: String::new(),
             memory: MemoryChoice::LOGGED,
             bulk,
+            first_removed: false,
+            more_bulk: Vec::new(),
             compress: Method::default(),
         }
     }
@@ -142,7 +191,26 @@ impl Description {
         write().during(path.display())
     }
 
-    /// The file or block device of the bulk storage of the store in `directory`, where it is one.
+    /// Where the bulk device with this number is.
+    pub fn place_of(&self, number: u32) -> Option<&BulkPlace> {
+        match number {
+            0 => self.bulk.as_ref(),
+            _ => self.more_bulk.iter().find(|place| place.number == number).map(|place| &place.place),
+        }
+    }
+
+    /// The store's bulk devices by number, with the identity that a cache in front of one names.
+    pub(crate) fn cache_owners(&self) -> Vec<(u32, String)> {
+        let first = self.bulk.as_ref().filter(|_| !self.first_removed).map(|_| (0, self.uuid.clone()));
+        first.into_iter().chain(self.more_bulk.iter().map(|place| (place.number, place.uuid.clone()))).collect()
+    }
+
+    /// Does the store list more than the bulk device it was formatted with?
+    pub fn has_bulk_list(&self) -> bool {
+        self.first_removed || !self.more_bulk.is_empty()
+    }
+
+    /// The file or block device of the first bulk device of the store in `directory`, where it is one.
     pub fn bulk_path(&self, directory: &Path) -> Option<PathBuf> {
         match &self.bulk {
             Some(BulkPlace::File(file)) => Some(directory.join(file)),
@@ -170,6 +238,8 @@ mod tests {
             uuid: shoal_devices::uuid_text(&[7; 16]),
             memory: "dax=/pmem/r".parse().unwrap(),
             bulk: Some(BulkPlace::File("bulk".into())),
+            first_removed: false,
+            more_bulk: Vec::new(),
             compress: Method::Zstd(7),
         };
         description.write(dir.path()).unwrap();

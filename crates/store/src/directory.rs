@@ -3,6 +3,7 @@
 //! Rules: everything is readable by the owner only. A directory that holds anything but the files of a store is
 //! refused.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -13,7 +14,7 @@ use shoal_host::StoreLock;
 
 use crate::cache;
 use crate::description::Description;
-use crate::names::{DESCRIPTION, LOCK, LOG, OWN_NAMES};
+use crate::names::{DESCRIPTION, LOCK, LOG, OWN_NAMES, is_of_bulk};
 use crate::user;
 
 /// Makes the directory, or removes an earlier store from it; refuses a directory that holds anything else.
@@ -29,7 +30,8 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
     let entries: Vec<_> = fs::read_dir(&directory)
         .and_then(|entries| entries.map(|e| Ok(e?.file_name())).collect::<io::Result<_>>())
         .during(directory.display())?;
-    if let Some(foreign) = entries.iter().find(|name| !OWN_NAMES.iter().any(|own| *name == own)) {
+    let is_own = |name: &&OsString| OWN_NAMES.iter().any(|own| *name == own) || name.to_str().is_some_and(is_of_bulk);
+    if let Some(foreign) = entries.iter().find(|name| !is_own(name)) {
         let cause = format!("holds `{}`, which is no part of a store", foreign.to_string_lossy());
         return Err(Failure::new(directory.display(), cause).remedy("name an empty or a new directory"));
     }
@@ -51,6 +53,9 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
         remove(path)?;
     }
     for name in OWN_NAMES.iter().filter(|name| **name != LOCK) {
+        remove(&directory.join(name))?;
+    }
+    for name in entries.iter().filter(|name| name.to_str().is_some_and(is_of_bulk)) {
         remove(&directory.join(name))?;
     }
     Ok((directory, lock))

@@ -245,7 +245,8 @@ fn prepare_bulk(directory: &Path, options: &FormatOptions) -> Outcome<(Option<Bu
             }
         } / BULK_BLOCK
             * BULK_BLOCK;
-        FileDevice::create(&path, bytes).during("bulk storage")?;
+        // With room for the mark that the first of several devices has behind its last block.
+        FileDevice::create(&path, bytes + BULK_BLOCK).during("bulk storage")?;
         bytes
     };
     let bytes = bytes / BULK_BLOCK * BULK_BLOCK;

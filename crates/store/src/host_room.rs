@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use shoal_fs::{HostRoom, Room};
 
 use crate::memory::MemoryChoice;
@@ -16,22 +17,58 @@ use crate::memory::MemoryChoice;
 const HEADROOM_BYTES: u64 = 64 << 20;
 const HEADROOM_PART: u64 = 16;
 
-/// The question for a store in `directory`; `bulk` is its bulk storage where that is a file.
-pub(crate) fn probe(directory: &Path, memory: &MemoryChoice, bulk: Option<PathBuf>) -> Room {
-    let directory = directory.to_path_buf();
+/// The bulk devices of a store that are files on one host: the first one's, or, where that is none, the store's.
+#[derive(Clone, Default)]
+pub(crate) struct HostFiles(Arc<Mutex<Vec<PathBuf>>>);
+
+impl HostFiles {
+    /// Notes a further file, if it is one and lies there; whether it does.
+    pub fn add(&self, directory: &Path, path: &Path) -> bool {
+        let mut files = self.0.lock();
+        let host = files.first().map_or(directory, PathBuf::as_path);
+        let is_there = fs::metadata(path).is_ok_and(|m| m.is_file()) && device(host) == device(path);
+        if is_there && !files.iter().any(|known| known == path) {
+            files.push(path.to_path_buf());
+        }
+        is_there
+    }
+
+    pub fn has(&self, path: &Path) -> bool {
+        self.0.lock().iter().any(|known| known == path)
+    }
+
+    pub fn remove(&self, path: &Path) {
+        self.0.lock().retain(|known| known != path);
+    }
+
+    /// Notes the first device, wherever it lies, if it is a file.
+    pub fn first(&self, path: Option<PathBuf>) {
+        // Only a file shares its host's space; a block device has its own.
+        self.0.lock().extend(path.filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file())));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+}
+
+fn device(path: &Path) -> Option<u64> {
+    fs::metadata(path).map(|m| m.dev()).ok()
+}
+
+/// The question for a store in `directory`; `files` are its bulk storage where that is files.
+pub(crate) fn probe(directory: &Path, memory: &MemoryChoice, files: &HostFiles) -> Room {
+    let (directory, files) = (directory.to_path_buf(), files.clone());
     let memory = memory.path().filter(|_| memory.kind().properties().on_demand).map(|path| parent(path));
-    let device = |path: &Path| fs::metadata(path).map(|m| m.dev()).ok();
-    let shared = bulk.as_ref().is_some_and(|bulk| device(bulk) == device(&directory));
     Arc::new(move || {
         let host = shoal_host::host_free_bytes(&directory).ok();
+        let files = files.0.lock().clone();
+        let taken = |file: &PathBuf| fs::metadata(file).map_or(0, |m| m.blocks() * 512);
         HostRoom {
             region: host.map_or(u64::MAX, |host| host.available_bytes),
             memory: memory.as_ref().map(|memory| free(memory)),
-            bulk: bulk.as_ref().map(|bulk| {
-                let taken = fs::metadata(bulk).map_or(0, |m| m.blocks() * 512);
-                taken.saturating_add(free(&parent(bulk)))
-            }),
-            shared,
+            bulk: files.first().map(|first| files.iter().map(taken).sum::<u64>().saturating_add(free(&parent(first)))),
+            shared: files.first().is_some_and(|first| device(first) == device(&directory)),
             headroom: host.map_or(0, |host| (host.total_bytes / HEADROOM_PART).min(HEADROOM_BYTES)),
         }
     })

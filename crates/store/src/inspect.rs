@@ -7,7 +7,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_fs::{Fs, Method, Options};
+use shoal_format::BULK_BLOCK;
+use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
+use shoal_fs::{Fs, Method, Options, PlacedRange};
 
 use crate::packing::{self, Packed};
 use crate::store::Store;
@@ -47,6 +49,11 @@ pub struct FileReport {
     #[serde(default)]
     pub threshold_inherited: bool,
     pub pieces: Vec<PieceReport>,
+    /// Large files: extents, and how many runs of blocks on one device they make.
+    #[serde(default)]
+    pub extents: u64,
+    #[serde(default)]
+    pub fragments: u64,
     /// Small files: of a directory those below it.
     #[serde(default)]
     pub packed: Packed,
@@ -65,7 +72,10 @@ pub struct PieceReport {
     pub stored_bytes: u64,
     /// `memory` or `bulk`.
     pub tier: String,
-    /// Offset in the region or on the bulk storage.
+    /// The number of the bulk device; 0 for the first, and for memory.
+    #[serde(default)]
+    pub bulk_device: u32,
+    /// Offset in the region or on the bulk device.
     pub at: u64,
     /// Written, but perhaps not yet durable.
     pub new: bool,
@@ -93,12 +103,21 @@ impl FileReport {
             12 => "socket",
             other => return Err(Failure::new(path.display(), format!("mode {other:o} is of no known kind"))),
         };
+        let extents: Vec<_> = placement.pieces.iter().filter(|piece| piece.bulk).collect();
+        let joins = |pair: &&[&PlacedRange]| pair[0].at + pair[0].len == pair[1].at;
+        let fragments = extents.len() - extents.windows(2).filter(joins).count();
+        let own = |piece: &PlacedRange| match piece.bulk {
+            true => piece.at & ((BULK_BLOCK << BULK_NUMBER_SHIFT) - 1),
+            false => piece.at,
+        };
+        let device = |piece: &PlacedRange| if piece.bulk { (piece.at / BULK_BLOCK) >> BULK_NUMBER_SHIFT } else { 0 };
         let pieces = placement.pieces.iter().map(|piece| PieceReport {
             file_at: piece.file_at,
             bytes: piece.len,
             stored_bytes: piece.stored,
             tier: if piece.bulk || piece.spilled { "bulk" } else { "memory" }.into(),
-            at: piece.at,
+            bulk_device: device(piece) as u32,
+            at: own(piece),
             new: piece.new,
             unwritten: piece.unwritten,
             spilled: piece.spilled,
@@ -130,6 +149,8 @@ impl FileReport {
             compression: Method::of_code(inode.method).map(|method| method.to_string()),
             threshold_bytes: Some(inode.threshold.bytes).filter(|&bytes| bytes > 0).map(u64::from),
             threshold_inherited: inode.threshold.inherited,
+            extents: extents.len() as u64,
+            fragments: fragments as u64,
             pieces: pieces.collect(),
             packed,
             files_below: if kind == "directory" { files_below } else { 0 },
@@ -140,7 +161,7 @@ impl FileReport {
 impl Store {
     /// Opens the store for reading and reports on the file at `path` within it.
     pub fn inspect(&self, path: &Path) -> Outcome<FileReport> {
-        let opened = self.open(Options { read_only: true, ..Options::default() })?;
+        let opened = self.open(Options { read_only: true, degraded: true, ..Options::default() })?;
         FileReport::of(&opened.fs, path)
     }
 }

@@ -7,6 +7,7 @@
 //! | `names`, `description`, `directory`, `user` | the files of a store's directory, the description that makes it a store, its user |
 //! | `memory`, `images`, `media`, `host_room` | kinds of memory, and putting a store's media together |
 //! | `store` | a store this process has to itself, and its file system |
+//! | `bulks`, `paths` | the bulk devices of an open store; names of inodes |
 //! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
 //! | `report`, `inspect`, `read_only` | the state of a store, or of one of its files |
 //! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and its state |
@@ -34,6 +35,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bulks;
 mod cache;
 mod calendar;
 mod check;
@@ -50,6 +52,7 @@ mod memory;
 mod mounted;
 mod names;
 pub mod packing;
+mod paths;
 pub mod place;
 mod profiles;
 mod progress;
@@ -64,9 +67,10 @@ mod store;
 mod user;
 mod volume;
 
+pub use bulks::{BulkChange, BulkFile, BulkReport};
 pub use cache::{CacheOptions, CacheReport, HeldWrites, rule_of};
 pub use copy::{Copied, CopyOptions};
-pub use description::{BulkChoice, BulkPlace, Description};
+pub use description::{BulkChoice, BulkPlace, Description, NumberedPlace};
 pub use format::{FormatOptions, Formatted};
 pub use inspect::{FileReport, PieceReport};
 pub use memory::{LossBounds, MemoryChoice};
@@ -83,6 +87,6 @@ pub use resize::{Resized, Sizes, resize_mounted};
 pub use salvage::{Lost, Salvaged, Told, salvage};
 pub use shoal_devices::{Failure, Outcome};
 pub use status::{ExportReport, RequestReport, Status};
-pub use store::{LEAVING_PATIENCE, Opened, Store};
+pub use store::{Devices, LEAVING_PATIENCE, Opened, Store};
 pub use user::{holder, is_in_use, writer};
 pub use volume::{DirEntry, File, FileType, Metadata, ReadDir, Volume};

@@ -6,16 +6,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use shoal_devices::{Device, During, Failure, Outcome};
+use shoal_devices::{Device, During, Failure, Outcome, parse_uuid};
 use shoal_format::superblock::Superblock;
-use shoal_fs::Parts;
+use shoal_fs::{GivenDevice, Parts};
 use shoal_host::SystemClock;
 use shoal_media::BlockDevice;
-use shoal_writeback::{Policy, Rule};
+use shoal_writeback::{Owner, Policy, Rule};
 use tracing::warn;
 
-use crate::cache::{self, CacheOptions, InFront, StoreCache};
-use crate::description::{BulkPlace, Description};
+use crate::cache::{self, CacheOptions, InFront, Left, StoreCache};
+use crate::description::{BulkPlace, Description, NumberedPlace};
+use crate::host_room::HostFiles;
 use crate::memory::RegionMedia;
 use crate::names::{DESCRIPTION, LOG};
 use crate::store::Store;
@@ -24,62 +25,174 @@ use crate::user::period;
 /// A store's media, opened.
 pub(crate) struct Media {
     pub parts: Parts,
-    /// Bulk storage, if there is any.
+    /// The first bulk device, if there is one.
     pub bulk: Option<Arc<dyn Device>>,
-    /// The write-back cache in front of it, if there is one.
-    pub cache: Option<InFront>,
-    /// The period without the cache.
+    /// The write-back caches in front of devices that are there.
+    pub caches: Vec<InFront>,
+    /// The period without caches.
     pub period: [u8; 16],
+    /// The identities of caches that an earlier process left.
+    pub left: Vec<[u8; 16]>,
+    /// The further ones that could be opened, by number.
+    pub more: Vec<(u32, Arc<dyn Device>)>,
+    /// All devices as the engine uses them, with what is held in front of them.
+    pub engine: Vec<(u32, Arc<dyn BlockDevice>)>,
+    /// All of the further ones, as the engine takes them.
+    pub given: Vec<GivenDevice>,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
 }
 
 impl Store {
-    pub(crate) fn open_media(&self, read_only: bool, wanted: Option<&CacheOptions>) -> Outcome<Media> {
+    /// With `degraded`, bulk devices of a store that lists several may be missing.
+    pub(crate) fn open_media(
+        &self,
+        read_only: bool,
+        degraded: bool,
+        host: &HostFiles,
+        wanted: Option<&CacheOptions>,
+    ) -> Outcome<Media> {
         let region = self.description.memory.open_media(&self.resting(), read_only)?;
-        let period = self.period()?;
-        let bulk = self.open_bulk()?;
-        let cache = match &bulk {
-            Some(bulk) => self.cache(&*bulk.block_device(), &period, read_only, wanted)?,
-            None => None,
+        let degraded = degraded && self.description.has_bulk_list();
+        let first = match self.open_bulk() {
+            Err(failure) if degraded => {
+                warn!("{failure}");
+                None
+            }
+            opened => opened.map_err(|failure| self.hint(failure))?,
         };
-        Media::assemble(region, bulk, period, cache)
+        let (mut more, mut lost) = (Vec::new(), Vec::new());
+        for numbered in &self.description.more_bulk {
+            match self.open_numbered(numbered) {
+                Ok(device) => more.push((numbered.number, device)),
+                Err(failure) if degraded => lost.push((numbered.number, failure.to_string())),
+                Err(failure) => return Err(self.hint(failure)),
+            }
+        }
+        let mut media = Media::assemble(region, first, self.period()?)?;
+        media.more = more;
+        self.put_caches_in_front(&mut media, read_only, wanted)?;
+        media.given = self.given(&media, &lost, host);
+        Ok(media)
     }
 
-    /// The cache that is left, or a new one if one is wanted, and its rule.
+    /// The further devices as the engine takes them.
+    fn given(&self, media: &Media, lost: &[(u32, String)], host: &HostFiles) -> Vec<GivenDevice> {
+        let given = |numbered: &NumberedPlace| {
+            let number = numbered.number;
+            let found = media.engine.iter().find(|(known, _)| *known == number).map(|(_, device)| device.clone());
+            let why = || lost.iter().find(|(known, _)| *known == number).map(|(_, why)| why.clone());
+            GivenDevice {
+                uuid: parse_uuid(&numbered.uuid).unwrap_or_default(),
+                name: numbered.place.shown(&self.directory),
+                on_host: numbered.place.path(&self.directory).is_some_and(|path| host.add(&self.directory, &path)),
+                device: found.ok_or_else(|| why().unwrap_or_default()),
+            }
+        };
+        self.description.more_bulk.iter().map(given).collect()
+    }
+
+    /// Opens the caches that are left of the devices that are there, or makes new ones if they are wanted, and takes their identities
+    /// into the period.
+    fn put_caches_in_front(&self, media: &mut Media, read_only: bool, wanted: Option<&CacheOptions>) -> Outcome<()> {
+        let mut identities = cache::identities(&self.directory, &media.period);
+        let devices: Vec<_> = media.bulk.iter().map(|bulk| (0, bulk.clone())).chain(media.more.clone()).collect();
+        let mut made = Vec::new();
+        for (number, device) in &devices {
+            let opened = self.cache(*number, devices.len(), &*device.block_device(), &media.period, read_only, wanted);
+            // Refused: what was made before goes again.
+            let (cache, is_lost) =
+                opened.inspect_err(|_| made.iter().for_each(|it: &InFront| it.withdraw(&self.directory)))?;
+            if is_lost {
+                identities.retain(|(known, _)| known != number);
+            }
+            let engine = match cache {
+                // Without a cache every write goes to the device at once, and the bulk tier's cache is the host's.
+                None => device.block_device(),
+                Some((cache, rule)) => {
+                    let front = cache.in_front(device, media.parts.clock.clone(), rule);
+                    let filter = Arc::new(front.filter.clone());
+                    made.push(front);
+                    filter
+                }
+            };
+            media.engine.push((*number, engine));
+        }
+        media.parts.bulk = media.engine.iter().find(|(number, _)| *number == 0).map(|(_, device)| device.clone());
+        media.left = identities.iter().map(|(_, identity)| *identity).collect();
+        // Those of devices that are missing count on: they may come back.
+        let new = made.iter().filter(|front| !media.left.contains(&front.identity)).map(|front| &front.identity);
+        media.parts.region.boot_id = cache::period_with(media.period, media.left.iter().chain(new));
+        media.caches = made;
+        Ok(())
+    }
+
+    /// The cache that is left of a device, or a new one if one is wanted, and its rule; whether one is lost.
     fn cache(
         &self,
+        number: u32,
+        devices: usize,
         bulk: &dyn BlockDevice,
         period: &[u8; 16],
         read_only: bool,
         wanted: Option<&CacheOptions>,
-    ) -> Outcome<Option<(StoreCache, Rule)>> {
-        let owner = cache::owner(&self.description.uuid, bulk)?;
+    ) -> Outcome<(Option<(StoreCache, Rule)>, bool)> {
         let rule = wanted
             .filter(|wanted| wanted.bytes != Some(0))
             .map_or(Rule::of(Policy::WriteThrough), |wanted| wanted.rule);
-        if let Some(left) = StoreCache::left(&self.directory, &owner, period, read_only) {
-            return Ok(Some((left, rule)));
-        }
-        let Some(wanted) = wanted.filter(|wanted| !read_only && wanted.bytes != Some(0)) else { return Ok(None) };
+        let owner = self.cache_owner(number, bulk)?;
+        let is_lost = match StoreCache::left(&self.directory, number, &owner, period, read_only) {
+            Left::Cache(left) => return Ok((Some((left, rule)), false)),
+            Left::Lost => true,
+            // Its place is taken until the store has been closed: the log may name the one that is there, and a process that ends before it
+            // has named another would have lost that.
+            Left::Other => return Ok((None, false)),
+            Left::Nothing => false,
+        };
+        let Some(wanted) = wanted.filter(|wanted| !read_only && wanted.bytes != Some(0)) else {
+            return Ok((None, is_lost));
+        };
         if u64::from(bulk.geometry().block_bytes) > shoal_format::cache::CACHE_SLOT {
-            warn!("bulk storage has blocks of more than 4 KiB; large files are written without a write-back cache");
-            return Ok(None);
+            warn!(
+                "bulk device {number} has blocks of more than 4 KiB; its large files are written without a write-back cache"
+            );
+            return Ok((None, is_lost));
         }
-        cache::remove(&self.directory, period);
-        match StoreCache::make(&self.directory, &owner, period, wanted) {
-            Ok(made) => Ok(Some((made, rule))),
+        cache::remove_one(&self.directory, number, period);
+        match StoreCache::make(&self.directory, number, devices, &owner, period, wanted) {
+            Ok(made) => Ok((Some((made, rule)), is_lost)),
             // A folder that was named must do; of the usual one nothing was promised.
             Err(failure) if wanted.directory.is_some() => Err(failure.within("write-back cache")),
             Err(failure) => {
                 warn!("no write-back cache, large files are written at once: {failure}");
-                Ok(None)
+                Ok((None, is_lost))
             }
         }
     }
 
+    fn cache_owner(&self, number: u32, bulk: &dyn BlockDevice) -> Outcome<Owner> {
+        let owners = self.description.cache_owners();
+        let uuid = owners.into_iter().find(|(known, _)| *known == number).map(|(_, uuid)| uuid);
+        cache::owner(&uuid.unwrap_or_default(), bulk.geometry().bytes)
+    }
+
+    /// Says how to do without a device of several.
+    fn hint(&self, failure: Failure) -> Failure {
+        if !self.description.has_bulk_list() {
+            return failure;
+        }
+        Failure::told(format!("{failure}; or mount with `-o degraded` to do without its files"))
+    }
+
+    fn open_numbered(&self, numbered: &NumberedPlace) -> Outcome<Arc<dyn Device>> {
+        open_place(&self.directory, &numbered.place)
+            .map_err(|failure| failure.within(&format!("bulk device {}", numbered.number)))
+    }
+
     pub(crate) fn open_bulk(&self) -> Outcome<Option<Arc<dyn Device>>> {
-        let Some(place) = &self.description.bulk else { return Ok(None) };
+        let Some(place) = self.description.bulk.as_ref().filter(|_| !self.description.first_removed) else {
+            return Ok(None);
+        };
         let file = format!("{}/{DESCRIPTION}", self.directory.display());
         let (description, remedy) = match place {
             BulkPlace::File(_) => {
@@ -100,29 +213,23 @@ impl Store {
 }
 
 impl Media {
-    fn assemble(
-        region: RegionMedia,
-        bulk: Option<Arc<dyn Device>>,
-        period: [u8; 16],
-        cache: Option<(StoreCache, Rule)>,
-    ) -> Outcome<Media> {
+    /// Without caches and further devices.
+    fn assemble(region: RegionMedia, bulk: Option<Arc<dyn Device>>, period: [u8; 16]) -> Outcome<Media> {
         let RegionMedia { memory, log, images, survives_power_loss } = region;
         let nonce = shoal_host::random_bytes().during("random numbers")?;
-        let boot_id = cache.as_ref().map_or(period, |(cache, _)| cache::period_with(period, &cache.identity));
-        let region = shoal_region::Parts { memory, log, images, boot_id, nonce };
-        let clock = Arc::new(SystemClock::new());
-        let cache = match (&bulk, cache) {
-            (Some(bulk), Some((cache, rule))) => Some(cache.in_front(bulk, clock.clone(), rule)),
-            _ => None,
-        };
-        // Without a cache every write goes to the device at once, and the bulk tier's cache is the host's.
-        let device = match &cache {
-            Some(cache) => Some(Arc::new(cache.filter.clone()) as Arc<dyn BlockDevice>),
-            None => bulk.as_ref().map(|bulk| bulk.block_device()),
-        };
-        let parts = Parts { region, bulk: device, clock };
-        Ok(Media { parts, bulk, cache, period, survives_power_loss })
+        let region = shoal_region::Parts { memory, log, images, boot_id: period, nonce };
+        let device = bulk.as_ref().map(|bulk| bulk.block_device());
+        let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
+        let (caches, left, more, engine, given) = Default::default();
+        Ok(Media { parts, bulk, caches, period, left, more, engine, given, survives_power_loss })
     }
+}
+
+/// Opens the device at a place of the store in `directory`.
+pub(crate) fn open_place(directory: &Path, place: &BulkPlace) -> Outcome<Arc<dyn Device>> {
+    let file = format!("{}/{DESCRIPTION}", directory.display());
+    let name = place.name(directory).map_err(|error| Failure::new(&file, error))?;
+    name.open().map(Arc::from)
 }
 
 /// Makes the media of a new store in an empty directory.
@@ -134,5 +241,5 @@ pub(crate) fn create_media(
 ) -> Outcome<Media> {
     let region = description.memory.make_media(directory, superblock.region_bytes)?;
     let places = [Some(directory.join(LOG)), description.bulk_path(directory)];
-    Media::assemble(region, bulk, period(&places)?, None)
+    Media::assemble(region, bulk, period(&places)?)
 }

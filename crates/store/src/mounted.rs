@@ -14,16 +14,16 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::size::human;
-use shoal_devices::{Device, During, Failure, Outcome};
+use shoal_devices::{During, Failure, Outcome};
 use shoal_fs::{AccessTimes, Fs, Options};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
 use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounter};
 use shoal_writeback::Rule;
 use tracing::{info, warn};
 
-use crate::cache::{CacheOptions, HeldWrites, rule_of};
+use crate::bulks::Bulks;
+use crate::cache::{CacheOptions, rule_of};
 use crate::control::{self, Answer, Question};
-use crate::description::{BulkPlace, Description};
 use crate::inspect::FileReport;
 use crate::packing;
 use crate::read_only::ReadOnly;
@@ -56,8 +56,7 @@ impl fmt::Display for Recovered {
 pub struct Mounted {
     store: Store,
     session: Session,
-    bulk: Option<Arc<dyn Device>>,
-    cache: Option<Arc<HeldWrites>>,
+    bulks: Arc<Bulks>,
     read_only: bool,
     recovered: Recovered,
 }
@@ -77,6 +76,7 @@ impl Store {
             spill_percent: options.spill_percent,
             threshold: options.threshold,
             pack_inodes: options.pack_inodes,
+            degraded: options.degraded,
             method: options.compress.unwrap_or(self.description.compress),
             ..Options::default()
         };
@@ -86,8 +86,7 @@ impl Store {
             directory: options.cache_dir.clone(),
             rule: rule.map_err(|error| Failure::new("update policy", error).misuse())?,
         };
-        let Opened { fs, recovery, bulk, cache, survives_power_loss, .. } = self.open_with(engine, Some(&wanted))?;
-        let cache = cache.map(Arc::new);
+        let Opened { fs, recovery, devices, survives_power_loss } = self.open_with(engine, Some(&wanted))?;
         let recovered = Recovered {
             clean: recovery.clean,
             power_lost: recovery.power_lost,
@@ -111,18 +110,18 @@ impl Store {
             info!("{recovered}");
         }
         info!("{} is mounted on {}", self.directory.display(), mountpoint.display());
+        let bulks = Arc::new(Bulks::new(fs.clone(), &self.directory, &self.description, devices));
+        let taken_up = if options.read_only { Ok(()) } else { bulks.take_up() };
         let asked = Asked {
             fs,
             directory: self.directory.clone(),
-            description: self.description.clone(),
+            bulks: bulks.clone(),
             mountpoint: mountpoint.to_path_buf(),
             survives_power_loss,
-            bulk: bulk.clone(),
-            cache: cache.clone(),
             requests: session.request_counts(),
         };
-        let listening = listen(&self.directory, asked);
-        let mounted = Mounted { store: self, session, bulk, cache, read_only: options.read_only, recovered };
+        let listening = taken_up.and_then(|()| listen(&self.directory, asked));
+        let mounted = Mounted { store: self, session, bulks, read_only: options.read_only, recovered };
         if let Err(failure) = listening {
             // The mount is of no use without its socket; the socket's error is reported.
             let _ = mounted.unmounter().unmount();
@@ -153,14 +152,11 @@ impl Mounted {
     pub fn wait(self) -> Outcome<()> {
         let store = &self.store;
         let name = store.directory.display();
-        let outcome = self.session.wait();
+        let bulks = self.bulks.clone();
+        let outcome = self.session.wait_and(move || bulks.stop());
         control::remove(&store.directory);
-        // Its thread has nothing left to write.
-        drop(self.cache);
-        if let Some(Err(failure)) = self.bulk.as_ref().map(|bulk| bulk.close()) {
-            // The store is clean all the same; its bulk device takes longer to open next time.
-            warn!("{failure}");
-        }
+        let is_clean = matches!(&outcome, Ok(()) | Err(shoal_fuse::Error::Connection(_)));
+        self.bulks.close(is_clean && !self.read_only);
         match &outcome {
             // An error of the connection does not matter any more, since the store is clean.
             Ok(()) | Err(shoal_fuse::Error::Connection(_)) => {
@@ -205,23 +201,13 @@ fn listen(directory: &Path, asked: Asked) -> Outcome<()> {
 struct Asked {
     fs: Arc<Fs>,
     directory: PathBuf,
-    description: Description,
+    bulks: Arc<Bulks>,
     mountpoint: PathBuf,
     survives_power_loss: bool,
-    bulk: Option<Arc<dyn Device>>,
-    cache: Option<Arc<HeldWrites>>,
     requests: RequestCounts,
 }
 
 impl Asked {
-    fn set_policy(&self, policy: Option<&str>, rate: Option<u64>) -> Outcome<()> {
-        let Some(cache) = &self.cache else {
-            return Err(Failure::new(self.directory.display(), "has no write-back cache")
-                .remedy("mount it again with one; its log says why there is none"));
-        };
-        cache.change(policy, rate).map_err(|error| Failure::new("update policy", error).misuse())
-    }
-
     fn answer(&self, question: Question) -> Answer {
         match self.answered(question) {
             Ok(value) => Answer::Ok(value),
@@ -233,9 +219,9 @@ impl Asked {
         let (fs, directory) = (&self.fs, &self.directory);
         match question {
             Question::Df => {
-                let (of, at) = (&self.description, Some(self.mountpoint.as_path()));
-                let report = StoreReport::of(fs, directory, of, at, self.survives_power_loss);
-                value(report.with_cache(self.cache.as_ref().map(|cache| cache.report())))
+                let (of, at) = (self.bulks.description(), Some(self.mountpoint.as_path()));
+                let report = StoreReport::of(fs, directory, &of, at, self.survives_power_loss);
+                value(report.with_caches(self.bulks.cache_reports()))
             }
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Files { path } => value(packing::below(fs, Path::new(OsStr::from_bytes(&path)))?),
@@ -246,8 +232,10 @@ impl Asked {
                 export: None,
                 store: Some(directory.display().to_string()),
                 failure: ReadOnly::of(fs),
-                device: self.bulk.as_ref().map(|bulk| bulk.report()),
-                cache: self.cache.as_ref().map(|cache| cache.report()),
+                device: self.bulks.first().map(|bulk| bulk.report()),
+                caches: self.bulks.cache_reports(),
+                more_devices: self.bulks.more_reports(),
+                bulks: self.bulks.reports(),
                 requests: Some(self.requests.report().into_iter().map(RequestReport::from).collect()),
             }),
             Question::Remount {
@@ -259,7 +247,7 @@ impl Asked {
                 update_rate,
             } => {
                 if update_policy.is_some() || update_rate.is_some() {
-                    self.set_policy(update_policy.as_deref(), update_rate)?;
+                    self.bulks.set_policy(update_policy.as_deref(), update_rate)?;
                 }
                 let remounted = remount(fs, directory, read_only, &access_times);
                 if let (Ok(()), Some(percent)) = (&remounted, spill_percent) {
@@ -273,16 +261,10 @@ impl Asked {
             Question::Resize { memory_bytes, bulk_bytes } => {
                 value(resize_mounted(fs, directory, &Sizes { memory_bytes, bulk_bytes })?)
             }
-            Question::Donor { change, donor } => match &self.bulk {
-                Some(bulk) => {
-                    let done = bulk.change(change, &donor)?;
-                    // The description names the new donor, so that the next mount finds it.
-                    let place = Some(BulkPlace::Device(bulk.name().to_string()));
-                    let description = Description { bulk: place, ..self.description.clone() };
-                    description.write(directory).map(|()| done.into())
-                }
-                None => Err(Failure::new(directory.display(), "has no bulk storage")),
-            },
+            Question::Donor { change, donor } => self.bulks.change_donors(change, &donor).map(serde_json::Value::from),
+            Question::Bulk { change } => self.bulks.carry_out(&change).map(serde_json::Value::from),
+            Question::Bulks => value(self.bulks.reports()),
+            Question::BulkFiles { device } => value(self.bulks.files(&device)?),
         }
     }
 }

@@ -6,8 +6,11 @@
 //! | `image.0`, `image.1` | the region at rest (of `logged` and `battery` memory) |
 //! | `log/` | the log of `logged` memory |
 //! | `bulk` | data of large files, unless it is kept elsewhere |
-//! | `cache` | the place of the write-back cache while there is one |
+//! | `cache`, `cache.1` to `cache.15` | the places of the bulk devices' write-back caches while there are any |
+//! | `bulk.1` to `bulk.15` | further bulk devices of a copy |
 //! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
+
+use shoal_format::bulk_list::BULK_DEVICES_MAX;
 
 /// The description.
 pub const DESCRIPTION: &str = "shoal.json";
@@ -19,11 +22,11 @@ pub(crate) const BULK: &str = "bulk";
 pub(crate) const LOCK: &str = "lock";
 pub(crate) const PID: &str = "pid";
 pub(crate) const CONTROL: &str = "control";
-/// The place of the write-back cache.
-pub(crate) const CACHE: &str = "cache";
+/// The place of the first bulk device's write-back cache.
+const CACHE: &str = "cache";
 /// The log of the daemon that serves a mount.
 pub const DAEMON_LOG: &str = "shoal.log";
-/// Everything a store's directory may hold.
+/// Everything a store's directory may hold, but for the files of further bulk devices ([`is_of_bulk`]).
 pub(crate) const OWN_NAMES: [&str; 13] = [
     DESCRIPTION,
     DESCRIPTION_NEW,
@@ -39,3 +42,18 @@ pub(crate) const OWN_NAMES: [&str; 13] = [
     CACHE,
     "cache.new",
 ];
+
+/// The file of a bulk device in a store that was copied.
+pub(crate) fn bulk_file(number: u32) -> String {
+    if number == 0 { BULK.into() } else { format!("{BULK}.{number}") }
+}
+
+/// The place of a bulk device's write-back cache.
+pub(crate) fn cache_note(number: u32) -> String {
+    if number == 0 { CACHE.into() } else { format!("{CACHE}.{number}") }
+}
+
+/// Is that a file of a further bulk device?
+pub(crate) fn is_of_bulk(name: &str) -> bool {
+    (1..BULK_DEVICES_MAX as u32).any(|number| bulk_file(number) == name || cache_note(number) == name)
+}

@@ -213,9 +213,7 @@ pub fn compact(directory: &Path, path: &Path, progress: &dyn Progress) -> Outcom
     let below = below(&opened.fs, path)?;
     let outcome = in_batches(&below, progress, &|batch| pack(&opened.fs, batch));
     opened.fs.shutdown().during(directory.display())?;
-    if let Some(bulk) = opened.bulk {
-        bulk.close()?;
-    }
+    opened.devices.close()?;
     outcome
 }
 

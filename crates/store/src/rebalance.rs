@@ -167,9 +167,7 @@ pub fn rebalance_below(directory: &Path, path: &Path, progress: &dyn Progress) -
     let items = misplaced(&opened.fs, path)?;
     let outcome = in_batches(&items, progress, &|batch| rebalance(&opened.fs, batch));
     opened.fs.shutdown().during(directory.display())?;
-    if let Some(bulk) = opened.bulk {
-        bulk.close()?;
-    }
+    opened.devices.close()?;
     outcome
 }
 

@@ -11,7 +11,7 @@ use shoal_devices::{Failure, Outcome};
 use shoal_fs::{Fs, Options};
 
 use crate::progress::Progress;
-use crate::store::{Opened, Store};
+use crate::store::Store;
 
 /// Most passes: a remedy may bring further findings to light.
 const PASSES_MAX: usize = 8;
@@ -68,18 +68,16 @@ impl Store {
         for remedy in remedies {
             note(remedy.to_string());
         }
-        let Opened { fs, bulk, .. } = self.open(options)?;
+        let opened = self.open(options)?;
+        let fs = &opened.fs;
         self.write_pid()?;
         for remedy in remedies {
-            if let Err(error) = apply(&fs, remedy) {
+            if let Err(error) = apply(fs, remedy) {
                 note(format!("(could not {remedy}: {error})"));
             }
         }
         fs.shutdown().map_err(|error| Failure::new(self.directory.display(), error))?;
-        drop(fs);
-        if let Some(bulk) = bulk {
-            bulk.close()?;
-        }
+        opened.devices.close()?;
         self.remove_pid();
         Ok(())
     }

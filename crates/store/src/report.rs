@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use shoal_devices::Outcome;
 use shoal_fs::{Fs, Options, Outlook, Outlooks, Spilled};
 
+use crate::bulks::BulkReport;
 use crate::cache::CacheReport;
 use crate::description::Description;
 use crate::memory::LossBounds;
@@ -29,8 +30,11 @@ pub struct StoreReport {
     pub memory: Tier,
     pub bulk: Option<Tier>,
     /// Writes of large files held back in front of bulk storage.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache: Option<CacheReport>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<CacheReport>,
+    /// The bulk devices, one by one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bulks: Vec<BulkReport>,
     pub memory_kind: String,
     pub files: Files,
     /// Files longer than this are large.
@@ -154,10 +158,16 @@ impl StoreReport {
         // Damage is in the number of damaged inodes.
         let packing = fs.packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
-        let bulk = description.bulk.as_ref().map(|bulk| Tier {
+        let states = fs.bulk_states();
+        let place = match (&states[..], &description.bulk) {
+            ([], _) => None,
+            ([only], Some(first)) if only.number == 0 => Some(first.text(directory)),
+            (several, _) => Some(format!("{} devices", several.len())),
+        };
+        let bulk = place.map(|place| Tier {
             holds: if fs.spilled().blocks == 0 { "data of large files" } else { "data of large files, spilled files" }
                 .into(),
-            place: bulk.text(directory),
+            place,
             size_bytes: usage.bulk_bytes,
             used_bytes: usage.bulk_used,
             free_bytes: usage.bulk_free,
@@ -178,7 +188,8 @@ impl StoreReport {
                 reserved_bytes: usage.region_reserve.min(usage.region_free),
             },
             bulk,
-            cache: None,
+            caches: Vec::new(),
+            bulks: states.iter().map(|state| BulkReport::of(state, directory, description)).collect(),
             memory_kind: superblock.memory_kind.name().into(),
             files: Files {
                 inodes: usage.inodes,
@@ -209,12 +220,13 @@ impl StoreReport {
 }
 
 impl StoreReport {
-    /// The same for a store with a write-back cache, or none.
-    pub fn with_cache(mut self, cache: Option<CacheReport>) -> StoreReport {
-        if let Some(cache) = cache.as_ref().filter(|cache| cache.holds) {
+    /// The same for a store with write-back caches, or none.
+    pub fn with_caches(mut self, caches: Vec<CacheReport>) -> StoreReport {
+        // They have one policy.
+        if let Some(cache) = caches.iter().find(|cache| cache.holds) {
             self.loss.power_loss += &format!(", and of large files what {} holds back", cache.policy);
         }
-        self.cache = cache;
+        self.caches = caches;
         self
     }
 }
@@ -222,7 +234,7 @@ impl StoreReport {
 impl Store {
     /// Opens the store for reading, with its log replayed in memory, and reports its state.
     pub fn report(&self) -> Outcome<StoreReport> {
-        let opened = self.open(Options { read_only: true, ..Options::default() })?;
+        let opened = self.open(Options { read_only: true, degraded: true, ..Options::default() })?;
         // Damage is in the number of damaged inodes.
         let _ = opened.fs.count_spilled();
         Ok(StoreReport::of(&opened.fs, &self.directory, &self.description, None, opened.survives_power_loss))

@@ -54,6 +54,9 @@ pub fn resize_mounted(fs: &Fs, directory: &Path, sizes: &Sizes) -> Outcome<Resiz
     if bulk_bytes.is_some() && before.bulk_blocks == 0 {
         return Err(no_bulk());
     }
+    if bulk_bytes.is_some() && fs.bulk_states().len() > 1 {
+        return Err(several());
+    }
     let wanted = Limits {
         region_bytes: memory_bytes.unwrap_or(before.region_bytes),
         bulk_blocks: bulk_bytes.map_or(before.bulk_blocks, |bytes| bytes / BULK_BLOCK),
@@ -92,6 +95,12 @@ fn no_bulk() -> Failure {
     Failure::new("--bulk-size", "the store has no bulk storage").remedy(remedy).misuse()
 }
 
+fn several() -> Failure {
+    Failure::new("--bulk-size", "the store has several bulk devices")
+        .remedy("add one with `shoal bulk add`, or remove one with `shoal bulk remove`")
+        .misuse()
+}
+
 impl Store {
     /// Changes the store's limits, with another layout where they need one.
     pub fn resize(&self, sizes: &Sizes, watched: &dyn Progress) -> Outcome<Resized> {
@@ -99,6 +108,9 @@ impl Store {
         if !memory.properties().images {
             let cause = format!("{} memory has no image to write the new layout into", memory.name());
             return Err(Failure::new(self.directory.display(), cause).remedy("format a new store and copy the files"));
+        }
+        if sizes.bulk_bytes.is_some() && self.description.has_bulk_list() {
+            return Err(several());
         }
         self.refuse_damaged(watched)?;
         let (before, device_bytes) = self.lift_limits(sizes)?;
@@ -115,7 +127,9 @@ impl Store {
         };
         let device_needs = layout.bulk_blocks * BULK_BLOCK;
         let give_bulk = |bytes: u64| match bulk_file(self) {
-            Some(path) => shoal_host::set_length_durably(&path, bytes).during("bulk storage"),
+            // Behind the blocks of the first of several devices is its mark.
+            Some(_) if self.description.has_bulk_list() => Ok(()),
+            Some(path) => shoal_host::set_length_durably(&path, bytes + BULK_BLOCK).during("bulk storage"),
             None => Ok(()),
         };
         if *plan.superblock() != rest.superblock {

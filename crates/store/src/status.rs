@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 use shoal_devices::DeviceReport;
 
+use crate::bulks::BulkReport;
 use crate::cache::CacheReport;
 use crate::read_only::ReadOnly;
 
@@ -23,11 +24,17 @@ pub struct Status {
     /// The failure that made that store read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<ReadOnly>,
-    /// `None`: the store has no bulk storage.
+    /// The served device, or the store's first bulk device. `None`: the store has no bulk storage, or is without that device.
     pub device: Option<DeviceReport>,
-    /// Writes held back in front of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache: Option<CacheReport>,
+    /// Writes held back in front of the store's bulk devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<CacheReport>,
+    /// The store's further bulk devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_devices: Vec<DeviceReport>,
+    /// All bulk devices of the store, as it uses them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bulks: Vec<BulkReport>,
     /// The kernel's requests to a mount, the most frequent kind first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<Vec<RequestReport>>,

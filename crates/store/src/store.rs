@@ -16,8 +16,9 @@ use shoal_host::StoreLock;
 use shoal_media::BlockDevice;
 use shoal_region::Recovery;
 
-use crate::cache::{self, CacheOptions, HeldWrites, InFront};
+use crate::cache::{self, CacheOptions, HeldOnHost, HeldWrites, InFront};
 use crate::description::Description;
+use crate::host_room::HostFiles;
 use crate::media::Media;
 use crate::memory::{self, Resting};
 use crate::names::{LOG, PID};
@@ -42,14 +43,31 @@ pub struct Opened {
     pub fs: Fs,
     /// Work of recovery.
     pub recovery: Recovery,
-    /// Bulk storage, if there is any.
-    pub bulk: Option<Arc<dyn Device>>,
-    /// The same as the engine sees it: with what a process that was cut off had not written yet.
-    pub(crate) device: Option<Arc<dyn BlockDevice>>,
-    /// The write-back cache in front of it, if there is one. Its thread ends with this value.
-    pub cache: Option<HeldWrites>,
+    pub devices: Devices,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
+}
+
+/// An open store's bulk devices.
+pub struct Devices {
+    /// The first one, if there is one.
+    pub bulk: Option<Arc<dyn Device>>,
+    /// The write-back caches in front of devices. Their threads end with these values.
+    pub caches: Vec<HeldWrites>,
+    /// The further ones that are there, by number.
+    pub more_bulk: Vec<(u32, Arc<dyn Device>)>,
+    /// All of them as the engine uses them, with what is held in front of them.
+    pub(crate) engine: Vec<(u32, Arc<dyn BlockDevice>)>,
+    pub(crate) host_files: HostFiles,
+    pub(crate) held: HeldOnHost,
+}
+
+impl Devices {
+    /// Closes them, after the file system was shut down.
+    pub(crate) fn close(&self) -> Outcome<()> {
+        let more = self.more_bulk.iter().map(|(_, bulk)| bulk);
+        self.bulk.iter().chain(more).try_for_each(|bulk| bulk.close())
+    }
 }
 
 impl Store {
@@ -135,45 +153,89 @@ impl Store {
         self.open_with(options, None)
     }
 
-    /// The same, with a write-back cache in front of bulk storage if one is wanted and can be had.
-    pub fn open_with(&self, options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
-        let mut media = self.open_media(options.read_only, wanted)?;
-        let cache = media.cache.take();
-        let opened = self.open_engine(media, cache.as_ref(), options);
-        let (mut opened, read_only) =
-            opened.inspect_err(|_| cache.iter().for_each(|it| it.withdraw(&self.directory)))?;
-        opened.cache = cache.filter(|_| !read_only).map(InFront::drive).transpose()?;
-        Ok(opened)
+    /// The same, with write-back caches in front of the bulk devices if they are wanted and can be had.
+    pub fn open_with(&self, mut options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
+        let host_files = HostFiles::default();
+        host_files.first(self.bulk_path().filter(|_| !self.description.first_removed));
+        options.bulk_on_host = !host_files.is_empty();
+        let read_only = options.read_only;
+        let mut media = self.open_media(read_only, options.degraded, &host_files, wanted)?;
+        let (caches, held) = (std::mem::take(&mut media.caches), HeldOnHost::default());
+        for front in &caches {
+            let is_on_host = match front.device {
+                0 => options.bulk_on_host,
+                number => self
+                    .description
+                    .place_of(number)
+                    .and_then(|place| place.path(&self.directory))
+                    .is_some_and(|path| host_files.has(&path)),
+            };
+            if is_on_host {
+                held.note(front.device, &front.filter);
+            }
+        }
+        let opened = self.open_engine(&media, &caches, &held, &host_files, options);
+        let (fs, recovery) = opened.inspect_err(|_| caches.iter().for_each(|it| it.withdraw(&self.directory)))?;
+        // Of a device that is not there, or is not the one it should be, nothing is written.
+        let states = fs.bulk_states();
+        let is_there = |number| states.iter().any(|state| state.number == number && !state.lost);
+        let driven = caches.into_iter().filter(|_| !read_only).map(|front| {
+            let is_there = is_there(front.device);
+            front.drive(is_there)
+        });
+        let caches = driven.collect::<Outcome<Vec<_>>>()?;
+        Ok(Opened {
+            fs,
+            recovery,
+            devices: Devices {
+                bulk: media.bulk,
+                caches,
+                more_bulk: media.more,
+                engine: media.engine,
+                host_files,
+                held,
+            },
+            survives_power_loss: media.survives_power_loss,
+        })
     }
 
-    fn open_engine(&self, media: Media, cache: Option<&InFront>, mut options: Options) -> Outcome<(Opened, bool)> {
+    fn open_engine(
+        &self,
+        media: &Media,
+        caches: &[InFront],
+        held: &HeldOnHost,
+        host_files: &HostFiles,
+        mut options: Options,
+    ) -> Outcome<(Fs, Recovery)> {
+        options.bulk_devices = media.given.clone();
+        options.on_bulk_failure = Some(Arc::new(|sentence: &str| tracing::error!("{sentence}")));
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
         }));
-        if self.description.memory.kind().properties().images || self.bulk_path().is_some() {
+        if self.description.memory.kind().properties().images || !host_files.is_empty() {
             let host = shoal_host::host_free_bytes(&self.directory).during(self.directory.display())?;
             options.checkpoint_log_bytes =
                 options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
-            let probe = host_room::probe(
-                &self.directory,
-                &self.description.memory,
-                // Only a file shares its host's space; a block device has its own.
-                self.bulk_path().filter(|bulk| fs::metadata(bulk).is_ok_and(|m| m.is_file())),
-            );
-            let held = cache.map(|cache| cache.filter.clone());
-            options.room = Some(match held {
-                None => probe,
-                // What is held takes its room when it leaves.
-                Some(held) => Arc::new(move || {
-                    let mut room = probe();
-                    room.region = room.region.saturating_sub(if room.shared { held.held_bytes() } else { 0 });
-                    room
-                }),
-            });
+            let probe = host_room::probe(&self.directory, &self.description.memory, host_files);
+            let held = held.clone();
+            // What is held takes its room when it leaves.
+            options.room = Some(Arc::new(move || {
+                let mut room = probe();
+                room.region = room.region.saturating_sub(if room.shared { held.bytes() } else { 0 });
+                room
+            }));
         }
-        // A log that names the period without a cache was last written when nothing was held.
-        options.earlier_boot_ids = vec![shoal_host::boot_id().during("boot id")?, media.period];
+        // A log that names the period without a cache was last written when nothing was held for its device. Nor is it a power loss that
+        // a device is missing.
+        options.earlier_boot_ids = cache::periods(media.period, &media.left);
+        options.earlier_boot_ids.push(shoal_host::boot_id().during("boot id")?);
+        let filters: Vec<_> = caches.iter().map(|front| (front.filter.clone(), front.identity)).collect();
+        let (period, left) = (media.period, media.left.clone());
+        options.on_period = Some(Arc::new(move |named| {
+            let in_use = named.map_or(Vec::new(), |named| cache::in_use(period, &left, named));
+            filters.iter().for_each(|(filter, identity)| filter.adopt(in_use.contains(identity)));
+        }));
         let parts = Parts {
             region: media.parts.region.clone(),
             bulk: media.parts.bulk.clone(),
@@ -188,10 +250,7 @@ impl Store {
             let cause = format!("the region belongs to store {uuid}, the description to {}", self.description.uuid);
             return Err(Failure::new(self.directory.display(), cause).remedy("bring the files of one store together"));
         }
-        let read_only = options.read_only;
-        let (fs, recovery) = Fs::open(parts, options).map_err(|error| self.damaged(error))?;
-        let (bulk, device, survives_power_loss) = (media.bulk, media.parts.bulk, media.survives_power_loss);
-        Ok((Opened { fs, recovery, bulk, device, cache: None, survives_power_loss }, read_only))
+        Fs::open(parts, options).map_err(|error| self.damaged(error))
     }
 
     pub(crate) fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
@@ -252,8 +311,7 @@ impl Store {
 
     /// Did the machine, or a file system below, go down while the store was mounted?
     pub(crate) fn power_was_lost(&self) -> bool {
-        user::power_was_lost(&self.directory, self.bulk_path())
-            || cache::is_lost(&self.directory, &self.description.uuid)
+        user::power_was_lost(&self.directory, self.bulk_path()) || cache::is_lost(&self.directory, &self.description)
     }
 
     /// Opens the store, calls `work`, and closes the store clean; returns the size of its bulk device.
@@ -263,8 +321,8 @@ impl Store {
         opened.fs.shutdown().during(self.directory.display())?;
         worked.during(self.directory.display())?;
         self.remove_pid();
-        opened.bulk.as_ref().map_or(Ok(()), |bulk| bulk.close())?;
-        Ok(opened.bulk.map(|bulk| bulk.block_device().geometry().bytes))
+        opened.devices.close()?;
+        Ok(opened.devices.bulk.map(|bulk| bulk.block_device().geometry().bytes))
     }
 }
 

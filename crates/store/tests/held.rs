@@ -30,9 +30,9 @@ fn format(path: &Path) {
 /// Writes a large file of these bytes and is cut off.
 fn write_and_die(path: &Path, byte: u8) {
     let store = acquire(path);
-    let Opened { fs, cache, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+    let Opened { fs, devices, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
     store.write_pid().unwrap();
-    let cache = cache.expect("/dev/shm has room for a cache");
+    let cache = devices.caches.into_iter().next().expect("/dev/shm has room for a cache");
     let caller = Caller { uid: 0, gid: 0, umask: 0o022, hold: false };
     let ino = match fs.lookup(ROOT, b"large", false) {
         Ok(found) => found.ino,
@@ -200,8 +200,8 @@ fn a_folder_that_is_no_shared_memory_is_refused_by_name_and_small_sizes_are_enou
     let error = store.open_with(Options::default(), Some(&options)).map(drop).unwrap_err().to_string();
     assert!(error.contains("write-back cache") && error.contains("not on tmpfs"), "{error}");
     let options = CacheOptions { bytes: Some(1), ..wanted() };
-    let Opened { fs, cache, .. } = store.open_with(Options::default(), Some(&options)).unwrap();
-    assert_eq!(cache.unwrap().report().size_bytes, 16 << 20);
+    let Opened { fs, devices, .. } = store.open_with(Options::default(), Some(&options)).unwrap();
+    assert_eq!(devices.caches[0].report().size_bytes, 16 << 20);
     fs.shutdown().unwrap();
     store.remove_pid();
 }

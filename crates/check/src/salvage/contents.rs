@@ -3,6 +3,7 @@
 //! Rules: holes stay holes; extents marked UNWRITTEN, or NEW after a power loss, are holes; bytes in a page with a
 //! wrong sum are sent as found and named, because most of them are right.
 
+use shoal_format::bulk_list::blocks_end;
 use shoal_format::extent::{
     EXTENT_BYTES, EXTENT_HEADER, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, ExtentRecord, FileBlock, IndexRecord,
 };
@@ -204,7 +205,7 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         for record in self.extent_records(b"", &inode)? {
-            let decoded = record.decode(self.superblock.bulk_blocks).ok();
+            let decoded = record.decode(blocks_end(&self.devices)).ok();
             self.spill_file.extend(decoded.filter(|extent| !self.is_lost(extent.flags)));
         }
         self.spill_file.sort_unstable_by_key(|extent| extent.file_block);
@@ -291,11 +292,14 @@ impl Walk<'_, '_> {
     ) -> Result<FileBlock, CheckError> {
         let blocks = record.file_blocks();
         let (start, mut end) = (blocks.start.byte(), blocks.end.byte());
-        let decoded = record.decode(self.superblock.bulk_blocks).ok().filter(|extent| extent.file_block >= from);
+        let decoded = record.decode(blocks_end(&self.devices)).ok().filter(|extent| extent.file_block >= from);
         let Some(Extent { bulk_block: first, flags, .. }) = decoded else {
             self.lost(Some(path), Some((start, end)), "an extent of its map is impossible".into());
             return Ok(from);
         };
+        if self.is_doubtful(first.get(), record.blocks.get().into())? {
+            self.lost(Some(path), Some((start, end)), "in doubt: a flush of its bulk device failed".into());
+        }
         end = end.min(inode.size);
         if self.is_lost(flags) || start >= end {
             return Ok(blocks.end);

@@ -46,6 +46,11 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
+    /// Which blocks of a word of 64 are not free.
+    pub fn used_of(&self, word: u64) -> u64 {
+        self.words.get(word as usize).copied().unwrap_or(0)
+    }
+
     /// Blocks that are not free.
     pub fn taken(&self) -> u64 {
         self.count - self.free

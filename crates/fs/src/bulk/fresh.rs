@@ -1,23 +1,20 @@
 //! Large files' data that may not be durable yet. Volatile; rebuilt at recovery.
 //!
-//! - Ranges of file blocks whose extents are marked NEW, each with the number of the last write that filled it. A flush
-//!   that covers this number lets the mark be cleared. A range never joins one that a flush already submitted covers:
-//!   a file written without pause would otherwise never be settled.
+//! - Ranges of file blocks whose extents are marked NEW, each with the device it is on and the number of the last write there that
+//!   filled it. A flush that covers this number lets the mark be cleared. A range never joins one that a flush already
+//!   submitted covers: a file written without pause would otherwise never be settled.
 //! - What is known of the bytes behind a file's end in its last block ([`Tail`]).
-//! - The last write into a file, of fresh blocks or in place. Files share the places where it is kept, so it may be later
-//!   than it was, never earlier.
-//! - The last write into a file that a flush of this file alone covers. Forgotten, it only costs a flush.
+//! - The last write into a file on each device that a flush of this file alone covers. Forgotten, it only costs a flush.
 //! - Files whose old contents were cut off whole, and whose new ones are not settled yet ([`Replaced`]).
 //!
 //! Entries of a file change only under its inode lock, tails under its data lock, too. A forgotten tail only costs a flush.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use parking_lot::Mutex;
 use shoal_format::extent::FileBlock;
+use std::collections::{BTreeMap, HashMap};
 
 use super::replaced::Replaced;
+use super::{Flushed, Stamp};
 use crate::Ino;
 use crate::planted::{Bug, is_planted};
 
@@ -29,11 +26,8 @@ const RANGES_STEP: usize = 1024;
 const TAILS_MAX: usize = 1 << 16;
 /// Files remembered at most whose own flush covers them.
 const COVERED_MAX: usize = 1 << 16;
-/// Places for the last writes of files.
-const WRITES: usize = 1024;
-
-/// Start of a range to its end and the number of the last write into it.
-type Ranges = BTreeMap<FileBlock, (FileBlock, u64)>;
+/// Start of a range to its end and the last write into it.
+type Ranges = BTreeMap<FileBlock, (FileBlock, Stamp)>;
 
 /// Contents of a file's last block behind the file's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,25 +49,13 @@ struct Tails {
     overflowed: bool,
 }
 
+#[derive(Default)]
 pub(crate) struct Fresh {
     files: Mutex<HashMap<Ino, Ranges>>,
     tails: Mutex<Tails>,
-    writes: Box<[AtomicU64]>,
-    covered: Mutex<HashMap<Ino, u64>>,
+    /// For each device the last write.
+    covered: Mutex<HashMap<Ino, Vec<Stamp>>>,
     pub replaced: Replaced,
-}
-
-impl Default for Fresh {
-    fn default() -> Fresh {
-        Fresh {
-            files: Mutex::default(),
-            tails: Mutex::default(),
-            // Number 1 stands for what an earlier process wrote ([`super::Bulk`]).
-            writes: (0..WRITES).map(|_| AtomicU64::new(1)).collect(),
-            covered: Mutex::default(),
-            replaced: Replaced::default(),
-        }
-    }
 }
 
 /// Removes `[start, end)` from the ranges.
@@ -97,17 +79,20 @@ fn cut(ranges: &mut Ranges, start: FileBlock, end: FileBlock) {
     }
 }
 
-/// Fewer ranges: those of later writes than `noted` that follow each other become one, with what lies between them. The others
-/// stay apart for the flush that covers them.
-fn joined(ranges: &Ranges, noted: u64) -> Ranges {
+/// Fewer ranges: those of later writes to a device than `noted` that follow each other become one, with what lies between them. The
+/// others stay apart for the flush that covers them.
+fn joined(ranges: &Ranges, noted: impl Fn(u32) -> u64) -> Ranges {
     let mut joined = Ranges::new();
-    for (&start, &(end, write)) in ranges {
+    for (&start, &(end, stamp)) in ranges {
+        let noted = noted(stamp.device);
         match joined.last_entry() {
-            Some(mut last) if last.get().1 > noted && write > noted => {
-                let latest = last.get().1.max(write);
-                last.insert((end, latest));
+            Some(mut last)
+                if last.get().1.device == stamp.device && last.get().1.write > noted && stamp.write > noted =>
+            {
+                let write = stamp.write.max(last.get().1.write);
+                last.insert((end, Stamp { write, ..stamp }));
             }
-            _ => drop(joined.insert(start, (end, write))),
+            _ => drop(joined.insert(start, (end, stamp))),
         }
     }
     joined
@@ -121,23 +106,22 @@ impl Fresh {
         note()
     }
 
-    /// Blocks `[start, end)` of `ino` are mapped NEW, filled by writes up to number `write`. `noted` tells the last write that was
-    /// noted for a flush so far.
-    pub fn add(&self, ino: Ino, start: FileBlock, end: FileBlock, write: u64, noted: impl FnOnce() -> u64) {
+    /// Blocks `[start, end)` of `ino` are mapped NEW, filled by writes up to `stamp`. `noted` tells the last write to a device that
+    /// was noted for a flush so far.
+    pub fn add(&self, ino: Ino, start: FileBlock, end: FileBlock, stamp: Stamp, noted: impl Fn(u32) -> u64) {
         let mut files = self.files.lock();
-        let noted = noted();
         let ranges = files.entry(ino).or_default();
         cut(ranges, start, end);
         let before = ranges.range(..start).next_back().map(|(&from, &range)| (from, range));
-        match before {
-            Some((from, (to, old))) if to == start && is_planted(Bug::JoinSubmitted) => {
+        match before.filter(|(_, (to, old))| *to == start && old.device == stamp.device) {
+            Some((from, (_, old))) if is_planted(Bug::JoinSubmitted) => {
                 ranges.insert(from, (end, old));
             }
-            Some((from, (to, old))) if to == start && old > noted => {
-                ranges.insert(from, (end, write.max(old)));
+            Some((from, (_, old))) if old.write > noted(stamp.device) => {
+                ranges.insert(from, (end, Stamp { write: stamp.write.max(old.write), ..stamp }));
             }
             _ => {
-                ranges.insert(start, (end, write));
+                ranges.insert(start, (end, stamp));
             }
         }
         if ranges.len() > RANGES_MAX && ranges.len().is_multiple_of(RANGES_STEP) {
@@ -151,36 +135,31 @@ impl Fresh {
         self.files.lock().entry(ino).or_default();
     }
 
-    /// Write `number` went into the file.
-    pub fn wrote(&self, ino: Ino, number: u64) {
-        self.writes[ino.get() as usize % WRITES].fetch_max(number, Ordering::AcqRel);
-        self.replaced.wrote(ino);
-    }
-
-    /// The number of the last write into the file, or a later one.
-    pub fn last_write(&self, ino: Ino) -> u64 {
-        self.writes[ino.get() as usize % WRITES].load(Ordering::Acquire)
-    }
-
-    /// A flush of the file's ranges, which were looked up after write `number`, covers its writes up to there. Blocks that were
-    /// not in its map then are NEW, and listed.
-    pub fn cover(&self, ino: Ino, number: u64) {
+    /// A flush of the file's ranges on a device, which were looked up after its write `stamp`, covers the file's writes there up
+    /// to that one. Blocks that were not in its map then are NEW, and listed.
+    pub fn cover(&self, ino: Ino, stamp: Stamp) {
         let mut covered = self.covered.lock();
         if covered.len() >= COVERED_MAX && !covered.contains_key(&ino) {
             covered.clear();
         }
         let known = covered.entry(ino).or_default();
-        *known = number.max(*known);
+        match known.iter_mut().find(|old| old.device == stamp.device) {
+            Some(old) => old.write = old.write.max(stamp.write),
+            None => known.push(stamp),
+        }
     }
 
-    /// The last write into the file that a flush of it covers; 0: none is known.
-    pub fn covered(&self, ino: Ino) -> u64 {
-        self.covered.lock().get(&ino).copied().unwrap_or(0)
+    /// The last write into the file on a device that a flush of the file covers; 0: none is known.
+    pub fn covered(&self, ino: Ino, device: u32) -> u64 {
+        let covered = self.covered.lock();
+        let known = covered.get(&ino).and_then(|known| known.iter().find(|stamp| stamp.device == device));
+        known.map_or(0, |stamp| stamp.write)
     }
 
-    /// Files whose new contents are to be durable before the record that cut off the old ones is. Asked by every fsync.
-    pub fn pending(&self, flushed: u64) -> Vec<Ino> {
-        self.replaced.pending(|ino| self.is_settled(ino) && self.last_write(ino) <= flushed.max(self.covered(ino)))
+    /// Files whose new contents are to be durable before the record that cut off the old ones is. Asked by every fsync; `flushed`
+    /// tells whether a flush has covered the last write into a file.
+    pub fn pending(&self, flushed: impl Fn(Ino) -> bool) -> Vec<Ino> {
+        self.replaced.pending(|ino| self.is_settled(ino) && flushed(ino))
     }
 
     /// Blocks `[start, end)` are not NEW any more: unmapped or turned unwritten. The file stays listed, so that its
@@ -191,13 +170,33 @@ impl Fresh {
         }
     }
 
-    /// The ranges a flush up to write `flushed` covers, ascending; `None` when the file is not listed.
-    pub fn settled(&self, ino: Ino, flushed: u64) -> Option<Vec<(FileBlock, FileBlock)>> {
+    /// The ranges that completed flushes cover, ascending; `None` when the file is not listed.
+    pub fn settled(&self, ino: Ino, flushed: &Flushed) -> Option<Vec<(FileBlock, FileBlock)>> {
         let files = self.files.lock();
-        let settled = |(&start, &(end, write)): (&FileBlock, &(FileBlock, u64))| {
-            (write <= flushed || is_planted(Bug::ClearUnflushed)).then_some((start, end))
+        let settled = |(&start, &(end, stamp)): (&FileBlock, &(FileBlock, Stamp))| {
+            (flushed.covers(stamp) || is_planted(Bug::ClearUnflushed)).then_some((start, end))
         };
         files.get(&ino).map(|ranges| ranges.iter().filter_map(settled).collect())
+    }
+
+    /// Is anything of the file NEW on this device that completed flushes do not cover?
+    pub fn waits_for(&self, ino: Ino, device: u32, flushed: &Flushed) -> bool {
+        let files = self.files.lock();
+        let waits = |(_, stamp): &(FileBlock, Stamp)| stamp.device == device && !flushed.covers(*stamp);
+        files.get(&ino).is_some_and(|ranges| ranges.values().any(waits))
+    }
+
+    /// The ranges of a file that are NEW on a device, ascending.
+    pub fn on_device(&self, ino: Ino, device: u32) -> Vec<(FileBlock, FileBlock)> {
+        let files = self.files.lock();
+        let ranges = files.get(&ino).into_iter().flatten().filter(|(_, (_, stamp))| stamp.device == device);
+        ranges.map(|(&start, &(end, _))| (start, end)).collect()
+    }
+
+    /// Is anything NEW that is on one of these devices, or listed though nothing is?
+    pub fn has_any_on(&self, is_open: impl Fn(u32) -> bool) -> bool {
+        let files = self.files.lock();
+        files.values().any(|ranges| ranges.is_empty() || ranges.values().any(|(_, stamp)| is_open(stamp.device)))
     }
 
     /// Is nothing of the file NEW?
@@ -218,10 +217,6 @@ impl Fresh {
         self.files.lock().remove(&ino);
         self.tails.lock().known.remove(&ino);
         self.covered.lock().remove(&ino);
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.files.lock().is_empty()
     }
 
     /// Files with NEW extents.
@@ -252,6 +247,8 @@ impl Fresh {
 
 #[cfg(test)]
 mod tests {
+    use shoal_format::bulk_list::BULK_DEVICES_MAX;
+
     use super::*;
 
     const FILE: Ino = Ino::new(7);
@@ -260,60 +257,70 @@ mod tests {
         FileBlock::new(number)
     }
 
+    fn w(write: u64) -> Stamp {
+        Stamp { device: 0, write }
+    }
+
+    fn upto(write: u64) -> Flushed {
+        let mut flushed = [0; BULK_DEVICES_MAX];
+        flushed[0] = write;
+        Flushed(flushed)
+    }
+
     #[test]
     fn a_write_after_the_submission_of_a_flush_is_not_settled_by_it() {
         let fresh = Fresh::default();
-        fresh.add(FILE, b(0), b(4), 10, || 0);
-        fresh.add(FILE, b(4), b(6), 11, || 10);
-        assert_eq!(fresh.settled(FILE, 10), Some(vec![(b(0), b(4))]));
+        fresh.add(FILE, b(0), b(4), w(10), |_| 0);
+        fresh.add(FILE, b(4), b(6), w(11), |_| 10);
+        assert_eq!(fresh.settled(FILE, &upto(10)), Some(vec![(b(0), b(4))]));
         assert!(!fresh.is_settled(FILE));
         // The same blocks, mapped again after a truncation.
         fresh.remove(FILE, b(0), b(6));
-        fresh.add(FILE, b(2), b(3), 12, || 11);
-        assert_eq!(fresh.settled(FILE, 11), Some(vec![]));
-        fresh.add(FILE, b(2), b(3), 12, || 11);
-        assert_eq!(fresh.settled(FILE, 12), Some(vec![(b(2), b(3))]));
+        fresh.add(FILE, b(2), b(3), w(12), |_| 11);
+        assert_eq!(fresh.settled(FILE, &upto(11)), Some(vec![]));
+        fresh.add(FILE, b(2), b(3), w(12), |_| 11);
+        assert_eq!(fresh.settled(FILE, &upto(12)), Some(vec![(b(2), b(3))]));
     }
 
     #[test]
     fn a_stream_joins_its_ranges_only_until_a_flush_is_submitted() {
         let fresh = Fresh::default();
-        (0..10).for_each(|i| fresh.add(FILE, b(i), b(i + 1), i + 1, || 0));
-        (10..20).for_each(|i| fresh.add(FILE, b(i), b(i + 1), i + 1, || 10));
-        assert_eq!(fresh.settled(FILE, 100), Some(vec![(b(0), b(10)), (b(10), b(20))]));
-        assert_eq!(fresh.settled(FILE, 15), Some(vec![(b(0), b(10))]));
+        (0..10).for_each(|i| fresh.add(FILE, b(i), b(i + 1), w(i + 1), |_| 0));
+        (10..20).for_each(|i| fresh.add(FILE, b(i), b(i + 1), w(i + 1), |_| 10));
+        assert_eq!(fresh.settled(FILE, &upto(100)), Some(vec![(b(0), b(10)), (b(10), b(20))]));
+        assert_eq!(fresh.settled(FILE, &upto(15)), Some(vec![(b(0), b(10))]));
     }
 
     #[test]
     fn cutting_keeps_what_lies_on_both_sides() {
         let fresh = Fresh::default();
-        fresh.add(FILE, b(0), b(10), 1, || 0);
+        fresh.add(FILE, b(0), b(10), w(1), |_| 0);
         fresh.remove(FILE, b(3), b(5));
-        assert_eq!(fresh.settled(FILE, 1), Some(vec![(b(0), b(3)), (b(5), b(10))]));
+        assert_eq!(fresh.settled(FILE, &upto(1)), Some(vec![(b(0), b(3)), (b(5), b(10))]));
         fresh.remove(FILE, b(0), b(100));
         fresh.unlist(FILE);
-        assert_eq!(fresh.settled(FILE, 1), None);
+        assert_eq!(fresh.settled(FILE, &upto(1)), None);
     }
 
     #[test]
     fn too_many_ranges_become_one_that_waits_for_the_last_write() {
         let fresh = Fresh::default();
         let count = (RANGES_MAX + RANGES_STEP) as u64;
-        (0..count).for_each(|i| fresh.add(FILE, b(2 * i), b(2 * i + 1), i + 1, || 0));
-        assert_eq!(fresh.settled(FILE, count - 1), Some(vec![]));
-        assert_eq!(fresh.settled(FILE, count), Some(vec![(b(0), b(2 * count - 1))]));
+        (0..count).for_each(|i| fresh.add(FILE, b(2 * i), b(2 * i + 1), w(i + 1), |_| 0));
+        assert_eq!(fresh.settled(FILE, &upto(count - 1)), Some(vec![]));
+        assert_eq!(fresh.settled(FILE, &upto(count)), Some(vec![(b(0), b(2 * count - 1))]));
     }
 
     #[test]
     fn too_many_ranges_take_none_along_that_a_flush_covers() {
         let fresh = Fresh::default();
         // 10 writes at places of their own, then a flush, and beside it more writes than are kept apart.
-        (0..10).for_each(|i| fresh.add(FILE, b(1000 * i), b(1000 * i + 1), i + 1, || 0));
+        (0..10).for_each(|i| fresh.add(FILE, b(1000 * i), b(1000 * i + 1), w(i + 1), |_| 0));
         let count = 2 * (RANGES_MAX + RANGES_STEP) as u64;
-        (0..count).for_each(|i| fresh.add(FILE, b(10_000 + 2 * i), b(10_001 + 2 * i), i + 11, || 10));
+        (0..count).for_each(|i| fresh.add(FILE, b(10_000 + 2 * i), b(10_001 + 2 * i), w(i + 11), |_| 10));
         let covered: Vec<_> = (0..10).map(|i| (b(1000 * i), b(1000 * i + 1))).collect();
-        assert_eq!(fresh.settled(FILE, 10), Some(covered));
+        assert_eq!(fresh.settled(FILE, &upto(10)), Some(covered));
         assert!(fresh.files.lock()[&FILE].len() <= RANGES_MAX + RANGES_STEP);
-        assert_eq!(fresh.settled(FILE, count + 10).unwrap().last().unwrap().1, b(10_000 + 2 * count - 1));
+        assert_eq!(fresh.settled(FILE, &upto(count + 10)).unwrap().last().unwrap().1, b(10_000 + 2 * count - 1));
     }
 }

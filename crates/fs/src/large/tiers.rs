@@ -10,7 +10,7 @@ use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_region::Lsn;
 
 use super::{MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans, run_of};
-use crate::bulk::may_wait;
+use crate::bulk::{Stamp, may_wait};
 use crate::data_lock::FileLock;
 use crate::objects::Placed;
 use crate::planted::{Bug, is_planted};
@@ -51,14 +51,14 @@ impl Fs {
         }
         let mut mapping = Mapping::new(bulk);
         let write = self.copy_to_bulk(file, inode, &mut mapping, data_flags)?;
-        birth = birth.filter(|_| write > 0);
+        birth = birth.filter(|_| write.is_some());
         loop {
             if birth.is_some() && bulk.births.of(ino).is_none() {
                 // The file took a name while the device worked.
                 birth = None;
                 mapping.extents.iter_mut().for_each(|extent| extent.flags &= !EXTENT_NEW);
             }
-            if birth.is_none() && write > 0 && !is_planted(Bug::MoveFlush) {
+            if birth.is_none() && write.is_some() && !is_planted(Bug::MoveFlush) {
                 let runs: Vec<_> = mapping.extents.iter().map(run_of).collect();
                 file.device(inode, |bulk| bulk.flush_runs(&self.region, runs))?;
             }
@@ -83,24 +83,25 @@ impl Fs {
             birth = None;
             mapping.extents.iter_mut().for_each(|extent| extent.flags &= !EXTENT_NEW);
         }
-        mapping.committed(ino, write);
-        bulk.fresh.wrote(ino, write);
+        mapping.committed(ino)?;
+        if let Some(write) = write {
+            bulk.wrote(ino, write);
+        }
         bulk.fresh.set_tail(ino, true);
         Ok(())
     }
 
-    /// Copies a file's data from the region to blocks that `mapping` reserves; returns the number of the last write, 0 if
-    /// there was none.
+    /// Copies a file's data from the region to blocks that `mapping` reserves; returns the last write, if there was one.
     fn copy_to_bulk(
         &self,
         file: &mut FileLock<'_>,
         inode: &mut Inode,
         mapping: &mut Mapping<'_>,
         data_flags: u32,
-    ) -> Result<u64> {
+    ) -> Result<Option<Stamp>> {
         let end = FileBlock::new(small::chunk_count(inode).div_ceil(CHUNKS_PER_BLOCK));
         let mut buffer = Vec::new();
-        let mut write = 0;
+        let mut write = None;
         let mut block = FileBlock::ZERO;
         while block < end {
             let Some(flags) = self.flags_on_bulk(inode, block, data_flags)? else {
@@ -121,7 +122,12 @@ impl Fs {
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
                 small::read(&self.region, &self.objects, inode, at, &mut buffer[..readable])?;
-                write = file.device(inode, |bulk| bulk.write(extent.bulk_block.byte(), &buffer))?;
+                let done = match file.device(inode, |bulk| bulk.write(extent.bulk_block.byte(), &buffer)) {
+                    Err(Error::Io(_)) if mapping.give_back(&extent) => continue,
+                    done => done?,
+                };
+                self.bulk()?.wrote(file.ino, done);
+                write = Some(done);
             }
             block = extent.end();
         }

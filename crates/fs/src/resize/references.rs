@@ -11,13 +11,14 @@
 use std::cell::RefCell;
 use std::mem::offset_of;
 
+use shoal_format::bulk_list::{BULK_LIST_AT, decode_list, encode_list};
 use shoal_format::dictionary::DictionaryList;
 use shoal_format::dir::{NODE_FANOUT, NodeRef};
 use shoal_format::extent::{EXTENT_BYTES, EXTENT_HEADER};
 use shoal_format::inode::{INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, Layout, TABLE_FANOUT};
 use shoal_format::object::{ChunkRef, GROUP_CHUNKS, OBJECT_HEAD, Object};
-use shoal_format::superblock::{ROOTS_AT, Roots};
-use shoal_format::{Offset, SlotRef};
+use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
+use shoal_format::{Offset, PAGE, SlotRef};
 use shoal_media::PersistentMemory;
 use shoal_pack::{Block, BlockBytes};
 use shoal_region::View;
@@ -34,6 +35,7 @@ const HEIGHT_MAX: u32 = 4;
 /// `progress` is told how many of the inode table's nodes below the root are done, and of how many.
 pub(super) fn move_all(
     memory: &dyn PersistentMemory,
+    superblock: &Superblock,
     places: &[u64],
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
@@ -46,6 +48,7 @@ pub(super) fn move_all(
         return Err(Error::Corrupt(finding));
     }
     let walk = Walk { memory, places, tables };
+    walk.bulk_devices(superblock)?;
     for copy in 0..roots.inode_tables.len() as u64 {
         walk.reference(ROOTS_AT + offset_of!(Roots, inode_tables) as u64 + copy * 8)?;
     }
@@ -110,6 +113,19 @@ impl Walk<'_> {
             SlotRef::from_bits(self.memory.read_u64(at.get())).ok_or_else(|| self.damaged("slot reference", at))?;
         self.memory.write_u64(at.get(), self.moved(slot, at)?.bits());
         Ok(slot)
+    }
+
+    /// The list of bulk devices, whose bitmaps may lie in runs.
+    fn bulk_devices(&self, superblock: &Superblock) -> Result<()> {
+        let mut page = vec![0; PAGE as usize];
+        self.memory.read(BULK_LIST_AT.get(), &mut page);
+        let Some(mut devices) = decode_list(&page, superblock)? else { return Ok(()) };
+        for device in &mut devices {
+            device.bitmap = self.moved(device.bitmap, BULK_LIST_AT)?;
+            device.suspects = self.moved(device.suspects, BULK_LIST_AT)?;
+        }
+        self.memory.write(BULK_LIST_AT.get(), &encode_list(&devices));
+        Ok(())
     }
 
     /// A copy of the list of dictionaries, which the reference at `at` leads to.

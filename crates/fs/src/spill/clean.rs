@@ -34,8 +34,8 @@ impl Fs {
     /// Is there little room for what spills?
     fn is_bulk_short(&self) -> bool {
         self.bulk.as_ref().is_some_and(|bulk| {
-            let count = bulk.blocks() - bulk.withheld_blocks();
-            bulk.free_blocks().saturating_sub(bulk.withheld_blocks()) * SHORT_SHARE < count
+            let (room, count) = bulk.room_and_blocks();
+            room * SHORT_SHARE < count
         })
     }
 

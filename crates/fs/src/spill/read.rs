@@ -47,8 +47,17 @@ impl Fs {
             let inode = self.load_spill_file(file).map_err(|error| lost(ino, &error))?;
             self.spans(&inode, place.0, payload.len())?
         };
-        read_spans(self.bulk()?, &spans, &mut payload).map_err(|error| lost(ino, &error))?;
         let object = placed.object;
+        if let Err(error) = read_spans(self.bulk()?, &spans, &mut payload) {
+            // The blocks may have moved, and their device may be gone since.
+            let _lock = self.locks.read(file);
+            let now = self.load_spill_file(file).and_then(|inode| self.spans(&inode, place.0, payload.len()));
+            return if now.is_ok_and(|now| now == spans) {
+                Err(lost(ino, &error))
+            } else {
+                Ok(Err(Wrong { object, place, spans }))
+            };
+        }
         if object.sum_of(&payload) != object.sum && !is_planted(Bug::SpilledUnverified) {
             return Ok(Err(Wrong { object, place, spans }));
         }

@@ -87,10 +87,18 @@ impl Fs {
         worker.next = Some(FileBlock::ceil(first.byte() + done as u64));
         if !is_planted(Bug::SpillUnflushed) {
             // The flush covers the blocks, the record behind it says so; the heads' records come after both.
-            let settled = self.settle_file(ino);
+            let end = first + bytes.len() as u64 / BULK_BLOCK;
+            let settled = self.settle_spilled(ino, first, end);
             settled.inspect_err(|_| self.spill.map.mapped(first.get(), first.get() + done as u64 / BULK_BLOCK))?;
         }
         Ok(first.byte())
+    }
+
+    /// Makes blocks of the spill file durable. What another device has lost of the file is no matter of theirs.
+    fn settle_spilled(&self, ino: Ino, first: FileBlock, end: FileBlock) -> Result<()> {
+        let flushed = self.flush_files(&[ino])?;
+        self.settle_flushed(ino, &flushed)?;
+        self.refuse_doubtful_in(ino, first, end)
     }
 
     /// A hole of so many blocks: behind the last one written, again and again through the whole file.

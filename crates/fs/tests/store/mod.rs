@@ -280,6 +280,23 @@ fn parts(
     Ok(Parts { region, bulk, clock: clock.clone() })
 }
 
+/// A further disk of a world behind a cache in a memory of its own, which lives and dies with that of the first disk.
+pub fn behind_cache(world: &World, boot: Boot, disk: Arc<dyn BlockDevice>, memory: usize) -> Arc<dyn BlockDevice> {
+    let memory = world.memory(memory);
+    let owner = Owner { store: [6; 16], boot_id: [boot.boot; 16], device_bytes: disk.geometry().bytes };
+    let cache = Cache::open(memory.clone(), &owner).unwrap_or_else(|_| {
+        memory.zero(0, memory.len());
+        Cache::create(memory, CACHE_BYTES, &owner, [boot.opening as u8; 16], true).expect("there is memory")
+    });
+    let rule = Rule::of(Policy::Interval { age_ns: 30_000_000_000 });
+    Arc::new(WriteBack::new(disk, Arc::new(SimClock::new(0)), rule, cache))
+}
+
+/// Adds a memory for such a cache to a world.
+pub fn add_cache_memory(world: &World) {
+    world.add_memory(Cache::memory_bytes(CACHE_BYTES), SimMemoryKind::Battery);
+}
+
 /// Bytes of blocks that the cache holds at most.
 const CACHE_BYTES: u64 = 1 << 20;
 

@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use crate::cache::StoreCache;
 use shoal_check::BulkData;
+use shoal_format::BULK_BLOCK;
+use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
 use shoal_host::SEGMENT_BYTES;
 use shoal_media::{BlockDevice, ImageFile, LogDevice, MediaError, PersistentMemory, Result, block};
 
@@ -210,6 +212,20 @@ impl BulkData for BlockBulk {
         block::read(self.0.as_ref(), from, &mut whole).map_err(|error| format!("bulk storage at {at}: {error}"))?;
         out.copy_from_slice(&whole[(at - from) as usize..][..out.len()]);
         Ok(())
+    }
+}
+
+/// Several bulk devices, by their numbers.
+pub struct Joined(pub Vec<(u32, Box<dyn BulkData>)>);
+
+impl BulkData for Joined {
+    fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
+        let number = (at / BULK_BLOCK) >> BULK_NUMBER_SHIFT;
+        let own = at - (number << BULK_NUMBER_SHIFT) * BULK_BLOCK;
+        match self.0.iter().find(|(known, _)| u64::from(*known) == number) {
+            Some((_, part)) => part.read(own, out),
+            None => Err(format!("bulk device {number} is not there")),
+        }
     }
 }
 

@@ -14,15 +14,14 @@ use std::sync::Arc;
 
 use shoal_check::{BulkData, ImageSource, SalvageSource, Salvaged as Found};
 use shoal_devices::size::human;
-use shoal_devices::{During, Failure, Outcome, parse_uuid};
+use shoal_devices::{During, Failure, Outcome};
 use shoal_format::PAGE;
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
 use shoal_host::StoreLock;
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Error::LogGap;
-use shoal_writeback::Owner;
 
-use crate::cache::{self, StoreCache};
+use crate::cache::{self, Left, StoreCache};
 use crate::description::{BulkPlace, Description};
 use crate::directory;
 use crate::names::{BULK, DESCRIPTION, IMAGES, LOG};
@@ -46,8 +45,8 @@ pub fn salvage(
     let description = describe(&directory)?;
     let target = prepare(target, &directory)?;
     // Before the files are opened: a cache has one user at a time.
-    let power_lost = user::power_was_lost(&directory, description.bulk_path(&directory))
-        || cache::is_lost(&directory, &description.uuid);
+    let power_lost =
+        user::power_was_lost(&directory, description.bulk_path(&directory)) || cache::is_lost(&directory, &description);
     let files = Files::open(&directory, &description);
     watched.begin("looking for files", 0);
     let mut copy = copy::Copy::new(target.clone(), told);
@@ -96,17 +95,15 @@ struct Files {
     log: Option<media::ReadLog>,
     memory: Option<media::ReadMemory>,
     bulk: Option<Box<dyn BulkData>>,
-    /// Why the store's bulk storage could not be opened.
-    no_bulk: Option<String>,
+    /// Why bulk devices of the store could not be opened.
+    no_bulk: Vec<String>,
 }
 
 impl Files {
     fn open(directory: &Path, description: &Description) -> Files {
         let memory = description.memory.path().and_then(|path| media::ReadMemory::open(path));
-        let (bulk, no_bulk) = match bulk_data(directory, description) {
-            Ok(bulk) => (bulk, None),
-            Err(why) => (None, Some(format!("{why}; the data of large files is lost"))),
-        };
+        let (bulk, faults) = bulk_data(directory, description);
+        let no_bulk = faults.iter().map(|fault| format!("{fault}; the data of large files there is lost")).collect();
         let log = media::ReadLog::open(&directory.join(LOG));
         Files { images: store_images(directory), log, memory, bulk, no_bulk }
     }
@@ -172,38 +169,54 @@ fn prepare(target: &Path, store: &Path) -> Outcome<PathBuf> {
     Ok(canonical)
 }
 
-/// What a process that was cut off held back from bulk storage.
-fn held(directory: &Path, description: &Description) -> Option<StoreCache> {
+/// What a process that was cut off held back from a bulk device.
+fn held(directory: &Path, description: &Description, number: u32) -> Option<StoreCache> {
     let period = user::period(&[Some(directory.join(LOG)), description.bulk_path(directory)]).ok()?;
-    let store = parse_uuid(&description.uuid)?;
-    let owner = Owner { store, boot_id: shoal_host::boot_id().ok()?, device_bytes: u64::MAX };
-    StoreCache::left(directory, &owner, &period, true)
+    let (_, uuid) = description.cache_owners().into_iter().find(|(known, _)| *known == number)?;
+    let owner = cache::owner(&uuid, u64::MAX).ok()?;
+    match StoreCache::left(directory, number, &owner, &period, true) {
+        Left::Cache(left) => Some(left),
+        Left::Nothing | Left::Other | Left::Lost => None,
+    }
 }
 
-/// A store's bulk storage opened for reading, with what was held back from it; `None`: it has none.
-pub(crate) fn bulk_data(directory: &Path, description: &Description) -> Result<Option<Box<dyn BulkData>>, String> {
-    let closed = |why: &dyn std::fmt::Display| format!("bulk storage: {why}");
-    let below: Box<dyn BulkData> = match &description.bulk {
-        None => return Ok(None),
-        Some(BulkPlace::File(file)) => {
+pub(crate) type Bulk = Box<dyn BulkData>;
+
+/// The bulk devices that can be opened, as one, and why others cannot.
+pub(crate) fn bulk_data(directory: &Path, description: &Description) -> (Option<Bulk>, Vec<String>) {
+    let (mut parts, mut faults) = (Vec::new(), Vec::new());
+    let first = description.bulk.as_ref().filter(|_| !description.first_removed).map(|place| (0, place));
+    let more = description.more_bulk.iter().map(|numbered| (numbered.number, &numbered.place));
+    for (number, place) in first.into_iter().chain(more) {
+        match part(directory, place) {
+            Ok(below) => parts.push(match held(directory, description, number) {
+                Some(cache) => (number, Box::new(media::HeldBulk { below, cache }) as Bulk),
+                None => (number, below),
+            }),
+            Err(why) if number == 0 => faults.push(format!("bulk storage: {why}")),
+            Err(why) => faults.push(format!("bulk device {number}: {why}")),
+        }
+    }
+    let bulk: Option<Bulk> = if parts.is_empty() { None } else { Some(Box::new(media::Joined(parts))) };
+    (bulk, faults)
+}
+
+fn part(directory: &Path, place: &BulkPlace) -> Result<Bulk, String> {
+    match place {
+        BulkPlace::File(file) => {
             let path = directory.join(file);
-            let bulk = media::ReadBulk::open(&path).map_err(|error| closed(&format!("{}: {error}", path.display())))?;
-            Box::new(bulk)
+            let bulk = media::ReadBulk::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            Ok(Box::new(bulk))
         }
-        Some(BulkPlace::Device(text)) => {
-            let device: shoal_devices::DeviceName = text.parse().map_err(|error: String| closed(&error))?;
+        BulkPlace::Device(text) => {
+            let device: shoal_devices::DeviceName = text.parse()?;
             if device.kind().opening_writes {
-                return Err(closed(&format!(
-                    "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {}",
-                    DESCRIPTION
-                )));
+                return Err(format!(
+                    "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {DESCRIPTION}"
+                ));
             }
-            let device = device.open().map_err(|failure| closed(&failure))?;
-            Box::new(media::BlockBulk(device.block_device()))
+            let device = device.open().map_err(|failure| failure.to_string())?;
+            Ok(Box::new(media::BlockBulk(device.block_device())))
         }
-    };
-    Ok(Some(match held(directory, description) {
-        Some(cache) => Box::new(media::HeldBulk { below, cache }),
-        None => below,
-    }))
+    }
 }

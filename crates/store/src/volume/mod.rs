@@ -19,11 +19,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use shoal_devices::{Device, During, Outcome};
+use shoal_devices::{During, Outcome};
 use shoal_fs::{Caller, Error, Fs, Options, RenameMode, SetAttr};
 use shoal_host::{Stopping, Ticker};
 
-use crate::store::{LEAVING_PATIENCE, Opened, Store};
+use crate::store::{Devices, LEAVING_PATIENCE, Opened, Store};
 
 pub use entries::{DirEntry, FileType, Metadata, ReadDir};
 pub use file::File;
@@ -56,7 +56,7 @@ const UMASK: u32 = 0o022;
 pub struct Volume {
     fs: Arc<Fs>,
     store: Store,
-    bulk: Option<Arc<dyn Device>>,
+    devices: Option<Devices>,
     caller: Caller,
     tickers: Vec<Ticker>,
     is_closed: bool,
@@ -76,11 +76,12 @@ impl Volume {
     fn of(store: Store, read_only: bool) -> Outcome<Volume> {
         let method = store.description.compress;
         let pack_age = Some(shoal_fuse::PACK_AGE);
-        let Opened { fs, bulk, .. } = store.open(Options { read_only, pack_age, method, ..Options::default() })?;
+        let options = Options { read_only, pack_age, method, ..Options::default() };
+        let Opened { fs, devices, .. } = store.open(options)?;
         let fs = Arc::new(fs);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let caller = Caller { uid, gid, umask: UMASK, hold: false };
-        let mut volume = Volume { fs, store, bulk, caller, tickers: vec![], is_closed: read_only };
+        let mut volume = Volume { fs, store, devices: Some(devices), caller, tickers: vec![], is_closed: read_only };
         if !read_only {
             volume.store.write_pid()?;
             volume.tickers = start_tickers(&volume.fs).during("threads of the volume")?;
@@ -99,7 +100,7 @@ impl Volume {
             self.fs.shutdown().during(self.store.directory().display())?;
             self.store.remove_pid();
         }
-        self.bulk.take().map_or(Ok(()), |bulk| bulk.close())
+        self.devices.take().map_or(Ok(()), |devices| devices.close())
     }
 
     /// Makes everything done before the call durable.

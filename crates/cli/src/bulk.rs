@@ -1,0 +1,170 @@
+//! `shoal bulk`: the bulk devices of a store, mounted or not: added, emptied and removed, lost and found.
+//!
+//! A mounted store is asked through its control socket, and empties a device in the background; the command shows how far that is,
+//! and when it is ended the work goes on. Otherwise the store is opened here.
+
+use std::path::Path;
+use std::time::Duration;
+
+use shoal_devices::size::human;
+use shoal_devices::{During, Failure, Outcome};
+use shoal_store::control::{self, Question};
+use shoal_store::{BulkChange, BulkFile, BulkReport, LEAVING_PATIENCE, Progress, Store, place};
+
+use crate::args::{BulkCommand, BulkListArgs};
+use crate::json;
+use crate::progress::Bars;
+
+/// How often a daemon that empties a device is asked how far it is.
+const LOOK: Duration = Duration::from_millis(300);
+
+pub fn run(command: &BulkCommand) -> Outcome<()> {
+    match command {
+        BulkCommand::List(args) => list(args),
+        BulkCommand::Files(args) => files(&args.store, &args.device, args.json),
+        BulkCommand::Add(args) => {
+            let size_bytes = args.size.map(|size| size.0);
+            change(&args.store, BulkChange::Add { device: named(&args.device)?, size_bytes, force: args.force })
+        }
+        BulkCommand::Remove(args) => remove(&args.store, &named(&args.device)?, args.background, args.json),
+        BulkCommand::Keep(args) => change(&args.store, BulkChange::Keep { device: named(&args.device)? }),
+        BulkCommand::Retry(args) => change(&args.store, BulkChange::Retry { device: named(&args.device)? }),
+    }
+}
+
+/// A path without a word before it is a file's or a block device's. The daemon has a directory of its own.
+fn named(device: &str) -> Outcome<String> {
+    let path = match device.split_once(':') {
+        _ if device.parse::<u32>().is_ok() => return Ok(device.into()),
+        None => device,
+        Some(("file" | "device", path)) => path,
+        Some(_) => return Ok(device.into()),
+    };
+    Ok(format!("file:{}", std::path::absolute(path).during(path)?.display()))
+}
+
+fn reports(store: &Path) -> Outcome<Option<Vec<BulkReport>>> {
+    let value = control::ask(store, &Question::Bulks)?;
+    value.map(|value| serde_json::from_value(value).during("answer of the daemon")).transpose()
+}
+
+/// After a mount that does without bulk devices: says which, and what that costs.
+pub fn warn_of_lost(store: &Path) {
+    // A store that cannot be asked has said why in its log.
+    let found = reports(store).ok().flatten().unwrap_or_default();
+    for report in found.iter().filter(|report| report.state == "lost") {
+        eprintln!(
+            "shoal: bulk device {} ({}) is lost: {} of files cannot be read; `shoal bulk files` names them, `shoal bulk retry` uses it \
+             again when it is back",
+            report.number,
+            report.device,
+            human(report.used_bytes)
+        );
+    }
+}
+
+fn list(args: &BulkListArgs) -> Outcome<()> {
+    let place = place::find(&args.store)?;
+    let found = match reports(&place.store)? {
+        Some(found) => found,
+        None => Store::acquire(&place.store, LEAVING_PATIENCE)?.bulk_reports()?,
+    };
+    if args.json {
+        json::print_json(&found);
+    } else {
+        print!("{}", text(&found));
+    }
+    Ok(())
+}
+
+/// The devices, one a line.
+pub fn text(found: &[BulkReport]) -> String {
+    let mut out = format!("{:<7} {:<15} {:>9} {:>9} {:>9}  device\n", "number", "state", "size", "used", "free");
+    for report in found {
+        let (size, used, free) = (human(report.size_bytes), human(report.used_bytes), human(report.free_bytes));
+        out += &format!("{:<7} {:<15} {size:>9} {used:>9} {free:>9}  {}\n", report.number, report.state, report.device);
+        if let Some(cause) = &report.cause {
+            out += &format!("        {cause}\n");
+        }
+        if report.suspect_bytes > 0 {
+            out += &format!("        {} are in doubt since a flush failed\n", human(report.suspect_bytes));
+        }
+        if let Some(held) = report.held_bytes.filter(|held| *held > 0) {
+            out += &format!("        {} of writes are held back in front of it\n", human(held));
+        }
+        if let Some(moved) = report.moved_bytes {
+            out += &format!("        {} moved off it\n", human(moved));
+        }
+    }
+    out
+}
+
+fn files(store: &Path, device: &str, as_json: bool) -> Outcome<()> {
+    let place = place::find(store)?;
+    let device = named(device)?;
+    let found: Vec<BulkFile> = match control::ask(&place.store, &Question::BulkFiles { device: device.clone() })? {
+        Some(value) => serde_json::from_value(value).during("answer of the daemon")?,
+        None => Store::acquire(&place.store, LEAVING_PATIENCE)?.bulk_files(&device)?,
+    };
+    if as_json {
+        json::print_json(&found);
+    } else {
+        found.iter().for_each(|file| println!("{:>9}  {}", human(file.bytes), file.path));
+    }
+    Ok(())
+}
+
+fn change(store: &Path, change: BulkChange) -> Outcome<()> {
+    let place = place::find(store)?;
+    let done = match control::ask(&place.store, &Question::Bulk { change: change.clone() })? {
+        Some(value) => value.as_str().unwrap_or_default().to_string(),
+        None => Store::acquire(&place.store, LEAVING_PATIENCE)?.change_bulks(&change, &())?,
+    };
+    println!("{done}");
+    Ok(())
+}
+
+fn remove(store: &Path, device: &str, background: bool, as_json: bool) -> Outcome<()> {
+    let place = place::find(store)?;
+    let change = BulkChange::Remove { device: device.into() };
+    let before = reports(&place.store)?;
+    if before.is_none() {
+        let done = Store::acquire(&place.store, LEAVING_PATIENCE)?.change_bulks(&change, &Bars::new(as_json))?;
+        println!("{done}");
+        return Ok(());
+    }
+    let answer = control::ask(&place.store, &Question::Bulk { change })?.unwrap_or_default();
+    let told = answer.as_str().unwrap_or_default();
+    let number = told.split(' ').nth(2).and_then(|word| word.parse().ok());
+    let Some(number) = number.filter(|_: &u32| !background) else {
+        println!("{told}");
+        return Ok(());
+    };
+    let bars = Bars::new(as_json);
+    let mut total = 0;
+    loop {
+        let now = reports(&place.store)?;
+        let now =
+            now.ok_or_else(|| Failure::new(store.display(), "was unmounted; the work goes on at the next mount"))?;
+        let Some(report) = now.iter().find(|report| report.number == number) else { break };
+        if report.state == "in use" {
+            bars.end();
+            return Err(Failure::new(format!("bulk device {number}"), "its removal was called off"));
+        }
+        if let Some(cause) = &report.cause {
+            bars.end();
+            let remedy = "it goes on when that has changed; `shoal bulk keep` calls it off";
+            return Err(Failure::new(format!("bulk device {number}"), cause.clone()).remedy(remedy));
+        }
+        let moved = report.moved_bytes.unwrap_or(0);
+        if total != moved + report.used_bytes {
+            total = moved + report.used_bytes;
+            bars.begin("moving large files (bytes)", total);
+        }
+        bars.at(moved);
+        std::thread::sleep(LOOK);
+    }
+    bars.end();
+    println!("bulk device {number} is empty and removed");
+    Ok(())
+}

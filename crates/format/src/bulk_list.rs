@@ -1,0 +1,385 @@
+//! The list of a store's bulk devices, and the mark that a device carries (docs/spec/region.md, section 7).
+//!
+//! The list fills page 3 of the region; a page of zeros is no list: the store has the one device that its superblock speaks
+//! of. A device's number says which block numbers are its own. The mark lies on the device, behind its last block, and tells a
+//! device from another one and from an older copy of itself.
+
+use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::extent::BulkBlock;
+use crate::superblock::Superblock;
+use crate::{BULK_BLOCK, FormatError, Offset, PAGE, SlotRef, checksum};
+
+pub const BULK_LIST_MAGIC: u64 = u64::from_le_bytes(*b"SHBULKLS");
+pub const BULK_MARK_MAGIC: u64 = u64::from_le_bytes(*b"SHBULKMK");
+pub const BULK_MARK_VERSION: u32 = 1;
+/// Where the list is: page 3.
+pub const BULK_LIST_AT: Offset = Offset::new(3 * PAGE);
+/// Devices that a store has at most.
+pub const BULK_DEVICES_MAX: usize = 16;
+/// Block numbers of one device: device `n` begins at block `n << 32`.
+pub const BULK_NUMBER_SHIFT: u32 = 32;
+/// Blocks that one of several devices has at most.
+pub const BULK_DEVICE_BLOCKS_MAX: u64 = 1 << BULK_NUMBER_SHIFT;
+/// No new blocks are given out on the device: it is being emptied.
+pub const BULK_LEAVING: u32 = 1;
+/// The store was used without the device, or closed while it took no writes: extents NEW may be left from then.
+pub const BULK_UNSETTLED: u32 = 2;
+/// Smallest piece that holds a bitmap (bytes): a run, which compaction never moves.
+const BITMAP_BYTES_MIN: u64 = 64 << 10;
+
+const LIST: &str = "list of bulk devices";
+const MARK: &str = "mark of a bulk device";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct BulkListHeader {
+    pub magic: U64,
+    pub count: U32,
+    /// Low half of XXH3 of the entries.
+    pub sum: U32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct BulkEntry {
+    pub uuid: [u8; 16],
+    pub blocks: U64,
+    pub bitmap: U64,
+    pub suspects: U64,
+    pub epoch: U64,
+    pub number: U32,
+    pub flags: U32,
+    pub reserved: [u8; 8],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct BulkMark {
+    pub magic: U64,
+    pub version: U32,
+    /// CRC32C of the fields behind it.
+    pub crc: U32,
+    pub store: [u8; 16],
+    pub device: [u8; 16],
+    pub epoch: U64,
+    pub number: U32,
+    pub reserved: [u8; 4],
+}
+
+pub const BULK_MARK: usize = size_of::<BulkMark>();
+const HEADER: usize = size_of::<BulkListHeader>();
+const ENTRY: usize = size_of::<BulkEntry>();
+const _: () = assert!(HEADER == 16 && ENTRY == 64 && BULK_MARK == 64);
+const _: () = assert!((HEADER + BULK_DEVICES_MAX * ENTRY) as u64 <= PAGE);
+
+/// One device of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BulkDeviceEntry {
+    /// Zero: the device has no mark.
+    pub uuid: [u8; 16],
+    pub number: u32,
+    pub blocks: u64,
+    /// The run that holds its bitmap; none for device 0, whose bitmap is in the fixed area.
+    pub bitmap: SlotRef,
+    /// The run that holds a bit for each block whose contents are not certain; none: all are.
+    pub suspects: SlotRef,
+    /// Of the mark that was written last.
+    pub epoch: u64,
+    pub leaving: bool,
+    pub unsettled: bool,
+}
+
+impl BulkDeviceEntry {
+    /// The number of its first block.
+    pub fn first(&self) -> u64 {
+        u64::from(self.number) << BULK_NUMBER_SHIFT
+    }
+
+    /// The number behind its last block.
+    pub fn end(&self) -> u64 {
+        self.first() + self.blocks
+    }
+
+    pub fn has_mark(&self) -> bool {
+        self.uuid != [0; 16]
+    }
+
+    /// Bytes of a piece that holds a bit for each of `blocks` blocks.
+    pub fn bitmap_bytes(blocks: u64) -> u64 {
+        (blocks.div_ceil(64) * 8).max(BITMAP_BYTES_MIN)
+    }
+
+    /// Where its bitmap begins.
+    pub fn bitmap_at(&self, superblock: &Superblock) -> Offset {
+        if self.bitmap.is_none() { superblock.bulk_bitmap } else { self.bitmap.offset() }
+    }
+}
+
+/// The one device of a store without a list; `None` when it has none.
+pub fn only_device(superblock: &Superblock) -> Option<BulkDeviceEntry> {
+    (superblock.bulk_blocks > 0).then_some(BulkDeviceEntry {
+        uuid: [0; 16],
+        number: 0,
+        blocks: superblock.bulk_blocks,
+        bitmap: SlotRef::NONE,
+        suspects: SlotRef::NONE,
+        epoch: 0,
+        leaving: false,
+        unsettled: false,
+    })
+}
+
+/// The number behind the last block of any of these devices: extents end there at the latest.
+pub fn blocks_end(devices: &[BulkDeviceEntry]) -> u64 {
+    devices.iter().map(BulkDeviceEntry::end).max().unwrap_or(0)
+}
+
+/// The device that holds all of a run of blocks.
+pub fn device_of(devices: &[BulkDeviceEntry], first: BulkBlock, blocks: u64) -> Option<&BulkDeviceEntry> {
+    let first = first.get();
+    devices.iter().find(|device| device.first() <= first && first.saturating_add(blocks) <= device.end())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is kept")]
+fn sum_of(bytes: &[u8]) -> u32 {
+    xxh3_64(bytes) as u32
+}
+
+/// The bytes of a list of these devices; they are ascending by number, and at most [`BULK_DEVICES_MAX`].
+pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
+    assert!((1..=BULK_DEVICES_MAX).contains(&devices.len()));
+    let mut bytes = vec![0; HEADER];
+    for device in devices {
+        let leaving = if device.leaving { BULK_LEAVING } else { 0 };
+        let unsettled = if device.unsettled { BULK_UNSETTLED } else { 0 };
+        let entry = BulkEntry {
+            uuid: device.uuid,
+            blocks: device.blocks.into(),
+            bitmap: device.bitmap.bits().into(),
+            suspects: device.suspects.bits().into(),
+            epoch: device.epoch.into(),
+            number: device.number.into(),
+            flags: (leaving | unsettled).into(),
+            reserved: [0; 8],
+        };
+        bytes.extend_from_slice(entry.as_bytes());
+    }
+    let count = u32::try_from(devices.len()).expect("asserted").into();
+    let sum = sum_of(&bytes[HEADER..]).into();
+    let header = BulkListHeader { magic: BULK_LIST_MAGIC.into(), count, sum };
+    bytes[..HEADER].copy_from_slice(header.as_bytes());
+    bytes
+}
+
+/// The devices of the list in `page`; `None` where there is no list. They belong to the store of `superblock`.
+pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<BulkDeviceEntry>>, FormatError> {
+    let Ok((header, rest)) = BulkListHeader::read_from_prefix(page) else {
+        return Err(FormatError::Short { what: LIST, expected: HEADER, found: page.len() });
+    };
+    if header.as_bytes() == [0; HEADER] {
+        return Ok(None);
+    }
+    if header.magic.get() != BULK_LIST_MAGIC {
+        return Err(FormatError::Magic { what: LIST, expected: BULK_LIST_MAGIC, found: header.magic.get() });
+    }
+    let range = |field, found| FormatError::Range { what: LIST, field, found };
+    let count = header.count.get() as usize;
+    if !(1..=BULK_DEVICES_MAX).contains(&count) {
+        return Err(range("count", count as u64));
+    }
+    let bytes = rest.get(..count * ENTRY).ok_or(FormatError::Short {
+        what: LIST,
+        expected: HEADER + count * ENTRY,
+        found: page.len(),
+    })?;
+    let found = sum_of(bytes);
+    if found != header.sum.get() {
+        return Err(FormatError::Checksum { what: LIST, expected: header.sum.get(), found });
+    }
+    let mut devices: Vec<BulkDeviceEntry> = Vec::new();
+    for bytes in bytes.chunks_exact(ENTRY) {
+        let entry = BulkEntry::read_from_bytes(bytes).expect("size is exact");
+        let number = entry.number.get();
+        if number as usize >= BULK_DEVICES_MAX || devices.last().is_some_and(|before| before.number >= number) {
+            return Err(range("number", number.into()));
+        }
+        let blocks = entry.blocks.get();
+        let fits = if number == 0 { blocks == superblock.bulk_blocks } else { true };
+        if blocks == 0 || blocks > BULK_DEVICE_BLOCKS_MAX || !fits {
+            return Err(range("blocks", blocks));
+        }
+        let piece = |field, bits: u64| {
+            let slot = SlotRef::from_bits(bits).ok_or_else(|| range(field, bits))?;
+            let holds = slot.is_none()
+                || slot.is_run()
+                    && slot.capacity() >= BulkDeviceEntry::bitmap_bytes(blocks)
+                    && slot.offset().get().saturating_add(slot.capacity()) <= superblock.region_bytes;
+            if holds { Ok(slot) } else { Err(range(field, bits)) }
+        };
+        let bitmap = piece("bitmap", entry.bitmap.get())?;
+        if bitmap.is_none() != (number == 0) {
+            return Err(range("bitmap", entry.bitmap.get()));
+        }
+        if number != 0 && entry.uuid == [0; 16] {
+            return Err(range("uuid", 0));
+        }
+        if entry.flags.get() & !(BULK_LEAVING | BULK_UNSETTLED) != 0 {
+            return Err(range("flags", entry.flags.get().into()));
+        }
+        devices.push(BulkDeviceEntry {
+            uuid: entry.uuid,
+            number,
+            blocks,
+            bitmap,
+            suspects: piece("suspects", entry.suspects.get())?,
+            epoch: entry.epoch.get(),
+            leaving: entry.flags.get() & BULK_LEAVING != 0,
+            unsettled: entry.flags.get() & BULK_UNSETTLED != 0,
+        });
+    }
+    Ok(Some(devices))
+}
+
+/// What a device's mark says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    pub store: [u8; 16],
+    pub device: [u8; 16],
+    pub number: u32,
+    pub epoch: u64,
+}
+
+impl Mark {
+    /// Byte of a device with this many blocks where its mark is.
+    pub fn at(blocks: u64) -> u64 {
+        blocks * BULK_BLOCK
+    }
+
+    pub fn encode(&self) -> [u8; BULK_MARK] {
+        let mut mark = BulkMark {
+            magic: BULK_MARK_MAGIC.into(),
+            version: BULK_MARK_VERSION.into(),
+            crc: 0.into(),
+            store: self.store,
+            device: self.device,
+            epoch: self.epoch.into(),
+            number: self.number.into(),
+            reserved: [0; 4],
+        };
+        mark.crc = checksum(0, &mark.as_bytes()[16..]).into();
+        mark.as_bytes().try_into().expect("size is asserted")
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Mark, FormatError> {
+        let Ok((mark, _)) = BulkMark::read_from_prefix(bytes) else {
+            return Err(FormatError::Short { what: MARK, expected: BULK_MARK, found: bytes.len() });
+        };
+        if mark.magic.get() != BULK_MARK_MAGIC {
+            return Err(FormatError::Magic { what: MARK, expected: BULK_MARK_MAGIC, found: mark.magic.get() });
+        }
+        if mark.version.get() != BULK_MARK_VERSION {
+            return Err(FormatError::Version { what: MARK, expected: BULK_MARK_VERSION, found: mark.version.get() });
+        }
+        let found = checksum(0, &mark.as_bytes()[16..]);
+        if mark.crc.get() != found {
+            return Err(FormatError::Checksum { what: MARK, expected: mark.crc.get(), found });
+        }
+        let (store, device) = (mark.store, mark.device);
+        Ok(Mark { store, device, number: mark.number.get(), epoch: mark.epoch.get() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::superblock::{Geometry, MemoryKind};
+
+    fn superblock() -> Superblock {
+        Superblock::layout(Geometry {
+            memory_kind: MemoryKind::Logged,
+            uuid: [7; 16],
+            region_bytes: 64 << 20,
+            bulk_blocks: 1000,
+            ring_bytes: 0,
+            threshold: 1 << 20,
+            hash_seed: 9,
+            created_ns: 1,
+        })
+        .unwrap()
+    }
+
+    fn devices() -> Vec<BulkDeviceEntry> {
+        let first = only_device(&superblock()).unwrap();
+        let run = |segment: u64| SlotRef::run(Offset::of_segment(segment), 1);
+        let second = BulkDeviceEntry {
+            uuid: [9; 16],
+            number: 3,
+            blocks: 77,
+            bitmap: run(20),
+            suspects: run(21),
+            epoch: 4,
+            leaving: true,
+            unsettled: true,
+        };
+        vec![first, second]
+    }
+
+    #[test]
+    fn a_list_round_trips_and_every_flipped_bit_is_refused() {
+        let bytes = encode_list(&devices());
+        assert_eq!(decode_list(&bytes, &superblock()), Ok(Some(devices())));
+        assert_eq!(decode_list(&[0; 4096], &superblock()), Ok(None));
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode_list(&flipped, &superblock()).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn values_that_no_writer_makes_are_refused() {
+        type Change = fn(&mut Vec<BulkDeviceEntry>);
+        let changes: [Change; 9] = [
+            |list| list[1].number = 0,
+            |list| list[1].number = 16,
+            |list| list[0].blocks = 999,
+            |list| list[1].blocks = 0,
+            |list| list[1].blocks = BULK_DEVICE_BLOCKS_MAX + 1,
+            |list| list[1].blocks = (64 << 13) + 1,
+            |list| list[1].bitmap = SlotRef::NONE,
+            |list| list[1].suspects = SlotRef::run(Offset::of_segment(1024), 1),
+            |list| list[1].uuid = [0; 16],
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            let mut list = devices();
+            change(&mut list);
+            let found = decode_list(&encode_list(&list), &superblock());
+            assert!(matches!(found, Err(FormatError::Range { .. })), "change {at}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_mark_round_trips_and_every_flipped_bit_is_refused() {
+        let mark = Mark { store: [1; 16], device: [2; 16], number: 3, epoch: 9 };
+        let bytes = mark.encode();
+        assert_eq!(Mark::decode(&bytes), Ok(mark));
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Mark::decode(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_run_of_blocks_belongs_to_the_device_that_holds_all_of_it() {
+        let list = devices();
+        let number = |first, blocks| device_of(&list, BulkBlock::new(first), blocks).map(|device| device.number);
+        assert_eq!(number(0, 1000), Some(0));
+        assert_eq!(number(999, 2), None);
+        assert_eq!((number(3 << 32, 77), number((3 << 32) + 76, 2), number(1 << 32, 1)), (Some(3), None, None));
+        assert_eq!(blocks_end(&list), (3 << 32) + 77);
+    }
+}

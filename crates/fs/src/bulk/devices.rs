@@ -1,0 +1,566 @@
+//! Which bulk devices a store has: the list in the region, the marks on the devices, and changes of both while the store is open.
+//!
+//! Rules, in the order in which things must be durable:
+//! - The list is the truth, changed by one transaction at a time. A new device carries its mark, durably, before the record that
+//!   lists it; a record that takes it off the list commits when no block of it is in use, pending or held.
+//! - At each opening for writing every device present gets a mark with a new epoch, durably, before the record that says so.
+//!   A mark of a smaller epoch than the list's is that of an older copy: it may lack what was promised since.
+//! - A device that failed a flush is closed before the failure is told to anybody, and the blocks in doubt are in the region,
+//!   durably, before the flush's caller has its answer.
+//! - A suspect block that was written whole is certain on media only behind a flush that covered the write.
+//!
+//! Left out: moving data off a device ([`crate::Fs::bulk_drain`]), where devices are found (the caller of [`crate::Fs`]).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use shoal_format::bulk_list::{
+    BULK_DEVICE_BLOCKS_MAX, BULK_DEVICES_MAX, BULK_LIST_AT, BULK_MARK, BulkDeviceEntry, Mark, blocks_end, encode_list,
+    only_device,
+};
+use shoal_format::extent::{BulkBlock, Extent};
+use shoal_format::superblock::FEATURE_DEVICES;
+use shoal_format::{BULK_BLOCK, PAGE, SlotRef};
+use shoal_media::{BlockDevice, MediaError};
+use shoal_region::{Region, Tx};
+
+use super::unit::Unit;
+use super::{Blocks, Bulk, Run};
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Result};
+
+/// Words of suspects that one transaction sets or clears.
+const WORDS_PER_STEP: usize = 8192;
+/// Bytes that one entry of a transaction zeroes.
+const ZERO_STEP: u64 = 1 << 20;
+
+/// Is told of each device that fails or is missing, with what it means.
+pub type OnBulkFailure = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A bulk device that the store's owner has found.
+#[derive(Clone)]
+pub struct GivenDevice {
+    /// As the store's description knows it; zero for the device of a store without a list.
+    pub uuid: [u8; 16],
+    /// For messages.
+    pub name: String,
+    /// It takes its room from the host that [`crate::Options::room`] asks.
+    pub on_host: bool,
+    /// Or why it could not be opened.
+    pub device: std::result::Result<Arc<dyn BlockDevice>, String>,
+}
+
+/// A bulk device as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BulkState {
+    pub number: u32,
+    pub uuid: [u8; 16],
+    pub name: String,
+    pub bytes: u64,
+    /// Mapped by files, or about to be.
+    pub used: u64,
+    pub free: u64,
+    /// Freed, but not to be reused yet.
+    pub pending: u64,
+    /// Contents in doubt since a flush failed.
+    pub suspect: u64,
+    /// It is being emptied.
+    pub leaving: bool,
+    /// It is not there.
+    pub lost: bool,
+    /// Why it takes no writes.
+    pub closed: Option<String>,
+}
+
+/// The list as it is in the region.
+pub(super) struct List {
+    /// False: the store has the one device that its superblock speaks of.
+    pub exists: bool,
+    pub entries: Vec<BulkDeviceEntry>,
+}
+
+impl List {
+    /// Writes the list anew, in a transaction of its own.
+    fn change(&mut self, region: &Region, entries: Vec<BulkDeviceEntry>) -> Result<()> {
+        let mut tx = region.begin_reclaim();
+        write_list(&mut tx, &entries)?;
+        tx.commit()?;
+        self.entries = entries;
+        Ok(())
+    }
+}
+
+fn write_list(tx: &mut Tx<'_>, entries: &[BulkDeviceEntry]) -> Result<()> {
+    let mut page = encode_list(entries);
+    page.resize(PAGE as usize, 0);
+    Ok(tx.write(BULK_LIST_AT, &page)?)
+}
+
+/// Reads the mark of a device with `blocks` blocks; `None` where it has no room for one.
+fn read_mark(device: &dyn BlockDevice, blocks: u64) -> Result<Option<Mark>> {
+    let (at, unit) = (Mark::at(blocks), mark_bytes(device));
+    if device.geometry().bytes < at + unit as u64 {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; unit];
+    device.read_into(at, &mut bytes)?;
+    Ok(Some(Mark::decode(&bytes)?))
+}
+
+/// Room that a device has for its mark behind its last block (bytes): behind a cache it is one of blocks of this size.
+const MARK_ROOM: u64 = 4096;
+
+fn mark_bytes(device: &dyn BlockDevice) -> usize {
+    (device.geometry().block_bytes as usize).max(512)
+}
+
+/// Writes the mark of a device with `blocks` blocks, durably. It fits the smallest unit that no crash tears.
+fn write_mark(device: &dyn BlockDevice, blocks: u64, mark: &Mark) -> Result<()> {
+    let mut bytes = vec![0; mark_bytes(device)];
+    bytes[..BULK_MARK].copy_from_slice(&mark.encode());
+    device.write_from(Mark::at(blocks), &bytes)?;
+    if is_planted(Bug::MarkUnflushed) {
+        return Ok(());
+    }
+    // What a cache has held since an earlier life need not leave for it.
+    Ok(device.flush_ranges(&[(Mark::at(blocks), bytes.len() as u64)])?)
+}
+
+/// Is `device` the one of this entry, and not an older copy of it? An error says what it is instead.
+fn verify(device: &dyn BlockDevice, entry: &BulkDeviceEntry, store: [u8; 16]) -> std::result::Result<(), String> {
+    let geometry = device.geometry();
+    if geometry.bytes / BULK_BLOCK < entry.blocks || !BULK_BLOCK.is_multiple_of(geometry.block_bytes.max(1) as u64) {
+        let (has, needs) = (geometry.bytes, entry.blocks * BULK_BLOCK);
+        let units = geometry.block_bytes;
+        return Err(format!(
+            "it has {has} bytes in units of {units}, the store needs {needs} in units of at most 65536"
+        ));
+    }
+    if !entry.has_mark() {
+        return Ok(());
+    }
+    match read_mark(device, entry.blocks) {
+        Ok(Some(mark)) if mark.store != store => Err("it belongs to another store".into()),
+        Ok(Some(mark)) if mark.device != entry.uuid || mark.number != entry.number => {
+            Err("it is another device of the store".into())
+        }
+        Ok(Some(mark)) if mark.epoch < entry.epoch && !is_planted(Bug::EpochIgnored) => Err(format!(
+            "it is an older copy (of mount {}, the store was mounted with it {} times)",
+            mark.epoch, entry.epoch
+        )),
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err("it ends before its mark".into()),
+        Err(Error::Corrupt(why)) => Err(format!("it does not carry the store's mark ({why})")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+impl Bulk {
+    pub fn tells(self, on_failure: Option<OnBulkFailure>) -> Bulk {
+        Bulk { on_failure, ..self }
+    }
+
+    fn tell(&self, sentence: &str) {
+        if let Some(tell) = &self.on_failure {
+            tell(sentence);
+        }
+    }
+
+    fn entry(&self, region: &Region, number: u32) -> Option<BulkDeviceEntry> {
+        let list = self.list.lock();
+        let known =
+            if list.exists { list.entries.clone() } else { only_device(region.superblock()).into_iter().collect() };
+        known.into_iter().find(|entry| entry.number == number)
+    }
+
+    /// Attaches what was given to the devices of the list. Those that are missing, or are not what they should be, are lost;
+    /// without `degraded` that is an error.
+    pub fn attach(
+        &self,
+        region: &Region,
+        given: &[GivenDevice],
+        only: Option<Arc<dyn BlockDevice>>,
+        degraded: bool,
+    ) -> Result<()> {
+        for unit in self.units().iter() {
+            let entry = self.entry(region, unit.number).expect("units are made from entries");
+            let found = match given.iter().find(|given| entry.has_mark() && given.uuid == entry.uuid) {
+                Some(given) => {
+                    *unit.name.write() = given.name.as_str().into();
+                    unit.on_host.store(given.on_host, Ordering::Release);
+                    given.device.clone()
+                }
+                None if unit.number == 0 => only.clone().ok_or_else(|| "it is not there".to_string()),
+                None => Err("the store's description does not name it".into()),
+            };
+            let found = found.and_then(|device| verify(&*device, &entry, region.superblock().uuid).map(|()| device));
+            match found {
+                Ok(device) => unit.attach(device),
+                Err(cause) => {
+                    unit.lose(&cause);
+                    let name = unit.name.read().clone();
+                    if !degraded {
+                        return Err(Error::Io(format!(
+                            "bulk device {} ({name}): {cause}; bring it back, or mount with `-o degraded` and do without its files",
+                            unit.number
+                        )));
+                    }
+                    let used = unit.count - unit.state.lock().free;
+                    let bytes = used * BULK_BLOCK;
+                    self.tell(&format!(
+                        "bulk device {} ({name}) is lost: {cause}; {bytes} bytes of files cannot be read",
+                        unit.number
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the devices present marks of a new epoch, and notes which are not. The store is about to be used for writing, and
+    /// what was NEW is looked after.
+    pub fn mark_all(&self, region: &Region) -> Result<()> {
+        let mut list = self.list.lock();
+        if !list.exists {
+            return Ok(());
+        }
+        let mut entries = list.entries.clone();
+        self.mark_first(region, &mut entries)?;
+        for unit in self.units().iter() {
+            let Some(entry) = entries.iter_mut().find(|entry| entry.number == unit.number) else { continue };
+            entry.unsettled = !unit.is_open();
+            if entry.has_mark() && unit.is_open() {
+                entry.epoch += 1;
+                write_mark(&*unit.device()?, entry.blocks, &mark_of(region, entry))?;
+            }
+        }
+        // The marks are durable, so a list that asks for them may be.
+        list.change(region, entries)?;
+        Ok(region.sync()?)
+    }
+
+    /// The store is closed: notes the devices whose files could not be settled.
+    pub fn note_unsettled(&self, region: &Region) -> Result<()> {
+        let mut list = self.list.lock();
+        let mut entries = list.entries.clone();
+        for unit in self.units().iter().filter(|unit| !unit.is_open()) {
+            entries.iter_mut().filter(|entry| entry.number == unit.number).for_each(|entry| entry.unsettled = true);
+        }
+        if list.exists && entries != list.entries { list.change(region, entries) } else { Ok(()) }
+    }
+
+    /// Is there a device that the store was used without, or closed while it took no writes?
+    pub fn has_unsettled(&self) -> bool {
+        self.list.lock().entries.iter().any(|entry| entry.unsettled)
+    }
+
+    /// What of an extent is NEW cannot be trusted: the device that holds it was away. Blocks in doubt are kept as they are.
+    pub fn is_untrusted(&self, extent: &Extent) -> bool {
+        let Ok(unit) = self.unit_of(extent.bulk_block.get()) else { return false };
+        let unsettled = |entry: &BulkDeviceEntry| entry.number == unit.number && entry.unsettled;
+        let run = Run { first: extent.bulk_block, blocks: extent.blocks };
+        unit.is_open() && self.list.lock().entries.iter().any(unsettled) && !unit.is_suspect(run)
+    }
+
+    /// A flush of one of several devices failed with `error`.
+    pub(super) fn fail(&self, region: &Region, unit: &Unit, error: &MediaError) {
+        let words = unit.close(&error.to_string());
+        let kept = if is_planted(Bug::SuspectsForgotten) { Ok(()) } else { self.keep_suspects(region, unit, &words) };
+        if let Err(error) = kept {
+            let error = MediaError::io("region", std::io::Error::other(error.to_string()));
+            region.poison("keeping which bulk blocks are in doubt", &error);
+        }
+        let used = (unit.count - unit.state.lock().free) * BULK_BLOCK;
+        let suspect = words.iter().map(|(_, bits)| u64::from(bits.count_ones())).sum::<u64>() * BULK_BLOCK;
+        self.tell(&format!(
+            "bulk device {} ({}) refuses writes after a failed flush: {error}; {suspect} bytes of {used} are in doubt; look after the \
+             device, then run `shoal bulk retry`",
+            unit.number,
+            unit.name.read()
+        ));
+    }
+
+    /// Writes into the region which blocks of a device are in doubt, durably.
+    fn keep_suspects(&self, region: &Region, unit: &Unit, words: &[(u64, u64)]) -> Result<()> {
+        if words.is_empty() {
+            return Ok(());
+        }
+        let mut list = self.list.lock();
+        let piece = match unit.suspects_piece() {
+            Some(piece) => piece,
+            None => {
+                let mut tx = region.begin_reclaim();
+                let slot = blank_bitmap(&mut tx, unit.count)?;
+                let mut entries = list.entries.clone();
+                let entry = entries.iter_mut().find(|entry| entry.number == unit.number);
+                entry.ok_or_else(|| Error::Io("the device is not listed".into()))?.suspects = slot;
+                write_list(&mut tx, &entries)?;
+                tx.commit()?;
+                list.entries = entries;
+                unit.set_suspects_piece(slot.offset());
+                slot.offset()
+            }
+        };
+        for step in words.chunks(WORDS_PER_STEP) {
+            let mut tx = region.begin_reclaim();
+            for &(word, bits) in step {
+                tx.set_bits(piece + word * 8, bits)?;
+            }
+            tx.commit()?;
+        }
+        Ok(region.sync()?)
+    }
+
+    /// After a flush: suspects that were written whole before it are none any more.
+    pub(super) fn settle_suspects(&self, region: &Region, unit: &Unit) -> Result<()> {
+        let words = unit.end_flush();
+        let Some(piece) = unit.suspects_piece() else { return Ok(()) };
+        for step in words.chunks(WORDS_PER_STEP) {
+            let mut tx = region.begin_reclaim();
+            for &(word, bits) in step {
+                tx.clear_bits(piece + word * 8, bits)?;
+            }
+            tx.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Adds a device, with this number or the first that is free; its number. It holds nothing yet.
+    pub fn add(&self, region: &Region, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
+        let device = given.device.clone().map_err(Error::Io)?;
+        let geometry = device.geometry();
+        if !BULK_BLOCK.is_multiple_of(geometry.block_bytes.max(1) as u64) {
+            return Err(Error::Io(format!(
+                "{}: its units of {} bytes do not divide 65536",
+                given.name, geometry.block_bytes
+            )));
+        }
+        // The last block's room is the mark's.
+        let most = (geometry.bytes.saturating_sub(MARK_ROOM.max(mark_bytes(&*device) as u64)) / BULK_BLOCK)
+            .min(BULK_DEVICE_BLOCKS_MAX);
+        let blocks = blocks.unwrap_or(most);
+        if blocks == 0 || blocks > most {
+            return Err(Error::Io(format!(
+                "{}: it has room for {most} blocks of 64 KiB and its mark, {blocks} are wanted",
+                given.name
+            )));
+        }
+        region.add_feature(FEATURE_DEVICES)?;
+        // Of the devices so far, writes are remembered by block from here on; what was written before is flushed.
+        self.units().iter().for_each(|unit| unit.tracks.store(true, Ordering::Release));
+        self.flush(region)?;
+        let mut list = self.list.lock();
+        let mut entries =
+            if list.exists { list.entries.clone() } else { only_device(region.superblock()).into_iter().collect() };
+        if let Some(first) = entries.iter().find(|entry| entry.blocks > BULK_DEVICE_BLOCKS_MAX) {
+            return Err(Error::Io(format!(
+                "the first device has {} blocks, too many to be one of several",
+                first.blocks
+            )));
+        }
+        let is_free = |n: &u32| entries.iter().all(|entry| entry.number != *n);
+        let number = match number {
+            Some(number) => Some(number).filter(|n| (1..BULK_DEVICES_MAX as u32).contains(n) && is_free(n)),
+            None => (1..BULK_DEVICES_MAX as u32).find(is_free),
+        };
+        let Some(number) = number else {
+            return Err(Error::Io(format!("a store has {BULK_DEVICES_MAX} bulk devices at most; remove one first")));
+        };
+        self.mark_first(region, &mut entries)?;
+        let mut entry = BulkDeviceEntry {
+            uuid: given.uuid,
+            number,
+            blocks,
+            bitmap: SlotRef::NONE,
+            suspects: SlotRef::NONE,
+            epoch: 1,
+            leaving: false,
+            unsettled: false,
+        };
+        write_mark(&*device, blocks, &mark_of(region, &entry))?;
+        let mut tx = region.begin();
+        entry.bitmap = blank_bitmap(&mut tx, blocks)?;
+        entries.push(entry);
+        entries.sort_by_key(|entry| entry.number);
+        write_list(&mut tx, &entries)?;
+        tx.commit()?;
+        // Before anything is mapped on it, or its caller told.
+        region.sync()?;
+        let words = vec![0; blocks.div_ceil(64) as usize];
+        let unit = Unit::new(&entry, entry.bitmap_at(region.superblock()), Blocks::new(words, blocks));
+        *unit.name.write() = given.name.as_str().into();
+        unit.on_host.store(given.on_host, Ordering::Release);
+        unit.attach(device);
+        let mut units: Vec<Arc<Unit>> = self.units().to_vec();
+        units.push(Arc::new(unit));
+        units.sort_by_key(|unit| unit.number);
+        *self.units.write() = units.into();
+        self.end.store(blocks_end(&entries), Ordering::Release);
+        *list = List { exists: true, entries };
+        self.track();
+        Ok(number)
+    }
+
+    /// Gives the first device a mark, if it has none and there is room behind its blocks.
+    fn mark_first(&self, region: &Region, entries: &mut [BulkDeviceEntry]) -> Result<()> {
+        let Some(entry) = entries.iter_mut().find(|entry| entry.number == 0 && !entry.has_mark()) else {
+            return Ok(());
+        };
+        let Some(unit) = self.unit(0).filter(|unit| unit.is_open()) else { return Ok(()) };
+        let device = unit.device()?;
+        if device.geometry().bytes < Mark::at(entry.blocks) + MARK_ROOM.max(mark_bytes(&*device) as u64) {
+            return Ok(());
+        }
+        // The store's own uuid: the device is as old as the store.
+        (entry.uuid, entry.epoch) = (region.superblock().uuid, 1);
+        write_mark(&*device, entry.blocks, &mark_of(region, entry))
+    }
+
+    /// Gives out no new blocks on a device, or again.
+    pub fn set_leaving(&self, region: &Region, number: u32, leaving: bool) -> Result<()> {
+        let mut list = self.list.lock();
+        let mut entries = list.entries.clone();
+        let entry = entries.iter_mut().find(|entry| entry.number == number).ok_or(Error::NotFound)?;
+        entry.leaving = leaving;
+        let unit = self.unit(number).ok_or(Error::NotFound)?;
+        // First in memory, so that nothing new comes behind the record; back last.
+        if leaving {
+            unit.leaving.store(true, Ordering::Release);
+        }
+        list.change(region, entries)?;
+        unit.leaving.store(leaving, Ordering::Release);
+        Ok(region.sync()?)
+    }
+
+    /// Takes a device off the list. No block of it may be in use, pending or held; false if one is.
+    pub fn remove(&self, region: &Region, number: u32) -> Result<bool> {
+        let unit = self.unit(number).ok_or(Error::NotFound)?;
+        {
+            let mut blocks = unit.state.lock();
+            if blocks.free != unit.count && !is_planted(Bug::RemoveInUse) {
+                return Ok(false);
+            }
+            // A writer that chose the device before it was leaving finds nothing here.
+            blocks.withheld = unit.count;
+        }
+        let mut list = self.list.lock();
+        let mut entries = list.entries.clone();
+        let at = entries.iter().position(|entry| entry.number == number).ok_or(Error::NotFound)?;
+        let gone = entries.remove(at);
+        if entries.is_empty() || !gone.leaving {
+            return Err(Error::Invalid);
+        }
+        let mut tx = region.begin_reclaim();
+        for slot in [gone.bitmap, gone.suspects].into_iter().filter(|slot| !slot.is_none()) {
+            tx.free(slot)?;
+        }
+        write_list(&mut tx, &entries)?;
+        tx.commit()?;
+        region.sync()?;
+        let units: Vec<Arc<Unit>> = self.units().iter().filter(|unit| unit.number != number).cloned().collect();
+        // Several devices stay several: what is in doubt of one that was closed stays known.
+        *self.units.write() = units.into();
+        list.entries = entries;
+        drop(list);
+        if region.superblock().memory_kind.has_ring() {
+            // An image that still lists the device must not be what is left of the store.
+            self.save(region)?;
+        }
+        Ok(true)
+    }
+
+    /// Lets go of a device that was lost or closed, and uses what `open` gives in its place. A device that cannot be opened, or is
+    /// not the one it should be, is lost from here on.
+    pub fn retry(
+        &self,
+        region: &Region,
+        number: u32,
+        open: impl FnOnce() -> std::result::Result<Arc<dyn BlockDevice>, String>,
+    ) -> Result<()> {
+        let unit = self.unit(number).ok_or(Error::NotFound)?;
+        let entry = self.entry(region, number).ok_or(Error::NotFound)?;
+        let _one_at_a_time = unit.flushing.lock();
+        if unit.is_open() {
+            return Ok(());
+        }
+        unit.lose("it is being opened again");
+        let opened = open().and_then(|device| {
+            verify(&*device, &entry, region.superblock().uuid)?;
+            Ok(device)
+        });
+        let device = opened.map_err(|cause| {
+            unit.lose(&cause);
+            Error::Io(format!("bulk device {number} ({}): {cause}", unit.name.read()))
+        })?;
+        let mut list = self.list.lock();
+        let mut entries = list.entries.clone();
+        entries.iter_mut().filter(|entry| entry.number == number).for_each(|entry| entry.unsettled = false);
+        if list.exists {
+            list.change(region, entries)?;
+        }
+        unit.attach(device);
+        Ok(())
+    }
+
+    /// Has the device not been there since the store was opened?
+    pub fn was_never_there(&self, number: u32) -> bool {
+        self.unit(number).is_some_and(|unit| !unit.was_there.load(Ordering::Acquire))
+    }
+
+    /// Bytes in use on a device, and bytes free on the others.
+    pub fn used_and_room(&self, number: u32) -> Result<(u64, u64)> {
+        let unit = self.unit(number).ok_or(Error::NotFound)?;
+        let used = {
+            // What is pending or held moves nowhere: it waits.
+            let blocks = unit.state.lock();
+            unit.count.saturating_sub(blocks.free + blocks.pending_blocks)
+        };
+        let room = |other: &Arc<Unit>| {
+            let pending = other.state.lock().pending_blocks;
+            if other.number != number && other.takes_blocks() { other.room() + pending } else { 0 }
+        };
+        Ok((used * BULK_BLOCK, self.units().iter().map(room).sum::<u64>() * BULK_BLOCK))
+    }
+
+    /// Does the device hold this block?
+    pub fn is_on(&self, number: u32, block: BulkBlock) -> bool {
+        self.unit(number).is_some_and(|unit| unit.holds(block.get()))
+    }
+
+    pub fn states(&self) -> Vec<BulkState> {
+        let units = self.units();
+        let state = |unit: &Arc<Unit>| {
+            let (free, pending) = {
+                let blocks = unit.state.lock();
+                (blocks.free, blocks.pending_blocks)
+            };
+            BulkState {
+                number: unit.number,
+                uuid: unit.uuid,
+                name: unit.name.read().to_string(),
+                bytes: unit.count * BULK_BLOCK,
+                used: unit.count.saturating_sub(free + pending) * BULK_BLOCK,
+                free: free * BULK_BLOCK,
+                pending: pending * BULK_BLOCK,
+                suspect: unit.suspect_blocks() * BULK_BLOCK,
+                leaving: unit.leaving.load(Ordering::Acquire),
+                lost: unit.is_lost(),
+                closed: unit.closed_by().map(|cause| cause.to_string()),
+            }
+        };
+        units.iter().map(state).collect()
+    }
+}
+
+fn mark_of(region: &Region, entry: &BulkDeviceEntry) -> Mark {
+    Mark { store: region.superblock().uuid, device: entry.uuid, number: entry.number, epoch: entry.epoch }
+}
+
+/// A run with a bit for each of `blocks` blocks, all clear.
+fn blank_bitmap(tx: &mut Tx<'_>, blocks: u64) -> Result<SlotRef> {
+    let slot = tx.alloc(BulkDeviceEntry::bitmap_bytes(blocks))?;
+    for at in (0..slot.capacity()).step_by(ZERO_STEP as usize) {
+        tx.zero(slot.offset() + at, ZERO_STEP.min(slot.capacity() - at))?;
+    }
+    Ok(slot)
+}

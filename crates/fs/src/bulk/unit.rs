@@ -1,0 +1,572 @@
+//! One bulk device of a store: its free blocks, its requests, its flushes, and which of its blocks are in doubt.
+//!
+//! Rules:
+//! - Each device counts its own writes, and flushes alone: a device that is slow or gone holds up nobody but its own files.
+//! - A device that failed a flush takes no writes any more ([`Unit::close`]), and what no flush had covered is *suspect*: it
+//!   may be on the device or not, so reading it is an error, until the block is written whole or unmapped.
+//! - A suspect block written whole can be read at once, but stays suspect on media until a flush has covered the write.
+//!
+//! Block numbers are the store's; free blocks are kept by the device's own, from 0. Left out: which device gets new blocks, and
+//! what a failure means for the store ([`super::Bulk`]).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use shoal_format::bulk_list::BulkDeviceEntry;
+use shoal_format::extent::BulkBlock;
+use shoal_format::{BULK_BLOCK, Offset};
+use shoal_media::{BlockDevice, MediaError, block};
+
+use super::blocks::{Blocks, Run};
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Ino, Result};
+
+/// Places for the last writes of files.
+const WRITES: usize = 1024;
+
+/// A set of blocks, by words of 64.
+#[derive(Default)]
+pub(super) struct BlockSet(HashMap<u64, u64>);
+
+/// The words that `[first, end)` touches, and which of their bits.
+pub(super) fn words(first: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+    let behind = if first < end { end.div_ceil(64) } else { first / 64 };
+    (first / 64..behind).map(move |word| {
+        let from = first.max(word * 64) - word * 64;
+        let bits = end.min(word * 64 + 64) - word * 64 - from;
+        (word, (u64::MAX >> (64 - bits)) << from)
+    })
+}
+
+impl BlockSet {
+    pub fn insert(&mut self, first: u64, end: u64) {
+        words(first, end).for_each(|(word, mask)| *self.0.entry(word).or_default() |= mask);
+    }
+
+    pub fn remove(&mut self, first: u64, end: u64) {
+        for (word, mask) in words(first, end) {
+            if let Some(bits) = self.0.get_mut(&word) {
+                *bits &= !mask;
+                if *bits == 0 {
+                    self.0.remove(&word);
+                }
+            }
+        }
+    }
+
+    /// Moves what is within `[first, end)` to another set.
+    fn give(&mut self, first: u64, end: u64, other: &mut BlockSet) {
+        if self.is_empty() {
+            return;
+        }
+        for (word, mask) in words(first, end) {
+            let bits = self.0.get(&word).map_or(0, |bits| bits & mask);
+            if bits != 0 {
+                *other.0.entry(word).or_default() |= bits;
+            }
+        }
+        self.remove(first, end);
+    }
+
+    pub fn meets(&self, first: u64, end: u64) -> bool {
+        !self.0.is_empty()
+            && words(first, end).any(|(word, mask)| self.0.get(&word).is_some_and(|bits| bits & mask != 0))
+    }
+
+    pub fn set_word(&mut self, word: u64, bits: u64) {
+        if bits != 0 {
+            self.0.insert(word, bits);
+        }
+    }
+
+    fn add(&mut self, other: &BlockSet) {
+        other.0.iter().for_each(|(&word, &bits)| *self.0.entry(word).or_default() |= bits);
+    }
+
+    pub fn words(&self) -> Vec<(u64, u64)> {
+        self.0.iter().map(|(&word, &bits)| (word, bits)).collect()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Blocks in doubt, and those that would be after a failed flush.
+#[derive(Default)]
+struct Doubt {
+    /// Written since the last flush was submitted.
+    dirty: BlockSet,
+    /// Written before it, and not known to be durable yet.
+    in_flush: BlockSet,
+    suspects: BlockSet,
+    /// Suspects that were written whole: their bits on media go when a flush has covered that.
+    rewritten: BlockSet,
+    rewritten_in_flush: BlockSet,
+    /// The piece with the suspects' bits, once there is one.
+    piece: Option<Offset>,
+}
+
+/// The number of a write, and the device it went to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub device: u32,
+    pub write: u64,
+}
+
+pub(super) struct Unit {
+    pub number: u32,
+    pub uuid: [u8; 16],
+    /// The number of its first block.
+    pub first: u64,
+    pub count: u64,
+    pub bitmap: Offset,
+    pub name: RwLock<Arc<str>>,
+    /// `None`: the device is not there.
+    device: RwLock<Option<Arc<dyn BlockDevice>>>,
+    /// Why the device takes no writes, or is not there.
+    closed: RwLock<Option<Arc<str>>>,
+    /// It takes its room from the host that [`crate::Options::room`] asks.
+    pub on_host: AtomicBool,
+    /// Its last write failed: new data go elsewhere until one succeeds, or a flush.
+    ails: AtomicBool,
+    /// It was attached in this process.
+    pub was_there: AtomicBool,
+    pub leaving: AtomicBool,
+    pub state: Mutex<Blocks>,
+    /// Number of the last completed write.
+    pub written: AtomicU64,
+    /// The last write covered by the flush submitted last.
+    pub submitted: AtomicU64,
+    /// The last write that a flush of ranges may have to tell from later ones.
+    noted: AtomicU64,
+    /// The last write covered by a completed flush.
+    pub flushed: AtomicU64,
+    /// Held during a flush.
+    pub flushing: Mutex<()>,
+    /// Held from taking pending runs to counting them as free: a caller that finds no space waits for it.
+    pub releasing: Mutex<()>,
+    writes: Box<[AtomicU64]>,
+    /// Writes are remembered by block: a failed flush does not end the store.
+    pub tracks: AtomicBool,
+    has_suspects: AtomicBool,
+    doubt: Mutex<Doubt>,
+}
+
+impl Unit {
+    pub fn new(entry: &BulkDeviceEntry, bitmap: Offset, blocks: Blocks) -> Unit {
+        Unit {
+            number: entry.number,
+            uuid: entry.uuid,
+            first: entry.first(),
+            count: entry.blocks,
+            bitmap,
+            name: RwLock::new(format!("bulk device {}", entry.number).into()),
+            device: RwLock::default(),
+            closed: RwLock::new(Some("it was not given".into())),
+            on_host: AtomicBool::new(false),
+            ails: AtomicBool::new(false),
+            was_there: AtomicBool::new(false),
+            leaving: AtomicBool::new(entry.leaving),
+            state: Mutex::new(blocks),
+            // One more than flushed: what an earlier process wrote may not be durable either.
+            written: AtomicU64::new(1),
+            submitted: AtomicU64::new(0),
+            noted: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            flushing: Mutex::new(()),
+            releasing: Mutex::new(()),
+            // Number 1 stands for what an earlier process wrote.
+            writes: (0..WRITES).map(|_| AtomicU64::new(1)).collect(),
+            tracks: AtomicBool::new(false),
+            has_suspects: AtomicBool::new(false),
+            doubt: Mutex::default(),
+        }
+    }
+
+    /// The device is there, and takes writes.
+    pub fn attach(&self, device: Arc<dyn BlockDevice>) {
+        *self.device.write() = Some(device);
+        *self.closed.write() = None;
+        self.was_there.store(true, Ordering::Release);
+    }
+
+    /// The device is not there.
+    pub fn lose(&self, cause: &str) {
+        *self.closed.write() = Some(cause.into());
+        *self.device.write() = None;
+    }
+
+    pub fn device(&self) -> Result<Arc<dyn BlockDevice>> {
+        let device = self.device.read().clone();
+        device.ok_or_else(|| self.refusal())
+    }
+
+    /// The device, if it takes writes.
+    pub fn open_device(&self) -> Result<Arc<dyn BlockDevice>> {
+        if self.is_open() { self.device() } else { Err(self.refusal()) }
+    }
+
+    /// It is there, and takes writes.
+    pub fn is_open(&self) -> bool {
+        self.closed.read().is_none()
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.device.read().is_none()
+    }
+
+    pub fn closed_by(&self) -> Option<Arc<str>> {
+        self.closed.read().clone()
+    }
+
+    /// New blocks may be given out on it.
+    pub fn takes_blocks(&self) -> bool {
+        self.is_open() && !self.leaving.load(Ordering::Acquire) && !self.ails()
+    }
+
+    pub fn ails(&self) -> bool {
+        self.ails.load(Ordering::Acquire)
+    }
+
+    fn refusal(&self) -> Error {
+        let state = if self.is_lost() { "is lost" } else { "refuses writes" };
+        let cause = self.closed_by().unwrap_or_else(|| "closed".into());
+        Error::Io(format!("{} {state}: {cause}; `shoal bulk retry` when it is back", self.name.read()))
+    }
+
+    /// A device's answer as the store gives it on: what ends one device of several does not make the store read-only.
+    fn answer<T>(&self, outcome: shoal_media::Result<T>) -> Result<T> {
+        match outcome {
+            Err(error @ MediaError::Poisoned { .. }) if self.tracks.load(Ordering::Acquire) => {
+                Err(Error::Io(error.to_string()))
+            }
+            other => Ok(other?),
+        }
+    }
+
+    pub fn holds(&self, block: u64) -> bool {
+        (self.first..self.first + self.count).contains(&block)
+    }
+
+    /// The device's own numbers of a run that lies within it.
+    pub fn own(&self, run: Run) -> Run {
+        Run { first: BulkBlock::new(run.first.get() - self.first), ..run }
+    }
+
+    pub fn as_store(&self, own: Run) -> Run {
+        Run { first: BulkBlock::new(own.first.get() + self.first), ..own }
+    }
+
+    /// Blocks that are not free.
+    pub fn taken(&self) -> u64 {
+        self.state.lock().taken()
+    }
+
+    /// Blocks that may be given out.
+    pub fn room(&self) -> u64 {
+        let blocks = self.state.lock();
+        blocks.free.saturating_sub(blocks.withheld)
+    }
+
+    /// Write `number` went into the file.
+    pub fn wrote(&self, ino: Ino, number: u64) {
+        self.writes[ino.get() as usize % WRITES].fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// The number of the last write into the file, or a later one.
+    pub fn last_write(&self, ino: Ino) -> u64 {
+        self.writes[ino.get() as usize % WRITES].load(Ordering::Acquire)
+    }
+
+    /// For how long the device holds writes back (ns), if it does, and takes any.
+    pub fn held_ns(&self) -> Option<u64> {
+        let device = self.device.read().clone().filter(|_| self.is_open())?;
+        Some(device.held_for_ns()).filter(|&held| held > 0)
+    }
+
+    pub fn needs_flush(&self) -> bool {
+        self.is_open() && self.written.load(Ordering::Acquire) > self.submitted.load(Ordering::Acquire)
+    }
+
+    pub fn stamp(&self) -> Stamp {
+        Stamp { device: self.number, write: self.written.load(Ordering::Acquire) }
+    }
+
+    /// The number of the last completed write, which a flush of ranges is to tell from later ones. The caller is within
+    /// [`Fresh::note`](super::Fresh::note).
+    pub fn note_writes(&self) -> u64 {
+        let written = self.written.load(Ordering::Acquire);
+        self.noted.fetch_max(written, Ordering::AcqRel);
+        written
+    }
+
+    /// The last write whose range no later one's may join.
+    pub fn last_noted(&self) -> u64 {
+        let noted = if is_planted(Bug::JoinNoted) { 0 } else { self.noted.load(Ordering::Acquire) };
+        self.submitted.load(Ordering::Acquire).max(noted)
+    }
+
+    /// A write's number for data that an earlier process wrote.
+    pub fn note_earlier_write(&self) -> Stamp {
+        Stamp { device: self.number, write: self.written.fetch_add(1, Ordering::AcqRel) + 1 }
+    }
+
+    /// The device's own bytes from `at`, which is the store's.
+    fn place(&self, at: u64, len: usize) -> Result<u64> {
+        let own = at.checked_sub(self.first * BULK_BLOCK).filter(|own| own + len as u64 <= self.count * BULK_BLOCK);
+        own.ok_or_else(|| {
+            Error::Corrupt(format!("an extent leaves {} at byte {at}; run `shoal check`", self.name.read()))
+        })
+    }
+
+    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        let own = self.place(at, out.len())?;
+        if self.has_suspects.load(Ordering::Acquire) && !is_planted(Bug::SuspectsRead) {
+            let (first, end) = (own / BULK_BLOCK, (own + out.len() as u64).div_ceil(BULK_BLOCK));
+            if self.doubt.lock().suspects.meets(first, end) {
+                return Err(self.doubtful());
+            }
+        }
+        let device = self.device()?;
+        let align = device.geometry().block_bytes.max(1) as u64;
+        self.answer(read_aligned(&*device, align, own, out))
+    }
+
+    fn doubtful(&self) -> Error {
+        Error::Io(format!(
+            "{}: a flush failed after these bytes were written, so they may be old; write them again or remove the file",
+            self.name.read()
+        ))
+    }
+
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<Stamp> {
+        let own = self.place(at, bytes.len())?;
+        let end = own + bytes.len() as u64;
+        let (first, last) = (own / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
+        if self.tracks.load(Ordering::Acquire) {
+            let mut doubt = self.doubt.lock();
+            // Asked under the lock: a write that finds the device open is among the dirty ones when it closes.
+            if !self.is_open() {
+                return Err(self.refusal());
+            }
+            let whole = (own.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+            let partly =
+                doubt.suspects.meets(first, whole.0.min(last)) || doubt.suspects.meets(whole.1.max(first), last);
+            if partly && !is_planted(Bug::SuspectsRead) {
+                return Err(self.doubtful());
+            }
+            doubt.dirty.insert(first, last);
+        }
+        let device = self.device()?;
+        let align = device.geometry().block_bytes.max(1) as u64;
+        let outcome = write_aligned(&*device, align, own, bytes);
+        // Counted also when it failed: some of it may have reached the device.
+        let write = self.written.fetch_add(1, Ordering::AcqRel) + 1;
+        // Asked anew: a second device may have been added meanwhile.
+        if self.tracks.load(Ordering::Acquire) {
+            self.ails.store(outcome.as_ref().is_err_and(|error| !error.is_lack()), Ordering::Release);
+            let mut doubt = self.doubt.lock();
+            if !self.is_open() {
+                // The flush that failed meanwhile says nothing about this write: it has failed, too.
+                return Err(self.refusal());
+            }
+            // Once more: a flush that was submitted while the write was under way has not covered it.
+            doubt.dirty.insert(first, last);
+            if outcome.is_ok() && doubt.suspects.meets(first, last) {
+                // Only whole blocks come as far as this.
+                doubt.suspects.remove(first, last);
+                doubt.rewritten.insert(first, last);
+            }
+        }
+        self.answer(outcome).map(|()| Stamp { device: self.number, write })
+    }
+
+    /// The flush of everything written so far begins.
+    pub fn begin_flush(&self) {
+        let mut doubt = self.doubt.lock();
+        let doubt = &mut *doubt;
+        let (dirty, rewritten) = (std::mem::take(&mut doubt.dirty), std::mem::take(&mut doubt.rewritten));
+        doubt.in_flush.add(&dirty);
+        doubt.rewritten_in_flush.add(&rewritten);
+    }
+
+    /// The flush of these blocks alone begins, the device's own numbers.
+    pub fn begin_flush_of(&self, ranges: &[(u64, u64)]) {
+        let mut doubt = self.doubt.lock();
+        let doubt = &mut *doubt;
+        for &(first, end) in ranges {
+            doubt.dirty.give(first, end, &mut doubt.in_flush);
+            doubt.rewritten.give(first, end, &mut doubt.rewritten_in_flush);
+        }
+    }
+
+    /// It has completed; the words of the suspects that are none any more.
+    pub fn end_flush(&self) -> Vec<(u64, u64)> {
+        self.ails.store(false, Ordering::Release);
+        let mut doubt = self.doubt.lock();
+        doubt.in_flush = BlockSet::default();
+        std::mem::take(&mut doubt.rewritten_in_flush).words()
+    }
+
+    /// The flush failed: no writes any more, and all that no flush covered is in doubt. The words of those blocks.
+    pub fn close(&self, cause: &str) -> Vec<(u64, u64)> {
+        let mut doubt = self.doubt.lock();
+        *self.closed.write() = Some(cause.into());
+        let doubt = &mut *doubt;
+        let mut lost = std::mem::take(&mut doubt.dirty);
+        lost.add(&std::mem::take(&mut doubt.in_flush));
+        // Still on media, or they were never taken off.
+        (doubt.rewritten, doubt.rewritten_in_flush) = Default::default();
+        doubt.suspects.add(&lost);
+        self.has_suspects.store(!doubt.suspects.is_empty(), Ordering::Release);
+        lost.words()
+    }
+
+    /// Takes over the suspects that an earlier process left.
+    pub fn set_suspects(&self, piece: Offset, suspects: BlockSet) {
+        let mut doubt = self.doubt.lock();
+        self.has_suspects.store(!suspects.is_empty(), Ordering::Release);
+        (doubt.piece, doubt.suspects) = (Some(piece), suspects);
+    }
+
+    pub fn suspects_piece(&self) -> Option<Offset> {
+        self.doubt.lock().piece
+    }
+
+    pub fn set_suspects_piece(&self, piece: Offset) {
+        self.doubt.lock().piece = Some(piece);
+    }
+
+    pub fn has_suspects(&self) -> bool {
+        self.has_suspects.load(Ordering::Acquire) && !self.doubt.lock().suspects.is_empty()
+    }
+
+    /// Blocks in use that are in doubt.
+    pub fn suspect_blocks(&self) -> u64 {
+        if !self.has_suspects() {
+            return 0;
+        }
+        let suspects = self.doubt.lock().suspects.words();
+        let blocks = self.state.lock();
+        suspects.into_iter().map(|(word, bits)| u64::from((bits & blocks.used_of(word)).count_ones())).sum()
+    }
+
+    /// Is any block of a run in doubt?
+    pub fn is_suspect(&self, run: Run) -> bool {
+        let own = self.own(run);
+        self.doubt.lock().suspects.meets(own.first.get(), own.end().get())
+    }
+
+    /// Fails if some of a run is in doubt, or, with `is_new`, waits for a flush that the device does not make.
+    pub fn refuse_doubtful(&self, run: Run, is_new: bool) -> Result<()> {
+        if is_new && !self.is_open() {
+            return Err(self.refusal());
+        }
+        if self.is_suspect(run) { Err(self.doubtful()) } else { Ok(()) }
+    }
+
+    /// A run was unmapped: nobody asks for its contents any more.
+    pub fn forget(&self, run: Run) {
+        if !self.tracks.load(Ordering::Acquire) && !self.has_suspects.load(Ordering::Acquire) {
+            return;
+        }
+        let own = self.own(run);
+        let (first, end) = (own.first.get(), own.end().get());
+        let mut doubt = self.doubt.lock();
+        let doubt = &mut *doubt;
+        for set in [&mut doubt.suspects, &mut doubt.rewritten, &mut doubt.rewritten_in_flush] {
+            set.remove(first, end);
+        }
+    }
+
+    /// A trim that fails costs space on the device, nothing else: a fresh block is written whole.
+    pub fn trim(&self, own: Run) {
+        if let (true, Ok(device)) = (self.is_open(), self.device()) {
+            let _ = block::trim(&*device, own.first.byte(), own.blocks * BULK_BLOCK);
+        }
+    }
+}
+
+/// Reads bytes that need not be aligned.
+fn read_aligned(device: &dyn BlockDevice, align: u64, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+    let len = out.len() as u64;
+    let (from, to) = (at / align * align, (at + len).next_multiple_of(align));
+    if from == at && to == at + len {
+        return device.read_into(at, out);
+    }
+    // The unaligned ends go through a buffer, what lies between them directly.
+    let body_from = at.next_multiple_of(align);
+    let body_to = (at + len) / align * align;
+    if body_from >= body_to {
+        let mut buffer = vec![0; (to - from) as usize];
+        device.read_into(from, &mut buffer)?;
+        out.copy_from_slice(&buffer[(at - from) as usize..(at - from + len) as usize]);
+        return Ok(());
+    }
+    let (head, rest) = out.split_at_mut((body_from - at) as usize);
+    let (body, tail) = rest.split_at_mut((body_to - body_from) as usize);
+    if !head.is_empty() {
+        read_aligned(device, align, at, head)?;
+    }
+    device.read_into(body_from, body)?;
+    if !tail.is_empty() {
+        read_aligned(device, align, body_to, tail)?;
+    }
+    Ok(())
+}
+
+/// Writes bytes that need not be aligned. The file's data lock keeps others away from the device blocks at the ends, which are
+/// read and written back.
+fn write_aligned(device: &dyn BlockDevice, align: u64, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+    let len = bytes.len() as u64;
+    let (from, to) = (at / align * align, (at + len).next_multiple_of(align));
+    if from == at && to == at + len {
+        return device.write_from(at, bytes);
+    }
+    let body_from = at.next_multiple_of(align);
+    let body_to = (at + len) / align * align;
+    if body_from >= body_to {
+        let mut buffer = vec![0; (to - from) as usize];
+        device.read_into(from, &mut buffer)?;
+        buffer[(at - from) as usize..(at - from + len) as usize].copy_from_slice(bytes);
+        return device.write_from(from, &buffer);
+    }
+    let (head, rest) = bytes.split_at((body_from - at) as usize);
+    let (body, tail) = rest.split_at((body_to - body_from) as usize);
+    if !head.is_empty() {
+        write_aligned(device, align, at, head)?;
+    }
+    device.write_from(body_from, body)?;
+    if !tail.is_empty() {
+        write_aligned(device, align, body_to, tail)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_holds_the_blocks_that_were_put_in_and_not_taken_out() {
+        let mut set = BlockSet::default();
+        set.insert(60, 130);
+        set.remove(64, 65);
+        let holds: Vec<u64> = (0..200).filter(|&block| set.meets(block, block + 1)).collect();
+        assert_eq!(holds, (60..130).filter(|&block| block != 64).collect::<Vec<_>>());
+        for none in [0, 61, 64, 100, 128, 129] {
+            assert!(!set.meets(none, none), "nothing lies in an empty range");
+        }
+        assert!(!set.meets(0, 60) && !set.meets(64, 65) && !set.meets(130, 1000));
+        let mut other = BlockSet::default();
+        set.give(63, 66, &mut other);
+        assert!(other.meets(63, 64) && other.meets(65, 66) && !other.meets(64, 65) && !other.meets(66, 1000));
+        assert!(!set.meets(63, 66) && set.meets(62, 63) && set.meets(66, 67));
+        set.insert(61, 61);
+        set.remove(0, 1000);
+        assert!(set.is_empty());
+    }
+}

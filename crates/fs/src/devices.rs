@@ -1,0 +1,165 @@
+//! Bulk devices of an open store: added, emptied and removed, lost and found.
+//!
+//! Rules: a device that is to go is marked as leaving, durably, so that it gets no new blocks and a crash does not forget it; its
+//! data move to the others step by step, as at a resize (`gather`); it leaves the list when no block of it is in use, pending
+//! or held. Each step leaves a store like any other, so the work can stop, go on later, or be called off at any time.
+//! A device that was lost or closed is used again when it is given anew, and is the one it should be.
+//! Left out: the list and the marks (`bulk/devices`), and who does the work when (the owner of the store).
+
+use std::sync::Arc;
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::extent::{BulkBlock, FileBlock};
+use shoal_media::BlockDevice;
+
+use crate::bulk::{BulkState, GivenDevice};
+use crate::gather::Away;
+use crate::{Error, Fs, Ino, Result};
+
+/// Why a device cannot leave, or that it is leaving now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    Now,
+    /// The others have too little room, by this many bytes.
+    NoRoom {
+        missing: u64,
+    },
+    /// It is the last one.
+    Last,
+}
+
+/// How far emptying a device has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Blocks moved in this pass.
+    pub moved: u64,
+    /// Files of which something could not be moved: it cannot be read, or is damaged.
+    pub stuck: Vec<Ino>,
+    /// The other devices have no room left.
+    pub full: bool,
+}
+
+impl Fs {
+    /// The bulk devices, ascending by number.
+    pub fn bulk_states(&self) -> Vec<BulkState> {
+        self.bulk.as_ref().map(|bulk| bulk.states()).unwrap_or_default()
+    }
+
+    /// Adds a bulk device with this many blocks, or as many as it has room for; returns its number. Nothing on it is kept.
+    pub fn bulk_add(&self, given: &GivenDevice, blocks: Option<u64>) -> Result<u32> {
+        self.writable()?;
+        self.bulk()?.add(&self.region, given, blocks, None)
+    }
+
+    /// The same with a number that its caller has noted where the device is to be found.
+    pub fn bulk_add_as(&self, number: u32, given: &GivenDevice, blocks: Option<u64>) -> Result<()> {
+        self.writable()?;
+        self.bulk()?.add(&self.region, given, blocks, Some(number)).map(drop)
+    }
+
+    /// From now on no new blocks are given out on a device, if the others have room for what is on it.
+    pub fn bulk_leave(&self, number: u32) -> Result<Leaving> {
+        self.writable()?;
+        let bulk = self.bulk()?;
+        if bulk.states().iter().filter(|state| !state.leaving || state.number == number).count() < 2 {
+            return Ok(Leaving::Last);
+        }
+        let (used, room) = bulk.used_and_room(number)?;
+        if used > room {
+            return Ok(Leaving::NoRoom { missing: used - room });
+        }
+        bulk.set_leaving(&self.region, number, true)?;
+        Ok(Leaving::Now)
+    }
+
+    /// A device that was leaving stays.
+    pub fn bulk_stay(&self, number: u32) -> Result<()> {
+        self.writable()?;
+        self.bulk()?.set_leaving(&self.region, number, false)
+    }
+
+    /// Moves data off a device that is leaving, in one pass over all files, as long as `goes_on` says so; it is told of the blocks
+    /// moved by each step. Files that stop it are passed over.
+    pub fn bulk_drain(&self, number: u32, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Drained> {
+        self.writable()?;
+        let bulk = self.bulk()?;
+        self.settle_new()?;
+        let mut drained = Drained::default();
+        for ino in self.large_files()? {
+            let mut block = FileBlock::ZERO;
+            loop {
+                match self.gather_step(bulk, ino, block, Away::From(number)) {
+                    Ok(Some((moved, next))) => {
+                        (block, drained.moved) = (next, drained.moved + moved);
+                        if !goes_on(moved) {
+                            return Ok(drained);
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(Error::Io(_) | Error::Corrupt(_)) => {
+                        drained.stuck.push(ino);
+                        break;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let (used, room) = bulk.used_and_room(number)?;
+        drained.full = used > 0 && room == 0;
+        self.region.sync()?;
+        bulk.reclaim(&self.region)?;
+        Ok(drained)
+    }
+
+    /// Takes a device that is leaving off the list; false if something is still on it.
+    pub fn bulk_remove(&self, number: u32) -> Result<bool> {
+        self.writable()?;
+        let bulk = self.bulk()?;
+        self.region.sync()?;
+        bulk.reclaim(&self.region)?;
+        if bulk.held_blocks() > 0 {
+            bulk.save(&self.region)?;
+        }
+        bulk.remove(&self.region, number)
+    }
+
+    /// Uses a device again that was lost, or closed after a failed flush: lets go of it, and takes what `open` gives.
+    pub fn bulk_retry(
+        &self,
+        number: u32,
+        open: impl FnOnce() -> std::result::Result<Arc<dyn BlockDevice>, String>,
+    ) -> Result<()> {
+        self.writable()?;
+        let bulk = self.bulk()?;
+        if bulk.was_never_there(number) {
+            self.distrust_device(number)?;
+        }
+        bulk.retry(&self.region, number, open)
+    }
+
+    /// Is it the file that holds spilled small files? It has no name.
+    pub fn is_spill_file(&self, ino: Ino) -> bool {
+        self.spill.file() == Some(ino)
+    }
+
+    /// The files that have data on a device, with how many bytes.
+    pub fn bulk_files(&self, number: u32) -> Result<Vec<(Ino, u64)>> {
+        let bulk = self.bulk()?;
+        let mut found = Vec::new();
+        for ino in self.large_files()? {
+            let _lock = self.locks.read(ino);
+            let Ok(inode) = self.load(ino) else { continue };
+            let Ok(pieces) = self.pieces(&inode) else { continue };
+            let here = pieces.iter().filter(|piece| piece.bulk && bulk.is_on(number, block_of(piece.at)));
+            let bytes: u64 = here.map(|piece| piece.len).sum();
+            if bytes > 0 {
+                found.push((ino, bytes));
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn block_of(at: u64) -> BulkBlock {
+    BulkBlock::new(at / BULK_BLOCK)
+}

@@ -1,0 +1,900 @@
+//! A store with several bulk devices on simulated media: crashes around adding, emptying and removing one, devices that lose what
+//! no flush covered, and devices that are away, older or another.
+//!
+//! Every file is filled with a byte of its own. After a crash, in every state that log and disks may be left in, the store opens,
+//! the checker finds nothing wrong, a file that was synced is whole, and no file holds another byte than its own and zeros.
+//! Left out: what one device alone can do (`crash`, `device_errors`).
+//! Longer than 800 lines because the disk that forgets, the pair and what is tried on it belong together.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::superblock::MemoryKind;
+use shoal_fs::{Caller, Error, Fs, GivenDevice, Ino, Leaving, Options, ROOT, RenameMode, SetAttr};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, MediaError, PersistentMemory, Request};
+use shoal_sim::{Limits, Random, SimClock, SimDisk, World, WorldState};
+
+use crate::store::{Boot, FOREIGN, Setup, Watch, add_cache_memory, behind_cache, check, format, open_with};
+
+/// Blocks of each device.
+pub const BLOCKS: u64 = 12;
+/// Devices beside the first.
+pub const MORE: usize = 2;
+
+pub fn setup(kind: MemoryKind) -> Setup {
+    Setup {
+        kind,
+        saved: false,
+        region_bytes: 80 << 16,
+        ring_bytes: 512 << 10,
+        bulk_blocks: BLOCKS,
+        threshold: 64 << 10,
+        cached: false,
+    }
+}
+
+/// A call of a device that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failing {
+    Read,
+    Write,
+    Flush,
+}
+
+/// A disk whose writes since the last flush are lost when a flush fails: what was there before is read again.
+pub struct Forgetful {
+    disk: Arc<SimDisk>,
+    unflushed: Mutex<BTreeMap<u64, [u8; 512]>>,
+    pub fails: AtomicBool,
+    /// It is like a cache: a flush of ranges covers these and nothing else.
+    pub holds: AtomicBool,
+    /// Reads and writes fail, too.
+    pub is_dead: AtomicBool,
+    /// Which calls fail: after how many of the kind, and whether all after it do.
+    pub plan: Mutex<Option<(Failing, u64, bool)>>,
+    pub failed: AtomicU64,
+}
+
+impl Forgetful {
+    pub fn new(disk: Arc<SimDisk>) -> Arc<Forgetful> {
+        let (fails, holds, is_dead) = Default::default();
+        let (plan, failed) = (Mutex::default(), AtomicU64::new(0));
+        Arc::new(Forgetful { disk, unflushed: Mutex::default(), fails, holds, is_dead, plan, failed })
+    }
+
+    /// Does this call fail by the plan?
+    fn meets(&self, call: Failing) -> bool {
+        let mut plan = self.plan.lock().unwrap();
+        let due = match &mut *plan {
+            Some((planned, nth, _)) if *planned == call && *nth > 0 => {
+                *nth -= 1;
+                false
+            }
+            Some((planned, _, for_good)) if *planned == call => {
+                if !*for_good {
+                    *plan = None;
+                }
+                true
+            }
+            _ => false,
+        };
+        self.failed.fetch_add(due.into(), Ordering::Relaxed);
+        due
+    }
+
+    fn refuse(&self, call: Failing) -> shoal_media::Result<()> {
+        match self.is_dead.load(Ordering::Relaxed) || self.meets(call) {
+            true => Err(MediaError::io("dead disk", std::io::Error::from_raw_os_error(5))),
+            false => Ok(()),
+        }
+    }
+
+    fn flush(&self, covers: impl Fn(u64) -> bool) -> shoal_media::Result<()> {
+        let all = std::mem::take(&mut *self.unflushed.lock().unwrap());
+        let (unflushed, stays): (BTreeMap<_, _>, _) = all.into_iter().partition(|(at, _)| covers(*at));
+        *self.unflushed.lock().unwrap() = stays;
+        if self.fails.load(Ordering::Relaxed) || self.refuse(Failing::Flush).is_err() {
+            return Err(MediaError::io("forgetful disk", std::io::Error::from_raw_os_error(5)));
+        }
+        for (at, sector) in unflushed {
+            self.disk.write_from(at, &sector)?;
+        }
+        shoal_media::flush(&*self.disk)
+    }
+}
+
+impl BlockDevice for Forgetful {
+    fn geometry(&self) -> BlockGeometry {
+        BlockGeometry { survives_process: false, ..self.disk.geometry() }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        done(match request {
+            Request::Flush => self.flush(|_| true).map(|()| Vec::new()),
+            // A hint that it does not take.
+            Request::Trim { .. } => Ok(Vec::new()),
+            other => panic!("not used: {other:?}"),
+        });
+    }
+
+    fn held_for_ns(&self) -> u64 {
+        if self.holds.load(Ordering::Relaxed) { 30_000_000_000 } else { 0 }
+    }
+
+    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> shoal_media::Result<()> {
+        let fails = self.fails.load(Ordering::Relaxed);
+        // What fails loses everything: a cache may have it all on its way.
+        self.flush(|at| fails || ranges.iter().any(|&(first, len)| (first..first + len).contains(&at)))
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+        self.refuse(Failing::Read)?;
+        self.disk.read_into(at, out)?;
+        let unflushed = self.unflushed.lock().unwrap();
+        for (number, sector) in out.chunks_mut(512).enumerate() {
+            if let Some(newer) = unflushed.get(&(at + number as u64 * 512)) {
+                sector.copy_from_slice(newer);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_from(&self, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+        self.refuse(Failing::Write)?;
+        let mut unflushed = self.unflushed.lock().unwrap();
+        for (number, sector) in bytes.chunks_exact(512).enumerate() {
+            unflushed.insert(at + number as u64 * 512, sector.try_into().unwrap());
+        }
+        Ok(())
+    }
+}
+
+pub fn uuid(number: usize) -> [u8; 16] {
+    [number as u8; 16]
+}
+
+pub fn given(number: usize, device: Arc<dyn BlockDevice>) -> GivenDevice {
+    GivenDevice { uuid: uuid(number), name: format!("disk {number}"), on_host: false, device: Ok(device) }
+}
+
+/// A new store, with disks beside the first that it does not know of yet.
+pub fn new_world(kind: MemoryKind) -> World {
+    new_world_of(setup(kind))
+}
+
+pub fn new_world_of(setup: Setup) -> World {
+    let world = format(setup, 1);
+    for _ in 0..MORE {
+        world.add_used_disk((BLOCKS + 1) * BULK_BLOCK, FOREIGN);
+        if setup.cached {
+            add_cache_memory(&world);
+        }
+    }
+    world
+}
+
+/// All disks of the world beside the first, behind caches if the first has one.
+fn all_given_of(setup: Setup, world: &World, boot: Boot) -> Vec<GivenDevice> {
+    if !setup.cached {
+        return all_given(world);
+    }
+    let first = usize::from(setup.kind.has_ring());
+    (1..=MORE).map(|number| given(number, behind_cache(world, boot, world.disk(number), first + number))).collect()
+}
+
+/// All disks of the world beside the first.
+pub fn all_given(world: &World) -> Vec<GivenDevice> {
+    (1..=MORE).map(|number| given(number, world.disk(number))).collect()
+}
+
+pub fn try_open(
+    world: &World,
+    kind: MemoryKind,
+    boot: Boot,
+    given: Vec<GivenDevice>,
+    degraded: bool,
+) -> Result<Fs, Error> {
+    try_open_of(setup(kind), world, boot, given, degraded)
+}
+
+pub fn try_open_of(
+    setup: Setup,
+    world: &World,
+    boot: Boot,
+    given: Vec<GivenDevice>,
+    degraded: bool,
+) -> Result<Fs, Error> {
+    let clock = Arc::new(SimClock::new(boot.opening as i64 * 3_600_000_000_000));
+    let options = Options {
+        commit_age_ms: 0,
+        pack_age: None,
+        no_atime: true,
+        bulk_devices: given,
+        degraded,
+        ..Options::default()
+    };
+    let opened = open_with(setup, world, boot, &Watch::default(), options, &clock).expect("one image is valid");
+    opened.map(|(fs, _)| fs)
+}
+
+pub fn create(fs: &Fs, name: &[u8]) -> Ino {
+    fs.mknod(&Caller::default(), ROOT, name, 0o644, 0).expect("created").ino
+}
+
+fn name(id: u8) -> Vec<u8> {
+    format!("file{id}").into_bytes()
+}
+
+/// What was promised of a file: its length, whole.
+type Promised = BTreeMap<u8, usize>;
+
+/// One life of a store, in random steps with crash points between all calls of its media.
+struct Life {
+    setup: Setup,
+    world: World,
+    fs: Fs,
+    boot: Boot,
+    /// The disks beside the first, as this opening uses them.
+    given: Vec<GivenDevice>,
+    random: Random,
+    files: BTreeMap<u8, (Ino, usize)>,
+    promised: Promised,
+    last_id: u8,
+    history: Vec<Promised>,
+}
+
+impl Life {
+    fn mark(&mut self) {
+        self.history.push(self.promised.clone());
+        self.world.set_mark(self.history.len() as u64);
+    }
+
+    fn any(&mut self) -> Option<u8> {
+        let at = self.random.below(self.files.len().max(1) as u64) as usize;
+        self.files.keys().nth(at).copied()
+    }
+
+    fn step(&mut self) {
+        self.mark();
+        match self.random.below(24) {
+            0..6 => self.write_new(),
+            6..9 => {
+                if let Some(id) = self.any() {
+                    // From here on nobody may rely on it.
+                    self.promised.remove(&id);
+                    let (ino, _) = self.files.remove(&id).unwrap();
+                    self.fs.unlink(ROOT, &name(id)).unwrap();
+                    self.fs.forget(ino, u64::MAX);
+                }
+            }
+            9..13 => {
+                if let Some(id) = self.any() {
+                    let (ino, len) = self.files[&id];
+                    self.fs.fsync(ino, false).unwrap();
+                    self.promised.insert(id, len);
+                }
+            }
+            13..16 => {
+                let numbers = self.fs.bulk_states().iter().map(|state| state.number as usize).collect::<Vec<_>>();
+                let free = (1..=MORE).find(|number| !numbers.contains(number));
+                if let Some(number) = free {
+                    let added = self.fs.bulk_add(&self.given[number - 1], Some(BLOCKS));
+                    assert_eq!(added, Ok(number as u32));
+                }
+            }
+            16..18 => {
+                let states = self.fs.bulk_states();
+                let at = self.random.below(states.len() as u64) as usize;
+                let left = self.fs.bulk_leave(states[at].number).unwrap();
+                assert!(matches!(left, Leaving::Now | Leaving::Last | Leaving::NoRoom { .. }));
+            }
+            18..21 => {
+                for state in self.fs.bulk_states().into_iter().filter(|state| state.leaving) {
+                    let steps = self.random.below(3);
+                    let mut done = 0;
+                    let mut goes_on = |_| {
+                        done += 1;
+                        done <= steps
+                    };
+                    let drained = self.fs.bulk_drain(state.number, &mut goes_on).unwrap();
+                    assert_eq!(drained.stuck, []);
+                }
+            }
+            21..23 => {
+                for state in self.fs.bulk_states().into_iter().filter(|state| state.leaving) {
+                    match self.random.below(5) {
+                        0 => self.fs.bulk_stay(state.number).unwrap(),
+                        _ => drop(self.fs.bulk_remove(state.number).unwrap()),
+                    }
+                }
+            }
+            _ => self.fs.tick().unwrap(),
+        }
+    }
+
+    fn write_new(&mut self) {
+        self.last_id += 1;
+        let ino = create(&self.fs, &name(self.last_id));
+        let len = (2 + self.random.below(4)) * BULK_BLOCK - 1000;
+        match self.fs.write(ino, 0, &vec![self.last_id; len as usize]) {
+            Ok(written) => drop(self.files.insert(self.last_id, (ino, written))),
+            Err(Error::NoSpace) => drop(self.files.insert(self.last_id, (ino, 0))),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn open(&self, world: &World, boot: Boot, given: &[GivenDevice], context: &str) -> Fs {
+        let opened = try_open_of(self.setup, world, boot, given.to_vec(), false);
+        opened.unwrap_or_else(|error| panic!("{context}: {error}"))
+    }
+
+    fn check(&self, state: &WorldState, promised: &Promised, power: bool, context: &str) {
+        let world = state.open();
+        check(self.setup, &world, power).unwrap_or_else(|error| panic!("{context}: {error}"));
+        let boot = self.boot.after(power);
+        let fs = self.open(&world, boot, &all_given_of(self.setup, &world, boot), context);
+        for id in 1..=self.last_id {
+            let Ok(attr) = fs.lookup(ROOT, &name(id), false) else {
+                assert!(!promised.contains_key(&id), "{context}: file {id} was synced, and is gone");
+                continue;
+            };
+            let mut bytes = vec![0; attr.size as usize];
+            let read = fs.read(attr.ino, 0, &mut bytes);
+            assert_eq!(read, Ok(bytes.len()), "{context}: file {id}");
+            let foreign = bytes.iter().position(|&byte| byte != id && byte != 0);
+            assert_eq!(foreign, None, "{context}: file {id} has byte {:#x} of another", bytes[foreign.unwrap_or(0)]);
+            if let Some(&len) = promised.get(&id) {
+                let whole = bytes.len() >= len && bytes[..len].iter().all(|&byte| byte == id);
+                assert!(whole, "{context}: file {id} was synced with {len} bytes, and some of it is lost");
+            }
+            fs.unlink(ROOT, &name(id)).unwrap();
+        }
+        // Nothing is left in use, and the store can be filled.
+        fs.sync().unwrap();
+        fs.tick().unwrap();
+        let left: Vec<u64> = fs.bulk_states().iter().map(|state| state.used + state.pending).collect();
+        assert!(left.iter().all(|&used| used == 0), "{context}: blocks in use for nobody: {left:?}");
+        let room: u64 = fs.bulk_states().iter().filter(|state| !state.leaving).map(|state| state.free).sum();
+        let ino = create(&fs, b"all");
+        let all = vec![7; room as usize];
+        assert_eq!(fs.write(ino, 0, &all), Ok(all.len()), "{context}: room");
+        assert_eq!(fs.fsync(ino, false), Ok(()), "{context}");
+        fs.shutdown().unwrap();
+        drop(fs);
+        check(self.setup, &world, false).unwrap_or_else(|error| panic!("{context}: at the end: {error}"));
+    }
+}
+
+/// Crashes in one random life; how many states were visited.
+pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
+    let world = new_world_of(setup);
+    let boot = Boot::first(true);
+    let given = all_given_of(setup, &world, boot);
+    let fs = try_open_of(setup, &world, boot, given.clone(), false).expect("the store opens");
+    let mut life = Life {
+        setup,
+        world,
+        fs,
+        boot,
+        given,
+        random: Random::new(seed),
+        files: BTreeMap::new(),
+        promised: Promised::new(),
+        last_id: 0,
+        history: Vec::new(),
+    };
+    let mut states = 0;
+    for round in 0..rounds {
+        life.world.record(true);
+        if round > 0 {
+            // Another opening, whose marks are in the crash points, too.
+            life.mark();
+            life.fs.sync().unwrap();
+            life.promised = life.files.iter().map(|(&id, &(_, len))| (id, len)).collect();
+            life.fs.shutdown().unwrap();
+            life.boot = life.boot.after(false);
+            life.mark();
+            life.given = all_given_of(setup, &life.world, life.boot);
+            life.fs = life.open(&life.world, life.boot, &life.given, "reopening");
+        }
+        (0..14).for_each(|_| life.step());
+        life.mark();
+        life.world.record(false);
+        let points = life.world.points();
+        let step = (points.len() / 30).max(1);
+        for point in points.iter().skip(seed as usize % step).step_by(step) {
+            let at = point.mark() as usize;
+            // What was promised before the step under way, and is not taken back in it.
+            let after = life.history.get(at).unwrap_or(&life.promised);
+            let before = &life.history[at - 1];
+            let promised: Promised =
+                before.iter().filter(|(id, _)| after.contains_key(id)).map(|(&id, &len)| (id, len)).collect();
+            let context =
+                |state: &WorldState| format!("{setup:?} seed {seed} round {round}: {}: {}", point.name(), state.name());
+            let crash = point.process_crash();
+            life.check(&crash, &promised, false, &context(&crash));
+            for state in point.power_losses(&Limits::few()).take(5) {
+                life.check(&state, &promised, true, &context(&state));
+                states += 1;
+            }
+            states += 1;
+        }
+    }
+    states
+}
+
+/// The store's first disk and one that forgets what a failed flush did not cover.
+pub struct Pair {
+    pub kind: MemoryKind,
+    pub world: World,
+    pub fs: Fs,
+    pub second: Arc<Forgetful>,
+    pub boot: Boot,
+}
+
+impl Pair {
+    pub fn new(kind: MemoryKind) -> Pair {
+        let (world, boot) = (new_world(kind), Boot::first(true));
+        let second = Forgetful::new(world.disk(1));
+        let fs = try_open(&world, kind, boot, Vec::new(), false).expect("the store opens");
+        assert_eq!(fs.bulk_add(&given(1, second.clone()), Some(BLOCKS)), Ok(1));
+        Pair { kind, world, fs, second, boot }
+    }
+
+    /// A file of `blocks` blocks on the device with this number, filled with `byte`.
+    pub fn file_on(&self, number: u32, name: &[u8], byte: u8, blocks: u64) -> Ino {
+        let others: Vec<u32> =
+            self.fs.bulk_states().iter().map(|state| state.number).filter(|n| *n != number).collect();
+        // New data go where they are wanted.
+        others.iter().for_each(|&other| assert_eq!(self.fs.bulk_leave(other), Ok(Leaving::Now)));
+        let ino = create(&self.fs, name);
+        let bytes = vec![byte; (blocks * BULK_BLOCK) as usize];
+        assert_eq!(self.fs.write(ino, 0, &bytes), Ok(bytes.len()));
+        others.iter().for_each(|&other| self.fs.bulk_stay(other).unwrap());
+        ino
+    }
+
+    /// The store in another process, after a crash of the process or of the machine, with these devices.
+    pub fn again(
+        &self,
+        power: bool,
+        degraded: bool,
+        with: impl Fn(&World) -> Vec<GivenDevice>,
+    ) -> Result<(World, Fs), Error> {
+        let world = self.world.snapshot().process_crash().open();
+        let fs = try_open(&world, self.kind, self.boot.after(power), with(&world), degraded)?;
+        Ok((world, fs))
+    }
+}
+
+pub fn read(fs: &Fs, ino: Ino, at: u64, len: usize) -> Result<Vec<u8>, Error> {
+    let mut bytes = vec![0; len];
+    fs.read(ino, at, &mut bytes).map(|_| bytes)
+}
+
+/// Two devices, of which one holds writes back: each fsync flushes its own file's blocks, and a failure costs what none has covered.
+pub fn failed_flush_of_ranges(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let Pair { fs, second, .. } = &pair;
+    second.holds.store(true, Ordering::Relaxed);
+    let block = BULK_BLOCK as usize;
+    let other = pair.file_on(0, b"other", 3, 2);
+    let covered = pair.file_on(1, b"covered", 1, 2);
+    let held = pair.file_on(1, b"held", 2, 3);
+    assert_eq!(fs.fsync(covered, false), Ok(()));
+    let unflushed = second.unflushed.lock().unwrap().len() as u64 * 512;
+    assert_eq!(unflushed, 3 * BULK_BLOCK, "the other file's blocks stay where they are");
+    assert_eq!(fs.fsync(covered, false), Ok(()), "nothing is left to flush");
+    // In place, and covered by a second flush of ranges.
+    assert_eq!(fs.write(covered, 0, &vec![4; block]), Ok(block));
+    assert_eq!(fs.fsync(covered, true), Ok(()));
+    second.fails.store(true, Ordering::Relaxed);
+    assert_eq!(fs.fsync(other, false), Ok(()), "a file on the other device");
+    assert!(matches!(fs.fsync(held, false), Err(Error::Io(_))), "the flush failed");
+    assert!(fs.region().failure().is_none(), "one device of two does not end the store");
+    let state = &fs.bulk_states()[1];
+    assert!(state.closed.is_some() && state.suspect == 3 * BULK_BLOCK, "{state:?}");
+    let see = |fs: &Fs, when: &str, new_is_zero: bool| {
+        assert_eq!(read(fs, covered, 0, block), Ok(vec![4; block]), "{when}: what was covered");
+        assert_eq!(read(fs, covered, BULK_BLOCK, block), Ok(vec![1; block]), "{when}: what was covered");
+        assert_eq!(read(fs, other, 0, block), Ok(vec![3; block]), "{when}: the other device");
+        match read(fs, held, 0, block) {
+            Err(Error::Io(_)) => {}
+            outcome => assert!(new_is_zero && outcome == Ok(vec![0; block]), "{when}: bytes in doubt are read"),
+        }
+    };
+    see(fs, "at once", false);
+    for power in [false, true] {
+        let (world, back) = pair.again(power, false, |world| vec![given(1, world.disk(1))]).unwrap();
+        see(&back, if power { "after a power loss" } else { "after a process crash" }, power);
+        back.shutdown().unwrap();
+        drop(back);
+        check(setup(kind), &world, false).unwrap();
+    }
+}
+
+/// Small files that have spilled to two devices: one of them away costs those on it, and they move when it leaves.
+pub fn spilled(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let Pair { fs, second, .. } = &pair;
+    let spill = |away: u32, name: &[u8], seed: u64| {
+        let ino = create(fs, name);
+        let mut bytes = vec![0; 40_000];
+        Random::new(seed).fill(&mut bytes);
+        assert_eq!(fs.write(ino, 0, &bytes), Ok(bytes.len()));
+        assert_eq!(fs.bulk_leave(away), Ok(Leaving::Now));
+        assert!(fs.spill_all().unwrap() > 0);
+        fs.bulk_stay(away).unwrap();
+        assert!(fs.placement(ino).unwrap().pieces.iter().all(|piece| piece.spilled));
+        (ino, bytes)
+    };
+    let (lost, lost_bytes) = spill(0, b"lost", 1);
+    let (kept, kept_bytes) = spill(1, b"kept", 2);
+    assert!(fs.bulk_states().iter().all(|state| state.used == BULK_BLOCK), "{:?}", fs.bulk_states());
+    second.is_dead.store(true, Ordering::Relaxed);
+    let away = |fs: &Fs| {
+        let found = read(fs, lost, 0, 40_000);
+        assert!(matches!(&found, Err(Error::Io(why)) if why.contains(&format!("inode {lost} "))), "{found:?}");
+        assert!(read(fs, kept, 0, 40_000).as_ref() == Ok(&kept_bytes), "the other device");
+    };
+    away(fs);
+    // Spilling goes on, on the other device.
+    let ino = create(fs, b"later");
+    assert_eq!(fs.write(ino, 0, &kept_bytes), Ok(40_000));
+    assert!(fs.spill_all().unwrap() > 0);
+    assert!(read(fs, ino, 0, 40_000).as_ref() == Ok(&kept_bytes));
+    let (_, degraded) = pair.again(true, true, |_| Vec::new()).unwrap();
+    away(&degraded);
+    drop(degraded);
+    // It is back, and leaves: what is spilled moves.
+    second.is_dead.store(false, Ordering::Relaxed);
+    let flushed = fs.bulk_retry(1, || Ok(second.clone()));
+    flushed.unwrap();
+    assert!(read(fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "it is back");
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+    assert_eq!(fs.bulk_drain(1, &mut |_| true).unwrap().stuck, []);
+    assert_eq!(fs.bulk_remove(1), Ok(true));
+    assert!(read(fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "it moved");
+    fs.shutdown().unwrap();
+    let world = pair.world.snapshot().process_crash().open();
+    check(setup(kind), &world, false).unwrap();
+    let fs = try_open(&world, kind, pair.boot.after(false), Vec::new(), false).unwrap();
+    assert!(read(&fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "in the next life");
+}
+
+/// Bytes that nobody has synced move with the device they are on: the move has flushed them, so an fsync that flushed their old place
+/// may return.
+pub fn new_bytes_move(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let fs = &pair.fs;
+    let block = BULK_BLOCK as usize;
+    let (first, second) = (pair.file_on(1, b"first", 1, 2), pair.file_on(1, b"second", 2, 2));
+    fs.sync().unwrap();
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+    let mut appended = false;
+    let mut goes_on = |_| {
+        if !appended {
+            // Behind the flush that begins a pass, and before the pass comes to the file.
+            fs.bulk_stay(1).unwrap();
+            assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+            assert_eq!(fs.write(second, 2 * BULK_BLOCK, &vec![2; 2 * block]), Ok(2 * block));
+            fs.bulk_stay(0).unwrap();
+            assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+            appended = true;
+        }
+        true
+    };
+    assert_eq!(fs.bulk_drain(1, &mut goes_on).unwrap().moved, 6);
+    let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
+    assert!(read(&back, first, 0, 2 * block) == Ok(vec![1; 2 * block]));
+    assert!(read(&back, second, 0, 4 * block) == Ok(vec![2; 4 * block]), "they were flushed where they are now");
+}
+
+/// What a failed flush of one device does: to its own files, to the others', and for how long.
+pub fn failed_flush(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let Pair { fs, second, .. } = &pair;
+    let block = BULK_BLOCK as usize;
+    let other = pair.file_on(0, b"other", 3, 2);
+    let promised = pair.file_on(1, b"promised", 1, 4);
+    fs.sync().unwrap();
+    // Block 1 is written over, in place; "fresh" is new. Neither was promised.
+    assert_eq!(fs.write(promised, BULK_BLOCK, &vec![2; block]), Ok(block));
+    let fresh = pair.file_on(1, b"fresh", 4, 2);
+    second.fails.store(true, Ordering::Relaxed);
+    assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
+    assert!(fs.region().failure().is_none(), "one device of two does not end the store");
+    let see = |fs: &Fs, when: &str, new_is_zero: bool| {
+        assert_eq!(read(fs, promised, 0, block), Ok(vec![1; block]), "{when}: promised bytes");
+        assert_eq!(read(fs, promised, 2 * BULK_BLOCK, block), Ok(vec![1; block]), "{when}: promised bytes");
+        assert!(matches!(read(fs, promised, BULK_BLOCK, block), Err(Error::Io(_))), "{when}: bytes in doubt are read");
+        match read(fs, fresh, 0, block) {
+            Err(Error::Io(_)) => {}
+            // After a power loss what was never promised is zeros.
+            Ok(bytes) => assert!(new_is_zero && bytes == vec![0; block], "{when}: new bytes in doubt are read"),
+            Err(error) => panic!("{when}: {error}"),
+        }
+        assert_eq!(read(fs, other, 0, block), Ok(vec![3; block]), "{when}: the other device");
+    };
+    see(fs, "at once", false);
+    // Everything else goes on.
+    assert_eq!(fs.write(other, 0, &vec![3; block]), Ok(block));
+    assert_eq!(fs.fsync(other, false), Ok(()), "a file on the other device");
+    let small = create(fs, b"small");
+    assert_eq!(fs.write(small, 0, b"small"), Ok(5));
+    assert_eq!(fs.fsync(small, false), Ok(()), "a small file");
+    let late = create(fs, b"late");
+    assert_eq!(fs.write(late, 0, &vec![5; 2 * block]), Ok(2 * block), "new files go elsewhere");
+    assert_eq!(fs.fsync(late, false), Ok(()));
+    fs.sync().unwrap();
+    fs.tick().unwrap();
+    assert!(matches!(fs.fsync(fresh, false), Err(Error::Io(_))), "it was not durable before, and is not now");
+    assert!(matches!(fs.write(promised, 0, &[9; 10]), Err(Error::Io(_))), "no writes any more");
+    let state = &fs.bulk_states()[1];
+    assert!(state.closed.is_some() && !state.lost && state.suspect == 3 * BULK_BLOCK, "{state:?}");
+    // In another process: the device is whole again, what it forgot it does not know.
+    for power in [false, true] {
+        let (world, fs) = pair.again(power, false, |world| vec![given(1, world.disk(1))]).unwrap();
+        see(&fs, if power { "after a power loss" } else { "after a process crash" }, true);
+        let shut = world.clone();
+        fs.shutdown().unwrap();
+        drop(fs);
+        check(setup(kind), &shut, false).unwrap();
+        let fs =
+            try_open(&shut, kind, pair.boot.after(power).after(power), vec![given(1, shut.disk(1))], false).unwrap();
+        see(&fs, "after a clean unmount", true);
+    }
+    // Here: used again.
+    second.fails.store(false, Ordering::Relaxed);
+    fs.bulk_retry(1, || Ok(second.clone())).unwrap();
+    see(fs, "after the retry", false);
+    assert!(matches!(fs.write(promised, BULK_BLOCK + 5, &[9; 10]), Err(Error::Io(_))), "a part of a block in doubt");
+    assert_eq!(fs.write(promised, BULK_BLOCK, &vec![6; block]), Ok(block));
+    assert_eq!(read(fs, promised, BULK_BLOCK, block), Ok(vec![6; block]));
+    // Not durable yet: in doubt again if it is lost.
+    let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
+    see(&back, "written again, and the power was lost", true);
+    drop(back);
+    assert_eq!(fs.fsync(promised, false), Ok(()));
+    let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
+    assert_eq!(read(&back, promised, BULK_BLOCK, block), Ok(vec![6; block]), "written again and synced");
+    drop(back);
+    // A file in doubt can be removed, and its blocks have new users.
+    fs.unlink(ROOT, b"fresh").unwrap();
+    fs.forget(fresh, u64::MAX);
+    fs.sync().unwrap();
+    fs.tick().unwrap();
+    assert_eq!(fs.bulk_states()[1].suspect, 0);
+    let next = pair.file_on(1, b"next", 8, BLOCKS - 4);
+    assert_eq!(fs.fsync(next, false), Ok(()));
+    let (_, back) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
+    let len = (BLOCKS - 4) as usize * block;
+    assert_eq!(read(&back, next, 0, len), Ok(vec![8; len]), "blocks that were in doubt, with new contents");
+}
+
+/// A device that is not there, is another, or is older than what was promised.
+pub fn away_or_older(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let block = BULK_BLOCK as usize;
+    let here = pair.file_on(0, b"here", 3, 2);
+    let away = pair.file_on(1, b"away", 1, 2);
+    pair.fs.sync().unwrap();
+    let old = pair.world.snapshot().process_crash().open();
+    // Another mount, in which more was promised.
+    let (world, fs) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
+    assert_eq!(fs.write(away, 0, &vec![2; block]), Ok(block));
+    fs.fsync(away, false).unwrap();
+    fs.shutdown().unwrap();
+    drop(fs);
+    let boot = pair.boot.after(false).after(false);
+    let devices = |device: Arc<SimDisk>| vec![given(1, device)];
+    let lost = || GivenDevice { device: Err("no such device".into()), ..given(1, world.disk(1)) };
+    for (what, with) in [
+        ("missing", vec![lost()]),
+        ("not named", vec![]),
+        ("an older copy", devices(old.disk(1))),
+        ("another device", devices(world.disk(2))),
+        ("too small", devices(World::new(1).add_disk(BULK_BLOCK))),
+    ] {
+        let refused = try_open(&world, kind, boot, with.clone(), false).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("bulk device 1"), "{what}: {refused}");
+        let world = world.snapshot().process_crash().open();
+        let fs = try_open(&world, kind, boot, with, true).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(fs.bulk_states()[1].lost, "{what}");
+        assert!(matches!(read(&fs, away, 0, block), Err(Error::Io(_))), "{what}: a file on it is read");
+        assert!(matches!(fs.write(away, 0, &[9; 10]), Err(Error::Io(_))), "{what}");
+        assert_eq!(read(&fs, here, 0, block), Ok(vec![3; block]), "{what}");
+        let late = create(&fs, b"late");
+        assert_eq!(fs.write(late, 0, &vec![5; 2 * block]), Ok(2 * block), "{what}");
+        fs.sync().unwrap();
+        assert!(fs.bulk_retry(1, || Ok(old.disk(1))).is_err(), "{what}: the older copy");
+        // It comes back as it was left.
+        let disk = world.disk(1);
+        fs.bulk_retry(1, || Ok(disk)).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(read(&fs, away, 0, block), Ok(vec![2; block]), "{what}: back");
+        assert_eq!(fs.unlink(ROOT, b"away"), Ok(()), "{what}");
+        fs.shutdown().unwrap();
+        check(setup(kind), &world, false).unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+}
+
+type Work = fn(&Pair, Ino) -> Result<(), Error>;
+
+/// Operations on a file of four blocks of ones on the second device, which put only ones there, or zeros; whether the bytes that
+/// were promised may go.
+fn works() -> Vec<(&'static str, bool, Work)> {
+    fn resize(pair: &Pair, ino: Ino, size: u64) -> Result<(), Error> {
+        pair.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).map(drop)
+    }
+    vec![
+        ("read", false, |pair, ino| pair.fs.read(ino, 70_000, &mut [0; 9000]).map(drop)),
+        ("in place", false, |pair, ino| pair.fs.write(ino, 5, &[1; 100_000]).map(drop)),
+        ("whole blocks", false, |pair, ino| pair.fs.write(ino, BULK_BLOCK, &[1; 131_072]).map(drop)),
+        ("append", false, |pair, ino| pair.fs.write(ino, 4 * BULK_BLOCK - 9, &[1; 100_000]).map(drop)),
+        ("cut and grow", true, |pair, ino| resize(pair, ino, 200_000).and_then(|()| resize(pair, ino, 280_000))),
+        ("cut to nothing", true, |pair, ino| resize(pair, ino, 0)),
+        ("punch", true, |pair, ino| pair.fs.fallocate(ino, 3, 1000, 150_000)),
+        ("zero", true, |pair, ino| pair.fs.fallocate(ino, 16, 1000, 250_000)),
+        ("new file", false, |pair, _| {
+            let new = create(&pair.fs, b"new");
+            pair.fs.write(new, 0, &[1; 200_000])?;
+            pair.fs.fsync(new, false)
+        }),
+        ("fsync", false, |pair, ino| {
+            pair.fs.write(ino, 0, &[1; 10])?;
+            pair.fs.fsync(ino, false)
+        }),
+        ("rename over", false, |pair, ino| {
+            pair.fs.write(ino, 0, &[1; 10])?;
+            pair.fs.rename(ROOT, b"large", ROOT, b"other name", RenameMode::Replace)
+        }),
+        ("drain", false, |pair, _| {
+            if pair.fs.bulk_leave(1)? == Leaving::Now {
+                pair.fs.bulk_drain(1, &mut |_| true)?;
+                pair.fs.bulk_remove(1)?;
+            }
+            Ok(())
+        }),
+        ("sync", false, |pair, ino| {
+            pair.fs.write(ino, 0, &[1; 10])?;
+            pair.fs.sync()?;
+            pair.fs.tick()
+        }),
+    ]
+}
+
+/// Is each byte of the file there, or an error? Reads block by block, as an error is one of a block.
+fn check_ones(fs: &Fs, ino: Ino, may_go: bool, context: &str) {
+    let size = fs.getattr(ino).unwrap().size;
+    for at in (0..size).step_by(BULK_BLOCK as usize) {
+        let len = (size - at).min(BULK_BLOCK) as usize;
+        match read(fs, ino, at, len) {
+            Err(Error::Io(_)) => {}
+            Err(error) => panic!("{context}: {error}"),
+            Ok(bytes) => {
+                let foreign = bytes.iter().find(|&&byte| byte > 1);
+                assert_eq!(foreign, None, "{context}: a foreign byte at {at}");
+                let promised = (4 * BULK_BLOCK - 9).saturating_sub(at).min(len as u64) as usize;
+                assert!(may_go || bytes[..promised].iter().all(|&byte| byte == 1), "{context}: a byte is lost at {at}");
+            }
+        }
+    }
+}
+
+/// One call of the second device fails, once or for good, in one operation; false when the operation makes fewer calls.
+fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: &(&str, bool, Work)) -> bool {
+    let context = format!("{kind:?}, {}, {call:?} {nth} fails{}", work.0, if for_good { " for good" } else { "" });
+    let pair = Pair::new(kind);
+    let fs = &pair.fs;
+    let other = pair.file_on(0, b"other", 3, 2);
+    let ino = pair.file_on(1, b"large", 1, 4);
+    fs.setattr(ino, &SetAttr { size: Some(4 * BULK_BLOCK - 9), ..SetAttr::default() }).unwrap();
+    create(fs, b"other name");
+    fs.sync().unwrap();
+    fs.tick().unwrap();
+    *pair.second.plan.lock().unwrap() = Some((call, nth, for_good));
+    let outcome = (work.2)(&pair, ino);
+    let failed = pair.second.failed.load(Ordering::Relaxed) > 0;
+    let is_fine = match outcome {
+        Ok(()) => true,
+        Err(Error::Io(_)) => failed,
+        Err(_) => false,
+    };
+    assert!(is_fine, "{context}: {outcome:?}");
+    // The rest does not notice.
+    assert_eq!(fs.write(other, 10, &[3; 100_000]), Ok(100_000), "{context}");
+    assert_eq!(fs.fsync(other, false), Ok(()), "{context}");
+    let small = create(fs, b"small");
+    assert_eq!(fs.write(small, 0, b"x").and_then(|_| fs.fsync(small, false)), Ok(()), "{context}");
+    assert!(fs.sync().is_ok() && fs.tick().is_ok() && fs.region().failure().is_none(), "{context}");
+    assert_eq!(read(fs, other, 0, 131_072), Ok(vec![3; 131_072]), "{context}");
+    check_ones(fs, ino, work.1, &context);
+    // In other processes, after a crash of one, and of the machine: the device has forgotten what no flush covered.
+    for power in [false, true] {
+        let (world, again) = pair
+            .again(power, false, |world| vec![given(1, world.disk(1))])
+            .unwrap_or_else(|e| panic!("{context}: {e}"));
+        let context = format!("{context}, power lost: {power}");
+        check_ones(&again, ino, work.1, &context);
+        assert_eq!(read(&again, other, 0, 131_072), Ok(vec![3; 131_072]), "{context}");
+        for name in [&b"large"[..], b"other name", b"other", b"new", b"small"] {
+            assert!(matches!(again.unlink(ROOT, name), Ok(()) | Err(Error::NotFound)), "{context}");
+        }
+        again.sync().unwrap();
+        again.tick().unwrap();
+        assert_eq!(again.usage().bulk_used, 0, "{context}: blocks that nobody has are in use");
+        again.shutdown().unwrap();
+        drop(again);
+        check(setup(kind), &world, false).unwrap_or_else(|error| panic!("{context}: {error}"));
+    }
+    failed
+}
+
+/// Every call of one device of two fails, once and for good, in every operation; how many failed.
+pub fn every_failure(kind: MemoryKind) -> u64 {
+    let mut failed = 0;
+    for work in works() {
+        for (call, for_good) in
+            [Failing::Read, Failing::Write, Failing::Flush].into_iter().flat_map(|c| [(c, false), (c, true)])
+        {
+            failed += (0..).take_while(|&nth| one_failure(kind, call, nth, for_good, &work)).count() as u64;
+        }
+    }
+    failed
+}
+
+/// Battery memory that is lost: the list comes back with the image that was saved last, and so do the files it knows.
+pub fn restored_lists() {
+    let setup = Setup { saved: true, ..setup(MemoryKind::Battery) };
+    let (world, boot) = (new_world_of(setup), Boot::first(true));
+    let restored = |world: &World| {
+        let world = world.snapshot().process_crash().open();
+        let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];
+        let memory = world.memory(0);
+        memory.zero(0, memory.len());
+        shoal_region::restore(&images, memory.as_ref(), 0, 7).expect("restored");
+        let fs = try_open_of(setup, &world, boot.after(false), all_given(&world), false);
+        (world.clone(), fs.unwrap_or_else(|error| panic!("{error}")))
+    };
+    let fs = try_open_of(setup, &world, boot, all_given(&world), false).unwrap();
+    let block = BULK_BLOCK as usize;
+    let first = create(&fs, b"first");
+    assert_eq!(fs.write(first, 0, &vec![1; 3 * block]), Ok(3 * block));
+    fs.checkpoint().unwrap();
+    assert_eq!(fs.bulk_add(&given(1, world.disk(1)), Some(BLOCKS)), Ok(1));
+    // The image of before knows nothing of the device.
+    let (_, back) = restored(&world);
+    assert_eq!(back.bulk_states().len(), 1);
+    assert_eq!(read(&back, first, 0, 3 * block), Ok(vec![1; 3 * block]));
+    drop(back);
+    // A file on the device, which the image maps when the store does not any more.
+    fs.bulk_leave(0).unwrap();
+    let second = create(&fs, b"second");
+    assert_eq!(fs.write(second, 0, &vec![2; 4 * block]), Ok(4 * block));
+    fs.bulk_stay(0).unwrap();
+    fs.checkpoint().unwrap();
+    fs.unlink(ROOT, b"second").unwrap();
+    fs.forget(second, u64::MAX);
+    fs.sync().unwrap();
+    fs.tick().unwrap();
+    let third = create(&fs, b"third");
+    assert_eq!(fs.write(third, 0, &vec![3; 8 * block]), Ok(8 * block));
+    fs.sync().unwrap();
+    assert_eq!(fs.bulk_states()[1].pending, 4 * BULK_BLOCK, "held for the image");
+    let (_, back) = restored(&world);
+    assert_eq!(back.bulk_states().len(), 2);
+    assert_eq!(read(&back, second, 0, 4 * block), Ok(vec![2; 4 * block]), "the image's file has lost its data");
+    drop(back);
+    // A device that was removed is in no image that is left.
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+    while fs.bulk_drain(1, &mut |_| true).unwrap().moved > 0 {}
+    assert_eq!(fs.bulk_remove(1), Ok(true));
+    let (world, back) = restored(&world);
+    assert_eq!(back.bulk_states().len(), 1);
+    assert_eq!(read(&back, third, 0, 8 * block), Ok(vec![3; 8 * block]));
+    back.shutdown().unwrap();
+    drop(back);
+    check(setup, &world, false).unwrap();
+}

@@ -1,0 +1,155 @@
+//! Several bulk devices: what a crash leaves of adding, emptying and removing one, and what a device costs that fails or is away.
+//!
+//! What is tried, and what must be true, is in `devices`.
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::superblock::{FEATURE_DEVICES, MemoryKind};
+use shoal_fs::{Error, Leaving, ROOT};
+use std::sync::atomic::Ordering;
+
+use crate::devices::{
+    BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
+    given, new_bytes_move, new_world, read, restored_lists, setup, spilled, try_open,
+};
+use crate::store::{Boot, Setup};
+
+#[test]
+fn whatever_happens_to_the_list_of_devices_survives_every_crash() {
+    let seeds = std::env::var("SHOAL_SEED").ok().map(|seed| seed.parse().expect("a number"));
+    let (first, count) = seeds.map_or((0, 2), |seed: u64| (seed, 1));
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+        let states: u64 = (first..first + count).map(|seed| explore(setup(kind), seed, 3)).sum();
+        println!("{kind:?}: {states} states");
+        assert!(states >= 100 * count, "only {states} states");
+    }
+}
+
+#[test]
+fn and_so_it_does_behind_a_write_back_cache_of_each() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+        let setup = Setup { cached: true, ..setup(kind) };
+        let states: u64 = (0..2).map(|seed| explore(setup, seed, 3)).sum();
+        println!("{kind:?}: {states} states");
+        assert!(states >= 200, "only {states} states");
+    }
+}
+
+#[test]
+fn a_failed_flush_of_one_device_costs_what_it_did_not_cover_and_nothing_else() {
+    failed_flush(MemoryKind::Logged);
+    failed_flush(MemoryKind::Battery);
+}
+
+#[test]
+fn a_failed_flush_of_ranges_costs_what_no_flush_has_named() {
+    failed_flush_of_ranges(MemoryKind::Logged);
+    failed_flush_of_ranges(MemoryKind::Battery);
+}
+
+#[test]
+fn bytes_that_nobody_has_synced_are_durable_where_they_moved() {
+    new_bytes_move(MemoryKind::Logged);
+    new_bytes_move(MemoryKind::Battery);
+}
+
+#[test]
+fn spilled_files_go_on_two_devices_and_move_when_one_leaves() {
+    spilled(MemoryKind::Logged);
+    spilled(MemoryKind::Battery);
+}
+
+#[test]
+fn every_call_of_one_device_of_two_may_fail_once_or_for_good() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+        let failed = every_failure(kind);
+        println!("{kind:?}: {failed} calls failed");
+        assert!(failed > 60, "only {failed} calls failed");
+    }
+}
+
+#[test]
+fn a_device_that_is_away_or_older_costs_its_files_until_it_is_back() {
+    away_or_older(MemoryKind::Logged);
+    away_or_older(MemoryKind::Battery);
+}
+
+#[test]
+fn a_device_whose_writes_fail_gets_no_new_files_and_its_own_can_be_removed() {
+    let pair = Pair::new(MemoryKind::Logged);
+    let fs = &pair.fs;
+    let block = BULK_BLOCK as usize;
+    let own = pair.file_on(1, b"own", 1, 3);
+    let other = pair.file_on(0, b"other", 2, 6);
+    fs.sync().unwrap();
+    // It has most room, so a new file would go there.
+    pair.second.is_dead.store(true, Ordering::Relaxed);
+    let new = create(fs, b"new");
+    assert_eq!(fs.write(new, 0, &vec![3; 3 * block]), Ok(3 * block), "the first attempt goes elsewhere");
+    assert_eq!(fs.fsync(new, false), Ok(()));
+    assert_eq!(read(fs, new, 0, 3 * block), Ok(vec![3; 3 * block]));
+    assert!(matches!(read(fs, own, 0, block), Err(Error::Io(_))));
+    assert_eq!(read(fs, other, 0, block), Ok(vec![2; block]));
+    assert_eq!(fs.getattr(own).unwrap().size, 3 * BULK_BLOCK);
+    assert_eq!(fs.rename(ROOT, b"own", ROOT, b"renamed", shoal_fs::RenameMode::Replace), Ok(()));
+    fs.sync().unwrap();
+    assert!(fs.region().failure().is_none());
+    let state = &fs.bulk_states()[1];
+    assert!(state.closed.is_some(), "the next flush closes it: {state:?}");
+    fs.unlink(ROOT, b"renamed").unwrap();
+    fs.forget(own, u64::MAX);
+    fs.sync().unwrap();
+    fs.tick().unwrap();
+    assert_eq!(fs.bulk_states()[1].used, 0);
+    // Without files it can leave, dead as it is.
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+    assert_eq!(fs.bulk_remove(1), Ok(true));
+    assert_eq!(fs.bulk_states().len(), 1);
+}
+
+#[test]
+fn a_device_leaves_only_if_the_others_have_room_and_the_last_one_stays() {
+    let pair = Pair::new(MemoryKind::Logged);
+    let fs = &pair.fs;
+    pair.file_on(0, b"a", 1, BLOCKS - 2);
+    pair.file_on(1, b"b", 2, 5);
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::NoRoom { missing: 3 * BULK_BLOCK }));
+    fs.unlink(ROOT, b"a").unwrap();
+    fs.forget(fs.lookup(ROOT, b"b", false).unwrap().ino, 0);
+    fs.sync().unwrap();
+    fs.tick().unwrap();
+    assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Last));
+    fs.bulk_stay(0).unwrap();
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+    let drained = fs.bulk_drain(1, &mut |_| true).unwrap();
+    assert_eq!((drained.moved, drained.stuck), (5, vec![]));
+    assert_eq!(fs.bulk_remove(1), Ok(true));
+    let b = fs.lookup(ROOT, b"b", true).unwrap().ino;
+    assert_eq!(read(fs, b, 0, 5 * BULK_BLOCK as usize), Ok(vec![2; 5 * BULK_BLOCK as usize]));
+}
+
+#[test]
+fn battery_memory_that_was_lost_comes_back_with_the_list_of_its_image() {
+    restored_lists();
+}
+
+#[test]
+fn a_store_of_earlier_programs_gets_the_feature_with_its_second_device() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax] {
+        let world = new_world(kind);
+        let boot = Boot::first(true);
+        let fs = try_open(&world, kind, boot, vec![], false).unwrap();
+        assert!(!fs.region().has_feature(FEATURE_DEVICES));
+        let file = create(&fs, b"file");
+        fs.write(file, 0, &vec![1; 3 * BULK_BLOCK as usize]).unwrap();
+        assert_eq!(fs.bulk_add(&given(2, world.disk(2)), None), Ok(1));
+        assert!(fs.region().has_feature(FEATURE_DEVICES));
+        fs.shutdown().unwrap();
+        drop(fs);
+        let fs = try_open(&world, kind, boot.after(false), all_given(&world), false).unwrap();
+        assert!(fs.region().has_feature(FEATURE_DEVICES));
+        assert_eq!(fs.bulk_states().len(), 2);
+        assert_eq!(fs.bulk_states()[1].bytes, BLOCKS * BULK_BLOCK, "the last block's room is the mark's");
+        assert_eq!(read(&fs, file, 0, 10), Ok(vec![1; 10]));
+    }
+}

@@ -1,0 +1,695 @@
+//! The bulk devices of an open store: added, emptied and removed, lost and found.
+//!
+//! The region's list of devices counts; the description says where to find each. Order: a new device is in the description before
+//! the region lists it, and one that was removed leaves the description after the region's list. So a device that is listed
+//! can always be found, and one that only the description names is nobody's: it is forgotten when the store is opened next.
+//! Emptying a device is the work of a thread; it goes on after the next mount if it is cut off.
+//! Left out: moving the data and the marks (the engine), kinds of devices.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use shoal_devices::size::human;
+use shoal_devices::{
+    Device, DeviceName, DeviceReport, DonorChange, During, Failure, Outcome, is_block_device, new_uuid,
+    refuse_if_in_use, refuse_if_not_empty, uuid_text,
+};
+use shoal_format::BULK_BLOCK;
+use shoal_format::bulk_list::BULK_DEVICES_MAX;
+use shoal_fs::{BulkState, Fs, GivenDevice, Leaving, Options};
+use shoal_host::{CacheFile, FileDevice};
+use shoal_media::BlockDevice;
+use shoal_writeback::Rule;
+use tracing::{info, warn};
+
+use crate::cache::{self, CacheReport, HeldOnHost, HeldWrites};
+use crate::description::{BulkPlace, Description, NumberedPlace};
+use crate::host_room::HostFiles;
+use crate::media::open_place;
+use crate::names::cache_note;
+use crate::progress::Progress;
+use crate::store::{Devices, Opened, Store};
+
+/// Pause of the thread that empties a device, when it finds nothing that it could move.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long a device is asked for that its last user is just letting go of.
+const REOPEN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A change of a store's bulk devices. A device is named by its number or by its name, as [`BulkReport`] has them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BulkChange {
+    Add {
+        device: String,
+        size_bytes: Option<u64>,
+        force: bool,
+    },
+    /// Empties a device and removes it.
+    Remove {
+        device: String,
+    },
+    /// Calls that off.
+    Keep {
+        device: String,
+    },
+    /// Uses a device again that was lost or refuses writes.
+    Retry {
+        device: String,
+    },
+}
+
+/// A bulk device, for people and programs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BulkReport {
+    pub number: u32,
+    pub device: String,
+    pub uuid: String,
+    /// `in use`, `leaving`, `lost` or `refuses writes`.
+    pub state: String,
+    pub size_bytes: u64,
+    pub used_bytes: u64,
+    pub free_bytes: u64,
+    /// Bytes in doubt since a flush failed: reading them is an error.
+    pub suspect_bytes: u64,
+    /// Why it is lost or refuses writes, or why it cannot be emptied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// Bytes held back in front of it, where there is a write-back cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_bytes: Option<u64>,
+    /// Bytes moved off it since it began to leave, in this mount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved_bytes: Option<u64>,
+}
+
+impl BulkReport {
+    pub fn of(state: &BulkState, directory: &Path, description: &Description) -> BulkReport {
+        let place = description.place_of(state.number);
+        let word = match (state.lost, &state.closed, state.leaving) {
+            (true, ..) => "lost",
+            (false, Some(_), _) => "refuses writes",
+            (false, None, true) => "leaving",
+            (false, None, false) => "in use",
+        };
+        BulkReport {
+            number: state.number,
+            device: place.map_or_else(|| state.name.clone(), |place| place.shown(directory)),
+            uuid: uuid_text(&state.uuid),
+            state: word.into(),
+            size_bytes: state.bytes,
+            used_bytes: state.used,
+            free_bytes: state.free,
+            suspect_bytes: state.suspect,
+            cause: state.closed.clone(),
+            held_bytes: None,
+            moved_bytes: None,
+        }
+    }
+}
+
+/// The thread that empties a device.
+struct Drain {
+    number: u32,
+    moved: AtomicU64,
+    stopped: AtomicBool,
+    /// It is to look again at once.
+    again: AtomicBool,
+    /// Why it does not get on.
+    cause: Mutex<Option<String>>,
+}
+
+/// The bulk devices of an open store.
+pub(crate) struct Bulks {
+    fs: Arc<Fs>,
+    directory: PathBuf,
+    description: Mutex<Description>,
+    devices: Mutex<Vec<(u32, Arc<dyn Device>)>>,
+    /// The write-back caches in front of devices.
+    held: Mutex<Vec<HeldWrites>>,
+    /// Files of caches that were let go of, and may still be in use for moments, and their rules.
+    let_go: Mutex<Vec<(u32, Weak<CacheFile>, Rule)>>,
+    held_on_host: HeldOnHost,
+    host_files: HostFiles,
+    drains: Mutex<Vec<Arc<Drain>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// One change at a time.
+    changing: Mutex<()>,
+    closing: Arc<AtomicBool>,
+}
+
+impl Bulks {
+    pub fn new(fs: Arc<Fs>, directory: &Path, description: &Description, devices: Devices) -> Bulks {
+        let Devices { bulk, caches, more_bulk, host_files, held, .. } = devices;
+        let devices = bulk.into_iter().map(|device| (0, device)).chain(more_bulk).collect();
+        Bulks {
+            fs,
+            directory: directory.to_path_buf(),
+            description: Mutex::new(description.clone()),
+            devices: Mutex::new(devices),
+            held: Mutex::new(caches),
+            let_go: Mutex::default(),
+            held_on_host: held,
+            host_files,
+            drains: Mutex::default(),
+            threads: Mutex::default(),
+            changing: Mutex::default(),
+            closing: Arc::default(),
+        }
+    }
+
+    /// The same for a store that was just opened.
+    pub fn of(opened: Opened, directory: &Path, description: &Description) -> Bulks {
+        Bulks::new(Arc::new(opened.fs), directory, description, opened.devices)
+    }
+
+    pub fn description(&self) -> Description {
+        self.description.lock().clone()
+    }
+
+    /// The store was opened for writing: forgets devices that the region does not list, and goes on with those that are leaving.
+    pub fn take_up(self: &Arc<Self>) -> Outcome<()> {
+        let states = self.fs.bulk_states();
+        let listed = |number: u32| states.iter().any(|state| state.number == number);
+        if self.description.lock().more_bulk.iter().any(|place| !listed(place.number)) {
+            self.change(|description| description.more_bulk.retain(|place| listed(place.number)))?;
+            self.devices.lock().retain(|(number, _)| listed(*number));
+        }
+        for state in states.iter().filter(|state| state.leaving) {
+            self.start_drain(state.number)?;
+        }
+        Ok(())
+    }
+
+    /// Changes the description, durably.
+    pub fn change(&self, change: impl FnOnce(&mut Description)) -> Outcome<()> {
+        let mut description = self.description.lock();
+        let mut changed = description.clone();
+        change(&mut changed);
+        if changed != *description {
+            changed.write(&self.directory)?;
+            *description = changed;
+        }
+        Ok(())
+    }
+
+    /// Changes the donors of the network RAM disk among the devices; what was done, in words.
+    pub fn change_donors(&self, change: DonorChange, donor: &str) -> Outcome<String> {
+        let devices = self.devices.lock().clone();
+        let has_donors = |device: &Arc<dyn Device>| device.name().kind().name == "netram";
+        let chosen = devices.iter().find(|(_, device)| has_donors(device)).or(devices.first());
+        let (number, device) = chosen.ok_or_else(|| Failure::new(self.directory.display(), "has no bulk storage"))?;
+        let done = device.change(change, donor)?;
+        // The description names the new donor, so that the next mount finds it.
+        let new = BulkPlace::Device(device.name().to_string());
+        self.change(|description| match number {
+            0 => description.bulk = Some(new),
+            _ => {
+                let known = description.more_bulk.iter_mut().filter(|place| place.number == *number);
+                known.for_each(|place| place.place = new.clone());
+            }
+        })?;
+        Ok(done)
+    }
+
+    pub fn first(&self) -> Option<Arc<dyn Device>> {
+        self.devices.lock().iter().find(|(number, _)| *number == 0).map(|(_, device)| device.clone())
+    }
+
+    /// What is held back in front of devices.
+    pub fn cache_reports(&self) -> Vec<CacheReport> {
+        self.held.lock().iter().map(HeldWrites::report).collect()
+    }
+
+    /// Changes the policy of held writes, or their rate at each device.
+    pub fn set_policy(&self, policy: Option<&str>, rate: Option<u64>) -> Outcome<()> {
+        let held = self.held.lock();
+        if held.is_empty() {
+            return Err(Failure::new(self.directory.display(), "has no write-back cache")
+                .remedy("mount it again with one; its log says why there is none"));
+        }
+        let changed = held.iter().try_for_each(|cache| cache.change(policy, rate));
+        changed.map_err(|error| Failure::new("update policy", error).misuse())
+    }
+
+    /// The devices' own reports, but that of the first.
+    pub fn more_reports(&self) -> Vec<DeviceReport> {
+        self.devices.lock().iter().filter(|(number, _)| *number != 0).map(|(_, device)| device.report()).collect()
+    }
+
+    pub fn reports(&self) -> Vec<BulkReport> {
+        let description = self.description();
+        let held: Vec<_> = self.held.lock().iter().map(|cache| (cache.device(), cache.held_bytes())).collect();
+        let drains = self.drains.lock();
+        let report = |state: &BulkState| {
+            let mut report = BulkReport::of(state, &self.directory, &description);
+            report.held_bytes = held.iter().find(|(device, _)| *device == state.number).map(|(_, bytes)| *bytes);
+            if let Some(drain) = drains.iter().find(|drain| drain.number == state.number && state.leaving) {
+                report.moved_bytes = Some(drain.moved.load(Ordering::Relaxed));
+                report.cause = report.cause.or_else(|| drain.cause.lock().clone());
+            }
+            report
+        };
+        self.fs.bulk_states().iter().map(report).collect()
+    }
+
+    fn find(&self, device: &str) -> Outcome<u32> {
+        let reports = self.reports();
+        let absolute = || std::path::absolute(device).ok().map(|path| path.display().to_string());
+        let is_it = |report: &&BulkReport| {
+            report.number.to_string() == device
+                || report.device == device
+                || report.device.strip_prefix("file:") == Some(device)
+                || report.device.strip_prefix("file:").is_some_and(|path| Some(path) == absolute().as_deref())
+        };
+        reports.iter().find(is_it).map(|report| report.number).ok_or_else(|| {
+            Failure::new(device, "is no bulk device of the store").remedy("`shoal bulk list` names them").misuse()
+        })
+    }
+
+    /// Carries out a change; a removal goes on in a thread. Returns what was done, in words.
+    pub fn carry_out(self: &Arc<Self>, change: &BulkChange) -> Outcome<String> {
+        let _one_at_a_time = self.changing.lock();
+        if self.closing.load(Ordering::Acquire) {
+            return Err(Failure::new(self.directory.display(), "is being unmounted"));
+        }
+        match change {
+            BulkChange::Add { device, size_bytes, force } => self.add(device, *size_bytes, *force),
+            BulkChange::Remove { device } => {
+                let number = self.find(device)?;
+                self.leave(number)?;
+                self.start_drain(number)?;
+                Ok(format!("bulk device {number} is being emptied"))
+            }
+            BulkChange::Keep { device } => {
+                let number = self.find(device)?;
+                let drains = self.drains.lock();
+                drains
+                    .iter()
+                    .filter(|drain| drain.number == number)
+                    .for_each(|drain| drain.stopped.store(true, Ordering::Release));
+                drop(drains);
+                self.fs.bulk_stay(number).during(device)?;
+                Ok(format!("bulk device {number} stays"))
+            }
+            BulkChange::Retry { device } => {
+                let number = self.find(device)?;
+                self.retry(number)?;
+                Ok(format!("bulk device {number} is in use again"))
+            }
+        }
+    }
+
+    fn add(&self, text: &str, size_bytes: Option<u64>, force: bool) -> Outcome<String> {
+        if self.fs.bulk_states().is_empty() {
+            return Err(Failure::new(self.directory.display(), "the store has no bulk storage")
+                .remedy("format a store with bulk storage and copy the files"));
+        }
+        let name: DeviceName = match text.split_once(':') {
+            None => shoal_devices::file(text),
+            Some(_) => text.parse().map_err(|error: String| Failure::new(text, error).misuse())?,
+        };
+        let name = name.absolute().during(text)?;
+        let states = self.fs.bulk_states();
+        let free = |number: &u32| states.iter().all(|state| state.number != *number);
+        let mut numbers = (1..BULK_DEVICES_MAX as u32).filter(free).collect::<Vec<_>>();
+        // One that had a cache in this mount comes last: its place is taken until the store is closed.
+        numbers.sort_by_key(|number| self.directory.join(cache_note(*number)).exists());
+        let number = numbers.first().copied().ok_or_else(|| {
+            Failure::new(text, format!("the store has {BULK_DEVICES_MAX} bulk devices, as many as it can"))
+        })?;
+        let (device, made) = make_or_open(&name, size_bytes, force)?;
+        let uuid = new_uuid();
+        let place = match name.path() {
+            Some(path) => BulkPlace::File(path.strip_prefix(&self.directory).unwrap_or(path).to_path_buf()),
+            None => BulkPlace::Device(name.to_string()),
+        };
+        // Before the region lists it: a device that is listed must be found.
+        self.change(|description| {
+            description.more_bulk.retain(|place| place.number != number);
+            description.more_bulk.push(NumberedPlace { number, uuid: uuid_text(&uuid), place: place.clone() });
+            description.more_bulk.sort_by_key(|place| place.number);
+        })?;
+        let on_host = place.path(&self.directory).is_some_and(|path| self.host_files.add(&self.directory, &path));
+        let (shown, opened) = (place.shown(&self.directory), device.block_device());
+        let given = GivenDevice { uuid, name: shown, on_host, device: Ok(opened) };
+        let added = self.fs.bulk_add_as(number, &given, size_bytes.map(|bytes| bytes / BULK_BLOCK));
+        if let Err(error) = added {
+            self.change(|description| description.more_bulk.retain(|place| place.number != number))?;
+            place.path(&self.directory).iter().for_each(|path| self.host_files.remove(path));
+            if let (true, Some(path)) = (made, name.path()) {
+                // Nobody has used the file that was just made.
+                let _ = std::fs::remove_file(path);
+            }
+            return Err(Failure::new(name.without_secrets(), error));
+        }
+        self.devices.lock().push((number, device));
+        let bytes = self.fs.bulk_states().iter().find(|state| state.number == number).map_or(0, |state| state.bytes);
+        info!("bulk device {number} ({}) was added", name.without_secrets());
+        Ok(format!("bulk device {number}: {}, {}", name.without_secrets(), human(bytes)))
+    }
+
+    fn leave(&self, number: u32) -> Outcome<()> {
+        let what = format!("bulk device {number}");
+        let lost = self
+            .fs
+            .bulk_states()
+            .into_iter()
+            .find(|state| state.number == number && (state.lost || state.closed.is_some()));
+        if let Some(state) = lost.filter(|state| state.used > 0) {
+            let bytes = human(state.used);
+            let remedy =
+                "bring it back and run `shoal bulk retry`, or remove the files first (`shoal bulk files` names them)";
+            return Err(Failure::new(
+                what,
+                format!("{bytes} of files are on it, and it cannot be read or is in doubt"),
+            )
+            .remedy(remedy));
+        }
+        match self.fs.bulk_leave(number).during(&what)? {
+            Leaving::Now => Ok(()),
+            Leaving::Last => Err(Failure::new(what, "is the only one that takes data").remedy("add another one first")),
+            Leaving::NoRoom { missing } => {
+                Err(Failure::new(what, format!("the others lack {} for what is on it", human(missing)))
+                    .remedy("add a device, or remove files"))
+            }
+        }
+    }
+
+    fn retry(&self, number: u32) -> Outcome<()> {
+        let what = format!("bulk device {number}");
+        let place = self.description().place_of(number).cloned();
+        let place = place.ok_or_else(|| Failure::new(&what, "the store's description does not name it"))?;
+        let mut opened = None;
+        let open = || {
+            // Its last users let go of it within moments.
+            self.devices.lock().retain(|(known, _)| *known != number);
+            let begin = Instant::now();
+            self.let_go_of_cache(number, begin)?;
+            let device = loop {
+                match open_place(&self.directory, &place) {
+                    Err(failure) if failure.is_in_use() && begin.elapsed() < REOPEN_PATIENCE => {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    outcome => break outcome.map_err(|failure| failure.to_string())?,
+                }
+            };
+            opened = Some(device.clone());
+            self.front_again(number, &device).map_err(|failure| failure.to_string())
+        };
+        self.fs.bulk_retry(number, open).during(&what)?;
+        self.devices.lock().extend(opened.map(|device| (number, device)));
+        info!("bulk device {number} is in use again");
+        Ok(())
+    }
+
+    /// What is held for a device that is opened again stays in the cache's file, which has one user at a time.
+    fn let_go_of_cache(&self, number: u32, begin: Instant) -> Result<(), String> {
+        self.held_on_host.forget(number);
+        let mut held = self.held.lock();
+        let gone: Vec<_> = held.extract_if(.., |cache| cache.device() == number).collect();
+        drop(held);
+        let mut let_go = self.let_go.lock();
+        for cache in gone {
+            let_go.retain(|(known, ..)| *known != number);
+            let rule = cache.rule();
+            let_go.push((number, cache.let_go(), rule));
+        }
+        while let_go.iter().any(|(known, file, _)| *known == number && file.strong_count() > 0) {
+            if begin.elapsed() > REOPEN_PATIENCE {
+                return Err("writes to it are still under way".into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// The device with the cache in front that it had: newer data must not go to it behind the cache's back, since a crash would
+    /// lay what is held over them. All that is held is this store's, and leaves in time.
+    fn front_again(&self, number: u32, device: &Arc<dyn Device>) -> Outcome<Arc<dyn BlockDevice>> {
+        let of_others = self.held.lock().first().map(HeldWrites::rule);
+        let rule = self.let_go.lock().iter().find(|(known, ..)| *known == number).map(|(.., rule)| *rule);
+        let rule = rule.or(of_others).unwrap_or_default();
+        let Some(front) = cache::left_of(&self.directory, &self.description(), number, device, rule)? else {
+            return Ok(device.block_device());
+        };
+        front.filter.adopt(true);
+        let filter = front.filter.clone();
+        let place = self.description().place_of(number).and_then(|place| place.path(&self.directory));
+        if place.is_some_and(|path| self.host_files.has(&path)) {
+            self.held_on_host.note(number, &filter);
+        }
+        self.held.lock().push(front.drive(true)?);
+        Ok(Arc::new(filter))
+    }
+
+    fn start_drain(self: &Arc<Self>, number: u32) -> Outcome<()> {
+        let mut drains = self.drains.lock();
+        drains.retain(|drain| !drain.stopped.load(Ordering::Acquire));
+        if let Some(drain) = drains.iter().find(|drain| drain.number == number) {
+            // What stopped it may be over.
+            *drain.cause.lock() = None;
+            drain.again.store(true, Ordering::Release);
+            return Ok(());
+        }
+        let drain = Arc::new(Drain {
+            number,
+            moved: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+            again: AtomicBool::new(false),
+            cause: Mutex::default(),
+        });
+        drains.push(drain.clone());
+        let (bulks, closing) = (Arc::downgrade(self), self.closing.clone());
+        let work = move || {
+            // A store that is closed meanwhile is not kept open by this thread.
+            while let Some(bulks) = bulks.upgrade() {
+                match bulks.drain_once(&drain) {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    Err(failure) => {
+                        warn!("emptying bulk device {number}: {failure}");
+                        *drain.cause.lock() = Some(failure.to_string());
+                    }
+                }
+                if bulks.is_over(&drain) {
+                    break;
+                }
+                drop(bulks);
+                let begin = Instant::now();
+                let is_wanted = || {
+                    closing.load(Ordering::Acquire)
+                        || drain.stopped.load(Ordering::Acquire)
+                        || drain.again.swap(false, Ordering::AcqRel)
+                };
+                while begin.elapsed() < PAUSE && !is_wanted() {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+            drain.stopped.store(true, Ordering::Release);
+        };
+        let thread = std::thread::Builder::new().name("bulk-drain".into()).spawn(work).during("thread")?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+
+    fn is_over(&self, drain: &Drain) -> bool {
+        drain.stopped.load(Ordering::Acquire) || self.closing.load(Ordering::Acquire)
+    }
+
+    /// One pass over the files; true when the device has left.
+    fn drain_once(&self, drain: &Drain) -> Outcome<bool> {
+        let number = drain.number;
+        let what = format!("bulk device {number}");
+        loop {
+            let mut goes_on = |blocks: u64| {
+                drain.moved.fetch_add(blocks * BULK_BLOCK, Ordering::Relaxed);
+                !self.is_over(drain)
+            };
+            let drained = self.fs.bulk_drain(number, &mut goes_on).during(&what)?;
+            if self.is_over(drain) {
+                return Ok(false);
+            }
+            if self.fs.bulk_remove(number).during(&what)? {
+                self.removed(number)?;
+                return Ok(true);
+            }
+            let cause = match (drained.stuck.first(), drained.full) {
+                (Some(ino), _) => {
+                    Some(format!("{} files cannot be moved, the first is inode {ino}", drained.stuck.len()))
+                }
+                (None, true) => Some("the other devices are full".to_string()),
+                (None, false) => None,
+            };
+            *drain.cause.lock() = cause;
+            if drained.moved == 0 {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// The region does not list the device any more.
+    fn removed(&self, number: u32) -> Outcome<()> {
+        let path = self.description().place_of(number).and_then(|place| place.path(&self.directory));
+        path.iter().for_each(|path| self.host_files.remove(path));
+        self.change(|description| {
+            description.more_bulk.retain(|place| place.number != number);
+            // Its place stays until the store is closed: with it a crash is told from a power loss.
+            description.first_removed |= number == 0;
+        })?;
+        // Nothing is held for it any more. The log names the cache until the store is closed, so its file stays.
+        self.held_on_host.forget(number);
+        self.held.lock().retain(|cache| cache.device() != number);
+        let gone: Vec<_> = self.devices.lock().extract_if(.., |(known, _)| *known == number).collect();
+        for (_, device) in gone {
+            device.close()?;
+        }
+        info!("bulk device {number} is empty and removed");
+        Ok(())
+    }
+
+    /// Removes a device in this thread: for a store that is not mounted.
+    pub fn remove_here(self: &Arc<Self>, device: &str, moved: &dyn Fn(u64)) -> Outcome<String> {
+        let number = self.find(device)?;
+        self.leave(number)?;
+        let drain = Drain {
+            number,
+            moved: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+            again: AtomicBool::new(false),
+            cause: Mutex::default(),
+        };
+        let done = self.drain_once(&drain)?;
+        moved(drain.moved.load(Ordering::Relaxed));
+        if !done {
+            let cause = drain.cause.lock().clone().unwrap_or_else(|| "some blocks are still in use".into());
+            return Err(Failure::new(format!("bulk device {number}"), cause).remedy("see `shoal bulk files`"));
+        }
+        Ok(format!("bulk device {number} is empty and removed"))
+    }
+
+    /// No more work on the devices: the store is about to be closed.
+    pub fn stop(&self) {
+        self.closing.store(true, Ordering::Release);
+        let _one_at_a_time = self.changing.lock();
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            // A panic in it ended the process.
+            let _ = thread.join();
+        }
+    }
+
+    /// Closes the devices of a store that was closed; `clean`: nothing is left to recover.
+    pub fn close(&self, clean: bool) {
+        // Their threads have nothing left to write.
+        self.held.lock().clear();
+        let devices = std::mem::take(&mut *self.devices.lock());
+        for (_, device) in devices {
+            if let Err(failure) = device.close() {
+                // The store is clean all the same; its bulk device takes longer to open next time.
+                warn!("{failure}");
+            }
+        }
+        if clean && self.description.lock().first_removed {
+            let forgotten = self.change(|description| description.bulk = None);
+            if let Err(failure) = forgotten {
+                warn!("{failure}");
+            }
+        }
+    }
+
+    /// The paths of files with data on a device, with how many bytes.
+    pub fn files(&self, device: &str) -> Outcome<Vec<BulkFile>> {
+        let number = self.find(device)?;
+        let found = self.fs.bulk_files(number).during(device)?;
+        let paths = crate::paths::of(&self.fs, found.iter().map(|(ino, _)| *ino))?;
+        let file = |(ino, bytes): (shoal_fs::Ino, u64)| {
+            let nameless = || match self.fs.is_spill_file(ino) {
+                true => "(small files that have spilled)".to_string(),
+                false => format!("(inode {ino}, without a name)"),
+            };
+            let path = paths.get(&ino).cloned().unwrap_or_else(nameless);
+            BulkFile { path, inode: ino.get(), bytes }
+        };
+        Ok(found.into_iter().map(file).collect())
+    }
+}
+
+impl Store {
+    /// The bulk devices of a store that is not mounted.
+    pub fn bulk_reports(&self) -> Outcome<Vec<BulkReport>> {
+        let options = Options { read_only: true, degraded: true, ..Options::default() };
+        let opened = self.open(options)?;
+        Ok(Bulks::of(opened, &self.directory, &self.description).reports())
+    }
+
+    /// The files on a bulk device of a store that is not mounted.
+    pub fn bulk_files(&self, device: &str) -> Outcome<Vec<BulkFile>> {
+        let options = Options { read_only: true, degraded: true, ..Options::default() };
+        let opened = self.open(options)?;
+        Bulks::of(opened, &self.directory, &self.description).files(device)
+    }
+
+    /// Changes the bulk devices of a store that is not mounted; a removal is complete when this returns.
+    pub fn change_bulks(&self, change: &BulkChange, watched: &dyn Progress) -> Outcome<String> {
+        let opened = self.open(Options { degraded: true, ..Options::default() })?;
+        let bulks = Arc::new(Bulks::of(opened, &self.directory, &self.description));
+        let done = match change {
+            BulkChange::Remove { device } => {
+                watched.begin("moving large files (bytes)", 0);
+                let done = bulks.remove_here(device, &|moved| watched.at(moved));
+                watched.end();
+                done
+            }
+            _ => bulks.carry_out(change),
+        };
+        bulks.stop();
+        let closed = bulks.fs.shutdown().during(self.directory.display());
+        if closed.is_ok() {
+            self.remove_pid();
+        }
+        bulks.close(closed.is_ok());
+        closed.and(done)
+    }
+}
+
+/// A file with data on a bulk device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BulkFile {
+    pub path: String,
+    pub inode: u32,
+    pub bytes: u64,
+}
+
+/// Opens a device to be added, or makes the file; whether it was made.
+fn make_or_open(name: &DeviceName, size_bytes: Option<u64>, force: bool) -> Outcome<(Arc<dyn Device>, bool)> {
+    if size_bytes.is_some_and(|bytes| bytes < BULK_BLOCK) {
+        return Err(Failure::new("--size", "smaller than one block of 64 KiB").misuse());
+    }
+    let mut made = false;
+    if let Some(path) = name.path() {
+        if is_block_device(path) {
+            refuse_if_in_use(path)?;
+        } else if !path.exists() {
+            let parent = path.parent().unwrap_or(Path::new("/"));
+            let bytes = match size_bytes {
+                Some(bytes) => bytes,
+                None => shoal_host::host_free_bytes(parent).during(path.display())?.total_bytes,
+            };
+            // With room for the mark behind the last block.
+            FileDevice::create(path, bytes / BULK_BLOCK * BULK_BLOCK + BULK_BLOCK).during(path.display())?;
+            made = true;
+        }
+    }
+    let device: Arc<dyn Device> = name.open().map(Arc::from)?;
+    let block_device = device.block_device();
+    if !made {
+        refuse_if_not_empty(&*block_device, name.without_secrets(), force)?;
+        // A hint to the device, so that old data takes no space any more.
+        let _ = shoal_media::trim(&*block_device, 0, block_device.geometry().bytes);
+    }
+    Ok((device, made))
+}

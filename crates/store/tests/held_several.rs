@@ -1,0 +1,194 @@
+//! Writes that a process held back in front of several bulk devices when it was cut off, and later openings of the store.
+//!
+//! As in `held`, a process is cut off by dropping what it opened. Left out: changes of the devices of a mounted store, and real
+//! kills (`tests/nbd/devices`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use shoal_fs::{Caller, Error, Fs, Options, ROOT};
+use shoal_store::{BulkChange, CacheOptions, FormatOptions, Opened, Store, Volume, rule_of};
+
+const BYTES: usize = 3 << 20;
+/// A file for each device.
+const FILES: [&str; 2] = ["on0", "on1"];
+
+fn wanted() -> CacheOptions {
+    let rule = rule_of(Some("aipu:1h"), None, &Default::default()).unwrap();
+    CacheOptions { bytes: Some(64 << 20), directory: None, rule }
+}
+
+fn acquire(path: &Path) -> Store {
+    Store::acquire(path, Duration::ZERO).unwrap()
+}
+
+struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    /// With a store of two devices.
+    fn new() -> Scratch {
+        let scratch = Scratch(tempfile::tempdir().unwrap());
+        let options =
+            FormatOptions { memory_bytes: Some(64 << 20), bulk_bytes: Some(64 << 20), ..FormatOptions::default() };
+        Store::format(&scratch.store(), &options).unwrap();
+        let device = scratch.device().display().to_string();
+        let add = BulkChange::Add { device, size_bytes: Some(64 << 20), force: false };
+        acquire(&scratch.store()).change_bulks(&add, &()).unwrap();
+        scratch
+    }
+
+    fn store(&self) -> PathBuf {
+        self.0.path().join("store")
+    }
+
+    fn device(&self) -> PathBuf {
+        self.0.path().join("device")
+    }
+
+    fn note(&self, device: usize) -> PathBuf {
+        self.store().join(["cache", "cache.1"][device])
+    }
+
+    fn cache(&self, device: usize) -> PathBuf {
+        fs::read_to_string(self.note(device)).unwrap().lines().next().unwrap().into()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for device in (0..2).filter(|device| self.note(*device).exists()) {
+            let _ = fs::remove_file(self.cache(device));
+        }
+    }
+}
+
+/// Writes a file of these bytes on each device, which its cache holds back.
+fn write(fs: &Fs, byte: u8) {
+    for (number, name) in FILES.iter().enumerate() {
+        let other = 1 - number as u32;
+        fs.bulk_leave(other).unwrap();
+        let caller = Caller { uid: 0, gid: 0, umask: 0o022, hold: false };
+        let ino = match fs.lookup(ROOT, name.as_bytes(), false) {
+            Ok(found) => found.ino,
+            Err(_) => fs.mknod(&caller, ROOT, name.as_bytes(), 0o644, 0).unwrap().ino,
+        };
+        assert_eq!(fs.write(ino, 0, &vec![byte; BYTES]).unwrap(), BYTES);
+        fs.bulk_stay(other).unwrap();
+    }
+    let states = fs.bulk_states();
+    assert!(states.iter().all(|state| state.used >= BYTES as u64), "{states:?}");
+}
+
+fn write_and_die(scratch: &Scratch, byte: u8) {
+    let store = acquire(&scratch.store());
+    let Opened { fs, devices, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+    assert!(!recovery.power_lost);
+    store.write_pid().unwrap();
+    write(&fs, byte);
+    let held: Vec<_> = devices.caches.iter().map(|cache| (cache.device(), cache.report())).collect();
+    assert_eq!(held.iter().map(|(device, _)| *device).collect::<Vec<_>>(), [0, 1]);
+    for (_, report) in held {
+        assert!(report.held_bytes >= BYTES as u64 - (1 << 20) && report.size_bytes == 32 << 20, "{report:?}");
+    }
+}
+
+fn read(fs: &Fs, name: &str) -> Result<Vec<u8>, Error> {
+    let ino = fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino;
+    let mut out = vec![1; BYTES];
+    fs.read(ino, 0, &mut out).map(|_| out)
+}
+
+#[test]
+fn what_was_held_for_each_device_is_there_for_all_readers_and_goes_with_a_clean_end() {
+    let scratch = Scratch::new();
+    let path = scratch.store();
+    write_and_die(&scratch, 7);
+    let caches = [scratch.cache(0), scratch.cache(1)];
+    assert_ne!(caches[0], caches[1]);
+    let all = |volume: &Volume, byte| FILES.iter().all(|name| volume.read(name).unwrap() == vec![byte; BYTES]);
+    assert!(all(&Volume::open_read_only(&path).unwrap(), 7));
+    let salvaged = scratch.0.path().join("salvaged");
+    shoal_store::salvage(&path, &salvaged, &(), &mut |_| ()).unwrap();
+    assert!(FILES.iter().all(|name| fs::read(salvaged.join(name)).unwrap() == vec![7; BYTES]));
+    let copy = scratch.0.path().join("copy");
+    acquire(&path).copy_to(&copy, &Default::default(), &()).unwrap();
+    assert!(all(&Volume::open_read_only(&copy).unwrap(), 7));
+    // Again, with the same caches.
+    write_and_die(&scratch, 8);
+    assert_eq!([scratch.cache(0), scratch.cache(1)], caches);
+    let volume = Volume::open(&path).unwrap();
+    assert!(all(&volume, 8));
+    volume.close().unwrap();
+    assert!(caches.iter().all(|cache| !cache.exists()) && !scratch.note(0).exists() && !scratch.note(1).exists());
+    assert!(all(&Volume::open_read_only(&path).unwrap(), 8));
+}
+
+#[test]
+fn the_loss_of_one_cache_is_a_power_loss() {
+    for lost in 0..2 {
+        let scratch = Scratch::new();
+        write_and_die(&scratch, 7);
+        fs::remove_file(scratch.cache(lost)).unwrap();
+        let store = acquire(&scratch.store());
+        let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        assert!(recovery.power_lost, "{lost}");
+        for name in FILES {
+            assert!(read(&fs, name) == Ok(vec![0; BYTES]), "{lost}: {name} was not synced, and nothing else is known");
+        }
+        fs.shutdown().unwrap();
+        store.remove_pid();
+    }
+}
+
+#[test]
+fn a_device_without_a_cache_so_far_gets_one_beside_those_that_are_left() {
+    let scratch = Scratch::new();
+    write_and_die(&scratch, 7);
+    // As if the second one had been added while the store was mounted: the log does not name its cache.
+    let (note, aside) = (scratch.note(1), scratch.0.path().join("aside"));
+    let second = scratch.cache(1);
+    fs::rename(&note, &aside).unwrap();
+    let store = acquire(&scratch.store());
+    {
+        let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        assert!(recovery.power_lost, "the log names it");
+        write(&fs, 9);
+        fs.sync().unwrap();
+        store.write_pid().unwrap();
+    }
+    assert_ne!(scratch.cache(1), second);
+    fs::remove_file(&second).unwrap();
+    // The one that came last alone is gone with its device's name: nothing was held there that was not synced, but nobody knows.
+    let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+    assert!(!recovery.power_lost);
+    assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![9; BYTES])));
+    fs.shutdown().unwrap();
+    store.remove_pid();
+}
+
+#[test]
+fn a_device_that_is_missing_after_a_crash_costs_the_other_nothing_and_its_cache_waits() {
+    let scratch = Scratch::new();
+    write_and_die(&scratch, 7);
+    let (cache, away) = (scratch.cache(1), scratch.0.path().join("away"));
+    fs::rename(scratch.device(), &away).unwrap();
+    let store = acquire(&scratch.store());
+    for _ in 0..2 {
+        let options = Options { degraded: true, ..Options::default() };
+        let Opened { fs, recovery, .. } = store.open_with(options, Some(&wanted())).unwrap();
+        assert!(!recovery.power_lost && !recovery.clean);
+        assert!(read(&fs, FILES[0]) == Ok(vec![7; BYTES]), "the other device");
+        assert!(matches!(read(&fs, FILES[1]), Err(Error::Io(_))));
+        assert!(cache.exists());
+    }
+    fs::rename(&away, scratch.device()).unwrap();
+    let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+    assert!(!recovery.power_lost);
+    assert!(read(&fs, FILES[0]) == Ok(vec![7; BYTES]));
+    // It was away while the store was used: what nobody had synced there is not vouched for.
+    assert!(read(&fs, FILES[1]) == Ok(vec![0; BYTES]));
+    fs.shutdown().unwrap();
+    store.remove_pid();
+    assert!(!cache.exists());
+}
