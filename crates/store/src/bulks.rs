@@ -421,7 +421,7 @@ impl Bulks {
         }
         while let_go.iter().any(|(known, file, _)| *known == number && file.strong_count() > 0) {
             if begin.elapsed() > REOPEN_PATIENCE {
-                return Err("writes to it are still under way".into());
+                return Err("requests to it are still under way; run `shoal bulk retry` again in a moment".into());
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -110,6 +110,13 @@ fn read_mark(device: &dyn BlockDevice, blocks: u64) -> Result<Option<Mark>> {
 /// Room that a device has for its mark behind its last block (bytes): behind a cache it is one of blocks of this size.
 const MARK_ROOM: u64 = 4096;
 
+/// Does the device answer? Asked where nothing is held back in front of it, if there is such a place.
+fn probe(device: &dyn BlockDevice, blocks: u64) -> std::result::Result<(), MediaError> {
+    let unit = mark_bytes(device);
+    let behind = device.geometry().bytes >= Mark::at(blocks) + unit as u64;
+    device.read_into(if behind { Mark::at(blocks) } else { 0 }, &mut vec![0; unit])
+}
+
 fn mark_bytes(device: &dyn BlockDevice) -> usize {
     (device.geometry().block_bytes as usize).max(512)
 }
@@ -481,7 +488,12 @@ impl Bulk {
         let entry = self.entry(region, number).ok_or(Error::NotFound)?;
         let _one_at_a_time = unit.flushing.lock();
         if unit.is_open() {
-            return Ok(());
+            let Err(error) = probe(&*unit.device()?, entry.blocks) else { return Ok(()) };
+            if !unit.tracks.load(Ordering::Acquire) {
+                return Err(error.into());
+            }
+            // It is gone, and no flush has noticed: what none has covered is in doubt, as after one that failed.
+            self.fail(region, &unit, &error);
         }
         unit.lose("it is being opened again");
         let opened = open().and_then(|device| {
