@@ -170,7 +170,7 @@ impl Fs {
     }
 
     /// Opens a store: replays its log and, after a crash, finishes what was left half-done.
-    pub fn open(parts: Parts, options: Options) -> Result<(Fs, Recovery)> {
+    pub fn open(parts: Parts, mut options: Options) -> Result<(Fs, Recovery)> {
         // Before the region is opened, which writes: a store refused stays as it was.
         let mut page = [0; PAGE as usize];
         if parts.region.memory.len() >= PAGE {
@@ -189,7 +189,7 @@ impl Fs {
         recovery.power_lost |= !recovery.clean && !devices.iter().all(|bulk| bulk.geometry().survives_process);
         let was_cut_off = !recovery.clean && !recovery.power_lost;
         // Before anything is read from them: of another life's blocks nothing may show.
-        if let Some(on_period) = &options.on_period {
+        if let Some(on_period) = options.on_period.take() {
             on_period(was_cut_off.then_some(&recovery.boot_id));
         }
         let continues = recovery.continues && was_cut_off;
@@ -221,7 +221,7 @@ impl Fs {
         region: Region,
         bulk: BulkDevice,
         clock: Arc<dyn Clock>,
-        options: Options,
+        mut options: Options,
         power_lost: bool,
     ) -> Result<Fs> {
         let given = bulk;
@@ -230,7 +230,9 @@ impl Fs {
         let on_host: &[u32] = if options.bulk_on_host { &[0] } else { &[] };
         let bulk = bulk.map(|bulk| bulk.with_room(room.clone(), on_host).tells(options.on_bulk_failure.clone()));
         if let Some(bulk) = &bulk {
-            bulk.attach(&region, &options.bulk_devices, given, options.degraded)?;
+            // Not kept: a device that is opened again must have no other user.
+            let devices = std::mem::take(&mut options.bulk_devices);
+            bulk.attach(&region, &devices, given, options.degraded)?;
         }
         region.set_clock(clock.clone());
         let table = InodeTable::load(&region, options.on_damage.clone())?;
