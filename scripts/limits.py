@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 
 def memory_cgroup(limit):
@@ -11,11 +12,19 @@ def memory_cgroup(limit):
     if os.path.exists(controllers):
         with open(f"{root}/cgroup.subtree_control", "w") as file:
             file.write("+memory")
-        group, name = f"{root}/shoal-bench-{os.getpid()}", "memory.max"
+        parent, name = root, "memory.max"
     elif os.path.isdir(f"{root}/memory"):
-        group, name = f"{root}/memory/shoal-bench-{os.getpid()}", "memory.limit_in_bytes"
+        parent, name = f"{root}/memory", "memory.limit_in_bytes"
     else:
         sys.exit("no memory controller of cgroups is mounted; leave --memory out")
+    # Those of earlier runs, which could not remove their own while they were in it.
+    for earlier in os.listdir(parent):
+        if earlier.startswith("shoal-bench-"):
+            try:
+                os.rmdir(f"{parent}/{earlier}")
+            except OSError:
+                pass
+    group = f"{parent}/shoal-bench-{time.time_ns()}"
     os.mkdir(group)
     with open(f"{group}/{name}", "w") as file:
         file.write(str(limit))
