@@ -130,16 +130,7 @@ fn start_control(
                 let (name, address) = (name.clone(), address.clone());
                 let export = ExportReport { name, address, connections, read_only, pid: std::process::id() };
                 let device = Some(device.report());
-                let report = Status {
-                    export: Some(export),
-                    store: None,
-                    failure: None,
-                    device,
-                    caches: Vec::new(),
-                    more_devices: vec![],
-                    bulks: vec![],
-                    requests: None,
-                };
+                let report = Status { export: Some(export), device, ..Status::default() };
                 serde_json::to_value(report).map_or_else(|error| Answer::Error(error.to_string()), Answer::Ok)
             }
             Question::Donor { change, donor } => match device.change(change, &donor) {

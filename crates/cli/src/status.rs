@@ -136,16 +136,7 @@ mod tests {
         let device = Some(serde_json::from_value(device).unwrap());
         let address = "unix:/run/d".into();
         let export = ExportReport { name: "d".into(), address, connections: 1, read_only: false, pid: 7 };
-        Status {
-            export: Some(export),
-            store: None,
-            failure: None,
-            device,
-            caches: Vec::new(),
-            more_devices: vec![],
-            bulks: vec![],
-            requests: None,
-        }
+        Status { export: Some(export), device, ..Status::default() }
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub enum Rebalanced {
     Stays,
 }
 
-/// A threshold that came from a directory with so many bytes; 0: none.
+/// The threshold that a file inherits from a directory with one of `bytes`; 0: none.
 fn given(bytes: u32) -> Threshold {
     Threshold { bytes, inherited: false }.handed_down()
 }

@@ -28,7 +28,7 @@ type Ranges = Vec<(FileBlock, FileBlock)>;
 /// What a flush has covered of some files.
 pub(crate) struct FlushedFiles {
     flushed: Flushed,
-    /// Where a device holds writes back: of each file what that flush covers, and what of it was NEW.
+    /// For each file the writes that the flush covers, and the ranges that were NEW; where a device holds writes back.
     ranges: Option<HashMap<Ino, (Flushed, Ranges)>>,
 }
 
@@ -162,8 +162,9 @@ impl Fs {
         Ok(any)
     }
 
-    /// What of a file is NEW and was filled by writes up to `aged`, or up to now; adds to `places` where that is, or, up to now,
-    /// where all of the file's data are. Also these writes. `None`: there is nothing to settle; up to now: the map is damaged.
+    /// The NEW ranges of a file that writes up to `aged` have filled, and these writes; without `aged`, all writes so far. Adds to `places`
+    /// where these ranges lie on the devices; without `aged`, where all of the file's data do. `None`: there is nothing to settle, or,
+    /// without `aged`, the map is damaged.
     ///
     /// The numbers are taken under the file's lock: what is listed later has a later number, or a range of its own.
     fn ranges_to_settle(
@@ -325,7 +326,7 @@ impl Fs {
         self.change_flags(ino, inode, &ranges, unwritten)
     }
 
-    /// Before a device that was away is used again: what of any file is NEW there becomes unwritten.
+    /// Makes the NEW blocks of all files on a device unwritten, before a device that was away is used again.
     pub(crate) fn distrust_device(&self, number: u32) -> Result<()> {
         let bulk = self.bulk()?;
         for ino in bulk.fresh.files() {
@@ -343,7 +344,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Lists what of a file is NEW since an earlier process wrote it.
+    /// Lists the NEW ranges of a file that an earlier process wrote.
     fn list_new(&self, ino: Ino, inode: &Inode) -> Result<()> {
         let bulk = self.bulk()?;
         bulk.fresh.list(ino);

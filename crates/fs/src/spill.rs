@@ -245,7 +245,7 @@ impl Fs {
         used.saturating_sub((u128::from(size) * u128::from(percent) / 100) as u64)
     }
 
-    /// Would memory with so many bytes more still be below the limit from which on small files spill, or would if any did?
+    /// Does memory with `bytes` more stay below the limit of spilling? With spilling off that limit is the default.
     pub(crate) fn has_memory_for(&self, bytes: u64) -> bool {
         let percent = if self.spill_percent() == 0 { SPILL_PERCENT } else { self.spill_percent() };
         let (used, size) = self.memory();

@@ -8,10 +8,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_fs::{Error, FORMS, Fs, Ino, Options, PackingCounts, PackingReport, Share};
+use shoal_fs::{Error, FORMS, Fs, Ino, PackingCounts, PackingReport, Share};
 
 use crate::control::{self, Question};
-use crate::{LEAVING_PATIENCE, Progress, Store};
+use crate::{Progress, Store};
 
 /// Files of a batch.
 const BATCH: usize = 256;
@@ -208,13 +208,7 @@ pub fn compact(directory: &Path, path: &Path, progress: &dyn Progress) -> Outcom
             serde_json::from_value(answer).during("answer of the daemon")
         });
     }
-    let store = Store::acquire(directory, LEAVING_PATIENCE)?;
-    let opened = store.open(Options { method: store.description.compress, ..Options::default() })?;
-    let below = below(&opened.fs, path)?;
-    let outcome = in_batches(&below, progress, &|batch| pack(&opened.fs, batch));
-    opened.fs.shutdown().during(directory.display())?;
-    opened.devices.close()?;
-    outcome
+    Store::at_rest(directory, |fs| in_batches(&below(fs, path)?, progress, &|batch| pack(fs, batch)))
 }
 
 fn in_batches(

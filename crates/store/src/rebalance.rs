@@ -1,7 +1,7 @@
 //! Moving files to the tiers where their thresholds put them: in a whole store, or below a path in it.
 //!
 //! One look at the tree tells what is not in its place; then files are moved, in batches of about half a second, so that a daemon
-//! answers other questions in between. Whoever stops the command stops it behind a file. What was moved is in its place, so the next
+//! answers other questions in between. Ctrl-C stops the command between two files. What was moved is in its place, so the next
 //! command goes on with the rest. Files that leave memory go first, because they make room; then come files into memory, short ones
 //! first, because so the most of them find room.
 
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_fs::{Error, Fs, Ino, Misplaced, Options, ROOT, Rebalanced as Done};
+use shoal_fs::{Error, Fs, Ino, Misplaced, ROOT, Rebalanced as Done};
 
 use crate::control::{self, Question};
-use crate::{LEAVING_PATIENCE, Progress, Store};
+use crate::{Progress, Store};
 
 /// Files of a question, and how long the daemon works before it answers.
 const BATCH: usize = 256;
@@ -162,13 +162,7 @@ pub fn rebalance_below(directory: &Path, path: &Path, progress: &dyn Progress) -
             serde_json::from_value(answer).during("answer of the daemon")
         });
     }
-    let store = Store::acquire(directory, LEAVING_PATIENCE)?;
-    let opened = store.open(Options { method: store.description.compress, ..Options::default() })?;
-    let items = misplaced(&opened.fs, path)?;
-    let outcome = in_batches(&items, progress, &|batch| rebalance(&opened.fs, batch));
-    opened.fs.shutdown().during(directory.display())?;
-    opened.devices.close()?;
-    outcome
+    Store::at_rest(directory, |fs| in_batches(&misplaced(fs, path)?, progress, &|batch| rebalance(fs, batch)))
 }
 
 fn in_batches(

@@ -13,7 +13,7 @@ use crate::cache::CacheReport;
 use crate::read_only::ReadOnly;
 
 /// A process's answer to `shoal status`.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// How the device is exported; for a served device.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -314,6 +314,16 @@ impl Store {
         user::power_was_lost(&self.directory, self.bulk_path()) || cache::is_lost(&self.directory, &self.description)
     }
 
+    /// Opens the store in `directory`, which is not mounted, as a mount would, calls `work`, and closes the store clean.
+    pub(crate) fn at_rest<T>(directory: &Path, work: impl FnOnce(&Fs) -> Outcome<T>) -> Outcome<T> {
+        let store = Store::acquire(directory, LEAVING_PATIENCE)?;
+        let opened = store.open(Options { method: store.description.compress, ..Options::default() })?;
+        let outcome = work(&opened.fs);
+        opened.fs.shutdown().during(directory.display())?;
+        opened.devices.close()?;
+        outcome
+    }
+
     /// Opens the store, calls `work`, and closes the store clean; returns the size of its bulk device.
     pub(crate) fn settle(&self, work: impl FnOnce(&Fs) -> shoal_fs::Result<()>) -> Outcome<Option<u64>> {
         let opened = self.open(Options::default())?;

@@ -261,7 +261,7 @@ impl Bulk {
         self.list.lock().entries.iter().any(|entry| entry.unsettled)
     }
 
-    /// What of an extent is NEW cannot be trusted: the device that holds it was away. Blocks in doubt are kept as they are.
+    /// Was the device of a NEW extent away, so that its bytes cannot be trusted? Blocks in doubt stay as they are.
     pub fn is_untrusted(&self, extent: &Extent) -> bool {
         let Ok(unit) = self.unit_of(extent.bulk_block.get()) else { return false };
         let unsettled = |entry: &BulkDeviceEntry| entry.number == unit.number && entry.unsettled;

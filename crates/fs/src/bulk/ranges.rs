@@ -98,7 +98,7 @@ impl Bulk {
         Ok(FlushedPlaces { before, devices })
     }
 
-    /// The same on one device, whoever waits for it; false if it cannot be flushed.
+    /// Flushes the places that lie on one device, whatever files they belong to; false if the device cannot be flushed.
     pub fn flush_places_on(&self, region: &Region, number: u32, places: &[(u64, u64)]) -> Result<bool> {
         self.unit(number).map_or(Ok(false), |unit| self.flush_some(region, &unit, places))
     }
