@@ -580,6 +580,13 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
     assert!(error.contains("donor2: belongs to network RAM disk") && error.contains("format --force"), "{error}");
     let error = scene.fails(1, &["format", &pair(1, 2, "policy=mirrored")]);
     assert!(error.contains("donor1: holds network RAM disk") && error.contains("--force"), "{error}");
+    // It holds something, so that a donor that is away is waited for: one that holds nothing is soon left out.
+    let served = scene.serve(&pair(2, 3, "policy=mirrored"), "disk", &[]);
+    let client = connect(&served, &[]);
+    write(&client, 0, &pattern(1, 1 << 20)).unwrap();
+    flush(&client).unwrap();
+    drop(client);
+    served.stop();
     // A server is absent, and a new disk needs all of its donors.
     donors.servers[3].take().unwrap().kill();
     let error = scene.fails(1, &["format", "--force", &pair(0, 3, "policy=mirrored")]);
@@ -590,7 +597,7 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
         disk["donors"].as_array().unwrap().iter().map(|donor| donor["state"].to_string()).collect()
     };
     wait_until("a missing donor", || states().iter().filter(|state| *state == "\"missing\"").count() == 1);
-    degraded.stop();
+    degraded.kill();
     // Overwritten on purpose, the two become another disk.
     scene.ok(&["format", "--force", &pair(1, 2, "policy=mirrored")]);
     scene.serve(&pair(1, 2, "policy=mirrored"), "disk", &[]).stop();
