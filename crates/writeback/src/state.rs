@@ -87,6 +87,12 @@ pub(crate) struct Run {
     pub blocks: Vec<Held>,
 }
 
+impl Run {
+    fn lines(&self) -> std::ops::Range<u64> {
+        self.first / LINE_BLOCKS..(self.first + self.blocks.len() as u64).div_ceil(LINE_BLOCKS)
+    }
+}
+
 /// Work to be done after the lock has been released.
 pub(crate) enum Step {
     Submit(Request, Completion),
@@ -111,6 +117,8 @@ pub(crate) struct State {
     urgent: VecDeque<u64>,
     going: VecDeque<u64>,
     leaving: HashMap<u64, Leaving>,
+    /// Writes of leaving lines that are to be sent yet.
+    outgoing: VecDeque<Run>,
     waiters: HashMap<u64, Waiter>,
     /// Waiters of a line, with the version each needs.
     wanted: BTreeMap<u64, Vec<(u64, u64)>>,
@@ -150,6 +158,7 @@ impl State {
             urgent: VecDeque::new(),
             going: VecDeque::new(),
             leaving: HashMap::new(),
+            outgoing: VecDeque::new(),
             waiters: HashMap::new(),
             wanted: BTreeMap::new(),
             ready: Vec::new(),
@@ -386,13 +395,23 @@ impl State {
                 steps.push(Step::Complete(done, Err(failure.clone())));
             }
             self.wanted.clear();
+            for run in std::mem::take(&mut self.outgoing) {
+                self.slots.copied(run.blocks.iter().map(|held| held.slot));
+                self.sent(&run);
+                self.written(&run, Err(failure.clone()), now_ns);
+            }
             return steps;
         }
         self.choose(now_ns);
-        while self.may_write(now_ns)
-            && let Some(lines) = self.next_lines(now_ns)
-        {
-            self.leave(&lines, now_ns, &mut steps);
+        while self.may_write(now_ns) {
+            if let Some(run) = self.outgoing.pop_front() {
+                self.sent(&run);
+                steps.push(Step::Write(run));
+            } else if let Some(lines) = self.next_lines(now_ns) {
+                self.leave(&lines, now_ns);
+            } else {
+                break;
+            }
         }
         let (mut available, capacity) = (self.slots.available(now_ns), self.slots.capacity(now_ns));
         while let Some((request, _)) = self.blocked.front() {
@@ -428,7 +447,8 @@ impl State {
     /// Does what leaves go beside readers, and nobody waits for it? Then in small steps.
     fn is_aside(&self, now_ns: u64) -> bool {
         let has_readers = self.reads_waiting > 0 || now_ns < self.read_ns + READERS_NS;
-        has_readers && self.urgent.is_empty() && !self.is_pressed(now_ns)
+        let is_wanted = |run: &Run| run.lines().any(|line| self.wanted.contains_key(&line));
+        has_readers && self.urgent.is_empty() && !self.is_pressed(now_ns) && !self.outgoing.iter().any(is_wanted)
     }
 
     /// May another write be on its way?
@@ -451,8 +471,8 @@ impl State {
         Some(lines)
     }
 
-    /// Sends lines on their way, each stretch of held blocks as one write.
-    fn leave(&mut self, lines: &[u64], now_ns: u64, steps: &mut Vec<Step>) {
+    /// Lines leave, each stretch of held blocks as one write.
+    fn leave(&mut self, lines: &[u64], now_ns: u64) {
         let mut runs: Vec<Run> = Vec::new();
         for &line in lines {
             let Some(held) = self.lines.get(&line) else {
@@ -481,13 +501,15 @@ impl State {
             }
             self.leaving.insert(line, leaving);
         }
-        for run in runs {
-            self.writes += 1;
-            self.writes_bytes += run.blocks.len() as u64 * CACHE_SLOT;
-            if is_planted(Bug::FreeBeforeWritten) {
-                run.blocks.iter().for_each(|held| self.slots.free(held.slot));
-            }
-            steps.push(Step::Write(run));
+        self.outgoing.extend(runs);
+    }
+
+    /// A write of blocks is under way.
+    fn sent(&mut self, run: &Run) {
+        self.writes += 1;
+        self.writes_bytes += run.blocks.len() as u64 * CACHE_SLOT;
+        if is_planted(Bug::FreeBeforeWritten) {
+            run.blocks.iter().for_each(|held| self.slots.free(held.slot));
         }
     }
 
@@ -513,7 +535,7 @@ impl State {
                 None => {}
             }
         }
-        for line in run.first / LINE_BLOCKS..(run.first + run.blocks.len() as u64).div_ceil(LINE_BLOCKS) {
+        for line in run.lines() {
             self.line_written(line, failed, now_ns);
         }
         if let Err(error) = result

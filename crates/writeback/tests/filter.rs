@@ -431,6 +431,60 @@ fn blocks_leave_at_their_age_and_neighbours_as_one_write() {
     assert_eq!(filter.next_ns(), Some(39 * S_NS));
 }
 
+/// How many writes the device has before it.
+fn writes_under_way(disk: &Slow) -> usize {
+    let disk = disk.0.lock();
+    disk.queue.iter().filter(|(request, ..)| matches!(request, Request::Write { .. })).count()
+}
+
+/// Blocks apart, so that each is a write of its own; they are due, and the device has just had a reader.
+fn scattered_beside_a_reader() -> (Slow, WriteBack, Random) {
+    let (disk, filter, time) = fixture(Rule::of(Policy::aipu(30 * S_NS)));
+    for block in (0..32).step_by(2) {
+        write(&filter, block, block + 1);
+    }
+    time.0.store(31 * S_NS, Ordering::Relaxed);
+    let mut random = Random::new(1);
+    let read = ask(&filter, Request::Read { at: BLOCK, buffer: vec![0; BLOCK as usize] });
+    disk.step(&mut random);
+    assert!(read.lock().is_some());
+    filter.tick();
+    (disk, filter, random)
+}
+
+#[test]
+fn beside_readers_scattered_blocks_leave_two_at_a_time() {
+    let (disk, filter, mut random) = scattered_beside_a_reader();
+    let mut left = 0;
+    while writes_under_way(&disk) > 0 {
+        assert!(writes_under_way(&disk) <= 2, "{}", writes_under_way(&disk));
+        left += u64::from(disk.step(&mut random));
+    }
+    assert_eq!((left, filter.held_bytes()), (16, 0));
+}
+
+#[test]
+fn beside_readers_what_a_flush_waits_for_is_not_held_up() {
+    let (disk, filter, mut random) = scattered_beside_a_reader();
+    assert_eq!(writes_under_way(&disk), 2);
+    let flush = ask(&filter, Request::Flush);
+    assert!(writes_under_way(&disk) > 8, "{}", writes_under_way(&disk));
+    while disk.step(&mut random) {}
+    assert!(flush.lock().as_ref().unwrap().is_ok());
+    assert_eq!(disk.0.lock().durable[..4], [1, 0, 3, 0]);
+}
+
+#[test]
+fn writes_that_were_to_follow_one_that_failed_are_not_sent() {
+    let (disk, filter, mut random) = scattered_beside_a_reader();
+    disk.0.lock().fails = true;
+    while disk.step(&mut random) {}
+    assert_eq!((disk.0.lock().writes, filter.held_bytes()), (2, 16 * BLOCK), "what was not written stays");
+    assert!(ask(&filter, Request::Flush).lock().as_ref().unwrap().is_err());
+    let read = ask(&filter, Request::Read { at: 30 * BLOCK, buffer: vec![0; BLOCK as usize] });
+    assert_eq!(numbers(read.lock().as_ref().unwrap().as_ref().unwrap()), [31]);
+}
+
 #[test]
 fn a_write_that_failed_fails_the_flush_and_everything_later_but_reads() {
     let (disk, filter, _) = fixture(Rule::of(Policy::aipu(30 * S_NS)));
