@@ -124,7 +124,11 @@ impl WriteBack {
     pub fn tick(&self) {
         let mut state = self.0.state.lock();
         let keep = (state.held_blocks() / 256).min(GROUPS_KEPT);
-        state.slots.give_back(self.0.now_ns(), keep, GROUPS_GIVEN);
+        for _ in 0..state.slots.idle_groups(self.0.now_ns(), keep).min(GROUPS_GIVEN) {
+            let Some(group) = state.slots.take_empty() else { break };
+            MutexGuard::unlocked(&mut state, || self.0.slots.discard(group));
+            state.slots.given_back(group);
+        }
         self.0.go_on(state);
     }
 

@@ -319,25 +319,33 @@ impl Slots {
         self.free_count += 1;
     }
 
-    /// Gives memory of up to `most` groups back that were not needed for [`IDLE_NS`], beyond `keep` of them. What is needed again and again
-    /// stays: taking memory costs more than copying into it.
-    pub fn give_back(&mut self, now_ns: u64, keep: u64, most: u64) {
+    /// How many groups have memory that was not needed for [`IDLE_NS`], beyond `keep` of them; 0 until it is time for a look. What is
+    /// needed again and again stays: taking memory costs more than copying into it.
+    pub fn idle_groups(&mut self, now_ns: u64, keep: u64) -> u64 {
         if now_ns < self.looked_ns + IDLE_NS {
-            return;
+            return 0;
         }
-        let count = self.idle.saturating_sub(keep).min(most);
+        let idle = std::mem::replace(&mut self.idle, self.empty);
+        self.looked_ns = now_ns;
+        idle.saturating_sub(keep)
+    }
+
+    /// Takes a group out of use whose memory is to be given back ([`SlotBytes::discard`], then [`Slots::given_back`]).
+    pub fn take_empty(&mut self) -> Option<u64> {
         let is_empty = |(group, slots): (&u64, &Vec<u64>)| (slots.len() as u64 == CACHE_GROUP_SLOTS).then_some(*group);
         // The first groups are the next to be used.
-        let idle: Vec<u64> = self.free.iter().rev().filter_map(is_empty).take(count as usize).collect();
-        for group in idle {
-            self.free.remove(&group);
-            self.free_count -= CACHE_GROUP_SLOTS;
-            self.empty -= 1;
-            self.absent.insert(group);
-            self.memory.write_u64(group_word_at(group), 0);
-            self.memory.discard(group_at(self.groups, group), CACHE_GROUP);
-        }
-        (self.idle, self.looked_ns) = (self.empty, now_ns);
+        let group = self.free.iter().rev().find_map(is_empty)?;
+        self.free.remove(&group);
+        self.free_count -= CACHE_GROUP_SLOTS;
+        self.empty -= 1;
+        self.idle = self.idle.min(self.empty);
+        self.memory.write_u64(group_word_at(group), 0);
+        Some(group)
+    }
+
+    /// The group has no memory any more.
+    pub fn given_back(&mut self, group: u64) {
+        self.absent.insert(group);
     }
 
     /// A hand to store bytes into taken slots, and to read held ones, without the lock.
@@ -409,6 +417,11 @@ impl SlotBytes {
             self.write(run[0], piece);
             rest = behind;
         }
+    }
+
+    /// Gives back the memory of a group that is out of use. It takes long: without the lock.
+    pub fn discard(&self, group: u64) {
+        self.memory.discard(group_at(self.groups, group), CACHE_GROUP);
     }
 
     pub fn read(&self, slot: u64, out: &mut [u8]) {

@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shoal_media::PersistentMemory;
@@ -18,8 +19,29 @@ use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 320;
 
-/// Memory that its host may refuse.
-struct Scarce(Arc<SimMemory>, Mutex<(Random, u64)>);
+/// Memory that its host may refuse, and is slow to take back.
+struct Scarce(Arc<SimMemory>, Mutex<(Random, u64)>, Arc<Taking>);
+
+/// Its host is taking memory back; it goes on when it is let, or in the end.
+#[derive(Default)]
+struct Taking {
+    is_slow: AtomicBool,
+    begun: AtomicBool,
+    let_go: AtomicBool,
+}
+
+/// More than anything here takes, and less than a test may.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl Taking {
+    fn take(&self) {
+        self.begun.store(true, Ordering::SeqCst);
+        let begun = Instant::now();
+        while self.is_slow.load(Ordering::SeqCst) && !self.let_go.load(Ordering::SeqCst) && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
 
 impl PersistentMemory for Scarce {
     fn len(&self) -> u64 {
@@ -42,6 +64,10 @@ impl PersistentMemory for Scarce {
 
     fn fence(&self) {}
 
+    fn discard(&self, _: u64, _: u64) {
+        self.2.take();
+    }
+
     fn reserve(&self, at: u64, _: u64) -> Result<bool> {
         let (random, percent) = &mut *self.1.lock();
         match at > 0 && random.below(100) < *percent {
@@ -53,8 +79,12 @@ impl PersistentMemory for Scarce {
 
 /// A cache of so many groups of 256 blocks, whose memory is refused so often.
 fn cache(groups: u64, seed: u64, refused_percent: u64) -> Cache {
+    cache_on(groups, seed, refused_percent, Arc::default())
+}
+
+fn cache_on(groups: u64, seed: u64, refused_percent: u64, taking: Arc<Taking>) -> Cache {
     let memory = SimMemory::volatile(Cache::memory_bytes(groups << 20), None);
-    let memory = Arc::new(Scarce(memory, Mutex::new((Random::new(seed), refused_percent))));
+    let memory = Arc::new(Scarce(memory, Mutex::new((Random::new(seed), refused_percent)), taking));
     let owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: BLOCKS * BLOCK };
     Cache::create(memory, groups << 20, &owner, [3; 16], false).unwrap()
 }
@@ -521,10 +551,38 @@ fn a_write_beyond_the_bound_waits_for_the_device() {
 }
 
 #[test]
+fn nobody_waits_while_the_host_takes_memory_back() {
+    let (disk, time, taking) = (Slow::new(), Arc::new(Time::default()), Arc::new(Taking::default()));
+    let memory = cache_on(4, 1, 0, taking.clone());
+    let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), Rule::of(Policy::aipu(30 * S_NS)), memory);
+    ask(&filter, Request::Write { at: 0, buffer: contents(&[7; 300]), fua: false });
+    ask(&filter, Request::Flush);
+    while disk.step(&mut Random::new(1)) {}
+    time.0.store(2 * S_NS, Ordering::Relaxed);
+    filter.tick();
+    taking.is_slow.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        time.0.store(4 * S_NS, Ordering::Relaxed);
+        scope.spawn(|| filter.tick());
+        let begun = Instant::now();
+        while !taking.begun.load(Ordering::SeqCst) {
+            assert!(begun.elapsed() < PATIENCE, "no memory is given back");
+            std::thread::yield_now();
+        }
+        let begun = Instant::now();
+        assert!(write(&filter, 3, 8).lock().is_some());
+        let read = ask(&filter, Request::Read { at: 3 * BLOCK, buffer: vec![0; BLOCK as usize] });
+        assert_eq!(numbers(read.lock().as_ref().unwrap().as_ref().unwrap()), [8]);
+        assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+        taking.let_go.store(true, Ordering::SeqCst);
+    });
+}
+
+#[test]
 fn a_flush_of_ranges_leaves_other_blocks_alone_and_a_device_without_news_too() {
     let (disk, filter, _) = fixture(Rule::of(Policy::aipu(30 * S_NS)));
     let stepping = disk.clone();
-    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     let seen = stop.clone();
     let device = std::thread::spawn(move || {
         let mut random = Random::new(1);
