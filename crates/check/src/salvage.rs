@@ -81,6 +81,8 @@ pub trait Sink {
     /// One more name of a file that was made.
     fn link(&mut self, path: &[u8], first: &[u8]);
     fn lost(&mut self, loss: Loss);
+    /// Something about the store that is worth knowing and costs nothing that was promised.
+    fn note(&mut self, why: &str);
 }
 
 /// Counts of a salvage.
@@ -124,6 +126,7 @@ pub fn salvage(
         found: Salvaged::default(),
     };
     losses.into_iter().for_each(|why| walk.lost(None, None, why));
+    opened.notes.iter().for_each(|why| walk.sink.note(why));
     walk.find_inodes()?;
     walk.find_spill_file()?;
     if walk.records.contains_key(&(Ino::ROOT)) {

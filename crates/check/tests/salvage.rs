@@ -62,6 +62,8 @@ impl Sink for Copy {
     fn lost(&mut self, loss: Loss) {
         self.lost.push(loss);
     }
+
+    fn note(&mut self, _: &str) {}
 }
 
 fn run(images: [&Image; 2], log: Option<&Log>, power_lost: bool) -> (Copy, Option<Salvaged>) {

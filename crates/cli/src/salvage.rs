@@ -27,6 +27,7 @@ pub fn run(args: &SalvageArgs) -> Outcome<ExitCode> {
             }
             printed += 1;
         }
+        Told::Note(why) => eprintln!("shoal: note: {why}"),
         Told::NotKept { path, why } => eprintln!("shoal: not kept: {path}: {why}"),
     };
     let salvaged = shoal_store::salvage(&args.store, &args.target, &Bars::new(args.json), &mut tell)?;

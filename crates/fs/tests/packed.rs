@@ -227,6 +227,8 @@ impl Sink for Found {
     fn link(&mut self, _: &[u8], _: &[u8]) {}
 
     fn lost(&mut self, _: Loss) {}
+
+    fn note(&mut self, _: &str) {}
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //!
 //! Rules: the newest image that replays up to its seal is the store; an older image replaces it only if the newest is
 //! damaged. An older image that replays past the newest one's seal holds everything that the newest held. An image with
-//! an anchor is better than one without; a superblock may come from the other image, because both hold the same. Single
-//! pages are `pages`' business.
+//! an anchor is better than one without. Each image has a layout of its own: after a resize the other image may still have
+//! the one before, and then the log does not continue it, and none of its pages replaces one. The superblock of an image
+//! that has lost it comes from the other image. Single pages are `pages`' business.
 
 use shoal_format::superblock::{AnchorRecord, Superblock};
 use shoal_format::{Lsn, Offset, PAGE, SEGMENT};
@@ -18,24 +19,49 @@ pub(super) struct Opened<'a> {
     pub superblock: Superblock,
     pub region: Region<'a>,
     pub bad_pages: BadPages,
+    /// What is remarkable about the log and no loss.
+    pub notes: Vec<String>,
 }
 
 /// An image, or the region in place, with the faults of the whole.
 struct Candidate<'a> {
     base: Base<'a>,
     name: &'static str,
+    superblock: Superblock,
     anchor: Option<AnchorRecord>,
     /// Faults that lose data, in words.
     faults: Vec<String>,
+    notes: Vec<String>,
     /// The image has no superblock of its own.
     headless: bool,
+    /// The newest image has another layout, so the log does not continue this one.
+    is_left_behind: bool,
     /// Bytes that are left, if the image's end is missing.
     cut: Option<u64>,
     /// End of the log that continues the image.
     end: Lsn,
 }
 
-impl Candidate<'_> {
+impl<'a> Candidate<'a> {
+    /// Follows the log from its anchor, if the log continues it.
+    fn examine(&mut self, source: &SalvageSource<'a>, anchor: AnchorRecord) -> Result<(), CheckError> {
+        let name = self.name;
+        if self.is_left_behind {
+            self.end = anchor.replay_from();
+            if self.end < anchor.sealed_to() {
+                self.faults.push(format!("{name} is from before a resize, and its log is gone"));
+            }
+        } else {
+            let replayed = replayed(source, &self.superblock, &anchor, self.base, &[])?;
+            self.faults.extend(replayed.faults.iter().map(|why| format!("{name}: {why}")));
+            (self.notes, self.end) = (replayed.notes, replayed.end);
+        }
+        self.cut = pages::cut(&self.base, &self.superblock, &anchor)?;
+        self.faults.extend(self.cut.map(|bytes| format!("{name} ends at byte {bytes}: the rest is missing")));
+        self.anchor = Some(anchor);
+        Ok(())
+    }
+
     fn is_sound(&self) -> bool {
         self.faults.is_empty() && !self.headless
     }
@@ -64,58 +90,82 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
     }
     let Some(any) = any_superblock else { return Ok(None) };
     let mut candidates = Vec::new();
-    for (base, name, superblock, anchor) in found {
-        let (mut faults, mut end, mut cut) = (Vec::new(), Lsn::ZERO, None);
-        let headless = superblock.is_err();
-        if let Err(error) = &superblock {
-            faults.push(format!("{name}: {error}"));
+    let newest = found.iter().filter_map(|(.., superblock, anchor)| Some((anchor.as_ref().ok()?, superblock)));
+    let newest = newest.max_by_key(|(anchor, _)| anchor.generation.get()).map(|(_, superblock)| superblock);
+    let layout = *newest.and_then(|superblock| superblock.as_ref().ok()).unwrap_or(&any);
+    for (base, name, own, anchor) in found {
+        let superblock = own.as_ref().copied().unwrap_or(any);
+        let mut candidate = Candidate {
+            base,
+            name,
+            superblock,
+            anchor: None,
+            faults: Vec::new(),
+            notes: Vec::new(),
+            headless: own.is_err(),
+            is_left_behind: !same_layout(&superblock, &layout),
+            cut: None,
+            end: Lsn::ZERO,
+        };
+        if let Err(error) = &own {
+            candidate.faults.push(format!("{name}: {error}"));
         }
-        let anchor = match anchor {
-            Ok(anchor) if anchor.uuid == any.uuid => {
-                let (_, why, reached) = replayed(source, &any, &anchor, base, &[])?;
-                faults.extend(why.iter().map(|why| format!("{name}: {why}")));
-                end = reached;
-                cut = pages::cut(&base, &any, &anchor)?;
-                faults.extend(cut.map(|bytes| format!("{name} ends at byte {bytes}: the rest is missing")));
-                Some(anchor)
-            }
+        match anchor {
+            Ok(anchor) if anchor.uuid == any.uuid => candidate.examine(source, anchor)?,
             Ok(_) => continue,
             // An image of zeros was never written.
-            Err(_) if headless => continue,
+            Err(_) if candidate.headless => continue,
             Err(error) => {
-                faults.push(format!("{name} has no anchor, so the log cannot be replayed over it: {error}"));
-                None
+                candidate.faults.push(format!("{name} has no anchor, so the log cannot be replayed over it: {error}"))
             }
-        };
-        candidates.push(Candidate { base, name, anchor, faults, headless, cut, end });
+        }
+        candidates.push(candidate);
     }
     let generation = |candidate: &Candidate<'_>| candidate.anchor.as_ref().map_or(0, |anchor| anchor.generation.get());
     // The newest first; one without an anchor last.
     candidates.sort_by_key(|candidate| std::cmp::Reverse(generation(candidate)));
     let mut candidates = candidates.into_iter();
     let Some(newest) = candidates.next() else { return Ok(None) };
-    let other = candidates.next();
-    let (chosen, other) = choose(newest, other, losses);
-    let Some(anchor) = chosen.anchor else {
-        losses.extend(chosen.faults);
-        let region = Region::new(chosen.base, any.region_bytes, any.region_bytes.min(stored(&chosen.base, &any)));
-        return Ok(Some(Opened { superblock: any, region, bad_pages: BadPages::default() }));
-    };
+    let (chosen, other) = choose(newest, candidates.next(), losses);
+    opened(source, chosen, other, losses).map(Some)
+}
+
+/// Do two superblocks say the same of where things lie?
+fn same_layout(one: &Superblock, other: &Superblock) -> bool {
+    // Features are added without a change of layout, to one image after the other.
+    Superblock { features: other.features, ..*one } == *other
+}
+
+/// The region of the image that was chosen.
+fn opened<'a>(
+    source: &SalvageSource<'a>,
+    chosen: Candidate<'a>,
+    other: Option<Candidate<'a>>,
+    losses: &mut Vec<String>,
+) -> Result<Opened<'a>, CheckError> {
+    let superblock = chosen.superblock;
+    let source = SalvageSource { log: source.log.filter(|_| !chosen.is_left_behind), ..*source };
     losses.extend(chosen.faults);
+    let Some(anchor) = chosen.anchor else {
+        let stored = superblock.region_bytes.min(stored(&chosen.base, &superblock));
+        let region = Region::new(chosen.base, superblock.region_bytes, stored);
+        return Ok(Opened { superblock, region, bad_pages: BadPages::default(), notes: Vec::new() });
+    };
     // The other image, at rest and after its log.
+    let other = other.filter(|other| same_layout(&other.superblock, &superblock));
     let rest = other.as_ref().map(|other| other.base);
-    let mut found = pages::mend(chosen.base, chosen.cut, &any, &anchor, rest)?;
-    let (mut region, _, end) = replayed(source, &any, &anchor, chosen.base, &found.pages)?;
+    let mut found = pages::mend(chosen.base, chosen.cut, &superblock, &anchor, rest)?;
+    let Replayed { mut region, end, .. } = replayed(&source, &superblock, &anchor, chosen.base, &found.pages)?;
     if let Some(Candidate { base, anchor: Some(anchor), faults, end: reached, .. }) = &other
         && !found.bad.is_empty()
         && faults.is_empty()
         && *reached == end
     {
-        let (replayed, ..) = replayed(source, &any, anchor, *base, &[])?;
-        pages::take_replayed(&mut region, &replayed, *base, &any, &mut found.bad)?;
+        let replayed = replayed(&source, &superblock, anchor, *base, &[])?;
+        pages::take_replayed(&mut region, &replayed.region, *base, &superblock, &mut found.bad)?;
     }
     losses.extend(found.bad.sentence());
-    Ok(Some(Opened { superblock: any, region, bad_pages: found.bad }))
+    Ok(Opened { superblock, region, bad_pages: found.bad, notes: chosen.notes })
 }
 
 /// Chooses the image that is the store, and the one that may supply pages. Adds the faults that follow from the choice.
@@ -128,7 +178,7 @@ fn choose<'a>(
     if newest.is_sound() || !other.is_sound() {
         return (newest, Some(other));
     }
-    if newest.sealed().is_some_and(|sealed| other.end >= sealed) {
+    if !other.is_left_behind && newest.sealed().is_some_and(|sealed| other.end >= sealed) {
         // The log since the older image was written holds everything that the newest has.
         return (other, Some(newest));
     }
@@ -150,15 +200,23 @@ fn stored(base: &Base<'_>, superblock: &Superblock) -> u64 {
     }
 }
 
-/// The region after replay of the valid part of the log, the log's faults, and its end. `patches` are pages that are
-/// better than those of `base`.
+/// The region after replay of the valid part of the log.
+struct Replayed<'a> {
+    region: Region<'a>,
+    /// Faults of the log that lose data.
+    faults: Vec<String>,
+    notes: Vec<String>,
+    end: Lsn,
+}
+
+/// `patches` are pages that are better than those of `base`.
 fn replayed<'a>(
     source: &SalvageSource<'a>,
     superblock: &Superblock,
     anchor: &AnchorRecord,
     base: Base<'a>,
     patches: &[(u64, Vec<u8>)],
-) -> Result<(Region<'a>, Vec<String>, Lsn), CheckError> {
+) -> Result<Replayed<'a>, CheckError> {
     let used = match base {
         Base::Image(_) => anchor.used_bytes.get().min(superblock.region_bytes),
         Base::Memory(memory) => superblock.region_bytes.min(memory.len()),
@@ -171,25 +229,29 @@ fn replayed<'a>(
     let media = Source { image: source.image, log: source.log, bulk_bytes: None, power_lost, sums: false, bulk: None };
     let ring = superblock.memory_kind.has_ring();
     if source.log.is_none() && !ring {
-        let why = "there is no log: changes after the image was written are lost".into();
-        return Ok((region, vec![why], anchor.replay_from()));
+        let faults = vec!["there is no log: changes after the image was written are lost".into()];
+        return Ok(Replayed { region, faults, notes: Vec::new(), end: anchor.replay_from() });
     }
     let (gaps, cut, end) = replay::replay_past_gaps(&media, superblock, anchor, &mut region)?;
-    let name = |gap: &Gap| {
-        let Gap { at, next } = gap;
-        match (ring, power_lost) {
-            (true, _) => format!(
+    let (mut faults, mut notes) = (Vec::new(), Vec::new());
+    for Gap { at, next } in gaps {
+        if ring {
+            faults.push(format!(
                 "a record of the log is damaged at position {at}, and {next} is the next that counts; what lies between them is \
                  taken from the region as it stands"
-            ),
-            (false, false) => format!(
+            ));
+        } else if !power_lost {
+            faults.push(format!(
                 "a record of the log is damaged at position {at}, and left out: the data it changed may be wrong or missing"
-            ),
-            (false, true) => format!(
-                "the log breaks off at position {at}, and records that follow from {next} on are left out: lost with the power, or \
-                 damaged"
-            ),
+            ));
+        } else {
+            // A power loss takes any part of a log in files that was not synced. In front of the seal, the cut below is the loss.
+            notes.push(format!(
+                "the power was lost, and the log breaks off at position {at}: records from {next} on are left out, as a mount leaves them \
+                 out, because nothing had promised them"
+            ));
         }
-    };
-    Ok((region, gaps.iter().map(name).chain(cut).collect(), end))
+    }
+    faults.extend(cut);
+    Ok(Replayed { region, faults, notes, end })
 }

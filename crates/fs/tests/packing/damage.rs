@@ -48,6 +48,8 @@ impl Sink for Copied {
     fn lost(&mut self, loss: Loss) {
         self.lost.push(loss);
     }
+
+    fn note(&mut self, _: &str) {}
 }
 
 /// A store at rest, and where damage is tried.

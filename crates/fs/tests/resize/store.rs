@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use shoal_check::{ImageSource, Source};
+use shoal_check::{BulkOpener, ImageSource, Source};
 use shoal_format::superblock::{MemoryKind, SUPERBLOCK_AT, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_fs::{AtRest, Fs, Limits, Options, Parts, Refused, Relayout, Steps};
@@ -157,7 +157,9 @@ impl Media {
 
     fn judge(&self, image: ImageSource<'_>, log: Option<&dyn shoal_media::LogDevice>) -> Result<(), String> {
         let bulk_bytes = self.bulk.then_some(DEVICE_BLOCKS * BULK_BLOCK);
-        let source = Source { image, log, bulk_bytes, power_lost: false, sums: true, bulk: None };
+        let open = || Ok(store::bulk_data(&self.world));
+        let bulk: Option<&BulkOpener<'_>> = if self.bulk { Some(&open) } else { None };
+        let source = Source { image, log, bulk_bytes, power_lost: false, sums: true, bulk };
         store::check_source(source).map(drop)
     }
 

@@ -5,6 +5,8 @@
 //! was, as the contract allows: a read of an unwritten block returns bytes that no file ever held, or another file's.
 //! Left out: what is done with a store and what it must hold; stores that change their size (`resize`).
 
+mod salvaged;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -415,20 +417,35 @@ impl BulkData for Disk {
     }
 }
 
+/// The first bulk device, for the checker and for a salvage.
+pub fn bulk_data(world: &World) -> Box<dyn BulkData> {
+    Box::new(Disk(world.disk(0)))
+}
+
 /// The offline checker's report on a store at rest.
 pub fn report(setup: Setup, world: &World, power_lost: bool) -> Result<Report, String> {
+    with_source(setup, world, power_lost, report_on)
+}
+
+/// Hands the media of a store at rest to `judge`.
+fn with_source(
+    setup: Setup,
+    world: &World,
+    power_lost: bool,
+    judge: impl FnOnce(Source<'_>) -> Result<Report, String>,
+) -> Result<Report, String> {
     let bulk_bytes = (setup.bulk_blocks > 0).then_some(setup.bulk_blocks * BULK_BLOCK);
     // What a cache holds is never a spilled payload: it is durable before anything refers to it.
-    let open = || Ok(Box::new(Disk(world.disk(0))) as Box<dyn BulkData>);
+    let open = || Ok(bulk_data(world));
     let bulk: Option<&BulkOpener<'_>> = if setup.bulk_blocks > 0 { Some(&open) } else { None };
     if setup.kind.has_ring() {
         let memory = world.memory(0);
         let image = ImageSource::Memory(&*memory);
-        report_on(Source { image, log: None, bulk_bytes, power_lost, sums: true, bulk })
+        judge(Source { image, log: None, bulk_bytes, power_lost, sums: true, bulk })
     } else {
         let (images, log) = ([world.image(0), world.image(1)], world.log(0));
         let image = ImageSource::Images([&*images[0], &*images[1]]);
-        report_on(Source { image, log: Some(&*log), bulk_bytes, power_lost, sums: true, bulk })
+        judge(Source { image, log: Some(&*log), bulk_bytes, power_lost, sums: true, bulk })
     }
 }
 
@@ -436,14 +453,16 @@ fn report_on(source: Source<'_>) -> Result<Report, String> {
     shoal_check::check(source, &mut |_| ()).map_err(|e| format!("check: {e}"))
 }
 
-/// The checker finds nothing wrong.
+/// The checker finds nothing wrong, and a salvage loses nothing.
 pub fn check(setup: Setup, world: &World, power_lost: bool) -> Result<Report, String> {
-    without_errors(report(setup, world, power_lost)?)
+    with_source(setup, world, power_lost, check_source)
 }
 
-/// The checker finds nothing wrong in these media.
+/// The checker finds nothing wrong in these media, and a salvage of them loses nothing.
 pub fn check_source(source: Source<'_>) -> Result<Report, String> {
-    without_errors(report_on(source)?)
+    let report = without_errors(report_on(source)?)?;
+    salvaged::loses_nothing(&source, &report)?;
+    Ok(report)
 }
 
 fn without_errors(report: Report) -> Result<Report, String> {

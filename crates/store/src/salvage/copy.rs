@@ -34,12 +34,13 @@ pub struct Copy<'a> {
     open: Option<Open>,
     directories: Vec<(PathBuf, Vec<u8>, Inode, Vec<Attribute>)>,
     lost: Vec<Lost>,
+    notes: Vec<String>,
 }
 
 impl<'a> Copy<'a> {
     pub fn new(target: PathBuf, told: &'a mut dyn FnMut(Told<'_>)) -> Copy<'a> {
         let is_root = rustix::process::geteuid().is_root();
-        Copy { target, told, is_root, open: None, directories: Vec::new(), lost: Vec::new() }
+        Copy { target, told, is_root, open: None, directories: Vec::new(), lost: Vec::new(), notes: Vec::new() }
     }
 
     pub fn tell(&mut self, lost: Lost) {
@@ -53,11 +54,11 @@ impl<'a> Copy<'a> {
     }
 
     /// Gives directories their modes and times, which must come last.
-    pub fn finish(mut self) -> Vec<Lost> {
+    pub fn finish(mut self) -> (Vec<Lost>, Vec<String>) {
         for (path, name, inode, attributes) in std::mem::take(&mut self.directories).into_iter().rev() {
             self.dress(&path, &name, &inode, &attributes);
         }
-        self.lost
+        (self.lost, self.notes)
     }
 
     fn place(&self, name: &[u8]) -> PathBuf {
@@ -182,5 +183,10 @@ impl Sink for Copy<'_> {
         let Loss { path, range, why } = loss;
         let path = path.map(|path| String::from_utf8_lossy(&path).into_owned());
         self.tell(Lost { path, from: range.map(|range| range.0), to: range.map(|range| range.1), why });
+    }
+
+    fn note(&mut self, why: &str) {
+        (self.told)(Told::Note(why));
+        self.notes.push(why.into());
     }
 }

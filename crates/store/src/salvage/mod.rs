@@ -75,7 +75,7 @@ pub fn salvage(
         return Err(Failure::new(directory.display(), "no image of it has a superblock: nothing can be read")
             .remedy("restore it from a backup"));
     };
-    let lost = copy.finish();
+    let (lost, notes) = copy.finish();
     Ok(Salvaged {
         store: directory.display().to_string(),
         target: target.display().to_string(),
@@ -86,6 +86,7 @@ pub fn salvage(
         bytes: found.bytes,
         unnamed: found.unnamed,
         lost,
+        notes,
     })
 }
 

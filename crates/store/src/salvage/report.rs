@@ -17,6 +17,8 @@ pub struct Salvaged {
     /// Inodes without a name; they are in `lost+found`.
     pub unnamed: u64,
     pub lost: Vec<Lost>,
+    /// What is remarkable about the store and no loss.
+    pub notes: Vec<String>,
 }
 
 /// Something that could not be read, or could not be made in the copy.
@@ -31,6 +33,8 @@ pub struct Lost {
 /// A message of a salvage in progress.
 pub enum Told<'a> {
     Lost(&'a Lost),
+    /// Something about the store that is no loss.
+    Note(&'a str),
     /// Properties that the target did not take; this is not a loss.
     NotKept {
         path: &'a str,

@@ -1,0 +1,70 @@
+//! An undamaged store loses nothing in a salvage: as many inodes as the checker counts come out, and no loss is named.
+//!
+//! Rules: every store that the checker finds sound is salvaged, after a crash and at rest. Bytes that come out are compared where a store has
+//! a model (`crash`, `packing`, the tests of `check` and `cli`); here they are dropped.
+
+use shoal_check::{BulkData, Item, Loss, Report, SalvageSource, Salvaged, Sink, Source, salvage};
+use shoal_format::BULK_BLOCK;
+use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
+
+/// Counts names, keeps losses.
+#[derive(Default)]
+struct Names {
+    lost: Vec<Loss>,
+}
+
+impl Sink for Names {
+    fn make(&mut self, _: &Item<'_>) -> bool {
+        true
+    }
+
+    fn data(&mut self, _: u64, _: &[u8]) {}
+
+    fn done(&mut self) {}
+
+    fn link(&mut self, _: &[u8], _: &[u8]) {}
+
+    fn lost(&mut self, loss: Loss) {
+        self.lost.push(loss);
+    }
+
+    fn note(&mut self, _: &str) {}
+}
+
+/// The first bulk device, where the test gives one; others read as zeros, because no test spills to them.
+struct Bulk(Option<Box<dyn BulkData>>);
+
+impl BulkData for Bulk {
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
+        let is_first = (at / BULK_BLOCK) >> BULK_NUMBER_SHIFT == 0;
+        match self.0.as_ref().filter(|_| is_first) {
+            Some(first) => first.read(at, out),
+            None => {
+                out.fill(0);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Salvages what the checker found sound.
+pub fn loses_nothing(source: &Source<'_>, report: &Report) -> Result<(), String> {
+    let bulk = Bulk(source.bulk.map(|open| open()).transpose()?);
+    let whole =
+        SalvageSource { image: source.image, log: source.log, bulk: Some(&bulk), power_lost: source.power_lost };
+    let mut names = Names::default();
+    let found = salvage(whole, &mut names, &mut |_| {}).map_err(|e| format!("salvage: {e}"))?;
+    let Salvaged { directories, files, others, unnamed, .. } = found.ok_or("salvage finds no superblock")?;
+    // Blocks in doubt are lost until they are written again, and the checker takes their list for what it is.
+    names.lost.retain(|loss| !loss.why.starts_with("in doubt"));
+    if let Some(loss) = names.lost.first() {
+        let path = loss.path.as_deref().map(String::from_utf8_lossy);
+        let count = names.lost.len();
+        return Err(format!("salvage of a sound store names {count} losses, the first: {path:?}: {}", loss.why));
+    }
+    let (named, has) = (directories + files + others, report.counts.inodes - report.counts.orphans);
+    if (named, unnamed) != (has, 0) {
+        return Err(format!("salvage of a sound store finds {named} of {has} inodes, {unnamed} without a name"));
+    }
+    Ok(())
+}
