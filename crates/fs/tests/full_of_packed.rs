@@ -179,7 +179,7 @@ fn a_store_whose_options_forbid_packing_can_be_emptied_though_it_is_full_of_pack
         let fs = store.open();
         let mut names = Vec::new();
         let mut dir = ROOT;
-        // Each hundred files have a directory. A removal changes its record, so many blocks are made plain.
+        // There are many directories, and a removal changes the record of its own: many blocks must be made plain.
         let mut make = |fs: &Fs| -> Result<(), Error> {
             if names.len() % 100 == 0 {
                 dir = fs.mkdir(&caller(), ROOT, format!("d{}", names.len()).as_bytes(), 0o755)?.ino;

@@ -395,6 +395,7 @@ impl State {
                 steps.push(Step::Complete(done, Err(failure.clone())));
             }
             self.wanted.clear();
+            // Never sent: their lines are held again, as if the writes had failed.
             for run in std::mem::take(&mut self.outgoing) {
                 self.slots.copied(run.blocks.iter().map(|held| held.slot));
                 self.sent(&run);

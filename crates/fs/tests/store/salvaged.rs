@@ -7,13 +7,13 @@ use shoal_check::{BulkData, Item, Loss, Report, SalvageSource, Salvaged, Sink, S
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
 
-/// Counts names, keeps losses.
+/// Keeps the losses that are named.
 #[derive(Default)]
-struct Names {
+struct Losses {
     lost: Vec<Loss>,
 }
 
-impl Sink for Names {
+impl Sink for Losses {
     fn make(&mut self, _: &Item<'_>) -> bool {
         true
     }
@@ -52,14 +52,14 @@ pub fn loses_nothing(source: &Source<'_>, report: &Report) -> Result<(), String>
     let bulk = Bulk(source.bulk.map(|open| open()).transpose()?);
     let whole =
         SalvageSource { image: source.image, log: source.log, bulk: Some(&bulk), power_lost: source.power_lost };
-    let mut names = Names::default();
-    let found = salvage(whole, &mut names, &mut |_| {}).map_err(|e| format!("salvage: {e}"))?;
+    let mut losses = Losses::default();
+    let found = salvage(whole, &mut losses, &mut |_| {}).map_err(|e| format!("salvage: {e}"))?;
     let Salvaged { directories, files, others, unnamed, .. } = found.ok_or("salvage finds no superblock")?;
     // Blocks in doubt are lost until they are written again, and the checker takes their list for what it is.
-    names.lost.retain(|loss| !loss.why.starts_with("in doubt"));
-    if let Some(loss) = names.lost.first() {
+    losses.lost.retain(|loss| !loss.why.starts_with("in doubt"));
+    if let Some(loss) = losses.lost.first() {
         let path = loss.path.as_deref().map(String::from_utf8_lossy);
-        let count = names.lost.len();
+        let count = losses.lost.len();
         return Err(format!("salvage of a sound store names {count} losses, the first: {path:?}: {}", loss.why));
     }
     let (named, has) = (directories + files + others, report.counts.inodes - report.counts.orphans);
