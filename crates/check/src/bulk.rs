@@ -6,8 +6,8 @@
 
 use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, only_device};
 use shoal_format::inode::Ino;
-use shoal_format::superblock::FEATURE_DEVICES;
-use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT};
+use shoal_format::superblock::{FEATURE_BLOCK_SUMS, FEATURE_DEVICES};
+use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT, SlotRef};
 
 use crate::region::Region;
 use crate::remedy::Remedy;
@@ -34,10 +34,16 @@ pub(crate) fn read_devices(region: &Region<'_>, state: &mut State) -> Result<(),
                 let sentence = "there is a list of bulk devices, but the store lacks the feature".to_string();
                 report.error(FindingKind::BulkDevices, None, Some(at), sentence);
             }
+            if superblock.features & FEATURE_BLOCK_SUMS == 0 && listed.iter().any(|device| device.sums.is_some()) {
+                let sentence = "there are checksums of bulk blocks, but the store lacks the feature".to_string();
+                report.error(FindingKind::BulkDevices, None, Some(at), sentence);
+            }
             for device in &listed {
-                for (slot, what) in
-                    [(device.bitmap, "bitmap of a bulk device"), (device.suspects, "list of bulk blocks in doubt")]
-                {
+                for (slot, what) in [
+                    (device.bitmap, "bitmap of a bulk device"),
+                    (device.suspects, "list of bulk blocks in doubt"),
+                    (device.sums.map_or(SlotRef::NONE, |sums| sums.piece), "checksums of a bulk device"),
+                ] {
                     if !slot.is_none() {
                         allocation.claim(slot, None, what, report);
                     }

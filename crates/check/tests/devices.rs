@@ -7,9 +7,10 @@ use crate::store::Store;
 use crate::store::sample::*;
 use shoal_check::FindingKind as K;
 use shoal_format::SlotRef;
+use shoal_format::block_sums::BlockSums;
 use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, encode_list, only_device};
 use shoal_format::extent::{BulkBlock, Extent, ExtentNode, FileBlock, encode};
-use shoal_format::superblock::{FEATURE_DEVICES, MemoryKind};
+use shoal_format::superblock::{FEATURE_BLOCK_SUMS, FEATURE_DEVICES, MemoryKind};
 use shoal_format::{Offset, PAGE};
 
 /// Blocks of the second device.
@@ -37,9 +38,9 @@ fn mark(s: &mut Store, bitmap: SlotRef, blocks: std::ops::Range<u64>) {
 /// A sound store with a device 3 beside the first, which has three blocks of the large file from its block 5 on.
 fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
     let mut s = Store::sample(kind);
-    s.superblock.features |= FEATURE_DEVICES;
+    s.superblock.features |= FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
     s.write(Offset::ZERO, &s.superblock.encode());
-    let (bitmap, suspects) = (s.allocate(64 << 10), s.allocate(64 << 10));
+    let [bitmap, suspects, piece] = [(); 3].map(|()| s.allocate(64 << 10));
     let second = BulkDeviceEntry {
         uuid: [9; 16],
         number: 3,
@@ -49,6 +50,7 @@ fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
         epoch: 2,
         leaving: true,
         unsettled: true,
+        sums: Some(BlockSums { piece, shift: 12 }),
     };
     let devices = vec![only_device(&s.superblock).unwrap(), second];
     list(&mut s, &devices);
@@ -110,7 +112,10 @@ fn a_damaged_list_is_found() {
         s.bytes[(BULK_LIST_AT + at).get() as usize] ^= 1;
     }
     assert_eq!(kinds(&s), []);
-    s.superblock.features &= !FEATURE_DEVICES;
+    s.superblock.features &= !FEATURE_BLOCK_SUMS;
+    s.write(Offset::ZERO, &s.superblock.encode());
+    assert_eq!(kinds(&s), [K::BulkDevices], "without the checksums' feature");
+    s.superblock.features = s.superblock.features & !FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
     s.write(Offset::ZERO, &s.superblock.encode());
     assert_eq!(kinds(&s), [K::BulkDevices], "without the feature");
     // Its pieces are claimed like others.

@@ -147,6 +147,9 @@ pub struct FormatArgs {
     /// [default: built-in profiles]
     #[arg(long, value_name = "FILE")]
     pub profile: Vec<PathBuf>,
+    /// Keep no checksums of what is on the bulk storage.
+    #[arg(long)]
+    pub no_sums: bool,
     /// Replace a store or disk that exists: everything in it is lost
     #[arg(long)]
     pub force: bool,

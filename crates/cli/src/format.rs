@@ -33,6 +33,7 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
             threshold_bytes: args.threshold.0,
             compress: args.compress,
             profiles: args.profile.clone(),
+            sums: !args.no_sums,
             force: args.force,
         },
     )?;

@@ -8,6 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::block_sums::BlockSums;
 use crate::extent::BulkBlock;
 use crate::superblock::Superblock;
 use crate::{BULK_BLOCK, FormatError, Offset, PAGE, SlotRef, checksum};
@@ -27,6 +28,8 @@ pub const BULK_DEVICE_BLOCKS_MAX: u64 = 1 << BULK_NUMBER_SHIFT;
 pub const BULK_LEAVING: u32 = 1;
 /// The store was used without the device, or closed while it took no writes: extents NEW may be left from then.
 pub const BULK_UNSETTLED: u32 = 2;
+/// Bits of the flags that hold the unit of the device's checksums, as a power of two.
+pub const BULK_SUM_SHIFT: std::ops::Range<u32> = 8..12;
 /// Smallest piece that holds a bitmap (bytes): a run, which compaction never moves.
 const BITMAP_BYTES_MIN: u64 = 64 << 10;
 
@@ -52,7 +55,7 @@ pub struct BulkEntry {
     pub epoch: U64,
     pub number: U32,
     pub flags: U32,
-    pub reserved: [u8; 8],
+    pub sums: U64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -90,6 +93,8 @@ pub struct BulkDeviceEntry {
     pub epoch: u64,
     pub leaving: bool,
     pub unsettled: bool,
+    /// Checksums of what is on it, if they are kept.
+    pub sums: Option<BlockSums>,
 }
 
 impl BulkDeviceEntry {
@@ -129,6 +134,7 @@ pub fn only_device(superblock: &Superblock) -> Option<BulkDeviceEntry> {
         epoch: 0,
         leaving: false,
         unsettled: false,
+        sums: None,
     })
 }
 
@@ -162,8 +168,8 @@ pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
             suspects: device.suspects.bits().into(),
             epoch: device.epoch.into(),
             number: device.number.into(),
-            flags: (leaving | unsettled).into(),
-            reserved: [0; 8],
+            flags: (leaving | unsettled | device.sums.map_or(0, |sums| sums.shift << BULK_SUM_SHIFT.start)).into(),
+            sums: device.sums.map_or(SlotRef::NONE, |sums| sums.piece).bits().into(),
         };
         bytes.extend_from_slice(entry.as_bytes());
     }
@@ -211,14 +217,15 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
         if blocks == 0 || blocks > BULK_DEVICE_BLOCKS_MAX || !fits {
             return Err(range("blocks", blocks));
         }
-        let piece = |field, bits: u64| {
+        let run = |field, bits: u64, least| {
             let slot = SlotRef::from_bits(bits).ok_or_else(|| range(field, bits))?;
             let holds = slot.is_none()
                 || slot.is_run()
-                    && slot.capacity() >= BulkDeviceEntry::bitmap_bytes(blocks)
+                    && slot.capacity() >= least
                     && slot.offset().get().saturating_add(slot.capacity()) <= superblock.region_bytes;
             if holds { Ok(slot) } else { Err(range(field, bits)) }
         };
+        let piece = |field, bits| run(field, bits, BulkDeviceEntry::bitmap_bytes(blocks));
         let bitmap = piece("bitmap", entry.bitmap.get())?;
         if bitmap.is_none() != (number == 0) {
             return Err(range("bitmap", entry.bitmap.get()));
@@ -226,8 +233,14 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
         if number != 0 && entry.uuid == [0; 16] {
             return Err(range("uuid", 0));
         }
-        if entry.flags.get() & !(BULK_LEAVING | BULK_UNSETTLED) != 0 {
+        let shift = entry.flags.get() >> BULK_SUM_SHIFT.start & 0xf;
+        if entry.flags.get() & !(BULK_LEAVING | BULK_UNSETTLED | shift << BULK_SUM_SHIFT.start) != 0 {
             return Err(range("flags", entry.flags.get().into()));
+        }
+        let sums_piece = run("sums", entry.sums.get(), 0)?;
+        let sums = (!sums_piece.is_none()).then_some(BlockSums { piece: sums_piece, shift });
+        if !sums.map_or(shift == 0, |sums| sums.is_valid()) {
+            return Err(range("sums", entry.sums.get()));
         }
         devices.push(BulkDeviceEntry {
             uuid: entry.uuid,
@@ -238,6 +251,7 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
             epoch: entry.epoch.get(),
             leaving: entry.flags.get() & BULK_LEAVING != 0,
             unsettled: entry.flags.get() & BULK_UNSETTLED != 0,
+            sums,
         });
     }
     Ok(Some(devices))
@@ -323,6 +337,7 @@ mod tests {
             epoch: 4,
             leaving: true,
             unsettled: true,
+            sums: Some(BlockSums { piece: run(22), shift: 12 }),
         };
         vec![first, second]
     }
@@ -342,7 +357,7 @@ mod tests {
     #[test]
     fn values_that_no_writer_makes_are_refused() {
         type Change = fn(&mut Vec<BulkDeviceEntry>);
-        let changes: [Change; 9] = [
+        let changes: [Change; 12] = [
             |list| list[1].number = 0,
             |list| list[1].number = 16,
             |list| list[0].blocks = 999,
@@ -352,6 +367,9 @@ mod tests {
             |list| list[1].bitmap = SlotRef::NONE,
             |list| list[1].suspects = SlotRef::run(Offset::of_segment(1024), 1),
             |list| list[1].uuid = [0; 16],
+            |list| list[1].sums.as_mut().unwrap().shift = 16,
+            |list| list[1].sums.as_mut().unwrap().shift = 11,
+            |list| list[1].sums.as_mut().unwrap().piece = SlotRef::run(Offset::of_segment(1024), 1),
         ];
         for (at, change) in changes.into_iter().enumerate() {
             let mut list = devices();

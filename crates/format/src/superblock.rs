@@ -42,6 +42,9 @@ pub const FEATURE_DEVICES: u64 = 128;
 /// Incompatible feature: records of files and directories may have thresholds. A store gets it before its first one, as it gets
 /// [`FEATURE_PACKED`].
 pub const FEATURE_THRESHOLDS: u64 = 256;
+/// Incompatible feature: the list of bulk devices may name tables of checksums. A store gets it before its first one, as it gets
+/// [`FEATURE_PACKED`].
+pub const FEATURE_BLOCK_SUMS: u64 = 512;
 /// Incompatible features this crate understands.
 pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
     | FEATURE_SUMS
@@ -51,9 +54,10 @@ pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
     | FEATURE_BUCKETS
     | FEATURE_SPILLED
     | FEATURE_DEVICES
-    | FEATURE_THRESHOLDS;
+    | FEATURE_THRESHOLDS
+    | FEATURE_BLOCK_SUMS;
 /// Features that stores get while they are open.
-const FEATURES_ADDED: [u64; 7] = [
+const FEATURES_ADDED: [u64; 8] = [
     FEATURE_PACKED,
     FEATURE_METHODS,
     FEATURE_DICTIONARIES,
@@ -61,6 +65,7 @@ const FEATURES_ADDED: [u64; 7] = [
     FEATURE_SPILLED,
     FEATURE_DEVICES,
     FEATURE_THRESHOLDS,
+    FEATURE_BLOCK_SUMS,
 ];
 
 pub const SUPERBLOCK_AT: u64 = 0;

@@ -46,7 +46,7 @@ impl Drop for Store {
 
 fn open(kind: MemoryKind, files: u64) -> Store {
     let geometry = geometry(kind, files);
-    let format = FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 };
+    let format = FormatOptions { geometry, sums: true, root_mode: 0o755, root_uid: 0, root_gid: 0 };
     let clock = || Arc::new(SystemClock::new());
     let (boot_id, nonce) = ([3; 16], [4; 16]);
     if kind == MemoryKind::Battery {

@@ -40,7 +40,7 @@ fn store(path: &PathBuf) -> Fs {
         bulk: None,
         clock: Arc::new(SystemClock::new()),
     };
-    let format = FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 };
+    let format = FormatOptions { geometry, sums: true, root_mode: 0o755, root_uid: 0, root_gid: 0 };
     Fs::format(parts(), &format).expect("a new store");
     Fs::open(parts(), Options::default()).expect("the new store").0
 }

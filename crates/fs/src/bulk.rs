@@ -25,6 +25,7 @@ mod fresh;
 mod patience;
 mod ranges;
 mod replaced;
+mod sums;
 mod unit;
 
 use std::sync::Arc;
@@ -148,8 +149,7 @@ impl Bulk {
         region.read(BULK_LIST_AT, &mut page)?;
         let listed = decode_list(&page, superblock)?;
         let list = devices::List { exists: listed.is_some(), entries: listed.unwrap_or_default() };
-        let entries: Vec<_> =
-            if list.exists { list.entries.clone() } else { only_device(superblock).into_iter().collect() };
+        let entries = list.known(region);
         let saved = saved_devices(region)?;
         let mut units = Vec::new();
         for entry in &entries {
@@ -446,16 +446,23 @@ impl Bulk {
     }
 
     /// Reads bytes of the device that holds them.
-    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+    pub fn read(&self, region: &Region, at: u64, out: &mut [u8]) -> Result<()> {
         assert_none_held();
-        self.unit_of(at / BULK_BLOCK)?.read(at, out)
+        self.unit_of(at / BULK_BLOCK)?.read(region, at, out, |sentence| self.tell(sentence))
     }
 
-    /// Writes bytes of the device that holds them; returns the write's number. The file's data lock keeps others away from the
+    /// Writes over data of the device that holds them; returns the write's number. The file's data lock keeps others away from the
     /// device blocks at the unaligned ends, which are read and written back.
-    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<Stamp> {
+    pub fn write(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
         assert_none_held();
-        self.unit_of(at / BULK_BLOCK)?.write(at, bytes)
+        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes)
+    }
+
+    /// Writes whole blocks that no file maps yet, before the record that maps them.
+    pub fn fill(&self, region: &Region, first: BulkBlock, bytes: &[u8]) -> Result<Stamp> {
+        assert_none_held();
+        debug_assert!((bytes.len() as u64).is_multiple_of(BULK_BLOCK));
+        self.unit_of(first.get())?.fill(region, first.byte(), bytes)
     }
 
     /// A write went into a file.

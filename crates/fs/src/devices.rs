@@ -96,7 +96,7 @@ impl Fs {
                         }
                     }
                     Ok(None) => break,
-                    Err(Error::Io(_) | Error::Corrupt(_)) => {
+                    Err(Error::Io(_) | Error::Corrupt(_) | Error::Damaged { .. }) => {
                         drained.stuck.push(ino);
                         break;
                     }
@@ -135,6 +135,11 @@ impl Fs {
             self.distrust_device(number)?;
         }
         bulk.retry(&self.region, number, open)
+    }
+
+    /// Bytes of memory that checksums of bulk storage take.
+    pub fn sums_bytes(&self) -> u64 {
+        self.bulk.as_ref().map_or(0, |bulk| bulk.sums_bytes())
     }
 
     /// Is it the file that holds spilled small files? It has no name.

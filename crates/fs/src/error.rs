@@ -64,6 +64,11 @@ pub enum Error {
     Io(String),
     #[error("the store is damaged: {0}")]
     Corrupt(String),
+    /// The device gave other bytes than were written.
+    #[error(
+        "{device}: the bytes from {byte} on are not what was written, says their checksum; `shoal scrub` names the files"
+    )]
+    Damaged { device: String, byte: u64 },
 }
 
 impl Error {
@@ -71,7 +76,7 @@ impl Error {
         match self {
             Error::NotPermitted => 1,
             Error::NotFound => 2,
-            Error::Io(_) | Error::Spilled { .. } => 5,
+            Error::Io(_) | Error::Damaged { .. } | Error::Spilled { .. } => 5,
             Error::NoDevice => 6,
             Error::WouldFlush => 11,
             Error::TooBig => 7,

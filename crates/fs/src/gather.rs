@@ -159,8 +159,8 @@ impl Fs {
         let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
         for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
             let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
-            bulk.read((old.bulk_block + done).byte(), bytes)?;
-            bulk.write((run.first + done).byte(), bytes)?;
+            bulk.read(&self.region, (old.bulk_block + done).byte(), bytes)?;
+            bulk.fill(&self.region, run.first + done, bytes)?;
         }
         // What was durable must be so where the record says it is.
         if is_planted(Bug::DrainUnflushed) { Ok(()) } else { bulk.flush_runs(&self.region, [run]) }

@@ -25,7 +25,7 @@ mod tiers;
 use std::sync::atomic::Ordering;
 
 use shoal_format::BULK_BLOCK;
-use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
+use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout};
 use shoal_format::slot::SlotRef;
 use shoal_region::{Lsn, Tx};
@@ -172,11 +172,12 @@ impl Span {
 }
 
 /// Fills `out` from spans of as many bytes.
-pub(crate) fn read_spans(bulk: &Bulk, spans: &[Span], mut out: &mut [u8]) -> Result<()> {
+pub(crate) fn read_spans(fs: &Fs, spans: &[Span], mut out: &mut [u8]) -> Result<()> {
+    let bulk = fs.bulk()?;
     for span in spans {
         let (part, rest) = out.split_at_mut(span.len);
         match span.at {
-            Some(at) => bulk.read(at, part)?,
+            Some(at) => bulk.read(&fs.region, at, part)?,
             None => part.fill(0),
         }
         out = rest;
@@ -359,8 +360,8 @@ impl Fs {
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
             let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
-                true => bulk.write(place, part),
-                false => write_whole(bulk, &extent, place, part),
+                true => bulk.write(&self.region, place, part),
+                false => self.write_whole(bulk, &extent, place, part),
             });
             let write = match written {
                 Err(Error::Io(_)) if !in_place && mapping.give_back(&extent) => continue,
@@ -418,13 +419,14 @@ impl Fs {
             let last = run_of(&clip(extent, end, end + 1));
             file.device(inode, |bulk| {
                 let mut rest = vec![0; (BULK_BLOCK - within) as usize];
-                let is_zero =
-                    tail == Tail::Untouched && bulk.read(at, &mut rest).is_ok() && rest.iter().all(|&byte| byte == 0);
+                let is_zero = tail == Tail::Untouched
+                    && bulk.read(&self.region, at, &mut rest).is_ok()
+                    && rest.iter().all(|&byte| byte == 0);
                 if !is_zero {
                     // Before the write: if it fails, zeros that are not durable may be what is read next.
                     bulk.fresh.set_tail(ino, false);
                     rest.fill(0);
-                    bulk.write(at, &rest)?;
+                    bulk.write(&self.region, at, &rest)?;
                 }
                 if (!is_zero || !bulk.has_flushed(extent.bulk_block)) && !is_planted(Bug::ZeroTailFlush) {
                     bulk.flush_runs(&self.region, [last])?;
@@ -442,8 +444,8 @@ impl Fs {
             && let Ok(extent) = self.data_at(inode, FileBlock::of(from))?
         {
             debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
-            let write =
-                file.device(inode, |bulk| bulk.write(byte_of(&extent, from), &vec![0; (to - from) as usize]))?;
+            let zeros = vec![0; (to - from) as usize];
+            let write = file.device(inode, |bulk| bulk.write(&self.region, byte_of(&extent, from), &zeros))?;
             self.bulk()?.wrote(file.ino, write);
         }
         Ok(())
@@ -654,34 +656,34 @@ impl Fs {
         }
         Ok(())
     }
-}
 
-/// Writes all blocks of a fresh extent: `bytes` at byte `place` of the device, zeros before and behind them.
-fn write_whole(bulk: &Bulk, extent: &Extent, place: u64, bytes: &[u8]) -> Result<Stamp> {
-    let (start, stop) = (extent.bulk_block.byte(), (extent.bulk_block + extent.blocks).byte());
-    let end = place + bytes.len() as u64;
-    let body = (place.next_multiple_of(BULK_BLOCK), end / BULK_BLOCK * BULK_BLOCK);
-    let block_of = |at: u64, part: &[u8]| {
-        let mut block = vec![0; BULK_BLOCK as usize];
-        let within = (at % BULK_BLOCK) as usize;
-        block[within..within + part.len()].copy_from_slice(part);
-        bulk.write(at / BULK_BLOCK * BULK_BLOCK, &block)
-    };
-    debug_assert!(place - start < BULK_BLOCK && stop - end < BULK_BLOCK, "every block gets some of the bytes");
-    if body.0 > body.1 {
-        return block_of(place, bytes);
+    /// Writes all blocks of a fresh extent: `bytes` at byte `place` of the device, zeros before and behind them.
+    fn write_whole(&self, bulk: &Bulk, extent: &Extent, place: u64, bytes: &[u8]) -> Result<Stamp> {
+        let (start, stop) = (extent.bulk_block.byte(), (extent.bulk_block + extent.blocks).byte());
+        let end = place + bytes.len() as u64;
+        let body = (place.next_multiple_of(BULK_BLOCK), end / BULK_BLOCK * BULK_BLOCK);
+        let block_of = |at: u64, part: &[u8]| {
+            let mut block = vec![0; BULK_BLOCK as usize];
+            let within = (at % BULK_BLOCK) as usize;
+            block[within..within + part.len()].copy_from_slice(part);
+            bulk.fill(&self.region, BulkBlock::new(at / BULK_BLOCK), &block)
+        };
+        debug_assert!(place - start < BULK_BLOCK && stop - end < BULK_BLOCK, "every block gets some of the bytes");
+        if body.0 > body.1 {
+            return block_of(place, bytes);
+        }
+        let (head, rest) = bytes.split_at((body.0 - place) as usize);
+        let (middle, tail) = rest.split_at((body.1 - body.0) as usize);
+        let mut write = None;
+        if !head.is_empty() {
+            write = Some(block_of(place, head)?);
+        }
+        if !tail.is_empty() {
+            write = Some(block_of(body.1, tail)?);
+        }
+        if !middle.is_empty() {
+            write = Some(bulk.fill(&self.region, BulkBlock::new(body.0 / BULK_BLOCK), middle)?);
+        }
+        Ok(write.expect("every block gets some of the bytes"))
     }
-    let (head, rest) = bytes.split_at((body.0 - place) as usize);
-    let (middle, tail) = rest.split_at((body.1 - body.0) as usize);
-    let mut write = None;
-    if !head.is_empty() {
-        write = Some(block_of(place, head)?);
-    }
-    if !tail.is_empty() {
-        write = Some(block_of(body.1, tail)?);
-    }
-    if !middle.is_empty() {
-        write = Some(bulk.write(body.0, middle)?);
-    }
-    Ok(write.expect("every block gets some of the bytes"))
 }

@@ -89,6 +89,8 @@ pub struct Options {
     pub bulk_devices: Vec<GivenDevice>,
     /// Open a store that lists several bulk devices without those that are missing.
     pub degraded: bool,
+    /// Keep checksums of what is on the bulk devices, or none; by default as the store has it.
+    pub sums: Option<bool>,
     /// Is told of bulk devices that are missing or fail.
     pub on_bulk_failure: Option<OnBulkFailure>,
 }
@@ -115,6 +117,7 @@ impl Default for Options {
             bulk_on_host: true,
             bulk_devices: Vec::new(),
             degraded: false,
+            sums: None,
             on_bulk_failure: None,
         }
     }
@@ -124,6 +127,8 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
     pub geometry: Geometry,
+    /// Keep checksums of what is on the bulk device.
+    pub sums: bool,
     pub root_mode: u32,
     pub root_uid: u32,
     pub root_gid: u32,
@@ -135,6 +140,9 @@ const REPLACED_PATIENCE_NS: u64 = 1_000_000_000;
 /// Time between two flushes of what a device that holds writes back has let go (ns).
 const SETTLE_HELD_NS: u64 = 2_000_000_000;
 
+/// Time between two looks for leaves of checksums that can be closed (ns).
+const CLOSE_SUMS_NS: u64 = 15_000_000_000;
+
 /// When something not yet durable was first noticed.
 #[derive(Default)]
 pub(crate) struct Pace {
@@ -145,6 +153,8 @@ pub(crate) struct Pace {
     marks: [VecDeque<(u64, u64)>; BULK_DEVICES_MAX],
     /// Up to here the log holds what makes flushed data count: it is synced at once.
     settled: Lsn,
+    /// When leaves of checksums were last looked at, for each bulk device.
+    sums_at: [u64; BULK_DEVICES_MAX],
     /// Checkpoints that found no room, one after the other.
     checkpoints: Backoff,
 }
@@ -159,7 +169,9 @@ impl Fs {
     /// store can have these.
     pub fn format_with_profiles(parts: Parts, options: &FormatOptions, profiles: Option<&ProfileFile>) -> Result<()> {
         let region = Region::create(options.geometry, parts.region)?;
-        let fs = Fs::assemble(region, parts.bulk, parts.clock, Options::default(), false)?;
+        let sums = Some(options.sums);
+        let fs = Fs::assemble(region, parts.bulk, parts.clock, Options { sums, ..Options::default() }, false)?;
+        fs.arrange_sums()?;
         namespace::make_root(&fs, options.root_mode, options.root_uid, options.root_gid)?;
         if let Some(profiles) = profiles
             && !fs.set_inode_profiles(profiles)?
@@ -214,7 +226,22 @@ impl Fs {
         }
         // Only now: a crash before this must find the power loss again, because extents may still be marked NEW.
         fs.region.settle(nonce)?;
+        fs.arrange_sums()?;
         Ok((fs, recovery))
+    }
+
+    /// Keeps checksums of bulk storage, or none, as the options say.
+    fn arrange_sums(&self) -> Result<()> {
+        match &self.bulk {
+            Some(bulk) if !self.region.is_read_only() => bulk.arrange_sums(&self.region, self.options.sums),
+            _ => Ok(()),
+        }
+    }
+
+    /// Closes the checksums' leaves that no write over data has come to for a while, or all that a flush has covered.
+    fn close_sums(&self, all: bool) -> Result<()> {
+        let Some(bulk) = &self.bulk else { return Ok(()) };
+        bulk.numbers().into_iter().try_for_each(|number| bulk.close_sums(&self.region, number, all))
     }
 
     fn assemble(
@@ -233,6 +260,7 @@ impl Fs {
             // Not kept: a device that is opened again must have no other user.
             let devices = std::mem::take(&mut options.bulk_devices);
             bulk.attach(&region, &devices, given, options.degraded)?;
+            bulk.load_sums(&region)?;
         }
         region.set_clock(clock.clone());
         let table = InodeTable::load(&region, options.on_damage.clone())?;
@@ -289,6 +317,7 @@ impl Fs {
     /// One bulk device's share of it, which waits for no other device.
     pub fn tick_bulk_device(&self, number: u32) -> Result<()> {
         self.settle_device_by_age(number)?;
+        self.close_sums_by_age(number)?;
         if let Some(bulk) = &self.bulk {
             bulk.reclaim_on(&self.region, number);
         }
@@ -346,7 +375,24 @@ impl Fs {
     }
 
     fn settle_by_age(&self) -> Result<()> {
-        self.bulk_numbers().into_iter().try_for_each(|number| self.settle_device_by_age(number))
+        self.bulk_numbers().into_iter().try_for_each(|number| {
+            self.settle_device_by_age(number)?;
+            self.close_sums_by_age(number)
+        })
+    }
+
+    /// Twice in a row without a write over data, and a leaf of checksums is closed.
+    fn close_sums_by_age(&self, number: u32) -> Result<()> {
+        let Some(bulk) = &self.bulk else { return Ok(()) };
+        let now = self.clock.monotonic_ns();
+        {
+            let last = &mut self.pace.lock().sums_at[number as usize];
+            if now < *last + CLOSE_SUMS_NS {
+                return Ok(());
+            }
+            *last = now;
+        }
+        bulk.close_sums(&self.region, number, false)
     }
 
     /// Flushes a bulk device and clears NEW when the oldest data there that is not settled is old enough, or the log is due that
@@ -497,6 +543,7 @@ impl Fs {
         self.settle_new()?;
         self.region.sync()?;
         reclaimed?;
+        self.close_sums(true)?;
         if let Some(bulk) = &self.bulk {
             bulk.reclaim(&self.region)?;
         }

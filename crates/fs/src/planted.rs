@@ -112,5 +112,19 @@ shoal_media::plantable! {
         JoinNoted,
         /// A block that moved is NEW where it was flushed.
         MovedStaysNew,
+        /// Checksums of bulk blocks are not compared.
+        SumsUnread,
+        /// A wrong checksum is damage without a second look at it.
+        SumsOneLook,
+        /// A checksum stays while the bytes under it change.
+        SumsStay,
+        /// A leaf of checksums is not marked as open before data under it change.
+        LeavesUnmarked,
+        /// The mark of an open leaf is not durable before data under it change.
+        LeavesUnsynced,
+        /// A leaf is closed though no flush has covered the last write under it.
+        LeavesUnflushed,
+        /// The checksums of leaves that a crash left open are believed.
+        OpenLeavesKept,
     }
 }

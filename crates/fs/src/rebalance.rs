@@ -212,9 +212,9 @@ impl Fs {
             let len = (inode.size - at).min(small::STEP_BYTES);
             let spans = self.spans(inode, at, len as usize)?;
             if spans.iter().any(|span| span.at().is_some()) {
-                file.device(inode, |bulk| {
+                file.device(inode, |_| {
                     let mut bytes = vec![0; len as usize];
-                    read_spans(bulk, &spans, &mut bytes)?;
+                    read_spans(self, &spans, &mut bytes)?;
                     self.append_copy(copy, at, &spans, &bytes)
                 })?;
             }

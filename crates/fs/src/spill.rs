@@ -419,7 +419,7 @@ impl Fs {
             return Ok(true);
         }
         match self.clean(&mut worker, u64::MAX, 1) {
-            Ok(()) | Err(Error::NoSpace | Error::Io(_)) => {}
+            Ok(()) | Err(Error::NoSpace | Error::Io(_) | Error::Damaged { .. }) => {}
             Err(error) => return Err(error),
         }
         Ok(self.sweep()? > 0)

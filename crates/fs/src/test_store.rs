@@ -38,7 +38,7 @@ impl TestStore {
             created_ns: 0,
         };
         let store = TestStore { world, has_bulk, clock: Arc::new(SimClock::new(1)) };
-        let options = FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 };
+        let options = FormatOptions { geometry, sums: true, root_mode: 0o755, root_uid: 0, root_gid: 0 };
         Fs::format(store.parts(1), &options).unwrap();
         store
     }

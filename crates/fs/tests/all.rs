@@ -5,6 +5,7 @@
 
 mod actors;
 mod beside_load;
+mod checksums;
 mod cold;
 mod compaction;
 mod compaction_crash;
@@ -39,6 +40,7 @@ mod slow_device;
 mod spilled;
 mod spilling;
 mod store;
+mod summed;
 mod thresholds;
 mod tiers;
 mod tree;

@@ -25,6 +25,8 @@ mod saved;
 mod spilling;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod store;
+#[allow(dead_code, reason = "a part of it is enough")]
+mod summed;
 
 use std::collections::BTreeMap;
 
@@ -91,6 +93,12 @@ enum Hunt {
     FailedRanges,
     /// Bytes that nobody has synced, on a device that is emptied.
     NewMoves,
+    /// Checksums of bulk storage beside crashes.
+    Sums,
+    /// The same behind a write-back cache.
+    SumsBehindCache,
+    /// A flipped bit on a bulk device.
+    Flipped,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -153,7 +161,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::MoveSetsTimes => Hunt::AttributesBesideMove,
         Bug::SpillUnflushed => Hunt::Sequence(6),
         Bug::SpilledUnverified => Hunt::SpilledDamage,
-        Bug::SpilledOneLook => Hunt::ReadMeanwhile,
+        Bug::SpilledOneLook | Bug::SumsOneLook => Hunt::ReadMeanwhile,
         Bug::SpilledUnseen => Hunt::SpilledMeanwhile,
         Bug::SpilledNotCounted | Bug::SpilledNotNoted => Hunt::Swept,
         Bug::MarkUnflushed | Bug::RemoveInUse | Bug::DrainUnflushed => Hunt::Devices,
@@ -161,6 +169,9 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::EpochIgnored => Hunt::AwayOrOlder,
         Bug::RangesTakeAll => Hunt::FailedRanges,
         Bug::MovedStaysNew => Hunt::NewMoves,
+        Bug::SumsUnread => Hunt::Flipped,
+        Bug::SumsStay | Bug::LeavesUnmarked | Bug::LeavesUnsynced | Bug::OpenLeavesKept => Hunt::Sums,
+        Bug::LeavesUnflushed => Hunt::SumsBehindCache,
     }
 }
 
@@ -235,6 +246,15 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::AwayOrOlder => {
             devices::away_or_older(Logged);
+            Ok(1)
+        }
+        Hunt::Sums => Ok((0..4).map(|seed| summed::explore(summed::setup(Logged), seed)).sum()),
+        Hunt::SumsBehindCache => {
+            let setup = Setup { cached: true, ..summed::setup(Logged) };
+            Ok((0..4).map(|seed| summed::explore(setup, seed)).sum())
+        }
+        Hunt::Flipped => {
+            summed::flipped();
             Ok(1)
         }
         Hunt::NewMoves => {

@@ -93,7 +93,7 @@ fn format(dir: &Path) {
         created_ns: 0,
     };
     let parts = Parts { region, bulk: Some(Arc::new(bulk)), clock: Arc::new(SimClock::new(1)) };
-    Fs::format(parts, &FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 }).unwrap();
+    Fs::format(parts, &FormatOptions { geometry, sums: true, root_mode: 0o755, root_uid: 0, root_gid: 0 }).unwrap();
 }
 
 /// Opens a store as a mount does: `opening` counts, `boot` changes with a power loss.

@@ -4,14 +4,14 @@
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::{FEATURE_DEVICES, MemoryKind};
-use shoal_fs::{Error, Leaving, ROOT};
+use shoal_fs::{Error, FormatOptions, Leaving, ROOT};
 use std::sync::atomic::Ordering;
 
 use crate::devices::{
     BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
-    given, new_bytes_move, new_world, read, restored_lists, setup, spilled, try_open,
+    given, new_bytes_move, read, restored_lists, setup, spilled, try_open, with_more,
 };
-use crate::store::{Boot, Setup};
+use crate::store::{Boot, Setup, format_options, format_with};
 
 #[test]
 fn whatever_happens_to_the_list_of_devices_survives_every_crash() {
@@ -136,7 +136,8 @@ fn battery_memory_that_was_lost_comes_back_with_the_list_of_its_image() {
 #[test]
 fn a_store_of_earlier_programs_gets_the_feature_with_its_second_device() {
     for kind in [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax] {
-        let world = new_world(kind);
+        let options = FormatOptions { sums: false, ..format_options(setup(kind), 1) };
+        let world = with_more(setup(kind), format_with(setup(kind), 1, &options));
         let boot = Boot::first(true);
         let fs = try_open(&world, kind, boot, vec![], false).unwrap();
         assert!(!fs.region().has_feature(FEATURE_DEVICES));

@@ -182,7 +182,7 @@ fn a_full_store_with_bulk_storage_takes_more_and_then_refuses_and_empties() {
 fn a_memory_full_of_files_has_room_for_names() {
     let setup = Setup {
         kind: MemoryKind::Battery,
-        region_bytes: 8 << 20,
+        region_bytes: (8 << 20) + (64 << 10),
         bulk_blocks: 256,
         ring_bytes: 1 << 20,
         ..Setup::default()

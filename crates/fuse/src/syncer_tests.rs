@@ -130,7 +130,7 @@ pub(crate) fn store(commit_age_ms: u64) -> Store {
         memory_kind: MemoryKind::Logged,
         created_ns: 0,
     };
-    let root = FormatOptions { geometry, root_mode: 0o777, root_uid: 0, root_gid: 0 };
+    let root = FormatOptions { geometry, sums: true, root_mode: 0o777, root_uid: 0, root_gid: 0 };
     Fs::format(parts(1, true), &root).expect("the store is made");
     let options = Options { commit_age_ms, ..Options::default() };
     let (fs, _) = Fs::open(parts(2, false), options).expect("the store opens");

@@ -13,6 +13,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use shoal_format::bulk_list::{BULK_LIST_AT, decode_list};
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, FEATURE_INCARNATION, SUPERBLOCK_AT, Superblock};
 use shoal_format::{FormatError, PAGE};
 use shoal_media::{ImageFile, PersistentMemory};
@@ -93,6 +94,17 @@ pub fn place_anchor(anchor: &AnchorRecord, memory: &dyn PersistentMemory) {
     memory.fence();
 }
 
+/// The bulk devices may have changed since the image was written: their checksums are those of that time.
+fn forget_block_sums(memory: &dyn PersistentMemory, superblock: &Superblock) -> Result<()> {
+    let mut page = vec![0; PAGE as usize];
+    memory.read(BULK_LIST_AT.get(), &mut page);
+    let devices = decode_list(&page, superblock)?.unwrap_or_default();
+    for piece in devices.iter().filter_map(|device| device.sums).map(|sums| sums.piece) {
+        memory.zero(piece.offset().get(), piece.capacity());
+    }
+    Ok(())
+}
+
 /// Makes memory, blank before, the region the newest image holds, in a new incarnation: behind the image's, and behind
 /// `refused`, that of a region set aside for it. `memory` is the store's region when this has returned, and no other is.
 pub fn restore(
@@ -115,6 +127,9 @@ pub fn restore(
     // A program that knows nothing of incarnations must open neither the region nor what was left behind for it.
     let marked = Superblock { features: superblock.features | FEATURE_INCARNATION, ..superblock };
     memory.write(SUPERBLOCK_AT, &marked.encode());
+    if saved.flags.get() & ANCHOR_CLEAN == 0 {
+        forget_block_sums(memory, &superblock)?;
+    }
     memory.write_back(0, used);
     let incarnation = next_incarnation(saved.incarnation.get().max(refused), random).into();
     place_anchor(&AnchorRecord { incarnation, ..saved }.sealed(), memory);

@@ -49,6 +49,8 @@ pub struct FormatOptions {
     pub compress: Method,
     /// Files of `shoal profile`, with which inodes that have cooled are packed; without any the built-in profiles.
     pub profiles: Vec<PathBuf>,
+    /// Keep checksums of what is on the bulk storage.
+    pub sums: bool,
     /// Replace an existing store, and overwrite a device that holds data.
     pub force: bool,
 }
@@ -63,6 +65,7 @@ impl Default for FormatOptions {
             threshold_bytes: 1 << 20,
             compress: Method::default(),
             profiles: Vec::new(),
+            sums: true,
             force: false,
         }
     }
@@ -103,7 +106,7 @@ impl Store {
         let uuid = new_uuid();
         let geometry = geometry(memory.kind(), uuid, memory_bytes, bulk_bytes, options)?;
         let description = Description::new(&uuid, memory, bulk, options.compress);
-        make(&directory, lock, description, geometry, device, profiles.as_ref())
+        make(&directory, lock, description, (geometry, options.sums), device, profiles.as_ref())
     }
 }
 
@@ -112,7 +115,7 @@ fn make(
     directory: &Path,
     _lock: StoreLock,
     description: Description,
-    geometry: Geometry,
+    (geometry, sums): (Geometry, bool),
     device: Option<Arc<dyn Device>>,
     profiles: Option<&ProfileFile>,
 ) -> Outcome<Formatted> {
@@ -128,6 +131,7 @@ fn make(
     let media = create_media(directory, &description, &superblock, device)?;
     let options = shoal_fs::FormatOptions {
         geometry,
+        sums,
         root_mode: 0o755,
         root_uid: rustix::process::geteuid().as_raw(),
         root_gid: rustix::process::getegid().as_raw(),

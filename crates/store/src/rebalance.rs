@@ -138,7 +138,7 @@ pub fn rebalance(fs: &Fs, items: &[Item]) -> Outcome<Rebalanced> {
             }
             Ok(Done::NoRoom) => done.no_room += 1,
             Ok(Done::Stays) => done.stay += 1,
-            Err(Error::Corrupt(_) | Error::Io(_)) => done.unreadable += 1,
+            Err(Error::Corrupt(_) | Error::Io(_) | Error::Damaged { .. }) => done.unreadable += 1,
             Err(error) => return Err(error).during("rebalancing"),
         }
         done.looked_at += 1;

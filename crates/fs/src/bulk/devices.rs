@@ -64,6 +64,10 @@ pub struct BulkState {
     pub pending: u64,
     /// Contents in doubt since a flush failed.
     pub suspect: u64,
+    /// Checksums are kept of what is on it.
+    pub has_sums: bool,
+    /// Places whose bytes were found to be others than their checksum says, and not written since.
+    pub damaged: u64,
     /// It is being emptied.
     pub leaving: bool,
     /// It is not there.
@@ -80,6 +84,11 @@ pub(super) struct List {
 }
 
 impl List {
+    /// The devices of the list, or the one that the superblock speaks of.
+    pub fn known(&self, region: &Region) -> Vec<BulkDeviceEntry> {
+        if self.exists { self.entries.clone() } else { only_device(region.superblock()).into_iter().collect() }
+    }
+
     /// Writes the list anew, in a transaction of its own.
     fn change(&mut self, region: &Region, entries: Vec<BulkDeviceEntry>) -> Result<()> {
         let mut tx = region.begin_reclaim();
@@ -90,7 +99,7 @@ impl List {
     }
 }
 
-fn write_list(tx: &mut Tx<'_>, entries: &[BulkDeviceEntry]) -> Result<()> {
+pub(super) fn write_list(tx: &mut Tx<'_>, entries: &[BulkDeviceEntry]) -> Result<()> {
     let mut page = encode_list(entries);
     page.resize(PAGE as usize, 0);
     Ok(tx.write(BULK_LIST_AT, &page)?)
@@ -167,17 +176,14 @@ impl Bulk {
         Bulk { on_failure, ..self }
     }
 
-    fn tell(&self, sentence: &str) {
+    pub(super) fn tell(&self, sentence: &str) {
         if let Some(tell) = &self.on_failure {
             tell(sentence);
         }
     }
 
-    fn entry(&self, region: &Region, number: u32) -> Option<BulkDeviceEntry> {
-        let list = self.list.lock();
-        let known =
-            if list.exists { list.entries.clone() } else { only_device(region.superblock()).into_iter().collect() };
-        known.into_iter().find(|entry| entry.number == number)
+    pub(super) fn entry(&self, region: &Region, number: u32) -> Option<BulkDeviceEntry> {
+        self.list.lock().known(region).into_iter().find(|entry| entry.number == number)
     }
 
     /// Attaches what was given to the devices of the list. Those that are missing, or are not what they should be, are lost;
@@ -357,8 +363,7 @@ impl Bulk {
         self.units().iter().for_each(|unit| unit.tracks.store(true, Ordering::Release));
         self.flush(region)?;
         let mut list = self.list.lock();
-        let mut entries =
-            if list.exists { list.entries.clone() } else { only_device(region.superblock()).into_iter().collect() };
+        let mut entries = list.known(region);
         if let Some(first) = entries.iter().find(|entry| entry.blocks > BULK_DEVICE_BLOCKS_MAX) {
             return Err(Error::Io(format!(
                 "the first device has {} blocks, too many to be one of several",
@@ -383,6 +388,7 @@ impl Bulk {
             epoch: 1,
             leaving: false,
             unsettled: false,
+            sums: None,
         };
         write_mark(&*device, blocks, &mark_of(region, &entry))?;
         let mut tx = region.begin();
@@ -458,7 +464,8 @@ impl Bulk {
             return Err(Error::Invalid);
         }
         let mut tx = region.begin_reclaim();
-        for slot in [gone.bitmap, gone.suspects].into_iter().filter(|slot| !slot.is_none()) {
+        let sums = gone.sums.map_or(SlotRef::NONE, |sums| sums.piece);
+        for slot in [gone.bitmap, gone.suspects, sums].into_iter().filter(|slot| !slot.is_none()) {
             tx.free(slot)?;
         }
         write_list(&mut tx, &entries)?;
@@ -555,6 +562,8 @@ impl Bulk {
                 free: free * BULK_BLOCK,
                 pending: pending * BULK_BLOCK,
                 suspect: unit.suspect_blocks() * BULK_BLOCK,
+                has_sums: unit.sums().is_some(),
+                damaged: unit.damaged_places(),
                 leaving: unit.leaving.load(Ordering::Acquire),
                 lost: unit.is_lost(),
                 closed: unit.closed_by().map(|cause| cause.to_string()),

@@ -9,7 +9,7 @@
 //! Block numbers are the store's; free blocks are kept by the device's own, from 0. Left out: which device gets new blocks, and
 //! what a failure means for the store ([`super::Bulk`]).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -18,13 +18,17 @@ use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::extent::BulkBlock;
 use shoal_format::{BULK_BLOCK, Offset};
 use shoal_media::{BlockDevice, MediaError, block};
+use shoal_region::Region;
 
 use super::blocks::{Blocks, Run};
+use super::sums::Table;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Ino, Result};
 
 /// Places for the last writes of files.
 const WRITES: usize = 1024;
+/// Damaged places that are remembered.
+const DAMAGED_MAX: usize = 4096;
 
 /// A set of blocks, by words of 64.
 #[derive(Default)]
@@ -153,6 +157,9 @@ pub(super) struct Unit {
     pub tracks: AtomicBool,
     has_suspects: AtomicBool,
     doubt: Mutex<Doubt>,
+    sums: RwLock<Option<Arc<Table>>>,
+    /// Where bytes were found that are not as their checksums say (the device's own).
+    damaged: Mutex<BTreeSet<u64>>,
 }
 
 impl Unit {
@@ -183,6 +190,8 @@ impl Unit {
             tracks: AtomicBool::new(false),
             has_suspects: AtomicBool::new(false),
             doubt: Mutex::default(),
+            sums: RwLock::default(),
+            damaged: Mutex::default(),
         }
     }
 
@@ -322,7 +331,7 @@ impl Unit {
         })
     }
 
-    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+    pub fn read(&self, region: &Region, at: u64, out: &mut [u8], tell: impl Fn(&str)) -> Result<()> {
         let own = self.place(at, out.len())?;
         if self.has_suspects.load(Ordering::Acquire) && !is_planted(Bug::SuspectsRead) {
             let (first, end) = (own / BULK_BLOCK, (own + out.len() as u64).div_ceil(BULK_BLOCK));
@@ -332,7 +341,41 @@ impl Unit {
         }
         let device = self.device()?;
         let align = device.geometry().block_bytes.max(1) as u64;
-        self.answer(read_aligned(&*device, align, own, out))
+        let read = |at, out: &mut [u8]| self.answer(read_aligned(&*device, align, at, out));
+        let Some(table) = self.sums() else { return read(own, out) };
+        match table.read(region, own, out, &read)? {
+            None => Ok(()),
+            Some(byte) => {
+                let error = Error::Damaged { device: self.name.read().to_string(), byte };
+                let mut damaged = self.damaged.lock();
+                if damaged.len() < DAMAGED_MAX && damaged.insert(byte) {
+                    drop(damaged);
+                    tell(&error.to_string());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    pub fn sums(&self) -> Option<Arc<Table>> {
+        self.sums.read().clone()
+    }
+
+    pub fn set_sums(&self, table: Option<Table>) {
+        *self.sums.write() = table.map(Arc::new);
+    }
+
+    /// Places where damage was found, and nothing written since.
+    pub fn damaged_places(&self) -> u64 {
+        self.damaged.lock().len() as u64
+    }
+
+    /// Bytes were written, or let go of: what was damaged there is no more.
+    fn forget_damage(&self, from: u64, to: u64) {
+        let mut damaged = self.damaged.lock();
+        if !damaged.is_empty() {
+            damaged.retain(|byte| !(from..to).contains(byte));
+        }
     }
 
     fn doubtful(&self) -> Error {
@@ -342,7 +385,31 @@ impl Unit {
         ))
     }
 
-    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<Stamp> {
+    /// Writes over data.
+    pub fn write(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
+        let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
+        let own = self.place(at, bytes.len())?;
+        let last_write = || self.written.load(Ordering::Acquire);
+        let _writing = table.write_over(region, own, own + bytes.len() as u64, &last_write)?;
+        self.write_with(&table, region, own, at, bytes)
+    }
+
+    /// Fills blocks that no file maps yet, and that no reader can find before the caller's record is there.
+    pub fn fill(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
+        match self.sums() {
+            Some(table) => self.write_with(&table, region, self.place(at, bytes.len())?, at, bytes),
+            None => self.write_plain(at, bytes),
+        }
+    }
+
+    fn write_with(&self, table: &Table, region: &Region, own: u64, at: u64, bytes: &[u8]) -> Result<Stamp> {
+        let stamp = self.write_plain(at, bytes)?;
+        table.wrote(region, own, bytes)?;
+        self.forget_damage(own, own + bytes.len() as u64);
+        Ok(stamp)
+    }
+
+    fn write_plain(&self, at: u64, bytes: &[u8]) -> Result<Stamp> {
         let own = self.place(at, bytes.len())?;
         let end = own + bytes.len() as u64;
         let (first, last) = (own / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
@@ -470,10 +537,11 @@ impl Unit {
 
     /// A run was unmapped: nobody asks for its contents any more.
     pub fn forget(&self, run: Run) {
+        let own = self.own(run);
+        self.forget_damage(own.first.byte(), own.end().byte());
         if !self.tracks.load(Ordering::Acquire) && !self.has_suspects.load(Ordering::Acquire) {
             return;
         }
-        let own = self.own(run);
         let (first, end) = (own.first.get(), own.end().get());
         let mut doubt = self.doubt.lock();
         let doubt = &mut *doubt;

@@ -122,7 +122,7 @@ impl Fs {
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
                 small::read(&self.region, &self.objects, inode, at, &mut buffer[..readable])?;
-                let done = match file.device(inode, |bulk| bulk.write(extent.bulk_block.byte(), &buffer)) {
+                let done = match file.device(inode, |bulk| bulk.fill(&self.region, extent.bulk_block, &buffer)) {
                     Err(Error::Io(_)) if mapping.give_back(&extent) => continue,
                     done => done?,
                 };
@@ -165,7 +165,7 @@ impl Fs {
             if self.data_at(inode, FileBlock::of(at))?.is_ok() {
                 let mut bytes = vec![0; (inode.size - at).min(BULK_BLOCK) as usize];
                 let spans = self.spans(inode, at, bytes.len())?;
-                file.device(inode, |bulk| read_spans(bulk, &spans, &mut bytes))?;
+                file.device(inode, |_| read_spans(self, &spans, &mut bytes))?;
                 data.push((at, bytes));
             }
         }

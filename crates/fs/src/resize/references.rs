@@ -123,6 +123,9 @@ impl Walk<'_> {
         for device in &mut devices {
             device.bitmap = self.moved(device.bitmap, BULK_LIST_AT)?;
             device.suspects = self.moved(device.suspects, BULK_LIST_AT)?;
+            if let Some(sums) = &mut device.sums {
+                sums.piece = self.moved(sums.piece, BULK_LIST_AT)?;
+            }
         }
         self.memory.write(BULK_LIST_AT.get(), &encode_list(&devices));
         Ok(())

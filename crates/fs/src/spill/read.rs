@@ -48,7 +48,12 @@ impl Fs {
             self.spans(&inode, place.0, payload.len())?
         };
         let object = placed.object;
-        if let Err(error) = read_spans(self.bulk()?, &spans, &mut payload) {
+        let outcome = read_spans(self, &spans, &mut payload);
+        if matches!(outcome, Err(Error::Damaged { .. })) {
+            // As if the payload's own sum were wrong.
+            return Ok(Err(Wrong { object, place, spans }));
+        }
+        if let Err(error) = outcome {
             // The blocks may have moved, and their device may be gone since.
             let _lock = self.locks.read(file);
             let now = self.load_spill_file(file).and_then(|inode| self.spans(&inode, place.0, payload.len()));
@@ -183,7 +188,7 @@ impl Fs {
             let Some(ino) = next else { return Ok(()) };
             match self.bring_file_back(ino) {
                 // It is damaged, or cannot be read: its next reader gets the error.
-                Ok(()) | Err(Error::Corrupt(_) | Error::Io(_)) => {}
+                Ok(()) | Err(Error::Corrupt(_) | Error::Io(_) | Error::Damaged { .. }) => {}
                 Err(Error::NoSpace) => return Ok(()),
                 Err(error) => return Err(error),
             }

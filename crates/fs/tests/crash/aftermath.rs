@@ -54,7 +54,7 @@ pub fn empty(fs: &Fs, clock: &SimClock) -> Result<(), String> {
         return Err(format!("after deleting everything: {usage:?}"));
     }
     let touched = fs.region().space().touched_bytes / shoal_format::SEGMENT;
-    let back = usage.region_free + table_bytes(fs)? + 128 + touched * SEGMENT_LOSS;
+    let back = usage.region_free + table_bytes(fs)? + fs.sums_bytes() + 128 + touched * SEGMENT_LOSS;
     if back < usage.region_bytes - usage.region_fixed {
         return Err(format!("space of the region is not back: {usage:?}"));
     }

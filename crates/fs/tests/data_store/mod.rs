@@ -13,12 +13,12 @@ use shoal_format::extent::{self, EXTENT_NEW, ExtentNode, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
 use shoal_format::object::{ChunkRef, GROUP_CHUNKS, OBJECT_HEAD, Object};
 use shoal_format::{BULK_BLOCK, SlotRef};
-use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr};
+use shoal_fs::{Caller, Error, FormatOptions, Fs, Ino, Options, ROOT, SetAttr};
 use shoal_media::{ImageFile, PersistentMemory};
 use shoal_region::View;
 use shoal_sim::{SimClock, World, WorldState};
 
-use crate::store::{Boot, Hook, Setup, Watch, format, open_with};
+use crate::store::{Boot, Hook, Setup, Watch, format, format_options, format_with, open_with};
 
 pub struct Store {
     pub setup: Setup,
@@ -49,6 +49,12 @@ fn try_open(setup: Setup, world: World, boot: Boot, options: Options, hook: Opti
 impl Store {
     pub fn new(setup: Setup) -> Store {
         open(setup, format(setup, 1), Boot::first(true))
+    }
+
+    /// One that keeps no checksums of bulk storage.
+    pub fn without_sums(setup: Setup) -> Store {
+        let options = FormatOptions { sums: false, ..format_options(setup, 1) };
+        open(setup, format_with(setup, 1, &options), Boot::first(true))
     }
 
     /// One whose files are packed as soon as they are asked for, and when it is full.

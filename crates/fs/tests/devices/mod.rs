@@ -165,7 +165,11 @@ pub fn new_world(kind: MemoryKind) -> World {
 }
 
 pub fn new_world_of(setup: Setup) -> World {
-    let world = format(setup, 1);
+    with_more(setup, format(setup, 1))
+}
+
+/// Adds the disks that the store does not know of yet.
+pub fn with_more(setup: Setup, world: World) -> World {
     for _ in 0..MORE {
         world.add_used_disk((BLOCKS + 1) * BULK_BLOCK, FOREIGN);
         if setup.cached {

@@ -327,11 +327,16 @@ pub fn format_options(setup: Setup, seed: u64) -> FormatOptions {
         hash_seed: seed,
         created_ns: 0,
     };
-    FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 }
+    FormatOptions { geometry, sums: true, root_mode: 0o755, root_uid: 0, root_gid: 0 }
 }
 
 /// A new, empty store at rest.
 pub fn format(setup: Setup, seed: u64) -> World {
+    format_with(setup, seed, &format_options(setup, seed))
+}
+
+/// The same with other options.
+pub fn format_with(setup: Setup, seed: u64, options: &FormatOptions) -> World {
     let world = World::new(seed);
     match setup.kind {
         MemoryKind::Logged => drop(world.add_log()),
@@ -351,7 +356,7 @@ pub fn format(setup: Setup, seed: u64) -> World {
     let boot = Boot { boot: 1, opening: 0, keeps_trimmed: true };
     let clock = Arc::new(SimClock::new(1));
     let parts = parts(setup, &world, boot, &Watch::default(), true, &clock).expect("media of a new store");
-    Fs::format(parts, &format_options(setup, seed)).expect("the store is formatted");
+    Fs::format(parts, options).expect("the store is formatted");
     world
 }
 

@@ -112,7 +112,7 @@ impl Variant {
             bulk: None,
             clock: Arc::new(SystemClock::new()),
         };
-        let format = FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 };
+        let format = FormatOptions { geometry, sums: false, root_mode: 0o755, root_uid: 0, root_gid: 0 };
         Fs::format(parts(), &format).map_err(|error| broken(error.to_string()))?;
         let (fs, _) = Fs::open(parts(), self.options(packing)).map_err(|error| broken(error.to_string()))?;
         Ok(fs)

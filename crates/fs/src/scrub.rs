@@ -1,0 +1,156 @@
+//! Scrubbing: every byte of large and spilled files is read, and compared with its checksum; what has none gets one.
+//!
+//! Damage that nobody reads stays unnoticed until the other copy is gone, too. A scrub finds it while there may be one. It goes in steps
+//! of bounded length, from one place in a file to the next, so that a caller may stop, rest, or show how far it is. A file's data lock
+//! is shared during a step: readers go on, a writer waits for one read of the device. Left out: who calls it, and when.
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
+use shoal_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot, Layout};
+
+use crate::extents::{Mapped, clip};
+use crate::{Error, Fs, Ino, Result};
+
+/// Blocks that are read at once.
+const READ_BLOCKS: u64 = 16;
+
+/// Where a scrub goes on: a file, and a byte in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubPlace {
+    pub ino: u64,
+    pub byte: u64,
+}
+
+/// A block of a file that is not as it was written, or cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScrubFinding {
+    pub ino: Ino,
+    /// Where in the file the block begins.
+    pub byte: u64,
+    /// The checksum says so; otherwise the device does.
+    pub damaged: bool,
+    pub cause: String,
+}
+
+/// What a step of a scrub did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scrubbed {
+    /// Bytes read and compared, or found without a checksum.
+    pub bytes: u64,
+    /// Bytes among them that had no checksum and have one now.
+    pub covered: u64,
+    /// Bytes among them that have none: their device has no table for them.
+    pub without: u64,
+    pub findings: Vec<ScrubFinding>,
+    /// `None`: the scrub is over.
+    pub next: Option<ScrubPlace>,
+}
+
+impl Fs {
+    /// Scrubs about `bytes` bytes from a place on. The order is that of inode numbers.
+    pub fn scrub_step(&self, from: ScrubPlace, bytes: u64) -> Result<Scrubbed> {
+        let mut done = Scrubbed::default();
+        let mut at = from;
+        loop {
+            let Some(ino) = self.large_file_from(at.ino)? else { return Ok(done) };
+            if u64::from(ino) != at.ino {
+                at = ScrubPlace { ino: u64::from(ino), byte: 0 };
+            }
+            match self.scrub_some(ino, FileBlock::of(at.byte), &mut done)? {
+                Some(block) => at.byte = block.byte(),
+                None => at = ScrubPlace { ino: u64::from(ino) + 1, byte: 0 },
+            }
+            if done.bytes >= bytes {
+                done.next = Some(at);
+                return Ok(done);
+            }
+        }
+    }
+
+    /// The first large file with this number or a higher one.
+    fn large_file_from(&self, number: u64) -> Result<Option<Ino>> {
+        let first = number / INODES_PER_BLOCK;
+        for block in first..self.table.blocks() {
+            let mut found = None;
+            self.table.for_block(&self.region, block, &mut |ino, slot| {
+                let is_large = matches!(slot, InodeSlot::Used(inode) if inode.layout == Layout::Extents);
+                if is_large && u64::from(ino) >= number && found.is_none_or(|found| ino < found) {
+                    found = Some(ino);
+                }
+            })?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Scrubs up to [`READ_BLOCKS`] blocks of a file from `block` on; where to go on in it.
+    fn scrub_some(&self, ino: Ino, block: FileBlock, done: &mut Scrubbed) -> Result<Option<FileBlock>> {
+        let _data = self.data_locks.read(ino);
+        let found = {
+            let _lock = self.locks.read(ino);
+            match self.load(ino) {
+                Ok(inode) if inode.layout == Layout::Extents => self.written_from(&inode, block),
+                // It is gone, or small now.
+                Ok(_) | Err(Error::Stale | Error::NotFound) => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let part = match found {
+            Ok(Some(extent)) => clip(extent, extent.file_block.max(block), extent.file_block.max(block) + READ_BLOCKS),
+            Ok(None) => return Ok(None),
+            Err(Error::Corrupt(cause)) => {
+                done.findings.push(ScrubFinding { ino, byte: block.byte(), damaged: false, cause });
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let bulk = self.bulk()?;
+        let mut bytes = vec![0; (part.blocks * BULK_BLOCK) as usize];
+        let scrubbed = match bulk.scrub(&self.region, part.bulk_block.byte(), &mut bytes) {
+            Err(Error::Damaged { .. } | Error::Io(_)) => self.scrub_each(ino, &part, &mut bytes, done),
+            outcome => outcome,
+        };
+        let (covered, without) = scrubbed?;
+        done.bytes += bytes.len() as u64;
+        done.covered += covered;
+        done.without += without;
+        Ok(Some(part.end()))
+    }
+
+    /// The same block by block: which of them are wrong?
+    fn scrub_each(&self, ino: Ino, part: &Extent, bytes: &mut [u8], done: &mut Scrubbed) -> Result<(u64, u64)> {
+        let bulk = self.bulk()?;
+        let mut all = (0, 0);
+        for (number, block) in (0..).zip(bytes.chunks_exact_mut(BULK_BLOCK as usize)) {
+            match bulk.scrub(&self.region, (part.bulk_block + number).byte(), block) {
+                Ok((covered, without)) => all = (all.0 + covered, all.1 + without),
+                Err(error @ (Error::Damaged { .. } | Error::Io(_))) => done.findings.push(ScrubFinding {
+                    ino,
+                    byte: (part.file_block + number).byte(),
+                    damaged: matches!(error, Error::Damaged { .. }),
+                    cause: error.to_string(),
+                }),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
+    /// The first extent with data that ends behind `block`.
+    fn written_from(&self, inode: &Inode, mut block: FileBlock) -> Result<Option<Extent>> {
+        let mut without_data = EXTENT_UNWRITTEN;
+        if self.power_lost && self.region.is_read_only() {
+            without_data |= EXTENT_NEW;
+        }
+        loop {
+            match self.mapped(inode, block)? {
+                Mapped::Hole { until: FileBlock::MAX } => return Ok(None),
+                Mapped::Hole { until } => block = until,
+                Mapped::At(extent) if extent.flags & without_data != 0 => block = extent.end(),
+                Mapped::At(extent) => return Ok(Some(extent)),
+            }
+        }
+    }
+}

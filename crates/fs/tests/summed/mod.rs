@@ -1,0 +1,145 @@
+//! Checksums of what is on the bulk device, beside crashes: whatever was lost, and wherever a write was cut off, no read of what a
+//! file maps says that it is damaged. That damage is found is tested beside it (`checksums`).
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::superblock::MemoryKind;
+use shoal_fs::{Error, Ino};
+use shoal_media::BlockDevice;
+use shoal_sim::{Limits, Random};
+
+use crate::data_store::Store;
+use crate::store::Setup;
+
+pub const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
+pub const BLOCK: usize = BULK_BLOCK as usize;
+
+/// More than twice of it, and leaves without writes are closed.
+pub const REST_NS: u64 = 16_000_000_000;
+pub const BLOCKS: u64 = 24;
+const FILES: [&[u8]; 3] = [b"one", b"two", b"three"];
+
+pub fn setup(kind: MemoryKind) -> Setup {
+    let saved = kind == MemoryKind::Battery;
+    Setup { kind, saved, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20, ..Setup::default() }
+}
+
+/// Reads all there is in the file.
+pub fn read_all(store: &Store, ino: Ino) -> Result<Vec<u8>, Error> {
+    let mut bytes = vec![0; store.fs.getattr(ino)?.size as usize];
+    store.fs.read(ino, 0, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Where the device has a byte of the file.
+pub fn place(store: &Store, ino: Ino, byte: u64) -> u64 {
+    let placed = store.fs.placement(ino).unwrap();
+    let range = placed.pieces.iter().find(|range| (range.file_at..range.file_at + range.len).contains(&byte)).unwrap();
+    range.at + byte - range.file_at
+}
+
+/// Changes a bit on the device, behind the store's back.
+pub fn flip(store: &Store, at: u64) {
+    let disk = store.world.disk(0);
+    let mut sector = vec![0; 512];
+    let first = at / 512 * 512;
+    disk.read_into(first, &mut sector).unwrap();
+    sector[(at - first) as usize] ^= 4;
+    disk.write_from(first, &sector).unwrap();
+}
+
+pub fn is_damaged<T>(outcome: Result<T, Error>) -> bool {
+    matches!(outcome, Err(Error::Damaged { .. }))
+}
+
+pub fn read(store: &Store, ino: Ino, at: usize, len: usize) -> Result<Vec<u8>, Error> {
+    let mut out = vec![0; len];
+    store.fs.read(ino, at as u64, &mut out).map(|_| out)
+}
+
+/// Damage is an error where it is and nowhere else, until it is written over.
+pub fn flipped() {
+    for kind in KINDS {
+        let store = Store::new(setup(kind));
+        let ino = store.create(b"file");
+        store.fs.write(ino, 0, &vec![7; 4 * BLOCK]).unwrap();
+        store.fs.sync().unwrap();
+        let byte = BLOCK + 5000;
+        flip(&store, place(&store, ino, byte as u64));
+        for store in [&store, &store.after_process_crash()] {
+            assert!(is_damaged(read(store, ino, 0, 4 * BLOCK)), "{kind:?}");
+            assert!(is_damaged(read(store, ino, byte - 10, 1)), "{kind:?}: also where the bit itself is not read");
+            assert_eq!(store.fs.bulk_states()[0].damaged, 1);
+            assert_eq!(read(store, ino, 0, BLOCK), Ok(vec![7; BLOCK]));
+            assert_eq!(read(store, ino, 2 * BLOCK, 2 * BLOCK), Ok(vec![7; 2 * BLOCK]));
+        }
+        store.fs.write(ino, BLOCK as u64, &vec![8; BLOCK]).unwrap();
+        assert_eq!(read(&store, ino, BLOCK, BLOCK), Ok(vec![8; BLOCK]));
+        assert_eq!(store.fs.bulk_states()[0].damaged, 0);
+    }
+}
+
+fn step(store: &Store, random: &mut Random, inos: &[Ino]) {
+    let ino = *random.pick(inos).expect("there are some");
+    let block = random.below(6);
+    let (at, len) = match random.below(3) {
+        0 => (block * BULK_BLOCK, (1 + random.below(3)) * BULK_BLOCK),
+        1 => (block * BULK_BLOCK + random.below(16) * 4096, (1 + random.below(20)) * 4096),
+        _ => (block * BULK_BLOCK + random.below(BULK_BLOCK), 1 + random.below(9000)),
+    };
+    match random.below(12) {
+        0..6 => match store.fs.write(ino, at, &vec![1 + random.below(255) as u8; len as usize]) {
+            Ok(_) | Err(Error::NoSpace) => {}
+            Err(error) => panic!("{error}"),
+        },
+        6 => store.truncate(ino, at),
+        7 => store.fs.fsync(ino, false).unwrap(),
+        8 => store.fs.sync().unwrap(),
+        9 => drop(store.fs.checkpoint()),
+        _ => {
+            for _ in 0..random.below(4) {
+                store.clock.advance(REST_NS);
+                store.fs.tick().unwrap();
+            }
+        }
+    }
+    store.clock.advance(200_000_000);
+}
+
+/// Random operations; a number of states for some of their crash points.
+pub fn explore(setup: Setup, seed: u64) -> u64 {
+    let kind = setup.kind;
+    let mut store = Store::new(setup);
+    let mut random = Random::new(seed);
+    let inos: Vec<Ino> = FILES.iter().map(|name| store.create(name)).collect();
+    store.fs.sync().unwrap();
+    // So that the image knows them, too.
+    drop(store.fs.checkpoint());
+    let mut states = 0;
+    for round in 0..4 {
+        store.world.record(true);
+        (0..25).for_each(|_| step(&store, &mut random, &inos));
+        store.world.record(false);
+        let points = store.world.points();
+        let spread = (points.len() / 24).max(1);
+        for point in points.iter().skip(seed as usize % spread).step_by(spread) {
+            let read = |back: &Store, context: &str| {
+                for &ino in &inos {
+                    read_all(back, ino).unwrap_or_else(|error| panic!("{context}: {ino}: {error}"));
+                }
+            };
+            for state in point.power_losses(&Limits::few()).take(8) {
+                let context = format!("{kind:?} seed {seed} round {round}: {}: {}", point.name(), state.name());
+                read(&store.read_only(&state), &format!("{context}: read-only"));
+                let back = store.reopened(&state, true);
+                read(&back, &context);
+                if kind == MemoryKind::Battery {
+                    read(&store.restored(&state), &format!("{context}: restored"));
+                }
+                states += 1;
+            }
+            read(&store.reopened(&point.process_crash(), false), &format!("{kind:?} seed {seed}: {}", point.name()));
+        }
+        store = store.after_process_crash();
+    }
+    states
+}
