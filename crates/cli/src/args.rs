@@ -65,6 +65,8 @@ pub enum Command {
     Compact(CompactArgs),
     /// Move files to memory or bulk storage, as the thresholds of their directories say now
     Rebalance(RebalanceArgs),
+    /// Read all of bulk storage, and name the files that are not as they were written
+    Scrub(ScrubArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
     Serve(ServeArgs),
     /// Show a served device, or a store's bulk devices: donors, redundancy, rebuild
@@ -186,6 +188,12 @@ pub struct FormatArgs {
     spill=PERCENT                             of memory in use from which on small files that are cold move to\n  \
                                               bulk storage (default 85; off: none do)\n  \
     threshold=SIZE                            as format --threshold, for this mount (4K to 64M)\n  \
+    sums, nosums                              checksums of bulk storage are kept from now on, or dropped
+  \
+    scrub=DAYS                                bulk storage is read through in idle time when the last scrub is so old
+  \
+                                              (default off)
+  \
     nopack_inodes                             inodes and directories are not packed\n  \
     degraded                                  do without bulk devices that are missing, of a store that has several\n  \
     restore                                   as --restore\n  \
@@ -266,6 +274,22 @@ pub struct RebalanceArgs {
     /// A store, its mount point, or a file or directory within a mount
     #[arg(value_name = "STORE|PATH")]
     pub path: PathBuf,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Large files, and small ones that have spilled, are compared with the checksums of their blocks; blocks without one get one \
+    (`shoal format --no-sums` and the mount option `nosums` keep none). Files may be in use. `shoal df` shows when the last scrub ended; \
+    the mount option `scrub=DAYS` has one made in idle time.\n\n\
+    Exit codes: 0 nothing is damaged, 1 something is, or the scrub could not be done."
+)]
+pub struct ScrubArgs {
+    /// A store or its mount point
+    #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub store: PathBuf,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,

@@ -3,6 +3,8 @@
 //! For a mounted store the daemon is asked, so that the numbers agree with df(1); a store that is not mounted is opened
 //! for reading.
 
+use std::time::Duration;
+
 use shoal_devices::size::human;
 use shoal_devices::{During, Outcome};
 use shoal_store::control::{self, Question};
@@ -80,6 +82,32 @@ pub fn held_writes(of: &CacheReport, all: &[CacheReport], head: &str) -> String 
     )
 }
 
+/// What is known of the bytes on bulk storage.
+fn checksums(report: &StoreReport) -> String {
+    let found = &report.checksums;
+    let mut out = String::new();
+    if found.damaged > 0 {
+        let (places, store) = (found.damaged, &report.store);
+        out += &format!("damaged      {places} places on bulk storage; `shoal scrub {store}` names the files\n");
+    }
+    if found.memory_bytes > 0 {
+        out += &format!("checksums    of bulk storage, in {} of memory; ", human(found.memory_bytes));
+        out += &match &found.last_scrub {
+            None => "never scrubbed\n".to_string(),
+            Some(scrub) => format!("scrubbed {}, {} damaged blocks\n", ago(scrub.age()), scrub.findings),
+        };
+    }
+    out
+}
+
+fn ago(age: Duration) -> String {
+    match age.as_secs() / 3600 {
+        0 => "less than an hour ago".to_string(),
+        hours @ 1..48 => format!("{hours} hours ago"),
+        hours => format!("{} days ago", hours / 24),
+    }
+}
+
 /// When a tier will be full, in one line.
 fn forecast(tier: &str, full_in: FullIn) -> String {
     let FullIn { seconds, percent } = full_in;
@@ -129,6 +157,7 @@ fn text(report: &StoreReport) -> String {
             files.damaged, report.store
         );
     }
+    out += &checksums(report);
     out += &format!("small files  up to {} long; compression: {}\n", human(report.threshold_bytes), report.compression);
     if let Some(percent) = report.packed.percent() {
         let (raw, stored) = (human(report.packed.raw_bytes), human(report.packed.stored_bytes));
@@ -174,6 +203,7 @@ mod tests {
             bulk: None,
             caches: Vec::new(),
             bulks: Vec::new(),
+            checksums: Default::default(),
             memory_kind: "logged".into(),
             files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
             threshold_bytes: 1 << 20,

@@ -38,6 +38,7 @@ mod rebalance;
 mod remount;
 mod resize;
 mod salvage;
+mod scrub;
 mod serve;
 mod status;
 mod umount;
@@ -102,6 +103,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Bulk(command) => bulk::run(command)?,
         Command::Compact(args) => compact::run(args)?,
         Command::Rebalance(args) => rebalance::run(args)?,
+        Command::Scrub(args) => scrub::run(args)?,
         Command::Inspect(args) => inspect::run(args)?,
         Command::Serve(args) => serve::run(args)?,
         Command::Status(args) => status::run(args)?,

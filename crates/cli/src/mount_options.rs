@@ -88,6 +88,14 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             return Ok(());
         }
         "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
+        "scrub" => {
+            options.scrub_every = match (value, value.map_or(Ok(0), |_| number())) {
+                (Some("off"), _) => None,
+                (_, Ok(days @ 1..=3650)) => Some(Duration::from_secs(days * 24 * 3600)),
+                _ => return Err(format!("mount option `{word}`: from 1 to 3650 (days between two scrubs), or `off`")),
+            };
+            return Ok(());
+        }
         "threshold" => {
             options.threshold = Some(threshold(word, value)?);
             return Ok(());
@@ -123,6 +131,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "noxattr" => options.xattrs = false,
         "writeback" => options.writeback = true,
         "nowriteback" => options.writeback = false,
+        "sums" | "nosums" => options.sums = Some(name == "sums"),
         "pack_inodes" => options.pack_inodes = true,
         "nopack_inodes" => options.pack_inodes = false,
         "clone_fd" => options.clone_fd = true,

@@ -143,6 +143,7 @@ fn start_control(
             | Question::Pack { .. }
             | Question::Misplaced { .. }
             | Question::Rebalance { .. }
+            | Question::Scrub { .. }
             | Question::Remount { .. }
             | Question::Resize { .. }
             | Question::Bulk { .. }

@@ -46,7 +46,27 @@ pub struct Scrubbed {
     pub next: Option<ScrubPlace>,
 }
 
+/// A device that holds writes back for longer than this is to stand still (ns).
+const STANDS_STILL_NS: u64 = 120_000_000_000;
+
 impl Fs {
+    /// The same as [`Fs::scrub_step`] in idle time: `None` if others are at work, or a device is to stand still.
+    pub fn scrub_tick(&self, from: ScrubPlace, bytes: u64) -> Result<Option<Scrubbed>> {
+        let Some(bulk) = &self.bulk else { return Ok(Some(Scrubbed::default())) };
+        let stands_still = |number| bulk.held_ns(number).is_some_and(|held| held > STANDS_STILL_NS);
+        let now = self.clock.monotonic_ns();
+        if self.writable().is_err()
+            || bulk.numbers().into_iter().any(stands_still)
+            || !self.idle.lock().is_idle(&self.region, now)
+        {
+            return Ok(None);
+        }
+        let begun = self.region.last_lsn();
+        let done = self.scrub_step(from, bytes)?;
+        self.idle.lock().own_bytes(self.region.last_lsn().saturating_since(begun));
+        Ok(Some(done))
+    }
+
     /// Scrubs about `bytes` bytes from a place on. The order is that of inode numbers.
     pub fn scrub_step(&self, from: ScrubPlace, bytes: u64) -> Result<Scrubbed> {
         let mut done = Scrubbed::default();

@@ -85,6 +85,10 @@ pub struct MountOptions {
     pub pack_load: u32,
     /// From this much of the memory on small files spill to bulk storage (percent); 0: never.
     pub spill_percent: u8,
+    /// Keep checksums of what is on the bulk storage, or none, if otherwise than the store does.
+    pub sums: Option<bool>,
+    /// Scrub in idle time when the last scrub is older than this.
+    pub scrub_every: Option<Duration>,
     /// Files longer than this are large (bytes), if otherwise than the store says.
     pub threshold: Option<u64>,
     /// Inodes and directories that have cooled are packed, too.
@@ -126,6 +130,8 @@ impl MountOptions {
             pack_age: PACK_AGE,
             pack_load: PACK_LOAD,
             spill_percent: SPILL_PERCENT,
+            sums: None,
+            scrub_every: None,
             threshold: None,
             pack_inodes: true,
             cache_bytes: None,

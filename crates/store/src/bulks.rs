@@ -76,6 +76,12 @@ pub struct BulkReport {
     pub free_bytes: u64,
     /// Bytes in doubt since a flush failed: reading them is an error.
     pub suspect_bytes: u64,
+    /// Checksums are kept of what is on it.
+    #[serde(default)]
+    pub checksums: bool,
+    /// Places that were found damaged in this mount, and not written since.
+    #[serde(default)]
+    pub damaged: u64,
     /// Why it is lost or refuses writes, or why it cannot be emptied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
@@ -105,6 +111,8 @@ impl BulkReport {
             used_bytes: state.used,
             free_bytes: state.free,
             suspect_bytes: state.suspect,
+            checksums: state.has_sums,
+            damaged: state.damaged,
             cause: state.closed.clone(),
             held_bytes: None,
             moved_bytes: None,
@@ -607,11 +615,7 @@ impl Bulks {
         let found = self.fs.bulk_files(number).during(device)?;
         let paths = crate::paths::of(&self.fs, found.iter().map(|(ino, _)| *ino))?;
         let file = |(ino, bytes): (shoal_fs::Ino, u64)| {
-            let nameless = || match self.fs.is_spill_file(ino) {
-                true => "(small files that have spilled)".to_string(),
-                false => format!("(inode {ino}, without a name)"),
-            };
-            let path = paths.get(&ino).cloned().unwrap_or_else(nameless);
+            let path = paths.get(&ino).cloned().unwrap_or_else(|| crate::paths::nameless(&self.fs, ino));
             BulkFile { path, inode: ino.get(), bytes }
         };
         Ok(found.into_iter().map(file).collect())

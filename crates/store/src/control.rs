@@ -54,6 +54,11 @@ pub enum Question {
     Rebalance {
         items: Vec<crate::rebalance::Item>,
     },
+    /// Reads some of bulk storage, from a byte of a file on, and compares it with its checksums.
+    Scrub {
+        inode: u64,
+        byte: u64,
+    },
     /// The state of the device, and a mount's requests by kind.
     Status,
     /// A change of the mount. A change to read-only is answered when everything is durable.

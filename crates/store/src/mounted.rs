@@ -18,6 +18,7 @@ use shoal_devices::{During, Failure, Outcome};
 use shoal_fs::{AccessTimes, Fs, Options};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
 use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounter};
+use shoal_host::Ticker;
 use shoal_writeback::Rule;
 use tracing::{info, warn};
 
@@ -27,11 +28,11 @@ use crate::control::{self, Answer, Question};
 use crate::inspect::FileReport;
 use crate::packing;
 use crate::read_only::ReadOnly;
-use crate::rebalance;
 use crate::report::StoreReport;
 use crate::resize::{Sizes, resize_mounted};
 use crate::status::{RequestReport, Status};
 use crate::store::{Opened, Store};
+use crate::{rebalance, scrub};
 
 /// Work of opening a store for a mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,6 +58,8 @@ pub struct Mounted {
     store: Store,
     session: Session,
     bulks: Arc<Bulks>,
+    /// Scrubs in idle time.
+    scrubber: Option<Ticker>,
     read_only: bool,
     recovered: Recovered,
 }
@@ -77,6 +80,7 @@ impl Store {
             threshold: options.threshold,
             pack_inodes: options.pack_inodes,
             degraded: options.degraded,
+            sums: options.sums,
             method: options.compress.unwrap_or(self.description.compress),
             ..Options::default()
         };
@@ -112,6 +116,7 @@ impl Store {
         info!("{} is mounted on {}", self.directory.display(), mountpoint.display());
         let bulks = Arc::new(Bulks::new(fs.clone(), &self.directory, &self.description, devices));
         let taken_up = if options.read_only { Ok(()) } else { bulks.take_up() };
+        let asked_fs = fs.clone();
         let asked = Asked {
             fs,
             directory: self.directory.clone(),
@@ -121,7 +126,11 @@ impl Store {
             requests: session.request_counts(),
         };
         let listening = taken_up.and_then(|()| listen(&self.directory, asked));
-        let mounted = Mounted { store: self, session, bulks, read_only: options.read_only, recovered };
+        let scrubber = match options.scrub_every.filter(|_| !options.read_only) {
+            Some(every) => Some(scrub::start(asked_fs, self.directory.clone(), every)?),
+            None => None,
+        };
+        let mounted = Mounted { store: self, session, bulks, scrubber, read_only: options.read_only, recovered };
         if let Err(failure) = listening {
             // The mount is of no use without its socket; the socket's error is reported.
             let _ = mounted.unmounter().unmount();
@@ -152,8 +161,11 @@ impl Mounted {
     pub fn wait(self) -> Outcome<()> {
         let store = &self.store;
         let name = store.directory.display();
-        let bulks = self.bulks.clone();
-        let outcome = self.session.wait_and(move || bulks.stop());
+        let (bulks, scrubber) = (self.bulks.clone(), self.scrubber);
+        let outcome = self.session.wait_and(move || {
+            scrubber.iter().for_each(Ticker::stop);
+            bulks.stop();
+        });
         control::remove(&store.directory);
         let is_clean = matches!(&outcome, Ok(()) | Err(shoal_fuse::Error::Connection(_)));
         self.bulks.close(is_clean && !self.read_only);
@@ -228,6 +240,7 @@ impl Asked {
             Question::Pack { files } => value(packing::pack(fs, &files)?),
             Question::Misplaced { path } => value(rebalance::misplaced(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Rebalance { items } => value(rebalance::rebalance(fs, &items)?),
+            Question::Scrub { inode, byte } => value(scrub::step(fs, scrub::Place { inode, byte })?),
             Question::Status => value(Status {
                 export: None,
                 store: Some(directory.display().to_string()),

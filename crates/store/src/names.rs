@@ -8,6 +8,7 @@
 //! | `bulk` | data of large files, unless it is kept elsewhere |
 //! | `cache`, `cache.1` to `cache.15` | the places of the bulk devices' write-back caches while there are any |
 //! | `bulk.1` to `bulk.15` | further bulk devices of a copy |
+//! | `scrubbed` | the result of the last scrub that came to its end |
 //! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
 
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
@@ -24,10 +25,13 @@ pub(crate) const PID: &str = "pid";
 pub(crate) const CONTROL: &str = "control";
 /// The place of the first bulk device's write-back cache.
 const CACHE: &str = "cache";
+/// The result of the last scrub.
+pub(crate) const SCRUBBED: &str = "scrubbed";
+pub(crate) const SCRUBBED_NEW: &str = "scrubbed.new";
 /// The log of the daemon that serves a mount.
 pub const DAEMON_LOG: &str = "shoal.log";
 /// Everything a store's directory may hold, but for the files of further bulk devices ([`is_of_bulk`]).
-pub(crate) const OWN_NAMES: [&str; 13] = [
+pub(crate) const OWN_NAMES: [&str; 15] = [
     DESCRIPTION,
     DESCRIPTION_NEW,
     IMAGES[0],
@@ -41,6 +45,8 @@ pub(crate) const OWN_NAMES: [&str; 13] = [
     CONTROL,
     CACHE,
     "cache.new",
+    SCRUBBED,
+    SCRUBBED_NEW,
 ];
 
 /// The file of a bulk device in a store that was copied.

@@ -7,6 +7,14 @@ use std::collections::{HashMap, HashSet};
 use shoal_devices::{During, Outcome};
 use shoal_fs::{Error, Fs, Ino, ROOT};
 
+/// What to call an inode that no name leads to.
+pub(crate) fn nameless(fs: &Fs, ino: Ino) -> String {
+    match fs.is_spill_file(ino) {
+        true => "(small files that have spilled)".to_string(),
+        false => format!("(inode {ino}, without a name)"),
+    }
+}
+
 /// A path of each of these inodes, as far as a name leads to them.
 pub(crate) fn of(fs: &Fs, inos: impl Iterator<Item = Ino>) -> Outcome<HashMap<Ino, String>> {
     let wanted: HashSet<Ino> = inos.collect();

@@ -16,6 +16,7 @@ use crate::memory::LossBounds;
 use crate::packing::{Metadata, Packed, PackingWork};
 use crate::profiles::InodeProfiles;
 use crate::read_only::ReadOnly;
+use crate::scrub::LastScrub;
 use crate::store::Store;
 
 /// The state of a store.
@@ -35,6 +36,9 @@ pub struct StoreReport {
     /// The bulk devices, one by one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bulks: Vec<BulkReport>,
+    /// Checksums of what is on the bulk storage.
+    #[serde(default)]
+    pub checksums: Checksums,
     pub memory_kind: String,
     pub files: Files,
     /// Files longer than this are large.
@@ -63,6 +67,17 @@ pub struct StoreReport {
     pub loss: LossBounds,
     /// The numbers of statfs(2).
     pub statfs: StatFs,
+}
+
+/// Checksums of what is on the bulk storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checksums {
+    /// Memory that they take; 0: none are kept.
+    pub memory_bytes: u64,
+    /// Places found damaged in this mount, and not written since.
+    pub damaged: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_scrub: Option<LastScrub>,
 }
 
 /// The memory, or the bulk storage.
@@ -190,6 +205,11 @@ impl StoreReport {
             bulk,
             caches: Vec::new(),
             bulks: states.iter().map(|state| BulkReport::of(state, directory, description)).collect(),
+            checksums: Checksums {
+                memory_bytes: fs.sums_bytes(),
+                damaged: states.iter().map(|state| state.damaged).sum(),
+                last_scrub: LastScrub::of(directory),
+            },
             memory_kind: superblock.memory_kind.name().into(),
             files: Files {
                 inodes: usage.inodes,

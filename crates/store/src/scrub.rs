@@ -1,0 +1,225 @@
+//! Reading a store's bulk storage through: what is damaged is named while there may be another copy of it.
+//!
+//! A mounted store's daemon does the work, a step of half a second or so for each question, and in idle time where the mount asks for
+//! it. When a scrub is over, the store's directory has its result (`scrubbed`). Stopped before, it leaves none, and the next
+//! one begins anew: there is no harm in reading twice.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use shoal_devices::{During, Failure, Outcome};
+use shoal_fs::{Fs, ScrubPlace, Scrubbed};
+use shoal_host::Ticker;
+use tracing::{error, info, warn};
+
+use crate::control::{self, Question};
+use crate::names::{SCRUBBED, SCRUBBED_NEW};
+use crate::{Progress, Store, paths};
+
+/// Bytes of a step.
+const STEP: u64 = 32 << 20;
+/// Bytes of a step in idle time, and the time between two: 40 MB in a second.
+const IDLE_STEP: u64 = 4 << 20;
+const IDLE_PERIOD: Duration = Duration::from_millis(100);
+/// Findings that are kept.
+const FINDINGS_MAX: usize = 10_000;
+
+/// Where a scrub goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    pub inode: u64,
+    pub byte: u64,
+}
+
+/// A block of a file that is not as it was written, or cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    pub path: String,
+    pub inode: u64,
+    /// Where in the file the block of 64 KiB begins.
+    pub byte: u64,
+    /// The checksum says so; otherwise the device does.
+    pub damaged: bool,
+    pub cause: String,
+}
+
+/// What a scrub, or a step of one, has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubReport {
+    /// Bytes of large and spilled files that were read.
+    pub read_bytes: u64,
+    /// Bytes among them that had no checksum and have one now.
+    pub covered_bytes: u64,
+    /// Bytes among them that have none: the store keeps none, or none for them.
+    pub without_bytes: u64,
+    pub findings: Vec<Finding>,
+}
+
+impl ScrubReport {
+    fn add(&mut self, mut step: ScrubReport) {
+        self.read_bytes += step.read_bytes;
+        self.covered_bytes += step.covered_bytes;
+        self.without_bytes += step.without_bytes;
+        self.findings.append(&mut step.findings);
+        self.findings.truncate(FINDINGS_MAX);
+    }
+}
+
+/// An answer of the daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Step {
+    pub done: ScrubReport,
+    pub next: Option<Place>,
+    /// Bytes of bulk storage in use.
+    pub total_bytes: u64,
+}
+
+/// The result of the last scrub that came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastScrub {
+    /// When it ended (seconds since 1970).
+    pub ended: u64,
+    pub read_bytes: u64,
+    /// Blocks that were damaged or could not be read.
+    pub findings: u64,
+}
+
+impl LastScrub {
+    /// What the directory of a store has of it.
+    pub fn of(directory: &Path) -> Option<LastScrub> {
+        serde_json::from_slice(&fs::read(directory.join(SCRUBBED)).ok()?).ok()
+    }
+
+    pub fn age(&self) -> Duration {
+        now().saturating_sub(Duration::from_secs(self.ended))
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Keeps the result of a scrub that is over.
+fn keep(directory: &Path, report: &ScrubReport) -> Outcome<()> {
+    let last =
+        LastScrub { ended: now().as_secs(), read_bytes: report.read_bytes, findings: report.findings.len() as u64 };
+    let text = serde_json::to_vec(&last).during("report")?;
+    let new = directory.join(SCRUBBED_NEW);
+    fs::write(&new, text).and_then(|()| fs::rename(&new, directory.join(SCRUBBED))).during(new.display())
+}
+
+fn named(fs: &Fs, done: Scrubbed) -> Outcome<ScrubReport> {
+    let paths = if done.findings.is_empty() {
+        Default::default()
+    } else {
+        paths::of(fs, done.findings.iter().map(|finding| finding.ino))?
+    };
+    let findings = done.findings.into_iter().map(|finding| Finding {
+        path: paths.get(&finding.ino).cloned().unwrap_or_else(|| paths::nameless(fs, finding.ino)),
+        inode: finding.ino.get().into(),
+        byte: finding.byte,
+        damaged: finding.damaged,
+        cause: finding.cause,
+    });
+    Ok(ScrubReport {
+        read_bytes: done.bytes,
+        covered_bytes: done.covered,
+        without_bytes: done.without,
+        findings: findings.collect(),
+    })
+}
+
+/// A step of a scrub.
+pub fn step(fs: &Fs, from: Place) -> Outcome<Step> {
+    let place = ScrubPlace { ino: from.inode, byte: from.byte };
+    let mut done = fs.scrub_step(place, STEP).during("scrub")?;
+    let next = done.next.take().map(|next| Place { inode: next.ino, byte: next.byte });
+    Ok(Step { done: named(fs, done)?, next, total_bytes: fs.usage().bulk_used })
+}
+
+/// Scrubs the store in `directory`; by its daemon if it is mounted.
+pub fn scrub(directory: &Path, progress: &dyn Progress) -> Outcome<ScrubReport> {
+    let ask = |place: Place| {
+        let answer = control::ask(directory, &Question::Scrub { inode: place.inode, byte: place.byte })?;
+        answer.map(|step| serde_json::from_value(step).during("answer of the daemon")).transpose()
+    };
+    let report = match ask(Place::default())? {
+        Some(first) => all(first, progress, &|place| {
+            ask(place)?.ok_or_else(|| {
+                Failure::new(directory.display(), "was unmounted meanwhile").remedy("mount it, and scrub it again")
+            })
+        })?,
+        None => Store::at_rest(directory, |fs| all(step(fs, Place::default())?, progress, &|place| step(fs, place)))?,
+    };
+    keep(directory, &report)?;
+    Ok(report)
+}
+
+fn all(first: Step, progress: &dyn Progress, next: &dyn Fn(Place) -> Outcome<Step>) -> Outcome<ScrubReport> {
+    progress.begin("bulk storage (bytes)", first.total_bytes);
+    let mut report = ScrubReport::default();
+    let mut step = first;
+    loop {
+        report.add(step.done);
+        progress.at(report.read_bytes);
+        match step.next {
+            Some(place) => step = next(place)?,
+            None => break,
+        }
+    }
+    progress.end();
+    Ok(report)
+}
+
+/// Scrubs in idle time: a scrub begins when the last one is older than `every`.
+pub(crate) fn start(fs: Arc<Fs>, directory: PathBuf, every: Duration) -> Outcome<Ticker> {
+    let mut under_way: Option<(ScrubPlace, ScrubReport)> = None;
+    let mut due = LastScrub::of(&directory).is_none_or(|last| last.age() >= every);
+    let mut looked_at = now();
+    let tick = move |_: &_| {
+        if !due && now().saturating_sub(looked_at) >= Duration::from_secs(60) {
+            looked_at = now();
+            due = LastScrub::of(&directory).is_none_or(|last| last.age() >= every);
+        }
+        if !due {
+            return ControlFlow::Continue(());
+        }
+        let (place, mut report) = under_way.take().unwrap_or_default();
+        match fs.scrub_tick(place, IDLE_STEP) {
+            Ok(None) => under_way = Some((place, report)),
+            Ok(Some(mut done)) => {
+                let next = done.next.take();
+                match named(&fs, done) {
+                    Ok(named) => {
+                        named.findings.iter().for_each(tell);
+                        report.add(named);
+                    }
+                    Err(failure) => warn!("scrub: {failure}"),
+                }
+                under_way = next.map(|next| (next, report.clone()));
+                if next.is_none() {
+                    due = false;
+                    info!("scrub: {} bytes read, {} blocks damaged", report.read_bytes, report.findings.len());
+                    if let Err(failure) = keep(&directory, &report) {
+                        warn!("scrub: {failure}");
+                    }
+                }
+            }
+            Err(failure) => {
+                warn!("scrub: {failure}; begun anew when it is due again");
+                due = false;
+            }
+        }
+        ControlFlow::Continue(())
+    };
+    Ticker::start_quiet("scrub", IDLE_PERIOD, tick).during("scrub")
+}
+
+fn tell(finding: &Finding) {
+    let Finding { path, inode, byte, cause, .. } = finding;
+    error!("scrub: {path} (inode {inode}), from byte {byte} on: {cause}");
+}
