@@ -305,12 +305,21 @@ impl InodeTable {
 
     /// Takes a free number; it returns to the table unless kept. Its record may be written by the taker only.
     pub fn take(&self, region: &Region) -> Result<Claim<'_>> {
+        self.take_by(region, Region::begin)
+    }
+
+    /// The same for an inode that makes room: the table may grow into the reserve for it.
+    pub fn take_reserved(&self, region: &Region) -> Result<Claim<'_>> {
+        self.take_by(region, Region::begin_reclaim)
+    }
+
+    fn take_by(&self, region: &Region, begin: fn(&Region) -> Tx<'_>) -> Result<Claim<'_>> {
         let mut free = self.free.lock();
         if free.known.is_empty() {
             self.scan(region, &mut free)?;
         }
         if free.known.is_empty() {
-            self.grow(region, &mut free)?;
+            self.grow(region, &mut free, begin)?;
         }
         let (ino, last) = free.take().ok_or(Error::NoSpace)?;
         Ok(self.claim(&mut free, ino, last, true))
@@ -368,14 +377,14 @@ impl InodeTable {
     }
 
     /// Adds one block of 16 records: one that was given back, or at the end.
-    fn grow(&self, region: &Region, free: &mut FreeNumbers) -> Result<()> {
+    fn grow(&self, region: &Region, free: &mut FreeNumbers, begin: fn(&Region) -> Tx<'_>) -> Result<()> {
         let blocks = self.blocks();
         let block = free.absent.first().map_or(blocks, |&block| block as u64);
         if block >= Ino::MAX.block() {
             return Err(Error::NoSpace);
         }
         let (mut root, mut height) = self.root();
-        let mut tx = region.begin();
+        let mut tx = begin(region);
         while height == 0 || block >= TABLE_FANOUT.pow(height) {
             let node = new_node(&mut tx)?;
             if !root.is_none() {

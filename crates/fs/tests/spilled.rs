@@ -177,30 +177,32 @@ fn a_full_store_with_bulk_storage_takes_more_and_then_refuses_and_empties() {
     assert_eq!(after.fs.usage().bulk_used, 0);
 }
 
-/// Metadata find the room that spilled files leave.
+/// Metadata find the room that spilled files leave, also where memory is full to the last inode when the first file is to spill.
 #[test]
 fn a_memory_full_of_files_has_room_for_names() {
-    let setup = Setup {
-        kind: MemoryKind::Battery,
-        region_bytes: (8 << 20) + (64 << 10),
-        bulk_blocks: 256,
-        ring_bytes: 1 << 20,
-        ..Setup::default()
-    };
-    let store = Store::packing(setup);
-    let mut kept = Vec::new();
-    // Until nothing goes in without something going out.
-    for number in 0..200u64 {
-        let bytes = noise(number, 30_000);
-        kept.push((make(&store, format!("f{number}").as_bytes(), &bytes), bytes));
-    }
-    for number in 0..20_000 {
-        let name = format!("directory/with/a/name{number}").replace('/', "-");
-        store.fs.mkdir(&cold::caller(), ROOT, name.as_bytes(), 0o755).unwrap_or_else(|e| panic!("{number}: {e}"));
-    }
-    assert!(store.fs.spilled().groups > 50, "{:?}", store.fs.spilled());
-    for (ino, bytes) in &kept {
-        assert!(read(&store.fs, *ino, 0, bytes.len()).as_ref() == Ok(bytes));
+    for segments in 124..132 {
+        let setup = Setup {
+            kind: MemoryKind::Battery,
+            region_bytes: segments << 16,
+            bulk_blocks: 256,
+            ring_bytes: 1 << 20,
+            ..Setup::default()
+        };
+        let store = Store::packing(setup);
+        let mut kept = Vec::new();
+        // Until nothing goes in without something going out.
+        for number in 0..200u64 {
+            let bytes = noise(number, 30_000);
+            kept.push((make(&store, format!("f{number}").as_bytes(), &bytes), bytes));
+        }
+        for number in 0..12_000 {
+            let made = store.fs.mkdir(&cold::caller(), ROOT, format!("a-directory-{number}").as_bytes(), 0o755);
+            made.unwrap_or_else(|e| panic!("{segments} segments, directory {number}: {e}; {:?}", store.fs.spilled()));
+        }
+        assert!(store.fs.spilled().groups > 20, "{:?}", store.fs.spilled());
+        for (ino, bytes) in &kept {
+            assert!(read(&store.fs, *ino, 0, bytes.len()).as_ref() == Ok(bytes));
+        }
     }
 }
 

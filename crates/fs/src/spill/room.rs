@@ -32,7 +32,8 @@ impl Fs {
         // Durable before the first record that needs them.
         self.region.add_feature(FEATURE_PACKED)?;
         self.region.add_feature(FEATURE_SPILLED)?;
-        let new = self.table.take(&self.region)?;
+        // Memory may be full to the last inode: this one makes room.
+        let new = self.table.take_reserved(&self.region)?;
         let (ino, now) = (new.ino, self.now());
         let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..blank_dir() };
         let inode = Inode {
