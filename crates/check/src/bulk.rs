@@ -4,11 +4,14 @@
 //! a forged extent claims. A block is mapped by at most one extent, and it is marked if and only if it is mapped.
 //! Left out: the data in the blocks.
 
+use shoal_format::block_sums::{LEAF_ENTRY, LeafEntry};
 use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, only_device};
 use shoal_format::inode::Ino;
 use shoal_format::superblock::{FEATURE_BLOCK_SUMS, FEATURE_DEVICES};
 use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT, SlotRef};
+use zerocopy::FromBytes;
 
+use crate::allocation::Allocation;
 use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::report::{FindingKind, Report};
@@ -42,16 +45,43 @@ pub(crate) fn read_devices(region: &Region<'_>, state: &mut State) -> Result<(),
                 for (slot, what) in [
                     (device.bitmap, "bitmap of a bulk device"),
                     (device.suspects, "list of bulk blocks in doubt"),
-                    (device.sums.map_or(SlotRef::NONE, |sums| sums.piece), "checksums of a bulk device"),
+                    (device.sums.map_or(SlotRef::NONE, |sums| sums.piece), "table of checksums of a bulk device"),
                 ] {
                     if !slot.is_none() {
                         allocation.claim(slot, None, what, report);
                     }
                 }
+                claim_leaves(region, device, allocation, report)?;
             }
             *devices = listed;
         }
         Err(why) => report.error(FindingKind::BulkDevices, None, Some(at), why.to_string()),
+    }
+    Ok(())
+}
+
+/// Claims the leaves of a device's table of checksums.
+fn claim_leaves(
+    region: &Region<'_>,
+    device: &BulkDeviceEntry,
+    allocation: &mut Allocation,
+    report: &mut Report,
+) -> Result<(), CheckError> {
+    let Some(sums) = device.sums else { return Ok(()) };
+    let table = region.bytes(sums.piece.offset(), sums.piece.capacity())?;
+    let (entries, _) = table.as_chunks::<{ LEAF_ENTRY as usize }>();
+    for (number, entry) in (0..).zip(entries) {
+        let entry = LeafEntry::read_from_bytes(entry).expect("size is exact");
+        match entry.leaf() {
+            Some(leaf) if leaf.is_none() => {}
+            Some(leaf) => {
+                allocation.claim(leaf, None, "checksums of a bulk device", report);
+            }
+            None => {
+                let sentence = format!("leaf {number} of the checksums of bulk device {} is nowhere", device.number);
+                report.error(FindingKind::BulkDevices, None, Some(sums.entry_at(number).get()), sentence);
+            }
+        }
     }
     Ok(())
 }

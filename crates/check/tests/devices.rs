@@ -40,7 +40,9 @@ fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
     let mut s = Store::sample(kind);
     s.superblock.features |= FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
     s.write(Offset::ZERO, &s.superblock.encode());
-    let [bitmap, suspects, piece] = [(); 3].map(|()| s.allocate(64 << 10));
+    let [bitmap, suspects, piece, leaf] = [(); 4].map(|()| s.allocate(64 << 10));
+    let sums = BlockSums { piece, shift: 12 };
+    s.write(sums.entry_at(2), &leaf.bits().to_le_bytes());
     let second = BulkDeviceEntry {
         uuid: [9; 16],
         number: 3,
@@ -50,7 +52,7 @@ fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
         epoch: 2,
         leaving: true,
         unsettled: true,
-        sums: Some(BlockSums { piece, shift: 12 }),
+        sums: Some(sums),
     };
     let devices = vec![only_device(&s.superblock).unwrap(), second];
     list(&mut s, &devices);
@@ -118,7 +120,15 @@ fn a_damaged_list_is_found() {
     s.superblock.features = s.superblock.features & !FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
     s.write(Offset::ZERO, &s.superblock.encode());
     assert_eq!(kinds(&s), [K::BulkDevices], "without the feature");
-    // Its pieces are claimed like others.
+    // Its pieces are claimed like others, and so are the leaves of its checksums.
+    let (mut s, devices) = two_devices(MemoryKind::Logged);
+    let entry = devices[1].sums.unwrap().entry_at(2);
+    s.write(entry, &[0; 8]);
+    assert_eq!(kinds(&s), [K::Leak]);
+    s.write(entry, &devices[1].bitmap.bits().to_le_bytes());
+    assert!(kinds(&s).contains(&K::DoubleUse));
+    s.write(entry, &[0xff; 8]);
+    assert!(kinds(&s).contains(&K::BulkDevices));
     let (mut s, _) = two_devices(MemoryKind::Logged);
     let twice = BulkDeviceEntry { suspects: devices[1].bitmap, ..devices[1] };
     list(&mut s, &[devices[0], twice]);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use shoal_format::bulk_list::{BULK_LIST_AT, decode_list};
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, FEATURE_INCARNATION, SUPERBLOCK_AT, Superblock};
-use shoal_format::{FormatError, PAGE};
+use shoal_format::{FormatError, PAGE, SEGMENT, SlotRef};
 use shoal_media::{ImageFile, PersistentMemory};
 use zerocopy::IntoBytes;
 
@@ -99,8 +99,13 @@ fn forget_block_sums(memory: &dyn PersistentMemory, superblock: &Superblock) -> 
     let mut page = vec![0; PAGE as usize];
     memory.read(BULK_LIST_AT.get(), &mut page);
     let devices = decode_list(&page, superblock)?.unwrap_or_default();
-    for piece in devices.iter().filter_map(|device| device.sums).map(|sums| sums.piece) {
-        memory.zero(piece.offset().get(), piece.capacity());
+    for sums in devices.iter().filter_map(|device| device.sums) {
+        for leaf in 0..sums.leaves() {
+            let bits = memory.read_u64(sums.entry_at(leaf).get());
+            if let Some(leaf) = SlotRef::from_bits(bits).filter(|leaf| !leaf.is_none()) {
+                memory.zero(leaf.offset().get(), SEGMENT);
+            }
+        }
     }
     Ok(())
 }

@@ -24,6 +24,7 @@ use shoal_format::{BULK_BLOCK, PAGE, SlotRef};
 use shoal_media::{BlockDevice, MediaError};
 use shoal_region::{Region, Tx};
 
+use super::sums::free_leaves;
 use super::unit::Unit;
 use super::{Blocks, Bulk, Run};
 use crate::planted::{Bug, is_planted};
@@ -462,6 +463,10 @@ impl Bulk {
         let gone = entries.remove(at);
         if entries.is_empty() || !gone.leaving {
             return Err(Error::Invalid);
+        }
+        if let Some(sums) = &gone.sums {
+            unit.set_sums(None);
+            free_leaves(region, sums)?;
         }
         let mut tx = region.begin_reclaim();
         let sums = gone.sums.map_or(SlotRef::NONE, |sums| sums.piece);

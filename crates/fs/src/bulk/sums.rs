@@ -10,19 +10,22 @@
 //! - A reader that finds other bytes than the sum says looks at both again. A reader of the spill file holds no lock of it: the
 //!   blocks may be let go of meanwhile, and be filled for another file.
 //!
+//! - A leaf is allocated with its first sum, where memory has room: without it what is written has no sums. It stays until the table goes.
+//!
 //! A table may cover the front of its device alone, after a resize; what is behind it has no sums. Left out: which devices have
 //! tables (`devices`), reading all of them through ([`crate::Fs::scrub`]).
 
 use std::collections::{HashMap, HashSet};
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use shoal_format::BULK_BLOCK;
-use shoal_format::block_sums::{BLOCK_SUM, BlockSums, LEAF_SUMS, block_sum};
+use shoal_format::block_sums::{BLOCK_SUM, BlockSums, LEAF_ENTRY, LEAF_OPEN, LEAF_SUMS, LeafEntry, block_sum};
 use shoal_format::bulk_list::BULK_DEVICE_BLOCKS_MAX;
 use shoal_format::superblock::{FEATURE_BLOCK_SUMS, FEATURE_DEVICES};
+use shoal_format::{BULK_BLOCK, Offset, SEGMENT};
 use shoal_region::{Region, Tx, View};
+use zerocopy::FromBytes;
 
 use super::devices::{List, write_list};
 use super::{Bulk, may_wait};
@@ -31,8 +34,6 @@ use crate::{Error, Result};
 
 /// Looks at bytes that change while they are read, before they count as damaged.
 const LOOKS: usize = 16;
-/// Bytes that one entry of a transaction zeroes.
-const ZERO_STEP: u64 = 1 << 20;
 /// Leaves opened at once behind one that follows an open one.
 const OPENED_AHEAD: u64 = 15;
 /// Leaves that one transaction closes.
@@ -54,8 +55,10 @@ pub(super) struct Table {
     pub sums: BlockSums,
     /// The device's first byte, as the store counts.
     base: u64,
+    /// Where each leaf is; 0: there is none.
+    places: Box<[AtomicU64]>,
     leaves: Mutex<HashMap<u64, Leaf>>,
-    /// Held while leaves are opened and closed on media.
+    /// Held while leaves are made, opened and closed on media.
     changing: Mutex<()>,
     /// Leaves that a crash left open, in a store that is only read.
     unknown: HashSet<u64>,
@@ -93,14 +96,63 @@ impl Drop for Writing<'_> {
 }
 
 impl Table {
-    pub fn new(sums: BlockSums, base: u64) -> Table {
-        Table { sums, base, leaves: Mutex::default(), changing: Mutex::default(), unknown: HashSet::new() }
+    /// The table as it is on media. What an earlier process left open loses its sums; in a store that is only read it counts as unknown.
+    pub fn load(region: &Region, sums: BlockSums, base: u64) -> Result<Table> {
+        let (mut places, mut unknown) = (Vec::new(), HashSet::new());
+        for number in 0..sums.leaves() {
+            let entry = entry(region, &sums, number)?;
+            let leaf = entry.leaf().ok_or_else(|| Error::Corrupt("table of checksums; run `shoal check`".into()))?;
+            if entry.is_open() && region.is_read_only() {
+                unknown.insert(number);
+            } else if entry.is_open() && !is_planted(Bug::OpenLeavesKept) {
+                let mut tx = region.begin_reclaim();
+                if !leaf.is_none() {
+                    tx.zero(leaf.offset(), SEGMENT)?;
+                }
+                tx.clear_bits(sums.marks_at(number), LEAF_OPEN)?;
+                tx.commit()?;
+            }
+            places.push(AtomicU64::new(if leaf.is_none() { 0 } else { leaf.offset().get() }));
+        }
+        let places = places.into();
+        Ok(Table { sums, base, places, leaves: Mutex::default(), changing: Mutex::default(), unknown })
     }
 
-    /// The same in a store that is only read: what a crash left open counts as unknown.
-    pub fn read_only(region: &Region, sums: BlockSums, base: u64) -> Result<Table> {
-        let unknown = open_leaves(region, &sums)?.into_iter().collect();
-        Ok(Table { unknown, ..Table::new(sums, base) })
+    /// Where a leaf is, if there is one.
+    fn place(&self, leaf: u64) -> Option<Offset> {
+        Some(Offset::new(self.places[leaf as usize].load(Ordering::Acquire))).filter(|at| at.get() > 0)
+    }
+
+    /// Where a leaf is; made if there is none. `None`: memory has no room for it.
+    fn make(&self, region: &Region, leaf: u64) -> Result<Option<Offset>> {
+        if let Some(place) = self.place(leaf) {
+            return Ok(Some(place));
+        }
+        let _one_at_a_time = self.changing.lock();
+        if let Some(place) = self.place(leaf) {
+            return Ok(Some(place));
+        }
+        let mut tx = region.begin();
+        let slot = match tx.alloc(SEGMENT) {
+            Ok(slot) => slot,
+            Err(shoal_region::Error::NoSpace) => {
+                // Nobody has to make room for it.
+                shoal_region::take_denied();
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        tx.zero(slot.offset(), SEGMENT)?;
+        tx.write(self.sums.entry_at(leaf), &slot.bits().to_le_bytes())?;
+        tx.commit()?;
+        self.places[leaf as usize].store(slot.offset().get(), Ordering::Release);
+        Ok(Some(slot.offset()))
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn bytes(&self) -> u64 {
+        let leaves = self.places.iter().filter(|place| place.load(Ordering::Acquire) > 0).count() as u64;
+        self.sums.piece.capacity() + leaves * SEGMENT
     }
 
     /// The covered units that bytes `[at, end)` touch.
@@ -118,17 +170,19 @@ impl Table {
         first..(end / unit).min(covered).max(first)
     }
 
-    fn load(&self, region: &Region, units: &Units) -> Result<Vec<u32>> {
-        let mut bytes = vec![0; ((units.end - units.start) * BLOCK_SUM) as usize];
-        region.read(self.sums.sum_at(units.start), &mut bytes)?;
-        let sums = bytes.chunks_exact(BLOCK_SUM as usize);
-        let mut sums: Vec<u32> = sums.map(|sum| u32::from_le_bytes(sum.try_into().expect("four bytes"))).collect();
-        if !self.unknown.is_empty() {
-            for (unit, sum) in units.clone().zip(&mut sums) {
-                if self.unknown.contains(&(unit / LEAF_SUMS)) {
-                    *sum = 0;
-                }
-            }
+    /// The sums of some units.
+    fn known(&self, region: &Region, units: &Units) -> Result<Vec<u32>> {
+        let mut sums = Vec::with_capacity((units.end - units.start) as usize);
+        for (leaf, part) in by_leaf(units) {
+            let count = (part.end - part.start) as usize;
+            let Some(place) = self.place(leaf).filter(|_| !self.unknown.contains(&leaf)) else {
+                sums.resize(sums.len() + count, 0);
+                continue;
+            };
+            let mut bytes = vec![0; count * BLOCK_SUM as usize];
+            region.read(place + part.start % LEAF_SUMS * BLOCK_SUM, &mut bytes)?;
+            let (each, _) = bytes.as_chunks();
+            sums.extend(each.iter().map(|sum| u32::from_le_bytes(*sum)));
         }
         Ok(sums)
     }
@@ -179,8 +233,7 @@ impl Table {
         if !missing.is_empty() && !is_planted(Bug::LeavesUnmarked) {
             let mut tx = region.begin_reclaim();
             for &leaf in &missing {
-                let (word, bit) = self.sums.bit_of(leaf);
-                tx.set_bits(word, bit)?;
+                tx.set_bits(self.sums.marks_at(leaf), LEAF_OPEN)?;
             }
             let lsn = tx.commit()?;
             if !is_planted(Bug::LeavesUnsynced) {
@@ -196,29 +249,30 @@ impl Table {
     }
 
     fn take_away(&self, region: &Region, units: &Units) -> Result<()> {
-        if self.load(region, units)?.iter().all(|&sum| sum == 0) {
-            return Ok(());
+        for (leaf, part) in by_leaf(units) {
+            let Some(place) = self.place(leaf) else { continue };
+            if self.known(region, &part)?.iter().any(|&sum| sum != 0) {
+                let mut tx = region.begin_reclaim();
+                tx.zero(place + part.start % LEAF_SUMS * BLOCK_SUM, (part.end - part.start) * BLOCK_SUM)?;
+                tx.commit()?;
+            }
         }
-        let mut tx = region.begin_reclaim();
-        tx.zero(self.sums.sum_at(units.start), (units.end - units.start) * BLOCK_SUM)?;
-        tx.commit()?;
         Ok(())
     }
 
     /// A write of `bytes` at `at` has completed: the units it filled have sums.
     pub fn wrote(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<()> {
-        let units = self.filled(at, at + bytes.len() as u64);
-        if units.is_empty() {
-            return Ok(());
-        }
         let unit = self.sums.unit_bytes();
-        let first = (units.start * unit - at) as usize;
-        let parts = bytes[first..].chunks_exact(unit as usize);
-        let sums: Vec<[u8; BLOCK_SUM as usize]> =
-            units.clone().zip(parts).map(|(number, part)| self.sum_of(number, part).to_le_bytes()).collect();
-        let mut tx = region.begin_reclaim();
-        tx.write(self.sums.sum_at(units.start), sums.as_flattened())?;
-        tx.commit()?;
+        for (leaf, part) in by_leaf(&self.filled(at, at + bytes.len() as u64)) {
+            let Some(place) = self.make(region, leaf)? else { continue };
+            let filled = &bytes[(part.start * unit - at) as usize..];
+            let each = part.clone().zip(filled.chunks_exact(unit as usize));
+            let sums: Vec<[u8; BLOCK_SUM as usize]> =
+                each.map(|(number, bytes)| self.sum_of(number, bytes).to_le_bytes()).collect();
+            let mut tx = region.begin_reclaim();
+            tx.write(place + part.start % LEAF_SUMS * BLOCK_SUM, sums.as_flattened())?;
+            tx.commit()?;
+        }
         Ok(())
     }
 
@@ -232,7 +286,7 @@ impl Table {
             return Ok((0, without));
         }
         let missing = |sums: &[u32]| sums.iter().filter(|&&sum| sum == 0).count() as u64;
-        let count = missing(&self.load(region, &units)?);
+        let count = missing(&self.known(region, &units)?);
         if count > 0 {
             self.wrote(region, at, bytes)?;
         }
@@ -255,7 +309,7 @@ impl Table {
         }
         let mut before = None;
         for _ in 0..LOOKS {
-            let sums = self.load(region, &units)?;
+            let sums = self.known(region, &units)?;
             // A unit that is read in part is read whole where there is something to compare.
             let from = if sums[0] != 0 { at.min(units.start * unit) } else { at };
             let to = if sums[sums.len() - 1] != 0 { end.max(units.end * unit) } else { end };
@@ -317,8 +371,7 @@ impl Table {
         for step in ready.chunks(CLOSE_STEP) {
             let mut tx = region.begin_reclaim();
             for &leaf in step {
-                let (word, bit) = self.sums.bit_of(leaf);
-                tx.clear_bits(word, bit)?;
+                tx.clear_bits(self.sums.marks_at(leaf), LEAF_OPEN)?;
             }
             tx.commit()?;
         }
@@ -326,58 +379,45 @@ impl Table {
     }
 }
 
-/// The leaves that are open on media.
-fn open_leaves(region: &Region, sums: &BlockSums) -> Result<Vec<u64>> {
-    let mut open = Vec::new();
-    for first in (0..sums.leaves()).step_by(64) {
-        let (at, _) = sums.bit_of(first);
-        let mut word = [0; 8];
-        region.read(at, &mut word)?;
-        let word = u64::from_le_bytes(word);
-        open.extend((first..sums.leaves().min(first + 64)).filter(|leaf| word >> (leaf % 64) & 1 == 1));
-    }
-    Ok(open)
+/// The units of each leaf that some units touch, with its number.
+fn by_leaf(units: &Units) -> impl Iterator<Item = (u64, Units)> + use<> {
+    let units = units.clone();
+    let leaves = if units.is_empty() { 0..0 } else { units.start / LEAF_SUMS..units.end.div_ceil(LEAF_SUMS) };
+    leaves.map(move |leaf| (leaf, units.start.max(leaf * LEAF_SUMS)..units.end.min((leaf + 1) * LEAF_SUMS)))
 }
 
-/// Takes away the sums of leaves that an earlier process left open, and closes them.
-fn forget_open(region: &Region, sums: &BlockSums) -> Result<()> {
-    if is_planted(Bug::OpenLeavesKept) {
-        return Ok(());
-    }
-    for leaf in open_leaves(region, sums)? {
-        let (first, end) = (leaf * LEAF_SUMS, sums.units().min((leaf + 1) * LEAF_SUMS));
-        let (word, bit) = sums.bit_of(leaf);
+fn entry(region: &Region, sums: &BlockSums, leaf: u64) -> Result<LeafEntry> {
+    let mut bytes = [0; LEAF_ENTRY as usize];
+    region.read(sums.entry_at(leaf), &mut bytes)?;
+    Ok(LeafEntry::read_from_bytes(&bytes).expect("size is exact"))
+}
+
+/// Frees the leaves of a table; the table itself stays.
+pub(super) fn free_leaves(region: &Region, sums: &BlockSums) -> Result<()> {
+    for number in 0..sums.leaves() {
+        let Some(leaf) = entry(region, sums, number)?.leaf().filter(|leaf| !leaf.is_none()) else { continue };
         let mut tx = region.begin_reclaim();
-        tx.zero(sums.sum_at(first), (end - first) * BLOCK_SUM)?;
-        tx.clear_bits(word, bit)?;
+        tx.zero(sums.entry_at(number), LEAF_ENTRY)?;
+        tx.free(leaf)?;
         tx.commit()?;
     }
     Ok(())
 }
 
-/// A new table without a sum, its units as large as `shift` says; `bytes` as planned.
+/// A new table without leaves, its units as large as `shift` says; `bytes` as planned.
 fn blank(tx: &mut Tx<'_>, shift: u32, bytes: u64) -> Result<BlockSums> {
     let piece = tx.alloc(bytes)?;
-    for at in (0..piece.capacity()).step_by(ZERO_STEP as usize) {
-        tx.zero(piece.offset() + at, ZERO_STEP.min(piece.capacity() - at))?;
-    }
+    tx.zero(piece.offset(), piece.capacity())?;
     Ok(BlockSums { piece, shift })
 }
 
 impl Bulk {
-    /// Gives the devices the tables that the store has. What an earlier process left open loses its sums; in a store that is only read
-    /// it counts as unknown.
+    /// Gives the devices the tables that the store has.
     pub fn load_sums(&self, region: &Region) -> Result<()> {
         for unit in self.units().iter() {
-            let Some(sums) = self.entry(region, unit.number).and_then(|entry| entry.sums) else { continue };
-            let base = unit.first * BULK_BLOCK;
-            let table = if region.is_read_only() {
-                Table::read_only(region, sums, base)?
-            } else {
-                forget_open(region, &sums)?;
-                Table::new(sums, base)
-            };
-            unit.set_sums(Some(table));
+            if let Some(sums) = self.entry(region, unit.number).and_then(|entry| entry.sums) {
+                unit.set_sums(Some(Table::load(region, sums, unit.first * BULK_BLOCK)?));
+            }
         }
         Ok(())
     }
@@ -405,6 +445,9 @@ impl Bulk {
             }
             region.add_feature(FEATURE_DEVICES)?;
             region.add_feature(FEATURE_BLOCK_SUMS)?;
+            if let Some(old) = &entry.sums {
+                free_leaves(region, old)?;
+            }
             let mut tx = region.begin_reclaim();
             if let Some(old) = entry.sums {
                 tx.free(old.piece)?;
@@ -419,7 +462,8 @@ impl Bulk {
             tx.commit()?;
             *list = List { exists: true, entries: entries.clone() };
             if let Some(unit) = self.unit(entry.number) {
-                unit.set_sums(entries[at].sums.map(|sums| Table::new(sums, unit.first * BULK_BLOCK)));
+                let table = entries[at].sums.map(|sums| Table::load(region, sums, unit.first * BULK_BLOCK));
+                unit.set_sums(table.transpose()?);
             }
         }
         Ok(())
@@ -427,7 +471,7 @@ impl Bulk {
 
     /// Bytes of memory that the tables take.
     pub fn sums_bytes(&self) -> u64 {
-        self.sum(|unit| unit.sums().map_or(0, |table| table.sums.piece.capacity()))
+        self.sum(|unit| unit.sums().map_or(0, |table| table.bytes()))
     }
 
     /// Reads bytes, compares them with their checksums, and gives one to each unit that has none. Returns how many bytes got one, and

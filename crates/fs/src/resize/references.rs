@@ -124,6 +124,9 @@ impl Walk<'_> {
             device.bitmap = self.moved(device.bitmap, BULK_LIST_AT)?;
             device.suspects = self.moved(device.suspects, BULK_LIST_AT)?;
             if let Some(sums) = &mut device.sums {
+                for leaf in 0..sums.leaves() {
+                    self.reference(sums.entry_at(leaf))?;
+                }
                 sums.piece = self.moved(sums.piece, BULK_LIST_AT)?;
             }
         }
