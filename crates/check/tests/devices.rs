@@ -107,7 +107,7 @@ fn a_first_device_that_is_gone_has_no_blocks() {
 
 #[test]
 fn a_damaged_list_is_found() {
-    let (mut s, devices) = two_devices(MemoryKind::Logged);
+    let (mut s, _) = two_devices(MemoryKind::Logged);
     for at in [0u64, 8, 12, 16 + 64, 16 + 64 + 24] {
         s.bytes[(BULK_LIST_AT + at).get() as usize] ^= 1;
         assert!(kinds(&s).contains(&K::BulkDevices), "byte {at}");

@@ -89,11 +89,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         }
         "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
         "scrub" => {
-            options.scrub_every = match (value, value.map_or(Ok(0), |_| number())) {
-                (Some("off"), _) => None,
-                (_, Ok(days @ 1..=3650)) => Some(Duration::from_secs(days * 24 * 3600)),
-                _ => return Err(format!("mount option `{word}`: from 1 to 3650 (days between two scrubs), or `off`")),
-            };
+            options.scrub_every = scrub(word, value)?;
             return Ok(());
         }
         "threshold" => {
@@ -189,6 +185,15 @@ fn packing(
         }
     }
     Ok(())
+}
+
+/// The time between two scrubs.
+fn scrub(word: &str, value: Option<&str>) -> Result<Option<Duration>, String> {
+    match (value, value.and_then(|days| days.parse().ok())) {
+        (Some("off"), _) => Ok(None),
+        (_, Some(days @ 1..=3650)) => Ok(Some(Duration::from_secs(days * 24 * 3600))),
+        _ => Err(format!("mount option `{word}`: from 1 to 3650 (days between two scrubs), or `off`")),
+    }
 }
 
 /// From which size on files are large.
@@ -311,6 +316,8 @@ mod tests {
         let of = parsed("pack_age=7,pack_load=25,nopack_inodes");
         assert_eq!((of.pack_age, of.pack_load, of.pack_inodes), (Duration::from_secs(7), 25, false));
         assert!(parsed("nopack_inodes,pack_inodes").pack_inodes && parsed("pack_load=0").pack_load == 0);
+        assert_eq!(parsed("scrub=2").scrub_every, Some(Duration::from_secs(172_800)));
+        assert_eq!(["sums", "nosums", "scrub=off"].map(|words| parsed(words).sums), [Some(true), Some(false), None]);
         assert_eq!(["spill=70", "spill=off", "noatime"].map(|words| parsed(words).spill_percent), [70, 0, 85]);
         assert_eq!(
             ["threshold=256K", "threshold=64M", "ro"].map(|words| parsed(words).threshold),
@@ -323,6 +330,9 @@ mod tests {
             "threshold=much",
             "spill",
             "spill=0",
+            "scrub",
+            "scrub=0",
+            "scrub=monthly",
             "spill=100",
             "spill=on",
             "pack_load=101",

@@ -1,4 +1,6 @@
 //! Checksums of what is on the bulk device: damage is found, named, and healed by a write; nothing else counts as damage.
+//!
+//! Left out: what is done to a store at random, and what must be true then (`summed`); scrubbing by command (`tests/real`).
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
@@ -7,7 +9,7 @@ use shoal_media::BlockDevice;
 
 use crate::data_store::Store;
 use crate::store::Setup;
-use crate::summed::{BLOCK, KINDS, REST_NS, explore, flip, flipped, is_damaged, place, read, read_all, setup};
+use crate::summed::{BLOCK, KINDS, REST_NS, flip, flipped, is_damaged, lives, place, read, read_all, setup};
 
 #[test]
 fn a_flipped_bit_is_an_error_where_it_is_and_nowhere_else_until_it_is_written_over() {
@@ -78,6 +80,6 @@ fn a_damaged_file_can_be_removed_and_its_blocks_used_again() {
 #[test]
 fn no_crash_makes_damage_of_what_was_written() {
     let setups = KINDS.into_iter().flat_map(|kind| [false, true].map(|cached| Setup { cached, ..setup(kind) }));
-    let states: u64 = setups.flat_map(|setup| (0..4).map(move |seed| explore(setup, seed))).sum();
+    let states: u64 = setups.map(lives).sum();
     assert!(states > 500, "{states}");
 }

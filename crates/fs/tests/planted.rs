@@ -248,15 +248,9 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             devices::away_or_older(Logged);
             Ok(1)
         }
-        Hunt::Sums => Ok((0..4).map(|seed| summed::explore(summed::setup(Logged), seed)).sum()),
-        Hunt::SumsBehindCache => {
-            let setup = Setup { cached: true, ..summed::setup(Logged) };
-            Ok((0..4).map(|seed| summed::explore(setup, seed)).sum())
-        }
-        Hunt::Flipped => {
-            summed::flipped();
-            Ok(1)
-        }
+        Hunt::Sums => Ok(summed::lives(summed::setup(Logged))),
+        Hunt::SumsBehindCache => Ok(summed::lives(Setup { cached: true, ..summed::setup(Logged) })),
+        Hunt::Flipped => Ok(summed::flipped()),
         Hunt::NewMoves => {
             devices::new_bytes_move(Logged);
             Ok(1)
