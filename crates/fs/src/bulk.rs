@@ -50,8 +50,9 @@ use blocks::Blocks;
 pub(crate) use blocks::Run;
 pub use devices::{BulkState, GivenDevice, OnBulkFailure};
 pub(crate) use fresh::{Fresh, Tail};
+use patience::may_read;
 pub(crate) use patience::may_wait;
-pub use patience::without_flush;
+pub use patience::{without_device, without_flush};
 pub(crate) use unit::Stamp;
 use unit::Unit;
 
@@ -447,6 +448,7 @@ impl Bulk {
 
     /// Reads bytes of the device that holds them.
     pub fn read(&self, region: &Region, at: u64, out: &mut [u8]) -> Result<()> {
+        may_read()?;
         assert_none_held();
         self.unit_of(at / BULK_BLOCK)?.read(region, at, out, |sentence| self.tell(sentence))
     }

@@ -80,7 +80,7 @@ use shoal_media::{BlockDevice, Clock};
 use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
-pub use bulk::{BulkState, GivenDevice, OnBulkFailure, without_flush};
+pub use bulk::{BulkState, GivenDevice, OnBulkFailure, without_device, without_flush};
 pub use compact::Compaction;
 pub use damage::OnDamage;
 pub use devices::{Drained, Leaving};

@@ -17,7 +17,7 @@
 //! | `mount_table` | reading the table of mounts |
 //! | `ticker` | the threads behind `Fs::tick_log`, `Fs::tick_bulk` and `Fs::checkpoint` |
 //! | `syncer` | fsync of large files, whose wait for the bulk device holds up no request thread |
-//! | `waiters` | threads for the other requests that have to wait for a flush of the bulk device |
+//! | `waiters` | threads for the other requests that have to wait for the bulk device |
 //!
 //! Rules: no file-system logic here. The store has exactly one mount, so the kernel may cache names, attributes and
 //! pages for ever; any change that the engine makes on its own must be invalidated (it makes one: clearing set-id
@@ -55,7 +55,7 @@ use shoal_fs::Fs;
 
 use crate::channel::Port;
 use crate::dev_fuse::DevFuse;
-use crate::requests::Requests;
+use crate::requests::{Readers, Requests};
 use crate::service::Service;
 use crate::session::{Threads, handshake};
 use crate::syncer::{Syncer, SyncerThread};
@@ -96,6 +96,7 @@ pub struct Session {
     threads: Threads,
     ticker: ticker::Ticker,
     waiters: WaiterThreads,
+    readers: WaiterThreads,
     syncer: SyncerThread,
     unmounter: Unmounter,
 }
@@ -107,15 +108,18 @@ pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<S
     let (ticker, bell) = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
     let (syncer, syncer_thread) = Syncer::start(&fs, bell, options.request_threads()).map_err(Error::Thread)?;
     let (waiters, waiter_threads) = Waiters::start().map_err(Error::Thread)?;
-    match serve(&fs, attached.device, options, syncer, waiters) {
+    let (readers, reader_threads) = Waiters::start_readers().map_err(Error::Thread)?;
+    match serve(&fs, attached.device, options, syncer, (waiters, readers)) {
         Ok(threads) => {
             unmounter.read_ahead(options.read_ahead_bytes);
-            Ok(Session { fs, threads, ticker, waiters: waiter_threads, syncer: syncer_thread, unmounter })
+            let (waiters, readers, syncer) = (waiter_threads, reader_threads, syncer_thread);
+            Ok(Session { fs, threads, ticker, waiters, readers, syncer, unmounter })
         }
         Err(error) => {
             // The device is closed by now, so the mount is dead.
             let _ = unmounter.detach();
             waiter_threads.stop();
+            reader_threads.stop();
             syncer_thread.stop();
             ticker.stop();
             Err(Error::Connection(error))
@@ -129,7 +133,7 @@ fn serve(
     device: OwnedFd,
     options: &MountOptions,
     syncer: Syncer,
-    waiters: Waiters,
+    (waiters, readers): (Waiters, Waiters),
 ) -> io::Result<Threads> {
     let device = DevFuse::new(device);
     let first = Port::new(Box::new(device.clone()));
@@ -138,6 +142,8 @@ fn serve(
     let queues = (options.transport == Transport::Uring).then(|| Queues::prepare(&mut wanted)).flatten();
     let agreed = handshake(&first, &wanted)?;
     let mut ports = vec![first];
+    // By io_uring the thread that takes a request serves all others of its processor.
+    let read_here = if queues.is_some() { 0 } else { options.request_threads() / 2 };
     if let Some(queues) = queues {
         ports.extend(queues.ports(&device, &agreed));
     }
@@ -146,7 +152,8 @@ fn serve(
         let further = if options.clone_fd { device.another() } else { device.clone() };
         ports.push(Port::new(Box::new(further)));
     }
-    let requests = Requests::new(fs.clone(), syncer, waiters, options, agreed, Box::new(device));
+    let readers = Readers::new(readers, read_here);
+    let requests = Requests::new(fs.clone(), syncer, waiters, readers, options, agreed, Box::new(device));
     let owner = rustix::process::geteuid().as_raw();
     Threads::start(Service { requests, agreed, access: options.access, owner }, ports)
 }
@@ -171,6 +178,7 @@ impl Session {
     pub fn wait_and(self, before: impl FnOnce()) -> Result<(), Error> {
         let served = self.threads.join();
         // In this order: waiting work is still done, and the syncer leaves answers to the log's clock.
+        self.readers.stop();
         self.waiters.stop();
         self.syncer.stop();
         self.ticker.stop();

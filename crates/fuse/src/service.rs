@@ -186,8 +186,7 @@ impl Service {
 
     fn read(&self, reply: Reply, node: Ino, offset: u64, size: u32, scratch: &mut Vec<u8>) {
         let scratch = room(scratch, size.min(REQUEST_BYTES_MAX) as usize);
-        let outcome = self.requests.read(node, offset, scratch);
-        bytes(reply, outcome.map(|read| &scratch[..read]));
+        self.requests.read(node, offset, scratch, move |outcome| bytes(reply, outcome));
     }
 
     fn readdir(&self, reply: Reply, node: Ino, offset: u64, size: u32) {

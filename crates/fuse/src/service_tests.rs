@@ -21,6 +21,7 @@ use crate::protocol::layout::{
 };
 use crate::protocol::tests::{message, random_from_environment, rounds};
 use crate::protocol::{init_flags, opcode, setattr};
+use crate::requests::Readers;
 use crate::session::{Threads, handshake};
 use crate::syncer::{Syncer, SyncerThread};
 use crate::ticker::Ticker;
@@ -87,7 +88,15 @@ fn mounted(change: impl FnOnce(&mut MountOptions), flags: u64) -> Mounted {
     let (waiters, waiter_threads) = Waiters::start().unwrap();
     let kernel = Kernel::default();
     let agreed = Agreed { flags, write_bytes_max: REQUEST_BYTES_MAX };
-    let requests = Requests::new(fs.clone(), syncer, waiters, &options, agreed, Box::new(kernel.clone()));
+    let requests = Requests::new(
+        fs.clone(),
+        syncer,
+        waiters.clone(),
+        Readers::new(waiters, 4),
+        &options,
+        agreed,
+        Box::new(kernel.clone()),
+    );
     let service = Service { requests, agreed, access: options.access, owner: 0 };
     let port = Port::new(Box::new(kernel.clone()));
     Mounted { kernel, fs, service, port, threads: (ticker, syncer_thread, waiter_threads) }

@@ -22,14 +22,17 @@ use crate::protocol::{Agreed, BUFFER_BYTES_MIN, Wanted, init_flags};
 
 /// Memory for requests on their way, of all queues together, at most (bytes). It is taken as it is used.
 const MEMORY_BYTES: usize = 128 << 20;
-/// Requests that one queue has on their way: those that wait for a sync keep their slot.
-const SLOTS: usize = 8;
+/// Requests that one queue has on their way, where requests are not cut shorter for it: those that wait for a sync, or for the bulk
+/// device, keep their slot.
+const SLOTS: usize = 32;
+/// Requests that it has on their way at least, until data cannot be cut shorter.
+const SLOTS_MIN: usize = 8;
 /// Data of a request are never cut shorter than this (bytes).
 const DATA_BYTES_MIN: usize = 128 << 10;
 
 /// Slots of each queue and the bytes of their data, on a machine with so many CPUs.
 fn sizes(cpus: usize, data_bytes: usize) -> (usize, usize) {
-    let data = (MEMORY_BYTES / (cpus * SLOTS)).clamp(DATA_BYTES_MIN, data_bytes.max(DATA_BYTES_MIN));
+    let data = (MEMORY_BYTES / (cpus * SLOTS_MIN)).clamp(DATA_BYTES_MIN, data_bytes.max(DATA_BYTES_MIN));
     ((MEMORY_BYTES / (cpus * data)).clamp(1, SLOTS), data)
 }
 
@@ -156,7 +159,7 @@ mod tests {
         }
         assert_eq!(
             [sizes(2, 1 << 20), sizes(16, 1 << 20), sizes(128, 1 << 20)],
-            [(8, 1 << 20), (8, 1 << 20), (8, 128 << 10)]
+            [(32, 1 << 20), (8, 1 << 20), (8, 128 << 10)]
         );
     }
 }

@@ -1,10 +1,13 @@
-//! Threads for requests that have to wait for a flush of the bulk device in their middle.
+//! Threads for requests that have to wait for the bulk device in their middle: for a flush, or to be read.
 //!
 //! Request threads are few, and a bulk device may take seconds for a flush. So a request that might flush (a write, a
 //! change of size, an allocation, a copy, a rename over a file) is first tried in its request thread without the right
 //! to flush. If that is refused, it is run again here, with the right. Requests beyond the number of these threads wait
 //! in a queue, not in a request thread. Only a request for an inode whose lock is held here still waits in its request
 //! thread.
+//!
+//! Reads of the device beyond those that a few request threads make (`requests`) have threads of their own: they are not to wait behind
+//! flushes.
 //!
 //! There is no deadlock: a thread here holds the inode locks of one operation while it waits for the device, as the
 //! operation's request thread did before. The device's flush needs no lock of the engine and no thread of this crate.
@@ -15,8 +18,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Number of threads. They wait for the same flush: more of them would cost memory and save no time.
+/// Threads that flush. They wait for the same flush: more of them would cost memory and save no time.
 const THREADS: usize = 8;
+/// Threads that read: as many as a disk has use for.
+const READERS: usize = 16;
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -31,13 +36,23 @@ pub(crate) struct WaiterThreads {
 }
 
 impl Waiters {
+    /// For requests that wait for a flush.
     pub fn start() -> io::Result<(Waiters, WaiterThreads)> {
+        Waiters::start_as("waiter", THREADS)
+    }
+
+    /// For reads of the device.
+    pub fn start_readers() -> io::Result<(Waiters, WaiterThreads)> {
+        Waiters::start_as("reader", READERS)
+    }
+
+    fn start_as(name: &str, count: usize) -> io::Result<(Waiters, WaiterThreads)> {
         let (queue, work) = mpsc::channel();
         let work = Arc::new(Mutex::new(work));
         let mut threads = Vec::new();
-        for number in 0..THREADS {
+        for number in 0..count {
             let work = work.clone();
-            let builder = std::thread::Builder::new().name(format!("waiter-{number}"));
+            let builder = std::thread::Builder::new().name(format!("{name}-{number}"));
             threads.push(builder.spawn(move || serve(&work))?);
         }
         Ok((Waiters(queue.clone()), WaiterThreads { queue, threads }))

@@ -53,6 +53,9 @@ impl Fs {
             // As if the payload's own sum were wrong.
             return Ok(Err(Wrong { object, place, spans }));
         }
+        if matches!(outcome, Err(Error::WouldFlush)) {
+            return Err(Error::WouldFlush);
+        }
         if let Err(error) = outcome {
             // The blocks may have moved, and their device may be gone since.
             let _lock = self.locks.read(file);

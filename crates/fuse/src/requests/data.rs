@@ -1,9 +1,12 @@
 //! Data: reading, writing, room, syncs.
 //!
-//! A request that may have to wait for a flush of the bulk device answers through a callback, from another thread if
+//! A request that may have to wait for the bulk device answers through a callback, from another thread if
 //! need be (`waiters`, `syncer`). All others return at once.
 
-use shoal_fs::{Ino, Seek};
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+use shoal_fs::{Fs, Ino, Seek};
 
 use super::{Asker, Outcome, Requests};
 use crate::errno::Errno;
@@ -23,8 +26,20 @@ pub(crate) struct Copy {
 }
 
 impl Requests {
-    pub fn read(&self, ino: Ino, at: u64, out: &mut [u8]) -> Outcome<usize> {
-        Ok(self.fs.read(ino, at, out)?)
+    /// Reads into `out`, which is this thread's, or in a thread that may wait for the device.
+    pub fn read(&self, ino: Ino, at: u64, out: &mut [u8], answer: impl FnOnce(Outcome<&[u8]>) + Send + 'static) {
+        let readers = &self.readers;
+        let may_wait = readers.here.fetch_add(1, Ordering::AcqRel) < readers.here_max;
+        let outcome = match may_wait {
+            true => self.fs.read(ino, at, out),
+            false => shoal_fs::without_device(|| self.fs.read(ino, at, out)),
+        };
+        readers.here.fetch_sub(1, Ordering::AcqRel);
+        if outcome == Err(shoal_fs::Error::WouldFlush) {
+            let (fs, len) = (self.fs.clone(), out.len());
+            return readers.waiters.run(move || read_there(&fs, ino, at, len, answer));
+        }
+        answer(outcome.map(|read| &out[..read]).map_err(Errno::from));
     }
 
     pub fn write(
@@ -91,4 +106,20 @@ impl Requests {
         }
         self.waiting(move |fs| fs.copy_range(copy.from, copy.from_at, copy.to, copy.to_at, len), answer);
     }
+}
+
+thread_local! {
+    /// Where a reader's thread has what it read.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads in a thread that may wait.
+fn read_there(fs: &Fs, ino: Ino, at: u64, len: usize, answer: impl FnOnce(Outcome<&[u8]>)) {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < len {
+            buffer.resize(len, 0);
+        }
+        let outcome = fs.read(ino, at, &mut buffer[..len]);
+        answer(outcome.map(|read| &buffer[..read]).map_err(Errno::from));
+    });
 }

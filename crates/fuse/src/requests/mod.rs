@@ -20,6 +20,7 @@ mod data;
 mod names;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use shoal_fs::{Caller, Fs};
 
@@ -53,10 +54,26 @@ impl Asker {
     }
 }
 
+/// Who reads the bulk device: some of the threads that take requests, and beyond these threads of their own, so that a slow device does
+/// not hold up everything else.
+pub(crate) struct Readers {
+    waiters: Waiters,
+    /// Reads in threads that take requests now, and at most.
+    here: AtomicUsize,
+    here_max: usize,
+}
+
+impl Readers {
+    pub fn new(waiters: Waiters, here_max: usize) -> Readers {
+        Readers { waiters, here: AtomicUsize::new(0), here_max }
+    }
+}
+
 pub(crate) struct Requests {
     fs: Arc<Fs>,
     syncer: Syncer,
     waiters: Waiters,
+    readers: Readers,
     /// Takes the messages that make the kernel forget attributes.
     kernel: Box<dyn Channel>,
     xattrs: bool,
@@ -68,11 +85,12 @@ impl Requests {
         fs: Arc<Fs>,
         syncer: Syncer,
         waiters: Waiters,
+        readers: Readers,
         options: &MountOptions,
         agreed: Agreed,
         kernel: Box<dyn Channel>,
     ) -> Requests {
-        Requests { fs, syncer, waiters, kernel, xattrs: options.xattrs, agreed }
+        Requests { fs, syncer, waiters, readers, kernel, xattrs: options.xattrs, agreed }
     }
 
     /// OPEN of a file: flags for the answer, unless the kernel can do without.
