@@ -30,6 +30,7 @@ mod packed_damage;
 mod packed_directories;
 mod packed_files;
 mod packing;
+mod promised_room;
 mod rebalance;
 mod resize;
 mod saved;
