@@ -187,12 +187,12 @@ impl Fs {
         let given = options.bulk_devices.iter().filter_map(|given| given.device.as_ref().ok());
         let devices: Vec<_> = given.chain(&parts.bulk).collect();
         recovery.power_lost |= !recovery.clean && !devices.iter().all(|bulk| bulk.geometry().survives_process);
-        let was_cut_off = !recovery.clean && !recovery.power_lost;
-        // Before anything is read from them: of another life's blocks nothing may show.
+        // Before anything is read from them: of another life's blocks nothing may show. After a clean end a cache holds what could not be
+        // written to a device that was away or failed.
         if let Some(on_period) = options.on_period.take() {
-            on_period(was_cut_off.then_some(&recovery.boot_id));
+            on_period((!recovery.power_lost).then_some(&recovery.boot_id));
         }
-        let continues = recovery.continues && was_cut_off;
+        let continues = recovery.continues && !recovery.power_lost;
         devices.iter().for_each(|bulk| bulk.adopt(continues));
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, recovery.power_lost)?;
         fs.load_limits()?;

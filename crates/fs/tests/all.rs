@@ -19,6 +19,7 @@ mod dictionaries;
 mod edges;
 mod end_of_file;
 mod enumeration;
+mod failed_behind_cache;
 mod failures;
 mod file_data;
 mod flags_and_whiteouts;

@@ -261,12 +261,22 @@ impl Bulk {
         self.list.lock().entries.iter().any(|entry| entry.unsettled)
     }
 
-    /// Was the device of a NEW extent away, so that its bytes cannot be trusted? Blocks in doubt stay as they are.
-    pub fn is_untrusted(&self, extent: &Extent) -> bool {
-        let Ok(unit) = self.unit_of(extent.bulk_block.get()) else { return false };
+    /// The blocks of a NEW extent that cannot be trusted because their device was away. Blocks in doubt stay as they are, and so does
+    /// what a cache has held all the time.
+    pub fn untrusted(&self, extent: &Extent) -> Vec<Run> {
+        let Ok(unit) = self.unit_of(extent.bulk_block.get()) else { return Vec::new() };
         let unsettled = |entry: &BulkDeviceEntry| entry.number == unit.number && entry.unsettled;
-        let run = Run { first: extent.bulk_block, blocks: extent.blocks };
-        unit.is_open() && self.list.lock().entries.iter().any(unsettled) && !unit.is_suspect(run)
+        let Ok(device) = unit.open_device() else { return Vec::new() };
+        if !self.list.lock().entries.iter().any(unsettled) {
+            return Vec::new();
+        }
+        unit.left_to(&*device, Run { first: extent.bulk_block, blocks: extent.blocks })
+    }
+
+    /// The same if `device` takes the place of one that was not there.
+    pub fn untrusted_on(&self, number: u32, device: &dyn BlockDevice, extent: &Extent) -> Vec<Run> {
+        let unit = self.unit_of(extent.bulk_block.get()).ok().filter(|unit| unit.number == number);
+        unit.map_or(Vec::new(), |unit| unit.left_to(device, Run { first: extent.bulk_block, blocks: extent.blocks }))
     }
 
     /// A flush of one of several devices failed with `error`.
