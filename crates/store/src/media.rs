@@ -33,6 +33,8 @@ pub(crate) struct Media {
     pub period: [u8; 16],
     /// The identities of caches that an earlier process left.
     pub left: Vec<[u8; 16]>,
+    /// Those of caches that it emptied and took away beside them.
+    pub emptied: Option<[u8; 16]>,
     /// The further ones that could be opened, by number.
     pub more: Vec<(u32, Arc<dyn Device>)>,
     /// All devices as the engine uses them, with what is held in front of them.
@@ -120,6 +122,7 @@ impl Store {
         }
         media.parts.bulk = media.engine.iter().find(|(number, _)| *number == 0).map(|(_, device)| device.clone());
         media.left = identities.iter().map(|(_, identity)| *identity).collect();
+        media.emptied = cache::emptied(&self.directory, &media.period);
         // Those of devices that are missing count on: they may come back.
         let new = made.iter().filter(|front| !media.left.contains(&front.identity)).map(|front| &front.identity);
         media.parts.region.boot_id = cache::period_with(media.period, media.left.iter().chain(new));
@@ -221,7 +224,7 @@ impl Media {
         let device = bulk.as_ref().map(|bulk| bulk.block_device());
         let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
         let (caches, left, more, engine, given) = Default::default();
-        Ok(Media { parts, bulk, caches, period, left, more, engine, given, survives_power_loss })
+        Ok(Media { parts, bulk, caches, period, left, emptied: None, more, engine, given, survives_power_loss })
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `log/` | the log of `logged` memory |
 //! | `bulk` | data of large files, unless it is kept elsewhere |
 //! | `cache`, `cache.1` to `cache.15` | the places of the bulk devices' write-back caches while there are any |
+//! | `cache.emptied` | which caches a clean end took away while one stayed, for a device that is away |
 //! | `bulk.1` to `bulk.15` | further bulk devices of a copy |
 //! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
 
@@ -24,10 +25,12 @@ pub(crate) const PID: &str = "pid";
 pub(crate) const CONTROL: &str = "control";
 /// The place of the first bulk device's write-back cache.
 const CACHE: &str = "cache";
+/// Which caches a clean end took away beside one that stayed.
+pub(crate) const CACHES_EMPTIED: &str = "cache.emptied";
 /// The log of the daemon that serves a mount.
 pub const DAEMON_LOG: &str = "shoal.log";
 /// Everything a store's directory may hold, but for the files of further bulk devices ([`is_of_bulk`]).
-pub(crate) const OWN_NAMES: [&str; 13] = [
+pub(crate) const OWN_NAMES: [&str; 14] = [
     DESCRIPTION,
     DESCRIPTION_NEW,
     IMAGES[0],
@@ -41,6 +44,7 @@ pub(crate) const OWN_NAMES: [&str; 13] = [
     CONTROL,
     CACHE,
     "cache.new",
+    CACHES_EMPTIED,
 ];
 
 /// The file of a bulk device in a store that was copied.
