@@ -89,6 +89,8 @@ pub struct Options {
     pub bulk_devices: Vec<GivenDevice>,
     /// Open a store that lists several bulk devices without those that are missing.
     pub degraded: bool,
+    /// The region was restored from an image, because its memory was lost: the bulk devices may be of a later time.
+    pub region_restored: bool,
     /// Is told of bulk devices that are missing or fail.
     pub on_bulk_failure: Option<OnBulkFailure>,
 }
@@ -115,6 +117,7 @@ impl Default for Options {
             bulk_on_host: true,
             bulk_devices: Vec::new(),
             degraded: false,
+            region_restored: false,
             on_bulk_failure: None,
         }
     }
@@ -161,6 +164,9 @@ impl Fs {
         let region = Region::create(options.geometry, parts.region)?;
         let fs = Fs::assemble(region, parts.bulk, parts.clock, Options::default(), false)?;
         namespace::make_root(&fs, options.root_mode, options.root_uid, options.root_gid)?;
+        if let Some(bulk) = &fs.bulk {
+            bulk.mark_only(&fs.region)?;
+        }
         if let Some(profiles) = profiles
             && !fs.set_inode_profiles(profiles)?
         {
@@ -229,6 +235,7 @@ impl Fs {
         let room = options.room.clone().map(|room| Arc::new(RoomCache::new(room, clock.clone())));
         let on_host: &[u32] = if options.bulk_on_host { &[0] } else { &[] };
         let bulk = bulk.map(|bulk| bulk.with_room(room.clone(), on_host).tells(options.on_bulk_failure.clone()));
+        let bulk = bulk.map(|bulk| bulk.restored(options.region_restored));
         if let Some(bulk) = &bulk {
             // Not kept: a device that is opened again must have no other user.
             let devices = std::mem::take(&mut options.bulk_devices);
