@@ -278,9 +278,13 @@ impl Bulk {
             let Some(entry) = entries.iter_mut().find(|entry| entry.number == unit.number) else { continue };
             entry.unsettled = !unit.is_open();
             if entry.has_mark() && unit.is_open() {
-                entry.epoch += 1;
-                write_mark(&*unit.device()?, entry.blocks, &mark_of(region, entry))?;
-                entry.epoch += 1;
+                let next = BulkDeviceEntry { epoch: entry.epoch + 1, ..*entry };
+                match write_mark(&*unit.device()?, entry.blocks, &mark_of(region, &next)) {
+                    // A full host that copies on write: the store is opened, so that something can be removed, under the mark it has.
+                    Err(Error::NoSpace) => continue,
+                    outcome => outcome?,
+                }
+                entry.epoch += 2;
                 marked.push((unit.device()?, *entry));
             }
         }
@@ -288,8 +292,14 @@ impl Bulk {
         list.change(region, entries)?;
         region.sync()?;
         // Only now may a mark be further on than a list that a crash before this has left. Nothing is written before it.
-        let mut marked = marked.iter();
-        marked.try_for_each(|(device, entry)| write_mark(&**device, entry.blocks, &mark_of(region, entry)))
+        for (device, entry) in marked {
+            match write_mark(&*device, entry.blocks, &mark_of(region, &entry)) {
+                // As above, one apart.
+                Err(Error::NoSpace) => {}
+                outcome => outcome?,
+            }
+        }
+        Ok(())
     }
 
     /// The store is closed: notes the devices whose files could not be settled.
