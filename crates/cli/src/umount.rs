@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use shoal_devices::size::human;
 use shoal_devices::{Failure, Outcome};
 use shoal_store::place::{self, Place};
 
@@ -44,6 +45,16 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     let clean = !was_dead && wait_until_free(&store, writer, args)?;
     let report =
         Report { store: store.display().to_string(), mountpoint: mountpoint.display().to_string(), was_dead, clean };
+    if report.clean {
+        for (device, bytes, cache) in shoal_store::kept_writes(&store) {
+            eprintln!(
+                "shoal: bulk device {device} did not get {} of writes: {} keeps them until the machine goes down; mount the store with the \
+                 device, and they are written",
+                human(bytes),
+                cache.display()
+            );
+        }
+    }
     if args.json {
         json::print_json(&report);
     } else if was_dead {

@@ -407,3 +407,38 @@ fn mount_8_finds_its_helper() {
     assert!(output.stdout.is_empty(), "quiet");
     fs::write(scene.mnt().join("a"), "x").unwrap();
 }
+
+#[test]
+fn a_mounted_store_is_refused_at_once_under_another_path_and_without_its_lock_file() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::mounted();
+    let (other, second) = (scene.dir.path().join("other"), scene.dir.path().join("second"));
+    fs::create_dir(&other).unwrap();
+    fs::create_dir(&second).unwrap();
+    let system =
+        |args: &[&std::ffi::OsStr]| assert!(Command::new(args[0]).args(&args[1..]).status().unwrap().success());
+    system(&["mount".as_ref(), "--bind".as_ref(), scene.store().as_ref(), other.as_ref()]);
+    let refused = |store: &Path, force: bool| {
+        let begin = Instant::now();
+        let mut command = Command::new("timeout");
+        command.arg("100").arg(env!("CARGO_BIN_EXE_shoal"));
+        match force {
+            false => command.arg("mount").arg(store).arg(&second),
+            true => command.args(["format", "--force", "--bulk", "none"]).arg(store),
+        };
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains("in use by"), "{said}");
+        assert!(begin.elapsed() < Duration::from_secs(20), "refused after {:?}", begin.elapsed());
+    };
+    refused(&other, false);
+    fs::remove_file(scene.store().join("lock")).unwrap();
+    for store in [&scene.store(), &other] {
+        refused(store, false);
+        refused(store, true);
+    }
+    system(&["umount".as_ref(), other.as_ref()]);
+    fs::write(scene.mnt().join("a"), "still served").unwrap();
+}

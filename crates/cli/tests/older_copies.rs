@@ -1,13 +1,15 @@
-//! Older copies of a `battery` store's parts, put back by hand.
+//! Older copies of a store's parts, put back by hand.
 //!
-//! A region and images that do not belong together are refused, by this program and by those before it.
+//! A region and images that do not belong together are refused, by this program and by those before it, and so is bulk storage of another
+//! time.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 
 use crate::damaged_media::Scene;
 use shoal_format::superblock::{
-    FEATURE_BUCKETS, FEATURE_DICTIONARIES, FEATURE_INCARNATION, FEATURE_PACKED, FEATURE_SUMS, Superblock,
+    FEATURE_BUCKETS, FEATURE_DEVICES, FEATURE_DICTIONARIES, FEATURE_INCARNATION, FEATURE_PACKED, FEATURE_SUMS,
+    Superblock,
 };
 use shoal_format::{PAGE, checksum};
 
@@ -125,7 +127,12 @@ fn an_older_program_is_told_not_to_open_a_battery_region() {
     for name in FILES {
         assert_eq!(
             scene.head(name).0.features,
-            FEATURE_INCARNATION | FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS,
+            FEATURE_INCARNATION
+                | FEATURE_BUCKETS
+                | FEATURE_DEVICES
+                | FEATURE_DICTIONARIES
+                | FEATURE_PACKED
+                | FEATURE_SUMS,
             "{name}"
         );
     }
@@ -135,14 +142,19 @@ fn an_older_program_is_told_not_to_open_a_battery_region() {
     for name in FILES {
         assert_eq!(
             scene.head(name).0.features,
-            FEATURE_INCARNATION | FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS,
+            FEATURE_INCARNATION
+                | FEATURE_BUCKETS
+                | FEATURE_DEVICES
+                | FEATURE_DICTIONARIES
+                | FEATURE_PACKED
+                | FEATURE_SUMS,
             "{name}"
         );
     }
     scene.ok(&["check", "store"]);
     assert_eq!(
         Scene::logged().head("store/image.0").0.features,
-        FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS
+        FEATURE_BUCKETS | FEATURE_DEVICES | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS
     );
 }
 
@@ -194,11 +206,66 @@ fn a_store_with_the_former_sums_is_used_as_it_is_and_copied_with_new_ones() {
     scene.write("new", "behind");
     scene.umount();
     scene.ok(&["check", "store"]);
-    assert!(["store/image.0", "store/image.1"].iter().all(|name| scene.head(name).0.features == 0));
+    assert!(["store/image.0", "store/image.1"].iter().all(|name| scene.head(name).0.features == FEATURE_DEVICES));
     scene.ok(&["copy", "store", "copied"]);
-    assert_eq!(scene.head("copied/image.0").0.features, FEATURE_SUMS);
+    assert_eq!(scene.head("copied/image.0").0.features, FEATURE_SUMS | FEATURE_DEVICES);
     scene.ok(&["check", "copied"]);
     scene.ok(&["mount", "copied", "mnt"]);
     assert!(scene.at("mnt/old").exists() && scene.at("mnt/new").exists());
     scene.umount();
+}
+
+/// Copies files and directories of a scene from one of its directories to another.
+fn copy_all(scene: &Scene, names: &[&str], from: &str, to: &str) {
+    fs::create_dir_all(scene.at(to).join("store")).unwrap();
+    for name in names {
+        let (source, target) = (scene.at(from).join(name), scene.at(to).join(name));
+        let _ = fs::remove_file(&target);
+        let _ = fs::remove_dir_all(&target);
+        let copied = std::process::Command::new("cp").arg("-a").arg(source).arg(target).status().unwrap();
+        assert!(copied.success());
+    }
+}
+
+#[test]
+fn bulk_storage_and_the_rest_of_a_store_from_two_backups_are_refused() {
+    let images = ["store/image.0", "store/image.1"];
+    for (scene, rest) in [(Scene::logged(), "store/log"), (Scene::battery(), "region")] {
+        let (rest, bulk) = ([images[0], images[1], rest], ["store/bulk"]);
+        let large = |byte: u8| vec![byte; 2 << 20];
+        let keep = |to: &str| [&rest[..], &bulk].iter().for_each(|names| copy_all(&scene, names, ".", to));
+        let holds = |byte: u8| {
+            scene.mount();
+            let (found, small) = (fs::read(scene.at("mnt/large")).unwrap(), fs::read(scene.at("mnt/small")).unwrap());
+            scene.umount();
+            assert!(found == large(byte) && small == [byte], "{} and {small:?} instead of {byte}", found[0]);
+        };
+        for byte in [1, 2] {
+            scene.mount();
+            scene.write("large", large(byte));
+            scene.write("small", [byte]);
+            scene.umount();
+            keep(["", "older", "newer"][byte as usize]);
+        }
+        for (newer, older) in [(&rest[..], &bulk[..]), (&bulk, &rest)] {
+            copy_all(&scene, newer, "newer", ".");
+            copy_all(&scene, older, "older", ".");
+            for args in [&["mount", "store", "mnt"][..], &["mount", "-o", "ro", "store", "mnt"]] {
+                let refused = scene.exits(1, args);
+                assert!(refused.contains("bulk device 0") && refused.contains("older copy"), "{refused}");
+            }
+        }
+        // Who has nothing else has the rest of the store.
+        copy_all(&scene, &rest, "newer", ".");
+        copy_all(&scene, &bulk, "older", ".");
+        scene.ok(&["mount", "-o", "degraded", "store", "mnt"]);
+        assert!(fs::read(scene.at("mnt/large")).is_err() && fs::read(scene.at("mnt/small")).unwrap() == [2]);
+        scene.umount();
+        // Each backup as a whole is a store.
+        for (byte, from) in [(1, "older"), (2, "newer")] {
+            copy_all(&scene, &rest, from, ".");
+            copy_all(&scene, &bulk, from, ".");
+            holds(byte);
+        }
+    }
 }

@@ -118,6 +118,8 @@ pub(crate) struct Bulk {
     pub fresh: Fresh,
     pub births: Births,
     room: Option<Arc<RoomCache>>,
+    /// The region was restored from an image: devices may be of a later time.
+    restored: bool,
     on_failure: Option<devices::OnBulkFailure>,
 }
 
@@ -164,6 +166,7 @@ impl Bulk {
             births: Births::new(region.last_lsn()),
             room: None,
             on_failure: None,
+            restored: false,
         };
         bulk.track();
         Ok(bulk)

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use shoal_format::BULK_BLOCK;
+use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
 use shoal_format::extent::{BulkBlock, FileBlock};
 use shoal_media::BlockDevice;
 
@@ -131,9 +132,14 @@ impl Fs {
     ) -> Result<()> {
         self.writable()?;
         let bulk = self.bulk()?;
-        if bulk.was_never_there(number) {
-            self.distrust_device(number)?;
-        }
+        let was_away = bulk.was_never_there(number);
+        let open = || {
+            let device = open()?;
+            if was_away {
+                self.distrust_device(number, &*device).map_err(|error| error.to_string())?;
+            }
+            Ok(device)
+        };
         bulk.retry(&self.region, number, open)
     }
 
@@ -149,14 +155,20 @@ impl Fs {
 
     /// The files that have data on a device, with how many bytes.
     pub fn bulk_files(&self, number: u32) -> Result<Vec<(Ino, u64)>> {
+        self.bulk_files_where(number, &|_, len| len)
+    }
+
+    /// The same, of the bytes that `counts` finds in a range of the device (start and length in bytes).
+    pub fn bulk_files_where(&self, number: u32, counts: &dyn Fn(u64, u64) -> u64) -> Result<Vec<(Ino, u64)>> {
         let bulk = self.bulk()?;
+        let first = (u64::from(number) << BULK_NUMBER_SHIFT) * BULK_BLOCK;
         let mut found = Vec::new();
         for ino in self.large_files()? {
             let _lock = self.locks.read(ino);
             let Ok(inode) = self.load(ino) else { continue };
             let Ok(pieces) = self.pieces(&inode) else { continue };
             let here = pieces.iter().filter(|piece| piece.bulk && bulk.is_on(number, block_of(piece.at)));
-            let bytes: u64 = here.map(|piece| piece.len).sum();
+            let bytes: u64 = here.map(|piece| counts(piece.at - first, piece.len)).sum();
             if bytes > 0 {
                 found.push((ino, bytes));
             }

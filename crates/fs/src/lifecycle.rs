@@ -91,6 +91,8 @@ pub struct Options {
     pub degraded: bool,
     /// Keep checksums of what is on the bulk devices, or none; by default as the store has it.
     pub sums: Option<bool>,
+    /// The region was restored from an image, because its memory was lost: the bulk devices may be of a later time.
+    pub region_restored: bool,
     /// Is told of bulk devices that are missing or fail.
     pub on_bulk_failure: Option<OnBulkFailure>,
 }
@@ -118,6 +120,7 @@ impl Default for Options {
             bulk_devices: Vec::new(),
             degraded: false,
             sums: None,
+            region_restored: false,
             on_bulk_failure: None,
         }
     }
@@ -173,6 +176,9 @@ impl Fs {
         let fs = Fs::assemble(region, parts.bulk, parts.clock, Options { sums, ..Options::default() }, false)?;
         fs.arrange_sums()?;
         namespace::make_root(&fs, options.root_mode, options.root_uid, options.root_gid)?;
+        if let Some(bulk) = &fs.bulk {
+            bulk.mark_only(&fs.region)?;
+        }
         if let Some(profiles) = profiles
             && !fs.set_inode_profiles(profiles)?
         {
@@ -199,12 +205,12 @@ impl Fs {
         let given = options.bulk_devices.iter().filter_map(|given| given.device.as_ref().ok());
         let devices: Vec<_> = given.chain(&parts.bulk).collect();
         recovery.power_lost |= !recovery.clean && !devices.iter().all(|bulk| bulk.geometry().survives_process);
-        let was_cut_off = !recovery.clean && !recovery.power_lost;
-        // Before anything is read from them: of another life's blocks nothing may show.
+        // Before anything is read from them: of another life's blocks nothing may show. After a clean end a cache holds what could not be
+        // written to a device that was away or failed.
         if let Some(on_period) = options.on_period.take() {
-            on_period(was_cut_off.then_some(&recovery.boot_id));
+            on_period((!recovery.power_lost).then_some(&recovery.boot_id));
         }
-        let continues = recovery.continues && was_cut_off;
+        let continues = recovery.continues && !recovery.power_lost;
         devices.iter().for_each(|bulk| bulk.adopt(continues));
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, recovery.power_lost)?;
         fs.load_limits()?;
@@ -256,6 +262,7 @@ impl Fs {
         let room = options.room.clone().map(|room| Arc::new(RoomCache::new(room, clock.clone())));
         let on_host: &[u32] = if options.bulk_on_host { &[0] } else { &[] };
         let bulk = bulk.map(|bulk| bulk.with_room(room.clone(), on_host).tells(options.on_bulk_failure.clone()));
+        let bulk = bulk.map(|bulk| bulk.restored(options.region_restored));
         if let Some(bulk) = &bulk {
             // Not kept: a device that is opened again must have no other user.
             let devices = std::mem::take(&mut options.bulk_devices);

@@ -14,10 +14,11 @@
 
 use std::collections::HashMap;
 
-use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
+use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODE_HAS_NEW, Inode, Layout};
+use shoal_media::BlockDevice;
 
-use crate::bulk::{Flushed, Stamp};
+use crate::bulk::{Flushed, Run, Stamp};
 use crate::extents::{Mapped, clip};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
@@ -310,24 +311,14 @@ impl Fs {
     /// What is NEW on a device that was away meanwhile becomes unwritten, as after a power loss. The caller holds the file's lock.
     fn distrust_new(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
         let bulk = self.bulk()?;
-        let mut ranges = Vec::new();
-        let mut block = FileBlock::ZERO;
-        while block < FileBlock::END {
-            match self.mapped(inode, block)? {
-                Mapped::Hole { until } => block = until,
-                Mapped::At(extent) => {
-                    if extent.flags & EXTENT_NEW != 0 && bulk.is_untrusted(&extent) {
-                        ranges.push((extent.file_block, extent.end()));
-                    }
-                    block = extent.end();
-                }
-            }
-        }
+        let all = [(FileBlock::ZERO, FileBlock::END)];
+        let ranges = self.new_blocks(inode, &all, |extent| bulk.untrusted(extent))?;
         self.change_flags(ino, inode, &ranges, unwritten)
     }
 
-    /// Makes the NEW blocks of all files on a device unwritten, before a device that was away is used again.
-    pub(crate) fn distrust_device(&self, number: u32) -> Result<()> {
+    /// Makes the NEW blocks of all files on a device unwritten, before a device that was away is used again: but for those that its
+    /// cache has held all the time.
+    pub(crate) fn distrust_device(&self, number: u32, device: &dyn BlockDevice) -> Result<()> {
         let bulk = self.bulk()?;
         for ino in bulk.fresh.files() {
             let _lock = self.locks.write(ino);
@@ -337,11 +328,40 @@ impl Fs {
                 other => other?,
             };
             if inode.layout == Layout::Extents {
-                let changed = self.change_flags(ino, &mut inode, &ranges, unwritten);
+                let changed = self
+                    .new_blocks(&inode, &ranges, |extent| bulk.untrusted_on(number, device, extent))
+                    .and_then(|ranges| self.change_flags(ino, &mut inode, &ranges, unwritten));
                 self.past_damage(ino, changed)?;
             }
         }
         Ok(())
+    }
+
+    /// The blocks of NEW extents within some ranges that `which` chooses. The caller holds the file's lock.
+    fn new_blocks(
+        &self,
+        inode: &Inode,
+        within: &[(FileBlock, FileBlock)],
+        which: impl Fn(&Extent) -> Vec<Run>,
+    ) -> Result<Ranges> {
+        let mut ranges = Vec::new();
+        for &(from, to) in within {
+            let mut block = from;
+            while block < to {
+                match self.mapped(inode, block)? {
+                    Mapped::Hole { until } => block = until,
+                    Mapped::At(extent) => {
+                        let extent = clip(extent, block, to);
+                        if extent.flags & EXTENT_NEW != 0 {
+                            let place = |block: BulkBlock| extent.file_block + (block.get() - extent.bulk_block.get());
+                            ranges.extend(which(&extent).into_iter().map(|run| (place(run.first), place(run.end()))));
+                        }
+                        block = extent.end();
+                    }
+                }
+            }
+        }
+        Ok(ranges)
     }
 
     /// Lists the NEW ranges of a file that an earlier process wrote.

@@ -86,8 +86,20 @@ pub struct Placement {
 }
 
 const BLOCK: u64 = 4096;
-/// The share of the region's free space (1/64) that is expected to become inodes and names.
-const METADATA_SHARE: u64 = 64;
+/// What a file costs beside its bytes: its record, and an entry of 18 bytes and a short name in buckets that are three quarters full.
+const FILE_COST: u64 = INODE_RECORD as u64 + 40;
+/// The shares of the region's room that are expected to become inodes and names: 1/64 at least, a half at most. A store of empty
+/// files can still take long ones.
+const METADATA_LEAST: u64 = 64;
+const METADATA_MOST: u64 = 2;
+
+impl Usage {
+    /// How much of free bytes of the region becomes inodes and names, if the files to come are as long as those there are.
+    fn metadata_in(&self, free: u64) -> u64 {
+        let part = u128::from(free) * u128::from(self.inodes * FILE_COST) / u128::from(self.region_used.max(1));
+        (part.min(u128::from(free)) as u64).clamp(free / METADATA_LEAST, free / METADATA_MOST)
+    }
+}
 
 impl Fs {
     pub fn usage(&self) -> Usage {
@@ -146,7 +158,7 @@ impl Fs {
         // The total shrinks with the host's room: what cannot be written is no capacity.
         let total = usage.region_used + usage.bulk_used + free;
         // The region's room can be used by pieces of any size once it is compacted; some goes into inodes and names.
-        let usable = usage.region_usable - usage.region_usable / METADATA_SHARE;
+        let usable = usage.region_usable - usage.metadata_in(usage.region_usable);
         let bulk = usage.bulk_free + usage.bulk_pending;
         let ordinary = if usage.bulk_bytes == 0 {
             usable
@@ -156,7 +168,7 @@ impl Fs {
             bulk
         };
         let region = usage.region_free - usage.region_reserve;
-        let room = (region / (INODE_RECORD as u64 + 32)).min(u64::from(Ino::MAX) - usage.inodes);
+        let room = (region / FILE_COST).min(u64::from(Ino::MAX) - usage.inodes);
         StatFs {
             block_bytes: BLOCK as u32,
             blocks: total / BLOCK,

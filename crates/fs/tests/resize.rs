@@ -436,11 +436,13 @@ fn blocks_that_move_together_are_whole_after_every_crash() {
         let points = media.world.points();
         let (count, mut states) = (points.len(), 0);
         for (index, point) in points.into_iter().enumerate() {
-            for (number, state) in point.power_losses(&States::few()).chain([point.process_crash()]).enumerate() {
+            let lost = point.power_losses(&States::few()).map(|state| (state, true));
+            for (number, (state, power_lost)) in lost.chain([(point.process_crash(), false)]).enumerate() {
                 if !deep() && (index + number) % 3 != 0 {
                     continue;
                 }
                 let mut media = media.over(state.open());
+                media.power_lost = power_lost;
                 let place = format!("{kind:?}, point {index} of {count} ({}), state {number}", point.name());
                 judge(&mut media, &before, false).unwrap_or_else(|e| panic!("{place}: {e}"));
                 states += 1;

@@ -5,7 +5,10 @@
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::{FEATURE_DEVICES, MemoryKind};
 use shoal_fs::{Error, FormatOptions, Leaving, ROOT};
-use std::sync::atomic::Ordering;
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
+use shoal_sim::{SimDisk, World};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::devices::{
     BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
@@ -152,5 +155,51 @@ fn a_store_of_earlier_programs_gets_the_feature_with_its_second_device() {
         assert_eq!(fs.bulk_states().len(), 2);
         assert_eq!(fs.bulk_states()[1].bytes, BLOCKS * BULK_BLOCK, "the last block's room is the mark's");
         assert_eq!(read(&fs, file, 0, 10), Ok(vec![1; 10]));
+    }
+}
+
+/// A disk whose host has room for so many writes.
+struct Full {
+    disk: Arc<SimDisk>,
+    writes: AtomicU64,
+}
+
+impl BlockDevice for Full {
+    fn geometry(&self) -> BlockGeometry {
+        self.disk.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.disk.submit(request, done);
+    }
+
+    fn write_from(&self, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+        let left = self.writes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        left.map_err(|_| MediaError::NoSpace { what: "full disk".into() })?;
+        self.disk.write_from(at, bytes)
+    }
+}
+
+#[test]
+fn a_store_opens_on_a_host_that_has_no_room_for_its_devices_marks() {
+    for (kind, writes) in
+        [(MemoryKind::Logged, 0), (MemoryKind::Logged, 1), (MemoryKind::Battery, 0), (MemoryKind::Battery, 1)]
+    {
+        let pair = Pair::new(kind);
+        let file = pair.file_on(1, b"file", 1, 2);
+        pair.fs.sync().unwrap();
+        let full =
+            |world: &World| vec![given(1, Arc::new(Full { disk: world.disk(1), writes: AtomicU64::new(writes) }))];
+        let (world, fs) = pair.again(false, false, full).unwrap_or_else(|error| panic!("{kind:?}, {writes}: {error}"));
+        assert_eq!(read(&fs, file, 0, 10), Ok(vec![1; 10]));
+        fs.shutdown().unwrap();
+        drop(fs);
+        for opening in 2..4 {
+            let boot = Boot { opening, ..pair.boot };
+            let fs = try_open(&world, kind, boot, vec![given(1, world.disk(1))], false)
+                .unwrap_or_else(|error| panic!("{kind:?}, {writes}, opening {opening}: {error}"));
+            assert_eq!(read(&fs, file, 0, 10), Ok(vec![1; 10]));
+            fs.shutdown().unwrap();
+        }
     }
 }

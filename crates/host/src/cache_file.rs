@@ -60,6 +60,15 @@ impl CacheFile {
         CacheFile::over(path, file, flags)
     }
 
+    /// Opens a file that may have a user, to look at it. Stores stay in this process.
+    pub fn peek(path: &Path) -> io::Result<CacheFile> {
+        let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(nofollow).open(path);
+        let file = opened.map_err(|e| named(path, e))?;
+        CacheFile::refuse_disks(&file).map_err(|e| named(path, e))?;
+        CacheFile::mapped(path, file, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
     fn refuse_disks(file: &File) -> io::Result<()> {
         let found = fstatfs(file)?;
         if found.f_type as u32 != TMPFS {
@@ -71,6 +80,10 @@ impl CacheFile {
 
     fn over(path: &Path, file: File, flags: MapFlags) -> io::Result<CacheFile> {
         lock_alone(&file).map_err(|e| named(path, e))?;
+        CacheFile::mapped(path, file, flags)
+    }
+
+    fn mapped(path: &Path, file: File, flags: MapFlags) -> io::Result<CacheFile> {
         let found = file.metadata().map_err(|e| named(path, e))?;
         // The kernel lets nobody but the owner have it; a file of another user was put there.
         if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {

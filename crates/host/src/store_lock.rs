@@ -1,4 +1,4 @@
-//! One user per store: an advisory lock on the file `lock` in the store's directory, and on the files and devices outside of it.
+//! One user per store: an advisory lock on the store's directory and the file `lock` in it, and on the files and devices outside of it.
 //!
 //! The kernel releases it when the process ends, however it ends. The file holds the process id of its owner, for the
 //! message to the next process that wants the store. It stays behind, without meaning, when the lock is released.
@@ -20,6 +20,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 pub struct StoreLock {
     file: File,
     path: PathBuf,
+    _directory: File,
 }
 
 impl StoreLock {
@@ -34,15 +35,17 @@ impl StoreLock {
             Err(Errno::WOULDBLOCK) => return Err(in_use(directory, &file)),
             Err(e) => return Err(named(&path, e)),
         }
-        let lock = StoreLock { file, path };
+        let lock = StoreLock { file, path, _directory: lock_directory(directory)? };
         lock.record_owner()?;
         Ok(lock)
     }
 
-    /// Is the lock held? Asked through a file opened for reading, which leaves the lock file as it is.
+    /// Is the lock held? Asked through files opened for reading, which leaves the lock file as it is.
     pub fn is_held(directory: &Path) -> bool {
-        let Ok(file) = File::open(directory.join("lock")) else { return false };
-        flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+        [&directory.join("lock"), directory].into_iter().any(|path| {
+            File::open(path)
+                .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
+        })
     }
 
     /// Writes this process's id into the lock file. Called again after a fork that hands the store to the child.
@@ -90,6 +93,19 @@ pub(crate) fn lock_alone(file: &File) -> io::Result<()> {
     }
 }
 
+/// Locks the directory itself, too: somebody may remove the lock's file, and the next one to make it would lock another file.
+fn lock_directory(directory: &Path) -> io::Result<File> {
+    let opened = File::open(directory).map_err(|e| named(directory, e))?;
+    match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {
+            let message = "is in use by a process whose lock file was removed: unmount it or stop that process first";
+            Err(named(directory, io::Error::new(io::ErrorKind::WouldBlock, message)))
+        }
+        // Where a directory cannot be locked the file is all there is.
+        Ok(()) | Err(_) => Ok(opened),
+    }
+}
+
 fn in_use(directory: &Path, file: &File) -> io::Error {
     let mut text = [0; 16];
     let len = file.read_at(&mut text, 0).unwrap_or(0);
@@ -116,6 +132,13 @@ mod tests {
         assert!(StoreLock::is_held(dir.path()));
         drop(first);
         assert!(!StoreLock::is_held(dir.path()));
+        let second = StoreLock::acquire(dir.path()).unwrap();
+        // Who removes the file does not unlock the store.
+        std::fs::remove_file(dir.path().join("lock")).unwrap();
+        assert!(StoreLock::is_held(dir.path()));
+        let error = StoreLock::acquire(dir.path()).map(drop).unwrap_err();
+        assert!(error.kind() == io::ErrorKind::WouldBlock && error.to_string().contains("was removed"), "{error}");
+        drop(second);
         StoreLock::acquire(dir.path()).unwrap();
     }
 

@@ -85,6 +85,22 @@ pub trait BlockDevice: Send + Sync {
         0
     }
 
+    /// How many bytes of this range are held back: reading these asks no medium.
+    fn held_in(&self, at: u64, len: u64) -> u64 {
+        let _ = (at, len);
+        0
+    }
+
+    /// A flush has failed, and no other is asked for: from now on nothing that is held back leaves.
+    fn give_up(&self) {}
+
+    /// May a write to this range have left and be lost, because no flush that completed has covered it? Asked after
+    /// [`BlockDevice::give_up`]; a device that holds nothing back cannot tell.
+    fn may_have_lost(&self, at: u64, len: u64) -> bool {
+        let _ = (at, len);
+        true
+    }
+
     /// The first call of a store's opening. `continues`: blocks that an earlier process of this store held back, and that
     /// outlived it, belong to the store; otherwise they are another life's, and are dropped.
     fn adopt(&self, continues: bool) {

@@ -6,6 +6,7 @@
 //! Emptying a device is the work of a thread; it goes on after the next mount if it is cut off.
 //! Left out: moving the data and the marks (the engine), kinds of devices.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -31,9 +32,10 @@ use crate::cache::{self, CacheReport, HeldOnHost, HeldWrites};
 use crate::description::{BulkPlace, Description, NumberedPlace};
 use crate::host_room::HostFiles;
 use crate::media::open_place;
-use crate::names::cache_note;
+use crate::names::{LOG, cache_note};
 use crate::progress::Progress;
 use crate::store::{Devices, Opened, Store};
+use crate::user;
 
 /// Pause of the thread that empties a device, when it finds nothing that it could move.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -116,6 +118,38 @@ impl BulkReport {
             cause: state.closed.clone(),
             held_bytes: None,
             moved_bytes: None,
+        }
+    }
+}
+
+/// Writes that a device did not get before the store was closed.
+pub(crate) struct Undelivered {
+    number: u32,
+    device: String,
+    files: usize,
+    bytes: u64,
+    /// The cache that keeps them; without one they are lost.
+    place: Option<PathBuf>,
+}
+
+impl Undelivered {
+    pub fn is_lost(&self) -> bool {
+        self.place.is_none()
+    }
+}
+
+impl fmt::Display for Undelivered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Undelivered { number, device, files, .. } = self;
+        let files = if *files == 1 { "1 file".to_string() } else { format!("{files} files") };
+        write!(f, "bulk device {number} ({device}): {} of writes to {files} did not reach it ", human(self.bytes))?;
+        match &self.place {
+            Some(place) => write!(
+                f,
+                "and are kept in {}: mount the store with the device before the machine goes down, and they are written",
+                place.display()
+            ),
+            None => write!(f, "and are lost, because the file of its write-back cache is gone"),
         }
     }
 }
@@ -588,6 +622,31 @@ impl Bulks {
             // A panic in it ended the process.
             let _ = thread.join();
         }
+    }
+
+    /// What is held for devices that are missing or have failed, of a store that was closed.
+    pub fn undelivered(&self) -> Vec<Undelivered> {
+        let description = self.description();
+        let period = user::period(&[Some(self.directory.join(LOG)), description.bulk_path(&self.directory)]);
+        let kept = period.map_or(Vec::new(), |period| cache::kept(&self.directory, &description, &period));
+        let reports = self.reports();
+        let held = self.held.lock();
+        let of = |report: BulkReport| {
+            let number = report.number;
+            let count =
+                |bytes_in: &dyn Fn(u64, u64) -> u64| self.fs.bulk_files_where(number, bytes_in).unwrap_or_default();
+            let (files, place) = match kept.iter().find(|kept| kept.device == number) {
+                Some(kept) => (count(&|at, len| kept.bytes_in(at, len)), Some(kept.path.clone())),
+                None => {
+                    let gone = held.iter().find(|cache| cache.device() == number)?;
+                    (count(&|at, len| gone.held_in(at, len)), None)
+                }
+            };
+            let bytes = files.iter().map(|(_, bytes)| bytes).sum();
+            (bytes > 0).then_some(Undelivered { number, device: report.device, files: files.len(), bytes, place })
+        };
+        let is_away = |report: &BulkReport| matches!(report.state.as_str(), "lost" | "refuses writes");
+        reports.into_iter().filter(is_away).filter_map(of).collect()
     }
 
     /// Closes the devices of a store that was closed; `clean`: nothing is left to recover.

@@ -5,8 +5,10 @@
 //!   damaged makes the opening one after a power loss, and one that the log's period does not contain is another life's: it is dropped.
 //! - A copy of the store's directory names the same cache. It has another period, and leaves the cache alone.
 //! - A cache that outlived its process goes on being used: the name and the identity stay, and so does its size.
-//! - After a clean end nothing is held, and the file goes, with its name.
-//! - Where a device is missing, its cache stays until the device is back or the store is closed: no power was lost for the others.
+//! - After a clean end nothing is held, and the file goes, with its name. What is held for a device that is missing or has failed stays,
+//!   beyond a clean end, too: the next mount with the device has it written. The log's period, which ends with that of the last
+//!   process, tells whether it still is the store's.
+//! - Where a device is missing, its cache stays until the device is back: no power was lost for the others.
 //! - Where there is no memory to share, a store is served without a cache, and says so in one line.
 //!
 //! Left out: what is held and when it leaves (`shoal-writeback`).
@@ -24,12 +26,12 @@ use shoal_devices::{Device, During, Failure, Outcome, parse_uuid, uuid_text};
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_format::cache::CacheHeader;
 use shoal_host::{CacheFile, SystemClock, Ticker};
-use shoal_media::{Clock, PersistentMemory};
+use shoal_media::{BlockDevice, Clock, PersistentMemory};
 use shoal_writeback::{Cache, CacheError, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 use tracing::warn;
 
 use crate::description::Description;
-use crate::names::{LOG, cache_note};
+use crate::names::{CACHES_EMPTIED, LOG, cache_note};
 use crate::user;
 
 /// Memory for held blocks at most, unless an option says otherwise (bytes), and the part of the machine's.
@@ -322,6 +324,11 @@ impl HeldWrites {
         self.filter.held_bytes()
     }
 
+    /// The same, of a range of the device.
+    pub(crate) fn held_in(&self, at: u64, len: u64) -> u64 {
+        self.filter.held_in(at, len)
+    }
+
     /// Lets go of the cache: what it holds stays in its file. The device is failed or away, so nothing leaves any more. The file
     /// is in use as long as the value returned can be upgraded.
     pub(crate) fn let_go(self) -> Weak<CacheFile> {
@@ -412,9 +419,77 @@ fn numbers() -> std::ops::Range<u32> {
     0..BULK_DEVICES_MAX as u32
 }
 
-/// Takes away the caches of a store that is clean. What is still held, for devices that were missing, is lost.
-pub(crate) fn remove(directory: &Path, period: &[u8; 16]) {
+/// Takes away the caches of a store that is formatted anew.
+pub(crate) fn remove_all(directory: &Path, period: &[u8; 16]) {
     numbers().for_each(|device| remove_one(directory, device, period));
+    let _ = fs::remove_file(directory.join(CACHES_EMPTIED));
+}
+
+/// Takes away the caches of a store that is clean, but for those that hold writes for devices of the store.
+pub(crate) fn remove(directory: &Path, description: &Description, period: &[u8; 16]) {
+    let kept = kept(directory, description, period);
+    let goes = |device: &u32| kept.iter().all(|kept| kept.device != *device);
+    let emptied = directory.join(CACHES_EMPTIED);
+    if kept.is_empty() {
+        let _ = fs::remove_file(&emptied);
+    } else {
+        // The log's period is that of all of them together: without this the one that stays would look like another life's.
+        let gone = identities_of(directory, period, CacheFile::peek).into_iter().filter(|(device, _)| goes(device));
+        let together = gone.fold([0; 16], |together, (_, identity)| period_with(together, [&identity]));
+        let text = format!("{}\n{}\n", uuid_text(period), uuid_text(&together));
+        if let Err(error) = fs::write(&emptied, text) {
+            warn!(
+                "{}: {error}; the writes that are kept for a bulk device are lost at the next mount",
+                emptied.display()
+            );
+        }
+    }
+    numbers().filter(goes).for_each(|device| remove_one(directory, device, period));
+}
+
+/// The caches that the last clean end of this period took away beside those that it left: their identities, mixed.
+pub(crate) fn emptied(directory: &Path, period: &[u8; 16]) -> Option<[u8; 16]> {
+    let text = fs::read_to_string(directory.join(CACHES_EMPTIED)).ok()?;
+    let (of, together) = text.trim_end_matches('\n').split_once('\n')?;
+    parse_uuid(together).filter(|_| of == uuid_text(period))
+}
+
+/// A cache that holds writes which its device did not get.
+pub(crate) struct Kept {
+    pub device: u32,
+    pub path: PathBuf,
+    cache: Cache,
+}
+
+impl Kept {
+    pub fn bytes(&self) -> u64 {
+        self.cache.found_bytes()
+    }
+
+    /// Of a range of the device.
+    pub fn bytes_in(&self, at: u64, len: u64) -> u64 {
+        self.cache.found_in(at, len)
+    }
+}
+
+/// What the caches of a store that is not in use keep for devices that did not get it: the device, the bytes, and the cache's file.
+pub fn kept_writes(directory: &Path) -> Vec<(u32, u64, PathBuf)> {
+    let Ok(description) = Description::read(directory) else { return Vec::new() };
+    let period = user::period(&[Some(directory.join(LOG)), description.bulk_path(directory)]);
+    let kept = period.map_or(Vec::new(), |period| kept(directory, &description, &period));
+    kept.into_iter().map(|kept| (kept.device, kept.bytes(), kept.path)).collect()
+}
+
+/// The caches of this period that hold writes. They may be in use: what is held for a device that is open comes and goes.
+pub(crate) fn kept(directory: &Path, description: &Description, period: &[u8; 16]) -> Vec<Kept> {
+    let Ok(boot_id) = shoal_host::boot_id() else { return Vec::new() };
+    let look = |(device, uuid): (u32, String)| {
+        let note = Note::read(directory, device).filter(|note| note.period == uuid_text(period))?;
+        let owner = Owner { store: parse_uuid(&uuid)?, boot_id, device_bytes: u64::MAX };
+        let cache = Cache::open(Arc::new(CacheFile::peek(&note.path).ok()?), &owner).ok()?;
+        (cache.found_bytes() > 0).then_some(Kept { device, path: note.path, cache })
+    };
+    description.cache_owners().into_iter().filter_map(look).collect()
 }
 
 /// Takes away the cache of a device that gets another one.
@@ -429,10 +504,18 @@ pub(crate) fn remove_one(directory: &Path, device: u32, period: &[u8; 16]) {
 
 /// The identities of the caches that processes of this period left, by device, as far as their files say.
 pub(crate) fn identities(directory: &Path, period: &[u8; 16]) -> Vec<(u32, [u8; 16])> {
+    identities_of(directory, period, |path| CacheFile::open(path, true))
+}
+
+fn identities_of(
+    directory: &Path,
+    period: &[u8; 16],
+    open: impl Fn(&Path) -> std::io::Result<CacheFile>,
+) -> Vec<(u32, [u8; 16])> {
     let Ok(boot_id) = shoal_host::boot_id() else { return Vec::new() };
     let identity = |device| {
         let note = Note::read(directory, device).filter(|note| note.period == uuid_text(period))?;
-        let file = CacheFile::open(&note.path, true).ok()?;
+        let file = open(&note.path).ok()?;
         let mut bytes = [0; CacheHeader::BYTES];
         if file.len() < bytes.len() as u64 {
             return None;

@@ -46,7 +46,7 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
         old.as_ref().and_then(|old| user::period(&[Some(directory.join(LOG)), old.bulk_path(&directory)]).ok())
     {
         // What it held is lost with it, and must not take memory for ever.
-        cache::remove(&directory, &period);
+        cache::remove_all(&directory, &period);
     }
     remove(&directory.join(DESCRIPTION))?;
     if let Some(path) = old.as_ref().and_then(|old| old.memory.path()) {

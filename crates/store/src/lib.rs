@@ -69,7 +69,7 @@ mod user;
 mod volume;
 
 pub use bulks::{BulkChange, BulkFile, BulkReport};
-pub use cache::{CacheOptions, CacheReport, HeldWrites, rule_of};
+pub use cache::{CacheOptions, CacheReport, HeldWrites, kept_writes, rule_of};
 pub use copy::{Copied, CopyOptions};
 pub use description::{BulkChoice, BulkPlace, Description, NumberedPlace};
 pub use format::{FormatOptions, Formatted};

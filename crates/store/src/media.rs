@@ -33,6 +33,8 @@ pub(crate) struct Media {
     pub period: [u8; 16],
     /// The identities of caches that an earlier process left.
     pub left: Vec<[u8; 16]>,
+    /// Those of caches that it emptied and took away beside them.
+    pub emptied: Option<[u8; 16]>,
     /// The further ones that could be opened, by number.
     pub more: Vec<(u32, Arc<dyn Device>)>,
     /// All devices as the engine uses them, with what is held in front of them.
@@ -41,6 +43,8 @@ pub(crate) struct Media {
     pub given: Vec<GivenDevice>,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
+    /// The region was restored from an image.
+    pub restored: bool,
 }
 
 impl Store {
@@ -120,6 +124,7 @@ impl Store {
         }
         media.parts.bulk = media.engine.iter().find(|(number, _)| *number == 0).map(|(_, device)| device.clone());
         media.left = identities.iter().map(|(_, identity)| *identity).collect();
+        media.emptied = cache::emptied(&self.directory, &media.period);
         // Those of devices that are missing count on: they may come back.
         let new = made.iter().filter(|front| !media.left.contains(&front.identity)).map(|front| &front.identity);
         media.parts.region.boot_id = cache::period_with(media.period, media.left.iter().chain(new));
@@ -215,13 +220,25 @@ impl Store {
 impl Media {
     /// Without caches and further devices.
     fn assemble(region: RegionMedia, bulk: Option<Arc<dyn Device>>, period: [u8; 16]) -> Outcome<Media> {
-        let RegionMedia { memory, log, images, survives_power_loss } = region;
+        let RegionMedia { memory, log, images, survives_power_loss, restored } = region;
         let nonce = shoal_host::random_bytes().during("random numbers")?;
         let region = shoal_region::Parts { memory, log, images, boot_id: period, nonce };
         let device = bulk.as_ref().map(|bulk| bulk.block_device());
         let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
         let (caches, left, more, engine, given) = Default::default();
-        Ok(Media { parts, bulk, caches, period, left, more, engine, given, survives_power_loss })
+        Ok(Media {
+            parts,
+            bulk,
+            caches,
+            period,
+            left,
+            emptied: None,
+            more,
+            engine,
+            given,
+            survives_power_loss,
+            restored,
+        })
     }
 }
 

@@ -20,7 +20,7 @@ use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
 use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounter};
 use shoal_host::Ticker;
 use shoal_writeback::Rule;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::bulks::Bulks;
 use crate::cache::{CacheOptions, rule_of};
@@ -168,6 +168,14 @@ impl Mounted {
         });
         control::remove(&store.directory);
         let is_clean = matches!(&outcome, Ok(()) | Err(shoal_fuse::Error::Connection(_)));
+        let undelivered = if is_clean && !self.read_only { self.bulks.undelivered() } else { Vec::new() };
+        undelivered.iter().for_each(|writes| if writes.is_lost() { error!("{writes}") } else { warn!("{writes}") });
+        if let Some(lost) = undelivered.iter().find(|writes| writes.is_lost()) {
+            // The note of a process that was cut off stays: the next mount takes what is not known to be durable for lost.
+            self.bulks.close(false);
+            return Err(Failure::new(format_args!("store {name}"), lost.to_string())
+                .remedy("mount it again; files that lost writes have zeros or older contents in their place"));
+        }
         self.bulks.close(is_clean && !self.read_only);
         match &outcome {
             // An error of the connection does not matter any more, since the store is clean.

@@ -7,6 +7,7 @@
 //! | `log/` | the log of `logged` memory |
 //! | `bulk` | data of large files, unless it is kept elsewhere |
 //! | `cache`, `cache.1` to `cache.15` | the places of the bulk devices' write-back caches while there are any |
+//! | `cache.emptied` | which caches a clean end took away while one stayed, for a device that is away |
 //! | `bulk.1` to `bulk.15` | further bulk devices of a copy |
 //! | `scrubbed` | the result of the last scrub that came to its end |
 //! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
@@ -28,10 +29,12 @@ const CACHE: &str = "cache";
 /// The result of the last scrub.
 pub(crate) const SCRUBBED: &str = "scrubbed";
 pub(crate) const SCRUBBED_NEW: &str = "scrubbed.new";
+/// Which caches a clean end took away beside one that stayed.
+pub(crate) const CACHES_EMPTIED: &str = "cache.emptied";
 /// The log of the daemon that serves a mount.
 pub const DAEMON_LOG: &str = "shoal.log";
 /// Everything a store's directory may hold, but for the files of further bulk devices ([`is_of_bulk`]).
-pub(crate) const OWN_NAMES: [&str; 15] = [
+pub(crate) const OWN_NAMES: [&str; 16] = [
     DESCRIPTION,
     DESCRIPTION_NEW,
     IMAGES[0],
@@ -47,6 +50,7 @@ pub(crate) const OWN_NAMES: [&str; 15] = [
     "cache.new",
     SCRUBBED,
     SCRUBBED_NEW,
+    CACHES_EMPTIED,
 ];
 
 /// The file of a bulk device in a store that was copied.

@@ -2,6 +2,7 @@
 //!
 //! The table of mounts is read first, because a mount without its daemon answers every other question with an error.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use shoal_devices::{During, Failure, Outcome};
@@ -85,7 +86,11 @@ fn visible_at<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntr
 }
 
 fn mounted_store<'a>(mounts: &'a [MountEntry], store: &Path) -> Option<&'a MountEntry> {
-    mounts.iter().rfind(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && entry.source == store)
+    // It may be seen under another path, as through a bind mount.
+    let identity = |path: &Path| std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let wanted = identity(store);
+    let is_it = |source: &Path| source == store || wanted.is_some() && identity(source) == wanted;
+    mounts.iter().rfind(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && is_it(&entry.source))
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use shoal_fs::{AtRest, Beyond, Fs, Limits, Refused, Relayout, Steps};
 use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog};
 use shoal_media::{BlankImage, ImageFile, LogDevice};
 
+use crate::description::Description;
 use crate::format::{MEMORY_BYTES_MIN, memory_bytes};
 use crate::images::{self, shared};
 use crate::progress::Progress;
@@ -54,8 +55,8 @@ pub fn resize_mounted(fs: &Fs, directory: &Path, sizes: &Sizes) -> Outcome<Resiz
     if bulk_bytes.is_some() && before.bulk_blocks == 0 {
         return Err(no_bulk());
     }
-    if bulk_bytes.is_some() && fs.bulk_states().len() > 1 {
-        return Err(several());
+    if bulk_bytes.is_some() {
+        refuse_several(directory, &Description::read(directory)?)?;
     }
     let wanted = Limits {
         region_bytes: memory_bytes.unwrap_or(before.region_bytes),
@@ -95,10 +96,28 @@ fn no_bulk() -> Failure {
     Failure::new("--bulk-size", "the store has no bulk storage").remedy(remedy).misuse()
 }
 
-fn several() -> Failure {
-    Failure::new("--bulk-size", "the store has several bulk devices")
-        .remedy("add one with `shoal bulk add`, or remove one with `shoal bulk remove`")
-        .misuse()
+/// The size of one device among others, or of one that took the first one's place, is what it was added with.
+fn refuse_several(directory: &Path, description: &Description) -> Outcome<()> {
+    if !description.has_bulk_list() {
+        return Ok(());
+    }
+    let numbers: Vec<u32> = description.cache_owners().into_iter().map(|(number, _)| number).collect();
+    let shown =
+        |&number: &u32| description.place_of(number).map(|place| format!("{number} ({})", place.shown(directory)));
+    let devices: Vec<_> = numbers.iter().filter_map(shown).collect();
+    let cause = match &devices[..] {
+        [device] => format!("bulk device {device} keeps the size that it was added with"),
+        _ => format!(
+            "the store has several bulk devices, and each keeps the size that it was added with: {}",
+            devices.join(", ")
+        ),
+    };
+    let (store, example) = (directory.display(), numbers.last().copied().unwrap_or(0));
+    let remedy = format!(
+        "for more room run `shoal bulk add --size SIZE {store} DEVICE`; for another size of one of them do the same with the size wanted, \
+         then `shoal bulk remove {store} {example}`, with its number"
+    );
+    Err(Failure::new("--bulk-size", cause).remedy(remedy).misuse())
 }
 
 impl Store {
@@ -109,8 +128,8 @@ impl Store {
             let cause = format!("{} memory has no image to write the new layout into", memory.name());
             return Err(Failure::new(self.directory.display(), cause).remedy("format a new store and copy the files"));
         }
-        if sizes.bulk_bytes.is_some() && self.description.has_bulk_list() {
-            return Err(several());
+        if sizes.bulk_bytes.is_some() {
+            refuse_several(&self.directory, &self.description)?;
         }
         self.refuse_damaged(watched)?;
         let (before, device_bytes) = self.lift_limits(sizes)?;

@@ -208,6 +208,7 @@ impl Store {
         mut options: Options,
     ) -> Outcome<(Fs, Recovery)> {
         options.bulk_devices = media.given.clone();
+        options.region_restored = media.restored || self.restore;
         options.on_bulk_failure = Some(Arc::new(|sentence: &str| tracing::error!("{sentence}")));
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {
@@ -228,12 +229,13 @@ impl Store {
         }
         // A log that names the period without a cache was last written when nothing was held for its device. Nor is it a power loss that
         // a device is missing.
-        options.earlier_boot_ids = cache::periods(media.period, &media.left);
+        let earlier: Vec<_> = media.left.iter().copied().chain(media.emptied).collect();
+        options.earlier_boot_ids = cache::periods(media.period, &earlier);
         options.earlier_boot_ids.push(shoal_host::boot_id().during("boot id")?);
         let filters: Vec<_> = caches.iter().map(|front| (front.filter.clone(), front.identity)).collect();
-        let (period, left) = (media.period, media.left.clone());
+        let period = media.period;
         options.on_period = Some(Arc::new(move |named| {
-            let in_use = named.map_or(Vec::new(), |named| cache::in_use(period, &left, named));
+            let in_use = named.map_or(Vec::new(), |named| cache::in_use(period, &earlier, named));
             filters.iter().for_each(|(filter, identity)| filter.adopt(in_use.contains(identity)));
         }));
         let parts = Parts {
@@ -305,7 +307,9 @@ impl Store {
         // If the file cannot be removed, the next check assumes a crash, which is safe.
         let _ = fs::remove_file(self.directory.join(PID));
         if let Ok(period) = self.period() {
-            cache::remove(&self.directory, &period);
+            // Devices may have been removed since this process read it.
+            let now = Description::read(&self.directory);
+            cache::remove(&self.directory, now.as_ref().unwrap_or(&self.description), &period);
         }
     }
 

@@ -48,7 +48,7 @@ pub fn writer(directory: &Path) -> Option<u32> {
 pub fn holder(directory: &Path) -> Option<u32> {
     let lock = directory.join(LOCK);
     // On a full host the file may be empty, but the kernel knows the lock's owner.
-    lock_owner(&lock).or_else(|| first_number(&lock))
+    lock_owner(&lock).or_else(|| first_number(&lock)).or_else(|| writer(directory))
 }
 
 /// The process that the kernel lists as the lock's owner.

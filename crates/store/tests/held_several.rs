@@ -186,9 +186,69 @@ fn a_device_that_is_missing_after_a_crash_costs_the_other_nothing_and_its_cache_
     let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
     assert!(!recovery.power_lost);
     assert!(read(&fs, FILES[0]) == Ok(vec![7; BYTES]));
-    // It was away while the store was used: what nobody had synced there is not vouched for.
-    assert!(read(&fs, FILES[1]) == Ok(vec![0; BYTES]));
+    // The device was away while the store was used, but its cache has held all of it.
+    assert!(read(&fs, FILES[1]) == Ok(vec![7; BYTES]));
     fs.shutdown().unwrap();
     store.remove_pid();
     assert!(!cache.exists());
+}
+
+#[test]
+fn what_is_held_for_a_device_that_is_missing_outlives_a_clean_end() {
+    let scratch = Scratch::new();
+    write_and_die(&scratch, 7);
+    let (cache, away) = (scratch.cache(1), scratch.0.path().join("away"));
+    fs::rename(scratch.device(), &away).unwrap();
+    let store = acquire(&scratch.store());
+    for _ in 0..2 {
+        let options = Options { degraded: true, ..Options::default() };
+        let Opened { fs, .. } = store.open_with(options, Some(&wanted())).unwrap();
+        assert!(matches!(read(&fs, FILES[1]), Err(Error::Io(_))));
+        fs.shutdown().unwrap();
+        store.remove_pid();
+        assert!(cache.exists() && !scratch.note(0).exists(), "nothing is held for the device that is there");
+    }
+    let kept = shoal_store::kept_writes(&scratch.store());
+    assert!(kept.len() == 1 && kept[0].0 == 1 && kept[0].1 >= BYTES as u64 - (1 << 20), "{kept:?}");
+    fs::rename(&away, scratch.device()).unwrap();
+    let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+    assert!(recovery.clean);
+    assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])));
+    fs.shutdown().unwrap();
+    store.remove_pid();
+    assert!(!cache.exists() && !scratch.note(1).exists());
+    drop((fs, store));
+    // Without any cache: the device has it.
+    let volume = Volume::open_read_only(scratch.store()).unwrap();
+    assert!(FILES.iter().all(|name| volume.read(name).unwrap() == vec![7; BYTES]));
+}
+
+#[test]
+fn what_was_kept_for_a_device_does_not_go_over_what_was_written_without_it() {
+    let scratch = Scratch::new();
+    write_and_die(&scratch, 7);
+    let (cache, away) = (scratch.cache(1), scratch.0.path().join("away"));
+    fs::rename(scratch.device(), &away).unwrap();
+    let store = acquire(&scratch.store());
+    let degraded = Options { degraded: true, ..Options::default() };
+    let Opened { fs, .. } = store.open_with(degraded, Some(&wanted())).unwrap();
+    fs.shutdown().unwrap();
+    store.remove_pid();
+    drop(fs);
+    fs::rename(&away, scratch.device()).unwrap();
+    // A program that does not find the cache has the store in between.
+    let (note, aside) = (scratch.note(1), scratch.0.path().join("note"));
+    fs::rename(&note, &aside).unwrap();
+    {
+        let Opened { fs, .. } = store.open(Options::default()).unwrap();
+        write(&fs, 9);
+        fs.shutdown().unwrap();
+        store.remove_pid();
+    }
+    fs::rename(&aside, &note).unwrap();
+    assert!(cache.exists());
+    let Opened { fs, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+    assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![9; BYTES])), "what was kept is another life's");
+    fs.shutdown().unwrap();
+    store.remove_pid();
 }

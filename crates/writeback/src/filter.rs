@@ -170,7 +170,8 @@ impl BlockDevice for WriteBack {
 
     fn submit(&self, request: Request, done: Completion) {
         match self.0.passes.load(Ordering::Acquire) {
-            true if matches!(request, Request::Read { .. } | Request::Flush) => self.0.pass(request, done),
+            true if matches!(request, Request::Read { .. }) => self.0.pass(request, done),
+            true if matches!(request, Request::Flush) => self.0.flush_below(done),
             true => self.0.change_below(request, done),
             false => self.0.take(request, done),
         }
@@ -190,6 +191,25 @@ impl BlockDevice for WriteBack {
 
     fn held_for_ns(&self) -> u64 {
         self.0.state.lock().dirty.rule().held_ns_max()
+    }
+
+    fn held_in(&self, at: u64, len: u64) -> u64 {
+        let state = self.0.state.lock();
+        let end = at + len;
+        let held = state.held_in(at / CACHE_SLOT..end.div_ceil(CACHE_SLOT));
+        held.map(|(block, _)| end.min((block + 1) * CACHE_SLOT) - at.max(block * CACHE_SLOT)).sum()
+    }
+
+    fn give_up(&self) {
+        let mut state = self.0.state.lock();
+        let given_up = || MediaError::io("write-back cache", std::io::Error::other("a flush of the device failed"));
+        state.failure.get_or_insert_with(given_up);
+        self.0.note_passage(&state);
+        self.0.go_on(state);
+    }
+
+    fn may_have_lost(&self, at: u64, len: u64) -> bool {
+        self.0.state.lock().is_uncovered(at / CACHE_SLOT..(at + len).div_ceil(CACHE_SLOT))
     }
 
     fn adopt(&self, continues: bool) {
@@ -434,7 +454,8 @@ impl Inner {
     fn write_past(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.count_write(bytes.len() as u64);
         let outcome = self.below.write_from(at, bytes);
-        self.state.lock().changes += 1;
+        // Counted also when it failed: some of it may have reached the device.
+        self.state.lock().changed(at / CACHE_SLOT..(at + bytes.len() as u64).div_ceil(CACHE_SLOT));
         outcome
     }
 
@@ -559,8 +580,10 @@ impl Inner {
     /// Sends a change to the device as it is.
     fn change_below(self: &Arc<Inner>, request: Request, done: Completion) {
         let inner = self.clone();
+        // Of what is trimmed nobody will ask for the contents.
+        let (at, len) = if matches!(request, Request::Trim { .. }) { (0, 0) } else { request.range() };
         let changed = move |result| {
-            inner.state.lock().changes += 1;
+            inner.state.lock().changed(at / CACHE_SLOT..(at + len).div_ceil(CACHE_SLOT));
             done(result);
         };
         self.pass(request, Box::new(changed));
@@ -579,8 +602,7 @@ impl Inner {
         let inner = self.clone();
         let flushed = move |result: Result<Vec<u8>>| {
             if result.is_ok() {
-                let mut state = inner.state.lock();
-                state.flushed = state.flushed.max(covered);
+                inner.state.lock().covered(covered);
             }
             done(result);
         };

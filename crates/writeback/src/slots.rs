@@ -172,6 +172,15 @@ impl Cache {
         self.found.len() as u64 * CACHE_SLOT
     }
 
+    /// How many bytes of a range of the device were found.
+    pub fn found_in(&self, at: u64, len: u64) -> u64 {
+        let end = at + len;
+        let first = self.found.partition_point(|found| (found.block + 1) * CACHE_SLOT <= at);
+        let found = self.found[first..].iter().map(|found| found.block * CACHE_SLOT);
+        let within = found.take_while(|&start| start < end);
+        within.map(|start| (start + CACHE_SLOT).min(end) - start.max(at)).sum()
+    }
+
     /// Lays what was found over bytes of the device that were read from `at` on, for a reader that only reads.
     pub fn lay_over(&self, at: u64, out: &mut [u8]) {
         let end = at + out.len() as u64;

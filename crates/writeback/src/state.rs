@@ -137,6 +137,8 @@ pub(crate) struct State {
     /// Changes that reached the device, and those of them that a completed flush of it covers.
     pub changes: u64,
     pub flushed: u64,
+    /// Lines that reached the device and that no completed flush has covered, with the last change of each.
+    uncovered: HashMap<u64, u64>,
     /// Blocks an earlier process held, until it is known whose they are.
     pub found: Vec<Found>,
     /// A read woke the device.
@@ -172,6 +174,7 @@ impl State {
             writes_bytes: 0,
             changes: 1,
             flushed: 0,
+            uncovered: HashMap::new(),
             found,
             is_awake: false,
             failure: None,
@@ -187,6 +190,25 @@ impl State {
             }
             None => Ok(()),
         }
+    }
+
+    /// Some of a range of blocks changed on the device, or may have.
+    pub fn changed(&mut self, range: std::ops::Range<u64>) {
+        self.changes += 1;
+        let lines = range.start / LINE_BLOCKS..range.end.div_ceil(LINE_BLOCKS);
+        self.uncovered.extend(lines.map(|line| (line, self.changes)));
+    }
+
+    /// A flush has completed that covers the changes up to this one.
+    pub fn covered(&mut self, changes: u64) {
+        self.flushed = self.flushed.max(changes);
+        self.uncovered.retain(|_, last| *last > changes);
+    }
+
+    /// Is there a change of a range of blocks on the device that no completed flush has covered?
+    pub fn is_uncovered(&self, range: std::ops::Range<u64>) -> bool {
+        let mut lines = range.start / LINE_BLOCKS..range.end.div_ceil(LINE_BLOCKS);
+        lines.any(|line| self.uncovered.contains_key(&line))
     }
 
     pub fn held_blocks(&self) -> u64 {
@@ -518,8 +540,13 @@ impl State {
     pub fn written(&mut self, run: &Run, result: Result<()>, now_ns: u64) {
         self.writes -= 1;
         self.writes_bytes -= run.blocks.len() as u64 * CACHE_SLOT;
-        self.changes += 1;
-        let failed = result.is_err();
+        // What was under way when a flush failed stays held: no flush of the device will cover it.
+        let failed = result.is_err() || self.failure.is_some();
+        if failed {
+            self.changes += 1;
+        } else {
+            self.changed(run.first..run.first + run.blocks.len() as u64);
+        }
         for (block, written) in (run.first..).zip(&run.blocks) {
             let place = self.lines.get_mut(&(block / LINE_BLOCKS)).map(|line| &mut line.blocks[within(block)]);
             let Some(place) = place.filter(|_| !failed) else { continue };

@@ -3,8 +3,10 @@
 //! Rules, in the order in which things must be durable:
 //! - The list is the truth, changed by one transaction at a time. A new device carries its mark, durably, before the record that
 //!   lists it; a record that takes it off the list commits when no block of it is in use, pending or held.
-//! - At each opening for writing every device present gets a mark with a new epoch, durably, before the record that says so.
-//!   A mark of a smaller epoch than the list's is that of an older copy: it may lack what was promised since.
+//! - At each opening for writing every device present gets a mark of the next epoch, durably; then the list says the epoch behind that,
+//!   durably; then the mark does. So list and mark are at most one apart wherever a crash comes between. A mark further behind is
+//!   that of an older copy of the device, which may lack what was promised since; one further ahead tells that the region is an older copy, unless
+//!   it was restored from an image because its memory was lost.
 //! - A device that failed a flush is closed before the failure is told to anybody, and the blocks in doubt are in the region,
 //!   durably, before the flush's caller has its answer.
 //! - A suspect block that was written whole is certain on media only behind a flush that covered the write.
@@ -143,8 +145,14 @@ fn write_mark(device: &dyn BlockDevice, blocks: u64, mark: &Mark) -> Result<()> 
     Ok(device.flush_ranges(&[(Mark::at(blocks), bytes.len() as u64)])?)
 }
 
-/// Is `device` the one of this entry, and not an older copy of it? An error says what it is instead.
-fn verify(device: &dyn BlockDevice, entry: &BulkDeviceEntry, store: [u8; 16]) -> std::result::Result<(), String> {
+/// Is `device` the one of this entry, and not an older copy of it, nor, unless `may_be_newer`, of a later time than the list? An error says what
+/// it is instead.
+fn verify(
+    device: &dyn BlockDevice,
+    entry: &BulkDeviceEntry,
+    store: [u8; 16],
+    may_be_newer: bool,
+) -> std::result::Result<(), String> {
     let geometry = device.geometry();
     if geometry.bytes / BULK_BLOCK < entry.blocks || !BULK_BLOCK.is_multiple_of(geometry.block_bytes.max(1) as u64) {
         let (has, needs) = (geometry.bytes, entry.blocks * BULK_BLOCK);
@@ -161,10 +169,18 @@ fn verify(device: &dyn BlockDevice, entry: &BulkDeviceEntry, store: [u8; 16]) ->
         Ok(Some(mark)) if mark.device != entry.uuid || mark.number != entry.number => {
             Err("it is another device of the store".into())
         }
-        Ok(Some(mark)) if mark.epoch < entry.epoch && !is_planted(Bug::EpochIgnored) => Err(format!(
+        Ok(Some(mark)) if mark.epoch + 1 < entry.epoch && !is_planted(Bug::EpochIgnored) => Err(format!(
             "it is an older copy (of mount {}, the store was mounted with it {} times)",
-            mark.epoch, entry.epoch
+            mark.epoch / 2,
+            entry.epoch / 2
         )),
+        Ok(Some(mark)) if mark.epoch > entry.epoch + 1 && !may_be_newer && !is_planted(Bug::EpochIgnored) => {
+            Err(format!(
+                "it was in use in mount {}, and the store's memory, images and log know of {}: they are an older copy",
+                mark.epoch / 2,
+                entry.epoch / 2
+            ))
+        }
         Ok(Some(_)) => Ok(()),
         Ok(None) => Err("it ends before its mark".into()),
         Err(Error::Corrupt(why)) => Err(format!("it does not carry the store's mark ({why})")),
@@ -175,6 +191,28 @@ fn verify(device: &dyn BlockDevice, entry: &BulkDeviceEntry, store: [u8; 16]) ->
 impl Bulk {
     pub fn tells(self, on_failure: Option<OnBulkFailure>) -> Bulk {
         Bulk { on_failure, ..self }
+    }
+
+    /// With `restored` devices may be of a later time than the region.
+    pub fn restored(self, restored: bool) -> Bulk {
+        Bulk { restored, ..self }
+    }
+
+    /// Gives the one device of a new store a mark and a list, if there is room behind its blocks: with it an older copy is known.
+    pub fn mark_only(&self, region: &Region) -> Result<()> {
+        let mut list = self.list.lock();
+        let mut entries = list.known(region);
+        if entries.iter().any(|entry| entry.blocks > BULK_DEVICE_BLOCKS_MAX) {
+            return Ok(());
+        }
+        self.mark_first(region, &mut entries)?;
+        if !entries.iter().any(BulkDeviceEntry::has_mark) {
+            return Ok(());
+        }
+        region.add_feature(FEATURE_DEVICES)?;
+        list.change(region, entries)?;
+        list.exists = true;
+        Ok(())
     }
 
     pub(super) fn tell(&self, sentence: &str) {
@@ -207,7 +245,8 @@ impl Bulk {
                 None if unit.number == 0 => only.clone().ok_or_else(|| "it is not there".to_string()),
                 None => Err("the store's description does not name it".into()),
             };
-            let found = found.and_then(|device| verify(&*device, &entry, region.superblock().uuid).map(|()| device));
+            let found = found
+                .and_then(|device| verify(&*device, &entry, region.superblock().uuid, self.restored).map(|()| device));
             match found {
                 Ok(device) => unit.attach(device),
                 Err(cause) => {
@@ -215,7 +254,7 @@ impl Bulk {
                     let name = unit.name.read().clone();
                     if !degraded {
                         return Err(Error::Io(format!(
-                            "bulk device {} ({name}): {cause}; bring it back, or mount with `-o degraded` and do without its files",
+                            "bulk device {} ({name}): {cause}; bring together what belongs together, or mount with `-o degraded` and do without its files",
                             unit.number
                         )));
                     }
@@ -240,17 +279,34 @@ impl Bulk {
         }
         let mut entries = list.entries.clone();
         self.mark_first(region, &mut entries)?;
-        for unit in self.units().iter() {
+        let units = self.units();
+        let mut marked = Vec::new();
+        for unit in units.iter() {
             let Some(entry) = entries.iter_mut().find(|entry| entry.number == unit.number) else { continue };
             entry.unsettled = !unit.is_open();
             if entry.has_mark() && unit.is_open() {
-                entry.epoch += 1;
-                write_mark(&*unit.device()?, entry.blocks, &mark_of(region, entry))?;
+                let next = BulkDeviceEntry { epoch: entry.epoch + 1, ..*entry };
+                match write_mark(&*unit.device()?, entry.blocks, &mark_of(region, &next)) {
+                    // A full host that copies on write: the store is opened, so that something can be removed, under the mark it has.
+                    Err(Error::NoSpace) => continue,
+                    outcome => outcome?,
+                }
+                entry.epoch += 2;
+                marked.push((unit.device()?, *entry));
             }
         }
         // The marks are durable, so a list that asks for them may be.
         list.change(region, entries)?;
-        Ok(region.sync()?)
+        region.sync()?;
+        // Only now may a mark be further on than a list that a crash before this has left. Nothing is written before it.
+        for (device, entry) in marked {
+            match write_mark(&*device, entry.blocks, &mark_of(region, &entry)) {
+                // As above, one apart.
+                Err(Error::NoSpace) => {}
+                outcome => outcome?,
+            }
+        }
+        Ok(())
     }
 
     /// The store is closed: notes the devices whose files could not be settled.
@@ -268,12 +324,22 @@ impl Bulk {
         self.list.lock().entries.iter().any(|entry| entry.unsettled)
     }
 
-    /// Was the device of a NEW extent away, so that its bytes cannot be trusted? Blocks in doubt stay as they are.
-    pub fn is_untrusted(&self, extent: &Extent) -> bool {
-        let Ok(unit) = self.unit_of(extent.bulk_block.get()) else { return false };
+    /// The blocks of a NEW extent that cannot be trusted because their device was away. Blocks in doubt stay as they are, and so does
+    /// what a cache has held all the time.
+    pub fn untrusted(&self, extent: &Extent) -> Vec<Run> {
+        let Ok(unit) = self.unit_of(extent.bulk_block.get()) else { return Vec::new() };
         let unsettled = |entry: &BulkDeviceEntry| entry.number == unit.number && entry.unsettled;
-        let run = Run { first: extent.bulk_block, blocks: extent.blocks };
-        unit.is_open() && self.list.lock().entries.iter().any(unsettled) && !unit.is_suspect(run)
+        let Ok(device) = unit.open_device() else { return Vec::new() };
+        if !self.list.lock().entries.iter().any(unsettled) {
+            return Vec::new();
+        }
+        unit.left_to(&*device, Run { first: extent.bulk_block, blocks: extent.blocks })
+    }
+
+    /// The same if `device` takes the place of one that was not there.
+    pub fn untrusted_on(&self, number: u32, device: &dyn BlockDevice, extent: &Extent) -> Vec<Run> {
+        let unit = self.unit_of(extent.bulk_block.get()).ok().filter(|unit| unit.number == number);
+        unit.map_or(Vec::new(), |unit| unit.left_to(device, Run { first: extent.bulk_block, blocks: extent.blocks }))
     }
 
     /// A flush of one of several devices failed with `error`.
@@ -509,7 +575,7 @@ impl Bulk {
         }
         unit.lose("it is being opened again");
         let opened = open().and_then(|device| {
-            verify(&*device, &entry, region.superblock().uuid)?;
+            verify(&*device, &entry, region.superblock().uuid, self.restored)?;
             Ok(device)
         });
         let device = opened.map_err(|cause| {

@@ -3,7 +3,8 @@
 //! Rules:
 //! - Each device counts its own writes, and flushes alone: a device that is slow or gone holds up nobody but its own files.
 //! - A device that failed a flush takes no writes any more ([`Unit::close`]), and what no flush had covered is *suspect*: it
-//!   may be on the device or not, so reading it is an error, until the block is written whole or unmapped.
+//!   may be on the device or not, so reading it is an error, until the block is written whole or unmapped. What a write-back
+//!   cache still holds is certain, whatever the device has: it is read there, and is not in doubt if nothing of the block left.
 //! - A suspect block written whole can be read at once, but stays suspect on media until a flush has covered the write.
 //!
 //! Block numbers are the store's; free blocks are kept by the device's own, from 0. Left out: which device gets new blocks, and
@@ -95,6 +96,17 @@ impl BlockSet {
 
     fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    fn blocks(&self) -> Vec<u64> {
+        let of = |(&word, &bits): (&u64, &u64)| {
+            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit)
+        };
+        self.0.iter().flat_map(of).collect()
+    }
+
+    fn retain(&mut self, keep: impl Fn(u64) -> bool) {
+        self.blocks().into_iter().filter(|&block| !keep(block)).for_each(|block| self.remove(block, block + 1));
     }
 }
 
@@ -197,6 +209,17 @@ impl Unit {
 
     /// The device is there, and takes writes.
     pub fn attach(&self, device: Arc<dyn BlockDevice>) {
+        {
+            let mut doubt = self.doubt.lock();
+            let doubt = &mut *doubt;
+            // What is held whole in front of it is written before a flush completes, as if it had just been written anew.
+            for block in doubt.suspects.blocks() {
+                if is_held(&*device, block) {
+                    doubt.suspects.remove(block, block + 1);
+                    doubt.rewritten.insert(block, block + 1);
+                }
+            }
+        }
         *self.device.write() = Some(device);
         *self.closed.write() = None;
         self.was_there.store(true, Ordering::Release);
@@ -334,9 +357,13 @@ impl Unit {
     pub fn read(&self, region: &Region, at: u64, out: &mut [u8], tell: impl Fn(&str)) -> Result<()> {
         let own = self.place(at, out.len())?;
         if self.has_suspects.load(Ordering::Acquire) && !is_planted(Bug::SuspectsRead) {
-            let (first, end) = (own / BULK_BLOCK, (own + out.len() as u64).div_ceil(BULK_BLOCK));
-            if self.doubt.lock().suspects.meets(first, end) {
-                return Err(self.doubtful());
+            let end = own + out.len() as u64;
+            let is_suspect = |block| self.doubt.lock().suspects.meets(block, block + 1);
+            for block in (own / BULK_BLOCK..end.div_ceil(BULK_BLOCK)).filter(|&block| is_suspect(block)) {
+                let (from, to) = (own.max(block * BULK_BLOCK), end.min((block + 1) * BULK_BLOCK));
+                if self.device()?.held_in(from, to - from) < to - from {
+                    return Err(self.doubtful());
+                }
             }
         }
         let device = self.device()?;
@@ -485,6 +512,10 @@ impl Unit {
         let doubt = &mut *doubt;
         let mut lost = std::mem::take(&mut doubt.dirty);
         lost.add(&std::mem::take(&mut doubt.in_flush));
+        if let Some(device) = &*self.device.read() {
+            device.give_up();
+            lost.retain(|block| device.may_have_lost(block * BULK_BLOCK, BULK_BLOCK));
+        }
         // Still on media, or they were never taken off.
         (doubt.rewritten, doubt.rewritten_in_flush) = Default::default();
         doubt.suspects.add(&lost);
@@ -527,9 +558,30 @@ impl Unit {
         self.doubt.lock().suspects.meets(own.first.get(), own.end().get())
     }
 
+    /// The parts of a run that are neither in doubt nor held whole in front of `device`: what they hold is what the device says.
+    pub fn left_to(&self, device: &dyn BlockDevice, run: Run) -> Vec<Run> {
+        let mut found: Vec<Run> = Vec::new();
+        for block in (0..run.blocks).map(|ahead| run.first + ahead) {
+            let one = Run { first: block, blocks: 1 };
+            if self.is_suspect(one) || is_held(device, self.own(one).first.get()) {
+                continue;
+            }
+            match found.last_mut().filter(|last| last.end() == block) {
+                Some(last) => last.blocks += 1,
+                None => found.push(one),
+            }
+        }
+        found
+    }
+
     /// Fails if some of a run is in doubt, or, with `is_new`, waits for a flush that the device does not make.
     pub fn refuse_doubtful(&self, run: Run, is_new: bool) -> Result<()> {
-        if is_new && !self.is_open() {
+        // What a device that takes no writes has not got is not durable, though it is held.
+        let lacks = |device: Arc<dyn BlockDevice>| {
+            let own = self.own(run);
+            device.held_in(own.first.byte(), own.blocks * BULK_BLOCK) > 0
+        };
+        if !self.is_open() && (is_new || self.device().is_ok_and(lacks)) {
             return Err(self.refusal());
         }
         if self.is_suspect(run) { Err(self.doubtful()) } else { Ok(()) }
@@ -556,6 +608,11 @@ impl Unit {
             let _ = block::trim(&*device, own.first.byte(), own.blocks * BULK_BLOCK);
         }
     }
+}
+
+/// Is one of the device's own blocks held back whole in front of it?
+fn is_held(device: &dyn BlockDevice, block: u64) -> bool {
+    device.held_in(block * BULK_BLOCK, BULK_BLOCK) == BULK_BLOCK
 }
 
 /// Reads bytes that need not be aligned.

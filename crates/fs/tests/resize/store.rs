@@ -30,6 +30,8 @@ pub struct Media {
     pub world: World,
     pub kind: MemoryKind,
     bulk: bool,
+    /// The power was lost since the last opening: the end of the log may have holes.
+    pub power_lost: bool,
     /// Regions there have been.
     memories: usize,
     openings: u8,
@@ -50,7 +52,8 @@ impl Media {
         if setup.bulk_blocks > 0 {
             world.add_used_disk(DEVICE_BLOCKS * BULK_BLOCK, store::FOREIGN);
         }
-        let mut media = Media { world, kind: setup.kind, bulk: setup.bulk_blocks > 0, memories: 0, openings: 0 };
+        let mut media =
+            Media { world, kind: setup.kind, bulk: setup.bulk_blocks > 0, power_lost: false, memories: 0, openings: 0 };
         let formatted = store::Setup {
             kind: setup.kind,
             saved: true,
@@ -70,7 +73,14 @@ impl Media {
 
     /// The same media in another world: after a crash.
     pub fn over(&self, world: World) -> Media {
-        Media { world, kind: self.kind, bulk: self.bulk, memories: self.memories, openings: self.openings }
+        Media {
+            world,
+            kind: self.kind,
+            bulk: self.bulk,
+            power_lost: false,
+            memories: self.memories,
+            openings: self.openings,
+        }
     }
 
     fn add_region(&mut self, bytes: u64) -> Arc<SimMemory> {
@@ -159,7 +169,7 @@ impl Media {
         let bulk_bytes = self.bulk.then_some(DEVICE_BLOCKS * BULK_BLOCK);
         let open = || Ok(store::bulk_data(&self.world));
         let bulk: Option<&BulkOpener<'_>> = if self.bulk { Some(&open) } else { None };
-        let source = Source { image, log, bulk_bytes, power_lost: false, sums: true, bulk };
+        let source = Source { image, log, bulk_bytes, power_lost: self.power_lost, sums: true, bulk };
         store::check_source(source).map(drop)
     }
 

@@ -24,7 +24,8 @@ pub(super) static MEANS: Means = Means {
     open: |store, path, read_only| {
         let images = images::open(store.directory)?;
         let memory = open(path, &images, store, read_only)?;
-        Ok(RegionMedia { memory, log: None, images: Some(shared(&images)), survives_power_loss: true })
+        let restored = is_restored(&*memory, &images);
+        Ok(RegionMedia { memory, log: None, images: Some(shared(&images)), survives_power_loss: true, restored })
     },
     rest,
     loss: |_| Loss {
@@ -35,7 +36,24 @@ pub(super) static MEANS: Means = Means {
 
 fn make(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
     let memory = Arc::new(SharedMap::create(path, bytes, SharedKind::Battery).during("memory")?);
-    Ok(RegionMedia { memory, log: None, images: Some(shared(&images::create(directory)?)), survives_power_loss: true })
+    Ok(RegionMedia {
+        memory,
+        log: None,
+        images: Some(shared(&images::create(directory)?)),
+        survives_power_loss: true,
+        restored: false,
+    })
+}
+
+/// A region that an image was restored into has an incarnation of its own until it is saved.
+fn is_restored(memory: &dyn PersistentMemory, images: &[Arc<HostImage>; 2]) -> bool {
+    let mut page = [0; PAGE as usize];
+    memory.read(ANCHOR_AT[0], &mut page);
+    let (Ok(region), Ok((.., image))) = (AnchorRecord::newest(&page), shoal_region::newest_image(&shared(images)))
+    else {
+        return true;
+    };
+    region.incarnation != image.incarnation
 }
 
 /// A region that a mount would refuse is not the store, even if it is sound.

@@ -129,6 +129,8 @@ pub(crate) struct RegionMedia {
     pub images: Option<[Arc<dyn ImageFile>; 2]>,
     /// False: the memory keeps its stores through a crash of the process only, although its kind promises more.
     pub survives_power_loss: bool,
+    /// The region was restored from an image, and no image has been saved since.
+    pub restored: bool,
 }
 
 /// The media of a region as a checker takes them.
