@@ -455,7 +455,13 @@ impl Bulk {
     /// device blocks at the unaligned ends, which are read and written back.
     pub fn write(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
         assert_none_held();
-        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes)
+        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, false, |sentence| self.tell(sentence))
+    }
+
+    /// The same up to the end of a file's data, or farther: what lies behind the bytes in their block is nobody's.
+    pub fn write_to_end(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
+        assert_none_held();
+        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, true, |sentence| self.tell(sentence))
     }
 
     /// Writes whole blocks that no file maps yet, before the record that maps them.

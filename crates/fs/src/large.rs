@@ -359,7 +359,9 @@ impl Fs {
             let (from, to) = (at.max(extent.file_block.byte()), end.min(extent.end().byte()));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
+            let to_end = to >= inode.size;
             let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
+                true if to_end => bulk.write_to_end(&self.region, place, part),
                 true => bulk.write(&self.region, place, part),
                 false => self.write_whole(bulk, &extent, place, part),
             });
@@ -445,7 +447,11 @@ impl Fs {
         {
             debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
             let zeros = vec![0; (to - from) as usize];
-            let write = file.device(inode, |bulk| bulk.write(&self.region, byte_of(&extent, from), &zeros))?;
+            let (place, to_end) = (byte_of(&extent, from), to >= inode.size);
+            let write = file.device(inode, |bulk| match to_end {
+                true => bulk.write_to_end(&self.region, place, &zeros),
+                false => bulk.write(&self.region, place, &zeros),
+            })?;
             self.bulk()?.wrote(file.ino, write);
         }
         Ok(())

@@ -99,6 +99,8 @@ enum Hunt {
     SumsBehindCache,
     /// A flipped bit on a bulk device.
     Flipped,
+    /// One beside bytes that are written.
+    WrittenInPart,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -170,6 +172,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::RangesTakeAll => Hunt::FailedRanges,
         Bug::MovedStaysNew => Hunt::NewMoves,
         Bug::SumsUnread => Hunt::Flipped,
+        Bug::PartsUnread => Hunt::WrittenInPart,
         Bug::SumsStay | Bug::LeavesUnmarked | Bug::LeavesUnsynced | Bug::OpenLeavesKept => Hunt::Sums,
         Bug::LeavesUnflushed => Hunt::SumsBehindCache,
     }
@@ -255,6 +258,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::Flipped => {
             summed::flipped();
+            Ok(1)
+        }
+        Hunt::WrittenInPart => {
+            summed::written_in_part();
             Ok(1)
         }
         Hunt::NewMoves => {

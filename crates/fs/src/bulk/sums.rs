@@ -2,7 +2,9 @@
 //!
 //! Rules:
 //! - The sum of a unit goes before bytes of it change on the device, and comes back when a write has filled the whole unit. What
-//!   a write fills in part has no sum until a scrub, or the next write of the whole unit, gives it one.
+//!   a write fills in part has no sum until a scrub, or the next write of the whole unit, gives it one. The rest of the unit is
+//!   compared first, and the write refused where it is damaged: nobody could tell afterwards. What is behind a file's end is
+//!   nobody's, so that a damaged end can be written over.
 //! - The table is right after a crash only where no write over data can have been cut off. So a leaf is *open* on media, durably,
 //!   before the first such write in it, and closed by a record behind a flush that has covered the last; whoever opens the store
 //!   for writing takes the sums of open leaves away. A write to blocks that no file maps yet opens nothing: it has completed before
@@ -137,6 +139,21 @@ impl Table {
         block_sum(self.base + unit * self.sums.unit_bytes(), bytes)
     }
 
+    /// Where units with sums begin that a write of `[at, end)` fills in part; with `to_end` what lies behind the bytes does not count.
+    pub fn parts(&self, region: &Region, at: u64, end: u64, to_end: bool) -> Result<Vec<u64>> {
+        let unit = self.sums.unit_bytes();
+        let edges = [Some(at), Some(end).filter(|_| !to_end)].into_iter().flatten();
+        let mut parts: Vec<u64> = edges.filter(|edge| !edge.is_multiple_of(unit)).map(|edge| edge / unit).collect();
+        parts.dedup();
+        let mut found = Vec::new();
+        for part in parts.into_iter().filter(|&part| part < self.sums.units()) {
+            if self.load(region, &(part..part + 1))?[0] != 0 {
+                found.push(part * unit);
+            }
+        }
+        Ok(found)
+    }
+
     /// Bytes `[at, end)` of data are about to change: opens their leaves, and takes their sums away.
     pub fn write_over<'a>(
         &'a self,
@@ -150,7 +167,7 @@ impl Table {
         self.open(region, leaves.clone())?;
         let writing = Writing { table: self, leaves, last_write };
         if !is_planted(Bug::SumsStay) {
-            self.take_away(region, &units)?;
+            self.take_away(region, at, end)?;
         }
         Ok(writing)
     }
@@ -195,8 +212,10 @@ impl Table {
         Ok(())
     }
 
-    fn take_away(&self, region: &Region, units: &Units) -> Result<()> {
-        if self.load(region, units)?.iter().all(|&sum| sum == 0) {
+    /// The units that bytes `[at, end)` touch have no sums from now on.
+    pub fn take_away(&self, region: &Region, at: u64, end: u64) -> Result<()> {
+        let units = self.touched(at, end);
+        if self.load(region, &units)?.iter().all(|&sum| sum == 0) {
             return Ok(());
         }
         let mut tx = region.begin_reclaim();

@@ -385,21 +385,39 @@ impl Unit {
         ))
     }
 
-    /// Writes over data.
-    pub fn write(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
+    /// Writes over data. `to_end`: what lies behind the bytes in their block is nobody's.
+    pub fn write(
+        &self,
+        region: &Region,
+        at: u64,
+        bytes: &[u8],
+        to_end: bool,
+        tell: impl Fn(&str),
+    ) -> Result<Stamp> {
         let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
         let own = self.place(at, bytes.len())?;
+        let end = own + bytes.len() as u64;
+        if !is_planted(Bug::PartsUnread) {
+            for unit in table.parts(region, own, end, to_end)? {
+                let mut beside = vec![0; table.sums.unit_bytes() as usize];
+                // One that cannot be read may be written over: it hides nothing.
+                if let Err(error @ Error::Damaged { .. }) =
+                    self.read(region, self.first * BULK_BLOCK + unit, &mut beside, &tell)
+                {
+                    return Err(error);
+                }
+            }
+        }
         let last_write = || self.written.load(Ordering::Acquire);
-        let _writing = table.write_over(region, own, own + bytes.len() as u64, &last_write)?;
+        let _writing = table.write_over(region, own, end, &last_write)?;
         self.write_with(&table, region, own, at, bytes)
     }
 
     /// Fills blocks that no file maps yet, and that no reader can find before the caller's record is there.
     pub fn fill(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
-        match self.sums() {
-            Some(table) => self.write_with(&table, region, self.place(at, bytes.len())?, at, bytes),
-            None => self.write_plain(at, bytes),
-        }
+        let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
+        let own = self.place(at, bytes.len())?;
+        self.write_with(&table, region, own, at, bytes)
     }
 
     fn write_with(&self, table: &Table, region: &Region, own: u64, at: u64, bytes: &[u8]) -> Result<Stamp> {
