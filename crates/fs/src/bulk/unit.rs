@@ -413,10 +413,12 @@ impl Unit {
         self.write_with(&table, region, own, at, bytes)
     }
 
-    /// Fills blocks that no file maps yet, and that no reader can find before the caller's record is there.
+    /// Fills blocks that no file maps yet, and that no reader can find before the caller's record is there. One that found them for
+    /// another file, and holds no lock of it, may still be reading: the sum goes first here, too.
     pub fn fill(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
         let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
         let own = self.place(at, bytes.len())?;
+        table.take_away(region, own, own + bytes.len() as u64)?;
         self.write_with(&table, region, own, at, bytes)
     }
 
