@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-# Checksums of bulk storage on real files: a flipped byte is found by a read, a scrub and `shoal df`, stays known when bytes beside it
-# are written, and is healed by writing it; kill -9 in the midst of overwriting makes no damage, whether the write-back cache outlives it
-# or not; writes of odd sizes get their checksums by a scrub.
+# Checksums of bulk storage on real files: a flipped byte is found by a read, a scrub, `shoal df` and a salvage, stays known when bytes
+# beside it are written, and is healed by writing it; kill -9 in the midst of overwriting makes no damage, whether the write-back
+# cache outlives it or not; writes of odd sizes get their checksums by a scrub.
 # case: timeout_s=60
 import json
 import os
@@ -68,6 +68,9 @@ def damage(store):
     places = {"middle": 1_000_000, "end": SIZE - 64, "gone": 70_000}
     for name, at in places.items():
         flip(store, files[name], at)
+    code, _, err = store.shoal("salvage", store.store, os.path.join(store.base, "salvaged"))
+    named = {name for name in files if f"/{name}: bytes" in err}
+    assert code == 4 and named == set(places), (code, err)
     store.mount()
     path = {name: os.path.join(store.mountpoint, name) for name in files}
     for name in files:
