@@ -89,11 +89,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         }
         "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
         "scrub" => {
-            options.scrub_every = match (value, value.map_or(Ok(0), |_| number())) {
-                (Some("off"), _) => None,
-                (_, Ok(days @ 1..=3650)) => Some(Duration::from_secs(days * 24 * 3600)),
-                _ => return Err(format!("mount option `{word}`: from 1 to 3650 (days between two scrubs), or `off`")),
-            };
+            options.scrub_every = scrub_every(word, value)?;
             return Ok(());
         }
         "threshold" => {
@@ -140,6 +136,15 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         _ => return Err(unknown(word)),
     }
     Ok(())
+}
+
+/// The time between two scrubs in idle time; `None`: there are none.
+fn scrub_every(word: &str, value: Option<&str>) -> Result<Option<Duration>, String> {
+    match (value, value.and_then(|value| value.parse().ok())) {
+        (Some("off"), _) => Ok(None),
+        (_, Some(days @ 1..=3650)) => Ok(Some(Duration::from_secs(days * 24 * 3600))),
+        _ => Err(format!("mount option `{word}`: from 1 to 3650 (days between two scrubs), or `off`")),
+    }
 }
 
 /// Words of ext4 that say what a store does anyway.

@@ -452,16 +452,11 @@ impl Bulk {
     }
 
     /// Writes over data of the device that holds them; returns the write's number. The file's data lock keeps others away from the
-    /// device blocks at the unaligned ends, which are read and written back.
-    pub fn write(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
+    /// device blocks at the unaligned ends, which are read and written back. `to_end`: what lies behind the bytes in their block
+    /// is nobody's.
+    pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool) -> Result<Stamp> {
         assert_none_held();
-        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, false, |sentence| self.tell(sentence))
-    }
-
-    /// The same up to the end of a file's data, or farther: what lies behind the bytes in their block is nobody's.
-    pub fn write_to_end(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
-        assert_none_held();
-        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, true, |sentence| self.tell(sentence))
+        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, to_end, |sentence| self.tell(sentence))
     }
 
     /// Writes whole blocks that no file maps yet, before the record that maps them.

@@ -1,4 +1,6 @@
 //! Checksums of what is on the bulk device: damage is found, named, and healed by a write; nothing else counts as damage.
+//!
+//! Owns: flipped and misplaced blocks, and what covers data again. Crashes, and searches that `planted` runs as well, are in `summed`.
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
@@ -7,7 +9,9 @@ use shoal_media::BlockDevice;
 
 use crate::data_store::Store;
 use crate::store::Setup;
-use crate::summed::{BLOCK, KINDS, REST_NS, explore, flip, flipped, is_damaged, place, read, read_all, setup, written_in_part};
+use crate::summed::{
+    BLOCK, KINDS, REST_NS, explore, flip, flipped, is_damaged, place, read, read_all, setup, written_in_part,
+};
 
 #[test]
 fn a_flipped_bit_is_an_error_where_it_is_and_nowhere_else_until_it_is_written_over() {

@@ -251,19 +251,8 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             devices::away_or_older(Logged);
             Ok(1)
         }
-        Hunt::Sums => Ok((0..4).map(|seed| summed::explore(summed::setup(Logged), seed)).sum()),
-        Hunt::SumsBehindCache => {
-            let setup = Setup { cached: true, ..summed::setup(Logged) };
-            Ok((0..4).map(|seed| summed::explore(setup, seed)).sum())
-        }
-        Hunt::Flipped => {
-            summed::flipped();
-            Ok(1)
-        }
-        Hunt::WrittenInPart => {
-            summed::written_in_part();
-            Ok(1)
-        }
+        Hunt::Sums | Hunt::SumsBehindCache => Ok(hunt_sums(hunt == Hunt::SumsBehindCache)),
+        Hunt::Flipped | Hunt::WrittenInPart => Ok(hunt_flipped(hunt == Hunt::WrittenInPart)),
         Hunt::NewMoves => {
             devices::new_bytes_move(Logged);
             Ok(1)
@@ -278,6 +267,22 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             Ok(works.map(|(what, work)| packing::stray_references(what, work)).sum())
         }
     })
+}
+
+/// Crashes beside checksums of bulk storage: how many states there were.
+fn hunt_sums(cached: bool) -> u64 {
+    let setup = Setup { cached, ..summed::setup(Logged) };
+    (0..4).map(|seed| summed::explore(setup, seed)).sum()
+}
+
+/// Flipped bits on a bulk device, alone or beside writes.
+fn hunt_flipped(written: bool) -> u64 {
+    if written {
+        summed::written_in_part();
+    } else {
+        summed::flipped();
+    }
+    1
 }
 
 /// Operations about the end of a file that begins so: how many cases there were, or the first failure.

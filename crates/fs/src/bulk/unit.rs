@@ -386,14 +386,7 @@ impl Unit {
     }
 
     /// Writes over data. `to_end`: what lies behind the bytes in their block is nobody's.
-    pub fn write(
-        &self,
-        region: &Region,
-        at: u64,
-        bytes: &[u8],
-        to_end: bool,
-        tell: impl Fn(&str),
-    ) -> Result<Stamp> {
+    pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool, tell: impl Fn(&str)) -> Result<Stamp> {
         let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
         let own = self.place(at, bytes.len())?;
         let end = own + bytes.len() as u64;

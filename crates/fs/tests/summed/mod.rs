@@ -1,5 +1,7 @@
 //! Checksums of what is on the bulk device, beside crashes: whatever was lost, and wherever a write was cut off, no read of what a
 //! file maps says that it is damaged. That damage is found is tested beside it (`checksums`).
+//!
+//! Each search here ends in a failed assertion where a rule is broken, so that `planted` can run it as well.
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
