@@ -11,6 +11,7 @@ mod blocks;
 mod contents;
 mod open;
 mod pages;
+mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -121,6 +122,7 @@ pub fn salvage(
         dictionaries: Dictionaries::default(),
         spill_file: Vec::new(),
         devices: Vec::new(),
+        sums_count: opened.is_current && losses.is_empty(),
         damaged: BTreeSet::new(),
         seen: HashMap::new(),
         found: Salvaged::default(),
@@ -163,6 +165,8 @@ struct Walk<'a, 'b> {
     spill_file: Vec<Extent>,
     /// The bulk devices.
     devices: Vec<BulkDeviceEntry>,
+    /// Their checksums say what is on them now.
+    sums_count: bool,
     /// Inodes whose record does not decode.
     damaged: BTreeSet<Ino>,
     /// Inodes that were made, with their first path where they may have more than one.

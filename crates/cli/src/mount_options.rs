@@ -89,7 +89,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         }
         "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
         "scrub" => {
-            options.scrub_every = scrub(word, value)?;
+            options.scrub_every = scrub_every(word, value)?;
             return Ok(());
         }
         "threshold" => {
@@ -136,6 +136,15 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         _ => return Err(unknown(word)),
     }
     Ok(())
+}
+
+/// The time between two scrubs in idle time; `None`: there are none.
+fn scrub_every(word: &str, value: Option<&str>) -> Result<Option<Duration>, String> {
+    match (value, value.and_then(|value| value.parse().ok())) {
+        (Some("off"), _) => Ok(None),
+        (_, Some(days @ 1..=3650)) => Ok(Some(Duration::from_secs(days * 24 * 3600))),
+        _ => Err(format!("mount option `{word}`: from 1 to 3650 (days between two scrubs), or `off`")),
+    }
 }
 
 /// Words of ext4 that say what a store does anyway.
@@ -185,15 +194,6 @@ fn packing(
         }
     }
     Ok(())
-}
-
-/// The time between two scrubs.
-fn scrub(word: &str, value: Option<&str>) -> Result<Option<Duration>, String> {
-    match (value, value.and_then(|days| days.parse().ok())) {
-        (Some("off"), _) => Ok(None),
-        (_, Some(days @ 1..=3650)) => Ok(Some(Duration::from_secs(days * 24 * 3600))),
-        _ => Err(format!("mount option `{word}`: from 1 to 3650 (days between two scrubs), or `off`")),
-    }
 }
 
 /// From which size on files are large.

@@ -457,10 +457,11 @@ impl Bulk {
     }
 
     /// Writes over data of the device that holds them; returns the write's number. The file's data lock keeps others away from the
-    /// device blocks at the unaligned ends, which are read and written back.
-    pub fn write(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
+    /// device blocks at the unaligned ends, which are read and written back. `to_end`: what lies behind the bytes in their block
+    /// is nobody's.
+    pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool) -> Result<Stamp> {
         assert_none_held();
-        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes)
+        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, to_end, |sentence| self.tell(sentence))
     }
 
     /// Writes whole blocks that no file maps yet, before the record that maps them.

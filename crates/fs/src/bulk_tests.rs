@@ -4,8 +4,10 @@
 
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use shoal_format::extent::FileBlock;
 use shoal_format::superblock::{Geometry, MemoryKind};
+use shoal_media::{BlockGeometry, Completion, Request};
 use shoal_region::Parts;
 use shoal_sim::{SimMemoryKind, World};
 
@@ -16,6 +18,10 @@ const FILE: crate::Ino = crate::Ino::new(7);
 const WHILE: Duration = Duration::from_millis(50);
 
 fn bulk() -> (Region, Bulk) {
+    bulk_on(|disk| disk)
+}
+
+fn bulk_on(over: impl FnOnce(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>) -> (Region, Bulk) {
     let world = World::new(0);
     let region_bytes = 32 << 20;
     let memory = world.add_memory(region_bytes, SimMemoryKind::Battery);
@@ -32,19 +38,64 @@ fn bulk() -> (Region, Bulk) {
     let parts = Parts { memory, log: None, images: None, boot_id: [1; 16], nonce: [1; 16] };
     let region = Region::create(geometry, parts).unwrap();
     let bulk = Bulk::load(&region).unwrap();
-    bulk.attach(&region, &[], Some(world.add_disk(8 * BULK_BLOCK)), false).unwrap();
+    bulk.attach(&region, &[], Some(over(world.add_disk(8 * BULK_BLOCK))), false).unwrap();
     (region, bulk)
+}
+
+/// A disk that does something when a write has reached it, before its caller goes on.
+struct Told {
+    below: Arc<dyn BlockDevice>,
+    written: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl BlockDevice for Told {
+    fn geometry(&self) -> BlockGeometry {
+        self.below.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.below.submit(request, done);
+    }
+
+    fn write_from(&self, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+        self.below.write_from(at, bytes)?;
+        let told = self.written.lock().take();
+        told.into_iter().for_each(|tell| tell());
+        Ok(())
+    }
+}
+
+#[test]
+fn who_still_reads_a_block_while_it_is_filled_for_another_file_finds_no_damage() {
+    let mut told = None;
+    let (region, bulk) = bulk_on(|below| {
+        let disk = Arc::new(Told { below, written: Mutex::default() });
+        told = Some(disk.clone());
+        disk
+    });
+    bulk.arrange_sums(&region, Some(true)).unwrap();
+    let (told, both) = (told.unwrap(), Arc::new((region, bulk)));
+    let (region, bulk) = &*both;
+    bulk.fill(region, BulkBlock::new(1), &vec![1; BULK_BLOCK as usize]).unwrap();
+    let reader = both.clone();
+    let (answer, answered) = std::sync::mpsc::channel();
+    *told.written.lock() = Some(Box::new(move || {
+        answer.send(reader.1.read(&reader.0, BULK_BLOCK, &mut vec![0; BULK_BLOCK as usize])).unwrap();
+    }));
+    bulk.fill(region, BulkBlock::new(1), &vec![2; BULK_BLOCK as usize]).unwrap();
+    assert_eq!(answered.try_recv().unwrap(), Ok(()));
+    assert_eq!(bulk.states()[0].damaged, 0);
 }
 
 #[test]
 fn a_flush_takes_note_of_what_it_covers_while_nothing_is_listed() {
     let (region, bulk) = bulk();
-    bulk.write(&region, 0, &[1; 512]).unwrap();
+    bulk.write(&region, 0, &[1; 512], false).unwrap();
     std::thread::scope(|scope| {
         let (flush, late) = bulk.fresh.note(|| {
             let flush = scope.spawn(|| bulk.flush(&region));
             std::thread::sleep(WHILE);
-            (flush, bulk.write(&region, 512, &[2; 512]).unwrap())
+            (flush, bulk.write(&region, 512, &[2; 512], false).unwrap())
         });
         // The write was over before the flush could take note of anything.
         assert!(flush.join().unwrap().unwrap().covers(late));
@@ -55,14 +106,14 @@ fn a_flush_takes_note_of_what_it_covers_while_nothing_is_listed() {
 fn what_is_listed_beside_a_note_takes_no_range_along_that_the_flush_covers() {
     let (region, bulk) = bulk();
     let [one, two, three] = [1, 2, 3].map(FileBlock::new);
-    let covered = bulk.write(&region, 0, &[1; 512]).unwrap();
+    let covered = bulk.write(&region, 0, &[1; 512], false).unwrap();
     bulk.list_new(FILE, one, two, covered);
     std::thread::scope(|scope| {
         bulk.fresh.note(|| {
             // As a flush does: it looks at the number, another write comes, and then it stores the number.
             let unit = bulk.unit(0).unwrap();
             let seen = unit.written.load(Ordering::Acquire);
-            let later = bulk.write(&region, 512, &[2; 512]).unwrap();
+            let later = bulk.write(&region, 512, &[2; 512], false).unwrap();
             let bulk = &bulk;
             scope.spawn(move || bulk.list_new(FILE, two, three, later));
             std::thread::sleep(WHILE);

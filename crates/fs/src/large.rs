@@ -356,11 +356,11 @@ impl Fs {
                     }
                 }
             };
-            let (from, to) = (at.max(extent.file_block.byte()), end.min(extent.end().byte()));
+            let (from, to, size) = (at.max(extent.file_block.byte()), end.min(extent.end().byte()), inode.size);
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
             let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
-                true => bulk.write(&self.region, place, part),
+                true => bulk.write(&self.region, place, part, to >= size),
                 false => self.write_whole(bulk, &extent, place, part),
             });
             let write = match written {
@@ -426,7 +426,7 @@ impl Fs {
                     // Before the write: if it fails, zeros that are not durable may be what is read next.
                     bulk.fresh.set_tail(ino, false);
                     rest.fill(0);
-                    bulk.write(&self.region, at, &rest)?;
+                    bulk.write(&self.region, at, &rest, false)?;
                 }
                 if (!is_zero || !bulk.has_flushed(extent.bulk_block)) && !is_planted(Bug::ZeroTailFlush) {
                     bulk.flush_runs(&self.region, [last])?;
@@ -445,7 +445,8 @@ impl Fs {
         {
             debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
             let zeros = vec![0; (to - from) as usize];
-            let write = file.device(inode, |bulk| bulk.write(&self.region, byte_of(&extent, from), &zeros))?;
+            let (place, to_end) = (byte_of(&extent, from), to >= inode.size);
+            let write = file.device(inode, |bulk| bulk.write(&self.region, place, &zeros, to_end))?;
             self.bulk()?.wrote(file.ino, write);
         }
         Ok(())

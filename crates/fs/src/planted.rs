@@ -118,6 +118,8 @@ shoal_media::plantable! {
         SumsOneLook,
         /// A checksum stays while the bytes under it change.
         SumsStay,
+        /// What a write leaves of a unit is not compared before its checksum goes.
+        PartsUnread,
         /// A leaf of checksums is not marked as open before data under it change.
         LeavesUnmarked,
         /// The mark of an open leaf is not durable before data under it change.

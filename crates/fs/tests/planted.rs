@@ -99,6 +99,8 @@ enum Hunt {
     SumsBehindCache,
     /// A flipped bit on a bulk device.
     Flipped,
+    /// One beside bytes that are written.
+    WrittenInPart,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -170,6 +172,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::RangesTakeAll => Hunt::FailedRanges,
         Bug::MovedStaysNew => Hunt::NewMoves,
         Bug::SumsUnread => Hunt::Flipped,
+        Bug::PartsUnread => Hunt::WrittenInPart,
         Bug::SumsStay | Bug::LeavesUnmarked | Bug::LeavesUnsynced | Bug::OpenLeavesKept => Hunt::Sums,
         Bug::LeavesUnflushed => Hunt::SumsBehindCache,
     }
@@ -251,6 +254,7 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Sums => Ok(summed::lives(summed::setup(Logged))),
         Hunt::SumsBehindCache => Ok(summed::lives(Setup { cached: true, ..summed::setup(Logged) })),
         Hunt::Flipped => Ok(summed::flipped()),
+        Hunt::WrittenInPart => Ok(summed::written_in_part()),
         Hunt::NewMoves => {
             devices::new_bytes_move(Logged);
             Ok(1)

@@ -1,7 +1,7 @@
 //! One inode of a damaged store: its attributes, target and data, as far as they are readable.
 //!
 //! Rules: holes stay holes; extents marked UNWRITTEN, or NEW after a power loss, are holes; bytes in a page with a
-//! wrong sum are sent as found and named, because most of them are right.
+//! wrong sum, and blocks of bulk storage with one, are sent as found and named, because most of them are right.
 
 use shoal_format::bulk_list::blocks_end;
 use shoal_format::extent::{
@@ -10,7 +10,7 @@ use shoal_format::extent::{
 use shoal_format::inode::{CHUNK, Ino, Inode, Layout, S_IFLNK};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, SpillPlace};
 use shoal_format::superblock::{ROOTS_AT, Roots};
-use shoal_format::{SlotRef, xattr};
+use shoal_format::{BULK_BLOCK, SlotRef, xattr};
 use zerocopy::FromBytes;
 
 use super::{Item, Walk};
@@ -309,14 +309,27 @@ impl Walk<'_, '_> {
             return Ok(blocks.end);
         };
         let mut at = start;
-        let mut buffer = vec![0; READ_BYTES.min(end - start) as usize];
+        let mut buffer = vec![0; READ_BYTES.min(blocks.end.byte() - start) as usize];
         while at < end {
             let len = READ_BYTES.min(end - at);
-            let part = &mut buffer[..len as usize];
-            match bulk.read(first.byte() + (at - start), part) {
+            let place = first.byte() + (at - start);
+            // Whole blocks where they can be had: a checksum may reach behind the file's end.
+            let mut part = &mut buffer[..len.next_multiple_of(BULK_BLOCK) as usize];
+            let mut read = bulk.read(place, part);
+            if read.is_err() && part.len() as u64 > len {
+                part = &mut part[..len as usize];
+                read = bulk.read(place, part);
+            }
+            match read {
                 Ok(()) => {
+                    let wrong = self.wrong_ranges(place, part)?;
                     self.found.bytes += len;
-                    self.sink.data(at, part);
+                    self.sink.data(at, &part[..len as usize]);
+                    for range in wrong {
+                        let (from, to) = (at + (range.start - place), at + (range.end - place));
+                        let why = "not what was written, says the checksum; copied as it was found".into();
+                        self.lost(Some(path), Some((from, to.min(end))), why);
+                    }
                 }
                 Err(why) => self.lost(Some(path), Some((at, at + len)), why),
             }

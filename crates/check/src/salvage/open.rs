@@ -6,7 +6,7 @@
 //! the one before, and then the log does not continue it, and none of its pages replaces one. The superblock of an image
 //! that has lost it comes from the other image. Single pages are `pages`' business.
 
-use shoal_format::superblock::{AnchorRecord, Superblock};
+use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, Superblock};
 use shoal_format::{Lsn, Offset, PAGE, SEGMENT};
 
 use super::SalvageSource;
@@ -19,6 +19,8 @@ pub(super) struct Opened<'a> {
     pub superblock: Superblock,
     pub region: Region<'a>,
     pub bad_pages: BadPages,
+    /// It is not an image that the region in memory has outlived.
+    pub is_current: bool,
     /// What is remarkable about the log and no loss.
     pub notes: Vec<String>,
 }
@@ -149,7 +151,7 @@ fn opened<'a>(
     let Some(anchor) = chosen.anchor else {
         let stored = superblock.region_bytes.min(stored(&chosen.base, &superblock));
         let region = Region::new(chosen.base, superblock.region_bytes, stored);
-        return Ok(Opened { superblock, region, bad_pages: BadPages::default(), notes: Vec::new() });
+        return Ok(Opened { superblock, region, bad_pages: BadPages::default(), is_current: false, notes: Vec::new() });
     };
     // The other image, at rest and after its log.
     let other = other.filter(|other| same_layout(&other.superblock, &superblock));
@@ -164,8 +166,10 @@ fn opened<'a>(
         let replayed = replayed(&source, &superblock, anchor, *base, &[])?;
         pages::take_replayed(&mut region, &replayed.region, *base, &superblock, &mut found.bad)?;
     }
+    let outlived = superblock.memory_kind.has_ring() && matches!(chosen.base, Base::Image(_));
+    let is_current = !outlived || anchor.flags.get() & ANCHOR_CLEAN != 0;
     losses.extend(found.bad.sentence());
-    Ok(Opened { superblock, region, bad_pages: found.bad, notes: chosen.notes })
+    Ok(Opened { superblock, region, bad_pages: found.bad, is_current, notes: chosen.notes })
 }
 
 /// Chooses the image that is the store, and the one that may supply pages. Adds the faults that follow from the choice.

@@ -1,8 +1,9 @@
 //! Checksums of what is on a bulk device: taken with each write, compared at each read.
 //!
 //! Rules:
-//! - The sum of a unit goes before bytes of it change on the device, and comes back when a write has filled the whole unit. What
-//!   a write fills in part has no sum until a scrub, or the next write of the whole unit, gives it one.
+//! - The sum of a unit goes before bytes of it change on the device, and comes back with the write. Where that fills the unit in part, what
+//!   it leaves is compared first, and the write refused where it is damaged: nobody could tell afterwards. What is behind a file's
+//!   end is nobody's, so that a damaged end can be written over. A unit without a sum gets one from a write of all of it, or a scrub.
 //! - The table is right after a crash only where no write over data can have been cut off. So a leaf is *open* on media, durably,
 //!   before the first such write in it, and closed by a record behind a flush that has covered the last; whoever opens the store
 //!   for writing takes the sums of open leaves away. A write to blocks that no file maps yet opens nothing: it has completed before
@@ -191,6 +192,21 @@ impl Table {
         block_sum(self.base + unit * self.sums.unit_bytes(), bytes)
     }
 
+    /// The units with sums that a write of `[at, end)` fills in part.
+    pub fn parts(&self, region: &Region, at: u64, end: u64) -> Result<Vec<u64>> {
+        let unit = self.sums.unit_bytes();
+        let edges = [at, end].into_iter().filter(|edge| !edge.is_multiple_of(unit));
+        let mut parts: Vec<u64> = edges.map(|edge| edge / unit).filter(|&part| part < self.sums.units()).collect();
+        parts.dedup();
+        let mut found = Vec::new();
+        for part in parts {
+            if self.known(region, &(part..part + 1))?[0] != 0 {
+                found.push(part);
+            }
+        }
+        Ok(found)
+    }
+
     /// Bytes `[at, end)` of data are about to change: opens their leaves, and takes their sums away.
     pub fn write_over<'a>(
         &'a self,
@@ -204,7 +220,7 @@ impl Table {
         self.open(region, leaves.clone())?;
         let writing = Writing { table: self, leaves, last_write };
         if !is_planted(Bug::SumsStay) {
-            self.take_away(region, &units)?;
+            self.take_away(region, at, end)?;
         }
         Ok(writing)
     }
@@ -248,8 +264,9 @@ impl Table {
         Ok(())
     }
 
-    fn take_away(&self, region: &Region, units: &Units) -> Result<()> {
-        for (leaf, part) in by_leaf(units) {
+    /// The units that bytes `[at, end)` touch have no sums from now on.
+    pub fn take_away(&self, region: &Region, at: u64, end: u64) -> Result<()> {
+        for (leaf, part) in by_leaf(&self.touched(at, end)) {
             let Some(place) = self.place(leaf) else { continue };
             if self.known(region, &part)?.iter().any(|&sum| sum != 0) {
                 let mut tx = region.begin_reclaim();

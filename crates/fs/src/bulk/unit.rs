@@ -412,21 +412,46 @@ impl Unit {
         ))
     }
 
-    /// Writes over data.
-    pub fn write(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
+    /// Writes over data. `to_end`: what lies behind the bytes in their block is nobody's.
+    pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool, tell: impl Fn(&str)) -> Result<Stamp> {
         let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
         let own = self.place(at, bytes.len())?;
+        let end = own + bytes.len() as u64;
+        let mut mixed = Vec::new();
+        for number in table.parts(region, own, end)? {
+            let from = number * table.sums.unit_bytes();
+            let mut unit = vec![0; table.sums.unit_bytes() as usize];
+            match self.read(region, self.first * BULK_BLOCK + from, &mut unit, &tell) {
+                Ok(()) => {
+                    let (first, last) = (own.max(from), end.min(from + unit.len() as u64));
+                    unit[(first - from) as usize..(last - from) as usize]
+                        .copy_from_slice(&bytes[(first - own) as usize..(last - own) as usize]);
+                    mixed.push((from, unit));
+                }
+                Err(error @ Error::Damaged { .. }) => {
+                    let leaves_some = from < own || !to_end;
+                    if leaves_some && !is_planted(Bug::PartsUnread) {
+                        return Err(error);
+                    }
+                }
+                // One that cannot be read may be written over: it hides nothing.
+                Err(_) => {}
+            }
+        }
         let last_write = || self.written.load(Ordering::Acquire);
-        let _writing = table.write_over(region, own, own + bytes.len() as u64, &last_write)?;
-        self.write_with(&table, region, own, at, bytes)
+        let _writing = table.write_over(region, own, end, &last_write)?;
+        let stamp = self.write_with(&table, region, own, at, bytes)?;
+        mixed.iter().try_for_each(|(from, unit)| table.wrote(region, *from, unit))?;
+        Ok(stamp)
     }
 
-    /// Fills blocks that no file maps yet, and that no reader can find before the caller's record is there.
+    /// Fills blocks that no file maps yet, and that no reader can find before the caller's record is there. One that found them for
+    /// another file, and holds no lock of it, may still be reading: the sum goes first here, too.
     pub fn fill(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
-        match self.sums() {
-            Some(table) => self.write_with(&table, region, self.place(at, bytes.len())?, at, bytes),
-            None => self.write_plain(at, bytes),
-        }
+        let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
+        let own = self.place(at, bytes.len())?;
+        table.take_away(region, own, own + bytes.len() as u64)?;
+        self.write_with(&table, region, own, at, bytes)
     }
 
     fn write_with(&self, table: &Table, region: &Region, own: u64, at: u64, bytes: &[u8]) -> Result<Stamp> {

@@ -1,7 +1,8 @@
 //! Checksums of what is on the bulk device, beside crashes: whatever was lost, and wherever a write was cut off, no read of what a
 //! file maps says that it is damaged. What was lost are writes to the disk, with or without a cache in front of it, and to log and images.
 //!
-//! Left out: damage that is found at other moments (`checksums`).
+//! Each search here ends in a failed assertion where a rule is broken, so that `planted` can run it as well. Left out: damage that is
+//! found at other moments (`checksums`).
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
@@ -77,6 +78,39 @@ pub fn flipped() -> u64 {
         store.fs.write(ino, BLOCK as u64, &vec![8; BLOCK]).unwrap();
         assert_eq!(read(&store, ino, BLOCK, BLOCK), Ok(vec![8; BLOCK]));
         assert_eq!(store.fs.bulk_states()[0].damaged, 0);
+    }
+    KINDS.len() as u64
+}
+
+/// A write that leaves some of a damaged unit as it is takes its checksum away for nobody: it is refused, and the damage stays
+/// known. What covers all data of the unit heals it, also at the end of a file.
+pub fn written_in_part() -> u64 {
+    for kind in KINDS {
+        let store = Store::new(setup(kind));
+        let (at, len) = (BLOCK + 4096, 2 * BLOCK + 6000);
+        let [middle, end] = [&b"middle"[..], b"end"].map(|name| {
+            let ino = store.create(name);
+            store.fs.write(ino, 0, &vec![7; len]).unwrap();
+            ino
+        });
+        store.fs.sync().unwrap();
+        flip(&store, place(&store, middle, at as u64 + 2000));
+        flip(&store, place(&store, end, len as u64 - 1));
+        let store = store.after_process_crash();
+        let writes = [(at, 5), (at + 4000, 200), (at - 100, 101), (at - 4096, 4097)];
+        for (from, count) in writes {
+            assert!(is_damaged(store.fs.write(middle, from as u64, &vec![8; count])), "{kind:?}: {count} at {from}");
+        }
+        let punched = store.fs.fallocate(middle, 3, at as u64 + 10, 20);
+        assert!(is_damaged(punched), "{kind:?}: a hole in it");
+        assert!(is_damaged(store.fs.write(end, len as u64, b"behind the end")), "{kind:?}");
+        assert!(is_damaged(read(&store, middle, at, 1)) && is_damaged(read(&store, end, len - 1, 1)), "{kind:?}");
+        assert_eq!((store.fs.bulk_states()[0].damaged, store.fs.getattr(end).unwrap().size), (2, len as u64));
+        assert_eq!(store.fs.write(middle, at as u64, &[9; 4096]), Ok(4096));
+        assert_eq!(store.fs.write(end, len as u64 - 6000, &[9; 6000]), Ok(6000));
+        assert_eq!(read(&store, middle, at - 1, 4098), Ok([vec![7], vec![9; 4096], vec![7]].concat()));
+        assert_eq!(read(&store, end, len - 6001, 6001), Ok([vec![7], vec![9; 6000]].concat()));
+        assert_eq!(store.fs.bulk_states()[0].damaged, 0, "{kind:?}");
     }
     KINDS.len() as u64
 }
