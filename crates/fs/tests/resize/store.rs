@@ -107,7 +107,8 @@ impl Media {
         self.openings += 1;
         let log = (self.kind == MemoryKind::Logged).then(|| self.world.log(0) as Arc<dyn shoal_media::LogDevice>);
         let nonce = [self.openings; 16];
-        let region = shoal_region::Parts { memory, log, images: Some(self.images()), boot_id: [1; 16], nonce };
+        let boot_id = [1 + u8::from(self.power_lost); 16];
+        let region = shoal_region::Parts { memory, log, images: Some(self.images()), boot_id, nonce };
         let bulk = self.bulk.then(|| self.world.disk(0) as Arc<dyn shoal_media::BlockDevice>);
         Parts { region, bulk, clock: Arc::new(SimClock::new(self.openings as i64 * 3_600_000_000_000)) }
     }
