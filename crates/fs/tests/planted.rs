@@ -101,6 +101,8 @@ enum Hunt {
     Flipped,
     /// One beside bytes that are written.
     WrittenInPart,
+    /// One in a spilled payload beside others.
+    Neighbours,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -173,6 +175,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::MovedStaysNew => Hunt::NewMoves,
         Bug::SumsUnread => Hunt::Flipped,
         Bug::PartsUnread => Hunt::WrittenInPart,
+        Bug::NeighboursLost => Hunt::Neighbours,
         Bug::SumsStay | Bug::LeavesUnmarked | Bug::LeavesUnsynced | Bug::OpenLeavesKept => Hunt::Sums,
         Bug::LeavesUnflushed => Hunt::SumsBehindCache,
     }
@@ -252,7 +255,7 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             Ok(1)
         }
         Hunt::Sums | Hunt::SumsBehindCache => Ok(hunt_sums(hunt == Hunt::SumsBehindCache)),
-        Hunt::Flipped | Hunt::WrittenInPart => Ok(hunt_flipped(hunt == Hunt::WrittenInPart)),
+        Hunt::Flipped | Hunt::WrittenInPart | Hunt::Neighbours => Ok(hunt_flipped(hunt)),
         Hunt::NewMoves => {
             devices::new_bytes_move(Logged);
             Ok(1)
@@ -275,12 +278,12 @@ fn hunt_sums(cached: bool) -> u64 {
     (0..4).map(|seed| summed::explore(setup, seed)).sum()
 }
 
-/// Flipped bits on a bulk device, alone or beside writes.
-fn hunt_flipped(written: bool) -> u64 {
-    if written {
-        summed::written_in_part();
-    } else {
-        summed::flipped();
+/// Flipped bits on a bulk device.
+fn hunt_flipped(hunt: Hunt) -> u64 {
+    match hunt {
+        Hunt::WrittenInPart => summed::written_in_part(),
+        Hunt::Neighbours => summed::neighbours(),
+        _ => summed::flipped(),
     }
     1
 }

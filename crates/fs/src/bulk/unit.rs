@@ -331,14 +331,26 @@ impl Unit {
         })
     }
 
+    /// Reads what is there, whatever its checksum says.
+    pub fn read_as_it_is(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        let own = self.place(at, out.len())?;
+        self.refuse_suspects(own, out.len())?;
+        let device = self.device()?;
+        let align = device.geometry().block_bytes.max(1) as u64;
+        self.answer(read_aligned(&*device, align, own, out))
+    }
+
+    fn refuse_suspects(&self, own: u64, len: usize) -> Result<()> {
+        let (first, end) = (own / BULK_BLOCK, (own + len as u64).div_ceil(BULK_BLOCK));
+        let is_doubtful = self.has_suspects.load(Ordering::Acquire)
+            && !is_planted(Bug::SuspectsRead)
+            && self.doubt.lock().suspects.meets(first, end);
+        if is_doubtful { Err(self.doubtful()) } else { Ok(()) }
+    }
+
     pub fn read(&self, region: &Region, at: u64, out: &mut [u8], tell: impl Fn(&str)) -> Result<()> {
         let own = self.place(at, out.len())?;
-        if self.has_suspects.load(Ordering::Acquire) && !is_planted(Bug::SuspectsRead) {
-            let (first, end) = (own / BULK_BLOCK, (own + out.len() as u64).div_ceil(BULK_BLOCK));
-            if self.doubt.lock().suspects.meets(first, end) {
-                return Err(self.doubtful());
-            }
-        }
+        self.refuse_suspects(own, out.len())?;
         let device = self.device()?;
         let align = device.geometry().block_bytes.max(1) as u64;
         let read = |at, out: &mut [u8]| self.answer(read_aligned(&*device, align, at, out));
@@ -355,6 +367,16 @@ impl Unit {
                 Err(error)
             }
         }
+    }
+
+    /// Bytes that are there are right, whatever their checksums say: they get new ones.
+    pub fn accept(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<()> {
+        let own = self.place(at, bytes.len())?;
+        if let Some(table) = self.sums().filter(|_| !region.is_read_only()) {
+            table.wrote(region, own, bytes)?;
+        }
+        self.forget_damage(own, own + bytes.len() as u64);
+        Ok(())
     }
 
     pub fn sums(&self) -> Option<Arc<Table>> {
