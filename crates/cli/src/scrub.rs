@@ -12,7 +12,10 @@ use crate::progress::Bars;
 
 pub fn run(args: &ScrubArgs) -> Outcome<()> {
     let place = place::find(&args.store)?;
-    let report = scrub::scrub(&place.store, &Bars::new(args.json))?;
+    let (report, kept) = scrub::scrub(&place.store, &Bars::new(args.json))?;
+    if let Err(failure) = kept {
+        eprintln!("shoal: note: when it was scrubbed could not be kept: {failure}");
+    }
     if args.json {
         json::print_json(&report);
     } else {

@@ -456,6 +456,12 @@ impl Bulk {
         self.unit_of(at / BULK_BLOCK)?.read(region, at, out, |sentence| self.tell(sentence))
     }
 
+    /// The same, whatever the checksums say: for a caller that has a sum of its own.
+    pub fn read_as_it_is(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        assert_none_held();
+        self.unit_of(at / BULK_BLOCK)?.read_as_it_is(at, out)
+    }
+
     /// Writes over data of the device that holds them; returns the write's number. The file's data lock keeps others away from the
     /// device blocks at the unaligned ends, which are read and written back. `to_end`: what lies behind the bytes in their block
     /// is nobody's.

@@ -120,6 +120,8 @@ shoal_media::plantable! {
         SumsStay,
         /// What a write leaves of a unit is not compared before its checksum goes.
         PartsUnread,
+        /// A wrong checksum of a unit counts as one of every spilled payload in it.
+        NeighboursLost,
         /// A leaf of checksums is not marked as open before data under it change.
         LeavesUnmarked,
         /// The mark of an open leaf is not durable before data under it change.

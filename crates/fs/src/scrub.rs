@@ -4,6 +4,8 @@
 //! of bounded length, from one place in a file to the next, so that a caller may stop, rest, or show how far it is. A file's data lock
 //! is shared during a step: readers go on, a writer waits for one read of the device. Left out: who calls it, and when.
 
+use std::collections::BTreeSet;
+
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot, Layout};
@@ -133,6 +135,9 @@ impl Fs {
             outcome => outcome,
         };
         let (covered, without) = scrubbed?;
+        if self.is_spill_file(ino) {
+            self.name_spilled(&part, done)?;
+        }
         done.bytes += bytes.len() as u64;
         done.covered += covered;
         done.without += without;
@@ -156,6 +161,34 @@ impl Fs {
             }
         }
         Ok(all)
+    }
+
+    /// Names the small files that findings in the spill file concern. A damaged block in which every payload is right by its own sum
+    /// is of no concern: it gets checksums of what is there. The caller has the spill file's data lock.
+    fn name_spilled(&self, part: &Extent, done: &mut Scrubbed) -> Result<()> {
+        let is_here =
+            |finding: &ScrubFinding| self.is_spill_file(finding.ino) && finding.byte >= part.file_block.byte();
+        let (found, others): (Vec<_>, Vec<_>) = std::mem::take(&mut done.findings).into_iter().partition(is_here);
+        done.findings = others;
+        if found.is_empty() {
+            return Ok(());
+        }
+        let blocks: BTreeSet<u64> = found.iter().map(|finding| finding.byte / BULK_BLOCK).collect();
+        let mut concerned = BTreeSet::new();
+        for lost in self.lost_in_spilled(&blocks)? {
+            concerned.extend(lost.blocks);
+            let (ino, byte, cause) = (lost.ino, lost.byte, lost.cause);
+            done.findings.push(ScrubFinding { ino, byte, damaged: lost.damaged, cause });
+        }
+        for finding in found.into_iter().filter(|finding| !concerned.contains(&(finding.byte / BULK_BLOCK))) {
+            let block = part.bulk_block + (FileBlock::of(finding.byte) - part.file_block);
+            if finding.damaged {
+                self.bulk()?.accept(&self.region, block.byte())?;
+            } else {
+                done.findings.push(finding);
+            }
+        }
+        Ok(())
     }
 
     /// The first extent with data that ends behind `block`.

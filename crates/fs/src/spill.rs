@@ -19,6 +19,7 @@
 //! Left out: compression and what is packed at all (`packer`), blocks and their order (`large`, `bulk`).
 
 mod clean;
+mod lost;
 mod map;
 mod read;
 mod room;

@@ -10,7 +10,7 @@ use shoal_media::BlockDevice;
 use crate::data_store::Store;
 use crate::store::Setup;
 use crate::summed::{
-    BLOCK, KINDS, REST_NS, flip, flipped, is_damaged, lives, place, read, read_all, setup, written_in_part,
+    BLOCK, KINDS, REST_NS, flip, flipped, is_damaged, lives, neighbours, place, read, read_all, setup, written_in_part,
 };
 
 #[test]
@@ -21,6 +21,11 @@ fn a_flipped_bit_is_an_error_where_it_is_and_nowhere_else_until_it_is_written_ov
 #[test]
 fn damage_stays_known_when_a_part_of_it_is_written_over_and_goes_with_all_of_it() {
     written_in_part();
+}
+
+#[test]
+fn a_flipped_bit_costs_one_of_the_spilled_files_in_its_unit() {
+    neighbours();
 }
 
 #[test]

@@ -101,6 +101,8 @@ enum Hunt {
     Flipped,
     /// One beside bytes that are written.
     WrittenInPart,
+    /// One in a spilled payload beside others.
+    Neighbours,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -173,6 +175,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::MovedStaysNew => Hunt::NewMoves,
         Bug::SumsUnread => Hunt::Flipped,
         Bug::PartsUnread => Hunt::WrittenInPart,
+        Bug::NeighboursLost => Hunt::Neighbours,
         Bug::SumsStay | Bug::LeavesUnmarked | Bug::LeavesUnsynced | Bug::OpenLeavesKept => Hunt::Sums,
         Bug::LeavesUnflushed => Hunt::SumsBehindCache,
     }
@@ -255,6 +258,7 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::SumsBehindCache => Ok(summed::lives(Setup { cached: true, ..summed::setup(Logged) })),
         Hunt::Flipped => Ok(summed::flipped()),
         Hunt::WrittenInPart => Ok(summed::written_in_part()),
+        Hunt::Neighbours => Ok(summed::neighbours()),
         Hunt::NewMoves => {
             devices::new_bytes_move(Logged);
             Ok(1)

@@ -141,8 +141,9 @@ pub fn step(fs: &Fs, from: Place) -> Outcome<Step> {
     Ok(Step { done: named(fs, done)?, next, total_bytes: fs.usage().bulk_used })
 }
 
-/// Scrubs the store in `directory`; by its daemon if it is mounted.
-pub fn scrub(directory: &Path, progress: &dyn Progress) -> Outcome<ScrubReport> {
+/// Scrubs the store in `directory`; by its daemon if it is mounted. The second outcome is that of keeping the result: on a full host
+/// what was found is still told.
+pub fn scrub(directory: &Path, progress: &dyn Progress) -> Outcome<(ScrubReport, Outcome<()>)> {
     let ask = |place: Place| {
         let answer = control::ask(directory, &Question::Scrub { inode: place.inode, byte: place.byte })?;
         answer.map(|step| serde_json::from_value(step).during("answer of the daemon")).transpose()
@@ -155,8 +156,8 @@ pub fn scrub(directory: &Path, progress: &dyn Progress) -> Outcome<ScrubReport> 
         })?,
         None => Store::at_rest(directory, |fs| all(step(fs, Place::default())?, progress, &|place| step(fs, place)))?,
     };
-    keep(directory, &report)?;
-    Ok(report)
+    let kept = keep(directory, &report);
+    Ok((report, kept))
 }
 
 fn all(first: Step, progress: &dyn Progress, next: &dyn Fn(Place) -> Outcome<Step>) -> Outcome<ScrubReport> {

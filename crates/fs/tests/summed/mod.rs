@@ -6,11 +6,12 @@
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Error, Ino};
+use shoal_fs::{Error, Ino, ROOT, ScrubPlace};
 use shoal_media::BlockDevice;
 use shoal_sim::{Limits, Random};
 
 use crate::data_store::Store;
+use crate::spilling;
 use crate::store::Setup;
 
 pub const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
@@ -113,6 +114,39 @@ pub fn written_in_part() -> u64 {
         assert_eq!(store.fs.bulk_states()[0].damaged, 0, "{kind:?}");
     }
     KINDS.len() as u64
+}
+
+/// Several spilled files lie in one unit of the device: a flipped bit costs one of them, a scrub names it, and with it the damage goes.
+pub fn neighbours() -> u64 {
+    let store = Store::new(spilling::setup());
+    let files: Vec<(Ino, Vec<u8>)> = (0..8)
+        .map(|seed| {
+            let bytes = spilling::noise(seed, 700);
+            (spilling::make(&store, format!("f{seed}").as_bytes(), &bytes), bytes)
+        })
+        .collect();
+    assert!(store.fs.spill_all().unwrap() > 0);
+    let scrub = || store.fs.scrub_step(ScrubPlace::default(), u64::MAX).unwrap().findings;
+    assert!(files.iter().all(|(ino, _)| spilling::is_spilled(&store.fs, *ino)) && scrub().is_empty());
+    let disk = store.world.disk(0);
+    let mut all = vec![0; 12 * BLOCK];
+    disk.read_into(0, &mut all).unwrap();
+    let (gone, bytes) = &files[3];
+    flip(&store, all.windows(32).position(|part| *part == bytes[100..132]).expect("it is on the device") as u64);
+    for (ino, bytes) in &files {
+        let found = read(&store, *ino, 0, 700);
+        assert!(if ino == gone { found.is_err() } else { found.as_ref() == Ok(bytes) }, "{ino}: {found:?}");
+    }
+    let found = scrub();
+    assert!(found.len() == 1 && (found[0].ino, found[0].byte, found[0].damaged) == (*gone, 0, true), "{found:?}");
+    assert_eq!(store.fs.bulk_states()[0].damaged, 1);
+    store.fs.unlink(ROOT, b"f3").unwrap();
+    store.fs.forget(*gone, u64::MAX);
+    assert_eq!(scrub(), [], "nobody's bytes");
+    assert_eq!(store.fs.bulk_states()[0].damaged, 0);
+    flip(&store, all.windows(32).position(|part| *part == files[4].1[100..132]).expect("it is on the device") as u64);
+    assert_eq!(scrub().len(), 1, "the block has checksums again");
+    1
 }
 
 fn step(store: &Store, random: &mut Random, inos: &[Ino]) {
