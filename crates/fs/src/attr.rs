@@ -102,6 +102,7 @@ impl Fs {
             Some(size) => self.lock_to_resize(ino, size)?,
             None => self.lock_inode(ino)?,
         };
+        self.refuse_nobodys(ino, &inode)?;
         flags::check_setattr(&inode, change)?;
         if let Some(size) = change.size {
             if inode.is_dir() {

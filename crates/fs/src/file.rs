@@ -71,8 +71,14 @@ impl Fs {
     /// Loads a regular file.
     fn load_file(&self, ino: Ino) -> Result<Inode> {
         let inode = self.load(ino)?;
+        self.refuse_nobodys(ino, &inode)?;
         regular(&inode)?;
         Ok(inode)
+    }
+
+    /// Fails for an inode that nobody can know: without a link or a user, such as the copy of a file that is being moved.
+    pub(crate) fn refuse_nobodys(&self, ino: Ino, inode: &Inode) -> Result<()> {
+        if inode.nlink == 0 && !self.refs.is_held(ino) { Err(Error::Stale) } else { Ok(()) }
     }
 
     /// Locks a regular file to change it, and finishes a truncation that an error interrupted. Bytes up to `end` are to
@@ -81,6 +87,7 @@ impl Fs {
     fn lock_to_change(&self, ino: Ino, end: u64) -> Result<(FileLock<'_>, Inode)> {
         self.note_use(ino);
         let (mut file, mut inode) = self.lock_data(ino, |inode| end.max(inode.size) > self.threshold_of(inode))?;
+        self.refuse_nobodys(ino, &inode)?;
         regular(&inode)?;
         if inode.flags & INODE_TRUNCATING != 0 {
             let size = inode.size;

@@ -72,6 +72,7 @@ impl Fs {
     pub fn misplaced(&self, ino: Ino, of_directory: u32) -> Result<Option<Misplaced>> {
         let _lock = self.locks.read(ino);
         let mut inode = self.load(ino)?;
+        self.refuse_nobodys(ino, &inode)?;
         if !inode.is_file() && !inode.is_dir() {
             return Ok(None);
         }
@@ -119,6 +120,7 @@ impl Fs {
     fn follow(&self, ino: Ino, generation: u32, given: Threshold) -> Result<Option<bool>> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
+        self.refuse_nobodys(ino, &inode)?;
         if inode.generation != generation || !inode.is_file() && !inode.is_dir() {
             return Err(Error::Stale);
         }
