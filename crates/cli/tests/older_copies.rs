@@ -8,10 +8,13 @@ use std::os::unix::fs::FileExt;
 
 use crate::damaged_media::Scene;
 use shoal_format::superblock::{
-    FEATURE_BUCKETS, FEATURE_DEVICES, FEATURE_DICTIONARIES, FEATURE_INCARNATION, FEATURE_PACKED, FEATURE_SUMS,
-    Superblock,
+    FEATURE_BLOCK_SUMS, FEATURE_BUCKETS, FEATURE_DEVICES, FEATURE_DICTIONARIES, FEATURE_INCARNATION, FEATURE_PACKED,
+    FEATURE_SUMS, Superblock,
 };
 use shoal_format::{PAGE, checksum};
+
+/// Of a store that keeps checksums of its bulk storage.
+const OF_BULK: u64 = FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
 
 const FILES: [&str; 3] = ["store/image.0", "store/image.1", "region"];
 
@@ -127,12 +130,7 @@ fn an_older_program_is_told_not_to_open_a_battery_region() {
     for name in FILES {
         assert_eq!(
             scene.head(name).0.features,
-            FEATURE_INCARNATION
-                | FEATURE_BUCKETS
-                | FEATURE_DEVICES
-                | FEATURE_DICTIONARIES
-                | FEATURE_PACKED
-                | FEATURE_SUMS,
+            FEATURE_INCARNATION | FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS | OF_BULK,
             "{name}"
         );
     }
@@ -142,19 +140,14 @@ fn an_older_program_is_told_not_to_open_a_battery_region() {
     for name in FILES {
         assert_eq!(
             scene.head(name).0.features,
-            FEATURE_INCARNATION
-                | FEATURE_BUCKETS
-                | FEATURE_DEVICES
-                | FEATURE_DICTIONARIES
-                | FEATURE_PACKED
-                | FEATURE_SUMS,
+            FEATURE_INCARNATION | FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS | OF_BULK,
             "{name}"
         );
     }
     scene.ok(&["check", "store"]);
     assert_eq!(
         Scene::logged().head("store/image.0").0.features,
-        FEATURE_BUCKETS | FEATURE_DEVICES | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS
+        FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS | OF_BULK
     );
 }
 
@@ -206,9 +199,9 @@ fn a_store_with_the_former_sums_is_used_as_it_is_and_copied_with_new_ones() {
     scene.write("new", "behind");
     scene.umount();
     scene.ok(&["check", "store"]);
-    assert!(["store/image.0", "store/image.1"].iter().all(|name| scene.head(name).0.features == FEATURE_DEVICES));
+    assert!(["store/image.0", "store/image.1"].iter().all(|name| scene.head(name).0.features == OF_BULK));
     scene.ok(&["copy", "store", "copied"]);
-    assert_eq!(scene.head("copied/image.0").0.features, FEATURE_SUMS | FEATURE_DEVICES);
+    assert_eq!(scene.head("copied/image.0").0.features, FEATURE_SUMS | OF_BULK);
     scene.ok(&["check", "copied"]);
     scene.ok(&["mount", "copied", "mnt"]);
     assert!(scene.at("mnt/old").exists() && scene.at("mnt/new").exists());
