@@ -90,7 +90,7 @@ pub fn text(found: &[BulkReport]) -> String {
             out += &format!("        {} are in doubt since a flush failed\n", human(report.suspect_bytes));
         }
         if report.damaged > 0 {
-            out += &format!("        {} places are damaged; `shoal scrub` names the files\n", report.damaged);
+            out += &format!("        damaged in {} of its units; `shoal scrub` names the files\n", report.damaged);
         }
         if let Some(held) = report.held_bytes.filter(|held| *held > 0) {
             out += &format!("        {} of writes are held back in front of it\n", human(held));

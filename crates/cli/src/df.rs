@@ -88,7 +88,8 @@ fn checksums(report: &StoreReport) -> String {
     let mut out = String::new();
     if found.damaged > 0 {
         let (places, store) = (found.damaged, &report.store);
-        out += &format!("damaged      {places} places on bulk storage; `shoal scrub {store}` names the files\n");
+        out +=
+            &format!("damaged      on bulk storage, in {places} of its units; `shoal scrub {store}` names the files\n");
     }
     if found.memory_bytes > 0 {
         out += &format!("checksums    of bulk storage, in {} of memory; ", human(found.memory_bytes));

@@ -40,7 +40,10 @@ fn text(done: &Rebalanced) -> String {
             &format!("{} stay where they are: space was reserved in them, or they are longer than 64 MiB\n", done.stay);
     }
     if done.unreadable > 0 {
-        out += &format!("{} could not be read; unmount the store and run `shoal check`\n", done.unreadable);
+        out += &format!(
+            "{} could not be read; `shoal scrub` names those damaged on bulk storage, `shoal check` (unmounted) the others\n",
+            done.unreadable
+        );
     }
     out
 }

@@ -49,13 +49,20 @@ impl Fs {
     /// Adds a bulk device with this many blocks, or as many as it has room for; returns its number. Nothing on it is kept.
     pub fn bulk_add(&self, given: &GivenDevice, blocks: Option<u64>) -> Result<u32> {
         self.writable()?;
-        self.bulk()?.add(&self.region, given, blocks, None)
+        self.bulk_added(given, blocks, None)
     }
 
     /// The same with a number that its caller has noted where the device is to be found.
     pub fn bulk_add_as(&self, number: u32, given: &GivenDevice, blocks: Option<u64>) -> Result<()> {
         self.writable()?;
-        self.bulk()?.add(&self.region, given, blocks, Some(number)).map(drop)
+        self.bulk_added(given, blocks, Some(number)).map(drop)
+    }
+
+    fn bulk_added(&self, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
+        let bulk = self.bulk()?;
+        let number = bulk.add(&self.region, given, blocks, number)?;
+        bulk.arrange_sums(&self.region, None)?;
+        Ok(number)
     }
 
     /// From now on no new blocks are given out on a device, if the others have room for what is on it.
