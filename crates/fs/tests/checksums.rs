@@ -10,7 +10,8 @@ use shoal_media::BlockDevice;
 use crate::data_store::Store;
 use crate::store::Setup;
 use crate::summed::{
-    BLOCK, KINDS, REST_NS, flip, flipped, is_damaged, lives, neighbours, place, read, read_all, setup, written_in_part,
+    BLOCK, KINDS, REST_NS, failed_write, flip, flipped, is_damaged, lives, neighbours, place, read, read_all, setup,
+    written_in_part,
 };
 
 #[test]
@@ -87,6 +88,11 @@ fn a_damaged_file_can_be_removed_and_its_blocks_used_again() {
     assert_eq!(store.fs.write(next, 0, &vec![9; 20 * BLOCK]), Ok(20 * BLOCK));
     assert_eq!(read(&store, next, 0, 20 * BLOCK), Ok(vec![9; 20 * BLOCK]));
     assert_eq!(store.fs.bulk_states()[0].damaged, 0);
+}
+
+#[test]
+fn a_write_that_fails_in_its_middle_is_no_damage() {
+    failed_write();
 }
 
 #[test]

@@ -97,6 +97,8 @@ enum Hunt {
     Sums,
     /// The same behind a write-back cache.
     SumsBehindCache,
+    /// A write over data on a bulk device that fails in its middle.
+    FailedWrite,
     /// A flipped bit on a bulk device.
     Flipped,
     /// One beside bytes that are written.
@@ -176,7 +178,8 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::SumsUnread => Hunt::Flipped,
         Bug::PartsUnread => Hunt::WrittenInPart,
         Bug::NeighboursLost => Hunt::Neighbours,
-        Bug::SumsStay | Bug::LeavesUnmarked | Bug::LeavesUnsynced | Bug::OpenLeavesKept => Hunt::Sums,
+        Bug::SumsStay => Hunt::FailedWrite,
+        Bug::LeavesUnmarked | Bug::LeavesUnsynced | Bug::OpenLeavesKept => Hunt::Sums,
         Bug::LeavesUnflushed => Hunt::SumsBehindCache,
     }
 }
@@ -257,6 +260,7 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Sums => Ok(summed::lives(summed::setup(Logged))),
         Hunt::SumsBehindCache => Ok(summed::lives(Setup { cached: true, ..summed::setup(Logged) })),
         Hunt::Flipped => Ok(summed::flipped()),
+        Hunt::FailedWrite => Ok(summed::failed_write()),
         Hunt::WrittenInPart => Ok(summed::written_in_part()),
         Hunt::Neighbours => Ok(summed::neighbours()),
         Hunt::NewMoves => {

@@ -8,7 +8,7 @@ use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Ino, ROOT, ScrubPlace};
 use shoal_media::BlockDevice;
-use shoal_sim::{Limits, Random};
+use shoal_sim::{Call, Fault, FaultPlan, Limits, Random};
 
 use crate::data_store::Store;
 use crate::spilling;
@@ -147,6 +147,23 @@ pub fn neighbours() -> u64 {
     flip(&store, all.windows(32).position(|part| *part == files[4].1[100..132]).expect("it is on the device") as u64);
     assert_eq!(scrub().len(), 1, "the block has checksums again");
     1
+}
+
+/// A write over data that fails after some of it reached the device leaves a unit of which nobody knows what it holds: no damage.
+pub fn failed_write() -> u64 {
+    for kind in KINDS {
+        let store = Store::new(setup(kind));
+        let ino = store.create(b"file");
+        store.fs.write(ino, 0, &vec![7; 2 * BLOCK]).unwrap();
+        store.fs.sync().unwrap();
+        // The first sector of it goes by itself, and what follows fails.
+        store.world.fail(FaultPlan { call: Call::DiskWrite, nth: 1, for_good: false, fault: Fault::Io });
+        assert!(matches!(store.fs.write(ino, 100, &vec![8; BLOCK]), Err(Error::Io(_))), "{kind:?}");
+        store.world.clear_faults();
+        let bytes = read_all(&store, ino).unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        assert!(bytes[100] == 8 && bytes[BLOCK] == 7, "{kind:?}: some of it is there, and not all");
+    }
+    KINDS.len() as u64
 }
 
 fn step(store: &Store, random: &mut Random, inos: &[Ino]) {
