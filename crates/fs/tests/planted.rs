@@ -196,6 +196,12 @@ fn go_pair(past: &str, number: usize, blocks: u64, cached: bool) -> Result<u64, 
     ground.explore(&pair(number), &extent, &Only::default()).map(|count| count.states)
 }
 
+/// One state, of a search that fails where it finds something.
+fn one(search: impl FnOnce()) -> Result<u64, String> {
+    search();
+    Ok(1)
+}
+
 /// What the hunt finds: how many states it visited, or the failure.
 fn go(hunt: Hunt) -> Result<u64, String> {
     guard(|| match hunt {
@@ -212,22 +218,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             (0..CROWDS).for_each(|seed| cold::crowd(seed, CROWD_STEPS));
             Ok(CROWDS * CROWD_STEPS)
         }
-        Hunt::WrittenMeanwhile => {
-            packing::written_meanwhile();
-            Ok(1)
-        }
-        Hunt::Alike => {
-            packing::alike();
-            Ok(1)
-        }
-        Hunt::RoomMeanwhile => {
-            packing::room_meanwhile();
-            Ok(1)
-        }
-        Hunt::BesideMove => {
-            packing::beside_a_move();
-            Ok(1)
-        }
+        Hunt::WrittenMeanwhile => one(packing::written_meanwhile),
+        Hunt::Alike => one(packing::alike),
+        Hunt::RoomMeanwhile => one(packing::room_meanwhile),
+        Hunt::BesideMove => one(packing::beside_a_move),
         Hunt::AttributesBesideMove => {
             packing::attributes_beside_a_move();
             Ok(1)
