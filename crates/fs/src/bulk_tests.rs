@@ -73,7 +73,7 @@ fn who_still_reads_a_block_while_it_is_filled_for_another_file_finds_no_damage()
         told = Some(disk.clone());
         disk
     });
-    bulk.arrange_sums(&region, Some(true)).unwrap();
+    bulk.arrange_sums(&region, Some(true), |_| true).unwrap();
     let (told, both) = (told.unwrap(), Arc::new((region, bulk)));
     let (region, bulk) = &*both;
     bulk.fill(region, BulkBlock::new(1), &vec![1; BULK_BLOCK as usize]).unwrap();
@@ -122,4 +122,23 @@ fn what_is_listed_beside_a_note_takes_no_range_along_that_the_flush_covers() {
     });
     let settled = bulk.fresh.settled(FILE, &Flushed::on(covered));
     assert_eq!(settled, Some(vec![(one, two)]), "an fsync would return with it NEW");
+}
+
+#[test]
+fn checksums_that_are_dropped_give_their_memory_back_and_begin_anew() {
+    let (region, bulk) = bulk();
+    let free = |region: &Region| region.space().free_bytes;
+    let (all, block, mut out) = (|_| true, vec![1; BULK_BLOCK as usize], vec![0; BULK_BLOCK as usize]);
+    let before = free(&region);
+    for _ in 0..3 {
+        bulk.arrange_sums(&region, Some(true), all).unwrap();
+        bulk.fill(&region, BulkBlock::new(1), &block).unwrap();
+        assert_eq!(bulk.scrub(&region, BULK_BLOCK, &mut out), Ok((0, 0)), "filled blocks have checksums");
+        assert_eq!(before - free(&region), bulk.sums_bytes());
+        bulk.arrange_sums(&region, Some(false), all).unwrap();
+        assert_eq!((bulk.sums_bytes(), free(&region)), (0, before));
+        bulk.write(&region, BULK_BLOCK, &[2; 512], false).unwrap();
+    }
+    bulk.arrange_sums(&region, Some(true), all).unwrap();
+    assert_eq!(bulk.scrub(&region, BULK_BLOCK, &mut out), Ok((BULK_BLOCK, 0)), "none is left of before");
 }

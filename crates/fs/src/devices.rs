@@ -61,7 +61,7 @@ impl Fs {
     fn bulk_added(&self, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
         let bulk = self.bulk()?;
         let number = bulk.add(&self.region, given, blocks, number)?;
-        bulk.arrange_sums(&self.region, None)?;
+        bulk.arrange_sums(&self.region, None, |other| other == number)?;
         Ok(number)
     }
 

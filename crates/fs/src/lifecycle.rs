@@ -239,7 +239,7 @@ impl Fs {
     /// Keeps checksums of bulk storage, or none, as the options say.
     fn arrange_sums(&self) -> Result<()> {
         match &self.bulk {
-            Some(bulk) if !self.region.is_read_only() => bulk.arrange_sums(&self.region, self.options.sums),
+            Some(bulk) if !self.region.is_read_only() => bulk.arrange_sums(&self.region, self.options.sums, |_| true),
             _ => Ok(()),
         }
     }

@@ -10,14 +10,12 @@
 //!   the record that maps them, and until a flush has covered it they are NEW.
 //! - A reader that finds other bytes than the sum says looks at both again. A reader of the spill file holds no lock of it: the
 //!   blocks may be let go of meanwhile, and be filled for another file.
-//!
 //! - A leaf is allocated with its first sum, where memory has room: without it what is written has no sums. It stays until the table goes.
 //!
 //! A table may cover the front of its device alone, after a resize; what is behind it has no sums. Left out: which devices have
 //! tables (`devices`), reading all of them through ([`crate::Fs::scrub`]).
 
 use std::collections::{HashMap, HashSet};
-
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -133,21 +131,25 @@ impl Table {
         if let Some(place) = self.place(leaf) {
             return Ok(Some(place));
         }
-        let mut tx = region.begin();
-        let slot = match tx.alloc(SEGMENT) {
-            Ok(slot) => slot,
+        let made = || {
+            let mut tx = region.begin();
+            let slot = tx.alloc(SEGMENT)?;
+            tx.zero(slot.offset(), SEGMENT)?;
+            tx.write(self.sums.entry_at(leaf), &slot.bits().to_le_bytes())?;
+            tx.commit().map(|_| slot.offset())
+        };
+        match made() {
+            Ok(place) => {
+                self.places[leaf as usize].store(place.get(), Ordering::Release);
+                Ok(Some(place))
+            }
             Err(shoal_region::Error::NoSpace) => {
                 // Nobody has to make room for it.
                 shoal_region::take_denied();
-                return Ok(None);
+                Ok(None)
             }
-            Err(error) => return Err(error.into()),
-        };
-        tx.zero(slot.offset(), SEGMENT)?;
-        tx.write(self.sums.entry_at(leaf), &slot.bits().to_le_bytes())?;
-        tx.commit()?;
-        self.places[leaf as usize].store(slot.offset().get(), Ordering::Release);
-        Ok(Some(slot.offset()))
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Bytes of memory that it takes.
@@ -440,11 +442,12 @@ impl Bulk {
     }
 
     /// Keeps checksums of all devices, or of none; by default as it is. A device whose table is too short, or missing, gets a new one.
-    pub fn arrange_sums(&self, region: &Region, keep: Option<bool>) -> Result<()> {
+    /// Only devices with a number `among` these are looked at, and none of those is in use.
+    pub fn arrange_sums(&self, region: &Region, keep: Option<bool>, among: impl Fn(u32) -> bool) -> Result<()> {
         let mut list = self.list.lock();
         let mut entries = list.known(region);
         let keeps = keep.unwrap_or_else(|| entries.iter().any(|entry| entry.sums.is_some()));
-        for at in 0..entries.len() {
+        for at in (0..entries.len()).filter(|&at| among(entries[at].number)).collect::<Vec<_>>() {
             let entry = entries[at];
             let covers = |sums: BlockSums| sums.units() >= entry.blocks * (BULK_BLOCK >> sums.shift);
             if keeps == entry.sums.is_some() && entry.sums.is_none_or(covers) {
@@ -462,26 +465,25 @@ impl Bulk {
             }
             region.add_feature(FEATURE_DEVICES)?;
             region.add_feature(FEATURE_BLOCK_SUMS)?;
-            if let Some(old) = &entry.sums {
-                free_leaves(region, old)?;
-            }
+            let Some(unit) = self.unit(entry.number) else { continue };
+            unit.set_sums(None);
+            entry.sums.iter().try_for_each(|old| free_leaves(region, old))?;
             let mut tx = region.begin_reclaim();
-            if let Some(old) = entry.sums {
-                tx.free(old.piece)?;
+            entry.sums.iter().try_for_each(|old| tx.free(old.piece))?;
+            match planned.map(|(shift, bytes)| blank(&mut tx, shift, bytes)).transpose() {
+                Ok(made) => {
+                    entries[at].sums = made;
+                    write_list(&mut tx, &entries)?;
+                    tx.commit()?;
+                    *list = List { exists: true, entries: entries.clone() };
+                }
+                Err(Error::NoSpace) => {
+                    self.tell(&format!("bulk device {}: memory has no room for checksums in one piece", entry.number));
+                }
+                Err(error) => return Err(error),
             }
-            let made = planned.map(|(shift, bytes)| blank(&mut tx, shift, bytes)).transpose();
-            if matches!(made, Err(Error::NoSpace)) {
-                self.tell(&format!("bulk device {}: memory has no room for checksums in one piece", entry.number));
-                continue;
-            }
-            entries[at].sums = made?;
-            write_list(&mut tx, &entries)?;
-            tx.commit()?;
-            *list = List { exists: true, entries: entries.clone() };
-            if let Some(unit) = self.unit(entry.number) {
-                let table = entries[at].sums.map(|sums| Table::load(region, sums, unit.first * BULK_BLOCK));
-                unit.set_sums(table.transpose()?);
-            }
+            let table = entries[at].sums.map(|sums| Table::load(region, sums, unit.first * BULK_BLOCK));
+            unit.set_sums(table.transpose()?);
         }
         Ok(())
     }
