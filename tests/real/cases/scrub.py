@@ -139,8 +139,7 @@ for memory in ("logged", "battery"):
             file.write(r.randbytes(SIZE))
         scrub(store, [])
         put(odd, 5001, r.randbytes(12_345))
-        assert scrub(store, [])["covered_bytes"] == 8192
-        assert scrub(store, [])["covered_bytes"] == 0
+        assert scrub(store, [])["covered_bytes"] == 0, "a write of a part of 4 KiB keeps their checksum"
         store.umount()
         store.check()
     finally:
