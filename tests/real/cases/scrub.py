@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Checksums of bulk storage on real files: a flipped byte is found by a read, a scrub, `shoal df` and a salvage, stays known when bytes
 # beside it are written, and is healed by writing it; kill -9 in the midst of overwriting makes no damage, whether the write-back
-# cache outlives it or not; writes of odd sizes get their checksums by a scrub.
+# cache outlives it or not; a write of an odd size keeps checksums.
 # case: timeout_s=60
 import json
 import os
