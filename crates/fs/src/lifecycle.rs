@@ -195,7 +195,9 @@ impl Fs {
             parts.region.memory.read(SUPERBLOCK_AT, &mut page);
         }
         let superblock = Superblock::decode(&page)?;
-        if superblock.features & FEATURE_DEVICES == 0 {
+        // The first device of a list has the store's own identity. Of a list with others only the region knows whether it is still there.
+        let has_others = options.bulk_devices.iter().any(|given| given.uuid != superblock.uuid);
+        if superblock.features & FEATURE_DEVICES == 0 || !has_others && !options.degraded {
             Bulk::check(parts.bulk.as_deref(), superblock.bulk_blocks)?;
         }
         let nonce = parts.region.nonce;
