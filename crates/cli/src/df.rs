@@ -95,7 +95,7 @@ fn checksums(report: &StoreReport) -> String {
         out += &format!("checksums    of bulk storage, in {} of memory; ", human(found.memory_bytes));
         out += &match &found.last_scrub {
             None => "never scrubbed\n".to_string(),
-            Some(scrub) => format!("scrubbed {}, {} damaged blocks\n", ago(scrub.age()), scrub.findings),
+            Some(scrub) => format!("scrubbed {}, damaged blocks: {}\n", ago(scrub.age()), scrub.findings),
         };
     }
     out

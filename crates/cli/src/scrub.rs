@@ -24,7 +24,7 @@ pub fn run(args: &ScrubArgs) -> Outcome<()> {
     match report.findings.len() {
         0 => Ok(()),
         count => {
-            Err(Failure::new(args.store.display(), format!("{count} blocks of files are damaged or cannot be read"))
+            Err(Failure::new(args.store.display(), format!("files are damaged or cannot be read (blocks: {count})"))
                 .remedy("restore the files named from a copy, or remove them"))
         }
     }
@@ -35,7 +35,7 @@ fn text(report: &ScrubReport) -> String {
     for finding in &report.findings {
         out += &format!("{}: the block from byte {} on: {}\n", finding.path, finding.byte, finding.cause);
     }
-    out += &format!("{} read, {} damaged blocks\n", human(report.read_bytes), report.findings.len());
+    out += &format!("{} read, damaged blocks: {}\n", human(report.read_bytes), report.findings.len());
     if report.covered_bytes > 0 {
         out += &format!("{} had no checksum and have one now\n", human(report.covered_bytes));
     }
@@ -57,12 +57,12 @@ mod tests {
     #[test]
     fn damage_is_named_and_what_has_no_checksum_is_said() {
         let mut report = ScrubReport { read_bytes: 3 << 20, ..ScrubReport::default() };
-        assert_eq!(text(&report), "3 MiB read, 0 damaged blocks\n");
+        assert_eq!(text(&report), "3 MiB read, damaged blocks: 0\n");
         let cause = "why".to_string();
         report.findings.push(Finding { path: "/a".into(), inode: 7, byte: 65536, damaged: true, cause });
         (report.covered_bytes, report.without_bytes) = (1 << 20, 2 << 20);
         let text = text(&report);
-        assert!(text.starts_with("/a: the block from byte 65536 on: why\n3 MiB read, 1 damaged blocks\n"), "{text}");
+        assert!(text.starts_with("/a: the block from byte 65536 on: why\n3 MiB read, damaged blocks: 1\n"), "{text}");
         assert!(text.contains("1 MiB had no checksum") && text.contains("2 MiB have no checksum"), "{text}");
     }
 }

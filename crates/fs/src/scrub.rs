@@ -155,7 +155,7 @@ impl Fs {
                     ino,
                     byte: (part.file_block + number).byte(),
                     damaged: matches!(error, Error::Damaged { .. }),
-                    cause: error.to_string(),
+                    cause: cause_of(&error),
                 }),
                 Err(error) => return Err(error),
             }
@@ -205,5 +205,13 @@ impl Fs {
                 Mapped::At(extent) => return Ok(Some(extent)),
             }
         }
+    }
+}
+
+/// What is wrong, without the advice to run a scrub.
+fn cause_of(error: &Error) -> String {
+    match error {
+        Error::Damaged { device, byte } => format!("{device}: the bytes from {byte} on are not what was written"),
+        other => other.to_string(),
     }
 }

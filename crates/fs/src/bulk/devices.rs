@@ -251,19 +251,15 @@ impl Bulk {
                 Ok(device) => unit.attach(device),
                 Err(cause) => {
                     unit.lose(&cause);
-                    let name = unit.name.read().clone();
+                    let called = unit.called();
                     if !degraded {
                         return Err(Error::Io(format!(
-                            "bulk device {} ({name}): {cause}; bring together what belongs together, or mount with `-o degraded` and do without its files",
-                            unit.number
+                            "{called}: {cause}; bring together what belongs together, or mount with `-o degraded` and do without its files"
                         )));
                     }
                     let used = unit.count - unit.state.lock().free;
                     let bytes = used * BULK_BLOCK;
-                    self.tell(&format!(
-                        "bulk device {} ({name}) is lost: {cause}; {bytes} bytes of files cannot be read",
-                        unit.number
-                    ));
+                    self.tell(&format!("{called} is lost: {cause}; {bytes} bytes of files cannot be read"));
                 }
             }
         }
@@ -353,10 +349,9 @@ impl Bulk {
         let used = (unit.count - unit.state.lock().free) * BULK_BLOCK;
         let suspect = words.iter().map(|(_, bits)| u64::from(bits.count_ones())).sum::<u64>() * BULK_BLOCK;
         self.tell(&format!(
-            "bulk device {} ({}) refuses writes after a failed flush: {error}; {suspect} bytes of {used} are in doubt; look after the \
-             device, then run `shoal bulk retry`",
-            unit.number,
-            unit.name.read()
+            "{} refuses writes after a failed flush: {error}; {suspect} bytes of {used} are in doubt; look after the device, then run \
+             `shoal bulk retry`",
+            unit.called()
         ));
     }
 
@@ -580,7 +575,7 @@ impl Bulk {
         });
         let device = opened.map_err(|cause| {
             unit.lose(&cause);
-            Error::Io(format!("bulk device {number} ({}): {cause}", unit.name.read()))
+            Error::Io(format!("{}: {cause}", unit.called()))
         })?;
         let mut list = self.list.lock();
         let mut entries = list.entries.clone();

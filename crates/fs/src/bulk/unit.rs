@@ -207,6 +207,12 @@ impl Unit {
         }
     }
 
+    /// What messages call it: its number, and its name where it has one.
+    pub fn called(&self) -> String {
+        let (number, name) = (format!("bulk device {}", self.number), self.name.read());
+        if **name == *number { number } else { format!("{number} ({name})") }
+    }
+
     /// The device is there, and takes writes.
     pub fn attach(&self, device: Arc<dyn BlockDevice>) {
         {
