@@ -188,12 +188,9 @@ pub struct FormatArgs {
     spill=PERCENT                             of memory in use from which on small files that are cold move to\n  \
                                               bulk storage (default 85; off: none do)\n  \
     threshold=SIZE                            as format --threshold, for this mount (4K to 64M)\n  \
-    sums, nosums                              checksums of bulk storage are kept from now on, or dropped
-  \
-    scrub=DAYS                                bulk storage is read through in idle time when the last scrub is so old
-  \
-                                              (default off)
-  \
+    sums, nosums                              checksums of bulk storage are kept from now on, or dropped\n  \
+    scrub=DAYS                                bulk storage is read through in idle time when the last scrub is so old\n  \
+                                              (default off)\n  \
     nopack_inodes                             inodes and directories are not packed\n  \
     degraded                                  do without bulk devices that are missing, of a store that has several\n  \
     restore                                   as --restore\n  \

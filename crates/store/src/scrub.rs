@@ -201,8 +201,9 @@ pub(crate) fn start(fs: Arc<Fs>, directory: PathBuf, every: Duration) -> Outcome
                     }
                     Err(failure) => warn!("scrub: {failure}"),
                 }
-                under_way = next.map(|next| (next, report.clone()));
-                if next.is_none() {
+                if let Some(next) = next {
+                    under_way = Some((next, report));
+                } else {
                     due = false;
                     info!("scrub: {} bytes read, {} blocks damaged", report.read_bytes, report.findings.len());
                     if let Err(failure) = keep(&directory, &report) {

@@ -4,9 +4,9 @@
 //! - The sum of a unit goes before bytes of it change on the device, and comes back with the write. Where that fills the unit in part, what
 //!   it leaves is compared first, and the write refused where it is damaged: nobody could tell afterwards. What is behind a file's
 //!   end is nobody's, so that a damaged end can be written over. A unit without a sum gets one from a write of all of it, or a scrub.
-//! - The table is right after a crash only where no write over data can have been cut off. So a leaf is *open* on media, durably,
-//!   before the first such write in it, and closed by a record behind a flush that has covered the last; whoever opens the store
-//!   for writing takes the sums of open leaves away. A write to blocks that no file maps yet opens nothing: it has completed before
+//! - The table is right after a crash only where no write over data can have been cut off. So a leaf is marked *open* on media, durably,
+//!   before the first such write in it. A record closes it when a flush has covered the last one. An opening of the store for writing
+//!   takes the sums of open leaves away. A write to blocks that no file maps yet opens nothing: it has completed before
 //!   the record that maps them, and until a flush has covered it they are NEW.
 //! - A reader that finds other bytes than the sum says looks at both again. A reader of the spill file holds no lock of it: the
 //!   blocks may be let go of meanwhile, and be filled for another file.
@@ -217,8 +217,7 @@ impl Table {
         end: u64,
         last_write: &'a dyn Fn() -> u64,
     ) -> Result<Writing<'a>> {
-        let units = self.touched(at, end);
-        let leaves = if units.is_empty() { 0..0 } else { units.start / LEAF_SUMS..units.end.div_ceil(LEAF_SUMS) };
+        let leaves = leaves_of(&self.touched(at, end));
         self.open(region, leaves.clone())?;
         let writing = Writing { table: self, leaves, last_write };
         if !is_planted(Bug::SumsStay) {
@@ -398,11 +397,15 @@ impl Table {
     }
 }
 
+/// The numbers of the leaves that have some units.
+fn leaves_of(units: &Units) -> std::ops::Range<u64> {
+    if units.is_empty() { 0..0 } else { units.start / LEAF_SUMS..units.end.div_ceil(LEAF_SUMS) }
+}
+
 /// The units of each leaf that some units touch, with its number.
 fn by_leaf(units: &Units) -> impl Iterator<Item = (u64, Units)> + use<> {
     let units = units.clone();
-    let leaves = if units.is_empty() { 0..0 } else { units.start / LEAF_SUMS..units.end.div_ceil(LEAF_SUMS) };
-    leaves.map(move |leaf| (leaf, units.start.max(leaf * LEAF_SUMS)..units.end.min((leaf + 1) * LEAF_SUMS)))
+    leaves_of(&units).map(move |leaf| (leaf, units.start.max(leaf * LEAF_SUMS)..units.end.min((leaf + 1) * LEAF_SUMS)))
 }
 
 fn entry(region: &Region, sums: &BlockSums, leaf: u64) -> Result<LeafEntry> {
