@@ -173,7 +173,8 @@ pub struct FormatArgs {
     writeback                                 the kernel gathers writes: fewer requests, and a write survives\n  \
                                               the daemon from close, fsync or write-back on\n  \
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
-    transport=uring                           requests come by io_uring where the kernel offers it (default: dev)\n  \
+    transport=auto|dev|uring                  requests come by io_uring where the kernel offers it (default: auto)\n  \
+    noidle_class                              threads that serve io_uring stay in the normal scheduling class\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
     update_policy=POLICY                      when writes of large files leave: aipu:30s (default), pu:30s, ipu:30s,\n  \
                                               purp:30s:60s, irp:30s:60s, sprite:30s:5s, write-through, hold:10m\n  \

@@ -81,9 +81,14 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         }
         "transport" => {
             options.transport = match value {
+                Some("auto") => Transport::Auto,
                 Some("dev") => Transport::Dev,
                 Some("uring") => Transport::Uring,
-                _ => return Err(format!("mount option `{word}`: use `transport=dev` or `transport=uring`")),
+                _ => {
+                    return Err(format!(
+                        "mount option `{word}`: use `transport=auto`, `transport=dev` or `transport=uring`"
+                    ));
+                }
             };
             return Ok(());
         }
@@ -125,6 +130,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "nodefault_permissions" => options.default_permissions = false,
         "xattr" => options.xattrs = true,
         "noxattr" => options.xattrs = false,
+        "idle_class" | "noidle_class" => options.idle_class = name == "idle_class",
         "writeback" => options.writeback = true,
         "nowriteback" => options.writeback = false,
         "sums" | "nosums" => options.sums = Some(name == "sums"),
@@ -251,7 +257,7 @@ fn undo(options: &mut MountOptions, name: &str) {
 fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
-         nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=dev|uring, read_ahead=SIZE, \
+         nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=auto|dev|uring, noidle_class, read_ahead=SIZE, \
          compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, spill=PERCENT, threshold=SIZE, nopack_inodes, \
          cache_size=SIZE, cache_dir=DIR, update_policy=POLICY, update_rate=SIZE, hold=TIME, \
          degraded, clone_fd, restore"
@@ -303,9 +309,11 @@ mod tests {
 
     #[test]
     fn a_transport_is_one_of_those_there_are() {
-        assert_eq!(parsed("noatime").transport, Transport::Dev);
+        assert_eq!(parsed("noatime").transport, Transport::Auto);
         assert_eq!(parsed("transport=uring").transport, Transport::Uring);
         assert_eq!(parsed("transport=uring,transport=dev").transport, Transport::Dev);
+        assert_eq!(parsed("transport=dev,transport=auto").transport, Transport::Auto);
+        assert!(parsed("transport=auto").idle_class && !parsed("noidle_class").idle_class);
         for odd in ["transport", "transport=", "transport=virtio"] {
             assert!(parse(&[odd.to_string()], Path::new("/s"), true).is_err(), "{odd}");
         }

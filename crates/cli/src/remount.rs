@@ -106,6 +106,8 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
         .filter(|word| match word.split('=').next().unwrap_or_default() {
             "threads"
             | "transport"
+            | "idle_class"
+            | "noidle_class"
             | "read_ahead"
             | "compress"
             | "cache_size"

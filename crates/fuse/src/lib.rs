@@ -6,6 +6,8 @@
 //! | `channel` | the way to the kernel and back, as a trait; the answer that a request waits for |
 //! | `dev_fuse` | the transport of `/dev/fuse` |
 //! | `uring` | the transport of io_uring |
+//! | `guard` | the scheduling class of its threads, and that nobody waits for it |
+//! | `lane` | what still comes by `/dev/fuse` beside it |
 //! | `session` | INIT, and the threads that serve requests |
 //! | `service` | from a decoded request to its action, and from the outcome to the answer |
 //! | `requests` | the actions: policy over plain values |
@@ -35,6 +37,8 @@ mod counts;
 mod dev_fuse;
 mod errno;
 mod file_flags;
+mod guard;
+mod lane;
 pub mod mount_table;
 mod options;
 mod protocol;
@@ -55,9 +59,11 @@ use shoal_fs::Fs;
 
 use crate::channel::Port;
 use crate::dev_fuse::DevFuse;
+use crate::guard::Guard;
+use crate::lane::Lane;
 use crate::requests::{Readers, Requests};
 use crate::service::Service;
-use crate::session::{Threads, handshake};
+use crate::session::{Threads, Way, handshake};
 use crate::syncer::{Syncer, SyncerThread};
 use crate::uring::Queues;
 use crate::waiters::{WaiterThreads, Waiters};
@@ -139,23 +145,32 @@ fn serve(
     let first = Port::new(Box::new(device.clone()));
     let mut wanted = requests::wanted(options);
     // Before INIT: what was agreed cannot be taken back.
-    let queues = (options.transport == Transport::Uring).then(|| Queues::prepare(&mut wanted)).flatten();
+    let queues = Queues::prepare(options.transport, &mut wanted);
     let agreed = handshake(&first, &wanted)?;
-    let mut ports = vec![first];
-    // By io_uring the thread that takes a request serves all others of its processor.
-    let read_here = if queues.is_some() { 0 } else { options.request_threads() / 2 };
-    if let Some(queues) = queues {
-        ports.extend(queues.ports(&device, &agreed));
-    }
-    // They serve what does not come by a ring: all, until the rings are there, and then what needs no answer.
+    let mut devices = vec![first];
     for _ in 1..options.request_threads() {
         let further = if options.clone_fd { device.another() } else { device.clone() };
-        ports.push(Port::new(Box::new(further)));
+        devices.push(Port::new(Box::new(further)));
     }
+    let queues = queues.filter(|queues| queues.are_agreed(&agreed));
+    // By io_uring the thread that takes a request serves all others of its processor.
+    let read_here = if queues.is_some() { 0 } else { options.request_threads() / 2 };
+    let mut guard = None;
+    let ways: Vec<_> = match queues {
+        None => devices.into_iter().map(Way::Device).collect(),
+        Some(queues) => {
+            guard = if options.idle_class { Guard::start(queues.count())? } else { None };
+            let lane = Lane::default();
+            let first = devices.remove(0);
+            let queues = queues.ports(&device, guard.as_ref()).into_iter().map(|port| Way::Queue(port, lane.clone()));
+            let beside = std::iter::once(Way::Beside(first, lane.clone()));
+            beside.chain(queues).chain(devices.into_iter().map(|port| Way::Behind(port, lane.clone()))).collect()
+        }
+    };
     let readers = Readers::new(readers, read_here);
     let requests = Requests::new(fs.clone(), syncer, waiters, readers, options, agreed, Box::new(device));
     let owner = rustix::process::geteuid().as_raw();
-    Threads::start(Service { requests, agreed, access: options.access, owner }, ports)
+    Threads::start(Service { requests, agreed, access: options.access, owner }, ways, guard)
 }
 
 impl Session {

@@ -34,9 +34,11 @@ pub enum Access {
 /// The way of requests to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
+    /// Rings where the kernel offers them.
+    Auto,
     /// System calls on `/dev/fuse`.
     Dev,
-    /// Rings shared with the kernel, where it has them, or else `/dev/fuse`.
+    /// Rings shared with the kernel, where it has them, or else `/dev/fuse` with a warning.
     Uring,
 }
 
@@ -54,6 +56,8 @@ pub struct MountOptions {
     /// write to each file: a fifth of the requests that making a small file takes.
     pub xattrs: bool,
     pub transport: Transport,
+    /// Threads that serve rings leave the processor to the programs they serve (SCHED_IDLE), while that makes requests faster.
+    pub idle_class: bool,
     /// The kernel gathers writes. One survives the daemon only from `close`, `fsync` or write-back on.
     pub writeback: bool,
     pub nodev: bool,
@@ -113,7 +117,8 @@ impl MountOptions {
             default_permissions: true,
             xattrs: true,
             writeback: false,
-            transport: Transport::Dev,
+            transport: Transport::Auto,
+            idle_class: true,
             nodev: false,
             nosuid: false,
             noexec: false,

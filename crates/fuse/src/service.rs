@@ -30,6 +30,8 @@ pub(crate) struct Service {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Request,
+    /// The same, after the kernel has forgotten inodes.
+    Forgotten,
     /// The connection is over.
     End,
 }
@@ -76,7 +78,7 @@ impl Service {
             }
         }
         port.counts.note(request.opcode, began.elapsed());
-        Ok(Next::Request)
+        Ok(if matches!(request.operation, Operation::NotifyReply) { Next::Request } else { Next::Forgotten })
     }
 
     /// May the caller use the mount? The kernel has no rule for the owner and root, and checks programs rather than the

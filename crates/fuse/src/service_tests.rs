@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
 use crate::channel::Channel;
+use crate::lane::Lane;
 use crate::options::MountOptions;
 use crate::protocol::layout::{
     AttrOut, EntryOut, InitInRest, InitInShort, InitOut, MkdirIn, MknodIn, OutHeader, SetattrIn, WriteIn,
@@ -22,7 +23,7 @@ use crate::protocol::layout::{
 use crate::protocol::tests::{message, random_from_environment, rounds};
 use crate::protocol::{init_flags, opcode, setattr};
 use crate::requests::Readers;
-use crate::session::{Threads, handshake};
+use crate::session::{Threads, Way, handshake};
 use crate::syncer::{Syncer, SyncerThread};
 use crate::ticker::Ticker;
 use crate::waiters::{WaiterThreads, Waiters};
@@ -375,12 +376,36 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
     *mount.kernel.0.questions.lock().unwrap() =
         vec![message(opcode::DESTROY, 0, &[]), message(opcode::GETATTR, ROOT, &[0; 16])];
     let Mounted { kernel, service, port, threads, fs } = mount;
-    let served = Threads::start(service, vec![port]).unwrap();
+    let served = Threads::start(service, vec![Way::Device(port)], None).unwrap();
     let counts = served.counts();
     served.join().unwrap();
     assert_eq!(kernel.0.sent.lock().unwrap().len(), 2);
     assert_eq!(counts.report().len(), 2);
     assert_eq!(Arc::strong_count(&kernel.0), 1, "counts keep no channel open");
+    threads.2.stop();
+    threads.1.stop();
+    threads.0.stop();
+    fs.shutdown().unwrap();
+}
+
+#[test]
+fn once_a_queue_has_ended_all_threads_of_the_device_serve() {
+    let mount = mounted(|_| {}, ALL);
+    // One list of questions for all three, and none left for the queue, whose connection is over at once.
+    let Mounted { kernel, service, port, threads, fs } = mount;
+    let (ended, lane) = (Port::new(Box::new(Kernel::default())), Lane::default());
+    let behind = Way::Behind(port, lane.clone());
+    *kernel.0.questions.lock().unwrap() =
+        vec![message(opcode::DESTROY, 0, &[]), message(opcode::GETATTR, ROOT, &[0; 16])];
+    let waits = std::thread::spawn({
+        let lane = lane.clone();
+        move || lane.wait()
+    });
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(!waits.is_finished(), "nothing comes by the device while queues serve");
+    Threads::start(service, vec![behind, Way::Queue(ended, lane)], None).unwrap().join().unwrap();
+    waits.join().unwrap();
+    assert_eq!(kernel.0.sent.lock().unwrap().len(), 2);
     threads.2.stop();
     threads.1.stop();
     threads.0.stop();

@@ -11,6 +11,8 @@ use std::thread::JoinHandle;
 use crate::channel::{Port, Reply};
 use crate::counts::{self, Counts, RequestCount};
 use crate::errno::Errno;
+use crate::guard::Guard;
+use crate::lane::Lane;
 use crate::protocol::{
     Agreed, BUFFER_BYTES_MIN, MESSAGE_ROOM_BYTES, Negotiation, Operation, Wanted, decode, negotiate,
 };
@@ -55,24 +57,44 @@ fn buffer_bytes(write_bytes_max: u32) -> usize {
     (write_bytes_max as usize + MESSAGE_ROOM_BYTES).max(BUFFER_BYTES_MIN)
 }
 
+/// How a thread gets its requests.
+pub(crate) enum Way {
+    /// From `/dev/fuse`, as all others do.
+    Device(Arc<Port>),
+    /// From a queue of io_uring.
+    Queue(Arc<Port>, Lane),
+    /// From `/dev/fuse` beside queues: what they do not carry.
+    Beside(Arc<Port>, Lane),
+    /// From `/dev/fuse` once a queue has ended.
+    Behind(Arc<Port>, Lane),
+}
+
+impl Way {
+    fn port(&self) -> &Arc<Port> {
+        let (Way::Device(port) | Way::Queue(port, _) | Way::Beside(port, _) | Way::Behind(port, _)) = self;
+        port
+    }
+}
+
 /// Threads that serve one connection.
 pub(crate) struct Threads {
     threads: Vec<JoinHandle<io::Result<()>>>,
+    guard: Option<Guard>,
     counts: RequestCounts,
 }
 
 impl Threads {
-    /// Starts one thread for each port. If one cannot be started, those that run go on until the connection ends.
-    pub fn start(service: Service, ports: Vec<Arc<Port>>) -> io::Result<Threads> {
+    /// Starts one thread for each way. If one cannot be started, those that run go on until the connection ends.
+    pub fn start(service: Service, ways: Vec<Way>, guard: Option<Guard>) -> io::Result<Threads> {
         let service = Arc::new(service);
+        let counts = RequestCounts(ways.iter().map(|way| way.port().counts.clone()).collect());
         let mut threads = Vec::new();
-        for (number, port) in ports.iter().enumerate() {
-            let (service, port) = (service.clone(), port.clone());
+        for (number, way) in ways.into_iter().enumerate() {
+            let service = service.clone();
             let builder = std::thread::Builder::new().name(format!("request-{number}"));
-            threads.push(builder.spawn(move || serve(&service, &port))?);
+            threads.push(builder.spawn(move || serve(&service, &way))?);
         }
-        let counts = RequestCounts(ports.iter().map(|port| port.counts.clone()).collect());
-        Ok(Threads { threads, counts })
+        Ok(Threads { threads, guard, counts })
     }
 
     pub fn counts(&self) -> RequestCounts {
@@ -86,19 +108,47 @@ impl Threads {
             let served = thread.join().unwrap_or_else(|_| Err(io::Error::other("a request thread panicked")));
             outcome = outcome.and(served);
         }
+        if let Some(guard) = self.guard {
+            guard.stop();
+        }
         outcome
     }
 }
 
-fn serve(service: &Service, port: &Arc<Port>) -> io::Result<()> {
+fn serve(service: &Service, way: &Way) -> io::Result<()> {
+    // However this thread ends: what came by its queue may come by the device.
+    let _opened = match way {
+        Way::Queue(_, lane) => Some(OpensLane(lane)),
+        _ => None,
+    };
+    if let Way::Behind(_, lane) = way {
+        lane.wait();
+    }
+    let port = way.port();
     let mut buffer = vec![0; buffer_bytes(service.agreed.write_bytes_max)];
     let mut scratch = Vec::new();
     while let Some(len) = port.channel.receive(&mut buffer)? {
-        if service.serve(&buffer[..len], port, &mut scratch)? == Next::End {
-            break;
+        match service.serve(&buffer[..len], port, &mut scratch)? {
+            Next::Request => {}
+            Next::Forgotten => {
+                if let Way::Beside(_, lane) = way
+                    && service.requests.is_roomy()
+                {
+                    lane.gather();
+                }
+            }
+            Next::End => break,
         }
     }
     Ok(())
+}
+
+struct OpensLane<'a>(&'a Lane);
+
+impl Drop for OpensLane<'_> {
+    fn drop(&mut self) {
+        self.0.open();
+    }
 }
 
 /// The requests of a mount so far, from any thread.

@@ -18,6 +18,8 @@ use shoal_host::{FuseRing, Taken, Waker};
 
 use crate::channel::{Channel, Port};
 use crate::dev_fuse::DevFuse;
+use crate::guard::{Guard, Watched};
+use crate::options::Transport;
 use crate::protocol::{Agreed, BUFFER_BYTES_MIN, Wanted, init_flags};
 
 /// Memory for requests on their way, of all queues together, at most (bytes). It is taken as it is used.
@@ -29,6 +31,19 @@ const SLOTS: usize = 32;
 const SLOTS_MIN: usize = 8;
 /// Data of a request are never cut shorter than this (bytes).
 const DATA_BYTES_MIN: usize = 128 << 10;
+
+/// The switch, `Y` or `N`, which kernels come with off.
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+const REMEDY: &str = "it takes Linux 6.14 and `echo Y >/sys/module/fuse/parameters/enable_uring` before mounting";
+
+/// Whether the kernel offers it, by what its switch says; the log is told what to do where it does not.
+fn is_offered() -> bool {
+    let is_on = std::fs::read_to_string(SWITCH).is_ok_and(|value| value.starts_with('Y'));
+    if !is_on {
+        tracing::info!("requests come by /dev/fuse; by io_uring most take half the time: {REMEDY}");
+    }
+    is_on
+}
 
 /// Slots of each queue and the bytes of their data, on a machine with so many CPUs.
 fn sizes(cpus: usize, data_bytes: usize) -> (usize, usize) {
@@ -45,7 +60,15 @@ pub(crate) struct Queues {
 
 impl Queues {
     /// Makes the rings and asks for them in INIT; without them all goes by `/dev/fuse`.
-    pub fn prepare(wanted: &mut Wanted) -> Option<Queues> {
+    pub fn prepare(transport: Transport, wanted: &mut Wanted) -> Option<Queues> {
+        let is_asked_for = match transport {
+            Transport::Dev => false,
+            Transport::Auto => is_offered(),
+            Transport::Uring => true,
+        };
+        if !is_asked_for {
+            return None;
+        }
         let cpus = shoal_host::possible_cpus();
         let (slots, data) = sizes(cpus, wanted.write_bytes_max as usize);
         let payload = data.max(BUFFER_BYTES_MIN);
@@ -56,21 +79,27 @@ impl Queues {
                 Some(Queues { rings, slots, data_bytes: data })
             }
             Err(error) => {
-                tracing::warn!("transport=uring: io_uring: {error}; requests come by /dev/fuse");
+                tracing::warn!("io_uring: {error}; requests come by /dev/fuse");
                 None
             }
         }
     }
 
-    /// A port for each queue, if the kernel agreed.
-    pub fn ports(self, device: &DevFuse, agreed: &Agreed) -> Vec<Arc<Port>> {
-        if !agreed.has(init_flags::OVER_IO_URING) {
-            tracing::warn!(
-                "transport=uring: the kernel does not offer it, requests come by /dev/fuse; it takes Linux 6.14 and \
-                 `echo Y >/sys/module/fuse/parameters/enable_uring` before mounting"
-            );
-            return Vec::new();
+    pub fn count(&self) -> usize {
+        self.rings.len()
+    }
+
+    /// Whether the kernel agreed.
+    pub fn are_agreed(&self, agreed: &Agreed) -> bool {
+        let has = agreed.has(init_flags::OVER_IO_URING);
+        if !has {
+            tracing::warn!("the kernel does not offer io_uring, requests come by /dev/fuse; {REMEDY}");
         }
+        has
+    }
+
+    /// A port for each queue. The queues tell `guard`, if there is one.
+    pub fn ports(self, device: &DevFuse, guard: Option<&Guard>) -> Vec<Arc<Port>> {
         let (queues, kib) = (self.rings.len(), self.data_bytes >> 10);
         tracing::info!("requests come by io_uring: {queues} queues, each for {} requests of {kib} KiB", self.slots);
         let queue = |(number, ring): (usize, FuseRing)| {
@@ -80,6 +109,7 @@ impl Queues {
                 left: Mutex::default(),
                 owner: OnceLock::new(),
                 device: device.descriptor().clone(),
+                watched: guard.map(Guard::watched),
                 number: number as u16,
             }))
         };
@@ -95,6 +125,7 @@ struct Queue {
     waker: Waker,
     owner: OnceLock<ThreadId>,
     device: Arc<OwnedFd>,
+    watched: Option<Watched>,
     number: u16,
 }
 
@@ -106,6 +137,9 @@ impl Queue {
         // One that is offline or not for us: the queue is served from any.
         if let Err(error) = sched_setaffinity(None, &cpu) {
             tracing::debug!("CPU {}: {error}", self.number);
+        }
+        if let Some(watched) = &self.watched {
+            watched.enter(self.number.into());
         }
         ring.start(self.device.as_fd(), self.number)
     }
@@ -124,7 +158,12 @@ impl Channel for Queue {
                 }
             }
             match ring.take(buffer)? {
-                Taken::Request(len) => return Ok(Some(len)),
+                Taken::Request(len) => {
+                    if let Some(watched) = &self.watched {
+                        watched.took(self.number.into());
+                    }
+                    return Ok(Some(len));
+                }
                 Taken::Woken => {}
                 Taken::Ended(reason) => {
                     if let Some(error) = reason {

@@ -17,6 +17,8 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
 
+use crate::scheduling;
+
 /// Requests that take longer are worth a hand-over (ns).
 const SLOW_NS: u64 = 100_000;
 /// The same where the caller has nothing else to do, and many requests: a hand-over takes this long at most (ns).
@@ -104,7 +106,12 @@ impl BlockDevice for Concurrent {
         let mut queue = self.shared.queue.lock();
         if queue.idle <= queue.waiting.len() && queue.threads.len() < THREADS_MAX {
             let shared = self.shared.clone();
-            let started = thread::Builder::new().name("request".into()).spawn(move || shared.work());
+            let work = move || {
+                // Whoever brought the first request may be bound to one processor.
+                scheduling::like_the_process();
+                shared.work();
+            };
+            let started = thread::Builder::new().name("request".into()).spawn(work);
             queue.threads.extend(started.ok());
         }
         if queue.threads.is_empty() {

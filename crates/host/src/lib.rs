@@ -13,10 +13,11 @@
 //! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
 //! | `concurrent` | threads for requests of a slow device |
 //! | `host_kind` | properties of the file system under a store: writing in place, reserving room |
+//! | `scheduling` | the class of threads, and their waits for a processor |
 //! | `ticker` | a thread for periodic work |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
-//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line`, `fuse_device` and `fuse_ring`; each is one
+//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line`, `fuse_device`, `fuse_ring` and `scheduling`; each is one
 //! block with its reason, and no reference to mapped memory is ever formed: copies go through raw pointers.
 //! A medium that failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
 
@@ -38,6 +39,7 @@ mod planted;
 mod private_map;
 #[cfg(feature = "recorded")]
 pub mod recorder;
+mod scheduling;
 mod segment_files;
 mod segment_log;
 mod shared_map;
@@ -54,9 +56,11 @@ pub use fuse_device::clone_connection;
 pub use fuse_ring::{FuseRing, Taken, Waker};
 pub use image::HostImage;
 pub use machine::{
-    HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, place_id, possible_cpus, random_bytes,
+    HostSpace, SystemClock, boot_id, host_free_bytes, idle_time, memory_total_bytes, place_id, possible_cpus,
+    random_bytes,
 };
 pub use private_map::PrivateMap;
+pub use scheduling::{Class, Scheduled, Seen, may_return};
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
 pub use store_lock::{FileLock, StoreLock};

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::path::Path;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
@@ -82,6 +82,13 @@ pub fn possible_cpus() -> usize {
     let listed = std::fs::read_to_string("/sys/devices/system/cpu/possible");
     let counted = listed.ok().and_then(|list| count_cpus(list.trim()));
     counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+}
+
+/// Time that all processors together have been idle since the machine was started.
+pub fn idle_time() -> Option<Duration> {
+    let listed = std::fs::read_to_string("/proc/uptime").ok()?;
+    let seconds: f64 = listed.split_ascii_whitespace().nth(1)?.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 /// How many numbers a list like "0-3,8" has; none if it is no such list.

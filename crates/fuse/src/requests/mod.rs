@@ -112,6 +112,12 @@ impl Requests {
         self.fs.statfs()
     }
 
+    /// An eighth of the room, and of the inodes, is free.
+    pub fn is_roomy(&self) -> bool {
+        let is = self.fs.statfs();
+        is.available > is.blocks / 8 && is.files_free > is.files / 8
+    }
+
     /// Runs `work` and answers its outcome. Work that has to flush the bulk device is run again in a thread that may
     /// wait.
     fn waiting<W, T, A>(&self, work: W, answer: A)

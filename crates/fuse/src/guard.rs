@@ -1,0 +1,455 @@
+//! The scheduling class of io_uring's queue threads, and the guard that sees to it that nobody starves for it.
+//!
+//! When a queue's thread answers a program on its processor, the kernel looks for an idle processor to wake the program on, and finds
+//! another one: the answering thread keeps this one busy. The next request lands there, and each costs the waking of an idle
+//! processor. A thread of the idle class does not make its processor look busy: program and thread stay together, and a request
+//! takes a half to a third of the time. The price is that such a thread gets nothing while others want its processor.
+//!
+//! So threads are in the idle class while requests come in numbers and some processor is idle, and one more thread, the guard, looks at
+//! them every 2 ms. One that was runnable throughout without a turn, or whose turns take long to come, goes back to the
+//! normal class at once, for a time that doubles with each failure. Where no processor is idle the normal class is as fast. Without
+//! requests all threads are in it, and the guard sleeps.
+//! Rules: [`Policy`] is a pure function of what was seen and when; only the guard changes classes. The class is not used where a
+//! thread could not leave it again, and not on threads for which somebody chose another.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use shoal_host::{Class, Scheduled, Seen};
+
+/// Between two looks while a thread is in the idle class: nobody waits much longer than twice that for it.
+const CLOSE: Duration = Duration::from_millis(2);
+/// Between two looks otherwise, and the time over which requests and waits are judged.
+const WINDOW: Duration = Duration::from_millis(20);
+/// Requests in a window that make the class worth it.
+const REQUESTS_MIN: u64 = 20;
+/// A turn that takes longer to come, on average over a window, shows that others need the processor.
+const WAIT_MAX: Duration = Duration::from_micros(300);
+/// How long a thread stays in the normal class after it was short of processor time: the first time, and at most.
+const BACK_OFF_MIN: Duration = WINDOW;
+const BACK_OFF_MAX: Duration = Duration::from_secs(30);
+/// Time over which idle processors are counted: the kernel tells their time in hundredths of a second.
+const IDLE_WINDOW: Duration = Duration::from_millis(100);
+/// Idle time of all processors in it that there is to be for the class, and below which it is left.
+const IDLE_TIME: Duration = Duration::from_millis(30);
+const IDLE_TIME_MIN: Duration = Duration::from_millis(10);
+/// So many windows without a request and the guard sleeps.
+const QUIET_WINDOWS: u32 = 5;
+
+/// What was seen of a queue's thread at a moment, and the requests that it had taken by then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sight {
+    at: Duration,
+    thread: Seen,
+    requests: u64,
+    /// Some processor is idle now and then.
+    has_idle: bool,
+}
+
+/// The class of one thread, from sight to sight.
+struct Policy {
+    class: Class,
+    /// The last sight, and the one at the beginning of the window.
+    last: Sight,
+    window: Sight,
+    back_off: Duration,
+    not_before: Duration,
+    idle_since: Duration,
+    quiet_windows: u32,
+}
+
+impl Policy {
+    fn new() -> Policy {
+        let (none, zero) = (Sight::default(), Duration::ZERO);
+        Policy {
+            class: Class::Normal,
+            last: none,
+            window: none,
+            back_off: BACK_OFF_MIN,
+            not_before: zero,
+            idle_since: zero,
+            quiet_windows: QUIET_WINDOWS,
+        }
+    }
+
+    /// Nothing has come for a while: there is no need to look.
+    fn is_at_rest(&self) -> bool {
+        self.class == Class::Normal && self.quiet_windows >= QUIET_WINDOWS
+    }
+
+    /// Requests come again after a rest.
+    fn begin(&mut self, sight: Sight) {
+        (self.last, self.window, self.quiet_windows) = (sight, sight, 0);
+    }
+
+    /// The class from now on.
+    fn next(&mut self, sight: Sight) -> Class {
+        let last = std::mem::replace(&mut self.last, sight);
+        let has_moved = last.thread.turns != sight.thread.turns || last.requests != sight.requests;
+        let is_stuck = last.thread.is_runnable && sight.thread.is_runnable && !has_moved;
+        if is_stuck && self.class == Class::Idle {
+            return self.fail(sight);
+        }
+        if sight.at - self.window.at < WINDOW {
+            return self.class;
+        }
+        let window = std::mem::replace(&mut self.window, sight);
+        let requests = sight.requests - window.requests;
+        self.quiet_windows = if requests == 0 { self.quiet_windows + 1 } else { 0 };
+        let turns = (sight.thread.turns - window.thread.turns).max(1);
+        let waits_long = (sight.thread.waited_ns - window.thread.waited_ns) / turns > WAIT_MAX.as_nanos() as u64;
+        match self.class {
+            Class::Idle if waits_long => return self.fail(sight),
+            Class::Idle if requests < REQUESTS_MIN / 2 || !sight.has_idle => self.class = Class::Normal,
+            Class::Normal => {
+                let is_worth_it = requests >= REQUESTS_MIN && sight.has_idle;
+                if is_worth_it && !waits_long && !is_stuck && sight.at >= self.not_before {
+                    (self.class, self.idle_since) = (Class::Idle, sight.at);
+                }
+            }
+            Class::Idle => {}
+        }
+        self.class
+    }
+
+    /// The processor belongs to others for now.
+    fn fail(&mut self, sight: Sight) -> Class {
+        let went_well = sight.at - self.idle_since > 4 * self.back_off;
+        let back_off = if went_well { self.back_off / 2 } else { 2 * self.back_off };
+        self.back_off = back_off.clamp(BACK_OFF_MIN, BACK_OFF_MAX);
+        (self.class, self.not_before, self.window) = (Class::Normal, sight.at + self.back_off, sight);
+        self.class
+    }
+}
+
+/// A queue, as the guard knows it.
+#[derive(Default)]
+struct Queue {
+    requests: AtomicU64,
+    /// Its thread may change its class.
+    is_watched: AtomicBool,
+    thread: Mutex<Option<Scheduled>>,
+}
+
+struct Shared {
+    queues: Vec<Queue>,
+    is_asleep: AtomicBool,
+    has_ended: AtomicBool,
+}
+
+/// What the queues tell the guard.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    shared: Arc<Shared>,
+    guard: Thread,
+}
+
+impl Watched {
+    /// The calling thread serves queue `number`.
+    pub fn enter(&self, number: usize) {
+        match Scheduled::this_thread() {
+            Ok(thread) => {
+                *self.shared.queues[number].thread.lock() = Some(thread);
+                self.shared.queues[number].is_watched.store(true, Ordering::Relaxed);
+            }
+            Err(error) => tracing::debug!("queue {number} keeps its scheduling class: {error}"),
+        }
+    }
+
+    /// Queue `number` took a request.
+    pub fn took(&self, number: usize) {
+        let queue = &self.shared.queues[number];
+        if !queue.is_watched.load(Ordering::Relaxed) {
+            return;
+        }
+        // In this order, as the guard says that it sleeps before it counts: one of the two sees the other.
+        queue.requests.fetch_add(1, Ordering::SeqCst);
+        if self.shared.is_asleep.load(Ordering::SeqCst) && self.shared.is_asleep.swap(false, Ordering::SeqCst) {
+            self.guard.unpark();
+        }
+    }
+}
+
+/// The guard's thread.
+pub(crate) struct Guard {
+    watched: Watched,
+    thread: JoinHandle<()>,
+}
+
+impl Guard {
+    /// None where the class cannot be left again.
+    pub fn start(queues: usize) -> io::Result<Option<Guard>> {
+        let queues = (0..queues).map(|_| Queue::default()).collect();
+        let shared = Arc::new(Shared { queues, is_asleep: AtomicBool::new(false), has_ended: AtomicBool::new(false) });
+        if !shoal_host::may_return() {
+            tracing::debug!(
+                "queue threads stay in the normal scheduling class: leaving the idle one takes CAP_SYS_NICE"
+            );
+            return Ok(None);
+        }
+        let seen = shared.clone();
+        let thread = std::thread::Builder::new().name("guard".into()).spawn(move || watch(&seen))?;
+        Ok(Some(Guard { watched: Watched { shared, guard: thread.thread().clone() }, thread }))
+    }
+
+    pub fn watched(&self) -> Watched {
+        self.watched.clone()
+    }
+
+    pub fn stop(self) {
+        self.watched.shared.has_ended.store(true, Ordering::SeqCst);
+        self.thread.thread().unpark();
+        // A panic in it has been reported.
+        let _ = self.thread.join();
+    }
+}
+
+/// Whether some processor is idle.
+struct IdleTime {
+    /// When it was last looked at, and the time by then.
+    seen: (Duration, Duration),
+    has_idle: bool,
+}
+
+impl IdleTime {
+    fn new() -> IdleTime {
+        IdleTime { seen: (Duration::ZERO, shoal_host::idle_time().unwrap_or_default()), has_idle: true }
+    }
+
+    fn is_there(&mut self, at: Duration) -> bool {
+        let passed = at - self.seen.0;
+        if passed >= IDLE_WINDOW
+            && let Some(time) = shoal_host::idle_time()
+        {
+            let share = time.saturating_sub(self.seen.1).as_secs_f64() / passed.as_secs_f64();
+            let bound = if self.has_idle { IDLE_TIME_MIN } else { IDLE_TIME };
+            self.has_idle = share >= bound.as_secs_f64() / IDLE_WINDOW.as_secs_f64();
+            self.seen = (at, time);
+        }
+        self.has_idle
+    }
+}
+
+fn watch(shared: &Shared) {
+    let (began, mut idle_time) = (Instant::now(), IdleTime::new());
+    let mut policies: Vec<_> = shared.queues.iter().map(|_| Policy::new()).collect();
+    while !shared.has_ended.load(Ordering::SeqCst) {
+        shared.is_asleep.store(true, Ordering::SeqCst);
+        let at = began.elapsed();
+        let has_idle = idle_time.is_there(at);
+        for (number, (queue, policy)) in shared.queues.iter().zip(&mut policies).enumerate() {
+            look(number, queue, policy, (at, has_idle));
+        }
+        if policies.iter().all(Policy::is_at_rest) {
+            std::thread::park();
+            continue;
+        }
+        shared.is_asleep.store(false, Ordering::SeqCst);
+        let is_idle = policies.iter().any(|policy| policy.class == Class::Idle);
+        std::thread::sleep(if is_idle { CLOSE } else { WINDOW });
+    }
+}
+
+fn look(number: usize, queue: &Queue, policy: &mut Policy, (at, has_idle): (Duration, bool)) {
+    let requests = queue.requests.load(Ordering::SeqCst);
+    let is_at_rest = policy.is_at_rest();
+    if is_at_rest && requests == policy.last.requests {
+        return;
+    }
+    let mut thread = queue.thread.lock();
+    let Some(scheduled) = &*thread else { return };
+    let seen = scheduled.look();
+    let before = policy.class;
+    let outcome = seen.and_then(|seen| {
+        let sight = Sight { at, thread: seen, requests, has_idle };
+        if is_at_rest {
+            policy.begin(sight);
+        }
+        let class = policy.next(sight);
+        if class != before { scheduled.set_class(class) } else { Ok(()) }
+    });
+    match outcome {
+        Ok(()) if policy.class != before => {
+            tracing::trace!("queue {number}: class {:?}, again after {:?}", policy.class, policy.back_off);
+        }
+        Ok(()) => {}
+        // The thread has ended, with its connection, or what was allowed no longer is.
+        Err(error) => {
+            tracing::debug!("queue {number} is not watched any more: {error}");
+            queue.is_watched.store(false, Ordering::Relaxed);
+            *thread = None;
+            *policy = Policy::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread as the kernel would show it, in time.
+    struct Thread {
+        policy: Policy,
+        now: Sight,
+        changes: Vec<(Duration, Class)>,
+    }
+
+    impl Thread {
+        fn new() -> Thread {
+            let mut policy = Policy::new();
+            policy.begin(Sight::default());
+            Thread { policy, now: Sight { has_idle: true, ..Sight::default() }, changes: Vec::new() }
+        }
+
+        /// So much time with so many requests a millisecond, each with one turn that it waited for as long as told; without a
+        /// turn at all it stays runnable.
+        fn passes(&mut self, time: Duration, requests: u64, waits: Duration) {
+            let end = self.now.at + time;
+            while self.now.at < end {
+                let step = if self.policy.class == Class::Idle { CLOSE } else { WINDOW };
+                let more = requests * step.as_millis() as u64;
+                self.now.at += step;
+                self.now.requests += more;
+                self.now.thread.turns += more;
+                self.now.thread.waited_ns += more * waits.as_nanos() as u64;
+                self.look();
+            }
+        }
+
+        /// It waits and gets no turn while it is in the idle class; in the normal class it gets one a millisecond.
+        fn starves(&mut self, time: Duration) {
+            let end = self.now.at + time;
+            while self.now.at < end {
+                let is_idle = self.policy.class == Class::Idle;
+                let step = if is_idle { CLOSE } else { WINDOW };
+                let more = if is_idle { 0 } else { step.as_millis() as u64 };
+                self.now.at += step;
+                self.now.requests += more;
+                self.now.thread.turns += more;
+                self.now.thread.is_runnable = true;
+                self.look();
+            }
+        }
+
+        fn look(&mut self) {
+            let before = self.policy.class;
+            let class = self.policy.next(self.now);
+            if class != before {
+                self.changes.push((self.now.at, class));
+            }
+        }
+    }
+
+    const SHORT: Duration = Duration::from_micros(5);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn many_requests_bring_a_thread_into_the_idle_class_and_few_leave_it_alone() {
+        let mut thread = Thread::new();
+        thread.passes(SECOND, 0, SHORT);
+        assert!(thread.changes.is_empty() && thread.policy.is_at_rest());
+        thread.policy.begin(thread.now);
+        thread.passes(SECOND, 20, SHORT);
+        assert_eq!(thread.changes, [(SECOND + WINDOW, Class::Idle)]);
+        // And back when they become few, without a penalty.
+        thread.passes(SECOND, 0, SHORT);
+        assert_eq!(thread.changes[1..], [(2 * SECOND + WINDOW, Class::Normal)]);
+        assert!(thread.policy.is_at_rest() && thread.policy.not_before.is_zero());
+    }
+
+    #[test]
+    fn a_thread_that_gets_no_turn_is_freed_at_the_second_look_and_tried_again_ever_more_rarely() {
+        let mut thread = Thread::new();
+        thread.passes(SECOND, 20, SHORT);
+        assert_eq!(thread.policy.class, Class::Idle);
+        thread.starves(100 * SECOND);
+        let (began, tried): (Vec<(Duration, Class)>, Vec<_>) =
+            thread.changes[1..].iter().partition(|(_, class)| *class == Class::Normal);
+        assert!(began[0].0 - SECOND <= 2 * CLOSE, "{began:?}");
+        for (&(from, _), &(to, _)) in tried.iter().zip(&began[1..]) {
+            assert!(to - from <= 2 * CLOSE, "{from:?} to {to:?}");
+        }
+        assert!((8..16).contains(&tried.len()), "{tried:?}");
+        let waits: Vec<_> = began.iter().zip(&tried).map(|(from, to)| to.0 - from.0).collect();
+        assert!(waits.is_sorted() && waits.last().unwrap() <= &(BACK_OFF_MAX + WINDOW), "{waits:?}");
+    }
+
+    #[test]
+    fn turns_that_are_long_in_coming_keep_a_thread_in_the_normal_class() {
+        let mut thread = Thread::new();
+        thread.passes(10 * SECOND, 20, 2 * WAIT_MAX);
+        assert!(thread.changes.is_empty());
+        thread.passes(SECOND, 20, SHORT);
+        assert_eq!(thread.policy.class, Class::Idle);
+        thread.passes(WINDOW, 20, 2 * WAIT_MAX);
+        assert_eq!(thread.policy.class, Class::Normal);
+        // A failure soon after counts double, one after a long while counts less.
+        for (time, back_off) in [(2 * WINDOW, 2), (3 * WINDOW, 4), (SECOND, 2)] {
+            thread.passes(time, 20, SHORT);
+            assert_eq!(thread.policy.class, Class::Idle);
+            thread.passes(WINDOW, 20, 2 * WAIT_MAX);
+            assert_eq!((thread.policy.class, thread.policy.back_off), (Class::Normal, back_off * BACK_OFF_MIN));
+        }
+    }
+
+    #[test]
+    fn where_no_processor_is_idle_all_stay_in_the_normal_class() {
+        let mut thread = Thread::new();
+        thread.now.has_idle = false;
+        thread.passes(SECOND, 20, SHORT);
+        assert!(thread.changes.is_empty());
+        thread.now.has_idle = true;
+        thread.passes(WINDOW, 20, SHORT);
+        assert_eq!(thread.policy.class, Class::Idle);
+        thread.now.has_idle = false;
+        thread.passes(WINDOW, 20, SHORT);
+        assert_eq!(thread.policy.class, Class::Normal);
+        assert!(thread.policy.not_before.is_zero(), "it did not fail");
+    }
+
+    #[test]
+    fn the_guard_moves_a_thread_with_requests_and_sleeps_without_them() {
+        let Some(guard) = Guard::start(2).unwrap() else { return };
+        let watched = guard.watched();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let queue = std::thread::spawn({
+            let watched = watched.clone();
+            move || {
+                watched.enter(1);
+                sender.send(()).unwrap();
+                let began = Instant::now();
+                while watched.shared.queues[1].thread.lock().as_ref().is_some_and(is_normal) {
+                    watched.took(1);
+                    std::thread::sleep(Duration::from_micros(200));
+                    assert!(began.elapsed() < Duration::from_secs(20), "it was never moved");
+                }
+                while !watched.shared.queues[1].thread.lock().as_ref().is_some_and(is_normal) {
+                    std::thread::sleep(Duration::from_millis(1));
+                    assert!(began.elapsed() < Duration::from_secs(20), "it was not moved back");
+                }
+            }
+        });
+        receiver.recv().unwrap();
+        queue.join().unwrap();
+        let began = Instant::now();
+        while !watched.shared.is_asleep.load(Ordering::SeqCst)
+            || guard.watched.shared.queues[1].is_watched.load(Ordering::Relaxed)
+        {
+            watched.took(1);
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(
+                began.elapsed() < Duration::from_secs(20),
+                "a thread that ended is watched, or the guard does not sleep"
+            );
+        }
+        guard.stop();
+    }
+
+    fn is_normal(thread: &Scheduled) -> bool {
+        thread.class().unwrap() == Class::Normal
+    }
+}

@@ -1,0 +1,179 @@
+//! The scheduling class of a thread, and how long the kernel lets it wait for a processor.
+//!
+//! A thread of the class SCHED_IDLE runs when no other wants its processor; a processor that only runs such threads counts as idle,
+//! so the kernel wakes others there. Everyone may enter the class; leaving it takes a privilege (`RLIMIT_NICE`, CAP_SYS_NICE), so
+//! [`may_return`] is to be asked first.
+//! Rules: only threads in the class that programs have by default are moved; whoever chose another meant it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use rustix::process::Pid;
+use rustix::thread::{gettid, sched_getaffinity, sched_setaffinity};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// SCHED_OTHER.
+    Normal,
+    /// SCHED_IDLE.
+    Idle,
+}
+
+/// What the kernel says of a thread at one moment; times and counts are since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// It runs, or waits for a processor.
+    pub is_runnable: bool,
+    /// All its waits for a processor (ns), without one that lasts.
+    pub waited_ns: u64,
+    /// How often it was given one.
+    pub turns: u64,
+}
+
+/// A thread of this process.
+pub struct Scheduled {
+    id: Pid,
+    state: File,
+    times: File,
+}
+
+impl Scheduled {
+    /// The calling thread. Refused where the kernel does not tell how long it waits, and where its class is not the default one.
+    pub fn this_thread() -> io::Result<Scheduled> {
+        let id = gettid();
+        let open = |name| File::open(format!("/proc/thread-self/{name}"));
+        let this = Scheduled { id, state: open("stat")?, times: open("schedstat")? };
+        this.look()?;
+        if class_number(id)? != number(Class::Normal) {
+            return Err(io::Error::other("the scheduling class was chosen by somebody else"));
+        }
+        Ok(this)
+    }
+
+    /// Fails when the thread has ended.
+    pub fn look(&self) -> io::Result<Seen> {
+        let odd = || io::Error::from(io::ErrorKind::InvalidData);
+        let mut room = [0; 512];
+        // "42 (any name) S 1 ...": the name may contain anything.
+        let len = self.state.read_at(&mut room, 0)?;
+        let behind_name = room[..len].iter().rposition(|&byte| byte == b')').ok_or_else(odd)?;
+        let is_runnable = room.get(behind_name + 2) == Some(&b'R');
+        // "ran waited turns".
+        let len = self.times.read_at(&mut room, 0)?;
+        let text = std::str::from_utf8(&room[..len]).map_err(|_| odd())?;
+        let mut fields = text.split_ascii_whitespace().skip(1).map(|field| field.parse().ok());
+        let mut next = || fields.next().flatten().ok_or_else(odd);
+        Ok(Seen { is_runnable, waited_ns: next()?, turns: next()? })
+    }
+
+    pub fn class(&self) -> io::Result<Class> {
+        Ok(if class_number(self.id)? == number(Class::Idle) { Class::Idle } else { Class::Normal })
+    }
+
+    /// To be called soon after a [`Scheduled::look`]: the number of a thread that has ended may be given to another one some time.
+    pub fn set_class(&self, class: Class) -> io::Result<()> {
+        set_class(self.id, class)
+    }
+}
+
+/// Whether the calling thread may leave the idle class again; afterwards it is in the class it was in.
+pub fn may_return() -> bool {
+    let this = gettid();
+    class_number(this).is_ok_and(|class| class == number(Class::Normal))
+        && set_class(this, Class::Idle).is_ok()
+        && set_class(this, Class::Normal).is_ok()
+}
+
+/// Gives the calling thread the class and the processors of ordinary threads of this process, whichever thread started it.
+pub(crate) fn like_the_process() {
+    let (this, process) = (gettid(), rustix::process::getpid());
+    if class_number(this).is_ok_and(|class| class == number(Class::Idle)) {
+        let _ = set_class(this, Class::Normal);
+    }
+    // Where it is refused the thread works all the same.
+    if let Ok(cpus) = sched_getaffinity(Some(process)) {
+        let _ = sched_setaffinity(None, &cpus);
+    }
+}
+
+fn number(class: Class) -> i32 {
+    match class {
+        Class::Normal => libc::SCHED_OTHER,
+        Class::Idle => libc::SCHED_IDLE,
+    }
+}
+
+fn class_number(thread: Pid) -> io::Result<i32> {
+    // SAFETY: a system call that takes a number and gives one back; no memory is passed.
+    let found = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread.as_raw_nonzero().get()) };
+    if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as i32) }
+}
+
+fn set_class(thread: Pid, class: Class) -> io::Result<()> {
+    // Both classes have no priority but 0.
+    let priority = 0i32;
+    // SAFETY: the last argument points to a `struct sched_param`, one `int`, which the kernel reads during the call and does not keep.
+    // By its number, since not every C library's function of this name acts on threads.
+    let done = unsafe {
+        let parameters = std::ptr::from_ref(&priority);
+        libc::syscall(libc::SYS_sched_setscheduler, thread.as_raw_nonzero().get(), number(class), parameters)
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_goes_to_the_idle_class_and_back_and_one_started_there_is_like_the_process() {
+        if !may_return() {
+            // Without the privilege nothing is moved, which is all there is to show.
+            return;
+        }
+        let this = Scheduled::this_thread().unwrap();
+        let before = this.look().unwrap();
+        assert!(before.is_runnable && before.turns > 0, "{before:?}");
+        this.set_class(Class::Idle).unwrap();
+        assert!(Scheduled::this_thread().is_err());
+        let all = sched_getaffinity(Some(rustix::process::getpid())).unwrap();
+        let first = (0..).find(|&cpu| all.is_set(cpu)).unwrap();
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(first);
+        sched_setaffinity(None, &one).unwrap();
+        let found = |is_like: bool| {
+            let seen = move || {
+                if is_like {
+                    like_the_process();
+                }
+                (class_number(gettid()).unwrap(), sched_getaffinity(None).unwrap())
+            };
+            std::thread::spawn(seen).join().unwrap()
+        };
+        assert_eq!(found(false), (libc::SCHED_IDLE, one));
+        assert_eq!(found(true), (libc::SCHED_OTHER, all));
+        this.set_class(Class::Normal).unwrap();
+        assert_eq!(class_number(gettid()).unwrap(), libc::SCHED_OTHER);
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_is_not_runnable_and_one_that_ended_is_an_error() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            sender.send(Scheduled::this_thread().unwrap()).unwrap();
+            let _ = ended.recv();
+        });
+        let scheduled = receiver.recv().unwrap();
+        while scheduled.look().unwrap().is_runnable {
+            std::thread::yield_now();
+        }
+        drop(end);
+        other.join().unwrap();
+        // The kernel takes it out of its table a moment later.
+        while scheduled.look().is_ok() {
+            std::thread::yield_now();
+        }
+    }
+}
