@@ -80,16 +80,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             return Ok(());
         }
         "transport" => {
-            options.transport = match value {
-                Some("auto") => Transport::Auto,
-                Some("dev") => Transport::Dev,
-                Some("uring") => Transport::Uring,
-                _ => {
-                    return Err(format!(
-                        "mount option `{word}`: use `transport=auto`, `transport=dev` or `transport=uring`"
-                    ));
-                }
-            };
+            options.transport = transport(word, value)?;
             return Ok(());
         }
         "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
@@ -251,6 +242,15 @@ fn undo(options: &mut MountOptions, name: &str) {
         "exec" => options.noexec = false,
         "async" => (options.synchronous, options.directories_synchronous) = (false, false),
         _ => {}
+    }
+}
+
+fn transport(word: &str, value: Option<&str>) -> Result<Transport, String> {
+    match value {
+        Some("auto") => Ok(Transport::Auto),
+        Some("dev") => Ok(Transport::Dev),
+        Some("uring") => Ok(Transport::Uring),
+        _ => Err(format!("mount option `{word}`: use `transport=auto`, `transport=dev` or `transport=uring`")),
     }
 }
 
