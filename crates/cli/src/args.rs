@@ -69,7 +69,7 @@ pub enum Command {
     Scrub(ScrubArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
     Serve(ServeArgs),
-    /// Show a served device, or a store's bulk devices: donors, redundancy, rebuild
+    /// Show a served device, or a store's bulk devices and the kernel's requests to it
     Status(StatusArgs),
     /// Change the donors of a network RAM disk that is served
     #[command(subcommand)]
@@ -524,12 +524,17 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     shoal status unix:/run/disk.sock\n  \
-    shoal status --json /mnt")]
+    shoal status --json /mnt\n  \
+    shoal status /mnt --watch 5")]
 pub struct StatusArgs {
     /// What `shoal serve --nbd` was given on this machine, or a mounted store
     #[arg(value_name = "ADDRESS|STORE|MOUNTPOINT")]
     pub server: String,
-    /// Report as JSON
+    /// Show the requests of a mount each so many seconds, until interrupted
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..=86400))]
+    pub watch: Option<u32>,
+    /// Report as JSON; with --watch one line each time
     #[arg(long)]
     pub json: bool,
 }
@@ -555,10 +560,11 @@ pub struct DonorArgs {
     pub donor: String,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "Examples:\n  \
     shoal bench /mnt\n  \
-    shoal bench --files 1000 --threads 1,4 --fsync /mnt\n\n\
+    shoal bench --files 1000 --threads 1,4 --fsync /mnt\n  \
+    shoal bench --requests --large 0 /mnt\n\n\
     All files are made in a new directory below DIR, which is removed at the end.")]
 pub struct BenchArgs {
     /// A directory of the file system to measure
@@ -584,6 +590,9 @@ pub struct BenchArgs {
     /// Seed of the random order and contents
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Show what the kernel asks of a mounted store for each operation, too
+    #[arg(long)]
+    pub requests: bool,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,

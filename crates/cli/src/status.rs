@@ -7,6 +7,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use shoal_devices::size::human;
 use shoal_devices::{DonorChange, During, Failure, Outcome, run_directory};
@@ -20,6 +21,9 @@ use crate::json;
 use crate::kernel_requests;
 
 pub fn run(args: &StatusArgs) -> Outcome<()> {
+    if let Some(seconds) = args.watch {
+        return watch(args, Duration::from_secs(seconds.into()));
+    }
     let value = ask(&args.server, &Question::Status)?;
     if args.json {
         json::print_json(&value);
@@ -28,6 +32,29 @@ pub fn run(args: &StatusArgs) -> Outcome<()> {
         print!("{}", text(&report).during("answer of the server")?);
     }
     Ok(())
+}
+
+/// The requests of a mount from now on, once a period, until it is gone.
+fn watch(args: &StatusArgs, period: Duration) -> Outcome<()> {
+    let requests = || {
+        let status: Status =
+            serde_json::from_value(ask(&args.server, &Question::Status)?).during("answer of the server")?;
+        status.requests.ok_or_else(|| {
+            Failure::new(&args.server, "is no mount: it has no requests of a kernel").remedy("name a mounted store")
+        })
+    };
+    let (mut before, mut began) = (requests()?, Instant::now());
+    loop {
+        std::thread::sleep(period);
+        let (now, at) = (requests()?, Instant::now());
+        let rates = kernel_requests::rates(&before, &now, at - began);
+        if args.json {
+            println!("{}", serde_json::to_string(&rates).during("report")?);
+        } else {
+            println!("{}", kernel_requests::rates_text(&rates));
+        }
+        (before, began) = (now, at);
+    }
 }
 
 pub fn run_donor(command: &DonorCommand) -> Outcome<()> {

@@ -2,9 +2,12 @@
 //!
 //! Owns [`Sample`], one round of one kind of work, and [`Figure`], the line that the samples of all rounds make.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
+
+use super::requests::Requests;
 
 /// One round of one kind of work.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +29,9 @@ pub struct Figure {
     pub us_per_operation: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mib_per_s: Option<Spread>,
+    /// The kernel's requests for one operation, by name, over all rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<BTreeMap<String, f64>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -58,7 +64,15 @@ impl Figure {
             us_per_operation: threads as f64 * 1e6 / operations_per_s.median,
             operations_per_s,
             mib_per_s,
+            requests: None,
         }
+    }
+
+    /// With the requests that were counted in all rounds together.
+    pub fn with_requests(self, samples: &[Sample], requests: &Requests) -> Figure {
+        let operations: u64 = samples.iter().map(|sample| sample.operations).sum();
+        let each = requests.iter().map(|(name, &count)| (name.clone(), count as f64 / operations as f64));
+        Figure { requests: Some(each.collect()), ..self }
     }
 }
 
@@ -78,5 +92,8 @@ mod tests {
         let figure = Figure::of("create", 4, &[sample]);
         assert_eq!((figure.operations_per_s.median, figure.us_per_operation), (2000.0, 2000.0));
         assert!(figure.mib_per_s.is_none());
+        let counted = Requests::from([("MKNOD".to_string(), 2000), ("WRITE".to_string(), 500)]);
+        let figure = figure.with_requests(&[sample, sample], &counted).requests.unwrap();
+        assert_eq!(figure.into_values().collect::<Vec<_>>(), [1.0, 0.25]);
     }
 }

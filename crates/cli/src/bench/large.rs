@@ -20,14 +20,24 @@ const PAGE_BYTES: u64 = 4096;
 /// Random operations per round, at most.
 const RANDOM_OPERATIONS_MAX: u64 = 4096;
 
-pub fn run(scratch: &Path, size: u64, seed: u64, report: &mut dyn FnMut(&str, Sample)) -> io::Result<()> {
+pub fn run(
+    scratch: &Path,
+    size: u64,
+    seed: u64,
+    report: &mut dyn FnMut(&str, Sample) -> io::Result<()>,
+) -> io::Result<()> {
     let path = scratch.join("large");
     let outcome = measure(&path, size.max(PIECE_BYTES) / PIECE_BYTES * PIECE_BYTES, seed, report);
     std::fs::remove_file(&path)?;
     outcome
 }
 
-fn measure(path: &Path, size: u64, seed: u64, report: &mut dyn FnMut(&str, Sample)) -> io::Result<()> {
+fn measure(
+    path: &Path,
+    size: u64,
+    seed: u64,
+    report: &mut dyn FnMut(&str, Sample) -> io::Result<()>,
+) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
     let mut random = Random::new(seed);
     let mut piece = vec![0; PIECE_BYTES as usize];
@@ -37,8 +47,7 @@ fn measure(path: &Path, size: u64, seed: u64, report: &mut dyn FnMut(&str, Sampl
         drop_cache(&file)?;
         let begin = Instant::now();
         work()?;
-        report(name, Sample { operations, bytes: operations * bytes, time: begin.elapsed() });
-        Ok(())
+        report(name, Sample { operations, bytes: operations * bytes, time: begin.elapsed() })
     };
     timed("seq write", pieces, PIECE_BYTES, &mut || {
         for i in 0..pieces {

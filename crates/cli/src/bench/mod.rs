@@ -4,10 +4,12 @@
 //! fsync each. One large file: sequential and random, written data made durable inside the measured time, reads
 //! after the page cache was told to drop the file. Every figure is the median of several rounds with its
 //! spread; order and contents come from a seed.
+//! On a mounted store the kernel's requests for each operation are shown as well, if asked for.
 //! Rules: everything happens in one new directory, which is removed also after an error.
 
 mod figure;
 mod large;
+mod requests;
 mod small;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Outcome};
 
 use figure::{Figure, Sample};
+use requests::{Counter, Requests};
 
 use crate::args::BenchArgs;
 use crate::json;
@@ -55,9 +58,10 @@ pub fn run(args: &BenchArgs) -> Outcome<()> {
         return Err(wrong("`--threads` takes numbers from 1 to 1024"));
     }
     let directory = args.directory.canonicalize().during(args.directory.display())?;
+    let counter = args.requests.then(|| Counter::of(&directory)).transpose()?;
     let scratch = Scratch(directory.join(format!("shoal-bench-{}", std::process::id())));
     std::fs::create_dir(&scratch.0).during(scratch.0.display())?;
-    let report = measure(args, &directory, &scratch.0).during(directory.display())?;
+    let report = measure(args, &directory, &scratch.0, counter).during(directory.display())?;
     if args.json {
         json::print_json(&report);
     } else {
@@ -66,15 +70,46 @@ pub fn run(args: &BenchArgs) -> Outcome<()> {
     Ok(())
 }
 
-fn measure(args: &BenchArgs, directory: &Path, scratch: &Path) -> std::io::Result<Report> {
-    let mut table: Vec<(String, usize, Vec<Sample>)> = Vec::new();
-    let mut add = |name: &str, threads: usize, sample: Sample| match table
-        .iter_mut()
-        .find(|(n, t, _)| n == name && *t == threads)
-    {
-        Some((_, _, samples)) => samples.push(sample),
-        None => table.push((name.into(), threads, vec![sample])),
-    };
+/// The samples of one kind of work, by so many threads, and the requests during all of them.
+struct Row {
+    name: String,
+    threads: usize,
+    samples: Vec<Sample>,
+    requests: Requests,
+}
+
+/// What has been measured, and the requests of the mount meanwhile.
+struct Table {
+    rows: Vec<Row>,
+    counter: Option<Counter>,
+}
+
+impl Table {
+    /// What comes next is not a measurement.
+    fn skip(&mut self) -> std::io::Result<()> {
+        self.counter.as_mut().map_or(Ok(()), |counter| counter.since().map(drop))
+    }
+
+    fn add(&mut self, name: &str, threads: usize, sample: Sample) -> std::io::Result<()> {
+        let requests = self.counter.as_mut().map_or(Ok(Requests::new()), Counter::since)?;
+        let known = self.rows.iter().position(|row| row.name == name && row.threads == threads);
+        let at = known.unwrap_or_else(|| {
+            let (samples, requests) = (Vec::new(), Requests::new());
+            self.rows.push(Row { name: name.into(), threads, samples, requests });
+            self.rows.len() - 1
+        });
+        let row = &mut self.rows[at];
+        row.samples.push(sample);
+        for (kind, count) in requests {
+            *row.requests.entry(kind).or_default() += count;
+        }
+        Ok(())
+    }
+}
+
+fn measure(args: &BenchArgs, directory: &Path, scratch: &Path, counter: Option<Counter>) -> std::io::Result<Report> {
+    let is_counting = counter.is_some();
+    let mut table = Table { rows: Vec::new(), counter };
     let fsync_threads: &[usize] = if args.fsync { &[1, FSYNC_THREADS] } else { &[] };
     let steps = args.rounds * (args.threads.len() + fsync_threads.len() + usize::from(args.large.0 > 0));
     let bar = progress::steps(steps as u64, args.json);
@@ -83,32 +118,39 @@ fn measure(args: &BenchArgs, directory: &Path, scratch: &Path) -> std::io::Resul
         let work = |files, threads, fsync| small::Work { files, threads, size: args.size.0, fsync, seed };
         for &threads in &args.threads {
             bar.set_message(format!("small files, {threads} threads"));
-            small::run(scratch, &work(args.files, threads, false), &mut |name, sample| add(name, threads, sample))?;
+            table.skip()?;
+            small::run(scratch, &work(args.files, threads, false), &mut |name, sample| {
+                table.add(name, threads, sample)
+            })?;
             bar.inc(1);
         }
         for &threads in fsync_threads {
             bar.set_message(format!("fsync, {threads} threads"));
             let files = args.files.min(FSYNC_FILES_MAX);
-            small::run(scratch, &work(files, threads, true), &mut |name, sample| {
-                if name == "create" {
-                    add("create+fsync", threads, sample);
-                }
+            table.skip()?;
+            small::run(scratch, &work(files, threads, true), &mut |name, sample| match name {
+                "create" => table.add("create+fsync", threads, sample),
+                _ => Ok(()),
             })?;
             bar.inc(1);
         }
         if args.large.0 > 0 {
             bar.set_message("large file");
-            large::run(scratch, args.large.0, seed, &mut |name, sample| add(name, 1, sample))?;
+            table.skip()?;
+            large::run(scratch, args.large.0, seed, &mut |name, sample| table.add(name, 1, sample))?;
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
-    let results = table.iter().map(|(name, threads, samples)| Figure::of(name, *threads, samples)).collect();
+    let results = table.rows.iter().map(|row| {
+        let figure = Figure::of(&row.name, row.threads, &row.samples);
+        if is_counting { figure.with_requests(&row.samples, &row.requests) } else { figure }
+    });
     Ok(Report {
         directory: directory.display().to_string(),
         file_system: file_system_of(directory),
         rounds: args.rounds,
-        results,
+        results: results.collect(),
     })
 }
 
@@ -147,6 +189,14 @@ fn print(report: &Report, args: &BenchArgs) {
             figure.operations_per_s.max,
         );
     }
+    if args.requests {
+        println!("\n{:<18} {:>7} {:>12}   each", "requests", "threads", "for one");
+        for figure in &report.results {
+            let each: Vec<_> = figure.requests.iter().flatten().map(|(name, n)| format!("{n:.2} {name}")).collect();
+            let sum: f64 = figure.requests.iter().flatten().map(|(_, count)| count).sum();
+            println!("{:<18} {:>7} {sum:>12.2}   {}", figure.name, figure.threads, each.join(", "));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -167,11 +217,14 @@ mod tests {
             rounds: 2,
             seed: 5,
             json: true,
+            requests: false,
         };
         run(&args).unwrap();
+        let error = run(&BenchArgs { requests: true, ..args.clone() }).unwrap_err();
+        assert!(error.to_string().contains("mounted store"), "{error}");
         let scratch = dir.path().join("s");
         std::fs::create_dir(&scratch).unwrap();
-        let report = measure(&args, dir.path(), &scratch).unwrap();
+        let report = measure(&args, dir.path(), &scratch, None).unwrap();
         let names: Vec<_> = report.results.iter().map(|f| (f.name.as_str(), f.threads)).collect();
         let small = |t| [("create", t), ("stat", t), ("read", t), ("unlink", t)];
         let mut expected: Vec<_> = small(1).into_iter().chain(small(3)).collect();
@@ -184,6 +237,6 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         let json = serde_json::to_value(&report).unwrap();
         assert!(json["results"][0]["operations_per_s"]["median"].is_number());
-        assert!(json["results"][0].get("mib_per_s").is_none());
+        assert!(json["results"][0].get("mib_per_s").is_none() && json["results"][0].get("requests").is_none());
     }
 }

@@ -26,7 +26,7 @@ pub struct Work {
 
 const PHASES: [&str; 4] = ["create", "stat", "read", "unlink"];
 
-pub fn run(scratch: &Path, work: &Work, report: &mut dyn FnMut(&str, Sample)) -> io::Result<()> {
+pub fn run(scratch: &Path, work: &Work, report: &mut dyn FnMut(&str, Sample) -> io::Result<()>) -> io::Result<()> {
     let each = work.files.div_ceil(work.threads as u64);
     let start = Barrier::new(work.threads + 1);
     let end = Barrier::new(work.threads + 1);
@@ -51,15 +51,18 @@ pub fn run(scratch: &Path, work: &Work, report: &mut dyn FnMut(&str, Sample)) ->
                 outcome
             }));
         }
+        let mut reported = Ok(());
         for phase in PHASES {
             start.wait();
             let begin = Instant::now();
             end.wait();
             let operations = each * work.threads as u64;
-            report(phase, Sample { operations, bytes: 0, time: begin.elapsed() });
+            let sample = Sample { operations, bytes: 0, time: begin.elapsed() };
+            // The threads wait for this one, also after an error.
+            reported = reported.and_then(|()| report(phase, sample));
         }
         let results = threads.into_iter().map(|thread| thread.join().expect("a worker returns its errors"));
-        results.collect::<io::Result<Vec<()>>>().map(drop)
+        results.collect::<io::Result<Vec<()>>>().and(reported)
     });
     for index in 0..work.threads {
         remove(&directory(scratch, index))?;
