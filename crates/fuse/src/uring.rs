@@ -2,7 +2,7 @@
 //!
 //! A request comes to the queue of the CPU that its program runs on, so program and thread take turns on one CPU and the
 //! kernel need not wake another. Answers are handed in together with the wait for what comes next. One that is ready in
-//! another thread (a sync, a waiter) is left with the queue's thread, which is woken for it.
+//! another thread (a sync, a waiter, a reader) is put into its place there, and handed in by the queue's thread, which is woken for it.
 //! Rules: the rings are made before the kernel is told of them, and each queue gets its slots, or the connection would
 //! stand still. A queue's thread that waits for a slow device holds up the CPU's other requests.
 //! Left out: what the kernel sends by `/dev/fuse` all the same: FORGET, and all until the rings are ready.
@@ -14,7 +14,7 @@ use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use shoal_host::{FuseRing, Taken, Waker};
+use shoal_host::{Answer, Answers, FuseRing, Taken, Waker};
 
 use crate::channel::{Channel, Port};
 use crate::dev_fuse::DevFuse;
@@ -105,6 +105,7 @@ impl Queues {
         let queue = |(number, ring): (usize, FuseRing)| {
             Port::new(Box::new(Queue {
                 waker: ring.waker(),
+                answers: ring.answers(),
                 ring: Mutex::new(ring),
                 left: Mutex::default(),
                 owner: OnceLock::new(),
@@ -120,8 +121,9 @@ impl Queues {
 struct Queue {
     /// Locked by the queue's thread only.
     ring: Mutex<FuseRing>,
+    answers: Answers,
     /// Answers of other threads.
-    left: Mutex<Vec<Vec<u8>>>,
+    left: Mutex<Vec<Answer>>,
     waker: Waker,
     owner: OnceLock<ThreadId>,
     device: Arc<OwnedFd>,
@@ -153,9 +155,7 @@ impl Channel for Queue {
         }
         loop {
             for answer in std::mem::take(&mut *self.left.lock()) {
-                if let Err(error) = ring.put(&[IoSlice::new(&answer)]) {
-                    tracing::debug!("an answer to queue {}: {error}", self.number);
-                }
+                ring.put(answer)?;
             }
             match ring.take(buffer)? {
                 Taken::Request(len) => {
@@ -176,10 +176,11 @@ impl Channel for Queue {
     }
 
     fn send(&self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
+        let answer = self.answers.fill(pieces)?;
         if self.owner.get() == Some(&std::thread::current().id()) {
-            return self.ring.lock().put(pieces);
+            return self.ring.lock().put(answer);
         }
-        self.left.lock().push(pieces.iter().flat_map(|piece| piece.iter().copied()).collect());
+        self.left.lock().push(answer);
         self.waker.wake();
         Ok(())
     }

@@ -13,10 +13,12 @@
 //! operation's request thread did before. The device's flush needs no lock of the engine and no thread of this crate.
 //! At the end, requests end first, then all queued work is carried out, then the store is shut down.
 
+use std::collections::VecDeque;
 use std::io;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
 
 /// Threads that flush. They wait for the same flush: more of them would cost memory and save no time.
 const THREADS: usize = 8;
@@ -25,13 +27,26 @@ const READERS: usize = 16;
 
 type Work = Box<dyn FnOnce() + Send>;
 
+#[derive(Default)]
+struct Queue {
+    work: VecDeque<Work>,
+    has_ended: bool,
+}
+
+/// One lock and one condition: a hand-over wakes one thread, which is most of what it costs.
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
 /// Accepts work; every user has a clone of its own.
 #[derive(Clone)]
-pub(crate) struct Waiters(Sender<Option<Work>>);
+pub(crate) struct Waiters(Arc<Shared>);
 
 /// The threads behind [`Waiters`].
 pub(crate) struct WaiterThreads {
-    queue: Sender<Option<Work>>,
+    shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -47,32 +62,40 @@ impl Waiters {
     }
 
     fn start_as(name: &str, count: usize) -> io::Result<(Waiters, WaiterThreads)> {
-        let (queue, work) = mpsc::channel();
-        let work = Arc::new(Mutex::new(work));
-        let mut threads = Vec::new();
+        let shared = Arc::new(Shared::default());
+        let mut threads = WaiterThreads { shared: shared.clone(), threads: Vec::new() };
         for number in 0..count {
-            let work = work.clone();
+            let serving = shared.clone();
             let builder = std::thread::Builder::new().name(format!("{name}-{number}"));
-            threads.push(builder.spawn(move || serve(&work))?);
+            match builder.spawn(move || serve(&serving)) {
+                Ok(thread) => threads.threads.push(thread),
+                Err(error) => {
+                    threads.stop();
+                    return Err(error);
+                }
+            }
         }
-        Ok((Waiters(queue.clone()), WaiterThreads { queue, threads }))
+        Ok((Waiters(shared), threads))
     }
 
     /// Runs `work` in one of the threads, or in the calling one if they have ended.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) {
-        if let Err(mpsc::SendError(Some(work))) = self.0.send(Some(Box::new(work))) {
-            work();
+        let mut queue = self.0.queue.lock();
+        if queue.has_ended {
+            drop(queue);
+            return work();
         }
+        queue.work.push_back(Box::new(work));
+        drop(queue);
+        self.0.changed.notify_one();
     }
 }
 
 impl WaiterThreads {
     /// Returns when everything handed in before is done.
     pub fn stop(self) {
-        for _ in &self.threads {
-            // One for each thread, behind all the work.
-            let _ = self.queue.send(None);
-        }
+        self.shared.queue.lock().has_ended = true;
+        self.shared.changed.notify_all();
         for thread in self.threads {
             // A panic in the thread has been reported by the panic hook.
             let _ = thread.join();
@@ -80,13 +103,17 @@ impl WaiterThreads {
     }
 }
 
-fn serve(queue: &Mutex<Receiver<Option<Work>>>) {
+fn serve(shared: &Shared) {
+    let mut queue = shared.queue.lock();
     loop {
-        // Held while waiting for work, never while working.
-        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        match next {
-            Ok(Some(work)) => work(),
-            Ok(None) | Err(mpsc::RecvError) => return,
+        match queue.work.pop_front() {
+            Some(work) => {
+                drop(queue);
+                work();
+                queue = shared.queue.lock();
+            }
+            None if queue.has_ended => return,
+            None => shared.changed.wait(&mut queue),
         }
     }
 }

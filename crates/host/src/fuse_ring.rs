@@ -5,7 +5,8 @@
 //! and a payload with all that follows. REGISTER gives a slot to the kernel and completes with a request in it;
 //! COMMIT_AND_FETCH takes the answer from the same memory and completes with the next request.
 //! Rules: the kernel writes to a slot only while it has it, between a command and its completion; here it is touched
-//! only outside of that. One thread owns a ring: it starts it, and makes all calls but [`Waker::wake`].
+//! only outside of that. One thread owns a ring: it starts it, and makes all calls but [`Waker::wake`] and [`Answers::fill`]. A slot
+//! whose request waits for its answer belongs to the thread that takes it from the list of those that wait, until it is handed in.
 //! Left out: what the messages mean, except for their length and number.
 
 use std::collections::VecDeque;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use io_uring::squeue::Entry128;
 use io_uring::types::Fd;
 use io_uring::{IoUring, cqueue, opcode};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -52,8 +54,6 @@ struct Slot {
     payload_bytes: usize,
     /// The two parts, as REGISTER is told of them.
     ranges: Box<[Range; 2]>,
-    /// The request that waits for its answer, and what the answer is committed with.
-    waits: Option<(u64, u64)>,
 }
 
 impl Slot {
@@ -67,19 +67,19 @@ impl Slot {
         let payload = unsafe { memory.add(PAYLOAD_AT) };
         let ranges =
             [Range { base: memory.as_ptr(), len: HEADERS_BYTES }, Range { base: payload.as_ptr(), len: payload_bytes }];
-        Ok(Slot { memory, payload_bytes, ranges: Box::new(ranges), waits: None })
+        Ok(Slot { memory, payload_bytes, ranges: Box::new(ranges) })
     }
 
     fn read(&self, at: usize, to: &mut [u8]) {
         assert!(at + to.len() <= PAYLOAD_AT + self.payload_bytes);
         // SAFETY: the range lies within the map (asserted), which lives as long as `self`; the kernel does not write to it now
-        // (the module's rule), and `to` is memory of Rust's.
+        // (the module's rule), no other thread does either, and `to` is memory of Rust's.
         unsafe { std::ptr::copy_nonoverlapping(self.memory.add(at).as_ptr(), to.as_mut_ptr(), to.len()) }
     }
 
-    fn write(&mut self, at: usize, from: &[u8]) {
+    fn write(&self, at: usize, from: &[u8]) {
         assert!(at + from.len() <= PAYLOAD_AT + self.payload_bytes);
-        // SAFETY: as in `read`; the kernel does not read it now.
+        // SAFETY: as in `read`; neither the kernel nor another thread reads it now, and `from`, a slice of Rust's, is never in the map.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.memory.add(at).as_ptr(), from.len()) }
     }
 
@@ -111,9 +111,66 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // SAFETY: the map made in `new`, whole; the ring that knows it was closed before (field order in `FuseRing`), and commands
-        // complete only in calls of its owner, of which there are no more.
+        // SAFETY: the map made in `new`, whole; the ring that knows it was closed before (field order in `FuseRing`, which keeps the
+        // slots until then), and commands complete only in calls of its owner, of which there are no more.
         let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), PAYLOAD_AT + self.payload_bytes) };
+    }
+}
+
+/// A request that waits for its answer: its number, and what the answer is committed with.
+type Waiting = (u64, u64);
+
+struct Slots {
+    slots: Vec<Slot>,
+    /// Of each slot.
+    waiting: Mutex<Vec<Option<Waiting>>>,
+}
+
+// SAFETY: the pointers in the slots are to memory that they own, and nothing in them belongs to a thread. A slot's memory is used by one
+// thread at a time: its ring's owner until the request in it waits, and then who took it from `waiting`, under the lock, until it
+// is given to the owner as an `Answer`.
+unsafe impl Send for Slots {}
+// SAFETY: the same.
+unsafe impl Sync for Slots {}
+
+/// An answer that lies in its slot, to be handed in by the ring's owner.
+#[derive(Debug)]
+pub struct Answer {
+    slot: usize,
+    commit_id: u64,
+}
+
+/// Takes answers, from any thread.
+#[derive(Clone)]
+pub struct Answers(Arc<Slots>);
+
+impl Answers {
+    /// Puts the answer to a request, a message in pieces, where the kernel will look for it.
+    pub fn fill(&self, pieces: &[IoSlice<'_>]) -> io::Result<Answer> {
+        let whole = || io::Error::new(io::ErrorKind::InvalidInput, "an answer without a header");
+        let (header, first) =
+            pieces.first().and_then(|piece| piece.split_at_checked(OUT_HEADER_BYTES)).ok_or_else(whole)?;
+        let unique = u64::from_ne_bytes(header[UNIQUE_AT..].try_into().expect("eight bytes"));
+        let payload: usize = first.len() + pieces[1..].iter().map(|piece| piece.len()).sum::<usize>();
+        let (slot, commit_id) = {
+            let mut waiting = self.0.waiting.lock();
+            let waits = |waiting: &Option<Waiting>| waiting.is_some_and(|(other, _)| other == unique);
+            let slot = waiting.iter().position(waits).ok_or(io::ErrorKind::NotFound)?;
+            if payload > self.0.slots[slot].payload_bytes {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "an answer longer than its slot"));
+            }
+            let (_, commit_id) = waiting[slot].take().expect("found by it");
+            (slot, commit_id)
+        };
+        let to = &self.0.slots[slot];
+        to.write(0, header);
+        to.write(PAYLOAD_BYTES_AT, &(payload as u32).to_ne_bytes());
+        let mut at = PAYLOAD_AT;
+        for piece in [first].into_iter().chain(pieces[1..].iter().map(|piece| &**piece)) {
+            to.write(at, piece);
+            at += piece.len();
+        }
+        Ok(Answer { slot, commit_id })
     }
 }
 
@@ -142,7 +199,7 @@ pub enum Taken {
 pub struct FuseRing {
     // Before the slots, so that it is closed before their memory goes.
     ring: IoUring<Entry128, cqueue::Entry>,
-    slots: Vec<Slot>,
+    slots: Arc<Slots>,
     waker: Waker,
     /// The connection, and which of its queues this is.
     device: Option<(OwnedFd, u16)>,
@@ -153,10 +210,6 @@ pub struct FuseRing {
     refused: Option<io::Error>,
 }
 
-// SAFETY: the pointers in the slots are to memory that they own, used through `&mut self` or, to read, `&self`, by one thread at a
-// time; nothing in them belongs to a thread. The ring is enabled by its owner, after it was sent there.
-unsafe impl Send for FuseRing {}
-
 impl FuseRing {
     /// A ring with so many slots for requests and answers of up to `payload_bytes` besides their headers. Memory is taken as it is used.
     pub fn new(slots: usize, payload_bytes: usize) -> io::Result<FuseRing> {
@@ -164,9 +217,11 @@ impl FuseRing {
         let mut builder = IoUring::<Entry128, cqueue::Entry>::builder();
         let ring = builder.setup_single_issuer().setup_defer_taskrun().setup_r_disabled().build(entries)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let waiting = Mutex::new(vec![None; slots]);
+        let slots = (0..slots).map(|_| Slot::new(payload_bytes)).collect::<io::Result<_>>()?;
         Ok(FuseRing {
             ring,
-            slots: (0..slots).map(|_| Slot::new(payload_bytes)).collect::<io::Result<_>>()?,
+            slots: Arc::new(Slots { slots, waiting }),
             waker: Waker(Arc::new(wake)),
             device: None,
             ready: VecDeque::new(),
@@ -179,17 +234,21 @@ impl FuseRing {
         self.waker.clone()
     }
 
+    pub fn answers(&self) -> Answers {
+        Answers(self.slots.clone())
+    }
+
     /// Gives the slots to queue `number` of a connection. The calling thread is the owner from now on.
     pub fn start(&mut self, connection: BorrowedFd<'_>, number: u16) -> io::Result<()> {
         let device = connection.try_clone_to_owned()?;
         self.ring.submitter().register_enable_rings()?;
-        for slot in 0..self.slots.len() {
+        for slot in 0..self.slots.slots.len() {
             let mut entry = command(&device, REGISTER, number, 0, slot);
-            let ranges = self.slots[slot].ranges.as_ptr() as u64;
+            let ranges = self.slots.slots[slot].ranges.as_ptr() as u64;
             patch(&mut entry, ranges, 2);
             self.push(&entry)?;
         }
-        self.live = self.slots.len();
+        self.live = self.slots.slots.len();
         self.device = Some((device, number));
         self.listen()?;
         self.ring.submit()?;
@@ -218,7 +277,12 @@ impl FuseRing {
                 if !self.ring.submission().is_empty() {
                     self.ring.submit()?;
                 }
-                return Ok(Taken::Request(self.slots[slot].message(buffer)?));
+                let from = &self.slots.slots[slot];
+                let len = from.message(buffer)?;
+                let (unique, commit_id) = (from.number(UNIQUE_AT), from.number(COMMIT_ID_AT));
+                let waiting = (u64::from_ne_bytes(unique), u64::from_ne_bytes(commit_id));
+                self.slots.waiting.lock()[slot] = Some(waiting);
+                return Ok(Taken::Request(len));
             }
             if self.live == 0 {
                 return Ok(Taken::Ended(self.refused.take()));
@@ -249,40 +313,16 @@ impl FuseRing {
                     [Errno::NOTCONN, Errno::CANCELED, Errno::NODEV].iter().any(|e| e.raw_os_error() == -result);
                 self.refused = if is_end { self.refused.take() } else { Some(error) };
             } else {
-                let slot = &mut self.slots[what as usize];
-                let unique = u64::from_ne_bytes(slot.number(UNIQUE_AT));
-                slot.waits = Some((unique, u64::from_ne_bytes(slot.number(COMMIT_ID_AT))));
                 self.ready.push_back(what as usize);
             }
         }
         Ok(is_woken)
     }
 
-    /// Takes the answer to a request, a message in pieces. It is handed in by the next [`FuseRing::take`].
-    pub fn put(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
-        let whole = || io::Error::new(io::ErrorKind::InvalidInput, "an answer without a header");
-        let (header, first) =
-            pieces.first().and_then(|piece| piece.split_at_checked(OUT_HEADER_BYTES)).ok_or_else(whole)?;
-        let unique = u64::from_ne_bytes(header[UNIQUE_AT..].try_into().expect("eight bytes"));
-        let waits = |slot: &Slot| slot.waits.is_some_and(|(other, _)| other == unique);
-        let Some(slot) = self.slots.iter().position(waits) else {
-            return Err(io::ErrorKind::NotFound.into());
-        };
-        let payload: usize = first.len() + pieces[1..].iter().map(|piece| piece.len()).sum::<usize>();
-        let to = &mut self.slots[slot];
-        if payload > to.payload_bytes {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "an answer longer than its slot"));
-        }
-        let (_, commit_id) = to.waits.take().expect("found by it");
-        to.write(0, header);
-        to.write(PAYLOAD_BYTES_AT, &(payload as u32).to_ne_bytes());
-        let mut at = PAYLOAD_AT;
-        for piece in [first].into_iter().chain(pieces[1..].iter().map(|piece| &**piece)) {
-            to.write(at, piece);
-            at += piece.len();
-        }
+    /// Takes an answer. It is handed in by the next [`FuseRing::take`].
+    pub fn put(&mut self, answer: Answer) -> io::Result<()> {
         let (device, queue) = self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        let entry = command(device, COMMIT_AND_FETCH, *queue, commit_id, slot);
+        let entry = command(device, COMMIT_AND_FETCH, *queue, answer.commit_id, answer.slot);
         self.push(&entry)
     }
 }
@@ -313,7 +353,7 @@ mod tests {
 
     /// A slot with a request in it, as the kernel lays it out.
     fn slot(len: u32, operation: &[u8], payload: &[u8], said: u32) -> Slot {
-        let mut slot = Slot::new(8192).unwrap();
+        let slot = Slot::new(8192).unwrap();
         let mut header = [7; IN_HEADER_BYTES];
         header[..4].copy_from_slice(&len.to_ne_bytes());
         slot.write(0, &header);
@@ -340,8 +380,17 @@ mod tests {
         let mut ring = FuseRing::new(2, 8192).unwrap();
         let mut answer = [0; OUT_HEADER_BYTES];
         answer[UNIQUE_AT] = 9;
-        assert!(ring.put(&[IoSlice::new(&answer)]).is_err());
-        assert!(ring.put(&[IoSlice::new(&answer[..15])]).is_err());
+        let answers = ring.answers();
+        assert!(answers.fill(&[IoSlice::new(&answer)]).is_err());
+        assert!(answers.fill(&[IoSlice::new(&answer[..15])]).is_err());
+        // One that somebody waits for is taken once, and not if it is longer than its slot.
+        ring.slots.waiting.lock()[1] = Some((9, 77));
+        assert!(answers.fill(&[IoSlice::new(&answer), IoSlice::new(&[1; 8193])]).is_err());
+        let filled = answers.fill(&[IoSlice::new(&answer), IoSlice::new(b"abc"), IoSlice::new(b"de")]).unwrap();
+        assert_eq!((filled.slot, filled.commit_id), (1, 77));
+        assert!(answers.fill(&[IoSlice::new(&answer)]).is_err());
+        let to = &ring.slots.slots[1];
+        assert_eq!((to.number(PAYLOAD_AT), to.number(PAYLOAD_BYTES_AT)), (*b"abcde", 5u32.to_ne_bytes()));
         let waker = ring.waker();
         waker.wake();
         // No FUSE connection: the commands are refused, with a reason.

@@ -53,7 +53,7 @@ pub use cache_file::CacheFile;
 pub use concurrent::Concurrent;
 pub use file_device::FileDevice;
 pub use fuse_device::clone_connection;
-pub use fuse_ring::{FuseRing, Taken, Waker};
+pub use fuse_ring::{Answer, Answers, FuseRing, Taken, Waker};
 pub use image::HostImage;
 pub use machine::{
     HostSpace, SystemClock, boot_id, host_free_bytes, idle_time, memory_total_bytes, place_id, possible_cpus,
