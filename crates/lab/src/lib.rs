@@ -5,6 +5,9 @@
 //! | `experiment` | the registry of experiments and the options they share |
 //! | `report` | tables with the paper's figure beside ours; CSV, JSON, SVG |
 //! | `trace` | requests to disks: from traces or from a seed |
+//! | `places` | the file systems that are compared, and what they promise |
+//! | `median` | medians of a few runs, with intervals |
+//! | `progress` | how far a long experiment is |
 //! | `parallel` | many runs on several processors |
 //! | `network` | the model of a network, in simulated time |
 //! | `idle_time` | file systems on simulated disks, with and without idle time |
@@ -30,13 +33,16 @@ pub mod conquest;
 pub mod experiment;
 pub mod idle_time;
 pub mod inodes;
+mod median;
 pub mod mramfs;
 pub mod netram;
 pub mod network;
 mod parallel;
+mod places;
 pub mod postmark;
 mod processor;
 pub mod profile;
+mod progress;
 pub mod report;
 pub mod small_files;
 pub mod stored;
