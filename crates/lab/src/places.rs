@@ -1,8 +1,9 @@
 //! The file systems that an experiment compares.
 //!
 //! Owns: [`Labelled`], a directory and its label as given on the command line; [`Place`], one of them or the engine in this
-//! process; [`Kind`], what a directory's file system is, by its magic number; their table. Rules: what a place keeps when the machine fails is said
-//! beside its figures, because a file system that promises nothing has less to do. Left out: making and mounting them.
+//! process; [`Kind`], what a directory's file system is, by its magic number; the table of places. Rules: what a place keeps when
+//! the machine fails is said beside its figures, because a file system that promises nothing has less to do. Left out: making and
+//! mounting them.
 
 use std::fmt;
 use std::path::PathBuf;
