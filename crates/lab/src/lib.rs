@@ -21,6 +21,7 @@
 //! | `target` | calls on files, of a store in this process or of any directory |
 //! | `postmark` | PostMark: many small files, as of a mail server |
 //! | `conquest` | Conquest's benchmarks, on any file systems side by side and on the engine |
+//! | `trees` | what a person does to a source tree, on any file systems side by side |
 //! | `mramfs` | mramfs' benchmarks of the file system, on the engine and on directories |
 //! | `update_policy` | update policies in front of a simulated disk, and the waiting of readers |
 //!
@@ -49,6 +50,7 @@ pub mod stored;
 pub mod target;
 pub mod trace;
 pub mod tree;
+pub mod trees;
 pub mod update_policy;
 
 pub use experiment::{Common, Experiment, LabError, Listed, Run, RunArgs, list, run};
