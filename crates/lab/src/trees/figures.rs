@@ -20,8 +20,8 @@ pub fn notes(plan: &Plan, found: &Found) -> Vec<String> {
     )];
     notes.extend(found.tree.iter().map(|tree| {
         format!(
-            "source tree: {tree}; its tar file and repository were read before each turn, so no place waits for the disk that they \
-             are on; a clone copies and makes no links"
+            "source tree: {tree}; its tar file, its repository and the programs were read before the clock ran, so no place waits \
+             for the disk that they are on; a clone copies and makes no links"
         )
     }));
     notes.extend(found.caches.as_ref().map(|caches| match caches {

@@ -199,6 +199,7 @@ impl Bench<'_> {
         let source = self.source.expect("made for the parts that need it");
         let mut took = vec![];
         let mut run = |name, words: &[&dyn AsRef<OsStr>], directory: &Path| {
+            self.programs.load(name);
             let ran = self.programs.run(name, words, directory)?;
             took.push(ran.took_s);
             Ok::<_, LabError>(ran.output)

@@ -68,6 +68,22 @@ impl Programs {
         self.find(name).is_some()
     }
 
+    /// Brings a program into memory, so that no place waits for the disk that the program is on.
+    pub fn load(&self, name: &str) {
+        // One that does not know the option is loaded as well.
+        let _ = self.run(name, &[&"--version"], &self.scratch);
+    }
+
+    fn command(&self, program: &Path, words: &[&dyn AsRef<OsStr>], directory: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.args(words.iter().map(AsRef::as_ref)).current_dir(directory).stdin(Stdio::null());
+        command.envs(ENVIRONMENT).env("PATH", &self.path);
+        for name in SETTINGS {
+            command.env_remove(name);
+        }
+        command
+    }
+
     /// Runs a program to its end, which must be a good one.
     pub fn run(&self, name: &str, words: &[&dyn AsRef<OsStr>], directory: &Path) -> Result<Ran, LabError> {
         let broken = |why: String| LabError::Broken { what: format!("{name}, in {}", directory.display()), why };
@@ -75,12 +91,7 @@ impl Programs {
         // Files, not pipes: nobody has to empty them while the clock runs.
         let [output, complaint] = ["output", "complaint"].map(|name| self.scratch.join(name));
         let create = |path| File::create(path).map_err(|error| broken(format!("{}: {error}", self.scratch.display())));
-        let mut command = Command::new(program);
-        command.args(words.iter().map(AsRef::as_ref)).current_dir(directory);
-        command.envs(ENVIRONMENT).env("PATH", &self.path).stdin(Stdio::null());
-        for name in SETTINGS {
-            command.env_remove(name);
-        }
+        let mut command = self.command(&program, words, directory);
         command.stdout(create(&output)?).stderr(create(&complaint)?);
         let clock = Instant::now();
         let mut child = command.spawn().map_err(|error| broken(error.to_string()))?;
@@ -137,8 +148,16 @@ mod tests {
         assert!(ran.took_s >= 0.1, "{} s", ran.took_s);
         let error = programs.run("sh", &[&"-c", &"echo no room >&2; exit 3"], Path::new("/")).unwrap_err().to_string();
         assert!(error.contains("sh, in /") && error.contains("exit status: 3: no room"), "{error}");
-        let settings = "test -z \"$GIT_DIR$TAR_OPTIONS\" && test $GIT_CONFIG_GLOBAL = /dev/null";
-        programs.run("sh", &[&"-c", &settings], Path::new("/")).unwrap();
+    }
+
+    #[test]
+    fn the_users_settings_do_not_reach_a_program() {
+        let programs = programs(Path::new("/"));
+        let command = programs.command(Path::new("git"), &[], Path::new("/"));
+        let of = |name: &str| command.get_envs().find(|(key, _)| *key == name).map(|(_, value)| value);
+        assert_eq!(of("GIT_DIR"), Some(None), "taken away");
+        assert_eq!(of("GIT_CONFIG_GLOBAL"), Some(Some(OsStr::new("/dev/null"))));
+        assert_eq!(of("HOME"), None, "as it is");
     }
 
     #[test]

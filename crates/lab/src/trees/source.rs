@@ -134,3 +134,52 @@ fn warm(path: &Path) -> Result<(), LabError> {
     let read = || io::copy(&mut File::open(path)?, &mut io::sink());
     read().map(drop).map_err(broken(path))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_clone_has_the_trees_own_bytes_whatever_its_files_tell_git() {
+        let [tree, scratch] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let files = [
+            (".gitattributes", "* text eol=crlf ident\n"),
+            (".gitignore", "*.o\n"),
+            ("ignored.o", "1\n"),
+            ("a/b", "$Id$\nlf\ncrlf\r\n"),
+        ];
+        fs::create_dir(tree.path().join("a")).unwrap();
+        for (name, contents) in files {
+            fs::write(tree.path().join(name), contents).unwrap();
+        }
+        let path = std::env::var_os("PATH").unwrap();
+        let programs = Programs { path, timeout: Duration::from_secs(60), scratch: scratch.path().into() };
+        let plan = Plan {
+            at: vec![],
+            tree: Some(tree.path().into()),
+            scratch: scratch.path().into(),
+            parts: vec![Part::Git],
+            keeps_caches: true,
+            seed: 1,
+            runs: 1,
+            scale: 1.0,
+            timeout: programs.timeout,
+            path: programs.path.clone(),
+        };
+        let source = Source::make(&plan, &programs, scratch.path()).unwrap();
+        source.warm_tar().and_then(|()| source.warm_repository()).unwrap();
+        let repository = source.repository.as_ref().unwrap();
+        let clone = scratch.path().join("clone");
+        programs
+            .run("git", &[&"clone", &"-q", &"--template", &source.template, repository, &clone], Path::new("/"))
+            .unwrap();
+        for (name, contents) in files {
+            assert_eq!(fs::read_to_string(clone.join(name)).unwrap(), contents, "{name}");
+        }
+        assert_eq!(programs.run("git", &[&"status", &"--porcelain"], &clone).unwrap().output, "");
+        let packs = fs::read_dir(repository.join("objects/pack")).unwrap().count();
+        assert!(packs >= 2, "a pack and its index");
+    }
+}
