@@ -61,8 +61,8 @@ fn promises(found: &Found) -> Vec<String> {
     let named = same.iter().map(|(survives, labels)| format!("{}: {survives}", labels.join(", ")));
     vec![
         format!("after the machine failed there is, at {}", named.collect::<Vec<_>>().join("; at ")),
-        "equal promises: Shoal `logged` keeps what was synced, as ext4, XFS and btrfs do, and of the rest all but about the last \
-         second where they may lose 30 s; `battery` keeps all that returned; bindfs promises what the file system below it does"
+        "equal promises: Shoal `logged` keeps what was synced, as ext4, XFS and btrfs do, and may lose of the rest about the last \
+         second, of large files the last 30 s; `battery` keeps all that returned; bindfs promises what the file system below it does"
             .into(),
     ]
 }
