@@ -311,22 +311,28 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
     use std::time::Duration;
 
     use clap::ValueEnum;
 
     use super::*;
 
-    /// A small plan for one place, on a machine that has these programs alone.
-    fn measured(only: &[&str]) -> Found {
-        let [place, scratch, programs] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    /// A directory with these programs alone.
+    fn programs(only: &[&str]) -> tempfile::TempDir {
+        let programs = tempfile::tempdir().unwrap();
         let path = std::env::var_os("PATH").unwrap();
         for name in only {
             let found = std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.exists());
             symlink(found.unwrap(), programs.path().join(name)).unwrap();
         }
-        let plan = Plan {
+        programs
+    }
+
+    /// A small run at one place.
+    fn measured(programs: &tempfile::TempDir) -> Result<Found, LabError> {
+        let [place, scratch] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        measure(&Plan {
             at: vec![format!("x={}", place.path().display()).parse().unwrap()],
             tree: None,
             scratch: scratch.path().into(),
@@ -337,8 +343,7 @@ mod tests {
             scale: 0.001,
             timeout: Duration::from_secs(60),
             path: programs.path().into(),
-        };
-        measure(&plan).unwrap()
+        })
     }
 
     fn operations(found: &Found) -> Vec<&str> {
@@ -347,12 +352,24 @@ mod tests {
 
     #[test]
     fn a_missing_program_is_named_and_its_part_alone_is_left_out() {
-        let found = measured(&["tar", "cp", "rm"]);
+        let found = measured(&programs(&["tar", "cp", "rm"])).unwrap();
         assert_eq!(found.skipped, ["git clone, git status: git is not in PATH; install it"]);
         assert_eq!(operations(&found)[..3], ["untar", "cp -r", "rm -rf of two trees"]);
-        let found = measured(&[]);
+        let found = measured(&programs(&[])).unwrap();
         assert_eq!(found.skipped.len(), 2, "{:?}", found.skipped);
         assert!(found.skipped[0].contains("tar is not in PATH") && found.skipped[0].contains("untar"));
         assert!(operations(&found)[0].starts_with("PostMark") && found.tree.is_none());
+    }
+
+    #[test]
+    fn a_clone_that_differs_from_what_git_wrote_is_told_and_not_timed() {
+        let programs = programs(&["sh", "tar", "cp", "rm", "git"]);
+        let [git, real] = ["git", "real-git"].map(|name| programs.path().join(name));
+        fs::rename(&git, &real).unwrap();
+        let script = format!("#!/bin/sh\ncase $1 in status) echo ' M a';; *) exec {} \"$@\";; esac\n", real.display());
+        fs::write(&git, script).unwrap();
+        fs::set_permissions(&git, PermissionsExt::from_mode(0o755)).unwrap();
+        let error = measured(&programs).unwrap_err().to_string();
+        assert!(error.contains("git status of the clone") && error.contains("nobody has changed: M a"), "{error}");
     }
 }
