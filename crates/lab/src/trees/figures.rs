@@ -3,8 +3,8 @@
 //! Owns: which figure stands where. Rules: a figure is the median of the rounds, with its interval behind it; every run is in a
 //! table of its own. What a place promises changes no figure: it is said in words, and the reader compares equals.
 
-use super::Plan;
 use super::measure::{Caches, Case, Found, RATE, SECONDS, THREADS};
+use super::{Part, Plan};
 use crate::median::Median;
 use crate::places;
 use crate::report::{Cell, Plot, Series, Style, Table};
@@ -34,13 +34,26 @@ pub fn notes(plan: &Plan, found: &Found) -> Vec<String> {
              them"
         ),
     }));
-    notes.extend([
+    if found.caches.is_some() {
+        notes.push(
+            "git's index was made newer than all files after the clone: else the first git status reads again what was written in \
+             the same second, which is more the faster the clone was"
+                .into(),
+        );
+    }
+    notes.push(
         "what is not yet written when a turn ends is written before the next turn, outside of the clock: a place that writes late \
          is not charged for it, and no other one is either"
             .into(),
-        "PostMark with its own defaults: files of 500 to 9,770 bytes in one directory, all three phases; blocks of 4 KB".into(),
-        "creates by threads: as of fs_mark without fsync, a directory for each thread, 1 KB in one write".into(),
-    ]);
+    );
+    if plan.has(Part::Postmark) {
+        let what = "PostMark with its own defaults: files of 500 to 9,770 bytes in one directory, all three phases; blocks of 4 KB";
+        notes.push(what.into());
+    }
+    if plan.has(Part::Threads) {
+        let what = "creates by threads: as of fs_mark without fsync, a directory for each thread, 1 KB in one write";
+        notes.push(what.into());
+    }
     notes.extend(promises(found));
     if plan.scale < 1.0 {
         notes.push(format!("{} of the files, transactions and appends", plan.scale));
