@@ -20,7 +20,8 @@ use crate::json::print_json;
     shoal lab run inodes --tree /usr /var\n  \
     shoal lab run small-files --tree /usr\n  \
     shoal lab run mramfs --at /mnt/shoal --scale 0.1\n  \
-    shoal lab run conquest --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --only small-files\n\n\
+    shoal lab run conquest --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --only small-files\n  \
+    shoal lab run trees --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --scale 0.1\n\n\
     Times of a model are simulated and say so.")]
 pub struct LabArgs {
     #[command(subcommand)]

@@ -2,7 +2,6 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `places` | the file systems: directories with labels, and the engine in this process |
 //! | `large` | the Sprite LFS large-file benchmark |
 //! | `measure` | the benchmarks in turn on all places: rates, run by run |
 //! | `figures` | tables, plots, and the paper's figures beside ours |
@@ -14,13 +13,12 @@
 mod figures;
 mod large;
 mod measure;
-mod places;
 
 use clap::{Args, ValueEnum};
 
 use crate::experiment::{Common, LabError, Run};
+use crate::places::Labelled;
 use crate::report::Report;
-use places::Labelled;
 
 /// A benchmark of the paper's section 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]

@@ -13,7 +13,7 @@ use crate::report::{Report, ReportError};
 use crate::target::Failed as TargetError;
 use crate::trace::TraceError;
 use crate::tree::TreeError;
-use crate::{conquest, idle_time, inodes, mramfs, netram, small_files, update_policy};
+use crate::{conquest, idle_time, inodes, mramfs, netram, small_files, trees, update_policy};
 
 /// Why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +80,8 @@ pub enum Experiment {
     Mramfs(mramfs::Options),
     /// Conquest: small files, large files and PostMark on file systems side by side, and on the engine in this process
     Conquest(conquest::Options),
+    /// Source trees: tar, cp, git, rm and small files as a person uses them, on file systems side by side
+    Trees(trees::Options),
 }
 
 impl Experiment {
@@ -92,6 +94,7 @@ impl Experiment {
             Experiment::SmallFiles(options) => options.run(common),
             Experiment::Mramfs(options) => options.run(common),
             Experiment::Conquest(options) => options.run(common),
+            Experiment::Trees(options) => options.run(common),
         }
     }
 
@@ -104,6 +107,7 @@ impl Experiment {
             "small-files" => <small_files::Options as Run>::PAPER,
             "mramfs" => <mramfs::Options as Run>::PAPER,
             "conquest" => <conquest::Options as Run>::PAPER,
+            "trees" => <trees::Options as Run>::PAPER,
             _ => "",
         }
     }

@@ -5,6 +5,9 @@
 //! | `experiment` | the registry of experiments and the options they share |
 //! | `report` | tables with the paper's figure beside ours; CSV, JSON, SVG |
 //! | `trace` | requests to disks: from traces or from a seed |
+//! | `places` | the file systems that are compared, and what they promise |
+//! | `median` | medians of a few runs, with intervals |
+//! | `progress` | how far a long experiment is |
 //! | `parallel` | many runs on several processors |
 //! | `network` | the model of a network, in simulated time |
 //! | `idle_time` | file systems on simulated disks, with and without idle time |
@@ -18,6 +21,7 @@
 //! | `target` | calls on files, of a store in this process or of any directory |
 //! | `postmark` | PostMark: many small files, as of a mail server |
 //! | `conquest` | Conquest's benchmarks, on any file systems side by side and on the engine |
+//! | `trees` | what a person does to a source tree, on any file systems side by side |
 //! | `mramfs` | mramfs' benchmarks of the file system, on the engine and on directories |
 //! | `update_policy` | update policies in front of a simulated disk, and the waiting of readers |
 //!
@@ -30,19 +34,23 @@ pub mod conquest;
 pub mod experiment;
 pub mod idle_time;
 pub mod inodes;
+mod median;
 pub mod mramfs;
 pub mod netram;
 pub mod network;
 mod parallel;
+mod places;
 pub mod postmark;
 mod processor;
 pub mod profile;
+mod progress;
 pub mod report;
 pub mod small_files;
 pub mod stored;
 pub mod target;
 pub mod trace;
 pub mod tree;
+pub mod trees;
 pub mod update_policy;
 
 pub use experiment::{Common, Experiment, LabError, Listed, Run, RunArgs, list, run};

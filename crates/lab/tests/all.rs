@@ -9,4 +9,5 @@ mod live;
 mod mramfs;
 mod netram;
 mod traces;
+mod trees;
 mod update_policy;

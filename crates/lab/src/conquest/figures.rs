@@ -1,53 +1,13 @@
 //! Tables and plots of the benchmarks, and the paper's figures beside ours.
 //!
-//! Owns: medians with their intervals; the paper's ratios. Rules: a rate is the median of the runs, with an interval that holds the
-//! true median with 90% and more, from the order of the runs alone: nothing is assumed of their distribution; a ratio is of runs of
+//! Owns: the tables; the paper's ratios. Rules: a rate is the median of the runs with its interval; a ratio is of runs of
 //! the same round. The paper's figures are read from its text, for its plots have no numbers.
 
 use super::measure::{Case, Found, POSTMARK_PHASES, SMALL_PHASES};
-use super::places::{Kind, Place};
 use super::{Part, Plan, large};
+use crate::median::Median;
+use crate::places::{self, Kind, Place};
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
-
-/// Confidence of an interval, at least.
-const CONFIDENCE: f64 = 0.9;
-
-/// A median, and an interval for the true one.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Median {
-    pub value: f64,
-    pub low: f64,
-    pub high: f64,
-}
-
-impl Median {
-    fn of(values: impl IntoIterator<Item = f64>) -> Median {
-        let mut values: Vec<f64> = values.into_iter().collect();
-        values.sort_by(f64::total_cmp);
-        let count = values.len();
-        let value = (values[(count - 1) / 2] + values[count / 2]) / 2.0;
-        let cut = cut_off(count);
-        Median { value, low: values[cut], high: values[count - 1 - cut] }
-    }
-}
-
-/// How many of the least and of the greatest of `count` values an interval for the median may leave out. Each value is below the
-/// median with probability 1/2; all is given where even the whole range is less sure than that.
-fn cut_off(count: usize) -> usize {
-    let mut tail = 0.5f64.powi(count as i32);
-    let mut term = tail;
-    let mut cut = 0;
-    // `tail`: the probability that at most `cut` values are below the median.
-    while cut + 1 < count.div_ceil(2) {
-        term *= (count - cut) as f64 / (cut + 1) as f64;
-        tail += term;
-        if 1.0 - 2.0 * tail < CONFIDENCE {
-            break;
-        }
-        cut += 1;
-    }
-    cut
-}
 
 impl Case {
     fn rate(&self, place: usize, phase: usize) -> Option<Median> {
@@ -98,19 +58,7 @@ pub fn notes(plan: &Plan) -> Vec<String> {
 }
 
 pub fn tables(found: &Found) -> Vec<Table> {
-    vec![places(found), rates(found), comparison(found), runs(found)]
-}
-
-fn places(found: &Found) -> Table {
-    let mut table = Table::new(
-        "places",
-        "File systems, and what is there after the machine failed",
-        &["place", "kind", "survives"],
-    );
-    for place in &found.places {
-        table.push(vec![place.label.as_str().into(), place.kind.name().into(), place.kind.survives().into()]);
-    }
-    table
+    vec![places::table(&found.places), rates(found), comparison(found), runs(found)]
 }
 
 fn figure(case: &Case) -> &'static str {
@@ -323,26 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_leaves_out_only_what_ninety_percent_allow() {
-        // Two-sided: 1 - 2 * P(at most `cut` of n fair coins).
-        let confidence = |count: u32, cut: u32| {
-            let ways = |k| (0..k).fold(1.0, |ways, i| ways * f64::from(count - i) / f64::from(i + 1));
-            1.0 - 2.0 * (0..=cut).map(ways).sum::<f64>() / 2f64.powi(count as i32)
-        };
-        for count in 5..40u32 {
-            let cut = cut_off(count as usize) as u32;
-            assert!(confidence(count, cut) >= CONFIDENCE, "{count}: {cut}");
-            assert!(confidence(count, cut + 1) < CONFIDENCE, "{count}: {cut}");
-        }
-        assert_eq!([1, 2, 3, 4].map(cut_off), [0; 4]);
-    }
-
-    #[test]
-    fn a_median_lies_within_its_interval() {
-        assert_eq!(Median::of([3.0, 1.0, 2.0]), Median { value: 2.0, low: 1.0, high: 3.0 });
-        assert_eq!(Median::of([4.0, 1.0, 2.0, 3.0]).value, 2.5);
-        let many = Median::of((1..=20).map(f64::from));
-        assert_eq!((many.value, many.low, many.high), (10.5, 6.0, 15.0));
+    fn a_ratio_within_the_noise_is_told_from_one_that_is_not_reached() {
         let ours = Median { value: 1.0, low: 0.9, high: 1.1 };
         assert_eq!(
             [0.9, 1.05, 1.2].map(|paper| verdict(paper, ours)),

@@ -5,15 +5,15 @@
 
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use shoal_sim::Random;
 
 use super::large::{self, Large, Shape};
-use super::places::{Kind, Place};
 use super::{Part, Plan};
 use crate::experiment::LabError;
 use crate::mramfs::variants::{Packing, VARIANTS};
+use crate::places::{Kind, Place};
 use crate::postmark::{Config, Phase, Workload, run as run_postmark};
+use crate::progress;
 use crate::target::{Directory, Engine, Outcome, Target};
 
 const SMALL_FILES: u32 = 10_000;
@@ -216,10 +216,7 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     }
     let mut random = Random::new(plan.seed);
     let all: usize = cases.iter().map(|case| case.rates.iter().flatten().count()).sum();
-    let bar = ProgressBar::new(u64::from(plan.runs) * all as u64);
-    bar.set_style(
-        ProgressStyle::with_template("{pos} of {len} runs, {elapsed}: {msg}").expect("a template that is right"),
-    );
+    let bar = progress::of_runs(u64::from(plan.runs) * all as u64);
     for round in 0..plan.runs {
         for case in &mut cases {
             for at in random.shuffled(0..places.len()) {

@@ -1,14 +1,16 @@
-//! The file systems that are compared.
+//! The file systems that an experiment compares.
 //!
 //! Owns: [`Labelled`], a directory and its label as given on the command line; [`Place`], one of them or the engine in this
-//! process; [`Kind`], what a directory's file system is, by its magic number. Rules: what a place keeps when the machine fails is said
-//! beside its figures, because a file system that promises nothing has less to do. Left out: making and mounting them.
+//! process; [`Kind`], what a directory's file system is, by its magic number; the table of places. Rules: what a place keeps when
+//! the machine fails is said beside its figures, because a file system that promises nothing has less to do. Left out: making and
+//! mounting them.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::experiment::LabError;
+use crate::report::Table;
 
 /// `LABEL=DIR`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +127,19 @@ impl Place {
     pub fn is_shoal(&self) -> bool {
         self.label.contains("shoal")
     }
+}
+
+/// The places with what they keep.
+pub fn table(places: &[Place]) -> Table {
+    let mut table = Table::new(
+        "places",
+        "File systems, and what is there after the machine failed",
+        &["place", "kind", "survives"],
+    );
+    for place in places {
+        table.push(vec![place.label.as_str().into(), place.kind.name().into(), place.kind.survives().into()]);
+    }
+    table
 }
 
 #[cfg(test)]

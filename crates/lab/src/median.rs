@@ -1,0 +1,72 @@
+//! Medians of a few runs, and how sure they are.
+//!
+//! Owns: [`Median`], with an interval that holds the true median with 90% and more. Rules: it comes from the order of the runs
+//! alone: nothing is assumed of their distribution. Of fewer than five runs the interval is all that was measured.
+
+/// Confidence of an interval, at least.
+const CONFIDENCE: f64 = 0.9;
+
+/// A median, and an interval for the true one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Median {
+    pub value: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+impl Median {
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Median {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let count = values.len();
+        let value = (values[(count - 1) / 2] + values[count / 2]) / 2.0;
+        let cut = cut_off(count);
+        Median { value, low: values[cut], high: values[count - 1 - cut] }
+    }
+}
+
+/// How many of the least and of the greatest of `count` values an interval for the median may leave out. Each value is below the
+/// median with probability 1/2; all is given where even the whole range is less sure than that.
+fn cut_off(count: usize) -> usize {
+    let mut tail = 0.5f64.powi(count as i32);
+    let mut term = tail;
+    let mut cut = 0;
+    // `tail`: the probability that at most `cut` values are below the median.
+    while cut + 1 < count.div_ceil(2) {
+        term *= (count - cut) as f64 / (cut + 1) as f64;
+        tail += term;
+        if 1.0 - 2.0 * tail < CONFIDENCE {
+            break;
+        }
+        cut += 1;
+    }
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_leaves_out_only_what_ninety_percent_allow() {
+        // Two-sided: 1 - 2 * P(at most `cut` of n fair coins).
+        let confidence = |count: u32, cut: u32| {
+            let ways = |k| (0..k).fold(1.0, |ways, i| ways * f64::from(count - i) / f64::from(i + 1));
+            1.0 - 2.0 * (0..=cut).map(ways).sum::<f64>() / 2f64.powi(count as i32)
+        };
+        for count in 5..40u32 {
+            let cut = cut_off(count as usize) as u32;
+            assert!(confidence(count, cut) >= CONFIDENCE, "{count}: {cut}");
+            assert!(confidence(count, cut + 1) < CONFIDENCE, "{count}: {cut}");
+        }
+        assert_eq!([1, 2, 3, 4].map(cut_off), [0; 4]);
+    }
+
+    #[test]
+    fn a_median_lies_within_its_interval() {
+        assert_eq!(Median::of([3.0, 1.0, 2.0]), Median { value: 2.0, low: 1.0, high: 3.0 });
+        assert_eq!(Median::of([4.0, 1.0, 2.0, 3.0]).value, 2.5);
+        let many = Median::of((1..=20).map(f64::from));
+        assert_eq!((many.value, many.low, many.high), (10.5, 6.0, 15.0));
+    }
+}

@@ -1,0 +1,182 @@
+//! `shoal lab run trees`: what a person does to a source tree, on live file systems side by side.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `shape` | a source tree made from a seed, and its tar file |
+//! | `source` | what all places work on: the tar file and the git repository, made once |
+//! | `programs` | tar, cp, git and rm as child processes, with a time limit |
+//! | `measure` | the work in turn at all places: seconds and rates, run by run |
+//! | `figures` | tables, the plot, and what must be known to read them |
+//!
+//! Owns: the experiment's options. Rules: real programs do the work on trees; the places take turns within each round, in an order
+//! that changes; a program that is missing leaves its part out, and the report says so. Left out: making the mounts, which takes
+//! a privilege (`scripts/bench-trees` does it).
+
+mod figures;
+mod measure;
+mod programs;
+mod shape;
+mod source;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use crate::experiment::{Common, LabError, Run};
+use crate::places::Labelled;
+use crate::report::Report;
+
+/// A part of the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Part {
+    /// untar a source tree, cp -r of it, rm -rf of all trees
+    Tree,
+    /// git clone of the tree, git status after the caches were dropped, and once more
+    Git,
+    /// PostMark with 20,000 files and 100,000 transactions
+    Postmark,
+    /// 1,000 files of 1 KB, each with an fsync
+    Fsync,
+    /// 20,000 appends of 40 bytes, each a write of its own
+    Appends,
+    /// 10,000 files of 1 KB by 1, by 2 and by 4 threads
+    Threads,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal lab run trees --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --at tmpfs=/dev/shm --out results\n  \
+    shoal lab run trees --tree linux-6.6.tar --only tree,git --at old=/mnt/old --at new=/mnt/new\n\n\
+    At full scale a place holds 1.2 GB for a while. Run it as root: others cannot drop the kernel's caches.")]
+pub struct Options {
+    /// Work in a new directory below DIR, called LABEL in the report; repeatable
+    #[arg(long, value_name = "LABEL=DIR", required = true)]
+    pub at: Vec<Labelled>,
+    /// Source tree: a directory, or a tar file [default: one with the shape of a kernel's, made from the seed]
+    #[arg(long, value_name = "DIR|FILE.tar")]
+    pub tree: Option<PathBuf>,
+    /// Where tar file and git repository are made, outside of all places [default: the directory for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub scratch: Option<PathBuf>,
+    /// Run these parts alone
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    pub only: Vec<Part>,
+    /// Leave the kernel's caches alone before the first git status
+    #[arg(long)]
+    pub keep_caches: bool,
+    /// Seed of the tree, of the transactions and of the places' order
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Rounds; medians with 90% intervals are shown
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+    /// Share of all files, transactions and appends; above 0, at most 1. A tree that is given stays whole
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = crate::mramfs::scale)]
+    pub scale: f64,
+    /// Time that each program may take (seconds)
+    #[arg(long, value_name = "N", default_value_t = 900, value_parser = clap::value_parser!(u32).range(1..))]
+    pub timeout: u32,
+}
+
+/// The share of the work that `--quick` does, at most.
+const QUICK: f64 = 0.01;
+
+/// The plan of runs, with `--quick` taken into account.
+#[derive(Clone, Debug)]
+struct Plan {
+    at: Vec<Labelled>,
+    tree: Option<PathBuf>,
+    scratch: PathBuf,
+    parts: Vec<Part>,
+    keeps_caches: bool,
+    seed: u64,
+    runs: u32,
+    scale: f64,
+    timeout: Duration,
+    /// Directories of programs, as in the environment's `PATH`.
+    path: OsString,
+}
+
+impl Plan {
+    /// A number of files or calls, scaled.
+    fn scaled(&self, count: u32) -> u32 {
+        (f64::from(count) * self.scale).round().max(1.0) as u32
+    }
+
+    fn has(&self, part: Part) -> bool {
+        self.parts.contains(&part)
+    }
+}
+
+impl Options {
+    fn plan(&self, is_quick: bool) -> Result<Plan, LabError> {
+        for (number, place) in self.at.iter().enumerate() {
+            // The labels are columns of one table.
+            if place.label == figures::OPERATION || self.at[..number].iter().any(|other| other.label == place.label) {
+                let why = format!("{} names two columns; give each place a label of its own", place.label);
+                return Err(LabError::Option { what: "--at", why });
+            }
+        }
+        let (runs, scale) = if is_quick { (self.runs.min(2), self.scale.min(QUICK)) } else { (self.runs, self.scale) };
+        let mut parts = if self.only.is_empty() { Part::value_variants().to_vec() } else { self.only.clone() };
+        parts.sort_unstable();
+        parts.dedup();
+        Ok(Plan {
+            at: self.at.clone(),
+            tree: self.tree.clone(),
+            scratch: self.scratch.clone().unwrap_or_else(std::env::temp_dir),
+            parts,
+            keeps_caches: self.keep_caches,
+            seed: self.seed,
+            runs,
+            scale,
+            timeout: Duration::from_secs(self.timeout.into()),
+            path: std::env::var_os("PATH").unwrap_or_default(),
+        })
+    }
+
+    /// The command that makes the same runs.
+    fn command(&self, common: &Common) -> String {
+        let quick = if common.quick { " --quick" } else { "" };
+        let at: String = self.at.iter().map(|place| format!(" --at {place}")).collect();
+        let path = |option, path: &Option<PathBuf>| {
+            path.as_ref().map_or(String::new(), |path| format!(" --{option} {}", path.display()))
+        };
+        let (tree, scratch) = (path("tree", &self.tree), path("scratch", &self.scratch));
+        let only: String = self
+            .only
+            .iter()
+            .filter_map(|part| part.to_possible_value())
+            .map(|part| format!(" --only {}", part.get_name()))
+            .collect();
+        let caches = if self.keep_caches { " --keep-caches" } else { "" };
+        let Options { seed, runs, scale, timeout, .. } = self;
+        format!(
+            "shoal lab run trees{quick}{at}{tree}{scratch}{only}{caches} --seed {seed} --runs {runs} --scale {scale} --timeout {timeout}"
+        )
+    }
+}
+
+impl Run for Options {
+    const PAPER: &'static str = "none as a whole: daily work on a source tree; PostMark after Katcher: PostMark, A New File System Benchmark (NetApp TR3022, 1997)";
+
+    fn run(&self, common: &Common) -> Result<Report, LabError> {
+        let plan = self.plan(common.quick)?;
+        let mut found = measure::measure(&plan)?;
+        let mut skipped = std::mem::take(&mut found.skipped);
+        if common.quick {
+            skipped.insert(0, "--quick: a hundredth of the work, two rounds; figures are not to be quoted".into());
+        }
+        Ok(Report {
+            experiment: "trees".into(),
+            command: self.command(common),
+            seed: Some(self.seed),
+            skipped,
+            notes: figures::notes(&plan, &found),
+            tables: figures::tables(&found),
+            plots: figures::plots(&found),
+        })
+    }
+}
