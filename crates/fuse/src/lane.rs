@@ -4,46 +4,175 @@
 //! file as much as a request. So one thread alone reads the device, and after a FORGET it waits for a moment: the kernel
 //! gives it all that have gathered in one message. The other threads wait until a queue has ended, after which everything may come
 //! by the device.
-//! Rules: what a FORGET frees may be missed where there is little room; there the thread does not wait.
+//! What was removed is freed by its FORGET, which the kernel queues before the removal returns. So a request that finds no room, and
+//! one that asks for the free room, first waits until all that is queued is done ([`Lane::settle`], [`with_room`]).
+//! Rules: the reader says that it is busy before it reads. So a device with nothing to read and a reader that is not busy mean
+//! that all is done; they are looked at in this order.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use shoal_fs::Error;
 
-/// How long FORGETs gather: too short for a program to miss what they free, where an eighth of the store is free.
+/// How long FORGETs gather.
 const GATHER: Duration = Duration::from_millis(1);
+/// How long somebody waits for them at most, if the reader gets no processor, or new ones come without end.
+const SETTLE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
+struct State {
+    is_open: bool,
+    /// The reader has a message in hand, or is about to read one.
+    is_busy: bool,
+    reader: Option<ThreadId>,
+    /// Those who wait until all is done.
+    waiting: usize,
+}
+
 struct Shared {
-    is_open: Mutex<bool>,
-    opened: Condvar,
+    state: Mutex<State>,
+    /// A message is done, somebody waits for that, or the lane is open.
+    changed: Condvar,
+    device: Arc<OwnedFd>,
 }
 
 /// The device's threads, from the point of view of the queues: [`Lane::open`] lets all of them read.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Lane(Arc<Shared>);
 
 impl Lane {
+    pub fn new(device: Arc<OwnedFd>) -> Lane {
+        Lane(Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), device }))
+    }
+
     /// Everything may come by the device from now on.
     pub fn open(&self) {
-        *self.0.is_open.lock() = true;
-        self.0.opened.notify_all();
+        self.0.state.lock().is_open = true;
+        self.0.changed.notify_all();
     }
 
     /// Waits until the lane is open.
     pub fn wait(&self) {
-        let mut is_open = self.0.is_open.lock();
-        while !*is_open {
-            self.0.opened.wait(&mut is_open);
+        let mut state = self.0.state.lock();
+        while !state.is_open {
+            self.0.changed.wait(&mut state);
         }
     }
 
-    /// Lets FORGETs gather for a moment.
-    pub fn gather(&self) {
-        let mut is_open = self.0.is_open.lock();
-        if !*is_open {
-            self.0.opened.wait_for(&mut is_open, GATHER);
+    /// For the one thread that reads the device, before each read: waits for a message.
+    pub fn begin(&self) {
+        // An error, as any end of the connection, is found by the read.
+        let _ = poll(&mut [PollFd::new(&self.0.device, PollFlags::IN)], None);
+        let mut state = self.0.state.lock();
+        state.is_busy = true;
+        state.reader = Some(std::thread::current().id());
+    }
+
+    /// After each message that it has carried out.
+    pub fn done(&self) {
+        let mut state = self.0.state.lock();
+        state.is_busy = false;
+        if state.waiting > 0 {
+            self.0.changed.notify_all();
         }
+    }
+
+    /// Lets FORGETs gather for a moment, unless somebody waits for them.
+    pub fn gather(&self) {
+        let mut state = self.0.state.lock();
+        if !state.is_open && state.waiting == 0 {
+            self.0.changed.wait_for(&mut state, GATHER);
+        }
+    }
+
+    /// Returns when the FORGETs of all that was removed before have been carried out: true if there was something to wait for.
+    pub fn settle(&self) -> bool {
+        let deadline = Instant::now() + SETTLE_MAX;
+        let mut state = self.0.state.lock();
+        if state.is_open || state.reader == Some(std::thread::current().id()) {
+            return false;
+        }
+        if !self.is_readable() && !state.is_busy {
+            return false;
+        }
+        state.waiting += 1;
+        self.0.changed.notify_all();
+        while !state.is_open && (self.is_readable() || state.is_busy) {
+            if self.0.changed.wait_until(&mut state, deadline).timed_out() {
+                break;
+            }
+        }
+        state.waiting -= 1;
+        true
+    }
+
+    fn is_readable(&self) -> bool {
+        let mut device = [PollFd::from_borrowed_fd(self.0.device.as_fd(), PollFlags::IN)];
+        poll(&mut device, Some(&Timespec::default())).is_ok() && device[0].revents().contains(PollFlags::IN)
+    }
+}
+
+/// Calls `work`, and where it finds no room, once more when all that was removed has been freed.
+pub(crate) fn with_room<T>(lane: Option<&Lane>, mut work: impl FnMut() -> shoal_fs::Result<T>) -> shoal_fs::Result<T> {
+    match work() {
+        // Also without anything to wait for: it may have been freed since.
+        Err(Error::NoSpace) if let Some(lane) = lane => {
+            lane.settle();
+            work()
+        }
+        outcome => outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn who_finds_no_room_waits_for_all_that_was_removed_and_not_until_more_has_gathered() {
+        let (device, mut kernel) = UnixStream::pair().unwrap();
+        let lane = Lane::new(Arc::new(device.try_clone().unwrap().into()));
+        assert!(!lane.settle(), "nothing was removed");
+        let freed = Arc::new(AtomicUsize::new(0));
+        let reader = std::thread::spawn({
+            let (lane, freed, mut device) = (lane.clone(), freed.clone(), device);
+            move || loop {
+                lane.begin();
+                if device.read(&mut [0]).unwrap() == 0 {
+                    return;
+                }
+                std::thread::sleep(Duration::from_micros(100));
+                freed.fetch_add(1, Ordering::SeqCst);
+                assert!(!lane.settle(), "the reader would wait for itself");
+                lane.done();
+                lane.gather();
+            }
+        });
+        for round in 1..200 {
+            kernel.write_all(&[0; 5]).unwrap();
+            let mut needed = 0;
+            let outcome = with_room(Some(&lane), || {
+                needed += 1;
+                if freed.load(Ordering::SeqCst) < 5 * round { Err(Error::NoSpace) } else { Ok(()) }
+            });
+            assert!(outcome.is_ok() && needed == 2, "round {round}: {outcome:?} after {needed} attempts");
+        }
+        // Where the reader gets nowhere, nobody waits for ever.
+        drop(kernel);
+        reader.join().unwrap();
+        let begin = Instant::now();
+        lane.settle();
+        assert!((SETTLE_MAX..10 * SETTLE_MAX).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        // Nor where others read the device, too.
+        lane.open();
+        assert!(!lane.settle());
     }
 }

@@ -155,12 +155,12 @@ fn serve(
     let queues = queues.filter(|queues| queues.are_agreed(&agreed));
     // By io_uring the thread that takes a request serves all others of its processor.
     let read_here = if queues.is_some() { 0 } else { options.request_threads() / 2 };
-    let mut guard = None;
+    let (mut guard, mut lane) = (None, None);
     let ways: Vec<_> = match queues {
         None => devices.into_iter().map(Way::Device).collect(),
         Some(queues) => {
             guard = if options.idle_class { Guard::start(queues.count())? } else { None };
-            let lane = Lane::default();
+            let lane = &*lane.insert(Lane::new(device.descriptor().clone()));
             let first = devices.remove(0);
             let queues = queues.ports(&device, guard.as_ref()).into_iter().map(|port| Way::Queue(port, lane.clone()));
             let beside = std::iter::once(Way::Beside(first, lane.clone()));
@@ -168,7 +168,7 @@ fn serve(
         }
     };
     let readers = Readers::new(readers, read_here);
-    let requests = Requests::new(fs.clone(), syncer, waiters, readers, options, agreed, Box::new(device));
+    let requests = Requests::new(fs.clone(), syncer, waiters, readers, options, agreed, Box::new(device)).beside(lane);
     let owner = rustix::process::geteuid().as_raw();
     Threads::start(Service { requests, agreed, access: options.access, owner }, ways, guard)
 }

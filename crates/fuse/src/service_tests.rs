@@ -393,7 +393,8 @@ fn once_a_queue_has_ended_all_threads_of_the_device_serve() {
     let mount = mounted(|_| {}, ALL);
     // One list of questions for all three, and none left for the queue, whose connection is over at once.
     let Mounted { kernel, service, port, threads, fs } = mount;
-    let (ended, lane) = (Port::new(Box::new(Kernel::default())), Lane::default());
+    let (ended, lane) =
+        (Port::new(Box::new(Kernel::default())), Lane::new(Arc::new(std::fs::File::open("/dev/null").unwrap().into())));
     let behind = Way::Behind(port, lane.clone());
     *kernel.0.questions.lock().unwrap() =
         vec![message(opcode::DESTROY, 0, &[]), message(opcode::GETATTR, ROOT, &[0; 16])];

@@ -116,9 +116,9 @@ impl Threads {
 }
 
 fn serve(service: &Service, way: &Way) -> io::Result<()> {
-    // However this thread ends: what came by its queue may come by the device.
+    // However this thread ends: what came by its queue may come by the device, and what it read there is read by others.
     let _opened = match way {
-        Way::Queue(_, lane) => Some(OpensLane(lane)),
+        Way::Queue(_, lane) | Way::Beside(_, lane) => Some(OpensLane(lane)),
         _ => None,
     };
     if let Way::Behind(_, lane) = way {
@@ -127,17 +127,23 @@ fn serve(service: &Service, way: &Way) -> io::Result<()> {
     let port = way.port();
     let mut buffer = vec![0; buffer_bytes(service.agreed.write_bytes_max)];
     let mut scratch = Vec::new();
-    while let Some(len) = port.channel.receive(&mut buffer)? {
-        match service.serve(&buffer[..len], port, &mut scratch)? {
-            Next::Request => {}
-            Next::Forgotten => {
-                if let Way::Beside(_, lane) = way
-                    && service.requests.is_roomy()
-                {
-                    lane.gather();
-                }
-            }
-            Next::End => break,
+    let beside = match way {
+        Way::Beside(_, lane) => Some(lane),
+        _ => None,
+    };
+    loop {
+        if let Some(lane) = beside {
+            lane.begin();
+        }
+        let Some(len) = port.channel.receive(&mut buffer)? else { break };
+        let next = service.serve(&buffer[..len], port, &mut scratch)?;
+        if let Some(lane) = beside {
+            lane.done();
+        }
+        match (next, beside) {
+            (Next::Forgotten, Some(lane)) if service.requests.is_roomy() => lane.gather(),
+            (Next::Request | Next::Forgotten, _) => {}
+            (Next::End, _) => break,
         }
     }
     Ok(())

@@ -94,8 +94,12 @@ impl Lanes {
             let turn = Arc::new(Turn::default());
             let (worker, turns, log) = (fs.clone(), turn.clone(), self.log.clone());
             let name = if number == 0 { "syncer".into() } else { format!("syncer-{number}") };
-            let thread =
-                std::thread::Builder::new().name(name).spawn(move || serve(&worker, &messages, &turns, &log))?;
+            let work = move || {
+                // A thread that serves requests may have started this one: bound to one processor, and in the idle class.
+                shoal_host::like_the_process();
+                serve(&worker, &messages, &turns, &log);
+            };
+            let thread = std::thread::Builder::new().name(name).spawn(work)?;
             vacant.insert(Lane { queue, turn, thread: Some(thread) });
         }
         let lane = &lanes[&number];

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
 use parking_lot::Mutex;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use shoal_host::{Answer, Answers, FuseRing, Taken, Waker};
 
 use crate::channel::{Channel, Port};
@@ -118,6 +118,17 @@ impl Queues {
     }
 }
 
+/// Binds the calling thread to one of its CPUs.
+fn bind(cpu: usize) -> io::Result<()> {
+    // The set holds no more of them.
+    if cpu >= CpuSet::MAX_CPU || !sched_getaffinity(None)?.is_set(cpu) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    Ok(sched_setaffinity(None, &one)?)
+}
+
 struct Queue {
     /// Locked by the queue's thread only.
     ring: Mutex<FuseRing>,
@@ -134,10 +145,8 @@ struct Queue {
 impl Queue {
     /// Makes the calling thread the queue's.
     fn start(&self, ring: &mut FuseRing) -> io::Result<()> {
-        let mut cpu = CpuSet::new();
-        cpu.set(self.number.into());
-        // One that is offline or not for us: the queue is served from any.
-        if let Err(error) = sched_setaffinity(None, &cpu) {
+        // One that is offline, or not among those that the daemon was given (taskset(1)): the queue is served from any.
+        if let Err(error) = bind(self.number.into()) {
             tracing::debug!("CPU {}: {error}", self.number);
         }
         if let Some(watched) = &self.watched {

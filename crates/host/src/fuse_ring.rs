@@ -38,6 +38,9 @@ const OUT_HEADER_BYTES: usize = 16;
 const UNIQUE_AT: usize = 8;
 /// The payload begins with a page of its own.
 const PAYLOAD_AT: usize = 4096;
+/// Flags of io_uring_enter(2).
+const ENTER_GETEVENTS: u32 = 1;
+const ENTER_NO_IOWAIT: u32 = 1 << 7;
 /// Marks the completion of a [`Waker`].
 const WOKEN: u64 = u64::MAX;
 
@@ -287,7 +290,7 @@ impl FuseRing {
             if self.live == 0 {
                 return Ok(Taken::Ended(self.refused.take()));
             }
-            match self.ring.submit_and_wait(1) {
+            match self.wait() {
                 Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => continue,
                 waited => waited?,
             };
@@ -295,6 +298,16 @@ impl FuseRing {
                 return Ok(Taken::Woken);
             }
         }
+    }
+
+    /// Hands in what there is and waits for a completion.
+    fn wait(&mut self) -> io::Result<usize> {
+        // Otherwise the kernel takes a queue at rest for a wait for a disk: its processor is never idle, and the machine under
+        // pressure of I/O, in all statistics.
+        let quiet = if self.ring.params().is_feature_no_iowait() { ENTER_NO_IOWAIT } else { 0 };
+        let count = self.ring.submission().len() as u32;
+        // SAFETY: a system call without an argument beyond numbers; what the entries handed in point to lives longer than the ring.
+        unsafe { self.ring.submitter().enter::<libc::sigset_t>(count, 1, ENTER_GETEVENTS | quiet, None) }
     }
 
     /// Looks at what has completed; true if it was woken.

@@ -60,7 +60,7 @@ pub use machine::{
     random_bytes,
 };
 pub use private_map::PrivateMap;
-pub use scheduling::{Class, Scheduled, Seen, may_return};
+pub use scheduling::{Class, Scheduled, Seen, like_the_process, may_return};
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
 pub use store_lock::{FileLock, StoreLock};

@@ -86,9 +86,17 @@ pub fn possible_cpus() -> usize {
 
 /// Time that all processors together have been idle since the machine was started.
 pub fn idle_time() -> Option<Duration> {
-    let listed = std::fs::read_to_string("/proc/uptime").ok()?;
-    let seconds: f64 = listed.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok()
+    let ticks = idle_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
+    Some(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
+}
+
+/// The same in ticks, from the kernel's statistics. A processor that waits for I/O is idle as well, and a thread that waits for
+/// io_uring may make it look so all the time.
+fn idle_ticks(statistics: &str) -> Option<u64> {
+    // "cpu user nice system idle iowait ...".
+    let mut fields = statistics.strip_prefix("cpu ")?.split_ascii_whitespace().skip(3);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    next()?.checked_add(next()?)
 }
 
 /// How many numbers a list like "0-3,8" has; none if it is no such list.
@@ -142,6 +150,16 @@ pub fn memory_total_bytes() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_processor_that_waits_for_io_is_idle() {
+        let told = "cpu  22 1 203 40 320 7 8 9 0 0\ncpu0 11 0 114 20 152 0 0 0 0 0\n";
+        assert_eq!(idle_ticks(told), Some(360));
+        for other in ["", "cpu0 1 2 3 4 5\n", "cpu  1 2 3 4", "cpu  1 2 3 x 5"] {
+            assert_eq!(idle_ticks(other), None, "{other}");
+        }
+        assert!(idle_time().is_some());
+    }
 
     #[test]
     fn clocks_run_forward() {

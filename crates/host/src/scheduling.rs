@@ -86,7 +86,7 @@ pub fn may_return() -> bool {
 }
 
 /// Gives the calling thread the class and the processors of ordinary threads of this process, whichever thread started it.
-pub(crate) fn like_the_process() {
+pub fn like_the_process() {
     let (this, process) = (gettid(), rustix::process::getpid());
     if class_number(this).is_ok_and(|class| class == number(Class::Idle)) {
         let _ = set_class(this, Class::Normal);

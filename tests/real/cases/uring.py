@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # A mount whose requests come by io_uring, of a store of its own: many clients at once, large requests, syncs side by side, little
-# memory, no work while idle, a daemon killed with requests on their way; and the way back to /dev/fuse where the kernel refuses.
-# case: timeout_s=120 alone
+# memory, no work while idle, the idle class and programs that want the same processors, room that a removal frees, a daemon bound to
+# one processor, a daemon killed with requests on their way; and the way back to /dev/fuse where the kernel refuses.
+# case: timeout_s=180 alone
 import mmap
 import os
 import signal
@@ -25,11 +26,12 @@ def shoal(*arguments):
     subprocess.run([SHOAL, *arguments], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
-def said_by_mounting():
-    """Mounts; what the daemon's log says of it."""
+def said_by_mounting(*through):
+    """Mounts, by way of another program if it is named; what the daemon's log says of it."""
     log = os.path.join(STORE, "shoal.log")
     begin = os.path.getsize(log) if os.path.exists(log) else 0
-    shoal("mount", STORE, MOUNT, "-o", "transport=uring")
+    command = [*through, SHOAL, "mount", STORE, MOUNT, "-o", "transport=uring"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
     with open(log) as file:
         file.seek(begin)
         return file.read()
@@ -76,6 +78,107 @@ def processor_ticks():
     return int(fields[11]) + int(fields[12])
 
 
+def request_threads():
+    """Policy and processors of each thread that serves requests."""
+    found = []
+    for task in os.listdir(f"/proc/{pid()}/task"):
+        with open(f"/proc/{pid()}/task/{task}/comm") as file:
+            if file.read().startswith("request-"):
+                found.append((os.sched_getscheduler(int(task)), os.sched_getaffinity(int(task))))
+    return found
+
+
+def idle_ticks():
+    """Of all processors: idle, and idle while a program waits for I/O."""
+    with open("/proc/stat") as file:
+        return [int(field) for field in file.readline().split()[4:6]]
+
+
+def create(name):
+    """Makes a file and removes it; how long the slower of the two took."""
+    begin = time.monotonic()
+    os.close(os.open(name, os.O_CREAT | os.O_WRONLY))
+    made = time.monotonic()
+    os.unlink(name)
+    return max(made - begin, time.monotonic() - made)
+
+
+def idle_class():
+    """The threads of the queues are in SCHED_IDLE while one client works, and in the normal class when it rests."""
+    begin, idle, seen = time.monotonic(), sum(idle_ticks()), False
+    while not seen and time.monotonic() - begin < 8:
+        for _ in range(50):
+            create("made")
+        seen = any(policy == os.SCHED_IDLE for policy, _ in request_threads())
+    idle = (sum(idle_ticks()) - idle) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - begin)
+    # The class is for a machine with an idle processor.
+    if not seen and idle < 0.5:
+        print(f"not tried: the idle class, as other programs leave but {idle:.2f} of a processor idle")
+        return False
+    assert seen, f"no thread came into the idle class, with {idle:.2f} of a processor idle"
+    time.sleep(1)
+    assert all(policy == os.SCHED_OTHER for policy, _ in request_threads()), request_threads()
+    return True
+
+
+def beside_hogs():
+    """Spinning programs on each processor, begun in the middle of the work and before it: each request is served soon."""
+    slowest = 0
+    for _ in range(3):
+        stop = time.monotonic() + 0.7
+        while time.monotonic() < stop:
+            create("made")
+        hogs = [
+            subprocess.Popen(["taskset", "-c", str(cpu), sys.executable, "-c", "while True: pass"])
+            for cpu in os.sched_getaffinity(0)
+        ]
+        try:
+            stop = time.monotonic() + 1.5
+            while time.monotonic() < stop:
+                slowest = max(slowest, create("made"))
+            time.sleep(0.5)
+            slowest = max(slowest, create("made"))
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
+    print(f"beside spinning programs the slowest request took {slowest * 1000:.1f} ms")
+    assert slowest < 1, f"a request took {slowest:.2f} s beside spinning programs"
+
+
+def freed_at_once():
+    """What a removal frees is there for the next request, also while more FORGETs gather: no ENOSPC, and `df` tells."""
+    for round in range(20):
+        for number in range(20):
+            open(f"small{number}", "w").close()
+        room = os.statvfs(".")
+        free = room.f_bavail * room.f_bsize
+        large = free * 6 // 10 & ~0xFFFF
+        for name in ["large", "again"]:
+            fd = os.open(name, os.O_CREAT | os.O_WRONLY)
+            os.posix_fallocate(fd, 0, large)
+            os.close(fd)
+            for number in range(20 if name == "large" else 0):
+                os.unlink(f"small{number}")
+            os.unlink(name)
+            if round % 2 == 0:
+                room = os.statvfs(".")
+                now = room.f_bavail * room.f_bsize
+                assert now > free - large // 2, f"{free} bytes were free, {now} when a file of {large} was removed"
+
+
+def in_autogroups(value):
+    """Whether the kernel shares processors between sessions first; the old value."""
+    try:
+        with open("/proc/sys/kernel/sched_autogroup_enabled", "r+") as file:
+            before = file.read().strip()
+            file.seek(0)
+            file.write(value)
+            return before
+    except OSError:
+        return value
+
+
 def large(number):
     """Requests of 1 MiB, written and read back past the page cache."""
     name, data = f"large{number}", bytes([number + 1]) * (1 << 20)
@@ -99,8 +202,10 @@ def synced(number):
 
 
 before = open(SWITCH).read().strip()
+# Among all threads alike: otherwise a session has its share whatever the class of its threads.
+autogroups = in_autogroups("0")
 os.mkdir(MOUNT)
-shoal("format", STORE, "--memory-size", "256M")
+shoal("format", STORE, "--memory-size", "256M", "--bulk-size", "2G")
 try:
     switch("N")
     said = said_by_mounting()
@@ -117,7 +222,8 @@ try:
     idle = resident_mib()
     errors = in_threads(64, large)
     assert not errors, errors
-    assert resident_mib() < idle + 160, f"{idle} MiB before, {resident_mib()} MiB now"
+    # Each of 64 requests of 1 MiB has its slot, and a copy with the thread that waits for the device in its place.
+    assert resident_mib() < idle + 256, f"{idle} MiB before, {resident_mib()} MiB now"
     errors = in_threads(16, synced)
     assert not errors, errors
     os.setxattr("plain", "user.long", b"v" * 60000)
@@ -127,9 +233,33 @@ try:
     assert os.readlink("link") == "t" * 4000
     assert len(os.listdir(".")) == 64 + 16 * 20 + 3
     time.sleep(3)
-    ticks = processor_ticks()
+    ticks, (idle, waiting) = processor_ticks(), idle_ticks()
     time.sleep(2)
     assert processor_ticks() - ticks <= 4, "an idle mount works"
+    idle, waiting = idle_ticks()[0] - idle, idle_ticks()[1] - waiting
+    # Where nothing else goes on, and since Linux 6.15.
+    at_rest = idle + waiting > 0.9 * 2 * os.sysconf("SC_CLK_TCK") * os.cpu_count()
+    can_tell = tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 15)
+    assert waiting <= 4 * idle or not at_rest or not can_tell, f"at rest the processors seem to wait for I/O: {waiting} ticks, {idle} idle"
+    freed_at_once()
+
+    for _ in range(3):
+        idle_class()
+    beside_hogs()
+    time.sleep(2)
+    assert create("made") < 1
+
+    os.chdir("/")
+    shoal("umount", MOUNT)
+    cpus = os.sched_getaffinity(0)
+    said_by_mounting("taskset", "-c", str(min(cpus)))
+    os.chdir(MOUNT)
+    for cpu in cpus:
+        os.sched_setaffinity(0, {cpu})
+        assert create("made") < 5
+    os.sched_setaffinity(0, cpus)
+    found = request_threads()
+    assert found and all(where == {min(cpus)} for _, where in found), f"bound to {min(cpus)}: {found}"
 
     # Killed with requests of twelve clients on their way: what had returned is there.
     returned = [0] * 12
@@ -155,6 +285,7 @@ try:
 finally:
     os.chdir("/")
     switch(before)
+    in_autogroups(autogroups)
     subprocess.run(["umount", "-l", MOUNT], timeout=20, stderr=subprocess.DEVNULL)
 for _ in range(100):
     if subprocess.run([SHOAL, "check", STORE], capture_output=True, timeout=60).returncode == 0:

@@ -10,6 +10,7 @@ use shoal_fs::{Fs, Ino, Seek};
 
 use super::{Asker, Outcome, Requests};
 use crate::errno::Errno;
+use crate::lane::with_room;
 use crate::protocol::WRITE_KILL_SUIDGID;
 
 const SEEK_DATA: u32 = 3;
@@ -51,11 +52,13 @@ impl Requests {
         answer: impl FnOnce(Outcome<usize>) + Send + 'static,
     ) {
         let cleared = if flags & WRITE_KILL_SUIDGID != 0 { self.clear_set_id(ino) } else { Ok(()) };
-        match cleared.and_then(|()| shoal_fs::without_flush(|| self.fs.write(ino, at, data))) {
+        let write = || with_room(self.lane.as_ref(), || shoal_fs::without_flush(|| self.fs.write(ino, at, data)));
+        match cleared.and_then(|()| write()) {
             Err(shoal_fs::Error::WouldFlush) => {
                 // The request's buffer belongs to this thread: only a request that waits pays for a copy.
-                let (fs, data) = (self.fs.clone(), data.to_vec());
-                self.waiters.run(move || answer(fs.write(ino, at, &data).map_err(Errno::from)));
+                let (fs, lane, data) = (self.fs.clone(), self.lane.clone(), data.to_vec());
+                let write = move || with_room(lane.as_ref(), || fs.write(ino, at, &data)).map_err(Errno::from);
+                self.waiters.run(move || answer(write()));
             }
             outcome => answer(outcome.map_err(Errno::from)),
         }

@@ -26,6 +26,7 @@ use shoal_fs::{Caller, Fs};
 
 use crate::channel::Channel;
 use crate::errno::Errno;
+use crate::lane::{Lane, with_room};
 use crate::options::MountOptions;
 use crate::protocol::{self, Agreed, init_flags};
 use crate::syncer::Syncer;
@@ -76,6 +77,8 @@ pub(crate) struct Requests {
     readers: Readers,
     /// Takes the messages that make the kernel forget attributes.
     kernel: Box<dyn Channel>,
+    /// How inodes are forgotten beside io_uring.
+    lane: Option<Lane>,
     xattrs: bool,
     agreed: Agreed,
 }
@@ -90,7 +93,12 @@ impl Requests {
         agreed: Agreed,
         kernel: Box<dyn Channel>,
     ) -> Requests {
-        Requests { fs, syncer, waiters, readers, kernel, xattrs: options.xattrs, agreed }
+        Requests { fs, syncer, waiters, readers, kernel, lane: None, xattrs: options.xattrs, agreed }
+    }
+
+    /// The same where FORGETs come by a lane of their own.
+    pub fn beside(self, lane: Option<Lane>) -> Requests {
+        Requests { lane, ..self }
     }
 
     /// OPEN of a file: flags for the answer, unless the kernel can do without.
@@ -109,6 +117,9 @@ impl Requests {
     }
 
     pub fn statfs(&self) -> shoal_fs::StatFs {
+        if let Some(lane) = &self.lane {
+            lane.settle();
+        }
         self.fs.statfs()
     }
 
@@ -118,6 +129,11 @@ impl Requests {
         is.available > is.blocks / 8 && is.files_free > is.files / 8
     }
 
+    /// Runs `work`, which needs no flush; where it finds no room, after what was removed has been freed.
+    fn roomy<T>(&self, work: impl FnMut() -> shoal_fs::Result<T>) -> Outcome<T> {
+        Ok(with_room(self.lane.as_ref(), work)?)
+    }
+
     /// Runs `work` and answers its outcome. Work that has to flush the bulk device is run again in a thread that may
     /// wait.
     fn waiting<W, T, A>(&self, work: W, answer: A)
@@ -125,10 +141,10 @@ impl Requests {
         W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
         A: FnOnce(Outcome<T>) + Send + 'static,
     {
-        match shoal_fs::without_flush(|| work(&self.fs)) {
+        match with_room(self.lane.as_ref(), || shoal_fs::without_flush(|| work(&self.fs))) {
             Err(shoal_fs::Error::WouldFlush) => {
-                let fs = self.fs.clone();
-                self.waiters.run(move || answer(work(&fs).map_err(Errno::from)));
+                let (fs, lane) = (self.fs.clone(), self.lane.clone());
+                self.waiters.run(move || answer(with_room(lane.as_ref(), || work(&fs)).map_err(Errno::from)));
             }
             outcome => answer(outcome.map_err(Errno::from)),
         }

@@ -69,21 +69,21 @@ impl Requests {
     }
 
     pub fn create(&self, asker: Asker, parent: Ino, name: &[u8], what: Created<'_>) -> Outcome<Entry> {
-        let made = match what {
+        let make = || match what {
             Created::Node { mode, rdev, umask } => self.fs.mknod(&asker.caller(umask), parent, name, mode, rdev),
             Created::Directory { mode, umask } => self.fs.mkdir(&asker.caller(umask), parent, name, mode),
             Created::Symlink { target } => self.fs.symlink(&asker.caller(0), parent, name, target),
         };
-        Ok(made?.into())
+        Ok(self.roomy(make)?.into())
     }
 
     /// An unnamed file (O_TMPFILE).
     pub fn tmpfile(&self, asker: Asker, parent: Ino, mode: u32, umask: u32) -> Outcome<Attr> {
-        Ok(self.fs.tmpfile(&asker.caller(umask), parent, mode)?)
+        self.roomy(|| self.fs.tmpfile(&asker.caller(umask), parent, mode))
     }
 
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Outcome<Entry> {
-        Ok(self.fs.link(ino, parent, name, true)?.into())
+        Ok(self.roomy(|| self.fs.link(ino, parent, name, true))?.into())
     }
 
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Outcome<()> {
