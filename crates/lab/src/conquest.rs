@@ -18,6 +18,7 @@ use clap::{Args, ValueEnum};
 
 use crate::experiment::{Common, LabError, Run};
 use crate::places::Labelled;
+use crate::plan;
 use crate::report::Report;
 
 /// A benchmark of the paper's section 5.
@@ -58,12 +59,9 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// Share of the paper's files and transactions; above 0, at most 1
-    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = crate::mramfs::scale)]
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = crate::plan::scale)]
     pub scale: f64,
 }
-
-/// The share of the work that `--quick` does, at most.
-const QUICK: f64 = 0.01;
 
 /// The plan of runs, with `--quick` taken into account.
 #[derive(Clone, Debug)]
@@ -80,16 +78,14 @@ struct Plan {
 impl Plan {
     /// The paper's number of something, scaled.
     fn scaled(&self, count: u32) -> u32 {
-        (f64::from(count) * self.scale).round().max(1.0) as u32
+        plan::scaled(count, self.scale)
     }
 }
 
 impl Options {
     fn plan(&self, is_quick: bool) -> Plan {
-        let (runs, scale) = if is_quick { (self.runs.min(2), self.scale.min(QUICK)) } else { (self.runs, self.scale) };
-        let mut parts = if self.only.is_empty() { Part::value_variants().to_vec() } else { self.only.clone() };
-        parts.sort_unstable();
-        parts.dedup();
+        let (runs, scale) = plan::amount(is_quick, self.runs, self.scale);
+        let parts = plan::parts(&self.only);
         let (at, has_engine, has_fsync) = (self.at.clone(), !self.no_engine, self.fsync);
         Plan { at, has_engine, parts, has_fsync, seed: self.seed, runs, scale }
     }
@@ -99,12 +95,7 @@ impl Options {
         let quick = if common.quick { " --quick" } else { "" };
         let at: String = self.at.iter().map(|place| format!(" --at {place}")).collect();
         let engine = if self.no_engine { " --no-engine" } else { "" };
-        let only: String = self
-            .only
-            .iter()
-            .filter_map(|part| part.to_possible_value())
-            .map(|part| format!(" --only {}", part.get_name()))
-            .collect();
+        let only = plan::only(&self.only);
         let fsync = if self.fsync { " --fsync" } else { "" };
         let Options { seed, runs, scale, .. } = self;
         format!("shoal lab run conquest{quick}{at}{engine}{only}{fsync} --seed {seed} --runs {runs} --scale {scale}")

@@ -5,6 +5,7 @@
 //! | `experiment` | the registry of experiments and the options they share |
 //! | `report` | tables with the paper's figure beside ours; CSV, JSON, SVG |
 //! | `trace` | requests to disks: from traces or from a seed |
+//! | `plan` | how much of the work, and which parts, alike for several experiments |
 //! | `places` | the file systems that are compared, and what they promise |
 //! | `median` | medians of a few runs, with intervals |
 //! | `progress` | how far a long experiment is |
@@ -40,6 +41,7 @@ pub mod netram;
 pub mod network;
 mod parallel;
 mod places;
+mod plan;
 pub mod postmark;
 mod processor;
 pub mod profile;

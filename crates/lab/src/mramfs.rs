@@ -21,6 +21,7 @@ use shoal_fs::Method;
 use variants::Packing;
 
 use crate::experiment::{Common, LabError, Run};
+use crate::plan;
 use crate::report::Report;
 
 #[derive(Clone, Debug, Args)]
@@ -46,7 +47,7 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// Share of the thesis's files, transactions and rounds; above 0, at most 1
-    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = scale)]
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = plan::scale)]
     pub scale: f64,
     /// Share of a processor that packing may use beside the workload (percent); 0: idle time alone
     #[arg(long, value_name = "PERCENT", default_value_t = shoal_fs::PACK_LOAD, value_parser = clap::value_parser!(u32).range(0..=100))]
@@ -55,15 +56,6 @@ pub struct Options {
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     pub compress: Method,
 }
-
-/// A share: above 0, at most 1.
-pub(crate) fn scale(text: &str) -> Result<f64, String> {
-    let scale: f64 = text.parse().map_err(|_| "not a number".to_string())?;
-    if scale > 0.0 && scale <= 1.0 { Ok(scale) } else { Err("not above 0 and at most 1".into()) }
-}
-
-/// The share of the workload that `--quick` runs, at most.
-const QUICK: f64 = 0.01;
 
 /// The plan of runs, with `--quick` taken into account.
 #[derive(Clone, Debug)]
@@ -80,7 +72,7 @@ struct Plan {
 
 impl Options {
     fn plan(&self, is_quick: bool) -> Plan {
-        let (runs, scale) = if is_quick { (self.runs.min(2), self.scale.min(QUICK)) } else { (self.runs, self.scale) };
+        let (runs, scale) = plan::amount(is_quick, self.runs, self.scale);
         let packing = Packing { method: self.compress, load: self.load };
         let (has_engine, rounds) = (!self.no_engine, self.rounds);
         Plan { at: self.at.clone(), has_engine, rounds, seed: self.seed, runs, scale, packing }

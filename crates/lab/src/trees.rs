@@ -26,6 +26,7 @@ use clap::{Args, ValueEnum};
 
 use crate::experiment::{Common, LabError, Run};
 use crate::places::Labelled;
+use crate::plan;
 use crate::report::Report;
 
 /// A part of the work.
@@ -73,15 +74,12 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// Share of all files, transactions and appends; above 0, at most 1. A tree that is given stays whole
-    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = crate::mramfs::scale)]
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = crate::plan::scale)]
     pub scale: f64,
     /// Time that each program may take (seconds)
     #[arg(long, value_name = "N", default_value_t = 900, value_parser = clap::value_parser!(u32).range(1..))]
     pub timeout: u32,
 }
-
-/// The share of the work that `--quick` does, at most.
-const QUICK: f64 = 0.01;
 
 /// The plan of runs, with `--quick` taken into account.
 #[derive(Clone, Debug)]
@@ -102,7 +100,7 @@ struct Plan {
 impl Plan {
     /// A number of files or calls, scaled.
     fn scaled(&self, count: u32) -> u32 {
-        (f64::from(count) * self.scale).round().max(1.0) as u32
+        plan::scaled(count, self.scale)
     }
 
     fn has(&self, part: Part) -> bool {
@@ -119,10 +117,8 @@ impl Options {
                 return Err(LabError::Option { what: "--at", why });
             }
         }
-        let (runs, scale) = if is_quick { (self.runs.min(2), self.scale.min(QUICK)) } else { (self.runs, self.scale) };
-        let mut parts = if self.only.is_empty() { Part::value_variants().to_vec() } else { self.only.clone() };
-        parts.sort_unstable();
-        parts.dedup();
+        let (runs, scale) = plan::amount(is_quick, self.runs, self.scale);
+        let parts = plan::parts(&self.only);
         Ok(Plan {
             at: self.at.clone(),
             tree: self.tree.clone(),
@@ -145,12 +141,7 @@ impl Options {
             path.as_ref().map_or(String::new(), |path| format!(" --{option} {}", path.display()))
         };
         let (tree, scratch) = (path("tree", &self.tree), path("scratch", &self.scratch));
-        let only: String = self
-            .only
-            .iter()
-            .filter_map(|part| part.to_possible_value())
-            .map(|part| format!(" --only {}", part.get_name()))
-            .collect();
+        let only = plan::only(&self.only);
         let caches = if self.keep_caches { " --keep-caches" } else { "" };
         let Options { seed, runs, scale, timeout, .. } = self;
         format!(

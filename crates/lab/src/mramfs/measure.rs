@@ -12,6 +12,7 @@ use shoal_fs::{Fs, PackingCounts};
 use super::Plan;
 use super::variants::{Packing, VARIANTS, Variant};
 use crate::experiment::LabError;
+use crate::plan::scaled;
 use crate::postmark::{Config, Pauses, Phase, Took, Workload, run_with};
 use crate::processor::ProcessorTime;
 use crate::target::{Directory, Engine, Outcome, Target};
@@ -83,10 +84,6 @@ pub struct Found {
     pub series: Vec<Series>,
 }
 
-fn scaled(value: f64, scale: f64) -> u32 {
-    (value * scale).round().max(1.0) as u32
-}
-
 pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     let engines = if plan.has_engine { VARIANTS } else { &[] };
     let mut places: Vec<Place> = engines.iter().map(Place::Engine).collect();
@@ -104,7 +101,7 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
         DIRECTORIES.iter().map(|directories| Workload::generate(&config(*directories))).collect();
     // A directory has the pace that it has.
     let (all, engines) = (places.len(), engines.len());
-    let rounds = if plan.rounds > 0 { scaled(plan.rounds.into(), plan.scale) } else { 0 };
+    let rounds = if plan.rounds > 0 { scaled(plan.rounds, plan.scale) } else { 0 };
     let cases = (0..workloads.len()).map(|at| (Some(at), false, all)).chain([(Some(0), true, engines)]);
     let cases = cases.chain((rounds > 0).then_some((None, false, all)));
     let mut series: Vec<Series> = cases
