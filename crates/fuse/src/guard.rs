@@ -183,14 +183,14 @@ pub(crate) struct Guard {
 impl Guard {
     /// None where the class cannot be left again.
     pub fn start(queues: usize) -> io::Result<Option<Guard>> {
-        let queues = (0..queues).map(|_| Queue::default()).collect();
-        let shared = Arc::new(Shared { queues, is_asleep: AtomicBool::new(false), has_ended: AtomicBool::new(false) });
         if !shoal_host::may_return() {
             tracing::debug!(
                 "queue threads stay in the normal scheduling class: leaving the idle one takes CAP_SYS_NICE"
             );
             return Ok(None);
         }
+        let queues = (0..queues).map(|_| Queue::default()).collect();
+        let shared = Arc::new(Shared { queues, is_asleep: AtomicBool::new(false), has_ended: AtomicBool::new(false) });
         let seen = shared.clone();
         let thread = std::thread::Builder::new().name("guard".into()).spawn(move || watch(&seen))?;
         Ok(Some(Guard { watched: Watched { shared, guard: thread.thread().clone() }, thread }))

@@ -391,8 +391,8 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
 #[test]
 fn once_a_queue_has_ended_all_threads_of_the_device_serve() {
     let mount = mounted(|_| {}, ALL);
-    // One list of questions for all three, and none left for the queue, whose connection is over at once.
     let Mounted { kernel, service, port, threads, fs } = mount;
+    // The queue has no questions: its connection is over at once.
     let (ended, lane) =
         (Port::new(Box::new(Kernel::default())), Lane::new(Arc::new(std::fs::File::open("/dev/null").unwrap().into())));
     let behind = Way::Behind(port, lane.clone());

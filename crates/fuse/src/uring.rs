@@ -40,7 +40,7 @@ const REMEDY: &str = "it takes Linux 6.14 and `echo Y >/sys/module/fuse/paramete
 fn is_offered() -> bool {
     let is_on = std::fs::read_to_string(SWITCH).is_ok_and(|value| value.starts_with('Y'));
     if !is_on {
-        tracing::info!("requests come by /dev/fuse; by io_uring most take half the time: {REMEDY}");
+        tracing::info!("requests come by /dev/fuse; by io_uring many are faster: {REMEDY}");
     }
     is_on
 }

@@ -107,7 +107,7 @@ impl BlockDevice for Concurrent {
         if queue.idle <= queue.waiting.len() && queue.threads.len() < THREADS_MAX {
             let shared = self.shared.clone();
             let work = move || {
-                // Whoever brought the first request may be bound to one processor.
+                // A thread that is bound to one processor may have started this one.
                 scheduling::like_the_process();
                 shared.work();
             };

@@ -3,7 +3,7 @@
 //! A thread of the class SCHED_IDLE runs when no other wants its processor; a processor that only runs such threads counts as idle,
 //! so the kernel wakes others there. Everyone may enter the class; leaving it takes a privilege (`RLIMIT_NICE`, CAP_SYS_NICE), so
 //! [`may_return`] is to be asked first.
-//! Rules: only threads in the class that programs have by default are moved; whoever chose another meant it.
+//! Rules: only threads of the default class, SCHED_OTHER, are moved. Somebody chose any other class on purpose.
 
 use std::fs::File;
 use std::io;

@@ -108,7 +108,6 @@ impl Table {
 }
 
 fn measure(args: &BenchArgs, directory: &Path, scratch: &Path, counter: Option<Counter>) -> std::io::Result<Report> {
-    let is_counting = counter.is_some();
     let mut table = Table { rows: Vec::new(), counter };
     let fsync_threads: &[usize] = if args.fsync { &[1, FSYNC_THREADS] } else { &[] };
     let steps = args.rounds * (args.threads.len() + fsync_threads.len() + usize::from(args.large.0 > 0));
@@ -144,7 +143,7 @@ fn measure(args: &BenchArgs, directory: &Path, scratch: &Path, counter: Option<C
     bar.finish_and_clear();
     let results = table.rows.iter().map(|row| {
         let figure = Figure::of(&row.name, row.threads, &row.samples);
-        if is_counting { figure.with_requests(&row.samples, &row.requests) } else { figure }
+        if table.counter.is_some() { figure.with_requests(&row.samples, &row.requests) } else { figure }
     });
     Ok(Report {
         directory: directory.display().to_string(),

@@ -38,7 +38,7 @@ const ENVIRONMENT: [(&str, &str); 9] = [
     ("GIT_AUTHOR_DATE", "1600000000 +0000"),
     ("GIT_COMMITTER_DATE", "1600000000 +0000"),
 ];
-/// What of a program's complaint an error shows: its end (characters).
+/// An error shows the end of what a program said, so many characters at most.
 const COMPLAINT_MAX: usize = 500;
 
 #[derive(Debug)]
