@@ -19,6 +19,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::mm::MapFlags;
@@ -30,7 +31,8 @@ use crate::{calls, host_kind, named};
 /// Maximum number of spares kept, on a host with room for them: the segments that a checkpoint of the usual 256 MiB
 /// releases, and one held back.
 pub(crate) const SPARES_MAX: usize = 9;
-const ZEROS_BYTES: usize = 1 << 20;
+/// Zeros that go to the disk together.
+pub(crate) const ZEROS_BYTES: usize = 512 << 10;
 
 /// A step that may fail, by the call it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,12 +207,13 @@ impl SegmentFiles {
         Ok(())
     }
 
-    /// Makes a spare: zeros, durable, then its name. Gives up between two pieces when `stop` is set.
-    pub fn create_spare(&self, stop: &AtomicBool) -> io::Result<Spare> {
+    /// Makes a spare: zeros, durable, then its name. Gives up between two pieces when `stop` is set. `rest` is called after each piece
+    /// with the time it took.
+    pub fn create_spare(&self, stop: &AtomicBool, rest: &dyn Fn(Duration)) -> io::Result<Spare> {
         self.remove_leftovers();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let temporary = self.path.join(format!("new-{number}"));
-        let made = self.fill_segment(&temporary, stop).and_then(|file| {
+        let made = self.fill_segment(&temporary, stop, rest).and_then(|file| {
             // The map first: a spare that has its name is counted.
             let segment = self.map(file)?;
             calls::rename(&temporary, &self.spare_path(number))?;
@@ -226,7 +229,7 @@ impl SegmentFiles {
         }
     }
 
-    fn fill_segment(&self, path: &Path, stop: &AtomicBool) -> io::Result<File> {
+    fn fill_segment(&self, path: &Path, stop: &AtomicBool, rest: &dyn Fn(Duration)) -> io::Result<File> {
         self.step(Step::Create)?;
         // Not even begun on a full host: other writers there must not find the last room taken for a moment.
         let space = rustix::fs::fstatvfs(&self.directory)?;
@@ -243,8 +246,12 @@ impl SegmentFiles {
                 return Err(io::Error::new(io::ErrorKind::Interrupted, "the log is being closed"));
             }
             let len = zeros.len().min((self.segment_bytes - at) as usize);
+            let begun = Instant::now();
             self.step(Step::Fill)?;
             calls::write_all_at(&file, &zeros[..len], at)?;
+            // Piece by piece, since whoever reads from the disk waits behind all that is under way there.
+            calls::send(&file, at, len as u64)?;
+            rest(begun.elapsed());
         }
         self.step(Step::Sync)?;
         // Length and blocks first, the name afterwards: a name never leads to less than a segment.

@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use shoal_media::{LogDevice, MediaError, Poison, Result};
@@ -49,6 +49,10 @@ const HOST_SHARE: u64 = 32;
 /// Between two attempts to make a spare that failed.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// How many times as long as a piece of a spare kept the disk, it is left to others before the next piece.
+const RESTS: u32 = 4;
+const REST_MAX: Duration = Duration::from_millis(50);
 
 fn segments_max(host_bytes: u64, segment_bytes: u64) -> usize {
     (host_bytes / HOST_SHARE / segment_bytes).max(SEGMENTS_MIN) as usize
@@ -89,6 +93,8 @@ struct State {
     /// Where the next append must begin; unknown until the first one.
     end: Option<u64>,
     preparing: bool,
+    /// Threads that wait for the spare that is being made.
+    waiting: usize,
 }
 
 impl State {
@@ -117,7 +123,7 @@ impl SegmentLog {
         let log = Self::open(directory, segment_bytes)?;
         log.shared.files.write_in_place();
         for _ in 0..1 + HELD_BACK {
-            let spare = log.shared.files.create_spare(&log.shared.stop).map_err(|e| named(directory, e))?;
+            let spare = log.shared.files.create_spare(&log.shared.stop, &|_| {}).map_err(|e| named(directory, e))?;
             log.shared.state.lock().spares.push(spare.into());
         }
         Ok(log)
@@ -136,6 +142,7 @@ impl SegmentLog {
             spares: scan.spares.into_iter().map(SpareSegment::from).collect(),
             end: None,
             preparing: false,
+            waiting: 0,
         };
         // Bytes and names of an earlier process may not be durable yet: the first sync covers all of them.
         for segment in state.segments.values() {
@@ -232,11 +239,23 @@ impl Shared {
     /// Makes one more spare, with the lock released meanwhile. No other thread may be making one.
     fn make_spare(&self, state: &mut MutexGuard<'_, State>) -> io::Result<()> {
         state.preparing = true;
-        let made = MutexGuard::unlocked(state, || self.files.create_spare(&self.stop));
+        let made = MutexGuard::unlocked(state, || self.files.create_spare(&self.stop, &|took| self.rest(took)));
         state.preparing = false;
         self.changed.notify_all();
         state.spares.push(made?.into());
         Ok(())
+    }
+
+    /// Leaves the disk to others between two pieces of a spare, for a few times as long as the last one kept it, unless the spare is needed.
+    fn rest(&self, took: Duration) {
+        let until = Instant::now() + (took * RESTS).min(REST_MAX);
+        let mut state = self.state.lock();
+        let has_time = |state: &State| state.spares.len() >= HELD_BACK && state.waiting == 0;
+        while has_time(&state) && !self.stop.load(Ordering::Relaxed) {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
     }
 
     fn check_end(&self, state: &State, position: u64) {
@@ -269,7 +288,10 @@ impl Shared {
         let held_back = if urgent || missing == 0 { 0 } else { HELD_BACK };
         while state.spares.len() < missing + held_back {
             if state.preparing {
+                state.waiting += 1;
+                self.changed.notify_all();
                 self.changed.wait(&mut state);
+                state.waiting -= 1;
                 continue;
             }
             if !urgent && state.count() >= self.segments_max {

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use super::*;
+use crate::segment_files::ZEROS_BYTES;
 
 const EMFILE: i32 = 24;
 const ENOMEM: i32 = 12;
@@ -158,6 +159,44 @@ fn segments_made_slowly_hold_up_no_append() {
     let slow = Duration::from_millis(250);
     let is_short = (0..3).any(|_| longest_append(slow) < slow / 2);
     assert!(is_short, "three times an append waited for a segment");
+}
+
+#[test]
+fn a_spare_made_ahead_leaves_the_disk_to_others_and_one_that_is_needed_does_not() {
+    const PIECES: u64 = 24;
+    let segment = PIECES * ZEROS_BYTES as u64;
+    let scratch = Scratch::new();
+    let log = SegmentLog::create(&scratch.path(), segment).unwrap();
+    let made = Arc::new(AtomicUsize::new(0));
+    let (slow, count) = (Duration::from_millis(10), made.clone());
+    *log.shared.files.before.lock() = Some(Box::new(move |step| {
+        if step == Step::Fill {
+            count.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(slow);
+        }
+        Ok(())
+    }));
+    let pieces = || made.load(Ordering::Relaxed) as u64;
+    log.append(0, b"x").unwrap();
+    let begin = Instant::now();
+    while pieces() < PIECES || log.allocated_bytes() < 3 * segment {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{} pieces", pieces());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let undisturbed = begin.elapsed();
+    assert!(undisturbed >= slow * (RESTS + 1) * (PIECES as u32 - 1), "{undisturbed:?}");
+    // The first append takes the spare, and the second waits for the next one.
+    let before = pieces();
+    let begin = Instant::now();
+    let rest = pattern(1, segment as usize);
+    log.append(1, &rest).unwrap();
+    log.append(1 + segment, &rest).unwrap();
+    let needed = begin.elapsed();
+    assert!(pieces() >= before + PIECES && needed < undisturbed / 2, "{needed:?} after {undisturbed:?}");
+    // Nor does the end of the log wait.
+    let begin = Instant::now();
+    drop(log);
+    assert!(begin.elapsed() < undisturbed / 4, "{:?}", begin.elapsed());
 }
 
 #[test]

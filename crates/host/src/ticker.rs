@@ -37,8 +37,8 @@ impl Stopping {
         self.0.orders.lock().rung = true;
     }
 
-    /// Waits for so long, for a ring, or until the end: true at the end.
-    fn wait(&self, period: Duration) -> bool {
+    /// Waits for so long, for a ring, or until the end: true at the end. For work in many small steps, too.
+    pub fn wait(&self, period: Duration) -> bool {
         let mut orders = self.0.orders.lock();
         if !orders.stop && !orders.rung {
             self.0.changed.wait_for(&mut orders, period);

@@ -43,6 +43,8 @@ const CACHE_BYTES_MIN: u64 = 16 << 20;
 const DIRECTORY: &str = "/dev/shm";
 /// Time between two looks at what is due.
 const PERIOD: Duration = Duration::from_millis(100);
+/// Between two pieces of memory that are given back to the host: 64 MB a second.
+const GIVING_PAUSE: Duration = Duration::from_millis(1);
 /// Bytes of a block as policies count them.
 const LINE_BYTES: u64 = 65536;
 
@@ -265,14 +267,14 @@ impl InFront {
         let (ticked, name, is_gone) = (filter.clone(), path.clone(), AtomicBool::new(false));
         let named = file.clone();
         let mut ticks = 0u32;
-        let ticker = Ticker::start("write-back", PERIOD, move |_| {
+        let ticker = Ticker::start("write-back", PERIOD, move |stopping| {
             ticks = ticks.wrapping_add(1);
             if ticks.is_multiple_of(50) && !is_gone.load(Ordering::Relaxed) && !named.is_named() {
                 is_gone.store(true, Ordering::Relaxed);
                 warn!("write-back cache {}: the file is gone; writes go to bulk storage at once", name.display());
                 ticked.set_rule(Rule::of(Policy::WriteThrough));
             }
-            ticked.tick();
+            while ticked.tick() && !stopping.wait(GIVING_PAUSE) {}
             ControlFlow::Continue(())
         });
         let ticker = ticker.during("thread of the write-back cache")?;

@@ -34,9 +34,8 @@ const BEFORE_NS: u64 = 30 * 24 * 3600 * S_NS;
 const BLOCK: usize = CACHE_SLOT as usize;
 /// Buffers kept for writes: fresh memory costs a fault for each page.
 const BUFFERS_MAX: usize = 8;
-/// Empty groups of slots kept for the next writes, and given back in a tick.
+/// Empty groups of slots kept for the next writes.
 const GROUPS_KEPT: u64 = 8;
-const GROUPS_GIVEN: u64 = 128;
 
 /// Requests that the device below got.
 #[derive(Default)]
@@ -60,6 +59,17 @@ struct Inner {
     bell: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
     /// Buffers of writes that have completed: new memory costs a page fault for each of its pages.
     buffers: Mutex<Vec<Vec<u8>>>,
+    /// Taken before the state, never by a request.
+    giving: Mutex<Giving>,
+}
+
+/// Memory on its way back to the host.
+#[derive(Default)]
+struct Giving {
+    /// A group that is out of use, and how many of its bytes are given back.
+    begun: Option<(u64, u64)>,
+    /// Groups that follow.
+    groups: u64,
 }
 
 /// A device with an update policy in front of it.
@@ -101,6 +111,7 @@ impl WriteBack {
             state: Mutex::new(State::new(DirtySet::new(rule), slots, found)),
             bell: Mutex::new(None),
             buffers: Mutex::default(),
+            giving: Mutex::default(),
         }))
     }
 
@@ -120,16 +131,12 @@ impl WriteBack {
         *self.0.bell.lock() = Some(ring);
     }
 
-    /// Writes the blocks that are due, and gives memory back.
-    pub fn tick(&self) {
-        let mut state = self.0.state.lock();
-        let keep = (state.held_blocks() / 256).min(GROUPS_KEPT);
-        for _ in 0..state.slots.idle_groups(self.0.now_ns(), keep).min(GROUPS_GIVEN) {
-            let Some(group) = state.slots.take_empty() else { break };
-            MutexGuard::unlocked(&mut state, || self.0.slots.discard(group));
-            state.slots.given_back(group);
-        }
-        self.0.go_on(state);
+    /// Writes the blocks that are due, and gives a piece of memory back if some is not needed. True: there is more to give back, which
+    /// waits for the next call, a moment later: all at once it would keep a processor for which readers wait.
+    pub fn tick(&self) -> bool {
+        let is_giving = self.0.give_back();
+        self.0.go_on(self.0.state.lock());
+        is_giving
     }
 
     /// When to call [`WriteBack::tick`] next (ns of the clock); `None`: when something is written.
@@ -276,6 +283,27 @@ impl Inner {
 
     fn now(&self) -> (u64, i64) {
         (self.now_ns(), self.clock.now_ns())
+    }
+
+    /// Gives a piece of memory back. True: there is more.
+    fn give_back(&self) -> bool {
+        let mut giving = self.giving.lock();
+        let mut state = self.state.lock();
+        let keep = (state.held_blocks() / 256).min(GROUPS_KEPT);
+        if let Some(groups) = state.slots.idle_groups(self.now_ns(), keep) {
+            giving.groups = groups;
+        }
+        if giving.begun.is_none() && giving.groups > 0 {
+            giving.begun = state.slots.take_empty().map(|group| (group, 0));
+            giving.groups -= 1;
+        }
+        let Some((group, done)) = giving.begun else { return false };
+        let done = MutexGuard::unlocked(&mut state, || self.slots.discard(group, done));
+        giving.begun = done.map(|done| (group, done));
+        if giving.begun.is_none() {
+            state.slots.given_back(group);
+        }
+        giving.begun.is_some() || giving.groups > 0
     }
 
     fn note_passage(&self, state: &State) {

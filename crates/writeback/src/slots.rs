@@ -254,6 +254,8 @@ pub(crate) struct Slots {
 const LACK_NS: u64 = 1_000_000_000;
 /// How long memory is kept that nobody needs (ns).
 const IDLE_NS: u64 = 1_000_000_000;
+/// Given back in one call, which keeps a processor, and the file's lock, for a twentieth of a millisecond.
+const PIECE_BYTES: u64 = 64 << 10;
 
 impl Slots {
     /// Slots that there are, or could be.
@@ -328,18 +330,18 @@ impl Slots {
         self.free_count += 1;
     }
 
-    /// How many groups have memory that was not needed for [`IDLE_NS`], beyond `keep` of them; 0 until it is time for a look. What is
+    /// How many groups have memory that was not needed for [`IDLE_NS`], beyond `keep` of them; `None` until it is time for a look. What is
     /// needed again and again stays: taking memory costs more than copying into it.
-    pub fn idle_groups(&mut self, now_ns: u64, keep: u64) -> u64 {
+    pub fn idle_groups(&mut self, now_ns: u64, keep: u64) -> Option<u64> {
         if now_ns < self.looked_ns + IDLE_NS {
-            return 0;
+            return None;
         }
         let idle = std::mem::replace(&mut self.idle, self.empty);
         self.looked_ns = now_ns;
-        idle.saturating_sub(keep)
+        Some(idle.saturating_sub(keep))
     }
 
-    /// Takes a group out of use whose memory is to be given back ([`SlotBytes::discard`], then [`Slots::given_back`]).
+    /// Takes a group out of use whose memory is to be given back ([`SlotBytes::discard`] to its end, then [`Slots::given_back`]).
     pub fn take_empty(&mut self) -> Option<u64> {
         let is_empty = |(group, slots): (&u64, &Vec<u64>)| (slots.len() as u64 == CACHE_GROUP_SLOTS).then_some(*group);
         // The first groups are the next to be used.
@@ -428,9 +430,12 @@ impl SlotBytes {
         }
     }
 
-    /// Gives back the memory of a group that is out of use. It takes long: without the lock.
-    pub fn discard(&self, group: u64) {
-        self.memory.discard(group_at(self.groups, group), CACHE_GROUP);
+    /// Gives back the next piece of the memory of a group that is out of use, of which `done` bytes are given back: how many there are
+    /// then, or `None` after the last. It takes long: without the lock.
+    pub fn discard(&self, group: u64, done: u64) -> Option<u64> {
+        let len = PIECE_BYTES.min(CACHE_GROUP - done);
+        self.memory.discard(group_at(self.groups, group) + done, len);
+        Some(done + len).filter(|&done| done < CACHE_GROUP)
     }
 
     pub fn read(&self, slot: u64, out: &mut [u8]) {

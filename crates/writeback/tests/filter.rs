@@ -28,13 +28,16 @@ struct Taking {
     is_slow: AtomicBool,
     begun: AtomicBool,
     let_go: AtomicBool,
+    /// Bytes of each call.
+    taken: Mutex<Vec<u64>>,
 }
 
 /// More than anything here takes, and less than a test may.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Taking {
-    fn take(&self) {
+    fn take(&self, len: u64) {
+        self.taken.lock().push(len);
         self.begun.store(true, Ordering::SeqCst);
         let begun = Instant::now();
         while self.is_slow.load(Ordering::SeqCst) && !self.let_go.load(Ordering::SeqCst) && begun.elapsed() < PATIENCE {
@@ -64,8 +67,8 @@ impl PersistentMemory for Scarce {
 
     fn fence(&self) {}
 
-    fn discard(&self, _: u64, _: u64) {
-        self.2.take();
+    fn discard(&self, _: u64, len: u64) {
+        self.2.take(len);
     }
 
     fn reserve(&self, at: u64, _: u64) -> Result<bool> {
@@ -576,6 +579,48 @@ fn nobody_waits_while_the_host_takes_memory_back() {
         assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
         taking.let_go.store(true, Ordering::SeqCst);
     });
+}
+
+#[test]
+fn memory_goes_back_a_piece_at_a_tick_and_what_is_wanted_meanwhile_stays() {
+    let (disk, time, taking) = (Slow::new(), Arc::new(Time::default()), Arc::new(Taking::default()));
+    let memory = cache_on(4, 1, 0, taking.clone());
+    let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), Rule::of(Policy::aipu(30 * S_NS)), memory);
+    let fill = || {
+        for first in (0..BLOCKS).step_by(160) {
+            ask(&filter, Request::Write { at: first * BLOCK, buffer: contents(&[7; 160]), fua: false });
+        }
+    };
+    let settle = |second: u64| {
+        ask(&filter, Request::Flush);
+        while disk.step(&mut Random::new(1)) {}
+        time.0.store(second * S_NS, Ordering::Relaxed);
+        filter.tick();
+        time.0.store((second + 2) * S_NS, Ordering::Relaxed);
+    };
+    fill();
+    settle(2);
+    let before = taking.taken.lock().len();
+    let mut ticks = 1;
+    while filter.tick() {
+        ticks += 1;
+        assert!(ticks < 1000, "it never ends");
+    }
+    let taken = taking.taken.lock()[before..].to_vec();
+    assert!(taken.len() == ticks && taken.iter().all(|&len| (1..=64 << 10).contains(&len)), "{taken:?}");
+    let groups = taken.iter().sum::<u64>() / (1 << 20);
+    assert_eq!(groups, 2, "both groups that were taken: {taken:?}");
+    // A third of a group is given back when everything is wanted again.
+    fill();
+    settle(6);
+    (0..5).for_each(|_| assert!(filter.tick()));
+    fill();
+    fill();
+    assert_eq!(filter.held_bytes(), BLOCKS * BLOCK);
+    for block in [0, BLOCKS - 1] {
+        let read = ask(&filter, Request::Read { at: block * BLOCK, buffer: vec![0; BLOCK as usize] });
+        assert_eq!(numbers(read.lock().as_ref().unwrap().as_ref().unwrap()), [7]);
+    }
 }
 
 #[test]
