@@ -64,7 +64,9 @@ pub fn send(file: &File, at: u64, len: u64) -> io::Result<()> {
         0 => Ok(()),
         // An error of writing is told once: it must not be lost here.
         _ => match io::Error::last_os_error() {
-            e if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ESPIPE | libc::EINTR)) => Ok(()),
+            e if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ESPIPE | libc::EINTR)) => {
+                Ok(())
+            }
             e => Err(e),
         },
     }

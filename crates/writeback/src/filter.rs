@@ -23,9 +23,9 @@ use shoal_format::cache::{CACHE_SLOT, CacheEntry};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, block};
 
 use crate::S_NS;
-use crate::dirty_set::DirtySet;
 use crate::planted::{Bug, is_planted};
 use crate::policy::{Policy, Rule};
+use crate::readers::Readers;
 use crate::slots::{Cache, SlotBytes};
 use crate::state::{LINE_BLOCKS, Run, State, Step, Then};
 
@@ -51,6 +51,7 @@ struct Inner {
     clock: Arc<dyn Clock>,
     bytes: u64,
     slots: SlotBytes,
+    readers: Arc<Readers>,
     survives: bool,
     /// Write-through, and nothing is held: requests need not be looked at.
     passes: AtomicBool,
@@ -59,8 +60,8 @@ struct Inner {
     bell: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
     /// Buffers of writes that have completed: new memory costs a page fault for each of its pages.
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// Taken before the state, never by a request.
-    giving: Mutex<Giving>,
+    /// Held while memory is taken ahead or given back; before the state, and never by a request.
+    memory: Mutex<Giving>,
 }
 
 /// Memory on its way back to the host.
@@ -100,25 +101,28 @@ impl WriteBack {
         let survives = cache.survives_process();
         let (slots, found) = cache.into_slots();
         let passes = rule.policy == Policy::WriteThrough && found.is_empty();
+        let bytes_of = slots.bytes();
+        let state = State::new(rule, slots, found);
         WriteBack(Arc::new(Inner {
             below,
             clock,
             bytes,
-            slots: slots.bytes(),
+            slots: bytes_of,
+            readers: state.readers.clone(),
             survives,
             passes: AtomicBool::new(passes),
             counts: Counts::default(),
-            state: Mutex::new(State::new(DirtySet::new(rule), slots, found)),
+            state: Mutex::new(state),
             bell: Mutex::new(None),
             buffers: Mutex::default(),
-            giving: Mutex::default(),
+            memory: Mutex::default(),
         }))
     }
 
     /// Changes the rule for held blocks and for writes to come.
     pub fn set_rule(&self, rule: Rule) {
         let mut state = self.0.state.lock();
-        state.dirty.set_rule(rule, self.0.now_ns());
+        state.set_rule(rule, self.0.now_ns());
         // The device may have got changes that went past.
         state.changes += 1;
         self.0.note_passage(&state);
@@ -131,10 +135,12 @@ impl WriteBack {
         *self.0.bell.lock() = Some(ring);
     }
 
-    /// Writes the blocks that are due, and gives a piece of memory back if some is not needed. True: there is more to give back, which
-    /// waits for the next call, a moment later: all at once it would keep a processor for which readers wait.
+    /// Writes the blocks that are due, takes memory for writes to come, and gives a piece of it back if some is not needed. True: there is
+    /// more to give back, which waits for the next call, a moment later: all at once it would keep a processor for which readers wait.
     pub fn tick(&self) -> bool {
-        let is_giving = self.0.give_back();
+        let mut memory = self.0.memory.lock();
+        self.0.take_ahead();
+        let is_giving = self.0.give_back(&mut memory);
         self.0.go_on(self.0.state.lock());
         is_giving
     }
@@ -285,9 +291,19 @@ impl Inner {
         (self.now_ns(), self.clock.now_ns())
     }
 
+    /// Takes memory for as many writes as came lately between two calls: the host needs long for it, and a write that does it itself
+    /// makes all others wait.
+    fn take_ahead(&self) {
+        let mut state = self.state.lock();
+        state.slots.count_taken();
+        while let Some(group) = state.slots.next_ahead(self.now_ns()) {
+            let taken = MutexGuard::unlocked(&mut state, || self.slots.take_memory(group));
+            state.slots.grown(group, taken, self.now_ns());
+        }
+    }
+
     /// Gives a piece of memory back. True: there is more.
-    fn give_back(&self) -> bool {
-        let mut giving = self.giving.lock();
+    fn give_back(&self, giving: &mut Giving) -> bool {
         let mut state = self.state.lock();
         let keep = (state.held_blocks() / 256).min(GROUPS_KEPT);
         if let Some(groups) = state.slots.idle_groups(self.now_ns(), keep) {
@@ -339,6 +355,9 @@ impl Inner {
     /// What is not held at this moment is on the device already: the device is read after this.
     fn newer(&self, at: u64, len: u64) -> Newer {
         let Ok(blocks) = self.blocks(at, len) else { return Newer::Wrong };
+        if !self.readers.may_be_held(&blocks) {
+            return Newer::Some(Vec::new());
+        }
         let state = self.state.lock();
         let held = state.held_in(blocks).map(|(block, held)| {
             let mut bytes = vec![0; BLOCK].into_boxed_slice();
@@ -349,18 +368,22 @@ impl Inner {
     }
 
     fn read_begins(self: &Arc<Inner>) {
-        let mut state = self.state.lock();
-        state.read_begins(self.now_ns());
-        if state.minds_reads() {
-            self.ring_or_go_on(state);
-        }
+        self.readers.begin(self.now_ns());
+        self.mind_reads();
     }
 
     fn read_ends(self: &Arc<Inner>) {
-        let mut state = self.state.lock();
-        state.read_ends();
-        if state.minds_reads() {
-            self.ring_or_go_on(state);
+        self.readers.end();
+        self.mind_reads();
+    }
+
+    /// A read has begun, or ended.
+    fn mind_reads(self: &Arc<Inner>) {
+        if self.readers.are_minded() {
+            let state = self.state.lock();
+            if state.minds_reads() {
+                self.ring_or_go_on(state);
+            }
         }
     }
 

@@ -39,6 +39,7 @@ pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 mod policy;
+mod readers;
 mod slots;
 mod state;
 mod words;

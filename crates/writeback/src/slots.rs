@@ -213,6 +213,8 @@ impl Cache {
             empty: 0,
             idle: 0,
             looked_ns: 0,
+            taken: 0,
+            most_taken: (0, 0),
             lacks_until_ns: 0,
             copying: BTreeSet::new(),
             left: Vec::new(),
@@ -243,6 +245,9 @@ pub(crate) struct Slots {
     empty: u64,
     idle: u64,
     looked_ns: u64,
+    /// Slots taken since they were last counted, and the most that were, between the last two looks and since then.
+    taken: u64,
+    most_taken: (u64, u64),
     /// The host had no memory; it is not asked again before then.
     lacks_until_ns: u64,
     /// Slots whose bytes are being copied without the lock, and those of them that were freed meanwhile.
@@ -252,6 +257,8 @@ pub(crate) struct Slots {
 
 /// How long a host without memory is not asked again (ns).
 const LACK_NS: u64 = 1_000_000_000;
+/// Most slots that get memory before it is asked for.
+const AHEAD_MAX: u64 = 8 * CACHE_GROUP_SLOTS;
 /// How long memory is kept that nobody needs (ns).
 const IDLE_NS: u64 = 1_000_000_000;
 /// Given back in one call, which keeps a processor, and the file's lock, for a twentieth of a millisecond.
@@ -297,6 +304,7 @@ impl Slots {
             }
         }
         self.free_count -= count;
+        self.taken += count;
         self.idle = self.idle.min(self.empty);
         // So that those which lie together are written as one piece.
         taken.sort_unstable();
@@ -305,22 +313,39 @@ impl Slots {
 
     /// Takes memory for one more group.
     fn grow(&mut self, now_ns: u64) -> bool {
-        let Some(&group) = self.absent.first() else { return false };
-        let at = group_at(self.groups, group);
-        if self.memory.reserve(at, CACHE_GROUP).is_err() {
+        let Some(group) = self.absent.pop_first() else { return false };
+        let taken = self.bytes().take_memory(group);
+        self.grown(group, taken, now_ns)
+    }
+
+    /// To be called many times a second: what was taken since the last time, the next ones may need, too.
+    pub fn count_taken(&mut self) {
+        self.most_taken.1 = self.most_taken.1.max(std::mem::take(&mut self.taken));
+    }
+
+    /// Slots that are to be free before they are asked for: twice what was taken at a time lately.
+    fn ahead(&self) -> u64 {
+        (2 * self.most_taken.0.max(self.most_taken.1)).min(AHEAD_MAX)
+    }
+
+    /// A group that is to get memory ahead ([`SlotBytes::take_memory`], then [`Slots::grown`]).
+    pub fn next_ahead(&mut self, now_ns: u64) -> Option<u64> {
+        let is_due = self.free_count < self.ahead() && now_ns >= self.lacks_until_ns;
+        is_due.then(|| self.absent.pop_first()).flatten()
+    }
+
+    /// A group has memory, or the host had none for it.
+    pub fn grown(&mut self, group: u64, taken: bool, now_ns: u64) -> bool {
+        if taken {
+            self.memory.write_u64(group_word_at(group), group_word(group));
+            for slot in (group * CACHE_GROUP_SLOTS..(group + 1) * CACHE_GROUP_SLOTS).rev() {
+                self.put_back(slot);
+            }
+        } else {
+            self.absent.insert(group);
             self.lacks_until_ns = now_ns + LACK_NS;
-            return false;
         }
-        if !is_planted(Bug::StaleGroup) {
-            // Where memory cannot be given back, entries of an earlier use would count.
-            self.memory.zero(at, CACHE_GROUP_INDEX);
-        }
-        self.memory.write_u64(group_word_at(group), group_word(group));
-        self.absent.remove(&group);
-        for slot in (group * CACHE_GROUP_SLOTS..(group + 1) * CACHE_GROUP_SLOTS).rev() {
-            self.put_back(slot);
-        }
-        true
+        taken
     }
 
     fn put_back(&mut self, slot: u64) {
@@ -338,7 +363,8 @@ impl Slots {
         }
         let idle = std::mem::replace(&mut self.idle, self.empty);
         self.looked_ns = now_ns;
-        Some(idle.saturating_sub(keep))
+        self.most_taken = (self.most_taken.1, 0);
+        Some(idle.saturating_sub(keep.max(self.ahead().div_ceil(CACHE_GROUP_SLOTS))))
     }
 
     /// Takes a group out of use whose memory is to be given back ([`SlotBytes::discard`] to its end, then [`Slots::given_back`]).
@@ -428,6 +454,19 @@ impl SlotBytes {
             self.write(run[0], piece);
             rest = behind;
         }
+    }
+
+    /// Takes memory for a group that is out of use: false if the host has none. It takes long: without the lock, if it can be.
+    pub fn take_memory(&self, group: u64) -> bool {
+        let at = group_at(self.groups, group);
+        if self.memory.reserve(at, CACHE_GROUP).is_err() {
+            return false;
+        }
+        if !is_planted(Bug::StaleGroup) {
+            // Where memory cannot be given back, entries of an earlier use would count.
+            self.memory.zero(at, CACHE_GROUP_INDEX);
+        }
+        true
     }
 
     /// Gives back the next piece of the memory of a group that is out of use, of which `done` bytes are given back: how many there are

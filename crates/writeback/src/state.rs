@@ -10,13 +10,15 @@
 //! Left out: copying, submitting and completing (`filter`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 
 use shoal_format::cache::CACHE_SLOT;
 use shoal_media::{Completion, MediaError, Request, Result};
 
 use crate::dirty_set::DirtySet;
 use crate::planted::{Bug, is_planted};
-use crate::policy::{Load, Policy};
+use crate::policy::{Load, Policy, Rule};
+use crate::readers::Readers;
 use crate::slots::{Found, Slots};
 use crate::{BlockId, FileId, S_NS};
 
@@ -39,6 +41,19 @@ const PRESSURE_LINES: usize = 64;
 /// Index of a block within its line.
 fn within(block: u64) -> usize {
     (block % LINE_BLOCKS) as usize
+}
+
+/// May a rule ask for another look when a read begins or ends?
+fn minds_reads(rule: &Rule) -> bool {
+    rule.goes_by_load() || matches!(rule.policy, Policy::Idle { .. })
+}
+
+/// A line to hold something in.
+fn line_of<'a>(lines: &'a mut BTreeMap<u64, Line>, readers: &Readers, line: u64) -> &'a mut Line {
+    lines.entry(line).or_insert_with(|| {
+        readers.held(line);
+        Line::default()
+    })
 }
 
 /// A block that no device is known to hold.
@@ -129,9 +144,7 @@ pub(crate) struct State {
     pub version: u64,
     /// Writes whose bytes are on their way into slots.
     pub storing: u64,
-    reads_waiting: u64,
-    /// When the device last had a read.
-    read_ns: u64,
+    pub readers: Arc<Readers>,
     writes: u64,
     writes_bytes: u64,
     /// Changes that reached the device, and those of them that a completed flush of it covers.
@@ -141,8 +154,6 @@ pub(crate) struct State {
     uncovered: HashMap<u64, u64>,
     /// Blocks an earlier process held, until it is known whose they are.
     pub found: Vec<Found>,
-    /// A read woke the device.
-    is_awake: bool,
     /// A write failed.
     pub failure: Option<MediaError>,
     /// A thread is carrying out steps, and looks again when it is asked to.
@@ -151,9 +162,9 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub fn new(dirty: DirtySet, slots: Slots, found: Vec<Found>) -> State {
-        State {
-            dirty,
+    pub fn new(rule: Rule, slots: Slots, found: Vec<Found>) -> State {
+        let state = State {
+            dirty: DirtySet::new(rule),
             slots,
             lines: BTreeMap::new(),
             held: 0,
@@ -168,19 +179,19 @@ impl State {
             blocked: VecDeque::new(),
             version: 0,
             storing: 0,
-            reads_waiting: 0,
-            read_ns: 0,
+            readers: Arc::new(Readers::new()),
             writes: 0,
             writes_bytes: 0,
             changes: 1,
             flushed: 0,
             uncovered: HashMap::new(),
             found,
-            is_awake: false,
             failure: None,
             is_running: false,
             look_again: false,
-        }
+        };
+        state.readers.set_minded(minds_reads(&rule));
+        state
     }
 
     pub fn refuse(&self) -> Result<()> {
@@ -233,7 +244,7 @@ impl State {
 
     fn load(&self) -> Load {
         let queued = (self.urgent.len() + self.going.len() + self.leaving.len()) as u64;
-        Load { reads_waiting: self.reads_waiting, writes_queued: queued }
+        Load { reads_waiting: self.readers.waiting(), writes_queued: queued }
     }
 
     /// Takes the new contents of a block, which lie in `slot`. The old version's slot is free when the new one counts.
@@ -243,7 +254,7 @@ impl State {
         self.dirty.dirtied(BlockId(line), FILE, now.0);
         let age_ns = now.0 - self.dirty.since_ns(BlockId(line)).unwrap_or(now.0).min(now.0);
         let since_ns = now.1.saturating_sub_unsigned(age_ns).max(0).cast_unsigned();
-        let place = &mut self.lines.entry(line).or_default().blocks[within(block)];
+        let place = &mut line_of(&mut self.lines, &self.readers, line).blocks[within(block)];
         let before = place.replace(Held { slot, version, oldest: version });
         if let Some(before) = before {
             place.as_mut().expect("just put").oldest = before.oldest;
@@ -270,7 +281,7 @@ impl State {
         let line = found.block / LINE_BLOCKS;
         self.dirty.dirtied(BlockId(line), FILE, now.0.saturating_sub(age_ns));
         let held = Held { slot: found.slot, version: found.version, oldest: found.version };
-        self.lines.entry(line).or_default().blocks[within(found.block)] = Some(held);
+        line_of(&mut self.lines, &self.readers, line).blocks[within(found.block)] = Some(held);
         self.held += 1;
         self.version = self.version.max(found.version);
     }
@@ -317,7 +328,7 @@ impl State {
         self.held -= 1;
         self.slots.free(slot);
         if is_empty {
-            self.lines.remove(&number);
+            self.drop_line(number);
             self.dirty.discarded(BlockId(number), now_ns);
         }
         if !self.leaving.contains_key(&number) {
@@ -325,20 +336,20 @@ impl State {
         }
     }
 
-    /// Counts a read that has gone to the device, or has come back from it.
-    pub fn read_begins(&mut self, now_ns: u64) {
-        self.reads_waiting += 1;
-        self.read_ns = now_ns;
-        self.is_awake = true;
+    fn drop_line(&mut self, line: u64) {
+        if self.lines.remove(&line).is_some() {
+            self.readers.gone(line);
+        }
     }
 
-    pub fn read_ends(&mut self) {
-        self.reads_waiting -= 1;
+    pub fn set_rule(&mut self, rule: Rule, now_ns: u64) {
+        self.dirty.set_rule(rule, now_ns);
+        self.readers.set_minded(minds_reads(&rule));
     }
 
-    /// Does the rule ask for another look when a read begins or ends?
+    /// Does the rule ask for another look now that a read has begun or ended?
     pub fn minds_reads(&self) -> bool {
-        self.dirty.rule().goes_by_load() || matches!(self.dirty.rule().policy, Policy::Idle { .. }) && self.held > 0
+        self.dirty.rule().goes_by_load() || minds_reads(self.dirty.rule()) && self.held > 0
     }
 
     /// Lines of a range that hold something or are being written; all, without a range.
@@ -453,7 +464,7 @@ impl State {
     fn choose(&mut self, now_ns: u64) {
         let load = self.load();
         let mut chosen: Vec<u64> = self.dirty.choose(now_ns, &load).into_iter().map(|BlockId(line)| line).collect();
-        let wakes = matches!(self.dirty.rule().policy, Policy::Idle { .. }) && std::mem::take(&mut self.is_awake);
+        let wakes = matches!(self.dirty.rule().policy, Policy::Idle { .. }) && self.readers.take_woke();
         if wakes {
             chosen.extend(std::iter::from_fn(|| self.dirty.take_oldest(now_ns)).map(|BlockId(line)| line));
         }
@@ -469,7 +480,7 @@ impl State {
 
     /// Does what leaves go beside readers, and nobody waits for it? Then in small steps.
     fn is_aside(&self, now_ns: u64) -> bool {
-        let has_readers = self.reads_waiting > 0 || now_ns < self.read_ns + READERS_NS;
+        let has_readers = self.readers.waiting() > 0 || now_ns < self.readers.last_ns() + READERS_NS;
         let is_wanted = |run: &Run| run.lines().any(|line| self.wanted.contains_key(&line));
         has_readers && self.urgent.is_empty() && !self.is_pressed(now_ns) && !self.outgoing.iter().any(is_wanted)
     }
@@ -587,7 +598,7 @@ impl State {
             false => drop(self.dirty.cleaned(BlockId(line), now_ns)),
         }
         if self.lines.get(&line).is_none_or(Line::is_empty) {
-            self.lines.remove(&line);
+            self.drop_line(line);
             self.dirty.discarded(BlockId(line), now_ns);
         } else if !failed && self.dirty.since_ns(BlockId(line)).is_none() {
             // Some of it was dirtied before it was chosen, and copied before: never, but nothing held may be forgotten.

@@ -22,7 +22,7 @@ const BLOCKS: u64 = 320;
 /// Memory that its host may refuse, and is slow to take back.
 struct Scarce(Arc<SimMemory>, Mutex<(Random, u64)>, Arc<Taking>);
 
-/// Its host is taking memory back; it goes on when it is let, or in the end.
+/// Its host is taking memory back, or giving it; it goes on when it is let, or in the end.
 #[derive(Default)]
 struct Taking {
     is_slow: AtomicBool,
@@ -30,6 +30,8 @@ struct Taking {
     let_go: AtomicBool,
     /// Bytes of each call.
     taken: Mutex<Vec<u64>>,
+    /// It is slow to give memory, too.
+    gives_slowly: AtomicBool,
 }
 
 /// More than anything here takes, and less than a test may.
@@ -38,6 +40,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 impl Taking {
     fn take(&self, len: u64) {
         self.taken.lock().push(len);
+        self.wait();
+    }
+
+    fn wait(&self) {
         self.begun.store(true, Ordering::SeqCst);
         let begun = Instant::now();
         while self.is_slow.load(Ordering::SeqCst) && !self.let_go.load(Ordering::SeqCst) && begun.elapsed() < PATIENCE {
@@ -72,6 +78,9 @@ impl PersistentMemory for Scarce {
     }
 
     fn reserve(&self, at: u64, _: u64) -> Result<bool> {
+        if self.2.gives_slowly.load(Ordering::SeqCst) {
+            self.2.wait();
+        }
         let (random, percent) = &mut *self.1.lock();
         match at > 0 && random.below(100) < *percent {
             true => Err(MediaError::NoSpace { what: "tmpfs".into() }),
@@ -567,11 +576,7 @@ fn nobody_waits_while_the_host_takes_memory_back() {
     std::thread::scope(|scope| {
         time.0.store(4 * S_NS, Ordering::Relaxed);
         scope.spawn(|| filter.tick());
-        let begun = Instant::now();
-        while !taking.begun.load(Ordering::SeqCst) {
-            assert!(begun.elapsed() < PATIENCE, "no memory is given back");
-            std::thread::yield_now();
-        }
+        wait_for(&taking);
         let begun = Instant::now();
         assert!(write(&filter, 3, 8).lock().is_some());
         let read = ask(&filter, Request::Read { at: 3 * BLOCK, buffer: vec![0; BLOCK as usize] });
@@ -579,6 +584,51 @@ fn nobody_waits_while_the_host_takes_memory_back() {
         assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
         taking.let_go.store(true, Ordering::SeqCst);
     });
+}
+
+/// Waits until the host is asked.
+fn wait_for(taking: &Taking) {
+    let begun = Instant::now();
+    while !taking.begun.load(Ordering::SeqCst) {
+        assert!(begun.elapsed() < PATIENCE, "the host is not asked");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn reads_of_what_is_not_held_wait_for_no_lock_and_memory_is_taken_ahead_without_it() {
+    let (disk, time, taking) = (Slow::new(), Arc::new(Time::default()), Arc::new(Taking::default()));
+    let memory = cache_on(8, 1, 0, taking.clone());
+    let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), Rule::of(Policy::aipu(30 * S_NS)), memory);
+    let fill = |number| ask(&filter, Request::Write { at: 0, buffer: contents(&[number; 100]), fua: false });
+    let read = || ask(&filter, Request::Read { at: 319 * BLOCK, buffer: vec![0; BLOCK as usize] });
+    let slowly = |slow: &(dyn Fn() + Sync), beside: &dyn Fn()| {
+        taking.begun.store(false, Ordering::SeqCst);
+        taking.let_go.store(false, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(slow);
+            wait_for(&taking);
+            let begun = Instant::now();
+            beside();
+            assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+            taking.let_go.store(true, Ordering::SeqCst);
+        });
+    };
+    taking.is_slow.store(true, Ordering::SeqCst);
+    taking.gives_slowly.store(true, Ordering::SeqCst);
+    // A write that needs memory itself has the lock meanwhile.
+    slowly(&|| assert!(fill(1).lock().is_some()), &|| drop(read()));
+    // After a hundred blocks at a time the next two hundred have their memory, from a tick.
+    assert!(fill(2).lock().is_some());
+    slowly(&|| _ = filter.tick(), &|| {
+        assert!(write(&filter, 300, 8).lock().is_some());
+        drop(read());
+    });
+    taking.begun.store(false, Ordering::SeqCst);
+    (3..5).for_each(|number| assert!(fill(number).lock().is_some()));
+    assert!(!taking.begun.load(Ordering::SeqCst), "a write took memory itself");
+    while disk.step(&mut Random::new(1)) {}
+    assert_eq!(filter.report().reads, 2, "both reads went to the device");
 }
 
 #[test]
@@ -609,7 +659,7 @@ fn memory_goes_back_a_piece_at_a_tick_and_what_is_wanted_meanwhile_stays() {
     let taken = taking.taken.lock()[before..].to_vec();
     assert!(taken.len() == ticks && taken.iter().all(|&len| (1..=64 << 10).contains(&len)), "{taken:?}");
     let groups = taken.iter().sum::<u64>() / (1 << 20);
-    assert_eq!(groups, 2, "both groups that were taken: {taken:?}");
+    assert_eq!(groups, 3, "two that were used, and one that was to be: {taken:?}");
     // A third of a group is given back when everything is wanted again.
     fill();
     settle(6);
