@@ -207,13 +207,18 @@ impl SegmentFiles {
         Ok(())
     }
 
-    /// Makes a spare: zeros, durable, then its name. Gives up between two pieces when `stop` is set. `rest` is called after each piece
-    /// with the time it took.
-    pub fn create_spare(&self, stop: &AtomicBool, rest: &dyn Fn(Duration)) -> io::Result<Spare> {
+    /// Makes a spare: zeros, durable, then its name. Gives up between two pieces when `stop` is set. `has_time` is asked for each piece,
+    /// with the bytes written before it; if so, the piece is on the disk when `rest` is called with the time it took.
+    pub fn create_spare(
+        &self,
+        stop: &AtomicBool,
+        has_time: &dyn Fn(u64) -> bool,
+        rest: &dyn Fn(Duration),
+    ) -> io::Result<Spare> {
         self.remove_leftovers();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let temporary = self.path.join(format!("new-{number}"));
-        let made = self.fill_segment(&temporary, stop, rest).and_then(|file| {
+        let made = self.fill_segment(&temporary, stop, has_time, rest).and_then(|file| {
             // The map first: a spare that has its name is counted.
             let segment = self.map(file)?;
             calls::rename(&temporary, &self.spare_path(number))?;
@@ -229,7 +234,13 @@ impl SegmentFiles {
         }
     }
 
-    fn fill_segment(&self, path: &Path, stop: &AtomicBool, rest: &dyn Fn(Duration)) -> io::Result<File> {
+    fn fill_segment(
+        &self,
+        path: &Path,
+        stop: &AtomicBool,
+        has_time: &dyn Fn(u64) -> bool,
+        rest: &dyn Fn(Duration),
+    ) -> io::Result<File> {
         self.step(Step::Create)?;
         // Not even begun on a full host: other writers there must not find the last room taken for a moment.
         let space = rustix::fs::fstatvfs(&self.directory)?;
@@ -249,9 +260,11 @@ impl SegmentFiles {
             let begun = Instant::now();
             self.step(Step::Fill)?;
             calls::write_all_at(&file, &zeros[..len], at)?;
-            // Piece by piece, since whoever reads from the disk waits behind all that is under way there.
-            calls::send(&file, at, len as u64)?;
-            rest(begun.elapsed());
+            if has_time(at) {
+                // Piece by piece, since whoever reads from the disk waits behind all that is under way there.
+                calls::send(&file, at, len as u64)?;
+                rest(begun.elapsed());
+            }
         }
         self.step(Step::Sync)?;
         // Length and blocks first, the name afterwards: a name never leads to less than a segment.

@@ -123,7 +123,11 @@ impl SegmentLog {
         let log = Self::open(directory, segment_bytes)?;
         log.shared.files.write_in_place();
         for _ in 0..1 + HELD_BACK {
-            let spare = log.shared.files.create_spare(&log.shared.stop, &|_| {}).map_err(|e| named(directory, e))?;
+            let spare = log
+                .shared
+                .files
+                .create_spare(&log.shared.stop, &|_| false, &|_| {})
+                .map_err(|e| named(directory, e))?;
             log.shared.state.lock().spares.push(spare.into());
         }
         Ok(log)
@@ -239,19 +243,26 @@ impl Shared {
     /// Makes one more spare, with the lock released meanwhile. No other thread may be making one.
     fn make_spare(&self, state: &mut MutexGuard<'_, State>) -> io::Result<()> {
         state.preparing = true;
-        let made = MutexGuard::unlocked(state, || self.files.create_spare(&self.stop, &|took| self.rest(took)));
+        let has_time = |written| self.has_time(&self.state.lock(), written);
+        let made =
+            MutexGuard::unlocked(state, || self.files.create_spare(&self.stop, &has_time, &|took| self.rest(took)));
         state.preparing = false;
         self.changed.notify_all();
         state.spares.push(made?.into());
         Ok(())
     }
 
-    /// Leaves the disk to others between two pieces of a spare, for a few times as long as the last one kept it, unless the spare is needed.
+    /// May a spare of which so much is written be made slowly? It is to be whole when half of the segment before it is used.
+    fn has_time(&self, state: &State, written: u64) -> bool {
+        let used = state.end.unwrap_or(0) % self.segment_bytes;
+        state.spares.len() >= HELD_BACK && state.waiting == 0 && 2 * used <= written + self.segment_bytes / 8
+    }
+
+    /// Leaves the disk to others after a piece of a spare, for a few times as long as the piece kept it, unless somebody waits for the spare.
     fn rest(&self, took: Duration) {
         let until = Instant::now() + (took * RESTS).min(REST_MAX);
         let mut state = self.state.lock();
-        let has_time = |state: &State| state.spares.len() >= HELD_BACK && state.waiting == 0;
-        while has_time(&state) && !self.stop.load(Ordering::Relaxed) {
+        while state.waiting == 0 && !self.stop.load(Ordering::Relaxed) {
             if self.changed.wait_until(&mut state, until).timed_out() {
                 break;
             }

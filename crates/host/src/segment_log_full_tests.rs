@@ -186,13 +186,19 @@ fn a_spare_made_ahead_leaves_the_disk_to_others_and_one_that_is_needed_does_not(
     let undisturbed = begin.elapsed();
     assert!(undisturbed >= slow * (RESTS + 1) * (PIECES as u32 - 1), "{undisturbed:?}");
     // The first append takes the spare, and the second waits for the next one.
-    let before = pieces();
+    let segment_of = |position| pattern(position, segment as usize);
     let begin = Instant::now();
-    let rest = pattern(1, segment as usize);
-    log.append(1, &rest).unwrap();
-    log.append(1 + segment, &rest).unwrap();
+    log.append(1, &segment_of(1)).unwrap();
+    log.append(1 + segment, &segment_of(1 + segment)).unwrap();
     let needed = begin.elapsed();
-    assert!(pieces() >= before + PIECES && needed < undisturbed / 2, "{needed:?} after {undisturbed:?}");
+    assert!(pieces() >= 2 * PIECES && needed < undisturbed / 2, "{needed:?} after {undisturbed:?}");
+    // Nobody waits for this one, but its time comes soon: half of the segment before it is used.
+    let begin = Instant::now();
+    log.append(1 + 2 * segment, &segment_of(0)[..segment as usize / 2]).unwrap();
+    while pieces() < 3 * PIECES {
+        assert!(begin.elapsed() < undisturbed / 2, "{} pieces after {:?}", pieces(), begin.elapsed());
+        std::thread::sleep(Duration::from_millis(1));
+    }
     // Nor does the end of the log wait.
     let begin = Instant::now();
     drop(log);
