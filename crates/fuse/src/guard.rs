@@ -6,8 +6,8 @@
 //! takes a half to a third of the time. The price is that such a thread gets nothing while others want its processor.
 //!
 //! So threads are in the idle class while requests come in numbers and some processor is idle, and one more thread, the guard, looks at
-//! them every 2 ms. One that was runnable throughout without a turn, or whose turns take long to come, goes back to the
-//! normal class at once, for a time that doubles with each failure. Where no processor is idle the normal class is as fast. Without
+//! them every 2 ms. One that was runnable throughout and did not run, or whose turns take long to come, goes back to the
+//! normal class at once, for a time that doubles with each failure that comes soon. Where no processor is idle the normal class is as fast. Without
 //! requests all threads are in it, and the guard sleeps.
 //! Rules: [`Policy`] is a pure function of what was seen and when; only the guard changes classes. The class is not used where a
 //! thread could not leave it again, and not on threads for which somebody chose another.
@@ -29,9 +29,14 @@ const WINDOW: Duration = Duration::from_millis(20);
 const REQUESTS_MIN: u64 = 20;
 /// A turn that takes longer to come, on average over a window, shows that others need the processor.
 const WAIT_MAX: Duration = Duration::from_micros(300);
+/// A thread that was in the idle class for this long before it was short of processor time gained more than the two looks that it waited: any
+/// other program that wakes now and then for a few milliseconds makes it wait once, and it may go back soon.
+const WORTH_IT: Duration = Duration::from_millis(200);
 /// How long a thread stays in the normal class after it was short of processor time: the first time, and at most.
 const BACK_OFF_MIN: Duration = WINDOW;
 const BACK_OFF_MAX: Duration = Duration::from_secs(30);
+/// A thread that ran this long between two looks did not wait, however long its turn is.
+const RUN_MIN: Duration = Duration::from_micros(500);
 /// Time over which idle processors are counted: the kernel tells their time in hundredths of a second.
 const IDLE_WINDOW: Duration = Duration::from_millis(100);
 /// Idle time of all processors in it that there is to be for the class, and below which it is left.
@@ -90,7 +95,8 @@ impl Policy {
     fn next(&mut self, sight: Sight) -> Class {
         let last = std::mem::replace(&mut self.last, sight);
         let has_moved = last.thread.turns != sight.thread.turns || last.requests != sight.requests;
-        let is_stuck = last.thread.is_runnable && sight.thread.is_runnable && !has_moved;
+        let has_run = sight.thread.ran_ns - last.thread.ran_ns >= RUN_MIN.as_nanos() as u64;
+        let is_stuck = last.thread.is_runnable && sight.thread.is_runnable && !has_moved && !has_run;
         if is_stuck && self.class == Class::Idle {
             return self.fail(sight);
         }
@@ -118,9 +124,8 @@ impl Policy {
 
     /// The processor belongs to others for now.
     fn fail(&mut self, sight: Sight) -> Class {
-        let went_well = sight.at - self.idle_since > 4 * self.back_off;
-        let back_off = if went_well { self.back_off / 2 } else { 2 * self.back_off };
-        self.back_off = back_off.clamp(BACK_OFF_MIN, BACK_OFF_MAX);
+        let went_well = sight.at - self.idle_since >= WORTH_IT;
+        self.back_off = if went_well { BACK_OFF_MIN } else { BACK_OFF_MAX.min(2 * self.back_off) };
         (self.class, self.not_before, self.window) = (Class::Normal, sight.at + self.back_off, sight);
         self.class
     }
@@ -379,6 +384,41 @@ mod tests {
     }
 
     #[test]
+    fn a_short_wait_now_and_then_costs_the_class_for_a_moment_only() {
+        let mut thread = Thread::new();
+        // Another program runs for 4 ms at odd times.
+        for millis in [60, 70, 300, 250].into_iter().cycle().take(400) {
+            thread.passes(Duration::from_millis(millis), 20, SHORT);
+            thread.starves(2 * CLOSE);
+            thread.now.thread.is_runnable = false;
+        }
+        let mut in_class = Duration::ZERO;
+        for pair in thread.changes.chunks_exact(2) {
+            assert_eq!((pair[0].1, pair[1].1), (Class::Idle, Class::Normal));
+            in_class += pair[1].0 - pair[0].0;
+        }
+        assert!(in_class > thread.now.at * 2 / 3, "{in_class:?} of {:?}", thread.now.at);
+    }
+
+    #[test]
+    fn a_thread_that_runs_all_the_time_is_not_stuck() {
+        let mut thread = Thread::new();
+        thread.passes(SECOND, 20, SHORT);
+        for _ in 0..5 {
+            // A turn of 8 ms, in which it takes no request.
+            for _ in 0..4 {
+                thread.now.at += CLOSE;
+                thread.now.thread.is_runnable = true;
+                thread.now.thread.ran_ns += CLOSE.as_nanos() as u64;
+                thread.look();
+            }
+            thread.passes(WINDOW, 20, SHORT);
+        }
+        assert_eq!(thread.policy.class, Class::Idle);
+        assert_eq!(thread.changes.len(), 1, "{:?}", thread.changes);
+    }
+
+    #[test]
     fn turns_that_are_long_in_coming_keep_a_thread_in_the_normal_class() {
         let mut thread = Thread::new();
         thread.passes(10 * SECOND, 20, 2 * WAIT_MAX);
@@ -387,8 +427,8 @@ mod tests {
         assert_eq!(thread.policy.class, Class::Idle);
         thread.passes(WINDOW, 20, 2 * WAIT_MAX);
         assert_eq!(thread.policy.class, Class::Normal);
-        // A failure soon after counts double, one after a long while counts less.
-        for (time, back_off) in [(2 * WINDOW, 2), (3 * WINDOW, 4), (SECOND, 2)] {
+        // A failure soon after counts double, one after a while counts as the first.
+        for (time, back_off) in [(2 * WINDOW, 2), (3 * WINDOW, 4), (20 * WINDOW, 1)] {
             thread.passes(time, 20, SHORT);
             assert_eq!(thread.policy.class, Class::Idle);
             thread.passes(WINDOW, 20, 2 * WAIT_MAX);

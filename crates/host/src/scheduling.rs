@@ -25,6 +25,8 @@ pub enum Class {
 pub struct Seen {
     /// It runs, or waits for a processor.
     pub is_runnable: bool,
+    /// Time it has run (ns), up to this moment.
+    pub ran_ns: u64,
     /// All its waits for a processor (ns), without one that lasts.
     pub waited_ns: u64,
     /// How often it was given one.
@@ -64,7 +66,7 @@ impl Scheduled {
         let text = std::str::from_utf8(&room[..len]).map_err(|_| odd())?;
         let mut fields = text.split_ascii_whitespace().skip(1).map(|field| field.parse().ok());
         let mut next = || fields.next().flatten().ok_or_else(odd);
-        Ok(Seen { is_runnable, waited_ns: next()?, turns: next()? })
+        Ok(Seen { is_runnable, ran_ns: ran_ns(self.id)?, waited_ns: next()?, turns: next()? })
     }
 
     pub fn class(&self) -> io::Result<Class> {
@@ -104,6 +106,19 @@ fn number(class: Class) -> i32 {
     }
 }
 
+/// Time that a thread of this process has run, also since its turn began. `schedstat` counts that only at the ticks of the kernel.
+fn ran_ns(thread: Pid) -> io::Result<u64> {
+    // As the kernel makes the number of a thread's clock: the complement of its id, "of a thread" and "by the scheduler".
+    let clock = !thread.as_raw_nonzero().get() << 3 | 6;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the second argument points to a `timespec` that the kernel writes during the call and does not keep.
+    let done = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned())
+}
+
 fn class_number(thread: Pid) -> io::Result<i32> {
     // SAFETY: a system call that takes a number and gives one back; no memory is passed.
     let found = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread.as_raw_nonzero().get()) };
@@ -135,6 +150,10 @@ mod tests {
         let this = Scheduled::this_thread().unwrap();
         let before = this.look().unwrap();
         assert!(before.is_runnable && before.turns > 0, "{before:?}");
+        let begun = std::time::Instant::now();
+        while begun.elapsed().as_millis() < 2 {}
+        let ran_ns = this.look().unwrap().ran_ns - before.ran_ns;
+        assert!(ran_ns > 100_000, "{ran_ns}");
         this.set_class(Class::Idle).unwrap();
         assert!(Scheduled::this_thread().is_err());
         let all = sched_getaffinity(Some(rustix::process::getpid())).unwrap();
