@@ -2,7 +2,7 @@
 //!
 //! Rules: both sides are sorted ranges, so that time and memory depend on the bytes on media and not on the length that
 //! a forged extent claims. A block is mapped by at most one extent, and it is marked if and only if it is mapped.
-//! Left out: the data in the blocks.
+//! Left out: the data in the blocks, and the devices themselves (`marks`).
 
 use shoal_format::block_sums::{LEAF_ENTRY, LeafEntry};
 use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, only_device};
@@ -86,12 +86,13 @@ fn claim_leaves(
     Ok(())
 }
 
-/// Compares the bitmaps with every extent collected.
-pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<u64>) -> Result<(), CheckError> {
+/// Compares the bitmaps with every extent collected; whether the first device is too small.
+pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<u64>) -> Result<bool, CheckError> {
     let State { devices, superblock, mapped, report, .. } = state;
     let first = devices.iter().find(|device| device.number == 0);
     let needs = first.map_or(0, |device| device.blocks * BULK_BLOCK);
-    if let Some(bytes) = bulk_bytes.filter(|&bytes| bytes < needs) {
+    let short = bulk_bytes.filter(|&bytes| bytes < needs);
+    if let Some(bytes) = short {
         let sentence = format!("the bulk device has {bytes} bytes, the store uses {needs}: it was cut or swapped");
         report.error(FindingKind::BulkSize, None, None, sentence);
     }
@@ -135,7 +136,7 @@ pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<
             }
         }
     }
-    Ok(())
+    Ok(short.is_some())
 }
 
 /// Ranges without overlap, ascending; overlaps are reported.

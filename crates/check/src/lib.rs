@@ -6,7 +6,7 @@
 //! Rules: the crate depends on the formats and the media traits alone, so that it cannot share the engine's bugs; it
 //! never writes; hostile bytes give findings, never a panic, in time and memory bounded by the bytes on media (visited
 //! bits stop every cycle, every recursion has a fixed depth).
-//! Left out: carrying out the remedies it offers (`remedy`), and the contents of bulk blocks other than those of the spill file.
+//! Left out: carrying out the remedies it offers (`remedy`), and what is on bulk devices other than their marks and the spill file.
 
 #![forbid(unsafe_code)]
 
@@ -18,6 +18,7 @@ mod files;
 mod inodes;
 mod json;
 mod links;
+mod marks;
 mod objects;
 mod open;
 mod packed;
@@ -31,6 +32,7 @@ mod standby;
 
 use shoal_media::{ImageFile, LogDevice, MediaError, PersistentMemory};
 
+pub use marks::{BulkDevices, BulkFinder, FoundDevice, NotOpened, OpenedDevice};
 pub use remedy::Remedy;
 pub use report::{Counts, FINDINGS_MAX, Finding, FindingKind, Report};
 pub use salvage::{BulkData, Item, Loss, SalvageSource, Salvaged, Sink, salvage};
@@ -58,6 +60,8 @@ pub struct Source<'a> {
     pub sums: bool,
     /// Opens the bulk device, to verify the payloads of spilled files; `None`: they are not verified. It is called if there are any.
     pub bulk: Option<&'a BulkOpener<'a>>,
+    /// The bulk devices, to compare their marks; `None`: they are not looked at.
+    pub devices: Option<BulkDevices<'a>>,
 }
 
 /// Opens a bulk device for reading, or says why that is not possible.
@@ -129,7 +133,10 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
     state.spilled.verify(&mut state.report);
     let State { allocation, report, .. } = &mut state;
     allocation.find_leaks(report, progress);
-    bulk::verify(&region, &mut state, source.bulk_bytes)?;
+    let first_is_short = bulk::verify(&region, &mut state, source.bulk_bytes)?;
+    if let Some(devices) = source.devices {
+        marks::verify(devices, first_is_short, &mut state);
+    }
     state.spilled.verify_payloads(source.bulk, &mut state.report, progress);
     remedy::keep_certain(&mut state.report);
     links::name_findings(&region, &mut state)?;

@@ -129,14 +129,35 @@ pub enum FindingKind {
     BulkDevices,
     /// Contents of files are in doubt since a flush of a bulk device failed (a note).
     BulkSuspect,
-    /// The bulk device is smaller than the superblock says.
+    /// A bulk device is smaller than the superblock or the list says, or its units are too large.
     BulkSize,
+    /// The store's description does not say where a bulk device of the list is.
+    BulkNowhere,
+    /// A bulk device lacks its mark, or has one that does not decode (a note: it could not be compared).
+    BulkMark,
+    /// A bulk device is another store's.
+    BulkOtherStore,
+    /// A bulk device is another one of the store.
+    BulkSwapped,
+    /// A bulk device is an older copy of itself: it lacks the store's last mounts.
+    BulkOlder,
+    /// A bulk device was in use in a later mount than the region knows of, which is an older copy.
+    BulkNewer,
     /// A bulk block is mapped twice.
     BulkDoubleUse,
     /// A mapped bulk block is not marked in use.
     BulkNotAllocated,
     /// A bulk block is marked in use that no file maps.
     BulkLeak,
+}
+
+impl FindingKind {
+    /// No mount takes a store whose bulk devices are not those of its region; an error of this kind has no remedy that a program can
+    /// carry out.
+    pub fn refuses_mounts(self) -> bool {
+        use FindingKind::{BulkMark, BulkNewer, BulkNowhere, BulkOlder, BulkOtherStore, BulkSize, BulkSwapped};
+        matches!(self, BulkMark | BulkNewer | BulkNowhere | BulkOlder | BulkOtherStore | BulkSize | BulkSwapped)
+    }
 }
 
 /// One finding.

@@ -1,17 +1,17 @@
 //! Several bulk devices: a sound list of them, and what is wrong with others.
 //!
-//! Rules: each store is sound before it is damaged, and each finding is demanded by kind. Left out: the devices themselves, which the
-//! checker does not read.
+//! Rules: each store is sound before it is damaged, and each finding is demanded by kind. Of the devices themselves the checker reads the
+//! marks.
 
 use crate::store::Store;
 use crate::store::sample::*;
-use shoal_check::FindingKind as K;
+use shoal_check::{BulkData, BulkDevices, FindingKind as K, FoundDevice, NotOpened, OpenedDevice, Report};
 use shoal_format::SlotRef;
 use shoal_format::block_sums::BlockSums;
-use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, encode_list, only_device};
+use shoal_format::bulk_list::{BULK_LIST_AT, BULK_MARK, BulkDeviceEntry, Mark, encode_list, only_device};
 use shoal_format::extent::{BulkBlock, Extent, ExtentNode, FileBlock, encode};
 use shoal_format::superblock::{FEATURE_BLOCK_SUMS, FEATURE_DEVICES, MemoryKind};
-use shoal_format::{Offset, PAGE};
+use shoal_format::{BULK_BLOCK, Offset, PAGE};
 
 /// Blocks of the second device.
 const BLOCKS: u64 = 90;
@@ -156,5 +156,158 @@ fn no_bit_of_the_list_makes_the_checker_panic() {
         s.bytes[at] ^= 1 << (bit % 8);
         assert!(kinds(&s).contains(&K::BulkDevices), "bit {bit}");
         s.bytes[at] ^= 1 << (bit % 8);
+    }
+}
+
+/// A device that holds a mark and nothing else.
+#[derive(Clone)]
+struct Marked {
+    bytes: u64,
+    block_bytes: u64,
+    mark: Result<(u64, [u8; BULK_MARK]), String>,
+}
+
+impl BulkData for Marked {
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
+        let (place, mark) = self.mark.clone()?;
+        assert_eq!((at, out.len()), (place, BULK_MARK), "nothing but the mark is read");
+        out.copy_from_slice(&mark);
+        Ok(())
+    }
+}
+
+impl Marked {
+    fn new(blocks: u64, mark: Mark) -> Marked {
+        let block_bytes = 512;
+        Marked { bytes: blocks * BULK_BLOCK + 512, block_bytes, mark: Ok((blocks * BULK_BLOCK, mark.encode())) }
+    }
+
+    fn found(&self) -> FoundDevice {
+        let Marked { bytes, block_bytes, .. } = *self;
+        let opened = OpenedDevice { bytes, block_bytes, data: Box::new(self.clone()) };
+        FoundDevice { name: "a disk".into(), opened: Ok(opened) }
+    }
+}
+
+const STORE: [u8; 16] = [7; 16];
+
+fn right_mark() -> Mark {
+    Mark { store: STORE, device: [9; 16], number: 3, epoch: 12 }
+}
+
+/// A store whose device 3 was found in its sixth mount.
+fn marked_store(kind: MemoryKind) -> Store {
+    let (mut s, mut devices) = two_devices(kind);
+    assert_eq!(s.superblock.uuid, STORE);
+    devices[1].epoch = 12;
+    list(&mut s, &devices);
+    s
+}
+
+/// The report on a store with this device 3, and a first one that has room for its blocks and no more.
+fn with_third(s: &Store, restored: bool, third: &dyn Fn() -> FoundDevice) -> Report {
+    let first =
+        Marked { bytes: s.superblock.bulk_blocks * BULK_BLOCK, block_bytes: 512, mark: Err("not asked".into()) };
+    let find = |entry: &BulkDeviceEntry| if entry.number == 0 { first.found() } else { third() };
+    s.check_with(BulkDevices { find: &find, restored })
+}
+
+#[test]
+fn marks_that_a_crash_leaves_are_sound() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax] {
+        let s = marked_store(kind);
+        for epoch in 11..=13 {
+            let device = Marked::new(BLOCKS, Mark { epoch, ..right_mark() });
+            let report = with_third(&s, false, &|| device.found());
+            assert_eq!((report.errors, report.notes), (vec![], vec![]), "{kind:?}, epoch {epoch}");
+        }
+    }
+}
+
+#[test]
+fn each_difference_of_a_mark_is_found_and_says_what_to_do() {
+    let s = marked_store(MemoryKind::Logged);
+    let right = Marked::new(BLOCKS, right_mark());
+    let marked = |change: fn(&mut Mark)| {
+        let mut mark = right_mark();
+        change(&mut mark);
+        Marked::new(BLOCKS, mark)
+    };
+    let [flipped, blank] = [1, 0xff].map(|bits| {
+        let mut mark = right_mark().encode();
+        mark[48] ^= bits;
+        Marked { mark: Ok((BLOCKS * BULK_BLOCK, if bits == 1 { mark } else { [0; BULK_MARK] })), ..right.clone() }
+    });
+    for (device, kind, says) in [
+        (marked(|mark| mark.store[15] ^= 1), K::BulkOtherStore, "belongs to another store"),
+        (marked(|mark| mark.device[0] ^= 1), K::BulkSwapped, "is another device of the store"),
+        (marked(|mark| mark.number = 2), K::BulkSwapped, "is another device of the store"),
+        (
+            marked(|mark| mark.epoch = 10),
+            K::BulkOlder,
+            "older copy (of mount 5, the store was mounted with it 6 times)",
+        ),
+        (marked(|mark| mark.epoch = 0), K::BulkOlder, "of mount 0"),
+        (
+            marked(|mark| mark.epoch = 14),
+            K::BulkNewer,
+            "was in use in mount 7, and the store's memory, images and log know of 6",
+        ),
+        (marked(|mark| mark.epoch = u64::MAX), K::BulkNewer, "they are an older copy"),
+        (flipped, K::BulkMark, "does not carry the store's mark"),
+        (blank, K::BulkMark, "`shoal salvage` reads them all the same"),
+        (Marked { mark: Err("a bad sector".into()), ..right.clone() }, K::BulkMark, "cannot be read: a bad sector"),
+        (Marked { bytes: right.bytes - 512, ..right.clone() }, K::BulkMark, "ends before its mark"),
+        (Marked { block_bytes: 4096, ..right.clone() }, K::BulkMark, "ends before its mark"),
+        (Marked { bytes: BLOCKS * BULK_BLOCK - 1, ..right.clone() }, K::BulkSize, "the store needs 5898240"),
+        (Marked { block_bytes: 3 << 10, ..right.clone() }, K::BulkSize, "in units of 3072"),
+    ] {
+        let report = with_third(&s, false, &|| device.found());
+        let [error] = &report.errors[..] else { panic!("{says}: {:?}", report.errors) };
+        assert_eq!((error.kind, error.inode, error.offset), (kind, None, Some((3 << 32) + BLOCKS)), "{error}");
+        let sentence = &error.sentence;
+        assert!(sentence.starts_with("bulk device 3 (a disk): it ") || kind == K::BulkMark, "{sentence}");
+        assert!(sentence.contains(says) && sentence.contains("; bring together"), "{sentence}");
+        assert!(sentence.contains("`-o degraded`"), "{sentence}");
+        assert_eq!((report.exit_code(), report.notes), (4, vec![]), "{says}");
+        let json = serde_json::to_string(&with_third(&s, false, &|| device.found())).unwrap();
+        assert!(json.contains(&format!("\"kind\":\"{kind:?}\"")), "{json}");
+        // A region that was restored from an image may be older than the device, and that alone.
+        let restored = with_third(&s, true, &|| device.found()).errors;
+        assert_eq!(restored.is_empty(), kind == K::BulkNewer, "{restored:?}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_named_is_an_error_and_one_that_is_away_a_note() {
+    let s = marked_store(MemoryKind::Logged);
+    let found = |opened| FoundDevice { name: String::new(), opened: Err(opened) };
+    let report = with_third(&s, false, &|| found(NotOpened::Nowhere("nothing names it".into())));
+    let [error] = &report.errors[..] else { panic!("{:?}", report.errors) };
+    assert_eq!(error.kind, K::BulkNowhere);
+    assert!(error.sentence.starts_with("bulk device 3: nothing names it; bring together"), "{error}");
+    let report = with_third(&s, false, &|| found(NotOpened::Away("the server is away".into())));
+    assert_eq!(report.errors, []);
+    let [note] = &report.notes[..] else { panic!("{:?}", report.notes) };
+    assert_eq!(note.kind, K::BulkMark);
+    assert!(note.sentence.contains("was not compared: the server is away"), "{note}");
+}
+
+#[test]
+fn a_device_without_a_mark_is_known_by_its_size_alone() {
+    for kind in [MemoryKind::Logged, MemoryKind::Dax] {
+        // The store of earlier programs, without a list.
+        let s = Store::sample(kind);
+        let bytes = s.superblock.bulk_blocks * BULK_BLOCK;
+        let report = |bytes| {
+            let device = Marked { bytes, block_bytes: 4096, mark: Err("not asked".into()) };
+            s.check_with(BulkDevices { find: &|_| device.found(), restored: false })
+        };
+        assert_eq!((report(bytes).errors, report(bytes).notes), (vec![], vec![]));
+        assert!(matches!(&report(bytes - 1).errors[..], [error] if error.kind == K::BulkSize));
+        let away =
+            |_: &BulkDeviceEntry| FoundDevice { name: String::new(), opened: Err(NotOpened::Away("away".into())) };
+        let report = s.check_with(BulkDevices { find: &away, restored: false });
+        assert_eq!((report.errors, report.notes), (vec![], vec![]), "nothing is there to be compared");
     }
 }

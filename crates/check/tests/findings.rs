@@ -68,7 +68,8 @@ fn what_cannot_be_opened_is_said() {
     assert!(has(&check_memory(&Memory(Vec::new())), K::Superblock), "no memory");
     let image = Image(store.image());
     let image = ImageSource::Images([&image, &nothing]);
-    let source = Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false, bulk: None };
+    let source =
+        Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false, bulk: None, devices: None };
     assert!(matches!(check(source, &mut |_| {}), Err(CheckError::LogMissing)));
 }
 
@@ -378,8 +379,15 @@ fn bulk_blocks_must_be_mapped_once_and_marked() {
     let s = Store::sample(MemoryKind::Logged);
     let (image, nothing, log) = (Image(s.image()), Image(Vec::new()), s.log_device());
     let image = ImageSource::Images([&image, &nothing]);
-    let source =
-        Source { image, log: Some(&log), bulk_bytes: Some(199 * 65536), power_lost: false, sums: true, bulk: None };
+    let source = Source {
+        image,
+        log: Some(&log),
+        bulk_bytes: Some(199 * 65536),
+        power_lost: false,
+        sums: true,
+        bulk: None,
+        devices: None,
+    };
     assert!(has(&check(source, &mut |_| {}).unwrap(), K::BulkSize));
 }
 
@@ -555,8 +563,15 @@ fn payloads_of_spilled_objects_have_their_sums() {
     let (image, nothing, log) = (Image(s.image()), Image(Vec::new()), s.log_device());
     let report = |open: &BulkOpener<'_>| {
         let image = ImageSource::Images([&image, &nothing]);
-        let source =
-            Source { image, log: Some(&log), bulk_bytes: None, power_lost: false, sums: true, bulk: Some(open) };
+        let source = Source {
+            image,
+            log: Some(&log),
+            bulk_bytes: None,
+            power_lost: false,
+            sums: true,
+            bulk: Some(open),
+            devices: None,
+        };
         check(source, &mut |_| {}).unwrap()
     };
     let with = |bytes: Vec<u8>| report(&|| Ok(Box::new(Bulk(bytes.clone()))));
@@ -580,7 +595,15 @@ fn payloads_of_spilled_objects_have_their_sums() {
     let image = Image(s.image());
     let image = ImageSource::Images([&image, &nothing]);
     let none = || -> Result<Box<dyn BulkData>, String> { panic!("nothing is to be read") };
-    let source = Source { image, log: Some(&log), bulk_bytes: None, power_lost: false, sums: true, bulk: Some(&none) };
+    let source = Source {
+        image,
+        log: Some(&log),
+        bulk_bytes: None,
+        power_lost: false,
+        sums: true,
+        bulk: Some(&none),
+        devices: None,
+    };
     let kinds: Vec<K> = check(source, &mut |_| {}).unwrap().errors.iter().map(|error| error.kind).collect();
     assert_eq!(kinds, [K::SpilledNowhere]);
 }

@@ -295,7 +295,9 @@ pub struct ScrubArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes, which add up: 0 no errors, 1 errors were corrected (--repair), 4 errors are left, 8 the check \
+    after_help = "Bulk devices are compared with the store as a mount compares them: one that is another store's, swapped, cut, or older or \
+    newer than the rest is an error that --repair leaves; one that cannot be reached is a note.\n\n\
+    Exit codes, which add up: 0 no errors, 1 errors were corrected (--repair), 4 errors are left, 8 the check \
     could not be done (for example because the store is mounted), 16 wrong command line."
 )]
 pub struct CheckArgs {

@@ -12,6 +12,7 @@ mod hostile_damage;
 mod hostile_store;
 mod killed;
 mod life;
+mod marks;
 mod older_copies;
 mod profiles;
 mod resize;

@@ -238,6 +238,15 @@ fn repair_corrects_what_is_safe_and_check_alone_changes_nothing() {
     let found = scene.exits(4, &["check", "store"]);
     assert!(found.contains("a/f7"), "{found}");
     assert!(scene.sums() == before, "a check writes nothing");
+    // A store that no mount takes is not repaired either, and no change is announced.
+    let bulk = fs::read(scene.place("store/bulk")).unwrap();
+    let mark_at = bulk.windows(8).rposition(|bytes| bytes == b"SHBULKMK").expect("it has a mark");
+    let file = fs::File::options().write(true).open(scene.place("store/bulk")).unwrap();
+    file.write_all_at(&[0; 8], mark_at as u64).unwrap();
+    let refused = scene.exits(4, &["check", "--repair", "store"]);
+    assert!(refused.contains("not repaired: bulk device 0") && !refused.contains("repair: remove"), "{refused}");
+    file.write_all_at(&bulk[mark_at..][..8], mark_at as u64).unwrap();
+    assert!(scene.sums() == before, "nothing was repaired");
     let repaired = scene.exits(1, &["check", "--repair", "store"]);
     for change in
         ["repair: remove the entry \"f9\"", "repair: remove the entry \"victim\"", "lost+found/#", "free bulk blocks"]

@@ -313,7 +313,8 @@ fn repaired(made: &Made, mut state: WorldState, context: &str) -> (WorldState, V
         let world = state.open();
         let memory = world.memory(0);
         let image = ImageSource::Memory(&*memory);
-        let source = Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false, bulk: None };
+        let source =
+            Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false, bulk: None, devices: None };
         let report = shoal_check::check(source, &mut |_| {}).unwrap();
         if report.remedies.is_empty() {
             return (state, report.errors);

@@ -132,6 +132,7 @@ fn check(dir: &Path) -> Result<(), String> {
         power_lost: false,
         sums: true,
         bulk: None,
+        devices: None,
     };
     let report = shoal_check::check(source, &mut |_| ()).map_err(|e| format!("check: {e}"))?;
     report.errors.first().map_or(Ok(()), |first| Err(format!("check: {first}")))

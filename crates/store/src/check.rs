@@ -3,11 +3,12 @@
 //! The checker itself is `shoal-check`, which shares no code with the engine; this module opens the media for it. The
 //! store's lock is held during the check. Left out: remedies (`repair`).
 
-use shoal_check::{BulkOpener, Finding, FindingKind, Report, Source, Stage};
+use shoal_check::{BulkDevices, BulkOpener, Finding, FindingKind, Report, Source, Stage};
 use shoal_devices::{During, Failure, Outcome};
+use shoal_format::bulk_list::BulkDeviceEntry;
 
 use crate::progress::Progress;
-use crate::salvage::bulk_data;
+use crate::salvage::{bulk_data, bulk_device};
 use crate::store::Store;
 
 impl Store {
@@ -39,7 +40,10 @@ impl Store {
             }
         };
         let bulk: Option<&BulkOpener<'_>> = if payloads { Some(&open) } else { None };
-        let source = Source { image, log: region.log.as_deref(), bulk_bytes, power_lost, sums, bulk };
+        // Whatever is verified: no mount takes a store whose parts are of different times.
+        let find = |entry: &BulkDeviceEntry| bulk_device(&self.directory, &self.description, entry);
+        let devices = Some(BulkDevices { find: &find, restored: region.restored });
+        let source = Source { image, log: region.log.as_deref(), bulk_bytes, power_lost, sums, bulk, devices };
         let mut report = shoal_check::check(source, &mut show).during(self.directory.display())?;
         if let Some(failure) = &region.refused {
             let (kind, sentence) = (FindingKind::RegionGone, failure.to_string());

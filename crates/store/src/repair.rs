@@ -45,6 +45,11 @@ impl Store {
             if report.remedies.is_empty() && !settles {
                 break;
             }
+            // A pass would be refused as a mount is, and must not have told of changes by then.
+            if let Some(finding) = report.errors.iter().find(|finding| finding.kind.refuses_mounts()) {
+                obstacle = Some(finding.to_string());
+                break;
+            }
             let before = (report.remedies.clone(), report.errors.len());
             if let Err(error) = self.pass(&report.remedies, &mut note) {
                 obstacle = Some(error.to_string());

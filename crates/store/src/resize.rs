@@ -280,7 +280,8 @@ impl Steps for HostSteps<'_> {
         }
         let image = ImageSource::Images([candidate, &BlankImage]);
         let bulk_bytes = (self.bulk_bytes > 0).then_some(self.bulk_bytes);
-        let source = Source { image, log: log.as_deref(), bulk_bytes, power_lost: false, sums: true, bulk: None };
+        let source =
+            Source { image, log: log.as_deref(), bulk_bytes, power_lost: false, sums: true, bulk: None, devices: None };
         let mut total = None;
         let report = shoal_check::check(source, &mut |progress| {
             if total.replace(progress.total) != Some(progress.total) {

@@ -230,7 +230,15 @@ fn replayed<'a>(
         region.write(Offset::new(page * PAGE), bytes)?;
     }
     let power_lost = source.power_lost;
-    let media = Source { image: source.image, log: source.log, bulk_bytes: None, power_lost, sums: false, bulk: None };
+    let media = Source {
+        image: source.image,
+        log: source.log,
+        bulk_bytes: None,
+        power_lost,
+        sums: false,
+        bulk: None,
+        devices: None,
+    };
     let ring = superblock.memory_kind.has_ring();
     if source.log.is_none() && !ring {
         let faults = vec!["there is no log: changes after the image was written are lost".into()];

@@ -11,7 +11,7 @@ pub mod tree;
 
 use std::collections::BTreeMap;
 
-use shoal_check::{ImageSource, Report, Source, check};
+use shoal_check::{BulkDevices, ImageSource, Report, Source, check};
 use shoal_format::dir::{self, BUCKET_BYTES, Dirent, NODE_BYTES, NODE_FANOUT, NodeRef};
 use shoal_format::extent::{self, FileBlock};
 use shoal_format::inode::{
@@ -22,6 +22,7 @@ use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::{class_for, class_geometry};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, Geometry, MemoryKind, ROOTS_AT, Roots, Superblock};
 use shoal_format::{Offset, PAGE, SEGMENT, SlotRef, xattr};
+use shoal_media::LogDevice;
 use zerocopy::{FromBytes, IntoBytes};
 
 use media::{Image, Log, Memory};
@@ -482,6 +483,17 @@ impl Store {
         check_images([&Image(self.image()), &Image(Vec::new())], &self.log_device())
     }
 
+    /// The same with bulk devices.
+    pub fn check_with(&self, devices: BulkDevices<'_>) -> Report {
+        let (image, nothing, log, memory) = (Image(self.image()), Image(Vec::new()), self.log_device(), self.memory());
+        let has_ring = self.superblock.memory_kind.has_ring();
+        let image = if has_ring { ImageSource::Memory(&memory) } else { ImageSource::Images([&image, &nothing]) };
+        let log = (!has_ring).then_some(&log as &dyn LogDevice);
+        let devices = Some(devices);
+        let source = Source { image, log, bulk_bytes: None, power_lost: false, sums: true, bulk: None, devices };
+        check(source, &mut |_| {}).unwrap()
+    }
+
     /// The region in place, the log in its ring.
     pub fn memory(&self) -> Memory {
         let mut bytes = self.bytes.clone();
@@ -505,13 +517,15 @@ pub fn check_images(images: [&Image; 2], log: &Log) -> Report {
         power_lost: false,
         sums: true,
         bulk: None,
+        devices: None,
     };
     check(source, &mut |_| {}).unwrap()
 }
 
 pub fn check_memory(memory: &Memory) -> Report {
     let image = ImageSource::Memory(memory);
-    let source = Source { image, log: None, bulk_bytes: None, power_lost: true, sums: false, bulk: None };
+    let source =
+        Source { image, log: None, bulk_bytes: None, power_lost: true, sums: false, bulk: None, devices: None };
     check(source, &mut |_| {}).unwrap()
 }
 

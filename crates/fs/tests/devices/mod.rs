@@ -10,13 +10,17 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use shoal_check::{FindingKind, FoundDevice, NotOpened};
 use shoal_format::BULK_BLOCK;
+use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Caller, Error, Fs, GivenDevice, Ino, Leaving, Options, ROOT, RenameMode, SetAttr};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, MediaError, PersistentMemory, Request};
 use shoal_sim::{Limits, Random, SimClock, SimDisk, World, WorldState};
 
-use crate::store::{Boot, FOREIGN, Setup, Watch, add_cache_memory, behind_cache, check, format, open_with};
+use crate::store::{
+    Boot, FOREIGN, Setup, Watch, add_cache_memory, behind_cache, check, disk_of, format, found, open_with, report_with,
+};
 
 /// Blocks of each device.
 pub const BLOCKS: u64 = 12;
@@ -680,7 +684,18 @@ pub fn failed_flush(kind: MemoryKind) {
     assert_eq!(read(&back, next, 0, len), Ok(vec![8; len]), "blocks that were in doubt, with new contents");
 }
 
-/// A device that is not there, is another, or is older than what was promised.
+/// What the checker finds in a store whose device 1 is what was given.
+fn findings(kind: MemoryKind, world: &World, with: &[GivenDevice], restored: bool) -> Vec<FindingKind> {
+    let find = |entry: &BulkDeviceEntry| match with.first().map(|given| given.device.clone()) {
+        _ if entry.number == 0 => disk_of(world, entry),
+        Some(Ok(disk)) => found(disk),
+        Some(Err(why)) => FoundDevice { name: String::new(), opened: Err(NotOpened::Away(why)) },
+        None => FoundDevice { name: String::new(), opened: Err(NotOpened::Nowhere("not named".into())) },
+    };
+    report_with(setup(kind), world, &find, restored).errors.iter().map(|finding| finding.kind).collect()
+}
+
+/// A device that is not there, is another, or is older than what was promised; the checker says so, too.
 pub fn away_or_older(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let block = BULK_BLOCK as usize;
@@ -697,13 +712,21 @@ pub fn away_or_older(kind: MemoryKind) {
     let boot = pair.boot.after(false).after(false);
     let devices = |device: Arc<SimDisk>| vec![given(1, device)];
     let lost = || GivenDevice { device: Err("no such device".into()), ..given(1, world.disk(1)) };
-    for (what, with) in [
-        ("missing", vec![lost()]),
-        ("not named", vec![]),
-        ("an older copy", devices(old.disk(1))),
-        ("another device", devices(world.disk(2))),
-        ("too small", devices(World::new(1).add_disk(BULK_BLOCK))),
+    // The region of before, with the device as it is now.
+    let refused = try_open(&old, kind, boot, devices(world.disk(1)), false).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("an older copy"), "{refused}");
+    assert_eq!(findings(kind, &old, &devices(world.disk(1)), false), [FindingKind::BulkNewer]);
+    assert_eq!(findings(kind, &old, &devices(world.disk(1)), true), [], "the image of a region that was lost");
+    assert_eq!(findings(kind, &world, &devices(world.disk(1)), false), []);
+    for (what, with, kinds) in [
+        ("missing", vec![lost()], &[][..]),
+        ("not named", vec![], &[FindingKind::BulkNowhere]),
+        ("an older copy", devices(old.disk(1)), &[FindingKind::BulkOlder]),
+        ("without a mark", devices(world.disk(2)), &[FindingKind::BulkMark]),
+        ("too small", devices(World::new(1).add_disk(BULK_BLOCK)), &[FindingKind::BulkSize]),
+        ("cut before its mark", devices(World::new(1).add_disk(BLOCKS * BULK_BLOCK)), &[FindingKind::BulkMark]),
     ] {
+        assert_eq!(findings(kind, &world, &with, false), kinds, "{what}");
         let refused = try_open(&world, kind, boot, with.clone(), false).map(drop).unwrap_err();
         assert!(refused.to_string().contains("bulk device 1"), "{what}: {refused}");
         let world = world.snapshot().process_crash().open();

@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use shoal_check::{BulkOpener, ImageSource, Source};
+use shoal_check::{BulkDevices, BulkOpener, ImageSource, Source};
+use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::superblock::{MemoryKind, SUPERBLOCK_AT, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_fs::{AtRest, Fs, Limits, Options, Parts, Refused, Relayout, Steps};
@@ -170,7 +171,9 @@ impl Media {
         let bulk_bytes = self.bulk.then_some(DEVICE_BLOCKS * BULK_BLOCK);
         let open = || Ok(store::bulk_data(&self.world));
         let bulk: Option<&BulkOpener<'_>> = if self.bulk { Some(&open) } else { None };
-        let source = Source { image, log, bulk_bytes, power_lost: self.power_lost, sums: true, bulk };
+        let find = |entry: &BulkDeviceEntry| store::disk_of(&self.world, entry);
+        let devices = Some(BulkDevices { find: &find, restored: false });
+        let source = Source { image, log, bulk_bytes, power_lost: self.power_lost, sums: true, bulk, devices };
         store::check_source(source).map(drop)
     }
 

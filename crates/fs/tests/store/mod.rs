@@ -10,8 +10,11 @@ mod salvaged;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use shoal_check::{BulkData, BulkOpener, ImageSource, Report, Source};
+use shoal_check::{
+    BulkData, BulkDevices, BulkFinder, BulkOpener, FoundDevice, ImageSource, OpenedDevice, Report, Source,
+};
 use shoal_format::BULK_BLOCK;
+use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_fs::{Caller, FormatOptions, Fs, Options, Parts};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, LogDevice, PersistentMemory, Request};
@@ -427,9 +430,27 @@ pub fn bulk_data(world: &World) -> Box<dyn BulkData> {
     Box::new(Disk(world.disk(0)))
 }
 
+/// A disk as the checker finds it.
+pub fn found(disk: Arc<dyn BlockDevice>) -> FoundDevice {
+    let geometry = disk.geometry();
+    let (bytes, block_bytes) = (geometry.bytes, u64::from(geometry.block_bytes));
+    FoundDevice { name: "disk".into(), opened: Ok(OpenedDevice { bytes, block_bytes, data: Box::new(Disk(disk)) }) }
+}
+
+/// The disk of an entry of the list: the uuid of a further one begins with its number.
+pub fn disk_of(world: &World, entry: &BulkDeviceEntry) -> FoundDevice {
+    found(world.disk(if entry.number == 0 { 0 } else { usize::from(entry.uuid[0]) }))
+}
+
 /// The offline checker's report on a store at rest.
 pub fn report(setup: Setup, world: &World, power_lost: bool) -> Result<Report, String> {
     with_source(setup, world, power_lost, report_on)
+}
+
+/// The same, with bulk devices that `find` finds.
+pub fn report_with(setup: Setup, world: &World, find: &BulkFinder<'_>, restored: bool) -> Report {
+    let judge = |source: Source<'_>| report_on(Source { devices: Some(BulkDevices { find, restored }), ..source });
+    with_source(setup, world, false, judge).unwrap()
 }
 
 /// Hands the media of a store at rest to `judge`.
@@ -443,14 +464,17 @@ fn with_source(
     // What a cache holds is never a spilled payload: it is durable before anything refers to it.
     let open = || Ok(bulk_data(world));
     let bulk: Option<&BulkOpener<'_>> = if setup.bulk_blocks > 0 { Some(&open) } else { None };
+    // What a cache has of a mark is one further at most.
+    let find = |entry: &BulkDeviceEntry| disk_of(world, entry);
+    let devices = Some(BulkDevices { find: &find, restored: false });
     if setup.kind.has_ring() {
         let memory = world.memory(0);
         let image = ImageSource::Memory(&*memory);
-        judge(Source { image, log: None, bulk_bytes, power_lost, sums: true, bulk })
+        judge(Source { image, log: None, bulk_bytes, power_lost, sums: true, bulk, devices })
     } else {
         let (images, log) = ([world.image(0), world.image(1)], world.log(0));
         let image = ImageSource::Images([&*images[0], &*images[1]]);
-        judge(Source { image, log: Some(&*log), bulk_bytes, power_lost, sums: true, bulk })
+        judge(Source { image, log: Some(&*log), bulk_bytes, power_lost, sums: true, bulk, devices })
     }
 }
 

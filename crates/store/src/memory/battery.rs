@@ -60,11 +60,16 @@ fn is_restored(memory: &dyn PersistentMemory, images: &[Arc<HostImage>; 2]) -> b
 fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let store = &Resting { restore: false, ..*store };
     let images = images::open(store.directory)?;
-    let mut found = RestingMedia { memory: None, log: None, images: Some(shared(&images)), refused: None };
+    let images_at_rest = Some(shared(&images));
+    let mut found = RestingMedia { memory: None, log: None, images: images_at_rest, refused: None, restored: false };
     if path.exists() {
-        found.memory = Some(open(path, &images, store, true)?);
+        let memory = open(path, &images, store, true)?;
+        found.restored = is_restored(&*memory, &images);
+        found.memory = Some(memory);
     } else {
         found.refused = image_in_place_of(path, &images, store).err();
+        // Who asks for a restore goes on with devices of a later time.
+        found.restored = found.refused.is_some();
     }
     Ok(found)
 }

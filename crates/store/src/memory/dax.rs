@@ -40,5 +40,5 @@ fn open(_: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia> {
 
 fn rest(_: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
-    Ok(RestingMedia { memory: Some(Arc::new(memory)), log: None, images: None, refused: None })
+    Ok(RestingMedia { memory: Some(Arc::new(memory)), log: None, images: None, refused: None, restored: false })
 }

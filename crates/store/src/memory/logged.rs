@@ -43,5 +43,5 @@ fn open(store: &Resting<'_>, _: &Path, _: bool) -> Outcome<RegionMedia> {
 fn rest(store: &Resting<'_>, _: &Path) -> Outcome<RestingMedia> {
     let images = Some(shared(&images::open(store.directory)?));
     let log = Arc::new(SegmentLog::open(&store.directory.join(LOG), SEGMENT_BYTES).during("log")?);
-    Ok(RestingMedia { memory: None, log: Some(log), images, refused: None })
+    Ok(RestingMedia { memory: None, log: Some(log), images, refused: None, restored: false })
 }

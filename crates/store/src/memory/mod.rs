@@ -141,6 +141,8 @@ pub(crate) struct RestingMedia {
     pub images: Option<[Arc<dyn ImageFile>; 2]>,
     /// Why a mount would not go on from these images.
     pub refused: Option<Failure>,
+    /// As [`RegionMedia::restored`], or nothing but a restore would go on from these images.
+    pub restored: bool,
 }
 
 impl RestingMedia {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -173,17 +173,31 @@ impl LogDevice for ReadLog {
     }
 }
 
-pub struct ReadBulk(File);
+/// Unit of requests to a file or a block device, as for its user (bytes).
+pub const FILE_BLOCK_BYTES: u64 = 512;
+
+pub struct ReadBulk {
+    file: File,
+    bytes: u64,
+}
 
 impl ReadBulk {
     pub fn open(path: &Path) -> io::Result<ReadBulk> {
-        File::open(path).map(ReadBulk)
+        let mut file = File::open(path)?;
+        // The metadata of a block device has no length; its end can be sought.
+        let bytes = file.seek(SeekFrom::End(0))?;
+        Ok(ReadBulk { file, bytes })
+    }
+
+    /// Its size, without a last partial block.
+    pub fn bytes(&self) -> u64 {
+        self.bytes - self.bytes % FILE_BLOCK_BYTES
     }
 }
 
 impl BulkData for ReadBulk {
     fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
-        self.0.read_exact_at(out, at).map_err(|error| format!("bulk storage at {at}: {error}"))
+        self.file.read_exact_at(out, at).map_err(|error| format!("bulk storage at {at}: {error}"))
     }
 }
 

@@ -12,17 +12,18 @@ mod report;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use shoal_check::{BulkData, ImageSource, SalvageSource, Salvaged as Found};
+use shoal_check::{BulkData, FoundDevice, ImageSource, NotOpened, OpenedDevice, SalvageSource, Salvaged as Found};
 use shoal_devices::size::human;
-use shoal_devices::{During, Failure, Outcome};
+use shoal_devices::{During, Failure, Outcome, parse_uuid};
 use shoal_format::PAGE;
+use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
 use shoal_host::StoreLock;
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Error::LogGap;
 
 use crate::cache::{self, Left, StoreCache};
-use crate::description::{BulkPlace, Description};
+use crate::description::{BulkPlace, Description, NumberedPlace};
 use crate::directory;
 use crate::names::{BULK, DESCRIPTION, IMAGES, LOG};
 use crate::progress::Progress;
@@ -190,10 +191,7 @@ pub(crate) fn bulk_data(directory: &Path, description: &Description) -> (Option<
     let more = description.more_bulk.iter().map(|numbered| (numbered.number, &numbered.place));
     for (number, place) in first.into_iter().chain(more) {
         match part(directory, place) {
-            Ok(below) => parts.push(match held(directory, description, number) {
-                Some(cache) => (number, Box::new(media::HeldBulk { below, cache }) as Bulk),
-                None => (number, below),
-            }),
+            Ok(below) => parts.push((number, with_held(below.data, directory, description, number))),
             Err(why) if number == 0 => faults.push(format!("bulk storage: {why}")),
             Err(why) => faults.push(format!("bulk device {number}: {why}")),
         }
@@ -202,12 +200,41 @@ pub(crate) fn bulk_data(directory: &Path, description: &Description) -> (Option<
     (bulk, faults)
 }
 
-fn part(directory: &Path, place: &BulkPlace) -> Result<Bulk, String> {
+/// The bulk device that a mount would take for this entry of the list.
+pub(crate) fn bulk_device(directory: &Path, description: &Description, entry: &BulkDeviceEntry) -> FoundDevice {
+    let has_uuid = |place: &&NumberedPlace| entry.has_mark() && parse_uuid(&place.uuid) == Some(entry.uuid);
+    let first = description.bulk.as_ref().filter(|_| entry.number == 0 && !description.first_removed);
+    let named = description.more_bulk.iter().find(has_uuid).map(|place| (place.number, &place.place));
+    let Some((number, place)) = named.or(first.map(|place| (0, place))) else {
+        let why = "the store's description does not name it".into();
+        return FoundDevice { name: String::new(), opened: Err(NotOpened::Nowhere(why)) };
+    };
+    let opened = match place.name(directory) {
+        Err(why) => Err(NotOpened::Nowhere(why)),
+        Ok(name) if name.kind().opening_writes => {
+            Err(NotOpened::Away("opening it would write to it; a mount compares it".into()))
+        }
+        Ok(_) => part(directory, place).map_err(NotOpened::Away),
+    };
+    let with_held =
+        |device: OpenedDevice| OpenedDevice { data: with_held(device.data, directory, description, number), ..device };
+    FoundDevice { name: place.shown(directory), opened: opened.map(with_held) }
+}
+
+/// A device with what a process that was cut off held back from it.
+fn with_held(below: Bulk, directory: &Path, description: &Description, number: u32) -> Bulk {
+    match held(directory, description, number) {
+        Some(cache) => Box::new(media::HeldBulk { below, cache }),
+        None => below,
+    }
+}
+
+fn part(directory: &Path, place: &BulkPlace) -> Result<OpenedDevice, String> {
     match place {
         BulkPlace::File(file) => {
             let path = directory.join(file);
             let bulk = media::ReadBulk::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-            Ok(Box::new(bulk))
+            Ok(OpenedDevice { bytes: bulk.bytes(), block_bytes: media::FILE_BLOCK_BYTES, data: Box::new(bulk) })
         }
         BulkPlace::Device(text) => {
             let device: shoal_devices::DeviceName = text.parse()?;
@@ -216,8 +243,10 @@ fn part(directory: &Path, place: &BulkPlace) -> Result<Bulk, String> {
                     "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {DESCRIPTION}"
                 ));
             }
-            let device = device.open().map_err(|failure| failure.to_string())?;
-            Ok(Box::new(media::BlockBulk(device.block_device())))
+            let device = device.open().map_err(|failure| failure.to_string())?.block_device();
+            let geometry = device.geometry();
+            let (bytes, block_bytes) = (geometry.bytes, u64::from(geometry.block_bytes));
+            Ok(OpenedDevice { bytes, block_bytes, data: Box::new(media::BlockBulk(device)) })
         }
     }
 }
