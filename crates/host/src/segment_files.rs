@@ -32,7 +32,7 @@ use crate::{calls, host_kind, named};
 /// releases, and one held back.
 pub(crate) const SPARES_MAX: usize = 9;
 /// Zeros that go to the disk together.
-pub(crate) const ZEROS_BYTES: usize = 128 << 10;
+pub(crate) const ZEROS_BYTES: usize = 512 << 10;
 
 /// A step that may fail, by the call it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
