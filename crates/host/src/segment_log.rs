@@ -93,7 +93,7 @@ struct State {
     /// Where the next append must begin; unknown until the first one.
     end: Option<u64>,
     preparing: bool,
-    /// Threads that wait for the spare that is being made.
+    /// Threads that wait for the spare that is being made, whoever makes it.
     waiting: usize,
 }
 
@@ -285,7 +285,10 @@ impl Shared {
             return None;
         }
         let segment = state.segments.get(&(position - offset))?.clone();
-        state.end = Some(position + len);
+        if state.end.replace(position + len).is_none() {
+            // Spares that the last process left unfinished are made from now on.
+            self.changed.notify_all();
+        }
         Some(segment)
     }
 
@@ -308,7 +311,11 @@ impl Shared {
             if !urgent && state.count() >= self.segments_max {
                 return Err(MediaError::NoSpace { what: self.name() });
             }
-            self.make_spare(&mut state).map_err(|e| self.io_error(e))?;
+            // It waits for what it makes itself, too.
+            state.waiting += 1;
+            let made = self.make_spare(&mut state);
+            state.waiting -= 1;
+            made.map_err(|e| self.io_error(e))?;
         }
         for start in starts() {
             if !state.segments.contains_key(&start) {

@@ -205,6 +205,55 @@ fn a_spare_made_ahead_leaves_the_disk_to_others_and_one_that_is_needed_does_not(
     assert!(begin.elapsed() < undisturbed / 4, "{:?}", begin.elapsed());
 }
 
+/// Each piece of a spare takes so long from now on.
+fn slow_down(log: &SegmentLog, slow: Duration) {
+    *log.shared.files.before.lock() = Some(Box::new(move |step| {
+        if step == Step::Fill {
+            std::thread::sleep(slow);
+        }
+        Ok(())
+    }));
+}
+
+#[test]
+fn a_spare_that_an_append_makes_itself_is_made_without_rests() {
+    const PIECES: u64 = 24;
+    let segment = PIECES * ZEROS_BYTES as u64;
+    let scratch = Scratch::new();
+    drop(SegmentLog::create(&scratch.path(), segment).unwrap());
+    let log = SegmentLog::open(&scratch.path(), segment).unwrap();
+    // The one that is made ahead fails, and is not tried again soon.
+    let tries = fail(&log, |step| step == Step::Create, 0, true, ENOSPC);
+    log.append(0, b"x").unwrap();
+    let begin = Instant::now();
+    while tries.load(Ordering::Relaxed) < 3 {
+        assert!(begin.elapsed() < Duration::from_secs(20), "{tries:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let slow = Duration::from_millis(10);
+    slow_down(&log, slow);
+    let begin = Instant::now();
+    log.append(1, &pattern(1, segment as usize)).unwrap();
+    let took = begin.elapsed();
+    assert!(took >= slow * PIECES as u32 && took < slow * PIECES as u32 * RESTS / 2, "{took:?}");
+}
+
+#[test]
+fn spares_are_made_ahead_from_the_first_append_after_an_opening() {
+    let scratch = Scratch::new();
+    let log = scratch.create();
+    log.append(0, b"x").unwrap();
+    wait_for_a_spare(&log);
+    drop(log);
+    let mut spares = scratch.names().into_iter().filter(|name| name.starts_with("spare-"));
+    std::fs::remove_file(scratch.path().join(spares.next().unwrap())).unwrap();
+    let log = scratch.open().unwrap();
+    // The thread that makes them has found nothing to do so far.
+    std::thread::sleep(Duration::from_millis(100));
+    log.append(1, b"y").unwrap();
+    wait_for_a_spare(&log);
+}
+
 #[test]
 fn a_small_host_bears_a_short_log() {
     assert_eq!(segments_max(400 << 20, SEGMENT_BYTES), 3);

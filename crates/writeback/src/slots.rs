@@ -55,6 +55,8 @@ pub struct Cache {
     /// Groups with memory.
     present: BTreeSet<u64>,
     survives_process: bool,
+    /// Made by this process: no group had memory before.
+    is_new: bool,
 }
 
 /// Whose a cache is.
@@ -87,7 +89,15 @@ impl Cache {
         memory.reserve(0, first_group_at(groups))?;
         let header = CacheHeader::new(owner.store, identity, owner.boot_id, groups, owner.device_bytes);
         memory.write(0, &header.encode());
-        Ok(Cache { memory, identity, groups, found: Vec::new(), present: BTreeSet::new(), survives_process })
+        Ok(Cache {
+            memory,
+            identity,
+            groups,
+            found: Vec::new(),
+            present: BTreeSet::new(),
+            survives_process,
+            is_new: true,
+        })
     }
 
     /// Takes memory for the cache of `owner` that an earlier process left, verified.
@@ -120,6 +130,7 @@ impl Cache {
             found: Vec::new(),
             present: BTreeSet::new(),
             survives_process: true,
+            is_new: false,
         };
         cache.load(header.device_bytes.get() / CACHE_SLOT)?;
         Ok(cache)
@@ -200,9 +211,13 @@ impl Cache {
     }
 
     pub(crate) fn into_slots(self) -> (Slots, Vec<Found>) {
-        let Cache { memory, identity, groups, found, present, .. } = self;
+        let Cache { memory, identity, groups, found, present, is_new, .. } = self;
         let taken: BTreeSet<u64> = found.iter().map(|found| found.slot).collect();
-        let absent = (0..groups).filter(|group| !present.contains(group)).collect();
+        let absent: BTreeSet<u64> = (0..groups).filter(|group| !present.contains(group)).collect();
+        if !is_new {
+            // Memory that was being taken or given back when the process ended belongs to no group, and nobody else would give it back.
+            absent.iter().for_each(|group| memory.discard(group_at(groups, *group), CACHE_GROUP));
+        }
         let mut slots = Slots {
             memory,
             identity,

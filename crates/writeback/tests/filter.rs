@@ -674,6 +674,35 @@ fn memory_goes_back_a_piece_at_a_tick_and_what_is_wanted_meanwhile_stays() {
 }
 
 #[test]
+fn memory_on_its_way_when_the_process_ended_goes_back_in_the_next_life() {
+    let (disk, time, taking) = (Slow::new(), Arc::new(Time::default()), Arc::new(Taking::default()));
+    let memory = SimMemory::volatile(Cache::memory_bytes(4 << 20), None);
+    let memory = Arc::new(Scarce(memory, Mutex::new((Random::new(1), 0)), taking.clone()));
+    let owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: BLOCKS * BLOCK };
+    let cache = Cache::create(memory.clone(), 4 << 20, &owner, [3; 16], true).unwrap();
+    let rule = Rule::of(Policy::aipu(30 * S_NS));
+    let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), rule, cache);
+    ask(&filter, Request::Write { at: 0, buffer: contents(&[7; 300]), fua: false });
+    ask(&filter, Request::Flush);
+    while disk.step(&mut Random::new(1)) {}
+    assert!(write(&filter, 3, 8).lock().is_some());
+    for second in [2, 4] {
+        time.0.store(second * S_NS, Ordering::Relaxed);
+        filter.tick();
+    }
+    assert!(filter.tick(), "a group is half given back");
+    assert!(taking.taken.lock().drain(..).sum::<u64>() < 1 << 20);
+    drop(filter);
+    let cache = Cache::open(memory, &owner).unwrap();
+    let filter = WriteBack::new(Arc::new(disk), time, rule, cache);
+    filter.adopt(true);
+    let taken = taking.taken.lock().clone();
+    assert!(taken.len() == 2 && taken.iter().all(|&len| len > 1 << 20), "the groups out of use, whole: {taken:?}");
+    let read = ask(&filter, Request::Read { at: 3 * BLOCK, buffer: vec![0; BLOCK as usize] });
+    assert_eq!(numbers(read.lock().as_ref().unwrap().as_ref().unwrap()), [8]);
+}
+
+#[test]
 fn a_flush_of_ranges_leaves_other_blocks_alone_and_a_device_without_news_too() {
     let (disk, filter, _) = fixture(Rule::of(Policy::aipu(30 * S_NS)));
     let stepping = disk.clone();
