@@ -49,7 +49,7 @@ pub use alloc::Space;
 pub use checkpoint::newest_image;
 pub use drain::{Victims, take_denied};
 pub use error::{Error, Failure, Result};
-pub use incarnation::{compare, next_incarnation, place_anchor, restore};
+pub use incarnation::{compare, let_devices_be_later, next_incarnation, place_anchor, restore};
 pub use log_end::ring_end;
 use planted::{Bug, is_planted};
 use replay::{apply, replay};
