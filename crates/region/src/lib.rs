@@ -50,7 +50,7 @@ pub use checkpoint::newest_image;
 pub use drain::{Victims, take_denied};
 pub use error::{Error, Failure, Result};
 pub use incarnation::{compare, let_devices_be_later, next_incarnation, place_anchor, restore};
-pub use log_end::ring_end;
+pub use log_end::{is_unused, ring_end};
 use planted::{Bug, is_planted};
 use replay::{apply, replay};
 pub use seal::{empty_image, seal_image, write_image, write_pages};

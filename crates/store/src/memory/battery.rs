@@ -58,6 +58,8 @@ fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
 enum Found {
     Nothing,
     Region(Arc<dyn PersistentMemory>),
+    /// A region that was restored, and that no mount has gone on from: it holds nothing but the image.
+    Unused(Arc<dyn PersistentMemory>),
     /// A region that is damaged, or is not the one the images were saved from; with its incarnation.
     Refused(Failure, u64),
 }
@@ -70,13 +72,14 @@ fn open(
 ) -> Outcome<Arc<dyn PersistentMemory>> {
     let files = shared(images);
     let refused = match (find(path, &files, store, read_only)?, store.restore) {
-        (Found::Region(memory), false) => return Ok(memory),
+        (Found::Region(memory) | Found::Unused(memory), false) => return Ok(memory),
         (Found::Refused(failure, _), false) => return Err(failure),
         (Found::Region(_), true) => {
             return Err(Failure::new(path.display(), "the region is there, and it is newer than the saved image")
                 .remedy("mount without --restore; to go on from the image all the same, move the region away first"));
         }
-        (Found::Nothing, _) => None,
+        // The bulk devices may be the reason, where nobody had asked for the restore.
+        (Found::Nothing, _) | (Found::Unused(_), true) => None,
         (Found::Refused(_, incarnation), true) => Some(incarnation),
     };
     let (newest, superblock, anchor) = image_in_place_of(path, images, store)?;
@@ -195,6 +198,9 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read
     };
     use shoal_region::Error::{ImageBehind, ImageOlder, RegionBehind, RegionOlder};
     Ok(match shoal_region::compare(images, &superblock, &anchor, end) {
+        Ok(()) if shoal_region::is_unused(&memory, &superblock, &anchor).during(path.display())? => {
+            Found::Unused(memory)
+        }
         Ok(()) => Found::Region(memory),
         Err(error @ (RegionOlder { .. } | ImageOlder { .. } | RegionBehind { .. } | ImageBehind { .. })) => {
             let missing = if matches!(error, RegionOlder { .. } | RegionBehind { .. }) {
