@@ -2,7 +2,7 @@
 //!
 //! Rules: what a mount refuses is an error. A device that cannot be reached is a note, because the store can do without its files. List
 //! and mark are one apart at most wherever an opening was cut off. So a mark further behind is that of an older copy of the device, and one further
-//! ahead tells that the region is an older copy, unless it was restored from an image. A device without a mark is known by its size alone.
+//! ahead tells that the region is an older copy, unless it was restored from an image: the list says so until the device has a new mark. A device without a mark is known by its size alone.
 //! Left out: opening devices, which is the caller's; what is held back in front of them is laid over what is read.
 
 use shoal_format::BULK_BLOCK;
@@ -20,7 +20,7 @@ const REMEDY: &str = "bring together what belongs together, or mount with `-o de
 #[derive(Clone, Copy)]
 pub struct BulkDevices<'a> {
     pub find: &'a BulkFinder<'a>,
-    /// The region was restored from an image, or would be: devices may be of a later time.
+    /// The region would be restored from an image: devices may be of a later time.
     pub restored: bool,
 }
 
@@ -128,7 +128,7 @@ fn difference(
     } else if mark.epoch.saturating_add(1) < entry.epoch {
         let what = format!("it is an older copy (of mount {marked}, the store was mounted with it {listed} times)");
         found(FindingKind::BulkOlder, what)
-    } else if mark.epoch > entry.epoch.saturating_add(1) && !may_be_newer {
+    } else if mark.epoch > entry.epoch.saturating_add(1) && !(may_be_newer || entry.restored) {
         let what = format!(
             "it was in use in mount {marked}, and the store's memory, images and log know of {listed}: they are an older copy"
         );

@@ -52,6 +52,7 @@ fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
         epoch: 2,
         leaving: true,
         unsettled: true,
+        restored: false,
         sums: Some(sums),
     };
     let devices = vec![only_device(&s.superblock).unwrap(), second];

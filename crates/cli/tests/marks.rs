@@ -199,6 +199,63 @@ fn a_region_may_be_older_than_its_bulk_storage_only_where_a_restore_is_all_that_
 }
 
 #[test]
+fn a_restore_that_is_cut_off_before_the_bulk_devices_have_marks_can_be_gone_on_with() {
+    let scene = Scene::battery();
+    use_once(&scene, 1);
+    // Mounts that no image knows of: the device is of a later time by more than an opening.
+    for byte in 2..4 {
+        scene.mount();
+        scene.write(&format!("unsaved{byte}"), vec![byte; LARGE]);
+        scene.kill();
+    }
+    fs::remove_file(scene.at("region")).unwrap();
+    // The region is there, and the device is not opened.
+    let cut_off = || {
+        fs::rename(scene.at("store/bulk"), scene.at("bulk")).unwrap();
+        scene.exits(1, &["mount", "--restore", "store", "mnt"]);
+        assert!(scene.at("region").exists(), "nothing was restored");
+        fs::rename(scene.at("bulk"), scene.at("store/bulk")).unwrap();
+    };
+    cut_off();
+    is_sound(&scene, "restored, and cut off");
+    // Or once more: nobody has used the region.
+    cut_off();
+    assert!(!scene.at("region.old-1").exists(), "there is nothing to keep");
+    is_sound(&scene, "restored twice, and cut off");
+    scene.mount();
+    assert!((0..2).all(|number| fs::read(scene.at(&format!("mnt/large{number}"))).unwrap() == vec![1; LARGE]));
+    assert!(!scene.at("mnt/unsaved2").exists());
+    scene.write("large0", vec![4; LARGE]);
+    scene.kill();
+    // Now it holds what the image does not.
+    let refused = scene.exits(1, &["mount", "--restore", "store", "mnt"]);
+    assert!(refused.contains("the region is there"), "{refused}");
+    is_sound(&scene, "used, and killed");
+    scene.mount();
+    assert!(fs::read(scene.at("mnt/large0")).unwrap() == vec![4; LARGE]);
+    scene.umount();
+}
+
+#[test]
+fn a_restore_can_be_asked_for_when_the_region_came_back_unasked_and_was_refused() {
+    let scene = Scene::battery();
+    use_once(&scene, 1);
+    fs::create_dir_all(scene.at("older/store")).unwrap();
+    let images = ["store/image.0", "store/image.1"];
+    images.iter().for_each(|image| put(&scene, image, &format!("older/{image}")));
+    use_once(&scene, 2);
+    use_once(&scene, 3);
+    images.iter().for_each(|image| put(&scene, &format!("older/{image}"), image));
+    fs::remove_file(scene.at("region")).unwrap();
+    let refused = scene.exits(1, &["mount", "store", "mnt"]);
+    assert!(refused.contains("an older copy") && scene.at("region").exists(), "{refused}");
+    is_found(&scene, "restored unasked", &["BulkNewer"]);
+    scene.ok(&["mount", "--restore", "store", "mnt"]);
+    scene.kill();
+    is_sound(&scene, "restored on purpose");
+}
+
+#[test]
 fn a_store_of_a_killed_daemon_is_sound_with_what_was_held_back() {
     let scene = two_devices();
     for round in 1..=3u8 {

@@ -28,6 +28,8 @@ pub const BULK_DEVICE_BLOCKS_MAX: u64 = 1 << BULK_NUMBER_SHIFT;
 pub const BULK_LEAVING: u32 = 1;
 /// The store was used without the device, or closed while it took no writes: extents NEW may be left from then.
 pub const BULK_UNSETTLED: u32 = 2;
+/// The region was restored from an image since the device had its mark, and the mark may be of any later epoch.
+pub const BULK_RESTORED: u32 = 4;
 /// Bits of the flags that hold the unit of the device's checksums, as a power of two.
 pub const BULK_SUM_SHIFT: std::ops::Range<u32> = 8..12;
 /// Smallest piece that holds a bitmap (bytes): a run, which compaction never moves.
@@ -93,6 +95,7 @@ pub struct BulkDeviceEntry {
     pub epoch: u64,
     pub leaving: bool,
     pub unsettled: bool,
+    pub restored: bool,
     /// Checksums of what is on it, if they are kept.
     pub sums: Option<BlockSums>,
 }
@@ -134,6 +137,7 @@ pub fn only_device(superblock: &Superblock) -> Option<BulkDeviceEntry> {
         epoch: 0,
         leaving: false,
         unsettled: false,
+        restored: false,
         sums: None,
     })
 }
@@ -161,6 +165,8 @@ pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
     for device in devices {
         let leaving = if device.leaving { BULK_LEAVING } else { 0 };
         let unsettled = if device.unsettled { BULK_UNSETTLED } else { 0 };
+        let restored = if device.restored { BULK_RESTORED } else { 0 };
+        let shift = device.sums.map_or(0, |sums| sums.shift << BULK_SUM_SHIFT.start);
         let entry = BulkEntry {
             uuid: device.uuid,
             blocks: device.blocks.into(),
@@ -168,7 +174,7 @@ pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
             suspects: device.suspects.bits().into(),
             epoch: device.epoch.into(),
             number: device.number.into(),
-            flags: (leaving | unsettled | device.sums.map_or(0, |sums| sums.shift << BULK_SUM_SHIFT.start)).into(),
+            flags: (leaving | unsettled | restored | shift).into(),
             sums: device.sums.map_or(SlotRef::NONE, |sums| sums.piece).bits().into(),
         };
         bytes.extend_from_slice(entry.as_bytes());
@@ -234,7 +240,8 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
             return Err(range("uuid", 0));
         }
         let shift = entry.flags.get() >> BULK_SUM_SHIFT.start & 0xf;
-        if entry.flags.get() & !(BULK_LEAVING | BULK_UNSETTLED | shift << BULK_SUM_SHIFT.start) != 0 {
+        let known = BULK_LEAVING | BULK_UNSETTLED | BULK_RESTORED | shift << BULK_SUM_SHIFT.start;
+        if entry.flags.get() & !known != 0 {
             return Err(range("flags", entry.flags.get().into()));
         }
         let sums_piece = run("sums", entry.sums.get(), 0)?;
@@ -251,6 +258,7 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
             epoch: entry.epoch.get(),
             leaving: entry.flags.get() & BULK_LEAVING != 0,
             unsettled: entry.flags.get() & BULK_UNSETTLED != 0,
+            restored: entry.flags.get() & BULK_RESTORED != 0,
             sums,
         });
     }
@@ -337,6 +345,7 @@ mod tests {
             epoch: 4,
             leaving: true,
             unsettled: true,
+            restored: true,
             sums: Some(BlockSums { piece: run(22), shift: 12 }),
         };
         vec![first, second]

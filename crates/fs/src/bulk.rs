@@ -118,7 +118,7 @@ pub(crate) struct Bulk {
     pub fresh: Fresh,
     pub births: Births,
     room: Option<Arc<RoomCache>>,
-    /// The region was restored from an image: devices may be of a later time.
+    /// As [`crate::Options::region_restored`].
     restored: bool,
     on_failure: Option<devices::OnBulkFailure>,
 }

@@ -91,7 +91,7 @@ pub struct Options {
     pub degraded: bool,
     /// Keep checksums of what is on the bulk devices, or none; by default as the store has it.
     pub sums: Option<bool>,
-    /// The region was restored from an image, because its memory was lost: the bulk devices may be of a later time.
+    /// What is opened stands for a region whose memory was lost: the bulk devices may be of a later time than it.
     pub region_restored: bool,
     /// Is told of bulk devices that are missing or fail.
     pub on_bulk_failure: Option<OnBulkFailure>,

@@ -35,6 +35,7 @@ mod packing;
 mod promised_room;
 mod rebalance;
 mod resize;
+mod restored_devices;
 mod saved;
 mod saved_image;
 mod several_devices;

@@ -13,7 +13,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use shoal_format::bulk_list::{BULK_LIST_AT, decode_list};
+use shoal_format::bulk_list::{BULK_LIST_AT, decode_list, encode_list};
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, FEATURE_INCARNATION, SUPERBLOCK_AT, Superblock};
 use shoal_format::{FormatError, PAGE, SEGMENT, SlotRef};
 use shoal_media::{ImageFile, PersistentMemory};
@@ -107,6 +107,21 @@ fn forget_block_sums(memory: &dyn PersistentMemory, superblock: &Superblock) -> 
             }
         }
     }
+    Ok(())
+}
+
+/// Notes durably, in a region that was just restored because its memory is known to be lost, that each bulk device with a mark may
+/// be of a later time until it has a new one. For before the region can be found: an opening may be cut off ahead of that mark.
+pub fn let_devices_be_later(memory: &dyn PersistentMemory) -> Result<()> {
+    let mut page = vec![0; PAGE as usize];
+    memory.read(SUPERBLOCK_AT, &mut page);
+    let superblock = Superblock::decode(&page)?;
+    memory.read(BULK_LIST_AT.get(), &mut page);
+    let Some(mut devices) = decode_list(&page, &superblock)? else { return Ok(()) };
+    devices.iter_mut().for_each(|device| device.restored = device.has_mark());
+    memory.write(BULK_LIST_AT.get(), &encode_list(&devices));
+    memory.write_back(BULK_LIST_AT.get(), PAGE);
+    memory.fence();
     Ok(())
 }
 

@@ -31,6 +31,18 @@ pub fn ring_end(
     next.map_or(Ok(end), |next| Err(Error::LogGap { at: end, next: next.lsn() }))
 }
 
+/// Was this region filled from an image, and never opened to an end for writing? An image names no boot, and an opening
+/// names its own when all else is done ([`Region::settle`](crate::Region::settle)).
+pub fn is_unused(
+    memory: &std::sync::Arc<dyn PersistentMemory>,
+    superblock: &Superblock,
+    anchor: &AnchorRecord,
+) -> Result<bool> {
+    let log = RingLog::new(memory.clone(), superblock);
+    let (.., last_boot, _) = replay(superblock, anchor, None, &log, &[], [0; 16])?;
+    Ok(last_boot == [0; 16])
+}
+
 /// Refuses a log on a device that goes on behind its end. Not after a power loss, which takes what it likes of a tail that was not
 /// synced.
 pub(crate) fn refuse_gap(log: &dyn LogDevice, end: Lsn, salt: u32, sums: Sums) -> Result<()> {

@@ -43,8 +43,6 @@ pub(crate) struct Media {
     pub given: Vec<GivenDevice>,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
-    /// The region was restored from an image.
-    pub restored: bool,
 }
 
 impl Store {
@@ -220,25 +218,13 @@ impl Store {
 impl Media {
     /// Without caches and further devices.
     fn assemble(region: RegionMedia, bulk: Option<Arc<dyn Device>>, period: [u8; 16]) -> Outcome<Media> {
-        let RegionMedia { memory, log, images, survives_power_loss, restored } = region;
+        let RegionMedia { memory, log, images, survives_power_loss } = region;
         let nonce = shoal_host::random_bytes().during("random numbers")?;
         let region = shoal_region::Parts { memory, log, images, boot_id: period, nonce };
         let device = bulk.as_ref().map(|bulk| bulk.block_device());
         let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
         let (caches, left, more, engine, given) = Default::default();
-        Ok(Media {
-            parts,
-            bulk,
-            caches,
-            period,
-            left,
-            emptied: None,
-            more,
-            engine,
-            given,
-            survives_power_loss,
-            restored,
-        })
+        Ok(Media { parts, bulk, caches, period, left, emptied: None, more, engine, given, survives_power_loss })
     }
 }
 

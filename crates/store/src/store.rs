@@ -208,7 +208,7 @@ impl Store {
         mut options: Options,
     ) -> Outcome<(Fs, Recovery)> {
         options.bulk_devices = media.given.clone();
-        options.region_restored = media.restored || self.restore;
+        options.region_restored = self.restore;
         options.on_bulk_failure = Some(Arc::new(|sentence: &str| tracing::error!("{sentence}")));
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {

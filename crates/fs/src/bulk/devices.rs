@@ -6,7 +6,7 @@
 //! - At each opening for writing every device present gets a mark of the next epoch, durably; then the list says the epoch behind that,
 //!   durably; then the mark does. So list and mark are at most one apart wherever a crash comes between. A mark further behind is
 //!   that of an older copy of the device, which may lack what was promised since; one further ahead tells that the region is an older copy, unless
-//!   it was restored from an image because its memory was lost.
+//!   it was restored from an image because its memory was lost. Then the list says so of each device until that has a new mark.
 //! - A device that failed a flush is closed before the failure is told to anybody, and the blocks in doubt are in the region,
 //!   durably, before the flush's caller has its answer.
 //! - A suspect block that was written whole is certain on media only behind a flush that covered the write.
@@ -164,6 +164,7 @@ fn verify(
     if !entry.has_mark() {
         return Ok(());
     }
+    let may_be_newer = may_be_newer || entry.restored;
     match read_mark(device, entry.blocks) {
         Ok(Some(mark)) if mark.store != store => Err("it belongs to another store".into()),
         Ok(Some(mark)) if mark.device != entry.uuid || mark.number != entry.number => {
@@ -281,13 +282,19 @@ impl Bulk {
             let Some(entry) = entries.iter_mut().find(|entry| entry.number == unit.number) else { continue };
             entry.unsettled = !unit.is_open();
             if entry.has_mark() && unit.is_open() {
+                if entry.restored
+                    && let Some(mark) = read_mark(&*unit.device()?, entry.blocks)?
+                {
+                    // Copies of the device from the mounts that were lost are older from here on.
+                    entry.epoch = entry.epoch.max(mark.epoch);
+                }
                 let next = BulkDeviceEntry { epoch: entry.epoch + 1, ..*entry };
                 match write_mark(&*unit.device()?, entry.blocks, &mark_of(region, &next)) {
                     // A full host that copies on write: the store is opened, so that something can be removed, under the mark it has.
                     Err(Error::NoSpace) => continue,
                     outcome => outcome?,
                 }
-                entry.epoch += 2;
+                (entry.epoch, entry.restored) = (entry.epoch + 2, false);
                 marked.push((unit.device()?, *entry));
             }
         }
@@ -450,6 +457,7 @@ impl Bulk {
             epoch: 1,
             leaving: false,
             unsettled: false,
+            restored: false,
             sums: None,
         };
         write_mark(&*device, blocks, &mark_of(region, &entry))?;

@@ -24,8 +24,7 @@ pub(super) static MEANS: Means = Means {
     open: |store, path, read_only| {
         let images = images::open(store.directory)?;
         let memory = open(path, &images, store, read_only)?;
-        let restored = is_restored(&*memory, &images);
-        Ok(RegionMedia { memory, log: None, images: Some(shared(&images)), survives_power_loss: true, restored })
+        Ok(RegionMedia { memory, log: None, images: Some(shared(&images)), survives_power_loss: true })
     },
     rest,
     loss: |_| Loss {
@@ -36,24 +35,7 @@ pub(super) static MEANS: Means = Means {
 
 fn make(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
     let memory = Arc::new(SharedMap::create(path, bytes, SharedKind::Battery).during("memory")?);
-    Ok(RegionMedia {
-        memory,
-        log: None,
-        images: Some(shared(&images::create(directory)?)),
-        survives_power_loss: true,
-        restored: false,
-    })
-}
-
-/// A region that an image was restored into has an incarnation of its own until it is saved.
-fn is_restored(memory: &dyn PersistentMemory, images: &[Arc<HostImage>; 2]) -> bool {
-    let mut page = [0; PAGE as usize];
-    memory.read(ANCHOR_AT[0], &mut page);
-    let (Ok(region), Ok((.., image))) = (AnchorRecord::newest(&page), shoal_region::newest_image(&shared(images)))
-    else {
-        return true;
-    };
-    region.incarnation != image.incarnation
+    Ok(RegionMedia { memory, log: None, images: Some(shared(&images::create(directory)?)), survives_power_loss: true })
 }
 
 /// A region that a mount would refuse is not the store, even if it is sound.
@@ -63,9 +45,7 @@ fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let images_at_rest = Some(shared(&images));
     let mut found = RestingMedia { memory: None, log: None, images: images_at_rest, refused: None, restored: false };
     if path.exists() {
-        let memory = open(path, &images, store, true)?;
-        found.restored = is_restored(&*memory, &images);
-        found.memory = Some(memory);
+        found.memory = Some(open(path, &images, store, true)?);
     } else {
         found.refused = image_in_place_of(path, &images, store).err();
         // Who asks for a restore goes on with devices of a later time.
@@ -78,6 +58,8 @@ fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
 enum Found {
     Nothing,
     Region(Arc<dyn PersistentMemory>),
+    /// A region that was restored, and that no mount has gone on from: it holds nothing but the image.
+    Unused(Arc<dyn PersistentMemory>),
     /// A region that is damaged, or is not the one the images were saved from; with its incarnation.
     Refused(Failure, u64),
 }
@@ -90,13 +72,14 @@ fn open(
 ) -> Outcome<Arc<dyn PersistentMemory>> {
     let files = shared(images);
     let refused = match (find(path, &files, store, read_only)?, store.restore) {
-        (Found::Region(memory), false) => return Ok(memory),
+        (Found::Region(memory) | Found::Unused(memory), false) => return Ok(memory),
         (Found::Refused(failure, _), false) => return Err(failure),
         (Found::Region(_), true) => {
             return Err(Failure::new(path.display(), "the region is there, and it is newer than the saved image")
                 .remedy("mount without --restore; to go on from the image all the same, move the region away first"));
         }
-        (Found::Nothing, _) => None,
+        // The bulk devices may be the reason, where nobody had asked for the restore.
+        (Found::Nothing, _) | (Found::Unused(_), true) => None,
         (Found::Refused(_, incarnation), true) => Some(incarnation),
     };
     let (newest, superblock, anchor) = image_in_place_of(path, images, store)?;
@@ -112,6 +95,9 @@ fn open(
     let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
     let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
     shoal_region::restore(&files, &memory, refused.unwrap_or(0), random).map_err(|error| no_image(path, error))?;
+    if store.restore {
+        shoal_region::let_devices_be_later(&memory).during(path.display())?;
+    }
     if refused.is_some() {
         let kept = (1..).map(|n| beside(path, &format!("old-{n}"))).find(|kept| !kept.exists()).unwrap_or_default();
         fs::rename(path, &kept).during(path.display())?;
@@ -212,6 +198,9 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read
     };
     use shoal_region::Error::{ImageBehind, ImageOlder, RegionBehind, RegionOlder};
     Ok(match shoal_region::compare(images, &superblock, &anchor, end) {
+        Ok(()) if shoal_region::is_unused(&memory, &superblock, &anchor).during(path.display())? => {
+            Found::Unused(memory)
+        }
         Ok(()) => Found::Region(memory),
         Err(error @ (RegionOlder { .. } | ImageOlder { .. } | RegionBehind { .. } | ImageBehind { .. })) => {
             let missing = if matches!(error, RegionOlder { .. } | RegionBehind { .. }) {

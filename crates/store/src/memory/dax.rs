@@ -26,7 +26,7 @@ fn loss(survives_power_loss: bool) -> Loss {
 
 fn media(memory: SharedMap) -> RegionMedia {
     let survives_power_loss = memory.synchronous();
-    RegionMedia { memory: Arc::new(memory), log: None, images: None, survives_power_loss, restored: false }
+    RegionMedia { memory: Arc::new(memory), log: None, images: None, survives_power_loss }
 }
 
 fn make(_: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {

@@ -20,7 +20,7 @@ fn make(directory: &Path, _: &Path, bytes: u64) -> Outcome<RegionMedia> {
     let memory = Arc::new(PrivateMap::new(bytes, None).during("memory")?);
     let log = Arc::new(SegmentLog::create(&directory.join(LOG), SEGMENT_BYTES).during("log")?);
     let images = Some(shared(&images::create(directory)?));
-    Ok(RegionMedia { memory, log: Some(log), images, survives_power_loss: true, restored: false })
+    Ok(RegionMedia { memory, log: Some(log), images, survives_power_loss: true })
 }
 
 fn open(store: &Resting<'_>, _: &Path, _: bool) -> Outcome<RegionMedia> {
@@ -36,7 +36,6 @@ fn open(store: &Resting<'_>, _: &Path, _: bool) -> Outcome<RegionMedia> {
         log: Some(Arc::new(log)),
         images: Some(shared(&images)),
         survives_power_loss: true,
-        restored: false,
     })
 }
 

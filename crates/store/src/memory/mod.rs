@@ -129,8 +129,6 @@ pub(crate) struct RegionMedia {
     pub images: Option<[Arc<dyn ImageFile>; 2]>,
     /// False: the memory keeps its stores through a crash of the process only, although its kind promises more.
     pub survives_power_loss: bool,
-    /// The region was restored from an image, and no image has been saved since.
-    pub restored: bool,
 }
 
 /// The media of a region as a checker takes them.
@@ -141,7 +139,7 @@ pub(crate) struct RestingMedia {
     pub images: Option<[Arc<dyn ImageFile>; 2]>,
     /// Why a mount would not go on from these images.
     pub refused: Option<Failure>,
-    /// As [`RegionMedia::restored`], or nothing but a restore would go on from these images.
+    /// Nothing but a restore would go on from these images, and it takes bulk devices of a later time.
     pub restored: bool,
 }
 

@@ -239,14 +239,31 @@ fn part(directory: &Path, place: &BulkPlace) -> Result<OpenedDevice, String> {
         BulkPlace::Device(text) => {
             let device: shoal_devices::DeviceName = text.parse()?;
             if device.kind().opening_writes {
+                let name = device.without_secrets();
                 return Err(format!(
-                    "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {DESCRIPTION}"
+                    "opening {name} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {DESCRIPTION}"
                 ));
             }
             let device = device.open().map_err(|failure| failure.to_string())?.block_device();
             let geometry = device.geometry();
             let (bytes, block_bytes) = (geometry.bytes, u64::from(geometry.block_bytes));
             Ok(OpenedDevice { bytes, block_bytes, data: Box::new(media::BlockBulk(device)) })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_opened_is_named_without_its_secret() {
+        for (text, shown) in [
+            ("netram:nbd://donor/memory:hush,other:7000", "netram:nbd://donor:10809/memory:***,other:7000?"),
+            ("vlog:disk", "vlog:disk would"),
+        ] {
+            let why = part(Path::new("/"), &BulkPlace::Device(text.into())).map(drop).unwrap_err();
+            assert!(why.starts_with(&format!("opening {shown}")) && !why.contains("hush"), "{why}");
         }
     }
 }
