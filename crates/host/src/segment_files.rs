@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -78,6 +78,8 @@ pub(crate) struct SegmentFiles {
     mapped: bool,
     /// Half-made spares, and whole ones beyond those kept, found when the log was opened.
     leftovers: Mutex<Vec<PathBuf>>,
+    /// The spare that is being made, or was last.
+    making: Mutex<PathBuf>,
     #[cfg(test)]
     pub before: Mutex<Option<Hook>>,
 }
@@ -115,6 +117,7 @@ impl SegmentFiles {
             next_number: AtomicU64::new(0),
             mapped,
             leftovers: Mutex::default(),
+            making: Mutex::default(),
             #[cfg(test)]
             before: Mutex::new(None),
         };
@@ -218,6 +221,7 @@ impl SegmentFiles {
         self.remove_leftovers();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let temporary = self.path.join(format!("new-{number}"));
+        self.making.lock().clone_from(&temporary);
         let made = self.fill_segment(&temporary, stop, has_time, rest).and_then(|file| {
             // The map first: a spare that has its name is counted.
             let segment = self.map(file)?;
@@ -232,6 +236,11 @@ impl SegmentFiles {
                 Err(e)
             }
         }
+    }
+
+    /// Room that the spare that is being made has taken of the host so far.
+    pub fn taken_bytes(&self) -> u64 {
+        fs::metadata(&*self.making.lock()).map_or(0, |found| (found.blocks() * 512).min(self.segment_bytes))
     }
 
     fn fill_segment(

@@ -486,7 +486,9 @@ impl LogDevice for SegmentLog {
 
     fn growth_bytes(&self) -> u64 {
         let usual = self.shared.segments_max.min(SPARES_MAX + 1);
-        usual.saturating_sub(self.shared.state.lock().count()) as u64 * self.shared.segment_bytes
+        let state = self.shared.state.lock();
+        let more = usual.saturating_sub(state.count()) as u64 * self.shared.segment_bytes;
+        if state.preparing { more.saturating_sub(self.shared.files.taken_bytes()) } else { more }
     }
 }
 
