@@ -561,8 +561,8 @@ fn payloads_of_spilled_objects_have_their_sums() {
     let mut s = Store::sample(MemoryKind::Logged);
     spill(&mut s, 512);
     let (image, nothing, log) = (Image(s.image()), Image(Vec::new()), s.log_device());
-    let report = |open: &BulkOpener<'_>| {
-        let image = ImageSource::Images([&image, &nothing]);
+    let report = |image: &Image, open: &BulkOpener<'_>| {
+        let image = ImageSource::Images([image, &nothing]);
         let source = Source {
             image,
             log: Some(&log),
@@ -574,7 +574,7 @@ fn payloads_of_spilled_objects_have_their_sums() {
         };
         check(source, &mut |_| {}).unwrap()
     };
-    let with = |bytes: Vec<u8>| report(&|| Ok(Box::new(Bulk(bytes.clone()))));
+    let with = |bytes: Vec<u8>| report(&image, &|| Ok(Box::new(Bulk(bytes.clone()))));
     assert_eq!(with(payload()).errors, []);
     for (bytes, says) in [
         (payload().into_iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == 999)).collect(), "checksum"),
@@ -586,25 +586,14 @@ fn payloads_of_spilled_objects_have_their_sums() {
         assert!(error.path.is_some(), "{error}");
         assert!(error.sentence.contains(says), "{error}");
     }
-    let away = report(&|| Err("the server is away".into()));
+    let away = report(&image, &|| Err("the server is away".into()));
     assert_eq!(away.errors, []);
     assert!(away.notes.iter().any(|note| note.kind == K::SpilledData && note.sentence.contains("the server is away")));
     // A range that is nowhere is told once.
     let mut s = Store::sample(MemoryKind::Logged);
     spill(&mut s, 70 << 30);
-    let image = Image(s.image());
-    let image = ImageSource::Images([&image, &nothing]);
     let none = || -> Result<Box<dyn BulkData>, String> { panic!("nothing is to be read") };
-    let source = Source {
-        image,
-        log: Some(&log),
-        bulk_bytes: None,
-        power_lost: false,
-        sums: true,
-        bulk: Some(&none),
-        devices: None,
-    };
-    let kinds: Vec<K> = check(source, &mut |_| {}).unwrap().errors.iter().map(|error| error.kind).collect();
+    let kinds: Vec<K> = report(&Image(s.image()), &none).errors.iter().map(|error| error.kind).collect();
     assert_eq!(kinds, [K::SpilledNowhere]);
 }
 

@@ -270,7 +270,7 @@ impl SegmentFiles {
             self.step(Step::Fill)?;
             calls::write_all_at(&file, &zeros[..len], at)?;
             if has_time(at) {
-                // Piece by piece, since whoever reads from the disk waits behind all that is under way there.
+                // A reader waits behind all writes that are under way on the disk: no more than this piece.
                 calls::send(&file, at, len as u64)?;
                 rest(begun.elapsed());
             }

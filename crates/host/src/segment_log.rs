@@ -93,7 +93,7 @@ struct State {
     /// Where the next append must begin; unknown until the first one.
     end: Option<u64>,
     preparing: bool,
-    /// Threads that wait for the spare that is being made, whoever makes it.
+    /// Threads that wait for the spare in the making, with the one that makes it because it needs it.
     waiting: usize,
 }
 
