@@ -1,4 +1,6 @@
-//! Reads that are on the device: how many, and when the last one went there. Counted without the filter's lock.
+//! Reads that are on the device: how many, and when the last one went there.
+//!
+//! Counted without the filter's lock, since most rules do not ask. Left out: what is held, for which a read takes the lock (`filter`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
