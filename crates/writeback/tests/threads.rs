@@ -131,10 +131,12 @@ struct Place {
 }
 
 impl Place {
-    /// What must be found from now on, and the state of the block it is true for.
+    /// What must be found from now on, and the state of the block it is true for. While its owner clears it nothing is promised: until the
+    /// owner has said so, `least` is what was written before.
     fn promise(&self) -> (u64, u64) {
         let cleared = self.cleared.load(SeqCst);
-        (self.least.load(SeqCst), cleared)
+        let least = if cleared.is_multiple_of(2) { self.least.load(SeqCst) } else { 0 };
+        (least, cleared)
     }
 
     /// Is this number, found after such a promise, a wrong one?
