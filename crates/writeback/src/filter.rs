@@ -355,9 +355,6 @@ impl Inner {
     /// What is not held at this moment is on the device already: the device is read after this.
     fn newer(&self, at: u64, len: u64) -> Newer {
         let Ok(blocks) = self.blocks(at, len) else { return Newer::Wrong };
-        if !self.readers.may_be_held(&blocks) {
-            return Newer::Some(Vec::new());
-        }
         let state = self.state.lock();
         let held = state.held_in(blocks).map(|(block, held)| {
             let mut bytes = vec![0; BLOCK].into_boxed_slice();

@@ -25,8 +25,6 @@ shoal_media::plantable! {
         FailureForgotten,
         /// A long write goes to the device before older contents of its blocks that are held.
         PastOlder,
-        /// Reads are not told of lines that hold something.
-        LineUncounted,
         /// Loaded entries are believed without their sums.
         SumsUnread,
     }

@@ -48,14 +48,6 @@ fn minds_reads(rule: &Rule) -> bool {
     rule.goes_by_load() || matches!(rule.policy, Policy::Idle { .. })
 }
 
-/// A line to hold something in.
-fn line_of<'a>(lines: &'a mut BTreeMap<u64, Line>, readers: &Readers, line: u64) -> &'a mut Line {
-    lines.entry(line).or_insert_with(|| {
-        readers.held(line);
-        Line::default()
-    })
-}
-
 /// A block that no device is known to hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
@@ -254,7 +246,7 @@ impl State {
         self.dirty.dirtied(BlockId(line), FILE, now.0);
         let age_ns = now.0 - self.dirty.since_ns(BlockId(line)).unwrap_or(now.0).min(now.0);
         let since_ns = now.1.saturating_sub_unsigned(age_ns).max(0).cast_unsigned();
-        let place = &mut line_of(&mut self.lines, &self.readers, line).blocks[within(block)];
+        let place = &mut self.lines.entry(line).or_default().blocks[within(block)];
         let before = place.replace(Held { slot, version, oldest: version });
         if let Some(before) = before {
             place.as_mut().expect("just put").oldest = before.oldest;
@@ -281,7 +273,7 @@ impl State {
         let line = found.block / LINE_BLOCKS;
         self.dirty.dirtied(BlockId(line), FILE, now.0.saturating_sub(age_ns));
         let held = Held { slot: found.slot, version: found.version, oldest: found.version };
-        line_of(&mut self.lines, &self.readers, line).blocks[within(found.block)] = Some(held);
+        self.lines.entry(line).or_default().blocks[within(found.block)] = Some(held);
         self.held += 1;
         self.version = self.version.max(found.version);
     }
@@ -328,17 +320,11 @@ impl State {
         self.held -= 1;
         self.slots.free(slot);
         if is_empty {
-            self.drop_line(number);
+            self.lines.remove(&number);
             self.dirty.discarded(BlockId(number), now_ns);
         }
         if !self.leaving.contains_key(&number) {
             self.answer(number);
-        }
-    }
-
-    fn drop_line(&mut self, line: u64) {
-        if self.lines.remove(&line).is_some() {
-            self.readers.gone(line);
         }
     }
 
@@ -598,7 +584,7 @@ impl State {
             false => drop(self.dirty.cleaned(BlockId(line), now_ns)),
         }
         if self.lines.get(&line).is_none_or(Line::is_empty) {
-            self.drop_line(line);
+            self.lines.remove(&line);
             self.dirty.discarded(BlockId(line), now_ns);
         } else if !failed && self.dirty.since_ns(BlockId(line)).is_none() {
             // Some of it was dirtied before it was chosen, and copied before: never, but nothing held may be forgotten.
