@@ -15,11 +15,11 @@ mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, only_device};
+use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, device_of, only_device};
 use shoal_format::dir::{
     BUCKET_BYTES, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid, open_bucket,
 };
-use shoal_format::extent::Extent;
+use shoal_format::extent::{BulkBlock, Extent};
 use shoal_format::inode::{INODE_BLOCK, Ino, Inode, Layout, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
 use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
@@ -44,11 +44,23 @@ pub struct SalvageSource<'a> {
     pub bulk: Option<&'a dyn BulkData>,
     /// The machine went down since the store was last in use: data marked NEW counts as lost.
     pub power_lost: bool,
+    /// The first bulk device is in another place than then; it counts where the list of devices does not know the place.
+    pub first_moved: bool,
 }
 
 /// The bytes of the bulk devices, where the store's block numbers say they are.
 pub trait BulkData {
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), String>;
+
+    /// The host's number for where the device is that has this byte; 0: on no host.
+    fn place(&self, _at: u64) -> u64 {
+        0
+    }
+
+    /// Does a write-back cache hold all of these bytes?
+    fn is_held(&self, _at: u64, _len: u64) -> bool {
+        false
+    }
 }
 
 /// An inode found, to be made in the copy.
@@ -277,6 +289,16 @@ impl Walk<'_, '_> {
         });
         self.devices = listed.unwrap_or_else(|| only_device(&self.superblock).into_iter().collect());
         Ok(())
+    }
+
+    /// May the device of this block have lost what no flush had covered, while the machine went on?
+    fn was_away(&self, block: BulkBlock) -> bool {
+        let device = device_of(&self.devices, block, 1);
+        let place = self.source.bulk.map_or(0, |bulk| bulk.place(block.byte()));
+        device.is_some_and(|device| match device.place {
+            0 => device.unsettled || device.number == 0 && self.source.first_moved,
+            known => device.unsettled || known != place,
+        })
     }
 
     /// Are some of these blocks in doubt, because a flush of their device failed?

@@ -53,6 +53,7 @@ fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
         leaving: true,
         unsettled: true,
         restored: false,
+        place: 0,
         sums: Some(sums),
     };
     let devices = vec![only_device(&s.superblock).unwrap(), second];

@@ -70,7 +70,7 @@ fn run(images: [&Image; 2], log: Option<&Log>, power_lost: bool) -> (Copy, Optio
     let mut copy = Copy::default();
     let image = ImageSource::Images([images[0], images[1]]);
     let log = log.map(|log| log as &dyn shoal_media::LogDevice);
-    let source = SalvageSource { image, log, bulk: Some(&Pattern), power_lost };
+    let source = SalvageSource { image, log, bulk: Some(&Pattern), power_lost, first_moved: false };
     let found = salvage(source, &mut copy, &mut |_| {}).unwrap();
     assert_eq!(copy.lost.len() as u64, found.unwrap_or_default().losses);
     (copy, found)
@@ -111,7 +111,8 @@ fn a_sound_store_is_copied_whole() {
             MemoryKind::Logged => ImageSource::Images([&image, &empty]),
             _ => ImageSource::Memory(&memory),
         };
-        let source = SalvageSource { image, log: Some(&log), bulk: Some(&Pattern), power_lost: false };
+        let source =
+            SalvageSource { image, log: Some(&log), bulk: Some(&Pattern), power_lost: false, first_moved: false };
         let found = salvage(source, &mut copy, &mut |_| {}).unwrap().unwrap();
         assert_eq!(copy.lost, [], "{kind:?}");
         assert_eq!((found.directories, found.files, found.others, found.links), (3, 104, 2, 1));
@@ -173,7 +174,7 @@ fn flipped_and_forged_bytes_without_sums_never_panic_and_cost_little() {
         let memory = store.memory();
         let run = |memory: &Memory, copy: &mut Copy| {
             let image = ImageSource::Memory(memory);
-            let source = SalvageSource { image, log: None, bulk: Some(&Pattern), power_lost: true };
+            let source = SalvageSource { image, log: None, bulk: Some(&Pattern), power_lost: true, first_moved: false };
             salvage(source, copy, &mut |_| {}).unwrap();
         };
         run(&memory, &mut copy);

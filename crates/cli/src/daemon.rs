@@ -144,7 +144,14 @@ mod tests {
             store: "/s".into(),
             mountpoint: "/m".into(),
             pid: 7,
-            recovery: Recovered { clean: false, power_lost: true, records: 3, log_bytes: 2048, open_ms: 1.6 },
+            recovery: Recovered {
+                clean: false,
+                power_lost: true,
+                bulk_moved: vec![],
+                records: 3,
+                log_bytes: 2048,
+                open_ms: 1.6,
+            },
         };
         let line = serde_json::to_string(&Message::Ready(ready.clone())).unwrap();
         assert!(!line.contains('\n'));

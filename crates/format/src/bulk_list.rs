@@ -32,6 +32,8 @@ pub const BULK_UNSETTLED: u32 = 2;
 pub const BULK_RESTORED: u32 = 4;
 /// Bits of the flags that hold the unit of the device's checksums, as a power of two.
 pub const BULK_SUM_SHIFT: std::ops::Range<u32> = 8..12;
+/// Where the places of the devices are in the page of the list.
+pub const BULK_PLACES_AT: usize = 2048;
 /// Smallest piece that holds a bitmap (bytes): a run, which compaction never moves.
 const BITMAP_BYTES_MIN: u64 = 64 << 10;
 
@@ -60,6 +62,16 @@ pub struct BulkEntry {
     pub sums: U64,
 }
 
+/// Where each device was, by number. All zeros: nothing is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct BulkPlaces {
+    /// Low half of XXH3 of the places.
+    pub sum: U32,
+    pub reserved: [u8; 4],
+    pub places: [U64; 16],
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BulkMark {
@@ -78,7 +90,9 @@ pub const BULK_MARK: usize = size_of::<BulkMark>();
 const HEADER: usize = size_of::<BulkListHeader>();
 const ENTRY: usize = size_of::<BulkEntry>();
 const _: () = assert!(HEADER == 16 && ENTRY == 64 && BULK_MARK == 64);
-const _: () = assert!((HEADER + BULK_DEVICES_MAX * ENTRY) as u64 <= PAGE);
+const _: () = assert!(size_of::<BulkPlaces>() == 8 + 8 * BULK_DEVICES_MAX);
+const LIST_BYTES: usize = BULK_PLACES_AT + size_of::<BulkPlaces>();
+const _: () = assert!(HEADER + BULK_DEVICES_MAX * ENTRY <= BULK_PLACES_AT && LIST_BYTES as u64 <= PAGE);
 
 /// One device of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +110,8 @@ pub struct BulkDeviceEntry {
     pub leaving: bool,
     pub unsettled: bool,
     pub restored: bool,
+    /// The host's number for where it was when the store was last opened for writing with it; 0: not known, or on no host.
+    pub place: u64,
     /// Checksums of what is on it, if they are kept.
     pub sums: Option<BlockSums>,
 }
@@ -138,6 +154,7 @@ pub fn only_device(superblock: &Superblock) -> Option<BulkDeviceEntry> {
         leaving: false,
         unsettled: false,
         restored: false,
+        place: 0,
         sums: None,
     })
 }
@@ -151,6 +168,35 @@ pub fn blocks_end(devices: &[BulkDeviceEntry]) -> u64 {
 pub fn device_of(devices: &[BulkDeviceEntry], first: BulkBlock, blocks: u64) -> Option<&BulkDeviceEntry> {
     let first = first.get();
     devices.iter().find(|device| device.first() <= first && first.saturating_add(blocks) <= device.end())
+}
+
+impl BulkPlaces {
+    const NONE: BulkPlaces = BulkPlaces { sum: U32::ZERO, reserved: [0; 4], places: [U64::ZERO; 16] };
+
+    fn of(devices: &[BulkDeviceEntry]) -> BulkPlaces {
+        let mut places = BulkPlaces::NONE.places;
+        for device in devices {
+            if let Some(place) = places.get_mut(device.number as usize) {
+                *place = device.place.into();
+            }
+        }
+        match places == BulkPlaces::NONE.places {
+            true => BulkPlaces::NONE,
+            false => BulkPlaces { sum: sum_of(places.as_bytes()).into(), places, ..BulkPlaces::NONE },
+        }
+    }
+
+    /// The places in the page of a list.
+    fn decode(page: &[u8]) -> Result<BulkPlaces, FormatError> {
+        let bytes = page.get(BULK_PLACES_AT..LIST_BYTES);
+        let bytes = bytes.ok_or(FormatError::Short { what: LIST, expected: LIST_BYTES, found: page.len() })?;
+        let places = BulkPlaces::read_from_bytes(bytes).expect("size is exact");
+        let (expected, found) = (sum_of(places.places.as_bytes()), places.sum.get());
+        match places == BulkPlaces::NONE || found == expected && places.reserved == [0; 4] {
+            true => Ok(places),
+            false => Err(FormatError::Checksum { what: LIST, expected, found }),
+        }
+    }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the low half is what is kept")]
@@ -183,6 +229,8 @@ pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
     let sum = sum_of(&bytes[HEADER..]).into();
     let header = BulkListHeader { magic: BULK_LIST_MAGIC.into(), count, sum };
     bytes[..HEADER].copy_from_slice(header.as_bytes());
+    bytes.resize(BULK_PLACES_AT, 0);
+    bytes.extend_from_slice(BulkPlaces::of(devices).as_bytes());
     bytes
 }
 
@@ -211,6 +259,7 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
     if found != header.sum.get() {
         return Err(FormatError::Checksum { what: LIST, expected: header.sum.get(), found });
     }
+    let places = BulkPlaces::decode(page)?;
     let mut devices: Vec<BulkDeviceEntry> = Vec::new();
     for bytes in bytes.chunks_exact(ENTRY) {
         let entry = BulkEntry::read_from_bytes(bytes).expect("size is exact");
@@ -259,6 +308,7 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
             leaving: entry.flags.get() & BULK_LEAVING != 0,
             unsettled: entry.flags.get() & BULK_UNSETTLED != 0,
             restored: entry.flags.get() & BULK_RESTORED != 0,
+            place: places.places[number as usize].get(),
             sums,
         });
     }
@@ -346,6 +396,7 @@ mod tests {
             leaving: true,
             unsettled: true,
             restored: true,
+            place: 0x0123_4567_89ab_cdef,
             sums: Some(BlockSums { piece: run(22), shift: 12 }),
         };
         vec![first, second]
@@ -356,7 +407,8 @@ mod tests {
         let bytes = encode_list(&devices());
         assert_eq!(decode_list(&bytes, &superblock()), Ok(Some(devices())));
         assert_eq!(decode_list(&[0; 4096], &superblock()), Ok(None));
-        for bit in 0..bytes.len() * 8 {
+        let gap = (HEADER + 2 * ENTRY) * 8..BULK_PLACES_AT * 8;
+        for bit in (0..bytes.len() * 8).filter(|bit| !gap.contains(bit)) {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(decode_list(&flipped, &superblock()).is_err(), "bit {bit}");

@@ -38,7 +38,7 @@ use shoal_format::bulk_list::{
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, FileBlock};
 use shoal_format::superblock::Superblock;
 use shoal_format::{BULK_BLOCK, Offset, PAGE};
-use shoal_media::{BlockDevice, MediaError, block};
+use shoal_media::{BlockDevice, MediaError, PersistentMemory, block};
 use shoal_region::{Lsn, Region, Tx, View};
 
 use crate::host_room::{HostRoom, RoomCache};
@@ -89,6 +89,14 @@ fn read_saved(region: &Region, saved: &[BulkDeviceEntry], unit: &Unit) -> Result
     let at = entry.bitmap_at(region.superblock());
     let (words, found) = read_bitmap(at, unit.count, |at, out| Ok(region.read_saved(at, out)?))?;
     Ok(if found { words } else { Vec::new() })
+}
+
+/// Does the list in a region's memory know where the first device was, or does the store have none any more?
+pub(crate) fn knows_first_place(memory: &dyn PersistentMemory, superblock: &Superblock) -> bool {
+    let mut page = [0; PAGE as usize];
+    memory.read(BULK_LIST_AT.get(), &mut page);
+    let listed = decode_list(&page, superblock).ok().flatten();
+    listed.is_some_and(|list| list.iter().find(|entry| entry.number == 0).is_none_or(|first| first.place != 0))
 }
 
 /// What completed flushes cover: for each device the last write.

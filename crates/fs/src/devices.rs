@@ -131,23 +131,29 @@ impl Fs {
         bulk.remove(&self.region, number)
     }
 
-    /// Uses a device again that was lost, or closed after a failed flush: lets go of it, and takes what `open` gives.
+    /// Uses a device again that was lost, or closed after a failed flush: lets go of it, and takes what `open` gives, with the host's
+    /// number for where it is.
     pub fn bulk_retry(
         &self,
         number: u32,
-        open: impl FnOnce() -> std::result::Result<Arc<dyn BlockDevice>, String>,
+        open: impl FnOnce() -> std::result::Result<(Arc<dyn BlockDevice>, u64), String>,
     ) -> Result<()> {
         self.writable()?;
         let bulk = self.bulk()?;
         let was_away = bulk.was_never_there(number);
         let open = || {
-            let device = open()?;
+            let opened = open()?;
             if was_away {
-                self.distrust_device(number, &*device).map_err(|error| error.to_string())?;
+                self.distrust_device(number, &*opened.0).map_err(|error| error.to_string())?;
             }
-            Ok(device)
+            Ok(opened)
         };
         bulk.retry(&self.region, number, open)
+    }
+
+    /// Was a device away meanwhile, or is one in another place after a crash, and what is on it not settled since?
+    pub fn has_unsettled_bulk(&self) -> bool {
+        self.bulk.as_ref().is_some_and(|bulk| bulk.has_unsettled())
     }
 
     /// Bytes of memory that checksums of bulk storage take.

@@ -201,15 +201,28 @@ impl Fs {
     /// Where the bytes of `block` are on the device: its extent, or, for a block without data, where the next block to look
     /// at is.
     fn data_at(&self, inode: &Inode, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
-        let mut no_data = EXTENT_UNWRITTEN;
-        if self.power_lost && self.region.is_read_only() {
-            // Recovery could not turn what is NEW into what is unwritten.
-            no_data |= EXTENT_NEW;
-        }
         Ok(match self.mapped(inode, block)? {
-            Mapped::At(extent) if extent.flags & no_data == 0 => Ok(extent),
+            Mapped::At(extent) if extent.flags & EXTENT_UNWRITTEN == 0 => self.trusted(extent, block)?,
             Mapped::At(extent) => Err(extent.end()),
             Mapped::Hole { until } => Err(until),
+        })
+    }
+
+    /// What an extent with data has for a reader from `block` on: in a store that is only read recovery could not turn what is NEW and not
+    /// to be trusted into what is unwritten.
+    pub(crate) fn trusted(&self, extent: Extent, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
+        if extent.flags & EXTENT_NEW == 0 || !self.region.is_read_only() {
+            return Ok(Ok(extent));
+        }
+        if self.power_lost {
+            return Ok(Err(extent.end()));
+        }
+        let rest = clip(extent, block, extent.end());
+        let place = |bulk_block: BulkBlock| rest.file_block + (bulk_block.get() - rest.bulk_block.get());
+        Ok(match self.bulk()?.untrusted(&rest).first() {
+            Some(run) if run.first == rest.bulk_block => Err(place(run.end())),
+            Some(run) => Ok(clip(extent, extent.file_block, place(run.first))),
+            None => Ok(extent),
         })
     }
 

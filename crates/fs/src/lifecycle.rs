@@ -79,12 +79,15 @@ pub struct Options {
     pub pack_inodes: bool,
     /// How files' data are packed, in directories that say nothing else.
     pub method: Method,
-    /// Earlier openings' names for the present boot: a log that names one of them saw no power loss either.
+    /// Earlier openings' names for the present boot: a log that names one of them saw no power loss either. The second half of a name is
+    /// from the place of the first bulk device; where the list of devices knows that place, the first half alone counts.
     pub earlier_boot_ids: Vec<[u8; 16]>,
     /// Is told before anything is read from a device.
     pub on_period: Option<OnPeriod>,
     /// The device in [`Parts`] takes its room from the host that `room` asks.
     pub bulk_on_host: bool,
+    /// The host's number for where that device is; 0: on no host.
+    pub bulk_place: u64,
     /// The bulk devices of a store that lists several; the first one may be in [`Parts`].
     pub bulk_devices: Vec<GivenDevice>,
     /// Open a store that lists several bulk devices without those that are missing.
@@ -117,6 +120,7 @@ impl Default for Options {
             earlier_boot_ids: Vec::new(),
             on_period: None,
             bulk_on_host: true,
+            bulk_place: 0,
             bulk_devices: Vec::new(),
             degraded: false,
             sums: None,
@@ -173,7 +177,13 @@ impl Fs {
     pub fn format_with_profiles(parts: Parts, options: &FormatOptions, profiles: Option<&ProfileFile>) -> Result<()> {
         let region = Region::create(options.geometry, parts.region)?;
         let sums = Some(options.sums);
-        let fs = Fs::assemble(region, parts.bulk, parts.clock, Options { sums, ..Options::default() }, false)?;
+        let fs = Fs::assemble(
+            region,
+            parts.bulk,
+            parts.clock,
+            Options { sums, ..Options::default() },
+            &Recovery::default(),
+        )?;
         fs.arrange_sums()?;
         namespace::make_root(&fs, options.root_mode, options.root_uid, options.root_gid)?;
         if let Some(bulk) = &fs.bulk {
@@ -200,9 +210,14 @@ impl Fs {
         if superblock.features & FEATURE_DEVICES == 0 || !has_others && !options.degraded {
             Bulk::check(parts.bulk.as_deref(), superblock.bulk_blocks)?;
         }
-        let nonce = parts.region.nonce;
-        let (region, mut recovery) =
-            Region::open_unsettled(parts.region, options.read_only, &options.earlier_boot_ids)?;
+        let (nonce, memory) = (parts.region.nonce, parts.region.memory.clone());
+        let is_present = |named: &[u8; 16]| {
+            let earlier = &options.earlier_boot_ids;
+            earlier.contains(named)
+                || earlier.iter().any(|earlier| earlier[..8] == named[..8])
+                    && crate::bulk::knows_first_place(&*memory, &superblock)
+        };
+        let (region, mut recovery) = Region::open_unsettled(parts.region, options.read_only, &is_present)?;
         // A device with a cache in the process that died has lost what a power loss would have lost.
         let given = options.bulk_devices.iter().filter_map(|given| given.device.as_ref().ok());
         let devices: Vec<_> = given.chain(&parts.bulk).collect();
@@ -214,7 +229,7 @@ impl Fs {
         }
         let continues = recovery.continues && !recovery.power_lost;
         devices.iter().for_each(|bulk| bulk.adopt(continues));
-        let fs = Fs::assemble(region, parts.bulk, parts.clock, options, recovery.power_lost)?;
+        let fs = Fs::assemble(region, parts.bulk, parts.clock, options, &recovery)?;
         fs.load_limits()?;
         let root = fs.load(crate::ROOT)?;
         if !root.is_dir() {
@@ -257,9 +272,9 @@ impl Fs {
         bulk: BulkDevice,
         clock: Arc<dyn Clock>,
         mut options: Options,
-        power_lost: bool,
+        recovery: &Recovery,
     ) -> Result<Fs> {
-        let given = bulk;
+        let only = (bulk, options.bulk_place);
         let bulk = if region.superblock().bulk_blocks > 0 { Some(Bulk::load(&region)?) } else { None };
         let room = options.room.clone().map(|room| Arc::new(RoomCache::new(room, clock.clone())));
         let on_host: &[u32] = if options.bulk_on_host { &[0] } else { &[] };
@@ -268,7 +283,7 @@ impl Fs {
         if let Some(bulk) = &bulk {
             // Not kept: a device that is opened again must have no other user.
             let devices = std::mem::take(&mut options.bulk_devices);
-            bulk.attach(&region, &devices, given, options.degraded)?;
+            bulk.attach(&region, &devices, only, options.degraded, recovery.clean)?;
             bulk.load_sums(&region)?;
         }
         region.set_clock(clock.clone());
@@ -294,7 +309,7 @@ impl Fs {
             bulk,
             clock,
             options,
-            power_lost,
+            power_lost: recovery.power_lost,
             rename: Mutex::new(()),
             pace: Mutex::default(),
             compactor: Mutex::default(),

@@ -114,6 +114,8 @@ shoal_media::plantable! {
         MovedStaysNew,
         /// Checksums of bulk blocks are not compared.
         SumsUnread,
+        /// A device that is in another place after a crash is trusted.
+        PlaceIgnored,
         /// A wrong checksum is damage without a second look at it.
         SumsOneLook,
         /// A checksum stays while the bytes under it change.

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use shoal_format::BULK_BLOCK;
-use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
+use shoal_format::extent::{EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot, Layout};
 
 use crate::extents::{Mapped, clip};
@@ -193,16 +193,15 @@ impl Fs {
 
     /// The first extent with data that ends behind `block`.
     fn written_from(&self, inode: &Inode, mut block: FileBlock) -> Result<Option<Extent>> {
-        let mut without_data = EXTENT_UNWRITTEN;
-        if self.power_lost && self.region.is_read_only() {
-            without_data |= EXTENT_NEW;
-        }
         loop {
             match self.mapped(inode, block)? {
                 Mapped::Hole { until: FileBlock::MAX } => return Ok(None),
                 Mapped::Hole { until } => block = until,
-                Mapped::At(extent) if extent.flags & without_data != 0 => block = extent.end(),
-                Mapped::At(extent) => return Ok(Some(extent)),
+                Mapped::At(extent) if extent.flags & EXTENT_UNWRITTEN != 0 => block = extent.end(),
+                Mapped::At(extent) => match self.trusted(extent, block)? {
+                    Ok(extent) => return Ok(Some(extent)),
+                    Err(until) => block = until,
+                },
             }
         }
     }

@@ -128,7 +128,7 @@ fn a_retry_writes_what_was_held_and_leaves_in_doubt_what_was_not() {
             broken.store(false, Ordering::Relaxed);
             let front = behind_cache(&store.world, store.boot, store.second.clone(), memory(store.kind));
             front.adopt(true);
-            store.fs.bulk_retry(1, || Ok(front)).unwrap();
+            store.fs.bulk_retry(1, || Ok((front, 0))).unwrap();
             store.see(&store.fs, "after the retry");
             store.fs.sync().unwrap();
             let synced = read(&store.fs, store.synced, 0, BLOCK);

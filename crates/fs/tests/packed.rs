@@ -251,7 +251,13 @@ fn a_salvage_reads_packed_blocks_also_those_that_the_table_does_not_lead_to() {
         if is_cut {
             memory.write_u64(entry.get(), 5);
         }
-        let source = SalvageSource { image: ImageSource::Memory(&*memory), log: None, bulk: None, power_lost: false };
+        let source = SalvageSource {
+            image: ImageSource::Memory(&*memory),
+            log: None,
+            bulk: None,
+            power_lost: false,
+            first_moved: false,
+        };
         let mut found = Found::default();
         salvage(source, &mut found, &mut |_| ()).unwrap().unwrap();
         for (number, inode) in expected.iter().enumerate() {

@@ -89,6 +89,7 @@ enum Hunt {
     FailedFlush,
     /// A bulk device of two that is away, or older.
     AwayOrOlder,
+    InAnotherPlace,
     /// One that holds writes back, and fails a flush of ranges.
     FailedRanges,
     /// Bytes that nobody has synced, on a device that is emptied.
@@ -173,6 +174,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::MarkUnflushed | Bug::RemoveInUse | Bug::DrainUnflushed => Hunt::Devices,
         Bug::SuspectsRead | Bug::SuspectsForgotten => Hunt::FailedFlush,
         Bug::EpochIgnored => Hunt::AwayOrOlder,
+        Bug::PlaceIgnored => Hunt::InAnotherPlace,
         Bug::RangesTakeAll => Hunt::FailedRanges,
         Bug::MovedStaysNew => Hunt::NewMoves,
         Bug::SumsUnread => Hunt::Flipped,
@@ -249,6 +251,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::AwayOrOlder => {
             devices::away_or_older(Logged);
+            Ok(1)
+        }
+        Hunt::InAnotherPlace => {
+            devices::in_another_place(Logged);
             Ok(1)
         }
         Hunt::Sums => Ok(summed::lives(summed::setup(Logged))),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::devices::{
     BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
-    given, new_bytes_move, read, restored_lists, setup, spilled, try_open, with_more,
+    given, in_another_place, new_bytes_move, read, restored_lists, setup, spilled, try_open, with_more,
 };
 use crate::store::{Boot, Setup, format_options, format_with};
 
@@ -74,6 +74,12 @@ fn every_call_of_one_device_of_two_may_fail_once_or_for_good() {
 fn a_device_that_is_away_or_older_costs_its_files_until_it_is_back() {
     away_or_older(MemoryKind::Logged);
     away_or_older(MemoryKind::Battery);
+}
+
+#[test]
+fn a_device_in_another_place_after_a_crash_has_what_a_flush_covered() {
+    in_another_place(MemoryKind::Logged);
+    in_another_place(MemoryKind::Battery);
 }
 
 #[test]

@@ -188,15 +188,19 @@ impl Region {
     ///
     /// For `logged` memory `parts.memory` must hold the image that [`newest_image`] chose.
     pub fn open(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, true, &[])
+        Region::open_naming(parts, read_only, true, &|_| false)
     }
 
     /// Like [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
     /// caller that puts something right after a power loss would otherwise, if its process ends in the middle of
-    /// that, be told by the next opening that no power loss had been. `also` are other names of the present boot, which an
-    /// earlier opening gave it.
-    pub fn open_unsettled(parts: Parts, read_only: bool, also: &[[u8; 16]]) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, false, also)
+    /// that, be told by the next opening that no power loss had been. `is_present` knows the other names of the present boot, which
+    /// an earlier opening gave it; the memory has been replayed when it is asked.
+    pub fn open_unsettled(
+        parts: Parts,
+        read_only: bool,
+        is_present: &dyn Fn(&[u8; 16]) -> bool,
+    ) -> Result<(Region, Recovery)> {
+        Region::open_naming(parts, read_only, false, is_present)
     }
 
     /// Notes that the damage of a power loss has been put right, by records before this call.
@@ -215,7 +219,12 @@ impl Region {
         })
     }
 
-    fn open_naming(parts: Parts, read_only: bool, present_boot: bool, also: &[[u8; 16]]) -> Result<(Region, Recovery)> {
+    fn open_naming(
+        parts: Parts,
+        read_only: bool,
+        present_boot: bool,
+        is_present: &dyn Fn(&[u8; 16]) -> bool,
+    ) -> Result<(Region, Recovery)> {
         let (superblock, anchor) = read_head(parts.memory.as_ref())?;
         if superblock.memory_kind.has_ring() {
             let end = ring_end(&parts.memory, &superblock, &anchor)?;
@@ -249,7 +258,7 @@ impl Region {
         }
         log_end::refuse_hole(log.as_ref(), end)?;
         (recovery.continues, recovery.boot_id) = (!recovery.power_lost, last_boot);
-        recovery.power_lost &= !also.contains(&last_boot);
+        recovery.power_lost = recovery.power_lost && !is_present(&last_boot);
         if !superblock.memory_kind.has_ring() && !recovery.power_lost {
             log_end::refuse_gap(log.as_ref(), end, salt, superblock.sums())?;
         }

@@ -25,11 +25,13 @@ fn the_name_an_earlier_program_gave_the_boot_is_no_power_loss() {
         .unwrap();
     // Opened by a program that called this boot 3, and cut off.
     drop(Region::open(parts(&world, 3, true), false).unwrap());
-    let lost = |also: &[[u8; 16]]| Region::open_unsettled(parts(&world, 4, true), true, also).unwrap().1.power_lost;
-    assert!(lost(&[]) && lost(&[[5; 16]]));
-    assert!(!lost(&[[5; 16], [3; 16]]));
+    let is_3 = |named: &[u8; 16]| *named == [3; 16];
+    let lost = |is_present: &dyn Fn(&[u8; 16]) -> bool| {
+        Region::open_unsettled(parts(&world, 4, true), true, is_present).unwrap().1.power_lost
+    };
+    assert!(lost(&|_| false) && !lost(&is_3));
     // From then on the log names the boot as this program does.
-    let (region, recovery) = Region::open_unsettled(parts(&world, 4, true), false, &[[3; 16]]).unwrap();
+    let (region, recovery) = Region::open_unsettled(parts(&world, 4, true), false, &is_3).unwrap();
     assert!(!recovery.power_lost && !recovery.continues);
     region.settle([9; 16]).unwrap();
     drop(region);

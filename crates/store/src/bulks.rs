@@ -378,7 +378,8 @@ impl Bulks {
         })?;
         let on_host = place.path(&self.directory).is_some_and(|path| self.host_files.add(&self.directory, &path));
         let (shown, opened) = (place.shown(&self.directory), device.block_device());
-        let given = GivenDevice { uuid, name: shown, on_host, device: Ok(opened) };
+        let given =
+            GivenDevice { uuid, name: shown, on_host, place: place.on_host(&self.directory), device: Ok(opened) };
         let added = self.fs.bulk_add_as(number, &given, size_bytes.map(|bytes| bytes / BULK_BLOCK));
         if let Err(error) = added {
             self.change(|description| description.more_bulk.retain(|place| place.number != number))?;
@@ -441,7 +442,8 @@ impl Bulks {
                 }
             };
             opened = Some(device.clone());
-            self.front_again(number, &device).map_err(|failure| failure.to_string())
+            let front = self.front_again(number, &device).map_err(|failure| failure.to_string())?;
+            Ok((front, place.on_host(&self.directory)))
         };
         self.fs.bulk_retry(number, open).during(&what)?;
         self.devices.lock().extend(opened.map(|device| (number, device)));

@@ -88,17 +88,28 @@ pub fn rule_of(policy: Option<&str>, rate_bytes: Option<u64>, before: &Rule) -> 
     Ok(Rule { policy, shape })
 }
 
+/// Are these periods of one boot and one log? Their second halves differ where the first bulk device was away, or is in another place; for that
+/// device the list in the region says what follows.
+fn are_of_one_life(period: &[u8; 16], other: &[u8; 16]) -> bool {
+    period[..8] == other[..8]
+}
+
 /// The file that names a device's cache.
 struct Note {
     path: PathBuf,
-    period: String,
+    period: [u8; 16],
 }
 
 impl Note {
     fn read(directory: &Path, device: u32) -> Option<Note> {
         let text = fs::read_to_string(directory.join(cache_note(device))).ok()?;
         let (path, period) = text.trim_end_matches('\n').rsplit_once('\n')?;
-        Some(Note { path: path.into(), period: period.into() })
+        Some(Note { path: path.into(), period: parse_uuid(period)? })
+    }
+
+    /// The note, if it is of this life of the store.
+    fn of(directory: &Path, device: u32, period: &[u8; 16]) -> Option<Note> {
+        Note::read(directory, device).filter(|note| are_of_one_life(&note.period, period))
     }
 }
 
@@ -159,9 +170,7 @@ pub(crate) enum Left {
 
 impl StoreCache {
     pub fn left(directory: &Path, device: u32, owner: &Owner, period: &[u8; 16], read_only: bool) -> Left {
-        let Some(note) = Note::read(directory, device).filter(|note| note.period == uuid_text(period)) else {
-            return Left::Nothing;
-        };
+        let Some(note) = Note::of(directory, device, period) else { return Left::Nothing };
         let path = note.path;
         let lost = |error: &dyn std::fmt::Display| {
             warn!(
@@ -196,6 +205,11 @@ impl StoreCache {
     /// Lays what is held over bytes of bulk storage that were read from `at` on.
     pub fn lay_over(&self, at: u64, out: &mut [u8]) {
         self.cache.lay_over(at, out);
+    }
+
+    /// How many bytes of a range of the device are held.
+    pub fn found_in(&self, at: u64, len: u64) -> u64 {
+        self.cache.found_in(at, len)
     }
 
     /// A new cache of one of `devices` devices, or the reason why there is none.
@@ -393,7 +407,7 @@ pub(crate) fn periods(period: [u8; 16], identities: &[[u8; 16]]) -> Vec<[u8; 16]
 
 /// Which of these caches were in use in a period that a log names; none if it is none of theirs.
 pub(crate) fn in_use(period: [u8; 16], identities: &[[u8; 16]], named: &[u8; 16]) -> Vec<[u8; 16]> {
-    let number = periods(period, identities).iter().position(|period| period == named).unwrap_or(0);
+    let number = periods(period, identities).iter().position(|period| are_of_one_life(period, named)).unwrap_or(0);
     let chosen = identities.iter().enumerate().filter(|(bit, _)| number >> bit & 1 == 1);
     chosen.map(|(_, identity)| *identity).collect()
 }
@@ -453,7 +467,7 @@ pub(crate) fn remove(directory: &Path, description: &Description, period: &[u8; 
 pub(crate) fn emptied(directory: &Path, period: &[u8; 16]) -> Option<[u8; 16]> {
     let text = fs::read_to_string(directory.join(CACHES_EMPTIED)).ok()?;
     let (of, together) = text.trim_end_matches('\n').split_once('\n')?;
-    parse_uuid(together).filter(|_| of == uuid_text(period))
+    parse_uuid(together).filter(|_| parse_uuid(of).is_some_and(|of| are_of_one_life(&of, period)))
 }
 
 /// A cache that holds writes which its device did not get.
@@ -486,7 +500,7 @@ pub fn kept_writes(directory: &Path) -> Vec<(u32, u64, PathBuf)> {
 pub(crate) fn kept(directory: &Path, description: &Description, period: &[u8; 16]) -> Vec<Kept> {
     let Ok(boot_id) = shoal_host::boot_id() else { return Vec::new() };
     let look = |(device, uuid): (u32, String)| {
-        let note = Note::read(directory, device).filter(|note| note.period == uuid_text(period))?;
+        let note = Note::of(directory, device, period)?;
         let owner = Owner { store: parse_uuid(&uuid)?, boot_id, device_bytes: u64::MAX };
         let cache = Cache::open(Arc::new(CacheFile::peek(&note.path).ok()?), &owner).ok()?;
         (cache.found_bytes() > 0).then_some(Kept { device, path: note.path, cache })
@@ -498,7 +512,7 @@ pub(crate) fn kept(directory: &Path, description: &Description, period: &[u8; 16
 pub(crate) fn remove_one(directory: &Path, device: u32, period: &[u8; 16]) {
     let Some(note) = Note::read(directory, device) else { return };
     // What cannot be removed is found to be of another life.
-    if note.period == uuid_text(period) {
+    if are_of_one_life(&note.period, period) {
         let _ = fs::remove_file(note.path);
     }
     let _ = fs::remove_file(directory.join(cache_note(device)));
@@ -516,7 +530,7 @@ fn identities_of(
 ) -> Vec<(u32, [u8; 16])> {
     let Ok(boot_id) = shoal_host::boot_id() else { return Vec::new() };
     let identity = |device| {
-        let note = Note::read(directory, device).filter(|note| note.period == uuid_text(period))?;
+        let note = Note::of(directory, device, period)?;
         let file = open(&note.path).ok()?;
         let mut bytes = [0; CacheHeader::BYTES];
         if file.len() < bytes.len() as u64 {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use shoal_devices::{During, Failure, Outcome, new_uuid, uuid_text};
-use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, Mark, decode_list, only_device};
+use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, Mark, decode_list, encode_list, only_device};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, FEATURE_SUMS, Superblock};
 use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT};
 use shoal_fs::{Fs, Options};
@@ -59,6 +59,10 @@ impl Store {
         refuse_place(new, &self.directory)?;
         self.refuse_damaged(watched)?;
         let original = self.open(Options { read_only: true, ..Options::default() })?;
+        if original.fs.has_unsettled_bulk() {
+            let cause = "a bulk device was away or is in another place, and what it lacks is not settled";
+            return Err(Failure::new(self.directory.display(), cause).remedy("mount the store once, then copy it"));
+        }
         let made_here = missing(new);
         let (directory, lock) = directory::prepare(new, false).inspect_err(|_| remove_empty(&made_here))?;
         let superblock = original.fs.region().superblock();
@@ -222,6 +226,15 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
     let ring = superblock.ring.page()..(superblock.ring + superblock.ring_bytes).page();
     let read = |segment: u64, out: &mut [u8]| -> shoal_region::Result<()> {
         region.read(Offset::of_segment(segment), out)?;
+        if segment == 0
+            && let page = &mut out[BULK_LIST_AT.get() as usize..][..PAGE as usize]
+            && let Some(mut devices) = decode_list(page, fs.region().superblock())?
+        {
+            // Where the copy's devices are it finds itself; all they have is durable.
+            devices.iter_mut().for_each(|device| device.place = 0);
+            let list = encode_list(&devices);
+            page[..list.len()].copy_from_slice(&list);
+        }
         // The ring holds records of the original's log, and the copy's log is empty.
         for (number, page) in out.chunks_exact_mut(PAGE as usize).enumerate() {
             if ring.contains(&(segment * (SEGMENT / PAGE) + number as u64)) {

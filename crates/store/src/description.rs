@@ -86,6 +86,11 @@ impl BulkPlace {
         }
     }
 
+    /// The host's number for where the device is; 0 where it is on no host, or cannot be asked for.
+    pub(crate) fn on_host(&self, directory: &Path) -> u64 {
+        self.path(directory).and_then(|path| shoal_host::place_id(&path).ok()).unwrap_or(0)
+    }
+
     /// The name for people and logs, without secrets.
     pub fn shown(&self, directory: &Path) -> String {
         match self.name(directory) {

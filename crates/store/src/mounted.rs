@@ -40,6 +40,9 @@ pub struct Recovered {
     /// The store had been unmounted cleanly: nothing to recover.
     pub clean: bool,
     pub power_lost: bool,
+    /// Bulk devices that were found in another place than before the crash: their hosts may have lost what no flush had covered.
+    #[serde(default)]
+    pub bulk_moved: Vec<u32>,
     pub records: u64,
     pub log_bytes: u64,
     pub open_ms: f64,
@@ -49,7 +52,10 @@ impl fmt::Display for Recovered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let after = if self.power_lost { "a power loss" } else { "a crash" };
         let bytes = human(self.log_bytes);
-        write!(f, "recovered after {after}: {} records ({bytes}) replayed in {:.0} ms", self.records, self.open_ms)
+        write!(f, "recovered after {after}: {} records ({bytes}) replayed in {:.0} ms", self.records, self.open_ms)?;
+        self.bulk_moved
+            .iter()
+            .try_for_each(|number| write!(f, "; bulk device {number} is in another place than before"))
     }
 }
 
@@ -94,6 +100,7 @@ impl Store {
         let recovered = Recovered {
             clean: recovery.clean,
             power_lost: recovery.power_lost,
+            bulk_moved: fs.bulk_states().iter().filter(|state| state.moved).map(|state| state.number).collect(),
             records: recovery.records,
             log_bytes: recovery.bytes,
             open_ms: begin.elapsed().as_secs_f64() * 1e3,
@@ -321,8 +328,14 @@ mod tests {
 
     #[test]
     fn a_recovery_says_after_what_and_how_much() {
-        let recovered = Recovered { clean: false, power_lost: true, records: 3, log_bytes: 2048, open_ms: 1.6 };
+        let recovered =
+            Recovered { clean: false, power_lost: true, bulk_moved: vec![], records: 3, log_bytes: 2048, open_ms: 1.6 };
         assert_eq!(recovered.to_string(), "recovered after a power loss: 3 records (2 KiB) replayed in 2 ms");
+        let moved = Recovered { power_lost: false, bulk_moved: vec![1], ..recovered }.to_string();
+        assert!(
+            moved.starts_with("recovered after a crash")
+                && moved.ends_with("; bulk device 1 is in another place than before")
+        );
     }
 
     #[test]

@@ -158,6 +158,7 @@ impl Store {
         let host_files = HostFiles::default();
         host_files.first(self.bulk_path().filter(|_| !self.description.first_removed));
         options.bulk_on_host = !host_files.is_empty();
+        options.bulk_place = self.description.bulk.as_ref().map_or(0, |place| place.on_host(&self.directory));
         let read_only = options.read_only;
         let mut media = self.open_media(read_only, options.degraded, &host_files, wanted)?;
         let (caches, held) = (std::mem::take(&mut media.caches), HeldOnHost::default());

@@ -8,18 +8,28 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use shoal_devices::{During, Failure, Outcome, uuid_text};
+use shoal_devices::{During, Failure, Outcome, parse_uuid};
 use shoal_host::StoreLock;
 
 use crate::names::{LOCK, LOG, PID};
 
-/// Did the machine, or a file system below, go down while the store was mounted? Its bulk storage may be the file `bulk`.
-pub(crate) fn power_was_lost(directory: &Path, bulk: Option<PathBuf>) -> bool {
-    let Ok(text) = fs::read_to_string(directory.join(PID)) else { return false };
-    let now = period(&[Some(directory.join(LOG)), bulk]).map(|id| uuid_text(&id)).unwrap_or_default();
+/// Did the machine, or the file system of the log, go down while the store was mounted, and was the bulk storage in another place, if it is the
+/// file `bulk`?
+pub(crate) fn what_went_down(directory: &Path, bulk: Option<PathBuf>) -> (bool, bool) {
+    let Ok(text) = fs::read_to_string(directory.join(PID)) else { return (false, false) };
+    let Some(line) = text.lines().nth(1) else { return (false, false) };
+    let Some(then) = parse_uuid(line) else { return (true, true) };
+    let now = period(&[Some(directory.join(LOG)), bulk]).unwrap_or_default();
     // Earlier versions noted the boot alone.
-    let earlier = shoal_host::boot_id().map(|id| uuid_text(&id)).unwrap_or_default();
-    text.lines().nth(1).is_some_and(|boot| boot != now && boot != earlier)
+    if shoal_host::boot_id().is_ok_and(|boot| boot == then) {
+        return (false, false);
+    }
+    (now[..8] != then[..8], now[8..] != then[8..])
+}
+
+/// Did any of these happen?
+pub(crate) fn power_was_lost(directory: &Path, bulk: Option<PathBuf>) -> bool {
+    what_went_down(directory, bulk) != (false, false)
 }
 
 /// Takes the lock of a store's directory.

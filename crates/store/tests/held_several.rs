@@ -32,7 +32,7 @@ impl Scratch {
         let options =
             FormatOptions { memory_bytes: Some(64 << 20), bulk_bytes: Some(64 << 20), ..FormatOptions::default() };
         Store::format(&scratch.store(), &options).unwrap();
-        let device = scratch.device().display().to_string();
+        let device = scratch.device(1).display().to_string();
         let add = BulkChange::Add { device, size_bytes: Some(64 << 20), force: false };
         acquire(&scratch.store()).change_bulks(&add, &()).unwrap();
         scratch
@@ -42,8 +42,8 @@ impl Scratch {
         self.0.path().join("store")
     }
 
-    fn device(&self) -> PathBuf {
-        self.0.path().join("device")
+    fn device(&self, number: usize) -> PathBuf {
+        self.0.path().join(["store/bulk", "device"][number])
     }
 
     fn note(&self, device: usize) -> PathBuf {
@@ -167,60 +167,124 @@ fn a_device_without_a_cache_so_far_gets_one_beside_those_that_are_left() {
     store.remove_pid();
 }
 
+fn degraded() -> Options {
+    Options { degraded: true, ..Options::default() }
+}
+
 #[test]
 fn a_device_that_is_missing_after_a_crash_costs_the_other_nothing_and_its_cache_waits() {
-    let scratch = Scratch::new();
-    write_and_die(&scratch, 7);
-    let (cache, away) = (scratch.cache(1), scratch.0.path().join("away"));
-    fs::rename(scratch.device(), &away).unwrap();
-    let store = acquire(&scratch.store());
-    for _ in 0..2 {
-        let options = Options { degraded: true, ..Options::default() };
-        let Opened { fs, recovery, .. } = store.open_with(options, Some(&wanted())).unwrap();
-        assert!(!recovery.power_lost && !recovery.clean);
-        assert!(read(&fs, FILES[0]) == Ok(vec![7; BYTES]), "the other device");
-        assert!(matches!(read(&fs, FILES[1]), Err(Error::Io(_))));
-        assert!(cache.exists());
+    for (lost, here) in [(0, 1), (1, 0)] {
+        let scratch = Scratch::new();
+        write_and_die(&scratch, 7);
+        let (cache, away) = (scratch.cache(lost), scratch.0.path().join("away"));
+        fs::rename(scratch.device(lost), &away).unwrap();
+        let store = acquire(&scratch.store());
+        for _ in 0..2 {
+            let Opened { fs, recovery, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
+            assert!(!recovery.power_lost && !recovery.clean, "{lost}");
+            assert!(read(&fs, FILES[here]) == Ok(vec![7; BYTES]), "the other device than {lost}");
+            assert!(matches!(read(&fs, FILES[lost]), Err(Error::Io(_))), "{lost}");
+            assert!(cache.exists(), "{lost}");
+        }
+        fs::rename(&away, scratch.device(lost)).unwrap();
+        let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        assert!(!recovery.power_lost, "{lost}");
+        // The device was away while the store was used, but its cache has held all of it.
+        assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
+        fs.shutdown().unwrap();
+        store.remove_pid();
+        assert!(!cache.exists(), "{lost}");
     }
-    fs::rename(&away, scratch.device()).unwrap();
-    let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
-    assert!(!recovery.power_lost);
-    assert!(read(&fs, FILES[0]) == Ok(vec![7; BYTES]));
-    // The device was away while the store was used, but its cache has held all of it.
-    assert!(read(&fs, FILES[1]) == Ok(vec![7; BYTES]));
-    fs.shutdown().unwrap();
-    store.remove_pid();
-    assert!(!cache.exists());
 }
 
 #[test]
 fn what_is_held_for_a_device_that_is_missing_outlives_a_clean_end() {
-    let scratch = Scratch::new();
-    write_and_die(&scratch, 7);
-    let (cache, away) = (scratch.cache(1), scratch.0.path().join("away"));
-    fs::rename(scratch.device(), &away).unwrap();
-    let store = acquire(&scratch.store());
-    for _ in 0..2 {
-        let options = Options { degraded: true, ..Options::default() };
-        let Opened { fs, .. } = store.open_with(options, Some(&wanted())).unwrap();
-        assert!(matches!(read(&fs, FILES[1]), Err(Error::Io(_))));
+    for (lost, here) in [(0, 1), (1, 0)] {
+        let scratch = Scratch::new();
+        write_and_die(&scratch, 7);
+        let (cache, away) = (scratch.cache(lost), scratch.0.path().join("away"));
+        fs::rename(scratch.device(lost), &away).unwrap();
+        let store = acquire(&scratch.store());
+        for _ in 0..2 {
+            let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
+            assert!(matches!(read(&fs, FILES[lost]), Err(Error::Io(_))), "{lost}");
+            fs.shutdown().unwrap();
+            store.remove_pid();
+            assert!(cache.exists() && !scratch.note(here).exists(), "nothing is held for the device that is there");
+        }
+        let kept = shoal_store::kept_writes(&scratch.store());
+        assert!(kept.len() == 1 && kept[0].0 == lost as u32 && kept[0].1 >= BYTES as u64 - (1 << 20), "{kept:?}");
+        fs::rename(&away, scratch.device(lost)).unwrap();
+        let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        assert!(recovery.clean, "{lost}");
+        assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
         fs.shutdown().unwrap();
         store.remove_pid();
-        assert!(cache.exists() && !scratch.note(0).exists(), "nothing is held for the device that is there");
+        assert!(!cache.exists() && !scratch.note(lost).exists(), "{lost}");
+        drop((fs, store));
+        // Without any cache: the device has it.
+        let volume = Volume::open_read_only(scratch.store()).unwrap();
+        assert!(FILES.iter().all(|name| volume.read(name).unwrap() == vec![7; BYTES]), "{lost}");
     }
-    let kept = shoal_store::kept_writes(&scratch.store());
-    assert!(kept.len() == 1 && kept[0].0 == 1 && kept[0].1 >= BYTES as u64 - (1 << 20), "{kept:?}");
-    fs::rename(&away, scratch.device()).unwrap();
-    let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
-    assert!(recovery.clean);
-    assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])));
-    fs.shutdown().unwrap();
-    store.remove_pid();
-    assert!(!cache.exists() && !scratch.note(1).exists());
-    drop((fs, store));
-    // Without any cache: the device has it.
-    let volume = Volume::open_read_only(scratch.store()).unwrap();
-    assert!(FILES.iter().all(|name| volume.read(name).unwrap() == vec![7; BYTES]));
+}
+
+#[test]
+fn a_device_whose_host_went_down_has_what_is_held_and_nothing_that_no_flush_covered() {
+    const PART: usize = 1 << 20;
+    for (lost, is_read_only) in [(0, false), (1, false), (0, true), (1, true)] {
+        let scratch = Scratch::new();
+        {
+            let store = acquire(&scratch.store());
+            let Opened { fs, devices, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+            store.write_pid().unwrap();
+            write(&fs, 7);
+            // The devices have it, and no flush has covered it.
+            devices.caches.iter().for_each(|cache| cache.change(Some("write-through"), None).unwrap());
+            while devices.caches.iter().any(|cache| cache.held_bytes() > 0) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            devices.caches.iter().for_each(|cache| cache.change(Some("aipu:1h"), None).unwrap());
+            for name in FILES {
+                let ino = fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino;
+                assert_eq!(fs.write(ino, PART as u64, &vec![8; PART]).unwrap(), PART);
+            }
+        }
+        // The host comes up without what it had not written; in its place is what the blocks had before, or anything.
+        let (device, old) = (scratch.device(lost), scratch.0.path().join("old"));
+        let bytes = fs::read(&device).unwrap();
+        let forgotten: Vec<u8> = bytes
+            .chunks(4096)
+            .flat_map(|block| match block == [7; 4096] {
+                true => vec![0xee; 4096],
+                false => block.to_vec(),
+            })
+            .collect();
+        assert_ne!(bytes, forgotten);
+        fs::rename(&device, &old).unwrap();
+        fs::write(&device, forgotten).unwrap();
+        let left = [vec![0; PART], vec![8; PART], vec![0; PART]].concat();
+        let whole = [vec![7; PART], vec![8; PART], vec![7; PART]].concat();
+        if is_read_only {
+            let salvaged = scratch.0.path().join("salvaged");
+            shoal_store::salvage(&scratch.store(), &salvaged, &(), &mut |_| ()).unwrap();
+            assert!(fs::read(salvaged.join(FILES[lost])).unwrap() == left, "{lost}");
+            assert!(fs::read(salvaged.join(FILES[1 - lost])).unwrap() == whole, "{lost}");
+            let volume = Volume::open_read_only(scratch.store()).unwrap();
+            assert!(volume.read(FILES[lost]).unwrap() == left, "{lost}");
+            assert!(volume.read(FILES[1 - lost]).unwrap() == whole, "{lost}");
+            continue;
+        }
+        let store = acquire(&scratch.store());
+        let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        assert!(!recovery.power_lost, "the memory's log is where it was");
+        assert!(read(&fs, FILES[lost]) == Ok(left.clone()), "{lost}");
+        assert!(read(&fs, FILES[1 - lost]) == Ok(whole.clone()), "the other device than {lost}");
+        fs.shutdown().unwrap();
+        store.remove_pid();
+        drop((fs, store));
+        let volume = Volume::open_read_only(scratch.store()).unwrap();
+        assert!(volume.read(FILES[lost]).unwrap() == left && volume.read(FILES[1 - lost]).unwrap() == whole, "{lost}");
+    }
 }
 
 #[test]
@@ -228,14 +292,13 @@ fn what_was_kept_for_a_device_does_not_go_over_what_was_written_without_it() {
     let scratch = Scratch::new();
     write_and_die(&scratch, 7);
     let (cache, away) = (scratch.cache(1), scratch.0.path().join("away"));
-    fs::rename(scratch.device(), &away).unwrap();
+    fs::rename(scratch.device(1), &away).unwrap();
     let store = acquire(&scratch.store());
-    let degraded = Options { degraded: true, ..Options::default() };
-    let Opened { fs, .. } = store.open_with(degraded, Some(&wanted())).unwrap();
+    let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
     fs.shutdown().unwrap();
     store.remove_pid();
     drop(fs);
-    fs::rename(&away, scratch.device()).unwrap();
+    fs::rename(&away, scratch.device(1)).unwrap();
     // A program that does not find the cache has the store in between.
     let (note, aside) = (scratch.note(1), scratch.0.path().join("note"));
     fs::rename(&note, &aside).unwrap();

@@ -322,6 +322,9 @@ impl Walk<'_, '_> {
             }
             match read {
                 Ok(()) => {
+                    if flags & EXTENT_NEW != 0 && self.was_away(first) {
+                        self.keep_held(path, (at, at + len), place, part);
+                    }
                     // What no flush has covered may not be on the device, or not yet.
                     let is_new = flags & EXTENT_NEW != 0;
                     let wrong = if is_new { Vec::new() } else { self.wrong_ranges(place, part)? };
@@ -338,5 +341,19 @@ impl Walk<'_, '_> {
             at += len;
         }
         Ok(blocks.end)
+    }
+
+    /// Of NEW bytes on a device that may have lost them only what its cache holds is the file's.
+    fn keep_held(&mut self, path: &[u8], range: (u64, u64), place: u64, part: &mut [u8]) {
+        for (at, block) in (0..).step_by(BULK_BLOCK as usize).zip(part.chunks_mut(BULK_BLOCK as usize)) {
+            if !self.source.bulk.is_some_and(|bulk| bulk.is_held(place + at, block.len() as u64)) {
+                block.fill(0);
+                let (from, to) = (range.0 + at, (range.0 + at + block.len() as u64).min(range.1));
+                if from < to {
+                    let why = "its bulk device was away before a flush had covered it".into();
+                    self.lost(Some(path), Some((from, to)), why);
+                }
+            }
+        }
     }
 }

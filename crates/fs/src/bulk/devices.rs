@@ -49,6 +49,8 @@ pub struct GivenDevice {
     pub name: String,
     /// It takes its room from the host that [`crate::Options::room`] asks.
     pub on_host: bool,
+    /// The host's number for where it is; 0: on no host.
+    pub place: u64,
     /// Or why it could not be opened.
     pub device: std::result::Result<Arc<dyn BlockDevice>, String>,
 }
@@ -75,6 +77,8 @@ pub struct BulkState {
     pub leaving: bool,
     /// It is not there.
     pub lost: bool,
+    /// After a crash it was found in another place: what no flush had covered is gone.
+    pub moved: bool,
     /// Why it takes no writes.
     pub closed: Option<String>,
 }
@@ -226,30 +230,40 @@ impl Bulk {
         self.list.lock().known(region).into_iter().find(|entry| entry.number == number)
     }
 
-    /// Attaches what was given to the devices of the list. Those that are missing, or are not what they should be, are lost;
-    /// without `degraded` that is an error.
+    /// Attaches what was given to the devices of the list, to the first one `only` with its place where it is not among them. Those that
+    /// are missing, or are not what they should be, are lost; without `degraded` that is an error. After a crash (not `clean`) those that
+    /// are in another place than before may lack what no flush has covered.
     pub fn attach(
         &self,
         region: &Region,
         given: &[GivenDevice],
-        only: Option<Arc<dyn BlockDevice>>,
+        only: (Option<Arc<dyn BlockDevice>>, u64),
         degraded: bool,
+        clean: bool,
     ) -> Result<()> {
         for unit in self.units().iter() {
             let entry = self.entry(region, unit.number).expect("units are made from entries");
+            let mut place = only.1;
             let found = match given.iter().find(|given| entry.has_mark() && given.uuid == entry.uuid) {
                 Some(given) => {
                     *unit.name.write() = given.name.as_str().into();
                     unit.on_host.store(given.on_host, Ordering::Release);
+                    place = given.place;
                     given.device.clone()
                 }
-                None if unit.number == 0 => only.clone().ok_or_else(|| "it is not there".to_string()),
+                None if unit.number == 0 => only.0.clone().ok_or_else(|| "it is not there".to_string()),
                 None => Err("the store's description does not name it".into()),
             };
             let found = found
                 .and_then(|device| verify(&*device, &entry, region.superblock().uuid, self.restored).map(|()| device));
             match found {
-                Ok(device) => unit.attach(device),
+                Ok(device) => {
+                    unit.place.store(place, Ordering::Release);
+                    unit.attach(device);
+                    if !clean && entry.place != 0 && entry.place != place && !is_planted(Bug::PlaceIgnored) {
+                        self.distrust(unit);
+                    }
+                }
                 Err(cause) => {
                     unit.lose(&cause);
                     let called = unit.called();
@@ -267,7 +281,20 @@ impl Bulk {
         Ok(())
     }
 
-    /// Gives the devices present marks of a new epoch, and notes which are not. The store is about to be used for writing, and
+    /// The host of a device went down, as far as anybody can tell: what is NEW on it is as if the device had been away.
+    fn distrust(&self, unit: &Unit) {
+        unit.moved.store(true, Ordering::Release);
+        let mut list = self.list.lock();
+        // Not in the region: an opening that is cut off here finds it again.
+        list.entries.iter_mut().filter(|entry| entry.number == unit.number).for_each(|entry| entry.unsettled = true);
+        self.tell(&format!(
+            "{} is in another place than when the store was used last, so its host may have lost what was written; what no flush \
+             had covered reads as zeros",
+            unit.called()
+        ));
+    }
+
+    /// Gives the devices present marks of a new epoch, and notes where they are and which are not there. The store is about to be used for writing, and
     /// what was NEW is looked after.
     pub fn mark_all(&self, region: &Region) -> Result<()> {
         let mut list = self.list.lock();
@@ -281,6 +308,9 @@ impl Bulk {
         for unit in units.iter() {
             let Some(entry) = entries.iter_mut().find(|entry| entry.number == unit.number) else { continue };
             entry.unsettled = !unit.is_open();
+            if unit.is_open() {
+                entry.place = unit.place.load(Ordering::Acquire);
+            }
             if entry.has_mark() && unit.is_open() {
                 if entry.restored
                     && let Some(mark) = read_mark(&*unit.device()?, entry.blocks)?
@@ -458,6 +488,7 @@ impl Bulk {
             leaving: false,
             unsettled: false,
             restored: false,
+            place: given.place,
             sums: None,
         };
         write_mark(&*device, blocks, &mark_of(region, &entry))?;
@@ -473,6 +504,7 @@ impl Bulk {
         let unit = Unit::new(&entry, entry.bitmap_at(region.superblock()), Blocks::new(words, blocks));
         *unit.name.write() = given.name.as_str().into();
         unit.on_host.store(given.on_host, Ordering::Release);
+        unit.place.store(given.place, Ordering::Release);
         unit.attach(device);
         let mut units: Vec<Arc<Unit>> = self.units().to_vec();
         units.push(Arc::new(unit));
@@ -557,13 +589,13 @@ impl Bulk {
         Ok(true)
     }
 
-    /// Lets go of a device that was lost or closed, and uses what `open` gives in its place. A device that cannot be opened, or is
+    /// Lets go of a device that was lost or closed, and uses what `open` gives in its place, with the number of where that is. A device that cannot be opened, or is
     /// not the one it should be, is lost from here on.
     pub fn retry(
         &self,
         region: &Region,
         number: u32,
-        open: impl FnOnce() -> std::result::Result<Arc<dyn BlockDevice>, String>,
+        open: impl FnOnce() -> std::result::Result<(Arc<dyn BlockDevice>, u64), String>,
     ) -> Result<()> {
         let unit = self.unit(number).ok_or(Error::NotFound)?;
         let entry = self.entry(region, number).ok_or(Error::NotFound)?;
@@ -577,20 +609,23 @@ impl Bulk {
             self.fail(region, &unit, &error);
         }
         unit.lose("it is being opened again");
-        let opened = open().and_then(|device| {
-            verify(&*device, &entry, region.superblock().uuid, self.restored)?;
-            Ok(device)
+        let opened = open().and_then(|opened| {
+            verify(&*opened.0, &entry, region.superblock().uuid, self.restored)?;
+            Ok(opened)
         });
-        let device = opened.map_err(|cause| {
+        let (device, place) = opened.map_err(|cause| {
             unit.lose(&cause);
             Error::Io(format!("{}: {cause}", unit.called()))
         })?;
         let mut list = self.list.lock();
         let mut entries = list.entries.clone();
-        entries.iter_mut().filter(|entry| entry.number == number).for_each(|entry| entry.unsettled = false);
+        for entry in entries.iter_mut().filter(|entry| entry.number == number) {
+            (entry.unsettled, entry.place) = (false, place);
+        }
         if list.exists {
             list.change(region, entries)?;
         }
+        unit.place.store(place, Ordering::Release);
         unit.attach(device);
         Ok(())
     }
@@ -640,6 +675,7 @@ impl Bulk {
                 damaged: unit.damaged_places(),
                 leaving: unit.leaving.load(Ordering::Acquire),
                 lost: unit.is_lost(),
+                moved: unit.moved.load(Ordering::Acquire),
                 closed: unit.closed_by().map(|cause| cause.to_string()),
             }
         };

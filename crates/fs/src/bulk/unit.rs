@@ -146,6 +146,10 @@ pub(super) struct Unit {
     closed: RwLock<Option<Arc<str>>>,
     /// It takes its room from the host that [`crate::Options::room`] asks.
     pub on_host: AtomicBool,
+    /// Where the device is, as its host numbers it.
+    pub place: AtomicU64,
+    /// That is another place than at the crash before this opening.
+    pub moved: AtomicBool,
     /// Its last write failed: new data go elsewhere until one succeeds, or a flush.
     ails: AtomicBool,
     /// It was attached in this process.
@@ -186,6 +190,8 @@ impl Unit {
             device: RwLock::default(),
             closed: RwLock::new(Some("it was not given".into())),
             on_host: AtomicBool::new(false),
+            place: AtomicU64::new(0),
+            moved: AtomicBool::new(false),
             ails: AtomicBool::new(false),
             was_there: AtomicBool::new(false),
             leaving: AtomicBool::new(entry.leaving),

@@ -162,7 +162,7 @@ pub fn uuid(number: usize) -> [u8; 16] {
 }
 
 pub fn given(number: usize, device: Arc<dyn BlockDevice>) -> GivenDevice {
-    GivenDevice { uuid: uuid(number), name: format!("disk {number}"), on_host: false, device: Ok(device) }
+    GivenDevice { uuid: uuid(number), name: format!("disk {number}"), on_host: false, place: 0, device: Ok(device) }
 }
 
 /// A new store, with disks beside the first that it does not know of yet.
@@ -560,7 +560,7 @@ pub fn spilled(kind: MemoryKind) {
     drop(degraded);
     // It is back, and leaves: what is spilled moves.
     second.is_dead.store(false, Ordering::Relaxed);
-    let flushed = fs.bulk_retry(1, || Ok(second.clone()));
+    let flushed = fs.bulk_retry(1, || Ok((second.clone(), 0)));
     flushed.unwrap();
     assert!(read(fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "it is back");
     assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
@@ -658,7 +658,7 @@ pub fn failed_flush(kind: MemoryKind) {
     }
     // Here: used again.
     second.fails.store(false, Ordering::Relaxed);
-    fs.bulk_retry(1, || Ok(second.clone())).unwrap();
+    fs.bulk_retry(1, || Ok((second.clone(), 0))).unwrap();
     see(fs, "after the retry", false);
     assert!(matches!(fs.write(promised, BULK_BLOCK + 5, &[9; 10]), Err(Error::Io(_))), "a part of a block in doubt");
     assert_eq!(fs.write(promised, BULK_BLOCK, &vec![6; block]), Ok(block));
@@ -738,14 +738,40 @@ pub fn away_or_older(kind: MemoryKind) {
         let late = create(&fs, b"late");
         assert_eq!(fs.write(late, 0, &vec![5; 2 * block]), Ok(2 * block), "{what}");
         fs.sync().unwrap();
-        assert!(fs.bulk_retry(1, || Ok(old.disk(1))).is_err(), "{what}: the older copy");
+        assert!(fs.bulk_retry(1, || Ok((old.disk(1), 0))).is_err(), "{what}: the older copy");
         // It comes back as it was left.
         let disk = world.disk(1);
-        fs.bulk_retry(1, || Ok(disk)).unwrap_or_else(|error| panic!("{what}: {error}"));
+        fs.bulk_retry(1, || Ok((disk, 0))).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(read(&fs, away, 0, block), Ok(vec![2; block]), "{what}: back");
         assert_eq!(fs.unlink(ROOT, b"away"), Ok(()), "{what}");
         fs.shutdown().unwrap();
         check(setup(kind), &world, false).unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+}
+
+/// After a crash of the process alone a device that is in another place than before has nothing but what a flush covered.
+pub fn in_another_place(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let block = BULK_BLOCK as usize;
+    let placed = |world: &World, place| vec![GivenDevice { place, ..given(1, world.disk(1)) }];
+    let (world, fs) = pair.again(false, false, |world| placed(world, 5)).unwrap();
+    let pair = Pair { world, fs, boot: pair.boot.after(false), ..pair };
+    let covered = pair.file_on(1, b"covered", 1, 2);
+    pair.fs.sync().unwrap();
+    let (new, other) = (pair.file_on(1, b"new", 2, 2), pair.file_on(0, b"other", 3, 2));
+    for (place, byte) in [(5, 2), (6, 0), (0, 0)] {
+        let (mut world, mut fs) = pair.again(false, false, |world| placed(world, place)).unwrap();
+        for life in 0..2 {
+            assert_eq!(read(&fs, covered, 0, block), Ok(vec![1; block]), "place {place}, life {life}");
+            assert_eq!(read(&fs, other, 0, block), Ok(vec![3; block]), "place {place}, life {life}: the other device");
+            assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![byte; block]), "place {place}, life {life}");
+            // Cut off again, with the device where it is now.
+            let boot = pair.boot.after(false).after(false);
+            world = world.snapshot().process_crash().open();
+            fs = try_open(&world, kind, boot, placed(&world, place), false).unwrap();
+        }
+        fs.shutdown().unwrap();
+        check(setup(kind), &world, false).unwrap_or_else(|error| panic!("place {place}: {error}"));
     }
 }
 

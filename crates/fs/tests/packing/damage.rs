@@ -173,7 +173,13 @@ fn right_or_nothing(fs: &Fs, file: &File, random: &mut Random, context: &str) ->
 
 fn salvaged(memory: &SimMemory) -> Copied {
     let mut copied = Copied::default();
-    let source = SalvageSource { image: ImageSource::Memory(memory), log: None, bulk: None, power_lost: false };
+    let source = SalvageSource {
+        image: ImageSource::Memory(memory),
+        log: None,
+        bulk: None,
+        power_lost: false,
+        first_moved: false,
+    };
     salvage(source, &mut copied, &mut |_| {}).expect("memory does not fail");
     copied
 }

@@ -57,8 +57,13 @@ impl BulkData for Bulk {
 /// Salvages what the checker found sound.
 pub fn loses_nothing(source: &Source<'_>, report: &Report) -> Result<(), String> {
     let bulk = Bulk { first: source.bulk.map(|open| open()).transpose()?, missed: AtomicBool::new(false) };
-    let whole =
-        SalvageSource { image: source.image, log: source.log, bulk: Some(&bulk), power_lost: source.power_lost };
+    let whole = SalvageSource {
+        image: source.image,
+        log: source.log,
+        bulk: Some(&bulk),
+        power_lost: source.power_lost,
+        first_moved: false,
+    };
     let mut losses = Losses::default();
     let found = salvage(whole, &mut losses, &mut |_| {}).map_err(|e| format!("salvage: {e}"))?;
     let Salvaged { directories, files, others, unnamed, .. } = found.ok_or("salvage finds no superblock")?;

@@ -179,6 +179,7 @@ pub const FILE_BLOCK_BYTES: u64 = 512;
 pub struct ReadBulk {
     file: File,
     bytes: u64,
+    place: u64,
 }
 
 impl ReadBulk {
@@ -186,7 +187,7 @@ impl ReadBulk {
         let mut file = File::open(path)?;
         // The metadata of a block device has no length; its end can be sought.
         let bytes = file.seek(SeekFrom::End(0))?;
-        Ok(ReadBulk { file, bytes })
+        Ok(ReadBulk { file, bytes, place: shoal_host::place_id(path).unwrap_or(0) })
     }
 
     /// Its size, without a last partial block.
@@ -198,6 +199,10 @@ impl ReadBulk {
 impl BulkData for ReadBulk {
     fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
         self.file.read_exact_at(out, at).map_err(|error| format!("bulk storage at {at}: {error}"))
+    }
+
+    fn place(&self, _: u64) -> u64 {
+        self.place
     }
 }
 
@@ -212,6 +217,14 @@ impl BulkData for HeldBulk {
         self.below.read(at, out)?;
         self.cache.lay_over(at, out);
         Ok(())
+    }
+
+    fn place(&self, at: u64) -> u64 {
+        self.below.place(at)
+    }
+
+    fn is_held(&self, at: u64, len: u64) -> bool {
+        self.cache.found_in(at, len) == len
     }
 }
 
@@ -234,12 +247,28 @@ pub struct Joined(pub Vec<(u32, Box<dyn BulkData>)>);
 
 impl BulkData for Joined {
     fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
+        match self.part(at) {
+            Ok((part, own)) => part.read(own, out),
+            Err(number) => Err(format!("bulk device {number} is not there")),
+        }
+    }
+
+    fn place(&self, at: u64) -> u64 {
+        self.part(at).map_or(0, |(part, own)| part.place(own))
+    }
+
+    fn is_held(&self, at: u64, len: u64) -> bool {
+        self.part(at).is_ok_and(|(part, own)| part.is_held(own, len))
+    }
+}
+
+impl Joined {
+    /// The device that has this byte and where it has it; the number of one that is not there.
+    fn part(&self, at: u64) -> std::result::Result<(&dyn BulkData, u64), u64> {
         let number = (at / BULK_BLOCK) >> BULK_NUMBER_SHIFT;
         let own = at - (number << BULK_NUMBER_SHIFT) * BULK_BLOCK;
-        match self.0.iter().find(|(known, _)| u64::from(*known) == number) {
-            Some((_, part)) => part.read(own, out),
-            None => Err(format!("bulk device {number} is not there")),
-        }
+        let part = self.0.iter().find(|(known, _)| u64::from(*known) == number);
+        part.map(|(_, part)| (&**part, own)).ok_or(number)
     }
 }
 

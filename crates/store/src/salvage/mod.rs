@@ -46,15 +46,15 @@ pub fn salvage(
     let description = describe(&directory)?;
     let target = prepare(target, &directory)?;
     // Before the files are opened: a cache has one user at a time.
-    let power_lost =
-        user::power_was_lost(&directory, description.bulk_path(&directory)) || cache::is_lost(&directory, &description);
+    let (machine, first_moved) = user::what_went_down(&directory, description.bulk_path(&directory));
+    let power_lost = machine || cache::is_lost(&directory, &description);
     let files = Files::open(&directory, &description);
     watched.begin("looking for files", 0);
     let mut copy = copy::Copy::new(target.clone(), told);
     files.faults(&directory).into_iter().for_each(|why| copy.tell(Lost { path: None, from: None, to: None, why }));
     let mut run = |image| {
         let log = files.log.as_ref().map(|log| log as &dyn LogDevice);
-        let source = SalvageSource { image, log, bulk: files.bulk.as_deref(), power_lost };
+        let source = SalvageSource { image, log, bulk: files.bulk.as_deref(), power_lost, first_moved };
         let mut show = |found: &Found| {
             if (found.files + found.directories).is_multiple_of(256) {
                 watched.begin(&format!("{} files, {}", found.files, human(found.bytes)), 0);
