@@ -2,7 +2,7 @@
 //!
 //! A request thread that waits for a flush serves no request meanwhile, and there are few of them. So it first checks
 //! what the fsync needs ([`Fs::fsync_begin`]). An fsync that needs the log alone is answered by the log's group commit,
-//! whose leader is a request thread. An fsync that needs the bulk device as well is done by the thread that has the
+//! whose leader is a request thread for one flush: those who came in behind it are the log clock's. An fsync that needs the bulk device as well is done by the thread that has the
 //! *turn*:
 //! - If the turn is free and no fsync waits for it, the request thread takes it and flushes itself, because waking
 //!   another thread may cost a lone client as much as the flush. So at most one request thread waits for the bulk
@@ -19,8 +19,8 @@
 //!   for the device alone. Then it takes one inode lock at a time. The holder of such a lock may wait for the bulk
 //!   device or for the log's leader, neither of which takes inode locks or the turn. The turn is over before the log's
 //!   group commit.
-//! - The syncer leads the log for one flush at most: under load a leader goes on for ever. For the callbacks that came
-//!   in behind that flush it rings the log's clock (`ticker`), whose only work is the log.
+//! - A request thread and the syncer lead the log for one flush at most: under load a leader goes on for ever. For the callbacks
+//!   that came in behind that flush they ring the log's clock (`ticker`), whose only work is the log.
 //! - At the end the requests end first. Then the syncer is stopped, which answers all it was sent. Then the log's clock
 //!   ends, after it has served the last ring.
 //!
@@ -144,7 +144,11 @@ impl Syncer {
     }
 
     fn sync_log(&self, lsn: Lsn, done: impl FnOnce(Result<()>) + Send + 'static) {
-        self.fs.region().sync_with(lsn, Box::new(move |outcome| done(outcome.map_err(shoal_fs::Error::from))));
+        let region = self.fs.region();
+        let answer = Box::new(move |outcome: std::result::Result<(), _>| done(outcome.map_err(shoal_fs::Error::from)));
+        if region.sync_later(lsn, answer) && region.sync_once() {
+            self.lanes.log.ring();
+        }
     }
 
     /// The bulk device's part of an fsync in this thread, if it may flush and the turn is free. Returns the position of

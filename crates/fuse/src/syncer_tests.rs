@@ -363,6 +363,43 @@ fn fsyncs_of_small_files_without_end_do_not_hold_up_those_of_large_ones() {
 }
 
 #[test]
+fn a_request_thread_leads_one_flush_of_the_log_however_many_come_behind_it() {
+    const SYNC_MS: u64 = 40;
+    let store = store(60_000);
+    let (ticker, bell) = Ticker::start(&store.fs).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
+    store.sync_ms.store(SYNC_MS, Ordering::Relaxed);
+    let end = Instant::now() + Duration::from_secs(2);
+    let longest = std::thread::scope(|scope| {
+        let client = |number: u64| {
+            let (store, syncer) = (&store, &syncer);
+            // In turns, so that at the end of each flush somebody waits for the next one.
+            std::thread::sleep(Duration::from_millis(number * SYNC_MS / 2));
+            let (mut longest, mut round) = (Duration::ZERO, 0);
+            while Instant::now() < end {
+                let ino = store.create(&format!("{number}.{round}"), 100);
+                let (answer, answered) = mpsc::channel();
+                let begin = Instant::now();
+                syncer.fsync(ino, move |outcome| answer.send(outcome).unwrap());
+                longest = longest.max(begin.elapsed());
+                answered.recv_timeout(Duration::from_secs(60)).expect("answered").unwrap();
+                std::thread::sleep(Duration::from_millis(SYNC_MS / 4));
+                round += 1;
+            }
+            assert!(round > 4, "{round}");
+            longest
+        };
+        let clients: Vec<_> = (0..6).map(|number| scope.spawn(move || client(number))).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).max().unwrap()
+    });
+    println!("a thread was kept for {longest:?}");
+    assert!(longest < Duration::from_millis(8 * SYNC_MS), "{longest:?}");
+    thread.stop();
+    drop(syncer);
+    ticker.stop();
+}
+
+#[test]
 fn a_slow_bulk_device_does_not_make_the_log_late() {
     const AGE_MS: u64 = 400;
     let store = store(AGE_MS);

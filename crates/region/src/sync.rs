@@ -8,7 +8,7 @@
 //! its target, and a flush may begin and end between a look at the position and a commit. So the region keeps what was
 //! promised:
 //! - Before a flush begins, its target becomes promised, under the commit lock ([`Region::promise`]). Every flush goes
-//!   through `lead`: those of [`Region::sync_to`] and [`Region::sync_with`], by age, of a checkpoint, of the shutdown.
+//!   through `lead`: those of [`Region::sync_to`] and of callbacks, by age, of a checkpoint, of the shutdown.
 //! - Whoever promises more than the log's flush, as an fsync that also flushes a second device, calls
 //!   [`Region::promise`] before it looks at what there is to flush.
 //! - With a ring a record is durable at its commit, so it is promised there.
@@ -49,15 +49,6 @@ impl Region {
             state.flushing = true;
             drop(state);
             self.lead(false)?;
-        }
-    }
-
-    /// Calls `done` once everything before `lsn` is durable: at once, from this thread after a flush, or from the
-    /// thread that is flushing now.
-    pub fn sync_with(&self, lsn: Lsn, done: Done) {
-        if self.sync_later(lsn, done) {
-            // The outcome reaches every waiter, this one included, through its callback.
-            let _ = self.sync_waiting();
         }
     }
 

@@ -91,7 +91,11 @@ type Flush = (&'static str, fn(&Region));
 /// The callers that flush the log.
 const FLUSHES: [Flush; 3] = [
     ("sync", |region| region.sync().expect("synced")),
-    ("callback", |region| region.sync_with(region.last_lsn(), Box::new(|outcome| outcome.expect("synced")))),
+    ("callback", |region| {
+        if region.sync_later(region.last_lsn(), Box::new(|outcome| outcome.expect("synced"))) {
+            region.sync_waiting().expect("synced");
+        }
+    }),
     ("checkpoint", |region| region.checkpoint().expect("written")),
 ];
 
