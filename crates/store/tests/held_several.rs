@@ -382,7 +382,8 @@ fn a_clean_end_without_a_device_is_no_power_loss_and_its_files_do_not_read_as_ze
             store.write_pid().unwrap();
             write(&fs, 7);
         }
-        fs::rename(scratch.device(lost), scratch.0.path().join("away")).unwrap();
+        let away = scratch.0.path().join("away");
+        fs::rename(scratch.device(lost), &away).unwrap();
         for was_clean in [false, true, true] {
             let Opened { fs, recovery, .. } = store.open_with(degraded(), Some(&wanted)).unwrap();
             assert!(recovery.clean == was_clean && !recovery.power_lost, "{lost}: {recovery:?}");
@@ -391,5 +392,25 @@ fn a_clean_end_without_a_device_is_no_power_loss_and_its_files_do_not_read_as_ze
             fs.shutdown().unwrap();
             store.remove_pid();
         }
+        fs::rename(away, scratch.device(lost)).unwrap();
+        let checked = store.check(true, &()).unwrap();
+        assert_eq!((checked.errors, checked.notes.len()), (vec![], 1), "{lost}: the next mount settles it");
+    }
+}
+
+#[test]
+fn a_cache_that_was_made_beside_a_smaller_file_serves_the_device_when_it_is_back() {
+    for lost in 0..2 {
+        let scratch = Scratch::new();
+        let away = scratch.0.path().join("away");
+        fs::rename(scratch.device(lost), &away).unwrap();
+        fs::write(scratch.device(lost), [0; 1 << 20]).unwrap();
+        drop(acquire(&scratch.store()).open_with(degraded(), Some(&wanted())).unwrap());
+        fs::rename(&away, scratch.device(lost)).unwrap();
+        write_and_die(&scratch, 7);
+        let store = acquire(&scratch.store());
+        let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        assert!(!recovery.power_lost, "{lost}");
+        assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
     }
 }
