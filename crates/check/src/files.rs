@@ -57,7 +57,8 @@ pub(crate) fn verify(
         let sentence = "a truncation is not finished".to_string();
         state.report.leftover(FindingKind::Truncation, ino, state.clean, sentence);
     }
-    let mut file = File { region, state, ino, inode, allocated: xattr_bytes, small: 0, blocks: 0, new: 0, waits: 0, end: 0 };
+    let mut file =
+        File { region, state, ino, inode, allocated: xattr_bytes, small: 0, blocks: 0, new: 0, waits: 0, end: 0 };
     match inode.layout {
         Layout::Direct => file.direct()?,
         Layout::Chunked => file.chunked()?,

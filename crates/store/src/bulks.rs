@@ -443,7 +443,8 @@ impl Bulks {
             };
             opened = Some(device.clone());
             front = self.front_again(number, &device).map_err(|failure| failure.to_string())?;
-            let engine = front.as_ref().map_or_else(|| device.block_device(), |front| Arc::new(front.filter.clone()) as _);
+            let engine =
+                front.as_ref().map_or_else(|| device.block_device(), |front| Arc::new(front.filter.clone()) as _);
             Ok((engine, place.on_host(&self.directory)))
         };
         self.fs.bulk_retry(number, open).during(&what)?;
