@@ -57,7 +57,8 @@ pub(crate) fn verify(
         let sentence = "a truncation is not finished".to_string();
         state.report.leftover(FindingKind::Truncation, ino, state.clean, sentence);
     }
-    let mut file = File { region, state, ino, inode, allocated: xattr_bytes, small: 0, blocks: 0, new: 0, end: 0 };
+    let mut file =
+        File { region, state, ino, inode, allocated: xattr_bytes, small: 0, blocks: 0, new: 0, waits: 0, end: 0 };
     match inode.layout {
         Layout::Direct => file.direct()?,
         Layout::Chunked => file.chunked()?,
@@ -65,7 +66,7 @@ pub(crate) fn verify(
         Layout::Packed => file.object(inode.root, 0)?,
         Layout::Empty | Layout::DirPacked | Layout::DirHashed => {}
     }
-    let File { allocated, small, blocks, new, end, .. } = file;
+    let File { allocated, small, blocks, new, waits, end, .. } = file;
     let report = &mut state.report;
     report.counts.small_bytes += small;
     report.counts.large_bytes = report.counts.large_bytes.saturating_add(blocks * BULK_BLOCK);
@@ -84,7 +85,9 @@ pub(crate) fn verify(
     } else if inode.flags & INODE_HAS_NEW != 0 {
         let fate = if state.power_lost { "which read as zeros after the power loss" } else { "perhaps not durable" };
         let sentence = format!("{new} bulk blocks are marked NEW, {fate}");
-        report.leftover(FindingKind::NewData, ino, state.clean, sentence);
+        // A clean end leaves what is on devices that were away: the opening that finds them settles it.
+        let is_settled = state.clean && (new == 0 || waits < new);
+        report.leftover(FindingKind::NewData, ino, is_settled, sentence);
     }
     Ok(())
 }
@@ -102,6 +105,8 @@ struct File<'a, 'b> {
     blocks: u64,
     /// Those of them that are marked NEW.
     new: u64,
+    /// Those of these that are on devices without which the store was used.
+    waits: u64,
     /// End of a block or chunk that lies wholly behind the size (bytes), or 0.
     end: u64,
 }
@@ -325,15 +330,16 @@ impl File<'_, '_> {
                 );
                 self.error(FindingKind::ExtentMap, None, sentence);
             }
-            if device_of(&self.state.devices, extent.bulk_block, extent.blocks).is_none() {
+            let Some(device) = device_of(&self.state.devices, extent.bulk_block, extent.blocks) else {
                 let (first, blocks) = (extent.bulk_block, extent.blocks);
                 let sentence = format!("{blocks} bulk blocks from {first} on lie on no device of the store");
                 self.error(FindingKind::ExtentMap, None, sentence);
                 continue;
-            }
+            };
             self.blocks += extent.blocks;
             if extent.flags & EXTENT_NEW != 0 {
                 self.new += extent.blocks;
+                self.waits += if device.unsettled { extent.blocks } else { 0 };
             }
             if extent.file_block >= FileBlock::ceil(self.inode.size) {
                 self.end = extent.end().byte();

@@ -17,6 +17,7 @@ mod older_copies;
 mod profiles;
 mod resize;
 mod restore;
+mod returns;
 mod scene;
 mod serve;
 mod standby;

@@ -141,14 +141,12 @@ impl Fs {
         self.writable()?;
         let bulk = self.bulk()?;
         let was_away = bulk.was_never_there(number);
-        let open = || {
-            let opened = open()?;
-            if was_away {
-                self.distrust_device(number, &*opened.0).map_err(|error| error.to_string())?;
-            }
-            Ok(opened)
+        // Once the device is known to be the right one.
+        let verified = |device: &dyn BlockDevice| {
+            let distrusted = if was_away { self.distrust_device(number, device) } else { Ok(()) };
+            distrusted.map_err(|error| error.to_string())
         };
-        bulk.retry(&self.region, number, open)
+        bulk.retry(&self.region, number, open, verified)
     }
 
     /// Was a device away meanwhile, or is one in another place after a crash, and what is on it not settled since?

@@ -28,7 +28,7 @@ use shoal_media::BlockDevice;
 use shoal_writeback::Rule;
 use tracing::{info, warn};
 
-use crate::cache::{self, CacheReport, HeldOnHost, HeldWrites};
+use crate::cache::{self, CacheReport, HeldOnHost, HeldWrites, InFront};
 use crate::description::{BulkPlace, Description, NumberedPlace};
 use crate::host_room::HostFiles;
 use crate::media::open_place;
@@ -427,7 +427,7 @@ impl Bulks {
         let what = format!("bulk device {number}");
         let place = self.description().place_of(number).cloned();
         let place = place.ok_or_else(|| Failure::new(&what, "the store's description does not name it"))?;
-        let mut opened = None;
+        let (mut opened, mut front) = (None, None);
         let open = || {
             // Its last users let go of it within moments.
             self.devices.lock().retain(|(known, _)| *known != number);
@@ -442,10 +442,19 @@ impl Bulks {
                 }
             };
             opened = Some(device.clone());
-            let front = self.front_again(number, &device).map_err(|failure| failure.to_string())?;
-            Ok((front, place.on_host(&self.directory)))
+            front = self.front_again(number, &device).map_err(|failure| failure.to_string())?;
+            let engine =
+                front.as_ref().map_or_else(|| device.block_device(), |front| Arc::new(front.filter.clone()) as _);
+            Ok((engine, place.on_host(&self.directory)))
         };
         self.fs.bulk_retry(number, open).during(&what)?;
+        // Only now: what is held must neither go to a device that is another one, nor leave before it is known what is held.
+        if let Some(front) = front {
+            if place.path(&self.directory).is_some_and(|path| self.host_files.has(&path)) {
+                self.held_on_host.note(number, &front.filter);
+            }
+            self.held.lock().push(front.drive(true)?);
+        }
         self.devices.lock().extend(opened.map(|device| (number, device)));
         info!("bulk device {number} is in use again");
         Ok(())
@@ -472,23 +481,14 @@ impl Bulks {
         Ok(())
     }
 
-    /// The device with the cache in front that it had: newer data must not go to it behind the cache's back, since a crash would
+    /// The cache that the device had, to be in front of it again: newer data must not go to it behind the cache's back, since a crash would
     /// lay what is held over them. All that is held is this store's, and leaves in time.
-    fn front_again(&self, number: u32, device: &Arc<dyn Device>) -> Outcome<Arc<dyn BlockDevice>> {
+    fn front_again(&self, number: u32, device: &Arc<dyn Device>) -> Outcome<Option<InFront>> {
         let of_others = self.held.lock().first().map(HeldWrites::rule);
         let rule = self.let_go.lock().iter().find(|(known, ..)| *known == number).map(|(.., rule)| *rule);
         let rule = rule.or(of_others).unwrap_or_default();
-        let Some(front) = cache::left_of(&self.directory, &self.description(), number, device, rule)? else {
-            return Ok(device.block_device());
-        };
-        front.filter.adopt(true);
-        let filter = front.filter.clone();
-        let place = self.description().place_of(number).and_then(|place| place.path(&self.directory));
-        if place.is_some_and(|path| self.host_files.has(&path)) {
-            self.held_on_host.note(number, &filter);
-        }
-        self.held.lock().push(front.drive(true)?);
-        Ok(Arc::new(filter))
+        let front = cache::left_of(&self.directory, &self.description(), number, device, rule)?;
+        Ok(front.inspect(|front| front.filter.adopt(true)))
     }
 
     fn start_drain(self: &Arc<Self>, number: u32) -> Outcome<()> {

@@ -185,6 +185,8 @@ impl StoreCache {
                 return Left::Lost;
             }
         };
+        // A smaller device in the place of the one that is missing is refused by its size or mark: what is held for the other one stays.
+        let owner = &Owner { device_bytes: u64::MAX, ..*owner };
         match Cache::open(file.clone(), owner) {
             Ok(cache) => {
                 let identity = *cache.identity();
@@ -454,10 +456,9 @@ pub(crate) fn remove(directory: &Path, description: &Description, period: &[u8; 
         let together = gone.fold([0; 16], |together, (_, identity)| period_with(together, [&identity]));
         let text = format!("{}\n{}\n", uuid_text(period), uuid_text(&together));
         if let Err(error) = fs::write(&emptied, text) {
-            warn!(
-                "{}: {error}; the writes that are kept for a bulk device are lost at the next mount",
-                emptied.display()
-            );
+            // All of them stay, so the next mount finds those of the period together.
+            warn!("{}: {error}; the write-back caches stay until the next clean end", emptied.display());
+            return;
         }
     }
     numbers().filter(goes).for_each(|device| remove_one(directory, device, period));

@@ -315,3 +315,102 @@ fn what_was_kept_for_a_device_does_not_go_over_what_was_written_without_it() {
     fs.shutdown().unwrap();
     store.remove_pid();
 }
+
+#[test]
+fn a_smaller_file_in_the_place_of_a_device_costs_nothing_that_is_held_for_it() {
+    for lost in 0..2 {
+        let scratch = Scratch::new();
+        write_and_die(&scratch, 7);
+        let (cache, away) = (scratch.cache(lost), scratch.0.path().join("away"));
+        fs::rename(scratch.device(lost), &away).unwrap();
+        // Somebody has begun to make a new one.
+        fs::write(scratch.device(lost), [0; 1 << 20]).unwrap();
+        let store = acquire(&scratch.store());
+        for is_degraded in [false, true] {
+            let options = Options { degraded: is_degraded, ..Options::default() };
+            let opened = store.open_with(options, Some(&wanted()));
+            assert_eq!(opened.is_ok(), is_degraded, "{lost}");
+            assert!(cache.exists(), "{lost}, {is_degraded}");
+            if let Ok(Opened { fs, recovery, .. }) = opened {
+                assert!(!recovery.power_lost, "{lost}");
+                assert!(read(&fs, FILES[1 - lost]) == Ok(vec![7; BYTES]), "the other device than {lost}");
+            }
+        }
+        fs::rename(&away, scratch.device(lost)).unwrap();
+        let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        assert!(!recovery.power_lost, "{lost}");
+        assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
+        fs.shutdown().unwrap();
+        store.remove_pid();
+    }
+}
+
+#[test]
+fn a_clean_end_on_a_full_host_keeps_what_is_held_for_a_device_that_is_missing() {
+    for lost in 0..2 {
+        let scratch = Scratch::new();
+        write_and_die(&scratch, 7);
+        let away = scratch.0.path().join("away");
+        fs::rename(scratch.device(lost), &away).unwrap();
+        let store = acquire(&scratch.store());
+        let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
+        fs.shutdown().unwrap();
+        // Nothing can be written in its place.
+        let emptied = scratch.store().join("cache.emptied");
+        fs::create_dir(&emptied).unwrap();
+        store.remove_pid();
+        drop(fs);
+        fs::remove_dir(&emptied).unwrap();
+        fs::rename(&away, scratch.device(lost)).unwrap();
+        let Opened { fs, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
+        fs.shutdown().unwrap();
+        store.remove_pid();
+        assert!(!scratch.note(0).exists() && !scratch.note(1).exists(), "{lost}");
+    }
+}
+
+#[test]
+fn a_clean_end_without_a_device_is_no_power_loss_and_its_files_do_not_read_as_zeros() {
+    for lost in 0..2 {
+        let scratch = Scratch::new();
+        let rule = rule_of(Some("write-through"), None, &Default::default()).unwrap();
+        let wanted = CacheOptions { rule, ..wanted() };
+        let store = acquire(&scratch.store());
+        {
+            let Opened { fs, .. } = store.open_with(Options::default(), Some(&wanted)).unwrap();
+            store.write_pid().unwrap();
+            write(&fs, 7);
+        }
+        let away = scratch.0.path().join("away");
+        fs::rename(scratch.device(lost), &away).unwrap();
+        for was_clean in [false, true, true] {
+            let Opened { fs, recovery, .. } = store.open_with(degraded(), Some(&wanted)).unwrap();
+            assert!(recovery.clean == was_clean && !recovery.power_lost, "{lost}: {recovery:?}");
+            assert!(matches!(read(&fs, FILES[lost]), Err(Error::Io(_))), "{lost}");
+            assert!(read(&fs, FILES[1 - lost]) == Ok(vec![7; BYTES]), "{lost}");
+            fs.shutdown().unwrap();
+            store.remove_pid();
+        }
+        fs::rename(away, scratch.device(lost)).unwrap();
+        let checked = store.check(true, &()).unwrap();
+        assert_eq!((checked.errors, checked.notes.len()), (vec![], 1), "{lost}: the next mount settles it");
+    }
+}
+
+#[test]
+fn a_cache_that_was_made_beside_a_smaller_file_serves_the_device_when_it_is_back() {
+    for lost in 0..2 {
+        let scratch = Scratch::new();
+        let away = scratch.0.path().join("away");
+        fs::rename(scratch.device(lost), &away).unwrap();
+        fs::write(scratch.device(lost), [0; 1 << 20]).unwrap();
+        drop(acquire(&scratch.store()).open_with(degraded(), Some(&wanted())).unwrap());
+        fs::rename(&away, scratch.device(lost)).unwrap();
+        write_and_die(&scratch, 7);
+        let store = acquire(&scratch.store());
+        let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        assert!(!recovery.power_lost, "{lost}");
+        assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
+    }
+}

@@ -132,7 +132,8 @@ impl Cache {
             survives_process: true,
             is_new: false,
         };
-        cache.load(header.device_bytes.get() / CACHE_SLOT)?;
+        // A smaller device may have had the name of this one when the cache was made.
+        cache.load(header.device_bytes.get().max(owner.device_bytes) / CACHE_SLOT)?;
         Ok(cache)
     }
 

@@ -589,13 +589,14 @@ impl Bulk {
         Ok(true)
     }
 
-    /// Lets go of a device that was lost or closed, and uses what `open` gives in its place, with the number of where that is. A device that cannot be opened, or is
-    /// not the one it should be, is lost from here on.
+    /// Lets go of a device that was lost or closed, and uses what `open` gives in its place, with the number of where that is, after `verified` has
+    /// seen that it is the right one. A device that cannot be opened, or is not the one it should be, is lost from here on.
     pub fn retry(
         &self,
         region: &Region,
         number: u32,
         open: impl FnOnce() -> std::result::Result<(Arc<dyn BlockDevice>, u64), String>,
+        verified: impl FnOnce(&dyn BlockDevice) -> std::result::Result<(), String>,
     ) -> Result<()> {
         let unit = self.unit(number).ok_or(Error::NotFound)?;
         let entry = self.entry(region, number).ok_or(Error::NotFound)?;
@@ -611,6 +612,7 @@ impl Bulk {
         unit.lose("it is being opened again");
         let opened = open().and_then(|opened| {
             verify(&*opened.0, &entry, region.superblock().uuid, self.restored)?;
+            verified(&*opened.0)?;
             Ok(opened)
         });
         let (device, place) = opened.map_err(|cause| {

@@ -1,0 +1,153 @@
+//! Bulk devices that come back to a mounted store, on real mounts: what is held for them, and files that only look like them.
+//!
+//! Needs root and /dev/fuse; every program runs under `timeout`. Every mount is undone at the end, also by a panic. Left out: openings
+//! (`crates/store/tests/held_several`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const BYTES: usize = 3 << 20;
+const HOLDS: &str = "update_policy=aipu:1h,cache_size=64M";
+/// Writes do not wait: what was held leaves at once.
+const HOLDS_NOT: &str = "degraded,update_policy=write-through,cache_size=64M";
+
+struct Scene(tempfile::TempDir);
+
+impl Scene {
+    /// A store with two devices, mounted. `None` without root: nothing can be mounted.
+    fn new() -> Option<Scene> {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return None;
+        }
+        let scene = Scene(tempfile::tempdir().unwrap());
+        fs::create_dir(scene.at("mnt")).unwrap();
+        scene.format("store", &scene.bulk(0));
+        let second = format!("file:{}", scene.bulk(1).display());
+        scene.ok(&["bulk", "add", "--size", "64M", &scene.text("store"), &second]);
+        scene.mount(HOLDS);
+        Some(scene)
+    }
+
+    fn format(&self, store: &str, bulk: &Path) {
+        let bulk = format!("file:{}", bulk.display());
+        let sizes = ["--memory-size", "32M", "--bulk-size", "64M"];
+        self.ok(&[&["format", "--bulk", &bulk][..], &sizes, &[&self.text(store)]].concat());
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().canonicalize().unwrap().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.at(name).to_str().unwrap().into()
+    }
+
+    fn bulk(&self, number: usize) -> PathBuf {
+        self.at(["bulk-0", "bulk-1"][number])
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
+        command.output().unwrap()
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "shoal {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn mount(&self, options: &str) {
+        self.ok(&["mount", "-o", options, &self.text("store"), &self.text("mnt")]);
+    }
+
+    fn umount(&self) {
+        self.ok(&["umount", &self.text("mnt")]);
+    }
+
+    fn kill(&self) {
+        crate::killed::kill_daemon(&self.at("store"));
+        self.ok(&["umount", &self.text("mnt")]);
+    }
+
+    fn retry(&self, number: usize) -> Output {
+        self.run(&["bulk", "retry", &self.text("mnt"), &number.to_string()])
+    }
+
+    /// Names of files that have data on a device.
+    fn files_on(&self, number: usize) -> Vec<String> {
+        let listed = self.ok(&["bulk", "files", "--json", &self.text("mnt"), &number.to_string()]);
+        let listed: Vec<serde_json::Value> = serde_json::from_str(&listed).unwrap();
+        listed.iter().map(|file| file["path"].as_str().unwrap().trim_start_matches('/').to_owned()).collect()
+    }
+
+    fn write(&self, name: &str) {
+        fs::write(self.at("mnt").join(name), vec![7; BYTES]).unwrap();
+    }
+
+    fn holds(&self, name: &str) -> bool {
+        fs::read(self.at("mnt").join(name)).is_ok_and(|bytes| bytes == vec![7; BYTES])
+    }
+
+    fn waits(&self, number: usize) -> Vec<String> {
+        (0..8).for_each(|file| self.write(&format!("file-{file}")));
+        let names = self.files_on(number);
+        assert!(!names.is_empty() && names.len() < 8, "both devices have some of the files: {names:?}");
+        self.kill();
+        names
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = self.run(&["umount", "--lazy", &self.text("mnt")]);
+        for note in ["cache", "cache.1"] {
+            let note = fs::read_to_string(self.at("store").join(note)).unwrap_or_default();
+            let _ = note.lines().next().map(fs::remove_file);
+        }
+    }
+}
+
+#[test]
+fn nothing_that_is_held_goes_to_a_file_that_only_has_the_name_of_the_device() {
+    for number in 0..2 {
+        let Some(scene) = Scene::new() else { return };
+        let names = scene.waits(number);
+        let away = scene.at("away");
+        fs::rename(scene.bulk(number), &away).unwrap();
+        scene.mount(HOLDS_NOT);
+        // The device of another store, of the same size.
+        scene.format("other", &scene.bulk(number));
+        let before = fs::read(scene.bulk(number)).unwrap();
+        for _ in 0..3 {
+            let retried = scene.retry(number);
+            assert_eq!(retried.status.code(), Some(1), "{retried:?}");
+            std::thread::sleep(std::time::Duration::from_millis(300));
+        }
+        assert!(fs::read(scene.bulk(number)).unwrap() == before, "another store's device was written");
+        fs::rename(&away, scene.bulk(number)).unwrap();
+        assert!(scene.retry(number).status.success());
+        assert!(names.iter().all(|name| scene.holds(name)), "device {number}: {names:?}");
+        scene.umount();
+    }
+}
+
+#[test]
+fn a_smaller_file_with_the_name_of_the_device_leaves_what_is_held() {
+    for number in 0..2 {
+        let Some(scene) = Scene::new() else { return };
+        let names = scene.waits(number);
+        let away = scene.at("away");
+        fs::rename(scene.bulk(number), &away).unwrap();
+        scene.mount(HOLDS_NOT);
+        fs::write(scene.bulk(number), [0; 1 << 20]).unwrap();
+        assert_eq!(scene.retry(number).status.code(), Some(1));
+        fs::rename(&away, scene.bulk(number)).unwrap();
+        assert!(scene.retry(number).status.success());
+        assert!(names.iter().all(|name| scene.holds(name)), "device {number}: {names:?}");
+        scene.umount();
+    }
+}
