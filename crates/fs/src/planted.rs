@@ -116,6 +116,8 @@ shoal_media::plantable! {
         SumsUnread,
         /// A device that is in another place after a crash is trusted.
         PlaceIgnored,
+        /// What was found of a device is noted with its new mark.
+        PlaceNotedLate,
         /// A wrong checksum is damage without a second look at it.
         SumsOneLook,
         /// A checksum stays while the bytes under it change.

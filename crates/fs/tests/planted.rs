@@ -90,6 +90,7 @@ enum Hunt {
     /// A bulk device of two that is away, or older.
     AwayOrOlder,
     InAnotherPlace,
+    PushedOut,
     /// One that holds writes back, and fails a flush of ranges.
     FailedRanges,
     /// Bytes that nobody has synced, on a device that is emptied.
@@ -175,6 +176,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::SuspectsRead | Bug::SuspectsForgotten => Hunt::FailedFlush,
         Bug::EpochIgnored => Hunt::AwayOrOlder,
         Bug::PlaceIgnored => Hunt::InAnotherPlace,
+        Bug::PlaceNotedLate => Hunt::PushedOut,
         Bug::RangesTakeAll => Hunt::FailedRanges,
         Bug::MovedStaysNew => Hunt::NewMoves,
         Bug::SumsUnread => Hunt::Flipped,
@@ -255,6 +257,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::InAnotherPlace => {
             devices::in_another_place(Logged);
+            Ok(1)
+        }
+        Hunt::PushedOut => {
+            devices::pushed_out_by_a_mark(Logged);
             Ok(1)
         }
         Hunt::Sums => Ok(summed::lives(summed::setup(Logged))),

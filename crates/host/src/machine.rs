@@ -60,18 +60,22 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
 ///
 /// A file system that went down without a sync and is mounted again within one boot has lost what a power loss would
 /// have lost; its mount has another number, where the kernel can tell (from Linux 6.8 on). A copy of the file, or a
-/// snapshot of its subvolume, may lack bytes that were only in the page cache of the original; it has another inode or
-/// device number. Another view of the same file system (a bind mount, a mount namespace) has another mount number, too.
+/// snapshot of its subvolume, may lack bytes that were only in the page cache of the original; it has another inode,
+/// time of birth or device number. Another view of the same file system (a bind mount, a mount namespace) has another mount number, too.
 pub fn place_id(path: &Path) -> io::Result<u64> {
     // STATX_MNT_ID_UNIQUE: never used twice in one boot, unlike the number in /proc/self/mountinfo.
     let unique = rustix::fs::StatxFlags::from_bits_retain(0x4000);
-    let wanted = unique | rustix::fs::StatxFlags::BASIC_STATS;
+    let wanted = unique | rustix::fs::StatxFlags::BASIC_STATS | rustix::fs::StatxFlags::BTIME;
     let found = rustix::fs::statx(rustix::fs::CWD, path, rustix::fs::AtFlags::empty(), wanted);
     let found = found.map_err(|e| named(path, e))?;
     let mount = if found.stx_mask & unique.bits() != 0 { found.stx_mnt_id } else { 0 };
     let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
+    // A file that is removed leaves its inode number to a later one.
+    let is_born = found.stx_mask & rustix::fs::StatxFlags::BTIME.bits() != 0;
+    let born =
+        if is_born { found.stx_btime.tv_sec.cast_unsigned() << 30 ^ u64::from(found.stx_btime.tv_nsec) } else { 0 };
     // An odd factor between the parts: no two of them cancel each other out.
-    let mixed = [mount, device, found.stx_ino]
+    let mixed = [mount, device, found.stx_ino, born]
         .into_iter()
         .fold(0u64, |id, part| (id ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32));
     Ok(mixed)

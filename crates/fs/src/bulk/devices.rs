@@ -301,16 +301,24 @@ impl Bulk {
         if !list.exists {
             return Ok(());
         }
-        let mut entries = list.entries.clone();
-        self.mark_first(region, &mut entries)?;
         let units = self.units();
+        let mut entries = list.entries.clone();
+        for entry in &mut entries {
+            let unit = units.iter().find(|unit| unit.number == entry.number && unit.is_open());
+            entry.unsettled = unit.is_none();
+            if let Some(unit) = unit {
+                entry.place = unit.place.load(Ordering::Acquire);
+            }
+        }
+        // Before anything is written: for a mark a full cache lets go of what it has held all the time, which an opening that is cut off here
+        // must not distrust.
+        if entries != list.entries && !is_planted(Bug::PlaceNotedLate) {
+            list.change(region, entries.clone())?;
+        }
+        self.mark_first(region, &mut entries)?;
         let mut marked = Vec::new();
         for unit in units.iter() {
             let Some(entry) = entries.iter_mut().find(|entry| entry.number == unit.number) else { continue };
-            entry.unsettled = !unit.is_open();
-            if unit.is_open() {
-                entry.place = unit.place.load(Ordering::Acquire);
-            }
             if entry.has_mark() && unit.is_open() {
                 if entry.restored
                     && let Some(mark) = read_mark(&*unit.device()?, entry.blocks)?

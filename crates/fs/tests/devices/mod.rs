@@ -775,6 +775,55 @@ pub fn in_another_place(kind: MemoryKind) {
     }
 }
 
+/// A full cache that holds everything until the device's new mark comes, lets go of it for that, and is cut off.
+struct Pressed {
+    disk: Arc<SimDisk>,
+    has_let_go: AtomicBool,
+}
+
+impl BlockDevice for Pressed {
+    fn geometry(&self) -> BlockGeometry {
+        self.disk.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match request {
+            Request::Write { .. } => done(self.write_from(0, &[]).map(|()| Vec::new())),
+            other => self.disk.submit(other, done),
+        }
+    }
+
+    fn held_in(&self, _: u64, len: u64) -> u64 {
+        if self.has_let_go.load(Ordering::Relaxed) { 0 } else { len }
+    }
+
+    fn write_from(&self, _: u64, _: &[u8]) -> shoal_media::Result<()> {
+        self.has_let_go.store(true, Ordering::Relaxed);
+        Err(MediaError::io("cut off", std::io::Error::from_raw_os_error(5)))
+    }
+}
+
+/// What a cache held when its device was found in another place counts from then on, also once the device has it.
+pub fn pushed_out_by_a_mark(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let block = BULK_BLOCK as usize;
+    let (world, fs) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
+    fs.shutdown().unwrap();
+    let placed = |device: Arc<dyn BlockDevice>, place| vec![GivenDevice { place, ..given(1, device) }];
+    let boot = pair.boot.after(false).after(false);
+    let fs = try_open(&world, kind, boot, placed(world.disk(1), 5), false).unwrap();
+    let pair = Pair { world, fs, boot, ..pair };
+    let new = pair.file_on(1, b"new", 2, 2);
+    let world = pair.world.snapshot().process_crash().open();
+    let pressed = Arc::new(Pressed { disk: world.disk(1), has_let_go: AtomicBool::new(false) });
+    let boot = boot.after(false);
+    assert!(try_open(&world, kind, boot, placed(pressed.clone(), 6), false).is_err(), "it is cut off");
+    assert!(pressed.has_let_go.load(Ordering::Relaxed));
+    let world = world.snapshot().process_crash().open();
+    let fs = try_open(&world, kind, boot.after(false), placed(world.disk(1), 6), false).unwrap();
+    assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![2; block]), "it was held all the time");
+}
+
 type Work = fn(&Pair, Ino) -> Result<(), Error>;
 
 /// Operations on a file of four blocks of ones on the second device, which put only ones there, or zeros; whether the bytes that
