@@ -267,6 +267,7 @@ impl Bulk {
                 }
                 Err(cause) => {
                     unit.lose(&cause);
+                    unit.owes.store(!clean || entry.unsettled, Ordering::Release);
                     let called = unit.called();
                     if !degraded {
                         return Err(Error::Io(format!(
@@ -614,6 +615,9 @@ impl Bulk {
             }
             // It is gone, and no flush has noticed: what none has covered is in doubt, as after one that failed.
             self.fail(region, &unit, &error);
+        }
+        if unit.was_there.load(Ordering::Acquire) {
+            unit.owes.store(true, Ordering::Release);
         }
         unit.lose("it is being opened again");
         let lost = |cause: String| {
