@@ -151,3 +151,41 @@ fn a_smaller_file_with_the_name_of_the_device_leaves_what_is_held() {
         scene.umount();
     }
 }
+
+#[test]
+fn a_copy_from_before_a_device_was_brought_back_is_an_older_one() {
+    for (number, was_clean) in [(0, false), (1, false), (0, true), (1, true)] {
+        let Some(scene) = Scene::new() else { return };
+        (0..8).for_each(|file| scene.write(&format!("file-{file}")));
+        let names = scene.files_on(number);
+        assert!(!names.is_empty() && names.len() < 8, "both devices have some of the files: {names:?}");
+        scene.umount();
+        let (away, copy, good) = (scene.at("away"), scene.at("copy"), scene.at("good"));
+        fs::copy(scene.bulk(number), &copy).unwrap();
+        fs::rename(scene.bulk(number), &away).unwrap();
+        scene.mount(HOLDS_NOT);
+        fs::rename(&away, scene.bulk(number)).unwrap();
+        assert!(scene.retry(number).status.success());
+        // Durable, and unknown to the copy.
+        for name in &names {
+            let file = fs::OpenOptions::new().write(true).open(scene.at("mnt").join(name)).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, &vec![8; BYTES], 0).unwrap();
+            file.sync_all().unwrap();
+        }
+        if was_clean {
+            scene.umount()
+        } else {
+            scene.kill()
+        }
+        fs::rename(scene.bulk(number), &good).unwrap();
+        fs::copy(&copy, scene.bulk(number)).unwrap();
+        let refused = scene.run(&["mount", &scene.text("store"), &scene.text("mnt")]);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(1) && said.contains("older copy"), "device {number}: {said}");
+        fs::rename(&good, scene.bulk(number)).unwrap();
+        scene.mount(HOLDS);
+        assert!(names.iter().all(|name| fs::read(scene.at("mnt").join(name)).unwrap() == vec![8; BYTES]));
+        scene.umount();
+        scene.ok(&["check", &scene.text("store")]);
+    }
+}

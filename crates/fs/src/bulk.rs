@@ -35,7 +35,7 @@ use parking_lot::{Mutex, RwLock};
 use shoal_format::bulk_list::{
     BULK_DEVICES_MAX, BULK_LIST_AT, BULK_NUMBER_SHIFT, BulkDeviceEntry, blocks_end, decode_list, only_device,
 };
-use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, FileBlock};
+use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::superblock::Superblock;
 use shoal_format::{BULK_BLOCK, Offset, PAGE};
 use shoal_media::{BlockDevice, MediaError, PersistentMemory, block};
@@ -633,6 +633,9 @@ impl Bulk {
 
     /// Fails if an extent cannot be proven to be durable.
     pub fn refuse_doubtful(&self, extent: &Extent) -> Result<()> {
+        if extent.flags & EXTENT_UNWRITTEN != 0 {
+            return Ok(());
+        }
         let unit = self.unit_of(extent.bulk_block.get())?;
         let run = Run { first: extent.bulk_block, blocks: extent.blocks };
         let is_new = extent.flags & EXTENT_NEW != 0;

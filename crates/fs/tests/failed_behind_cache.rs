@@ -142,6 +142,26 @@ fn a_retry_writes_what_was_held_and_leaves_in_doubt_what_was_not() {
 }
 
 #[test]
+fn an_fsync_does_not_vouch_for_data_on_a_device_that_a_retry_did_not_find() {
+    kinds(|store| {
+        store.second.is_dead.store(true, Ordering::Relaxed);
+        store.fail();
+        assert!(store.fs.bulk_retry(1, || Err("it is gone".into())).is_err());
+        for ino in [store.synced, store.held, store.durable] {
+            assert!(matches!(store.fs.fsync(ino, false), Err(Error::Io(_))), "held, and not durable");
+        }
+        store.second.is_dead.store(false, Ordering::Relaxed);
+        let front = behind_cache(&store.world, store.boot, store.second.clone(), memory(store.kind));
+        front.adopt(true);
+        store.fs.bulk_retry(1, || Ok((front, 0))).unwrap();
+        for ino in [store.synced, store.held, store.durable] {
+            assert_eq!(store.fs.fsync(ino, false), Ok(()));
+        }
+        store.see(&store.fs, "after the retry");
+    });
+}
+
+#[test]
 fn a_clean_end_keeps_what_is_held_for_a_device_that_failed() {
     for dies in [false, true] {
         kinds(|store| {

@@ -414,3 +414,44 @@ fn a_cache_that_was_made_beside_a_smaller_file_serves_the_device_when_it_is_back
         assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
     }
 }
+
+#[test]
+fn an_fsync_does_not_vouch_for_data_on_a_device_that_is_missing_after_a_crash() {
+    for lost in 0..2 {
+        let scratch = Scratch::new();
+        let away = scratch.0.path().join("away");
+        let fsync = |fs: &Fs, device: usize| {
+            let ino = fs.lookup(ROOT, FILES[device].as_bytes(), false).unwrap().ino;
+            fs.fsync(ino, false)
+        };
+        write_and_die(&scratch, 6);
+        let store = acquire(&scratch.store());
+        store.open_with(Options::default(), Some(&wanted())).unwrap().fs.shutdown().unwrap();
+        store.remove_pid();
+        // After a clean end the device has everything.
+        fs::rename(scratch.device(lost), &away).unwrap();
+        let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
+        assert_eq!(fsync(&fs, lost), Ok(()), "{lost}");
+        fs.shutdown().unwrap();
+        store.remove_pid();
+        drop((fs, store));
+        fs::rename(&away, scratch.device(lost)).unwrap();
+        // Over what is there: nothing is NEW.
+        write_and_die(&scratch, 7);
+        fs::rename(scratch.device(lost), &away).unwrap();
+        let store = acquire(&scratch.store());
+        for (was_clean, ends) in [(false, false), (false, true), (true, true)] {
+            let Opened { fs, recovery, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
+            assert_eq!(recovery.clean, was_clean, "{lost}");
+            assert!(
+                matches!(fsync(&fs, lost), Err(Error::Io(_))),
+                "{lost}, {was_clean}: it is held for the device alone"
+            );
+            assert_eq!(fsync(&fs, 1 - lost), Ok(()), "the other device than {lost}");
+            if ends {
+                fs.shutdown().unwrap();
+                store.remove_pid();
+            }
+        }
+    }
+}

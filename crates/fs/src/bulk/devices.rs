@@ -3,10 +3,11 @@
 //! Rules, in the order in which things must be durable:
 //! - The list is the truth, changed by one transaction at a time. A new device carries its mark, durably, before the record that
 //!   lists it; a record that takes it off the list commits when no block of it is in use, pending or held.
-//! - At each opening for writing every device present gets a mark of the next epoch, durably; then the list says the epoch behind that,
-//!   durably; then the mark does. So list and mark are at most one apart wherever a crash comes between. A mark further behind is
-//!   that of an older copy of the device, which may lack what was promised since; one further ahead tells that the region is an older copy, unless
-//!   it was restored from an image because its memory was lost. Then the list says so of each device until that has a new mark.
+//! - At each opening for writing every device present, and later each that comes back, gets a mark of the next epoch, durably; then the
+//!   list says the epoch behind that, durably; then the mark does. So list and mark are at most one apart wherever a crash comes between. A
+//!   mark further behind is that of an older copy of the device, which may lack what was promised since; one further ahead tells that the
+//!   region is an older copy, unless it was restored from an image because its memory was lost. Then the list says so of each device until
+//!   that has a new mark.
 //! - A device that failed a flush is closed before the failure is told to anybody, and the blocks in doubt are in the region,
 //!   durably, before the flush's caller has its answer.
 //! - A suspect block that was written whole is certain on media only behind a flush that covered the write.
@@ -266,6 +267,7 @@ impl Bulk {
                 }
                 Err(cause) => {
                     unit.lose(&cause);
+                    unit.owes.store(!clean || entry.unsettled, Ordering::Release);
                     let called = unit.called();
                     if !degraded {
                         return Err(Error::Io(format!(
@@ -320,34 +322,42 @@ impl Bulk {
         for unit in units.iter() {
             let Some(entry) = entries.iter_mut().find(|entry| entry.number == unit.number) else { continue };
             if entry.has_mark() && unit.is_open() {
-                if entry.restored
-                    && let Some(mark) = read_mark(&*unit.device()?, entry.blocks)?
-                {
-                    // Copies of the device from the mounts that were lost are older from here on.
-                    entry.epoch = entry.epoch.max(mark.epoch);
+                let device = unit.device()?;
+                if mark_ahead(region, &*device, entry)? {
+                    marked.push((device, *entry));
                 }
-                let next = BulkDeviceEntry { epoch: entry.epoch + 1, ..*entry };
-                match write_mark(&*unit.device()?, entry.blocks, &mark_of(region, &next)) {
-                    // A full host that copies on write: the store is opened, so that something can be removed, under the mark it has.
-                    Err(Error::NoSpace) => continue,
-                    outcome => outcome?,
-                }
-                (entry.epoch, entry.restored) = (entry.epoch + 2, false);
-                marked.push((unit.device()?, *entry));
             }
         }
         // The marks are durable, so a list that asks for them may be.
         list.change(region, entries)?;
         region.sync()?;
         // Only now may a mark be further on than a list that a crash before this has left. Nothing is written before it.
-        for (device, entry) in marked {
-            match write_mark(&*device, entry.blocks, &mark_of(region, &entry)) {
-                // As above, one apart.
-                Err(Error::NoSpace) => {}
-                outcome => outcome?,
-            }
+        marked.iter().try_for_each(|(device, entry)| mark_again(region, &**device, entry))
+    }
+
+    /// The same for one device that has come back to an open store.
+    fn mark_one(
+        &self,
+        region: &Region,
+        list: &mut List,
+        number: u32,
+        device: &dyn BlockDevice,
+        place: u64,
+    ) -> Result<()> {
+        let mut entries = list.entries.clone();
+        let entry = entries.iter_mut().find(|entry| entry.number == number).ok_or(Error::NotFound)?;
+        (entry.unsettled, entry.place) = (false, place);
+        // As in `mark_all`.
+        list.change(region, entries.clone())?;
+        let entry = entries.iter_mut().find(|entry| entry.number == number).ok_or(Error::NotFound)?;
+        let is_marked = entry.has_mark() && mark_ahead(region, device, entry)?;
+        let entry = *entry;
+        if !is_marked {
+            return Ok(());
         }
-        Ok(())
+        list.change(region, entries)?;
+        region.sync()?;
+        mark_again(region, device, &entry)
     }
 
     /// The store is closed: notes the devices whose files could not be settled.
@@ -617,23 +627,24 @@ impl Bulk {
             // It is gone, and no flush has noticed: what none has covered is in doubt, as after one that failed.
             self.fail(region, &unit, &error);
         }
+        if unit.was_there.load(Ordering::Acquire) {
+            unit.owes.store(true, Ordering::Release);
+        }
         unit.lose("it is being opened again");
+        let lost = |cause: String| {
+            unit.lose(&cause);
+            Error::Io(format!("{}: {cause}", unit.called()))
+        };
         let opened = open().and_then(|opened| {
             verify(&*opened.0, &entry, region.superblock().uuid, self.restored)?;
             verified(&*opened.0)?;
             Ok(opened)
         });
-        let (device, place) = opened.map_err(|cause| {
-            unit.lose(&cause);
-            Error::Io(format!("{}: {cause}", unit.called()))
-        })?;
+        let (device, place) = opened.map_err(lost)?;
         let mut list = self.list.lock();
-        let mut entries = list.entries.clone();
-        for entry in entries.iter_mut().filter(|entry| entry.number == number) {
-            (entry.unsettled, entry.place) = (false, place);
-        }
         if list.exists {
-            list.change(region, entries)?;
+            // As at an opening: copies of the device from before this are older from here on.
+            self.mark_one(region, &mut list, number, &*device, place).map_err(|error| lost(error.to_string()))?;
         }
         unit.place.store(place, Ordering::Release);
         unit.attach(device);
@@ -690,6 +701,33 @@ impl Bulk {
             }
         };
         units.iter().map(state).collect()
+    }
+}
+
+/// Gives a device a mark of the next epoch, durably, and its entry the epoch behind that; false if the device has no room for it: it keeps the
+/// mark it has.
+fn mark_ahead(region: &Region, device: &dyn BlockDevice, entry: &mut BulkDeviceEntry) -> Result<bool> {
+    if entry.restored
+        && let Some(mark) = read_mark(device, entry.blocks)?
+    {
+        // Copies of the device from the mounts that were lost are older from here on.
+        entry.epoch = entry.epoch.max(mark.epoch);
+    }
+    let next = BulkDeviceEntry { epoch: entry.epoch + 1, ..*entry };
+    match write_mark(device, entry.blocks, &mark_of(region, &next)) {
+        // A full host that copies on write: the store is opened, so that something can be removed.
+        Err(Error::NoSpace) => return Ok(false),
+        outcome => outcome?,
+    }
+    (entry.epoch, entry.restored) = (entry.epoch + 2, false);
+    Ok(true)
+}
+
+/// Gives a device the mark of its entry, which is durable. Without room it stays one behind.
+fn mark_again(region: &Region, device: &dyn BlockDevice, entry: &BulkDeviceEntry) -> Result<()> {
+    match write_mark(device, entry.blocks, &mark_of(region, entry)) {
+        Err(Error::NoSpace) => Ok(()),
+        outcome => outcome,
     }
 }
 

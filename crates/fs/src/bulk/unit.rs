@@ -154,6 +154,8 @@ pub(super) struct Unit {
     ails: AtomicBool,
     /// It was attached in this process.
     pub was_there: AtomicBool,
+    /// While it is missing: it may lack what was written before, and no flush has covered.
+    pub owes: AtomicBool,
     pub leaving: AtomicBool,
     pub state: Mutex<Blocks>,
     /// Number of the last completed write.
@@ -194,6 +196,7 @@ impl Unit {
             moved: AtomicBool::new(false),
             ails: AtomicBool::new(false),
             was_there: AtomicBool::new(false),
+            owes: AtomicBool::new(false),
             leaving: AtomicBool::new(entry.leaving),
             state: Mutex::new(blocks),
             // One more than flushed: what an earlier process wrote may not be durable either.
@@ -635,14 +638,16 @@ impl Unit {
         found
     }
 
-    /// Fails if some of a run is in doubt, or, with `is_new`, waits for a flush that the device does not make.
+    /// Fails if some of a run of data is in doubt, or waits for a flush that the device does not make: always where it `is_new`.
     pub fn refuse_doubtful(&self, run: Run, is_new: bool) -> Result<()> {
         // What a device that takes no writes has not got is not durable, though it is held.
         let lacks = |device: Arc<dyn BlockDevice>| {
             let own = self.own(run);
             device.held_in(own.first.byte(), own.blocks * BULK_BLOCK) > 0
         };
-        if !self.is_open() && (is_new || self.device().is_ok_and(lacks)) {
+        // Of one that is missing nobody can be asked.
+        let may_lack = || self.device().map_or_else(|_| self.owes.load(Ordering::Acquire), lacks);
+        if !self.is_open() && (is_new || may_lack()) {
             return Err(self.refusal());
         }
         if self.is_suspect(run) { Err(self.doubtful()) } else { Ok(()) }
