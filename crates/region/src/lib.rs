@@ -75,7 +75,7 @@ pub struct Parts {
 /// Finds and work of opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// The store was unmounted cleanly, and nothing was changed since.
+    /// The store was unmounted cleanly.
     pub clean: bool,
     /// The machine went down since the store was last open: completed but unflushed bulk writes may be gone.
     pub power_lost: bool,
@@ -262,8 +262,7 @@ impl Region {
         if !superblock.memory_kind.has_ring() && !recovery.power_lost {
             log_end::refuse_gap(log.as_ref(), end, salt, superblock.sums())?;
         }
-        // An opening that was refused or cut off before it changed anything has left an epoch record, and no more.
-        recovery.clean = recovery.records == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
+        recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
         let (head, anchor_generation) = (anchor.replay_from(), anchor.generation.get());
         let incarnation = anchor.incarnation.get();

@@ -16,7 +16,6 @@ use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Caller, Error, Fs, GivenDevice, Ino, Leaving, Options, ROOT, RenameMode, SetAttr};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, MediaError, PersistentMemory, Request};
-use shoal_region::Recovery;
 use shoal_sim::{Limits, Random, SimClock, SimDisk, World, WorldState};
 
 use crate::store::{
@@ -217,17 +216,6 @@ pub fn try_open_of(
     given: Vec<GivenDevice>,
     degraded: bool,
 ) -> Result<Fs, Error> {
-    open_telling(setup, world, boot, given, degraded).map(|(fs, _)| fs)
-}
-
-/// The same, with what was found.
-fn open_telling(
-    setup: Setup,
-    world: &World,
-    boot: Boot,
-    given: Vec<GivenDevice>,
-    degraded: bool,
-) -> Result<(Fs, Recovery), Error> {
     let clock = Arc::new(SimClock::new(boot.opening as i64 * 3_600_000_000_000));
     let options = Options {
         commit_age_ms: 0,
@@ -237,7 +225,8 @@ fn open_telling(
         degraded,
         ..Options::default()
     };
-    open_with(setup, world, boot, &Watch::default(), options, &clock).expect("one image is valid")
+    let opened = open_with(setup, world, boot, &Watch::default(), options, &clock).expect("one image is valid");
+    opened.map(|(fs, _)| fs)
 }
 
 pub fn create(fs: &Fs, name: &[u8]) -> Ino {
@@ -784,20 +773,6 @@ pub fn in_another_place(kind: MemoryKind) {
         fs.shutdown().unwrap();
         check(setup(kind), &world, false).unwrap_or_else(|error| panic!("place {place}: {error}"));
     }
-}
-
-/// An opening that was refused after a clean end and a restart of the machine is no reason to speak of a power loss.
-pub fn refused_after_a_clean_end(kind: MemoryKind) {
-    let pair = Pair::new(kind);
-    pair.file_on(1, b"file", 2, 2);
-    pair.fs.shutdown().unwrap();
-    let world = pair.world.snapshot().process_crash().open();
-    let boot = pair.boot.after(true);
-    assert!(try_open(&world, kind, boot, vec![], false).is_err(), "a device is missing");
-    let opened = open_telling(setup(kind), &world, boot.after(false), vec![given(1, world.disk(1))], false);
-    let (fs, recovery) = opened.unwrap();
-    assert!(recovery.clean && !recovery.power_lost, "{recovery:?}");
-    fs.shutdown().unwrap();
 }
 
 /// A full cache that holds everything until the device's new mark comes, lets go of it for that, and is cut off.
