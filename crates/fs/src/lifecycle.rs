@@ -222,8 +222,8 @@ impl Fs {
         let given = options.bulk_devices.iter().filter_map(|given| given.device.as_ref().ok());
         let devices: Vec<_> = given.chain(&parts.bulk).collect();
         // After a clean end nothing is in doubt but what is on devices that were away, and the list says which these are.
-        recovery.power_lost &= !recovery.clean;
-        recovery.power_lost |= !recovery.clean && !devices.iter().all(|bulk| bulk.geometry().survives_process);
+        recovery.power_lost &= !recovery.unchanged;
+        recovery.power_lost |= !recovery.unchanged && !devices.iter().all(|bulk| bulk.geometry().survives_process);
         // Before anything is read from them: of another life's blocks nothing may show. After a clean end a cache holds what could not be
         // written to a device that was away or failed.
         if let Some(on_period) = options.on_period.take() {

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::devices::{
     BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
-    given, in_another_place, new_bytes_move, pushed_out_by_a_mark, read, restored_lists, setup, spilled, try_open,
-    with_more,
+    given, in_another_place, new_bytes_move, pushed_out_by_a_mark, read, refused_after_a_clean_end, restored_lists,
+    setup, spilled, try_open, with_more,
 };
 use crate::store::{Boot, Setup, format_options, format_with};
 
@@ -87,6 +87,12 @@ fn a_device_in_another_place_after_a_crash_has_what_a_flush_covered() {
 fn what_a_full_cache_lets_go_of_for_a_new_mark_is_there_after_a_crash() {
     pushed_out_by_a_mark(MemoryKind::Logged);
     pushed_out_by_a_mark(MemoryKind::Battery);
+}
+
+#[test]
+fn an_opening_that_was_refused_after_a_clean_end_is_no_power_loss() {
+    // With a ring an opening writes an anchor before it is refused.
+    refused_after_a_clean_end(MemoryKind::Logged);
 }
 
 #[test]

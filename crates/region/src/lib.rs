@@ -77,6 +77,8 @@ pub struct Parts {
 pub struct Recovery {
     /// The store was unmounted cleanly.
     pub clean: bool,
+    /// It was, and nothing was changed since, though openings may have been refused or cut off.
+    pub unchanged: bool,
     /// The machine went down since the store was last open: completed but unflushed bulk writes may be gone.
     pub power_lost: bool,
     /// The log was last written in just the period that this opening names: what outlives a process only, in memory that the
@@ -262,7 +264,8 @@ impl Region {
         if !superblock.memory_kind.has_ring() && !recovery.power_lost {
             log_end::refuse_gap(log.as_ref(), end, salt, superblock.sums())?;
         }
-        recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
+        recovery.unchanged = recovery.records == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
+        recovery.clean = recovery.unchanged && recovery.bytes == 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
         let (head, anchor_generation) = (anchor.replay_from(), anchor.generation.get());
         let incarnation = anchor.incarnation.get();

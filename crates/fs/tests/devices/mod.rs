@@ -16,6 +16,7 @@ use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Caller, Error, Fs, GivenDevice, Ino, Leaving, Options, ROOT, RenameMode, SetAttr};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, MediaError, PersistentMemory, Request};
+use shoal_region::Recovery;
 use shoal_sim::{Limits, Random, SimClock, SimDisk, World, WorldState};
 
 use crate::store::{
@@ -216,6 +217,17 @@ pub fn try_open_of(
     given: Vec<GivenDevice>,
     degraded: bool,
 ) -> Result<Fs, Error> {
+    open_telling(setup, world, boot, given, degraded).map(|(fs, _)| fs)
+}
+
+/// The same, with what was found.
+fn open_telling(
+    setup: Setup,
+    world: &World,
+    boot: Boot,
+    given: Vec<GivenDevice>,
+    degraded: bool,
+) -> Result<(Fs, Recovery), Error> {
     let clock = Arc::new(SimClock::new(boot.opening as i64 * 3_600_000_000_000));
     let options = Options {
         commit_age_ms: 0,
@@ -225,8 +237,7 @@ pub fn try_open_of(
         degraded,
         ..Options::default()
     };
-    let opened = open_with(setup, world, boot, &Watch::default(), options, &clock).expect("one image is valid");
-    opened.map(|(fs, _)| fs)
+    open_with(setup, world, boot, &Watch::default(), options, &clock).expect("one image is valid")
 }
 
 pub fn create(fs: &Fs, name: &[u8]) -> Ino {
@@ -773,6 +784,25 @@ pub fn in_another_place(kind: MemoryKind) {
         fs.shutdown().unwrap();
         check(setup(kind), &world, false).unwrap_or_else(|error| panic!("place {place}: {error}"));
     }
+}
+
+/// An opening that was refused after a clean end is no reason to speak of a power loss, and what waits for a missing device goes on waiting.
+pub fn refused_after_a_clean_end(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let block = BULK_BLOCK as usize;
+    let file = pair.file_on(1, b"file", 2, 2);
+    let away = |world: &World| vec![GivenDevice { device: Err("no such device".into()), ..given(1, world.disk(1)) }];
+    // After a crash the device is missing, up to a clean end.
+    let (world, fs) = pair.again(false, true, away).unwrap();
+    fs.shutdown().unwrap();
+    drop(fs);
+    let world = world.snapshot().process_crash().open();
+    let boot = pair.boot.after(false).after(true);
+    assert!(try_open(&world, kind, boot, away(&world), false).is_err(), "a device is missing");
+    let (fs, recovery) = open_telling(setup(kind), &world, boot.after(false), away(&world), true).unwrap();
+    assert!(recovery.unchanged && !recovery.power_lost, "{recovery:?}");
+    assert!(matches!(read(&fs, file, 0, block), Err(Error::Io(_))), "what nobody can know is read");
+    fs.shutdown().unwrap();
 }
 
 /// A full cache that holds everything until the device's new mark comes, lets go of it for that, and is cut off.
