@@ -448,17 +448,21 @@ pub(crate) fn remove(directory: &Path, description: &Description, period: &[u8; 
     let kept = kept(directory, description, period);
     let goes = |device: &u32| kept.iter().all(|kept| kept.device != *device);
     let emptied = directory.join(CACHES_EMPTIED);
-    if kept.is_empty() {
+    let gone: Vec<_> = identities_of(directory, period, CacheFile::peek).into_iter().filter(|(d, _)| goes(d)).collect();
+    if gone.is_empty() && kept.is_empty() {
         let _ = fs::remove_file(&emptied);
     } else {
-        // The log's period is that of all of them together: without this the one that stays would look like another life's.
-        let gone = identities_of(directory, period, CacheFile::peek).into_iter().filter(|(device, _)| goes(device));
-        let together = gone.fold([0; 16], |together, (_, identity)| period_with(together, [&identity]));
+        // The log's period is that of all of them together: without this what stays would look like another life's, and an opening that is
+        // cut off like a power loss.
+        let together = gone.iter().fold([0; 16], |together, (_, identity)| period_with(together, [identity]));
         let text = format!("{}\n{}\n", uuid_text(period), uuid_text(&together));
-        if let Err(error) = fs::write(&emptied, text) {
-            // All of them stay, so the next mount finds those of the period together.
-            warn!("{}: {error}; the write-back caches stay until the next clean end", emptied.display());
-            return;
+        match fs::write(&emptied, text) {
+            Err(error) if !kept.is_empty() => {
+                // All of them stay, so the next mount finds those of the period together.
+                warn!("{}: {error}; the write-back caches stay until the next clean end", emptied.display());
+                return;
+            }
+            _ => {}
         }
     }
     numbers().filter(goes).for_each(|device| remove_one(directory, device, period));
