@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use shoal_format::extent::FileBlock;
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_media::{BlockGeometry, Completion, Request};
-use shoal_region::Parts;
+use shoal_region::{Parts, Recovery};
 use shoal_sim::{SimMemoryKind, World};
 
 use super::*;
@@ -38,7 +38,7 @@ fn bulk_on(over: impl FnOnce(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>) -> (
     let parts = Parts { memory, log: None, images: None, boot_id: [1; 16], nonce: [1; 16] };
     let region = Region::create(geometry, parts).unwrap();
     let bulk = Bulk::load(&region).unwrap();
-    bulk.attach(&region, &[], (Some(over(world.add_disk(8 * BULK_BLOCK))), 0), false, false).unwrap();
+    bulk.attach(&region, &[], (Some(over(world.add_disk(8 * BULK_BLOCK))), 0), false, &Recovery::default()).unwrap();
     (region, bulk)
 }
 

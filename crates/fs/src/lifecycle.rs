@@ -285,7 +285,7 @@ impl Fs {
         if let Some(bulk) = &bulk {
             // Not kept: a device that is opened again must have no other user.
             let devices = std::mem::take(&mut options.bulk_devices);
-            bulk.attach(&region, &devices, only, options.degraded, recovery.clean)?;
+            bulk.attach(&region, &devices, only, options.degraded, recovery)?;
             bulk.load_sums(&region)?;
         }
         region.set_clock(clock.clone());

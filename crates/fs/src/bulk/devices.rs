@@ -25,7 +25,7 @@ use shoal_format::extent::{BulkBlock, Extent};
 use shoal_format::superblock::FEATURE_DEVICES;
 use shoal_format::{BULK_BLOCK, PAGE, SlotRef};
 use shoal_media::{BlockDevice, MediaError};
-use shoal_region::{Region, Tx};
+use shoal_region::{Recovery, Region, Tx};
 
 use super::sums::free_leaves;
 use super::unit::Unit;
@@ -232,16 +232,17 @@ impl Bulk {
     }
 
     /// Attaches what was given to the devices of the list, to the first one `only` with its place where it is not among them. Those that
-    /// are missing, or are not what they should be, are lost; without `degraded` that is an error. After a crash (not `clean`) those that
-    /// are in another place than before may lack what no flush has covered.
+    /// are missing, or are not what they should be, are lost; without `degraded` that is an error. After a crash of the process those that
+    /// are in another place than before may lack what no flush has covered; after a power loss everything may, wherever it is.
     pub fn attach(
         &self,
         region: &Region,
         given: &[GivenDevice],
         only: (Option<Arc<dyn BlockDevice>>, u64),
         degraded: bool,
-        clean: bool,
+        recovery: &Recovery,
     ) -> Result<()> {
+        let may_have_moved = !recovery.unchanged && !recovery.power_lost;
         for unit in self.units().iter() {
             let entry = self.entry(region, unit.number).expect("units are made from entries");
             let mut place = only.1;
@@ -261,13 +262,13 @@ impl Bulk {
                 Ok(device) => {
                     unit.place.store(place, Ordering::Release);
                     unit.attach(device);
-                    if !clean && entry.place != 0 && entry.place != place && !is_planted(Bug::PlaceIgnored) {
+                    if may_have_moved && entry.place != 0 && entry.place != place && !is_planted(Bug::PlaceIgnored) {
                         self.distrust(unit);
                     }
                 }
                 Err(cause) => {
                     unit.lose(&cause);
-                    unit.owes.store(!clean || entry.unsettled, Ordering::Release);
+                    unit.owes.store(!recovery.clean || entry.unsettled, Ordering::Release);
                     let called = unit.called();
                     if !degraded {
                         return Err(Error::Io(format!(

@@ -784,6 +784,10 @@ pub fn in_another_place(kind: MemoryKind) {
         fs.shutdown().unwrap();
         check(setup(kind), &world, false).unwrap_or_else(|error| panic!("place {place}: {error}"));
     }
+    // Every place is another one after a restart of the machine, and a power loss says it all.
+    let (_, fs) = pair.again(true, false, |world| placed(world, 6)).unwrap();
+    assert!(!fs.bulk_states()[1].moved, "the device is where it was");
+    assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![0; block]));
 }
 
 /// An opening that was refused after a clean end is no reason to speak of a power loss, and what waits for a missing device goes on waiting.
