@@ -4,15 +4,26 @@
 //! (`crates/store/tests/held_several`).
 
 use std::fs;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
+
+use crate::scene;
 
 const BYTES: usize = 3 << 20;
 const HOLDS: &str = "update_policy=aipu:1h,cache_size=64M";
 /// Writes do not wait: what was held leaves at once.
 const HOLDS_NOT: &str = "degraded,update_policy=write-through,cache_size=64M";
 
-struct Scene(tempfile::TempDir);
+struct Scene(scene::Scene);
+
+impl Deref for Scene {
+    type Target = scene::Scene;
+
+    fn deref(&self) -> &scene::Scene {
+        &self.0
+    }
+}
 
 impl Scene {
     /// A store with two devices, mounted. `None` without root: nothing can be mounted.
@@ -21,12 +32,12 @@ impl Scene {
             println!("skipped: needs root");
             return None;
         }
-        let scene = Scene(tempfile::tempdir().unwrap());
+        let scene = Scene(scene::Scene { dir: tempfile::tempdir().unwrap() });
         fs::create_dir(scene.at("mnt")).unwrap();
         scene.format("store", &scene.bulk(0));
         let second = format!("file:{}", scene.bulk(1).display());
         scene.ok(&["bulk", "add", "--size", "64M", &scene.text("store"), &second]);
-        scene.mount(HOLDS);
+        scene.mount_with(HOLDS);
         Some(scene)
     }
 
@@ -36,41 +47,12 @@ impl Scene {
         self.ok(&[&["format", "--bulk", &bulk][..], &sizes, &[&self.text(store)]].concat());
     }
 
-    fn at(&self, name: &str) -> PathBuf {
-        self.0.path().canonicalize().unwrap().join(name)
-    }
-
-    fn text(&self, name: &str) -> String {
-        self.at(name).to_str().unwrap().into()
-    }
-
     fn bulk(&self, number: usize) -> PathBuf {
         self.at(["bulk-0", "bulk-1"][number])
     }
 
-    fn run(&self, args: &[&str]) -> Output {
-        let mut command = Command::new("timeout");
-        command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
-        command.output().unwrap()
-    }
-
-    fn ok(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert!(output.status.success(), "shoal {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn mount(&self, options: &str) {
+    fn mount_with(&self, options: &str) {
         self.ok(&["mount", "-o", options, &self.text("store"), &self.text("mnt")]);
-    }
-
-    fn umount(&self) {
-        self.ok(&["umount", &self.text("mnt")]);
-    }
-
-    fn kill(&self) {
-        crate::killed::kill_daemon(&self.at("store"));
-        self.ok(&["umount", &self.text("mnt")]);
     }
 
     fn retry(&self, number: usize) -> Output {
@@ -92,10 +74,17 @@ impl Scene {
         fs::read(self.at("mnt").join(name)).is_ok_and(|bytes| bytes == vec![7; BYTES])
     }
 
-    fn waits(&self, number: usize) -> Vec<String> {
+    /// Writes files to both devices: the names of those on this one.
+    fn fill_for(&self, number: usize) -> Vec<String> {
         (0..8).for_each(|file| self.write(&format!("file-{file}")));
         let names = self.files_on(number);
         assert!(!names.is_empty() && names.len() < 8, "both devices have some of the files: {names:?}");
+        names
+    }
+
+    /// The same, held for the devices by a daemon that was killed.
+    fn waits(&self, number: usize) -> Vec<String> {
+        let names = self.fill_for(number);
         self.kill();
         names
     }
@@ -103,7 +92,6 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        let _ = self.run(&["umount", "--lazy", &self.text("mnt")]);
         for note in ["cache", "cache.1"] {
             let note = fs::read_to_string(self.at("store").join(note)).unwrap_or_default();
             let _ = note.lines().next().map(fs::remove_file);
@@ -118,7 +106,7 @@ fn nothing_that_is_held_goes_to_a_file_that_only_has_the_name_of_the_device() {
         let names = scene.waits(number);
         let away = scene.at("away");
         fs::rename(scene.bulk(number), &away).unwrap();
-        scene.mount(HOLDS_NOT);
+        scene.mount_with(HOLDS_NOT);
         // The device of another store, of the same size.
         scene.format("other", &scene.bulk(number));
         let before = fs::read(scene.bulk(number)).unwrap();
@@ -142,7 +130,7 @@ fn a_smaller_file_with_the_name_of_the_device_leaves_what_is_held() {
         let names = scene.waits(number);
         let away = scene.at("away");
         fs::rename(scene.bulk(number), &away).unwrap();
-        scene.mount(HOLDS_NOT);
+        scene.mount_with(HOLDS_NOT);
         fs::write(scene.bulk(number), [0; 1 << 20]).unwrap();
         assert_eq!(scene.retry(number).status.code(), Some(1));
         fs::rename(&away, scene.bulk(number)).unwrap();
@@ -156,14 +144,12 @@ fn a_smaller_file_with_the_name_of_the_device_leaves_what_is_held() {
 fn a_copy_from_before_a_device_was_brought_back_is_an_older_one() {
     for (number, was_clean) in [(0, false), (1, false), (0, true), (1, true)] {
         let Some(scene) = Scene::new() else { return };
-        (0..8).for_each(|file| scene.write(&format!("file-{file}")));
-        let names = scene.files_on(number);
-        assert!(!names.is_empty() && names.len() < 8, "both devices have some of the files: {names:?}");
+        let names = scene.fill_for(number);
         scene.umount();
         let (away, copy, good) = (scene.at("away"), scene.at("copy"), scene.at("good"));
         fs::copy(scene.bulk(number), &copy).unwrap();
         fs::rename(scene.bulk(number), &away).unwrap();
-        scene.mount(HOLDS_NOT);
+        scene.mount_with(HOLDS_NOT);
         fs::rename(&away, scene.bulk(number)).unwrap();
         assert!(scene.retry(number).status.success());
         // Durable, and unknown to the copy.
@@ -183,7 +169,7 @@ fn a_copy_from_before_a_device_was_brought_back_is_an_older_one() {
         let said = String::from_utf8_lossy(&refused.stderr);
         assert!(refused.status.code() == Some(1) && said.contains("older copy"), "device {number}: {said}");
         fs::rename(&good, scene.bulk(number)).unwrap();
-        scene.mount(HOLDS);
+        scene.mount_with(HOLDS);
         assert!(names.iter().all(|name| fs::read(scene.at("mnt").join(name)).unwrap() == vec![8; BYTES]));
         scene.umount();
         scene.ok(&["check", &scene.text("store")]);

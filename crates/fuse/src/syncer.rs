@@ -2,8 +2,8 @@
 //!
 //! A request thread that waits for a flush serves no request meanwhile, and there are few of them. So it first checks
 //! what the fsync needs ([`Fs::fsync_begin`]). An fsync that needs the log alone is answered by the log's group commit,
-//! whose leader is a request thread for one flush: those who came in behind it are the log clock's. An fsync that needs the bulk device as well is done by the thread that has the
-//! *turn*:
+//! whose leader is a request thread for one flush: those who came in behind it are the log clock's. An fsync that needs the
+//! bulk device as well is done by the thread that has the *turn*:
 //! - If the turn is free and no fsync waits for it, the request thread takes it and flushes itself, because waking
 //!   another thread may cost a lone client as much as the flush. So at most one request thread waits for the bulk
 //!   device's flush, and none where there are fewer than [`THREADS_MIN`] of them.
@@ -145,8 +145,7 @@ impl Syncer {
 
     fn sync_log(&self, lsn: Lsn, done: impl FnOnce(Result<()>) + Send + 'static) {
         let region = self.fs.region();
-        let answer = Box::new(move |outcome: std::result::Result<(), _>| done(outcome.map_err(shoal_fs::Error::from)));
-        if region.sync_later(lsn, answer) && region.sync_once() {
+        if region.sync_later(lsn, answer(done)) && region.sync_once() {
             self.lanes.log.ring();
         }
     }
@@ -176,6 +175,14 @@ impl SyncerThread {
     }
 }
 
+/// What the log's group commit calls to answer an fsync.
+fn answer<E>(done: impl FnOnce(Result<()>) + Send + 'static) -> Box<dyn FnOnce(std::result::Result<(), E>) + Send>
+where
+    shoal_fs::Error: From<E>,
+{
+    Box::new(move |outcome| done(outcome.map_err(shoal_fs::Error::from)))
+}
+
 fn serve(fs: &Fs, messages: &Receiver<Message>, turn: &Turn, log: &Bell) {
     let mut stopped = false;
     while !stopped {
@@ -200,10 +207,7 @@ fn serve(fs: &Fs, messages: &Receiver<Message>, turn: &Turn, log: &Bell) {
         for (outcome, done) in outcomes.into_iter().zip(waiting) {
             match outcome {
                 Ok(lsn) => {
-                    let answer = Box::new(move |outcome: std::result::Result<(), _>| {
-                        done(outcome.map_err(shoal_fs::Error::from));
-                    });
-                    leaderless |= fs.region().sync_later(lsn, answer);
+                    leaderless |= fs.region().sync_later(lsn, answer(done));
                 }
                 Err(error) => done(Err(error)),
             }

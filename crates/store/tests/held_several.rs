@@ -46,6 +46,16 @@ impl Scratch {
         self.0.path().join(["store/bulk", "device"][number])
     }
 
+    /// A device is missing from now on.
+    fn take_away(&self, number: usize) {
+        fs::rename(self.device(number), self.0.path().join("away")).unwrap();
+    }
+
+    /// It is back, instead of whatever is in its place.
+    fn bring_back(&self, number: usize) {
+        fs::rename(self.0.path().join("away"), self.device(number)).unwrap();
+    }
+
     fn note(&self, device: usize) -> PathBuf {
         self.store().join(["cache", "cache.1"][device])
     }
@@ -178,8 +188,8 @@ fn a_device_that_is_missing_after_a_crash_costs_the_other_nothing_and_its_cache_
     for (lost, here) in [(0, 1), (1, 0)] {
         let scratch = Scratch::new();
         write_and_die(&scratch, 7);
-        let (cache, away) = (scratch.cache(lost), scratch.0.path().join("away"));
-        fs::rename(scratch.device(lost), &away).unwrap();
+        let cache = scratch.cache(lost);
+        scratch.take_away(lost);
         let store = acquire(&scratch.store());
         for _ in 0..2 {
             let Opened { fs, recovery, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
@@ -188,7 +198,7 @@ fn a_device_that_is_missing_after_a_crash_costs_the_other_nothing_and_its_cache_
             assert!(matches!(read(&fs, FILES[lost]), Err(Error::Io(_))), "{lost}");
             assert!(cache.exists(), "{lost}");
         }
-        fs::rename(&away, scratch.device(lost)).unwrap();
+        scratch.bring_back(lost);
         let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
         assert!(!recovery.power_lost, "{lost}");
         // The device was away while the store was used, but its cache has held all of it.
@@ -204,8 +214,8 @@ fn what_is_held_for_a_device_that_is_missing_outlives_a_clean_end() {
     for (lost, here) in [(0, 1), (1, 0)] {
         let scratch = Scratch::new();
         write_and_die(&scratch, 7);
-        let (cache, away) = (scratch.cache(lost), scratch.0.path().join("away"));
-        fs::rename(scratch.device(lost), &away).unwrap();
+        let cache = scratch.cache(lost);
+        scratch.take_away(lost);
         let store = acquire(&scratch.store());
         for _ in 0..2 {
             let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
@@ -216,7 +226,7 @@ fn what_is_held_for_a_device_that_is_missing_outlives_a_clean_end() {
         }
         let kept = shoal_store::kept_writes(&scratch.store());
         assert!(kept.len() == 1 && kept[0].0 == lost as u32 && kept[0].1 >= BYTES as u64 - (1 << 20), "{kept:?}");
-        fs::rename(&away, scratch.device(lost)).unwrap();
+        scratch.bring_back(lost);
         let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
         assert!(recovery.clean, "{lost}");
         assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
@@ -293,14 +303,14 @@ fn a_device_whose_host_went_down_has_what_is_held_and_nothing_that_no_flush_cove
 fn what_was_kept_for_a_device_does_not_go_over_what_was_written_without_it() {
     let scratch = Scratch::new();
     write_and_die(&scratch, 7);
-    let (cache, away) = (scratch.cache(1), scratch.0.path().join("away"));
-    fs::rename(scratch.device(1), &away).unwrap();
+    let cache = scratch.cache(1);
+    scratch.take_away(1);
     let store = acquire(&scratch.store());
     let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
     fs.shutdown().unwrap();
     store.remove_pid();
     drop(fs);
-    fs::rename(&away, scratch.device(1)).unwrap();
+    scratch.bring_back(1);
     // A program that does not find the cache has the store in between.
     let (note, aside) = (scratch.note(1), scratch.0.path().join("note"));
     fs::rename(&note, &aside).unwrap();
@@ -323,8 +333,8 @@ fn a_smaller_file_in_the_place_of_a_device_costs_nothing_that_is_held_for_it() {
     for lost in 0..2 {
         let scratch = Scratch::new();
         write_and_die(&scratch, 7);
-        let (cache, away) = (scratch.cache(lost), scratch.0.path().join("away"));
-        fs::rename(scratch.device(lost), &away).unwrap();
+        let cache = scratch.cache(lost);
+        scratch.take_away(lost);
         // Somebody has begun to make a new one.
         fs::write(scratch.device(lost), [0; 1 << 20]).unwrap();
         let store = acquire(&scratch.store());
@@ -338,7 +348,7 @@ fn a_smaller_file_in_the_place_of_a_device_costs_nothing_that_is_held_for_it() {
                 assert!(read(&fs, FILES[1 - lost]) == Ok(vec![7; BYTES]), "the other device than {lost}");
             }
         }
-        fs::rename(&away, scratch.device(lost)).unwrap();
+        scratch.bring_back(lost);
         let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
         assert!(!recovery.power_lost, "{lost}");
         assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
@@ -352,8 +362,7 @@ fn a_clean_end_on_a_full_host_keeps_what_is_held_for_a_device_that_is_missing() 
     for lost in 0..2 {
         let scratch = Scratch::new();
         write_and_die(&scratch, 7);
-        let away = scratch.0.path().join("away");
-        fs::rename(scratch.device(lost), &away).unwrap();
+        scratch.take_away(lost);
         let store = acquire(&scratch.store());
         let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
         fs.shutdown().unwrap();
@@ -363,7 +372,7 @@ fn a_clean_end_on_a_full_host_keeps_what_is_held_for_a_device_that_is_missing() 
         store.remove_pid();
         drop(fs);
         fs::remove_dir(&emptied).unwrap();
-        fs::rename(&away, scratch.device(lost)).unwrap();
+        scratch.bring_back(lost);
         let Opened { fs, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
         assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
         fs.shutdown().unwrap();
@@ -384,8 +393,7 @@ fn a_clean_end_without_a_device_is_no_power_loss_and_its_files_do_not_read_as_ze
             store.write_pid().unwrap();
             write(&fs, 7);
         }
-        let away = scratch.0.path().join("away");
-        fs::rename(scratch.device(lost), &away).unwrap();
+        scratch.take_away(lost);
         for was_clean in [false, true, true] {
             let Opened { fs, recovery, .. } = store.open_with(degraded(), Some(&wanted)).unwrap();
             assert!(recovery.clean == was_clean && !recovery.power_lost, "{lost}: {recovery:?}");
@@ -394,7 +402,7 @@ fn a_clean_end_without_a_device_is_no_power_loss_and_its_files_do_not_read_as_ze
             fs.shutdown().unwrap();
             store.remove_pid();
         }
-        fs::rename(away, scratch.device(lost)).unwrap();
+        scratch.bring_back(lost);
         let checked = store.check(true, &()).unwrap();
         assert_eq!((checked.errors, checked.notes.len()), (vec![], 1), "{lost}: the next mount settles it");
     }
@@ -404,11 +412,10 @@ fn a_clean_end_without_a_device_is_no_power_loss_and_its_files_do_not_read_as_ze
 fn a_cache_that_was_made_beside_a_smaller_file_serves_the_device_when_it_is_back() {
     for lost in 0..2 {
         let scratch = Scratch::new();
-        let away = scratch.0.path().join("away");
-        fs::rename(scratch.device(lost), &away).unwrap();
+        scratch.take_away(lost);
         fs::write(scratch.device(lost), [0; 1 << 20]).unwrap();
         drop(acquire(&scratch.store()).open_with(degraded(), Some(&wanted())).unwrap());
-        fs::rename(&away, scratch.device(lost)).unwrap();
+        scratch.bring_back(lost);
         write_and_die(&scratch, 7);
         let store = acquire(&scratch.store());
         let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
@@ -421,7 +428,6 @@ fn a_cache_that_was_made_beside_a_smaller_file_serves_the_device_when_it_is_back
 fn an_fsync_does_not_vouch_for_data_on_a_device_that_is_missing_after_a_crash() {
     for lost in 0..2 {
         let scratch = Scratch::new();
-        let away = scratch.0.path().join("away");
         let fsync = |fs: &Fs, device: usize| {
             let ino = fs.lookup(ROOT, FILES[device].as_bytes(), false).unwrap().ino;
             fs.fsync(ino, false)
@@ -431,16 +437,16 @@ fn an_fsync_does_not_vouch_for_data_on_a_device_that_is_missing_after_a_crash() 
         store.open_with(Options::default(), Some(&wanted())).unwrap().fs.shutdown().unwrap();
         store.remove_pid();
         // After a clean end the device has everything.
-        fs::rename(scratch.device(lost), &away).unwrap();
+        scratch.take_away(lost);
         let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
         assert_eq!(fsync(&fs, lost), Ok(()), "{lost}");
         fs.shutdown().unwrap();
         store.remove_pid();
         drop((fs, store));
-        fs::rename(&away, scratch.device(lost)).unwrap();
+        scratch.bring_back(lost);
         // Over what is there: nothing is NEW.
         write_and_die(&scratch, 7);
-        fs::rename(scratch.device(lost), &away).unwrap();
+        scratch.take_away(lost);
         let store = acquire(&scratch.store());
         for (was_clean, ends) in [(false, false), (false, true), (true, true)] {
             let Opened { fs, recovery, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
