@@ -252,15 +252,15 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             Ok(1)
         }
         Hunt::AwayOrOlder => {
-            devices::away_or_older(Logged);
+            devices::away::away_or_older(Logged);
             Ok(1)
         }
         Hunt::InAnotherPlace => {
-            devices::in_another_place(Logged);
+            devices::away::in_another_place(Logged);
             Ok(1)
         }
         Hunt::PushedOut => {
-            devices::pushed_out_by_a_mark(Logged);
+            devices::away::pushed_out_by_a_mark(Logged);
             Ok(1)
         }
         Hunt::Sums => Ok(summed::lives(summed::setup(Logged))),

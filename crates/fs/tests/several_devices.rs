@@ -10,10 +10,10 @@ use shoal_sim::{SimDisk, World};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::devices::away::{away_or_older, in_another_place, pushed_out_by_a_mark, refused_after_a_clean_end};
 use crate::devices::{
-    BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
-    given, in_another_place, new_bytes_move, pushed_out_by_a_mark, read, refused_after_a_clean_end, restored_lists,
-    setup, spilled, try_open, with_more,
+    BLOCKS, Pair, all_given, create, every_failure, explore, failed_flush, failed_flush_of_ranges, given,
+    new_bytes_move, read, restored_lists, setup, spilled, try_open, with_more,
 };
 use crate::store::{Boot, Setup, format_options, format_with};
 

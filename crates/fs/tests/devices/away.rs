@@ -1,0 +1,169 @@
+//! Devices that are missing, older, another or in another place at an opening.
+//!
+//! What costs which files until when, what the checker says of it, and what a mount tells. Left out: real hosts that go down (`crates/cli/tests/restore`,
+//! `crates/store/tests/held_several`).
+
+use super::*;
+
+/// What the checker finds in a store whose device 1 is what was given.
+fn findings(kind: MemoryKind, world: &World, with: &[GivenDevice], restored: bool) -> Vec<FindingKind> {
+    let find = |entry: &BulkDeviceEntry| match with.first().map(|given| given.device.clone()) {
+        _ if entry.number == 0 => disk_of(world, entry),
+        Some(Ok(disk)) => found(disk),
+        Some(Err(why)) => FoundDevice { name: String::new(), opened: Err(NotOpened::Away(why)) },
+        None => FoundDevice { name: String::new(), opened: Err(NotOpened::Nowhere("not named".into())) },
+    };
+    report_with(setup(kind), world, &find, restored).errors.iter().map(|finding| finding.kind).collect()
+}
+
+/// A device that is not there, is another, or is older than what was promised; the checker says so, too.
+pub fn away_or_older(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let block = BULK_BLOCK as usize;
+    let here = pair.file_on(0, b"here", 3, 2);
+    let away = pair.file_on(1, b"away", 1, 2);
+    pair.fs.sync().unwrap();
+    let old = pair.world.snapshot().process_crash().open();
+    // Another mount, in which more was promised.
+    let (world, fs) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
+    assert_eq!(fs.write(away, 0, &vec![2; block]), Ok(block));
+    fs.fsync(away, false).unwrap();
+    fs.shutdown().unwrap();
+    drop(fs);
+    let boot = pair.boot.after(false).after(false);
+    let devices = |device: Arc<SimDisk>| vec![given(1, device)];
+    let lost = || GivenDevice { device: Err("no such device".into()), ..given(1, world.disk(1)) };
+    // The region of before, with the device as it is now.
+    let refused = try_open(&old, kind, boot, devices(world.disk(1)), false).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("an older copy"), "{refused}");
+    assert_eq!(findings(kind, &old, &devices(world.disk(1)), false), [FindingKind::BulkNewer]);
+    assert_eq!(findings(kind, &old, &devices(world.disk(1)), true), [], "the image of a region that was lost");
+    assert_eq!(findings(kind, &world, &devices(world.disk(1)), false), []);
+    for (what, with, kinds) in [
+        ("missing", vec![lost()], &[][..]),
+        ("not named", vec![], &[FindingKind::BulkNowhere]),
+        ("an older copy", devices(old.disk(1)), &[FindingKind::BulkOlder]),
+        ("without a mark", devices(world.disk(2)), &[FindingKind::BulkMark]),
+        ("too small", devices(World::new(1).add_disk(BULK_BLOCK)), &[FindingKind::BulkSize]),
+        ("cut before its mark", devices(World::new(1).add_disk(BLOCKS * BULK_BLOCK)), &[FindingKind::BulkMark]),
+    ] {
+        assert_eq!(findings(kind, &world, &with, false), kinds, "{what}");
+        let refused = try_open(&world, kind, boot, with.clone(), false).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("bulk device 1"), "{what}: {refused}");
+        let world = world.snapshot().process_crash().open();
+        let fs = try_open(&world, kind, boot, with, true).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(fs.bulk_states()[1].lost, "{what}");
+        assert!(matches!(read(&fs, away, 0, block), Err(Error::Io(_))), "{what}: a file on it is read");
+        assert!(matches!(fs.write(away, 0, &[9; 10]), Err(Error::Io(_))), "{what}");
+        assert_eq!(read(&fs, here, 0, block), Ok(vec![3; block]), "{what}");
+        let late = create(&fs, b"late");
+        assert_eq!(fs.write(late, 0, &vec![5; 2 * block]), Ok(2 * block), "{what}");
+        fs.sync().unwrap();
+        assert!(fs.bulk_retry(1, || Ok((old.disk(1), 0))).is_err(), "{what}: the older copy");
+        // It comes back as it was left.
+        let disk = world.disk(1);
+        fs.bulk_retry(1, || Ok((disk, 0))).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(read(&fs, away, 0, block), Ok(vec![2; block]), "{what}: back");
+        assert_eq!(fs.unlink(ROOT, b"away"), Ok(()), "{what}");
+        fs.shutdown().unwrap();
+        check(setup(kind), &world, false).unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+}
+
+/// After a crash of the process alone a device that is in another place than before has nothing but what a flush covered.
+pub fn in_another_place(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let block = BULK_BLOCK as usize;
+    let placed = |world: &World, place| vec![GivenDevice { place, ..given(1, world.disk(1)) }];
+    let (world, fs) = pair.again(false, false, |world| placed(world, 5)).unwrap();
+    let pair = Pair { world, fs, boot: pair.boot.after(false), ..pair };
+    let covered = pair.file_on(1, b"covered", 1, 2);
+    pair.fs.sync().unwrap();
+    let (new, other) = (pair.file_on(1, b"new", 2, 2), pair.file_on(0, b"other", 3, 2));
+    for (place, byte) in [(5, 2), (6, 0), (0, 0)] {
+        let (mut world, mut fs) = pair.again(false, false, |world| placed(world, place)).unwrap();
+        for life in 0..2 {
+            assert_eq!(read(&fs, covered, 0, block), Ok(vec![1; block]), "place {place}, life {life}");
+            assert_eq!(read(&fs, other, 0, block), Ok(vec![3; block]), "place {place}, life {life}: the other device");
+            assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![byte; block]), "place {place}, life {life}");
+            // Cut off again, with the device where it is now.
+            let boot = pair.boot.after(false).after(false);
+            world = world.snapshot().process_crash().open();
+            fs = try_open(&world, kind, boot, placed(&world, place), false).unwrap();
+        }
+        fs.shutdown().unwrap();
+        check(setup(kind), &world, false).unwrap_or_else(|error| panic!("place {place}: {error}"));
+    }
+    // Every place is another one after a restart of the machine, and a power loss says it all.
+    let (_, fs) = pair.again(true, false, |world| placed(world, 6)).unwrap();
+    assert!(!fs.bulk_states()[1].moved, "the device is where it was");
+    assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![0; block]));
+}
+
+/// An opening that was refused after a clean end is no reason to speak of a power loss, and what waits for a missing device goes on waiting.
+pub fn refused_after_a_clean_end(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let block = BULK_BLOCK as usize;
+    let file = pair.file_on(1, b"file", 2, 2);
+    let away = |world: &World| vec![GivenDevice { device: Err("no such device".into()), ..given(1, world.disk(1)) }];
+    // After a crash the device is missing, up to a clean end.
+    let (world, fs) = pair.again(false, true, away).unwrap();
+    fs.shutdown().unwrap();
+    drop(fs);
+    let world = world.snapshot().process_crash().open();
+    let boot = pair.boot.after(false).after(true);
+    assert!(try_open(&world, kind, boot, away(&world), false).is_err(), "a device is missing");
+    let (fs, recovery) = open_telling(setup(kind), &world, boot.after(false), away(&world), true).unwrap();
+    assert!(recovery.unchanged && !recovery.power_lost, "{recovery:?}");
+    assert!(matches!(read(&fs, file, 0, block), Err(Error::Io(_))), "what nobody can know is read");
+    fs.shutdown().unwrap();
+}
+
+/// A full cache that holds everything until the device's new mark comes, lets go of it for that, and is cut off.
+struct Pressed {
+    disk: Arc<SimDisk>,
+    has_let_go: AtomicBool,
+}
+
+impl BlockDevice for Pressed {
+    fn geometry(&self) -> BlockGeometry {
+        self.disk.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match request {
+            Request::Write { .. } => done(self.write_from(0, &[]).map(|()| Vec::new())),
+            other => self.disk.submit(other, done),
+        }
+    }
+
+    fn held_in(&self, _: u64, len: u64) -> u64 {
+        if self.has_let_go.load(Ordering::Relaxed) { 0 } else { len }
+    }
+
+    fn write_from(&self, _: u64, _: &[u8]) -> shoal_media::Result<()> {
+        self.has_let_go.store(true, Ordering::Relaxed);
+        Err(MediaError::io("cut off", std::io::Error::from_raw_os_error(5)))
+    }
+}
+
+/// What a cache held when its device was found in another place counts from then on, also once the device has it.
+pub fn pushed_out_by_a_mark(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let block = BULK_BLOCK as usize;
+    let (world, fs) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
+    fs.shutdown().unwrap();
+    let placed = |device: Arc<dyn BlockDevice>, place| vec![GivenDevice { place, ..given(1, device) }];
+    let boot = pair.boot.after(false).after(false);
+    let fs = try_open(&world, kind, boot, placed(world.disk(1), 5), false).unwrap();
+    let pair = Pair { world, fs, boot, ..pair };
+    let new = pair.file_on(1, b"new", 2, 2);
+    let world = pair.world.snapshot().process_crash().open();
+    let pressed = Arc::new(Pressed { disk: world.disk(1), has_let_go: AtomicBool::new(false) });
+    let boot = boot.after(false);
+    assert!(try_open(&world, kind, boot, placed(pressed.clone(), 6), false).is_err(), "it is cut off");
+    assert!(pressed.has_let_go.load(Ordering::Relaxed));
+    let world = world.snapshot().process_crash().open();
+    let fs = try_open(&world, kind, boot.after(false), placed(world.disk(1), 6), false).unwrap();
+    assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![2; block]), "it was held all the time");
+}
