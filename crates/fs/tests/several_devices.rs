@@ -91,8 +91,8 @@ fn what_a_full_cache_lets_go_of_for_a_new_mark_is_there_after_a_crash() {
 
 #[test]
 fn an_opening_that_was_refused_after_a_clean_end_is_no_power_loss() {
-    // With a ring an opening writes an anchor before it is refused.
     refused_after_a_clean_end(MemoryKind::Logged);
+    refused_after_a_clean_end(MemoryKind::Battery);
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub struct Parts {
 pub struct Recovery {
     /// The store was unmounted cleanly.
     pub clean: bool,
-    /// It was, and nothing was changed since, though openings may have been refused or cut off.
+    /// It was, and no opening settled since, though some may have been refused or cut off.
     pub unchanged: bool,
     /// The machine went down since the store was last open: completed but unflushed bulk writes may be gone.
     pub power_lost: bool,
@@ -176,7 +176,7 @@ impl Region {
         region.memory.write_back(0, reserved * SEGMENT);
         region.memory.fence();
         if superblock.memory_kind.has_ring() {
-            region.advance_ring(&mut region.commit.lock())?;
+            region.advance_ring(&mut region.commit.lock(), 0)?;
         }
         // The superblock last: a half-made region has no magic.
         region.memory.write_through(SUPERBLOCK_AT, &superblock.encode());
@@ -205,12 +205,17 @@ impl Region {
         Region::open_naming(parts, read_only, false, is_present)
     }
 
-    /// Notes that the damage of a power loss has been put right, by records before this call.
+    /// Notes that the damage of a power loss has been put right, by records before this call. Durable when this has returned:
+    /// from now on a power loss may cost something.
     pub fn settle(&self, nonce: [u8; 16]) -> Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
         self.with_log_room(true, || {
             let mut state = self.commit.lock();
-            if state.boot_id == self.boot_id || self.read_only {
-                return Ok(());
+            if state.boot_id == self.boot_id {
+                // What an opening that does not get here leaves is of the same period. A transaction it never leaves after a clean end.
+                return self.append(&mut state, RecordKind::Tx, &[]);
             }
             let earlier = std::mem::replace(&mut state.boot_id, self.boot_id);
             let appended = self.append_epoch(&mut state, nonce);
@@ -218,7 +223,8 @@ impl Region {
                 state.boot_id = earlier;
             }
             appended
-        })
+        })?;
+        self.sync()
     }
 
     fn open_naming(
@@ -264,7 +270,9 @@ impl Region {
         if !superblock.memory_kind.has_ring() && !recovery.power_lost {
             log_end::refuse_gap(log.as_ref(), end, salt, superblock.sums())?;
         }
-        recovery.unchanged = recovery.records == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
+        // An opening that did not settle left no period of its own.
+        let was_closed = anchor.flags.get() & ANCHOR_CLEAN != 0 && last_boot == anchor.boot_id;
+        recovery.unchanged = was_closed && recovery.records == 0;
         recovery.clean = recovery.unchanged && recovery.bytes == 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
         let (head, anchor_generation) = (anchor.replay_from(), anchor.generation.get());
@@ -285,7 +293,8 @@ impl Region {
         region.dirty = dirty;
         if !read_only {
             if superblock.memory_kind.has_ring() {
-                region.advance_ring(&mut region.commit.lock())?;
+                let flags = if recovery.unchanged { ANCHOR_CLEAN } else { 0 };
+                region.advance_ring(&mut region.commit.lock(), flags)?;
             }
             region.checkpoint.get_mut().restore(region.images.as_ref(), &superblock, &anchor)?;
             region.back_used()?;
@@ -446,7 +455,7 @@ impl Region {
                 return Err(Error::TooLarge);
             }
             if !is_planted(Bug::RingFull) {
-                self.advance_ring(state)?;
+                self.advance_ring(state, 0)?;
             }
         }
         let at = state.end.get();
@@ -494,17 +503,22 @@ impl Region {
     }
 
     fn append_epoch(&self, state: &mut CommitState, nonce: [u8; 16]) -> Result<()> {
-        let mut record = [&[0; RECORD_HEADER][..], &nonce, &state.boot_id].concat();
+        let payload = [nonce, state.boot_id].concat();
+        self.append(state, RecordKind::Epoch, &payload)
+    }
+
+    fn append(&self, state: &mut CommitState, kind: RecordKind, payload: &[u8]) -> Result<()> {
+        let mut record = [&[0; RECORD_HEADER], payload].concat();
         let payload = self.end_payload(&mut record);
-        self.commit_record(state, RecordKind::Epoch, &mut record, payload, true).map(drop)
+        self.commit_record(state, kind, &mut record, payload, true).map(drop)
     }
 
     /// Moves the ring's head to its end: every record has been applied under the commit lock.
-    fn advance_ring(&self, state: &mut CommitState) -> Result<()> {
+    fn advance_ring(&self, state: &mut CommitState, flags: u32) -> Result<()> {
         // The applied lines must be durable before the anchor lets go of their records.
         self.memory.fence();
         state.anchor_generation += 1;
-        let anchor = self.anchor(state, state.end, state.end, state.salt, 0);
+        let anchor = self.anchor(state, state.end, state.end, state.salt, flags);
         self.memory.write_through(ANCHOR_AT[(state.anchor_generation % 2) as usize], anchor.as_bytes());
         // The anchor must be durable before a new record overwrites the old ones.
         self.memory.fence();

@@ -31,6 +31,7 @@ use shoal_writeback::{Cache, CacheError, Owner, Policy, Rule, S_NS, Shape, Write
 use tracing::warn;
 
 use crate::description::Description;
+use crate::directory::write_note;
 use crate::names::{CACHES_EMPTIED, LOG, cache_note};
 use crate::user;
 
@@ -234,7 +235,7 @@ impl StoreCache {
             // Whole before it has its name. It need not be durable: after a power loss there is no cache either.
             let (new, name) = (directory.join("cache.new"), directory.join(cache_note(device)));
             let text = format!("{}\n{}\n", path.display(), uuid_text(period));
-            let named = fs::write(&new, text).and_then(|()| fs::rename(&new, &name));
+            let named = write_note(&new, text.as_bytes()).and_then(|()| fs::rename(&new, &name));
             named.during(name.display())?;
             Ok(cache)
         });
@@ -456,7 +457,7 @@ pub(crate) fn remove(directory: &Path, description: &Description, period: &[u8; 
         // cut off like a power loss.
         let together = gone.iter().fold([0; 16], |together, (_, identity)| period_with(together, [identity]));
         let text = format!("{}\n{}\n", uuid_text(period), uuid_text(&together));
-        match fs::write(&emptied, text) {
+        match write_note(&emptied, text.as_bytes()) {
             Err(error) if !kept.is_empty() => {
                 // All of them stay, so the next mount finds those of the period together.
                 warn!("{}: {error}; the write-back caches stay until the next clean end", emptied.display());

@@ -5,8 +5,8 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use shoal_devices::{During, Failure, Outcome};
@@ -16,6 +16,11 @@ use crate::cache;
 use crate::description::Description;
 use crate::names::{DESCRIPTION, LOCK, LOG, OWN_NAMES, is_of_bulk};
 use crate::user;
+
+/// Writes a small file beside a store's own, which its owner alone may read.
+pub(crate) fn write_note(path: &Path, text: &[u8]) -> io::Result<()> {
+    fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(text)
+}
 
 /// Makes the directory, or removes an earlier store from it; refuses a directory that holds anything else.
 pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreLock)> {

@@ -7,7 +7,7 @@
 //! | `log/` | the log of `logged` memory |
 //! | `bulk` | data of large files, unless it is kept elsewhere |
 //! | `cache`, `cache.1` to `cache.15` | the places of the bulk devices' write-back caches while there are any |
-//! | `cache.emptied` | which caches a clean end took away while one stayed, for a device that is away |
+//! | `cache.emptied` | which caches the last clean end took away |
 //! | `bulk.1` to `bulk.15` | further bulk devices of a copy |
 //! | `scrubbed` | the result of the last scrub that came to its end |
 //! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |

@@ -17,6 +17,7 @@ use shoal_host::Ticker;
 use tracing::{error, info, warn};
 
 use crate::control::{self, Question};
+use crate::directory::write_note;
 use crate::names::{SCRUBBED, SCRUBBED_NEW};
 use crate::{Progress, Store, paths};
 
@@ -109,7 +110,7 @@ fn keep(directory: &Path, report: &ScrubReport) -> Outcome<()> {
         LastScrub { ended: now().as_secs(), read_bytes: report.read_bytes, findings: report.findings.len() as u64 };
     let text = serde_json::to_vec(&last).during("report")?;
     let new = directory.join(SCRUBBED_NEW);
-    fs::write(&new, text).and_then(|()| fs::rename(&new, directory.join(SCRUBBED))).during(new.display())
+    write_note(&new, &text).and_then(|()| fs::rename(&new, directory.join(SCRUBBED))).during(new.display())
 }
 
 fn named(fs: &Fs, done: Scrubbed) -> Outcome<ScrubReport> {

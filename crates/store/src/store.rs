@@ -18,6 +18,7 @@ use shoal_region::Recovery;
 
 use crate::cache::{self, CacheOptions, HeldOnHost, HeldWrites, InFront};
 use crate::description::Description;
+use crate::directory::write_note;
 use crate::host_room::HostFiles;
 use crate::media::Media;
 use crate::memory::{self, Resting};
@@ -288,7 +289,7 @@ impl Store {
     pub fn write_pid(&self) -> Outcome<()> {
         let boot = self.period()?;
         let path = self.directory.join(PID);
-        match fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))) {
+        match write_note(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot)).as_bytes()) {
             // The file only names the daemon, so a store is served without it.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                 tracing::warn!("{}: {error}; make room there", path.display());
