@@ -54,9 +54,9 @@ pub const SPILL_PERCENT: u8 = 85;
 const SLACK: u64 = 2;
 const BACK_BELOW: u64 = 5;
 /// Files that wait to be brought back at most.
-const RETURNS_MAX: usize = 1024;
-/// Files brought back in a tick, and blocks of the inode table looked at for what is spilled.
-const TICK_RETURNS: usize = 64;
+const RETURNS_MAX: usize = 1 << 16;
+/// How long files are brought back in a tick, and how many blocks of the inode table are looked at for what is spilled.
+const TICK_RETURNS_NS: u64 = 30_000_000;
 const TICK_BLOCKS: u64 = 2048;
 /// Blocks without users are unmapped when there are so many, or when nothing else is to be done.
 const SWEEP_BLOCKS: u64 = 64;
@@ -297,7 +297,8 @@ impl Fs {
         }
         let to = if is_wanted { back } else { percent };
         let outcome = self.spill_some(worker, to.saturating_sub(SLACK), now);
-        self.note_outcome(worker, outcome.map(drop))
+        self.note_outcome(worker, outcome.map(drop))?;
+        self.bring_some_back(back)
     }
 
     /// After an attempt that failed the next ones wait.

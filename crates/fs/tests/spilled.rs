@@ -247,6 +247,9 @@ fn what_is_used_stays_and_what_is_read_again_comes_back() {
     }
     assert!(back.iter().all(|&&ino| !is_spilled(&fs, ino)), "what was read came back");
     assert!(spilled[10..].iter().all(|&&ino| is_spilled(&fs, ino)), "what was not read stayed");
+    spilled.iter().for_each(|&&ino| drop(read(&fs, ino, 0, 10).unwrap()));
+    fs.spill_tick().unwrap();
+    assert!(spilled.iter().all(|&&ino| !is_spilled(&fs, ino)), "as many as the time of a tick allows come back");
     // Switched off, memory may be as full as it is.
     fs.set_spill_percent(0);
     fs.spill_tick().unwrap();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, Object, SpillPlace};
 
-use super::TICK_RETURNS;
+use super::TICK_RETURNS_NS;
 use crate::large::{Span, read_spans};
 use crate::objects::{self, Placed};
 use crate::planted::{Bug, is_planted};
@@ -195,10 +195,8 @@ impl Fs {
     /// Brings files back that were read while they were spilled, as long as memory is below `percent`. Without room they stay where
     /// they are.
     pub(super) fn bring_some_back(&self, percent: u64) -> Result<()> {
-        for _ in 0..TICK_RETURNS {
-            if self.memory_above(percent) > 0 {
-                return Ok(());
-            }
+        let until_ns = self.clock.monotonic_ns() + TICK_RETURNS_NS;
+        while self.memory_above(percent) == 0 && self.clock.monotonic_ns() < until_ns {
             let next = {
                 let mut returns = self.spill.returns.lock();
                 returns.again.pop_front().or_else(|| returns.once.pop_front())
