@@ -17,6 +17,7 @@ use shoal_format::superblock::Superblock;
 use shoal_format::{PAGE, checksum};
 
 use crate::damaged_media::seal;
+use crate::scene;
 
 struct Scene {
     dir: tempfile::TempDir,
@@ -31,9 +32,7 @@ impl Scene {
     }
 
     fn run(&self, args: &[&str]) -> Output {
-        let mut command = Command::new("timeout");
-        command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
-        command.current_dir(self.dir.path()).output().unwrap()
+        scene::shoal(args).current_dir(self.dir.path()).output().unwrap()
     }
 
     fn exits(&self, code: i32, args: &[&str]) -> String {

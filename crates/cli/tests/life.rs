@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::scene;
+
 struct Scene {
     dir: tempfile::TempDir,
     /// The directory of store and mount point, if it is not `dir`.
@@ -46,17 +48,11 @@ impl Scene {
     }
 
     fn run(&self, args: &[&str]) -> Output {
-        // The terminal is not inherited: a daemon that kept it open would keep its reader waiting.
-        let mut command = Command::new("timeout");
-        command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
-        command.output().unwrap()
+        scene::shoal(args).output().unwrap()
     }
 
     fn ok(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "shoal {args:?}: {} {text}", output.status);
-        String::from_utf8(output.stdout).unwrap()
+        scene::succeeded(args, self.run(args))
     }
 
     /// The error line of a command that must fail with `code`.
@@ -304,13 +300,7 @@ fn paths_need_not_be_text() {
     fs::create_dir_all(odd.join("mnt")).unwrap();
     fs::rename(scene.store(), odd.join("store")).unwrap();
     scene.odd = Some(odd.clone());
-    let run = |words: &[&std::ffi::OsStr]| {
-        let mut command = Command::new("timeout");
-        let output = command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(words).stdin(Stdio::null()).output();
-        let output = output.unwrap();
-        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    };
+    let run = |words: &[&std::ffi::OsStr]| scene::succeeded(words, scene::shoal(words).output().unwrap());
     let (store, mnt) = (scene.store(), scene.mnt());
     run(&["mount".as_ref(), store.as_ref(), mnt.as_ref()]);
     let name = std::ffi::OsStr::from_bytes(b"/f\xfe");

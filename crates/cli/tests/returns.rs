@@ -74,6 +74,14 @@ impl Scene {
         fs::read(self.at("mnt").join(name)).is_ok_and(|bytes| bytes == vec![7; BYTES])
     }
 
+    /// The right device: what was held is there.
+    fn comes_back(&self, number: usize, away: &Path, names: &[String]) {
+        fs::rename(away, self.bulk(number)).unwrap();
+        assert!(self.retry(number).status.success());
+        assert!(names.iter().all(|name| self.holds(name)), "device {number}: {names:?}");
+        self.umount();
+    }
+
     /// Writes files to both devices: the names of those on this one.
     fn fill_for(&self, number: usize) -> Vec<String> {
         (0..8).for_each(|file| self.write(&format!("file-{file}")));
@@ -116,10 +124,7 @@ fn nothing_that_is_held_goes_to_a_file_that_only_has_the_name_of_the_device() {
             std::thread::sleep(std::time::Duration::from_millis(300));
         }
         assert!(fs::read(scene.bulk(number)).unwrap() == before, "another store's device was written");
-        fs::rename(&away, scene.bulk(number)).unwrap();
-        assert!(scene.retry(number).status.success());
-        assert!(names.iter().all(|name| scene.holds(name)), "device {number}: {names:?}");
-        scene.umount();
+        scene.comes_back(number, &away, &names);
     }
 }
 
@@ -133,10 +138,7 @@ fn a_smaller_file_with_the_name_of_the_device_leaves_what_is_held() {
         scene.mount_with(HOLDS_NOT);
         fs::write(scene.bulk(number), [0; 1 << 20]).unwrap();
         assert_eq!(scene.retry(number).status.code(), Some(1));
-        fs::rename(&away, scene.bulk(number)).unwrap();
-        assert!(scene.retry(number).status.success());
-        assert!(names.iter().all(|name| scene.holds(name)), "device {number}: {names:?}");
-        scene.umount();
+        scene.comes_back(number, &away, &names);
     }
 }
 

@@ -16,6 +16,8 @@ use shoal_media::{BlockDevice, flush, read, write};
 use shoal_nbd::{Client, ClientOptions};
 use shoal_sim::Random;
 
+use crate::scene;
+
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -106,16 +108,11 @@ impl Scene {
     }
 
     fn run(&self, args: &[&str]) -> Output {
-        let mut command = Command::new("timeout");
-        command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
-        command.env("XDG_RUNTIME_DIR", self.dir.path()).output().unwrap()
+        scene::shoal(args).env("XDG_RUNTIME_DIR", self.dir.path()).output().unwrap()
     }
 
     fn ok(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "shoal {args:?}: {} {text}", output.status);
-        String::from_utf8(output.stdout).unwrap()
+        scene::succeeded(args, self.run(args))
     }
 
     /// The error line of a command that must fail with `code`.

@@ -3,6 +3,8 @@
 //! Needs /dev/fuse; every program runs under `timeout`, and every mount is undone at the end.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt::Debug;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
@@ -12,6 +14,25 @@ pub type Tree = BTreeMap<PathBuf, (u64, u32, u64, u64, i64, u64)>;
 
 pub struct Scene {
     pub dir: tempfile::TempDir,
+}
+
+/// The command under test with a time-out. The terminal is not inherited: a daemon that kept it open would keep its reader waiting.
+pub fn shoal(args: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new("timeout");
+    command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
+    command
+}
+
+/// What a command that must succeed said.
+pub fn succeeded(args: &[impl Debug], output: Output) -> String {
+    assert!(output.status.success(), "shoal {args:?}: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What a command said that must be refused.
+pub fn refusal(args: &[&str], output: Output) -> String {
+    assert!(matches!(output.status.code(), Some(1 | 2)), "shoal {args:?}: {output:?}");
+    String::from_utf8(output.stderr).unwrap()
 }
 
 impl Scene {
@@ -35,21 +56,15 @@ impl Scene {
     }
 
     pub fn run(&self, args: &[&str]) -> Output {
-        let mut command = Command::new("timeout");
-        command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
-        command.output().unwrap()
+        shoal(args).output().unwrap()
     }
 
     pub fn ok(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert!(output.status.success(), "shoal {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
+        succeeded(args, self.run(args))
     }
 
     pub fn refused(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert!(!output.status.success(), "shoal {args:?}");
-        String::from_utf8(output.stderr).unwrap()
+        refusal(args, self.run(args))
     }
 
     pub fn mount(&self, store: &str) {
