@@ -252,6 +252,8 @@ impl StoreCache {
     pub fn in_front(self, device: &Arc<dyn Device>, clock: Arc<dyn Clock>, rule: Rule) -> InFront {
         let StoreCache { device: number, cache, file, path, identity, is_new } = self;
         let filter = WriteBack::new(device.uncached_device(), clock, rule, cache);
+        // Nothing leaves beside the reads that tell which device this is, nor for somebody who only reads the store.
+        filter.set_bell(Arc::new(|| ()));
         InFront { device: number, filter, file, path, identity, is_new }
     }
 }
@@ -516,9 +518,8 @@ pub(crate) fn kept(directory: &Path, description: &Description, period: &[u8; 16
 
 /// Takes away the cache of a device that gets another one.
 pub(crate) fn remove_one(directory: &Path, device: u32, period: &[u8; 16]) {
-    let Some(note) = Note::read(directory, device) else { return };
-    // What cannot be removed is found to be of another life.
-    if are_of_one_life(&note.period, period) {
+    // What cannot be removed is found to be of another life. A note whose host went down may be empty.
+    if let Some(note) = Note::of(directory, device, period) {
         let _ = fs::remove_file(note.path);
     }
     let _ = fs::remove_file(directory.join(cache_note(device)));

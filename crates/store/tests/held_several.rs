@@ -184,6 +184,40 @@ fn degraded() -> Options {
 }
 
 #[test]
+fn nothing_that_is_due_goes_to_another_file_in_the_place_of_a_device_nor_leaves_for_a_reader() {
+    let scratch = Scratch::new();
+    write_and_die(&scratch, 7);
+    std::thread::sleep(Duration::from_millis(20));
+    let due = CacheOptions { rule: rule_of(Some("aipu:10ms"), None, &Default::default()).unwrap(), ..wanted() };
+    let store = acquire(&scratch.store());
+    for number in 0..2 {
+        let bytes = || fs::read(scratch.device(number)).unwrap();
+        let before = bytes();
+        let reader = store.open_with(Options { read_only: true, ..Options::default() }, Some(&due)).unwrap();
+        assert!(FILES.iter().all(|name| read(&reader.fs, name) == Ok(vec![7; BYTES])));
+        drop(reader);
+        assert!(bytes() == before, "a reader wrote to device {number}");
+        scratch.take_away(number);
+        fs::write(scratch.device(number), vec![0; before.len()]).unwrap();
+        let Opened { devices, .. } = store.open_with(Options { read_only: true, ..degraded() }, Some(&due)).unwrap();
+        drop(devices);
+        assert!(bytes() == vec![0; before.len()], "another file in the place of device {number} was written");
+        fs::remove_file(scratch.device(number)).unwrap();
+        scratch.bring_back(number);
+    }
+    // By an opening for writing, and a change of the policy.
+    scratch.take_away(1);
+    let len = fs::metadata(scratch.0.path().join("away")).unwrap().len();
+    fs::write(scratch.device(1), vec![0; len as usize]).unwrap();
+    for rule in [due, wanted()] {
+        let Opened { devices, .. } = store.open_with(degraded(), Some(&rule)).unwrap();
+        devices.caches.iter().for_each(|cache| cache.change(Some("write-through"), None).unwrap());
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert!(fs::read(scratch.device(1)).unwrap() == vec![0; len as usize], "another file was written");
+}
+
+#[test]
 fn a_device_that_is_missing_after_a_crash_costs_the_other_nothing_and_its_cache_waits() {
     for (lost, here) in [(0, 1), (1, 0)] {
         let scratch = Scratch::new();

@@ -126,7 +126,7 @@ impl WriteBack {
         // The device may have got changes that went past.
         state.changes += 1;
         self.0.note_passage(&state);
-        self.0.go_on(state);
+        self.0.ring_or_go_on(state);
     }
 
     /// `ring` is called when there is work though nobody waits for it; the owner then calls [`WriteBack::tick`] in a thread of
