@@ -663,7 +663,10 @@ impl Unit {
         let (first, end) = (own.first.get(), own.end().get());
         let mut doubt = self.doubt.lock();
         let doubt = &mut *doubt;
-        for set in [&mut doubt.suspects, &mut doubt.rewritten, &mut doubt.rewritten_in_flush] {
+        // Written and not flushed is no matter either: a flush that fails would leave the block of its next file in doubt.
+        let written = [&mut doubt.dirty, &mut doubt.in_flush];
+        let suspects = [&mut doubt.suspects, &mut doubt.rewritten, &mut doubt.rewritten_in_flush];
+        for set in written.into_iter().chain(suspects) {
             set.remove(first, end);
         }
     }

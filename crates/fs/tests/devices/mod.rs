@@ -626,9 +626,14 @@ pub fn failed_flush(kind: MemoryKind) {
     // Block 1 is written over, in place; "fresh" is new. Neither was promised.
     assert_eq!(fs.write(promised, BULK_BLOCK, &vec![2; block]), Ok(block));
     let fresh = pair.file_on(1, b"fresh", 4, 2);
+    // Of what was removed before nothing is in doubt: its blocks have new users.
+    let gone = pair.file_on(1, b"gone", 7, 2);
+    fs.unlink(ROOT, b"gone").unwrap();
+    fs.forget(gone, u64::MAX);
     second.fails.store(true, Ordering::Relaxed);
     assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
     assert!(fs.region().failure().is_none(), "one device of two does not end the store");
+    assert_eq!(fs.bulk_states()[1].suspect, 3 * BULK_BLOCK, "what was removed is in no doubt");
     let see = |fs: &Fs, when: &str, new_is_zero: bool| {
         assert_eq!(read(fs, promised, 0, block), Ok(vec![1; block]), "{when}: promised bytes");
         assert_eq!(read(fs, promised, 2 * BULK_BLOCK, block), Ok(vec![1; block]), "{when}: promised bytes");
