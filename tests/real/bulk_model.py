@@ -102,9 +102,10 @@ class Device:
         """An export's file is exchanged only while nobody serves it."""
         return not self.socket or self.server is None
 
-    def in_use(self):
+    def in_use(self, writes=True):
         self.open = self.is_there()
-        self.is_old = self.is_old or self.open and self.copy is not None
+        # An opening for writing gives it another mark.
+        self.is_old = self.is_old or writes and self.open and self.copy is not None
 
     def start(self):
         if os.path.exists(self.socket):
