@@ -249,7 +249,8 @@ class File:
             for first in range(0, max(size, max(self.may, default=-1) + 1), UNIT):
                 for block, found in self.read_unit(fd, first, size, bad):
                     number = self.number_of(block, found)
-                    if keep and block in self.may:
+                    # What a cache or the kernel still has of a device that failed may not be there later.
+                    if keep and not bad and block in self.may:
                         self.may[block] = {number}
         finally:
             os.close(fd)
