@@ -84,12 +84,13 @@ class Host:
 
 
 class Device:
-    """A bulk device. `right`: what is in its place is it; `open`: the store uses it; `cached`: with a cache in front; `is_old`: its copy is older."""
+    """A bulk device. `right`: what is in its place is it; `open`: the store uses it; `cached`: with a cache in front; `is_old`: its copy is older.
+    `failed`: while it was in use."""
 
     def __init__(self, number, place, socket=None, on_b=False):
         self.number, self.place, self.socket, self.on_b = number, place, socket, on_b
         self.aside, self.copy, self.server = place + ".aside", None, None
-        self.right, self.open, self.cached, self.is_old = True, False, False, False
+        self.right, self.open, self.cached, self.is_old, self.failed = True, False, False, False, False
         self.wrong = None  # Digest and time of what is in its place instead.
 
     def name(self):
@@ -103,7 +104,7 @@ class Device:
         return not self.socket or self.server is None
 
     def in_use(self, writes=True):
-        self.open = self.is_there()
+        self.open, self.failed = self.is_there(), False
         # An opening for writing gives it another mark.
         self.is_old = self.is_old or writes and self.open and self.copy is not None
 
