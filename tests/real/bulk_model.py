@@ -17,7 +17,7 @@ from stores import MKFS, ShoalError, run, shoal_binary, system
 
 BLOCK = 4096
 UNIT = 16  # Blocks of a block of bulk storage.
-DEVICE = "64M"
+DEVICE = "24M"  # Small: blocks are used again soon, with another file's bytes in them.
 EXT4_IOC_SHUTDOWN, NOLOGFLUSH = 0x8004587D, 2
 
 
