@@ -60,6 +60,9 @@ impl Fs {
 
     fn bulk_added(&self, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
         let bulk = self.bulk()?;
+        // All that is held leaves: as what a sync covers, not as what is in doubt when its device is away after a crash. An error is one
+        // of a device, whose own files have it.
+        let _ = self.sync();
         let number = bulk.add(&self.region, given, blocks, number)?;
         bulk.arrange_sums(&self.region, None, |other| other == number)?;
         Ok(number)
