@@ -416,8 +416,7 @@ impl Fs {
     /// Before the end moves to `to`: makes the rest of the last block zero. The flush makes the zeros durable before
     /// the record that moves the end: bytes cut off earlier must not come back. A file whose last block this
     /// process filled needs neither; nor does one whose zeros were there when the store was opened, once a flush has
-    /// covered what earlier processes wrote. Where the block is NEW a power loss leaves zeros alone, and a flush would take data out of a
-    /// cache that outlives more than the device's own.
+    /// covered what earlier processes wrote.
     pub(crate) fn zero_tail(&self, file: &mut FileLock<'_>, inode: &mut Inode, to: u64) -> Result<()> {
         let within = inode.size % BULK_BLOCK;
         if inode.layout != Layout::Extents || to <= inode.size || within == 0 {
@@ -442,8 +441,7 @@ impl Fs {
                     rest.fill(0);
                     bulk.write(&self.region, at, &rest, false)?;
                 }
-                let is_durable = extent.flags & EXTENT_NEW != 0 || is_zero && bulk.has_flushed(extent.bulk_block);
-                if !is_durable && !is_planted(Bug::ZeroTailFlush) {
+                if (!is_zero || !bulk.has_flushed(extent.bulk_block)) && !is_planted(Bug::ZeroTailFlush) {
                     bulk.flush_runs(&self.region, [last])?;
                 }
                 Ok(())
