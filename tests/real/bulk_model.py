@@ -187,9 +187,6 @@ class File:
         self.may.update((block, {number}) for block in span)
         if not held:
             self.left |= {block // UNIT for block in span}
-        if first + blocks > self.least and self.least % UNIT:
-            # What is behind the end is made zeros, durably: the unit leaves the cache, and is NEW none the less.
-            self.left.add(self.least // UNIT)
         self.least = max(self.least, first + blocks)
         self.rewritten |= set(range(-(-first // UNIT), (first + blocks) // UNIT))
 

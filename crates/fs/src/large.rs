@@ -430,7 +430,7 @@ impl Fs {
         if let Ok(extent) = self.data_at(inode, FileBlock::of(inode.size))? {
             let (at, end) = (byte_of(&extent, inode.size), FileBlock::of(inode.size));
             let last = run_of(&clip(extent, end, end + 1));
-            file.device(inode, |bulk| {
+            let is_flushed = file.device(inode, |bulk| {
                 let mut rest = vec![0; (BULK_BLOCK - within) as usize];
                 let is_zero = tail == Tail::Untouched
                     && bulk.read(&self.region, at, &mut rest).is_ok()
@@ -441,11 +441,20 @@ impl Fs {
                     rest.fill(0);
                     bulk.write(&self.region, at, &rest, false)?;
                 }
-                if (!is_zero || !bulk.has_flushed(extent.bulk_block)) && !is_planted(Bug::ZeroTailFlush) {
+                let must_flush = !is_zero || !bulk.has_flushed(extent.bulk_block);
+                if must_flush && !is_planted(Bug::ZeroTailFlush) {
                     bulk.flush_runs(&self.region, [last])?;
                 }
-                Ok(())
+                Ok(must_flush)
             })?;
+            if is_flushed && extent.flags & EXTENT_NEW != 0 {
+                // Nothing of the block is held any more, and all of it is durable. If it stayed NEW it would be zeros where its device is in
+                // doubt after a crash.
+                let (mtime, ctime) = (inode.mtime, inode.ctime);
+                *inode = self.load(ino)?;
+                self.change_flags(ino, inode, &[(end, end + 1)], |flags| flags & !EXTENT_NEW)?;
+                (inode.mtime, inode.ctime) = (mtime, ctime);
+            }
         }
         bulk.fresh.set_tail(ino, true);
         Ok(())

@@ -218,6 +218,38 @@ fn nothing_that_is_due_goes_to_another_file_in_the_place_of_a_device_nor_leaves_
 }
 
 #[test]
+fn the_end_of_a_file_that_grows_is_held_with_the_rest_of_its_block() {
+    const PART: usize = 10_000;
+    for lost in 0..2 {
+        let scratch = Scratch::new();
+        write_and_die(&scratch, 7);
+        let store = acquire(&scratch.store());
+        for len in [BYTES, BYTES + PART] {
+            let Opened { fs, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+            FILES.iter().for_each(|name| {
+                let ino = fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino;
+                assert_eq!(fs.write(ino, len as u64, &[7; PART]), Ok(PART));
+            });
+            drop(fs);
+        }
+        scratch.take_away(lost);
+        let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
+        fs.shutdown().unwrap();
+        drop(fs);
+        scratch.bring_back(lost);
+        let Opened { fs, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
+        FILES.iter().for_each(|name| {
+            let ino = fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino;
+            let mut found = vec![0; BYTES + 2 * PART];
+            assert_eq!(fs.read(ino, 0, &mut found), Ok(found.len()));
+            assert_eq!(found.iter().position(|&byte| byte != 7), None, "{name} when {lost} was away");
+        });
+        fs.shutdown().unwrap();
+        store.remove_pid();
+    }
+}
+
+#[test]
 fn a_device_that_is_missing_after_a_crash_costs_the_other_nothing_and_its_cache_waits() {
     for (lost, here) in [(0, 1), (1, 0)] {
         let scratch = Scratch::new();
