@@ -46,6 +46,12 @@ impl Scene {
         Some(scene)
     }
 
+    fn refused(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert_eq!(output.status.code(), Some(1), "shoal {args:?}: {output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
     fn mount(&self, options: &[&str]) -> String {
         self.ok(&[&["mount", "--json", &self.text("store"), &self.text("mnt")][..], options].concat())
     }

@@ -218,7 +218,7 @@ fn nothing_that_is_due_goes_to_another_file_in_the_place_of_a_device_nor_leaves_
 }
 
 #[test]
-fn the_end_of_a_file_that_grows_is_held_with_the_rest_of_its_block() {
+fn what_is_held_of_a_block_that_a_file_grows_in_outlives_a_mount_without_its_device() {
     const PART: usize = 10_000;
     for lost in 0..2 {
         let scratch = Scratch::new();

@@ -29,12 +29,6 @@ pub fn succeeded(args: &[impl Debug], output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a command said that must be refused.
-pub fn refusal(args: &[&str], output: Output) -> String {
-    assert!(matches!(output.status.code(), Some(1 | 2)), "shoal {args:?}: {output:?}");
-    String::from_utf8(output.stderr).unwrap()
-}
-
 impl Scene {
     pub fn new(format: &[&str]) -> Scene {
         let scene = Scene { dir: tempfile::tempdir().unwrap() };
@@ -64,7 +58,9 @@ impl Scene {
     }
 
     pub fn refused(&self, args: &[&str]) -> String {
-        refusal(args, self.run(args))
+        let output = self.run(args);
+        assert!(matches!(output.status.code(), Some(1 | 2)), "shoal {args:?}: {output:?}");
+        String::from_utf8(output.stderr).unwrap()
     }
 
     pub fn mount(&self, store: &str) {
