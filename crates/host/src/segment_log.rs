@@ -13,10 +13,10 @@
 //! - Syncs exclude each other (a second one must not return on the first one's unfinished work), never appends.
 //! - A failed sync or store poisons the log.
 //!
-//! Storing into the map costs a tenth of a `pwrite`, but the sync after it twice as much: callers that sync often get
-//! `pwrite`, the others the map. Both meet in the page cache. Where the host copies on write, a store into the map
-//! could end the process for lack of room, so every append uses `pwrite`. The meaning of the bytes is left to the
-//! region.
+//! Storing into the map costs a tenth of a `pwrite`, but the sync after it twice as much, and each new page a fault:
+//! callers that sync often, and long appends, get `pwrite`, the others the map. Both meet in the page cache. Where the
+//! host copies on write, a store into the map could end the process for lack of room, so every append uses `pwrite`. The
+//! meaning of the bytes is left to the region.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -38,6 +38,8 @@ use crate::{PAGE_BYTES, calls, named, sync_parent};
 pub const SEGMENT_BYTES: u64 = 32 << 20;
 /// With this many bytes appended between two syncs, storing into the map is cheaper than `pwrite`.
 const MAP_BYTES_MIN: u64 = 64 << 10;
+/// From this length on an append costs less by `pwrite` than by a fault for each page of the map.
+const CALL_BYTES_MIN: u64 = 8 << 10;
 /// Spares that only urgent appends take.
 const HELD_BACK: usize = 1;
 /// Spares made ahead besides that one.
@@ -342,7 +344,8 @@ impl Shared {
         }
         let len = bytes.len() as u64;
         let since = self.appended_bytes.load(Ordering::Relaxed);
-        let through_map = since.max(self.interval_bytes.load(Ordering::Relaxed)) >= MAP_BYTES_MIN;
+        let through_map =
+            len < CALL_BYTES_MIN && since.max(self.interval_bytes.load(Ordering::Relaxed)) >= MAP_BYTES_MIN;
         let stored = match self.only_segment_for(position, len) {
             Some(segment) => self.store(&segment, position % self.segment_bytes, bytes, through_map),
             None => self.segments_for(position, len, urgent)?.into_iter().try_for_each(|(start, segment)| {

@@ -63,8 +63,9 @@ fn appends_cross_segments_and_are_read_back_after_reopening() {
     let scratch = Scratch::new();
     let log = scratch.create();
     let mut position = 0;
-    // Lengths from tiny to two and a half segments: the first go through pwrite, the later ones through the map.
-    for len in (1..40).map(|i: usize| i * i * 97 + 1).chain([2 * SEGMENT as usize + 30_000]) {
+    // Lengths from tiny to two and a half segments. The first and the long ones go through pwrite, the last ones through the map.
+    let square = |i: usize| i * i * 97 + 1;
+    for len in (1..40).map(square).chain([2 * SEGMENT as usize + 30_000]).chain((1..40).map(|i| square(1 + i % 8))) {
         log.append(position, &pattern(position, len)).unwrap();
         position += len as u64;
     }
