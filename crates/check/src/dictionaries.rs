@@ -18,7 +18,10 @@ pub(crate) type Pieces<'a> = dyn FnMut(SlotRef, &str) -> Result<Option<Vec<u8>>,
 
 /// The dictionaries of a store that can be read.
 #[derive(Default)]
-pub(crate) struct Dictionaries(Vec<(u16, RefCell<Decompressor<'static>>)>);
+pub(crate) struct Dictionaries {
+    none: RefCell<Decompressor<'static>>,
+    numbered: Vec<(u16, RefCell<Decompressor<'static>>)>,
+}
 
 impl Dictionaries {
     /// Reads what the roots lead to.
@@ -44,7 +47,7 @@ impl Dictionaries {
             let sentence = "the copies of the list of dictionaries differ".to_string();
             defects.push(Defect { at: ROOTS_AT.get(), sentence });
         }
-        let mut all = Vec::new();
+        let mut numbered = Vec::new();
         for Listed { number, copies } in lists.into_iter().next().unwrap_or_default() {
             let mut found: Option<Vec<u8>> = None;
             for slot in copies {
@@ -63,7 +66,7 @@ impl Dictionaries {
                 }
             }
             match found.map(|bytes| Decompressor::with_dictionary(&bytes)) {
-                Some(Ok(decompressor)) => all.push((number, RefCell::new(decompressor))),
+                Some(Ok(decompressor)) => numbered.push((number, RefCell::new(decompressor))),
                 Some(Err(why)) => {
                     defects
                         .push(Defect { at: copies[0].offset().get(), sentence: format!("dictionary {number}: {why}") });
@@ -71,23 +74,25 @@ impl Dictionaries {
                 None => {}
             }
         }
-        Ok(Dictionaries(all))
+        Ok(Dictionaries { numbered, ..Dictionaries::default() })
     }
 
     /// Fills `out` from a zstd frame that was made with dictionary `number`, 0 for none; false if it does not hold these many
     /// bytes.
     pub fn decompress(&self, number: u16, payload: &[u8], out: &mut [u8]) -> bool {
-        let len = match number {
-            0 => zstd::bulk::decompress_to_buffer(payload, out),
-            _ => match self.0.iter().find(|(known, _)| *known == number) {
-                Some((_, decompressor)) => decompressor.borrow_mut().decompress_to_buffer(payload, out),
-                None => return false,
-            },
+        let len = match self.decompressor(number) {
+            Some(decompressor) => decompressor.borrow_mut().decompress_to_buffer(payload, out),
+            None => return false,
         };
         len.is_ok_and(|len| len == out.len())
     }
 
     pub fn knows(&self, number: u16) -> bool {
-        number == 0 || self.0.iter().any(|(known, _)| *known == number)
+        self.decompressor(number).is_some()
+    }
+
+    fn decompressor(&self, number: u16) -> Option<&RefCell<Decompressor<'static>>> {
+        let numbered = || self.numbered.iter().find(|(known, _)| *known == number).map(|(_, found)| found);
+        if number == 0 { Some(&self.none) } else { numbered() }
     }
 }

@@ -6,6 +6,7 @@
 //! map does: a page comes from the image's *present* contents until it is first stored to or detached, so an
 //! engine that overwrites an image without detaching sees its memory change.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
@@ -14,6 +15,7 @@ use shoal_media::PersistentMemory;
 
 use crate::fault::Call;
 use crate::image::SimImage;
+use crate::pages::Pages;
 use crate::world::{Inner, Shared};
 
 const PAGE_BYTES: usize = 4096;
@@ -41,7 +43,7 @@ pub struct SimMemory {
 const DISCARDED: u8 = 0xdb;
 
 struct Volatile {
-    bytes: Vec<u8>,
+    own: Pages,
     image: Option<Arc<SimImage>>,
     /// Pages that come from the image still; empty when none does.
     attached: Vec<bool>,
@@ -57,7 +59,7 @@ impl SimMemory {
         let image_bytes = image.as_ref().map_or(0, |&(_, len)| len);
         assert!(image_bytes <= bytes && image_bytes.is_multiple_of(PAGE_BYTES as u64), "an image of whole pages");
         let attached = vec![true; image_bytes as usize / PAGE_BYTES];
-        let backing = Volatile { bytes: vec![0; bytes as usize], image: image.map(|(image, _)| image), attached };
+        let backing = Volatile { own: Pages::default(), image: image.map(|(image, _)| image), attached };
         Arc::new(SimMemory { backing: Backing::Volatile(RwLock::new(backing)), bytes })
     }
 
@@ -68,34 +70,35 @@ impl SimMemory {
 }
 
 impl Volatile {
-    fn attached_pages(&self, at: u64, len: usize) -> impl Iterator<Item = usize> + use<> {
-        let pages = at as usize / PAGE_BYTES..(at as usize + len).div_ceil(PAGE_BYTES).min(self.attached.len());
-        let attached: Vec<usize> = if self.attached.is_empty() || len == 0 {
-            Vec::new()
-        } else {
-            pages.filter(|&page| self.attached[page]).collect()
-        };
-        attached.into_iter()
+    /// Pages of a range that may come from the image.
+    fn pages(&self, at: u64, len: usize) -> Range<usize> {
+        let page_bytes = PAGE_BYTES as u64;
+        let end = (at + len as u64).div_ceil(page_bytes).min(self.attached.len() as u64);
+        (at / page_bytes) as usize..end as usize
+    }
+
+    fn peek(&self, at: u64, out: &mut [u8]) {
+        self.image.as_ref().expect("attached pages have an image").peek(at, out);
     }
 
     fn read(&self, at: u64, out: &mut [u8]) {
-        let start = at as usize;
-        out.copy_from_slice(&self.bytes[start..start + out.len()]);
-        for page in self.attached_pages(at, out.len()) {
-            let from = start.max(page * PAGE_BYTES);
-            let to = (start + out.len()).min((page + 1) * PAGE_BYTES);
-            let image = self.image.as_ref().expect("attached pages have an image");
-            image.peek(from as u64, &mut out[from - start..to - start]);
+        self.own.read(at, out);
+        let end = at + out.len() as u64;
+        for page in self.pages(at, out.len()).filter(|&page| self.attached[page]) {
+            let start = (page * PAGE_BYTES) as u64;
+            let (from, to) = (at.max(start), end.min(start + PAGE_BYTES as u64));
+            self.peek(from, &mut out[(from - at) as usize..(to - at) as usize]);
         }
     }
 
     /// Gives the pages of a range their own copies.
     fn detach(&mut self, at: u64, len: usize) {
-        for page in self.attached_pages(at, len) {
-            let range = page * PAGE_BYTES..(page + 1) * PAGE_BYTES;
-            let image = self.image.as_ref().expect("attached pages have an image");
-            image.peek(range.start as u64, &mut self.bytes[range]);
-            self.attached[page] = false;
+        for page in self.pages(at, len) {
+            if std::mem::take(&mut self.attached[page]) {
+                let mut bytes = [0; PAGE_BYTES];
+                self.peek((page * PAGE_BYTES) as u64, &mut bytes);
+                self.own.write((page * PAGE_BYTES) as u64, &bytes);
+            }
         }
     }
 }
@@ -127,7 +130,7 @@ impl PersistentMemory for SimMemory {
             Backing::Volatile(volatile) => {
                 let volatile = &mut *volatile.write();
                 volatile.detach(at, bytes.len());
-                volatile.bytes[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+                volatile.own.write(at, bytes);
             }
         }
     }
@@ -146,7 +149,7 @@ impl PersistentMemory for SimMemory {
             Backing::Volatile(volatile) => {
                 let volatile = &mut *volatile.write();
                 volatile.detach(at, len as usize);
-                volatile.bytes[at as usize..(at + len) as usize].fill(0);
+                volatile.own.zero(at, len);
             }
         }
     }
@@ -185,7 +188,7 @@ impl PersistentMemory for SimMemory {
         if let Backing::Volatile(volatile) = &self.backing {
             let volatile = &mut *volatile.write();
             volatile.detach(at, len as usize);
-            volatile.bytes[at as usize..(at + len) as usize].fill(DISCARDED);
+            volatile.own.write(at, &vec![DISCARDED; len as usize]);
         }
     }
 

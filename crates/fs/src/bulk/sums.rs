@@ -37,6 +37,8 @@ const LOOKS: usize = 16;
 const OPENED_AHEAD: u64 = 15;
 /// Leaves that one transaction closes.
 const CLOSE_STEP: usize = 1024;
+/// Entries of the table read at once.
+const ENTRIES_AT_ONCE: u64 = 256;
 
 /// An open leaf.
 #[derive(Default)]
@@ -98,8 +100,7 @@ impl Table {
     /// The table as it is on media. What an earlier process left open loses its sums; in a store that is only read it counts as unknown.
     pub fn load(region: &Region, sums: BlockSums, base: u64) -> Result<Table> {
         let (mut places, mut unknown) = (Vec::new(), HashSet::new());
-        for number in 0..sums.leaves() {
-            let entry = entry(region, &sums, number)?;
+        each_entry(region, &sums, |number, entry| {
             let leaf = entry.leaf().ok_or_else(|| Error::Corrupt("table of checksums; run `shoal check`".into()))?;
             if entry.is_open() && region.is_read_only() {
                 unknown.insert(number);
@@ -112,7 +113,8 @@ impl Table {
                 tx.commit()?;
             }
             places.push(AtomicU64::new(if leaf.is_none() { 0 } else { leaf.offset().get() }));
-        }
+            Ok(())
+        })?;
         let places = places.into();
         Ok(Table { sums, base, places, leaves: Mutex::default(), changing: Mutex::default(), unknown })
     }
@@ -408,22 +410,30 @@ fn by_leaf(units: &Units) -> impl Iterator<Item = (u64, Units)> + use<> {
     leaves_of(&units).map(move |leaf| (leaf, units.start.max(leaf * LEAF_SUMS)..units.end.min((leaf + 1) * LEAF_SUMS)))
 }
 
-fn entry(region: &Region, sums: &BlockSums, leaf: u64) -> Result<LeafEntry> {
-    let mut bytes = [0; LEAF_ENTRY as usize];
-    region.read(sums.entry_at(leaf), &mut bytes)?;
-    Ok(LeafEntry::read_from_bytes(&bytes).expect("size is exact"))
+/// The entries of all leaves in turn, [`ENTRIES_AT_ONCE`] read at once.
+fn each_entry(region: &Region, sums: &BlockSums, mut visit: impl FnMut(u64, LeafEntry) -> Result<()>) -> Result<()> {
+    let mut bytes = [0; (ENTRIES_AT_ONCE * LEAF_ENTRY) as usize];
+    for first in (0..sums.leaves()).step_by(ENTRIES_AT_ONCE as usize) {
+        let count = ENTRIES_AT_ONCE.min(sums.leaves() - first);
+        let bytes = &mut bytes[..(count * LEAF_ENTRY) as usize];
+        region.read(sums.entry_at(first), bytes)?;
+        for (number, entry) in (first..).zip(bytes.chunks_exact(LEAF_ENTRY as usize)) {
+            visit(number, LeafEntry::read_from_bytes(entry).expect("size is exact"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Frees the leaves of a table; the table itself stays.
 pub(super) fn free_leaves(region: &Region, sums: &BlockSums) -> Result<()> {
-    for number in 0..sums.leaves() {
-        let Some(leaf) = entry(region, sums, number)?.leaf().filter(|leaf| !leaf.is_none()) else { continue };
+    each_entry(region, sums, |number, entry| {
+        let Some(leaf) = entry.leaf().filter(|leaf| !leaf.is_none()) else { return Ok(()) };
         let mut tx = region.begin_reclaim();
         tx.zero(sums.entry_at(number), LEAF_ENTRY)?;
         tx.free(leaf)?;
         tx.commit()?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A new table without leaves, its units as large as `shift` says; `bytes` as planned.
