@@ -28,6 +28,8 @@ use crate::{calls, host_kind, named, sync_parent};
 const BLOCK_BYTES: u32 = 512;
 /// Unit in which room is taken for writes to come (bytes).
 const PIECE_BYTES: u64 = 1 << 16;
+/// Most that one call gives back (bytes): a sync of the log on the same file system waits for the end of such a call.
+const TRIM_BYTES: u64 = 16 << 20;
 /// Zeros written at a time where the file system cannot zero a range itself.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -192,11 +194,17 @@ impl FileDevice {
                 word.fetch_and(!bit, Ordering::Relaxed);
             }
         }
-        match calls::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len) {
-            // A hint: a file system that cannot follow it keeps the bytes.
-            Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
-            Err(e) => Err(self.io_error(e.into())),
+        let (mut from, end) = (at, at + len);
+        while from < end {
+            let step = end.min((from / TRIM_BYTES + 1) * TRIM_BYTES) - from;
+            match calls::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, step) {
+                Ok(()) => from += step,
+                // A hint: a file system that cannot follow it keeps the bytes.
+                Err(Errno::OPNOTSUPP) => break,
+                Err(e) => return Err(self.io_error(e.into())),
+            }
         }
+        Ok(())
     }
 
     fn write_zeroes(&self, at: u64, len: u64) -> Result<()> {
@@ -331,6 +339,26 @@ mod tests {
         let mut out = [1; 2048];
         shoal_media::read(&device, 4096, &mut out).unwrap();
         assert!(out[..1024].iter().all(|&b| b == 5) && out[1024..].iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn a_trim_of_several_steps_gives_back_its_range_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = FileDevice::create(&dir.path().join("bulk"), 3 * TRIM_BYTES).unwrap();
+        let (from, to) = (TRIM_BYTES / 2, 5 * TRIM_BYTES / 2);
+        let inside = [from, TRIM_BYTES - 4096, TRIM_BYTES, 2 * TRIM_BYTES - 4096, 2 * TRIM_BYTES, to - 4096];
+        let outside = [from - 4096, to];
+        for at in inside.into_iter().chain(outside) {
+            shoal_media::write(&device, at, &[7; 4096]).unwrap();
+        }
+        shoal_media::trim(&device, from, to - from).unwrap();
+        let mut out = [0; 4096];
+        for (places, byte) in [(&inside[..], 0), (&outside[..], 7)] {
+            for &at in places {
+                shoal_media::read(&device, at, &mut out).unwrap();
+                assert!(out.iter().all(|&found| found == byte), "the block at {at}");
+            }
+        }
     }
 
     #[test]
