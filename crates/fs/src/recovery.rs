@@ -40,7 +40,8 @@ impl Fs {
             if inode.flags & INODE_HAS_NEW != 0 {
                 self.past_damage(ino, self.recover_new(ino))?;
             }
-            if inode.flags & INODE_TRUNCATING != 0 {
+            // An inode without links goes as a whole; to change it is refused.
+            if inode.flags & INODE_TRUNCATING != 0 && inode.nlink > 0 {
                 self.past_damage(ino, self.finish_truncate(ino))?;
             }
             if inode.nlink == 0 && !is_planted(Bug::OrphansStay) {
