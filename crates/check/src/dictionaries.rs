@@ -19,6 +19,7 @@ pub(crate) type Pieces<'a> = dyn FnMut(SlotRef, &str) -> Result<Option<Vec<u8>>,
 /// The dictionaries of a store that can be read.
 #[derive(Default)]
 pub(crate) struct Dictionaries {
+    /// For frames that were made without a dictionary.
     none: RefCell<Decompressor<'static>>,
     numbered: Vec<(u16, RefCell<Decompressor<'static>>)>,
 }
@@ -80,11 +81,9 @@ impl Dictionaries {
     /// Fills `out` from a zstd frame that was made with dictionary `number`, 0 for none; false if it does not hold these many
     /// bytes.
     pub fn decompress(&self, number: u16, payload: &[u8], out: &mut [u8]) -> bool {
-        let len = match self.decompressor(number) {
-            Some(decompressor) => decompressor.borrow_mut().decompress_to_buffer(payload, out),
-            None => return false,
-        };
-        len.is_ok_and(|len| len == out.len())
+        self.decompressor(number).is_some_and(|decompressor| {
+            decompressor.borrow_mut().decompress_to_buffer(payload, out).is_ok_and(|len| len == out.len())
+        })
     }
 
     pub fn knows(&self, number: u16) -> bool {
@@ -92,7 +91,9 @@ impl Dictionaries {
     }
 
     fn decompressor(&self, number: u16) -> Option<&RefCell<Decompressor<'static>>> {
-        let numbered = || self.numbered.iter().find(|(known, _)| *known == number).map(|(_, found)| found);
-        if number == 0 { Some(&self.none) } else { numbered() }
+        match number {
+            0 => Some(&self.none),
+            _ => self.numbered.iter().find(|(known, _)| *known == number).map(|(_, found)| found),
+        }
     }
 }

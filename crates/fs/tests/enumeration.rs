@@ -12,12 +12,13 @@ use std::time::Instant;
 
 use crate::crash::explorer::{Sampling, explore, explore_within, guard};
 use crate::crash::operation::Operation::{
-    Checkpoint, Forget, Fsync, PackInodes, SpillAll, SpillTick, Sync, Tick, UnlinkHeld,
+    Checkpoint, Forget, Fsync, PackInodes, Rename, SpillAll, SpillTick, Sync, Tick, TruncateHeld, Unlink, UnlinkHeld,
 };
 use crate::crash::run::{Before, Ground, Run, Workload};
 use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
 use crate::store::Setup;
 use shoal_format::superblock::MemoryKind;
+use shoal_fs::RenameMode::Replace;
 use shoal_sim::{Budget, Random};
 
 const SEED: u64 = 20_260;
@@ -52,6 +53,16 @@ fn singles(steps: &[workload::Step], with_past: bool) -> Vec<Workload> {
         }
     }
     workloads
+}
+
+/// Of files that go in several transactions.
+fn removals() -> Vec<Workload> {
+    let all = [
+        vec![Unlink("many")],
+        vec![UnlinkHeld("many"), TruncateHeld(5), Forget],
+        vec![Rename("foo", "many", Replace), Tick],
+    ];
+    all.map(|operations| Workload { before: Before::Mounted, operations, must_succeed: true }).to_vec()
 }
 
 fn sequences() -> Vec<Workload> {
@@ -211,6 +222,7 @@ fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); G
         workloads.extend(pairs(&steps));
     }
     let mut long = singles(&workload::long_operations(), false);
+    long.extend(removals());
     long.extend(packed_files(&workload::long_operations(), &[Before::Mounted]));
     [
         (ground(Setup::two_tiers(kind)), workloads, share),
@@ -273,6 +285,16 @@ fn every_file_that_changes_its_tier_by_its_threshold_survives_every_crash() {
         states += visit(&ground(setup), &workloads, Share { workloads: 1, states: every, layouts: 1 });
     }
     assert!(states > 1_000, "only {states} states were visited");
+}
+
+/// A crash between two of the transactions leaves an inode without links whose truncation is unfinished.
+#[test]
+fn every_removal_in_several_transactions_survives_every_crash() {
+    for (kind, every) in [(MemoryKind::Logged, 1), (MemoryKind::Battery, 40), (MemoryKind::Dax, 400)] {
+        let states =
+            visit(&ground(Setup::region_only(kind)), &removals(), Share { workloads: 1, states: every, layouts: 1 });
+        assert!(states > 30, "only {states} states were visited");
+    }
 }
 
 /// Log, cache and device lose what they lose by themselves: a process leaves the cache as it was at any store, a machine

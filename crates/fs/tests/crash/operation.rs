@@ -39,6 +39,8 @@ pub enum Operation {
     Unlink(Path),
     /// Takes a reference first, which lasts until [`Operation::Forget`].
     UnlinkHeld(Path),
+    /// Sets the size of what is held.
+    TruncateHeld(u64),
     Forget,
     /// An unnamed file that gets data and then a name.
     Tmpfile(Path),
@@ -157,6 +159,10 @@ impl Operation {
                 let held = fs.lookup(parent, name, true)?.ino;
                 actor.held.push(held);
                 fs.unlink(parent, name)
+            }
+            TruncateHeld(size) => {
+                let change = SetAttr { size: Some(size), ..Default::default() };
+                actor.held.iter().try_for_each(|&held| fs.setattr(held, &change).map(drop))
             }
             Forget => {
                 actor.held.drain(..).for_each(|ino| fs.forget(ino, 1));
