@@ -39,7 +39,7 @@ use crash::run::{Before, Run, Workload};
 use edges::{Edges, KEEP_SIZE, PUNCH_HOLE, STARTS};
 use shoal_format::superblock::MemoryKind::{self, Logged};
 use shoal_fs::planted::{Bug, plant};
-use shoal_sim::Limits;
+use shoal_sim::{Budget, Limits};
 use store::Setup;
 
 const SEED: u64 = 20_261;
@@ -191,7 +191,7 @@ fn hunt_of(bug: Bug) -> Hunt {
 /// Two actors on a store of the past with this name.
 fn go_pair(past: &str, number: usize, blocks: u64, cached: bool) -> Result<u64, String> {
     let limits = Limits { subset_units: 3, torn: 1, each: 2, samples: 4 };
-    let bound = Bound { preemptions: 2, schedules: 40 };
+    let bound = Bound { preemptions: 2, schedules: 40, budget: Budget::default() };
     let extent = Extent { bound, limits, check_every: 1, stores: false };
     let past = pasts().into_iter().find(|other| other.name == past).expect("there is such a past");
     let setup = Setup { bulk_blocks: blocks, cached, ..actors::pairs::setup(MemoryKind::Logged) };

@@ -23,14 +23,14 @@ const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryK
 /// Failures shown before the rest is not looked at.
 const FAILURES_MAX: u64 = 8;
 
-fn extent() -> Extent {
+fn extent(budget: Budget) -> Extent {
     if deep() {
         let limits = Limits { subset_units: 5, torn: 6, each: 10, samples: 16 };
-        let bound = Bound { preemptions: 3, schedules: 400 };
+        let bound = Bound { preemptions: 3, schedules: 400, budget };
         return Extent { bound, limits, check_every: 5, stores: true };
     }
     let limits = Limits { subset_units: 3, torn: 1, each: 2, samples: 3 };
-    Extent { bound: Bound { preemptions: 2, schedules: 24 }, limits, check_every: 16, stores: false }
+    Extent { bound: Bound { preemptions: 2, schedules: 24, budget }, limits, check_every: 16, stores: false }
 }
 
 fn name(pair: &[Operation; 2]) -> String {
@@ -57,12 +57,13 @@ fn visit(
             chosen = Random::new(seed).shuffled(chosen);
         }
         // Each past has its part of the time.
-        for (_, pair) in Budget::of_a_part(pasts.len() as u32).within(chosen) {
+        let budget = Budget::of_a_part(pasts.len() as u32);
+        for (_, pair) in budget.within(chosen) {
             if failures.len() as u64 >= number("SHOAL_FAILURES").unwrap_or(FAILURES_MAX) {
                 continue;
             }
             tried += 1;
-            match ground.explore(pair, &extent(), only) {
+            match ground.explore(pair, &extent(budget), only) {
                 Ok(visited) => count += visited,
                 Err(failure) => failures.push(failure),
             }
@@ -186,7 +187,7 @@ impl Watcher for Blind {
 /// On a busy machine a thread waits for more than the other's locks: its turn is not over.
 #[test]
 fn an_actor_that_sleeps_before_the_other_begins_keeps_the_turn() {
-    let bound = Bound { preemptions: 2, schedules: 24 };
+    let bound = Bound { preemptions: 2, schedules: 24, budget: Budget::default() };
     let order = Arc::new(Mutex::new(Vec::new()));
     let start = || {
         let first = Arc::new(AtomicBool::new(true));

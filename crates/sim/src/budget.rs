@@ -5,6 +5,8 @@
 use std::time::{Duration, Instant};
 
 /// The time of one search: `SHOAL_DEEP_SECONDS`, which `cargo xtask deep` sets; without it a search goes to its end.
+/// The default is without a limit.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Budget {
     until: Option<Instant>,
 }

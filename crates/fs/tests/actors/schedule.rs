@@ -15,6 +15,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use shoal_sim::Budget;
+
 /// An actor that gives no sign of life for so long is not waiting for the other: the test is stuck.
 const STUCK: Duration = Duration::from_secs(60);
 /// The same where both sleep, which is what a deadlock looks like.
@@ -210,6 +212,8 @@ fn spawn(gate: Arc<Gate>, actor: usize, deed: Deed) -> thread::JoinHandle<()> {
 pub struct Bound {
     pub preemptions: usize,
     pub schedules: usize,
+    /// No schedule but the first begins after its end.
+    pub budget: Budget,
 }
 
 /// Runs every schedule within `bound`. `start` makes the two deeds and their watcher anew; `done` is handed the watcher
@@ -223,7 +227,7 @@ pub fn search<W: Watcher>(
     let mut open: Vec<(Vec<usize>, usize, u64)> = vec![(vec![1], 0, 0), (vec![0], 0, 0)];
     let mut schedules = 0;
     while let Some((choices, preemptions, since)) = open.pop() {
-        if schedules == bound.schedules {
+        if schedules == bound.schedules || schedules > 0 && bound.budget.is_spent() {
             break;
         }
         schedules += 1;
