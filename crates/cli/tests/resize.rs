@@ -178,11 +178,11 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
     if !has_strace() {
         return;
     }
-    // Thousands of calls take hours: a deep run that is to end takes a sample, the usual run half of that; each seed begins
+    // Thousands of calls take hours: a deep run that is to end takes a sample, the usual run a quarter of that; each seed begins
     // at another call.
     let deep = std::env::var_os("SHOAL_DEEP").is_some();
     let all = deep && std::env::var_os("SHOAL_DEEP_SECONDS").is_none();
-    let share = if deep { 1 } else { 2 };
+    let share = if deep { 1 } else { 4 };
     let seed = std::env::var("SHOAL_SEED").map_or(0, |seed| seed.parse().expect("SHOAL_SEED is a number"));
     for (first, kind) in KINDS.into_iter().enumerate() {
         let (scene, before) = filled(kind);

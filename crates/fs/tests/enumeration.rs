@@ -249,7 +249,7 @@ fn enumerate(kind: MemoryKind, share: Share) {
 
 #[test]
 fn every_operation_on_logged_memory_survives_every_crash() {
-    enumerate(MemoryKind::Logged, Share { workloads: 12, states: 12, layouts: 1 });
+    enumerate(MemoryKind::Logged, Share { workloads: 12, states: 12, layouts: 3 });
 }
 
 #[test]
