@@ -4,13 +4,13 @@
 //! one JSON line, that the mount answers, or why not. Its standard error is the store's log. `--foreground` does the
 //! daemon's work in this process. `mount.fuse.shoal` is the same command as mount(8) calls it.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use shoal_devices::{During, Failure, Outcome};
+use shoal_host::Directory;
 use shoal_store::{DAEMON_LOG, Store};
 
 use crate::args::{MountArgs, MountHelper};
@@ -119,14 +119,21 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
     }
 }
 
+/// The daemon's log. On a host that takes no writes it says nothing.
 fn open_log(directory: &Path) -> Outcome<File> {
-    let path = directory.join(DAEMON_LOG);
-    if fs::metadata(&path).is_ok_and(|m| m.len() > LOG_BYTES_MAX) {
-        let old = directory.join(format!("{}.1", DAEMON_LOG));
-        fs::rename(&path, old).during(path.display())?;
+    let held = Directory::open(directory).map_err(Failure::told)?;
+    let opened = || {
+        if held.file_bytes(DAEMON_LOG).is_some_and(|bytes| bytes > LOG_BYTES_MAX) {
+            held.rename(DAEMON_LOG, &format!("{DAEMON_LOG}.1"))?;
+        }
+        held.open_to_append(DAEMON_LOG)
+    };
+    match opened() {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            OpenOptions::new().write(true).open("/dev/null").during("/dev/null")
+        }
+        opened => opened.map_err(Failure::told),
     }
-    let opened: io::Result<File> = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
-    opened.during(path.display())
 }
 
 fn print(ready: &Ready, json: bool) {
@@ -142,6 +149,7 @@ fn print(ready: &Ready, json: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_long_log_makes_room() {

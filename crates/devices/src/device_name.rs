@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use crate::device::{Device, DeviceReport, Made};
-use crate::failure::Outcome;
+use crate::failure::{Failure, Outcome};
 use crate::size::Size;
 
 /// Makes a new disk of a name.
@@ -25,6 +25,8 @@ pub struct Kind {
     pub schemes: &'static [&'static str],
     /// Opening a device changes what it holds, and so is not for those who only save what is left.
     pub opening_writes: bool,
+    /// Opening a device may open files of this machine: a disk, secrets, certificates.
+    pub opens_files: bool,
     /// Reads a name; `None` where it is of another kind.
     pub(crate) parse: fn(&str) -> Option<Result<DeviceName, String>>,
     /// `None` where devices are there or not, but are not made.
@@ -59,6 +61,17 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     fn absolute(&self) -> io::Result<DeviceName>;
 
     fn open(&self) -> Outcome<Box<dyn Device>>;
+
+    /// The same on the word of another user, who may name files of his own and devices that others serve.
+    fn open_as(&self, user: Option<u32>) -> Outcome<Box<dyn Device>> {
+        match user {
+            Some(user) if self.kind().opens_files => {
+                let cause = format!("user {user} named it, who may name files of his own only");
+                Err(Failure::new(self.without_secrets(), cause).remedy(format!("open it as user {user}")))
+            }
+            _ => self.open(),
+        }
+    }
 
     /// The file or block device that the device is, if it is nothing more.
     fn path(&self) -> Option<&Path> {

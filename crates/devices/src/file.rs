@@ -12,7 +12,7 @@ use shoal_media::BlockDevice;
 
 use crate::device::Device;
 use crate::device_name::{DeviceName, Kind, Name, path_of};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{During, Failure, Outcome};
 
 pub static KIND: Kind = Kind {
     name: "file",
@@ -20,6 +20,7 @@ pub static KIND: Kind = Kind {
     // The second for those who think of a block device.
     schemes: &["file", "device"],
     opening_writes: false,
+    opens_files: true,
     parse: |text| path_of(text, KIND.schemes).map(|path| Ok(file(path))),
     make: None,
     text: |report| Ok(report.head("")),
@@ -57,8 +58,18 @@ impl Name for FileName {
     }
 
     fn open(&self) -> Outcome<Box<dyn Device>> {
+        self.open_as(None)
+    }
+
+    fn open_as(&self, user: Option<u32>) -> Outcome<Box<dyn Device>> {
         let remedy = "make it first, for example with `truncate -s 1G FILE`";
         let device = FileDevice::open(&self.0).map_err(|error| Failure::told(error).remedy(remedy))?;
+        if let Some(user) = user
+            && device.owner().during(self.0.display())? != user
+        {
+            let cause = format!("is not user {user}'s, who named it");
+            return Err(Failure::new(self.0.display(), cause).remedy(format!("open it as user {user}")));
+        }
         // A copy of a store's directory names the same file, and would write over this store's blocks.
         device.claim().map_err(|error| Failure::new(self.0.display(), error))?;
         Ok(Box::new(OpenFile { device: Arc::new(device), name: self.clone() }))

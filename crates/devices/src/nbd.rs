@@ -28,6 +28,7 @@ pub static KIND: Kind = Kind {
     words: "network block device",
     schemes: &["nbd", "nbds", "nbd+unix", "nbds+unix"],
     opening_writes: false,
+    opens_files: true,
     // A URI of another scheme is named by the parser of URIs.
     parse: |text| text.contains("://").then(|| parse(text)),
     make: None,

@@ -15,6 +15,7 @@ use rustix::fs::{FallocateFlags, fstatfs};
 use rustix::mm::MapFlags;
 use shoal_media::{MediaError, PersistentMemory, Result};
 
+use crate::directory::{Access, open_unlinked, remove_held};
 use crate::map::Map;
 use crate::store_lock::lock_alone;
 use crate::{calls, host_kind, named};
@@ -51,10 +52,7 @@ impl CacheFile {
 
     /// Opens a file that an earlier process left. With `aside` stores stay in this process.
     pub fn open(path: &Path, aside: bool) -> io::Result<CacheFile> {
-        // A name that leads elsewhere is not ours.
-        let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-        let opened = OpenOptions::new().read(true).write(true).custom_flags(nofollow).open(path);
-        let file = opened.map_err(|e| named(path, e))?;
+        let file = open_unlinked(path, Access::reading(aside))?;
         CacheFile::refuse_disks(&file).map_err(|e| named(path, e))?;
         let flags = if aside { MapFlags::PRIVATE | MapFlags::NORESERVE } else { MapFlags::SHARED };
         CacheFile::over(path, file, flags)
@@ -62,9 +60,7 @@ impl CacheFile {
 
     /// Opens a file that may have a user, to look at it. Stores stay in this process.
     pub fn peek(path: &Path) -> io::Result<CacheFile> {
-        let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-        let opened = OpenOptions::new().read(true).write(true).custom_flags(nofollow).open(path);
-        let file = opened.map_err(|e| named(path, e))?;
+        let file = open_unlinked(path, Access::Read)?;
         CacheFile::refuse_disks(&file).map_err(|e| named(path, e))?;
         CacheFile::mapped(path, file, MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
@@ -125,6 +121,16 @@ impl CacheFile {
         is_written
     }
 
+    /// Removes the file's name. What was put in its place stays.
+    pub fn remove(&self) -> io::Result<()> {
+        remove_held(&self.path, &self.file).map(drop)
+    }
+
+    /// Its path when it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Is the file still there under its name? Without it, nothing that is held outlives this process.
     pub fn is_named(&self) -> bool {
         let own = self.file.metadata().ok();
@@ -157,6 +163,10 @@ impl PersistentMemory for CacheFile {
     fn fence(&self) {}
 
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        // What is only looked at takes nothing: a page that is gone reads as zeros, which no sum fits.
+        if self.aside {
+            return Ok(false);
+        }
         let taken = host_kind::allocate(&self.file, at, len);
         taken.map_err(|e| MediaError::io(format!("write-back cache {}", self.path.display()), e))
     }

@@ -1,7 +1,7 @@
 //! The calls that change files: one door, so that tests can record what goes through it.
 //!
-//! Every write, resize, allocation, rename, removal and sync of the store's files goes through a function here, and every store
-//! into a shared map is noted here. Each function is the system call and nothing else; with the feature `recorded` it also tells
+//! Every write, resize, allocation and sync of the store's files goes through a function here; every store into a shared map, and
+//! every name made, given or removed through a held directory, is noted here. Each function is the system call and nothing else; with the feature `recorded` it also tells
 //! the [`crate::recorder`]. A change is recorded after it was made, a sync when it begins and when it ends: so a write that runs
 //! beside a sync never counts as covered by it.
 //! Left out: reads, the store's lock, and what the command line writes (description, process id).
@@ -105,16 +105,32 @@ pub fn create(options: &OpenOptions, path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
-    fs::rename(from, to)?;
-    #[cfg(feature = "recorded")]
-    recorder::note(|| Event::Renamed { from: from.to_path_buf(), to: to.to_path_buf() });
+pub fn remove_file(path: &Path) -> io::Result<()> {
+    fs::remove_file(path)?;
+    removed(path);
     Ok(())
 }
 
-pub fn remove_file(path: &Path) -> io::Result<()> {
-    fs::remove_file(path)?;
+/// Notes what was made through a directory's descriptor. The path is the directory's when it was opened.
+pub fn created(file: &File, path: &Path) {
+    #[cfg(feature = "recorded")]
+    recorder::note(|| Event::Created { file: FileId::of(file), path: path.to_path_buf() });
+    #[cfg(not(feature = "recorded"))]
+    let _ = (file, path);
+}
+
+/// The same for a name that was given.
+pub fn renamed(from: &Path, to: &Path) {
+    #[cfg(feature = "recorded")]
+    recorder::note(|| Event::Renamed { from: from.to_path_buf(), to: to.to_path_buf() });
+    #[cfg(not(feature = "recorded"))]
+    let _ = (from, to);
+}
+
+/// The same for a name that was taken away.
+pub fn removed(path: &Path) {
     #[cfg(feature = "recorded")]
     recorder::note(|| Event::Removed { path: path.to_path_buf() });
-    Ok(())
+    #[cfg(not(feature = "recorded"))]
+    let _ = path;
 }

@@ -11,7 +11,7 @@
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -81,6 +81,17 @@ pub struct FileDevice {
     name: String,
 }
 
+/// Is it for its host's, or the device's own, sake that a file cannot be written?
+fn takes_no_writes(error: &io::Error, path: &Path) -> bool {
+    match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => true,
+        io::ErrorKind::PermissionDenied => {
+            std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+        }
+        _ => false,
+    }
+}
+
 impl FileDevice {
     /// Creates a sparse file of `bytes`, readable by its owner only. An existing file is taken only when empty.
     pub fn create(path: &Path, bytes: u64) -> io::Result<FileDevice> {
@@ -106,10 +117,20 @@ impl FileDevice {
     /// Opens a file or a block device; a last partial block is not used.
     pub fn open(path: &Path) -> io::Result<FileDevice> {
         let opened = OpenOptions::new().read(true).write(true).open(path);
+        // A backup medium: what is written is refused, and everything can be read.
+        let opened = opened.or_else(|error| match takes_no_writes(&error, path) {
+            true => File::open(path),
+            false => Err(error),
+        });
         let mut file = opened.map_err(|e| named(path, e))?;
         // The metadata of a block device has no length; its end can be sought.
         let bytes = file.seek(SeekFrom::End(0)).map_err(|e| named(path, e))?;
         Ok(Self::over(file, bytes - bytes % BLOCK_BYTES as u64, path))
+    }
+
+    /// The user that the file or device belongs to.
+    pub fn owner(&self) -> io::Result<u32> {
+        self.file.metadata().map(|found| found.uid())
     }
 
     /// Locks the device against every other process that claims it, as long as this one has it open.

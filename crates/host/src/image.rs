@@ -4,15 +4,16 @@
 //! is refused: the kernel may have dropped bytes that it could not write, and only a new open can tell. Left to the
 //! region: which bytes make an image valid, and when one is sealed.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use shoal_media::{ImageFile, MediaError, Poison, Result};
 
+use crate::directory::{Access, Directory, in_directory};
 use crate::planted::{Bug, is_planted};
-use crate::{calls, host_kind, named, sync_parent};
+use crate::{calls, host_kind};
 
 pub struct HostImage {
     file: File,
@@ -23,17 +24,26 @@ pub struct HostImage {
 impl HostImage {
     /// Creates an empty image, readable by its owner only; refuses a path that exists.
     pub fn create(path: &Path) -> io::Result<HostImage> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        let file = calls::create(&options, path).map_err(|e| named(path, e))?;
+        let (directory, name) = in_directory(path)?;
+        Self::create_in(&directory, &name)
+    }
+
+    /// The same in a directory that is held.
+    pub fn create_in(directory: &Directory, name: &str) -> io::Result<HostImage> {
+        let file = directory.create_new(name)?;
         host_kind::write_in_place(&file);
-        sync_parent(path)?;
-        Ok(Self::over(file, path))
+        directory.sync()?;
+        Ok(Self::over(file, &directory.path().join(name)))
     }
 
     pub fn open(path: &Path) -> io::Result<HostImage> {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named(path, e))?;
-        Ok(Self::over(file, path))
+        let (directory, name) = in_directory(path)?;
+        Self::open_in(&directory, &name, Access::Write)
+    }
+
+    /// The same in a directory that is held. An image that is opened to be read takes no writes.
+    pub fn open_in(directory: &Directory, name: &str, access: Access) -> io::Result<HostImage> {
+        Ok(Self::over(directory.open_file(name, access)?, &directory.path().join(name)))
     }
 
     fn over(file: File, path: &Path) -> HostImage {

@@ -6,6 +6,7 @@
 //! | `shared_map` | the file behind a `battery` or `dax` region, mapped in place |
 //! | `segment_log` | the log of a `logged` store, a directory of segment files |
 //! | `image` | one image of a region at rest, a sparse file |
+//! | `directory` | a directory held by its descriptor, and the files in it |
 //! | `file_device` | bulk storage on a file or a block device |
 //! | `cache_file` | the memory of a write-back cache, a file on tmpfs |
 //! | `fuse_device` | further descriptors of a FUSE connection |
@@ -25,6 +26,7 @@ mod cache_file;
 mod cache_line;
 mod calls;
 mod concurrent;
+mod directory;
 mod file_device;
 mod fuse_device;
 mod fuse_ring;
@@ -51,13 +53,14 @@ use std::path::Path;
 
 pub use cache_file::CacheFile;
 pub use concurrent::Concurrent;
+pub use directory::{Access, Directory, Identity, is_blank, open_unlinked, remove_held, rename_to_new};
 pub use file_device::FileDevice;
 pub use fuse_device::clone_connection;
 pub use fuse_ring::{Answer, Answers, FuseRing, Taken, Waker};
 pub use image::HostImage;
 pub use machine::{
-    HostSpace, SystemClock, boot_id, host_free_bytes, idle_time, memory_total_bytes, place_id, possible_cpus,
-    random_bytes,
+    HostSpace, SystemClock, boot_id, held_host_bytes, host_free_bytes, idle_time, memory_total_bytes, place_id,
+    place_id_in, possible_cpus, random_bytes,
 };
 pub use private_map::PrivateMap;
 pub use scheduling::{Class, Scheduled, Seen, like_the_process, may_return};

@@ -4,6 +4,7 @@
 //! the clock's creation. The boot id tells whether the power was lost since a store was last used.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -11,6 +12,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::{ClockId, clock_gettime};
 use shoal_media::Clock;
 
+use crate::directory::Directory;
 use crate::named;
 
 /// The machine's clocks.
@@ -63,11 +65,20 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
 /// snapshot of its subvolume, may lack bytes that were only in the page cache of the original; it has another inode,
 /// time of birth or device number. Another view of the same file system (a bind mount, a mount namespace) has another mount number, too.
 pub fn place_id(path: &Path) -> io::Result<u64> {
+    place_of(rustix::fs::CWD, path, rustix::fs::AtFlags::empty()).map_err(|e| named(path, e))
+}
+
+/// The same for a name in a directory that is held; a link is not followed.
+pub fn place_id_in(directory: &Directory, name: &str) -> io::Result<u64> {
+    place_of(directory, Path::new(name), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(|e| named(&directory.path().join(name), e))
+}
+
+fn place_of(directory: impl AsFd, path: &Path, flags: rustix::fs::AtFlags) -> rustix::io::Result<u64> {
     // STATX_MNT_ID_UNIQUE: never used twice in one boot, unlike the number in /proc/self/mountinfo.
     let unique = rustix::fs::StatxFlags::from_bits_retain(0x4000);
     let wanted = unique | rustix::fs::StatxFlags::BASIC_STATS | rustix::fs::StatxFlags::BTIME;
-    let found = rustix::fs::statx(rustix::fs::CWD, path, rustix::fs::AtFlags::empty(), wanted);
-    let found = found.map_err(|e| named(path, e))?;
+    let found = rustix::fs::statx(directory, path, flags, wanted)?;
     let mount = if found.stx_mask & unique.bits() != 0 { found.stx_mnt_id } else { 0 };
     let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
     // A file that is removed leaves its inode number to a later one.
@@ -137,12 +148,20 @@ pub struct HostSpace {
 }
 
 pub fn host_free_bytes(path: &Path) -> io::Result<HostSpace> {
-    let s = rustix::fs::statvfs(path).map_err(|e| named(path, e))?;
-    Ok(HostSpace {
+    rustix::fs::statvfs(path).map(space).map_err(|e| named(path, e))
+}
+
+/// The same for a directory that is held.
+pub fn held_host_bytes(directory: &Directory) -> io::Result<HostSpace> {
+    rustix::fs::fstatvfs(directory).map(space).map_err(|e| named(directory.path(), e))
+}
+
+fn space(s: rustix::fs::StatVfs) -> HostSpace {
+    HostSpace {
         total_bytes: s.f_blocks * s.f_frsize,
         free_bytes: s.f_bfree * s.f_frsize,
         available_bytes: s.f_bavail * s.f_frsize,
-    })
+    }
 }
 
 /// DRAM of the machine (bytes).

@@ -14,19 +14,19 @@
 //! making a segment come as the system gave them, because the caller must tell a lack from a failure.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::mm::MapFlags;
 
+use crate::directory::{Access, Directory};
 use crate::map::Map;
 use crate::planted::{Bug, is_planted};
-use crate::{calls, host_kind, named};
+use crate::{calls, host_kind};
 
 /// Maximum number of spares kept, on a host with room for them: the segments that a checkpoint of the usual 256 MiB
 /// releases, and one held back.
@@ -71,15 +71,15 @@ pub(crate) struct Scan {
 }
 
 pub(crate) struct SegmentFiles {
-    path: PathBuf,
-    directory: File,
+    directory: Directory,
+    access: Access,
     segment_bytes: u64,
     next_number: AtomicU64,
     mapped: bool,
     /// Half-made spares, and whole ones beyond those kept, found when the log was opened.
-    leftovers: Mutex<Vec<PathBuf>>,
+    leftovers: Mutex<Vec<String>>,
     /// The spare that is being made, or was last.
-    making: Mutex<PathBuf>,
+    making: Mutex<String>,
     #[cfg(test)]
     pub before: Mutex<Option<Hook>>,
 }
@@ -106,13 +106,13 @@ fn parse_name(name: &str) -> Option<Name> {
 }
 
 impl SegmentFiles {
-    /// Opens the directory and everything in it.
-    pub fn open(path: &Path, segment_bytes: u64) -> io::Result<(SegmentFiles, Scan)> {
-        let directory = File::open(path).map_err(|e| named(path, e))?;
-        let mapped = host_kind::writes_in_place(&directory);
+    /// Opens everything in the directory.
+    pub fn open(directory: Directory, segment_bytes: u64, access: Access) -> io::Result<(SegmentFiles, Scan)> {
+        let mapped = access == Access::Write && host_kind::writes_in_place(directory.file());
+        let entries = directory.entries()?;
         let mut files = SegmentFiles {
-            path: path.to_owned(),
             directory,
+            access,
             segment_bytes,
             next_number: AtomicU64::new(0),
             mapped,
@@ -122,31 +122,30 @@ impl SegmentFiles {
             before: Mutex::new(None),
         };
         let mut scan = Scan { segments: BTreeMap::new(), spares: Vec::new() };
-        for entry in fs::read_dir(path).map_err(|e| named(path, e))? {
-            let file_path = entry.map_err(|e| named(path, e))?.path();
-            let name = file_path.file_name().and_then(|n| n.to_str()).and_then(parse_name);
-            match name {
+        for entry in entries {
+            let name = entry.to_string_lossy();
+            match parse_name(&name) {
                 Some(Name::Log(start)) if start.is_multiple_of(segment_bytes) => {
-                    scan.segments.insert(start, files.open_segment(&file_path)?);
+                    scan.segments.insert(start, files.open_segment(&name)?);
                 }
                 Some(Name::Spare(number)) => {
                     files.number_after(number);
                     // A spare of another length holds nothing, and no store should be refused because of it.
-                    if files.is_whole(&file_path) {
+                    if files.directory.file_bytes(&name) == Some(segment_bytes) {
                         if scan.spares.len() < SPARES_MAX {
-                            scan.spares.push(Spare { number, segment: files.open_segment(&file_path)? });
+                            scan.spares.push(Spare { number, segment: files.open_segment(&name)? });
                         } else {
-                            files.leftovers.get_mut().push(file_path);
+                            files.leftovers.get_mut().push(name.into_owned());
                         }
                     }
                 }
                 Some(Name::New(number)) => {
                     files.number_after(number);
-                    files.leftovers.get_mut().push(file_path);
+                    files.leftovers.get_mut().push(name.into_owned());
                 }
                 Some(Name::Log(_)) | None => {
                     let message = format!("is not a log segment of {segment_bytes} bytes: move it out of the log");
-                    return Err(named(&file_path, io::Error::new(io::ErrorKind::InvalidData, message)));
+                    return Err(files.named(&name, io::Error::new(io::ErrorKind::InvalidData, message)));
                 }
             }
         }
@@ -166,28 +165,26 @@ impl SegmentFiles {
     /// Removes the leftovers that opening found. A file that cannot be removed is found again by the next opening.
     pub fn remove_leftovers(&self) {
         let found = std::mem::take(&mut *self.leftovers.lock());
-        for path in found {
-            let _ = calls::remove_file(&path);
+        for name in found {
+            let _ = self.directory.remove(&name);
         }
     }
 
-    fn is_whole(&self, path: &Path) -> bool {
-        fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == self.segment_bytes)
+    fn named(&self, name: &str, source: io::Error) -> io::Error {
+        crate::named(&self.directory.path().join(name), source)
     }
 
-    fn open_segment(&self, path: &Path) -> io::Result<Segment> {
-        let opened = OpenOptions::new().read(true).write(true).open(path);
-        let file = opened.map_err(|e| named(path, e))?;
-        let metadata = file.metadata().map_err(|e| named(path, e))?;
-        let found = metadata.len();
-        if found != self.segment_bytes || !metadata.is_file() {
+    fn open_segment(&self, name: &str) -> io::Result<Segment> {
+        let file = self.directory.open_file(name, self.access)?;
+        let found = file.metadata().map_err(|e| self.named(name, e))?.len();
+        if found != self.segment_bytes {
             let message = format!(
                 "is {found} bytes long, a log segment has {}: restore the log from a copy, or run the check",
                 self.segment_bytes
             );
-            return Err(named(path, io::Error::new(io::ErrorKind::InvalidData, message)));
+            return Err(self.named(name, io::Error::new(io::ErrorKind::InvalidData, message)));
         }
-        self.map(file).map_err(|e| named(path, e))
+        self.map(file).map_err(|e| self.named(name, e))
     }
 
     fn map(&self, file: File) -> io::Result<Segment> {
@@ -197,7 +194,7 @@ impl SegmentFiles {
 
     /// Files made in the directory from now on are written in place, if the host can be told so.
     pub fn write_in_place(&self) {
-        host_kind::write_in_place(&self.directory);
+        host_kind::write_in_place(self.directory.file());
     }
 
     /// Called before each call that may fail.
@@ -220,19 +217,19 @@ impl SegmentFiles {
     ) -> io::Result<Spare> {
         self.remove_leftovers();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let temporary = self.path.join(format!("new-{number}"));
+        let temporary = format!("new-{number}");
         self.making.lock().clone_from(&temporary);
         let made = self.fill_segment(&temporary, stop, has_time, rest).and_then(|file| {
             // The map first: a spare that has its name is counted.
             let segment = self.map(file)?;
-            calls::rename(&temporary, &self.spare_path(number))?;
+            self.directory.rename(&temporary, &spare_name(number))?;
             Ok(segment)
         });
         match made {
             Ok(segment) => Ok(Spare { number, segment }),
             Err(e) => {
                 // A file that cannot be removed is a leftover for the next process; here only its space matters.
-                let _ = calls::remove_file(&temporary);
+                let _ = self.directory.remove(&temporary);
                 Err(e)
             }
         }
@@ -240,12 +237,12 @@ impl SegmentFiles {
 
     /// Room that the spare that is being made has taken of the host so far.
     pub fn taken_bytes(&self) -> u64 {
-        fs::metadata(&*self.making.lock()).map_or(0, |found| (found.blocks() * 512).min(self.segment_bytes))
+        self.directory.allocated_bytes(&self.making.lock()).min(self.segment_bytes)
     }
 
     fn fill_segment(
         &self,
-        path: &Path,
+        name: &str,
         stop: &AtomicBool,
         has_time: &dyn Fn(u64) -> bool,
         rest: &dyn Fn(Duration),
@@ -256,7 +253,7 @@ impl SegmentFiles {
         if space.f_bavail.saturating_mul(space.f_frsize) < self.segment_bytes {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let file = calls::create(OpenOptions::new().read(true).write(true).create_new(true).mode(0o600), path)?;
+        let file = self.directory.create_new(name)?;
         host_kind::write_in_place(&file);
         self.step(Step::Allocate)?;
         host_kind::allocate(&file, 0, self.segment_bytes)?;
@@ -285,35 +282,33 @@ impl SegmentFiles {
 
     /// Names a spare after the position it is to hold. Durable with `sync_directory`.
     pub fn rename_to_log(&self, number: u64, start: u64) -> io::Result<()> {
-        let path = self.spare_path(number);
-        calls::rename(&path, &self.log_path(start))
+        self.directory.rename(&spare_name(number), &log_name(start))
     }
 
     /// Makes a segment a spare, without meaning; returns its number.
     pub fn rename_to_spare(&self, start: u64) -> io::Result<u64> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-        let path = self.log_path(start);
-        calls::rename(&path, &self.spare_path(number))?;
+        self.directory.rename(&log_name(start), &spare_name(number))?;
         Ok(number)
     }
 
     pub fn remove_log(&self, start: u64) -> io::Result<()> {
-        calls::remove_file(&self.log_path(start))
+        self.directory.remove(&log_name(start))
     }
 
     pub fn sync_directory(&self) -> io::Result<()> {
-        calls::sync_directory(&self.directory, &self.path)
+        self.directory.sync()
     }
 
     pub fn path(&self) -> &Path {
-        &self.path
+        self.directory.path()
     }
+}
 
-    fn log_path(&self, start: u64) -> PathBuf {
-        self.path.join(format!("log-{start:016x}"))
-    }
+fn log_name(start: u64) -> String {
+    format!("log-{start:016x}")
+}
 
-    fn spare_path(&self, number: u64) -> PathBuf {
-        self.path.join(format!("spare-{number}"))
-    }
+fn spare_name(number: u64) -> String {
+    format!("spare-{number}")
 }

@@ -20,7 +20,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,9 +30,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use shoal_media::{LogDevice, MediaError, Poison, Result};
 
+use crate::directory::{Access, Directory, in_directory};
 use crate::planted::{Bug, is_planted};
 use crate::segment_files::{SPARES_MAX, Segment, SegmentFiles, Spare, Step};
-use crate::{PAGE_BYTES, calls, named, sync_parent};
+use crate::{PAGE_BYTES, calls, named};
 
 /// Bytes of a segment, unless the store was made with another size.
 pub const SEGMENT_BYTES: u64 = 32 << 20;
@@ -120,9 +121,16 @@ impl SegmentLog {
     /// Makes the directory of an empty log, with its first segment and the one held back; it must not exist. `segment_bytes`
     /// is a multiple of the page.
     pub fn create(directory: &Path, segment_bytes: u64) -> io::Result<SegmentLog> {
-        std::fs::DirBuilder::new().mode(0o700).create(directory).map_err(|e| named(directory, e))?;
-        sync_parent(directory)?;
-        let log = Self::open(directory, segment_bytes)?;
+        let (parent, name) = in_directory(directory)?;
+        Self::create_in(&parent, &name, segment_bytes)
+    }
+
+    /// The same below a directory that is held.
+    pub fn create_in(parent: &Directory, name: &str, segment_bytes: u64) -> io::Result<SegmentLog> {
+        let held = parent.make_directory(name)?;
+        parent.sync()?;
+        let log = Self::over(held.clone(), segment_bytes, Access::Write)?;
+        let directory = held.path();
         log.shared.files.write_in_place();
         for _ in 0..1 + HELD_BACK {
             let spare = log
@@ -137,12 +145,22 @@ impl SegmentLog {
 
     /// Opens a log with every segment there is; a file that is not one of its own is an error that names it.
     pub fn open(directory: &Path, segment_bytes: u64) -> io::Result<SegmentLog> {
+        Self::over(Directory::open(directory)?, segment_bytes, Access::Write)
+    }
+
+    /// The same below a directory that is held. A log that is opened to be read takes no appends.
+    pub fn open_in(parent: &Directory, name: &str, segment_bytes: u64, access: Access) -> io::Result<SegmentLog> {
+        Self::over(parent.subdirectory(name)?, segment_bytes, access)
+    }
+
+    fn over(held: Directory, segment_bytes: u64, access: Access) -> io::Result<SegmentLog> {
+        let directory = held.path();
         if segment_bytes == 0 || !segment_bytes.is_multiple_of(PAGE_BYTES) {
             let message = format!("{segment_bytes} bytes is no segment size: choose a multiple of {PAGE_BYTES}");
             return Err(named(directory, io::Error::new(io::ErrorKind::InvalidInput, message)));
         }
-        let (files, scan) = SegmentFiles::open(directory, segment_bytes)?;
-        let host_bytes = crate::host_free_bytes(directory)?.total_bytes;
+        let host_bytes = crate::held_host_bytes(&held)?.total_bytes;
+        let (files, scan) = SegmentFiles::open(held.clone(), segment_bytes, access)?;
         let state = State {
             segments: scan.segments.into_iter().map(|(start, segment)| (start, Arc::new(segment))).collect(),
             spares: scan.spares.into_iter().map(SpareSegment::from).collect(),

@@ -82,7 +82,7 @@ impl SharedMap {
     /// Maps an existing file so that stores stay in this process: for a reader that must replay a log to see the
     /// contents. The file must have no other user meanwhile.
     pub fn open_aside(path: &Path, kind: SharedKind) -> io::Result<SharedMap> {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named(path, e))?;
+        let file = File::open(path).map_err(|e| named(path, e))?;
         let bytes = file.metadata().map_err(|e| named(path, e))?.len();
         lock_alone(&file).map_err(|e| named(path, e))?;
         let map = Map::of_file(&file, bytes, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(|e| named(path, e))?;
@@ -107,6 +107,11 @@ impl SharedMap {
         let name = format!("region file {}", path.display());
         let map = map.map_err(|e| named(path, e))?;
         Ok(SharedMap { map, file, kind, flush, synchronous, aside: false, poison: Poison::default(), name })
+    }
+
+    /// The file, to compare it with what its name leads to.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     /// Does a fence alone keep the promise of the memory's kind? False for `dax` without MAP_SYNC: call `sync`.

@@ -3,59 +3,77 @@
 //! The kernel releases it when the process ends, however it ends. The file holds the process id of its owner, for the
 //! message to the next process that wants the store. It stays behind, without meaning, when the lock is released.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+use crate::directory::{Access, Directory};
 use crate::named;
+
+/// Holds the process id of the lock's owner.
+const LOCK: &str = "lock";
 
 /// How long to wait for a region that another process has open.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 pub struct StoreLock {
-    file: File,
-    path: PathBuf,
-    _directory: File,
+    /// `None`: a host that takes no writes, where nobody made one.
+    file: Option<File>,
+    directory: Directory,
+    _locked: File,
 }
 
 impl StoreLock {
-    /// Locks the store in `directory`, or names its owner at once (`WouldBlock`).
-    pub fn acquire(directory: &Path) -> io::Result<StoreLock> {
-        let path = directory.join("lock");
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(|e| named(&path, e))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(in_use(directory, &file)),
-            Err(e) => return Err(named(&path, e)),
+    /// Locks the store in `directory`, or names its owner at once (`WouldBlock`). Where the host takes no writes the lock is another
+    /// reader's affair only, and leaves no trace.
+    pub fn acquire(directory: &Directory) -> io::Result<StoreLock> {
+        let (file, is_written) = match directory.open_or_create(LOCK) {
+            Ok(file) => (Some(file), true),
+            Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                (existing(directory.open_file(LOCK, Access::Read))?, false)
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(file) = &file {
+            match flock(file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Err(in_use(directory, file)),
+                Err(e) => return Err(named(&directory.path().join(LOCK), e)),
+            }
         }
-        let lock = StoreLock { file, path, _directory: lock_directory(directory)? };
+        let lock = StoreLock {
+            file: file.filter(|_| is_written),
+            directory: directory.clone(),
+            _locked: lock_directory(directory)?,
+        };
         lock.record_owner()?;
         Ok(lock)
     }
 
-    /// Is the lock held? Asked through files opened for reading, which leaves the lock file as it is.
-    pub fn is_held(directory: &Path) -> bool {
-        [&directory.join("lock"), directory].into_iter().any(|path| {
-            File::open(path)
-                .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
-        })
+    /// False: the host takes no writes, and the store can only be read.
+    pub fn takes_writes(&self) -> bool {
+        self.file.is_some()
     }
 
-    /// Writes this process's id into the lock file. Called again after a fork that hands the store to the child.
-    pub fn record_owner(&self) -> io::Result<()> {
+    /// Is the lock held? Asked through files opened for reading, which leaves the store as it is. An error where that cannot be known.
+    pub fn is_held(directory: &Directory) -> io::Result<bool> {
+        let file = existing(directory.open_file(LOCK, Access::Read))?;
+        let is_locked = |file: &File| flock(file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK);
+        Ok(file.as_ref().is_some_and(is_locked) || is_locked(&directory.opened_again()?))
+    }
+
+    fn record_owner(&self) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
         let text = format!("{}\n", std::process::id());
-        let written = self.file.set_len(0).and_then(|()| self.file.write_all_at(text.as_bytes(), 0));
+        let written = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
         match written {
             // The id is for a message only: a full host must not stop the store from being opened.
             Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => Ok(()),
-            written => written.map_err(|e| named(&self.path, e)),
+            written => written.map_err(|e| named(&self.directory.path().join(LOCK), e)),
         }
     }
 }
@@ -94,19 +112,26 @@ pub(crate) fn lock_alone(file: &File) -> io::Result<()> {
 }
 
 /// Locks the directory itself, too: somebody may remove the lock's file, and the next one to make it would lock another file.
-fn lock_directory(directory: &Path) -> io::Result<File> {
-    let opened = File::open(directory).map_err(|e| named(directory, e))?;
+fn lock_directory(directory: &Directory) -> io::Result<File> {
+    let opened = directory.opened_again()?;
     match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => {
             let message = "is in use by a process whose lock file was removed: unmount it or stop that process first";
-            Err(named(directory, io::Error::new(io::ErrorKind::WouldBlock, message)))
+            Err(named(directory.path(), io::Error::new(io::ErrorKind::WouldBlock, message)))
         }
         // Where a directory cannot be locked the file is all there is.
         Ok(()) | Err(_) => Ok(opened),
     }
 }
 
-fn in_use(directory: &Path, file: &File) -> io::Error {
+fn existing(opened: io::Result<File>) -> io::Result<Option<File>> {
+    match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some),
+    }
+}
+
+fn in_use(directory: &Directory, file: &File) -> io::Error {
     let mut text = [0; 16];
     let len = file.read_at(&mut text, 0).unwrap_or(0);
     let owner = match std::str::from_utf8(&text[..len]).unwrap_or("").trim().parse::<u32>() {
@@ -121,25 +146,34 @@ fn in_use(directory: &Path, file: &File) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
+    fn locked(path: &Path) -> io::Result<StoreLock> {
+        StoreLock::acquire(&Directory::open(path)?)
+    }
+
+    fn is_held(path: &Path) -> bool {
+        StoreLock::is_held(&Directory::open(path).unwrap()).unwrap()
+    }
 
     #[test]
     fn a_second_lock_is_refused_and_names_the_holder_until_the_first_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
-        let first = StoreLock::acquire(dir.path()).unwrap();
-        let error = StoreLock::acquire(dir.path()).map(drop).unwrap_err();
+        let first = locked(dir.path()).unwrap();
+        let error = locked(dir.path()).map(drop).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert!(error.to_string().contains(&format!("process {}:", std::process::id())), "{error}");
-        assert!(StoreLock::is_held(dir.path()));
+        assert!(is_held(dir.path()));
         drop(first);
-        assert!(!StoreLock::is_held(dir.path()));
-        let second = StoreLock::acquire(dir.path()).unwrap();
+        assert!(!is_held(dir.path()));
+        let second = locked(dir.path()).unwrap();
         // Who removes the file does not unlock the store.
         std::fs::remove_file(dir.path().join("lock")).unwrap();
-        assert!(StoreLock::is_held(dir.path()));
-        let error = StoreLock::acquire(dir.path()).map(drop).unwrap_err();
+        assert!(is_held(dir.path()));
+        let error = locked(dir.path()).map(drop).unwrap_err();
         assert!(error.kind() == io::ErrorKind::WouldBlock && error.to_string().contains("was removed"), "{error}");
         drop(second);
-        StoreLock::acquire(dir.path()).unwrap();
+        locked(dir.path()).unwrap();
     }
 
     #[test]
@@ -159,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_store_that_does_not_exist_is_named() {
-        let error = StoreLock::acquire(Path::new("/no/such/store")).map(drop).unwrap_err();
-        assert!(error.to_string().contains("/no/such/store/lock"), "{error}");
+        let error = locked(Path::new("/no/such/store")).map(drop).unwrap_err();
+        assert!(error.to_string().contains("/no/such/store"), "{error}");
     }
 }

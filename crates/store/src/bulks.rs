@@ -23,7 +23,7 @@ use shoal_devices::{
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_fs::{BulkState, Fs, GivenDevice, Leaving, Options};
-use shoal_host::{CacheFile, FileDevice};
+use shoal_host::{CacheFile, Directory, FileDevice};
 use shoal_media::BlockDevice;
 use shoal_writeback::Rule;
 use tracing::{info, warn};
@@ -32,7 +32,7 @@ use crate::cache::{self, CacheReport, HeldOnHost, HeldWrites, InFront};
 use crate::description::{BulkPlace, Description, NumberedPlace};
 use crate::host_room::HostFiles;
 use crate::media::open_place;
-use crate::names::{LOG, cache_note};
+use crate::names::cache_note;
 use crate::progress::Progress;
 use crate::store::{Devices, Opened, Store};
 use crate::user;
@@ -168,7 +168,7 @@ struct Drain {
 /// The bulk devices of an open store.
 pub(crate) struct Bulks {
     fs: Arc<Fs>,
-    directory: PathBuf,
+    directory: Directory,
     description: Mutex<Description>,
     devices: Mutex<Vec<(u32, Arc<dyn Device>)>>,
     /// The write-back caches in front of devices.
@@ -185,12 +185,12 @@ pub(crate) struct Bulks {
 }
 
 impl Bulks {
-    pub fn new(fs: Arc<Fs>, directory: &Path, description: &Description, devices: Devices) -> Bulks {
+    pub fn new(fs: Arc<Fs>, directory: &Directory, description: &Description, devices: Devices) -> Bulks {
         let Devices { bulk, caches, more_bulk, host_files, held, .. } = devices;
         let devices = bulk.into_iter().map(|device| (0, device)).chain(more_bulk).collect();
         Bulks {
             fs,
-            directory: directory.to_path_buf(),
+            directory: directory.clone(),
             description: Mutex::new(description.clone()),
             devices: Mutex::new(devices),
             held: Mutex::new(caches),
@@ -205,7 +205,7 @@ impl Bulks {
     }
 
     /// The same for a store that was just opened.
-    pub fn of(opened: Opened, directory: &Path, description: &Description) -> Bulks {
+    pub fn of(opened: Opened, directory: &Directory, description: &Description) -> Bulks {
         Bulks::new(Arc::new(opened.fs), directory, description, opened.devices)
     }
 
@@ -288,7 +288,7 @@ impl Bulks {
         let held: Vec<_> = self.held.lock().iter().map(|cache| (cache.device(), cache.held_bytes())).collect();
         let drains = self.drains.lock();
         let report = |state: &BulkState| {
-            let mut report = BulkReport::of(state, &self.directory, &description);
+            let mut report = BulkReport::of(state, self.directory.path(), &description);
             report.held_bytes = held.iter().find(|(device, _)| *device == state.number).map(|(_, bytes)| *bytes);
             if let Some(drain) = drains.iter().find(|drain| drain.number == state.number && state.leaving) {
                 report.moved_bytes = Some(drain.moved.load(Ordering::Relaxed));
@@ -360,14 +360,14 @@ impl Bulks {
         let free = |number: &u32| states.iter().all(|state| state.number != *number);
         let mut numbers = (1..BULK_DEVICES_MAX as u32).filter(free).collect::<Vec<_>>();
         // One that had a cache in this mount comes last: its place is taken until the store is closed.
-        numbers.sort_by_key(|number| self.directory.join(cache_note(*number)).exists());
+        numbers.sort_by_key(|number| self.directory.has(&cache_note(*number)));
         let number = numbers.first().copied().ok_or_else(|| {
             Failure::new(text, format!("the store has {BULK_DEVICES_MAX} bulk devices, as many as it can"))
         })?;
         let (device, made) = make_or_open(&name, size_bytes, force)?;
         let uuid = new_uuid();
         let place = match name.path() {
-            Some(path) => BulkPlace::File(path.strip_prefix(&self.directory).unwrap_or(path).to_path_buf()),
+            Some(path) => BulkPlace::File(path.strip_prefix(self.directory.place()).unwrap_or(path).to_path_buf()),
             None => BulkPlace::Device(name.to_string()),
         };
         // Before the region lists it: a device that is listed must be found.
@@ -376,8 +376,9 @@ impl Bulks {
             description.more_bulk.push(NumberedPlace { number, uuid: uuid_text(&uuid), place: place.clone() });
             description.more_bulk.sort_by_key(|place| place.number);
         })?;
-        let on_host = place.path(&self.directory).is_some_and(|path| self.host_files.add(&self.directory, &path));
-        let (shown, opened) = (place.shown(&self.directory), device.block_device());
+        let on_host =
+            place.path(&self.directory).is_some_and(|path| self.host_files.add(&self.directory.place(), &path));
+        let (shown, opened) = (place.shown(self.directory.path()), device.block_device());
         let given =
             GivenDevice { uuid, name: shown, on_host, place: place.on_host(&self.directory), device: Ok(opened) };
         let added = self.fs.bulk_add_as(number, &given, size_bytes.map(|bytes| bytes / BULK_BLOCK));
@@ -434,7 +435,7 @@ impl Bulks {
             let begin = Instant::now();
             self.let_go_of_cache(number, begin)?;
             let device = loop {
-                match open_place(&self.directory, &place) {
+                match open_place(&self.directory, &self.description(), &place) {
                     Err(failure) if failure.is_in_use() && begin.elapsed() < REOPEN_PATIENCE => {
                         std::thread::sleep(Duration::from_millis(20));
                     }
@@ -629,7 +630,7 @@ impl Bulks {
     /// What is held for devices that are missing or have failed, of a store that was closed.
     pub fn undelivered(&self) -> Vec<Undelivered> {
         let description = self.description();
-        let period = user::period(&[Some(self.directory.join(LOG)), description.bulk_path(&self.directory)]);
+        let period = user::period(&self.directory, description.bulk_path(&self.directory));
         let kept = period.map_or(Vec::new(), |period| cache::kept(&self.directory, &description, &period));
         let reports = self.reports();
         let held = self.held.lock();

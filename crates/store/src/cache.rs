@@ -13,7 +13,6 @@
 //!
 //! Left out: what is held and when it leaves (`shoal-writeback`).
 
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,14 +24,13 @@ use serde::{Deserialize, Serialize};
 use shoal_devices::{Device, During, Failure, Outcome, parse_uuid, uuid_text};
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_format::cache::CacheHeader;
-use shoal_host::{CacheFile, SystemClock, Ticker};
+use shoal_host::{CacheFile, Directory, SystemClock, Ticker};
 use shoal_media::{BlockDevice, Clock, PersistentMemory};
 use shoal_writeback::{Cache, CacheError, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 use tracing::warn;
 
 use crate::description::Description;
-use crate::directory::write_note;
-use crate::names::{CACHES_EMPTIED, LOG, cache_note};
+use crate::names::{CACHES_EMPTIED, cache_note};
 use crate::user;
 
 /// Memory for held blocks at most, unless an option says otherwise (bytes), and the part of the machine's.
@@ -102,14 +100,14 @@ struct Note {
 }
 
 impl Note {
-    fn read(directory: &Path, device: u32) -> Option<Note> {
-        let text = fs::read_to_string(directory.join(cache_note(device))).ok()?;
+    fn read(directory: &Directory, device: u32) -> Option<Note> {
+        let text = directory.read_text(&cache_note(device))?;
         let (path, period) = text.trim_end_matches('\n').rsplit_once('\n')?;
         Some(Note { path: path.into(), period: parse_uuid(period)? })
     }
 
     /// The note, if it is of this life of the store.
-    fn of(directory: &Path, device: u32, period: &[u8; 16]) -> Option<Note> {
+    fn of(directory: &Directory, device: u32, period: &[u8; 16]) -> Option<Note> {
         Note::read(directory, device).filter(|note| are_of_one_life(&note.period, period))
     }
 }
@@ -170,7 +168,7 @@ pub(crate) enum Left {
 }
 
 impl StoreCache {
-    pub fn left(directory: &Path, device: u32, owner: &Owner, period: &[u8; 16], read_only: bool) -> Left {
+    pub fn left(directory: &Directory, device: u32, owner: &Owner, period: &[u8; 16], read_only: bool) -> Left {
         let Some(note) = Note::of(directory, device, period) else { return Left::Nothing };
         let path = note.path;
         let lost = |error: &dyn std::fmt::Display| {
@@ -186,9 +184,10 @@ impl StoreCache {
                 return Left::Lost;
             }
         };
+        let is_own = header_of(directory, &file).is_some();
         // A smaller device in the place of the one that is missing is refused by its size or mark: what is held for the other one stays.
         let owner = &Owner { device_bytes: u64::MAX, ..*owner };
-        match Cache::open(file.clone(), owner) {
+        match open(&file, owner) {
             Ok(cache) => {
                 let identity = *cache.identity();
                 Left::Cache(StoreCache { device, cache, file, path, identity, is_new: false })
@@ -196,9 +195,9 @@ impl StoreCache {
             Err(CacheError::Other("another store")) if device != 0 => Left::Other,
             Err(error) => {
                 lost(&error);
-                if !read_only && !matches!(error, CacheError::Other("another store")) {
+                if !read_only && is_own && !matches!(error, CacheError::Other("another store")) {
                     // It is of no use any more, and takes memory.
-                    let _ = fs::remove_file(&path);
+                    let _ = file.remove();
                 }
                 Left::Lost
             }
@@ -217,7 +216,7 @@ impl StoreCache {
 
     /// A new cache of one of `devices` devices, or the reason why there is none.
     pub fn make(
-        directory: &Path,
+        directory: &Directory,
         device: u32,
         devices: usize,
         owner: &Owner,
@@ -228,21 +227,19 @@ impl StoreCache {
         let folder = options.directory.as_deref().unwrap_or(Path::new(DIRECTORY));
         let path = folder.join(format!("shoal-{}.cache", uuid_text(&identity)));
         let bytes = options.size(devices as u64);
-        let file = CacheFile::create(&path, Cache::memory_bytes(bytes)).map_err(Failure::told)?;
-        let file = Arc::new(file);
+        let file = Arc::new(CacheFile::create(&path, Cache::memory_bytes(bytes)).map_err(Failure::told)?);
+        let made_file = file.clone();
         let made = Cache::create(file.clone(), bytes, owner, identity, true).map_err(Failure::told);
         let made = made.and_then(|cache| {
             // Whole before it has its name. It need not be durable: after a power loss there is no cache either.
-            let (new, name) = (directory.join("cache.new"), directory.join(cache_note(device)));
             let text = format!("{}\n{}\n", path.display(), uuid_text(period));
-            let named = write_note(&new, text.as_bytes()).and_then(|()| fs::rename(&new, &name));
-            named.during(name.display())?;
+            directory.replace("cache.new", &cache_note(device), text.as_bytes(), false).map_err(Failure::told)?;
             Ok(cache)
         });
         match made {
             Ok(cache) => Ok(StoreCache { device, cache, file, path, identity, is_new: true }),
             Err(failure) => {
-                let _ = fs::remove_file(&path);
+                let _ = made_file.remove();
                 Err(failure)
             }
         }
@@ -270,10 +267,10 @@ pub(crate) struct InFront {
 
 impl InFront {
     /// The store was refused: a cache that was made for it goes, one that was left stays.
-    pub fn withdraw(&self, directory: &Path) {
+    pub fn withdraw(&self, directory: &Directory) {
         if self.is_new {
-            let _ = fs::remove_file(directory.join(cache_note(self.device)));
-            let _ = fs::remove_file(&self.path);
+            let _ = directory.remove(&cache_note(self.device));
+            let _ = self.file.remove();
         }
     }
 
@@ -385,11 +382,45 @@ impl HeldOnHost {
     }
 }
 
-/// Whose a cache is: that of a device whose owner has this uuid.
-pub(crate) fn owner(uuid: &str, device_bytes: u64) -> Outcome<Owner> {
-    let store = parse_uuid(uuid).unwrap_or_default();
-    let boot_id = shoal_host::boot_id().during("boot id")?;
-    Ok(Owner { store, boot_id, device_bytes })
+/// Whose a cache is: that of a device whose owner has this uuid, of the store in `directory`.
+pub(crate) fn owner(directory: &Directory, uuid: &str, device_bytes: u64) -> Outcome<Owner> {
+    Ok(Owner { store: parse_uuid(uuid).unwrap_or_default(), boot_id: life(directory)?, device_bytes })
+}
+
+/// What a cache's file says of whose it is: this boot, and in its first half the store's directory. So a note that names another store's
+/// cache is not believed, whoever wrote it.
+fn life(directory: &Directory) -> Outcome<[u8; 16]> {
+    let mut life = shoal_host::boot_id().during("boot id")?;
+    let place = shoal_host::place_id_in(directory, ".").during(directory.display())?;
+    life.iter_mut().zip(place.to_le_bytes()).for_each(|(byte, place)| *byte ^= place);
+    Ok(life)
+}
+
+/// Earlier programs noted the boot alone.
+fn lives(directory: &Directory) -> Vec<[u8; 16]> {
+    life(directory).into_iter().chain(shoal_host::boot_id()).collect()
+}
+
+/// The cache in a file, if it is this owner's.
+fn open(file: &Arc<CacheFile>, owner: &Owner) -> Result<Cache, CacheError> {
+    let opened = Cache::open(file.clone(), owner);
+    match (&opened, shoal_host::boot_id()) {
+        (Err(CacheError::Other("an earlier boot of the machine")), Ok(boot_id)) => {
+            Cache::open(file.clone(), &Owner { boot_id, ..*owner })
+        }
+        _ => opened,
+    }
+}
+
+/// The header of a file that says that it is a cache of the store in `directory`.
+fn header_of(directory: &Directory, file: &CacheFile) -> Option<CacheHeader> {
+    let mut bytes = [0; CacheHeader::BYTES];
+    if file.len() < bytes.len() as u64 {
+        return None;
+    }
+    file.read(0, &mut bytes);
+    let header = CacheHeader::decode(&bytes, file.len()).ok()?;
+    lives(directory).contains(&header.boot_id).then_some(header)
 }
 
 /// The period with caches: a store that was used with other ones, or with none, was used in another period.
@@ -419,17 +450,17 @@ pub(crate) fn in_use(period: [u8; 16], identities: &[[u8; 16]], named: &[u8; 16]
 
 /// The cache that a device of a store in use has, in front of it, not driven yet. None: it had none when the store was opened.
 pub(crate) fn left_of(
-    directory: &Path,
+    directory: &Directory,
     description: &Description,
     device: u32,
     below: &Arc<dyn Device>,
     rule: Rule,
 ) -> Outcome<Option<InFront>> {
-    let period = user::period(&[Some(directory.join(LOG)), description.bulk_path(directory)])?;
+    let period = user::period(directory, description.bulk_path(directory))?;
     let Some((_, uuid)) = description.cache_owners().into_iter().find(|(number, _)| *number == device) else {
         return Ok(None);
     };
-    let owner = owner(&uuid, below.block_device().geometry().bytes)?;
+    let owner = owner(directory, &uuid, below.block_device().geometry().bytes)?;
     match StoreCache::left(directory, device, &owner, &period, false) {
         Left::Cache(left) => Ok(Some(left.in_front(below, Arc::new(SystemClock::new()), rule))),
         Left::Nothing | Left::Other | Left::Lost => Ok(None),
@@ -441,28 +472,27 @@ fn numbers() -> std::ops::Range<u32> {
 }
 
 /// Takes away the caches of a store that is formatted anew.
-pub(crate) fn remove_all(directory: &Path, period: &[u8; 16]) {
+pub(crate) fn remove_all(directory: &Directory, period: &[u8; 16]) {
     numbers().for_each(|device| remove_one(directory, device, period));
-    let _ = fs::remove_file(directory.join(CACHES_EMPTIED));
+    let _ = directory.remove(CACHES_EMPTIED);
 }
 
 /// Takes away the caches of a store that is clean, but for those that hold writes for devices of the store.
-pub(crate) fn remove(directory: &Path, description: &Description, period: &[u8; 16]) {
+pub(crate) fn remove(directory: &Directory, description: &Description, period: &[u8; 16]) {
     let kept = kept(directory, description, period);
     let goes = |device: &u32| kept.iter().all(|kept| kept.device != *device);
-    let emptied = directory.join(CACHES_EMPTIED);
     let gone: Vec<_> = identities_of(directory, period, CacheFile::peek).into_iter().filter(|(d, _)| goes(d)).collect();
     if gone.is_empty() && kept.is_empty() {
-        let _ = fs::remove_file(&emptied);
+        let _ = directory.remove(CACHES_EMPTIED);
     } else {
         // The log's period is that of all of them together: without this what stays would look like another life's, and an opening that is
         // cut off like a power loss.
         let together = gone.iter().fold([0; 16], |together, (_, identity)| period_with(together, [identity]));
         let text = format!("{}\n{}\n", uuid_text(period), uuid_text(&together));
-        match write_note(&emptied, text.as_bytes()) {
+        match directory.write_note(CACHES_EMPTIED, text.as_bytes()) {
             Err(error) if !kept.is_empty() => {
                 // All of them stay, so the next mount finds those of the period together.
-                warn!("{}: {error}; the write-back caches stay until the next clean end", emptied.display());
+                warn!("{error}; the write-back caches stay until the next clean end");
                 return;
             }
             _ => {}
@@ -472,8 +502,8 @@ pub(crate) fn remove(directory: &Path, description: &Description, period: &[u8; 
 }
 
 /// The caches that the last clean end of this period took away beside those that it left: their identities, mixed.
-pub(crate) fn emptied(directory: &Path, period: &[u8; 16]) -> Option<[u8; 16]> {
-    let text = fs::read_to_string(directory.join(CACHES_EMPTIED)).ok()?;
+pub(crate) fn emptied(directory: &Directory, period: &[u8; 16]) -> Option<[u8; 16]> {
+    let text = directory.read_text(CACHES_EMPTIED)?;
     let (of, together) = text.trim_end_matches('\n').split_once('\n')?;
     parse_uuid(together).filter(|_| parse_uuid(of).is_some_and(|of| are_of_one_life(&of, period)))
 }
@@ -498,67 +528,65 @@ impl Kept {
 
 /// What the caches of a store that is not in use keep for devices that did not get it: the device, the bytes, and the cache's file.
 pub fn kept_writes(directory: &Path) -> Vec<(u32, u64, PathBuf)> {
+    let Ok(directory) = &Directory::open(directory) else { return Vec::new() };
     let Ok(description) = Description::read(directory) else { return Vec::new() };
-    let period = user::period(&[Some(directory.join(LOG)), description.bulk_path(directory)]);
+    let period = user::period(directory, description.bulk_path(directory));
     let kept = period.map_or(Vec::new(), |period| kept(directory, &description, &period));
     kept.into_iter().map(|kept| (kept.device, kept.bytes(), kept.path)).collect()
 }
 
 /// The caches of this period that hold writes. They may be in use: what is held for a device that is open comes and goes.
-pub(crate) fn kept(directory: &Path, description: &Description, period: &[u8; 16]) -> Vec<Kept> {
-    let Ok(boot_id) = shoal_host::boot_id() else { return Vec::new() };
+pub(crate) fn kept(directory: &Directory, description: &Description, period: &[u8; 16]) -> Vec<Kept> {
     let look = |(device, uuid): (u32, String)| {
         let note = Note::of(directory, device, period)?;
-        let owner = Owner { store: parse_uuid(&uuid)?, boot_id, device_bytes: u64::MAX };
-        let cache = Cache::open(Arc::new(CacheFile::peek(&note.path).ok()?), &owner).ok()?;
+        let owner = owner(directory, &uuid, u64::MAX).ok()?;
+        let cache = open(&Arc::new(CacheFile::peek(&note.path).ok()?), &owner).ok()?;
         (cache.found_bytes() > 0).then_some(Kept { device, path: note.path, cache })
     };
     description.cache_owners().into_iter().filter_map(look).collect()
 }
 
 /// Takes away the cache of a device that gets another one.
-pub(crate) fn remove_one(directory: &Path, device: u32, period: &[u8; 16]) {
+pub(crate) fn remove_one(directory: &Directory, device: u32, period: &[u8; 16]) {
     // What cannot be removed is found to be of another life. A note whose host went down may be empty.
-    if let Some(note) = Note::of(directory, device, period) {
-        let _ = fs::remove_file(note.path);
+    if let Some(note) = Note::of(directory, device, period)
+        && let Ok(file) = CacheFile::peek(&note.path)
+    {
+        match header_of(directory, &file) {
+            Some(_) => drop(file.remove()),
+            None => warn!("{} is no cache of this store, and stays", note.path.display()),
+        }
     }
-    let _ = fs::remove_file(directory.join(cache_note(device)));
+    let _ = directory.remove(&cache_note(device));
 }
 
 /// The identities of the caches that processes of this period left, by device, as far as their files say.
-pub(crate) fn identities(directory: &Path, period: &[u8; 16]) -> Vec<(u32, [u8; 16])> {
+pub(crate) fn identities(directory: &Directory, period: &[u8; 16]) -> Vec<(u32, [u8; 16])> {
     identities_of(directory, period, |path| CacheFile::open(path, true))
 }
 
 fn identities_of(
-    directory: &Path,
+    directory: &Directory,
     period: &[u8; 16],
     open: impl Fn(&Path) -> std::io::Result<CacheFile>,
 ) -> Vec<(u32, [u8; 16])> {
-    let Ok(boot_id) = shoal_host::boot_id() else { return Vec::new() };
     let identity = |device| {
         let note = Note::of(directory, device, period)?;
         let file = open(&note.path).ok()?;
-        let mut bytes = [0; CacheHeader::BYTES];
-        if file.len() < bytes.len() as u64 {
-            return None;
-        }
-        file.read(0, &mut bytes);
-        let header = CacheHeader::decode(&bytes, file.len()).ok()?;
-        (header.boot_id == boot_id).then_some((device, header.identity))
+        header_of(directory, &file).map(|header| (device, header.identity))
     };
     numbers().filter_map(identity).collect()
 }
 
 /// Was there a cache that cannot be opened any more?
-pub(crate) fn is_lost(directory: &Path, description: &Description) -> bool {
-    let Ok(boot_id) = shoal_host::boot_id() else { return numbers().any(|d| Note::read(directory, d).is_some()) };
+pub(crate) fn is_lost(directory: &Directory, description: &Description) -> bool {
+    let Ok(boot_id) = life(directory) else { return numbers().any(|d| Note::read(directory, d).is_some()) };
     let owners = description.cache_owners();
     numbers().any(|device| {
         let Some(note) = Note::read(directory, device) else { return false };
         let uuid = owners.iter().find(|(number, _)| *number == device).and_then(|(_, uuid)| parse_uuid(uuid));
         let owner = Owner { store: uuid.unwrap_or_default(), boot_id, device_bytes: u64::MAX };
-        let opened = CacheFile::open(&note.path, true).map(|file| Cache::open(Arc::new(file), &owner).map(drop));
+        let opened = CacheFile::open(&note.path, true).map(|file| open(&Arc::new(file), &owner).map(drop));
         match opened {
             Ok(Ok(())) => false,
             // Of a device that was removed, which has left it empty.

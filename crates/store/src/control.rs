@@ -18,6 +18,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use shoal_devices::{DonorChange, During, Failure, Outcome};
+use shoal_host::Directory;
 
 use crate::bulks::BulkChange;
 use crate::names::CONTROL;
@@ -108,8 +109,8 @@ pub enum Answer {
 }
 
 /// Opens the socket of a store and answers in a thread of its own until the process ends.
-pub fn serve(directory: &Path, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
-    serve_at(&directory.join(CONTROL), answer)
+pub(crate) fn serve(directory: &Directory, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
+    serve_at(&directory.through_descriptor(OsStr::new(CONTROL)), answer)
 }
 
 /// The same with a name of its own.
@@ -157,9 +158,9 @@ pub fn prepare_at(path: &Path) -> io::Result<()> {
 }
 
 /// Removes the socket of a store.
-pub fn remove(directory: &Path) {
+pub(crate) fn remove(directory: &Directory) {
     // A socket that could not be removed refuses connections, which clients understand as well.
-    remove_at(&directory.join(CONTROL));
+    let _ = directory.remove(CONTROL);
 }
 
 /// The same with a name of its own.
@@ -250,15 +251,16 @@ mod tests {
             Question::Inspect { path } => Answer::Error(format!("no {path:?}")),
             other => Answer::Error(format!("no {other:?}")),
         };
-        serve(&deep, answer).unwrap();
+        let held = Directory::open(&deep).unwrap();
+        serve(&held, answer).unwrap();
         assert_eq!(fs::metadata(deep.join(CONTROL)).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap()["x"], 1);
         let error = ask(&deep, &Question::Inspect { path: vec![47, 255] }).unwrap_err().to_string();
         assert!(error.ends_with("no [47, 255]"), "{error}");
         // A second daemon (after a crash of the first) takes the name over.
-        serve(&deep, |_| Answer::Ok(serde_json::json!(2))).unwrap();
+        serve(&held, |_| Answer::Ok(serde_json::json!(2))).unwrap();
         assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap(), 2);
-        remove(&deep);
+        remove(&held);
         assert!(ask(&deep, &Question::Df).unwrap().is_none());
     }
 
@@ -285,7 +287,7 @@ mod tests {
     #[test]
     fn nonsense_gets_an_answer_and_does_not_end_the_service() {
         let dir = tempfile::tempdir().unwrap();
-        serve(dir.path(), |_| Answer::Ok(serde_json::json!(1))).unwrap();
+        serve(&Directory::open(dir.path()).unwrap(), |_| Answer::Ok(serde_json::json!(1))).unwrap();
         let opened = File::open(dir.path()).unwrap();
         for nonsense in ["\n", "{\"ask\":\"rm\"}\n", "\u{0}\u{1}\n"] {
             let mut stream = UnixStream::connect(short_path(&opened, OsStr::new(CONTROL))).unwrap();

@@ -7,8 +7,8 @@
 //! written last, after a check, so an interrupted copy is not a store. The copy has a uuid of its own, because a store
 //! accepts any region or bulk device with its uuid.
 
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -17,14 +17,14 @@ use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, Mark, decode_list, 
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, FEATURE_SUMS, Superblock};
 use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT};
 use shoal_fs::{Fs, Options};
-use shoal_host::{SEGMENT_BYTES, SegmentLog};
+use shoal_host::{Access, Directory, SEGMENT_BYTES, SegmentLog};
 use shoal_media::BlockDevice;
 use shoal_region::View;
 
 use crate::description::{BulkPlace, Description, NumberedPlace};
-use crate::directory;
+use crate::directory::{self, Prepared};
 use crate::images::{self, shared};
-use crate::memory::MemoryChoice;
+use crate::memory::{MemoryChoice, OwnRegion};
 use crate::names::{BULK, DESCRIPTION_NEW, IMAGES, LOCK, LOG, bulk_file};
 use crate::progress::Progress;
 use crate::store::{Devices, Opened, Store};
@@ -56,7 +56,7 @@ impl Store {
     /// Copies the store, which stays as it is, into a directory that is empty or not there yet.
     pub fn copy_to(&self, new: &Path, options: &CopyOptions, watched: &dyn Progress) -> Outcome<Copied> {
         let memory = memory_of_copy(&self.description.memory, options)?;
-        refuse_place(new, &self.directory)?;
+        refuse_place(new, self.directory.path())?;
         self.refuse_damaged(watched)?;
         let original = self.open(Options { read_only: true, ..Options::default() })?;
         if original.fs.has_unsettled_bulk() {
@@ -64,7 +64,8 @@ impl Store {
             return Err(Failure::new(self.directory.display(), cause).remedy("mount the store once, then copy it"));
         }
         let made_here = missing(new);
-        let (directory, lock) = directory::prepare(new, false).inspect_err(|_| remove_empty(&made_here))?;
+        let Prepared { directory, lock, .. } = directory::prepare(new, memory.path().map(PathBuf::as_path), false)
+            .inspect_err(|_| remove_empty(&made_here))?;
         let superblock = original.fs.region().superblock();
         let uuid = if options.keep_uuid { superblock.uuid } else { new_uuid() };
         // All pages of the copy get new sums, and its log is empty.
@@ -83,7 +84,7 @@ impl Store {
         let description = Description {
             first_removed,
             more_bulk,
-            ..Description::new(&uuid, memory, bulk, self.description.compress)
+            ..Description::new(&uuid, memory, bulk, self.description.compress).made_in(&directory)?
         };
         let copy = Store::assemble(directory.clone(), description.clone(), lock);
         let copied = self.fill(copy, &original, &superblock, watched).and_then(|copied| {
@@ -177,12 +178,12 @@ fn copy_bulk(
     device: &dyn BlockDevice,
     entry: &BulkDeviceEntry,
     uuid: &[u8; 16],
-    directory: &Path,
+    directory: &Directory,
     watched: &dyn Progress,
 ) -> Outcome<u64> {
-    let path = directory.join(bulk_file(entry.number));
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create_new(true).mode(0o600).open(&path).during(path.display())?;
+    let name = bulk_file(entry.number);
+    let path = directory.path().join(&name);
+    let file = directory.create_new(&name).map_err(Failure::told)?;
     // With room for the mark, also where there is none yet.
     file.set_len((entry.blocks + 1) * BULK_BLOCK).during(path.display())?;
     watched.begin("large files (blocks)", entry.blocks);
@@ -245,7 +246,7 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
     };
     let directory = &copy.directory;
     if !superblock.memory_kind.has_ring() {
-        SegmentLog::create(&copy.log_path(), SEGMENT_BYTES).during("log")?;
+        SegmentLog::create_in(directory, LOG, SEGMENT_BYTES).during("log")?;
     }
     let anchor = AnchorRecord {
         magic: 0.into(),
@@ -288,7 +289,7 @@ fn finish(copy: Store) -> Outcome<Store> {
     opened.fs.shutdown().during(copy.directory.display())?;
     drop(opened);
     if copy.description.memory.kind().properties().images {
-        let images = images::open(&copy.directory)?;
+        let images = images::open(&copy.directory, Access::Write)?;
         let (newest, _, _) = shoal_region::newest_image(&shared(&images)).during("image")?;
         images[1 - newest].file().set_len(0).during("image")?;
     }
@@ -296,14 +297,17 @@ fn finish(copy: Store) -> Outcome<Store> {
 }
 
 /// Removes the copy after a failure. A directory that was there before stays.
-fn clear(directory: &Path, description: &Description, made_here: &[PathBuf]) {
-    let names = [IMAGES[0], IMAGES[1], BULK, DESCRIPTION_NEW];
-    let more = description.more_bulk.iter().map(|place| directory.join(bulk_file(place.number)));
-    let files = names.iter().map(|name| directory.join(name)).chain(more).chain(description.memory.path().cloned());
-    files.for_each(|path: PathBuf| drop(fs::remove_file(path)));
-    let _ = fs::remove_dir_all(directory.join(LOG));
+fn clear(directory: &Directory, description: &Description, made_here: &[PathBuf]) {
+    let names = [IMAGES[0], IMAGES[1], BULK, DESCRIPTION_NEW].map(String::from);
+    let more = description.more_bulk.iter().map(|place| bulk_file(place.number));
+    names.into_iter().chain(more).for_each(|name| drop(directory.remove(&name)));
+    if let Some(Ok(Some(region))) = description.memory.path().map(|path| OwnRegion::with_uuid(path, &description.uuid))
+    {
+        let _ = region.remove();
+    }
+    let _ = directory.remove_directory(LOG);
     if !made_here.is_empty() {
-        let _ = fs::remove_file(directory.join(LOCK));
+        let _ = directory.remove(LOCK);
     }
     remove_empty(made_here);
 }

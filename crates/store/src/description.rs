@@ -3,15 +3,15 @@
 //! Rules: the description is the last file written when a store is made and the first one removed when it goes,
 //! atomically, so a directory without it is not a store. Left out: the contents of the media.
 
-use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, BufReader};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use shoal_devices::{During, Failure, Kind, Outcome};
+use shoal_devices::{DeviceName, During, Failure, Kind, Outcome};
 use shoal_fs::Method;
+use shoal_host::{Access, Directory};
 
 use crate::memory::MemoryChoice;
 use crate::names::{DESCRIPTION, DESCRIPTION_NEW};
@@ -34,6 +34,12 @@ pub struct Description {
     /// How small files that have cooled are compressed. Stores of earlier programs do not say.
     #[serde(default, with = "method_text")]
     pub compress: Method,
+    /// The directory that the store was made in. A copy of it names what is the original's. Stores of earlier programs do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) origin: Option<String>,
+    /// The user whose word it is; `None`: this process's.
+    #[serde(skip)]
+    pub(crate) owner: Option<u32>,
 }
 
 /// A compression in the description: its name.
@@ -71,31 +77,34 @@ pub struct NumberedPlace {
 
 impl BulkPlace {
     /// The device's name, for a store in `directory`.
-    pub(crate) fn name(&self, directory: &Path) -> Result<shoal_devices::DeviceName, String> {
+    pub(crate) fn name(&self, directory: &Directory) -> Result<shoal_devices::DeviceName, String> {
         match self {
-            BulkPlace::File(file) => Ok(shoal_devices::file(directory.join(file))),
+            BulkPlace::File(file) => Ok(shoal_devices::file(at(directory, file))),
             BulkPlace::Device(text) => text.parse(),
         }
     }
 
     /// The path of a file or block device.
-    pub(crate) fn path(&self, directory: &Path) -> Option<PathBuf> {
+    pub(crate) fn path(&self, directory: &Directory) -> Option<PathBuf> {
         match self {
-            BulkPlace::File(file) => Some(directory.join(file)),
+            BulkPlace::File(file) => Some(at(directory, file)),
             BulkPlace::Device(_) => None,
         }
     }
 
     /// The host's number for where the device is; 0 where it is on no host, or cannot be asked for.
-    pub(crate) fn on_host(&self, directory: &Path) -> u64 {
+    pub(crate) fn on_host(&self, directory: &Directory) -> u64 {
         self.path(directory).and_then(|path| shoal_host::place_id(&path).ok()).unwrap_or(0)
     }
 
     /// The name for people and logs, without secrets.
     pub fn shown(&self, directory: &Path) -> String {
-        match self.name(directory) {
-            Ok(name) => name.without_secrets().to_string(),
-            Err(_) => self.text(directory),
+        match self {
+            BulkPlace::File(file) => shoal_devices::file(directory.join(file)).to_string(),
+            BulkPlace::Device(text) => match text.parse::<DeviceName>() {
+                Ok(name) => name.without_secrets().to_string(),
+                Err(_) => text.clone(),
+            },
         }
     }
 
@@ -106,6 +115,11 @@ impl BulkPlace {
             BulkPlace::Device(text) => text.clone(),
         }
     }
+}
+
+/// A path of the description: one below the store is where the store is now.
+fn at(directory: &Directory, file: &Path) -> PathBuf {
+    if file.is_absolute() { file.to_path_buf() } else { directory.place().join(file) }
 }
 
 /// Where `format` puts the bulk storage of a new store.
@@ -144,6 +158,8 @@ impl Description {
             first_removed: false,
             more_bulk: Vec::new(),
             compress,
+            origin: None,
+            owner: None,
         }
     }
 
@@ -157,20 +173,22 @@ impl Description {
             first_removed: false,
             more_bulk: Vec::new(),
             compress: Method::default(),
+            origin: None,
+            owner: None,
         }
     }
 
     /// The description of the store at `directory`, which may be in use.
-    pub fn read(directory: &Path) -> Outcome<Description> {
-        let path = directory.join(DESCRIPTION);
-        let text = fs::read_to_string(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
-            }
-            _ => unreadable(directory, error.into()),
+    pub fn read(directory: &Directory) -> Outcome<Description> {
+        let path = directory.path().join(DESCRIPTION);
+        let unread = |error: Box<dyn std::error::Error + Send + Sync>| unreadable(directory.path(), error);
+        let file = directory.open_file(DESCRIPTION, Access::Read).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => no_store(directory.path()),
+            _ => unread(error.into()),
         })?;
-        let description: Description =
-            serde_json::from_str(&text).map_err(|error| unreadable(directory, error.into()))?;
+        let mut description: Description =
+            serde_json::from_reader(BufReader::new(&file)).map_err(|error| unread(error.into()))?;
+        description.owner = Some(file.metadata().during(path.display())?.uid());
         if description.version != VERSION {
             let cause = format!("version {}, this program knows version {VERSION}", description.version);
             return Err(Failure::new(path.display(), cause).remedy("use a newer shoal"));
@@ -179,21 +197,38 @@ impl Description {
     }
 
     /// Makes the directory a store, atomically.
-    pub fn write(&self, directory: &Path) -> Outcome<()> {
-        let (new, path) = (directory.join(DESCRIPTION_NEW), directory.join(DESCRIPTION));
-        let mut text = serde_json::to_string_pretty(self).during(path.display())?;
+    pub fn write(&self, directory: &Directory) -> Outcome<()> {
+        let mut text = serde_json::to_string_pretty(self).during(DESCRIPTION)?;
         text.push('\n');
-        let write = || -> io::Result<()> {
-            let mut options = fs::OpenOptions::new();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-            file.write_all(text.as_bytes())?;
-            // The contents are synced before the file gets its name: an empty description would make the store
-            // unreadable.
-            file.sync_all()?;
-            fs::rename(&new, &path)?;
-            fs::File::open(directory)?.sync_all()
-        };
-        write().during(path.display())
+        directory.replace(DESCRIPTION_NEW, DESCRIPTION, text.as_bytes(), true).map_err(Failure::told)
+    }
+
+    /// The same for a store that is made in this directory.
+    pub(crate) fn made_in(self, directory: &Directory) -> Outcome<Description> {
+        Ok(Description { origin: Some(origin(directory)?), ..self })
+    }
+
+    /// Was the store made in this directory, whatever that is called now?
+    pub(crate) fn is_made_in(&self, directory: &Directory) -> bool {
+        self.origin.is_some() && origin(directory).ok() == self.origin
+    }
+
+    /// Whose word the description is, where it is neither root's nor this process's: it speaks for that user's files alone.
+    pub(crate) fn foreign_owner(&self) -> Option<u32> {
+        self.owner.filter(|owner| *owner != 0 && *owner != rustix::process::geteuid().as_raw())
+    }
+
+    /// Refuses what lies outside of the store and belongs to somebody who did not write the description.
+    pub(crate) fn refuse_foreign(&self, what: impl std::fmt::Display, owner: Option<u32>) -> Outcome<()> {
+        match self.foreign_owner() {
+            Some(writer) if owner != Some(writer) => {
+                let cause = format!("is not user {writer}'s, whose description of the store names it");
+                Err(Failure::new(what, cause).remedy(format!(
+                    "use the store as user {writer}, or make {DESCRIPTION} your own after you have read it"
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Where the bulk device with this number is.
@@ -216,12 +251,22 @@ impl Description {
     }
 
     /// The file or block device of the first bulk device of the store in `directory`, where it is one.
-    pub fn bulk_path(&self, directory: &Path) -> Option<PathBuf> {
-        match &self.bulk {
-            Some(BulkPlace::File(file)) => Some(directory.join(file)),
-            Some(BulkPlace::Device(_)) | None => None,
-        }
+    pub(crate) fn bulk_path(&self, directory: &Directory) -> Option<PathBuf> {
+        self.bulk.as_ref().and_then(|place| place.path(directory))
     }
+}
+
+/// A directory, in words that no copy of it has.
+fn origin(directory: &Directory) -> Outcome<String> {
+    directory
+        .birth()
+        .map(|birth| birth.map_or_else(String::new, |birth| format!("{birth:032x}")))
+        .map_err(Failure::told)
+}
+
+/// The error for a path where no store is.
+pub(crate) fn no_store(directory: &Path) -> Failure {
+    Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
 }
 
 /// The error for a description that cannot be read; the other files of the store may be whole.
@@ -234,10 +279,13 @@ fn unreadable(directory: &Path, error: Box<dyn std::error::Error + Send + Sync>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn the_description_is_what_it_was_and_refuses_other_versions() {
         let dir = tempfile::tempdir().unwrap();
+        let held = Directory::open(dir.path()).unwrap();
+        let read = || Description::read(&held);
         let mut description = Description {
             version: VERSION,
             uuid: shoal_devices::uuid_text(&[7; 16]),
@@ -246,18 +294,20 @@ mod tests {
             first_removed: false,
             more_bulk: Vec::new(),
             compress: Method::Zstd(7),
+            origin: None,
+            owner: Some(rustix::process::geteuid().as_raw()),
         };
-        description.write(dir.path()).unwrap();
-        assert_eq!(Description::read(dir.path()).unwrap(), description);
+        description.write(&held).unwrap();
+        assert_eq!(read().unwrap(), description);
         description.version = 2;
-        description.write(dir.path()).unwrap();
-        assert!(Description::read(dir.path()).unwrap_err().to_string().contains("version 2"));
+        description.write(&held).unwrap();
+        assert!(read().unwrap_err().to_string().contains("version 2"));
         let text = fs::read_to_string(dir.path().join(DESCRIPTION)).unwrap();
         let earlier = text.replace("2,", "1,").replace(",\n  \"compress\": \"zstd:7\"", "");
         assert_ne!(text.replace("2,", "1,"), earlier);
         fs::write(dir.path().join(DESCRIPTION), earlier).unwrap();
-        assert_eq!(Description::read(dir.path()).unwrap().compress, Method::Auto);
-        let missing = Description::read(&dir.path().join("x")).unwrap_err().to_string();
+        assert_eq!(read().unwrap().compress, Method::Auto);
+        let missing = Description::read(&held.make_directory("x").unwrap()).unwrap_err().to_string();
         assert!(missing.contains("not a store; make one with"), "{missing}");
     }
 }

@@ -5,25 +5,30 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 
 use shoal_devices::{During, Failure, Outcome};
-use shoal_host::StoreLock;
+use shoal_host::{Directory, StoreLock};
 
 use crate::cache;
 use crate::description::Description;
-use crate::names::{DESCRIPTION, LOCK, LOG, OWN_NAMES, is_of_bulk};
+use crate::memory::OwnRegion;
+use crate::names::{DESCRIPTION, LOCK, OWN_NAMES, is_of_bulk};
 use crate::user;
 
-/// Writes a small file beside a store's own, which its owner alone may read.
-pub(crate) fn write_note(path: &Path, text: &[u8]) -> io::Result<()> {
-    fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(text)
+/// A directory that is ready for a new store.
+pub(crate) struct Prepared {
+    pub directory: Directory,
+    pub lock: StoreLock,
+    /// What the earlier store named outside of it and that stays, in words.
+    pub left: Option<String>,
 }
 
-/// Makes the directory, or removes an earlier store from it; refuses a directory that holds anything else.
-pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreLock)> {
+/// Makes the directory, or removes an earlier store from it; refuses a directory that holds anything else. `region` is where the new
+/// store's region is to be, if it is a file. Outside of the directory nothing is removed but what is proven to be the earlier store's.
+pub(crate) fn prepare(directory: &Path, region: Option<&Path>, force: bool) -> Outcome<Prepared> {
     match fs::DirBuilder::new().recursive(true).mode(0o700).create(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             return Err(Failure::new(directory.display(), "is not a directory")
@@ -31,10 +36,8 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
         }
         outcome => outcome.during(directory.display())?,
     }
-    let directory = directory.canonicalize().during(directory.display())?;
-    let entries: Vec<_> = fs::read_dir(&directory)
-        .and_then(|entries| entries.map(|e| Ok(e?.file_name())).collect::<io::Result<_>>())
-        .during(directory.display())?;
+    let directory = Directory::open(&directory.canonicalize().during(directory.display())?).map_err(Failure::told)?;
+    let entries = directory.entries().map_err(Failure::told)?;
     let is_own = |name: &&OsString| OWN_NAMES.iter().any(|own| *name == own) || name.to_str().is_some_and(is_of_bulk);
     if let Some(foreign) = entries.iter().find(|name| !is_own(name)) {
         let cause = format!("holds `{}`, which is no part of a store", foreign.to_string_lossy());
@@ -45,37 +48,42 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
             .remedy("add --force to replace it; everything in it is lost"));
     }
     let lock = user::lock(&directory)?;
-    // The description goes first: from here on there is no store.
     let old = Description::read(&directory).ok();
-    if let Some(period) =
-        old.as_ref().and_then(|old| user::period(&[Some(directory.join(LOG)), old.bulk_path(&directory)]).ok())
+    let old_region = old.as_ref().and_then(|old| Some((old, old.memory.path()?)));
+    let own_region = old_region.map(|(old, path)| OwnRegion::find(path, old, &directory)).transpose();
+    if let Some(region) = region
+        && region.exists()
+        && !matches!(&own_region, Ok(Some(Some(own))) if own.is_at(region))
     {
+        let why = own_region.err().map_or_else(|| "exists".to_string(), |failure| failure.to_string());
+        return Err(Failure::new(region.display(), why)
+            .remedy("name another file for the region, or remove this one when nobody needs it"));
+    }
+    // The description goes first: from here on there is no store.
+    if let Some(period) = old.as_ref().and_then(|old| user::period(&directory, old.bulk_path(&directory)).ok()) {
         // What it held is lost with it, and must not take memory for ever.
         cache::remove_all(&directory, &period);
     }
-    remove(&directory.join(DESCRIPTION))?;
-    if let Some(path) = old.as_ref().and_then(|old| old.memory.path()) {
-        remove(path)?;
-    }
+    directory.remove(DESCRIPTION).map_err(Failure::told)?;
+    let left = match own_region {
+        Ok(own) => own.flatten().map(OwnRegion::remove).transpose().err(),
+        Err(failure) => Some(failure),
+    };
     for name in OWN_NAMES.iter().filter(|name| **name != LOCK) {
-        remove(&directory.join(name))?;
+        remove(&directory, name)?;
     }
-    for name in entries.iter().filter(|name| name.to_str().is_some_and(is_of_bulk)) {
-        remove(&directory.join(name))?;
+    for name in entries.iter().filter_map(|name| name.to_str()).filter(|name| is_of_bulk(name)) {
+        remove(&directory, name)?;
     }
-    Ok((directory, lock))
+    Ok(Prepared { directory, lock, left: left.map(|failure| format!("the earlier store's region stays: {failure}")) })
 }
 
-fn remove(path: &Path) -> Outcome<()> {
-    let outcome = match fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) => Err(error),
-    };
-    match outcome {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        outcome => outcome.during(path.display()),
+fn remove(directory: &Directory, name: &str) -> Outcome<()> {
+    match directory.is_directory(name) {
+        true => directory.remove_directory(name),
+        false => directory.remove(name),
     }
+    .map_err(Failure::told)
 }
 
 /// Does this path lie in the directory, or is it the directory itself?
@@ -105,20 +113,21 @@ pub(crate) fn refuse_filled(directory: &Path, name: &Path, spared: &[&str]) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::LOG;
 
     #[test]
     fn only_an_empty_directory_becomes_a_store_unless_forced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
-        drop(prepare(&path, false).unwrap());
-        drop(prepare(&path, false).unwrap());
+        drop(prepare(&path, None, false).unwrap());
+        drop(prepare(&path, None, false).unwrap());
         fs::write(path.join(DESCRIPTION), "{}").unwrap();
-        assert!(prepare(&path, false).map(drop).unwrap_err().to_string().contains("--force"));
+        assert!(prepare(&path, None, false).map(drop).unwrap_err().to_string().contains("--force"));
         fs::create_dir(path.join(LOG)).unwrap();
-        drop(prepare(&path, true).unwrap());
+        drop(prepare(&path, None, true).unwrap());
         let left: Vec<_> = fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, ["lock"]);
         fs::write(path.join("thesis.tex"), "").unwrap();
-        assert!(prepare(&path, true).map(drop).unwrap_err().to_string().contains("thesis.tex"));
+        assert!(prepare(&path, None, true).map(drop).unwrap_err().to_string().contains("thesis.tex"));
     }
 }

@@ -16,11 +16,11 @@ use shoal_devices::{
 use shoal_format::superblock::{Geometry, MemoryKind, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, REGION_BYTES_MAX, SEGMENT};
 use shoal_fs::{Fs, Method, ProfileFile};
-use shoal_host::{FileDevice, StoreLock};
+use shoal_host::{Directory, FileDevice, StoreLock};
 use shoal_media::BlockDevice;
 
 use crate::description::{BulkChoice, BulkPlace, Description};
-use crate::directory;
+use crate::directory::{self, Prepared};
 use crate::media::create_media;
 use crate::memory::MemoryChoice;
 use crate::names::BULK;
@@ -98,21 +98,24 @@ impl Store {
             Some(BulkChoice::Device(name)) => Some(open_empty(name, options)?),
             _ => None,
         };
-        let (directory, lock) = directory::prepare(directory, options.force)?;
+        let Prepared { directory, lock, left } =
+            directory::prepare(directory, memory.path().map(PathBuf::as_path), options.force)?;
         let (bulk, bulk_bytes) = match &device {
             Some(device) => elsewhere(&**device, options)?,
             None => prepare_bulk(&directory, options)?,
         };
         let uuid = new_uuid();
         let geometry = geometry(memory.kind(), uuid, memory_bytes, bulk_bytes, options)?;
-        let description = Description::new(&uuid, memory, bulk, options.compress);
-        make(&directory, lock, description, (geometry, options.sums), device, profiles.as_ref())
+        let description = Description::new(&uuid, memory, bulk, options.compress).made_in(&directory)?;
+        let made = make(&directory, lock, description, (geometry, options.sums), device, profiles.as_ref())?;
+        let warning = [left, made.warning].into_iter().flatten().reduce(|first, second| format!("{first}; {second}"));
+        Ok(Formatted { warning, ..made })
     }
 }
 
 /// Makes the media and the file system on them, and the description last.
 fn make(
-    directory: &Path,
+    directory: &Directory,
     _lock: StoreLock,
     description: Description,
     (geometry, sums): (Geometry, bool),
@@ -143,7 +146,7 @@ fn make(
         "the file system of the memory refuses MAP_SYNC: operations survive a process crash, not a power loss".into()
     });
     Ok(Formatted {
-        bulk: description.bulk.as_ref().map(|bulk| bulk.text(directory)),
+        bulk: description.bulk.as_ref().map(|bulk| bulk.text(directory.path())),
         store: directory.display().to_string(),
         uuid: description.uuid,
         memory: description.memory.kind().name(),
@@ -219,7 +222,8 @@ pub(crate) fn memory_bytes(wanted: Option<u64>) -> Outcome<u64> {
 }
 
 /// Makes or opens the bulk storage; returns its place as the description names it, and its usable size.
-fn prepare_bulk(directory: &Path, options: &FormatOptions) -> Outcome<(Option<BulkPlace>, u64)> {
+fn prepare_bulk(held: &Directory, options: &FormatOptions) -> Outcome<(Option<BulkPlace>, u64)> {
+    let directory = held.path();
     let file = match &options.bulk {
         Some(BulkChoice::None | BulkChoice::Device(_)) => return Ok((None, 0)),
         None => PathBuf::from(BULK),

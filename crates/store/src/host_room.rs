@@ -11,6 +11,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use shoal_fs::{HostRoom, Room};
 
+use shoal_host::Directory;
+
 use crate::memory::MemoryChoice;
 
 /// Bytes kept free for log and images on a host that holds bulk data as well; on a small host a fixed part of it.
@@ -57,18 +59,19 @@ fn device(path: &Path) -> Option<u64> {
 }
 
 /// The question for a store in `directory`; `files` are its bulk storage where that is files.
-pub(crate) fn probe(directory: &Path, memory: &MemoryChoice, files: &HostFiles) -> Room {
-    let (directory, files) = (directory.to_path_buf(), files.clone());
+pub(crate) fn probe(directory: &Directory, memory: &MemoryChoice, files: &HostFiles) -> Room {
+    let (directory, files) = (directory.clone(), files.clone());
+    let own_device = directory.file().metadata().map(|m| m.dev()).ok();
     let memory = memory.path().filter(|_| memory.kind().properties().on_demand).map(|path| parent(path));
     Arc::new(move || {
-        let host = shoal_host::host_free_bytes(&directory).ok();
+        let host = shoal_host::held_host_bytes(&directory).ok();
         let files = files.0.lock().clone();
         let taken = |file: &PathBuf| fs::metadata(file).map_or(0, |m| m.blocks() * 512);
         HostRoom {
             region: host.map_or(u64::MAX, |host| host.available_bytes),
             memory: memory.as_ref().map(|memory| free(memory)),
             bulk: files.first().map(|first| files.iter().map(taken).sum::<u64>().saturating_add(free(&parent(first)))),
-            shared: files.first().is_some_and(|first| device(first) == device(&directory)),
+            shared: files.first().is_some_and(|first| device(first) == own_device),
             headroom: host.map_or(0, |host| (host.total_bytes / HEADROOM_PART).min(HEADROOM_BYTES)),
         }
     })

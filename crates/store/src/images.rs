@@ -2,20 +2,19 @@
 //!
 //! Left out: which of the two is current (`shoal_region`).
 
-use std::path::Path;
 use std::sync::Arc;
 
 use shoal_devices::{During, Failure, Outcome};
-use shoal_host::HostImage;
+use shoal_host::{Access, Directory, HostImage};
 use shoal_media::ImageFile;
 
 use crate::names::IMAGES;
 
 /// Opens the images of the store in `directory`.
-pub fn open(directory: &Path) -> Outcome<[Arc<HostImage>; 2]> {
+pub fn open(directory: &Directory, access: Access) -> Outcome<[Arc<HostImage>; 2]> {
     let store = directory.display();
     let open = |name| {
-        HostImage::open(&directory.join(name)).map(Arc::new).map_err(|error| {
+        HostImage::open_in(directory, name, access).map(Arc::new).map_err(|error| {
             Failure::new("image", error)
                 .remedy(format!("bring it back; `shoal salvage {store} DIR` copies out what the other image holds"))
         })
@@ -24,8 +23,8 @@ pub fn open(directory: &Path) -> Outcome<[Arc<HostImage>; 2]> {
 }
 
 /// Makes empty images.
-pub fn create(directory: &Path) -> Outcome<[Arc<HostImage>; 2]> {
-    let create = |name| HostImage::create(&directory.join(name)).map(Arc::new).during("image");
+pub fn create(directory: &Directory) -> Outcome<[Arc<HostImage>; 2]> {
+    let create = |name| HostImage::create_in(directory, name).map(Arc::new).during("image");
     Ok([create(IMAGES[0])?, create(IMAGES[1])?])
 }
 

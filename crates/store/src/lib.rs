@@ -84,7 +84,7 @@ pub use read_only::ReadOnly;
 pub use rebalance::Rebalanced;
 pub use repair::Repaired;
 pub use report::{Files, Forecast, FullIn, SpilledFiles, StatFs, StoreReport, Tier};
-pub use resize::{Resized, Sizes, resize_mounted};
+pub use resize::{Resized, Sizes};
 pub use salvage::{Lost, Salvaged, Told, salvage};
 pub use scrub::{LastScrub, ScrubReport};
 pub use shoal_devices::{Failure, Outcome};

@@ -3,13 +3,12 @@
 //! Rules: opening makes nothing; the error for a missing part says how to bring it back. A file of the bulk storage has
 //! one user at a time, even when a copy of the store's directory names it, too.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use shoal_devices::{Device, During, Failure, Outcome, parse_uuid};
 use shoal_format::superblock::Superblock;
 use shoal_fs::{GivenDevice, Parts};
-use shoal_host::SystemClock;
+use shoal_host::{Directory, SystemClock};
 use shoal_media::BlockDevice;
 use shoal_writeback::{Owner, Policy, Rule};
 use tracing::warn;
@@ -18,7 +17,7 @@ use crate::cache::{self, CacheOptions, InFront, Left, StoreCache};
 use crate::description::{BulkPlace, Description, NumberedPlace};
 use crate::host_room::HostFiles;
 use crate::memory::RegionMedia;
-use crate::names::{DESCRIPTION, LOG};
+use crate::names::DESCRIPTION;
 use crate::store::Store;
 use crate::user::period;
 
@@ -86,8 +85,11 @@ impl Store {
             let why = || lost.iter().find(|(known, _)| *known == number).map(|(_, why)| why.clone());
             GivenDevice {
                 uuid: parse_uuid(&numbered.uuid).unwrap_or_default(),
-                name: numbered.place.shown(&self.directory),
-                on_host: numbered.place.path(&self.directory).is_some_and(|path| host.add(&self.directory, &path)),
+                name: numbered.place.shown(self.directory.path()),
+                on_host: numbered
+                    .place
+                    .path(&self.directory)
+                    .is_some_and(|path| host.add(&self.directory.place(), &path)),
                 place: numbered.place.on_host(&self.directory),
                 device: found.ok_or_else(|| why().unwrap_or_default()),
             }
@@ -177,7 +179,7 @@ impl Store {
     fn cache_owner(&self, number: u32, bulk: &dyn BlockDevice) -> Outcome<Owner> {
         let owners = self.description.cache_owners();
         let uuid = owners.into_iter().find(|(known, _)| *known == number).map(|(_, uuid)| uuid);
-        cache::owner(&uuid.unwrap_or_default(), bulk.geometry().bytes)
+        cache::owner(&self.directory, &uuid.unwrap_or_default(), bulk.geometry().bytes)
     }
 
     /// Says how to do without a device of several.
@@ -189,7 +191,7 @@ impl Store {
     }
 
     fn open_numbered(&self, numbered: &NumberedPlace) -> Outcome<Arc<dyn Device>> {
-        open_place(&self.directory, &numbered.place)
+        open_place(&self.directory, &self.description, &numbered.place)
             .map_err(|failure| failure.within(&format!("bulk device {}", numbered.number)))
     }
 
@@ -198,18 +200,12 @@ impl Store {
             return Ok(None);
         };
         let file = format!("{}/{DESCRIPTION}", self.directory.display());
-        let (description, remedy) = match place {
-            BulkPlace::File(_) => {
-                let path = self.bulk_path().unwrap_or_default();
-                (shoal_devices::file(path), format!("bring it back, or correct `bulk` in {file}"))
-            }
-            BulkPlace::Device(text) => {
-                let parsed = text.parse().map_err(|error: String| Failure::new(&file, error))?;
-                (parsed, format!("start its server again, or correct `bulk` in {file}"))
-            }
+        let remedy = match place {
+            BulkPlace::File(_) => format!("bring it back, or correct `bulk` in {file}"),
+            BulkPlace::Device(_) => format!("start its server again, or correct `bulk` in {file}"),
         };
-        let opened = description.open();
-        opened.map(|device| Some(Arc::from(device))).map_err(|failure| {
+        let opened = open_place(&self.directory, &self.description, place);
+        opened.map(Some).map_err(|failure| {
             let failure = failure.within("bulk storage");
             if failure.is_in_use() { failure } else { failure.remedy(remedy) }
         })
@@ -229,21 +225,25 @@ impl Media {
     }
 }
 
-/// Opens the device at a place of the store in `directory`.
-pub(crate) fn open_place(directory: &Path, place: &BulkPlace) -> Outcome<Arc<dyn Device>> {
+/// Opens the device at a place that the description of the store in `directory` names.
+pub(crate) fn open_place(
+    directory: &Directory,
+    description: &Description,
+    place: &BulkPlace,
+) -> Outcome<Arc<dyn Device>> {
     let file = format!("{}/{DESCRIPTION}", directory.display());
     let name = place.name(directory).map_err(|error| Failure::new(&file, error))?;
-    name.open().map(Arc::from)
+    let device = name.open_as(description.foreign_owner())?;
+    Ok(Arc::from(device))
 }
 
 /// Makes the media of a new store in an empty directory.
 pub(crate) fn create_media(
-    directory: &Path,
+    directory: &Directory,
     description: &Description,
     superblock: &Superblock,
     bulk: Option<Arc<dyn Device>>,
 ) -> Outcome<Media> {
     let region = description.memory.make_media(directory, superblock.region_bytes)?;
-    let places = [Some(directory.join(LOG)), description.bulk_path(directory)];
-    Media::assemble(region, bulk, period(&places)?)
+    Media::assemble(region, bulk, period(directory, description.bulk_path(directory))?)
 }

@@ -18,7 +18,7 @@ use shoal_devices::{During, Failure, Outcome};
 use shoal_fs::{AccessTimes, Fs, Options};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
 use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounter};
-use shoal_host::Ticker;
+use shoal_host::{Directory, Ticker};
 use shoal_writeback::Rule;
 use tracing::{error, info, warn};
 
@@ -73,7 +73,7 @@ pub struct Mounted {
 impl Store {
     /// Mounts the store. When this returns, the mount point answers, and the control socket too.
     pub fn mount(self, mountpoint: &Path, options: &MountOptions) -> Outcome<Mounted> {
-        clear_dead_mount(&self.directory, mountpoint)?;
+        clear_dead_mount(self.directory.path(), mountpoint)?;
         // Checked before the store is opened, so that a refused mount leaves the store as it was.
         shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;
         let begin = Instant::now();
@@ -211,10 +211,10 @@ fn clear_dead_mount(directory: &Path, mountpoint: &Path) -> Outcome<()> {
     Ok(())
 }
 
-fn listen(directory: &Path, asked: Asked) -> Outcome<()> {
+fn listen(directory: &Directory, asked: Asked) -> Outcome<()> {
     match control::serve(directory, move |question| asked.answer(question)) {
         // A full host has no inode for the socket. The store is served without it, so that files can be deleted.
-        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+        Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::ReadOnlyFilesystem) => {
             warn!(
                 "control socket: {error}; `df`, `inspect` and `status` of this mount work again once there is room and it is remounted"
             );
@@ -227,7 +227,7 @@ fn listen(directory: &Path, asked: Asked) -> Outcome<()> {
 /// State that the control socket answers from.
 struct Asked {
     fs: Arc<Fs>,
-    directory: PathBuf,
+    directory: Directory,
     bulks: Arc<Bulks>,
     mountpoint: PathBuf,
     survives_power_loss: bool,
@@ -277,7 +277,7 @@ impl Asked {
                 if update_policy.is_some() || update_rate.is_some() {
                     self.bulks.set_policy(update_policy.as_deref(), update_rate)?;
                 }
-                let remounted = remount(fs, directory, read_only, &access_times);
+                let remounted = remount(fs, directory.path(), read_only, &access_times);
                 if let (Ok(()), Some(percent)) = (&remounted, spill_percent) {
                     fs.set_spill_percent(percent);
                 }

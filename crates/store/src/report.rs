@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use shoal_devices::Outcome;
 use shoal_fs::{Fs, Options, Outlook, Outlooks, Spilled};
+use shoal_host::Directory;
 
 use crate::bulks::BulkReport;
 use crate::cache::CacheReport;
@@ -165,11 +166,12 @@ impl StoreReport {
     /// The report on an open file system of the store in `directory`.
     pub fn of(
         fs: &Fs,
-        directory: &Path,
+        held: &Directory,
         description: &Description,
         mountpoint: Option<&Path>,
         survives_power_loss: bool,
     ) -> StoreReport {
+        let directory = held.path();
         // Damage is in the number of damaged inodes.
         let packing = fs.packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
@@ -208,7 +210,7 @@ impl StoreReport {
             checksums: Checksums {
                 memory_bytes: fs.sums_bytes(),
                 damaged: states.iter().map(|state| state.damaged).sum(),
-                last_scrub: LastScrub::of(directory),
+                last_scrub: LastScrub::of(held),
             },
             memory_kind: superblock.memory_kind.name().into(),
             files: Files {

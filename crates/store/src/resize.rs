@@ -21,12 +21,14 @@ use shoal_devices::{During, Failure, Outcome};
 use shoal_format::superblock::{AnchorRecord, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_fs::{AtRest, Beyond, Fs, Limits, Refused, Relayout, Steps};
-use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog};
+use shoal_host::{Access, Directory, HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog};
 use shoal_media::{BlankImage, ImageFile, LogDevice};
 
 use crate::description::Description;
 use crate::format::{MEMORY_BYTES_MIN, memory_bytes};
 use crate::images::{self, shared};
+use crate::memory::OwnRegion;
+use crate::names::LOG;
 use crate::progress::Progress;
 use crate::store::Store;
 
@@ -48,7 +50,7 @@ pub struct Resized {
 }
 
 /// Changes the limits of an open file system within its layout; the store is in `directory`.
-pub fn resize_mounted(fs: &Fs, directory: &Path, sizes: &Sizes) -> Outcome<Resized> {
+pub(crate) fn resize_mounted(fs: &Fs, directory: &Directory, sizes: &Sizes) -> Outcome<Resized> {
     let Sizes { memory_bytes, bulk_bytes } = *sizes;
     let name = directory.display();
     let before = fs.limits().during(&name)?;
@@ -56,7 +58,7 @@ pub fn resize_mounted(fs: &Fs, directory: &Path, sizes: &Sizes) -> Outcome<Resiz
         return Err(no_bulk());
     }
     if bulk_bytes.is_some() {
-        refuse_several(directory, &Description::read(directory)?)?;
+        refuse_several(directory.path(), &Description::read(directory)?)?;
     }
     let wanted = Limits {
         region_bytes: memory_bytes.unwrap_or(before.region_bytes),
@@ -129,7 +131,7 @@ impl Store {
             return Err(Failure::new(self.directory.display(), cause).remedy("format a new store and copy the files"));
         }
         if sizes.bulk_bytes.is_some() {
-            refuse_several(&self.directory, &self.description)?;
+            refuse_several(self.directory.path(), &self.description)?;
         }
         self.refuse_damaged(watched)?;
         let (before, device_bytes) = self.lift_limits(sizes)?;
@@ -239,7 +241,7 @@ struct Rest {
 
 impl Rest {
     fn load(store: &Store) -> Outcome<Rest> {
-        let files = images::open(&store.directory)?;
+        let files = images::open(&store.directory, Access::Write)?;
         let images = shared(&files);
         let (newest, superblock, anchor) = shoal_region::newest_image(&images).during("image")?;
         let image = Some((files[newest].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
@@ -276,7 +278,9 @@ impl Steps for HostSteps<'_> {
         let failed = |error: &dyn std::fmt::Display| shoal_fs::Error::Io(error.to_string());
         let mut log: Option<Box<dyn LogDevice>> = None;
         if !self.store.description.memory.kind().has_ring() {
-            log = Some(Box::new(SegmentLog::open(&self.store.log_path(), SEGMENT_BYTES).map_err(|e| failed(&e))?));
+            log = Some(Box::new(
+                SegmentLog::open_in(&self.store.directory, LOG, SEGMENT_BYTES, Access::Read).map_err(|e| failed(&e))?,
+            ));
         }
         let image = ImageSource::Images([candidate, &BlankImage]);
         let bulk_bytes = (self.bulk_bytes > 0).then_some(self.bulk_bytes);
@@ -301,8 +305,9 @@ impl Steps for HostSteps<'_> {
 
     fn before_seal(&mut self) -> shoal_fs::Result<()> {
         match self.store.description.memory.path() {
-            // The removal must be durable: a region found beside the new image would be taken for the store.
-            Some(path) => shoal_host::remove_durably(path).map_err(|error| shoal_fs::Error::Io(error.to_string())),
+            Some(path) => OwnRegion::with_uuid(path, &self.store.description.uuid)
+                .and_then(|own| own.map_or(Ok(()), OwnRegion::remove))
+                .map_err(|failure| shoal_fs::Error::Io(failure.to_string())),
             None => Ok(()),
         }
     }

@@ -4,20 +4,18 @@
 //! it. When a scrub is over, the store's directory has its result (`scrubbed`). Stopped before, it leaves none, and the next
 //! one begins anew: there is no harm in reading twice.
 
-use std::fs;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
 use shoal_fs::{Fs, ScrubPlace, Scrubbed};
-use shoal_host::Ticker;
+use shoal_host::{Directory, Ticker};
 use tracing::{error, info, warn};
 
 use crate::control::{self, Question};
-use crate::directory::write_note;
 use crate::names::{SCRUBBED, SCRUBBED_NEW};
 use crate::{Progress, Store, paths};
 
@@ -91,8 +89,8 @@ pub struct LastScrub {
 
 impl LastScrub {
     /// What the directory of a store has of it.
-    pub fn of(directory: &Path) -> Option<LastScrub> {
-        serde_json::from_slice(&fs::read(directory.join(SCRUBBED)).ok()?).ok()
+    pub(crate) fn of(directory: &Directory) -> Option<LastScrub> {
+        serde_json::from_slice(&directory.read(SCRUBBED).ok()??).ok()
     }
 
     pub fn age(&self) -> Duration {
@@ -105,12 +103,11 @@ fn now() -> Duration {
 }
 
 /// Keeps the result of a scrub that is over.
-fn keep(directory: &Path, report: &ScrubReport) -> Outcome<()> {
+fn keep(directory: &Directory, report: &ScrubReport) -> Outcome<()> {
     let last =
         LastScrub { ended: now().as_secs(), read_bytes: report.read_bytes, findings: report.findings.len() as u64 };
     let text = serde_json::to_vec(&last).during("report")?;
-    let new = directory.join(SCRUBBED_NEW);
-    write_note(&new, &text).and_then(|()| fs::rename(&new, directory.join(SCRUBBED))).during(new.display())
+    directory.replace(SCRUBBED_NEW, SCRUBBED, &text, false).map_err(Failure::told)
 }
 
 fn named(fs: &Fs, done: Scrubbed) -> Outcome<ScrubReport> {
@@ -157,7 +154,7 @@ pub fn scrub(directory: &Path, progress: &dyn Progress) -> Outcome<(ScrubReport,
         })?,
         None => Store::at_rest(directory, |fs| all(step(fs, Place::default())?, progress, &|place| step(fs, place)))?,
     };
-    let kept = keep(directory, &report);
+    let kept = Directory::open(directory).map_err(Failure::told).and_then(|held| keep(&held, &report));
     Ok((report, kept))
 }
 
@@ -178,7 +175,7 @@ fn all(first: Step, progress: &dyn Progress, next: &dyn Fn(Place) -> Outcome<Ste
 }
 
 /// Scrubs in idle time: a scrub begins when the last one is older than `every`.
-pub(crate) fn start(fs: Arc<Fs>, directory: PathBuf, every: Duration) -> Outcome<Ticker> {
+pub(crate) fn start(fs: Arc<Fs>, directory: Directory, every: Duration) -> Outcome<Ticker> {
     let mut under_way: Option<(ScrubPlace, ScrubReport)> = None;
     let mut due = LastScrub::of(&directory).is_none_or(|last| last.age() >= every);
     let mut looked_at = now();

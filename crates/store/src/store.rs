@@ -2,7 +2,6 @@
 //!
 //! Rules: a process that opens media holds the lock. A store that was closed is clean: the next opening has nothing to recover.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,17 +11,16 @@ use shoal_devices::{Device, During, Failure, Outcome, uuid_text};
 use shoal_format::PAGE;
 use shoal_format::superblock::{SUPERBLOCK_AT, Superblock};
 use shoal_fs::{Fs, Options, Parts};
-use shoal_host::StoreLock;
+use shoal_host::{Directory, StoreLock};
 use shoal_media::BlockDevice;
 use shoal_region::Recovery;
 
 use crate::cache::{self, CacheOptions, HeldOnHost, HeldWrites, InFront};
-use crate::description::Description;
-use crate::directory::write_note;
+use crate::description::{Description, no_store};
 use crate::host_room::HostFiles;
 use crate::media::Media;
 use crate::memory::{self, Resting};
-use crate::names::{LOG, PID};
+use crate::names::PID;
 use crate::user::{self, holder, is_ending, is_in_use, lock, period};
 use crate::{host_room, place};
 
@@ -33,10 +31,10 @@ const LIFE_SIGN: Duration = Duration::from_millis(200);
 
 /// A store that no other process uses while this value lives.
 pub struct Store {
-    pub(crate) directory: PathBuf,
+    pub(crate) directory: Directory,
     pub(crate) description: Description,
     restore: bool,
-    _lock: StoreLock,
+    lock: StoreLock,
 }
 
 /// A store's file system, opened, with its bulk storage.
@@ -74,26 +72,34 @@ impl Devices {
 impl Store {
     /// The description of the store at `directory`, which may be in use.
     pub fn describe(directory: &Path) -> Outcome<Description> {
-        Description::read(directory)
+        match Directory::open(directory) {
+            Ok(held) => Description::read(&held),
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                Err(no_store(directory))
+            }
+            Err(error) => Err(Failure::told(error)),
+        }
     }
 
     /// Takes the store for this process. Waits, for `patience` at most, if the store is in use but not mounted (any
     /// more), or if its daemon was killed and the kernel is still tearing it down: mount and lock last until its memory
     /// is freed.
     pub fn acquire(directory: &Path, patience: Duration) -> Outcome<Store> {
-        let description = Store::describe(directory)?;
-        let directory = directory.canonicalize().during(directory.display())?;
+        Store::describe(directory)?;
+        let path = directory.canonicalize().during(directory.display())?;
+        let directory = Directory::open(&path).map_err(Failure::told)?;
         let begin = Instant::now();
         let mut seen_alive = None;
         loop {
             let failure = match lock(&directory) {
-                Ok(lock) => return Ok(Store::assemble(directory, description, lock)),
+                // Read under the lock: the last user may have changed it.
+                Ok(lock) => return Ok(Store::assemble(directory.clone(), Description::read(&directory)?, lock)),
                 Err(failure) => failure,
             };
             if begin.elapsed() >= patience {
                 return Err(failure);
             }
-            if place::is_mounted(&directory) && !holder(&directory).is_none_or(is_ending) {
+            if place::is_mounted(&path) && !holder(&path).is_none_or(is_ending) {
                 // A dying process may look alive for a moment.
                 let since = *seen_alive.get_or_insert_with(Instant::now);
                 if since.elapsed() >= LIFE_SIGN {
@@ -127,7 +133,7 @@ impl Store {
 
     /// The store's directory.
     pub fn directory(&self) -> &Path {
-        &self.directory
+        self.directory.path()
     }
 
     /// The contents of its description file.
@@ -142,11 +148,12 @@ impl Store {
             uuid: &self.description.uuid,
             restore: self.restore,
             unmounted: self.was_unmounted(),
+            description: &self.description,
         }
     }
 
-    pub(crate) fn assemble(directory: PathBuf, description: Description, lock: StoreLock) -> Store {
-        Store { directory, description, restore: false, _lock: lock }
+    pub(crate) fn assemble(directory: Directory, description: Description, lock: StoreLock) -> Store {
+        Store { directory, description, restore: false, lock }
     }
 
     /// Opens the file system in the store. A write-back cache that an earlier process left is used, and written at once.
@@ -161,6 +168,10 @@ impl Store {
         options.bulk_on_host = !host_files.is_empty();
         options.bulk_place = self.description.bulk.as_ref().map_or(0, |place| place.on_host(&self.directory));
         let read_only = options.read_only;
+        if !read_only && !self.lock.takes_writes() {
+            return Err(Failure::new(self.directory.display(), "is on a file system that is mounted read-only")
+                .remedy("mount the store with `-o ro`, or copy it to where it can be written"));
+        }
         let mut media = self.open_media(read_only, options.degraded, &host_files, wanted)?;
         let (caches, held) = (std::mem::take(&mut media.caches), HeldOnHost::default());
         for front in &caches {
@@ -217,7 +228,7 @@ impl Store {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
         }));
         if self.description.memory.kind().properties().images || !host_files.is_empty() {
-            let host = shoal_host::host_free_bytes(&self.directory).during(self.directory.display())?;
+            let host = shoal_host::held_host_bytes(&self.directory).map_err(Failure::told)?;
             options.checkpoint_log_bytes =
                 options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
             let probe = host_room::probe(&self.directory, &self.description.memory, host_files);
@@ -258,11 +269,7 @@ impl Store {
     }
 
     pub(crate) fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-        memory::damaged(&self.directory, error)
-    }
-
-    pub(crate) fn log_path(&self) -> PathBuf {
-        self.directory.join(LOG)
+        memory::damaged(self.directory.path(), error)
     }
 
     /// The file or block device of the bulk storage, where it is one.
@@ -282,32 +289,32 @@ impl Store {
     /// systems that hold log and bulk storage, and these files. A store last used in another period counts as after a
     /// power loss.
     pub(crate) fn period(&self) -> Outcome<[u8; 16]> {
-        period(&[Some(self.log_path()), self.bulk_path()])
+        period(&self.directory, self.bulk_path())
     }
 
     /// Notes that this process serves the store in the present period.
     pub fn write_pid(&self) -> Outcome<()> {
         let boot = self.period()?;
-        let path = self.directory.join(PID);
-        match write_note(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot)).as_bytes()) {
+        let note = format!("{}\n{}\n", std::process::id(), uuid_text(&boot));
+        match self.directory.write_note(PID, note.as_bytes()) {
             // The file only names the daemon, so a store is served without it.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                tracing::warn!("{}: {error}; make room there", path.display());
+                tracing::warn!("{error}; make room there");
                 Ok(())
             }
-            written => written.during(path.display()),
+            written => written.map_err(Failure::told),
         }
     }
 
     /// True if no process that served the store was cut off.
     pub(crate) fn was_unmounted(&self) -> bool {
-        !self.directory.join(PID).exists()
+        !self.directory.has(PID)
     }
 
     /// Notes that the store is clean and no longer served by this process.
     pub fn remove_pid(&self) {
         // If the file cannot be removed, the next check assumes a crash, which is safe.
-        let _ = fs::remove_file(self.directory.join(PID));
+        let _ = self.directory.remove(PID);
         if let Ok(period) = self.period() {
             // Devices may have been removed since this process read it.
             let now = Description::read(&self.directory);
@@ -347,12 +354,13 @@ mod tests {
     use super::*;
     use crate::directory;
     use crate::names::DESCRIPTION;
+    use std::fs;
 
     #[test]
     fn a_store_in_use_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(DESCRIPTION), "{}").unwrap();
-        let held = lock(dir.path()).unwrap();
+        let held = lock(&Directory::open(dir.path()).unwrap()).unwrap();
         assert!(is_in_use(dir.path()).unwrap());
         fs::write(dir.path().join(DESCRIPTION), r#"{"version":1,"uuid":"","memory":{"kind":"logged"},"bulk":null}"#)
             .unwrap();
@@ -367,8 +375,8 @@ mod tests {
             // The store is in use but not mounted, so its user is about to end.
             Store::acquire(dir.path(), Duration::from_secs(20)).unwrap();
         });
-        let held = lock(dir.path()).unwrap();
-        let error = directory::prepare(dir.path(), true).map(drop).unwrap_err().to_string();
+        let held = lock(&Directory::open(dir.path()).unwrap()).unwrap();
+        let error = directory::prepare(dir.path(), None, true).map(drop).unwrap_err().to_string();
         assert!(error.contains(&std::process::id().to_string()), "{error}");
         assert!(dir.path().join(DESCRIPTION).exists());
         drop(held);

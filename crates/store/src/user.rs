@@ -9,17 +9,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use shoal_devices::{During, Failure, Outcome, parse_uuid};
-use shoal_host::StoreLock;
+use shoal_host::{Access, Directory, Identity, StoreLock};
 
 use crate::names::{LOCK, LOG, PID};
 
 /// Did the machine, or the file system of the log, go down while the store was mounted, and was the bulk storage in another place, if it is the
 /// file `bulk`?
-pub(crate) fn what_went_down(directory: &Path, bulk: Option<PathBuf>) -> (bool, bool) {
-    let Ok(text) = fs::read_to_string(directory.join(PID)) else { return (false, false) };
+pub(crate) fn what_went_down(directory: &Directory, bulk: Option<PathBuf>) -> (bool, bool) {
+    let Some(text) = directory.read_text(PID) else { return (false, false) };
     let Some(line) = text.lines().nth(1) else { return (false, false) };
     let Some(then) = parse_uuid(line) else { return (true, true) };
-    let now = period(&[Some(directory.join(LOG)), bulk]).unwrap_or_default();
+    let now = period(directory, bulk).unwrap_or_default();
     // Earlier versions noted the boot alone.
     if shoal_host::boot_id().is_ok_and(|boot| boot == then) {
         return (false, false);
@@ -28,47 +28,44 @@ pub(crate) fn what_went_down(directory: &Path, bulk: Option<PathBuf>) -> (bool, 
 }
 
 /// Did any of these happen?
-pub(crate) fn power_was_lost(directory: &Path, bulk: Option<PathBuf>) -> bool {
+pub(crate) fn power_was_lost(directory: &Directory, bulk: Option<PathBuf>) -> bool {
     what_went_down(directory, bulk) != (false, false)
 }
 
 /// Takes the lock of a store's directory.
-pub(crate) fn lock(directory: &Path) -> Outcome<StoreLock> {
+pub(crate) fn lock(directory: &Directory) -> Outcome<StoreLock> {
     StoreLock::acquire(directory).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => Failure::told(error),
         _ => Failure::new(format_args!("store {}", directory.display()), error),
     })
 }
 
-/// Does another process use the store? An error where that cannot be known.
+/// Does another process use the store? Asking leaves no trace. An error where that cannot be known.
 pub fn is_in_use(directory: &Path) -> io::Result<bool> {
-    match StoreLock::acquire(directory) {
-        Ok(_) => Ok(false),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
-        Err(error) => Err(error),
-    }
+    StoreLock::is_held(&Directory::open(directory)?)
 }
 
 /// The process that serves the store for writing, or died doing so.
 pub fn writer(directory: &Path) -> Option<u32> {
-    first_number(&directory.join(PID))
+    first_number(&Directory::open(directory).ok()?, PID)
 }
 
 /// The process that holds the store's lock, or was the last to hold it.
 pub fn holder(directory: &Path) -> Option<u32> {
-    let lock = directory.join(LOCK);
+    let held = Directory::open(directory).ok()?;
     // On a full host the file may be empty, but the kernel knows the lock's owner.
-    lock_owner(&lock).or_else(|| first_number(&lock)).or_else(|| writer(directory))
+    lock_owner(&held).or_else(|| first_number(&held, LOCK)).or_else(|| first_number(&held, PID))
 }
 
 /// The process that the kernel lists as the lock's owner.
-fn lock_owner(lock: &Path) -> Option<u32> {
-    let inode = fs::metadata(lock).ok()?.ino();
+fn lock_owner(directory: &Directory) -> Option<u32> {
+    let lock = directory.open_file(LOCK, Access::Read).ok()?;
+    let (inode, identity) = (lock.metadata().ok()?.ino(), Identity::of(&lock).ok()?);
     let locks = fs::read_to_string("/proc/locks").ok()?;
     owners(&locks, inode).into_iter().find(|pid| {
         // On btrfs the device number differs from the one that stat(2) gives, so the open files are compared.
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        open.into_iter().any(|link| fs::read_link(link.path()).is_ok_and(|path| path == lock))
+        open.into_iter().any(|link| Identity::at(&link.path()).is_ok_and(|open| open == identity))
     })
 }
 
@@ -102,18 +99,19 @@ fn looks_ending(stat: &str, status: &str) -> bool {
     matches!(fields.first(), None | Some(&"Z" | &"X")) || flags & EXITING != 0 || pending
 }
 
-fn first_number(path: &Path) -> Option<u32> {
-    fs::read_to_string(path).ok()?.lines().next()?.parse().ok()
+fn first_number(directory: &Directory, name: &str) -> Option<u32> {
+    directory.read_text(name)?.lines().next()?.parse().ok()
 }
 
 /// The boot id, with the identity of a place mixed into each half. It differs between two periods of one boot, and
 /// between a store and a snapshot or copy of it.
-pub(crate) fn period(places: &[Option<PathBuf>; 2]) -> Outcome<[u8; 16]> {
+pub(crate) fn period(directory: &Directory, bulk: Option<PathBuf>) -> Outcome<[u8; 16]> {
     let mut period = shoal_host::boot_id().during("boot id")?;
-    for (half, place) in period.chunks_exact_mut(8).zip(places) {
-        let Some(place) = place.as_ref().filter(|place| place.exists()) else { continue };
-        let number = shoal_host::place_id(place).during("bulk storage or log")?;
-        half.iter_mut().zip(number.to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
+    let log = directory.has(LOG).then(|| shoal_host::place_id_in(directory, LOG).during("log")).transpose()?;
+    let bulk = bulk.filter(|bulk| bulk.exists());
+    let bulk = bulk.map(|bulk| shoal_host::place_id(&bulk).during("bulk storage")).transpose()?;
+    for (half, number) in period.chunks_exact_mut(8).zip([log, bulk]) {
+        half.iter_mut().zip(number.unwrap_or(0).to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
     }
     Ok(period)
 }
@@ -129,7 +127,7 @@ mod tests {
         assert_eq!(owners(locks, 257), [6239]);
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().canonicalize().unwrap();
-        let held = StoreLock::acquire(&directory).unwrap();
+        let held = StoreLock::acquire(&Directory::open(&directory).unwrap()).unwrap();
         fs::write(directory.join("lock"), "").unwrap();
         assert_eq!(holder(&directory), Some(std::process::id()), "the file is empty, as on a full host");
         drop(held);

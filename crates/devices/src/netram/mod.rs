@@ -52,6 +52,7 @@ pub static KIND: Kind = Kind {
     schemes: &["netram"],
     // Leases and the keeper's work.
     opening_writes: true,
+    opens_files: true,
     parse: |text| text.strip_prefix("netram:").map(|rest| Netram::parse(rest).map(DeviceName::new)),
     make: Some(make::make),
     text: report::text,

@@ -39,6 +39,7 @@ pub static KIND: Kind = Kind {
     schemes: &["vlog"],
     // The end of the log is found, and written down.
     opening_writes: true,
+    opens_files: true,
     parse: |text| path_of(text, KIND.schemes).map(|path| Ok(DeviceName::new(VlogName(path.into())))),
     make: Some(make::make),
     text: report::text,

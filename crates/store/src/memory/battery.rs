@@ -12,17 +12,17 @@ use std::sync::Arc;
 use shoal_devices::{During, Failure, Outcome, uuid_text};
 use shoal_format::PAGE;
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK_AT, Superblock};
-use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
+use shoal_host::{Access, Directory, HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
-use super::{LATER, Loss, Means, RegionMedia, Resting, RestingMedia, is_later};
+use super::{LATER, Loss, Means, OwnRegion, RegionMedia, Resting, RestingMedia, is_later};
 use crate::calendar;
 use crate::images::{self, shared};
 
 pub(super) static MEANS: Means = Means {
     make,
     open: |store, path, read_only| {
-        let images = images::open(store.directory)?;
+        let images = images::open(store.directory, Access::reading(read_only))?;
         let memory = open(path, &images, store, read_only)?;
         Ok(RegionMedia { memory, log: None, images: Some(shared(&images)), survives_power_loss: true })
     },
@@ -33,7 +33,7 @@ pub(super) static MEANS: Means = Means {
     },
 };
 
-fn make(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
+fn make(directory: &Directory, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
     let memory = Arc::new(SharedMap::create(path, bytes, SharedKind::Battery).during("memory")?);
     Ok(RegionMedia { memory, log: None, images: Some(shared(&images::create(directory)?)), survives_power_loss: true })
 }
@@ -41,7 +41,7 @@ fn make(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
 /// A region that a mount would refuse is not the store, even if it is sound.
 fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let store = &Resting { restore: false, ..*store };
-    let images = images::open(store.directory)?;
+    let images = images::open(store.directory, Access::Read)?;
     let images_at_rest = Some(shared(&images));
     let mut found = RestingMedia { memory: None, log: None, images: images_at_rest, refused: None, restored: false };
     if path.exists() {
@@ -91,7 +91,12 @@ fn open(
     }
     // The region gets its name when it is whole, so that an interrupted restore begins again.
     let new = beside(path, "new");
-    let _ = fs::remove_file(&new);
+    match OwnRegion::with_uuid(&new, store.uuid) {
+        Ok(earlier) => earlier.map_or(Ok(()), OwnRegion::remove)?,
+        // What an attempt leaves that was cut off before it had written a superblock.
+        Err(_) if shoal_host::is_blank(&new) => fs::remove_file(&new).during(new.display())?,
+        Err(failure) => return Err(failure.remedy("move it away; the region is restored under this name first")),
+    }
     let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
     let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
     shoal_region::restore(&files, &memory, refused.unwrap_or(0), random).map_err(|error| no_image(path, error))?;
@@ -100,10 +105,10 @@ fn open(
     }
     if refused.is_some() {
         let kept = (1..).map(|n| beside(path, &format!("old-{n}"))).find(|kept| !kept.exists()).unwrap_or_default();
-        fs::rename(path, &kept).during(path.display())?;
+        shoal_host::rename_to_new(path, &kept).map_err(Failure::told)?;
         tracing::warn!("{}: the region that was there is kept as {}", path.display(), kept.display());
     }
-    fs::rename(&new, path).during(path.display())?;
+    shoal_host::rename_to_new(&new, path).map_err(Failure::told)?;
     tracing::warn!("{}: restored from the image saved last", path.display());
     Ok(Arc::new(memory))
 }

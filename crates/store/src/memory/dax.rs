@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use shoal_devices::{During, Outcome};
-use shoal_host::{SharedKind, SharedMap};
+use shoal_host::{Directory, SharedKind, SharedMap};
 
 use super::{Loss, Means, RegionMedia, Resting, RestingMedia};
 
@@ -29,7 +29,7 @@ fn media(memory: SharedMap) -> RegionMedia {
     RegionMedia { memory: Arc::new(memory), log: None, images: None, survives_power_loss }
 }
 
-fn make(_: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
+fn make(_: &Directory, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
     Ok(media(SharedMap::create(path, bytes, SharedKind::Dax).during("memory")?))
 }
 
@@ -39,6 +39,6 @@ fn open(_: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia> {
 }
 
 fn rest(_: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
-    let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
+    let memory = SharedMap::open_aside(path, SharedKind::Dax).during("memory")?;
     Ok(RestingMedia { memory: Some(Arc::new(memory)), log: None, images: None, refused: None, restored: false })
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use shoal_devices::{During, Outcome};
 use shoal_format::PAGE;
-use shoal_host::{PrivateMap, SEGMENT_BYTES, SegmentLog};
+use shoal_host::{Access, Directory, PrivateMap, SEGMENT_BYTES, SegmentLog};
 
 use super::{Loss, Means, RegionMedia, Resting, RestingMedia, damaged};
 use crate::images::{self, shared};
@@ -16,21 +16,21 @@ use crate::names::LOG;
 pub(super) static MEANS: Means =
     Means { make, open, rest, loss: |_| Loss { power_loss: "at most the last second", after_fsync: "nothing" } };
 
-fn make(directory: &Path, _: &Path, bytes: u64) -> Outcome<RegionMedia> {
+fn make(directory: &Directory, _: &Path, bytes: u64) -> Outcome<RegionMedia> {
     let memory = Arc::new(PrivateMap::new(bytes, None).during("memory")?);
-    let log = Arc::new(SegmentLog::create(&directory.join(LOG), SEGMENT_BYTES).during("log")?);
+    let log = Arc::new(SegmentLog::create_in(directory, LOG, SEGMENT_BYTES).during("log")?);
     let images = Some(shared(&images::create(directory)?));
     Ok(RegionMedia { memory, log: Some(log), images, survives_power_loss: true })
 }
 
-fn open(store: &Resting<'_>, _: &Path, _: bool) -> Outcome<RegionMedia> {
-    let images = images::open(store.directory)?;
+fn open(store: &Resting<'_>, _: &Path, read_only: bool) -> Outcome<RegionMedia> {
+    let (access, name) = (Access::reading(read_only), store.directory.path());
+    let images = images::open(store.directory, access)?;
     let (index, superblock, anchor) =
-        shoal_region::newest_image(&shared(&images)).map_err(|error| damaged(store.directory, error))?;
+        shoal_region::newest_image(&shared(&images)).map_err(|error| damaged(name, error))?;
     let image = Some((images[index].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
-    let memory = PrivateMap::new(superblock.region_bytes, image).map_err(|error| damaged(store.directory, error))?;
-    let log =
-        SegmentLog::open(&store.directory.join(LOG), SEGMENT_BYTES).map_err(|error| damaged(store.directory, error))?;
+    let memory = PrivateMap::new(superblock.region_bytes, image).map_err(|error| damaged(name, error))?;
+    let log = SegmentLog::open_in(store.directory, LOG, SEGMENT_BYTES, access).map_err(|error| damaged(name, error))?;
     Ok(RegionMedia {
         memory: Arc::new(memory),
         log: Some(Arc::new(log)),
@@ -40,7 +40,7 @@ fn open(store: &Resting<'_>, _: &Path, _: bool) -> Outcome<RegionMedia> {
 }
 
 fn rest(store: &Resting<'_>, _: &Path) -> Outcome<RestingMedia> {
-    let images = Some(shared(&images::open(store.directory)?));
-    let log = Arc::new(SegmentLog::open(&store.directory.join(LOG), SEGMENT_BYTES).during("log")?);
+    let images = Some(shared(&images::open(store.directory, Access::Read)?));
+    let log = Arc::new(SegmentLog::open_in(store.directory, LOG, SEGMENT_BYTES, Access::Read).during("log")?);
     Ok(RestingMedia { memory: None, log: Some(log), images, refused: None, restored: false })
 }

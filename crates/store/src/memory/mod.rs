@@ -8,16 +8,21 @@ mod battery;
 mod dax;
 mod logged;
 
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use shoal_check::ImageSource;
-use shoal_devices::{Failure, Outcome};
-use shoal_format::FormatError;
+use shoal_devices::{During, Failure, Outcome, uuid_text};
 use shoal_format::memory::MemoryKind;
+use shoal_format::superblock::{SUPERBLOCK_AT, Superblock};
+use shoal_format::{FormatError, PAGE};
+use shoal_host::{Access, Directory, FileLock, Identity, open_unlinked, remove_held};
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
+
+use crate::description::Description;
 
 /// `--memory`, and the `memory` object of the store's description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,13 +161,14 @@ impl RestingMedia {
 
 /// A store whose media are to be opened, as far as memory needs to know it.
 pub(crate) struct Resting<'a> {
-    pub directory: &'a Path,
+    pub directory: &'a Directory,
     /// The store's uuid, in words.
     pub uuid: &'a str,
     /// Go on from the saved image although it lacks something, or the region there is no good.
     pub restore: bool,
     /// Nothing is left of a process that served the store: it was unmounted.
     pub unmounted: bool,
+    pub description: &'a Description,
 }
 
 /// What helps when a store is sound, but a later program wrote it.
@@ -187,6 +193,59 @@ pub(crate) fn damaged(directory: &Path, error: impl Into<Box<dyn std::error::Err
     Failure::new(format_args!("store {store}"), error).remedy(remedy)
 }
 
+/// The region of a store that is to be replaced: held, locked, and proven to be that store's.
+pub(crate) struct OwnRegion {
+    path: PathBuf,
+    file: FileLock,
+}
+
+impl OwnRegion {
+    /// The file at `path`, if it is the region of the store that this description made in this directory. An error says why it is not; `None`:
+    /// nothing is there. A copy of the directory has the same uuid, and its region is the original's.
+    pub fn find(path: &Path, description: &Description, directory: &Directory) -> Outcome<Option<OwnRegion>> {
+        let Some(own) = OwnRegion::with_uuid(path, &description.uuid)? else { return Ok(None) };
+        description.refuse_foreign(path.display(), own.file.file().metadata().ok().map(|found| found.uid()))?;
+        if !description.is_made_in(directory) {
+            let cause =
+                format!("the store that made it may be another one: {} was copied or moved", directory.display());
+            return Err(Failure::new(path.display(), cause));
+        }
+        Ok(Some(own))
+    }
+
+    /// The file at `path`, if it is the region of the store with this uuid, wherever that is.
+    pub fn with_uuid(path: &Path, uuid: &str) -> Outcome<Option<OwnRegion>> {
+        let file = match open_unlinked(path, Access::Read) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            opened => FileLock::acquire(opened.map_err(Failure::told)?).map_err(|e| Failure::new(path.display(), e))?,
+        };
+        let mut page = [0; PAGE as usize];
+        let read = file.file().read_exact_at(&mut page, SUPERBLOCK_AT);
+        let superblock = read.map(|()| Superblock::decode(&page)).during(path.display())?;
+        match superblock {
+            Ok(found) if uuid_text(&found.uuid) == uuid => Ok(Some(OwnRegion { path: path.to_path_buf(), file })),
+            Ok(found) => {
+                Err(Failure::new(path.display(), format!("is the region of store {}", uuid_text(&found.uuid))))
+            }
+            Err(error) => Err(Failure::new(path.display(), error)),
+        }
+    }
+
+    /// Does this path lead to it?
+    pub fn is_at(&self, path: &Path) -> bool {
+        Identity::at(path).is_ok_and(|found| Identity::of(self.file.file()).is_ok_and(|own| own == found))
+    }
+
+    /// Removes it durably: a region found beside a new image would be taken for the store.
+    pub fn remove(self) -> Outcome<()> {
+        let removed = remove_held(&self.path, self.file.file()).map_err(Failure::told)?;
+        match (removed, self.path.parent()) {
+            (true, Some(parent)) => Directory::open(parent).and_then(|parent| parent.sync()).map_err(Failure::told),
+            _ => Ok(()),
+        }
+    }
+}
+
 struct Loss {
     power_loss: &'static str,
     after_fsync: &'static str,
@@ -195,7 +254,7 @@ struct Loss {
 /// How the media of one kind of memory are handled. `path` is the region's file, for memory that has one.
 struct Means {
     /// Makes the media of a new store in `directory`, with a region of `bytes` that is all zeros.
-    make: fn(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia>,
+    make: fn(directory: &Directory, path: &Path, bytes: u64) -> Outcome<RegionMedia>,
     /// Opens them to be used, or, `read_only`, to be looked at: nothing is changed then.
     open: fn(store: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia>,
     /// Opens them for the checker.
@@ -218,17 +277,26 @@ impl MemoryChoice {
     }
 
     /// Makes the media of a new store in an empty directory; the region has `bytes`, all zeros.
-    pub(crate) fn make_media(&self, directory: &Path, bytes: u64) -> Outcome<RegionMedia> {
+    pub(crate) fn make_media(&self, directory: &Directory, bytes: u64) -> Outcome<RegionMedia> {
         (means(self.kind).make)(directory, self.region_file(), bytes)
+    }
+
+    /// A region that the description's writer could not have made is not opened, and none is made on another user's word.
+    fn refuse_foreign(&self, store: &Resting<'_>) -> Outcome<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let found = std::fs::symlink_metadata(path).ok();
+        store.description.refuse_foreign(path.display(), found.map(|found| found.uid()))
     }
 
     /// Opens the region's media, to use them or, `read_only`, to look at them.
     pub(crate) fn open_media(&self, store: &Resting<'_>, read_only: bool) -> Outcome<RegionMedia> {
+        self.refuse_foreign(store)?;
         (means(self.kind).open)(store, self.region_file(), read_only)
     }
 
     /// Opens the region's media for the checker.
     pub(crate) fn media_at_rest(&self, store: &Resting<'_>) -> Outcome<RestingMedia> {
+        self.refuse_foreign(store)?;
         (means(self.kind).rest)(store, self.region_file())
     }
 }

@@ -5,15 +5,15 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::cache::StoreCache;
 use shoal_check::BulkData;
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
-use shoal_host::SEGMENT_BYTES;
+use shoal_host::{Access, Directory, SEGMENT_BYTES};
 use shoal_media::{BlockDevice, ImageFile, LogDevice, MediaError, PersistentMemory, Result, block};
 
 fn refused<T>() -> Result<T> {
@@ -49,8 +49,8 @@ fn read_what_can_be(file: &File, at: u64, out: &mut [u8]) {
 pub struct ReadImage(Option<File>);
 
 impl ReadImage {
-    pub fn open(path: &Path) -> ReadImage {
-        ReadImage(File::open(path).ok())
+    pub fn open(directory: &Directory, name: &str) -> ReadImage {
+        ReadImage(directory.open_file(name, Access::Read).ok())
     }
 }
 
@@ -109,19 +109,23 @@ impl PersistentMemory for ReadMemory {
 }
 
 /// The log's segments by their first position.
-pub struct ReadLog(BTreeMap<u64, PathBuf>);
+pub struct ReadLog {
+    directory: Directory,
+    segments: BTreeMap<u64, String>,
+}
 
 impl ReadLog {
     /// `None`: there is no log.
-    pub fn open(path: &Path) -> Option<ReadLog> {
+    pub fn open(parent: &Directory, name: &str) -> Option<ReadLog> {
+        let directory = parent.subdirectory(name).ok()?;
         let mut segments = BTreeMap::new();
-        for entry in std::fs::read_dir(path).ok()?.flatten() {
-            let name = entry.file_name().into_string().unwrap_or_default();
+        for entry in directory.entries().ok()? {
+            let name = entry.into_string().unwrap_or_default();
             if let Some(start) = name.strip_prefix("log-").and_then(|digits| u64::from_str_radix(digits, 16).ok()) {
-                segments.insert(start, entry.path());
+                segments.insert(start, name);
             }
         }
-        (!segments.is_empty()).then_some(ReadLog(segments))
+        (!segments.is_empty()).then_some(ReadLog { directory, segments })
     }
 }
 
@@ -130,9 +134,10 @@ impl ReadLog {
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut next = None;
-        for (&start, path) in &self.0 {
+        for (&start, segment) in &self.segments {
+            let path = self.directory.path().join(segment);
             let name = path.display();
-            match std::fs::metadata(path).map(|found| found.len()) {
+            match self.directory.open_file(segment, Access::Read).and_then(|file| Ok(file.metadata()?.len())) {
                 Ok(SEGMENT_BYTES) => {}
                 Ok(len) => {
                     faults.push(format!("{name} has {len} of {SEGMENT_BYTES} bytes: later changes may be missing"));
@@ -160,11 +165,12 @@ impl LogDevice for ReadLog {
     }
 
     fn read(&self, position: u64, out: &mut [u8]) -> Result<usize> {
-        let Some((start, path)) = self.0.range(..=position).next_back() else { return Ok(0) };
+        let Some((start, segment)) = self.segments.range(..=position).next_back() else { return Ok(0) };
         // A segment that cannot be read ends the log, as a missing one does.
-        let limit = self.0.range(position + 1..).next().map_or(u64::MAX, |(&next, _)| next - position);
+        let limit = self.segments.range(position + 1..).next().map_or(u64::MAX, |(&next, _)| next - position);
         let len = (out.len() as u64).min(limit) as usize;
-        let read = File::open(path).and_then(|file| file.read_at(&mut out[..len], position - start));
+        let opened = self.directory.open_file(segment, Access::Read);
+        let read = opened.and_then(|file| file.read_at(&mut out[..len], position - start));
         Ok(read.unwrap_or(0))
     }
 
@@ -191,6 +197,10 @@ impl ReadBulk {
     }
 
     /// Its size, without a last partial block.
+    pub fn owner(&self) -> Option<u32> {
+        self.file.metadata().ok().map(|found| found.uid())
+    }
+
     pub fn bytes(&self) -> u64 {
         self.bytes - self.bytes % FILE_BLOCK_BYTES
     }

@@ -18,7 +18,7 @@ use shoal_devices::{During, Failure, Outcome, parse_uuid};
 use shoal_format::PAGE;
 use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
-use shoal_host::StoreLock;
+use shoal_host::{Directory, StoreLock};
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Error::LogGap;
 
@@ -38,13 +38,13 @@ pub fn salvage(
     watched: &dyn Progress,
     told: &mut dyn FnMut(Told<'_>),
 ) -> Outcome<Salvaged> {
-    let directory = store.canonicalize().during(store.display())?;
+    let directory = Directory::open(&store.canonicalize().during(store.display())?).map_err(Failure::told)?;
     // A store in use changes under the reader. Its lock is examined, not taken, because taking it would write to it.
-    if StoreLock::is_held(&directory) || place::is_mounted(&directory) {
+    if StoreLock::is_held(&directory).unwrap_or(false) || place::is_mounted(directory.path()) {
         return Err(Failure::new(directory.display(), "is in use").remedy("unmount it first"));
     }
     let description = describe(&directory)?;
-    let target = prepare(target, &directory)?;
+    let target = prepare(target, directory.path())?;
     // Before the files are opened: a cache has one user at a time.
     let (machine, first_moved) = user::what_went_down(&directory, description.bulk_path(&directory));
     let power_lost = machine || cache::is_lost(&directory, &description);
@@ -102,16 +102,16 @@ struct Files {
 }
 
 impl Files {
-    fn open(directory: &Path, description: &Description) -> Files {
+    fn open(directory: &Directory, description: &Description) -> Files {
         let memory = description.memory.path().and_then(|path| media::ReadMemory::open(path));
         let (bulk, faults) = bulk_data(directory, description);
         let no_bulk = faults.iter().map(|fault| format!("{fault}; the data of large files there is lost")).collect();
-        let log = media::ReadLog::open(&directory.join(LOG));
+        let log = media::ReadLog::open(directory, LOG);
         Files { images: store_images(directory), log, memory, bulk, no_bulk }
     }
 
     /// Faults of the files themselves, in words.
-    fn faults(&self, directory: &Path) -> Vec<String> {
+    fn faults(&self, directory: &Directory) -> Vec<String> {
         let mut faults = self.log.as_ref().map(media::ReadLog::faults).unwrap_or_default();
         let older = self.memory.clone().and_then(|memory| {
             let [first, second] = store_images(directory);
@@ -142,18 +142,18 @@ fn disagreement(memory: Arc<dyn PersistentMemory>, images: [Arc<dyn ImageFile>; 
 }
 
 /// The description; if it is gone, the one that `format` would have written.
-fn describe(directory: &Path) -> Outcome<Description> {
+fn describe(directory: &Directory) -> Outcome<Description> {
     Description::read(directory).or_else(|failure| {
-        if !IMAGES.iter().any(|name| directory.join(name).exists()) {
+        if !IMAGES.iter().any(|name| directory.has(name)) {
             return Err(failure);
         }
-        let bulk = directory.join(BULK).exists().then(|| BulkPlace::File(BULK.into()));
+        let bulk = directory.has(BULK).then(|| BulkPlace::File(BULK.into()));
         Ok(Description::guess(bulk))
     })
 }
 
-fn store_images(directory: &Path) -> [media::ReadImage; 2] {
-    IMAGES.map(|name| media::ReadImage::open(&directory.join(name)))
+fn store_images(directory: &Directory) -> [media::ReadImage; 2] {
+    IMAGES.map(|name| media::ReadImage::open(directory, name))
 }
 
 /// The target directory: new or empty, and not within the store.
@@ -172,10 +172,10 @@ fn prepare(target: &Path, store: &Path) -> Outcome<PathBuf> {
 }
 
 /// What a process that was cut off held back from a bulk device.
-fn held(directory: &Path, description: &Description, number: u32) -> Option<StoreCache> {
-    let period = user::period(&[Some(directory.join(LOG)), description.bulk_path(directory)]).ok()?;
+fn held(directory: &Directory, description: &Description, number: u32) -> Option<StoreCache> {
+    let period = user::period(directory, description.bulk_path(directory)).ok()?;
     let (_, uuid) = description.cache_owners().into_iter().find(|(known, _)| *known == number)?;
-    let owner = cache::owner(&uuid, u64::MAX).ok()?;
+    let owner = cache::owner(directory, &uuid, u64::MAX).ok()?;
     match StoreCache::left(directory, number, &owner, &period, true) {
         Left::Cache(left) => Some(left),
         Left::Nothing | Left::Other | Left::Lost => None,
@@ -185,12 +185,12 @@ fn held(directory: &Path, description: &Description, number: u32) -> Option<Stor
 pub(crate) type Bulk = Box<dyn BulkData>;
 
 /// The bulk devices that can be opened, as one, and why others cannot.
-pub(crate) fn bulk_data(directory: &Path, description: &Description) -> (Option<Bulk>, Vec<String>) {
+pub(crate) fn bulk_data(directory: &Directory, description: &Description) -> (Option<Bulk>, Vec<String>) {
     let (mut parts, mut faults) = (Vec::new(), Vec::new());
     let first = description.bulk.as_ref().filter(|_| !description.first_removed).map(|place| (0, place));
     let more = description.more_bulk.iter().map(|numbered| (numbered.number, &numbered.place));
     for (number, place) in first.into_iter().chain(more) {
-        match part(directory, place) {
+        match part(directory, description, place) {
             Ok(below) => parts.push((number, with_held(below.data, directory, description, number))),
             Err(why) if number == 0 => faults.push(format!("bulk storage: {why}")),
             Err(why) => faults.push(format!("bulk device {number}: {why}")),
@@ -201,7 +201,7 @@ pub(crate) fn bulk_data(directory: &Path, description: &Description) -> (Option<
 }
 
 /// The bulk device that a mount would take for this entry of the list.
-pub(crate) fn bulk_device(directory: &Path, description: &Description, entry: &BulkDeviceEntry) -> FoundDevice {
+pub(crate) fn bulk_device(directory: &Directory, description: &Description, entry: &BulkDeviceEntry) -> FoundDevice {
     let has_uuid = |place: &&NumberedPlace| entry.has_mark() && parse_uuid(&place.uuid) == Some(entry.uuid);
     let first = description.bulk.as_ref().filter(|_| entry.number == 0 && !description.first_removed);
     let named = description.more_bulk.iter().find(has_uuid).map(|place| (place.number, &place.place));
@@ -214,26 +214,27 @@ pub(crate) fn bulk_device(directory: &Path, description: &Description, entry: &B
         Ok(name) if name.kind().opening_writes => {
             Err(NotOpened::Away("opening it would write to it; a mount compares it".into()))
         }
-        Ok(_) => part(directory, place).map_err(NotOpened::Away),
+        Ok(_) => part(directory, description, place).map_err(NotOpened::Away),
     };
     let with_held =
         |device: OpenedDevice| OpenedDevice { data: with_held(device.data, directory, description, number), ..device };
-    FoundDevice { name: place.shown(directory), opened: opened.map(with_held) }
+    FoundDevice { name: place.shown(directory.path()), opened: opened.map(with_held) }
 }
 
 /// A device with what a process that was cut off held back from it.
-fn with_held(below: Bulk, directory: &Path, description: &Description, number: u32) -> Bulk {
+fn with_held(below: Bulk, directory: &Directory, description: &Description, number: u32) -> Bulk {
     match held(directory, description, number) {
         Some(cache) => Box::new(media::HeldBulk { below, cache }),
         None => below,
     }
 }
 
-fn part(directory: &Path, place: &BulkPlace) -> Result<OpenedDevice, String> {
+fn part(directory: &Directory, description: &Description, place: &BulkPlace) -> Result<OpenedDevice, String> {
     match place {
-        BulkPlace::File(file) => {
-            let path = directory.join(file);
+        BulkPlace::File(_) => {
+            let path = place.path(directory).unwrap_or_default();
             let bulk = media::ReadBulk::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            description.refuse_foreign(path.display(), bulk.owner()).map_err(|failure| failure.to_string())?;
             Ok(OpenedDevice { bytes: bulk.bytes(), block_bytes: media::FILE_BLOCK_BYTES, data: Box::new(bulk) })
         }
         BulkPlace::Device(text) => {
@@ -244,7 +245,8 @@ fn part(directory: &Path, place: &BulkPlace) -> Result<OpenedDevice, String> {
                     "opening {name} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {DESCRIPTION}"
                 ));
             }
-            let device = device.open().map_err(|failure| failure.to_string())?.block_device();
+            let device =
+                device.open_as(description.foreign_owner()).map_err(|failure| failure.to_string())?.block_device();
             let geometry = device.geometry();
             let (bytes, block_bytes) = (geometry.bytes, u64::from(geometry.block_bytes));
             Ok(OpenedDevice { bytes, block_bytes, data: Box::new(media::BlockBulk(device)) })
@@ -262,7 +264,13 @@ mod tests {
             ("netram:nbd://donor/memory:hush,other:7000", "netram:nbd://donor:10809/memory:***,other:7000?"),
             ("vlog:disk", "vlog:disk would"),
         ] {
-            let why = part(Path::new("/"), &BulkPlace::Device(text.into())).map(drop).unwrap_err();
+            let why = part(
+                &Directory::open(Path::new("/")).unwrap(),
+                &Description::guess(None),
+                &BulkPlace::Device(text.into()),
+            )
+            .map(drop)
+            .unwrap_err();
             assert!(why.starts_with(&format!("opening {shown}")) && !why.contains("hush"), "{why}");
         }
     }
