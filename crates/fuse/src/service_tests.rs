@@ -18,7 +18,7 @@ use crate::channel::Channel;
 use crate::lane::Lane;
 use crate::options::MountOptions;
 use crate::protocol::layout::{
-    AttrOut, EntryOut, InitInRest, InitInShort, InitOut, MkdirIn, MknodIn, OutHeader, SetattrIn, WriteIn,
+    AttrOut, EntryOut, InitInRest, InitInShort, InitOut, MkdirIn, MknodIn, OutHeader, ReadIn, SetattrIn, WriteIn,
 };
 use crate::protocol::tests::{message, random_from_environment, rounds};
 use crate::protocol::{init_flags, opcode, setattr};
@@ -314,6 +314,7 @@ fn with_write_back_the_kernel_keeps_the_times_and_sends_them_in_nobodys_name() {
         .fs
         .mknod(&shoal_fs::Caller { hold: true, ..Default::default() }, shoal_fs::ROOT, b"f", 0o100600, 0)
         .unwrap();
+    assert_eq!(mount.ask_as(55, opcode::FLUSH, u64::from(attr.ino), &[0; 24]).0, 38, "nothing is held back");
     let set = |valid| {
         let times =
             SetattrIn { valid, mtime: 5, mtime_ns: 6, ctime: 7, ctime_ns: 8, mode: 0o644, ..SetattrIn::default() };
@@ -326,6 +327,38 @@ fn with_write_back_the_kernel_keeps_the_times_and_sends_them_in_nobodys_name() {
         assert_eq!(set(other), 13, "that is somebody else");
     }
     mount.end();
+}
+
+#[test]
+fn with_write_back_a_close_is_answered_and_no_hole_is_told_and_writes_leave_the_times_alone() {
+    let holes = |flags| {
+        let mount = mounted(|_| {}, flags);
+        let node = mount.make("f", 0o100644);
+        let size = SetattrIn { valid: setattr::SIZE, size: 1 << 20, ..SetattrIn::default() };
+        assert_eq!(mount.ask(opcode::SETATTR, node, size.as_bytes()).0, 0);
+        let seek = |at: u64| {
+            let body = [0, at, 3].map(u64::to_ne_bytes).concat();
+            let (errno, body) = mount.ask(opcode::LSEEK, node, &body);
+            (errno, body.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes)))
+        };
+        let blocks = || AttrOut::read_from_bytes(&mount.ask(opcode::GETATTR, node, &[0; 16]).1).unwrap().attr.blocks;
+        let before = mount.fs.getattr(Ino::new(node as u32)).unwrap();
+        let untouched = seek(0);
+        assert_eq!(blocks(), 1, "a map may have stored into it");
+        assert_eq!(
+            mount.ask(opcode::READ, node, ReadIn { offset: 8192, size: 4096, ..ReadIn::default() }.as_bytes()).0,
+            0
+        );
+        let is_read = seek(0);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(mount.ask(opcode::WRITE, node, &write(b"x", 100, 0)).0, 0);
+        let after = mount.fs.getattr(Ino::new(node as u32)).unwrap();
+        let flush = mount.ask(opcode::FLUSH, node, &[0; 24]).0;
+        mount.end();
+        (untouched, is_read, flush, (after.mtime, after.ctime) == (before.mtime, before.ctime))
+    };
+    assert_eq!(holes(ALL), ((6, None), (0, Some(8192)), 38, false));
+    assert_eq!(holes(ALL | init_flags::WRITEBACK_CACHE), ((38, None), (38, None), 0, true));
 }
 
 #[test]
