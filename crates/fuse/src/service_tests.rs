@@ -14,6 +14,7 @@ use shoal_fs::Fs;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
+use crate::breaker::Breaker;
 use crate::channel::Channel;
 use crate::lane::Lane;
 use crate::options::MountOptions;
@@ -85,8 +86,8 @@ fn mounted(change: impl FnOnce(&mut MountOptions), flags: u64) -> Mounted {
     let mut options = MountOptions { access: Access::All, ..MountOptions::new("/s".into()) };
     change(&mut options);
     let (ticker, bell) = Ticker::start(&fs).unwrap();
-    let (syncer, syncer_thread) = Syncer::start(&fs, bell, 4).unwrap();
-    let (waiters, waiter_threads) = Waiters::start().unwrap();
+    let (syncer, syncer_thread) = Syncer::start(&fs, bell, 4, &Breaker::default()).unwrap();
+    let (waiters, waiter_threads) = Waiters::start(&Breaker::default()).unwrap();
     let kernel = Kernel::default();
     let agreed = Agreed { flags, write_bytes_max: REQUEST_BYTES_MAX };
     let requests = Requests::new(
@@ -409,7 +410,7 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
     *mount.kernel.0.questions.lock().unwrap() =
         vec![message(opcode::DESTROY, 0, &[]), message(opcode::GETATTR, ROOT, &[0; 16])];
     let Mounted { kernel, service, port, threads, fs } = mount;
-    let served = Threads::start(service, vec![Way::Device(port)], None).unwrap();
+    let served = Threads::start(service, vec![Way::Device(port)], None, &Breaker::default()).unwrap();
     let counts = served.counts();
     served.join().unwrap();
     assert_eq!(kernel.0.sent.lock().unwrap().len(), 2);
@@ -437,7 +438,7 @@ fn once_a_queue_has_ended_all_threads_of_the_device_serve() {
     });
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(!waits.is_finished(), "nothing comes by the device while queues serve");
-    Threads::start(service, vec![behind, Way::Queue(ended, lane)], None).unwrap().join().unwrap();
+    Threads::start(service, vec![behind, Way::Queue(ended, lane)], None, &Breaker::default()).unwrap().join().unwrap();
     waits.join().unwrap();
     assert_eq!(kernel.0.sent.lock().unwrap().len(), 2);
     threads.2.stop();

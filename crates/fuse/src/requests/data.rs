@@ -17,6 +17,11 @@ use crate::protocol::WRITE_KILL_SUIDGID;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
+/// Most bytes that one request copies: its inodes are held meanwhile, and the caller, which cannot be interrupted. It goes on with the rest.
+const COPY_BYTES_MAX: u64 = 8 << 20;
+/// Most bytes copied in a thread that serves requests: about as long as a large read or write.
+const COPY_BYTES_HERE: u64 = 256 << 10;
+
 /// A range to copy, and its destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
@@ -120,12 +125,20 @@ impl Requests {
     }
 
     pub fn copy_range(&self, asker: Asker, copy: Copy, answer: impl FnOnce(Outcome<u64>) + Send + 'static) {
-        // One request holds its inodes for as long as it copies; the caller goes on with the rest.
-        let len = copy.len.min(1 << 30);
         if let Err(error) = self.clear_set_id_unless_root(asker, copy.to) {
             return answer(Err(error.into()));
         }
-        self.waiting(move |fs| fs.copy_range(copy.from, copy.from_at, copy.to, copy.to_at, len), answer);
+        // Programs ask for all that a file may have.
+        let there = match self.fs.getattr(copy.from) {
+            Ok(attr) => attr.size.saturating_sub(copy.from_at),
+            Err(error) => return answer(Err(error.into())),
+        };
+        let (len, gathers) = (copy.len.min(COPY_BYTES_MAX), self.gathers());
+        let work = move |fs: &Fs| timed(gathers, || fs.copy_range(copy.from, copy.from_at, copy.to, copy.to_at, len));
+        match len.min(there) > COPY_BYTES_HERE {
+            true => self.elsewhere(work, answer),
+            false => self.waiting(work, answer),
+        }
     }
 }
 

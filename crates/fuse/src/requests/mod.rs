@@ -160,12 +160,19 @@ impl Requests {
         A: FnOnce(Outcome<T>) + Send + 'static,
     {
         match with_room(self.lane.as_ref(), || shoal_fs::without_flush(|| work(&self.fs))) {
-            Err(shoal_fs::Error::WouldFlush) => {
-                let (fs, lane) = (self.fs.clone(), self.lane.clone());
-                self.waiters.run(move || answer(with_room(lane.as_ref(), || work(&fs)).map_err(Errno::from)));
-            }
+            Err(shoal_fs::Error::WouldFlush) => self.elsewhere(work, answer),
             outcome => answer(outcome.map_err(Errno::from)),
         }
+    }
+
+    /// Runs work that takes long in a thread that serves no requests.
+    fn elsewhere<W, T, A>(&self, work: W, answer: A)
+    where
+        W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
+        A: FnOnce(Outcome<T>) + Send + 'static,
+    {
+        let (fs, lane) = (self.fs.clone(), self.lane.clone());
+        self.waiters.run(move || answer(with_room(lane.as_ref(), || work(&fs)).map_err(Errno::from)));
     }
 }
 
