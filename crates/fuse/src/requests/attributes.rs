@@ -4,8 +4,9 @@
 //! caller lacks CAP_FSETID or the group. `fallocate` and `copy_file_range` do not tell, so there every caller but root
 //! loses the bits.
 
-use shoal_fs::{Attr, FileFlags, Ino, SetAttr, XattrMode};
+use shoal_fs::{Attr, FileFlags, Fs, Ino, SetAttr, XattrMode};
 
+use super::data::ROOM_BYTES_HERE;
 use super::{Asker, Outcome, Requests};
 use crate::errno::Errno;
 use crate::protocol::layout::SetattrIn;
@@ -71,7 +72,12 @@ impl Requests {
             zeros.cut(ino, size);
         }
         let gathers = self.gathers();
-        self.waiting(move |fs| Ok(told(fs.setattr(ino, &change)?, gathers)), answer);
+        let work = move |fs: &Fs| Ok(told(fs.setattr(ino, &change)?, gathers));
+        let is_long = |size| self.fs.getattr(ino).is_ok_and(|attr| attr.size.abs_diff(size) > ROOM_BYTES_HERE);
+        match change.size.is_some_and(is_long) {
+            true => self.elsewhere(work, answer),
+            false => self.waiting(work, answer),
+        }
     }
 
     /// Clears set-id bits before a change of data that does not tell whether the caller has CAP_FSETID: root has it.

@@ -22,6 +22,9 @@ const COPY_BYTES_MAX: u64 = 8 << 20;
 /// Most bytes copied in a thread that serves requests: about as long as a large read or write.
 const COPY_BYTES_HERE: u64 = 256 << 10;
 
+/// Longest range that is freed, or given room, in a thread that serves requests: it may have as many pieces as blocks.
+pub(super) const ROOM_BYTES_HERE: u64 = 16 << 20;
+
 /// A range to copy, and its destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
@@ -105,7 +108,11 @@ impl Requests {
             [at, at.saturating_add(len)].into_iter().for_each(|edge| zeros.cut(ino, edge));
         }
         let gathers = self.gathers();
-        self.waiting(move |fs| timed(gathers, || fs.fallocate(ino, mode as i32, at, len)), answer);
+        let work = move |fs: &Fs| timed(gathers, || fs.fallocate(ino, mode as i32, at, len));
+        match len > ROOM_BYTES_HERE {
+            true => self.elsewhere(work, answer),
+            false => self.waiting(work, answer),
+        }
     }
 
     /// The next data or hole. Refused where the kernel's write-back cache may have data that nobody here knows of: the kernel
