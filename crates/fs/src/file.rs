@@ -13,6 +13,7 @@
 //!
 //! One file of over 500 lines: the operations on a regular file side by side, each with its two tiers.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::extent::FileBlock;
@@ -65,6 +66,18 @@ pub enum Fsync {
     Log(Lsn),
     /// The bulk device has to be flushed first: [`Fs::fsync_many`] does it for all who wait.
     Bulk,
+}
+
+thread_local! {
+    static KEEPS_TIMES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work`, whose changes of data leave the file's times alone: for a caller that keeps them itself, and sets them later.
+pub fn keeping_times<T>(work: impl FnOnce() -> T) -> T {
+    let before = KEEPS_TIMES.replace(true);
+    let done = work();
+    KEEPS_TIMES.set(before);
+    done
 }
 
 impl Fs {
@@ -234,8 +247,7 @@ impl Fs {
         if bytes.is_empty() {
             return Ok(0);
         }
-        let now = self.now();
-        (inode.mtime, inode.ctime) = (now, now);
+        self.stamp(inode);
         if end.max(inode.size) > self.threshold_of(inode) {
             self.move_to_bulk(file, inode)?;
             return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
@@ -245,6 +257,15 @@ impl Fs {
         }
         self.unpack_data(file.ino, inode, at.min(inode.size), end, Purpose::Write)?;
         in_steps(bytes, |done| self.write_small(file.ino, inode, at + done as u64, &bytes[done..]))
+    }
+
+    /// The data of a file change now.
+    #[inline]
+    fn stamp(&self, inode: &mut Inode) {
+        if !KEEPS_TIMES.get() {
+            let now = self.now();
+            (inode.mtime, inode.ctime) = (now, now);
+        }
     }
 
     /// Writes a prefix of `bytes` into the region, up to the next multiple of a step.
@@ -276,8 +297,7 @@ impl Fs {
             let now = inode.size;
             self.cut_off(file, inode, now)?;
         }
-        let now = self.now();
-        (inode.mtime, inode.ctime) = (now, now);
+        self.stamp(inode);
         if size < inode.size {
             // With a ring the cut is durable at once, and nothing can be brought before it.
             if let (0, Some(bulk), false) = (size, &self.bulk, self.region.superblock().memory_kind.has_ring()) {
@@ -378,8 +398,7 @@ impl Fs {
         let (mut file, mut inode) = self.lock_to_change(ino, room)?;
         // An append-only file may be given room, nothing else.
         flags::check_write(&inode, if mode & !KEEP_SIZE == 0 { u64::MAX } else { 0 })?;
-        let now = self.now();
-        (inode.mtime, inode.ctime) = (now, now);
+        self.stamp(&mut inode);
         if mode == PUNCH_HOLE | KEEP_SIZE {
             return self.punch(&mut file, &mut inode, at, end);
         }

@@ -85,7 +85,7 @@ pub use compact::Compaction;
 pub use damage::OnDamage;
 pub use devices::{Drained, Leaving};
 pub use error::{Error, Result};
-pub use file::{AccessTimes, Fsync, Seek};
+pub use file::{AccessTimes, Fsync, Seek, keeping_times};
 pub use flags::FileFlags;
 pub use forecast::{Growth, Outlook, Outlooks};
 pub use inode::packed::PackedInodes;

@@ -97,6 +97,11 @@ impl Fs {
         Ok(())
     }
 
+    /// Whether there are references from outside.
+    pub fn is_held(&self, ino: Ino) -> bool {
+        self.refs.is_held(ino)
+    }
+
     /// Drops references; the last one reclaims an inode without links.
     pub fn forget(&self, ino: Ino, count: u64) {
         if !self.refs.release(ino, count) || self.writable().is_err() {

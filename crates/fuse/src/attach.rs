@@ -210,9 +210,25 @@ impl Unmounter {
     /// Ends the connection, so that the request loop ends although the mount is in use. Root gets the same by
     /// umount2(MNT_FORCE); this is for users of `fusermount3`.
     fn abort(&self) {
-        if let Some((_, minor)) = self.device.split_once(':') {
-            // Absent where fusectl is not mounted: then the session lasts as long as its last user.
-            let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+        // Impossible where fusectl is not mounted: then the session lasts as long as its last user.
+        let _ = self.abort_by_fusectl();
+    }
+
+    fn abort_by_fusectl(&self) -> io::Result<()> {
+        let (_, minor) = self.device.split_once(':').ok_or(io::ErrorKind::NotFound)?;
+        std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
+    }
+
+    /// Ends the connection and leaves the mount where it is, dead: a program that goes on gets an error, and not the directory below.
+    pub(crate) fn cut(&self) -> io::Result<()> {
+        let aborted = self.abort_by_fusectl();
+        if aborted.is_ok() || !self.is_mounted()? {
+            return aborted;
+        }
+        // A mount in use stays, and is refused as busy after its connection has been ended.
+        match rustix::mount::unmount(&self.mountpoint, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW) {
+            Ok(()) | Err(Errno::BUSY) => Ok(()),
+            Err(_) => aborted,
         }
     }
 

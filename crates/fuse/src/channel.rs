@@ -108,13 +108,20 @@ impl Reply {
         let used = if !back.is_empty() { 3 } else { 1 + usize::from(!front.is_empty()) };
         // Before the answer is sent: the client may ask for the counts next.
         self.port.counts.note(self.opcode, self.began.elapsed());
-        // Without a receiver the request has been aborted, and no program waits any more.
         let sent = self.port.channel.send(&pieces[..used]);
-        if let Err(error) = &sent {
-            tracing::debug!("answer to request {}: {error}", self.opcode);
+        match &sent {
+            Ok(()) => {}
+            // Without a receiver the request has been aborted, and no program waits any more.
+            Err(error) if is_withdrawn(error) => tracing::debug!("answer to request {}: {error}", self.opcode),
+            Err(error) => tracing::error!("answer to request {}, for which a program waits: {error}", self.opcode),
         }
         sent.is_ok()
     }
+}
+
+fn is_withdrawn(error: &io::Error) -> bool {
+    let is_gone = rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::NODEV);
+    is_gone || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotConnected)
 }
 
 impl Drop for Reply {

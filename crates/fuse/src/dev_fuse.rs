@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use shoal_host::Pause;
 
 use crate::channel::Channel;
 
@@ -39,19 +40,33 @@ impl DevFuse {
 
 impl Channel for DevFuse {
     fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut pause = Pause::default();
         loop {
             match rustix::io::read(&*self.0, &mut *buffer) {
                 Ok(len) => return Ok(Some(len)),
-                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+                Err(Errno::INTR | Errno::NOENT) => {}
                 Err(Errno::NODEV) => return Ok(None),
-                Err(error) => return Err(error.into()),
+                Err(error) => wait(&mut pause, error, "reading a request")?,
             }
         }
     }
 
     fn send(&self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
-        // The kernel takes a message whole or not at all.
-        rustix::io::retry_on_intr(|| rustix::io::writev(&*self.0, pieces))?;
-        Ok(())
+        let mut pause = Pause::default();
+        loop {
+            // The kernel takes a message whole or not at all.
+            match rustix::io::writev(&*self.0, pieces) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => wait(&mut pause, error, "answering a request")?,
+            }
+        }
     }
+}
+
+fn wait(pause: &mut Pause, error: Errno, during: &str) -> io::Result<()> {
+    if pause.after(error)? {
+        tracing::warn!("/dev/fuse: {during}: {error}; tried again");
+    }
+    Ok(())
 }

@@ -9,6 +9,7 @@
 //! | `guard` | the scheduling class of its threads, and that nobody waits for it |
 //! | `lane` | what still comes by `/dev/fuse` beside it |
 //! | `session` | INIT, and the threads that serve requests |
+//! | `breaker` | the end of a connection whose threads fail |
 //! | `service` | from a decoded request to its action, and from the outcome to the answer |
 //! | `requests` | the actions: policy over plain values |
 //! | `counts` | how many requests of each kind there were, and how long they took |
@@ -31,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod attach;
+mod breaker;
 mod channel;
 mod convert;
 mod counts;
@@ -57,6 +59,7 @@ use std::sync::Arc;
 
 use shoal_fs::Fs;
 
+use crate::breaker::Breaker;
 use crate::channel::Port;
 use crate::dev_fuse::DevFuse;
 use crate::guard::Guard;
@@ -111,18 +114,22 @@ pub struct Session {
 pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<Session, Error> {
     let attached = attach::attach(mountpoint, options)?;
     let unmounter = attached.unmounter;
+    let cut = unmounter.clone();
+    let breaker = Breaker::new(move || cut.cut());
     let (ticker, bell) = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
-    let (syncer, syncer_thread) = Syncer::start(&fs, bell, options.request_threads()).map_err(Error::Thread)?;
-    let (waiters, waiter_threads) = Waiters::start().map_err(Error::Thread)?;
-    let (readers, reader_threads) = Waiters::start_readers().map_err(Error::Thread)?;
-    match serve(&fs, attached.device, options, syncer, (waiters, readers)) {
+    let (syncer, syncer_thread) =
+        Syncer::start(&fs, bell, options.request_threads(), &breaker).map_err(Error::Thread)?;
+    let (waiters, waiter_threads) = Waiters::start(&breaker).map_err(Error::Thread)?;
+    let (readers, reader_threads) = Waiters::start_readers(&breaker).map_err(Error::Thread)?;
+    match serve(&fs, attached.device, options, syncer, (waiters, readers), &breaker) {
         Ok(threads) => {
             unmounter.read_ahead(options.read_ahead_bytes);
             let (waiters, readers, syncer) = (waiter_threads, reader_threads, syncer_thread);
             Ok(Session { fs, threads, ticker, waiters, readers, syncer, unmounter })
         }
         Err(error) => {
-            // The device is closed by now, so the mount is dead.
+            // The device is closed by now, so the mount is dead; but for threads that were started before one could not be.
+            let _ = unmounter.cut();
             let _ = unmounter.detach();
             waiter_threads.stop();
             reader_threads.stop();
@@ -140,6 +147,7 @@ fn serve(
     options: &MountOptions,
     syncer: Syncer,
     (waiters, readers): (Waiters, Waiters),
+    breaker: &Breaker,
 ) -> io::Result<Threads> {
     let device = DevFuse::new(device);
     let first = Port::new(Box::new(device.clone()));
@@ -170,7 +178,7 @@ fn serve(
     let readers = Readers::new(readers, read_here);
     let requests = Requests::new(fs.clone(), syncer, waiters, readers, options, agreed, Box::new(device)).beside(lane);
     let owner = rustix::process::geteuid().as_raw();
-    Threads::start(Service { requests, agreed, access: options.access, owner }, ways, guard)
+    Threads::start(Service { requests, agreed, access: options.access, owner }, ways, guard, breaker)
 }
 
 impl Session {

@@ -102,6 +102,7 @@ impl Service {
                     | Operation::Readdirplus { .. }
                     | Operation::Fsync
                     | Operation::Fsyncdir
+                    | Operation::Flush
                     | Operation::Release
                     | Operation::Releasedir
                     | Operation::Interrupt
@@ -178,9 +179,10 @@ impl Service {
                 let copy = Copy { from: node, from_at: offset, to: inode(to_node), to_at: to_offset, len };
                 requests.copy_range(asker, copy, move |outcome| copied(reply, outcome, wide));
             }
-            // FLUSH has nothing left to send. ACCESS is only asked without default_permissions, and then nothing is
+            Operation::Flush => reply.finish(requests.flush()),
+            // ACCESS is only asked without default_permissions, and then nothing is
             // checked. The first INTERRUPT refused so is the last: no long wait here could be called off.
-            Operation::Flush | Operation::Access | Operation::Interrupt | Operation::Unknown => {
+            Operation::Access | Operation::Interrupt | Operation::Unknown => {
                 reply.error(Errno::NOSYS);
             }
         }

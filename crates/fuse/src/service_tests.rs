@@ -14,11 +14,12 @@ use shoal_fs::Fs;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
+use crate::breaker::Breaker;
 use crate::channel::Channel;
 use crate::lane::Lane;
 use crate::options::MountOptions;
 use crate::protocol::layout::{
-    AttrOut, EntryOut, InitInRest, InitInShort, InitOut, MkdirIn, MknodIn, OutHeader, SetattrIn, WriteIn,
+    AttrOut, EntryOut, InitInRest, InitInShort, InitOut, MkdirIn, MknodIn, OutHeader, ReadIn, SetattrIn, WriteIn,
 };
 use crate::protocol::tests::{message, random_from_environment, rounds};
 use crate::protocol::{init_flags, opcode, setattr};
@@ -85,8 +86,8 @@ fn mounted(change: impl FnOnce(&mut MountOptions), flags: u64) -> Mounted {
     let mut options = MountOptions { access: Access::All, ..MountOptions::new("/s".into()) };
     change(&mut options);
     let (ticker, bell) = Ticker::start(&fs).unwrap();
-    let (syncer, syncer_thread) = Syncer::start(&fs, bell, 4).unwrap();
-    let (waiters, waiter_threads) = Waiters::start().unwrap();
+    let (syncer, syncer_thread) = Syncer::start(&fs, bell, 4, &Breaker::default()).unwrap();
+    let (waiters, waiter_threads) = Waiters::start(&Breaker::default()).unwrap();
     let kernel = Kernel::default();
     let agreed = Agreed { flags, write_bytes_max: REQUEST_BYTES_MAX };
     let requests = Requests::new(
@@ -314,6 +315,7 @@ fn with_write_back_the_kernel_keeps_the_times_and_sends_them_in_nobodys_name() {
         .fs
         .mknod(&shoal_fs::Caller { hold: true, ..Default::default() }, shoal_fs::ROOT, b"f", 0o100600, 0)
         .unwrap();
+    assert_eq!(mount.ask_as(55, opcode::FLUSH, u64::from(attr.ino), &[0; 24]).0, 38, "nothing is held back");
     let set = |valid| {
         let times =
             SetattrIn { valid, mtime: 5, mtime_ns: 6, ctime: 7, ctime_ns: 8, mode: 0o644, ..SetattrIn::default() };
@@ -326,6 +328,38 @@ fn with_write_back_the_kernel_keeps_the_times_and_sends_them_in_nobodys_name() {
         assert_eq!(set(other), 13, "that is somebody else");
     }
     mount.end();
+}
+
+#[test]
+fn with_write_back_a_close_is_answered_and_no_hole_is_told_and_writes_leave_the_times_alone() {
+    let holes = |flags| {
+        let mount = mounted(|_| {}, flags);
+        let node = mount.make("f", 0o100644);
+        let size = SetattrIn { valid: setattr::SIZE, size: 1 << 20, ..SetattrIn::default() };
+        assert_eq!(mount.ask(opcode::SETATTR, node, size.as_bytes()).0, 0);
+        let seek = |at: u64| {
+            let body = [0, at, 3].map(u64::to_ne_bytes).concat();
+            let (errno, body) = mount.ask(opcode::LSEEK, node, &body);
+            (errno, body.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes)))
+        };
+        let blocks = || AttrOut::read_from_bytes(&mount.ask(opcode::GETATTR, node, &[0; 16]).1).unwrap().attr.blocks;
+        let before = mount.fs.getattr(Ino::new(node as u32)).unwrap();
+        let untouched = seek(0);
+        assert_eq!(blocks(), 1, "a map may have stored into it");
+        assert_eq!(
+            mount.ask(opcode::READ, node, ReadIn { offset: 8192, size: 4096, ..ReadIn::default() }.as_bytes()).0,
+            0
+        );
+        let is_read = seek(0);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(mount.ask(opcode::WRITE, node, &write(b"x", 100, 0)).0, 0);
+        let after = mount.fs.getattr(Ino::new(node as u32)).unwrap();
+        let flush = mount.ask(opcode::FLUSH, node, &[0; 24]).0;
+        mount.end();
+        (untouched, is_read, flush, (after.mtime, after.ctime) == (before.mtime, before.ctime))
+    };
+    assert_eq!(holes(ALL), ((6, None), (0, Some(8192)), 38, false));
+    assert_eq!(holes(ALL | init_flags::WRITEBACK_CACHE), ((38, None), (38, None), 0, true));
 }
 
 #[test]
@@ -376,7 +410,7 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
     *mount.kernel.0.questions.lock().unwrap() =
         vec![message(opcode::DESTROY, 0, &[]), message(opcode::GETATTR, ROOT, &[0; 16])];
     let Mounted { kernel, service, port, threads, fs } = mount;
-    let served = Threads::start(service, vec![Way::Device(port)], None).unwrap();
+    let served = Threads::start(service, vec![Way::Device(port)], None, &Breaker::default()).unwrap();
     let counts = served.counts();
     served.join().unwrap();
     assert_eq!(kernel.0.sent.lock().unwrap().len(), 2);
@@ -404,7 +438,7 @@ fn once_a_queue_has_ended_all_threads_of_the_device_serve() {
     });
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(!waits.is_finished(), "nothing comes by the device while queues serve");
-    Threads::start(service, vec![behind, Way::Queue(ended, lane)], None).unwrap().join().unwrap();
+    Threads::start(service, vec![behind, Way::Queue(ended, lane)], None, &Breaker::default()).unwrap().join().unwrap();
     waits.join().unwrap();
     assert_eq!(kernel.0.sent.lock().unwrap().len(), 2);
     threads.2.stop();

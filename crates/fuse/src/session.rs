@@ -1,13 +1,14 @@
 //! The threads that serve a connection: INIT first, then a loop in each.
 //!
-//! Each thread reads into a buffer of its own, allocated once, and has a channel of its own. A thread ends when the connection does, or
-//! with the first error of its channel; the session has ended when all have. A panic ends the process (the
-//! command line sees to that); where it does not, the session ends with an error.
+//! Each thread reads into a buffer of its own, allocated once, and has a channel of its own. A thread ends when the connection does. With
+//! an error of its channel, or a panic where that does not end the process (the command line sees to that), the thread takes the
+//! connection with it (`breaker`). The session has ended when all threads have.
 
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use crate::breaker::Breaker;
 use crate::channel::{Port, Reply};
 use crate::counts::{self, Counts, RequestCount};
 use crate::errno::Errno;
@@ -85,14 +86,14 @@ pub(crate) struct Threads {
 
 impl Threads {
     /// Starts one thread for each way. If one cannot be started, those that run go on until the connection ends.
-    pub fn start(service: Service, ways: Vec<Way>, guard: Option<Guard>) -> io::Result<Threads> {
+    pub fn start(service: Service, ways: Vec<Way>, guard: Option<Guard>, breaker: &Breaker) -> io::Result<Threads> {
         let service = Arc::new(service);
         let counts = RequestCounts(ways.iter().map(|way| way.port().counts.clone()).collect());
         let mut threads = Vec::new();
         for (number, way) in ways.into_iter().enumerate() {
-            let service = service.clone();
+            let (service, breaker) = (service.clone(), breaker.clone());
             let builder = std::thread::Builder::new().name(format!("request-{number}"));
-            threads.push(builder.spawn(move || serve(&service, &way))?);
+            threads.push(builder.spawn(move || breaker.watch(|| serve(&service, &way)))?);
         }
         Ok(Threads { threads, guard, counts })
     }

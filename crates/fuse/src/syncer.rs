@@ -38,6 +38,8 @@ use std::thread::JoinHandle;
 use shoal_fs::{Fs, Fsync, Ino, Lsn, Result};
 use shoal_host::Bell;
 
+use crate::breaker::Breaker;
+
 /// Minimum number of request threads for one of them to flush the bulk device.
 const THREADS_MIN: usize = 4;
 
@@ -77,13 +79,14 @@ struct Lanes {
     /// Held by the one request thread that flushes itself, whatever the device.
     here: Mutex<()>,
     log: Bell,
+    breaker: Breaker,
 }
 
 /// The fsyncs that wait for one bulk device first.
 struct Lane {
     queue: Sender<Message>,
     turn: Arc<Turn>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl Lanes {
@@ -93,11 +96,15 @@ impl Lanes {
             let (queue, messages) = mpsc::channel();
             let turn = Arc::new(Turn::default());
             let (worker, turns, log) = (fs.clone(), turn.clone(), self.log.clone());
+            let breaker = self.breaker.clone();
             let name = if number == 0 { "syncer".into() } else { format!("syncer-{number}") };
             let work = move || {
                 // A thread that serves requests may have started this one: bound to one processor, and in the idle class.
                 shoal_host::like_the_process();
-                serve(&worker, &messages, &turns, &log);
+                breaker.watch(|| {
+                    serve(&worker, &messages, &turns, &log);
+                    Ok(())
+                })
             };
             let thread = std::thread::Builder::new().name(name).spawn(work)?;
             vacant.insert(Lane { queue, turn, thread: Some(thread) });
@@ -109,8 +116,8 @@ impl Lanes {
 
 impl Syncer {
     /// `log` wakes the thread that syncs the log; `threads` serve requests.
-    pub fn start(fs: &Arc<Fs>, log: Bell, threads: usize) -> io::Result<(Syncer, SyncerThread)> {
-        let lanes = Arc::new(Lanes { lanes: Mutex::default(), here: Mutex::default(), log });
+    pub fn start(fs: &Arc<Fs>, log: Bell, threads: usize, breaker: &Breaker) -> io::Result<(Syncer, SyncerThread)> {
+        let lanes = Arc::new(Lanes { lanes: Mutex::default(), here: Mutex::default(), log, breaker: breaker.clone() });
         lanes.lane(fs, 0)?;
         let takes_turns = threads >= THREADS_MIN;
         Ok((Syncer { fs: fs.clone(), lanes: lanes.clone(), takes_turns }, SyncerThread { lanes }))

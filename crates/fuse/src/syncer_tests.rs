@@ -198,7 +198,7 @@ fn requests_that_need_no_flush_pass_fsyncs_of_large_files() {
     const FLUSH_MS: u64 = 400;
     let store = store(60_000);
     let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-    let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell, 4, &Breaker::default()).unwrap();
     let requests = Requests::start();
     let files = store.large_files(8);
     store.flush_ms.store(FLUSH_MS, Ordering::Relaxed);
@@ -260,7 +260,7 @@ fn one_request_thread_at_most_waits_for_a_flush() {
     for (threads, waiting) in [(4, 1), (3, 0)] {
         let store = store(60_000);
         let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-        let (syncer, thread) = Syncer::start(&store.fs, bell, threads).unwrap();
+        let (syncer, thread) = Syncer::start(&store.fs, bell, threads, &Breaker::default()).unwrap();
         let files = store.large_files(4);
         store.flush_ms.store(FLUSH_MS, Ordering::Relaxed);
         let (answer, answers) = mpsc::channel();
@@ -296,7 +296,7 @@ fn one_request_thread_at_most_waits_for_a_flush() {
 fn one_flush_serves_all_who_wait() {
     let store = store(60_000);
     let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-    let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell, 4, &Breaker::default()).unwrap();
     let files = store.large_files(16);
     store.flush_ms.store(100, Ordering::Relaxed);
     let before = store.flushes.load(Ordering::Relaxed);
@@ -325,7 +325,7 @@ fn one_flush_serves_all_who_wait() {
 fn fsyncs_of_small_files_without_end_do_not_hold_up_those_of_large_ones() {
     let store = store(60_000);
     let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-    let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell, 4, &Breaker::default()).unwrap();
     let requests = Requests::start();
     let large = store.large_files(1)[0];
     store.sync_ms.store(3, Ordering::Relaxed);
@@ -367,7 +367,7 @@ fn a_request_thread_leads_one_flush_of_the_log_however_many_come_behind_it() {
     const SYNC_MS: u64 = 40;
     let store = store(60_000);
     let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-    let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell, 4, &Breaker::default()).unwrap();
     store.sync_ms.store(SYNC_MS, Ordering::Relaxed);
     let end = Instant::now() + Duration::from_secs(2);
     let longest = std::thread::scope(|scope| {
@@ -432,7 +432,7 @@ fn a_store_that_failed_answers_every_fsync_with_the_first_failure() {
     for (call, object) in [(Call::DiskFlush, "disk"), (Call::LogSync, "log")] {
         let store = store(60_000);
         let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-        let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
+        let (syncer, thread) = Syncer::start(&store.fs, bell, 4, &Breaker::default()).unwrap();
         let files = store.large_files(4);
         let small = store.create("small", 100);
         store.flush_ms.store(50, Ordering::Relaxed);
@@ -482,7 +482,7 @@ fn a_syncer_started_by_a_queue_of_io_uring_is_neither_idle_nor_bound_to_its_proc
     }
     let store = store(60_000);
     let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-    let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell, 4, &Breaker::default()).unwrap();
     let (queue, fs) = (syncer.clone(), store.fs.clone());
     let request = std::thread::Builder::new().name("queue-like".into());
     let of_the_queue = request.spawn(move || {

@@ -9,6 +9,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
@@ -109,6 +110,7 @@ impl Queues {
                 ring: Mutex::new(ring),
                 left: Mutex::default(),
                 owner: OnceLock::new(),
+                has_served: AtomicBool::new(false),
                 device: device.descriptor().clone(),
                 watched: guard.map(Guard::watched),
                 number: number as u16,
@@ -137,6 +139,7 @@ struct Queue {
     left: Mutex<Vec<Answer>>,
     waker: Waker,
     owner: OnceLock<ThreadId>,
+    has_served: AtomicBool,
     device: Arc<OwnedFd>,
     watched: Option<Watched>,
     number: u16,
@@ -168,12 +171,16 @@ impl Channel for Queue {
             }
             match ring.take(buffer)? {
                 Taken::Request(len) => {
+                    self.has_served.store(true, Ordering::Relaxed);
                     if let Some(watched) = &self.watched {
                         watched.took(self.number.into());
                     }
                     return Ok(Some(len));
                 }
                 Taken::Woken => {}
+                Taken::Delayed(error) => tracing::warn!("io_uring: queue {}: {error}; tried again", self.number),
+                // The kernel goes on using a queue that it has used once.
+                Taken::Ended(Some(error)) if self.has_served.load(Ordering::Relaxed) => return Err(error),
                 Taken::Ended(reason) => {
                     if let Some(error) = reason {
                         tracing::warn!("io_uring: queue {}: {error}; requests come by /dev/fuse", self.number);

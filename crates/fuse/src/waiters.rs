@@ -20,6 +20,8 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::breaker::Breaker;
+
 /// Threads that flush. They wait for the same flush: more of them would cost memory and save no time.
 const THREADS: usize = 8;
 /// Threads that read: as many as a disk has use for.
@@ -47,27 +49,27 @@ pub(crate) struct Waiters(Arc<Shared>);
 /// The threads behind [`Waiters`].
 pub(crate) struct WaiterThreads {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<io::Result<()>>>,
 }
 
 impl Waiters {
     /// For requests that wait for a flush.
-    pub fn start() -> io::Result<(Waiters, WaiterThreads)> {
-        Waiters::start_as("waiter", THREADS)
+    pub fn start(breaker: &Breaker) -> io::Result<(Waiters, WaiterThreads)> {
+        Waiters::start_as("waiter", THREADS, breaker)
     }
 
     /// For reads of the device.
-    pub fn start_readers() -> io::Result<(Waiters, WaiterThreads)> {
-        Waiters::start_as("reader", READERS)
+    pub fn start_readers(breaker: &Breaker) -> io::Result<(Waiters, WaiterThreads)> {
+        Waiters::start_as("reader", READERS, breaker)
     }
 
-    fn start_as(name: &str, count: usize) -> io::Result<(Waiters, WaiterThreads)> {
+    fn start_as(name: &str, count: usize, breaker: &Breaker) -> io::Result<(Waiters, WaiterThreads)> {
         let shared = Arc::new(Shared::default());
         let mut threads = WaiterThreads { shared: shared.clone(), threads: Vec::new() };
         for number in 0..count {
-            let serving = shared.clone();
+            let (serving, breaker) = (shared.clone(), breaker.clone());
             let builder = std::thread::Builder::new().name(format!("{name}-{number}"));
-            match builder.spawn(move || serve(&serving)) {
+            match builder.spawn(move || breaker.watch(|| serve(&serving))) {
                 Ok(thread) => threads.threads.push(thread),
                 Err(error) => {
                     threads.stop();
@@ -103,7 +105,8 @@ impl WaiterThreads {
     }
 }
 
-fn serve(shared: &Shared) {
+/// Ends with an error only by a panic.
+fn serve(shared: &Shared) -> io::Result<()> {
     let mut queue = shared.queue.lock();
     loop {
         match queue.work.pop_front() {
@@ -112,7 +115,7 @@ fn serve(shared: &Shared) {
                 work();
                 queue = shared.queue.lock();
             }
-            None if queue.has_ended => return,
+            None if queue.has_ended => return Ok(()),
             None => shared.changed.wait(&mut queue),
         }
     }
@@ -126,7 +129,7 @@ mod tests {
 
     #[test]
     fn all_work_handed_in_before_the_end_is_done() {
-        let (waiters, threads) = Waiters::start().unwrap();
+        let (waiters, threads) = Waiters::start(&Breaker::default()).unwrap();
         let done = Arc::new(AtomicU32::new(0));
         for _ in 0..5 * THREADS {
             let done = done.clone();

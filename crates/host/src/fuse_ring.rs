@@ -23,6 +23,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::Pause;
+
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 /// Where the operation's structure and io_uring's own part lie in the headers, and their end (`fuse_uring_req_header`).
@@ -194,6 +196,8 @@ pub enum Taken {
     /// A message of so many bytes.
     Request(usize),
     Woken,
+    /// The kernel is short of something, and is asked again: told once.
+    Delayed(io::Error),
     /// No slot is left: the connection ended, or the kernel refused them all, for the reason given.
     Ended(Option<io::Error>),
 }
@@ -208,9 +212,14 @@ pub struct FuseRing {
     device: Option<(OwnedFd, u16)>,
     /// Slots with a request that was not taken yet.
     ready: VecDeque<usize>,
+    /// What has completed and was not looked at yet.
+    done: Vec<(u64, i32)>,
     /// Slots that the kernel has not given up.
     live: usize,
+    pause: Pause,
     refused: Option<io::Error>,
+    /// The connection has ended.
+    is_over: bool,
 }
 
 impl FuseRing {
@@ -228,8 +237,11 @@ impl FuseRing {
             waker: Waker(Arc::new(wake)),
             device: None,
             ready: VecDeque::new(),
+            done: Vec::new(),
             live: 0,
+            pause: Pause::default(),
             refused: None,
+            is_over: false,
         })
     }
 
@@ -254,8 +266,7 @@ impl FuseRing {
         self.live = self.slots.slots.len();
         self.device = Some((device, number));
         self.listen()?;
-        self.ring.submit()?;
-        Ok(())
+        self.submit()
     }
 
     /// Waits for the waker.
@@ -267,7 +278,15 @@ impl FuseRing {
     fn push(&mut self, entry: &Entry128) -> io::Result<()> {
         // SAFETY: the entry is complete; what it points to, the slots' ranges and memory, lives longer than the ring.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
-            self.ring.submit()?;
+            self.submit()?;
+        }
+        Ok(())
+    }
+
+    /// Hands in what there is, without waiting for a completion.
+    fn submit(&mut self) -> io::Result<()> {
+        while let Some(error) = self.enter(0)? {
+            self.pause.after(error)?;
         }
         Ok(())
     }
@@ -278,7 +297,7 @@ impl FuseRing {
             if let Some(slot) = self.ready.pop_front() {
                 // Nobody's answer waits for the work on the next request.
                 if !self.ring.submission().is_empty() {
-                    self.ring.submit()?;
+                    self.submit()?;
                 }
                 let from = &self.slots.slots[slot];
                 let len = from.message(buffer)?;
@@ -288,33 +307,53 @@ impl FuseRing {
                 return Ok(Taken::Request(len));
             }
             if self.live == 0 {
-                return Ok(Taken::Ended(self.refused.take()));
+                return Ok(Taken::Ended(self.refused.take().filter(|_| !self.is_over)));
             }
-            match self.wait() {
-                Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => continue,
-                waited => waited?,
-            };
+            let delayed = self.enter(1)?;
             if self.collect()? {
                 return Ok(Taken::Woken);
+            }
+            // After what has completed, which may be what the kernel is short of room for.
+            if let (Some(error), true) = (delayed, self.ready.is_empty())
+                && self.pause.after(error)?
+            {
+                return Ok(Taken::Delayed(error.into()));
             }
         }
     }
 
-    /// Hands in what there is and waits for a completion.
-    fn wait(&mut self) -> io::Result<usize> {
+    /// Hands in what there is, and waits for so many completions. Returns an error that may pass; what has completed by then makes room.
+    fn enter(&mut self, completions: usize) -> io::Result<Option<Errno>> {
         // Otherwise the kernel takes a queue at rest for a wait for a disk: its processor is never idle, and the machine under
         // pressure of I/O, in all statistics.
         let quiet = if self.ring.params().is_feature_no_iowait() { ENTER_NO_IOWAIT } else { 0 };
-        let count = self.ring.submission().len() as u32;
-        // SAFETY: a system call without an argument beyond numbers; what the entries handed in point to lives longer than the ring.
-        unsafe { self.ring.submitter().enter::<libc::sigset_t>(count, 1, ENTER_GETEVENTS | quiet, None) }
+        // Also to make room for completions that found none.
+        let flags = if completions > 0 || self.pause.is_on() { ENTER_GETEVENTS | quiet } else { 0 };
+        let outcome = loop {
+            let count = self.ring.submission().len() as u32;
+            // SAFETY: a system call without an argument beyond numbers; what the entries handed in point to lives longer than the ring.
+            let entered =
+                unsafe { self.ring.submitter().enter::<libc::sigset_t>(count, completions as u32, flags, None) };
+            match entered.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
+                Err(Errno::INTR) => {}
+                outcome => break outcome,
+            }
+        };
+        self.done.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        match outcome {
+            Ok(_) => {
+                self.pause = Pause::default();
+                Ok(None)
+            }
+            // `Pause` tells which.
+            Err(error) => Ok(Some(error)),
+        }
     }
 
     /// Looks at what has completed; true if it was woken.
     fn collect(&mut self) -> io::Result<bool> {
         let mut is_woken = false;
-        let done: Vec<_> = self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-        for (what, result) in done {
+        for (what, result) in std::mem::take(&mut self.done) {
             if what == WOKEN {
                 let _ = rustix::io::read(&*self.waker.0, &mut [0; 8][..]);
                 self.listen()?;
@@ -324,7 +363,10 @@ impl FuseRing {
                 let error = io::Error::from_raw_os_error(-result);
                 let is_end =
                     [Errno::NOTCONN, Errno::CANCELED, Errno::NODEV].iter().any(|e| e.raw_os_error() == -result);
-                self.refused = if is_end { self.refused.take() } else { Some(error) };
+                match is_end {
+                    true => self.is_over = true,
+                    false => self.refused = Some(error),
+                }
             } else {
                 self.ready.push_back(what as usize);
             }
@@ -412,7 +454,7 @@ mod tests {
         let (mut woken, mut buffer) = (0, [0; 100]);
         loop {
             match ring.take(&mut buffer).unwrap() {
-                Taken::Woken => woken += 1,
+                Taken::Woken | Taken::Delayed(_) => woken += 1,
                 Taken::Ended(reason) => break assert!(reason.is_some()),
                 Taken::Request(_) => panic!(),
             }

@@ -15,6 +15,7 @@
 //! | `concurrent` | threads for requests of a slow device |
 //! | `host_kind` | properties of the file system under a store: writing in place, reserving room |
 //! | `scheduling` | the class of threads, and their waits for a processor |
+//! | `pause` | which failed calls are made again, and when |
 //! | `ticker` | a thread for periodic work |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
@@ -34,6 +35,7 @@ mod host_kind;
 mod image;
 mod machine;
 mod map;
+mod pause;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -62,6 +64,7 @@ pub use machine::{
     HostSpace, SystemClock, boot_id, held_host_bytes, host_free_bytes, idle_time, memory_total_bytes, place_id,
     place_id_in, possible_cpus, random_bytes,
 };
+pub use pause::Pause;
 pub use private_map::PrivateMap;
 pub use scheduling::{Class, Scheduled, Seen, like_the_process, may_return};
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};

@@ -83,6 +83,10 @@ echo "--- the rest"
 echo x >plain
 chattr +dA plain
 [ "$(flags plain)" = dA ]
+changed=$(stat -c %z plain)
+sleep 0.05
+chattr +d plain
+[ "$(stat -c %z plain)" != "$changed" ] # the kernel has it for known
 touch -d 2001-01-01 plain
 before=$(stat -c %x plain)
 dd if=plain of=/dev/null iflag=direct status=none

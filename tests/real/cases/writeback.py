@@ -3,6 +3,7 @@
 # them, and what was closed or synced survives a killed daemon.
 # case: timeout_s=120 alone
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -22,6 +23,17 @@ def shoal(*arguments):
 
 def mount():
     shoal("mount", STORE, MOUNT, "-o", "writeback")
+
+
+# Started before any file is open: a child that closes what it inherits would have it written back.
+SHELL = subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def beside(command):
+    """Runs a command in another process, which has no file of ours open."""
+    SHELL.stdin.write(f"(cd {MOUNT} && {command}) >&2; echo $?\n")
+    SHELL.stdin.flush()
+    assert SHELL.stdout.readline() == "0\n", command
 
 
 def requests():
@@ -66,6 +78,24 @@ try:
         file.write(b"c" * 10_000)
         os.utime("stamped", ns=old)
         stamped = os.fstat(file.fileno())
+
+    # What the kernel has not sent yet is no hole: for cp, which looks for holes, nor for tar, which believes a file without blocks.
+    with open("fresh", "wb", 0) as file:
+        file.truncate(1 << 20)
+        file.seek(300_000)
+        file.write(b"f" * 50_000)
+        beside("cp fresh fresh.copy")
+    with open("fresh", "r+b") as file, mmap.mmap(file.fileno(), 1 << 20) as m:
+        m[900_000] = 7
+        beside("cp fresh fresh.mapped")
+    with open("fresh.copy", "rb") as file:
+        assert file.read() == bytes(300_000) + b"f" * 50_000 + bytes((1 << 20) - 350_000), "cp of an open file"
+    beside("cmp fresh fresh.mapped")
+    with open("archived", "wb", 0) as file:
+        file.write(b"a" * 5000)
+        beside("tar -cSf archive archived && mkdir from && tar -xSf archive -C from")
+    with open("from/archived", "rb") as file:
+        assert file.read() == b"a" * 5000, "tar of an open file"
     os.chdir("/")
     shoal("umount", MOUNT)
     check()
@@ -82,14 +112,27 @@ try:
         with open(f"closed{number}", "wb", 0) as file:
             for part in range(number % 7 + 1):
                 file.write(b"%d" % part * (number * 37 % 3000 + 1))
+    # The time that a program sees is the one that fsync keeps, also where the file was made in the same tick of the clock.
+    seen = {}
+    for number in range(60):
+        synced = os.open(f"synced{number}", os.O_CREAT | os.O_RDWR)
+        os.write(synced, b"t" * 100)
+        if number % 3 == 1:
+            os.posix_fallocate(synced, 0, 5000)
+        seen[number] = os.fstat(synced).st_mtime_ns, os.fstat(synced).st_ctime_ns
+        time.sleep(0.006)
+        os.fsync(synced)
+        os.close(synced)
     opened = os.open("open", os.O_CREAT | os.O_RDWR)
     os.write(opened, b"s" * 5000)
     os.fsync(opened)
     os.write(opened, b"u" * 5000)
     os.kill(pid(), signal.SIGKILL)
     os.chdir("/")
+    time.sleep(0.5)
     try:
         os.close(opened)
+        sys.exit("close says that all is well, and the daemon is dead")
     except OSError:
         pass
     subprocess.run(["umount", "-l", MOUNT], check=False, timeout=20)
@@ -99,6 +142,9 @@ try:
         expected = b"".join(b"%d" % part * (number * 37 % 3000 + 1) for part in range(number % 7 + 1))
         with open(f"closed{number}", "rb") as file:
             assert file.read() == expected, f"closed{number}"
+    for number, then in seen.items():
+        now = os.stat(f"synced{number}")
+        assert (now.st_mtime_ns, now.st_ctime_ns) == then, f"synced{number}: {then}, now {now.st_mtime_ns}, {now.st_ctime_ns}"
     with open("open", "rb") as file:
         bytes_now = file.read()
     assert bytes_now[:5000] == b"s" * 5000 and bytes_now[5000:] in (b"", b"u" * 5000), len(bytes_now)

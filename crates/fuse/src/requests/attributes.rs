@@ -4,8 +4,9 @@
 //! caller lacks CAP_FSETID or the group. `fallocate` and `copy_file_range` do not tell, so there every caller but root
 //! loses the bits.
 
-use shoal_fs::{Attr, FileFlags, Ino, SetAttr, XattrMode};
+use shoal_fs::{Attr, FileFlags, Fs, Ino, SetAttr, XattrMode};
 
+use super::data::ROOM_BYTES_HERE;
 use super::{Asker, Outcome, Requests};
 use crate::errno::Errno;
 use crate::protocol::layout::SetattrIn;
@@ -26,9 +27,18 @@ pub(crate) struct AttributeChange<'a> {
     pub more_flags: u32,
 }
 
+/// Attributes for the kernel. tar(1) and others take a file without any block for all zeros and do not look into it. But a program may
+/// have stored to it through a map, or have written to it where the kernel gathers writes, which keeps sizes and does not count
+/// blocks. So a file that may hold such data has one block of 512 bytes at least.
+pub(super) fn told(attr: Attr, kernel_gathers: bool) -> Attr {
+    let is_file = attr.mode & 0o170000 == 0o100000;
+    let least = u64::from(is_file && (attr.size > 0 || kernel_gathers));
+    Attr { blocks: attr.blocks.max(least), ..attr }
+}
+
 impl Requests {
     pub fn getattr(&self, ino: Ino) -> Outcome<Attr> {
-        Ok(self.fs.getattr(ino)?)
+        Ok(told(self.fs.getattr(ino)?, self.gathers()))
     }
 
     pub fn setattr(
@@ -58,7 +68,16 @@ impl Requests {
                 Err(error) => return answer(Err(error.into())),
             }
         }
-        self.waiting(move |fs| fs.setattr(ino, &change), answer);
+        if let (Some(size), Some(zeros)) = (change.size, &self.zeros) {
+            zeros.cut(ino, size);
+        }
+        let gathers = self.gathers();
+        let work = move |fs: &Fs| Ok(told(fs.setattr(ino, &change)?, gathers));
+        let is_long = |size| self.fs.getattr(ino).is_ok_and(|attr| attr.size.abs_diff(size) > ROOM_BYTES_HERE);
+        match change.size.is_some_and(is_long) {
+            true => self.elsewhere(work, answer),
+            false => self.waiting(work, answer),
+        }
     }
 
     /// Clears set-id bits before a change of data that does not tell whether the caller has CAP_FSETID: root has it.
@@ -133,6 +152,8 @@ impl Requests {
                     asker.uid == 0 || asker.uid == owner && guards(flags) == guards(old)
                 };
                 self.fs.set_file_flags(ino, flags, allowed)?;
+                // The time of change is another one. If the kernel does not take the message, it goes on showing the old one.
+                let _ = self.kernel.notify_attributes(ino);
                 Ok(Vec::new())
             }
             _ => Err(Errno::NOTTY),

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use shoal_fs::{Fs, Ino, Seek};
 
+use super::zeros::Zeros;
 use super::{Asker, Outcome, Requests};
 use crate::errno::Errno;
 use crate::lane::with_room;
@@ -15,6 +16,14 @@ use crate::protocol::WRITE_KILL_SUIDGID;
 
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
+
+/// Most bytes that one request copies: its inodes are held meanwhile, and the caller, which cannot be interrupted. It goes on with the rest.
+const COPY_BYTES_MAX: u64 = 8 << 20;
+/// Most bytes copied in a thread that serves requests: about as long as a large read or write.
+const COPY_BYTES_HERE: u64 = 256 << 10;
+
+/// Longest range that is freed, or given room, in a thread that serves requests: it may have as many pieces as blocks.
+pub(super) const ROOM_BYTES_HERE: u64 = 16 << 20;
 
 /// A range to copy, and its destination.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +46,11 @@ impl Requests {
         };
         readers.here.fetch_sub(1, Ordering::AcqRel);
         if outcome == Err(shoal_fs::Error::WouldFlush) {
-            let (fs, len) = (self.fs.clone(), out.len());
-            return readers.waiters.run(move || read_there(&fs, ino, at, len, answer));
+            let (fs, zeros, len) = (self.fs.clone(), self.zeros.clone(), out.len());
+            return readers.waiters.run(move || read_there(&fs, zeros.as_deref(), ino, at, len, answer));
+        }
+        if let (Ok(read), Some(zeros)) = (&outcome, &self.zeros) {
+            zeros.read(ino, at, out.len(), &out[..*read]);
         }
         answer(outcome.map(|read| &out[..read]).map_err(Errno::from));
     }
@@ -51,14 +63,19 @@ impl Requests {
         flags: u32,
         answer: impl FnOnce(Outcome<usize>) + Send + 'static,
     ) {
+        if let Some(zeros) = &self.zeros {
+            zeros.crossed(ino, at, data);
+        }
         let cleared = if flags & WRITE_KILL_SUIDGID != 0 { self.clear_set_id(ino) } else { Ok(()) };
-        let write = || with_room(self.lane.as_ref(), || shoal_fs::without_flush(|| self.fs.write(ino, at, data)));
+        let gathers = self.gathers();
+        let write = || timed(gathers, || shoal_fs::without_flush(|| self.fs.write(ino, at, data)));
+        let write = || with_room(self.lane.as_ref(), write);
         match cleared.and_then(|()| write()) {
             Err(shoal_fs::Error::WouldFlush) => {
                 // The request's buffer belongs to this thread: only a request that waits pays for a copy.
                 let (fs, lane, data) = (self.fs.clone(), self.lane.clone(), data.to_vec());
-                let write = move || with_room(lane.as_ref(), || fs.write(ino, at, &data)).map_err(Errno::from);
-                self.waiters.run(move || answer(write()));
+                let write = move || timed(gathers, || fs.write(ino, at, &data));
+                self.waiters.run(move || answer(with_room(lane.as_ref(), write).map_err(Errno::from)));
             }
             outcome => answer(outcome.map_err(Errno::from)),
         }
@@ -86,10 +103,22 @@ impl Requests {
         if let Err(error) = self.clear_set_id_unless_root(asker, ino) {
             return answer(Err(error.into()));
         }
-        self.waiting(move |fs| fs.fallocate(ino, mode as i32, at, len), answer);
+        if let Some(zeros) = &self.zeros {
+            // Of a range that becomes zeros the kernel drops its whole pages.
+            [at, at.saturating_add(len)].into_iter().for_each(|edge| zeros.cut(ino, edge));
+        }
+        let gathers = self.gathers();
+        let work = move |fs: &Fs| timed(gathers, || fs.fallocate(ino, mode as i32, at, len));
+        match len > ROOM_BYTES_HERE {
+            true => self.elsewhere(work, answer),
+            false => self.waiting(work, answer),
+        }
     }
 
+    /// The next data or hole. Refused where the kernel's write-back cache may have data that nobody here knows of: the kernel
+    /// then takes every file for data, for as long as it is mounted.
     pub fn seek(&self, ino: Ino, at: u64, whence: u32) -> Outcome<u64> {
+        let Some(zeros) = &self.zeros else { return Err(Errno::NOSYS) };
         let what = match whence {
             SEEK_DATA => Seek::Data,
             SEEK_HOLE => Seek::Hole,
@@ -98,17 +127,32 @@ impl Requests {
         if i64::try_from(at).is_err() {
             return Err(Errno::NXIO);
         }
-        Ok(self.fs.seek(ino, at, what)?)
+        let size = self.fs.getattr(ino)?.size;
+        Ok(zeros.seek(ino, at, what, size, |at, what| self.fs.seek(ino, at, what))?)
     }
 
     pub fn copy_range(&self, asker: Asker, copy: Copy, answer: impl FnOnce(Outcome<u64>) + Send + 'static) {
-        // One request holds its inodes for as long as it copies; the caller goes on with the rest.
-        let len = copy.len.min(1 << 30);
         if let Err(error) = self.clear_set_id_unless_root(asker, copy.to) {
             return answer(Err(error.into()));
         }
-        self.waiting(move |fs| fs.copy_range(copy.from, copy.from_at, copy.to, copy.to_at, len), answer);
+        // Programs ask for all that a file may have.
+        let there = match self.fs.getattr(copy.from) {
+            Ok(attr) => attr.size.saturating_sub(copy.from_at),
+            Err(error) => return answer(Err(error.into())),
+        };
+        let (len, gathers) = (copy.len.min(COPY_BYTES_MAX), self.gathers());
+        let work = move |fs: &Fs| timed(gathers, || fs.copy_range(copy.from, copy.from_at, copy.to, copy.to_at, len));
+        match len.min(there) > COPY_BYTES_HERE {
+            true => self.elsewhere(work, answer),
+            false => self.waiting(work, answer),
+        }
     }
+}
+
+/// Runs a change of data. A kernel that gathers writes keeps the times of files: it has changed them, or they were those already,
+/// and sends them when it writes back. A time of our own would be later than the one that programs see.
+fn timed<T>(kernel_gathers: bool, work: impl FnOnce() -> T) -> T {
+    if kernel_gathers { shoal_fs::keeping_times(work) } else { work() }
 }
 
 thread_local! {
@@ -117,12 +161,15 @@ thread_local! {
 }
 
 /// Reads in a thread that may wait.
-fn read_there(fs: &Fs, ino: Ino, at: u64, len: usize, answer: impl FnOnce(Outcome<&[u8]>)) {
+fn read_there(fs: &Fs, zeros: Option<&Zeros>, ino: Ino, at: u64, len: usize, answer: impl FnOnce(Outcome<&[u8]>)) {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() < len {
             buffer.resize(len, 0);
         }
         let outcome = fs.read(ino, at, &mut buffer[..len]);
+        if let (Ok(read), Some(zeros)) = (&outcome, zeros) {
+            zeros.read(ino, at, len, &buffer[..*read]);
+        }
         answer(outcome.map(|read| &buffer[..read]).map_err(Errno::from));
     });
 }

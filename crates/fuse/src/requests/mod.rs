@@ -1,7 +1,8 @@
 //! The action of each request: plain values in, plain results out, no bytes of the protocol.
 //!
 //! Round trips are the cost of a FUSE file system, so requests are avoided where the protocol allows it. Open, opendir
-//! and flush are answered ENOSYS once: the kernel then never asks again, and keeps its caches. So is create: the kernel
+//! and flush are answered ENOSYS once: the kernel then never asks again, and keeps its caches (flush only where the kernel gathers no
+//! writes: its answer is how a program learns that they went nowhere). So is create: the kernel
 //! then sends one MKNOD, and no RELEASE. Names that do not exist are cached like those that do.
 //! An open file needs no handle: the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`). fsync
 //! is answered from the log's group commit, by the thread that leads it; its followers block no thread here, and a
@@ -14,10 +15,12 @@
 //! | `names` | looking up, making, renaming and removing; listings; references |
 //! | `attributes` | attributes, set-id bits, extended attributes, chattr's flags |
 //! | `data` | reading, writing, room, syncs |
+//! | `zeros` | holes, and what the kernel may have stored there |
 
 mod attributes;
 mod data;
 mod names;
+mod zeros;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -35,6 +38,7 @@ use crate::waiters::Waiters;
 pub(crate) use attributes::AttributeChange;
 pub(crate) use data::Copy;
 pub(crate) use names::{Created, Entry};
+use zeros::Zeros;
 
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
@@ -80,6 +84,8 @@ pub(crate) struct Requests {
     /// How inodes are forgotten beside io_uring.
     lane: Option<Lane>,
     xattrs: bool,
+    /// None where the kernel gathers writes: then nothing is known of its page cache.
+    zeros: Option<Arc<Zeros>>,
     agreed: Agreed,
 }
 
@@ -93,12 +99,24 @@ impl Requests {
         agreed: Agreed,
         kernel: Box<dyn Channel>,
     ) -> Requests {
-        Requests { fs, syncer, waiters, readers, kernel, lane: None, xattrs: options.xattrs, agreed }
+        let zeros = (!agreed.has(init_flags::WRITEBACK_CACHE)).then(Arc::default);
+        Requests { fs, syncer, waiters, readers, kernel, lane: None, xattrs: options.xattrs, zeros, agreed }
     }
 
     /// The same where FORGETs come by a lane of their own.
     pub fn beside(self, lane: Option<Lane>) -> Requests {
         Requests { lane, ..self }
+    }
+
+    /// The kernel gathers writes, and keeps the sizes and times of files until it writes them back.
+    fn gathers(&self) -> bool {
+        self.agreed.has(init_flags::WRITEBACK_CACHE)
+    }
+
+    /// FLUSH, at each close. Where no write is held back there is nothing to tell, and the kernel does not ask again. Where it gathers writes, it
+    /// has written them back before, but of a connection that has ended meanwhile only this request tells the program.
+    pub fn flush(&self) -> Outcome<()> {
+        if self.gathers() { Ok(()) } else { Err(Errno::NOSYS) }
     }
 
     /// OPEN of a file: flags for the answer, unless the kernel can do without.
@@ -142,12 +160,19 @@ impl Requests {
         A: FnOnce(Outcome<T>) + Send + 'static,
     {
         match with_room(self.lane.as_ref(), || shoal_fs::without_flush(|| work(&self.fs))) {
-            Err(shoal_fs::Error::WouldFlush) => {
-                let (fs, lane) = (self.fs.clone(), self.lane.clone());
-                self.waiters.run(move || answer(with_room(lane.as_ref(), || work(&fs)).map_err(Errno::from)));
-            }
+            Err(shoal_fs::Error::WouldFlush) => self.elsewhere(work, answer),
             outcome => answer(outcome.map_err(Errno::from)),
         }
+    }
+
+    /// Runs work that takes long in a thread that serves no requests.
+    fn elsewhere<W, T, A>(&self, work: W, answer: A)
+    where
+        W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
+        A: FnOnce(Outcome<T>) + Send + 'static,
+    {
+        let (fs, lane) = (self.fs.clone(), self.lane.clone());
+        self.waiters.run(move || answer(with_room(lane.as_ref(), || work(&fs)).map_err(Errno::from)));
     }
 }
 

@@ -5,6 +5,7 @@
 
 use shoal_fs::{Attr, Caller, Ino};
 
+use super::attributes::told;
 use super::{Asker, Outcome, Requests};
 use crate::convert;
 use crate::errno::Errno;
@@ -21,13 +22,6 @@ pub(crate) enum Entry {
     Absent,
 }
 
-impl From<Attr> for Entry {
-    /// The store has one mount: the kernel's attributes stay true until the kernel changes them.
-    fn from(attr: Attr) -> Entry {
-        Entry::Found { attr, lifetime_s: FOR_EVER_S }
-    }
-}
-
 /// Kind of file to make.
 pub(crate) enum Created<'a> {
     Node { mode: u32, rdev: u32, umask: u32 },
@@ -36,6 +30,11 @@ pub(crate) enum Created<'a> {
 }
 
 impl Requests {
+    /// The store has one mount: the kernel's attributes stay true until the kernel changes them.
+    fn found(&self, attr: Attr) -> Entry {
+        Entry::Found { attr: told(attr, self.gathers()), lifetime_s: FOR_EVER_S }
+    }
+
     /// The attributes of `ino`, with a kernel reference taken.
     fn hold(&self, ino: Ino) -> shoal_fs::Result<Attr> {
         self.fs.hold(ino)?;
@@ -45,7 +44,7 @@ impl Requests {
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Outcome<Entry> {
         if name == b"." {
             // From a file handle (NFS, open_by_handle_at): `parent` may be any kind of inode.
-            return Ok(self.hold(parent)?.into());
+            return Ok(self.found(self.hold(parent)?));
         }
         match self.fs.lookup(parent, name, true) {
             Err(shoal_fs::Error::NotFound) => Ok(Entry::Absent),
@@ -55,17 +54,20 @@ impl Requests {
                 Ok(attr) => Ok(Entry::Found { attr, lifetime_s: 0 }),
                 Err(_) => Err(damage.into()),
             },
-            result => Ok(result?.into()),
+            result => Ok(self.found(result?)),
         }
     }
 
     pub fn forget(&self, ino: Ino, count: u64) {
         self.fs.forget(ino, count);
+        if let Some(zeros) = &self.zeros {
+            zeros.forget(ino, || self.fs.is_held(ino));
+        }
     }
 
     /// Gives back the reference of an entry of `ino` that the kernel did not take.
     pub fn not_delivered(&self, ino: Ino) {
-        self.fs.forget(ino, 1);
+        self.forget(ino, 1);
     }
 
     pub fn create(&self, asker: Asker, parent: Ino, name: &[u8], what: Created<'_>) -> Outcome<Entry> {
@@ -74,16 +76,16 @@ impl Requests {
             Created::Directory { mode, umask } => self.fs.mkdir(&asker.caller(umask), parent, name, mode),
             Created::Symlink { target } => self.fs.symlink(&asker.caller(0), parent, name, target),
         };
-        Ok(self.roomy(make)?.into())
+        Ok(self.found(self.roomy(make)?))
     }
 
     /// An unnamed file (O_TMPFILE).
     pub fn tmpfile(&self, asker: Asker, parent: Ino, mode: u32, umask: u32) -> Outcome<Attr> {
-        self.roomy(|| self.fs.tmpfile(&asker.caller(umask), parent, mode))
+        Ok(told(self.roomy(|| self.fs.tmpfile(&asker.caller(umask), parent, mode))?, self.gathers()))
     }
 
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Outcome<Entry> {
-        Ok(self.roomy(|| self.fs.link(ino, parent, name, true))?.into())
+        Ok(self.found(self.roomy(|| self.fs.link(ino, parent, name, true))?))
     }
 
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Outcome<()> {
@@ -152,7 +154,7 @@ impl Requests {
                 let counted = name != b"." && name != b"..";
                 let attr = if counted { self.hold(*ino) } else { self.fs.getattr(*ino) };
                 let (attr, lifetime_s) = match attr {
-                    Ok(attr) => (attr, FOR_EVER_S),
+                    Ok(attr) => (told(attr, self.gathers()), FOR_EVER_S),
                     Err(shoal_fs::Error::Corrupt(_)) if counted => (self.fs.hold_unreadable(*ino, *kind), 0),
                     Err(_) => continue,
                 };

@@ -1,0 +1,58 @@
+//! Pauses between attempts of a system call that fails for a reason that passes.
+//!
+//! Owns: which reasons pass, and for how long. The machine is short of memory, or a queue of the kernel's is full: a thread that
+//! serves others must not end for that. Left out: EINTR, after which a call is made again at once.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+/// The first pause and the longest; each is twice the one before.
+const FIRST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_millis(100);
+/// How long a call may fail.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The attempts of one call. [`Pause::default`] again after each that succeeds.
+#[derive(Debug, Default)]
+pub struct Pause(Option<(Instant, Duration)>);
+
+impl Pause {
+    /// The last attempt failed.
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Waits before the call is made again, or returns the error if it does not pass, or has not passed for a minute. True for
+    /// the first failure in a row, which is to be told.
+    pub fn after(&mut self, error: Errno) -> io::Result<bool> {
+        if !matches!(error, Errno::AGAIN | Errno::BUSY | Errno::NOMEM | Errno::NOBUFS) {
+            return Err(error.into());
+        }
+        let is_first = self.0.is_none();
+        let (since, pause) = self.0.get_or_insert_with(|| (Instant::now(), FIRST));
+        if since.elapsed() > PATIENCE {
+            return Err(error.into());
+        }
+        std::thread::sleep(*pause);
+        *pause = (*pause * 2).min(LONGEST);
+        Ok(is_first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_is_waited_for_longer_and_longer_and_told_once_and_the_rest_is_an_error() {
+        let (mut pause, begin) = (Pause::default(), Instant::now());
+        let told: Vec<bool> = (0..4).map(|_| pause.after(Errno::AGAIN).unwrap()).collect();
+        assert_eq!(told, [true, false, false, false]);
+        assert!(begin.elapsed() >= 15 * FIRST);
+        assert!(pause.after(Errno::PERM).is_err());
+        pause.0 = Some((Instant::now() - 2 * PATIENCE, FIRST));
+        assert_eq!(pause.after(Errno::NOMEM).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+    }
+}
