@@ -81,14 +81,10 @@ impl Service {
         Ok(if matches!(request.operation, Operation::NotifyReply) { Next::Request } else { Next::Forgotten })
     }
 
-    /// May the caller use the mount? The kernel has no rule for the owner and root, and checks programs rather than the
-    /// identity in the request.
+    /// May the caller use the mount? Where permissions are checked the kernel has decided. Elsewhere it has looked at the ids of the
+    /// process, not at the user in whose name it uses files.
     fn admits(&self, request: &Request<'_>) -> bool {
-        let is_admitted = match self.access {
-            Access::All => true,
-            Access::OwnerAndRoot => request.uid == self.owner || request.uid == 0,
-            Access::Owner => request.uid == self.owner,
-        };
+        let is_admitted = self.access.is_checked() || request.uid == self.owner;
         // Times of a file that the kernel has written back, in nobody's name.
         let is_times = |valid: u32| valid & !(setattr::MTIME | setattr::FH) == setattr::CTIME;
         // The kernel also sends these on its own behalf.

@@ -293,12 +293,12 @@ fn without_attributes_each_of_their_requests_is_refused_for_good() {
 }
 
 #[test]
-fn a_mount_for_its_owner_and_root_refuses_others_but_serves_the_kernel() {
-    let mount = mounted(|options| options.access = Access::OwnerAndRoot, ALL);
+fn a_mount_without_checks_refuses_other_names_but_serves_the_kernel() {
+    let mount = mounted(|options| options.access = Access::OwnerUnchecked, ALL);
     let service = Service { owner: 55, ..mount.service };
     let mount = Mounted { service, ..mount };
     let look = |uid| mount.ask_as(uid, opcode::LOOKUP, ROOT, &text("x")).0;
-    assert_eq!((look(55), look(0), look(1000)), (0, 0, 13));
+    assert_eq!((look(55), look(0), look(1000)), (0, 13, 13));
     assert_eq!(mount.ask_as(1000, opcode::FSYNC, ROOT, &[0; 16]).0, 0, "written back in somebody's name");
     mount.end();
 }
@@ -307,7 +307,7 @@ fn a_mount_for_its_owner_and_root_refuses_others_but_serves_the_kernel() {
 fn with_write_back_the_kernel_keeps_the_times_and_sends_them_in_nobodys_name() {
     let options = MountOptions { writeback: true, ..MountOptions::new("/s".into()) };
     assert!(crate::requests::wanted(&options).flags & init_flags::WRITEBACK_CACHE != 0);
-    let mount = mounted(|options| options.access = Access::Owner, ALL);
+    let mount = mounted(|options| options.access = Access::OwnerUnchecked, ALL);
     let service = Service { owner: 55, ..mount.service };
     let mount = Mounted { service, ..mount };
     let attr = mount

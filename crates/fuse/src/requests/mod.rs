@@ -164,14 +164,15 @@ pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
         | flag::PARALLEL_DIROPS
         | flag::CACHE_SYMLINKS
         | flag::EXPLICIT_INVAL_DATA
-        | flag::EXPORT_SUPPORT
         | flag::DONT_MASK
         | flag::NO_OPEN_SUPPORT
         | flag::NO_OPENDIR_SUPPORT
         | flag::HANDLE_KILLPRIV_V2
         | flag::SETXATTR_EXT
         | flag::DIRECT_IO_ALLOW_MMAP;
-    if options.default_permissions && options.xattrs {
+    // A file server acts in the names of others, which only a check of permissions tells apart.
+    flags |= if options.access.is_checked() { flag::EXPORT_SUPPORT } else { flag::NO_EXPORT_SUPPORT };
+    if options.access.is_checked() && options.xattrs {
         // It makes the kernel check permissions, whatever the mount options say.
         flags |= flag::POSIX_ACL;
     }
