@@ -106,7 +106,7 @@ impl Service {
 
     fn answer(&self, request: &Request<'_>, reply: Reply, scratch: &mut Vec<u8>) {
         let (requests, node) = (&self.requests, inode(request.node));
-        let asker = Asker { uid: request.uid, gid: request.gid };
+        let asker = Asker { uid: request.uid, gid: request.gid, pid: request.pid };
         match request.operation {
             // Handled in `serve`, or by the handshake.
             Operation::Forget { .. }
@@ -142,8 +142,10 @@ impl Service {
             Operation::Tmpfile { mode, umask, .. } => self.created(reply, requests.tmpfile(asker, node, mode, umask)),
             Operation::Read { offset, size } => self.read(reply, node, offset, size, scratch),
             Operation::Write { offset, data, flags } => {
-                requests
-                    .write(node, offset, data, flags, move |outcome| written(reply, outcome.map(|bytes| bytes as u32)));
+                let killer = (flags & protocol::WRITE_KILL_SUIDGID != 0).then_some(asker);
+                requests.write(node, offset, data, killer, move |outcome| {
+                    written(reply, outcome.map(|bytes| bytes as u32));
+                });
             }
             Operation::Statfs => value(reply, Ok(statfs(&requests.statfs()))),
             // There are no handles; a kernel that sends these has the one handle that all opens get.
@@ -159,8 +161,8 @@ impl Service {
                 reply.finish(requests.setxattr(asker, node, &change));
             }
             Operation::Getxattr { name, size } => sized(reply, requests.getxattr(node, name), size),
-            Operation::Listxattr { size } => sized(reply, requests.listxattr(node), size),
-            Operation::Removexattr { name } => reply.finish(requests.removexattr(node, name)),
+            Operation::Listxattr { size } => sized(reply, requests.listxattr(asker, node), size),
+            Operation::Removexattr { name } => reply.finish(requests.removexattr(asker, node, name)),
             Operation::Ioctl { command, data, out_size } => {
                 controlled(reply, requests.ioctl(asker, node, command, data, out_size));
             }
