@@ -213,7 +213,12 @@ fn an_unnamed_file_gets_a_name_or_goes_with_its_last_reference() {
     // As overlayfs copies a file up: the mode first, then the owner.
     for change in [
         SetattrIn { valid: setattr::MODE, mode: 0o6755, ..SetattrIn::default() },
-        SetattrIn { valid: setattr::UID | setattr::GID | setattr::KILL_SUIDGID, uid: 5, gid: 6, ..SetattrIn::default() },
+        SetattrIn {
+            valid: setattr::UID | setattr::GID | setattr::KILL_SUIDGID,
+            uid: 5,
+            gid: 6,
+            ..SetattrIn::default()
+        },
     ] {
         assert_eq!(mount.ask_as(0, opcode::SETATTR, entry.node, change.as_bytes()).0, 0);
     }
@@ -312,7 +317,8 @@ fn names_are_listed_for_who_can_read_them_and_tuning_is_the_owners() {
     let mount = mounted(|_| {}, ALL);
     let node = mount.make("f", 0o100666);
     let set = |uid, name: &str, value: &str| {
-        let body = [&(value.len() as u32).to_ne_bytes()[..], &[0; 12], name.as_bytes(), b"\0", value.as_bytes()].concat();
+        let body =
+            [&(value.len() as u32).to_ne_bytes()[..], &[0; 12], name.as_bytes(), b"\0", value.as_bytes()].concat();
         mount.ask_as(uid, opcode::SETXATTR, node, &body).0
     };
     for (uid, name, value, errno) in [
