@@ -166,9 +166,12 @@ pub struct FormatArgs {
     sync, dirsync, lazytime, nodiratime\n  \
     noatime, strictatime                      reads never, or always, change access times\n  \
     remount                                   change a mount: remount,ro or remount,rw, or its flags\n  \
-    allow_other, noallow_other, allow_root    who may use it (root's mounts are for all)\n  \
-    nodefault_permissions                     permissions are not checked, and there are no ACLs\n  \
-    private                                   root alone may use it, unchecked: fewer requests for changes\n  \
+    allow_other, noallow_other                all users may use it (root's mounts), or processes of the user who\n  \
+                                              mounts alone; all within the permissions of the files\n  \
+    private, allow_root                       other words for noallow_other (allow_root: root's mounts only)\n  \
+    nodefault_permissions                     with noallow_other only: permissions are not checked, not even for a\n  \
+                                              process that acts for another user (setfsuid), and there are no ACLs;\n  \
+                                              fewer requests for changes\n  \
     noxattr                                   no extended attributes or ACLs; small files are made faster\n  \
     writeback                                 the kernel gathers writes: fewer requests, and a write survives\n  \
                                               the daemon from close, fsync or write-back on\n  \

@@ -17,9 +17,6 @@ use shoal_store::rule_of;
 /// Go on from the saved image of `battery` memory. This option is about opening the store, not about the mount.
 pub const RESTORE: &str = "restore";
 
-/// Words that take back a `private` before them, because other users must not have a mount without checks.
-const OPENING: [&str; 3] = ["allow_other", "allow_root", "default_permissions"];
-
 /// Words that ask for the default, or that are meant for other programs.
 const IGNORED: &str = "acl user_xattr discard remount defaults rw dev suid exec async atime relatime norelatime nostrictatime diratime \
     symfollow nolazytime mand nomand iversion noiversion silent loud auto noauto _netdev nofail user users nouser owner \
@@ -33,27 +30,37 @@ pub fn is_remount(lists: &[String]) -> bool {
 /// Reads option lists for the store at `source`. Later options override earlier ones.
 pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOptions, String> {
     let mut options = MountOptions::new(source.to_path_buf());
-    options.access = if is_root { Access::All } else { Access::Owner };
-    let mut private = false;
+    let usual = if is_root { "allow_other" } else { "noallow_other" };
+    let (mut users, mut checked) = (usual, true);
     for word in lists.iter().flat_map(|list| list.split(',')).filter(|word| !word.is_empty()) {
         match word {
-            "private" => private = true,
-            "noprivate" => private = false,
-            _ => {
-                private &= !OPENING.contains(&word);
-                apply(&mut options, word)?;
-            }
+            "allow_other" | "noallow_other" | "private" | "allow_root" => users = word,
+            "noprivate" => users = usual,
+            "default_permissions" | "nodefault_permissions" => checked = word == "default_permissions",
+            _ => apply(&mut options, word)?,
         }
     }
-    if private && !is_root {
-        return Err("mount option `private`: permissions would not be checked, so only root may use it; \
-                    leave it out (a mount of yours is for you alone in any case)"
-            .into());
-    }
-    if private {
-        (options.access, options.default_permissions) = (Access::Owner, false);
-    }
+    options.access = access(users, checked, is_root)?;
     Ok(options)
+}
+
+/// The processes that may use the mount. Combinations that the kernel would not keep to are refused.
+fn access(users: &str, checked: bool, is_root: bool) -> Result<Access, String> {
+    match (users, checked) {
+        ("allow_root", _) if !is_root => {
+            Err("mount option `allow_root`: the kernel lets in either your processes or those of all users; \
+             use `allow_other` and close the store's top directory (chmod 700), which keeps out all but you and root"
+                .into())
+        }
+        ("allow_other", false) => {
+            Err("mount option `nodefault_permissions`: every user could read and change every file; \
+                 add `noallow_other`, which lets in your processes alone, or leave it out"
+                .into())
+        }
+        ("allow_other", true) => Ok(Access::All),
+        (_, true) => Ok(Access::Owner),
+        (_, false) => Ok(Access::OwnerUnchecked),
+    }
 }
 
 pub fn wants_restore(lists: &[String]) -> bool {
@@ -114,11 +121,6 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "nosuid" => options.nosuid = true,
         "noexec" => options.noexec = true,
         "sync" => options.synchronous = true,
-        "allow_other" => options.access = Access::All,
-        "noallow_other" => options.access = Access::Owner,
-        "allow_root" => options.access = Access::OwnerAndRoot,
-        "default_permissions" => options.default_permissions = true,
-        "nodefault_permissions" => options.default_permissions = false,
         "xattr" => options.xattrs = true,
         "noxattr" => options.xattrs = false,
         "idle_class" | "noidle_class" => options.idle_class = name == "idle_class",
@@ -291,20 +293,18 @@ mod tests {
 
     #[test]
     fn each_option_is_taken_and_can_be_taken_back() {
-        let all = parsed(
-            "noxattr,writeback,ro,noatime,nodev,nosuid,noexec,sync,nodefault_permissions,threads=7,read_ahead=2M,clone_fd",
-        );
+        let all = parsed("noxattr,writeback,ro,noatime,nodev,nosuid,noexec,sync,threads=7,read_ahead=2M,clone_fd");
         assert_eq!(all.access_times, AccessTimes::Never);
         assert!(all.read_only && all.nodev && all.nosuid && all.noexec && all.synchronous);
-        assert!(!all.default_permissions && all.clone_fd && !all.xattrs && all.writeback);
+        assert!(all.clone_fd && !all.xattrs && all.writeback);
         assert_eq!((all.threads, all.read_ahead_bytes), (7, 2 << 20));
         let none = parsed(
-            "ro,rw,noatime,atime,nodev,dev,nosuid,suid,noexec,exec,sync,async,nodefault_permissions,\
-             default_permissions,clone_fd,noclone_fd,noxattr,xattr,writeback,nowriteback",
+            "ro,rw,noatime,atime,nodev,dev,nosuid,suid,noexec,exec,sync,async,\
+             clone_fd,noclone_fd,noxattr,xattr,writeback,nowriteback",
         );
         assert_eq!(none.access_times, AccessTimes::Relative);
         assert!(!none.read_only && !none.nodev && !none.nosuid && !none.noexec);
-        assert!(!none.synchronous && none.default_permissions && !none.clone_fd && none.xattrs && !none.writeback);
+        assert!(!none.synchronous && !none.clone_fd && none.xattrs && !none.writeback);
     }
 
     #[test]
@@ -353,16 +353,31 @@ mod tests {
     }
 
     #[test]
-    fn a_private_mount_is_roots_alone_and_opening_it_brings_the_checks_back() {
-        let of = |list: &str| (parsed(list).access, parsed(list).default_permissions);
-        assert_eq!(of("private"), (Access::Owner, false));
-        assert_eq!(of("allow_other,default_permissions,private"), (Access::Owner, false));
-        assert_eq!(of("private,noprivate"), (Access::All, true));
-        assert_eq!(of("private,allow_other"), (Access::All, true), "never for all without checks");
-        assert_eq!(of("private,allow_root"), (Access::OwnerAndRoot, true));
-        assert_eq!(of("private,default_permissions"), (Access::All, true));
-        let refused = parse(&["private".to_string()], Path::new("/s"), false).unwrap_err();
-        assert!(refused.contains("`private`") && refused.contains("; leave it out"), "{refused}");
+    fn nobody_has_a_mount_without_checks_but_the_user_who_asked_for_it() {
+        let of =
+            |list: &str, is_root| parse(&[list.to_string()], Path::new("/s"), is_root).map(|options| options.access);
+        for private in ["private", "noallow_other", "allow_other,private", "private,default_permissions"] {
+            assert_eq!([of(private, true), of(private, false)], [Ok(Access::Owner), Ok(Access::Owner)], "{private}");
+            let unchecked = format!("nodefault_permissions,{private},nodefault_permissions");
+            assert_eq!(of(&unchecked, true), Ok(Access::OwnerUnchecked), "{unchecked}");
+        }
+        for open in ["allow_other", "private,allow_other", "nodefault_permissions,allow_other,default_permissions"] {
+            assert_eq!([of(open, true), of(open, false)], [Ok(Access::All), Ok(Access::All)], "{open}");
+        }
+        assert_eq!([of("", true), of("", false)], [Ok(Access::All), Ok(Access::Owner)]);
+        assert_eq!([of("private,noprivate", true), of("allow_other,noprivate", false)], [of("", true), of("", false)]);
+        assert_eq!(of("allow_root", true), Ok(Access::Owner), "root is the owner");
+        assert_eq!(of("nodefault_permissions", false), Ok(Access::OwnerUnchecked));
+        for (list, is_root, remedy) in [
+            ("nodefault_permissions", true, "; add `noallow_other`"),
+            ("private,nodefault_permissions,allow_other", true, "; add `noallow_other`"),
+            ("allow_other,nodefault_permissions", false, "; add `noallow_other`"),
+            ("allow_root", false, "; use `allow_other` and"),
+            ("allow_root,nodefault_permissions", false, "; use `allow_other` and"),
+        ] {
+            let refused = of(list, is_root).unwrap_err();
+            assert!(refused.contains(remedy), "{list}: {refused}");
+        }
     }
 
     #[test]
@@ -394,14 +409,6 @@ mod tests {
             let error = parse(&[word.to_string()], Path::new("/s"), true).unwrap_err();
             assert!(error.contains(&format!("`{word}`")), "{word}: {error}");
         }
-    }
-
-    #[test]
-    fn root_shares_its_mount_and_users_do_not() {
-        assert_eq!(parse(&[], Path::new("/s"), true).unwrap().access, Access::All);
-        assert_eq!(parse(&[], Path::new("/s"), false).unwrap().access, Access::Owner);
-        assert_eq!(parsed("noallow_other").access, Access::Owner);
-        assert_eq!(parsed("allow_root").access, Access::OwnerAndRoot);
     }
 
     #[test]

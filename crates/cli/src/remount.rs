@@ -125,12 +125,10 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
             | "clone_fd"
             | "noclone_fd"
             | mount_options::RESTORE => true,
-            "allow_other" | "allow_root" => !in_force("allow_other"),
-            "noallow_other" => in_force("allow_other"),
+            "allow_other" | "noprivate" => !in_force("allow_other"),
+            "noallow_other" | "allow_root" | "private" => in_force("allow_other"),
             "default_permissions" => !in_force("default_permissions"),
             "nodefault_permissions" => in_force("default_permissions"),
-            "private" => in_force("allow_other") || in_force("default_permissions"),
-            "noprivate" => !in_force("allow_other") && !in_force("default_permissions"),
             _ => false,
         })
         .map(String::from)

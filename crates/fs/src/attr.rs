@@ -111,7 +111,11 @@ impl Fs {
             if !inode.is_file() {
                 return Err(Error::Invalid);
             }
+            self.drop_capabilities(ino, &mut inode)?;
             self.truncate_locked(&mut file, &mut inode, size)?;
+        }
+        if change.uid.is_some() || change.gid.is_some() {
+            self.drop_capabilities(ino, &mut inode)?;
         }
         // After a change of size, which may wait while others change attributes.
         let now = self.now();

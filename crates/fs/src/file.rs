@@ -238,6 +238,7 @@ impl Fs {
         let end = at.saturating_add(bytes.len() as u64);
         let (mut file, mut inode) = self.lock_to_change(ino, end)?;
         flags::check_write(&inode, at)?;
+        self.drop_capabilities(ino, &mut inode)?;
         let append_only = inode.flags & INODE_APPEND_ONLY != 0;
         Ok((self.met(ino, self.write_locked(&mut file, &mut inode, at, bytes))?, append_only))
     }
@@ -398,6 +399,7 @@ impl Fs {
         let (mut file, mut inode) = self.lock_to_change(ino, room)?;
         // An append-only file may be given room, nothing else.
         flags::check_write(&inode, if mode & !KEEP_SIZE == 0 { u64::MAX } else { 0 })?;
+        self.drop_capabilities(ino, &mut inode)?;
         self.stamp(&mut inode);
         if mode == PUNCH_HOLE | KEEP_SIZE {
             return self.punch(&mut file, &mut inode, at, end);

@@ -56,6 +56,8 @@ pub struct Options {
     pub no_atime: bool,
     /// The caller stamps files, too, with the kernel's clock: so are files stamped here, and no time goes back.
     pub kernel_times: bool,
+    /// The kernel sees no extended attributes: a change of a file drops its capabilities (`security.capability`) here.
+    pub drops_capabilities: bool,
     /// An operation is durable at the latest this long after it returned (`logged` memory).
     pub commit_age_ms: u64,
     /// A checkpoint is due when recovery would replay more than this (bytes).
@@ -106,6 +108,7 @@ impl Default for Options {
             read_only: false,
             no_atime: false,
             kernel_times: false,
+            drops_capabilities: false,
             commit_age_ms: 1000,
             checkpoint_log_bytes: 256 << 20,
             recover: false,

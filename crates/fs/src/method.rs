@@ -27,8 +27,8 @@ pub(crate) fn value(inode: &Inode) -> Result<Vec<u8>> {
 
 /// May the attribute be changed in this way?
 fn check(inode: &Inode, mode: XattrMode) -> Result<()> {
-    xattr::check_name(inode, COMPRESS_ATTRIBUTE)?;
     flags::check_change(inode)?;
+    xattr::check_name(inode, COMPRESS_ATTRIBUTE)?;
     match (mode, inode.method) {
         (XattrMode::Create, 1..) => Err(Error::Exists),
         (XattrMode::Replace, 0) => Err(Error::NoAttribute),

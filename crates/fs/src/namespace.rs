@@ -380,10 +380,11 @@ impl Fs {
             Err(Error::Corrupt(_)) => return self.unlink_unreadable(parent, dir, name, &found).map(|()| None),
             other => other?,
         };
+        // Flags come first, as in Linux.
+        flags::check_entry_removed(&dir, &inode)?;
         if inode.is_dir() {
             return Err(Error::IsDirectory);
         }
-        flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
         self.past_data(found.ino, &mut |leave| {
             let (mut dir, mut inode) = (dir, inode);
@@ -469,13 +470,13 @@ impl Fs {
     fn rmdir_once(&self, parent: Ino, name: &[u8]) -> Result<Option<Gone>> {
         let (_lock, mut dir, found) = self.lock_entry(parent, name)?;
         let mut inode = self.load(found.ino)?;
+        flags::check_entry_removed(&dir, &inode)?;
         if !inode.is_dir() {
             return Err(Error::NotDirectory);
         }
         if inode.size != 0 {
             return Err(Error::NotEmpty);
         }
-        flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
         let (mut tx, mut removal) = (self.region.begin_reclaim(), self.removal());
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;

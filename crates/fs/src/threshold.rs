@@ -54,8 +54,8 @@ fn parsed(text: &[u8]) -> Option<u32> {
 
 /// May the attribute be changed in this way?
 fn check(inode: &Inode, mode: XattrMode) -> Result<()> {
-    xattr::check_name(inode, THRESHOLD_ATTRIBUTE)?;
     flags::check_change(inode)?;
+    xattr::check_name(inode, THRESHOLD_ATTRIBUTE)?;
     match (mode, own(inode)) {
         (XattrMode::Create, Some(_)) => Err(Error::Exists),
         (XattrMode::Replace, None) => Err(Error::NoAttribute),

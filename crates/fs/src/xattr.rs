@@ -1,7 +1,8 @@
 //! Extended attributes: user, trusted, security, and the two POSIX ACLs.
 //!
 //! One piece per inode, rewritten as a whole; only the attributes of `method` and `threshold` are kept elsewhere. An access ACL is kept
-//! consistent with the mode (see `acl`).
+//! consistent with the mode (see `acl`). Whoever changes a file's data or owner drops its capabilities: the kernel does that, except on
+//! a mount without extended attributes ([`Fs::drop_capabilities`]).
 
 use shoal_format::SlotRef;
 use shoal_format::inode::{Inode, S_IFDIR, S_IFREG};
@@ -13,6 +14,8 @@ use crate::threshold::{self, THRESHOLD_ATTRIBUTE};
 use crate::{Error, Fs, Ino, Result, acl, flags};
 
 const S_ISGID: u16 = 0o2000;
+/// Rights that a program has from its file.
+const CAPABILITY: &[u8] = b"security.capability";
 
 /// Whether an attribute may, must or must not exist already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +66,28 @@ impl Fs {
         Ok(())
     }
 
+    /// Before a file's data or owner change: takes `security.capability` away, where the kernel does not. It comes first, so that no
+    /// crash leaves changed data with the rights of the old ones.
+    #[inline]
+    pub(crate) fn drop_capabilities(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        if inode.xattr.is_none() || !self.options.drops_capabilities {
+            return Ok(());
+        }
+        self.drop_capability_of(ino, inode)
+    }
+
+    #[cold]
+    fn drop_capability_of(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        let mut attributes = self.met(ino, self.attributes(&self.region, inode))?;
+        let Some(place) = attributes.iter().position(|(name, _)| name == CAPABILITY) else { return Ok(()) };
+        attributes.remove(place);
+        let mut tx = self.region.begin_reclaim();
+        self.set_attributes(&mut tx, inode, &attributes)?;
+        self.store(&mut tx, ino, inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.setxattr_by(ino, name, value, mode, |_| true)
     }
@@ -99,8 +124,8 @@ impl Fs {
     ) -> Result<()> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
-        check_name(&inode, name)?;
         flags::check_change(&inode)?;
+        check_name(&inode, name)?;
         let mut attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         let place = attributes.iter().position(|(have, _)| have == name);
         match (mode, place) {
@@ -169,8 +194,8 @@ impl Fs {
         }
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
-        check_name(&inode, name)?;
         flags::check_change(&inode)?;
+        check_name(&inode, name)?;
         let mut attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         let place = attributes.iter().position(|(have, _)| have == name).ok_or(Error::NoAttribute)?;
         attributes.remove(place);

@@ -1,13 +1,15 @@
-//! What chattr's flags refuse, what a rename leaves for an overlay, when reads change access times, and who keeps
-//! set-group-id under an access ACL.
+//! What chattr's flags refuse, what a rename leaves for an overlay, when reads change access times, who keeps
+//! set-group-id under an access ACL, and which changes take a program's capabilities.
 //!
 //! On a store in simulated memory with both tiers. That each of the changes is whole after a crash is the crash search's part.
 
 use std::sync::Arc;
 
-use crate::store::{CALLER, Setup};
+use crate::store::{Boot, CALLER, Setup, Watch};
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{AccessTimes, Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
+use shoal_fs::{
+    AccessTimes, Caller, Error, FileFlags, Fs, Ino, Options, ROOT, RenameMode, SetAttr, TimeChange, XattrMode,
+};
 use shoal_sim::{SimClock, World};
 
 const SETUP: Setup = Setup {
@@ -31,9 +33,14 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
+        Scene::with(Options { no_atime: true, ..Options::default() })
+    }
+
+    fn with(options: Options) -> Scene {
         let world = crate::store::format(SETUP, 1);
         let clock = Arc::new(SimClock::new(1_000));
-        let (fs, _) = crate::store::open_at(SETUP, &world, 1, 1, &clock).unwrap();
+        let opened = crate::store::open_with(SETUP, &world, Boot::first(true), &Watch::default(), options, &clock);
+        let (fs, _) = opened.unwrap().unwrap();
         Scene { world, clock, fs }
     }
 
@@ -142,10 +149,16 @@ fn a_directory_keeps_its_entries() {
     let fs = &scene.fs;
     let dir = scene.dir("d");
     scene.file(dir, "f", 10);
+    let full = fs.mkdir(&CALLER, dir, b"full", 0o755).unwrap().ino;
+    scene.file(full, "f", 10);
     let other = scene.file(ROOT, "other", 10);
     let changes = |fs: &Fs| {
         [
             fs.unlink(dir, b"f"),
+            // The flags come before what else would refuse it.
+            fs.rmdir(dir, b"full"),
+            fs.rmdir(dir, b"f"),
+            fs.unlink(dir, b"full"),
             fs.rename(dir, b"f", ROOT, b"f", RenameMode::Replace),
             fs.rename(ROOT, b"other", dir, b"f", RenameMode::Replace),
             fs.rename(ROOT, b"d", ROOT, b"e", RenameMode::Replace),
@@ -161,10 +174,10 @@ fn a_directory_keeps_its_entries() {
         ]
     };
     scene.set(dir, IMMUTABLE);
-    assert_eq!(changes(fs), [const { Err(REFUSED) }; 5]);
+    assert_eq!(changes(fs), [const { Err(REFUSED) }; 8]);
     assert_eq!(additions(fs, b'1'), [const { Err(REFUSED) }; 4]);
     scene.set(dir, APPEND_ONLY);
-    assert_eq!(changes(fs), [const { Err(REFUSED) }; 5]);
+    assert_eq!(changes(fs), [const { Err(REFUSED) }; 8]);
     assert_eq!(additions(fs, b'2'), [const { Ok(()) }; 4]);
     fs.rename(ROOT, b"other", dir, b"moved here", RenameMode::NoReplace).unwrap();
     scene.set(dir, FileFlags::default());
@@ -275,5 +288,48 @@ fn an_access_acl_from_outside_of_the_group_takes_set_group_id_away() {
         })
         .unwrap();
         assert_eq!(fs.getattr(ino).unwrap().mode, mode);
+    }
+}
+
+#[test]
+fn a_changed_file_loses_its_capabilities_where_the_kernel_does_not_see_them() {
+    const CAPABILITY: &[u8] = b"security.capability";
+    type Change = fn(&Fs, Ino, Ino) -> shoal_fs::Result<()>;
+    let changes: [(&str, bool, Change); 11] = [
+        ("write", true, |fs, ino, _| fs.write(ino, 5, b"x").map(drop)),
+        ("append", true, |fs, ino, _| fs.write(ino, fs.getattr(ino)?.size, &[1; 50_000]).map(drop)),
+        ("cut", true, |fs, ino, _| fs.setattr(ino, &size(0)).map(drop)),
+        ("lengthen", true, |fs, ino, _| fs.setattr(ino, &size(150_000)).map(drop)),
+        ("allocate", true, |fs, ino, _| fs.fallocate(ino, 1, 0, 4096)),
+        ("punch", true, |fs, ino, _| fs.fallocate(ino, 3, 0, 4096)),
+        ("copy", true, |fs, ino, other| fs.copy_range(other, 0, ino, 0, 10).map(drop)),
+        ("owner", true, |fs, ino, _| fs.setattr(ino, &SetAttr { uid: Some(7), ..SetAttr::default() }).map(drop)),
+        ("group", true, |fs, ino, _| fs.setattr(ino, &SetAttr { gid: Some(9), ..SetAttr::default() }).map(drop)),
+        ("mode", false, |fs, ino, _| fs.setattr(ino, &SetAttr { mode: Some(0o700), ..SetAttr::default() }).map(drop)),
+        ("read", false, |fs, ino, _| fs.read(ino, 0, &mut [0; 10]).map(drop)),
+    ];
+    let unseen = Options { drops_capabilities: true, ..Options::default() };
+    for (scene, drops) in [(Scene::with(unseen), true), (Scene::new(), false)] {
+        let fs = &scene.fs;
+        let other = scene.file(ROOT, "other", 10);
+        for (name, takes, change) in changes {
+            for len in [100, 100_000] {
+                let ino = scene.file(ROOT, "f", len);
+                fs.setxattr(ino, b"user.kept", b"value", XattrMode::Any).unwrap();
+                fs.setxattr(ino, CAPABILITY, &[1; 20], XattrMode::Any).unwrap();
+                change(fs, ino, other).unwrap();
+                let left = fs.getxattr(ino, CAPABILITY).map(drop);
+                assert_eq!(left, if takes && drops { Err(Error::NoAttribute) } else { Ok(()) }, "{name}, {len} bytes");
+                assert_eq!(fs.getxattr(ino, b"user.kept").unwrap(), b"value");
+                fs.unlink(ROOT, b"f").unwrap();
+            }
+        }
+        // What is refused takes nothing.
+        let ino = scene.file(ROOT, "f", 100);
+        fs.setxattr(ino, CAPABILITY, &[1; 20], XattrMode::Any).unwrap();
+        scene.set(ino, IMMUTABLE);
+        assert_eq!(fs.write(ino, 0, b"x"), Err(REFUSED));
+        assert_eq!(fs.getxattr(ino, CAPABILITY).unwrap(), [1; 20]);
+        scene.end();
     }
 }

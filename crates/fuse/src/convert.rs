@@ -1,8 +1,8 @@
 //! Conversions of values in requests: times, rename modes, set-id bits.
 //!
 //! Pure functions. Times are nanoseconds since 1970 in an `i64` (years 1678 to 2262); times outside are clamped. Which
-//! set-id bits a write, a truncation or a change of owner clears is the kernel's rule (`should_remove_suid`). It is
-//! restated here because with HANDLE_KILLPRIV_V2 the daemon applies it.
+//! set-id bits a write, a truncation or a change of owner clears is the kernel's rule (`setattr_should_drop_suidgid`,
+//! `setattr_should_drop_sgid`). It is restated here because with HANDLE_KILLPRIV_V2 the daemon applies it.
 
 use rustix::fs::{FileType, Mode, RenameFlags};
 use shoal_fs::{RenameMode, SetAttr, TimeChange};
@@ -55,20 +55,21 @@ pub(crate) fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {
 }
 
 /// The mode after a write or truncation by a caller without CAP_FSETID; `None` if it stays the same.
-pub(crate) fn mode_after_write(mode: u32) -> Option<u32> {
-    (FileType::from_raw_mode(mode) == FileType::RegularFile).then(|| without_set_id(mode)).flatten()
+pub(crate) fn mode_after_write(mode: u32, is_member: impl FnOnce() -> bool) -> Option<u32> {
+    (FileType::from_raw_mode(mode) == FileType::RegularFile).then(|| without_set_id(mode, is_member)).flatten()
 }
 
 /// The mode after a change of owner or group; `None` if it stays the same.
-pub(crate) fn mode_after_chown(mode: u32) -> Option<u32> {
-    (FileType::from_raw_mode(mode) != FileType::Directory).then(|| without_set_id(mode)).flatten()
+pub(crate) fn mode_after_chown(mode: u32, is_member: impl FnOnce() -> bool) -> Option<u32> {
+    (FileType::from_raw_mode(mode) != FileType::Directory).then(|| without_set_id(mode, is_member)).flatten()
 }
 
 /// The mode without set-id bits; `None` if it has none to lose. Set-group-id without group execution once meant
-/// mandatory locking, and stays.
-fn without_set_id(mode: u32) -> Option<u32> {
+/// mandatory locking, and stays if the caller is in the file's group.
+fn without_set_id(mode: u32, is_member: impl FnOnce() -> bool) -> Option<u32> {
+    let has = |bit: Mode| mode & bit.as_raw_mode() != 0;
     let mut kept = mode & !Mode::SUID.as_raw_mode();
-    if mode & Mode::XGRP.as_raw_mode() != 0 {
+    if has(Mode::SGID) && (has(Mode::XGRP) || !is_member()) {
         kept &= !Mode::SGID.as_raw_mode();
     }
     (kept != mode).then_some(kept)
@@ -104,13 +105,16 @@ mod tests {
 
     #[test]
     fn set_id_bits_go_as_the_kernel_would_clear_them() {
-        assert_eq!(mode_after_write(0o104755), Some(0o100755));
-        assert_eq!(mode_after_write(0o106775), Some(0o100775));
-        assert_eq!(mode_after_write(0o102644), None, "set-group-id without execution stays");
-        assert_eq!(mode_after_write(0o106644), Some(0o102644));
-        assert_eq!(mode_after_write(0o100644), None);
-        assert_eq!(mode_after_chown(0o042775), None, "directories keep theirs");
-        assert_eq!(mode_after_chown(0o106755), Some(0o100755));
+        let (member, stranger) = (|| true, || false);
+        assert_eq!(mode_after_write(0o104755, member), Some(0o100755));
+        assert_eq!(mode_after_write(0o106775, member), Some(0o100775));
+        assert_eq!(mode_after_write(0o102644, member), None, "set-group-id without execution stays");
+        assert_eq!(mode_after_write(0o102644, stranger), Some(0o100644), "unless a stranger to the group writes");
+        assert_eq!(mode_after_write(0o106644, member), Some(0o102644));
+        assert_eq!(mode_after_write(0o100644, || panic!("nobody asks for groups without need")), None);
+        assert_eq!(mode_after_chown(0o042775, stranger), None, "directories keep theirs");
+        assert_eq!(mode_after_chown(0o106755, member), Some(0o100755));
+        assert_eq!(mode_after_chown(0o102644, stranger), Some(0o100644));
     }
 
     #[test]

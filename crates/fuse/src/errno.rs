@@ -9,6 +9,7 @@ use rustix::io::Errno as Os;
 pub(crate) struct Errno(pub i32);
 
 impl Errno {
+    pub const PERM: Errno = Errno::of(Os::PERM);
     pub const IO: Errno = Errno::of(Os::IO);
     pub const NXIO: Errno = Errno::of(Os::NXIO);
     pub const ACCES: Errno = Errno::of(Os::ACCESS);

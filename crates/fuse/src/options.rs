@@ -1,6 +1,8 @@
 //! Mount options, and their forms for mount(2), `fusermount3` and the request loop.
 //!
-//! Rules: `default_permissions` is on unless it is refused, and POSIX ACLs depend on it (the kernel checks both).
+//! Rules: the kernel checks permissions (`default_permissions`) of every mount that more than one user can reach. POSIX ACLs depend
+//! on it, since the kernel checks both. There is no access for the owner and root: the kernel lets in processes of one user or of
+//! all, and does not ask the daemon about what it has cached.
 //! Unless a number of threads is given there are at least four: a request that waits for a disk must not hold up the
 //! others. Access times are the engine's matter: the kernel keeps none for FUSE, and its flags only show in the table
 //! of mounts.
@@ -20,15 +22,23 @@ const FUSERMOUNT_KNOWS: [&str; 7] = ["ro", "nodev", "nosuid", "noexec", "noatime
 /// What has not changed for this long has cooled, unless an option says otherwise.
 pub const PACK_AGE: Duration = Duration::from_secs(30);
 
-/// Users who may use the mount, within the permissions of its files.
+/// Processes that may use the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The user who mounted it.
+    /// Processes of the user who mounted it (all their user and group ids are his), within the permissions of the files.
     Owner,
-    /// That user and root.
-    OwnerAndRoot,
-    /// Every user.
+    /// The same processes, without a check of permissions: the kernel asks for no attributes. It does not look at the user for whom a
+    /// process uses files (`setfsuid`), so such a process of root's has root's rights to what is cached.
+    OwnerUnchecked,
+    /// Every user, within the permissions of the files.
     All,
+}
+
+impl Access {
+    /// Does the kernel check permission bits and ACLs?
+    pub fn is_checked(self) -> bool {
+        self != Access::OwnerUnchecked
+    }
 }
 
 /// The way of requests to the daemon.
@@ -50,8 +60,6 @@ pub struct MountOptions {
     /// Do without bulk devices that are missing, where the store lists several.
     pub degraded: bool,
     pub access: Access,
-    /// The kernel checks permission bits and ACLs.
-    pub default_permissions: bool,
     /// Extended attributes and ACLs. Without them the kernel does not ask for `security.capability` before the first
     /// write to each file: a fifth of the requests that making a small file takes.
     pub xattrs: bool,
@@ -114,7 +122,6 @@ impl MountOptions {
             read_only: false,
             degraded: false,
             access: Access::Owner,
-            default_permissions: true,
             xattrs: true,
             writeback: false,
             transport: Transport::Auto,
@@ -173,10 +180,10 @@ impl MountOptions {
     /// The options that FUSE itself reads in mount(2)'s data.
     pub(crate) fn data(&self) -> String {
         let mut data = String::from("subtype=shoal");
-        if self.default_permissions {
+        if self.access.is_checked() {
             data += ",default_permissions";
         }
-        if self.access != Access::Owner {
+        if self.access == Access::All {
             data += ",allow_other";
         }
         data
@@ -220,7 +227,6 @@ mod tests {
         let all = MountOptions {
             read_only: true,
             access: Access::All,
-            default_permissions: false,
             nodev: true,
             nosuid: true,
             noexec: true,
@@ -235,10 +241,12 @@ mod tests {
         assert_eq!(all.flags().bits().count_ones(), 10);
         let strict = MountOptions { access_times: AccessTimes::Always, ..MountOptions::new("/s".into()) };
         assert_eq!(strict.flags(), MountFlags::STRICTATIME);
-        assert_eq!(all.data(), "subtype=shoal,allow_other");
+        assert_eq!(all.data(), "subtype=shoal,default_permissions,allow_other");
+        let unchecked = MountOptions { access: Access::OwnerUnchecked, ..MountOptions::new("/s".into()) };
+        assert_eq!(unchecked.data(), "subtype=shoal");
         assert_eq!(
             all.fusermount_list(),
-            br"subtype=shoal,allow_other,ro,nodev,nosuid,noexec,noatime,sync,dirsync,fsname=/a\,b\\c"
+            br"subtype=shoal,default_permissions,allow_other,ro,nodev,nosuid,noexec,noatime,sync,dirsync,fsname=/a\,b\\c"
         );
     }
 

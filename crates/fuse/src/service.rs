@@ -81,14 +81,10 @@ impl Service {
         Ok(if matches!(request.operation, Operation::NotifyReply) { Next::Request } else { Next::Forgotten })
     }
 
-    /// May the caller use the mount? The kernel has no rule for the owner and root, and checks programs rather than the
-    /// identity in the request.
+    /// May the caller use the mount? Where permissions are checked the kernel has decided. Elsewhere it has looked at the ids of the
+    /// process, not at the user in whose name it uses files.
     fn admits(&self, request: &Request<'_>) -> bool {
-        let is_admitted = match self.access {
-            Access::All => true,
-            Access::OwnerAndRoot => request.uid == self.owner || request.uid == 0,
-            Access::Owner => request.uid == self.owner,
-        };
+        let is_admitted = self.access.is_checked() || request.uid == self.owner;
         // Times of a file that the kernel has written back, in nobody's name.
         let is_times = |valid: u32| valid & !(setattr::MTIME | setattr::FH) == setattr::CTIME;
         // The kernel also sends these on its own behalf.
@@ -111,7 +107,7 @@ impl Service {
 
     fn answer(&self, request: &Request<'_>, reply: Reply, scratch: &mut Vec<u8>) {
         let (requests, node) = (&self.requests, inode(request.node));
-        let asker = Asker { uid: request.uid, gid: request.gid };
+        let asker = Asker { uid: request.uid, gid: request.gid, pid: request.pid };
         match request.operation {
             // Handled in `serve`, or by the handshake.
             Operation::Forget { .. }
@@ -147,8 +143,10 @@ impl Service {
             Operation::Tmpfile { mode, umask, .. } => self.created(reply, requests.tmpfile(asker, node, mode, umask)),
             Operation::Read { offset, size } => self.read(reply, node, offset, size, scratch),
             Operation::Write { offset, data, flags } => {
-                requests
-                    .write(node, offset, data, flags, move |outcome| written(reply, outcome.map(|bytes| bytes as u32)));
+                let killer = (flags & protocol::WRITE_KILL_SUIDGID != 0).then_some(asker);
+                requests.write(node, offset, data, killer, move |outcome| {
+                    written(reply, outcome.map(|bytes| bytes as u32));
+                });
             }
             Operation::Statfs => value(reply, Ok(statfs(&requests.statfs()))),
             // There are no handles; a kernel that sends these has the one handle that all opens get.
@@ -164,8 +162,8 @@ impl Service {
                 reply.finish(requests.setxattr(asker, node, &change));
             }
             Operation::Getxattr { name, size } => sized(reply, requests.getxattr(node, name), size),
-            Operation::Listxattr { size } => sized(reply, requests.listxattr(node), size),
-            Operation::Removexattr { name } => reply.finish(requests.removexattr(node, name)),
+            Operation::Listxattr { size } => sized(reply, requests.listxattr(asker, node), size),
+            Operation::Removexattr { name } => reply.finish(requests.removexattr(asker, node, name)),
             Operation::Ioctl { command, data, out_size } => {
                 controlled(reply, requests.ioctl(asker, node, command, data, out_size));
             }

@@ -211,6 +211,19 @@ fn an_unnamed_file_gets_a_name_or_goes_with_its_last_reference() {
     assert_eq!((errno, body.len()), (0, 144));
     let entry = EntryOut::read_from_bytes(&body[..128]).unwrap();
     assert_eq!((entry.attr.nlink, entry.attr.mode), (0, 0o100640));
+    // As overlayfs copies a file up: the mode first, then the owner.
+    for change in [
+        SetattrIn { valid: setattr::MODE, mode: 0o6755, ..SetattrIn::default() },
+        SetattrIn {
+            valid: setattr::UID | setattr::GID | setattr::KILL_SUIDGID,
+            uid: 5,
+            gid: 6,
+            ..SetattrIn::default()
+        },
+    ] {
+        assert_eq!(mount.ask_as(0, opcode::SETATTR, entry.node, change.as_bytes()).0, 0);
+    }
+    assert_eq!(mount.mode(entry.node), 0o6755);
     let body = [&entry.node.to_ne_bytes()[..], b"named\0"].concat();
     assert_eq!(mount.ask(opcode::LINK, ROOT, &body).0, 0);
     assert_eq!(mount.fs.lookup(Ino::ROOT, b"named", false).unwrap().nlink, 1);
@@ -236,7 +249,14 @@ fn set_id_bits_go_when_the_kernel_says_so_and_stay_for_root() {
     assert_eq!(set(0o4755, 5, setattr::SIZE, 1000), 0o4755, "truncated by somebody with the capability");
     assert_eq!(set(0o4755, 6, setattr::SIZE | setattr::KILL_SUIDGID, 0), 0o755, "or by root without it");
     assert_eq!(set(0o6755, 0, setattr::UID | setattr::KILL_SUIDGID, 1000), 0o755, "a user's chown");
-    assert_eq!(set(0o6755, 0, setattr::UID | setattr::KILL_SUIDGID, 0), 0o6755, "root's chown to the same owner");
+    assert_eq!(set(0o6755, 0, setattr::UID | setattr::KILL_SUIDGID, 0), 0o755, "root's chown to the same owner");
+    assert_eq!(set(0o2644, 0, setattr::UID | setattr::KILL_SUIDGID, 0), 0o2644, "no group execution");
+    // The caller's group is 100, as is the file's until here.
+    assert_eq!(set(0o2644, 7, setattr::SIZE | setattr::KILL_SUIDGID, 1000), 0o2644, "a member of the group");
+    let change = SetattrIn { valid: setattr::GID, gid: 4_000_000_000, ..SetattrIn::default() };
+    mount.ask_as(0, opcode::SETATTR, node, change.as_bytes());
+    assert_eq!(set(0o2644, 8, setattr::SIZE | setattr::KILL_SUIDGID, 1000), 0o644, "a stranger to the group");
+    assert_eq!(set(0o2644, 0, setattr::UID | setattr::KILL_SUIDGID, 1000), 0o644, "a stranger's chown");
     // fallocate does not tell.
     mount.ask_as(
         0,
@@ -294,12 +314,46 @@ fn without_attributes_each_of_their_requests_is_refused_for_good() {
 }
 
 #[test]
-fn a_mount_for_its_owner_and_root_refuses_others_but_serves_the_kernel() {
-    let mount = mounted(|options| options.access = Access::OwnerAndRoot, ALL);
+fn names_are_listed_for_who_can_read_them_and_tuning_is_the_owners() {
+    let mount = mounted(|_| {}, ALL);
+    let node = mount.make("f", 0o100666);
+    let set = |uid, name: &str, value: &str| {
+        let body =
+            [&(value.len() as u32).to_ne_bytes()[..], &[0; 12], name.as_bytes(), b"\0", value.as_bytes()].concat();
+        mount.ask_as(uid, opcode::SETXATTR, node, &body).0
+    };
+    for (uid, name, value, errno) in [
+        (0, "trusted.t", "1", 0),
+        (1000, "user.u", "2", 0),
+        (1001, "user.other", "3", 0),
+        (1001, "user.shoal.compress", "lz4", 1),
+        (1001, "user.shoal.threshold", "64K", 1),
+        (1000, "user.shoal.compress", "lz4", 0),
+        (0, "user.shoal.threshold", "64K", 0),
+    ] {
+        assert_eq!(set(uid, name, value), errno, "{name} by {uid}");
+    }
+    let remove = |uid| mount.ask_as(uid, opcode::REMOVEXATTR, node, &text("user.shoal.compress")).0;
+    assert_eq!([remove(1001), remove(1000)], [1, 0]);
+    let listed = |uid| {
+        let (errno, body) = mount.ask_as(uid, opcode::LISTXATTR, node, &[0, 16, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(errno, 0);
+        String::from_utf8(body).unwrap()
+    };
+    let all = "trusted.t\0user.u\0user.other\0user.shoal.threshold\0";
+    assert_eq!([listed(0), listed(1000)], [all, &all["trusted.t\0".len()..]]);
+    let (errno, size) = mount.ask_as(1000, opcode::LISTXATTR, node, &[0; 8]);
+    assert_eq!((errno, size[0] as usize), (0, listed(1000).len()), "the size that is asked for first");
+    mount.end();
+}
+
+#[test]
+fn a_mount_without_checks_refuses_other_names_but_serves_the_kernel() {
+    let mount = mounted(|options| options.access = Access::OwnerUnchecked, ALL);
     let service = Service { owner: 55, ..mount.service };
     let mount = Mounted { service, ..mount };
     let look = |uid| mount.ask_as(uid, opcode::LOOKUP, ROOT, &text("x")).0;
-    assert_eq!((look(55), look(0), look(1000)), (0, 0, 13));
+    assert_eq!((look(55), look(0), look(1000)), (0, 13, 13));
     assert_eq!(mount.ask_as(1000, opcode::FSYNC, ROOT, &[0; 16]).0, 0, "written back in somebody's name");
     mount.end();
 }
@@ -308,7 +362,7 @@ fn a_mount_for_its_owner_and_root_refuses_others_but_serves_the_kernel() {
 fn with_write_back_the_kernel_keeps_the_times_and_sends_them_in_nobodys_name() {
     let options = MountOptions { writeback: true, ..MountOptions::new("/s".into()) };
     assert!(crate::requests::wanted(&options).flags & init_flags::WRITEBACK_CACHE != 0);
-    let mount = mounted(|options| options.access = Access::Owner, ALL);
+    let mount = mounted(|options| options.access = Access::OwnerUnchecked, ALL);
     let service = Service { owner: 55, ..mount.service };
     let mount = Mounted { service, ..mount };
     let attr = mount

@@ -80,6 +80,7 @@ impl Store {
         let engine = Options {
             read_only: options.read_only,
             kernel_times: options.writeback,
+            drops_capabilities: !options.xattrs,
             pack_age: Some(options.pack_age),
             pack_load: options.pack_load,
             spill_percent: options.spill_percent,

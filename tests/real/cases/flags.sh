@@ -69,6 +69,29 @@ refused mv dir dir2
 refused rmdir dir
 echo y >>dir/x # the file itself is not immutable
 chattr -i dir
+# The flags are the first reason to refuse.
+denied() {
+    python3 -c 'import errno, os, sys
+try: getattr(os, sys.argv[1])(*map(os.fsencode, sys.argv[2:]))
+except PermissionError as error: sys.exit(error.errno != errno.EPERM)
+except OSError as error: print(error)
+sys.exit(1)' "$@" || { echo "not refused with EPERM: $*"; exit 1; }
+}
+mkdir -p dir/full/sub
+for flag in i a; do
+    chattr +$flag dir
+    denied rmdir dir/full
+    denied rename dir/full dir2
+    mkdir new && denied rename new dir/full
+    rmdir new
+    chattr -$flag dir
+    chattr +$flag dir/full
+    denied rmdir dir/full
+    denied setxattr dir/full user.x y
+    denied setxattr dir/full nonsense.x y
+    chattr -$flag dir/full
+done
+rm -r dir/full
 chattr +a dir
 touch dir/y
 refused rm -f dir/y

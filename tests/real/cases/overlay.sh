@@ -37,6 +37,9 @@ ln -s a "$low/link"
 mknod "$low/null" c 1 3
 chown 1000:1000 "$low/e"
 chmod 6755 "$low/c2"
+for name in s g; do echo "low $name" >"$low/$name"; done
+chown 1000:1000 "$low/s" && chmod 6755 "$low/s"
+chown 0:42 "$low/g" && chmod 2755 "$low/g"
 setfattr -n user.kept -v yes "$low/e"
 (cd "$low" && find . -type f -print0 | sort -z | xargs -0 sha256sum) >"$SCRATCH/low.sums"
 
@@ -112,6 +115,10 @@ for redirect in on off; do
     [ "$(stat -c '%a %u:%g %h' e2)" = "644 1000:1000 2" ]
     ln c2 c3
     [ "$(stat -c '%a %u:%g' c3)" = "6755 0:0" ]
+    # Set-id files come up as they are, whoever owns them; a chown through the overlay is a chown.
+    ln s s2 && touch g
+    [ "$(stat -c '%a %u:%g' s s2 g | tr '\n' ' ')" = "6755 1000:1000 6755 1000:1000 2755 0:42 " ]
+    chown 1000:1000 s && [ "$(stat -c %a s s2 | tr '\n' ' ')" = "755 755 " ]
     [ "$(getfattr --only-values -n user.kept e2)" = yes ]
     rm -r full # then opaque: nothing of the lower one shows
     mkdir full

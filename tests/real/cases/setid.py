@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # Set-id bits go with a write, a truncation or an ACL by who lacks CAP_FSETID (or the group), and stay with who has it: the
-# capability counts, not the user. Callers are made with setpriv(1).
+# capability counts, not the user. A change of owner takes them whoever makes it. Callers are made with setpriv(1).
 # case: timeout_s=60
 import os
+import platform
 import stat
 import subprocess
 import sys
@@ -43,13 +44,44 @@ TRUNCATE = ["truncate", "-s", "3", "file"]
 WRITE = ["dd", "if=/dev/zero", "of=file", "bs=2", "count=1", "conv=notrunc", "status=none"]
 OPEN_TRUNCATE = ["sh", "-c", ": >file"]
 ALLOCATE = ["fallocate", "-l", "9000", "file"]
+COPY = ["/usr/bin/python3", "-c", "import os; f = os.open('file', os.O_RDWR); os.copy_file_range(f, f, 2, 0, 4)"]
 for name, command in (("truncate", TRUNCATE), ("write", WRITE), ("O_TRUNC", OPEN_TRUNCATE)):
     expect(f"{name} by root", after(BY_ROOT, 0o6755, *command), 0o6755)
     expect(f"{name} by root without the capability", after(BY_ROOT_WITHOUT, 0o6755, *command), 0o755)
     expect(f"{name} by its owner", after(BY_USER, 0o6775, *command, uid=USER), 0o775)
     expect(f"{name}, no group execution", after(BY_USER, 0o2664, *command, uid=USER, gid=USER), 0o2664)
-expect("fallocate by root", after(BY_ROOT, 0o6755, *ALLOCATE), 0o6755)
-expect("fallocate by its owner", after(BY_USER, 0o6775, *ALLOCATE, uid=USER), 0o775)
+# Set-group-id without group execution is no program's: it goes when somebody outside of the group changes the file (Linux 6.2).
+KEPT = 0o2664 if tuple(map(int, platform.release().split(".")[:2])) < (6, 2) else 0o664
+for name, command in (("truncate", TRUNCATE), ("write", WRITE), ("O_TRUNC", OPEN_TRUNCATE), ("fallocate", ALLOCATE), ("copy", COPY)):
+    what = f"{name}, no group execution, "
+    expect(what + "root", after(BY_ROOT, 0o2664, *command, gid=GROUP), 0o2664)
+    expect(what + "its owner from outside of the group", after(BY_USER, 0o2664, *command, uid=USER, gid=GROUP), KEPT)
+    expect(what + "another user from outside of the group", after(BY_USER, 0o2666, *command, gid=GROUP), KEPT | 0o002)
+    expect(what + "a member", after(BY_MEMBER, 0o2664, *command, uid=USER, gid=GROUP), 0o2664)
+    expect(what + "set-user-id too, a member", after(BY_MEMBER, 0o6664, *command, uid=USER, gid=GROUP), 0o2664)
+expect("write, no group execution, root without the capability", after(BY_ROOT_WITHOUT, 0o2664, *WRITE, gid=GROUP), KEPT)
+for name, command in (("fallocate", ALLOCATE), ("copy", COPY)):
+    expect(f"{name} by root", after(BY_ROOT, 0o6755, *command), 0o6755)
+    expect(f"{name} by its owner", after(BY_USER, 0o6775, *command, uid=USER), 0o775)
+
+# A change of owner takes them away though nothing changes, and from root, too.
+for name, command in (
+    ("to the same owner", ["chown", "0:0", "file"]),
+    ("of the group alone", ["chgrp", "0", "file"]),
+    ("to another owner", ["chown", f"{USER}:{GROUP}", "file"]),
+):
+    expect(f"root's chown {name}", after(BY_ROOT, 0o6755, *command), 0o755)
+    expect(f"root's chown {name}, without the capability", after(BY_ROOT_WITHOUT, 0o6755, *command), 0o755)
+    expect(f"root's chown {name}, no group execution", after(BY_ROOT, 0o6744, *command), 0o2744)
+OWN_GROUP = ["chgrp", str(GROUP), "file"]
+expect("a member's chgrp to the same group", after(BY_MEMBER, 0o6755, *OWN_GROUP, uid=USER, gid=GROUP), 0o755)
+expect("a member's chgrp, no group execution", after(BY_MEMBER, 0o6744, *OWN_GROUP, uid=USER, gid=GROUP), 0o2744)
+left = after(BY_USER, 0o2744, "chgrp", str(USER), "file", uid=USER, gid=GROUP)
+expect("a stranger's chgrp, no group execution", left, KEPT & 0o7000 | 0o744)
+os.mkdir("directory", 0o755)
+os.chmod("directory", 0o6755)
+os.chown("directory", 0, 0)
+expect("chown of a directory", stat.S_IMODE(os.stat("directory").st_mode), 0o6755)
 
 # An access ACL is a change of mode, by who must be in the file's group.
 ACL = ["setfacl", "-m", "u:12345:r", "file"]

@@ -78,3 +78,43 @@ for code in ("os.setxattr('file','user.x',b'')", "os.setxattr('file','trusted.x'
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.strip() == "refused", (code, done)
+
+# A listing has the names that the caller can read, so that a copy of all of them succeeds.
+NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+
+
+def by_nobody(text, *arguments):
+    command = [*NOBODY, "/usr/bin/python3", "-c", f"import os, sys\n{text}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, (text, done)
+    return done.stdout.strip()
+
+
+os.chmod(".", 0o777)
+for path in ("file", "dir"):
+    seen = by_nobody(f"print(*os.listxattr({path!r}))").split()
+    assert "trusted.t" not in seen and {"user.a", "security.s"} <= set(seen), seen
+    assert "trusted.t" in os.listxattr(path)
+os.removexattr("file", "security.s")
+subprocess.run([*NOBODY, "cp", "--preserve=xattr", "file", "theirs"], check=True)
+assert os.getxattr("theirs", "user.p") == b"\0\xff\x10"
+
+# What tells the store how to keep a file is its owner's to say, not everybody's with permission to write.
+if os.environ.get("SHOAL"):
+    for name, values in (("user.shoal.compress", ("lz4", "off")), ("user.shoal.threshold", ("64K", "1M"))):
+        for path, uid in (("tuned", 0), ("tuned", 65534), ("tuned.d", 65534)):
+            if path.endswith(".d"):
+                os.mkdir(path)
+            else:
+                open(path, "w").close()
+            os.chmod(path, 0o777)
+            os.setxattr(path, name, values[0].encode())
+            os.chown(path, uid, -1)
+            change = f"os.setxattr({path!r}, {name!r}, {values[1]!r}.encode())"
+            remove = f"os.removexattr({path!r}, {name!r})"
+            for code in (change, remove):
+                text = f"try:\n {code}\n print('done')\nexcept PermissionError: print('refused')"
+                assert by_nobody(text) == ("done" if uid == 65534 else "refused"), (code, uid)
+            # All other attributes are for whom the mode lets write.
+            by_nobody(f"os.setxattr({path!r}, 'user.free', b'x')")
+            os.rmdir(path) if path.endswith(".d") else os.unlink(path)

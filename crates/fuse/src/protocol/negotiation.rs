@@ -34,6 +34,8 @@ pub mod flags {
     pub const SETXATTR_EXT: u64 = 1 << 29;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    /// Files have no handles by which they could be exported (Linux 6.9).
+    pub const NO_EXPORT_SUPPORT: u64 = 1 << 38;
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 

@@ -1,8 +1,10 @@
 //! Attributes, set-id bits, extended attributes, chattr's flags.
 //!
 //! With HANDLE_KILLPRIV_V2 this side clears set-id bits. A write, a truncation or an access ACL tells whether the
-//! caller lacks CAP_FSETID or the group. `fallocate` and `copy_file_range` do not tell, so there every caller but root
-//! loses the bits.
+//! caller lacks CAP_FSETID or, for the ACL, the group. `fallocate`, `copy_file_range` and changes of owner do not tell, so there
+//! root is taken to have the capability, and nobody else.
+//! The kernel checks who may read and set an attribute, but not who sees the names of a listing, nor that attributes with a
+//! meaning for the store (`user.shoal.*`) are the owner's.
 
 use shoal_fs::{Attr, FileFlags, Fs, Ino, SetAttr, XattrMode};
 
@@ -15,6 +17,10 @@ use crate::{convert, file_flags};
 
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
+/// Attributes that only CAP_SYS_ADMIN can read.
+const TRUSTED: &[u8] = b"trusted.";
+/// Attributes that tell the store what to do with a file.
+const TUNING: &[u8] = b"user.shoal.";
 /// Maximum answer of the supported ioctls (bytes).
 const IOCTL_BYTES_MAX: u32 = 4096;
 
@@ -53,15 +59,12 @@ impl Requests {
         let truncated_by_user = change.size.is_some() && asked.valid & setattr::KILL_SUIDGID != 0;
         let kills = self.agreed.has(init_flags::HANDLE_KILLPRIV_V2);
         if kills && change.mode.is_none() && (owner_changes || truncated_by_user) {
-            let cleared = self.fs.getattr(ino).map(|attr| {
-                // Overlayfs copies a file up by setting its mode, then its owner, and does not mean to clear anything.
-                // A user's chown(2) looks the same, but clearing gains nothing when root does it to the same owner.
-                let same = change.uid.is_none_or(|uid| uid == attr.uid) && change.gid.is_none_or(|gid| gid == attr.gid);
-                match owner_changes {
-                    true if same && asker.uid == 0 => None,
-                    true => convert::mode_after_chown(attr.mode),
-                    false => convert::mode_after_write(attr.mode),
-                }
+            let cleared = self.fs.getattr(ino).map(|attr| match owner_changes {
+                // Overlayfs copies a file up without a name: it sets the mode, then the owner, and does not mean to clear anything.
+                // A file with a name gets its owner from chown(2), which does.
+                true if attr.nlink == 0 && asker.uid == 0 => None,
+                true => convert::mode_after_chown(attr.mode, || asker.uid == 0 || asker.is_in(attr.gid)),
+                false => convert::mode_after_write(attr.mode, || asker.is_in(attr.gid)),
             });
             match cleared {
                 Ok(mode) => change.mode = mode.map(|mode| mode & 0o7777),
@@ -83,12 +86,13 @@ impl Requests {
     /// Clears set-id bits before a change of data that does not tell whether the caller has CAP_FSETID: root has it.
     pub(super) fn clear_set_id_unless_root(&self, asker: Asker, ino: Ino) -> shoal_fs::Result<()> {
         let kills = self.agreed.has(init_flags::HANDLE_KILLPRIV_V2);
-        if kills && asker.uid != 0 { self.clear_set_id(ino) } else { Ok(()) }
+        if kills && asker.uid != 0 { self.clear_set_id(asker, ino) } else { Ok(()) }
     }
 
     /// Clears set-id bits before a write by a caller without CAP_FSETID.
-    pub(super) fn clear_set_id(&self, ino: Ino) -> shoal_fs::Result<()> {
-        let Some(mode) = convert::mode_after_write(self.fs.getattr(ino)?.mode) else { return Ok(()) };
+    pub(super) fn clear_set_id(&self, asker: Asker, ino: Ino) -> shoal_fs::Result<()> {
+        let attr = self.fs.getattr(ino)?;
+        let Some(mode) = convert::mode_after_write(attr.mode, || asker.is_in(attr.gid)) else { return Ok(()) };
         self.fs.setattr(ino, &SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })?;
         // The kernel would go on trusting the mode it has cached; if it does not take the message, the
         // attributes are refreshed by the next stat, because the write changed the times.
@@ -100,6 +104,7 @@ impl Requests {
         if !self.xattrs {
             return Err(Errno::NOSYS);
         }
+        self.check_tuning(asker, ino, change.name)?;
         let mode = match change.flags {
             0 => XattrMode::Any,
             XATTR_CREATE => XattrMode::Create,
@@ -124,18 +129,32 @@ impl Requests {
         Ok(self.fs.getxattr(ino, name)?)
     }
 
-    pub fn listxattr(&self, ino: Ino) -> Outcome<Vec<u8>> {
+    /// The names that the caller can read. Who has CAP_SYS_ADMIN the request does not tell: it is root, whose id in a user namespace
+    /// is another one. A program that copies all names listed would otherwise fail at the first it cannot read.
+    pub fn listxattr(&self, asker: Asker, ino: Ino) -> Outcome<Vec<u8>> {
         if !self.xattrs {
             return Err(Errno::NOSYS);
         }
-        Ok(self.fs.listxattr(ino)?)
+        let names = self.fs.listxattr(ino)?;
+        if asker.uid == 0 && self.trusts_root {
+            return Ok(names);
+        }
+        let seen = names.split_inclusive(|&byte| byte == 0).filter(|name| !name.starts_with(TRUSTED));
+        Ok(seen.flatten().copied().collect())
     }
 
-    pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Outcome<()> {
+    pub fn removexattr(&self, asker: Asker, ino: Ino, name: &[u8]) -> Outcome<()> {
         if !self.xattrs {
             return Err(Errno::NOSYS);
         }
+        self.check_tuning(asker, ino, name)?;
         Ok(self.fs.removexattr(ino, name)?)
+    }
+
+    /// May the caller set or remove the attribute? The kernel asks for permission to write, which is enough for all others.
+    fn check_tuning(&self, asker: Asker, ino: Ino, name: &[u8]) -> Outcome<()> {
+        let is_free = !name.starts_with(TUNING) || asker.uid == 0 || asker.uid == self.fs.getattr(ino)?.uid;
+        if is_free { Ok(()) } else { Err(Errno::PERM) }
     }
 
     pub fn ioctl(&self, asker: Asker, ino: Ino, command: u32, data: &[u8], out_size: u32) -> Outcome<Vec<u8>> {

@@ -12,7 +12,6 @@ use super::zeros::Zeros;
 use super::{Asker, Outcome, Requests};
 use crate::errno::Errno;
 use crate::lane::with_room;
-use crate::protocol::WRITE_KILL_SUIDGID;
 
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
@@ -55,18 +54,19 @@ impl Requests {
         answer(outcome.map(|read| &out[..read]).map_err(Errno::from));
     }
 
+    /// Writes. A `killer` is a caller without CAP_FSETID, whose write takes set-id bits away.
     pub fn write(
         &self,
         ino: Ino,
         at: u64,
         data: &[u8],
-        flags: u32,
+        killer: Option<Asker>,
         answer: impl FnOnce(Outcome<usize>) + Send + 'static,
     ) {
         if let Some(zeros) = &self.zeros {
             zeros.crossed(ino, at, data);
         }
-        let cleared = if flags & WRITE_KILL_SUIDGID != 0 { self.clear_set_id(ino) } else { Ok(()) };
+        let cleared = killer.map_or(Ok(()), |asker| self.clear_set_id(asker, ino));
         let gathers = self.gathers();
         let write = || timed(gathers, || shoal_fs::without_flush(|| self.fs.write(ino, at, data)));
         let write = || with_room(self.lane.as_ref(), write);

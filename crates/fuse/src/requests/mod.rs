@@ -45,17 +45,34 @@ pub(crate) type Outcome<T> = Result<T, Errno>;
 /// The longest read or write in one request. The kernel's own limit (`fuse.max_pages_limit`) is 256 pages.
 pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
+/// The user namespace of this process, and the name of the machine's first one (the kernel's `PROC_USER_INIT_INO`).
+const OWN_NAMESPACE: &str = "/proc/self/ns/user";
+const FIRST_NAMESPACE: &str = "user:[4026531837]";
+
 /// The caller of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker {
     pub uid: u32,
     pub gid: u32,
+    /// The thread that waits for the answer; 0 where the daemon cannot see it.
+    pub pid: u32,
 }
 
 impl Asker {
     /// The engine's caller. A file it makes also gets a kernel reference.
     fn caller(self, umask: u32) -> Caller {
         Caller { uid: self.uid, gid: self.gid, umask, hold: true }
+    }
+
+    /// Is the caller in the group? The request names one of its groups, the kernel's list of processes the others, while the caller waits.
+    /// A caller that cannot be seen is in no other group.
+    fn is_in(self, group: u32) -> bool {
+        let others = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
+            let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"))?;
+            Some(groups.split_ascii_whitespace().any(|word| word.parse() == Ok(group)))
+        };
+        self.gid == group || self.pid != 0 && others().unwrap_or(false)
     }
 }
 
@@ -86,6 +103,8 @@ pub(crate) struct Requests {
     xattrs: bool,
     /// None where the kernel gathers writes: then nothing is known of its page cache.
     zeros: Option<Arc<Zeros>>,
+    /// Uid 0 is the machine's root, not that of a user namespace.
+    trusts_root: bool,
     agreed: Agreed,
 }
 
@@ -100,7 +119,9 @@ impl Requests {
         kernel: Box<dyn Channel>,
     ) -> Requests {
         let zeros = (!agreed.has(init_flags::WRITEBACK_CACHE)).then(Arc::default);
-        Requests { fs, syncer, waiters, readers, kernel, lane: None, xattrs: options.xattrs, zeros, agreed }
+        let trusts_root = std::fs::read_link(OWN_NAMESPACE).is_ok_and(|name| name.as_os_str() == FIRST_NAMESPACE);
+        let xattrs = options.xattrs;
+        Requests { fs, syncer, waiters, readers, kernel, lane: None, xattrs, zeros, trusts_root, agreed }
     }
 
     /// The same where FORGETs come by a lane of their own.
@@ -189,14 +210,15 @@ pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
         | flag::PARALLEL_DIROPS
         | flag::CACHE_SYMLINKS
         | flag::EXPLICIT_INVAL_DATA
-        | flag::EXPORT_SUPPORT
         | flag::DONT_MASK
         | flag::NO_OPEN_SUPPORT
         | flag::NO_OPENDIR_SUPPORT
         | flag::HANDLE_KILLPRIV_V2
         | flag::SETXATTR_EXT
         | flag::DIRECT_IO_ALLOW_MMAP;
-    if options.default_permissions && options.xattrs {
+    // A file server acts in the names of others, which only a check of permissions tells apart.
+    flags |= if options.access.is_checked() { flag::EXPORT_SUPPORT } else { flag::NO_EXPORT_SUPPORT };
+    if options.access.is_checked() && options.xattrs {
         // It makes the kernel check permissions, whatever the mount options say.
         flags |= flag::POSIX_ACL;
     }
