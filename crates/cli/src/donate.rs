@@ -27,8 +27,6 @@ use tracing::{debug, info, warn};
 use crate::args::DonateArgs;
 use crate::daemon;
 
-const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
-
 /// How often the machine and the areas are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -82,8 +80,8 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
     if beyond && tls.is_none() && names.have_secrets() {
         warn!("secrets and data cross the network in the clear");
     }
-    let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
-    signals.thread_block().during("signals")?;
+    let signals = daemon::ending_signals()?;
+    shoal_host::lift_limits();
     let terms = Terms { area_bytes: area, compression: args.compress, keep: Duration::from_secs(args.keep) };
     let lender = Arc::new(Lender::new(names, Quota::new(memory), terms));
     let marks = Marks { stall_percent: args.memory_stall, available_percent: args.low_memory };

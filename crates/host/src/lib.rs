@@ -14,10 +14,11 @@
 //! | `concurrent` | threads for requests of a slow device |
 //! | `host_kind` | properties of the file system under a store: writing in place, reserving room |
 //! | `scheduling` | the class of threads, and their waits for a processor |
+//! | `starter` | descriptors, limits and signals that a process inherits |
 //! | `ticker` | a thread for periodic work |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
-//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line`, `fuse_device`, `fuse_ring` and `scheduling`; each is one
+//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line`, `fuse_device`, `fuse_ring`, `scheduling` and `starter`; each is one
 //! block with its reason, and no reference to mapped memory is ever formed: copies go through raw pointers.
 //! A medium that failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
 
@@ -43,6 +44,7 @@ mod scheduling;
 mod segment_files;
 mod segment_log;
 mod shared_map;
+mod starter;
 mod store_lock;
 mod ticker;
 
@@ -63,6 +65,9 @@ pub use private_map::PrivateMap;
 pub use scheduling::{Class, Scheduled, Seen, like_the_process, may_return};
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
+pub use starter::{
+    as_usual, file_bytes_max, is_ignored, keep_descriptors, leave_starter, lift_limits, refuse_beyond_limit,
+};
 pub use store_lock::{FileLock, StoreLock};
 pub use ticker::{Bell, Stopping, Ticker};
 
