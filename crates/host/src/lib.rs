@@ -14,6 +14,7 @@
 //! | `concurrent` | threads for requests of a slow device |
 //! | `host_kind` | properties of the file system under a store: writing in place, reserving room |
 //! | `scheduling` | the class of threads, and their waits for a processor |
+//! | `memory_limit` | how much memory this process may use, and how much of it is left |
 //! | `starter` | descriptors, limits and signals that a process inherits |
 //! | `ticker` | a thread for periodic work |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
@@ -33,6 +34,7 @@ mod host_kind;
 mod image;
 mod machine;
 mod map;
+mod memory_limit;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -57,9 +59,9 @@ pub use file_device::FileDevice;
 pub use fuse_device::clone_connection;
 pub use fuse_ring::{Answer, Answers, FuseRing, Taken, Waker};
 pub use image::HostImage;
-pub use machine::{
-    HostSpace, SystemClock, boot_id, host_free_bytes, idle_time, memory_total_bytes, place_id, possible_cpus,
-    random_bytes,
+pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, idle_time, place_id, possible_cpus, random_bytes};
+pub use memory_limit::{
+    Memory, memory, memory_limit_bytes, memory_room_bytes, memory_total_bytes, pressure_files, take_memory,
 };
 pub use private_map::PrivateMap;
 pub use scheduling::{Class, Scheduled, Seen, like_the_process, may_return};
