@@ -15,10 +15,12 @@ use rustix::process::{Resource, getrlimit};
 
 /// Above this a number of the kernel's means "no limit" (bytes): the first version has no word for it.
 const UNLIMITED: u64 = 1 << 60;
-/// Left alone for what does not ask: an eighth of the memory, at least and at most so many bytes.
+/// Left alone for what does not ask: a part of the memory, at least and at most so many bytes. A machine reclaims from everybody before it
+/// kills, and a group only from itself.
 const KEPT_PART: u64 = 8;
+const KEPT_PART_OF_MACHINE: u64 = 32;
 const KEPT_MIN: u64 = 16 << 20;
-const KEPT_MAX: u64 = 512 << 20;
+const KEPT_MAX: u64 = 256 << 20;
 /// How long what was read holds; and when it is too little for a caller.
 const HOLDS: Duration = Duration::from_millis(100);
 const HOLDS_SHORT: Duration = Duration::from_millis(10);
@@ -31,12 +33,14 @@ pub struct Memory {
     pub available: u64,
     /// Room for what is in use, on a swap.
     pub swap: u64,
+    pub is_machine: bool,
 }
 
 impl Memory {
     /// What may be taken, with something left for others; below zero: so much is to be given back.
     fn room(&self) -> i64 {
-        let kept = (self.total / KEPT_PART).clamp(KEPT_MIN, KEPT_MAX);
+        let part = if self.is_machine { KEPT_PART_OF_MACHINE } else { KEPT_PART };
+        let kept = (self.total / part).clamp(KEPT_MIN, KEPT_MAX);
         self.available.saturating_add(self.swap) as i64 - kept as i64
     }
 }
@@ -150,7 +154,7 @@ fn of_machine(text: &str) -> Option<Memory> {
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     };
     let (total, available) = (field("MemTotal").filter(|total| *total > 0)?, field("MemAvailable")?);
-    Some(Memory { total, available, swap: field("SwapFree").unwrap_or(0) })
+    Some(Memory { total, available, swap: field("SwapFree").unwrap_or(0), is_machine: true })
 }
 
 /// The groups that limit a process's memory, its own first, by the texts of its `cgroup` and `mountinfo`; `root` is put before their paths.
@@ -265,7 +269,12 @@ impl Group {
             Version::One => (["total_inactive_file", "total_active_file"], ["total_dirty", "total_writeback"]),
         };
         let droppable = sum(files).saturating_sub(sum(unwritten));
-        Some(Memory { total, available: total.saturating_sub(used.saturating_sub(droppable)), swap: 0 })
+        Some(Memory {
+            total,
+            available: total.saturating_sub(used.saturating_sub(droppable)),
+            swap: 0,
+            is_machine: false,
+        })
     }
 }
 
@@ -412,7 +421,10 @@ mod tests {
             assert_eq!(of_machine(text), None, "{text}");
         }
         let text = "MemTotal:       24000 kB\nMemFree:  1 kB\nMemAvailable:   12000 kB\nSwapFree:  1000 kB\n";
-        assert_eq!(of_machine(text), Some(Memory { total: 24000 << 10, available: 12000 << 10, swap: 1000 << 10 }));
+        assert_eq!(
+            of_machine(text),
+            Some(Memory { total: 24000 << 10, available: 12000 << 10, swap: 1000 << 10, is_machine: true })
+        );
     }
 
     #[test]

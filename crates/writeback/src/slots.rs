@@ -373,9 +373,6 @@ impl Slots {
 
     /// Takes memory for one more group.
     fn grow(&mut self, now_ns: u64) -> bool {
-        if self.present() >= self.most {
-            return false;
-        }
         let Some(group) = self.absent.pop_first() else { return false };
         let taken = self.bytes().take_memory(group);
         self.grown(group, taken, now_ns)

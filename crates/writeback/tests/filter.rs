@@ -734,6 +734,26 @@ fn memory_that_may_not_be_kept_goes_back_once_what_is_held_there_has_left() {
 }
 
 #[test]
+fn memory_is_given_back_though_little_is_held_in_each_part_of_it() {
+    let (disk, time) = (Slow::new(), Arc::new(Time::default()));
+    let filter =
+        WriteBack::new(Arc::new(disk.clone()), time.clone(), Rule::of(Policy::aipu(30 * S_NS)), cache(4, 1, 0));
+    filter.set_bell(Arc::new(|| ()));
+    ask(&filter, Request::Write { at: 0, buffer: contents(&[7; 160]), fua: false });
+    ask(&filter, Request::Write { at: 160 * BLOCK, buffer: contents(&[7; 160]), fua: false });
+    ask(&filter, Request::Trim { at: 0, len: 208 * BLOCK });
+    while disk.step(&mut Random::new(1)) {}
+    let group = filter.memory_bytes_max() / 4;
+    assert_eq!((filter.memory_bytes(), filter.held_bytes()), (2 * group, 112 * BLOCK));
+    filter.set_memory(group);
+    for _ in 0..100 {
+        filter.tick();
+        while disk.step(&mut Random::new(1)) {}
+    }
+    assert_eq!(filter.memory_bytes(), group);
+}
+
+#[test]
 fn memory_on_its_way_when_the_process_ended_goes_back_in_the_next_life() {
     let (disk, time, taking) = (Slow::new(), Arc::new(Time::default()), Arc::new(Taking::default()));
     let memory = SimMemory::volatile(Cache::memory_bytes(4 << 20), None);
