@@ -58,6 +58,8 @@ struct Group {
     directory: PathBuf,
     /// The process is in it, and not only below it.
     is_own: bool,
+    /// What is above it cannot be seen.
+    is_top: bool,
 }
 
 /// Finds the groups of a process.
@@ -174,14 +176,14 @@ fn groups_of(cgroup: &str, mountinfo: &str, root: &Path) -> Vec<Group> {
         let ways = mounts.map(|(top, at)| (below(&at, &top, path), at, top.len()));
         if let Some((own, top, _)) = ways.min_by_key(|(_, _, hidden)| *hidden) {
             let on = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
-            let inside = own.ancestors().take_while(|directory| directory.starts_with(&top)).map(on);
-            for (at, directory) in inside.enumerate() {
+            let inside = own.ancestors().take_while(|directory| directory.starts_with(&top));
+            for (at, (directory, is_top)) in inside.map(|path| (on(path), path == top)).enumerate() {
                 // Below a group that does not count its children, in the first version, its limit is none of theirs.
                 let counts = fs::read_to_string(directory.join("memory.use_hierarchy"));
                 if at > 0 && version == Version::One && counts.is_ok_and(|counts| counts.trim() == "0") {
                     break;
                 }
-                found.push(Group { version, directory, is_own: at == 0 });
+                found.push(Group { version, directory, is_own: at == 0, is_top });
             }
         }
     }
@@ -241,12 +243,10 @@ impl Group {
             // Beyond `high` nobody is killed, but everybody is slowed down until it is below again.
             Version::Two => [self.number("memory.max"), self.number("memory.high")].into_iter().flatten().min(),
             Version::One => {
-                let above =
-                    self.is_own.then(|| self.statistics()).and_then(|text| field(&text, "hierarchical_memory_limit"));
-                [self.number("memory.limit_in_bytes"), above.filter(|bytes| *bytes < UNLIMITED)]
-                    .into_iter()
-                    .flatten()
-                    .min()
+                // The kernel's own look upwards, where nobody else can look.
+                let above = self.is_top.then(|| field(&self.statistics(), "hierarchical_memory_limit")).flatten();
+                let own = self.number("memory.limit_in_bytes");
+                [own, above.filter(|bytes| *bytes < UNLIMITED)].into_iter().flatten().min()
             }
         }
     }
@@ -429,11 +429,13 @@ mod tests {
 
     #[test]
     fn something_is_left_for_what_does_not_ask() {
-        let room =
-            |total, available| Memory { total: total * MIB, available: available * MIB, swap: 0 }.room() / MIB as i64;
-        assert_eq!(room(512, 512), 448);
-        assert_eq!(room(512, 10), -54);
-        assert_eq!((room(64, 64), room(1 << 20, 1 << 20)), (48, (1 << 20) - 512));
+        let group =
+            |total, available| Memory { total: total * MIB, available: available * MIB, swap: 0, is_machine: false };
+        let room = |memory: Memory| memory.room() / MIB as i64;
+        assert_eq!([group(512, 512), group(512, 10), group(64, 64)].map(room), [448, -54, 48]);
+        let machine = Memory { is_machine: true, swap: 5 * MIB, ..group(4096, 100) };
+        let large = Memory { is_machine: true, ..group(1 << 20, 1 << 20) };
+        assert_eq!([large, machine].map(room), [(1 << 20) - 256, 100 + 5 - 128]);
     }
 
     #[test]

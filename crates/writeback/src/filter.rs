@@ -159,9 +159,7 @@ impl WriteBack {
     /// From now on the cache may have so many bytes of memory. If it has more, what is held there leaves, the oldest first, and each
     /// following [`WriteBack::tick`] gives memory back; nothing new is held in it meanwhile.
     pub fn set_memory(&self, bytes: u64) {
-        let mut state = self.0.state.lock();
-        state.slots.set_memory(bytes);
-        self.0.ring_or_go_on(state);
+        self.0.state.lock().slots.set_memory(bytes);
     }
 
     /// Has the cache more memory than it may have?
