@@ -3,13 +3,17 @@
 //! Order: signals are blocked before the first thread starts (a thread of their own waits for them); then come lock,
 //! mount with its control socket, and the ready message. The process ends when the mount does. SIGTERM, SIGINT, SIGHUP
 //! and SIGPWR unmount even if the mount is in use, because a clean store is worth more than its last users.
+//!
+//! A detached daemon keeps nothing of the world it was started in: it has the descriptors that the starter gave it, signals and limits are
+//! as usual, its directory is `/`. One in the foreground belongs to a supervisor: it keeps descriptors, and lifts what it may of limits that would end it.
+//! A mount that nobody was told of is undone: the starter has failed by then.
 
 use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
-use shoal_devices::{During, Outcome};
+use shoal_devices::{During, Failure, Outcome};
 use shoal_fuse::{MountOptions, Unmounted, Unmounter};
 use shoal_store::{Recovered, Store};
 use tracing::{error, info, warn};
@@ -17,6 +21,7 @@ use tracing_subscriber::EnvFilter;
 
 /// How long to wait for an earlier daemon, which may still be writing the store after umount(8).
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(60);
+/// Signals that end a process which serves.
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
 
 /// The daemon's report when it is ready.
@@ -37,27 +42,39 @@ pub enum Message {
 
 /// Serves in a session of its own and reports to the process that started it.
 pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<()> {
+    shoal_host::leave_starter();
     // Fails only for the leader of a process group, and a new child is none.
     nix::unistd::setsid().during("new session")?;
     let outcome = serve(directory, mountpoint, options, restore, &mut |ready| {
-        tell(&Message::Ready(ready.clone()));
+        let told = tell(&Message::Ready(ready.clone()));
+        told.map_err(|error| {
+            Failure::new("the process that asked for the mount has ended", error).remedy("mount it again")
+        })?;
         release_terminal()
     });
     if let Err(failure) = &outcome {
         error!("{failure}");
-        // Once the mount was ready, the starter does not listen any more.
-        tell(&Message::Error(failure.to_string()));
+        // Once the mount was ready, or when it has ended, the starter does not listen any more.
+        let _ = tell(&Message::Error(failure.to_string()));
     }
     outcome
 }
 
-fn tell(message: &Message) {
+fn tell(message: &Message) -> std::io::Result<()> {
     use std::io::Write;
-    let Ok(mut line) = serde_json::to_string(message) else { return };
+    let mut line = serde_json::to_string(message)?;
     line.push('\n');
     let mut out = std::io::stdout();
-    // The starter may be gone; the mount is served all the same.
-    let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+    out.write_all(line.as_bytes()).and_then(|()| out.flush())
+}
+
+/// The signals that end a process which serves, blocked in this thread and in those it starts: one thread waits for them. SIGHUP is no end for
+/// a process that was told to ignore it (`nohup`).
+pub fn ending_signals() -> Outcome<SigSet> {
+    let ignored = |signal: &Signal| *signal == Signal::SIGHUP && shoal_host::is_ignored(*signal as i32);
+    let signals: SigSet = ENDING_SIGNALS.into_iter().filter(|signal| !ignored(signal)).collect();
+    signals.thread_block().during("signals")?;
+    Ok(signals)
 }
 
 /// Lets go of the starter's pipe, and of the directory it was started in.
@@ -91,8 +108,8 @@ pub fn serve(
 ) -> Outcome<()> {
     start_log();
     abort_on_panic();
-    let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
-    signals.thread_block().during("signals")?;
+    let signals = ending_signals()?;
+    shoal_host::lift_limits();
     let store = Store::acquire(directory, PREDECESSOR_PATIENCE)?.restoring(restore);
     let mounted = store.mount(mountpoint, options)?;
     let report = Ready {

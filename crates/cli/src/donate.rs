@@ -4,12 +4,13 @@
 //! this module runs the server, watches the machine and takes back areas that no client holds. Order: signals are
 //! blocked before the first thread starts; then come server and ready line. At the end the server stops first, so that
 //! no client writes any more; then every area is zeroed. Pressure is read once a second: while it lasts no new area is
-//! granted, and everything that can be packed is packed at once. Left out: decisions on pressure and the memory itself
+//! granted, and everything that can be packed is packed at once. The machine is the control group where that
+//! has less. Left out: decisions on pressure and the memory itself
 //! (`shoal_netram::donor`).
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread::{self, JoinHandle};
@@ -21,13 +22,11 @@ use shoal_devices::lend::{Lender, Names, Refused, Terms};
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Outcome};
 use shoal_nbd::{Limits, Listen, Server, ServerOptions, TlsServer};
-use shoal_netram::donor::{Gauge, Marks, Quota, Reading, parse_available, parse_stall};
+use shoal_netram::donor::{Gauge, Marks, Quota, Reading, parse_stall};
 use tracing::{debug, info, warn};
 
 use crate::args::DonateArgs;
 use crate::daemon;
-
-const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
 
 /// How often the machine and the areas are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -43,7 +42,6 @@ const REQUESTS_BYTES_MAX: u64 = 256 << 20;
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 const PRESSURE: &str = "/proc/pressure/memory";
-const MEMORY: &str = "/proc/meminfo";
 
 /// The report when the server listens.
 #[derive(Debug, Serialize)]
@@ -64,8 +62,13 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
         let why = format!("an area has at least 512 bytes and at most --memory, which is {}", human(memory));
         return Err(wrong("--area-size", why).remedy("choose another size"));
     }
-    if let Some((_, total)) = available().filter(|(_, total)| memory > *total) {
-        let why = format!("{} is more than this machine has ({})", human(memory), human(total));
+    let total = shoal_host::memory_total_bytes();
+    if memory > total {
+        let why = format!(
+            "{} is more than this machine, or the limit of this process, has ({})",
+            human(memory),
+            human(total)
+        );
         return Err(wrong("--memory", why).remedy("lend what is idle"));
     }
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose();
@@ -82,8 +85,8 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
     if beyond && tls.is_none() && names.have_secrets() {
         warn!("secrets and data cross the network in the clear");
     }
-    let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
-    signals.thread_block().during("signals")?;
+    let signals = daemon::ending_signals()?;
+    shoal_host::lift_limits();
     let terms = Terms { area_bytes: area, compression: args.compress, keep: Duration::from_secs(args.keep) };
     let lender = Arc::new(Lender::new(names, Quota::new(memory), terms));
     let marks = Marks { stall_percent: args.memory_stall, available_percent: args.low_memory };
@@ -231,16 +234,13 @@ fn start_compacting(lender: Arc<Lender>) -> Outcome<(SyncSender<Pass>, JoinHandl
 }
 
 fn reading() -> Reading {
+    // Kernels without PSI have no such file, or one that cannot be read. In a control group its own stalls count as well.
+    let stall = |path: PathBuf| fs::read_to_string(path).ok().and_then(|text| parse_stall(&text));
+    let stalls = std::iter::once(PathBuf::from(PRESSURE)).chain(shoal_host::pressure_files()).filter_map(stall);
     Reading {
-        // Kernels without PSI have no such file, or one that cannot be read.
-        stall_percent: fs::read_to_string(PRESSURE).ok().and_then(|text| parse_stall(&text)),
-        available_percent: available().map(|(available, total)| available as f64 * 100.0 / total as f64),
+        stall_percent: stalls.reduce(f64::max),
+        available_percent: shoal_host::memory().map(|memory| memory.available as f64 * 100.0 / memory.total as f64),
     }
-}
-
-/// Available and all memory of this machine (bytes).
-fn available() -> Option<(u64, u64)> {
-    parse_available(&fs::read_to_string(Path::new(MEMORY)).ok()?)
 }
 
 #[cfg(test)]

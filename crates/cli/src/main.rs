@@ -56,6 +56,7 @@ use shoal_devices::Outcome;
 const MOUNT_HELPER: &str = "mount.fuse.shoal";
 
 fn main() -> ExitCode {
+    shoal_host::as_usual();
     die_quietly_on_broken_pipes();
     let outcome = if invoked_as(MOUNT_HELPER) {
         mount::run_helper(&MountHelper::parse()).map(|()| ExitCode::SUCCESS)

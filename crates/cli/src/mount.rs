@@ -3,11 +3,13 @@
 //! The daemon is this program again, in a session of its own (`daemon`); it says through its standard output, in
 //! one JSON line, that the mount answers, or why not. Its standard error is the store's log. `--foreground` does the
 //! daemon's work in this process. `mount.fuse.shoal` is the same command as mount(8) calls it.
+//! The daemon gets three descriptors and no others. When it ends before it is ready, whatever ended it, its mount is taken away.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use shoal_devices::{During, Failure, Outcome};
 use shoal_host::Directory;
@@ -20,6 +22,8 @@ use crate::{bulk, daemon, mount_options, remount};
 
 /// A log longer than this is replaced by a new one when the store is mounted (bytes).
 const LOG_BYTES_MAX: u64 = 1 << 20;
+/// How long the kernel may need to tear a daemon down that has ended.
+const DYING_PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn run(args: &MountArgs) -> Outcome<()> {
     // A missing store and wrong options are reported before anything is started.
@@ -94,6 +98,7 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
     }
     command.arg("--").arg(directory).arg(mountpoint);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open_log(directory)?);
+    shoal_host::keep_descriptors();
     let mut child = command.spawn().during("daemon")?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
@@ -108,14 +113,25 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
             // The child is about to end. It is waited for, so that a mount right after this one does not find the store
             // locked.
             let _ = child.wait();
+            take_away(directory, mountpoint);
             Err(Failure::told(error))
         }
         Err(_) => {
             let status = child.wait().during("daemon")?;
+            take_away(directory, mountpoint);
             let log = directory.join(DAEMON_LOG);
             Err(Failure::new("daemon", format!("ended before the mount was ready ({status})"))
                 .remedy(format!("{} tells more", log.display())))
         }
+    }
+}
+
+/// Takes away the mount that a daemon left which could not end it any more.
+fn take_away(directory: &Path, mountpoint: &Path) {
+    // A store that is in use again has another daemon, and the mount may be its own.
+    let Ok(store) = Store::acquire(directory, DYING_PATIENCE) else { return };
+    if let Err(failure) = store.clear_dead_mount(mountpoint) {
+        eprintln!("shoal: {failure}");
     }
 }
 

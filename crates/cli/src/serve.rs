@@ -1,7 +1,7 @@
 //! `shoal serve`: exports a device to NBD clients until it is told to stop.
 //!
 //! Order: signals are blocked before the first thread starts; then come device, listener, control socket, and a line on
-//! standard output that says it is ready. On SIGTERM, SIGINT and SIGHUP the server accepts no more clients, lets
+//! standard output that says it is ready. On SIGTERM, SIGINT, SIGHUP and SIGPWR the server accepts no more clients, lets
 //! requests finish and flushes; it succeeds only if the flush did. All connections share one device, so a flush on one
 //! covers all (`multi-conn`). An address beyond loopback needs TLS or `--insecure`.
 
@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use serde::Serialize;
 use shoal_devices::size::human;
@@ -25,7 +24,6 @@ use crate::args::ServeArgs;
 use crate::daemon;
 use crate::status::control_path;
 
-const ENDING_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// Time for requests in flight when the server is told to stop.
 const GRACE: Duration = Duration::from_secs(10);
 /// A device that cannot flush in this time will not.
@@ -50,8 +48,8 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
         let cause = "only a network RAM disk can be taken over";
         name = name.taking_over().ok_or_else(|| Failure::new("--takeover", cause).misuse())?;
     }
-    let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
-    signals.thread_block().during("signals")?;
+    let signals = daemon::ending_signals()?;
+    shoal_host::lift_limits();
     daemon::start_log();
     daemon::abort_on_panic();
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose().map_err(Failure::told)?;

@@ -14,7 +14,7 @@ use shoal_media::Clock;
 pub struct HostRoom {
     /// Free where log and images are.
     pub region: u64,
-    /// Free where the memory's file is; `None`: the memory needs no file.
+    /// Free where the memory's file is, and of what the process may use; `None`: the memory takes nothing as it grows.
     pub memory: Option<u64>,
     /// Taken by the bulk device and free for it, together; `None`: it has its room for itself.
     pub bulk: Option<u64>,

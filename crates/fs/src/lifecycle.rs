@@ -74,6 +74,8 @@ pub struct Options {
     pub pack_load: u32,
     /// From this much of the memory on small files spill to bulk storage, where there is some (percent); 0: never.
     pub spill_percent: u8,
+    /// Most bytes of the region that this process may use, where that is less than the layout or a limit of the store has.
+    pub region_bytes_max: Option<u64>,
     /// Files longer than this are large, where neither they nor their directories say otherwise (bytes); none: as the store was
     /// formatted.
     pub threshold: Option<u64>,
@@ -117,6 +119,7 @@ impl Default for Options {
             pack_age: Some(Duration::from_secs(30)),
             pack_load: PACK_LOAD,
             spill_percent: SPILL_PERCENT,
+            region_bytes_max: None,
             threshold: None,
             pack_inodes: true,
             method: Method::default(),

@@ -2,7 +2,7 @@
 //!
 //! The layout, made by `format` or `resize`, says what a store can hold at most. Within it a limit is a number of free segments and
 //! bulk blocks that ordinary work does not get: one word each in the roots, changed by a transaction like everything else. Nothing
-//! moves, so it can change at any moment. Transactions that free space may go beyond it, as beyond the reserve.
+//! moves, so it can change at any moment. A process that may use less memory opens the store with a limit of its own. Transactions that free space may go beyond it, as beyond the reserve.
 //! Left out: another layout (`resize`).
 
 use shoal_format::{BULK_BLOCK, SEGMENT};
@@ -42,10 +42,11 @@ impl Fs {
         })
     }
 
-    /// Takes the limits from the roots, after opening.
+    /// Takes the limits from the roots, after opening. What the process may use is a limit like them, which nobody keeps.
     pub(crate) fn load_limits(&self) -> Result<()> {
         let limits = self.limits()?;
-        self.region.withhold((self.region.superblock().region_bytes - limits.region_bytes) / SEGMENT);
+        let region_bytes = limits.region_bytes.min(self.options.region_bytes_max.unwrap_or(u64::MAX));
+        self.region.withhold((self.region.superblock().region_bytes - region_bytes) / SEGMENT);
         if let Some(bulk) = &self.bulk {
             bulk.withhold(self.region.superblock().bulk_blocks - limits.bulk_blocks);
         }

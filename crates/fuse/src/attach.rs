@@ -31,6 +31,9 @@ use crate::options::MountOptions;
 /// Maximum time for writing back pages dirtied through memory maps, before a busy mount is cut off.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
 
+/// Maximum time for the answer of a mount that is served.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
 /// Time for programs that look at a mount in passing (`df`, `stat`) and keep it busy for a moment.
 const PASSERS_BY: Duration = Duration::from_secs(2);
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(10);
@@ -78,10 +81,16 @@ pub(crate) fn attach(mountpoint: &Path, options: &MountOptions) -> Result<Attach
         Some(device) => device,
         None => attach_by_fusermount(&path, options)?,
     };
-    let entry = mount_table::mounted_at(&path).map_err(at)?;
-    let missing = || at(io::Error::other("the new mount is not listed in /proc/self/mountinfo"));
-    let unmounter = Unmounter { mountpoint: path, device: entry.ok_or_else(missing)?.device };
-    Ok(Attached { device, unmounter })
+    let missing = || io::Error::other("the new mount is not listed in /proc/self/mountinfo");
+    let entry = mount_table::mounted_at(&path).and_then(|entry| entry.ok_or_else(missing));
+    match entry {
+        Ok(entry) => Ok(Attached { device, unmounter: Unmounter { mountpoint: path, device: entry.device } }),
+        Err(error) => {
+            // The table cannot be read, so nothing tells this mount from another one; it was made a moment ago.
+            let _ = unmount_path(&path, true);
+            Err(at(error))
+        }
+    }
 }
 
 /// `None` when this user may not call mount(2).
@@ -281,6 +290,22 @@ pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
         Err(Errno::PERM) => unmount_by_fusermount(mountpoint, if lazy { &["-z"] } else { &[] }),
         outcome => Ok(outcome?),
     })
+}
+
+/// Does somebody serve the mount at `mountpoint`? A daemon that does not answer for a while lives. The answer comes from a thread of its
+/// own, since the kernel may make it wait for ever.
+pub fn is_served(mountpoint: &Path) -> bool {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let path = mountpoint.to_path_buf();
+    let asked = std::thread::Builder::new().name("is-served".into()).spawn(move || {
+        let _ = sender.send(rustix::fs::statfs(path));
+    });
+    match asked.map(|_| receiver.recv_timeout(ANSWER_LIMIT)) {
+        // A caller whom the mount does not admit gets an answer by the kernel itself, without numbers.
+        Ok(Ok(Ok(answer))) => answer.f_blocks > 0,
+        Ok(Ok(Err(_))) => false,
+        Ok(Err(_)) | Err(_) => true,
+    }
 }
 
 #[cfg(test)]

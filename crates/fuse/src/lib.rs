@@ -71,7 +71,7 @@ use crate::syncer::{Syncer, SyncerThread};
 use crate::uring::Queues;
 use crate::waiters::{WaiterThreads, Waiters};
 
-pub use attach::{Unmounted, Unmounter, check_mountpoint, remount, unmount_path};
+pub use attach::{Unmounted, Unmounter, check_mountpoint, is_served, remount, unmount_path};
 pub use counts::RequestCount;
 pub use options::{Access, MountOptions, PACK_AGE, Transport};
 pub use session::RequestCounts;
@@ -110,27 +110,48 @@ pub struct Session {
     unmounter: Unmounter,
 }
 
+/// A mount that goes again unless it is kept: whatever fails on the way to a session, no mount is left behind.
+struct Undone(Option<Unmounter>);
+
+impl Undone {
+    fn keep(mut self) -> Unmounter {
+        self.0.take().expect("kept once")
+    }
+}
+
+impl Drop for Undone {
+    fn drop(&mut self) {
+        // The device is closed by now, so nobody waits for an answer.
+        self.0.take().map(|unmounter| unmounter.detach());
+    }
+}
+
 /// Mounts `fs`. When this returns, the mount point answers.
 pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<Session, Error> {
-    let attached = attach::attach(mountpoint, options)?;
-    let unmounter = attached.unmounter;
+    let attach::Attached { device, unmounter } = attach::attach(mountpoint, options)?;
     let cut = unmounter.clone();
     let breaker = Breaker::new(move || cut.cut());
+    let undone = Undone(Some(unmounter));
+    // Behind it, so that the device goes first when both go: the mount is dead by then.
+    let device = device;
     let (ticker, bell) = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
     let (syncer, syncer_thread) =
         Syncer::start(&fs, bell, options.request_threads(), &breaker).map_err(Error::Thread)?;
     let (waiters, waiter_threads) = Waiters::start(&breaker).map_err(Error::Thread)?;
     let (readers, reader_threads) = Waiters::start_readers(&breaker).map_err(Error::Thread)?;
-    match serve(&fs, attached.device, options, syncer, (waiters, readers), &breaker) {
+    match serve(&fs, device, options, syncer, (waiters, readers), &breaker) {
         Ok(threads) => {
+            let unmounter = undone.keep();
             unmounter.read_ahead(options.read_ahead_bytes);
             let (waiters, readers, syncer) = (waiter_threads, reader_threads, syncer_thread);
             Ok(Session { fs, threads, ticker, waiters, readers, syncer, unmounter })
         }
         Err(error) => {
             // The device is closed by now, so the mount is dead; but for threads that were started before one could not be.
-            let _ = unmounter.cut();
-            let _ = unmounter.detach();
+            if let Some(unmounter) = &undone.0 {
+                let _ = unmounter.cut();
+            }
+            drop(undone);
             waiter_threads.stop();
             reader_threads.stop();
             syncer_thread.stop();

@@ -1,7 +1,7 @@
 //! The memory of a write-back cache: a file on tmpfs, mapped, so that what it holds outlives this process.
 //!
 //! Rules: the file has one user at a time; its memory is taken range by range (`reserve`) before it is stored to, since a store that
-//! found none would end the process, and is given back with `discard`; a file system other than tmpfs is refused, because its
+//! found none would end the process (and only once it `may_take` it: a control group without memory kills), and is given back with `discard`; a file system other than tmpfs is refused, because its
 //! pages would be written to a disk, and lost by halves at a power loss.
 //! Left out: the meaning of the bytes (`shoal_format::cache`).
 
@@ -11,17 +11,15 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{FallocateFlags, fstatfs};
+use rustix::fs::FallocateFlags;
 use rustix::mm::MapFlags;
 use shoal_media::{MediaError, PersistentMemory, Result};
 
 use crate::directory::{Access, open_unlinked, remove_held};
 use crate::map::Map;
+use crate::memory_limit::take_memory;
 use crate::store_lock::lock_alone;
 use crate::{calls, host_kind, named};
-
-/// tmpfs in statfs(2).
-const TMPFS: u32 = 0x0102_1994;
 
 pub struct CacheFile {
     map: Map,
@@ -66,8 +64,7 @@ impl CacheFile {
     }
 
     fn refuse_disks(file: &File) -> io::Result<()> {
-        let found = fstatfs(file)?;
-        if found.f_type as u32 != TMPFS {
+        if !host_kind::is_tmpfs(file)? {
             let message = "is not on tmpfs: name a folder that is, such as /dev/shm";
             return Err(io::Error::new(io::ErrorKind::Unsupported, message));
         }
@@ -161,6 +158,10 @@ impl PersistentMemory for CacheFile {
     fn write_back(&self, _at: u64, _len: u64) {}
 
     fn fence(&self) {}
+
+    fn may_take(&self, len: u64) -> bool {
+        take_memory(len)
+    }
 
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
         // What is only looked at takes nothing: a page that is gone reads as zeros, which no sum fits.

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, Result};
 
 use crate::planted::{Bug, is_planted};
+use crate::starter::refuse_beyond_limit;
 use crate::store_lock::lock_alone;
 use crate::{calls, host_kind, named, sync_parent};
 
@@ -109,6 +110,7 @@ impl FileDevice {
         }
         // Only while it is empty: a file with contents keeps its way of writing.
         host_kind::write_in_place(&file);
+        refuse_beyond_limit(bytes).map_err(|e| named(path, e))?;
         calls::set_len(&file, bytes).and_then(|()| calls::sync_all(&file)).map_err(|e| named(path, e))?;
         sync_parent(path)?;
         Ok(Self::over(file, bytes, path))
@@ -125,6 +127,10 @@ impl FileDevice {
         let mut file = opened.map_err(|e| named(path, e))?;
         // The metadata of a block device has no length; its end can be sought.
         let bytes = file.seek(SeekFrom::End(0)).map_err(|e| named(path, e))?;
+        if file.metadata().is_ok_and(|found| found.is_file()) {
+            // A write behind the limit would fail when it has been promised already.
+            refuse_beyond_limit(bytes).map_err(|e| named(path, e))?;
+        }
         Ok(Self::over(file, bytes - bytes % BLOCK_BYTES as u64, path))
     }
 

@@ -13,8 +13,14 @@ use rustix::io::Errno;
 
 use crate::calls;
 
-/// Magic numbers of statfs(2): ext2 to ext4, tmpfs, ramfs.
-const IN_PLACE: [u32; 3] = [0xef53, 0x0102_1994, 0x8584_58f6];
+/// Magic numbers of statfs(2): tmpfs, and with it ext2 to ext4 and ramfs.
+const TMPFS: u32 = 0x0102_1994;
+const IN_PLACE: [u32; 3] = [0xef53, TMPFS, 0x8584_58f6];
+
+/// Is the file in memory, which counts as its user's?
+pub(crate) fn is_tmpfs(file: &File) -> io::Result<bool> {
+    Ok(fstatfs(file)?.f_type as u32 == TMPFS)
+}
 
 /// Does the file system of `file` always write existing blocks in place? An unknown one counts as not.
 pub(crate) fn writes_in_place(file: &File) -> bool {
@@ -50,7 +56,6 @@ mod tests {
         let proc = File::open("/proc").unwrap();
         assert!(!writes_in_place(&proc), "an unlisted file system is not trusted");
         let shm = File::open("/dev/shm").unwrap();
-        let tmpfs = fstatfs(&shm).unwrap().f_type as u32 == 0x0102_1994;
-        assert_eq!(writes_in_place(&shm), tmpfs);
+        assert_eq!(writes_in_place(&shm), is_tmpfs(&shm).unwrap());
     }
 }

@@ -15,11 +15,13 @@
 //! | `concurrent` | threads for requests of a slow device |
 //! | `host_kind` | properties of the file system under a store: writing in place, reserving room |
 //! | `scheduling` | the class of threads, and their waits for a processor |
+//! | `memory_limit` | how much memory this process may use, and how much of it is left |
+//! | `starter` | descriptors, limits and signals that a process inherits |
 //! | `pause` | which failed calls are made again, and when |
 //! | `ticker` | a thread for periodic work |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
-//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line`, `fuse_device`, `fuse_ring` and `scheduling`; each is one
+//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line`, `fuse_device`, `fuse_ring`, `scheduling` and `starter`; each is one
 //! block with its reason, and no reference to mapped memory is ever formed: copies go through raw pointers.
 //! A medium that failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
 
@@ -35,6 +37,7 @@ mod host_kind;
 mod image;
 mod machine;
 mod map;
+mod memory_limit;
 mod pause;
 #[cfg(feature = "planted")]
 pub mod planted;
@@ -47,6 +50,7 @@ mod scheduling;
 mod segment_files;
 mod segment_log;
 mod shared_map;
+mod starter;
 mod store_lock;
 mod ticker;
 
@@ -61,14 +65,20 @@ pub use fuse_device::clone_connection;
 pub use fuse_ring::{Answer, Answers, FuseRing, Taken, Waker};
 pub use image::HostImage;
 pub use machine::{
-    HostSpace, SystemClock, boot_id, held_host_bytes, host_free_bytes, idle_time, memory_total_bytes, place_id,
-    place_id_in, possible_cpus, random_bytes,
+    HostSpace, SystemClock, boot_id, held_host_bytes, host_free_bytes, idle_time, place_id, place_id_in, possible_cpus,
+    random_bytes,
+};
+pub use memory_limit::{
+    Memory, memory, memory_limit_bytes, memory_room_bytes, memory_total_bytes, pressure_files, take_memory,
 };
 pub use pause::Pause;
 pub use private_map::PrivateMap;
 pub use scheduling::{Class, Scheduled, Seen, like_the_process, may_return};
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
+pub use starter::{
+    as_usual, file_bytes_max, is_ignored, keep_descriptors, leave_starter, lift_limits, refuse_beyond_limit,
+};
 pub use store_lock::{FileLock, StoreLock};
 pub use ticker::{Bell, Stopping, Ticker};
 

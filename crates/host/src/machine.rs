@@ -1,4 +1,4 @@
-//! Facts about the machine: time, its boot, randomness, memory, free space.
+//! Facts about the machine: time, its boot, randomness, free space.
 //!
 //! Wall-clock time may step and is for time stamps only; ages and intervals use the monotonic clock, which counts from
 //! the clock's creation. The boot id tells whether the power was lost since a store was last used.
@@ -164,12 +164,6 @@ fn space(s: rustix::fs::StatVfs) -> HostSpace {
     }
 }
 
-/// DRAM of the machine (bytes).
-pub fn memory_total_bytes() -> u64 {
-    let info = rustix::system::sysinfo();
-    info.totalram as u64 * info.mem_unit as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,11 +215,10 @@ mod tests {
     }
 
     #[test]
-    fn space_and_memory_are_in_bytes() {
+    fn space_is_in_bytes() {
         let space = host_free_bytes(Path::new("/")).unwrap();
         assert!(space.total_bytes >= space.free_bytes && space.free_bytes >= space.available_bytes);
         assert!(space.total_bytes > 1 << 24);
-        assert!(memory_total_bytes() > 1 << 26);
         assert!(host_free_bytes(Path::new("/no/such/place")).unwrap_err().to_string().contains("/no/such/place"));
     }
 }

@@ -4,7 +4,8 @@
 //! privately over its start. A page becomes ordinary DRAM when it is first stored to; until then the kernel may drop
 //! it and read it again. The image file must therefore not change while pages still come from it:
 //! `detach` copies them all, once, before a checkpoint reuses the file.
-//! Pages the region does not need are dropped (`discard`).
+//! Pages the region does not need are dropped (`discard`). Memory that this process may not use is refused (`reserve`): a control
+//! group would kill instead.
 //! Nothing here outlives the process, so write-back and fence do nothing.
 
 use std::collections::HashSet;
@@ -12,9 +13,10 @@ use std::fs::File;
 use std::io;
 
 use parking_lot::Mutex;
-use shoal_media::PersistentMemory;
+use shoal_media::{MediaError, PersistentMemory, Result};
 
 use crate::map::Map;
+use crate::memory_limit::take_memory;
 
 pub struct PrivateMap {
     map: Map,
@@ -80,6 +82,16 @@ impl PersistentMemory for PrivateMap {
     fn write_back(&self, _at: u64, _len: u64) {}
 
     fn fence(&self) {}
+
+    /// Pages over the image are needed in any case; only those behind it may be refused. Nothing is taken: a page gets its memory when it is
+    /// stored to.
+    fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        let more = (at + len).saturating_sub(at.max(self.image_bytes));
+        if more > 0 && !take_memory(more) {
+            return Err(MediaError::NoSpace { what: "memory of this process".into() });
+        }
+        Ok(false)
+    }
 
     fn detach(&self, bytes: u64) {
         let mut detached = self.detached_bytes.lock();

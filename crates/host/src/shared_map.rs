@@ -9,7 +9,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::FallocateFlags;
@@ -19,6 +19,7 @@ use shoal_media::{MediaError, PersistentMemory, Poison, Result};
 
 use crate::cache_line::{self, LINE_BYTES, LineFlush};
 use crate::map::Map;
+use crate::memory_limit::take_memory;
 use crate::store_lock::lock_alone;
 use crate::{calls, host_kind, named, sync_parent};
 
@@ -184,6 +185,13 @@ impl PersistentMemory for SharedMap {
             // All pages were taken when the file was created.
             SharedKind::Dax => Ok(false),
             SharedKind::Battery => {
+                // A region fills from its start: what its file has taken is there already.
+                let is_memory = host_kind::is_tmpfs(&self.file).unwrap_or(false);
+                let taken = if is_memory { self.file.metadata().map_or(0, |m| m.blocks() * 512) } else { u64::MAX };
+                let more = (at + len).saturating_sub(at.max(taken));
+                if more > 0 && !take_memory(more) {
+                    return Err(MediaError::NoSpace { what: self.name.as_str().into() });
+                }
                 host_kind::allocate(&self.file, at, len).map_err(|e| MediaError::io(self.name.as_str(), e))
             }
         }

@@ -55,6 +55,13 @@ pub trait PersistentMemory: Send + Sync {
         Ok(false)
     }
 
+    /// Is there memory for `len` bytes that have none yet? Asked before [`PersistentMemory::reserve`] where a host that is asked for more than it has
+    /// ends the process.
+    fn may_take(&self, len: u64) -> bool {
+        let _ = len;
+        true
+    }
+
     /// Makes the first `bytes` independent of the image file they may still be read from, so that the file can be
     /// overwritten. Contents do not change. Called before a checkpoint reuses an image.
     fn detach(&self, bytes: u64) {

@@ -21,5 +21,5 @@ mod quota;
 pub use area::{Area, Compacted, Usage};
 pub use chunk::CHUNK_BYTES;
 pub use pack::{Compression, UnknownCompression};
-pub use pressure::{Gauge, Marks, Reading, parse_available, parse_stall};
+pub use pressure::{Gauge, Marks, Reading, parse_stall};
 pub use quota::{GrantError, Quota};

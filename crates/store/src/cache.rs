@@ -9,6 +9,8 @@
 //!   beyond a clean end, too: the next mount with the device has it written. The log's period, which ends with that of the last
 //!   process, tells whether it still is the store's.
 //! - Where a device is missing, its cache stays until the device is back: no power was lost for the others.
+//! - A cache has no more memory than this process may use beside everything else, whatever its size says: it grows while there is room, and where that
+//!   gets less the oldest blocks leave and memory goes back. One that is found with more is written before the store is served.
 //! - Where there is no memory to share, a store is served without a cache, and says so in one line.
 //!
 //! Left out: what is held and when it leaves (`shoal-writeback`).
@@ -21,6 +23,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use shoal_devices::size::human;
 use shoal_devices::{Device, During, Failure, Outcome, parse_uuid, uuid_text};
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_format::cache::CacheHeader;
@@ -33,7 +36,7 @@ use crate::description::Description;
 use crate::names::{CACHES_EMPTIED, cache_note};
 use crate::user;
 
-/// Memory for held blocks at most, unless an option says otherwise (bytes), and the part of the machine's.
+/// Memory for held blocks at most, unless an option says otherwise (bytes), and the part of all that this process may use.
 const CACHE_BYTES_MAX: u64 = 1 << 30;
 const CACHE_PART: u64 = 8;
 /// The least that is worth it (bytes): what is under way needs some of it.
@@ -44,13 +47,15 @@ const DIRECTORY: &str = "/dev/shm";
 const PERIOD: Duration = Duration::from_millis(100);
 /// Between two pieces of memory that are given back to the host: 64 MB a second.
 const GIVING_PAUSE: Duration = Duration::from_millis(1);
+/// Between two looks at a cache that is being emptied.
+const SHORT_PAUSE: Duration = Duration::from_micros(100);
 /// Bytes of a block as policies count them.
 const LINE_BYTES: u64 = 65536;
 
 /// The caches as a mount wants them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// Most bytes held, for all devices together; 0: none; `None`: an eighth of the machine's memory, 1 GiB at most.
+    /// Most bytes held, for all devices together; 0: none; `None`: an eighth of the memory this process may use, 1 GiB at most.
     pub bytes: Option<u64>,
     /// A folder on tmpfs.
     pub directory: Option<PathBuf>,
@@ -265,7 +270,46 @@ pub(crate) struct InFront {
     is_new: bool,
 }
 
+/// Keeps a cache's memory within what this process may use.
+struct Within {
+    /// The cache's own size (bytes).
+    most: u64,
+}
+
+impl Within {
+    fn new(filter: &WriteBack) -> Within {
+        Within { most: filter.memory_bytes_max() }
+    }
+
+    /// Is there more than there may be?
+    fn look(&self, filter: &WriteBack) -> bool {
+        let room = shoal_host::memory_room_bytes();
+        filter.set_memory(filter.memory_bytes().saturating_add_signed(room).min(self.most));
+        filter.has_excess()
+    }
+}
+
 impl InFront {
+    /// Writes what was found until the cache has no more memory than it may have: before the store is served, because a process beyond its
+    /// limit is killed. Of a device that does not take it everything stays.
+    pub fn write_excess(&self) {
+        let within = Within::new(&self.filter);
+        if !within.look(&self.filter) {
+            return;
+        }
+        let before = self.filter.memory_bytes();
+        while within.look(&self.filter) && self.filter.report().failure.is_none() {
+            self.filter.tick();
+            std::thread::sleep(SHORT_PAUSE);
+        }
+        let written = before.saturating_sub(self.filter.memory_bytes());
+        warn!(
+            "write-back cache {}: it held more than this process has memory for; {} of it were written and given back first",
+            self.path.display(),
+            human(written)
+        );
+    }
+
     /// The store was refused: a cache that was made for it goes, one that was left stays.
     pub fn withdraw(&self, directory: &Directory) {
         if self.is_new {
@@ -280,6 +324,7 @@ impl InFront {
         if !is_there {
             return Ok(HeldWrites { device, filter, file, ticker: None, path });
         }
+        let limited = Within::new(&filter);
         let (ticked, name, is_gone) = (filter.clone(), path.clone(), AtomicBool::new(false));
         let named = file.clone();
         let mut ticks = 0u32;
@@ -290,7 +335,13 @@ impl InFront {
                 warn!("write-back cache {}: the file is gone; writes go to bulk storage at once", name.display());
                 ticked.set_rule(Rule::of(Policy::WriteThrough));
             }
-            while ticked.tick() && !stopping.wait(GIVING_PAUSE) {}
+            loop {
+                let is_short = limited.look(&ticked);
+                // Where memory is short it goes back at once: others are killed for it.
+                if !ticked.tick() || stopping.wait(if is_short { Duration::ZERO } else { GIVING_PAUSE }) {
+                    break;
+                }
+            }
             ControlFlow::Continue(())
         });
         let ticker = ticker.during("thread of the write-back cache")?;

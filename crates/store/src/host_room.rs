@@ -62,19 +62,31 @@ fn device(path: &Path) -> Option<u64> {
 pub(crate) fn probe(directory: &Directory, memory: &MemoryChoice, files: &HostFiles) -> Room {
     let (directory, files) = (directory.clone(), files.clone());
     let own_device = directory.file().metadata().map(|m| m.dev()).ok();
-    let memory = memory.path().filter(|_| memory.kind().properties().on_demand).map(|path| parent(path));
+    let properties = memory.kind().properties();
+    let file = memory.path().filter(|_| properties.on_demand).map(|path| parent(path));
+    // Memory whose images are files is this process's, or counts as its own.
+    let is_own = properties.images;
     Arc::new(move || {
         let host = shoal_host::held_host_bytes(&directory).ok();
         let files = files.0.lock().clone();
         let taken = |file: &PathBuf| fs::metadata(file).map_or(0, |m| m.blocks() * 512);
         HostRoom {
             region: host.map_or(u64::MAX, |host| host.available_bytes),
-            memory: memory.as_ref().map(|memory| free(memory)),
+            memory: match (&file, is_own) {
+                (None, false) => None,
+                (None, true) => Some(own_room()),
+                (Some(file), is_own) => Some(free(file).min(if is_own { own_room() } else { u64::MAX })),
+            },
             bulk: files.first().map(|first| files.iter().map(taken).sum::<u64>().saturating_add(free(&parent(first)))),
             shared: files.first().is_some_and(|first| device(first) == own_device),
             headroom: host.map_or(0, |host| (host.total_bytes / HEADROOM_PART).min(HEADROOM_BYTES)),
         }
     })
+}
+
+/// Memory that this process may still use.
+fn own_room() -> u64 {
+    shoal_host::memory_room_bytes().max(0).cast_unsigned()
 }
 
 fn free(directory: &Path) -> u64 {

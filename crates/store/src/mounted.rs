@@ -71,9 +71,23 @@ pub struct Mounted {
 }
 
 impl Store {
+    /// Removes a mount of this store that answers nothing, because its daemon died or could not end it.
+    pub fn clear_dead_mount(&self, mountpoint: &Path) -> Outcome<()> {
+        let mounted = mount_table::mounted_at(mountpoint).during("table of mounts")?;
+        let is_ours =
+            mounted.is_some_and(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && entry.source == self.directory.path());
+        // This process holds the store's lock, so no daemon serves this store any more. Another store may have been at its path before, and
+        // be mounted still.
+        if is_ours && !shoal_fuse::is_served(mountpoint) {
+            shoal_fuse::unmount_path(mountpoint, true).during(mountpoint.display())?;
+            warn!("took away the dead mount on {}", mountpoint.display());
+        }
+        Ok(())
+    }
+
     /// Mounts the store. When this returns, the mount point answers, and the control socket too.
     pub fn mount(self, mountpoint: &Path, options: &MountOptions) -> Outcome<Mounted> {
-        clear_dead_mount(self.directory.path(), mountpoint)?;
+        self.clear_dead_mount(mountpoint)?;
         // Checked before the store is opened, so that a refused mount leaves the store as it was.
         shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;
         let begin = Instant::now();
@@ -134,13 +148,15 @@ impl Store {
             requests: session.request_counts(),
         };
         let listening = taken_up.and_then(|()| listen(&self.directory, asked));
-        let scrubber = match options.scrub_every.filter(|_| !options.read_only) {
-            Some(every) => Some(scrub::start(asked_fs, self.directory.clone(), every)?),
-            None => None,
+        let scrubbing = options.scrub_every.filter(|_| !options.read_only);
+        let scrubbing = scrubbing.map(|every| scrub::start(asked_fs, self.directory.clone(), every)).transpose();
+        let (scrubber, scrubbing) = match scrubbing {
+            Ok(scrubber) => (scrubber, Ok(())),
+            Err(failure) => (None, Err(failure)),
         };
         let mounted = Mounted { store: self, session, bulks, scrubber, read_only: options.read_only, recovered };
-        if let Err(failure) = listening {
-            // The mount is of no use without its socket; the socket's error is reported.
+        if let Err(failure) = listening.and(scrubbing) {
+            // The mount is of no use without its socket, and without what it was told to do; the first error is reported.
             let _ = mounted.unmounter().unmount();
             let _ = mounted.wait();
             return Err(failure);
@@ -199,17 +215,6 @@ impl Mounted {
         }
         outcome.during(format_args!("store {name}"))
     }
-}
-
-/// Removes a mount that answers nothing because its daemon crashed, when the same store is mounted there again.
-fn clear_dead_mount(directory: &Path, mountpoint: &Path) -> Outcome<()> {
-    let mounted = mount_table::mounted_at(mountpoint).during("table of mounts")?;
-    // This process holds the lock, so no daemon serves that mount any more.
-    if mounted.is_some_and(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && entry.source == directory) {
-        shoal_fuse::unmount_path(mountpoint, true).during(mountpoint.display())?;
-        warn!("took away the dead mount on {}", mountpoint.display());
-    }
-    Ok(())
 }
 
 fn listen(directory: &Directory, asked: Asked) -> Outcome<()> {

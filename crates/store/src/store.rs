@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use shoal_devices::size::human;
 use shoal_devices::{Device, During, Failure, Outcome, uuid_text};
 use shoal_format::PAGE;
 use shoal_format::superblock::{SUPERBLOCK_AT, Superblock};
@@ -189,9 +190,11 @@ impl Store {
         }
         let opened = self.open_engine(&media, &caches, &held, &host_files, options);
         let (fs, recovery) = opened.inspect_err(|_| caches.iter().for_each(|it| it.withdraw(&self.directory)))?;
+        self.tell_of_limit(&fs);
         // Of a device that is not there, or is not the one it should be, nothing is written.
         let states = fs.bulk_states();
         let is_there = |number| states.iter().any(|state| state.number == number && !state.lost);
+        caches.iter().filter(|front| !read_only && is_there(front.device)).for_each(InFront::write_excess);
         let driven = caches.into_iter().filter(|_| !read_only).map(|front| {
             let is_there = is_there(front.device);
             front.drive(is_there)
@@ -212,6 +215,21 @@ impl Store {
         })
     }
 
+    /// Where this process may use less memory than the store's layout has.
+    fn tell_of_limit(&self, fs: &Fs) {
+        let Some(most) = self.description.memory.bytes_within_limit() else { return };
+        let (used, whole) = (fs.usage().region_used, fs.region().superblock().region_bytes);
+        if used > most {
+            tracing::warn!(
+                "memory: {} are in use, and a limit leaves this process {} for them; raise the limit (of the control group, or `ulimit -v`), or it may be killed",
+                human(used),
+                human(most)
+            );
+        } else if whole > most {
+            tracing::info!("memory: a limit leaves this process {} of the store's {}", human(most), human(whole));
+        }
+    }
+
     fn open_engine(
         &self,
         media: &Media,
@@ -221,6 +239,7 @@ impl Store {
         mut options: Options,
     ) -> Outcome<(Fs, Recovery)> {
         options.bulk_devices = media.given.clone();
+        options.region_bytes_max = self.description.memory.bytes_within_limit();
         options.region_restored = self.restore;
         options.on_bulk_failure = Some(Arc::new(|sentence: &str| tracing::error!("{sentence}")));
         let name = self.directory.display().to_string();

@@ -11,6 +11,7 @@
 //! - Reads see the data written last, whether memory or the device holds it.
 //! - A failed write fails the requests that wait for it, and poisons the device for further changes; held blocks stay
 //!   readable, and in the cache.
+//! - Memory that the cache may not have any more is given back once what is held there has left.
 //! - Blocks found in the cache count from [`BlockDevice::adopt`] on, or never.
 //!
 //! Left out: time. The owner of the filter calls [`WriteBack::tick`], often, or when [`WriteBack::next_ns`] says so.
@@ -143,6 +144,27 @@ impl WriteBack {
         let is_giving = self.0.give_back(&mut memory);
         self.0.go_on(self.0.state.lock());
         is_giving
+    }
+
+    /// Bytes of memory that the cache has now.
+    pub fn memory_bytes(&self) -> u64 {
+        self.0.state.lock().slots.memory_bytes()
+    }
+
+    /// Bytes of memory that the cache has when it is full.
+    pub fn memory_bytes_max(&self) -> u64 {
+        self.0.state.lock().slots.memory_bytes_max()
+    }
+
+    /// From now on the cache may have so many bytes of memory. If it has more, what is held there leaves, the oldest first, and each
+    /// following [`WriteBack::tick`] gives memory back; nothing new is held in it meanwhile.
+    pub fn set_memory(&self, bytes: u64) {
+        self.0.state.lock().slots.set_memory(bytes);
+    }
+
+    /// Has the cache more memory than it may have?
+    pub fn has_excess(&self) -> bool {
+        self.0.state.lock().slots.excess() > 0
     }
 
     /// When to call [`WriteBack::tick`] next (ns of the clock); `None`: when something is written.

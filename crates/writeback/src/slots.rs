@@ -232,6 +232,7 @@ impl Cache {
             taken: 0,
             most_taken: (0, 0),
             lacks_until_ns: 0,
+            most: groups,
             copying: BTreeSet::new(),
             left: Vec::new(),
         };
@@ -266,6 +267,8 @@ pub(crate) struct Slots {
     most_taken: (u64, u64),
     /// The host had no memory; it is not asked again before then.
     lacks_until_ns: u64,
+    /// Groups that may have memory: fewer than all where the host has little left for this process.
+    most: u64,
     /// Slots whose bytes are being copied without the lock, and those of them that were freed meanwhile.
     copying: BTreeSet<u64>,
     left: Vec<u64>,
@@ -281,17 +284,58 @@ const IDLE_NS: u64 = 1_000_000_000;
 const PIECE_BYTES: u64 = 64 << 10;
 
 impl Slots {
+    /// Groups that have memory.
+    fn present(&self) -> u64 {
+        self.groups - self.absent.len() as u64
+    }
+
+    /// Bytes of the groups that have memory.
+    pub fn memory_bytes(&self) -> u64 {
+        self.present() * CACHE_GROUP
+    }
+
+    /// The same when all groups have memory.
+    pub fn memory_bytes_max(&self) -> u64 {
+        self.groups * CACHE_GROUP
+    }
+
+    /// From now on groups may have so many bytes of memory together.
+    pub fn set_memory(&mut self, bytes: u64) {
+        self.most = (bytes / CACHE_GROUP).min(self.groups);
+    }
+
+    /// Groups that have memory, beyond those that may.
+    pub fn excess(&self) -> u64 {
+        self.present().saturating_sub(self.most)
+    }
+
+    /// Held blocks must leave before as much memory can be given back as is to be.
+    pub fn is_crowded(&self) -> bool {
+        self.excess() > self.empty
+    }
+
+    /// The first group that is to be emptied, with all behind it: only those before it are used any more.
+    fn end(&self) -> u64 {
+        match self.excess() {
+            0 => self.groups,
+            _ => (0..self.groups).filter(|group| !self.absent.contains(group)).nth(self.most as usize).unwrap_or(0),
+        }
+    }
+
     /// Slots that there are, or could be.
     pub fn capacity(&self, now_ns: u64) -> u64 {
         match now_ns < self.lacks_until_ns {
-            true => (self.groups - self.absent.len() as u64) * CACHE_GROUP_SLOTS,
-            false => self.groups * CACHE_GROUP_SLOTS,
+            true => self.present().min(self.most) * CACHE_GROUP_SLOTS,
+            false => self.most * CACHE_GROUP_SLOTS,
         }
     }
 
     /// Slots that can be taken now.
     pub fn available(&self, now_ns: u64) -> u64 {
-        let absent = if now_ns < self.lacks_until_ns { 0 } else { self.absent.len() as u64 };
+        if self.excess() > 0 {
+            return self.free.range(..self.end()).map(|(_, slots)| slots.len() as u64).sum();
+        }
+        let absent = if now_ns < self.lacks_until_ns { 0 } else { self.most - self.present() };
         self.free_count + absent * CACHE_GROUP_SLOTS
     }
 
@@ -346,7 +390,8 @@ impl Slots {
 
     /// A group that is to get memory ahead ([`SlotBytes::take_memory`], then [`Slots::grown`]).
     pub fn next_ahead(&mut self, now_ns: u64) -> Option<u64> {
-        let is_due = self.free_count < self.ahead() && now_ns >= self.lacks_until_ns;
+        let may = self.present() < self.most && now_ns >= self.lacks_until_ns;
+        let is_due = self.free_count < self.ahead() && may;
         is_due.then(|| self.absent.pop_first()).flatten()
     }
 
@@ -374,6 +419,9 @@ impl Slots {
     /// How many groups have memory that was not needed for [`IDLE_NS`], beyond `keep` of them; `None` until it is time for a look. What is
     /// needed again and again stays: taking memory costs more than copying into it.
     pub fn idle_groups(&mut self, now_ns: u64, keep: u64) -> Option<u64> {
+        if self.excess() > 0 {
+            return Some(self.excess().min(self.empty));
+        }
         if now_ns < self.looked_ns + IDLE_NS {
             return None;
         }
@@ -475,7 +523,7 @@ impl SlotBytes {
     /// Takes memory for a group that is out of use: false if the host has none. It takes long: without the lock, if it can be.
     pub fn take_memory(&self, group: u64) -> bool {
         let at = group_at(self.groups, group);
-        if self.memory.reserve(at, CACHE_GROUP).is_err() {
+        if !self.memory.may_take(CACHE_GROUP) || self.memory.reserve(at, CACHE_GROUP).is_err() {
             return false;
         }
         if !is_planted(Bug::StaleGroup) {

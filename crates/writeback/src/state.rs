@@ -231,7 +231,7 @@ impl State {
 
     /// Is there something for [`State::plan`] to do soon, though nobody waits?
     pub fn is_pressed(&self, now_ns: u64) -> bool {
-        !self.blocked.is_empty() || self.held * 8 >= self.slots.capacity(now_ns) * 7
+        !self.blocked.is_empty() || self.slots.is_crowded() || self.held * 8 >= self.slots.capacity(now_ns) * 7
     }
 
     fn load(&self) -> Load {

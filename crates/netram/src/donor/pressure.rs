@@ -79,16 +79,6 @@ pub fn parse_stall(text: &str) -> Option<f64> {
     value.parse().ok().filter(|percent: &f64| percent.is_finite())
 }
 
-/// Available and all memory of /proc/meminfo (bytes).
-pub fn parse_available(text: &str) -> Option<(u64, u64)> {
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kib.checked_mul(1024)
-    };
-    Some((field("MemAvailable")?, field("MemTotal")?)).filter(|(_, total)| *total > 0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,16 +142,11 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_files_are_read_and_nonsense_is_not() {
+    fn the_kernels_file_is_read_and_nonsense_is_not() {
         let psi = "some avg10=12.34 avg60=1.00 avg300=0.10 total=9\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=0\n";
         assert_eq!(parse_stall(psi), Some(12.34));
         for text in ["", "full avg10=1.00", "some avg60=1.00", "some avg10=", "some avg10=NaN"] {
             assert_eq!(parse_stall(text), None, "{text}");
-        }
-        let meminfo = "MemTotal:       24000 kB\nMemFree:  1 kB\nMemAvailable:   12000 kB\n";
-        assert_eq!(parse_available(meminfo), Some((12000 << 10, 24000 << 10)));
-        for text in ["", "MemTotal: 1 kB", "MemTotal: 0 kB\nMemAvailable: 0 kB", "MemTotal: x kB\nMemAvailable: 1 kB"] {
-            assert_eq!(parse_available(text), None, "{text}");
         }
     }
 }

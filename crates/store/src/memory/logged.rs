@@ -17,10 +17,17 @@ pub(super) static MEANS: Means =
     Means { make, open, rest, loss: |_| Loss { power_loss: "at most the last second", after_fsync: "nothing" } };
 
 fn make(directory: &Directory, _: &Path, bytes: u64) -> Outcome<RegionMedia> {
+    fits_files(directory, bytes)?;
     let memory = Arc::new(PrivateMap::new(bytes, None).during("memory")?);
     let log = Arc::new(SegmentLog::create_in(directory, LOG, SEGMENT_BYTES).during("log")?);
     let images = Some(shared(&images::create(directory)?));
     Ok(RegionMedia { memory, log: Some(log), images, survives_power_loss: true })
+}
+
+/// An image is as long as its region, and a segment of the log has its length: a checkpoint or a record that a limit stops in its middle
+/// would end the store's service.
+fn fits_files(directory: &Directory, region_bytes: u64) -> Outcome<()> {
+    shoal_host::refuse_beyond_limit(region_bytes.max(SEGMENT_BYTES)).during(directory.display())
 }
 
 fn open(store: &Resting<'_>, _: &Path, read_only: bool) -> Outcome<RegionMedia> {
@@ -28,6 +35,9 @@ fn open(store: &Resting<'_>, _: &Path, read_only: bool) -> Outcome<RegionMedia> 
     let images = images::open(store.directory, access)?;
     let (index, superblock, anchor) =
         shoal_region::newest_image(&shared(&images)).map_err(|error| damaged(name, error))?;
+    if !read_only {
+        fits_files(store.directory, superblock.region_bytes)?;
+    }
     let image = Some((images[index].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
     let memory = PrivateMap::new(superblock.region_bytes, image).map_err(|error| damaged(name, error))?;
     let log = SegmentLog::open_in(store.directory, LOG, SEGMENT_BYTES, access).map_err(|error| damaged(name, error))?;

@@ -363,6 +363,10 @@ impl World {
                 self.filter.tick();
             }
             14 if self.random.below(8) == 0 => self.filter.set_rule(rules()[self.random.below(4) as usize]),
+            16 if self.random.below(8) == 0 => {
+                let most = self.filter.memory_bytes_max();
+                self.filter.set_memory(most * self.random.below(2));
+            }
             15 if self.random.below(40) == 0 => self.disk.0.lock().fails_next = true,
             _ => drop(self.disk.step()),
         }
