@@ -5,6 +5,7 @@
 //! and SIGPWR unmount even if the mount is in use, because a clean store is worth more than its last users.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
@@ -35,20 +36,20 @@ pub enum Message {
     Error(String),
 }
 
-/// Serves in a session of its own and reports to the process that started it.
-pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<()> {
+/// Serves in a session of its own and reports to the process that started it. A failure is in the log then, once, and the exit code says
+/// so to others.
+pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<ExitCode> {
     // Fails only for the leader of a process group, and a new child is none.
     nix::unistd::setsid().during("new session")?;
     let outcome = serve(directory, mountpoint, options, restore, &mut |ready| {
         tell(&Message::Ready(ready.clone()));
         release_terminal()
     });
-    if let Err(failure) = &outcome {
-        error!("{failure}");
-        // Once the mount was ready, the starter does not listen any more.
-        tell(&Message::Error(failure.to_string()));
-    }
-    outcome
+    let Err(failure) = outcome else { return Ok(ExitCode::SUCCESS) };
+    error!("{failure}");
+    // Once the mount was ready, the starter does not listen any more.
+    tell(&Message::Error(failure.to_string()));
+    Ok(ExitCode::FAILURE)
 }
 
 fn tell(message: &Message) {

@@ -102,7 +102,7 @@ fn parse() -> Cli {
 fn run(cli: Cli) -> Outcome<ExitCode> {
     match &cli.command {
         Command::Format(args) => format::run(args)?,
-        Command::Mount(args) => mount::run(args)?,
+        Command::Mount(args) => return mount::run(args),
         Command::Umount(args) => umount::run(args)?,
         Command::Df(args) => df::run(args)?,
         Command::Check(args) => return Ok(operational(check::run(args))),

@@ -137,7 +137,8 @@ fn start_control(
                 Ok(done) => Answer::Ok(done.into()),
                 Err(failure) => Answer::Error(failure.to_string()),
             },
-            Question::Df
+            Question::Who
+            | Question::Df
             | Question::Inspect { .. }
             | Question::Files { .. }
             | Question::Pack { .. }

@@ -41,7 +41,7 @@ const CACHE_PART: u64 = 8;
 /// The least that is worth it (bytes): what is under way needs some of it.
 const CACHE_BYTES_MIN: u64 = 16 << 20;
 /// Where caches are, unless an option says otherwise.
-const DIRECTORY: &str = "/dev/shm";
+pub(crate) const DIRECTORY: &str = "/dev/shm";
 /// Time between two looks at what is due.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Between two pieces of memory that are given back to the host: 64 MB a second.

@@ -14,7 +14,7 @@ use shoal_devices::{During, Failure, Kind, Outcome};
 use shoal_fs::Method;
 
 use crate::memory::MemoryChoice;
-use crate::names::{DESCRIPTION, DESCRIPTION_NEW};
+use crate::names::{DESCRIPTION, DESCRIPTION_NEW, IMAGES, LOG};
 
 const VERSION: u32 = 1;
 
@@ -164,6 +164,7 @@ impl Description {
     pub fn read(directory: &Path) -> Outcome<Description> {
         let path = directory.join(DESCRIPTION);
         let text = fs::read_to_string(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound if has_parts(directory) => missing(directory),
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
             }
@@ -224,6 +225,20 @@ impl Description {
     }
 }
 
+/// Is there a region or a log in the directory, whether it has a description or not?
+pub(crate) fn has_parts(directory: &Path) -> bool {
+    IMAGES.iter().chain([&LOG]).any(|name| directory.join(name).exists())
+}
+
+/// The error for a store without a description: lost, or not written yet when the making was cut off.
+pub(crate) fn missing(directory: &Path) -> Failure {
+    let store = directory.display();
+    Failure::new(directory.join(DESCRIPTION).display(), "is missing, and the rest of a store is there").remedy(format!(
+        "bring it back from a backup, or copy everything out with `shoal salvage {store} DIR`; if `shoal format` was cut off, run it again \
+         with --force"
+    ))
+}
+
 /// The error for a description that cannot be read; the other files of the store may be whole.
 fn unreadable(directory: &Path, error: Box<dyn std::error::Error + Send + Sync>) -> Failure {
     let store = directory.display();
@@ -259,5 +274,12 @@ mod tests {
         assert_eq!(Description::read(dir.path()).unwrap().compress, Method::Auto);
         let missing = Description::read(&dir.path().join("x")).unwrap_err().to_string();
         assert!(missing.contains("not a store; make one with"), "{missing}");
+        fs::remove_file(dir.path().join(DESCRIPTION)).unwrap();
+        for part in ["image.1", "log"] {
+            fs::write(dir.path().join(part), "").unwrap();
+            let missing = Description::read(dir.path()).unwrap_err().to_string();
+            assert!(missing.contains("shoal.json: is missing") && missing.contains("`shoal salvage "), "{missing}");
+            fs::remove_file(dir.path().join(part)).unwrap();
+        }
     }
 }

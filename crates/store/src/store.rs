@@ -23,13 +23,11 @@ use crate::host_room::HostFiles;
 use crate::media::Media;
 use crate::memory::{self, Resting};
 use crate::names::{LOG, PID};
-use crate::user::{self, holder, is_ending, is_in_use, lock, period};
-use crate::{host_room, place};
+use crate::user::{self, is_in_use, lock, period};
+use crate::{holder, host_room, place};
 
 /// How long a reader waits for a daemon that is still writing its store after umount(8).
 pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
-/// A daemon that looks alive for this long is taken to be alive.
-const LIFE_SIGN: Duration = Duration::from_millis(200);
 
 /// A store that no other process uses while this value lives.
 pub struct Store {
@@ -84,25 +82,14 @@ impl Store {
         let description = Store::describe(directory)?;
         let directory = directory.canonicalize().during(directory.display())?;
         let begin = Instant::now();
-        let mut seen_alive = None;
+        let mut watch = holder::Watch::new(&directory);
         loop {
-            let failure = match lock(&directory) {
+            match lock(&directory) {
                 Ok(lock) => return Ok(Store::assemble(directory, description, lock)),
-                Err(failure) => failure,
-            };
-            if begin.elapsed() >= patience {
-                return Err(failure);
+                Err(failure) if !failure.is_in_use() => return Err(failure),
+                Err(_) if begin.elapsed() >= patience || watch.will_stay() => return Err(holder::in_use(&directory)),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
-            if place::is_mounted(&directory) && !holder(&directory).is_none_or(is_ending) {
-                // A dying process may look alive for a moment.
-                let since = *seen_alive.get_or_insert_with(Instant::now);
-                if since.elapsed() >= LIFE_SIGN {
-                    return Err(failure);
-                }
-            } else {
-                seen_alive = None;
-            }
-            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
