@@ -1,7 +1,7 @@
 //! The command line: every option with its name, its help and its type.
 //!
 //! Manual pages and completions are generated from these definitions. Commands whose report a program may want to
-//! read take `--json`. What an option does is in the module of its command; the fstab options are in `mount_options`.
+//! read take `--json`. What an option does is in the module of its command; the fstab options are in `option_table`.
 //!
 //! Longer than 500 lines because it is one table, a few lines for each option, which is read by looking an option up.
 
@@ -17,6 +17,7 @@ use shoal_netram::donor::Compression;
 use shoal_store::{BulkChoice, MemoryChoice};
 
 use crate::lab::LabArgs;
+use crate::option_table;
 use crate::profile::ProfileArgs;
 
 #[derive(Debug, Parser)]
@@ -161,48 +162,7 @@ pub struct FormatArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Options for -o (as in fstab):\n  \
-    ro, nodev, nosuid, noexec, nosymfollow,   as in mount(8)\n  \
-    sync, dirsync, lazytime, nodiratime\n  \
-    noatime, strictatime                      reads never, or always, change access times\n  \
-    remount                                   change a mount: remount,ro or remount,rw, or its flags\n  \
-    allow_other, noallow_other                all users may use it (root's mounts), or processes of the user who\n  \
-                                              mounts alone; all within the permissions of the files\n  \
-    private, allow_root                       other words for noallow_other (allow_root: root's mounts only)\n  \
-    nodefault_permissions                     with noallow_other only: permissions are not checked, not even for a\n  \
-                                              process that acts for another user (setfsuid), and there are no ACLs;\n  \
-                                              fewer requests for changes\n  \
-    noxattr                                   no extended attributes or ACLs; small files are made faster\n  \
-    writeback                                 the kernel gathers writes: fewer requests, and a write survives\n  \
-                                              the daemon from close, fsync or write-back on\n  \
-    threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
-    transport=auto|dev|uring                  requests come by io_uring where the kernel offers it (default: auto)\n  \
-    noidle_class                              threads that serve io_uring stay in the normal scheduling class\n  \
-    read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
-    update_policy=POLICY                      when writes of large files leave: aipu:30s (default), pu:30s, ipu:30s,\n  \
-                                              purp:30s:60s, irp:30s:60s, sprite:30s:5s, write-through, hold:10m\n  \
-    update_rate=SIZE                          most that leaves in a second (default 0: no bound)\n  \
-    hold=TIME                                 as update_policy=hold:TIME: the disk stands still for so long\n  \
-    cache_size=SIZE                           memory for such writes (default an eighth, at most 1G; 0: none)\n  \
-    cache_dir=DIR                             a folder on tmpfs for it (default /dev/shm)\n  \
-    clone_fd                                  every thread gets a channel of its own\n  \
-    compress=METHOD                           as format --compress, for this mount\n  \
-    pack_age=SECONDS                          what did not change for so long is packed (default 30)\n  \
-    pack_load=PERCENT                         of a processor for packing beside others (default 10; 0: idle time alone)\n  \
-    spill=PERCENT                             of memory in use from which on small files that are cold move to\n  \
-                                              bulk storage (default 85; off: none do)\n  \
-    threshold=SIZE                            as format --threshold, for this mount (4K to 64M)\n  \
-    sums, nosums                              checksums of bulk storage are kept from now on, or dropped\n  \
-    scrub=DAYS                                bulk storage is read through in idle time when the last scrub is so old\n  \
-                                              (default off)\n  \
-    nopack_inodes                             inodes and directories are not packed\n  \
-    degraded                                  do without bulk devices that are missing, of a store that has several\n  \
-    restore                                   as --restore\n  \
-    _netdev, nofail, auto, user, x-*, mand,   ignored\n  \
-    iversion, silent, loud\n\n\
-    An fstab line:\n  \
-    /srv/store  /mnt  fuse.shoal  noatime,nofail  0  0\n\n\
-    The daemon's log is STORE/shoal.log; SHOAL_LOG=debug makes it talkative.")]
+#[command(after_help = mount_help())]
 pub struct MountArgs {
     /// The store's directory
     pub store: PathBuf,
@@ -654,9 +614,18 @@ pub struct DonateArgs {
     pub json: bool,
 }
 
+/// What follows the options of `shoal mount`.
+fn mount_help() -> String {
+    format!(
+        "Options for -o (as in fstab):\n{}\n\nAn fstab line:\n  /srv/store /mnt fuse.shoal noatime,nofail 0 0\n\nThe daemon's log is \
+         STORE/shoal.log; SHOAL_LOG=debug makes it talkative.",
+        option_table::text()
+    )
+}
+
 /// What `mount -t fuse.shoal STORE MOUNTPOINT` runs: `mount.fuse.shoal STORE MOUNTPOINT [-sfnv] [-o OPTIONS]`.
 #[derive(Debug, Parser)]
-#[command(name = "mount.fuse.shoal", version, about = "Mount a store on behalf of mount(8)")]
+#[command(name = "mount.fuse.shoal", version, about = "Mount a store on behalf of mount(8)", after_help = mount_help())]
 pub struct MountHelper {
     /// The store's directory
     pub store: PathBuf,

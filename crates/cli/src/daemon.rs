@@ -9,6 +9,7 @@
 //! A mount that nobody was told of is undone: the starter has failed by then.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
@@ -40,8 +41,9 @@ pub enum Message {
     Error(String),
 }
 
-/// Serves in a session of its own and reports to the process that started it.
-pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<()> {
+/// Serves in a session of its own and reports to the process that started it. A failure is in the log then, once, and the exit code says
+/// so to others.
+pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<ExitCode> {
     shoal_host::leave_starter();
     // Fails only for the leader of a process group, and a new child is none.
     nix::unistd::setsid().during("new session")?;
@@ -52,12 +54,11 @@ pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOption
         })?;
         release_terminal()
     });
-    if let Err(failure) = &outcome {
-        error!("{failure}");
-        // Once the mount was ready, or when it has ended, the starter does not listen any more.
-        let _ = tell(&Message::Error(failure.to_string()));
-    }
-    outcome
+    let Err(failure) = outcome else { return Ok(ExitCode::SUCCESS) };
+    error!("{failure}");
+    // Once the mount was ready, or when it has ended, the starter does not listen any more.
+    let _ = tell(&Message::Error(failure.to_string()));
+    Ok(ExitCode::FAILURE)
 }
 
 fn tell(message: &Message) -> std::io::Result<()> {

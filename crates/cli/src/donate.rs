@@ -104,7 +104,7 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
         ..Limits::default()
     };
     let options = ServerOptions { tls: tls.clone(), insecure: args.insecure, limits };
-    let server = Server::start(lender.clone(), &args.listen, options).map_err(Failure::told)?;
+    let server = Server::start(lender.clone(), &args.listen, options).map_err(Failure::of)?;
     let ready = Ready {
         listen: server.address().to_string(),
         pid: std::process::id(),

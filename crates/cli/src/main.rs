@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `args`, `mount_options` | what can be said on the command line |
+//! | `args`, `mount_options`, `option_table` | what can be said on the command line |
 //! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `bulk`, `salvage`, `inspect`, `compact`, `bench`, `donate`, `lab`, `profile`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `daemon` | the process that serves a mount |
@@ -31,6 +31,7 @@ mod kernel_requests;
 mod lab;
 mod mount;
 mod mount_options;
+mod option_table;
 mod pages;
 mod profile;
 mod progress;
@@ -84,9 +85,17 @@ fn parse() -> Cli {
         let own = text.lines().map(str::trim).take_while(|line| !is_advice(line));
         let cause = own.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
         let cause = cause.trim_start_matches("error: ");
+        // Such as "tip: a similar argument exists: '--json'".
+        let similar =
+            text.lines().find_map(|line| line.trim().strip_prefix("tip: ")?.split_once("similar ")?.1.split_once(": "));
+        let similar =
+            similar.map_or_else(String::new, |(_, words)| format!("write {}, or see ", words.replace('\'', "`")));
         let command = std::env::args_os().nth(1).filter(|word| Cli::command().find_subcommand(word).is_some());
         let command = command.map_or_else(String::new, |word| format!(" {}", word.to_string_lossy()));
-        eprintln!("shoal{command}: {cause}; `shoal{command} --help` lists the options");
+        match similar.is_empty() {
+            true => eprintln!("shoal{command}: {cause}; `shoal{command} --help` lists the options"),
+            false => eprintln!("shoal{command}: {cause}; {similar}`shoal{command} --help`"),
+        }
         std::process::exit(if command == " check" { EXIT_USAGE.into() } else { error.exit_code() })
     })
 }
@@ -94,7 +103,7 @@ fn parse() -> Cli {
 fn run(cli: Cli) -> Outcome<ExitCode> {
     match &cli.command {
         Command::Format(args) => format::run(args)?,
-        Command::Mount(args) => mount::run(args)?,
+        Command::Mount(args) => return mount::run(args),
         Command::Umount(args) => umount::run(args)?,
         Command::Df(args) => df::run(args)?,
         Command::Check(args) => return Ok(operational(check::run(args))),

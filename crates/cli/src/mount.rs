@@ -7,13 +7,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, ExitCode, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use shoal_devices::{During, Failure, Outcome};
 use shoal_host::Directory;
-use shoal_store::{DAEMON_LOG, Store};
+use shoal_store::{DAEMON_LOG, Store, holder, place};
 
 use crate::args::{MountArgs, MountHelper};
 use crate::daemon::{Message, Ready};
@@ -24,12 +25,12 @@ use crate::{bulk, daemon, mount_options, remount};
 const LOG_BYTES_MAX: u64 = 1 << 20;
 /// How long the kernel may need to tear a daemon down that has ended.
 const DYING_PATIENCE: Duration = Duration::from_secs(5);
+/// A daemon that is silent for so long may be waiting for an earlier one.
+const QUIET: Duration = Duration::from_secs(2);
 
-pub fn run(args: &MountArgs) -> Outcome<()> {
+pub fn run(args: &MountArgs) -> Outcome<ExitCode> {
     // A missing store and wrong options are reported before anything is started.
-    Store::describe(&args.store)?;
-    let directory = args.store.canonicalize().during(args.store.display())?;
-    let mountpoint = std::path::absolute(&args.mountpoint).during(args.mountpoint.display())?;
+    let (directory, mountpoint) = places(&args.store, &args.mountpoint)?;
     let is_root = nix::unistd::geteuid().is_root();
     let mut lists = args.options.clone();
     lists.extend(args.restore.then(|| mount_options::RESTORE.to_string()));
@@ -44,28 +45,36 @@ pub fn run(args: &MountArgs) -> Outcome<()> {
             let how = if done.read_only { "read-only, and everything in it is durable" } else { "read-write" };
             println!("{} on {} is {how}", done.store, done.mountpoint);
         }
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     if args.report_ready {
         return daemon::serve_detached(&directory, &mountpoint, &options, restore);
     }
+    place::refuse_silent_at(&mountpoint)?;
     if args.foreground {
         let json = args.json;
-        return daemon::serve(&directory, &mountpoint, &options, restore, &mut |ready| {
+        daemon::serve(&directory, &mountpoint, &options, restore, &mut |ready| {
             print(ready, json);
             Ok(())
-        });
+        })?;
+        return Ok(ExitCode::SUCCESS);
     }
     let ready = start(&directory, &mountpoint, &lists)?;
     print(&ready, args.json);
-    Ok(())
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The store's directory and the mount point, as absolute paths. Nothing behind a daemon that does not answer is touched.
+fn places(store: &Path, mountpoint: &Path) -> Outcome<(PathBuf, PathBuf)> {
+    place::passable(store)?;
+    Store::describe(store)?;
+    let directory = store.canonicalize().during(store.display())?;
+    Ok((directory, std::path::absolute(mountpoint).during(mountpoint.display())?))
 }
 
 /// `mount.fuse.shoal`: quiet, as mount(8) expects.
 pub fn run_helper(args: &MountHelper) -> Outcome<()> {
-    Store::describe(&args.store)?;
-    let directory = args.store.canonicalize().during(args.store.display())?;
-    let mountpoint = std::path::absolute(&args.mountpoint).during(args.mountpoint.display())?;
+    let (directory, mountpoint) = places(&args.store, &args.mountpoint)?;
     let mut lists = args.options.clone();
     if args.sloppy {
         let words = args.options.iter().flat_map(|list| list.split(','));
@@ -81,6 +90,7 @@ pub fn run_helper(args: &MountHelper) -> Outcome<()> {
     if args.fake {
         return Ok(());
     }
+    place::refuse_silent_at(&mountpoint)?;
     let ready = start(&directory, &mountpoint, &lists)?;
     if args.verbose {
         print(&ready, false);
@@ -92,7 +102,8 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
     let program = std::env::current_exe().during("own program")?;
     let mut command = Command::new(program);
     command.arg("mount").arg("--report-ready");
-    for list in options {
+    // Without a list the next word would be taken for one.
+    for list in options.iter().filter(|list| !list.is_empty()) {
         // Option and list are one word, because a list may begin with a dash.
         command.arg(format!("-o{list}"));
     }
@@ -100,10 +111,10 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open_log(directory)?);
     shoal_host::keep_descriptors();
     let mut child = command.spawn().during("daemon")?;
-    let mut line = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).during("daemon")?;
-    }
+    let line = match child.stdout.take() {
+        Some(stdout) => first_line(stdout, || tell_of_wait(directory, child.id())).during("daemon")?,
+        None => String::new(),
+    };
     match serde_json::from_str(&line) {
         Ok(Message::Ready(ready)) => {
             bulk::warn_of_lost(directory);
@@ -126,6 +137,33 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
     }
 }
 
+/// The daemon's first line. `late` is called when it has not come for a while.
+fn first_line(stdout: ChildStdout, late: impl FnOnce()) -> io::Result<String> {
+    let (sender, receiver) = mpsc::channel();
+    let read = move || {
+        let mut line = String::new();
+        let outcome = BufReader::new(stdout).read_line(&mut line).map(|_| line);
+        // The receiver waits for it.
+        let _ = sender.send(outcome);
+    };
+    std::thread::Builder::new().name("daemon-line".into()).spawn(read)?;
+    let ended = || io::Error::from(io::ErrorKind::BrokenPipe);
+    match receiver.recv_timeout(QUIET) {
+        Err(mpsc::RecvTimeoutError::Timeout) => {
+            late();
+            receiver.recv().map_err(|_| ended())?
+        }
+        outcome => outcome.map_err(|_| ended())?,
+    }
+}
+
+/// Says which process the daemon waits for, if it does.
+fn tell_of_wait(directory: &Path, daemon: u32) {
+    if let Some(pid) = holder::of(directory).filter(|pid| *pid != daemon) {
+        eprintln!("shoal: waiting until {} has released {}", holder::words(pid), directory.display());
+    }
+}
+
 /// Takes away the mount that a daemon left which could not end it any more.
 fn take_away(directory: &Path, mountpoint: &Path) {
     // A store that is in use again has another daemon, and the mount may be its own.
@@ -137,7 +175,7 @@ fn take_away(directory: &Path, mountpoint: &Path) {
 
 /// The daemon's log. On a host that takes no writes it says nothing.
 fn open_log(directory: &Path) -> Outcome<File> {
-    let held = Directory::open(directory).map_err(Failure::told)?;
+    let held = Directory::open(directory).map_err(Failure::of)?;
     let opened = || {
         if held.file_bytes(DAEMON_LOG).is_some_and(|bytes| bytes > LOG_BYTES_MAX) {
             held.rename(DAEMON_LOG, &format!("{DAEMON_LOG}.1"))?;
@@ -148,7 +186,7 @@ fn open_log(directory: &Path) -> Outcome<File> {
         Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
             OpenOptions::new().write(true).open("/dev/null").during("/dev/null")
         }
-        opened => opened.map_err(Failure::told),
+        opened => opened.map_err(Failure::of),
     }
 }
 

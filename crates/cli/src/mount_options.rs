@@ -5,7 +5,7 @@
 //! where they ask for what a store does anyway: `acl`, `user_xattr`, `discard` (freed blocks are always trimmed),
 //! `errors=remount-ro`, `data=ordered` and the weaker `data=writeback`. An unknown option, or one that asks for
 //! something Shoal does not do, is an error that names it, because a mount without the properties asked for is worse
-//! than none.
+//! than none. Which options there are, and their help, is in [`option_table`].
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,13 +14,10 @@ use shoal_fs::{AccessTimes, Method, THRESHOLD_MAX, THRESHOLD_MIN};
 use shoal_fuse::{Access, MountOptions, Transport};
 use shoal_store::rule_of;
 
+use crate::option_table::{self, unknown};
+
 /// Go on from the saved image of `battery` memory. This option is about opening the store, not about the mount.
 pub const RESTORE: &str = "restore";
-
-/// Words that ask for the default, or that are meant for other programs.
-const IGNORED: &str = "acl user_xattr discard remount defaults rw dev suid exec async atime relatime norelatime nostrictatime diratime \
-    symfollow nolazytime mand nomand iversion noiversion silent loud auto noauto _netdev nofail user users nouser owner \
-    noowner group nogroup";
 
 /// Does one of the lists ask for a remount?
 pub fn is_remount(lists: &[String]) -> bool {
@@ -69,6 +66,14 @@ pub fn wants_restore(lists: &[String]) -> bool {
 
 fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
     let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+    let entry = option_table::find(name).ok_or_else(|| unknown(word))?;
+    // Programs that read fstab give values to theirs.
+    if entry.value.0.is_empty()
+        && value.is_some()
+        && !["x-", "X-", "comment", "user"].iter().any(|w| name.starts_with(w))
+    {
+        return Err(format!("mount option `{word}`: takes no value; write `{name}`"));
+    }
     let number = || -> Result<u64, String> {
         let value = value.ok_or_else(|| format!("mount option `{name}` needs a value, such as `{name}=8`"))?;
         value.parse().map_err(|_| format!("mount option `{word}`: `{value}` is not a number"))
@@ -103,9 +108,6 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             return held_writes(options, name, value);
         }
         "errors" | "data" => return ext4_word(name, value, word),
-        // Such options are meant for programs that read fstab.
-        _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" || name == "user" => return Ok(()),
-        _ if value.is_some() => return Err(unknown(word)),
         _ => {}
     }
     match name {
@@ -131,8 +133,8 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "nopack_inodes" => options.pack_inodes = false,
         "clone_fd" => options.clone_fd = true,
         "noclone_fd" => options.clone_fd = false,
-        _ if name == RESTORE || IGNORED.split(' ').any(|word| word == name) => undo(options, name),
-        _ => return Err(unknown(word)),
+        // It is in the table: one that asks for a default, or is for other programs.
+        _ => undo(options, name),
     }
     Ok(())
 }
@@ -254,16 +256,6 @@ fn transport(word: &str, value: Option<&str>) -> Result<Transport, String> {
         Some("uring") => Ok(Transport::Uring),
         _ => Err(format!("mount option `{word}`: use `transport=auto`, `transport=dev` or `transport=uring`")),
     }
-}
-
-fn unknown(word: &str) -> String {
-    format!(
-        "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
-         nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=auto|dev|uring, noidle_class, read_ahead=SIZE, \
-         compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, spill=PERCENT, threshold=SIZE, nopack_inodes, \
-         cache_size=SIZE, cache_dir=DIR, update_policy=POLICY, update_rate=SIZE, hold=TIME, \
-         degraded, clone_fd, restore"
-    )
 }
 
 #[cfg(test)]

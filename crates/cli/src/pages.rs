@@ -26,9 +26,72 @@ pub fn write_manual(directory: &Path) -> Outcome<()> {
 
 fn write_page(directory: &Path, command: Command, section: &str) -> Outcome<()> {
     let path = directory.join(format!("{}.{section}", command.get_name()));
-    let mut page = Vec::new();
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let has_commands = command.has_subcommands();
+    let has_version = command.get_version().is_some();
     let man = Man::new(command).section(section).source("Shoal").manual("Shoal");
-    man.render(&mut page).and_then(|()| fs::write(&path, &page)).during(path.display())
+    let mut page = Vec::new();
+    // The generator's own section of it would fill tables and examples like prose.
+    let rendered = man
+        .render_title(&mut page)
+        .and_then(|()| man.render_name_section(&mut page))
+        .and_then(|()| man.render_synopsis_section(&mut page))
+        .and_then(|()| man.render_description_section(&mut page))
+        .and_then(|()| man.render_options_section(&mut page))
+        .and_then(|()| if has_commands { man.render_subcommands_section(&mut page) } else { Ok(()) })
+        .and_then(|()| page.write_all(notes(&after).as_bytes()))
+        .and_then(|()| if has_version { man.render_version_section(&mut page) } else { Ok(()) });
+    rendered.and_then(|()| fs::write(&path, &page)).during(path.display())
+}
+
+/// What follows the options, as sections of a page. A line that ends with a colon before indented ones heads a section; an indented line
+/// with a gap of blanks is a term and its meaning, which goes on in lines that are indented further; other indented lines stay as they
+/// are. All else is prose.
+fn notes(text: &str) -> String {
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let (mut out, mut lines) = (String::new(), text.lines().peekable());
+    // Prose has a section of its own; examples are in a block that is not filled.
+    let (mut in_notes, mut in_paragraph, mut in_examples) = (false, false, false);
+    while let Some(line) = lines.next() {
+        let (depth, line) = (indent(line), line.trim());
+        let next = lines.peek().map_or(0, |next| indent(next));
+        let (term, meaning) = line.split_once("  ").unwrap_or((line, ""));
+        let is_example = depth == 2 && meaning.is_empty() && next <= 2;
+        if in_examples && !is_example {
+            out += ".fi\n.RE\n";
+        } else if is_example && !in_examples {
+            out += ".PP\n.RS 4\n.nf\n";
+        }
+        in_examples = is_example;
+        match (depth, line.strip_suffix(':')) {
+            (0, Some(title)) if next > 0 => {
+                out += &format!(".SH \"{}\"\n", escaped(&title.to_uppercase()));
+                in_notes = false;
+            }
+            (0, _) if line.is_empty() => in_paragraph = false,
+            (0, _) => {
+                out += match (in_notes, in_paragraph) {
+                    (true, true) => "",
+                    (true, false) => ".PP\n",
+                    (false, _) => ".SH \"NOTES\"\n",
+                };
+                out += &format!("{}\n", escaped(line));
+                (in_notes, in_paragraph) = (true, true);
+            }
+            (2, _) if !is_example => {
+                out += &format!(".TP\n\\fB{}\\fR\n", escaped(term));
+                out += &(escaped(meaning.trim()) + if meaning.is_empty() { "" } else { "\n" });
+            }
+            _ => out += &format!("{}\n", escaped(line)),
+        }
+    }
+    out + if in_examples { ".fi\n.RE\n" } else { "" }
+}
+
+/// Text in which nothing is an order to the formatter.
+fn escaped(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-");
+    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
 }
 
 pub fn print_completions(shell: clap_complete::Shell) -> Outcome<()> {
@@ -53,5 +116,22 @@ mod tests {
         assert!(!dir.path().join("shoal-man.1").exists(), "hidden commands have no page");
         assert!(fs::read_to_string(dir.path().join("shoal.1")).unwrap().contains("shoal format /srv/store"));
         assert!(dir.path().join("mount.fuse.shoal.8").exists());
+    }
+
+    #[test]
+    fn a_page_has_a_term_for_every_option_and_keeps_examples_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        write_manual(dir.path()).unwrap();
+        for page in ["shoal-mount.1", "mount.fuse.shoal.8"] {
+            let page = fs::read_to_string(dir.path().join(page)).unwrap();
+            for name in ["noxattr", "threads=N", "sums, nosums", "scrub=DAYS", "pack_age=SECONDS"] {
+                assert!(page.contains(&format!("\n.TP\n\\fB{name}\\fR\n")), "{name}: {page}");
+            }
+            assert!(page.contains(".nf\n/srv/store /mnt fuse.shoal noatime,nofail 0 0\n.fi"), "{page}");
+        }
+        let notes = notes("Examples:\n  a -b\n  c\n\nMore is\nto be said.\n\nAnd:\n  x  one\n     two\n\n.so\n\nEnd\n");
+        let wanted = ".SH \"EXAMPLES\"\n.PP\n.RS 4\n.nf\na \\-b\nc\n.fi\n.RE\n.SH \"NOTES\"\nMore is\nto be said.\n\
+                      .SH \"AND\"\n.TP\n\\fBx\\fR\none\ntwo\n.SH \"NOTES\"\n\\&.so\n.PP\nEnd\n";
+        assert_eq!(notes, wanted);
     }
 }

@@ -52,14 +52,14 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
     shoal_host::lift_limits();
     daemon::start_log();
     daemon::abort_on_panic();
-    let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose().map_err(Failure::told)?;
+    let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose().map_err(Failure::of)?;
     let device: Arc<dyn Device> = Arc::from(name.open()?);
     let block_device = device.block_device();
     let size_bytes = block_device.geometry().bytes;
     let export = export(args, &*device).during("--name")?;
     let uses_tls = tls.is_some();
     let options = ServerOptions { tls, insecure: args.insecure, ..ServerOptions::default() };
-    let server = Server::start(Arc::new(vec![Arc::new(export)]), &args.nbd, options).map_err(Failure::told)?;
+    let server = Server::start(Arc::new(vec![Arc::new(export)]), &args.nbd, options).map_err(Failure::of)?;
     let address = server.address().clone();
     let server = Arc::new(Mutex::new(Some(server)));
     let control = start_control(&address, args, &device, &server);
@@ -135,7 +135,8 @@ fn start_control(
                 Ok(done) => Answer::Ok(done.into()),
                 Err(failure) => Answer::Error(failure.to_string()),
             },
-            Question::Df
+            Question::Who
+            | Question::Df
             | Question::Inspect { .. }
             | Question::Files { .. }
             | Question::Pack { .. }

@@ -75,7 +75,8 @@ pub fn run_donor(command: &DonorCommand) -> Outcome<()> {
 }
 
 fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
-    let listen: Option<Listen> = if Path::new(server).exists() { None } else { server.parse().ok() };
+    // A path is looked at only where it may be meant: behind it a daemon may be stopped.
+    let listen: Option<Listen> = server.parse().ok().filter(|_| !Path::new(server).exists());
     match listen {
         Some(listen) => {
             let path = control_path(&listen)?;

@@ -1,15 +1,17 @@
 //! `shoal umount`: ends a mount and waits until its daemon has shut the store down.
 //!
-//! Also removes the mount of a daemon that died ("transport endpoint is not connected"). The table of mounts says
-//! whether a path is a mounted store; the store's lock says when its daemon is done.
+//! Also removes the mount of a daemon that died ("transport endpoint is not connected"). Which process serves a mount is found by what it
+//! holds ([`holder`]): the same store may be mounted elsewhere by another one, which is not waited for. Rules: a wait is for a daemon that
+//! is at work; one that is stopped, or whose mount lives on in another mount namespace, is named at once.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use shoal_devices::size::human;
 use shoal_devices::{Failure, Outcome};
-use shoal_store::place::{self, Place};
+use shoal_store::holder::{self, Seen, Server};
+use shoal_store::place;
 
 use crate::args::UmountArgs;
 use crate::json;
@@ -19,6 +21,10 @@ use crate::{failure, progress};
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How long to wait after a lazy unmount; a busy mount is not waited for any longer.
 const LAZY_PATIENCE: Duration = Duration::from_secs(2);
+/// After which time, and how often, it is looked whether the mount lives on elsewhere.
+const LOOK: Duration = Duration::from_secs(1);
+/// After which time a wait is told where there is no terminal.
+const TELL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -28,23 +34,68 @@ struct Report {
     was_dead: bool,
     /// The store is shut down, so the next mount has nothing to recover.
     clean: bool,
+    /// The process that serves another mount of the store, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    served_by: Option<u32>,
+    /// Where the store, or this mount in other namespaces, is mounted still.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    still_mounted: Vec<Seen>,
+}
+
+/// How the wait for a daemon ended.
+enum Wait {
+    Free,
+    /// The last user of a lazily detached mount is not gone.
+    InUse,
+    /// The mount lives on in these places.
+    Elsewhere(Vec<Seen>),
 }
 
 pub fn run(args: &UmountArgs) -> Outcome<()> {
-    let Place { store, mountpoint } = place::mounted_at(&args.mountpoint)?;
-    let mountpoint = mountpoint.unwrap_or_else(|| args.mountpoint.clone());
-    let was_dead = is_dead(&store, &mountpoint);
+    let entry = place::mount_at(&args.mountpoint)?;
+    let (store, mountpoint) = (entry.source, entry.mountpoint);
+    place::passable(&store)?;
+    let server = match holder::server(&store, &entry.device) {
+        // A lazy unmounting asks nobody.
+        Err(_) if args.lazy => Server::Unknown,
+        server => server?,
+    };
+    let was_dead = matches!(server, Server::Nobody | Server::Elsewhere(_));
     // A daemon that serves a store read-only leaves the note of a crashed daemon in place, so the note counts only if
     // its process holds the lock.
     let writer = shoal_store::writer(&store).filter(|pid| shoal_store::holder(&store) == Some(*pid));
-    shoal_fuse::unmount_path(&mountpoint, args.lazy || was_dead).map_err(|error| {
+    let lazily = args.lazy || server == Server::Nobody;
+    if let Server::Process(pid) = server
+        && holder::is_stopped(pid)
+        && !lazily
+    {
+        return Err(holder::stopped(mountpoint.display().to_string(), pid));
+    }
+    shoal_fuse::unmount_path(&mountpoint, lazily).map_err(|error| {
         failure::of_mountpoint(&mountpoint, error, |users| {
             format!("end the programs that use it ({users} lists them), or add --lazy")
         })
     })?;
-    let clean = !was_dead && wait_until_free(&store, writer, args)?;
-    let report =
-        Report { store: store.display().to_string(), mountpoint: mountpoint.display().to_string(), was_dead, clean };
+    let mut report = Report {
+        store: store.display().to_string(),
+        mountpoint: mountpoint.display().to_string(),
+        was_dead,
+        clean: false,
+        served_by: None,
+        still_mounted: Vec::new(),
+    };
+    if let Server::Elsewhere(pid) = server {
+        report.served_by = Some(pid);
+        report.still_mounted = holder::mounts_by(pid, &store);
+    } else if !was_dead {
+        let pid = if let Server::Process(pid) = server { Some(pid) } else { holder::of(&store) };
+        match wait_until_free(&store, pid, &entry.device, args)? {
+            Wait::Free => report.clean = is_clean(&store, writer)?,
+            Wait::InUse => {}
+            Wait::Elsewhere(places) if args.lazy => report.still_mounted = places,
+            Wait::Elsewhere(places) => return Err(lives_on(&mountpoint, pid, &places)),
+        }
+    }
     if report.clean {
         for (device, bytes, cache) in shoal_store::kept_writes(&store) {
             eprintln!(
@@ -57,47 +108,92 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     }
     if args.json {
         json::print_json(&report);
-    } else if was_dead {
-        println!(
-            "{} was left behind by a daemon that died, and is taken away; the next mount recovers {}",
-            report.mountpoint, report.store
-        );
-    } else if !report.clean {
-        println!("{} is detached; its store is clean once the last user is gone", report.mountpoint);
+    } else {
+        print!("{}", text(&report));
     }
     Ok(())
 }
 
-/// Is the mount without a daemon? The store's lock says so without asking a daemon that may hang.
-fn is_dead(store: &Path, mountpoint: &Path) -> bool {
-    match shoal_store::is_in_use(store) {
-        Ok(in_use) => !in_use,
-        // The store is gone, or may not be read by this user.
-        Err(_) => nix::sys::statfs::statfs(mountpoint).is_err_and(|error| error == nix::errno::Errno::ENOTCONN),
+fn text(report: &Report) -> String {
+    let Report { mountpoint, store, .. } = report;
+    let places = report.still_mounted.iter().map(Seen::text).collect::<Vec<_>>().join(", ");
+    match report.served_by {
+        Some(pid) => {
+            let place = if places.is_empty() { String::new() } else { format!(" on {places}") };
+            format!(
+                "{mountpoint} was left behind by a daemon that died, and is taken away; {store} stays mounted{place}, by {}\n",
+                holder::words(pid)
+            )
+        }
+        None if report.was_dead => {
+            format!(
+                "{mountpoint} was left behind by a daemon that died, and is taken away; the next mount recovers {store}\n"
+            )
+        }
+        None if !places.is_empty() => format!("{mountpoint} is detached; it is still mounted on {places}\n"),
+        None if !report.clean => format!("{mountpoint} is detached; its store is clean once the last user is gone\n"),
+        None => String::new(),
     }
 }
 
-/// Waits until the daemon has released the store; returns whether it is clean.
-fn wait_until_free(store: &Path, writer: Option<u32>, args: &UmountArgs) -> Outcome<bool> {
+/// The failure of an unmounting that left the mount in other mount namespaces.
+fn lives_on(mountpoint: &Path, pid: Option<u32>, places: &[Seen]) -> Failure {
+    let process = pid.map_or("its daemon".into(), holder::words);
+    let at = places.iter().map(Seen::text).collect::<Vec<_>>().join(", ");
+    let everywhere = pid.map_or(String::new(), |pid| format!(", or `kill {pid}`, which unmounts it everywhere"));
+    let there = places.first().map_or(String::new(), Seen::unmounting);
+    let cause = format!("is unmounted here, but {process} serves the mount still, on {at}");
+    Failure::new(mountpoint.display(), cause).remedy(format!("run {there}{everywhere}"))
+}
+
+/// Waits until the daemon has released the store.
+fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountArgs) -> Outcome<Wait> {
     let begin = Instant::now();
-    let bar = progress::waiting("waiting until the store is clean", args.json);
+    let process = pid.map_or("its daemon".into(), holder::words);
+    let bar = progress::waiting(&format!("waiting until the store is clean ({process})"), args.json);
     let patience = if args.lazy { LAZY_PATIENCE } else { PATIENCE };
-    while shoal_store::is_in_use(store).unwrap_or(false) {
+    let (mut look, mut told) = (LOOK, false);
+    // Another process may have taken the store by now.
+    let has_it = |pid: u32| Path::new(&format!("/proc/{pid}")).exists() && holder::of(store) == Some(pid);
+    while shoal_store::is_in_use(store).unwrap_or(false) && pid.is_none_or(has_it) {
         if begin.elapsed() > patience {
             if args.lazy {
-                return Ok(false);
+                return Ok(Wait::InUse);
             }
-            return Err(Failure::new(store.display(), "its daemon has not finished")
-                .remedy(format!("{} tells more", store.join(shoal_store::DAEMON_LOG).display())));
+            return Err(Failure::new(store.display(), format!("{process} has not finished"))
+                .remedy(format!("{} tells more", log(store).display())));
+        }
+        if begin.elapsed() > look {
+            look = begin.elapsed() + LOOK;
+            let places = holder::mounts_with(device);
+            if !places.is_empty() {
+                return Ok(Wait::Elsewhere(places));
+            }
+            if let Some(pid) = pid.filter(|pid| holder::is_stopped(*pid)) {
+                return Err(holder::stopped(store.display().to_string(), pid));
+            }
+        }
+        if begin.elapsed() > TELL && !told && bar.is_hidden() {
+            told = true;
+            eprintln!("shoal: waiting until {process} has written everything to {}", store.display());
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     bar.finish_and_clear();
+    Ok(Wait::Free)
+}
+
+/// Is the store clean, now that its daemon has released it?
+fn is_clean(store: &Path, writer: Option<u32>) -> Outcome<bool> {
     // The store may have been mounted again by now; then the writer is another one.
     let left_open = writer.is_some() && shoal_store::writer(store) == writer;
     if left_open {
         return Err(Failure::new(store.display(), "was not shut down cleanly; the next mount recovers it")
-            .remedy(format!("{} tells why", store.join(shoal_store::DAEMON_LOG).display())));
+            .remedy(format!("{} tells why", log(store).display())));
     }
     Ok(shoal_store::writer(store).is_none())
+}
+
+fn log(store: &Path) -> PathBuf {
+    store.join(shoal_store::DAEMON_LOG)
 }

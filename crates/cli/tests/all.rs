@@ -21,3 +21,4 @@ mod returns;
 mod scene;
 mod serve;
 mod standby;
+mod words;

@@ -4,7 +4,7 @@
 //! name is written as it was read, because a store's description keeps the text.
 //! Left out: which kinds there are (`kinds`), the grammars (`file`, `nbd`, `netram`, `vlog`), open devices (`device`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
 
@@ -76,6 +76,11 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     /// The file or block device that the device is, if it is nothing more.
     fn path(&self) -> Option<&Path> {
         None
+    }
+
+    /// Files, block devices and sockets of this host through which the device is reached, as far as its name tells.
+    fn files(&self) -> Vec<PathBuf> {
+        self.path().map(PathBuf::from).into_iter().collect()
     }
 
     /// The same device, to be taken from the client that has it open; `None` where that cannot be.

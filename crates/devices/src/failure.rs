@@ -2,9 +2,12 @@
 //!
 //! The sentence reads `WHAT: CAUSE; REMEDY`. WHAT names the object (a path, an option), CAUSE is the chain of errors
 //! below, REMEDY says what to do about it. A failure also knows whether it was the caller's mistake: a request that
-//! cannot succeed, whatever the object is like. Left out: exit codes (the command line's).
+//! cannot succeed, whatever the object is like. Rule: where the operating system refused for lack of something (a right, memory,
+//! descriptors) that says nothing about the object, and the remedy is that of the lack: repairing or restoring the object would not help.
+//! Left out: exit codes (the command line's).
 
 use std::error::Error;
+use std::sync::Arc;
 use std::{fmt, io};
 
 /// Result of every fallible function here.
@@ -30,13 +33,18 @@ impl Failure {
         Failure { what: String::new(), cause: line.to_string().into(), remedy: None, is_misuse: false }
     }
 
+    /// An error that names its object in its own sentence.
+    pub fn of(error: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        Failure { what: String::new(), cause: error.into(), remedy: None, is_misuse: false }
+    }
+
     /// Puts a word before the object: "bulk storage" of a device.
     pub fn within(mut self, what: &str) -> Failure {
         self.what = if self.what.is_empty() { what.into() } else { format!("{what}: {}", self.what) };
         self
     }
 
-    /// Adds what to do about it.
+    /// Adds what to do about the object. Where the cause says that this process lacks something, the remedy is to get that.
     pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = Some(remedy.into());
         self
@@ -73,8 +81,12 @@ impl fmt::Display for Failure {
             }
             below = error.source();
         }
-        let usual = || if text.contains("; ") { None } else { usual_remedy(self.cause.as_ref()) };
-        if let Some(remedy) = self.remedy.as_deref().or_else(usual) {
+        let has_one = text.contains("; ");
+        let remedy = match remedy_of_lack(self.cause.as_ref()) {
+            Some(remedy) => Some(remedy).filter(|_| !has_one),
+            None => self.remedy.as_deref().or_else(|| usual_remedy(self.cause.as_ref()).filter(|_| !has_one)),
+        };
+        if let Some(remedy) = remedy {
             text += "; ";
             text += remedy;
         }
@@ -86,23 +98,42 @@ impl fmt::Display for Failure {
 /// Its sentence names the causes; nothing is left to ask for.
 impl Error for Failure {}
 
-/// Remedies for the operating system's common refusals, where no better one is known.
+/// The errors of the operating system below an error, the outermost first.
+fn of_the_system<'a>(cause: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a io::Error> {
+    let mut next = Some(cause);
+    let chain = std::iter::from_fn(move || {
+        let error = next?;
+        next = error.source();
+        Some(error)
+    });
+    chain.filter_map(|error| {
+        // Errors of media share theirs.
+        error.downcast_ref::<io::Error>().or_else(|| error.downcast_ref::<Arc<io::Error>>().map(|shared| &**shared))
+    })
+}
+
+/// The remedy where this process lacks a right, memory or descriptors. Nothing is known about the object then.
+pub fn remedy_of_lack(cause: &(dyn Error + 'static)) -> Option<&'static str> {
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    of_the_system(cause).find_map(|error| match (error.kind(), error.raw_os_error()) {
+        (io::ErrorKind::PermissionDenied, _) => Some("check who may do this, or use another user"),
+        (io::ErrorKind::OutOfMemory, _) => Some("free some memory, or allow this process more of it"),
+        (_, Some(EMFILE)) => Some("allow this process more open files (`ulimit -n`)"),
+        (_, Some(ENFILE)) => Some("close files, or raise the machine's limit (`sysctl fs.file-max`)"),
+        _ => None,
+    })
+}
+
+/// Remedies for the operating system's other common refusals, where no better one is known.
 fn usual_remedy(cause: &(dyn Error + 'static)) -> Option<&'static str> {
-    let mut chain = Some(cause);
-    while let Some(error) = chain {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return match error.kind() {
-                io::ErrorKind::NotFound => Some("check the path"),
-                io::ErrorKind::NotADirectory => Some("check the path: a part of it is a file"),
-                io::ErrorKind::PermissionDenied => Some("check who may do this, or use another user"),
-                io::ErrorKind::ReadOnlyFilesystem => Some("choose a place that can be written"),
-                io::ErrorKind::StorageFull => Some("free some space there"),
-                _ => None,
-            };
-        }
-        chain = error.source();
-    }
-    None
+    of_the_system(cause).find_map(|error| match error.kind() {
+        io::ErrorKind::NotFound => Some("check the path"),
+        io::ErrorKind::NotADirectory => Some("check the path: a part of it is a file"),
+        io::ErrorKind::ReadOnlyFilesystem => Some("choose a place that can be written"),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some("free some space there"),
+        _ => None,
+    })
 }
 
 /// Names the object an operation failed on.
@@ -146,5 +177,31 @@ mod tests {
         let below = || std::io::Error::other("disk on fire");
         assert_eq!(Failure::new("x", Above(below(), "log")).to_string(), "x: log: disk on fire");
         assert_eq!(Failure::new("x", Above(below(), "log: disk on fire")).to_string(), "x: log: disk on fire");
+    }
+
+    #[test]
+    fn a_lack_of_the_process_is_not_taken_for_a_fault_of_the_object() {
+        #[derive(Debug)]
+        struct Shared(Arc<io::Error>);
+        impl fmt::Display for Shared {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "log: {}", self.0)
+            }
+        }
+        impl Error for Shared {
+            fn source(&self) -> Option<&(dyn Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        let of = |errno| Shared(Arc::new(io::Error::from_raw_os_error(errno)));
+        let text = |errno| Failure::new("/s", of(errno)).remedy("run `shoal salvage`").to_string();
+        for (errno, remedy) in
+            [(1, "another user"), (13, "another user"), (12, "memory"), (24, "ulimit"), (23, "file-max")]
+        {
+            let text = text(errno);
+            assert!(text.starts_with("/s: log: ") && text.contains(remedy) && !text.contains("salvage"), "{text}");
+        }
+        assert!(text(5).ends_with("; run `shoal salvage`"), "a fault of the disk may be one of the object");
+        assert_eq!(Failure::of(of(13)).to_string().split("; ").count(), 2);
     }
 }

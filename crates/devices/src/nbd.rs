@@ -134,6 +134,13 @@ impl Name for NbdName {
         }
         Ok(Box::new(OpenNbd { link: Arc::new(link), name: self.clone() }))
     }
+
+    fn files(&self) -> Vec<PathBuf> {
+        match &self.uri.place {
+            Place::Unix { path } => vec![path.clone()],
+            Place::Tcp { .. } => Vec::new(),
+        }
+    }
 }
 
 struct OpenNbd {

@@ -16,7 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -25,7 +25,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use rustix::process::{getgid, getuid};
 
 use crate::Error;
-use crate::mount_table;
+use crate::mount_table::Table;
 use crate::options::MountOptions;
 
 /// Maximum time for writing back pages dirtied through memory maps, before a busy mount is cut off.
@@ -60,6 +60,7 @@ pub struct Unmounter {
     mountpoint: PathBuf,
     /// `major:minor` of the mount that was made here.
     device: String,
+    table: Arc<Table>,
 }
 
 /// The canonical path and the mode of a mount point, or why nothing can be mounted there. To be called before a store
@@ -77,14 +78,16 @@ pub fn check_mountpoint(mountpoint: &Path) -> Result<(PathBuf, u32), Error> {
 pub(crate) fn attach(mountpoint: &Path, options: &MountOptions) -> Result<Attached, Error> {
     let at = |source| Error::MountPoint { path: mountpoint.into(), source };
     let (path, mode) = check_mountpoint(mountpoint)?;
+    // Opened before: a mount that was made must be found, or it would be left behind.
+    let table = Arc::new(Table::open().map_err(at)?);
     let device = match attach_directly(&path, mode, options)? {
         Some(device) => device,
         None => attach_by_fusermount(&path, options)?,
     };
     let missing = || io::Error::other("the new mount is not listed in /proc/self/mountinfo");
-    let entry = mount_table::mounted_at(&path).and_then(|entry| entry.ok_or_else(missing));
+    let entry = table.mounted_at(&path).and_then(|entry| entry.ok_or_else(missing));
     match entry {
-        Ok(entry) => Ok(Attached { device, unmounter: Unmounter { mountpoint: path, device: entry.device } }),
+        Ok(entry) => Ok(Attached { device, unmounter: Unmounter { mountpoint: path, device: entry.device, table } }),
         Err(error) => {
             // The table cannot be read, so nothing tells this mount from another one; it was made a moment ago.
             let _ = unmount_path(&path, true);
@@ -98,7 +101,8 @@ fn attach_directly(path: &Path, root_mode: u32, options: &MountOptions) -> Resul
     if !getuid().is_root() {
         return Ok(None);
     }
-    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(Error::Device)?;
+    let device =
+        OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|source| Error::Device { source })?;
     let data = format!(
         "fd={},rootmode={root_mode:o},user_id={},group_id={},{}",
         device.as_raw_fd(),
@@ -163,6 +167,11 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 }
 
 impl Unmounter {
+    /// `major:minor` of the mount, as the table of mounts has it.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
     /// Ends the mount. A busy one is ended by force, after pages of memory maps have been written back.
     pub fn unmount(&self) -> Result<Unmounted, Error> {
         let failed = |source| Error::Unmount { path: self.mountpoint.clone(), source };
@@ -190,7 +199,7 @@ impl Unmounter {
     }
 
     fn is_mounted(&self) -> io::Result<bool> {
-        Ok(mount_table::mounted_at(&self.mountpoint)?.is_some_and(|entry| entry.device == self.device))
+        Ok(self.table.mounted_at(&self.mountpoint)?.is_some_and(|entry| entry.device == self.device))
     }
 
     fn try_unmount(&self, flags: UnmountFlags, helper_flags: &[&str]) -> io::Result<()> {

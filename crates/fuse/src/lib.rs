@@ -79,12 +79,12 @@ pub use session::RequestCounts;
 /// Failure to make, serve or end a mount.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("mount point {path}: {source}; name an existing directory")]
+    #[error("mount point {path}: {source}{}", remedy_at(path, source))]
     MountPoint { path: PathBuf, source: io::Error },
     #[error("mount point {path} is not a directory; name an existing directory")]
     NotDirectory { path: PathBuf },
-    #[error("/dev/fuse: {0}; load the kernel module (`modprobe fuse`) or allow the device in this container")]
-    Device(io::Error),
+    #[error("/dev/fuse: {source}{}", remedy_of_device(source))]
+    Device { source: io::Error },
     #[error("mount(2) at {path} refused: {source}")]
     Mount { path: PathBuf, source: io::Error },
     #[error("fusermount3 at {path}: {message}")]
@@ -92,11 +92,33 @@ pub enum Error {
     #[error("unmounting {path}: {source}")]
     Unmount { path: PathBuf, source: io::Error },
     #[error("the kernel's FUSE connection failed: {0}")]
-    Connection(io::Error),
+    Connection(#[source] io::Error),
     #[error("shutting the store down: {0}")]
-    Shutdown(shoal_fs::Error),
+    Shutdown(#[source] shoal_fs::Error),
     #[error("starting a thread: {0}")]
-    Thread(io::Error),
+    Thread(#[source] io::Error),
+}
+
+/// What to do where there is no such device. A lack of descriptors or memory is none of the device.
+fn remedy_of_device(source: &io::Error) -> &'static str {
+    // ENODEV and ENXIO: the node is there, and no module.
+    let is_away = matches!(source.raw_os_error(), Some(6 | 19));
+    match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
+            "; load the kernel module (`modprobe fuse`) or allow the device in this container"
+        }
+        _ if is_away => "; load the kernel module (`modprobe fuse`)",
+        _ => "",
+    }
+}
+
+/// What to do about a path that nothing can be mounted on, where that follows from the error.
+fn remedy_at(path: &Path, source: &io::Error) -> String {
+    match source.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "; name an existing directory".into(),
+        io::ErrorKind::NotConnected => format!("; run `umount -l {}`: its daemon is gone", path.display()),
+        _ => String::new(),
+    }
 }
 
 /// A mounted store.

@@ -4,8 +4,10 @@
 //! Nothing here touches a mount point: a mount whose daemon is gone or busy must not block the reader of the table.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// The type under which the kernel lists a mounted store.
@@ -29,9 +31,36 @@ pub fn mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
+/// All mounts that a process sees, by paths of its own.
+pub fn mounts_of(pid: u32) -> io::Result<Vec<MountEntry>> {
+    Ok(parse(&std::fs::read(format!("/proc/{pid}/mountinfo"))?))
+}
+
 /// The mount that is visible at exactly this (canonical) path.
 pub fn mounted_at(mountpoint: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint))
+}
+
+/// The table, kept open: it can be read where no further descriptor is to be had, which must not keep a mount from being ended.
+#[derive(Debug)]
+pub(crate) struct Table(File);
+
+impl Table {
+    pub fn open() -> io::Result<Table> {
+        File::open("/proc/self/mountinfo").map(Table)
+    }
+
+    /// As the function of this name.
+    pub fn mounted_at(&self, mountpoint: &Path) -> io::Result<Option<MountEntry>> {
+        let (mut text, mut piece) = (Vec::new(), [0; 4096]);
+        loop {
+            match self.0.read_at(&mut piece, text.len() as u64)? {
+                0 => break,
+                len => text.extend_from_slice(&piece[..len]),
+            }
+        }
+        Ok(parse(&text).into_iter().rfind(|entry| entry.mountpoint == mountpoint))
+    }
 }
 
 fn parse(table: &[u8]) -> Vec<MountEntry> {
@@ -100,5 +129,9 @@ mod tests {
     fn the_root_is_mounted() {
         assert!(mounted_at(Path::new("/")).unwrap().is_some());
         assert!(mounted_at(Path::new("/no/such/place")).unwrap().is_none());
+        let table = Table::open().unwrap();
+        for path in ["/", "/proc", "/no/such/place"] {
+            assert_eq!(table.mounted_at(Path::new(path)).unwrap(), mounted_at(Path::new(path)).unwrap(), "{path}");
+        }
     }
 }

@@ -54,8 +54,8 @@ mod starter;
 mod store_lock;
 mod ticker;
 
-use std::io;
 use std::path::Path;
+use std::{fmt, io};
 
 pub use cache_file::CacheFile;
 pub use concurrent::Concurrent;
@@ -85,10 +85,28 @@ pub use ticker::{Bell, Stopping, Ticker};
 /// Size of a page (bytes), the unit of maps and images.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Adds the object's name to an error of the operating system, keeping its kind.
+/// Adds the object's name to an error of the operating system, which stays its source: the remedy depends on the error's number.
 fn named(path: &Path, source: impl Into<io::Error>) -> io::Error {
     let source = source.into();
-    io::Error::new(source.kind(), format!("{}: {source}", path.display()))
+    io::Error::new(source.kind(), Named { object: path.display().to_string(), source })
+}
+
+#[derive(Debug)]
+struct Named {
+    object: String,
+    source: io::Error,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.object, self.source)
+    }
+}
+
+impl std::error::Error for Named {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
 }
 
 /// Removes a file durably.

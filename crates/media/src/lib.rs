@@ -55,7 +55,7 @@ impl MediaError {
             return MediaError::NoSpace { what: what.into() };
         }
         let source = Arc::new(source);
-        if source.kind() == std::io::ErrorKind::OutOfMemory || matches!(source.raw_os_error(), Some(ENFILE | EMFILE)) {
+        if source.kind() == std::io::ErrorKind::OutOfMemory || matches!(number(&source), Some(ENFILE | EMFILE)) {
             return MediaError::Busy { what: what.into(), source };
         }
         MediaError::Io { what: what.into(), source }
@@ -65,6 +65,12 @@ impl MediaError {
     pub fn is_lack(&self) -> bool {
         matches!(self, MediaError::NoSpace { .. } | MediaError::Busy { .. })
     }
+}
+
+/// The operating system's number of an error, which may have got a name on its way.
+fn number(error: &std::io::Error) -> Option<i32> {
+    let below = || std::error::Error::source(error)?.downcast_ref().and_then(number);
+    error.raw_os_error().or_else(below)
 }
 
 pub type Result<T> = std::result::Result<T, MediaError>;

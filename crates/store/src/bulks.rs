@@ -35,7 +35,7 @@ use crate::media::open_place;
 use crate::names::cache_note;
 use crate::progress::Progress;
 use crate::store::{Devices, Opened, Store};
-use crate::user;
+use crate::{own_ground, user};
 
 /// Pause of the thread that empties a device, when it finds nothing that it could move.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -182,6 +182,8 @@ pub(crate) struct Bulks {
     /// One change at a time.
     changing: Mutex<()>,
     closing: Arc<AtomicBool>,
+    /// The number of the store's mount, if it is mounted.
+    mount: Option<String>,
 }
 
 impl Bulks {
@@ -201,7 +203,19 @@ impl Bulks {
             threads: Mutex::default(),
             changing: Mutex::default(),
             closing: Arc::default(),
+            mount: None,
         }
+    }
+
+    /// With the mount whose files no device may lie on.
+    pub fn mounted_as(self, device: &str) -> Bulks {
+        Bulks { mount: Some(device.into()), ..self }
+    }
+
+    /// A device in the store's own mount would wait for itself.
+    fn refuse_within_mount(&self, name: &DeviceName) -> Outcome<()> {
+        let Some(mount) = &self.mount else { return Ok(()) };
+        own_ground::refuse_within(&name.without_secrets().to_string(), name.files(), mount)
     }
 
     /// The same for a store that was just opened.
@@ -356,6 +370,7 @@ impl Bulks {
             Some(_) => text.parse().map_err(|error: String| Failure::new(text, error).misuse())?,
         };
         let name = name.absolute().during(text)?;
+        self.refuse_within_mount(&name)?;
         let states = self.fs.bulk_states();
         let free = |number: &u32| states.iter().all(|state| state.number != *number);
         let mut numbers = (1..BULK_DEVICES_MAX as u32).filter(free).collect::<Vec<_>>();
@@ -428,6 +443,7 @@ impl Bulks {
         let what = format!("bulk device {number}");
         let place = self.description().place_of(number).cloned();
         let place = place.ok_or_else(|| Failure::new(&what, "the store's description does not name it"))?;
+        place.name(&self.directory).map(|name| self.refuse_within_mount(&name)).unwrap_or(Ok(()))?;
         let (mut opened, mut front) = (None, None);
         let open = || {
             // Its last users let go of it within moments.

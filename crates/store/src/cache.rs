@@ -42,7 +42,7 @@ const CACHE_PART: u64 = 8;
 /// The least that is worth it (bytes): what is under way needs some of it.
 const CACHE_BYTES_MIN: u64 = 16 << 20;
 /// Where caches are, unless an option says otherwise.
-const DIRECTORY: &str = "/dev/shm";
+pub(crate) const DIRECTORY: &str = "/dev/shm";
 /// Time between two looks at what is due.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Between two pieces of memory that are given back to the host: 64 MB a second.
@@ -232,13 +232,13 @@ impl StoreCache {
         let folder = options.directory.as_deref().unwrap_or(Path::new(DIRECTORY));
         let path = folder.join(format!("shoal-{}.cache", uuid_text(&identity)));
         let bytes = options.size(devices as u64);
-        let file = Arc::new(CacheFile::create(&path, Cache::memory_bytes(bytes)).map_err(Failure::told)?);
+        let file = Arc::new(CacheFile::create(&path, Cache::memory_bytes(bytes)).map_err(Failure::of)?);
         let made_file = file.clone();
-        let made = Cache::create(file.clone(), bytes, owner, identity, true).map_err(Failure::told);
+        let made = Cache::create(file.clone(), bytes, owner, identity, true).map_err(Failure::of);
         let made = made.and_then(|cache| {
             // Whole before it has its name. It need not be durable: after a power loss there is no cache either.
             let text = format!("{}\n{}\n", path.display(), uuid_text(period));
-            directory.replace("cache.new", &cache_note(device), text.as_bytes(), false).map_err(Failure::told)?;
+            directory.replace("cache.new", &cache_note(device), text.as_bytes(), false).map_err(Failure::of)?;
             Ok(cache)
         });
         match made {

@@ -4,29 +4,44 @@
 //! the `status` of its bulk devices or of a served one, and changes of
 //! bulk devices and of a network RAM disk's donors. Only the owner may
 //! use the socket. Its path is taken relative to the open directory, because the address of a UNIX socket holds 108
-//! bytes and a store may lie deeper. Nothing here changes the contents of a store.
+//! bytes and a store may lie deeper. Rules: clients are answered beside each other, but for changes, which come one after the other; every
+//! client has a bounded time, and so has whoever asks, since the process may be stopped. Nothing here changes the contents of a store.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
-use shoal_devices::{DonorChange, During, Failure, Outcome};
+use shoal_devices::{DonorChange, Failure, Outcome};
 use shoal_host::Directory;
 
 use crate::bulks::BulkChange;
+use crate::holder;
 use crate::names::CONTROL;
 
 /// Longest question (bytes). A path in it has at most 4096 bytes, each up to 6 in JSON.
-const QUESTION_BYTES_MAX: u64 = 64 << 10;
+const QUESTION_BYTES_MAX: usize = 64 << 10;
+/// Clients that are answered beside each other.
+const CLIENTS_MAX: usize = 64;
+/// Before another client is taken, when there was no descriptor for the last.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Time-out of a question and of most answers.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Time-out of the question who serves a mount, which needs nothing but a thread.
+const WHO_PATIENCE: Duration = Duration::from_secs(3);
+/// After that much silence the other process is looked at.
+const GLANCE: Duration = Duration::from_millis(500);
+/// How long a client may take to read an answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
 /// Time-out of an answer that waits for the bulk device, or until everything in the store is durable.
 const SYNC_PATIENCE: Duration = Duration::from_secs(600);
 
@@ -34,6 +49,8 @@ const SYNC_PATIENCE: Duration = Duration::from_secs(600);
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
 pub enum Question {
+    /// The process, and the mount it serves ([`Who`]).
+    Who,
     Df,
     /// The path's bytes, which need not be text.
     Inspect {
@@ -100,6 +117,16 @@ pub enum Question {
     },
 }
 
+/// A process that serves a store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Who {
+    /// As the process itself knows it; another process namespace has another number.
+    pub pid: u32,
+    pub mountpoint: PathBuf,
+    /// The mount's number, `major:minor`.
+    pub device: String,
+}
+
 /// A report, or the sentence that says why there is none.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -108,18 +135,86 @@ pub enum Answer {
     Error(String),
 }
 
-/// Opens the socket of a store and answers in a thread of its own until the process ends.
-pub(crate) fn serve(directory: &Directory, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
+impl Question {
+    /// Those are carried out one at a time; all others are answered beside them.
+    fn changes(&self) -> bool {
+        match self {
+            Question::Pack { .. }
+            | Question::Rebalance { .. }
+            | Question::Scrub { .. }
+            | Question::Remount { .. }
+            | Question::Resize { .. }
+            | Question::Donor { .. }
+            | Question::Bulk { .. } => true,
+            Question::Who
+            | Question::Df
+            | Question::Inspect { .. }
+            | Question::Files { .. }
+            | Question::Misplaced { .. }
+            | Question::Status
+            | Question::Bulks
+            | Question::BulkFiles { .. } => false,
+        }
+    }
+
+    /// How long its answer is waited for.
+    fn patience(&self) -> Duration {
+        match self {
+            Question::Who => WHO_PATIENCE,
+            Question::Remount { .. }
+            | Question::Resize { .. }
+            | Question::Misplaced { .. }
+            | Question::Rebalance { .. }
+            | Question::Bulk { .. }
+            | Question::BulkFiles { .. } => SYNC_PATIENCE,
+            _ => PATIENCE,
+        }
+    }
+}
+
+/// Clients that may wait to be taken.
+const BACKLOG: i32 = 128;
+
+/// Opens the socket of a store and answers in threads of its own until the process ends.
+pub(crate) fn serve(
+    directory: &Directory,
+    answer: impl Fn(Question) -> Answer + Send + Sync + 'static,
+) -> io::Result<()> {
     serve_at(&directory.through_descriptor(OsStr::new(CONTROL)), answer)
 }
 
-/// The same with a name of its own.
-pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
+/// The same with a name of its own. Every client has a thread, so that one that says nothing holds up no other.
+pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + Sync + 'static) -> io::Result<()> {
     let listener = listen(path)?;
+    let changing = Mutex::new(());
+    let answer = move |question: Question| {
+        let _alone = question.changes().then(|| changing.lock());
+        answer(question)
+    };
+    let answer = Arc::new(answer);
+    let clients = Arc::new(());
     std::thread::Builder::new().name("control".into()).spawn(move || {
-        for stream in listener.incoming().flatten() {
-            if let Err(error) = converse(stream, &answer) {
-                tracing::debug!("control socket: {error}");
+        for stream in listener.incoming() {
+            // No descriptor is free: the client waits in the queue.
+            let Ok(stream) = stream else {
+                std::thread::sleep(PAUSE);
+                continue;
+            };
+            // The count is that of the values that the threads hold.
+            if Arc::strong_count(&clients) > CLIENTS_MAX {
+                turn_away(&stream);
+                continue;
+            }
+            let (answer, client) = (answer.clone(), clients.clone());
+            let conversation = move || {
+                let _client = client;
+                if let Err(error) = converse(&stream, &*answer) {
+                    tracing::debug!("control socket: {error}");
+                }
+            };
+            // Without a thread the client sees its connection end.
+            if let Err(error) = std::thread::Builder::new().name("control-client".into()).spawn(conversation) {
+                tracing::warn!("control socket: {error}");
             }
         }
     })?;
@@ -138,11 +233,13 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     let opened = File::open(directory)?;
-    let listener = UnixListener::bind(short_path(&opened, &fresh))?;
-    let named = fs::set_permissions(&fresh_path, Permissions::from_mode(0o600))
-        .and_then(|()| fs::rename(&fresh_path, path))
-        .inspect_err(|_| drop(fs::remove_file(&fresh_path)));
-    named.map(|()| listener)
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Its name gets the mode of the socket. A later chmod would go by the name, which may lead elsewhere by then.
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
+    net::bind(&socket, &SocketAddrUnix::new(short_path(&opened, &fresh))?)?;
+    let listening = net::listen(&socket, BACKLOG).map_err(io::Error::from).and_then(|()| fs::rename(&fresh_path, path));
+    listening.inspect_err(|_| drop(fs::remove_file(&fresh_path)))?;
+    Ok(UnixListener::from(socket))
 }
 
 /// Makes the directory of a socket, for its owner alone. A socket that answers already is refused with `AddrInUse`.
@@ -168,62 +265,173 @@ pub fn remove_at(path: &Path) {
     let _ = fs::remove_file(path);
 }
 
-fn converse(stream: UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut line = String::new();
-    BufReader::new((&stream).take(QUESTION_BYTES_MAX)).read_line(&mut line)?;
-    let answer = match serde_json::from_str(&line) {
+/// Reads one question and answers it. Both have a time that begins anew with no byte: a line that dribbles in is cut off like silence.
+fn converse(stream: &UnixStream, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
+    let line = question(stream, Instant::now() + PATIENCE)?;
+    let answer = match serde_json::from_slice(&line) {
         Ok(question) => answer(question),
         Err(error) => Answer::Error(format!("question not understood: {error}")),
     };
     let mut text = serde_json::to_string(&answer)?;
     text.push('\n');
-    (&stream).write_all(text.as_bytes())
+    let (mut left, end) = (text.as_bytes(), Instant::now() + ANSWER_PATIENCE);
+    while !left.is_empty() {
+        stream.set_write_timeout(Some(until(end)?))?;
+        match (&*stream).write(left)? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            written => left = &left[written..],
+        }
+    }
+    Ok(())
+}
+
+/// The line of a question, or all up to the end of what is sent.
+fn question(stream: &UnixStream, end: Instant) -> io::Result<Vec<u8>> {
+    let (mut line, mut piece) = (Vec::new(), [0; 4096]);
+    while line.last() != Some(&b'\n') {
+        stream.set_read_timeout(Some(until(end)?))?;
+        match (&*stream).read(&mut piece)? {
+            0 => break,
+            len => line.extend_from_slice(&piece[..len]),
+        }
+        if line.len() > QUESTION_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a question without an end"));
+        }
+    }
+    Ok(line)
+}
+
+/// The time left, of which there must be some.
+fn until(end: Instant) -> io::Result<Duration> {
+    let left = end.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Tells a client that too many others are there. It is not waited for.
+fn turn_away(stream: &UnixStream) {
+    let told = format!("{CLIENTS_MAX} clients are being answered; try again in a moment");
+    if let (Ok(()), Ok(mut text)) = (stream.set_nonblocking(true), serde_json::to_string(&Answer::Error(told))) {
+        text.push('\n');
+        let _ = (&*stream).write_all(text.as_bytes());
+    }
+}
+
+/// What became of a question.
+enum Reply {
+    Answered(Answer),
+    /// No process listens.
+    Nobody,
+    /// Nothing was said in this time.
+    Silence(Duration),
 }
 
 /// Asks the daemon of a store; `None` when there is none.
 pub fn ask(directory: &Path, question: &Question) -> Outcome<Option<serde_json::Value>> {
-    ask_at(&directory.join(CONTROL), &format!("daemon of {}", directory.display()), question)
+    let what = format!("daemon of {}", directory.display());
+    // A stopped process will not answer, however long it is waited for.
+    let is_stopped = || holder::of(directory).is_some_and(holder::is_stopped);
+    match exchange(&directory.join(CONTROL), question, &is_stopped).map_err(|error| refused(&what, error))? {
+        Reply::Answered(Answer::Ok(value)) => Ok(Some(value)),
+        Reply::Answered(Answer::Error(error)) => Err(Failure::told(error)),
+        Reply::Nobody => Ok(None),
+        Reply::Silence(waited) => Err(holder::silent(directory, waited)),
+    }
 }
 
 /// Asks the process that listens at `path`; `what` names it in errors.
 pub fn ask_at(path: &Path, what: &str, question: &Question) -> Outcome<Option<serde_json::Value>> {
-    let connect = || {
-        let (directory, name) = parts(path)?;
-        let opened = File::open(directory)?;
-        UnixStream::connect(short_path(&opened, name))
-    };
-    let connected = connect();
-    let stream = match connected {
+    match exchange(path, question, &|| false).map_err(|error| refused(what, error))? {
+        Reply::Answered(Answer::Ok(value)) => Ok(Some(value)),
+        Reply::Answered(Answer::Error(error)) => Err(Failure::told(error)),
+        Reply::Nobody => Ok(None),
+        Reply::Silence(waited) => Err(Failure::new(what, format!("has not answered for {} s", waited.as_secs()))
+            .remedy("see whether its process is stopped, or try again when it is less busy")),
+    }
+}
+
+fn refused(what: &str, error: io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            Failure::new(what, error.to_string()).remedy("ask as the user who started it, or as root")
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+            Failure::new(what, "ended before it answered").remedy("see what its log says")
+        }
+        _ => Failure::new(what, error),
+    }
+}
+
+/// What the daemon of a store says of itself.
+pub(crate) enum Said {
+    Who(Who),
+    /// It answers, but not that: one of an earlier version, or another user's.
+    Other,
+    Nobody,
+    /// Nothing in this time.
+    Nothing(Duration),
+}
+
+pub(crate) fn said(directory: &Path) -> Said {
+    let is_stopped = || holder::of(directory).is_some_and(holder::is_stopped);
+    match exchange(&directory.join(CONTROL), &Question::Who, &is_stopped) {
+        Ok(Reply::Answered(Answer::Ok(value))) => serde_json::from_value(value).map_or(Said::Other, Said::Who),
+        Ok(Reply::Answered(Answer::Error(_))) | Err(_) => Said::Other,
+        Ok(Reply::Nobody) => Said::Nobody,
+        Ok(Reply::Silence(waited)) => Said::Nothing(waited),
+    }
+}
+
+/// Which mount the daemon of a store serves; `None` where there is no daemon, or it does not say.
+pub(crate) fn who(directory: &Path) -> Outcome<Option<Who>> {
+    match said(directory) {
+        Said::Who(who) => Ok(Some(who)),
+        Said::Other | Said::Nobody => Ok(None),
+        Said::Nothing(waited) => Err(holder::silent(directory, waited)),
+    }
+}
+
+/// One question and its answer, or silence for as long as the question has, or until there is a reason to give up.
+fn exchange(path: &Path, question: &Question, give_up: &dyn Fn() -> bool) -> io::Result<Reply> {
+    let (begin, patience) = (Instant::now(), question.patience());
+    let stream = match connect(path) {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Ok(None);
+            return Ok(Reply::Nobody);
         }
-        Err(error) => return Err(Failure::new(what, error).remedy("ask as the user who started it, or as root")),
+        // Its queue is full, and it takes nobody out of it.
+        Err(error) if is_silence(&error) => return Ok(Reply::Silence(begin.elapsed())),
+        Err(error) => return Err(error),
     };
-    let mut line = String::new();
-    let mut exchange = || -> io::Result<()> {
-        let syncs = matches!(
-            question,
-            Question::Remount { .. }
-                | Question::Resize { .. }
-                | Question::Misplaced { .. }
-                | Question::Rebalance { .. }
-                | Question::Bulk { .. }
-                | Question::BulkFiles { .. }
-        );
-        stream.set_read_timeout(Some(if syncs { SYNC_PATIENCE } else { PATIENCE }))?;
-        let mut text = serde_json::to_string(question)?;
-        text.push('\n');
-        (&stream).write_all(text.as_bytes())?;
-        BufReader::new(&stream).read_line(&mut line).map(drop)
-    };
-    exchange().during(what)?;
-    match serde_json::from_str(&line).during(what)? {
-        Answer::Ok(value) => Ok(Some(value)),
-        Answer::Error(error) => Err(Failure::told(error)),
+    let mut text = serde_json::to_string(question)?;
+    text.push('\n');
+    stream.set_read_timeout(Some(GLANCE))?;
+    // A client that is turned away sees the reason, though it could not ask.
+    let sent = (&stream).write_all(text.as_bytes());
+    let (mut answers, mut line) = (BufReader::new(&stream), Vec::new());
+    loop {
+        match answers.read_until(b'\n', &mut line) {
+            Ok(_) if line.is_empty() => return sent.and(Err(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => return Ok(Reply::Answered(serde_json::from_slice(&line)?)),
+            // What has come so far is kept in the line.
+            Err(error) if is_silence(&error) && begin.elapsed() < patience && !give_up() => {}
+            Err(error) if is_silence(&error) => return Ok(Reply::Silence(begin.elapsed())),
+            Err(error) => return Err(error),
+        }
     }
+}
+
+fn is_silence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// Connects within a bound: the queue of a stopped process fills.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let (directory, name) = parts(path)?;
+    let opened = File::open(directory)?;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Send, Some(WHO_PATIENCE))?;
+    net::connect(&socket, &SocketAddrUnix::new(&short_path(&opened, name))?)?;
+    Ok(UnixStream::from(socket))
 }
 
 fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
@@ -239,6 +447,7 @@ fn short_path(directory: &File, name: &OsStr) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn questions_are_answered_also_where_the_path_is_long() {
@@ -298,5 +507,68 @@ mod tests {
         }
         drop(UnixStream::connect(short_path(&opened, OsStr::new(CONTROL))).unwrap());
         assert!(ask(dir.path(), &Question::Df).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_silent_client_holds_up_no_other_and_an_endless_one_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        serve(dir.path(), |_| Answer::Ok(serde_json::json!(1))).unwrap();
+        let connected = || connect(&dir.path().join(CONTROL)).unwrap();
+        let silent: Vec<_> = (0..CLIENTS_MAX - 2).map(|_| connected()).collect();
+        let begin = Instant::now();
+        assert!(ask(dir.path(), &Question::Df).unwrap().is_some());
+        let mut endless = connected();
+        while endless.write_all(&[b'x'; 4096]).is_ok() {}
+        assert!(begin.elapsed() < PATIENCE);
+        // With as many as there may be, further ones are told.
+        let more: Vec<_> = (0..4).map(|_| connected()).collect();
+        let told = ask(dir.path(), &Question::Df).unwrap_err().to_string();
+        assert!(told.contains("clients are being answered; try again"), "{told}");
+        drop((silent, more));
+        while ask(dir.path(), &Question::Df).is_err() {
+            assert!(begin.elapsed() < PATIENCE, "clients that went are still counted");
+        }
+    }
+
+    #[test]
+    fn reports_are_answered_beside_a_change_and_changes_one_after_the_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let under_way = Arc::new(Mutex::new(0));
+        serve(dir.path(), {
+            let under_way = under_way.clone();
+            move |question| {
+                if matches!(question, Question::Pack { .. }) {
+                    *under_way.lock() += 1;
+                    std::thread::sleep(Duration::from_millis(300));
+                    let beside = std::mem::replace(&mut *under_way.lock(), 0);
+                    return Answer::Ok(beside.into());
+                }
+                Answer::Ok(serde_json::json!(0))
+            }
+        })
+        .unwrap();
+        std::thread::scope(|scope| {
+            let pack = || ask(dir.path(), &Question::Pack { files: vec![] }).unwrap().unwrap();
+            let packs: Vec<_> = (0..2).map(|_| scope.spawn(pack)).collect();
+            let begin = Instant::now();
+            assert_eq!(ask(dir.path(), &Question::Df).unwrap().unwrap(), 0);
+            assert!(begin.elapsed() < Duration::from_millis(250), "{:?}", begin.elapsed());
+            packs.into_iter().for_each(|pack| assert_eq!(pack.join().unwrap(), 1));
+        });
+    }
+
+    #[test]
+    fn a_process_that_says_nothing_is_given_up_in_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let _silent = listen(&dir.path().join(CONTROL)).unwrap();
+        let begin = Instant::now();
+        let Said::Nothing(_) = said(dir.path()) else { panic!("it was silent") };
+        assert!((WHO_PATIENCE..WHO_PATIENCE + PATIENCE).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        // Its queue is full at some time.
+        let mut waiting = Vec::new();
+        while let Ok(stream) = connect(&dir.path().join(CONTROL)) {
+            waiting.push(stream);
+        }
+        let Said::Nothing(_) = said(dir.path()) else { panic!("its queue was full") };
     }
 }

@@ -183,7 +183,7 @@ fn copy_bulk(
 ) -> Outcome<u64> {
     let name = bulk_file(entry.number);
     let path = directory.path().join(&name);
-    let file = directory.create_new(&name).map_err(Failure::told)?;
+    let file = directory.create_new(&name).map_err(Failure::of)?;
     // With room for the mark, also where there is none yet.
     file.set_len((entry.blocks + 1) * BULK_BLOCK).during(path.display())?;
     watched.begin("large files (blocks)", entry.blocks);

@@ -14,7 +14,7 @@ use shoal_fs::Method;
 use shoal_host::{Access, Directory};
 
 use crate::memory::MemoryChoice;
-use crate::names::{DESCRIPTION, DESCRIPTION_NEW};
+use crate::names::{DESCRIPTION, DESCRIPTION_NEW, IMAGES, LOG};
 
 const VERSION: u32 = 1;
 
@@ -183,6 +183,7 @@ impl Description {
         let path = directory.path().join(DESCRIPTION);
         let unread = |error: Box<dyn std::error::Error + Send + Sync>| unreadable(directory.path(), error);
         let file = directory.open_file(DESCRIPTION, Access::Read).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound if has_parts(directory) => missing(directory.path()),
             io::ErrorKind::NotFound => no_store(directory.path()),
             _ => unread(error.into()),
         })?;
@@ -200,7 +201,7 @@ impl Description {
     pub fn write(&self, directory: &Directory) -> Outcome<()> {
         let mut text = serde_json::to_string_pretty(self).during(DESCRIPTION)?;
         text.push('\n');
-        directory.replace(DESCRIPTION_NEW, DESCRIPTION, text.as_bytes(), true).map_err(Failure::told)
+        directory.replace(DESCRIPTION_NEW, DESCRIPTION, text.as_bytes(), true).map_err(Failure::of)
     }
 
     /// The same for a store that is made in this directory.
@@ -261,12 +262,26 @@ fn origin(directory: &Directory) -> Outcome<String> {
     directory
         .birth()
         .map(|birth| birth.map_or_else(String::new, |birth| format!("{birth:032x}")))
-        .map_err(Failure::told)
+        .map_err(Failure::of)
 }
 
 /// The error for a path where no store is.
 pub(crate) fn no_store(directory: &Path) -> Failure {
     Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
+}
+
+/// Is there a region or a log in the directory, whether it has a description or not?
+pub(crate) fn has_parts(directory: &Directory) -> bool {
+    IMAGES.iter().chain([&LOG]).any(|name| directory.has(name))
+}
+
+/// The error for a store without a description: lost, or not written yet when the making was cut off.
+pub(crate) fn missing(directory: &Path) -> Failure {
+    let store = directory.display();
+    Failure::new(directory.join(DESCRIPTION).display(), "is missing, and the rest of a store is there").remedy(format!(
+        "bring it back from a backup, or copy everything out with `shoal salvage {store} DIR`; if `shoal format` was cut off, run it again \
+         with --force"
+    ))
 }
 
 /// The error for a description that cannot be read; the other files of the store may be whole.
@@ -309,5 +324,12 @@ mod tests {
         assert_eq!(read().unwrap().compress, Method::Auto);
         let missing = Description::read(&held.make_directory("x").unwrap()).unwrap_err().to_string();
         assert!(missing.contains("not a store; make one with"), "{missing}");
+        fs::remove_file(dir.path().join(DESCRIPTION)).unwrap();
+        for part in ["image.1", "log"] {
+            fs::write(dir.path().join(part), "").unwrap();
+            let missing = Description::read(dir.path()).unwrap_err().to_string();
+            assert!(missing.contains("shoal.json: is missing") && missing.contains("`shoal salvage "), "{missing}");
+            fs::remove_file(dir.path().join(part)).unwrap();
+        }
     }
 }

@@ -36,8 +36,8 @@ pub(crate) fn prepare(directory: &Path, region: Option<&Path>, force: bool) -> O
         }
         outcome => outcome.during(directory.display())?,
     }
-    let directory = Directory::open(&directory.canonicalize().during(directory.display())?).map_err(Failure::told)?;
-    let entries = directory.entries().map_err(Failure::told)?;
+    let directory = Directory::open(&directory.canonicalize().during(directory.display())?).map_err(Failure::of)?;
+    let entries = directory.entries().map_err(Failure::of)?;
     let is_own = |name: &&OsString| OWN_NAMES.iter().any(|own| *name == own) || name.to_str().is_some_and(is_of_bulk);
     if let Some(foreign) = entries.iter().find(|name| !is_own(name)) {
         let cause = format!("holds `{}`, which is no part of a store", foreign.to_string_lossy());
@@ -64,7 +64,7 @@ pub(crate) fn prepare(directory: &Path, region: Option<&Path>, force: bool) -> O
         // What it held is lost with it, and must not take memory for ever.
         cache::remove_all(&directory, &period);
     }
-    directory.remove(DESCRIPTION).map_err(Failure::told)?;
+    directory.remove(DESCRIPTION).map_err(Failure::of)?;
     let left = match own_region {
         Ok(own) => own.flatten().map(OwnRegion::remove).transpose().err(),
         Err(failure) => Some(failure),
@@ -83,7 +83,7 @@ fn remove(directory: &Directory, name: &str) -> Outcome<()> {
         true => directory.remove_directory(name),
         false => directory.remove(name),
     }
-    .map_err(Failure::told)
+    .map_err(Failure::of)
 }
 
 /// Does this path lie in the directory, or is it the directory itself?

@@ -13,7 +13,8 @@
 //! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and its state |
 //! | `volume` | files without a mount, for programs that embed Shoal: [`Volume`] |
 //! | `packing`, `rebalance` | what packing gains, and packing now; files moved to the tiers where they belong |
-//! | `place` | finding a store from a path |
+//! | `place`, `holder` | finding a store from a path, and the process that has it |
+//! | `own_ground` | which files a store stands on, so that no mount covers its own |
 //! | `progress`, `calendar` | progress of long work; times in words |
 //!
 //! ```
@@ -44,6 +45,7 @@ mod copy;
 mod description;
 mod directory;
 mod format;
+pub mod holder;
 mod host_room;
 mod images;
 mod inspect;
@@ -51,6 +53,7 @@ mod media;
 mod memory;
 mod mounted;
 mod names;
+mod own_ground;
 pub mod packing;
 mod paths;
 pub mod place;

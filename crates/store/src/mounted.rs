@@ -24,7 +24,7 @@ use tracing::{error, info, warn};
 
 use crate::bulks::Bulks;
 use crate::cache::{CacheOptions, rule_of};
-use crate::control::{self, Answer, Question};
+use crate::control::{self, Answer, Question, Who};
 use crate::inspect::FileReport;
 use crate::packing;
 use crate::read_only::ReadOnly;
@@ -32,7 +32,7 @@ use crate::report::StoreReport;
 use crate::resize::{Sizes, resize_mounted};
 use crate::status::{RequestReport, Status};
 use crate::store::{Opened, Store};
-use crate::{rebalance, scrub};
+use crate::{own_ground, rebalance, scrub};
 
 /// Work of opening a store for a mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -89,7 +89,8 @@ impl Store {
     pub fn mount(self, mountpoint: &Path, options: &MountOptions) -> Outcome<Mounted> {
         self.clear_dead_mount(mountpoint)?;
         // Checked before the store is opened, so that a refused mount leaves the store as it was.
-        shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;
+        shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::of)?;
+        own_ground::refuse_mountpoint(&self.directory, &self.description, options.cache_dir.as_deref(), mountpoint)?;
         let begin = Instant::now();
         let engine = Options {
             read_only: options.read_only,
@@ -130,13 +131,14 @@ impl Store {
             if !options.read_only && fs.shutdown().is_ok() {
                 self.remove_pid();
             }
-            Failure::told(error)
+            Failure::of(error)
         })?;
         if !recovered.clean {
             info!("{recovered}");
         }
         info!("{} is mounted on {}", self.directory.display(), mountpoint.display());
-        let bulks = Arc::new(Bulks::new(fs.clone(), &self.directory, &self.description, devices));
+        let bulks = Bulks::new(fs.clone(), &self.directory, &self.description, devices);
+        let bulks = Arc::new(bulks.mounted_as(session.unmounter().device()));
         let taken_up = if options.read_only { Ok(()) } else { bulks.take_up() };
         let asked_fs = fs.clone();
         let asked = Asked {
@@ -144,6 +146,7 @@ impl Store {
             directory: self.directory.clone(),
             bulks: bulks.clone(),
             mountpoint: mountpoint.to_path_buf(),
+            device: session.unmounter().device().into(),
             survives_power_loss,
             requests: session.request_counts(),
         };
@@ -236,6 +239,8 @@ struct Asked {
     directory: Directory,
     bulks: Arc<Bulks>,
     mountpoint: PathBuf,
+    /// The mount's number.
+    device: String,
     survives_power_loss: bool,
     requests: RequestCounts,
 }
@@ -251,6 +256,9 @@ impl Asked {
     fn answered(&self, question: Question) -> Outcome<serde_json::Value> {
         let (fs, directory) = (&self.fs, &self.directory);
         match question {
+            Question::Who => {
+                value(Who { pid: std::process::id(), mountpoint: self.mountpoint.clone(), device: self.device.clone() })
+            }
             Question::Df => {
                 let (of, at) = (self.bulks.description(), Some(self.mountpoint.as_path()));
                 let report = StoreReport::of(fs, directory, &of, at, self.survives_power_loss);

@@ -1,14 +1,23 @@
 //! Finding a store from a path: its own directory, or a mount point of it.
 //!
-//! The table of mounts is read first, because a mount without its daemon answers every other question with an error.
+//! The table of mounts is read first, because a mount without its daemon answers every other question with an error, and one whose daemon
+//! is stopped answers none: nothing is touched on a way through mounts of stores before their daemons have answered.
 
+use std::ffi::OsString;
+use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use shoal_devices::{During, Failure, Outcome};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
+use shoal_host::Directory;
 
+use crate::description::{has_parts, missing};
+use crate::holder;
 use crate::names::DESCRIPTION;
+
+/// Links that are followed on the way to a file, as by the kernel.
+const LINKS_MAX: u32 = 40;
 
 /// The store's directory, and where it is mounted, if it is.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,11 +33,15 @@ pub fn find(path: &Path) -> Outcome<Place> {
     if let Some(entry) = visible_at(&mounts, &absolute) {
         return Ok(Place { store: entry.source.clone(), mountpoint: Some(absolute) });
     }
+    passable(&absolute)?;
     let canonical = absolute.canonicalize().during(path.display())?;
     if let Some(entry) = visible_at(&mounts, &canonical) {
         return Ok(Place { store: entry.source.clone(), mountpoint: Some(canonical) });
     }
-    if !canonical.join(DESCRIPTION).exists() {
+    if !canonical.join(DESCRIPTION).try_exists().during(path.display())? {
+        if Directory::open(&canonical).is_ok_and(|held| has_parts(&held)) {
+            return Err(missing(&canonical));
+        }
         return Err(Failure::new(path.display(), "neither a store nor the mount point of one")
             .remedy("name the directory given to `shoal format`, or where it is mounted"));
     }
@@ -42,6 +55,7 @@ pub fn find_within(path: &Path) -> Outcome<(Place, PathBuf)> {
         Ok(place) => return Ok((place, PathBuf::from("/"))),
         Err(failure) => failure,
     };
+    passable(path)?;
     let Ok(canonical) = path.canonicalize() else { return Err(not_a_store) };
     let mounts = mount_table::mounts().during("table of mounts")?;
     match covering(&mounts, &canonical) {
@@ -56,21 +70,80 @@ pub fn find_within(path: &Path) -> Outcome<(Place, PathBuf)> {
 
 /// The mounted store that a path lies in, and the path within it.
 fn covering<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<(&'a MountEntry, PathBuf)> {
-    let covers = |entry: &&MountEntry| path.starts_with(&entry.mountpoint);
-    // Of several the deepest shows, and of those at one place the last.
-    let entry = mounts.iter().filter(covers).max_by_key(|entry| entry.mountpoint.as_os_str().len())?;
+    let entry = covering_mount(mounts, path)?;
     let within = path.strip_prefix(&entry.mountpoint).ok()?;
     (entry.file_system_type == FILE_SYSTEM_TYPE).then(|| (entry, Path::new("/").join(within)))
 }
 
-/// The mount at `path`, which need not answer.
-pub fn mounted_at(path: &Path) -> Outcome<Place> {
+/// The mount that a path without links lies in, or is the root of.
+pub(crate) fn covering_mount<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
+    let covers = |entry: &&MountEntry| path.starts_with(&entry.mountpoint);
+    // Of several the deepest shows, and of those at one place the last.
+    mounts.iter().filter(covers).max_by_key(|entry| entry.mountpoint.as_os_str().len())
+}
+
+/// Fails if the way to `path` leads through a mounted store whose daemon does not answer. A call on such a path would never return, and
+/// no signal would end it. Nothing is touched on the way before its daemon has answered; `path` itself may be a mount point, and is not.
+pub fn passable(path: &Path) -> Outcome<()> {
     let absolute = std::path::absolute(path).during(path.display())?;
     let mounts = mount_table::mounts().during("table of mounts")?;
-    let place = |at: &Path| {
-        visible_at(&mounts, at).map(|entry| Place { store: entry.source.clone(), mountpoint: Some(at.into()) })
-    };
-    place(&absolute).or_else(|| place(&absolute.canonicalize().ok()?)).ok_or_else(|| {
+    let mut left: Vec<OsString> = names(&absolute);
+    let (mut at, mut links) = (PathBuf::from("/"), 0);
+    while let Some(name) = left.pop() {
+        // From here on the directory is looked into.
+        if let Some(entry) = visible_at(&mounts, &at) {
+            holder::refuse_silent(entry)?;
+        }
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        at.push(name);
+        // Reading the link of a mount's root asks no daemon.
+        if let Ok(target) = fs::read_link(&at) {
+            links += 1;
+            if links > LINKS_MAX {
+                break;
+            }
+            at.pop();
+            if target.is_absolute() {
+                at = "/".into();
+            }
+            left.extend(names(&target));
+        }
+    }
+    Ok(())
+}
+
+/// The names of a path, the last one first.
+fn names(path: &Path) -> Vec<OsString> {
+    let names = path.components().rev().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.into()),
+        Component::ParentDir => Some("..".into()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
+    });
+    names.collect()
+}
+
+/// Fails if something that does not answer is mounted at or above `path`, where a store is to be mounted.
+pub fn refuse_silent_at(path: &Path) -> Outcome<()> {
+    passable(path)?;
+    let mounts = mount_table::mounts().during("table of mounts")?;
+    // One that does not exist is refused by whoever mounts there.
+    let Ok(path) = path.canonicalize() else { return Ok(()) };
+    visible_at(&mounts, &path).map_or(Ok(()), holder::refuse_silent)
+}
+
+/// The mount at `path`, which need not answer.
+pub fn mount_at(path: &Path) -> Outcome<MountEntry> {
+    let absolute = std::path::absolute(path).during(path.display())?;
+    let mounts = mount_table::mounts().during("table of mounts")?;
+    let entry = |at: &Path| visible_at(&mounts, at).cloned();
+    if let Some(entry) = entry(&absolute) {
+        return Ok(entry);
+    }
+    passable(&absolute)?;
+    absolute.canonicalize().ok().and_then(|path| entry(&path)).ok_or_else(|| {
         Failure::new(path.display(), "no store is mounted here")
             .remedy("name a mount point that `findmnt -t fuse.shoal` lists")
     })
@@ -86,11 +159,16 @@ fn visible_at<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntr
 }
 
 fn mounted_store<'a>(mounts: &'a [MountEntry], store: &Path) -> Option<&'a MountEntry> {
+    let of_store = |entry: &&MountEntry| entry.file_system_type == FILE_SYSTEM_TYPE;
+    let by_name = mounts.iter().rfind(|entry| of_store(entry) && entry.source == store);
     // It may be seen under another path, as through a bind mount.
-    let identity = |path: &Path| std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-    let wanted = identity(store);
-    let is_it = |source: &Path| source == store || wanted.is_some() && identity(source) == wanted;
-    mounts.iter().rfind(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && is_it(&entry.source))
+    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    let of_it = || {
+        let wanted = identity(store)?;
+        let is_it = |source: &Path| passable(source).is_ok() && identity(source) == Some(wanted);
+        mounts.iter().rfind(|entry| of_store(entry) && is_it(&entry.source))
+    };
+    by_name.or_else(of_it)
 }
 
 #[cfg(test)]
@@ -139,10 +217,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(find(dir.path()).unwrap_err().to_string().contains("neither a store"));
         assert!(find(&dir.path().join("x")).is_err());
-        assert!(mounted_at(dir.path()).unwrap_err().to_string().contains("no store is mounted here"));
+        assert!(mount_at(dir.path()).unwrap_err().to_string().contains("no store is mounted here"));
         assert!(!is_mounted(dir.path()));
         std::fs::write(dir.path().join(DESCRIPTION), "").unwrap();
         let canonical = dir.path().canonicalize().unwrap();
         assert_eq!(find(dir.path()).unwrap(), Place { store: canonical, mountpoint: None });
+        fs::rename(dir.path().join(DESCRIPTION), dir.path().join("image.0")).unwrap();
+        assert!(find(dir.path()).unwrap_err().to_string().contains("shoal.json: is missing"));
+    }
+
+    #[test]
+    fn a_way_with_links_in_a_circle_is_gone_to_an_end() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("b", dir.path().join("a")).unwrap();
+        std::os::unix::fs::symlink("../x/./a", dir.path().join("b")).unwrap();
+        passable(&dir.path().join("a/c")).unwrap();
+        assert_eq!(names(Path::new("/a/../b/./c")), ["c", "b", "..", "a"]);
     }
 }

@@ -107,7 +107,7 @@ fn keep(directory: &Directory, report: &ScrubReport) -> Outcome<()> {
     let last =
         LastScrub { ended: now().as_secs(), read_bytes: report.read_bytes, findings: report.findings.len() as u64 };
     let text = serde_json::to_vec(&last).during("report")?;
-    directory.replace(SCRUBBED_NEW, SCRUBBED, &text, false).map_err(Failure::told)
+    directory.replace(SCRUBBED_NEW, SCRUBBED, &text, false).map_err(Failure::of)
 }
 
 fn named(fs: &Fs, done: Scrubbed) -> Outcome<ScrubReport> {
@@ -154,7 +154,7 @@ pub fn scrub(directory: &Path, progress: &dyn Progress) -> Outcome<(ScrubReport,
         })?,
         None => Store::at_rest(directory, |fs| all(step(fs, Place::default())?, progress, &|place| step(fs, place)))?,
     };
-    let kept = Directory::open(directory).map_err(Failure::told).and_then(|held| keep(&held, &report));
+    let kept = Directory::open(directory).map_err(Failure::of).and_then(|held| keep(&held, &report));
     Ok((report, kept))
 }
 

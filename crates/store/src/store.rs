@@ -22,13 +22,11 @@ use crate::host_room::HostFiles;
 use crate::media::Media;
 use crate::memory::{self, Resting};
 use crate::names::PID;
-use crate::user::{self, holder, is_ending, is_in_use, lock, period};
-use crate::{host_room, place};
+use crate::user::{self, is_in_use, lock, period};
+use crate::{holder, host_room, place};
 
 /// How long a reader waits for a daemon that is still writing its store after umount(8).
 pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
-/// A daemon that looks alive for this long is taken to be alive.
-const LIFE_SIGN: Duration = Duration::from_millis(200);
 
 /// A store that no other process uses while this value lives.
 pub struct Store {
@@ -78,7 +76,7 @@ impl Store {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 Err(no_store(directory))
             }
-            Err(error) => Err(Failure::told(error)),
+            Err(error) => Err(Failure::of(error)),
         }
     }
 
@@ -88,28 +86,17 @@ impl Store {
     pub fn acquire(directory: &Path, patience: Duration) -> Outcome<Store> {
         Store::describe(directory)?;
         let path = directory.canonicalize().during(directory.display())?;
-        let directory = Directory::open(&path).map_err(Failure::told)?;
+        let directory = Directory::open(&path).map_err(Failure::of)?;
         let begin = Instant::now();
-        let mut seen_alive = None;
+        let mut watch = holder::Watch::new(&path);
         loop {
-            let failure = match lock(&directory) {
+            match lock(&directory) {
                 // Read under the lock: the last user may have changed it.
                 Ok(lock) => return Ok(Store::assemble(directory.clone(), Description::read(&directory)?, lock)),
-                Err(failure) => failure,
-            };
-            if begin.elapsed() >= patience {
-                return Err(failure);
+                Err(failure) if !failure.is_in_use() => return Err(failure),
+                Err(_) if begin.elapsed() >= patience || watch.will_stay() => return Err(holder::in_use(&path)),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
-            if place::is_mounted(&path) && !holder(&path).is_none_or(is_ending) {
-                // A dying process may look alive for a moment.
-                let since = *seen_alive.get_or_insert_with(Instant::now);
-                if since.elapsed() >= LIFE_SIGN {
-                    return Err(failure);
-                }
-            } else {
-                seen_alive = None;
-            }
-            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -247,7 +234,7 @@ impl Store {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
         }));
         if self.description.memory.kind().properties().images || !host_files.is_empty() {
-            let host = shoal_host::held_host_bytes(&self.directory).map_err(Failure::told)?;
+            let host = shoal_host::held_host_bytes(&self.directory).map_err(Failure::of)?;
             options.checkpoint_log_bytes =
                 options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
             let probe = host_room::probe(&self.directory, &self.description.memory, host_files);
@@ -321,7 +308,7 @@ impl Store {
                 tracing::warn!("{error}; make room there");
                 Ok(())
             }
-            written => written.map_err(Failure::told),
+            written => written.map_err(Failure::of),
         }
     }
 

@@ -35,7 +35,7 @@ pub(crate) fn power_was_lost(directory: &Directory, bulk: Option<PathBuf>) -> bo
 /// Takes the lock of a store's directory.
 pub(crate) fn lock(directory: &Directory) -> Outcome<StoreLock> {
     StoreLock::acquire(directory).map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => Failure::told(error),
+        io::ErrorKind::WouldBlock => Failure::of(error),
         _ => Failure::new(format_args!("store {}", directory.display()), error),
     })
 }
@@ -58,14 +58,16 @@ pub fn holder(directory: &Path) -> Option<u32> {
 }
 
 /// The process that the kernel lists as the lock's owner.
-fn lock_owner(directory: &Directory) -> Option<u32> {
-    let lock = directory.open_file(LOCK, Access::Read).ok()?;
-    let (inode, identity) = (lock.metadata().ok()?.ino(), Identity::of(&lock).ok()?);
+pub(crate) fn lock_owner(directory: &Directory) -> Option<u32> {
+    let lock = directory.open_file(LOCK, Access::Read).ok()?.metadata().ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
-    owners(&locks, inode).into_iter().find(|pid| {
-        // On btrfs the device number differs from the one that stat(2) gives, so the open files are compared.
+    owners(&locks, lock.ino()).into_iter().find(|pid| {
+        // On btrfs the device number differs from the one that stat(2) gives, so the open files are compared. The name narrows them:
+        // another file of that process may lie where nobody answers.
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        open.into_iter().any(|link| Identity::at(&link.path()).is_ok_and(|open| open == identity))
+        let is_named = |link: &Path| fs::read_link(link).is_ok_and(|path| path.file_name().is_some_and(|n| n == LOCK));
+        let is_it = |file: fs::Metadata| (file.dev(), file.ino()) == (lock.dev(), lock.ino());
+        open.map(|link| link.path()).any(|link| is_named(&link) && fs::metadata(&link).is_ok_and(is_it))
     })
 }
 

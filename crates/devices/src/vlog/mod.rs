@@ -85,6 +85,11 @@ impl Name for VlogName {
     fn open(&self) -> Outcome<Box<dyn Device>> {
         Ok(Box::new(VlogDisk::open(&self.0)?))
     }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let over = described(&self.0).ok().flatten().and_then(|below| below.over.parse::<DeviceName>().ok());
+        std::iter::once(self.0.clone()).chain(over.iter().flat_map(|over| over.files())).collect()
+    }
 }
 
 struct VlogDisk {

@@ -105,10 +105,10 @@ fn open(
     }
     if refused.is_some() {
         let kept = (1..).map(|n| beside(path, &format!("old-{n}"))).find(|kept| !kept.exists()).unwrap_or_default();
-        shoal_host::rename_to_new(path, &kept).map_err(Failure::told)?;
+        shoal_host::rename_to_new(path, &kept).map_err(Failure::of)?;
         tracing::warn!("{}: the region that was there is kept as {}", path.display(), kept.display());
     }
-    shoal_host::rename_to_new(&new, path).map_err(Failure::told)?;
+    shoal_host::rename_to_new(&new, path).map_err(Failure::of)?;
     tracing::warn!("{}: restored from the image saved last", path.display());
     Ok(Arc::new(memory))
 }

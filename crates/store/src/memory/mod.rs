@@ -224,7 +224,7 @@ impl OwnRegion {
     pub fn with_uuid(path: &Path, uuid: &str) -> Outcome<Option<OwnRegion>> {
         let file = match open_unlinked(path, Access::Read) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            opened => FileLock::acquire(opened.map_err(Failure::told)?).map_err(|e| Failure::new(path.display(), e))?,
+            opened => FileLock::acquire(opened.map_err(Failure::of)?).map_err(|e| Failure::new(path.display(), e))?,
         };
         let mut page = [0; PAGE as usize];
         let read = file.file().read_exact_at(&mut page, SUPERBLOCK_AT);
@@ -245,9 +245,9 @@ impl OwnRegion {
 
     /// Removes it durably: a region found beside a new image would be taken for the store.
     pub fn remove(self) -> Outcome<()> {
-        let removed = remove_held(&self.path, self.file.file()).map_err(Failure::told)?;
+        let removed = remove_held(&self.path, self.file.file()).map_err(Failure::of)?;
         match (removed, self.path.parent()) {
-            (true, Some(parent)) => Directory::open(parent).and_then(|parent| parent.sync()).map_err(Failure::told),
+            (true, Some(parent)) => Directory::open(parent).and_then(|parent| parent.sync()).map_err(Failure::of),
             _ => Ok(()),
         }
     }

@@ -38,7 +38,7 @@ pub fn salvage(
     watched: &dyn Progress,
     told: &mut dyn FnMut(Told<'_>),
 ) -> Outcome<Salvaged> {
-    let directory = Directory::open(&store.canonicalize().during(store.display())?).map_err(Failure::told)?;
+    let directory = Directory::open(&store.canonicalize().during(store.display())?).map_err(Failure::of)?;
     // A store in use changes under the reader. Its lock is examined, not taken, because taking it would write to it.
     if StoreLock::is_held(&directory).unwrap_or(false) || place::is_mounted(directory.path()) {
         return Err(Failure::new(directory.display(), "is in use").remedy("unmount it first"));

@@ -1,0 +1,237 @@
+//! The mount options: names, values and meanings, in one table.
+//!
+//! The help, the manual pages, the list in an error, and the word that was probably meant come from it, and an option that is not in it is
+//! refused; so none is missing anywhere. Left out: what an option does (`mount_options`).
+
+/// Width of the table in columns, and where the meanings begin.
+const WIDTH: usize = 79;
+const MEANING_AT: usize = 28;
+/// Words that are as alike as this are taken for a slip.
+const LIKENESS_MIN: f64 = 0.8;
+
+/// Options with one meaning.
+pub struct Entry {
+    /// Names that the table shows, separated by blanks.
+    pub names: &'static str,
+    /// What their value is called, and an example; empty where they take none.
+    pub value: (&'static str, &'static str),
+    /// Further names, which ask for the default or take an option back.
+    pub undo: &'static str,
+    pub meaning: &'static str,
+}
+
+const fn plain(names: &'static str, undo: &'static str, meaning: &'static str) -> Entry {
+    Entry { names, value: ("", ""), undo, meaning }
+}
+
+const fn valued(name: &'static str, value: &'static str, example: &'static str, meaning: &'static str) -> Entry {
+    Entry { names: name, value: (value, example), undo: "", meaning }
+}
+
+pub const TABLE: &[Entry] = &[
+    plain(
+        "ro nodev nosuid noexec nosymfollow sync dirsync lazytime nodiratime",
+        "rw dev suid exec symfollow async nolazytime diratime",
+        "as in mount(8)",
+    ),
+    plain(
+        "noatime strictatime",
+        "atime relatime norelatime nostrictatime",
+        "reads never, or always, change access times",
+    ),
+    plain("remount", "", "change a mount: remount,ro or remount,rw, or its flags"),
+    plain(
+        "allow_other noallow_other",
+        "",
+        "all users may use it (root's mounts), or processes of the user who mounts alone; all within the permissions of the files",
+    ),
+    plain("private allow_root", "noprivate", "other words for noallow_other (allow_root: root's mounts only)"),
+    plain(
+        "nodefault_permissions",
+        "default_permissions",
+        "with noallow_other only: permissions are not checked, not even for a process that acts for another user (setfsuid), and there are no \
+         ACLs; fewer requests for changes",
+    ),
+    plain("noxattr", "xattr", "no extended attributes or ACLs; small files are made faster"),
+    plain(
+        "writeback",
+        "nowriteback",
+        "the kernel gathers writes: fewer requests, and a write survives the daemon from close, fsync or write-back on",
+    ),
+    valued("threads", "N", "8", "threads that serve requests (default: 4, or one a processor)"),
+    valued(
+        "transport",
+        "auto|dev|uring",
+        "auto",
+        "requests come by io_uring where the kernel offers it (default: auto)",
+    ),
+    plain("noidle_class", "idle_class", "threads that serve io_uring stay in the normal scheduling class"),
+    valued("read_ahead", "SIZE", "1M", "how far the kernel reads ahead (default 1M; root only)"),
+    valued(
+        "update_policy",
+        "POLICY",
+        "aipu:30s",
+        "when writes of large files leave: aipu:30s (default), pu:30s, ipu:30s, purp:30s:60s, irp:30s:60s, sprite:30s:5s, write-through, \
+         hold:10m",
+    ),
+    valued("update_rate", "SIZE", "64M", "most that leaves in a second (default 0: no bound)"),
+    valued("hold", "TIME", "10m", "as update_policy=hold:TIME: the disk stands still for so long"),
+    valued("cache_size", "SIZE", "512M", "memory for such writes (default an eighth, at most 1G; 0: none)"),
+    valued("cache_dir", "DIR", "/dev/shm", "a folder on tmpfs for it (default /dev/shm)"),
+    plain("clone_fd", "noclone_fd", "every thread gets a channel of its own"),
+    valued("compress", "METHOD", "auto", "as format --compress, for this mount"),
+    valued("pack_age", "SECONDS", "30", "what did not change for so long is packed (default 30)"),
+    valued("pack_load", "PERCENT", "10", "of a processor for packing beside others (default 10; 0: idle time alone)"),
+    plain("nopack_inodes", "pack_inodes", "inodes and directories are not packed"),
+    valued(
+        "spill",
+        "PERCENT",
+        "85",
+        "of memory in use from which on small files that are cold move to bulk storage (default 85; off: none do)",
+    ),
+    valued("threshold", "SIZE", "256K", "as format --threshold, for this mount (4K to 64M)"),
+    plain("sums nosums", "", "checksums of bulk storage are kept from now on, or dropped"),
+    valued(
+        "scrub",
+        "DAYS",
+        "30",
+        "bulk storage is read through in idle time when the last scrub is so old (default off)",
+    ),
+    plain("degraded", "nodegraded", "do without bulk devices that are missing, of a store that has several"),
+    plain("restore", "", "as --restore"),
+    valued("errors", "remount-ro", "remount-ro", "as ext4 has it: what a store does anyway"),
+    valued("data", "ordered|writeback", "ordered", "as ext4 has it: what a store does anyway"),
+    plain(
+        "acl user_xattr discard _netdev nofail auto user x-*",
+        "defaults noauto users nouser owner noowner group nogroup mand nomand iversion noiversion silent loud comment",
+        "ignored: what a store does anyway, or what other programs read",
+    ),
+];
+
+impl Entry {
+    fn shown(&self) -> String {
+        let value = if self.value.0.is_empty() { String::new() } else { format!("={}", self.value.0) };
+        self.names.split(' ').map(|name| format!("{name}{value}")).collect::<Vec<_>>().join(", ")
+    }
+
+    fn all_names(&self) -> impl Iterator<Item = &'static str> {
+        self.names.split(' ').chain(self.undo.split(' ')).filter(|name| !name.is_empty())
+    }
+}
+
+/// The entry of an option.
+pub fn find(name: &str) -> Option<&'static Entry> {
+    let is_foreign = name.starts_with("x-") || name.starts_with("X-");
+    let name = if is_foreign { "x-*" } else { name };
+    TABLE.iter().find(|entry| entry.all_names().any(|known| known == name))
+}
+
+/// The table for people, in lines that fit a terminal.
+pub fn text() -> String {
+    TABLE.iter().map(|entry| in_columns(&entry.shown(), entry.meaning)).collect::<Vec<_>>().join("\n")
+}
+
+/// Names on the left, their meaning on the right; names that need more room have lines of their own.
+fn in_columns(names: &str, meaning: &str) -> String {
+    let mut lines: Vec<String> = folded(names, WIDTH - 2).into_iter().map(|line| format!("  {line}")).collect();
+    let mut meanings = folded(meaning, WIDTH - MEANING_AT).into_iter();
+    if let Some(line) = lines.last_mut().filter(|line| line.len() + 2 <= MEANING_AT)
+        && let Some(first) = meanings.next()
+    {
+        *line = format!("{line:<MEANING_AT$}{first}");
+    }
+    lines.extend(meanings.map(|meaning| format!("{:MEANING_AT$}{meaning}", "")));
+    lines.join("\n")
+}
+
+/// The words in lines of at most so many columns.
+fn folded(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) if line.len() + 1 + word.len() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.into()),
+        }
+    }
+    lines
+}
+
+/// The error for an option that is not in the table.
+pub fn unknown(word: &str) -> String {
+    let name = word.split('=').next().unwrap_or_default();
+    let likeness = |known: &str| strsim::jaro_winkler(name, known);
+    let names = TABLE.iter().flat_map(|entry| entry.all_names().map(move |name| (name, entry.value.0)));
+    let alike = names.filter(|(known, _)| likeness(known) >= LIKENESS_MIN);
+    match alike.max_by(|a, b| likeness(a.0).total_cmp(&likeness(b.0))) {
+        Some((known, value)) => {
+            let value = if value.is_empty() { String::new() } else { format!("={value}") };
+            format!(
+                "unknown mount option `{word}`; write `{known}{value}` if that was meant, or see `shoal mount --help`"
+            )
+        }
+        None => {
+            let all = TABLE.iter().map(Entry::shown).collect::<Vec<_>>().join(", ");
+            format!("unknown mount option `{word}`; use some of {all}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::mount_options;
+
+    #[test]
+    fn every_option_of_the_table_is_taken() {
+        for entry in TABLE {
+            for name in entry.all_names() {
+                let example = entry.value.1;
+                let word = if example.is_empty() { name.to_string() } else { format!("{name}={example}") };
+                let taken = mount_options::parse(&[word.clone()], Path::new("/s"), true);
+                assert!(taken.is_ok(), "{word}: {taken:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_fits_a_terminal_and_has_every_shown_name_once() {
+        let text = text();
+        assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+        for name in TABLE.iter().flat_map(|entry| entry.names.split(' ')) {
+            let is_name = |word: &str| word.trim_end_matches(',').split('=').next() == Some(name);
+            let rows = text.lines().filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+            let shown = rows
+                .flat_map(|row| row[..row.len().min(MEANING_AT.max(row.len()))].split(' '))
+                .filter(|word| is_name(word));
+            assert!(shown.count() >= 1, "{name} is not in the table");
+        }
+        assert!(text.contains("\n  noxattr                   no extended attributes"), "{text}");
+        assert!(text.contains("\n  threads=N                 threads that"), "{text}");
+    }
+
+    #[test]
+    fn a_slip_is_told_what_was_probably_meant() {
+        for (slip, meant) in [
+            ("noatme", "`noatime`"),
+            ("thread=4", "`threads=N`"),
+            ("write_back", "`writeback`"),
+            ("no_xattr", "`noxattr`"),
+            ("cachesize=1G", "`cache_size=SIZE`"),
+            ("nosum", "`nosums`"),
+            ("scrubs=3", "`scrub=DAYS`"),
+        ] {
+            let told = unknown(slip);
+            assert!(told.contains(&format!("`{slip}`; write {meant} ")), "{told}");
+        }
+        let told = unknown("zfs");
+        for name in ["sums", "scrub=DAYS", "lazytime", "dirsync", "noallow_other", "nodiratime", "degraded"] {
+            assert!(told.contains(name), "{name}: {told}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The process that has a store, by what it holds; and where its mount is.
+//!
+//! Only lists of the kernel count: the owner of the lock (/proc/locks), its open files, and the tables of mounts of all processes that can
+//! be seen, for a mount may live on in a mount namespace of a container. Rules: nothing here touches a mount point, and a daemon is asked
+//! for a bounded time only, because it may be stopped. Left out: taking the lock (`user`).
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use serde::Serialize;
+use shoal_devices::{Failure, Outcome};
+use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
+use shoal_host::Directory;
+
+use crate::control::{self, Said};
+use crate::names::DAEMON_LOG;
+use crate::{calendar, place, user};
+
+/// A daemon that looks alive for this long is taken to be alive.
+const LIFE_SIGN: Duration = Duration::from_millis(200);
+/// Between two searches of all processes.
+const BETWEEN_SEARCHES: Duration = Duration::from_millis(500);
+/// Ticks of a second in /proc/PID/stat, on every machine.
+const TICKS: u64 = 100;
+
+/// A place where a store is mounted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Seen {
+    pub mountpoint: PathBuf,
+    /// The number of the mount namespace, and a process in it; `None` for this process's own.
+    pub namespace: Option<(u64, u32)>,
+}
+
+impl Seen {
+    /// The place in words.
+    pub fn text(&self) -> String {
+        let at = self.mountpoint.display();
+        match self.namespace {
+            None => at.to_string(),
+            Some((number, pid)) => format!("{at} in mount namespace {number} (of process {pid}, `{}`)", command(pid)),
+        }
+    }
+
+    /// The command that unmounts it there.
+    pub fn unmounting(&self) -> String {
+        let at = self.mountpoint.display();
+        match self.namespace {
+            None => format!("`shoal umount {at}`"),
+            Some((_, pid)) => format!("`nsenter -t {pid} -m umount {at}`"),
+        }
+    }
+}
+
+/// The process that has the store's lock, if it can be seen from here.
+pub fn of(directory: &Path) -> Option<u32> {
+    user::lock_owner(&Directory::open(directory).ok()?)
+}
+
+/// Was the process stopped, by SIGSTOP or a debugger?
+pub fn is_stopped(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.strip_prefix("State:").is_some_and(|state| state.trim().starts_with(['T', 't'])))
+}
+
+/// Process, command and beginning, in words.
+pub fn words(pid: u32) -> String {
+    let since = since(pid).map_or(String::new(), |since| format!(", since {since}"));
+    format!("process {pid} (`{}`{since})", command(pid))
+}
+
+/// The program of a process, and the word behind it where that is a command of ours.
+fn command(pid: u32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let program = words.next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default().to_string();
+    match words.next().filter(|word| program == "shoal" && !word.is_empty() && !word.starts_with('-')) {
+        Some(word) => format!("{program} {word}"),
+        None => program,
+    }
+}
+
+fn since(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    let boot = fs::read_to_string("/proc/stat").ok()?;
+    let boot: u64 = boot.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    Some(calendar::text(UNIX_EPOCH + Duration::from_secs(boot + ticks / TICKS)))
+}
+
+/// Where the mount with this number is, in every mount namespace that a process shows.
+pub fn mounts_with(device: &str) -> Vec<Seen> {
+    mounts_where(|entry| entry.device == device)
+}
+
+fn mounts_where(is_it: impl Fn(&MountEntry) -> bool) -> Vec<Seen> {
+    let namespace = |pid: &str| -> Option<u64> {
+        let link = fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()?;
+        link.to_str()?.strip_prefix("mnt:[")?.strip_suffix(']')?.parse().ok()
+    };
+    let own = namespace("self");
+    let mut known = HashSet::new();
+    let mut found = Vec::new();
+    let mut look = |number: Option<u64>, entries: Vec<MountEntry>, pid: u32| {
+        let entries = entries.into_iter().filter(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && is_it(entry));
+        let namespace = number.filter(|_| number != own).map(|number| (number, pid));
+        found.extend(entries.map(|entry| Seen { mountpoint: entry.mountpoint, namespace }));
+    };
+    known.extend(own);
+    look(own, mount_table::mounts().unwrap_or_default(), 0);
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(number) = namespace(&pid.to_string()).filter(|number| known.insert(*number)) else { continue };
+        look(Some(number), mount_table::mounts_of(pid).unwrap_or_default(), pid);
+    }
+    found
+}
+
+/// The mounts that a process serves.
+struct Served {
+    /// Their numbers, where the kernel tells (since Linux 6.17).
+    devices: Vec<String>,
+    /// It serves one whose number the kernel does not tell.
+    unnamed: bool,
+}
+
+fn served_by(pid: u32) -> Served {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let is_connection = |link: &PathBuf| fs::read_link(link).is_ok_and(|path| path == Path::new("/dev/fuse"));
+    let number = |link: PathBuf| -> Option<String> {
+        let information = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", link.file_name()?.to_str()?)).ok()?;
+        let number = information.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
+        // The kernel has such mounts on devices without a major number.
+        Some(format!("0:{}", number.trim()))
+    };
+    let found: Vec<_> = open.map(|link| link.path()).filter(is_connection).map(number).collect();
+    Served { unnamed: found.contains(&None), devices: found.into_iter().flatten().collect() }
+}
+
+/// Which process serves a mount.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Server {
+    /// This one does, or did a moment ago.
+    Process(u32),
+    /// It is dead.
+    Nobody,
+    /// It is dead, and this process has the store and serves another mount of it.
+    Elsewhere(u32),
+    /// A process that cannot be seen from here, or does not say.
+    Unknown,
+}
+
+/// Who serves the mount of the store in `directory` that has this number?
+pub fn server(directory: &Path, device: &str) -> Outcome<Server> {
+    let Some(pid) = of(directory) else {
+        // Taken by a process that is not to be seen, or free; or the store is gone, or another user's.
+        return Ok(match user::is_in_use(directory) {
+            Ok(false) => Server::Nobody,
+            Ok(true) | Err(_) => Server::Unknown,
+        });
+    };
+    let served = served_by(pid);
+    if served.devices.iter().any(|number| number == device) {
+        return Ok(Server::Process(pid));
+    }
+    Ok(match control::who(directory)? {
+        Some(who) if who.device == device => Server::Process(pid),
+        Some(_) => Server::Elsewhere(pid),
+        None if served.unnamed => Server::Unknown,
+        None => Server::Elsewhere(pid),
+    })
+}
+
+/// Where the store in `directory` is mounted by this process, as far as that can be seen.
+pub fn mounts_by(pid: u32, directory: &Path) -> Vec<Seen> {
+    let mut served = served_by(pid);
+    if served.unnamed
+        && let Ok(Some(who)) = control::who(directory)
+    {
+        served.devices.push(who.device);
+        served.unnamed = false;
+    }
+    mounts_where(|entry| match served.unnamed {
+        // By name, which is all there is.
+        true => entry.source == directory,
+        false => served.devices.contains(&entry.device),
+    })
+}
+
+/// The failure of a command that needs a store which another process has: who, since when, where, and what to do.
+pub fn in_use(directory: &Path) -> Failure {
+    let what = format!("store {}", directory.display());
+    let Some(pid) = of(directory) else {
+        return Failure::new(
+            what,
+            "is in use by a process that cannot be seen from here (of another user or process namespace)",
+        )
+        .remedy("unmount it, or stop that process, where it runs");
+    };
+    let process = words(pid);
+    if is_stopped(pid) {
+        return stopped(what, pid);
+    }
+    let seen = mounts_by(pid, directory);
+    match seen.iter().find(|place| place.namespace.is_none()).or(seen.first()) {
+        Some(place @ Seen { namespace: None, .. }) => {
+            Failure::new(what, format!("is in use by {process}, mounted on {}", place.text()))
+                .remedy(format!("run {} first", place.unmounting()))
+        }
+        Some(place) => Failure::new(what, format!("is in use by {process}, mounted on {}", place.text()))
+            .remedy(format!("run {}, or `kill {pid}`, which unmounts it everywhere", place.unmounting())),
+        None => Failure::new(what, format!("is in use by {process}, and mounted nowhere"))
+            .remedy(format!("wait until it is done, or stop it (`kill {pid}`)")),
+    }
+}
+
+/// The failure of a question to the daemon of a store that it has not answered in time.
+pub(crate) fn silent(directory: &Path, waited: Duration) -> Failure {
+    let what = format!("daemon of {}", directory.display());
+    match of(directory) {
+        Some(pid) if is_stopped(pid) => stopped(what, pid),
+        Some(pid) => Failure::new(what, format!("{} has not answered for {} s", words(pid), waited.as_secs()))
+            .remedy(format!("try again when it is less busy; {} may tell more", directory.join(DAEMON_LOG).display())),
+        None => Failure::new(what, format!("has not answered for {} s", waited.as_secs()))
+            .remedy("see whether its process is stopped"),
+    }
+}
+
+/// The failure of what needs a process that is stopped.
+pub fn stopped(what: String, pid: u32) -> Failure {
+    Failure::new(what, format!("{} does not answer: it is stopped", words(pid)))
+        .remedy(format!("run `kill -CONT {pid}` to let it go on"))
+}
+
+/// Fails if the daemon of a mount does not answer, without having touched the mount.
+pub(crate) fn refuse_silent(entry: &MountEntry) -> Outcome<()> {
+    place::passable(&entry.source)?;
+    match control::said(&entry.source) {
+        Said::Who(_) | Said::Other | Said::Nobody => Ok(()),
+        Said::Nothing(waited) => Err(silent(&entry.source, waited)),
+    }
+}
+
+/// Watches the user of a store for a process that waits for it.
+pub(crate) struct Watch<'a> {
+    directory: &'a Path,
+    begin: Instant,
+    seen_alive: Option<Instant>,
+    searched: Option<Instant>,
+}
+
+impl<'a> Watch<'a> {
+    pub fn new(directory: &'a Path) -> Watch<'a> {
+        Watch { directory, begin: Instant::now(), seen_alive: None, searched: None }
+    }
+
+    /// Waiting is of no use: the user has the store mounted and is not ending, or it is stopped.
+    pub fn will_stay(&mut self) -> bool {
+        if place::is_mounted(self.directory) && !user::holder(self.directory).is_none_or(user::is_ending) {
+            // A dying process may look alive for a moment.
+            let since = *self.seen_alive.get_or_insert_with(Instant::now);
+            return since.elapsed() >= LIFE_SIGN;
+        }
+        self.seen_alive = None;
+        let is_due = self.searched.unwrap_or(self.begin).elapsed() >= BETWEEN_SEARCHES;
+        if !is_due {
+            return false;
+        }
+        self.searched = Some(Instant::now());
+        of(self.directory)
+            .is_some_and(|pid| !user::is_ending(pid) && (is_stopped(pid) || !mounts_by(pid, self.directory).is_empty()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_named_with_its_command_and_beginning() {
+        let text = words(std::process::id());
+        assert!(text.starts_with(&format!("process {} (`", std::process::id())), "{text}");
+        assert!(text.contains(", since 20") && text.ends_with(" UTC)"), "{text}");
+        assert!(!is_stopped(std::process::id()));
+    }
+
+    #[test]
+    fn a_store_that_a_process_has_without_a_mount_is_said_to_be_mounted_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().canonicalize().unwrap();
+        let held = user::lock(&directory).unwrap();
+        let text = in_use(&directory).to_string();
+        assert!(
+            text.contains(&format!("process {} ", std::process::id())) && text.contains("mounted nowhere"),
+            "{text}"
+        );
+        assert_eq!(of(&directory), Some(std::process::id()));
+        drop(held);
+        assert_eq!(of(&directory), None);
+    }
+
+    #[test]
+    fn the_root_is_mounted_here_and_elsewhere_is_named_with_a_process() {
+        let place = Seen { mountpoint: "/m".into(), namespace: Some((7, std::process::id())) };
+        assert!(place.text().starts_with("/m in mount namespace 7 (of process "), "{}", place.text());
+        assert_eq!(place.unmounting(), format!("`nsenter -t {} -m umount /m`", std::process::id()));
+        assert!(mounts_with("0:0").is_empty());
+    }
+}
