@@ -417,6 +417,35 @@ fn with_write_back_a_close_is_answered_and_no_hole_is_told_and_writes_leave_the_
 }
 
 #[test]
+fn zeros_that_the_kernel_has_from_writes_and_cuts_count_as_data_until_it_forgets_the_file() {
+    let mount = mounted(|_| {}, ALL);
+    let node = mount.make("f", 0o100644);
+    let seek = |at: u64| {
+        let (errno, body) = mount.ask(opcode::LSEEK, node, &[0, at, 3].map(u64::to_ne_bytes).concat());
+        if errno == 0 { u64::from_ne_bytes(*body.first_chunk().unwrap()) } else { 0 }
+    };
+    let resize = |size| {
+        let size = SetattrIn { valid: setattr::SIZE, size, ..SetattrIn::default() };
+        assert_eq!(mount.ask(opcode::SETATTR, node, size.as_bytes()).0, 0);
+    };
+    resize(76 * 4096);
+    assert_eq!(mount.ask(opcode::WRITE, node, &write(&[0; 65536], 65536, 0)).0, 0);
+    let punch = [0u64, 65536, 65536, 3].map(u64::to_ne_bytes).concat();
+    assert_eq!(mount.ask(opcode::FALLOCATE, node, &punch).0, 0);
+    assert_eq!((seek(0), seek(131_072)), (65536, 0));
+    resize(200_000);
+    resize(1 << 20);
+    assert_eq!((seek(131_072), seek(200_704)), (196_608, 0));
+    let punch = [0u64, 300_001, 100_000, 3].map(u64::to_ne_bytes).concat();
+    assert_eq!(mount.ask(opcode::FALLOCATE, node, &punch).0, 0);
+    assert_eq!((seek(200_704), seek(303_104)), (299_008, 397_312));
+    mount.serve(&message(opcode::FORGET, node, &1u64.to_ne_bytes())).unwrap();
+    mount.fs.hold(Ino::new(node as u32)).unwrap();
+    assert_eq!(seek(0), 0);
+    mount.end();
+}
+
+#[test]
 fn an_answer_that_was_forgotten_or_is_too_long_is_an_error_and_there_is_only_one() {
     let mount = mounted(|_| {}, ALL);
     let message = message(opcode::READLINK, ROOT, &[]);
