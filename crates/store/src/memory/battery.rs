@@ -108,6 +108,12 @@ fn open(
         shoal_host::rename_to_new(path, &kept).map_err(Failure::of)?;
         tracing::warn!("{}: the region that was there is kept as {}", path.display(), kept.display());
     }
+    if refused.is_none()
+        && let Some(unused) = OwnRegion::with_uuid(path, store.uuid)?
+    {
+        // It holds nothing but the image.
+        unused.remove()?;
+    }
     shoal_host::rename_to_new(&new, path).map_err(Failure::of)?;
     tracing::warn!("{}: restored from the image saved last", path.display());
     Ok(Arc::new(memory))
