@@ -125,7 +125,7 @@ pub struct FormatArgs {
     /// outlives a power loss. dax: a file on persistent memory.
     #[arg(long, value_name = "KIND", default_value = "logged", verbatim_doc_comment)]
     pub memory: MemoryChoice,
-    /// Limit of metadata and small files; nothing is set aside [default: half of the machine's memory]
+    /// Limit of metadata and small files; nothing is set aside [default: half of the memory this process may use]
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
     /// Where the data of large files goes [default: a file in the store]
@@ -602,7 +602,7 @@ pub struct DonateArgs {
     /// Listen beyond this machine without TLS
     #[arg(long)]
     pub insecure: bool,
-    /// Memory pressure begins when less than this is available (percent)
+    /// Memory pressure begins when less than this is available, of the machine's or the control group's memory (percent)
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = percent)]
     pub low_memory: f64,
     /// It also begins when tasks stood still for want of memory for more than this (percent of ten seconds) while less

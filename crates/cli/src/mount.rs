@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use shoal_devices::{During, Failure, Outcome};
 use shoal_host::Directory;
-use shoal_store::{DAEMON_LOG, Store, holder, place};
+use shoal_store::{DAEMON_LOG, Store, holder, is_mounted_from, place};
 
 use crate::args::{MountArgs, MountHelper};
 use crate::daemon::{Message, Ready};
@@ -166,6 +166,9 @@ fn tell_of_wait(directory: &Path, daemon: u32) {
 
 /// Takes away the mount that a daemon left which could not end it any more.
 fn take_away(directory: &Path, mountpoint: &Path) {
+    if !is_mounted_from(directory, mountpoint).unwrap_or(false) {
+        return;
+    }
     // A store that is in use again has another daemon, and the mount may be its own.
     let Ok(store) = Store::acquire(directory, DYING_PATIENCE) else { return };
     if let Err(failure) = store.clear_dead_mount(mountpoint) {

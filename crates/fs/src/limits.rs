@@ -47,6 +47,9 @@ impl Fs {
         let limits = self.limits()?;
         let region_bytes = limits.region_bytes.min(self.options.region_bytes_max.unwrap_or(u64::MAX));
         self.region.withhold((self.region.superblock().region_bytes - region_bytes) / SEGMENT);
+        if region_bytes < limits.region_bytes {
+            self.region.reserve_for_less();
+        }
         if let Some(bulk) = &self.bulk {
             bulk.withhold(self.region.superblock().bulk_blocks - limits.bulk_blocks);
         }

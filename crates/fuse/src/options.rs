@@ -15,6 +15,10 @@ use std::time::Duration;
 use rustix::mount::MountFlags;
 use shoal_fs::{AccessTimes, Method, PACK_LOAD, SPILL_PERCENT};
 
+/// Threads that serve requests at least, by default, and the part of a limit of memory that their buffers may take together.
+const THREADS_MIN: usize = 4;
+const THREAD_PART: u64 = 16;
+
 /// Options that `fusermount3` accepts. A mount without root's rights leaves the others out, though the engine obeys
 /// them.
 const FUSERMOUNT_KNOWS: [&str; 7] = ["ro", "nodev", "nosuid", "noexec", "noatime", "sync", "dirsync"];
@@ -209,15 +213,31 @@ impl MountOptions {
     /// Threads that serve requests.
     pub(crate) fn request_threads(&self) -> usize {
         match self.threads {
-            0 => std::thread::available_parallelism().map_or(4, |n| n.get().max(4)),
+            0 => threads_for(
+                std::thread::available_parallelism().map_or(4, usize::from),
+                shoal_host::memory_limit_bytes(),
+            ),
             n => n,
         }
     }
 }
 
+/// Threads by default: each keeps a buffer of a long request, so fewer where this process may use less memory than the machine has.
+fn threads_for(processors: usize, limit: Option<u64>) -> usize {
+    let most = limit.map_or(usize::MAX, |limit| (limit / THREAD_PART / (1 << 20)) as usize);
+    processors.min(most).max(THREADS_MIN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn little_memory_is_not_spent_on_threads() {
+        assert_eq!([1, 4, 64].map(|processors| threads_for(processors, None)), [4, 4, 64]);
+        assert_eq!([1, 4, 64].map(|processors| threads_for(processors, Some(256 << 20))), [4, 4, 16]);
+        assert_eq!(threads_for(64, Some(16 << 20)), 4);
+    }
 
     #[test]
     fn every_option_reaches_mount_and_fusermount() {

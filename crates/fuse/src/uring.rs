@@ -25,6 +25,8 @@ use crate::protocol::{Agreed, BUFFER_BYTES_MIN, Wanted, init_flags};
 
 /// Memory for requests on their way, of all queues together, at most (bytes). It is taken as it is used.
 const MEMORY_BYTES: usize = 128 << 20;
+/// Its part of a limit below the machine's memory.
+const LIMIT_PART: usize = 8;
 /// Requests that one queue has on their way, where requests are not cut shorter for it: those that wait for a sync, or for the bulk
 /// device, keep their slot.
 const SLOTS: usize = 32;
@@ -46,10 +48,15 @@ fn is_offered() -> bool {
     is_on
 }
 
-/// Slots of each queue and the bytes of their data, on a machine with so many CPUs.
-fn sizes(cpus: usize, data_bytes: usize) -> (usize, usize) {
-    let data = (MEMORY_BYTES / (cpus * SLOTS_MIN)).clamp(DATA_BYTES_MIN, data_bytes.max(DATA_BYTES_MIN));
-    ((MEMORY_BYTES / (cpus * data)).clamp(1, SLOTS), data)
+/// Memory for the data of all requests: less where this process may use little.
+fn memory_bytes(limit: Option<u64>) -> usize {
+    limit.map_or(MEMORY_BYTES, |limit| MEMORY_BYTES.min(limit as usize / LIMIT_PART))
+}
+
+/// Slots of each queue and the bytes of their data, on a machine with so many CPUs, in `memory` bytes.
+fn sizes(cpus: usize, data_bytes: usize, memory: usize) -> (usize, usize) {
+    let data = (memory / (cpus * SLOTS_MIN)).clamp(DATA_BYTES_MIN, data_bytes.max(DATA_BYTES_MIN));
+    ((memory / (cpus * data)).clamp(1, SLOTS), data)
 }
 
 /// Rings that are ready for a connection.
@@ -71,7 +78,8 @@ impl Queues {
             return None;
         }
         let cpus = shoal_host::possible_cpus();
-        let (slots, data) = sizes(cpus, wanted.write_bytes_max as usize);
+        let (slots, data) =
+            sizes(cpus, wanted.write_bytes_max as usize, memory_bytes(shoal_host::memory_limit_bytes()));
         let payload = data.max(BUFFER_BYTES_MIN);
         match (0..cpus).map(|_| FuseRing::new(slots, payload)).collect() {
             Ok(rings) => {
@@ -209,12 +217,12 @@ mod tests {
     #[test]
     fn memory_is_bounded_on_machines_of_any_size() {
         for cpus in 1..=4096 {
-            let (slots, data) = sizes(cpus, 1 << 20);
+            let (slots, data) = sizes(cpus, 1 << 20, MEMORY_BYTES);
             assert!((1..=SLOTS).contains(&slots) && (DATA_BYTES_MIN..=1 << 20).contains(&data), "{cpus}");
             assert!(cpus > 1024 || cpus * slots * data <= MEMORY_BYTES, "{cpus}: {slots} of {data}");
         }
         assert_eq!(
-            [sizes(2, 1 << 20), sizes(16, 1 << 20), sizes(128, 1 << 20)],
+            [2, 16, 128].map(|cpus| sizes(cpus, 1 << 20, MEMORY_BYTES)),
             [(32, 1 << 20), (8, 1 << 20), (8, 128 << 10)]
         );
     }

@@ -31,6 +31,8 @@ pub struct Memory {
     pub total: u64,
     /// Not in use, or used only by what the kernel can drop at once.
     pub available: u64,
+    /// The same once pages of files that wait for it have been written.
+    pub available_soon: u64,
     /// Room for what is in use, on a swap.
     pub swap: u64,
     pub is_machine: bool,
@@ -39,9 +41,18 @@ pub struct Memory {
 impl Memory {
     /// What may be taken, with something left for others; below zero: so much is to be given back.
     fn room(&self) -> i64 {
+        self.room_of(self.available)
+    }
+
+    /// The same for what is taken little by little, so that files' pages can be written meanwhile.
+    fn room_soon(&self) -> i64 {
+        self.room_of(self.available_soon)
+    }
+
+    fn room_of(&self, available: u64) -> i64 {
         let part = if self.is_machine { KEPT_PART_OF_MACHINE } else { KEPT_PART };
         let kept = (self.total / part).clamp(KEPT_MIN, KEPT_MAX);
-        self.available.saturating_add(self.swap) as i64 - kept as i64
+        available.saturating_add(self.swap) as i64 - kept as i64
     }
 }
 
@@ -74,6 +85,7 @@ struct Finder {
 struct Reading {
     at: Instant,
     room: i64,
+    room_soon: i64,
 }
 
 static FINDER: Mutex<Finder> = Mutex::new(Finder { seen: String::new(), groups: Vec::new() });
@@ -94,9 +106,12 @@ pub fn memory_limit_bytes() -> Option<u64> {
 
 /// The memory of whatever is tightest: the machine, or a group that this process is in.
 pub fn memory() -> Option<Memory> {
+    memories().into_iter().min_by_key(Memory::room)
+}
+
+fn memories() -> Vec<Memory> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| of_machine(&text));
-    let groups = groups().into_iter().filter_map(|group| group.memory());
-    machine.into_iter().chain(groups).min_by_key(Memory::room)
+    machine.into_iter().chain(groups().into_iter().filter_map(|group| group.memory())).collect()
 }
 
 /// How much this process may take beside what it has (bytes); below zero: so much is to be given back. The answer may be a tenth of a second old.
@@ -107,13 +122,29 @@ pub fn memory_room_bytes() -> i64 {
 
 /// May `bytes` of memory be taken? If so, they count as taken until the kernel counts them.
 pub fn take_memory(bytes: u64) -> bool {
+    take(bytes, |reading| reading.room)
+}
+
+/// The same for memory that is stored to little by little, and whose lack is told to users: pages of files that wait to be written are none.
+pub fn take_memory_soon(bytes: u64) -> bool {
+    take(bytes, |reading| reading.room_soon)
+}
+
+/// What [`take_memory_soon`] has left (bytes).
+pub fn memory_room_soon_bytes() -> u64 {
+    let mut reading = READING.lock();
+    read(&mut reading, HOLDS).room_soon.max(0).cast_unsigned()
+}
+
+fn take(bytes: u64, room: impl Fn(&Reading) -> i64) -> bool {
     let mut reading = READING.lock();
     let wanted = i64::try_from(bytes).unwrap_or(i64::MAX);
-    if read(&mut reading, HOLDS).room < wanted && read(&mut reading, HOLDS_SHORT).room < wanted {
+    if room(read(&mut reading, HOLDS)) < wanted && room(read(&mut reading, HOLDS_SHORT)) < wanted {
         return false;
     }
     if let Some(reading) = &mut *reading {
-        reading.room -= wanted;
+        reading.room = reading.room.saturating_sub(wanted);
+        reading.room_soon = reading.room_soon.saturating_sub(wanted);
     }
     true
 }
@@ -126,8 +157,9 @@ pub fn pressure_files() -> Vec<PathBuf> {
 
 fn read(reading: &mut Option<Reading>, holds: Duration) -> &Reading {
     if reading.as_ref().is_none_or(|reading| reading.at.elapsed() >= holds) {
-        let room = memory().map_or(i64::MAX, |memory| memory.room());
-        *reading = Some(Reading { at: Instant::now(), room });
+        let all = memories();
+        let least = |room: fn(&Memory) -> i64| all.iter().map(room).min().unwrap_or(i64::MAX);
+        *reading = Some(Reading { at: Instant::now(), room: least(Memory::room), room_soon: least(Memory::room_soon) });
     }
     reading.as_ref().expect("just read")
 }
@@ -156,7 +188,7 @@ fn of_machine(text: &str) -> Option<Memory> {
         line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     };
     let (total, available) = (field("MemTotal").filter(|total| *total > 0)?, field("MemAvailable")?);
-    Some(Memory { total, available, swap: field("SwapFree").unwrap_or(0), is_machine: true })
+    Some(Memory { total, available, available_soon: available, swap: field("SwapFree").unwrap_or(0), is_machine: true })
 }
 
 /// The groups that limit a process's memory, its own first, by the texts of its `cgroup` and `mountinfo`; `root` is put before their paths.
@@ -268,13 +300,10 @@ impl Group {
             Version::Two => (["inactive_file", "active_file"], ["file_dirty", "file_writeback"]),
             Version::One => (["total_inactive_file", "total_active_file"], ["total_dirty", "total_writeback"]),
         };
-        let droppable = sum(files).saturating_sub(sum(unwritten));
-        Some(Memory {
-            total,
-            available: total.saturating_sub(used.saturating_sub(droppable)),
-            swap: 0,
-            is_machine: false,
-        })
+        let (files, unwritten) = (sum(files), sum(unwritten));
+        let available = |droppable: u64| total.saturating_sub(used.saturating_sub(droppable));
+        let (now, soon) = (available(files.saturating_sub(unwritten)), available(files));
+        Some(Memory { total, available: now, available_soon: soon, swap: 0, is_machine: false })
     }
 }
 
@@ -344,6 +373,8 @@ mod tests {
         );
         // 400 MiB are used, of which 50 MiB are clean pages of files.
         assert_eq!((tree.least(), tree.tightest()), (Some(512), Some((512, 162))));
+        let soon = tree.groups().iter().find_map(Group::memory).unwrap().available_soon;
+        assert_eq!(soon / MIB, 212);
         assert_eq!(tree.groups().len(), 3);
         fs::write(tree.root.path().join("sys/fs/cgroup/a.slice/b.scope/memory.high"), "104857600\n").unwrap();
         assert_eq!((tree.least(), tree.tightest()), (Some(100), Some((100, 99))));
@@ -423,14 +454,25 @@ mod tests {
         let text = "MemTotal:       24000 kB\nMemFree:  1 kB\nMemAvailable:   12000 kB\nSwapFree:  1000 kB\n";
         assert_eq!(
             of_machine(text),
-            Some(Memory { total: 24000 << 10, available: 12000 << 10, swap: 1000 << 10, is_machine: true })
+            Some(Memory {
+                total: 24000 << 10,
+                available: 12000 << 10,
+                available_soon: 12000 << 10,
+                swap: 1000 << 10,
+                is_machine: true
+            })
         );
     }
 
     #[test]
     fn something_is_left_for_what_does_not_ask() {
-        let group =
-            |total, available| Memory { total: total * MIB, available: available * MIB, swap: 0, is_machine: false };
+        let group = |total, available| Memory {
+            total: total * MIB,
+            available: available * MIB,
+            available_soon: available * MIB,
+            swap: 0,
+            is_machine: false,
+        };
         let room = |memory: Memory| memory.room() / MIB as i64;
         assert_eq!([group(512, 512), group(512, 10), group(64, 64)].map(room), [448, -54, 48]);
         let machine = Memory { is_machine: true, swap: 5 * MIB, ..group(4096, 100) };

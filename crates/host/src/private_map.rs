@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use shoal_media::{MediaError, PersistentMemory, Result};
 
 use crate::map::Map;
-use crate::memory_limit::take_memory;
+use crate::memory_limit::take_memory_soon;
 
 pub struct PrivateMap {
     map: Map,
@@ -87,7 +87,7 @@ impl PersistentMemory for PrivateMap {
     /// stored to.
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
         let more = (at + len).saturating_sub(at.max(self.image_bytes));
-        if more > 0 && !take_memory(more) {
+        if more > 0 && !take_memory_soon(more) {
             return Err(MediaError::NoSpace { what: "memory of this process".into() });
         }
         Ok(false)

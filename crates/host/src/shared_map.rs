@@ -19,7 +19,7 @@ use shoal_media::{MediaError, PersistentMemory, Poison, Result};
 
 use crate::cache_line::{self, LINE_BYTES, LineFlush};
 use crate::map::Map;
-use crate::memory_limit::take_memory;
+use crate::memory_limit::take_memory_soon;
 use crate::store_lock::lock_alone;
 use crate::{calls, host_kind, named, sync_parent};
 
@@ -189,7 +189,7 @@ impl PersistentMemory for SharedMap {
                 let is_memory = host_kind::is_tmpfs(&self.file).unwrap_or(false);
                 let taken = if is_memory { self.file.metadata().map_or(0, |m| m.blocks() * 512) } else { u64::MAX };
                 let more = (at + len).saturating_sub(at.max(taken));
-                if more > 0 && !take_memory(more) {
+                if more > 0 && !take_memory_soon(more) {
                     return Err(MediaError::NoSpace { what: self.name.as_str().into() });
                 }
                 host_kind::allocate(&self.file, at, len).map_err(|e| MediaError::io(self.name.as_str(), e))

@@ -129,6 +129,10 @@ pub(crate) struct Allocator {
     pub backed: u64,
 }
 
+/// Part of a region's segments that only transactions which free space may take, and how many at least.
+const RESERVE_PART: u64 = 32;
+const RESERVE_MIN: u64 = 2;
+
 fn entry_at(superblock: &Superblock, segment: u64) -> Offset {
     superblock.segment_table + segment * SEGMENT_ENTRY
 }
@@ -178,7 +182,7 @@ impl Allocator {
             class_segments: [0; CLASSES],
             class_used: [0; CLASSES],
             drain: Drain::default(),
-            reserve: ((superblock.segment_count - fixed) / 32).max(2),
+            reserve: ((superblock.segment_count - fixed) / RESERVE_PART).max(RESERVE_MIN),
             withheld: 0,
             cursor: fixed as usize,
             high: fixed,
@@ -513,6 +517,13 @@ impl Region {
     /// Reserves further free segments for transactions that free space.
     pub fn withhold(&self, segments: u64) {
         self.alloc.lock().withheld = segments;
+    }
+
+    /// The reserve is that of a region without the withheld segments.
+    pub fn reserve_for_less(&self) {
+        let mut alloc = self.alloc.lock();
+        let count = alloc.segments.len() as u64 - alloc.fixed;
+        alloc.reserve = (count.saturating_sub(alloc.withheld) / RESERVE_PART).max(RESERVE_MIN);
     }
 
     /// Segments that could be withheld now: free ones, and those compaction could free, without the reserve.

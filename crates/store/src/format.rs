@@ -37,7 +37,7 @@ const RING_BYTES: std::ops::RangeInclusive<u64> = 4 << 20..=64 << 20;
 pub struct FormatOptions {
     /// The memory for metadata and small files.
     pub memory: MemoryChoice,
-    /// Limit of metadata and small files; half of the machine's memory unless named.
+    /// Limit of metadata and small files; half of the memory that this process may use unless named.
     pub memory_bytes: Option<u64>,
     /// Where the data of large files goes; into a file in the store unless named.
     pub bulk: Option<BulkChoice>,

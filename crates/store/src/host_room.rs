@@ -74,19 +74,16 @@ pub(crate) fn probe(directory: &Directory, memory: &MemoryChoice, files: &HostFi
             region: host.map_or(u64::MAX, |host| host.available_bytes),
             memory: match (&file, is_own) {
                 (None, false) => None,
-                (None, true) => Some(own_room()),
-                (Some(file), is_own) => Some(free(file).min(if is_own { own_room() } else { u64::MAX })),
+                (None, true) => Some(shoal_host::memory_room_soon_bytes()),
+                (Some(file), is_own) => {
+                    Some(free(file).min(if is_own { shoal_host::memory_room_soon_bytes() } else { u64::MAX }))
+                }
             },
             bulk: files.first().map(|first| files.iter().map(taken).sum::<u64>().saturating_add(free(&parent(first)))),
             shared: files.first().is_some_and(|first| device(first) == own_device),
             headroom: host.map_or(0, |host| (host.total_bytes / HEADROOM_PART).min(HEADROOM_BYTES)),
         }
     })
-}
-
-/// Memory that this process may still use.
-fn own_room() -> u64 {
-    shoal_host::memory_room_bytes().max(0).cast_unsigned()
 }
 
 fn free(directory: &Path) -> u64 {

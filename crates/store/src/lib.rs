@@ -78,7 +78,7 @@ pub use description::{BulkChoice, BulkPlace, Description, NumberedPlace};
 pub use format::{FormatOptions, Formatted};
 pub use inspect::{FileReport, PieceReport};
 pub use memory::{LossBounds, MemoryChoice};
-pub use mounted::{Mounted, Recovered, access_times_name};
+pub use mounted::{Mounted, Recovered, access_times_name, is_mounted_from};
 pub use names::{DAEMON_LOG, DESCRIPTION};
 pub use packing::{Compacted, Metadata as PackedMetadata, Packed, PackedForm, PackingWork};
 pub use profiles::InodeProfiles;

@@ -73,9 +73,7 @@ pub struct Mounted {
 impl Store {
     /// Removes a mount of this store that answers nothing, because its daemon died or could not end it.
     pub fn clear_dead_mount(&self, mountpoint: &Path) -> Outcome<()> {
-        let mounted = mount_table::mounted_at(mountpoint).during("table of mounts")?;
-        let is_ours =
-            mounted.is_some_and(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && entry.source == self.directory.path());
+        let is_ours = is_mounted_from(self.directory.path(), mountpoint)?;
         // This process holds the store's lock, so no daemon serves this store any more. Another store may have been at its path before, and
         // be mounted still.
         if is_ours && !shoal_fuse::is_served(mountpoint) {
@@ -218,6 +216,15 @@ impl Mounted {
         }
         outcome.during(format_args!("store {name}"))
     }
+}
+
+/// Is the store in `directory` mounted on `mountpoint`, by the kernel's table? The daemon may be dead.
+pub fn is_mounted_from(directory: &Path, mountpoint: &Path) -> Outcome<bool> {
+    // A dead mount has no canonical path itself.
+    let parent = mountpoint.parent().and_then(|parent| parent.canonicalize().ok());
+    let resolved = mountpoint.canonicalize().ok().or_else(|| Some(parent?.join(mountpoint.file_name()?)));
+    let mounted = mount_table::mounted_at(resolved.as_deref().unwrap_or(mountpoint)).during("table of mounts")?;
+    Ok(mounted.is_some_and(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && entry.source == directory))
 }
 
 fn listen(directory: &Directory, asked: Asked) -> Outcome<()> {
