@@ -430,7 +430,7 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
     let opened = File::open(directory)?;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Send, Some(WHO_PATIENCE))?;
-    net::connect(&socket, &SocketAddrUnix::new(&short_path(&opened, name))?)?;
+    net::connect(&socket, &SocketAddrUnix::new(short_path(&opened, name))?)?;
     Ok(UnixStream::from(socket))
 }
 
@@ -512,7 +512,7 @@ mod tests {
     #[test]
     fn a_silent_client_holds_up_no_other_and_an_endless_one_is_cut_off() {
         let dir = tempfile::tempdir().unwrap();
-        serve(dir.path(), |_| Answer::Ok(serde_json::json!(1))).unwrap();
+        serve(&Directory::open(dir.path()).unwrap(), |_| Answer::Ok(serde_json::json!(1))).unwrap();
         let connected = || connect(&dir.path().join(CONTROL)).unwrap();
         let silent: Vec<_> = (0..CLIENTS_MAX - 2).map(|_| connected()).collect();
         let begin = Instant::now();
@@ -534,7 +534,7 @@ mod tests {
     fn reports_are_answered_beside_a_change_and_changes_one_after_the_other() {
         let dir = tempfile::tempdir().unwrap();
         let under_way = Arc::new(Mutex::new(0));
-        serve(dir.path(), {
+        serve(&Directory::open(dir.path()).unwrap(), {
             let under_way = under_way.clone();
             move |question| {
                 if matches!(question, Question::Pack { .. }) {

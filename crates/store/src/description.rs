@@ -259,10 +259,7 @@ impl Description {
 
 /// A directory, in words that no copy of it has.
 fn origin(directory: &Directory) -> Outcome<String> {
-    directory
-        .birth()
-        .map(|birth| birth.map_or_else(String::new, |birth| format!("{birth:032x}")))
-        .map_err(Failure::of)
+    directory.birth().map(|birth| birth.map_or_else(String::new, |birth| format!("{birth:032x}"))).map_err(Failure::of)
 }
 
 /// The error for a path where no store is.
@@ -327,7 +324,7 @@ mod tests {
         fs::remove_file(dir.path().join(DESCRIPTION)).unwrap();
         for part in ["image.1", "log"] {
             fs::write(dir.path().join(part), "").unwrap();
-            let missing = Description::read(dir.path()).unwrap_err().to_string();
+            let missing = read().unwrap_err().to_string();
             assert!(missing.contains("shoal.json: is missing") && missing.contains("`shoal salvage "), "{missing}");
             fs::remove_file(dir.path().join(part)).unwrap();
         }

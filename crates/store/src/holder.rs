@@ -290,7 +290,7 @@ mod tests {
     fn a_store_that_a_process_has_without_a_mount_is_said_to_be_mounted_nowhere() {
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().canonicalize().unwrap();
-        let held = user::lock(&directory).unwrap();
+        let held = user::lock(&Directory::open(&directory).unwrap()).unwrap();
         let text = in_use(&directory).to_string();
         assert!(
             text.contains(&format!("process {} ", std::process::id())) && text.contains("mounted nowhere"),

@@ -177,7 +177,8 @@ mod tests {
         let mut description = Description::guess(Some(crate::BulkPlace::File(at("out/bulk"))));
         description.memory = format!("battery={}", at("mem/region").display()).parse::<MemoryChoice>().unwrap();
         let refuse = |mountpoint: &str, cache: Option<&Path>| {
-            refuse_mountpoint(&at("s"), &description, cache, &at(mountpoint)).map_err(|failure| failure.to_string())
+            refuse_mountpoint(&Directory::open(&at("s")).unwrap(), &description, cache, &at(mountpoint))
+                .map_err(|failure| failure.to_string())
         };
         for covering in ["", "s", "s/log", "link", "out", "mem"] {
             let told = refuse(covering, None).unwrap_err();

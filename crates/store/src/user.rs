@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use shoal_devices::{During, Failure, Outcome, parse_uuid};
-use shoal_host::{Access, Directory, Identity, StoreLock};
+use shoal_host::{Access, Directory, StoreLock};
 
 use crate::names::{LOCK, LOG, PID};
 
