@@ -21,6 +21,8 @@ use crate::{failure, progress};
 const PATIENCE: Duration = Duration::from_secs(600);
 /// How long to wait after a lazy unmount; a busy mount is not waited for any longer.
 const LAZY_PATIENCE: Duration = Duration::from_secs(2);
+/// A mount that lives on in another namespace for so long stays there.
+const LINGERING: Duration = Duration::from_secs(5);
 /// After which time, and how often, it is looked whether the mount lives on elsewhere.
 const LOOK: Duration = Duration::from_secs(1);
 /// After which time a wait is told where there is no terminal.
@@ -152,7 +154,7 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
     let process = pid.map_or("its daemon".into(), holder::words);
     let bar = progress::waiting(&format!("waiting until the store is clean ({process})"), args.json);
     let patience = if args.lazy { LAZY_PATIENCE } else { PATIENCE };
-    let (mut look, mut told) = (LOOK, false);
+    let (mut look, mut told, mut elsewhere) = (LOOK, false, None);
     // Another process may have taken the store by now.
     let has_it = |pid: u32| Path::new(&format!("/proc/{pid}")).exists() && holder::of(store) == Some(pid);
     while shoal_store::is_in_use(store).unwrap_or(false) && pid.is_none_or(has_it) {
@@ -166,7 +168,9 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
         if begin.elapsed() > look {
             look = begin.elapsed() + LOOK;
             let places = holder::mounts_with(device);
-            if !places.is_empty() {
+            // A namespace that is just being made or taken down has the mount for a moment.
+            elsewhere = if places.is_empty() { None } else { elsewhere.or(Some(Instant::now())) };
+            if elsewhere.is_some_and(|since: Instant| since.elapsed() >= LINGERING) {
                 return Ok(Wait::Elsewhere(places));
             }
             if let Some(pid) = pid.filter(|pid| holder::is_stopped(*pid)) {

@@ -426,7 +426,7 @@ fn a_full_or_read_only_host_refuses_a_resize_and_loses_nothing() {
         };
         host.remount("remount,ro");
         let refused = scene.refused(&["resize", "--memory-size", "128M", &place]);
-        assert!(refused.contains("Read-only file system"), "{refused}");
+        assert!(refused.contains("read-only file system"), "{refused}");
         host.remount("remount,rw");
         same("read-only host");
         let filler = fs::File::create(scene.at("host/filler")).unwrap();

@@ -157,7 +157,7 @@ impl Store {
         options.bulk_place = self.description.bulk.as_ref().map_or(0, |place| place.on_host(&self.directory));
         let read_only = options.read_only;
         if !read_only && !self.lock.takes_writes() {
-            return Err(Failure::new(self.directory.display(), "is on a file system that is mounted read-only")
+            return Err(Failure::new(self.directory.display(), "lies on a read-only file system")
                 .remedy("mount the store with `-o ro`, or copy it to where it can be written"));
         }
         let mut media = self.open_media(read_only, options.degraded, &host_files, wanted)?;

@@ -20,7 +20,9 @@ if not SHOAL:
 if "OWN_NAMESPACE" not in os.environ:
     # Mounts over files of the machine must not be seen by the cases that run beside this one.
     os.environ["OWN_NAMESPACE"] = "1"
-    os.execvp("unshare", ["unshare", "--mount", sys.executable, *sys.argv])
+    # Nor must mounts of others live on here when they are unmounted there.
+    alone = 'umount -a -i -l -t fuse.shoal; exec "$@"'
+    os.execvp("unshare", ["unshare", "--mount", "sh", "-c", alone, "sh", sys.executable, *sys.argv])
 
 # fusermount3 wants a user with a name.
 USER, OTHER = (pwd.getpwnam(name).pw_uid for name in ("tests", "pjdfstest"))
