@@ -184,7 +184,7 @@ mod tests {
             for name in entry.all_names() {
                 let example = entry.value.1;
                 let word = if example.is_empty() { name.to_string() } else { format!("{name}={example}") };
-                let taken = mount_options::parse(&[word.clone()], Path::new("/s"), true);
+                let taken = mount_options::parse(std::slice::from_ref(&word), Path::new("/s"), true);
                 assert!(taken.is_ok(), "{word}: {taken:?}");
             }
         }

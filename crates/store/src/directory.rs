@@ -15,7 +15,7 @@ use shoal_host::StoreLock;
 use crate::cache;
 use crate::description::Description;
 use crate::names::{DESCRIPTION, LOCK, LOG, OWN_NAMES, is_of_bulk};
-use crate::user;
+use crate::{holder, user};
 
 /// Writes a small file beside a store's own, which its owner alone may read.
 pub(crate) fn write_note(path: &Path, text: &[u8]) -> io::Result<()> {
@@ -44,7 +44,8 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
         return Err(Failure::new(directory.display(), "holds a store, or a part of one")
             .remedy("add --force to replace it; everything in it is lost"));
     }
-    let lock = user::lock(&directory)?;
+    let in_use = |failure: Failure| if failure.is_in_use() { holder::in_use(&directory) } else { failure };
+    let lock = user::lock(&directory).map_err(in_use)?;
     // The description goes first: from here on there is no store.
     let old = Description::read(&directory).ok();
     if let Some(period) =

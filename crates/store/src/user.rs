@@ -62,14 +62,14 @@ pub fn holder(directory: &Path) -> Option<u32> {
 }
 
 /// The process that the kernel lists as the lock's owner.
-pub(crate) fn lock_owner(lock: &Path) -> Option<u32> {
-    let lock = fs::metadata(lock).ok()?;
+pub(crate) fn lock_owner(path: &Path) -> Option<u32> {
+    let lock = fs::metadata(path).ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
     owners(&locks, lock.ino()).into_iter().find(|pid| {
         // On btrfs the device number differs from the one that stat(2) gives, so the open files are compared. The name narrows them:
         // another file of that process may lie where nobody answers.
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        let is_named = |link: &Path| fs::read_link(link).is_ok_and(|path| path.file_name().is_some_and(|n| n == LOCK));
+        let is_named = |link: &Path| fs::read_link(link).is_ok_and(|open| open.file_name() == path.file_name());
         let is_it = |file: fs::Metadata| (file.dev(), file.ino()) == (lock.dev(), lock.ino());
         open.map(|link| link.path()).any(|link| is_named(&link) && fs::metadata(&link).is_ok_and(is_it))
     })
