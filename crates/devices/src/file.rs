@@ -58,7 +58,7 @@ impl Name for FileName {
 
     fn open(&self) -> Outcome<Box<dyn Device>> {
         let remedy = "make it first, for example with `truncate -s 1G FILE`";
-        let device = FileDevice::open(&self.0).map_err(|error| Failure::told(error).remedy(remedy))?;
+        let device = FileDevice::open(&self.0).map_err(|error| Failure::of(error).remedy(remedy))?;
         // A copy of a store's directory names the same file, and would write over this store's blocks.
         device.claim().map_err(|error| Failure::new(self.0.display(), error))?;
         Ok(Box::new(OpenFile { device: Arc::new(device), name: self.clone() }))

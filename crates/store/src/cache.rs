@@ -228,7 +228,7 @@ impl StoreCache {
         let folder = options.directory.as_deref().unwrap_or(Path::new(DIRECTORY));
         let path = folder.join(format!("shoal-{}.cache", uuid_text(&identity)));
         let bytes = options.size(devices as u64);
-        let file = CacheFile::create(&path, Cache::memory_bytes(bytes)).map_err(Failure::told)?;
+        let file = CacheFile::create(&path, Cache::memory_bytes(bytes)).map_err(Failure::of)?;
         let file = Arc::new(file);
         let made = Cache::create(file.clone(), bytes, owner, identity, true).map_err(Failure::told);
         let made = made.and_then(|cache| {
