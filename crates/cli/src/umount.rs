@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const LAZY_PATIENCE: Duration = Duration::from_secs(2);
 /// A mount that lives on in another namespace for so long stays there.
 const LINGERING: Duration = Duration::from_secs(5);
+/// The same for a daemon that cannot be seen, which may not even be ending: its mount may live on where it runs.
+const UNSEEN_PATIENCE: Duration = Duration::from_secs(60);
 /// After which time, and how often, it is looked whether the mount lives on elsewhere.
 const LOOK: Duration = Duration::from_secs(1);
 /// After which time a wait is told where there is no terminal.
@@ -153,7 +155,11 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
     let begin = Instant::now();
     let process = pid.map_or("its daemon".into(), holder::words);
     let bar = progress::waiting(&format!("waiting until the store is clean ({process})"), args.json);
-    let patience = if args.lazy { LAZY_PATIENCE } else { PATIENCE };
+    let patience = match (args.lazy, pid) {
+        (true, _) => LAZY_PATIENCE,
+        (false, Some(_)) => PATIENCE,
+        (false, None) => UNSEEN_PATIENCE,
+    };
     let (mut look, mut told, mut elsewhere) = (LOOK, false, None);
     // Another process may have taken the store by now.
     let has_it = |pid: u32| Path::new(&format!("/proc/{pid}")).exists() && holder::of(store) == Some(pid);
@@ -161,6 +167,10 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
         if begin.elapsed() > patience {
             if args.lazy {
                 return Ok(Wait::InUse);
+            }
+            if pid.is_none() {
+                let cause = "is unmounted here, but its daemon has not finished, and cannot be seen from here (of another process namespace)";
+                return Err(Failure::new(store.display(), cause).remedy("unmount it where the daemon runs"));
             }
             return Err(Failure::new(store.display(), format!("{process} has not finished"))
                 .remedy(format!("{} tells more", log(store).display())));

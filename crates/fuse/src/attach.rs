@@ -132,7 +132,10 @@ fn attach_by_fusermount(path: &Path, options: &MountOptions) -> Result<OwnedFd, 
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| failed(format!("{e}; install the package fuse3, or mount as root")))?;
+        .map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => failed(format!("{e}; install the package fuse3, or mount as root")),
+            _ => failed(e.to_string()),
+        })?;
     let received = receive_descriptor(&ours);
     let mut message = String::new();
     if let Some(mut stderr) = child.stderr.take() {

@@ -34,12 +34,14 @@ const QUESTION_BYTES_MAX: usize = 64 << 10;
 const CLIENTS_MAX: usize = 64;
 /// Before another client is taken, when there was no descriptor for the last.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time-out of a question and of most answers.
+/// How long a client may take to ask, which it does at once unless something is wrong with it.
+const QUESTION_PATIENCE: Duration = Duration::from_secs(5);
+/// Time-out of most answers.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time-out of the question who serves a mount, which needs nothing but a thread.
 const WHO_PATIENCE: Duration = Duration::from_secs(3);
 /// After that much silence the other process is looked at.
-const GLANCE: Duration = Duration::from_millis(500);
+const GLANCE: Duration = Duration::from_millis(200);
 /// How long a client may take to read an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
 /// Time-out of an answer that waits for the bulk device, or until everything in the store is durable.
@@ -267,7 +269,7 @@ pub fn remove_at(path: &Path) {
 
 /// Reads one question and answers it. Both have a time that begins anew with no byte: a line that dribbles in is cut off like silence.
 fn converse(stream: &UnixStream, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
-    let line = question(stream, Instant::now() + PATIENCE)?;
+    let line = question(stream, Instant::now() + QUESTION_PATIENCE)?;
     let answer = match serde_json::from_slice(&line) {
         Ok(question) => answer(question),
         Err(error) => Answer::Error(format!("question not understood: {error}")),

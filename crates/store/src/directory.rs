@@ -16,7 +16,7 @@ use crate::cache;
 use crate::description::Description;
 use crate::memory::OwnRegion;
 use crate::names::{DESCRIPTION, LOCK, OWN_NAMES, is_of_bulk};
-use crate::user;
+use crate::{holder, user};
 
 /// A directory that is ready for a new store.
 pub(crate) struct Prepared {
@@ -47,7 +47,8 @@ pub(crate) fn prepare(directory: &Path, region: Option<&Path>, force: bool) -> O
         return Err(Failure::new(directory.display(), "holds a store, or a part of one")
             .remedy("add --force to replace it; everything in it is lost"));
     }
-    let lock = user::lock(&directory)?;
+    let in_use = |failure: Failure| if failure.is_in_use() { holder::in_use(directory.path()) } else { failure };
+    let lock = user::lock(&directory).map_err(in_use)?;
     let old = Description::read(&directory).ok();
     let old_region = old.as_ref().and_then(|old| Some((old, old.memory.path()?)));
     let own_region = old_region.map(|(old, path)| OwnRegion::find(path, old, &directory)).transpose();

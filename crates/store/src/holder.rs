@@ -20,6 +20,8 @@ use crate::{calendar, place, user};
 
 /// A daemon that looks alive for this long is taken to be alive.
 const LIFE_SIGN: Duration = Duration::from_millis(200);
+/// How long a process is waited for that cannot be seen, so that nobody knows whether it is ending.
+const UNSEEN: Duration = Duration::from_secs(3);
 /// Between two searches of all processes.
 const BETWEEN_SEARCHES: Duration = Duration::from_millis(500);
 /// Ticks of a second in /proc/PID/stat, on every machine.
@@ -247,13 +249,14 @@ pub(crate) fn refuse_silent(entry: &MountEntry) -> Outcome<()> {
 pub(crate) struct Watch<'a> {
     directory: &'a Path,
     begin: Instant,
+    unseen: Option<Instant>,
     seen_alive: Option<Instant>,
     searched: Option<Instant>,
 }
 
 impl<'a> Watch<'a> {
     pub fn new(directory: &'a Path) -> Watch<'a> {
-        Watch { directory, begin: Instant::now(), seen_alive: None, searched: None }
+        Watch { directory, begin: Instant::now(), unseen: None, seen_alive: None, searched: None }
     }
 
     /// Waiting is of no use: the user has the store mounted and is not ending, or it is stopped.
@@ -269,8 +272,11 @@ impl<'a> Watch<'a> {
             return false;
         }
         self.searched = Some(Instant::now());
-        of(self.directory)
-            .is_some_and(|pid| !user::is_ending(pid) && (is_stopped(pid) || !mounts_by(pid, self.directory).is_empty()))
+        let Some(pid) = of(self.directory) else {
+            return self.unseen.get_or_insert_with(Instant::now).elapsed() >= UNSEEN;
+        };
+        self.unseen = None;
+        !user::is_ending(pid) && (is_stopped(pid) || !mounts_by(pid, self.directory).is_empty())
     }
 }
 
@@ -297,6 +303,8 @@ mod tests {
             "{text}"
         );
         assert_eq!(of(&directory), Some(std::process::id()));
+        fs::remove_file(directory.join(crate::names::LOCK)).unwrap();
+        assert_eq!(of(&directory), Some(std::process::id()), "the directory is locked, too");
         drop(held);
         assert_eq!(of(&directory), None);
     }

@@ -59,13 +59,20 @@ pub fn holder(directory: &Path) -> Option<u32> {
 
 /// The process that the kernel lists as the lock's owner.
 pub(crate) fn lock_owner(directory: &Directory) -> Option<u32> {
-    let lock = directory.open_file(LOCK, Access::Read).ok()?.metadata().ok()?;
+    // Somebody may have removed the lock's file; the directory is locked as well.
+    let lock = directory.open_file(LOCK, Access::Read).ok().and_then(|file| owner_of(&file, LOCK));
+    lock.or_else(|| owner_of(directory.file(), directory.path().file_name()?.to_str()?))
+}
+
+/// The process that has a file locked, and open by this name.
+fn owner_of(file: &fs::File, name: &str) -> Option<u32> {
+    let lock = file.metadata().ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
     owners(&locks, lock.ino()).into_iter().find(|pid| {
         // On btrfs the device number differs from the one that stat(2) gives, so the open files are compared. The name narrows them:
         // another file of that process may lie where nobody answers.
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        let is_named = |link: &Path| fs::read_link(link).is_ok_and(|path| path.file_name().is_some_and(|n| n == LOCK));
+        let is_named = |link: &Path| fs::read_link(link).is_ok_and(|open| open.file_name().is_some_and(|n| n == name));
         let is_it = |file: fs::Metadata| (file.dev(), file.ino()) == (lock.dev(), lock.ino());
         open.map(|link| link.path()).any(|link| is_named(&link) && fs::metadata(&link).is_ok_and(is_it))
     })

@@ -130,7 +130,7 @@ fn device_at(options: &MakeOptions, path: &Path) -> Outcome<Arc<dyn BlockDevice>
             return Err(Failure::new(path.display(), "does not exist").remedy(remedy).misuse());
         }
     };
-    let device = device.map_err(Failure::told)?;
+    let device = device.map_err(Failure::of)?;
     // A server or a store may be using it.
     device.claim().map_err(|error| in_use(path, error))?;
     Ok(Arc::new(device))

@@ -186,7 +186,7 @@ impl VlogDisk {
         let remedy = format!("make a disk first: `shoal format vlog:{}`", path.display());
         let (device, over, lock) = match &description {
             None => {
-                let device = FileDevice::open(path).map_err(Failure::told)?;
+                let device = FileDevice::open(path).map_err(Failure::of)?;
                 device.claim().map_err(|error| in_use(path, error))?;
                 (Arc::new(device) as Arc<dyn BlockDevice>, None, None)
             }

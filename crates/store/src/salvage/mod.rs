@@ -27,7 +27,7 @@ use crate::description::{BulkPlace, Description, NumberedPlace};
 use crate::directory;
 use crate::names::{BULK, DESCRIPTION, IMAGES, LOG};
 use crate::progress::Progress;
-use crate::{place, user};
+use crate::{holder, place, user};
 
 pub use report::{Lost, Salvaged, Told};
 
@@ -40,7 +40,10 @@ pub fn salvage(
 ) -> Outcome<Salvaged> {
     let directory = Directory::open(&store.canonicalize().during(store.display())?).map_err(Failure::of)?;
     // A store in use changes under the reader. Its lock is examined, not taken, because taking it would write to it.
-    if StoreLock::is_held(&directory).unwrap_or(false) || place::is_mounted(directory.path()) {
+    if StoreLock::is_held(&directory).unwrap_or(false) {
+        return Err(holder::in_use(directory.path()));
+    }
+    if place::is_mounted(directory.path()) {
         return Err(Failure::new(directory.display(), "is in use").remedy("unmount it first"));
     }
     let description = describe(&directory)?;
