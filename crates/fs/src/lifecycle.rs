@@ -456,7 +456,9 @@ impl Fs {
             *since = None;
         }
         // Vouched for from here on: what leaves the region now is flushed first.
-        self.region.promise();
+        if !is_planted(Bug::TickUnpromised) {
+            self.region.promise();
+        }
         self.settle_device(number)?;
         self.pace.lock().settled = self.region.last_lsn();
         Ok(())
@@ -543,7 +545,11 @@ impl Fs {
                 self.settle_new()?;
                 bulk.save(&self.region)
             }
-            _ => Ok(self.region.checkpoint()?),
+            _ => {
+                // It makes the log durable: no cut may be there without the contents that followed it.
+                self.settle_replaced()?;
+                Ok(self.region.checkpoint()?)
+            }
         }
     }
 
@@ -552,8 +558,10 @@ impl Fs {
         if self.region.is_read_only() {
             return Ok(());
         }
-        // Before the look at what there is to settle: what is in the region now does not leave it unflushed any more.
-        self.region.promise();
+        if !is_planted(Bug::SyncUnpromised) {
+            // Before the look at what there is to settle: what is in the region now does not leave it unflushed any more.
+            self.region.promise();
+        }
         if is_planted(Bug::SettleLast) {
             self.region.sync()?;
             return self.settle_new();

@@ -422,7 +422,8 @@ impl Fs {
     ) -> Result<Option<Gone>> {
         inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
         inode.ctime = now;
-        let gone = inode.nlink == 0 && !self.refs.is_held(ino) && !leave;
+        let is_held = self.refs.is_held(ino) && !is_planted(Bug::HeldReclaimed);
+        let gone = inode.nlink == 0 && !is_held && !leave;
         // An inode with few pieces goes in the same transaction.
         if gone && self.free_data_in(&mut tx, inode)? {
             tx.free(inode.xattr)?;

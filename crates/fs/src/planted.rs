@@ -134,5 +134,27 @@ shoal_media::plantable! {
         LeavesUnflushed,
         /// The checksums of leaves that a crash left open are believed.
         OpenLeavesKept,
+        /// A bulk device counts as removed before the record that takes it off the list is durable.
+        RemoveUnsynced,
+        /// A saved image that still lists a removed bulk device stays the newest one.
+        RemoveUnsaved,
+        /// Heads refer to spilled payloads whose device failed the flush.
+        SpillDoubtful,
+        /// A file that takes a name while it moves to the bulk device moves unflushed.
+        NameMeanwhile,
+        /// A file that has taken a name moves to the bulk device later as if nobody relied on it.
+        NameKeepsBirth,
+        /// A file takes the name of another before its data are durable.
+        RenameUnsettled,
+        /// The log is flushed without the contents that followed those cut off.
+        ReplacedUnsettled,
+        /// A tick settles a bulk device without a promise: what leaves the region meanwhile is not flushed.
+        TickUnpromised,
+        /// The same for a sync.
+        SyncUnpromised,
+        /// What an earlier process left NEW is not settled by a flush of this one.
+        NewNotListed,
+        /// An inode without links is freed though it is held.
+        HeldReclaimed,
     }
 }

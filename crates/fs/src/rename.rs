@@ -15,6 +15,7 @@ use shoal_region::Tx;
 use crate::dir::{self, Found};
 use crate::inode::Claim;
 use crate::namespace::{Gone, check_name, kind_of};
+use crate::planted::{Bug, is_planted};
 use crate::{Caller, Error, Fs, Ino, Result, flags};
 
 /// How often a rename flushes without its locks before it does so under them.
@@ -94,7 +95,7 @@ impl Fs {
             // Whatever the names refer to now is locked.
             let taking = taking(&ends, mode);
             for ino in taking.into_iter().flatten() {
-                if self.is_settled(ino, &self.load(ino)?) {
+                if self.is_settled(ino, &self.load(ino)?) || is_planted(Bug::RenameUnsettled) {
                     continue;
                 }
                 drop((lock, across));
@@ -108,7 +109,7 @@ impl Fs {
                 self.settle_file(ino)?;
                 continue 'again;
             }
-            if let Some(bulk) = &self.bulk {
+            if let Some(bulk) = self.bulk.as_ref().filter(|_| !is_planted(Bug::NameKeepsBirth)) {
                 // A file that took a name does not lose it by a later move between the tiers either.
                 taking.into_iter().flatten().for_each(|ino| bulk.births.forget(ino));
             }

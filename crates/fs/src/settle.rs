@@ -69,7 +69,7 @@ impl Fs {
     /// Before the log is flushed for another file's sake: contents that took the place of those cut off must not be
     /// missing when the cut becomes durable.
     pub(crate) fn settle_replaced(&self) -> Result<()> {
-        let Some(bulk) = &self.bulk else { return Ok(()) };
+        let Some(bulk) = self.bulk.as_ref().filter(|_| !is_planted(Bug::ReplacedUnsettled)) else { return Ok(()) };
         let now = self.clock.monotonic_ns();
         let replaced = bulk.fresh.pending(|ino| bulk.is_flushed(ino));
         self.settle_files(&replaced)?;
@@ -97,14 +97,17 @@ impl Fs {
 
     /// Are there files whose contents took the place of those cut off and are not durable yet?
     pub(crate) fn has_replaced(&self) -> bool {
-        let Some(bulk) = &self.bulk else { return false };
+        let Some(bulk) = self.bulk.as_ref().filter(|_| !is_planted(Bug::ReplacedUnsettled)) else { return false };
         !bulk.fresh.pending(|ino| bulk.is_flushed(ino)).is_empty()
     }
 
-    /// Has a flush covered all of a large file's data, and is none of it NEW? The caller holds its lock.
+    /// Has a flush covered all of a large file's data, is none of it NEW, and none in doubt? The caller holds its lock.
     pub(crate) fn is_settled(&self, ino: Ino, inode: &Inode) -> bool {
         let Some(bulk) = &self.bulk else { return true };
-        inode.layout != Layout::Extents || bulk.fresh.is_settled(ino) && bulk.is_flushed(ino)
+        inode.layout != Layout::Extents
+            || bulk.fresh.is_settled(ino)
+                && bulk.is_flushed(ino)
+                && (bulk.is_whole() || self.refuse_doubtful_of(inode, FileBlock::ZERO, FileBlock::END).is_ok())
     }
 
     /// Flushes the data of large files: all that was written to their devices, or, where a device holds writes back, what their
@@ -215,15 +218,19 @@ impl Fs {
 
     /// The same for blocks `[from, to)`.
     pub(crate) fn refuse_doubtful_in(&self, ino: Ino, from: FileBlock, to: FileBlock) -> Result<()> {
-        let bulk = self.bulk()?;
-        if bulk.is_whole() {
+        if self.bulk()?.is_whole() {
             return Ok(());
         }
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;
+        self.refuse_doubtful_of(&inode, from, to)
+    }
+
+    fn refuse_doubtful_of(&self, inode: &Inode, from: FileBlock, to: FileBlock) -> Result<()> {
+        let bulk = self.bulk()?;
         let mut block = from;
         while inode.layout == Layout::Extents && block < to {
-            match self.mapped(&inode, block)? {
+            match self.mapped(inode, block)? {
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) => {
                     bulk.refuse_doubtful(&clip(extent, block, to))?;
@@ -296,6 +303,9 @@ impl Fs {
             if inode.layout == Layout::Extents && bulk.has_unsettled() {
                 let distrusted = self.distrust_new(ino, &mut inode);
                 self.past_damage(ino, distrusted)?;
+            }
+            if is_planted(Bug::NewNotListed) {
+                return Ok(());
             }
             return self.past_damage(ino, self.list_new(ino, &inode)).map(drop);
         }

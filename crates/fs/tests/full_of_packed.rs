@@ -4,16 +4,18 @@
 //! changes beside removals, options that forbid packing, and blocks that lost their last inode in an earlier life. Left out: stores
 //! of inodes that are alike, emptied by one thread (`packed`).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr, TimeChange, XattrMode};
+use shoal_media::PersistentMemory;
 use shoal_sim::Random;
 
 use crate::cold::{AGE, Store, caller, cool, options, setup};
 use crate::crash::number;
-use crate::store::Setup;
+use crate::store::{Boot, Setup, Watch, parts};
 
 fn small(kind: MemoryKind) -> Store {
     Store::new(Setup { kind, region_bytes: 150 << 16, ring_bytes: 256 << 10, ..setup() })
@@ -227,4 +229,85 @@ fn an_emptied_store_gives_its_blocks_back_also_in_a_later_life() {
     let used = fs.usage().region_used;
     assert!(used < before + (256 << 10), "{used} bytes are used, {before} were at first");
     store.close(fs);
+}
+
+/// Memory that counts how often it is read.
+struct Counted {
+    inner: Arc<dyn PersistentMemory>,
+    reads: AtomicU64,
+}
+
+impl PersistentMemory for Counted {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+    fn read(&self, at: u64, out: &mut [u8]) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.inner.read(at, out);
+    }
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.inner.write(at, bytes);
+    }
+    fn zero(&self, at: u64, len: u64) {
+        self.inner.zero(at, len);
+    }
+    fn write_back(&self, at: u64, len: u64) {
+        self.inner.write_back(at, len);
+    }
+    fn fence(&self) {
+        self.inner.fence();
+    }
+    fn detach(&self, bytes: u64) {
+        self.inner.detach(bytes);
+    }
+    fn discard(&self, at: u64, len: u64) {
+        self.inner.discard(at, len);
+    }
+}
+
+/// Each pass over all inodes makes room for a few thousand files: what it does for one that it leaves alone must be little.
+#[test]
+fn a_create_on_a_nearly_full_store_of_packed_files_costs_few_looks_at_others() {
+    let mebibytes = number("SHOAL_MEBIBYTES").unwrap_or(16);
+    let setup = Setup { region_bytes: mebibytes << 20, bulk_blocks: 0, ..setup() };
+    let store = Store::new(setup);
+    let boot = Boot::first(true);
+    let mut parts = parts(setup, &store.world, boot, &Watch::default(), false, &store.clock).unwrap();
+    let counted = Arc::new(Counted { inner: parts.region.memory, reads: AtomicU64::new(0) });
+    parts.region.memory = counted.clone();
+    let fs = Fs::open(parts, options(Some(AGE))).unwrap().0;
+    let (mut dir, mut made) = (ROOT, 0u64);
+    // After so many files: reads of memory, and when that was.
+    let mut counts = vec![(0, 0, Instant::now())];
+    let last = loop {
+        if made.is_multiple_of(1000) {
+            match fs.mkdir(&caller(), ROOT, format!("d{made}").as_bytes(), 0o755) {
+                Ok(made) => dir = made.ino,
+                Err(error) => break error,
+            }
+            counts.push((made, counted.reads.load(Ordering::Relaxed), Instant::now()));
+        }
+        let text = format!("{made} reads of a line like every other line\n");
+        let bytes = &text.as_bytes().repeat(30)[..1000];
+        let file = fs.mknod(&caller(), dir, format!("f{made:07}").as_bytes(), 0o644, 0);
+        if let Err(error) = file.and_then(|file| fs.write(file.ino, 0, bytes)) {
+            break error;
+        }
+        made += 1;
+        store.clock.advance(50_000);
+    };
+    assert_eq!(last, Error::NoSpace);
+    let parts = [(0, 10), (45, 55), (80, 90), (90, 100)].map(|(from, to)| {
+        let at = |percent: usize| counts[(counts.len() - 1) * percent / 100];
+        let ((first, before, began), (end, reads, ended)) = (at(from), at(to));
+        let created = end - first;
+        (from, (reads - before) / created, created as f64 / (ended - began).as_secs_f64())
+    });
+    for (from, reads, rate) in parts {
+        println!(
+            "{mebibytes} MiB, {made} files, from {from}% on: {reads} reads of memory a file, {rate:.0} files a second"
+        );
+    }
+    // Of a store of 64 MiB, which has four times as many: 330, and 1,430 while all pieces were looked at.
+    assert!(mebibytes > 16 || parts[2].1 < 150, "{} reads of memory for each file", parts[2].1);
 }

@@ -38,6 +38,7 @@ use crash::operation::Operation::{self, *};
 use crash::run::{Before, Run, Workload};
 use edges::{Edges, KEEP_SIZE, PUNCH_HOLE, STARTS};
 use shoal_format::superblock::MemoryKind::{self, Logged};
+use shoal_fs::RenameMode::Replace;
 use shoal_fs::planted::{Bug, plant};
 use shoal_sim::{Budget, Limits};
 use store::Setup;
@@ -87,6 +88,12 @@ enum Hunt {
     Devices,
     /// A bulk device of two that forgets what a failed flush did not cover.
     FailedFlush,
+    /// Every call of a bulk device of two fails in every operation.
+    EveryFailure,
+    /// Memory that is restored from a saved image beside changes of the list of devices.
+    RestoredLists,
+    /// Bytes that a process left unsynced when it crashed, and the next one syncs.
+    SettledLater,
     /// A bulk device of two that is away, or older.
     AwayOrOlder,
     InAnotherPlace,
@@ -117,6 +124,11 @@ fn pair(number: usize) -> [Operation; 2] {
         3 => [Fsync("G"), Unlink("L")],
         4 => [Sync, Create("new")],
         5 => [Fsync("L"), Create("new")],
+        7 => [Write("N", 66_000, 30_000, 10), Rename("N", "L", Replace)],
+        8 => [Rename("L", "F", Replace), Create("new")],
+        9 => [Fsync("G"), Write("F", 100, 300, 13)],
+        10 => [Tick, Write("F", 66_000, 30_000, 10)],
+        11 => [Sync, Write("F", 66_000, 30_000, 10)],
         _ => [Tick, Write("L", 65_536, 60_000, 18)],
     }
 }
@@ -131,6 +143,7 @@ fn sequence(number: usize) -> Vec<Operation> {
         6 => vec![PackAll, SpillAll, Sync],
         7 => vec![Rebalance("A/foo", 1 << 20)],
         5 => vec![Write("foo", 0, 3000, 170), AddDictionary(160), PackAll, AddDictionary(162), PackAll],
+        8 => vec![UnlinkHeld("bar"), TruncateHeld(100)],
         _ => vec![Link("foo", "new")],
     }
 }
@@ -185,6 +198,17 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::SumsStay => Hunt::FailedWrite,
         Bug::LeavesUnmarked | Bug::LeavesUnsynced | Bug::OpenLeavesKept => Hunt::Sums,
         Bug::LeavesUnflushed => Hunt::SumsBehindCache,
+        Bug::RemoveUnsynced => Hunt::Devices,
+        Bug::RemoveUnsaved => Hunt::RestoredLists,
+        Bug::SpillDoubtful => Hunt::EveryFailure,
+        Bug::NameMeanwhile => Hunt::Pair("replaced", 7, 16),
+        Bug::NameKeepsBirth => Hunt::Pair("replaced", 2, 16),
+        Bug::RenameUnsettled => Hunt::Pair("replaced", 8, 16),
+        Bug::ReplacedUnsettled => Hunt::Pair("replaced", 9, 16),
+        Bug::TickUnpromised => Hunt::Pair("young", 10, 16),
+        Bug::SyncUnpromised => Hunt::Pair("young", 11, 16),
+        Bug::NewNotListed => Hunt::SettledLater,
+        Bug::HeldReclaimed => Hunt::Sequence(8),
     }
 }
 
@@ -251,6 +275,9 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             devices::failed_flush(Logged);
             Ok(1)
         }
+        Hunt::EveryFailure => Ok(devices::every_failure(Logged)),
+        Hunt::RestoredLists => one(devices::restored_lists),
+        Hunt::SettledLater => one(|| devices::settled_in_the_next_life(Logged)),
         Hunt::AwayOrOlder => {
             devices::away::away_or_older(Logged);
             Ok(1)

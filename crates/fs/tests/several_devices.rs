@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::devices::away::{away_or_older, in_another_place, pushed_out_by_a_mark, refused_after_a_clean_end};
 use crate::devices::{
     BLOCKS, Pair, all_given, create, every_failure, explore, failed_flush, failed_flush_of_ranges, given,
-    new_bytes_move, read, restored_lists, setup, spilled, try_open, with_more,
+    new_bytes_move, read, renamed_in_doubt, restored_lists, settled_in_the_next_life, setup, spilled, try_open,
+    with_more,
 };
 use crate::store::{Boot, Setup, format_options, format_with};
 
@@ -60,6 +61,18 @@ fn bytes_that_nobody_has_synced_are_durable_where_they_moved() {
 fn spilled_files_go_on_two_devices_and_move_when_one_leaves() {
     spilled(MemoryKind::Logged);
     spilled(MemoryKind::Battery);
+}
+
+#[test]
+fn bytes_of_a_process_that_crashed_are_durable_when_the_next_one_has_synced_their_file() {
+    settled_in_the_next_life(MemoryKind::Logged);
+    settled_in_the_next_life(MemoryKind::Battery);
+}
+
+#[test]
+fn a_file_in_doubt_takes_no_other_ones_name() {
+    renamed_in_doubt(MemoryKind::Logged);
+    renamed_in_doubt(MemoryKind::Battery);
 }
 
 #[test]

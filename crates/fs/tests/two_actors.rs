@@ -16,6 +16,7 @@ use crate::actors::schedule::{Bound, Deed, Trace, Watcher, choices, search};
 use crate::crash::operation::Operation;
 use crate::crash::{deep, mix, number};
 use shoal_format::superblock::MemoryKind;
+use shoal_fs::RenameMode;
 use shoal_sim::{Budget, Limits, Random};
 
 const SEED: u64 = 20_261;
@@ -139,8 +140,9 @@ fn packing_beside_another_operation_survives_every_crash_on_dax_memory() {
 }
 
 fn one_pair(kind: MemoryKind, field: &Field, past: &str, pair: [Operation; 2]) {
-    let wanted = |_: usize, at: &Past, this: &[Operation; 2]| at.name == past && *this == pair;
-    let (count, failures) = visit(kind, field, &wanted, &Only::default());
+    let pasts = field.pasts.iter().filter(|at| at.name == past).cloned().collect();
+    let alone = Field { setup: field.setup, pasts, pairs: vec![pair] };
+    let (count, failures) = visit(kind, &alone, &|_, _, _| true, &Only::default());
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
     assert!(count.schedules > 2, "only {} schedules", count.schedules);
 }
@@ -150,6 +152,27 @@ fn one_pair(kind: MemoryKind, field: &Field, past: &str, pair: [Operation; 2]) {
 fn a_file_that_moves_to_the_bulk_device_beside_an_fsync_of_another_keeps_what_that_promised() {
     for kind in KINDS {
         one_pair(kind, &general(), "young", [Operation::Fsync("G"), Operation::Write("F", 66_000, 30_000, 10)]);
+    }
+}
+
+/// Programs replace a file by another one without an fsync: a power loss leaves the old contents or the new ones.
+#[test]
+fn a_file_that_takes_a_name_while_it_moves_or_before_keeps_its_bytes() {
+    use Operation::{Fsync, Rebalance, Rename, Write};
+    let over = || Rename("N", "L", RenameMode::Replace);
+    for kind in KINDS {
+        one_pair(kind, &general(), "replaced", [Write("N", 66_000, 30_000, 10), over()]);
+        one_pair(kind, &rebalancing(), "replaced", [Rebalance("N", 8192), over()]);
+    }
+    one_pair(MemoryKind::Logged, &general(), "replaced", [Fsync("G"), Write("F", 66_000, 30_000, 10)]);
+}
+
+/// Others truncate it and write it anew: the cut is not durable before the contents that followed it.
+#[test]
+fn contents_that_follow_those_cut_off_are_durable_with_the_cut() {
+    use Operation::{Checkpoint, Fsync, Sync, Tick, Write};
+    for sync in [Fsync("G"), Sync, Tick, Checkpoint] {
+        one_pair(MemoryKind::Logged, &general(), "replaced", [sync, Write("F", 100, 300, 13)]);
     }
 }
 

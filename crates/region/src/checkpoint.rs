@@ -353,7 +353,8 @@ impl Region {
         state.stale = Some(std::mem::take(fresh));
         if !ring {
             self.commit.lock().head = replay;
-            self.log.release(replay.get())?;
+            let released = if is_planted(Bug::ReleaseCopied) { copied } else { replay };
+            self.log.release(released.get())?;
             self.releases.fetch_add(1, Ordering::AcqRel);
         }
         Ok(())

@@ -285,7 +285,9 @@ impl Region {
         // The image's count says nothing about segments that replay touched.
         for (segment, used) in used.iter_mut().enumerate() {
             let page = segment as u64 * (SEGMENT / PAGE);
-            if dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1 {
+            if dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
+                && !is_planted(Bug::TouchedCounted)
+            {
                 *used = alloc::UNKNOWN;
             }
         }

@@ -36,5 +36,11 @@ shoal_media::plantable! {
         RingFull,
         /// A flush publishes its promise when it has ended, not before it begins.
         LatePromise,
+        /// A checkpoint releases the log up to the end of its copy, not up to where replay begins.
+        ReleaseCopied,
+        /// What an image says of used slots is believed of segments that replay has changed.
+        TouchedCounted,
+        /// Transactions that free nothing may have the segments kept for those that do.
+        ReserveForAll,
     }
 }

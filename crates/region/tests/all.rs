@@ -10,5 +10,6 @@ mod logged;
 mod machine;
 mod promise;
 mod promises;
+mod slots;
 mod torn;
 mod used_slots;

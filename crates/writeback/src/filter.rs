@@ -672,7 +672,9 @@ impl Inner {
         let inner = self.clone();
         let flushed = move |result: Result<Vec<u8>>| {
             if result.is_ok() {
-                inner.state.lock().covered(covered);
+                let mut state = inner.state.lock();
+                let covered = if is_planted(Bug::CoversLater) { state.changes } else { covered };
+                state.covered(covered);
             }
             done(result);
         };

@@ -27,5 +27,11 @@ shoal_media::plantable! {
         PastOlder,
         /// Loaded entries are believed without their sums.
         SumsUnread,
+        /// A write that completes after a flush of the device has failed takes its blocks out of the cache.
+        DroppedInDoubt,
+        /// What has left the cache since the last flush is in no doubt after a failed one.
+        DoubtForgotten,
+        /// A flush of the device covers changes that reached it while it was under way.
+        CoversLater,
     }
 }

@@ -12,10 +12,16 @@ use super::Budget;
 use crate::{Error, Fs, Ino, Result, dir, extents, small};
 
 /// May the inode own something in these segments? Only a look at its pieces tells for certain.
+///
+/// Most files of a full store are one object in one piece, which the record names: there are hundreds of thousands of them, and a pass
+/// looks at all.
 pub(super) fn may_own(inode: &Inode, victims: &Victims) -> bool {
-    matches!(inode.layout, Layout::Chunked | Layout::Extents | Layout::DirHashed | Layout::Packed)
-        || victims.contains(inode.root)
-        || victims.contains(inode.xattr)
+    let has_others = match inode.layout {
+        Layout::Chunked | Layout::Extents | Layout::DirHashed => true,
+        Layout::Packed => inode.allocated != inode.root.capacity() + inode.xattr.capacity(),
+        _ => false,
+    };
+    has_others || victims.contains(inode.root) || victims.contains(inode.xattr)
 }
 
 impl Fs {

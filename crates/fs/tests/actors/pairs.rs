@@ -110,6 +110,7 @@ pub fn rebalancing() -> Field {
         Past { name: "synced", operations: and(&[Sync]) },
         Past { name: "long", operations: and(&long) },
         Past { name: "long synced", operations: and(&[&long[..], &[Sync]].concat()) },
+        Past { name: "replaced", operations: and(&replaced()) },
     ];
     let moves = [("L", 1 << 20), ("S", 8192), ("F", 8192), ("H", 1 << 20)].map(|(path, given)| Rebalance(path, given));
     let others = [
@@ -133,6 +134,7 @@ pub fn rebalancing() -> Field {
 }
 
 /// What happened in this process before the two.
+#[derive(Clone)]
 pub struct Past {
     pub name: &'static str,
     pub operations: Vec<Operation>,
@@ -151,6 +153,20 @@ fn young() -> Vec<Operation> {
     ]
 }
 
+/// Contents that follow those cut off, a file that has taken a name, and one that may: none was synced.
+fn replaced() -> Vec<Operation> {
+    vec![
+        Sync,
+        Create("N"),
+        Write("N", 0, 66_000, 8),
+        Truncate("L", 0),
+        Write("L", 0, 140_000, 7),
+        Create("T"),
+        Write("T", 0, 66_000, 9),
+        Rename("T", "F", Replace),
+    ]
+}
+
 pub fn pasts() -> Vec<Past> {
     let and = |more: &[Operation]| young().into_iter().chain(more.iter().cloned()).collect();
     vec![
@@ -158,6 +174,7 @@ pub fn pasts() -> Vec<Past> {
         Past { name: "synced", operations: and(&[Sync]) },
         Past { name: "cut", operations: and(&[Sync, Truncate("L", 140_000), Fsync("L")]) },
         Past { name: "fresh", operations: and(&[Sync, Write("L", 150_001, 60_000, 5), Fsync("G")]) },
+        Past { name: "replaced", operations: and(&replaced()) },
         Past { name: "freed", operations: and(&[Sync, Truncate("L", 65_536), Write("S", 30_000, 60_000, 6)]) },
     ]
 }

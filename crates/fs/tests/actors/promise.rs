@@ -7,12 +7,14 @@
 //! - An operation that returned before the other began is in every view that has the other.
 //! - Bytes of the region are in the log. They are promised with it; on the bulk device, only by an fsync of the file, a
 //!   sync or a tick. A file counts as being in the region at some moment when it is in every view of that moment.
+//! - A file that takes another one's name is promised by the record that gives it the name, as it was then. A file whose contents
+//!   were cut off whole is promised by whatever makes the log durable (memory without a ring, for the first seconds).
 //! - A byte of a file that is large in some view is that of the view, or of a later one (written in place), or of an earlier
 //!   one with the byte there in every view between (not yet written in place), no older than its promise. It is
 //!   zero where no such promise covers it. So bytes that were cut off, and bytes of others, are never allowed.
 
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::Ino;
+use shoal_fs::{Ino, RenameMode};
 
 use super::view::{Candidate, File, Shown, View, unexplained};
 use crate::crash::operation::Operation;
@@ -101,6 +103,20 @@ fn syncs(operation: &Operation) -> bool {
     matches!(operation, Operation::Fsync(_) | Operation::Sync | Operation::Tick | Operation::Checkpoint)
 }
 
+/// Does it give the file a name that another one has?
+fn takes_name(operation: &Operation, before: &View, ino: Ino) -> bool {
+    let Operation::Rename(from, to, mode) = operation else { return false };
+    let [from, to] = [from, to].map(|path| before.files.get(path.as_bytes()).map(|file| file.ino));
+    let is_over = from.is_some() && to.is_some() && from != to && *mode != RenameMode::NoReplace;
+    is_over && (from == Some(ino) || *mode == RenameMode::Exchange && to == Some(ino))
+}
+
+/// Does it cut off all of the file's contents?
+fn cuts_off(operation: &Operation, before: &View, ino: Ino) -> bool {
+    let Operation::Truncate(path, 0) = operation else { return false };
+    before.files.get(path.as_bytes()).is_some_and(|file| file.ino == ino && !file.bytes.is_empty())
+}
+
 /// Does it promise the file's bytes on the bulk device?
 fn settles(operation: &Operation, view: &View, ino: Ino) -> bool {
     match operation {
@@ -152,8 +168,9 @@ impl History {
             .collect()
     }
 
-    /// What is promised of a file: none, or from which state of the past on and with which operations its bytes are.
-    fn promise(&self, moment: &Moment, power: bool, ino: Ino) -> Option<(usize, [bool; 2])> {
+    /// What is promised of a file that is found in the state of `turn`: none, or from which state of the past on and with which
+    /// operations its bytes are.
+    fn promise(&self, moment: &Moment, power: bool, ino: Ino, turn: Turn) -> Option<(usize, [bool; 2])> {
         let last = self.views.len() - 1;
         if !power {
             return Some((last, [moment.returned_ok(0), moment.returned_ok(1)]));
@@ -161,9 +178,15 @@ impl History {
         let small = |view: &View| view.by_ino(ino).is_some_and(|file| !file.large);
         // In the past: the last state in which the file was there and its bytes were promised.
         let mut promised = None;
+        let mut replaced = false;
         for (k, operation) in self.past.iter().enumerate() {
             let (before, after) = (&self.views[k], &self.views[k + 1]);
-            if settles(operation, before, ino) || syncs(operation) && small(before) {
+            if settles(operation, before, ino) || syncs(operation) && (replaced || small(before)) {
+                promised = Some(k);
+            }
+            replaced |= !self.durable_at_once() && cuts_off(operation, before, ino);
+            let is_there = !matches!(turn, Turn::Past(last) if last <= k);
+            if is_there && takes_name(operation, before, ino) {
                 promised = Some(k);
             }
             if self.durable_at_once() && small(after) {
@@ -177,7 +200,7 @@ impl History {
             let before = [then.returned_ok(0), then.returned_ok(1)];
             let views = self.now(then, before);
             if views.iter().all(|view| settles(operation, view, ino))
-                || syncs(operation) && views.iter().all(|v| small(v))
+                || syncs(operation) && (replaced || views.iter().all(|v| small(v)))
             {
                 promised = Some(last);
                 (0..2).for_each(|a| with[a] |= before[a]);
@@ -189,6 +212,16 @@ impl History {
                     promised = Some(last);
                     (0..2).for_each(|a| with[a] |= after[a]);
                 }
+            }
+        }
+        for actor in (0..2).filter(|&actor| turn.has(actor)) {
+            // As it was in turn; another order that may have been says what it was there.
+            let first = matches!(turn, Turn::Both(first, _) if first != actor).then_some(1 - actor);
+            let before = self.turns.iter().find(|(turn, ..)| first.is_some_and(|first| *turn == Turn::One(first)));
+            let before = before.map_or(&self.views[last], |(_, view, _)| view);
+            if takes_name(&self.operations[actor], before, ino) {
+                promised = Some(last);
+                first.into_iter().for_each(|first| with[first] = true);
             }
         }
         promised.map(|past| (past, with))
@@ -233,7 +266,7 @@ impl History {
             if file.bytes == wanted.bytes {
                 continue;
             }
-            let promise = self.promise(moment, power, wanted.ino);
+            let promise = self.promise(moment, power, wanted.ino, turn);
             let (past, with) = promise.unwrap_or((0, [false; 2]));
             let all = self.all();
             // Every state the bytes may be of, in order of time where there is one.

@@ -5,8 +5,8 @@
 //! other, and once the lock is free the first runs on up to its next wait, beside the other, which makes media calls
 //! in turn all the same. The other holds a lock only between its beginning and its end: an actor that sleeps at
 //! another time waits for something else, such as the allocator on a busy machine, and keeps the turn.
-//! Schedules are searched depth first by running them again from the start with other choices. Changing the actor while
-//! it could go on is a preemption, and a schedule has at most so many of them.
+//! Schedules are searched by running them again from the start with other choices, those with fewer preemptions first and of these
+//! depth first. Changing the actor while it could go on is a preemption, and a schedule has at most so many of them.
 //! A schedule is written as the actors chosen, `A` or `B`, one for each turn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -226,7 +226,12 @@ pub fn search<W: Watcher>(
     // Choices that must be made, preemptions among them, and the position at which they leave an earlier schedule.
     let mut open: Vec<(Vec<usize>, usize, u64)> = vec![(vec![1], 0, 0), (vec![0], 0, 0)];
     let mut schedules = 0;
-    while let Some((choices, preemptions, since)) = open.pop() {
+    loop {
+        // Those with fewer preemptions first: most faults need one, and where a bound ends the search, depth alone would leave out
+        // all that change the actor early.
+        let least = open.iter().map(|(_, preemptions, _)| *preemptions).min();
+        let Some(next) = open.iter().rposition(|(_, preemptions, _)| Some(*preemptions) == least) else { break };
+        let (choices, preemptions, since) = open.remove(next);
         if schedules == bound.schedules || schedules > 0 && bound.budget.is_spent() {
             break;
         }

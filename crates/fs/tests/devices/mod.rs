@@ -8,7 +8,7 @@
 
 pub mod away;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -250,8 +250,23 @@ fn name(id: u8) -> Vec<u8> {
     format!("file{id}").into_bytes()
 }
 
-/// What was promised of a file: its length, whole.
-type Promised = BTreeMap<u8, usize>;
+/// What was promised.
+#[derive(Clone, Default)]
+struct Promised {
+    /// Of files: their lengths, whole.
+    files: BTreeMap<u8, usize>,
+    /// Devices that the store does without: those that were removed, and those that it never had.
+    absent: BTreeSet<usize>,
+}
+
+impl Promised {
+    /// What `after` has not taken back.
+    fn within(&self, after: &Promised) -> Promised {
+        let files = self.files.iter().filter(|(id, _)| after.files.contains_key(id));
+        let absent = self.absent.intersection(&after.absent);
+        Promised { files: files.map(|(&id, &len)| (id, len)).collect(), absent: absent.copied().collect() }
+    }
+}
 
 /// One life of a store, in random steps with crash points between all calls of its media.
 struct Life {
@@ -286,7 +301,7 @@ impl Life {
             6..9 => {
                 if let Some(id) = self.any() {
                     // From here on nobody may rely on it.
-                    self.promised.remove(&id);
+                    self.promised.files.remove(&id);
                     let (ino, _) = self.files.remove(&id).unwrap();
                     self.fs.unlink(ROOT, &name(id)).unwrap();
                     self.fs.forget(ino, u64::MAX);
@@ -296,13 +311,14 @@ impl Life {
                 if let Some(id) = self.any() {
                     let (ino, len) = self.files[&id];
                     self.fs.fsync(ino, false).unwrap();
-                    self.promised.insert(id, len);
+                    self.promised.files.insert(id, len);
                 }
             }
             13..16 => {
                 let numbers = self.fs.bulk_states().iter().map(|state| state.number as usize).collect::<Vec<_>>();
                 let free = (1..=MORE).find(|number| !numbers.contains(number));
                 if let Some(number) = free {
+                    self.promised.absent.remove(&number);
                     let added = self.fs.bulk_add(&self.given[number - 1], Some(BLOCKS));
                     assert_eq!(added, Ok(number as u32));
                 }
@@ -329,7 +345,11 @@ impl Life {
                 for state in self.fs.bulk_states().into_iter().filter(|state| state.leaving) {
                     match self.random.below(5) {
                         0 => self.fs.bulk_stay(state.number).unwrap(),
-                        _ => drop(self.fs.bulk_remove(state.number).unwrap()),
+                        _ if self.fs.bulk_remove(state.number).unwrap() => {
+                            // From here on its file may be gone.
+                            self.promised.absent.insert(state.number as usize);
+                        }
+                        _ => {}
                     }
                 }
             }
@@ -357,10 +377,13 @@ impl Life {
         let world = state.open();
         check(self.setup, &world, power).unwrap_or_else(|error| panic!("{context}: {error}"));
         let boot = self.boot.after(power);
-        let fs = self.open(&world, boot, &all_given_of(self.setup, &world, boot), context);
+        let given = all_given_of(self.setup, &world, boot).into_iter().zip(1..);
+        let given: Vec<_> =
+            given.filter(|(_, number)| !promised.absent.contains(number)).map(|(given, _)| given).collect();
+        let fs = self.open(&world, boot, &given, context);
         for id in 1..=self.last_id {
             let Ok(attr) = fs.lookup(ROOT, &name(id), false) else {
-                assert!(!promised.contains_key(&id), "{context}: file {id} was synced, and is gone");
+                assert!(!promised.files.contains_key(&id), "{context}: file {id} was synced, and is gone");
                 continue;
             };
             let mut bytes = vec![0; attr.size as usize];
@@ -368,7 +391,7 @@ impl Life {
             assert_eq!(read, Ok(bytes.len()), "{context}: file {id}");
             let foreign = bytes.iter().position(|&byte| byte != id && byte != 0);
             assert_eq!(foreign, None, "{context}: file {id} has byte {:#x} of another", bytes[foreign.unwrap_or(0)]);
-            if let Some(&len) = promised.get(&id) {
+            if let Some(&len) = promised.files.get(&id) {
                 let whole = bytes.len() >= len && bytes[..len].iter().all(|&byte| byte == id);
                 assert!(whole, "{context}: file {id} was synced with {len} bytes, and some of it is lost");
             }
@@ -404,7 +427,7 @@ pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
         given,
         random: Random::new(seed),
         files: BTreeMap::new(),
-        promised: Promised::new(),
+        promised: Promised { absent: (1..=MORE).collect(), ..Promised::default() },
         last_id: 0,
         history: Vec::new(),
     };
@@ -415,7 +438,7 @@ pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
             // Another opening, whose marks are in the crash points, too.
             life.mark();
             life.fs.sync().unwrap();
-            life.promised = life.files.iter().map(|(&id, &(_, len))| (id, len)).collect();
+            life.promised.files = life.files.iter().map(|(&id, &(_, len))| (id, len)).collect();
             life.fs.shutdown().unwrap();
             life.boot = life.boot.after(false);
             life.mark();
@@ -432,8 +455,7 @@ pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
             // What was promised before the step under way, and is not taken back in it.
             let after = life.history.get(at).unwrap_or(&life.promised);
             let before = &life.history[at - 1];
-            let promised: Promised =
-                before.iter().filter(|(id, _)| after.contains_key(id)).map(|(&id, &len)| (id, len)).collect();
+            let promised = before.within(after);
             let context =
                 |state: &WorldState| format!("{setup:?} seed {seed} round {round}: {}: {}", point.name(), state.name());
             let crash = point.process_crash();
@@ -615,6 +637,32 @@ pub fn new_bytes_move(kind: MemoryKind) {
     assert!(read(&back, second, 0, 4 * block) == Ok(vec![2; 4 * block]), "they were flushed where they are now");
 }
 
+/// Bytes that a process left unsynced when it crashed are durable when the next one has synced their file.
+pub fn settled_in_the_next_life(kind: MemoryKind) {
+    for devices in [1, 2] {
+        let (world, boot) = (new_world(kind), Boot::first(true));
+        let given = |world: &World| if devices == 2 { vec![given(1, world.disk(1))] } else { Vec::new() };
+        let fs = try_open(&world, kind, boot, Vec::new(), false).expect("the store opens");
+        for one in given(&world) {
+            assert_eq!(fs.bulk_add(&one, Some(BLOCKS)), Ok(1));
+        }
+        let len = 3 * BULK_BLOCK as usize;
+        for (name, byte) in [(b"first", 1), (b"other", 2)] {
+            let ino = create(&fs, name);
+            assert_eq!(fs.write(ino, 0, &vec![byte; len]), Ok(len));
+        }
+        let world = world.snapshot().process_crash().open();
+        let fs = try_open(&world, kind, boot.after(false), given(&world), false).expect("after a crash");
+        let ino = fs.lookup(ROOT, b"first", false).unwrap().ino;
+        assert_eq!(fs.fsync(ino, false), Ok(()));
+        for state in world.snapshot().power_losses(&Limits::few()).take(8) {
+            let world = state.open();
+            let fs = try_open(&world, kind, boot.after(false).after(true), given(&world), false).expect("it opens");
+            assert!(read(&fs, ino, 0, len) == Ok(vec![1; len]), "{kind:?}, {devices} devices: {}", state.name());
+        }
+    }
+}
+
 /// What a failed flush of one device does: to its own files, to the others', and for how long.
 pub fn failed_flush(kind: MemoryKind) {
     let pair = Pair::new(kind);
@@ -691,6 +739,38 @@ pub fn failed_flush(kind: MemoryKind) {
     assert_eq!(read(&back, next, 0, len), Ok(vec![8; len]), "blocks that were in doubt, with new contents");
 }
 
+/// A file in doubt takes no other one's name: its readers would have lost what was there before.
+pub fn renamed_in_doubt(kind: MemoryKind) {
+    for mode in [RenameMode::Replace, RenameMode::Exchange] {
+        let pair = Pair::new(kind);
+        let Pair { fs, second, .. } = &pair;
+        let block = BULK_BLOCK as usize;
+        let old = pair.file_on(0, b"old", 3, 2);
+        let doubtful = pair.file_on(1, b"doubtful", 1, 2);
+        fs.sync().unwrap();
+        // In place: nothing of it is NEW.
+        assert_eq!(fs.write(doubtful, 0, &vec![2; block]), Ok(block));
+        let fresh = pair.file_on(1, b"fresh", 4, 2);
+        second.fails.store(true, Ordering::Relaxed);
+        assert!(matches!(fs.fsync(fresh, false), Err(Error::Io(_))), "the flush failed for the sake of another file");
+        for name in [&b"doubtful"[..], b"fresh"] {
+            let outcome = fs.rename(ROOT, name, ROOT, b"old", mode);
+            assert!(matches!(outcome, Err(Error::Io(_))), "{kind:?}, {mode:?}: {outcome:?}");
+        }
+        assert_eq!(fs.lookup(ROOT, b"old", false).map(|attr| attr.ino), Ok(old));
+        assert_eq!(read(fs, old, 0, 2 * block), Ok(vec![3; 2 * block]));
+        // A name that nobody has is no loss; nor is one for a file whose doubt was written over, elsewhere.
+        assert_eq!(fs.rename(ROOT, b"doubtful", ROOT, b"new", RenameMode::Replace), Ok(()));
+        second.fails.store(false, Ordering::Relaxed);
+        fs.bulk_retry(1, || Ok((second.clone(), 0))).unwrap();
+        assert_eq!(fs.write(doubtful, 0, &vec![5; block]), Ok(block));
+        assert_eq!(fs.rename(ROOT, b"new", ROOT, b"old", mode), Ok(()));
+        let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
+        let now = back.lookup(ROOT, b"old", false).unwrap().ino;
+        assert_eq!(read(&back, now, 0, block), Ok(if now == old { vec![3; block] } else { vec![5; block] }));
+    }
+}
+
 /// Small files, new ones, and `other`, which is on a device that works.
 fn everything_else_goes_on(fs: &Fs, other: Ino) {
     let block = BULK_BLOCK as usize;
@@ -707,6 +787,24 @@ fn everything_else_goes_on(fs: &Fs, other: Ino) {
 }
 
 type Work = fn(&Pair, Ino) -> Result<(), Error>;
+
+/// A small file that was promised in memory: wherever it is moved, whatever fails on the way, it is not lost.
+const KEPT: usize = 40_000;
+
+fn kept_bytes() -> Vec<u8> {
+    let mut bytes = vec![0; KEPT];
+    Random::new(7).fill(&mut bytes);
+    bytes
+}
+
+/// Does something with the small file while new blocks come from the second device.
+fn with_kept(pair: &Pair, work: impl FnOnce(&Fs, Ino) -> Result<(), Error>) -> Result<(), Error> {
+    let kept = pair.fs.lookup(ROOT, b"kept", false)?.ino;
+    pair.fs.bulk_leave(0)?;
+    let outcome = work(&pair.fs, kept);
+    pair.fs.bulk_stay(0)?;
+    outcome
+}
 
 /// Operations on a file of four blocks of ones on the second device, which put only ones there, or zeros; whether the bytes that
 /// were promised may go.
@@ -743,6 +841,28 @@ fn works() -> Vec<(&'static str, bool, Work)> {
             }
             Ok(())
         }),
+        ("spill", false, |pair, _| with_kept(pair, |fs, _| fs.spill_all().map(drop))),
+        ("spill and bring back", false, |pair, _| {
+            with_kept(pair, |fs, _| {
+                fs.spill_all()?;
+                fs.bring_all_back().map(drop)
+            })
+        }),
+        ("spill and clean", false, |pair, _| {
+            with_kept(pair, |fs, _| {
+                fs.spill_all()?;
+                fs.clean_spilled()
+            })
+        }),
+        ("grow out of memory", false, |pair, _| {
+            with_kept(pair, |fs, kept| fs.write(kept, BULK_BLOCK, &[1; 70_000]).map(drop))
+        }),
+        ("move out of memory", false, |pair, _| {
+            with_kept(pair, |fs, kept| match fs.misplaced(kept, 8192)? {
+                Some(found) => fs.rebalance(kept, found.generation, 8192).map(drop),
+                None => Ok(()),
+            })
+        }),
         ("sync", false, |pair, ino| {
             pair.fs.write(ino, 0, &[1; 10])?;
             pair.fs.sync()?;
@@ -778,6 +898,8 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
     let ino = pair.file_on(1, b"large", 1, 4);
     fs.setattr(ino, &SetAttr { size: Some(4 * BULK_BLOCK - 9), ..SetAttr::default() }).unwrap();
     create(fs, b"other name");
+    let kept = create(fs, b"kept");
+    assert_eq!(fs.write(kept, 0, &kept_bytes()), Ok(KEPT));
     fs.sync().unwrap();
     fs.tick().unwrap();
     *pair.second.plan.lock().unwrap() = Some((call, nth, for_good));
@@ -797,6 +919,10 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
     assert!(fs.sync().is_ok() && fs.tick().is_ok() && fs.region().failure().is_none(), "{context}");
     assert_eq!(read(fs, other, 0, 131_072), Ok(vec![3; 131_072]), "{context}");
     check_ones(fs, ino, work.1, &context);
+    match read(fs, kept, 0, KEPT) {
+        Err(Error::Io(_)) if call == Failing::Read => {}
+        found => assert!(found == Ok(kept_bytes()), "{context}: the small file is lost"),
+    }
     // In other processes, after a crash of one, and of the machine: the device has forgotten what no flush covered.
     for power in [false, true] {
         let (world, again) = pair
@@ -805,9 +931,12 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
         let context = format!("{context}, power lost: {power}");
         check_ones(&again, ino, work.1, &context);
         assert_eq!(read(&again, other, 0, 131_072), Ok(vec![3; 131_072]), "{context}");
-        for name in [&b"large"[..], b"other name", b"other", b"new", b"small"] {
+        assert!(read(&again, kept, 0, KEPT) == Ok(kept_bytes()), "{context}: the small file is lost");
+        for name in [&b"large"[..], b"other name", b"other", b"new", b"small", b"kept"] {
             assert!(matches!(again.unlink(ROOT, name), Ok(()) | Err(Error::NotFound)), "{context}");
         }
+        // The first one looks for what is spilled, and the next lets go of the rest.
+        (0..2).for_each(|_| again.spill_tick().unwrap());
         again.sync().unwrap();
         again.tick().unwrap();
         assert_eq!(again.usage().bulk_used, 0, "{context}: blocks that nobody has are in use");

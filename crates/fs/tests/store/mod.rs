@@ -238,7 +238,7 @@ pub struct Store {
     pub boot: Boot,
 }
 
-fn parts(
+pub fn parts(
     setup: Setup,
     world: &World,
     boot: Boot,

@@ -4,7 +4,8 @@
 //! model of the values written. Values are numbers that only grow, so the contents of a block name the write they are from. In the
 //! life after an end of the process every write that was answered is there, each unanswered one as a whole or not at all, block by
 //! block; after a power loss, which takes the cache along, every flushed one. Faults beside that: a write of the device that
-//! fails, memory that has garbage in it when it is given back, a byte of the file changed, a cache of another life.
+//! fails, a flush that fails (the device then forgets what no flush has covered), memory that has garbage in it when it is given
+//! back, a byte of the file changed, a cache of another life.
 //! Left out: which lives are lived (`outlives.rs`, `planted.rs`).
 
 pub mod past;
@@ -110,6 +111,25 @@ fn range_of(request: &Request) -> std::ops::Range<usize> {
 }
 
 impl Disk {
+    /// A flush fails: those under way, and what none has covered is as it was before.
+    fn fail_flush(&self) {
+        let failed = {
+            let mut disk = self.0.lock();
+            let is_flush = |at: &usize| matches!(disk.queue[*at].0, Request::Flush);
+            let flushes: Vec<usize> = (0..disk.queue.len()).rev().filter(is_flush).collect();
+            flushes.into_iter().map(|at| disk.queue.swap_remove(at)).collect::<Vec<_>>()
+        };
+        for (_, done, _) in failed {
+            done(Err(MediaError::io("disk", std::io::Error::other("the flush failed"))));
+        }
+        self.forget();
+    }
+
+    fn forget(&self) {
+        let mut disk = self.0.lock();
+        disk.now = disk.durable.clone();
+    }
+
     /// Nobody is left to be answered, but a thread that waits must go on.
     fn cut_off(&self) {
         let queue = std::mem::take(&mut self.0.lock().queue);
@@ -186,6 +206,8 @@ struct World {
     known: Known,
     pending: BTreeMap<u64, (Request, Vec<Option<u64>>)>,
     answers: Answers,
+    /// A flush of the device has failed: no write counts from then on.
+    given_up: bool,
 }
 
 fn rules() -> [Rule; 4] {
@@ -223,7 +245,8 @@ impl World {
         let disk = Disk(Arc::new(Mutex::new(disk)), memory.clone());
         let rule = rules()[random.below(4) as usize];
         let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), rule, cache);
-        World { random, time, memory, disk, filter, known, pending: BTreeMap::new(), answers: Answers::default() }
+        let (pending, answers) = (BTreeMap::new(), Answers::default());
+        World { random, time, memory, disk, filter, known, pending, answers, given_up: false }
     }
 
     fn submit(&mut self, request: Request) {
@@ -268,7 +291,7 @@ impl World {
             let (request, then) = self.pending.remove(&number).expect("answered once");
             let range = range_of(&request);
             match (request, result) {
-                (Request::Write { buffer, .. }, Ok(_)) => {
+                (Request::Write { buffer, .. }, Ok(_)) if !self.given_up => {
                     for (block, value) in range.zip(numbers(&buffer)) {
                         self.known.values[block] = Some(value);
                     }
@@ -280,8 +303,8 @@ impl World {
                         }
                     }
                 }
-                // The writer was told at once, and knows no more what is there.
-                (Request::Write { .. }, Err(_)) => {
+                // The writer was told at once, and knows no more what is there. So it is with one that ends behind a failed flush.
+                (Request::Write { .. }, _) => {
                     self.disk.0.lock().has_failed = false;
                     self.forget(range);
                 }
@@ -310,8 +333,23 @@ impl World {
         free.then_some(range)
     }
 
+    /// A flush of the device fails, and its owner asks what is in doubt. All else is held, or was covered by an earlier flush.
+    fn give_up(&mut self) {
+        self.disk.fail_flush();
+        self.filter.give_up();
+        let in_doubt: Vec<u64> = (0..BLOCKS).filter(|block| self.filter.may_have_lost(block * BLOCK, BLOCK)).collect();
+        in_doubt.into_iter().for_each(|block| self.forget(block as usize..block as usize + 1));
+        self.given_up = true;
+    }
+
     fn act(&mut self) -> std::result::Result<(), String> {
         match self.random.below(20) {
+            // All changes are refused, so nobody asks for any.
+            0..8 | 11 | 12 if self.given_up => drop(self.disk.step()),
+            16 if !self.given_up && self.random.below(50) == 0 => {
+                self.settle()?;
+                self.give_up();
+            }
             0..8 => {
                 if let Some(range) = self.range() {
                     let base = (self.known.number + 1) * 1000;
@@ -388,7 +426,11 @@ impl World {
 
     /// The next life: of this store, or, with `other`, of one to which the cache does not belong.
     fn next(self, other: bool) -> std::result::Result<World, String> {
-        let World { random, time, memory: before, disk, known, pending, .. } = self;
+        let World { random, time, memory: before, disk, known, pending, given_up, .. } = self;
+        if given_up {
+            // Of what came to it since, no flush has covered anything either.
+            disk.forget();
+        }
         let memory = memory(before.bytes.lock().clone());
         let contents_now = {
             let mut disk = disk.0.lock();
