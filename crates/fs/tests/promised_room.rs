@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Error, Fs, ROOT};
+use shoal_fs::{Error, Fs, Options, ROOT};
 use shoal_sim::{Random, SimClock};
 
-use crate::store::{CALLER, Setup, format, open_at};
+use crate::store::{Boot, CALLER, Setup, Watch, format, open_at, open_with};
 
 /// What a file of a kind is filled with.
 #[derive(Clone, Copy, Debug)]
@@ -36,12 +36,16 @@ fn fill(setup: Setup, len: usize, contents: Contents) -> (u64, Vec<Said>) {
     let world = format(setup, 7);
     let clock = Arc::new(SimClock::new(1_000_000_000));
     let (fs, _) = open_at(setup, &world, 1, 1, &clock).expect("a new store opens");
+    fill_open(&fs, len, contents)
+}
+
+fn fill_open(fs: &Fs, len: usize, contents: Contents) -> (u64, Vec<Said>) {
     let mut random = Random::new(len as u64);
     let mut promises = Vec::new();
     let mut dir = ROOT;
     loop {
         let number = promises.len();
-        promises.push(said(&fs));
+        promises.push(said(fs));
         if number.is_multiple_of(1000) {
             match fs.mkdir(&CALLER, ROOT, format!("d{number}").as_bytes(), 0o755) {
                 Ok(made) => dir = made.ino,
@@ -104,4 +108,28 @@ fn empty_files_fit_into_the_inodes_that_are_said_to_be_free() {
         let half = &promises[fitted as usize / 2];
         assert!(half.bytes > half.files * 50, "{half:?}");
     }
+}
+
+#[test]
+fn a_process_that_may_use_less_memory_says_so_and_keeps_no_more_of_it_than_it_must() {
+    let setup = Setup { region_bytes: 1024 << 16, ..setup(MemoryKind::Logged) };
+    let (world, clock) = (format(setup, 7), Arc::new(SimClock::new(1_000_000_000)));
+    let most = 64 << 16;
+    let opened = |opening, region_bytes_max| {
+        let boot = Boot { boot: 1, opening, keeps_trimmed: true };
+        let options = Options { region_bytes_max, no_atime: true, ..Options::default() };
+        open_with(setup, &world, boot, &Watch::default(), options, &clock).unwrap().expect("it opens").0
+    };
+    let fs = opened(1, Some(most));
+    let (fitted, promises) = fill_open(&fs, 3000, Contents::Random);
+    let shares = shares(fitted, &promises, |said, left| said.bytes as f64 / (left * 3000) as f64);
+    assert!(shares.iter().all(|share| (0.8..=1.1).contains(share)), "{shares:?}");
+    // All but the reserve, which is that of so small a region.
+    let bytes = fitted * 3000;
+    assert!(bytes < most && bytes * 10 > most * 7, "{bytes} of {most}");
+    fs.shutdown().unwrap();
+    drop(fs);
+    // The limit was the process's, not the store's.
+    let fs = opened(2, None);
+    assert!(said(&fs).bytes > 40 << 20, "{:?}", said(&fs));
 }

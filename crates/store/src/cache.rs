@@ -283,8 +283,10 @@ impl Within {
 
     /// Is there more than there may be?
     fn look(&self, filter: &WriteBack) -> bool {
-        let room = shoal_host::memory_room_bytes();
-        filter.set_memory(filter.memory_bytes().saturating_add_signed(room).min(self.most));
+        let has = filter.memory_bytes();
+        // Nothing is to be given back, and what is taken is asked for: an idle store need not look.
+        let room = if has == 0 { i64::MAX } else { shoal_host::memory_room_bytes() };
+        filter.set_memory(has.saturating_add_signed(room).min(self.most));
         filter.has_excess()
     }
 }
