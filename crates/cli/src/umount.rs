@@ -57,10 +57,11 @@ enum Wait {
 
 pub fn run(args: &UmountArgs) -> Outcome<()> {
     let entry = place::mount_at(&args.mountpoint)?;
-    let (store, mountpoint) = (entry.source, entry.mountpoint);
+    // A lazy unmounting asks nobody.
+    let store = if args.lazy { entry.source.clone() } else { holder::store_of(&entry) };
+    let mountpoint = entry.mountpoint;
     place::passable(&store)?;
     let server = match holder::server(&store, &entry.device) {
-        // A lazy unmounting asks nobody.
         Err(_) if args.lazy => Server::Unknown,
         server => server?,
     };

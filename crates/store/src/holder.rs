@@ -15,7 +15,7 @@ use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
 use shoal_host::Directory;
 
 use crate::control::{self, Said};
-use crate::names::DAEMON_LOG;
+use crate::names::{DAEMON_LOG, LOCK};
 use crate::{calendar, place, user};
 
 /// A daemon that looks alive for this long is taken to be alive.
@@ -139,6 +139,36 @@ fn served_by(pid: u32) -> Served {
     };
     let found: Vec<_> = open.map(|link| link.path()).filter(is_connection).map(number).collect();
     Served { unnamed: found.contains(&None), devices: found.into_iter().flatten().collect() }
+}
+
+/// The directory of the store that a mount shows: its source, unless the store was moved since and its daemon is found where it is.
+pub fn store_of(entry: &MountEntry) -> PathBuf {
+    let is_there = |directory: &Path| matches!(control::said(directory), Said::Who(who) if who.device == entry.device);
+    match place::passable(&entry.source).map(|()| control::said(&entry.source)) {
+        Ok(Said::Who(who)) if who.device == entry.device => entry.source.clone(),
+        // Another store's daemon answers there, or none.
+        Ok(Said::Who(_) | Said::Nobody) => {
+            moved(|pid, directory| served_by(pid).devices.contains(&entry.device) || is_there(directory))
+                .unwrap_or_else(|| entry.source.clone())
+        }
+        _ => entry.source.clone(),
+    }
+}
+
+/// The directory of a store that some daemon has locked, by the path that its lock's file has now.
+fn moved(is_it: impl Fn(u32, &Path) -> bool) -> Option<PathBuf> {
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| {
+        let links: Vec<_> = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten().collect();
+        let open = || links.iter().filter_map(|link| fs::read_link(link.path()).ok());
+        // Only who serves a mount is looked at.
+        open().find(|path| path == Path::new("/dev/fuse"))?;
+        let lock = open().find(|path| path.file_name().is_some_and(|name| name == LOCK))?;
+        let directory = lock.parent()?.to_path_buf();
+        (of(&directory) == Some(pid) && is_it(pid, &directory)).then_some(directory)
+    })
+    .next()
 }
 
 /// Which process serves a mount.

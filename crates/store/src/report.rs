@@ -171,17 +171,19 @@ impl StoreReport {
         mountpoint: Option<&Path>,
         survives_power_loss: bool,
     ) -> StoreReport {
-        let directory = held.path();
+        // Where it is now.
+        let place = held.place();
+        let directory = place.as_path();
         // Damage is in the number of damaged inodes.
         let packing = fs.packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
         let states = fs.bulk_states();
-        let place = match (&states[..], &description.bulk) {
+        let bulk_place = match (&states[..], &description.bulk) {
             ([], _) => None,
             ([only], Some(first)) if only.number == 0 => Some(first.text(directory)),
             (several, _) => Some(format!("{} devices", several.len())),
         };
-        let bulk = place.map(|place| Tier {
+        let bulk = bulk_place.map(|place| Tier {
             holds: if fs.spilled().blocks == 0 { "data of large files" } else { "data of large files, spilled files" }
                 .into(),
             place,
