@@ -114,7 +114,8 @@ fn memories() -> Vec<Memory> {
     machine.into_iter().chain(groups().into_iter().filter_map(|group| group.memory())).collect()
 }
 
-/// How much this process may take beside what it has (bytes); below zero: so much is to be given back. The answer may be a tenth of a second old.
+/// How much this process may take beside what it has (bytes); below zero: so much is to be given back. The answer may be a tenth of a
+/// second old.
 pub fn memory_room_bytes() -> i64 {
     let mut reading = READING.lock();
     read(&mut reading, HOLDS).room
@@ -125,8 +126,8 @@ pub fn take_memory(bytes: u64) -> bool {
     take(bytes, |reading| reading.room)
 }
 
-/// The same for memory that is stored to little by little, and whose lack is told to users: pages of files that wait to be written are none, and a
-/// machine without a group's limit may be asked for more than it has, as it always could.
+/// The same for memory that is stored to little by little, and whose lack is told to users: pages of files that wait to be written are
+/// none, and a machine without a group's limit may be asked for more than it has, as it always could.
 pub fn take_memory_soon(bytes: u64) -> bool {
     take(bytes, |reading| reading.room_soon)
 }
