@@ -4,9 +4,9 @@
 //! mount with its control socket, and the ready message. The process ends when the mount does. SIGTERM, SIGINT, SIGHUP
 //! and SIGPWR unmount even if the mount is in use, because a clean store is worth more than its last users.
 //!
-//! A detached daemon keeps nothing of the world it was started in: it has the descriptors that the starter gave it, signals and limits are
-//! as usual, its directory is `/`. One in the foreground belongs to a supervisor: it keeps descriptors, and lifts what it may of limits that would end it.
-//! A mount that nobody was told of is undone: the starter has failed by then.
+//! A detached daemon keeps nothing of the world it was started in: it has the descriptors that the starter gave it, signals and limits
+//! are as usual, its directory is `/`. One in the foreground belongs to a supervisor: it keeps descriptors, and lifts what it may of
+//! limits that would end it. A mount that nobody was told of is undone: the starter has failed by then.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -69,8 +69,8 @@ fn tell(message: &Message) -> std::io::Result<()> {
     out.write_all(line.as_bytes()).and_then(|()| out.flush())
 }
 
-/// The signals that end a process which serves, blocked in this thread and in those it starts: one thread waits for them. SIGHUP is no end for
-/// a process that was told to ignore it (`nohup`).
+/// The signals that end a process which serves, blocked in this thread and in those it starts: one thread waits for them. SIGHUP is no
+/// end for a process that was told to ignore it (`nohup`).
 pub fn ending_signals() -> Outcome<SigSet> {
     let ignored = |signal: &Signal| *signal == Signal::SIGHUP && shoal_host::is_ignored(*signal as i32);
     let signals: SigSet = ENDING_SIGNALS.into_iter().filter(|signal| !ignored(signal)).collect();

@@ -64,11 +64,11 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
     }
     let total = shoal_host::memory_total_bytes();
     if memory > total {
-        let why = format!(
-            "{} is more than this machine, or the limit of this process, has ({})",
-            human(memory),
-            human(total)
-        );
+        let whose = match shoal_host::memory_limit_bytes() {
+            None => "this machine has",
+            Some(_) => "its control group, or another limit, leaves this process",
+        };
+        let why = format!("{} is more than {whose} ({})", human(memory), human(total));
         return Err(wrong("--memory", why).remedy("lend what is idle"));
     }
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose();

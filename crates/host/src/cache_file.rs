@@ -1,9 +1,9 @@
 //! The memory of a write-back cache: a file on tmpfs, mapped, so that what it holds outlives this process.
 //!
 //! Rules: the file has one user at a time; its memory is taken range by range (`reserve`) before it is stored to, since a store that
-//! found none would end the process (and only once it `may_take` it: a control group without memory kills), and is given back with `discard`; a file system other than tmpfs is refused, because its
-//! pages would be written to a disk, and lost by halves at a power loss.
-//! Left out: the meaning of the bytes (`shoal_format::cache`).
+//! found none would end the process (and only once it `may_take` it: a control group without memory kills), and is given back with
+//! `discard`; a file system other than tmpfs is refused, because its pages would be written to a disk, and lost by halves at a power
+//! loss. Left out: the meaning of the bytes (`shoal_format::cache`).
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -44,9 +44,9 @@ impl Memory {
         self.room_of(self.available)
     }
 
-    /// The same for what is taken little by little, so that files' pages can be written meanwhile.
+    /// The same for what is taken little by little, so that files' pages can be written meanwhile. A machine refuses nobody.
     fn room_soon(&self) -> i64 {
-        self.room_of(self.available_soon)
+        if self.is_machine { i64::MAX } else { self.room_of(self.available_soon) }
     }
 
     fn room_of(&self, available: u64) -> i64 {
@@ -114,7 +114,8 @@ fn memories() -> Vec<Memory> {
     machine.into_iter().chain(groups().into_iter().filter_map(|group| group.memory())).collect()
 }
 
-/// How much this process may take beside what it has (bytes); below zero: so much is to be given back. The answer may be a tenth of a second old.
+/// How much this process may take beside what it has (bytes); below zero: so much is to be given back. The answer may be a tenth of a
+/// second old.
 pub fn memory_room_bytes() -> i64 {
     let mut reading = READING.lock();
     read(&mut reading, HOLDS).room
@@ -125,7 +126,8 @@ pub fn take_memory(bytes: u64) -> bool {
     take(bytes, |reading| reading.room)
 }
 
-/// The same for memory that is stored to little by little, and whose lack is told to users: pages of files that wait to be written are none.
+/// The same for memory that is stored to little by little, and whose lack is told to users: pages of files that wait to be written are
+/// none, and a machine without a group's limit may be asked for more than it has, as it always could.
 pub fn take_memory_soon(bytes: u64) -> bool {
     take(bytes, |reading| reading.room_soon)
 }

@@ -83,8 +83,8 @@ impl PersistentMemory for PrivateMap {
 
     fn fence(&self) {}
 
-    /// Pages over the image are needed in any case; only those behind it may be refused. Nothing is taken: a page gets its memory when it is
-    /// stored to.
+    /// Pages over the image are needed in any case; only those behind it may be refused. Nothing is taken: a page gets its memory when it
+    /// is stored to.
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
         let more = (at + len).saturating_sub(at.max(self.image_bytes));
         if more > 0 && !take_memory_soon(more) {

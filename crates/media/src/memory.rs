@@ -55,8 +55,8 @@ pub trait PersistentMemory: Send + Sync {
         Ok(false)
     }
 
-    /// Is there memory for `len` bytes that have none yet? Asked before [`PersistentMemory::reserve`] where a host that is asked for more than it has
-    /// ends the process.
+    /// Is there memory for `len` bytes that have none yet? Asked before [`PersistentMemory::reserve`] where a host that is asked for more
+    /// than it has ends the process.
     fn may_take(&self, len: u64) -> bool {
         let _ = len;
         true

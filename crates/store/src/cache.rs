@@ -9,8 +9,9 @@
 //!   beyond a clean end, too: the next mount with the device has it written. The log's period, which ends with that of the last
 //!   process, tells whether it still is the store's.
 //! - Where a device is missing, its cache stays until the device is back: no power was lost for the others.
-//! - A cache has no more memory than this process may use beside everything else, whatever its size says: it grows while there is room, and where that
-//!   gets less the oldest blocks leave and memory goes back. One that is found with more is written before the store is served.
+//! - A cache has no more memory than this process may use beside everything else, whatever its size says: it grows while there is room,
+//!   and where that gets less the oldest blocks leave and memory goes back. One that is found with more is written before the store is
+//!   served.
 //! - Where there is no memory to share, a store is served without a cache, and says so in one line.
 //!
 //! Left out: what is held and when it leaves (`shoal-writeback`).

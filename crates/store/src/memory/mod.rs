@@ -101,8 +101,8 @@ impl MemoryChoice {
         self.path.as_ref()
     }
 
-    /// Most bytes of a region that this process may use, where control groups or limits leave it less memory than the machine has. The rest is for
-    /// the write-back cache, for what is under way, and for the kernel's pages of log and files.
+    /// Most bytes of a region that this process may use, where control groups or limits leave it less memory than the machine has. The
+    /// rest is for the write-back cache, for what is under way, and for the kernel's pages of log and files.
     pub(crate) fn bytes_within_limit(&self) -> Option<u64> {
         let limit = shoal_host::memory_limit_bytes().filter(|_| self.kind.properties().images)?;
         Some((limit / 8 * 5).max(crate::format::MEMORY_BYTES_MIN))
