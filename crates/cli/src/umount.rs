@@ -170,7 +170,7 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
                 return Ok(Wait::InUse);
             }
             if pid.is_none() {
-                let cause = "is unmounted here, but its daemon has not finished, and cannot be seen from here (of another process namespace)";
+                let cause = "its daemon has not finished, and cannot be seen from here (of another process namespace)";
                 return Err(Failure::new(store.display(), cause).remedy("unmount it where the daemon runs"));
             }
             return Err(Failure::new(store.display(), format!("{process} has not finished"))
