@@ -6,6 +6,8 @@
 //! in a queue, not in a request thread. Only a request for an inode whose lock is held here still waits in its request
 //! thread.
 //!
+//! Work that takes long without a flush comes here at once (`requests`): copies of more than a little, changes of room that may have many pieces.
+//!
 //! Reads of the device beyond those that a few request threads make (`requests`) have threads of their own: they are not to wait behind
 //! flushes.
 //!
