@@ -58,7 +58,7 @@ enum Wait {
 pub fn run(args: &UmountArgs) -> Outcome<()> {
     let entry = place::mount_at(&args.mountpoint)?;
     // A lazy unmounting asks nobody.
-    let store = if args.lazy { entry.source.clone() } else { holder::store_of(&entry) };
+    let store = if args.lazy { entry.source.clone() } else { of_mount(&entry)? };
     let mountpoint = entry.mountpoint;
     place::passable(&store)?;
     let server = match holder::server(&store, &entry.device) {
@@ -117,6 +117,14 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         print!("{}", text(&report));
     }
     Ok(())
+}
+
+/// The store of a mount. A dead mount may have been of a store that is gone, or be of one that is served elsewhere by now.
+fn of_mount(entry: &shoal_fuse::mount_table::MountEntry) -> Outcome<PathBuf> {
+    match holder::store_of(entry) {
+        Err(_) if !shoal_fuse::is_served(&entry.mountpoint) => Ok(entry.source.clone()),
+        store => store,
+    }
 }
 
 fn text(report: &Report) -> String {

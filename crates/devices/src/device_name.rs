@@ -62,7 +62,7 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
 
     fn open(&self) -> Outcome<Box<dyn Device>>;
 
-    /// The same on the word of another user, who may name files of his own and devices that others serve.
+    /// The same on the word of another user, who may name files of their own, and nothing that may open others of this machine.
     fn open_as(&self, user: Option<u32>) -> Outcome<Box<dyn Device>> {
         match user {
             Some(user) if self.kind().opens_files => {

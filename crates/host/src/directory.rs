@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -67,6 +67,14 @@ impl Identity {
     fn of_stat(found: &Stat) -> Identity {
         Identity(found.st_dev, found.st_ino)
     }
+}
+
+/// A directory's file system and inode number, mixed, and its time of birth where the file system tells it: without one a number may be used
+/// again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Birth {
+    pub place: u64,
+    pub born: Option<u64>,
 }
 
 /// A directory that stays open. Clones are the same directory.
@@ -127,20 +135,17 @@ impl Directory {
         Identity::of(&self.file)
     }
 
-    /// Tells this directory from every copy of it, at any time and under any name: its file system, inode number and time of birth. `None`: the
-    /// file system does not tell. A copy of the whole file system has the same.
-    pub fn birth(&self) -> io::Result<Option<u128>> {
+    /// Tells this directory from copies of it, at any time, under any name and through any mount. A copy of the whole file system has the same.
+    pub fn birth(&self) -> io::Result<Birth> {
         let found = rustix::fs::statx(&*self.file, ".", AtFlags::empty(), StatxFlags::INO | StatxFlags::BTIME)?;
         let host = rustix::fs::fstatfs(&*self.file)?;
-        if found.stx_mask & StatxFlags::BTIME.bits() == 0 {
-            return Ok(None);
-        }
+        let is_born = found.stx_mask & StatxFlags::BTIME.bits() != 0;
         // The C type hides its two words.
         let host = format!("{:?}", host.f_fsid)
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
         let born = found.stx_btime.tv_sec.cast_unsigned() << 30 ^ u64::from(found.stx_btime.tv_nsec);
-        Ok(Some(u128::from(host ^ found.stx_ino) << 64 | u128::from(born)))
+        Ok(Birth { place: host ^ found.stx_ino, born: is_born.then_some(born) })
     }
 
     /// The directory's own descriptor, to lock it or to ask for its file system.
@@ -183,15 +188,33 @@ impl Directory {
     pub fn create_new(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let file = self.open_at(name, flags, PRIVATE).map_err(|e| self.refusal(name, e))?;
+        self.give_to_owner(&file);
         calls::created(&file, &self.path.join(name));
         Ok(file)
     }
 
+    /// What root makes in another user's directory is that user's, who must go on using the store without root.
+    fn give_to_owner(&self, file: &File) {
+        if let Ok(own) = self.file.metadata()
+            && own.uid() != 0
+        {
+            // Others than root are refused, and own it anyhow.
+            let _ = std::os::unix::fs::fchown(file, Some(own.uid()), Some(own.gid()));
+        }
+    }
+
     /// Opens a regular file to write it over, or makes it. Its contents stay.
     pub fn open_or_create(&self, name: &str) -> io::Result<File> {
-        let file = self.open_at(name, OFlags::RDWR | OFlags::CREATE, PRIVATE).map_err(|e| self.refusal(name, e))?;
+        let file = match self.open_at(name, OFlags::RDWR, Mode::empty()) {
+            Err(Errno::NOENT) => match self.create_new(name) {
+                // Somebody was faster.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.open_file(name, Access::Write)?,
+                made => made?,
+            },
+            opened => opened.map_err(|e| self.refusal(name, e))?,
+        };
         self.refuse_special(name, &file)?;
-        if file.metadata()?.nlink() > 1 {
+        if file.metadata()?.nlink() > 1 && !self.is_private() {
             let cause = "has a second name, so it may be anybody's file; remove it here";
             return Err(self.named(name, io::Error::new(io::ErrorKind::PermissionDenied, cause)));
         }
@@ -205,6 +228,12 @@ impl Directory {
         Ok(file)
     }
 
+    /// Can nobody but this process's user have put names here?
+    fn is_private(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.file.metadata().is_ok_and(|found| found.uid() == own && found.mode() & 0o022 == 0)
+    }
+
     fn refuse_special(&self, name: &str, file: &File) -> io::Result<()> {
         if file.metadata()?.is_file() {
             return Ok(());
@@ -215,7 +244,8 @@ impl Directory {
     fn refusal(&self, name: &str, error: Errno) -> io::Error {
         match error {
             Errno::LOOP => {
-                let cause = "is a symbolic link, which is never followed here; remove it";
+                let cause =
+                    "is a symbolic link, which is never followed here; remove it, and put the file itself in its place";
                 self.named(name, io::Error::new(io::ErrorKind::PermissionDenied, cause))
             }
             error => self.named(name, error),
@@ -250,7 +280,6 @@ impl Directory {
     pub fn replace(&self, new: &str, name: &str, bytes: &[u8], durably: bool) -> io::Result<()> {
         self.remove(new)?;
         let file = self.create_new(new)?;
-        self.keep_owner(name, &file);
         let written = file.write_all_at(bytes, 0).and_then(|()| match durably {
             // Before it gets its name: a name never leads to less.
             true => file.sync_all(),
@@ -261,16 +290,6 @@ impl Directory {
             let _ = self.remove(new);
         }
         named.and_then(|()| if durably { self.sync() } else { Ok(()) })
-    }
-
-    /// What root writes anew in another user's store stays that user's.
-    fn keep_owner(&self, name: &str, file: &File) {
-        if let Some(before) = self.stat(name)
-            && FileType::from_raw_mode(before.st_mode) == FileType::RegularFile
-        {
-            // Others than root are refused, and own it anyhow.
-            let _ = std::os::unix::fs::fchown(file, Some(before.st_uid), Some(before.st_gid));
-        }
     }
 
     pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -305,15 +324,21 @@ impl Directory {
     }
 
     pub fn subdirectory(&self, name: &str) -> io::Result<Directory> {
+        let is_link = |found: Stat| FileType::from_raw_mode(found.st_mode) == FileType::Symlink;
         let opened = self.open_at(name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
-        let file = opened.map_err(|e| self.refusal(name, e))?;
+        let file = opened.map_err(|error| match error {
+            Errno::NOTDIR if self.stat(name).is_some_and(is_link) => self.refusal(name, Errno::LOOP),
+            error => self.refusal(name, error),
+        })?;
         Ok(Directory { file: Arc::new(file), path: self.path.join(name).into() })
     }
 
     /// Makes a directory for its owner alone.
     pub fn make_directory(&self, name: &str) -> io::Result<Directory> {
         rustix::fs::mkdirat(&*self.file, name, Mode::RWXU).map_err(|e| self.named(name, e))?;
-        self.subdirectory(name)
+        let made = self.subdirectory(name)?;
+        self.give_to_owner(&made.file);
+        Ok(made)
     }
 
     /// Is there anything of this name? A link counts as itself.
@@ -378,6 +403,19 @@ fn is_one_component(name: &str) -> bool {
     !name.is_empty() && !name.contains('/') && name != "." && name != ".."
 }
 
+/// A socket in a directory, opened without being asked anything. No link is followed.
+pub fn open_socket(directory: &Path, name: &OsStr) -> io::Result<File> {
+    let held = Directory::open(directory)?;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(&held, name, flags, Mode::empty()).map_err(|e| named(&directory.join(name), e))?;
+    let file = File::from(opened);
+    if !file.metadata()?.file_type().is_socket() {
+        let cause = "is no socket; remove it";
+        return Err(named(&directory.join(name), io::Error::new(io::ErrorKind::PermissionDenied, cause)));
+    }
+    Ok(file)
+}
+
 /// A file outside of a held directory that no link leads to.
 pub fn open_unlinked(path: &Path, access: Access) -> io::Result<File> {
     let flags = access.flags() | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -406,11 +444,12 @@ pub fn is_blank(path: &Path) -> bool {
 
 /// Removes the name of a file that is held, if it still leads to that file; whether it did. What was put in its place stays.
 pub fn remove_held(path: &Path, file: &File) -> io::Result<bool> {
-    let found = std::fs::symlink_metadata(path).map_err(|e| named(path, e))?;
-    if Identity(found.dev(), found.ino()) != Identity::of(file)? {
+    // The name is looked at and removed in one directory, wherever the path to it leads in between.
+    let (parent, name) = in_directory(path)?;
+    if !parent.is(&name, file) {
         return Ok(false);
     }
-    calls::remove_file(path).map_err(|e| named(path, e))?;
+    parent.remove(&name)?;
     Ok(true)
 }
 

@@ -139,6 +139,11 @@ impl FileDevice {
         self.file.metadata().map(|found| found.uid())
     }
 
+    /// Gives the file to a user; only root can.
+    pub fn give_to(&self, user: u32) -> io::Result<()> {
+        std::os::unix::fs::fchown(&self.file, Some(user), None)
+    }
+
     /// Locks the device against every other process that claims it, as long as this one has it open.
     pub fn claim(&self) -> io::Result<()> {
         lock_alone(&self.file)

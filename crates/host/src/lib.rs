@@ -59,7 +59,9 @@ use std::{fmt, io};
 
 pub use cache_file::CacheFile;
 pub use concurrent::Concurrent;
-pub use directory::{Access, Directory, Identity, is_blank, open_unlinked, remove_held, rename_to_new};
+pub use directory::{
+    Access, Birth, Directory, Identity, is_blank, open_socket, open_unlinked, remove_held, rename_to_new,
+};
 pub use file_device::FileDevice;
 pub use fuse_device::clone_connection;
 pub use fuse_ring::{Answer, Answers, FuseRing, Taken, Waker};

@@ -18,6 +18,7 @@ use rustix::mm::MapFlags;
 use shoal_media::{MediaError, PersistentMemory, Poison, Result};
 
 use crate::cache_line::{self, LINE_BYTES, LineFlush};
+use crate::directory::{Access, open_unlinked};
 use crate::map::Map;
 use crate::memory_limit::take_memory_soon;
 use crate::store_lock::lock_alone;
@@ -75,7 +76,7 @@ impl SharedMap {
 
     /// Maps an existing file as a whole.
     pub fn open(path: &Path, kind: SharedKind) -> io::Result<SharedMap> {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named(path, e))?;
+        let file = open_unlinked(path, Access::Write)?;
         let bytes = file.metadata().map_err(|e| named(path, e))?.len();
         Self::map_file(path, file, bytes, kind)
     }
@@ -83,7 +84,7 @@ impl SharedMap {
     /// Maps an existing file so that stores stay in this process: for a reader that must replay a log to see the
     /// contents. The file must have no other user meanwhile.
     pub fn open_aside(path: &Path, kind: SharedKind) -> io::Result<SharedMap> {
-        let file = File::open(path).map_err(|e| named(path, e))?;
+        let file = open_unlinked(path, Access::Read)?;
         let bytes = file.metadata().map_err(|e| named(path, e))?.len();
         lock_alone(&file).map_err(|e| named(path, e))?;
         let map = Map::of_file(&file, bytes, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(|e| named(path, e))?;
@@ -110,9 +111,14 @@ impl SharedMap {
         Ok(SharedMap { map, file, kind, flush, synchronous, aside: false, poison: Poison::default(), name })
     }
 
-    /// The file, to compare it with what its name leads to.
-    pub fn file(&self) -> &File {
-        &self.file
+    /// The user that the file belongs to.
+    pub fn owner(&self) -> Option<u32> {
+        self.file.metadata().ok().map(|found| found.uid())
+    }
+
+    /// Gives the file to a user; only root can.
+    pub fn give_to(&self, user: u32) -> io::Result<()> {
+        std::os::unix::fs::fchown(&self.file, Some(user), None)
     }
 
     /// Does a fence alone keep the promise of the memory's kind? False for `dax` without MAP_SYNC: call `sync`.

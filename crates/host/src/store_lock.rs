@@ -23,6 +23,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 pub struct StoreLock {
     /// `None`: a host that takes no writes, where nobody made one.
     file: Option<File>,
+    takes_writes: bool,
     directory: Directory,
     _locked: File,
 }
@@ -46,7 +47,8 @@ impl StoreLock {
             }
         }
         let lock = StoreLock {
-            file: file.filter(|_| is_written),
+            file,
+            takes_writes: is_written,
             directory: directory.clone(),
             _locked: lock_directory(directory)?,
         };
@@ -56,7 +58,7 @@ impl StoreLock {
 
     /// False: the host takes no writes, and the store can only be read.
     pub fn takes_writes(&self) -> bool {
-        self.file.is_some()
+        self.takes_writes
     }
 
     /// Is the lock held? Asked through files opened for reading, which leaves the store as it is. An error where that cannot be known.
@@ -67,7 +69,7 @@ impl StoreLock {
     }
 
     fn record_owner(&self) -> io::Result<()> {
-        let Some(file) = &self.file else { return Ok(()) };
+        let Some(file) = self.file.as_ref().filter(|_| self.takes_writes) else { return Ok(()) };
         let text = format!("{}\n", std::process::id());
         let written = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
         match written {

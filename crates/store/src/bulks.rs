@@ -379,7 +379,7 @@ impl Bulks {
         let number = numbers.first().copied().ok_or_else(|| {
             Failure::new(text, format!("the store has {BULK_DEVICES_MAX} bulk devices, as many as it can"))
         })?;
-        let (device, made) = make_or_open(&name, size_bytes, force)?;
+        let (device, made) = make_or_open(&name, size_bytes, force, self.description().foreign_owner())?;
         let uuid = new_uuid();
         let place = match name.path() {
             Some(path) => BulkPlace::File(path.strip_prefix(self.directory.place()).unwrap_or(path).to_path_buf()),
@@ -747,7 +747,12 @@ pub struct BulkFile {
 }
 
 /// Opens a device to be added, or makes the file; whether it was made.
-fn make_or_open(name: &DeviceName, size_bytes: Option<u64>, force: bool) -> Outcome<(Arc<dyn Device>, bool)> {
+fn make_or_open(
+    name: &DeviceName,
+    size_bytes: Option<u64>,
+    force: bool,
+    writer: Option<u32>,
+) -> Outcome<(Arc<dyn Device>, bool)> {
     if size_bytes.is_some_and(|bytes| bytes < BULK_BLOCK) {
         return Err(Failure::new("--size", "smaller than one block of 64 KiB").misuse());
     }
@@ -762,11 +767,13 @@ fn make_or_open(name: &DeviceName, size_bytes: Option<u64>, force: bool) -> Outc
                 None => shoal_host::host_free_bytes(parent).during(path.display())?.total_bytes,
             };
             // With room for the mark behind the last block.
-            FileDevice::create(path, bytes / BULK_BLOCK * BULK_BLOCK + BULK_BLOCK).during(path.display())?;
+            let file = FileDevice::create(path, bytes / BULK_BLOCK * BULK_BLOCK + BULK_BLOCK).during(path.display())?;
+            // Only a description that speaks for others needs it, so this is root.
+            writer.map_or(Ok(()), |writer| file.give_to(writer)).during(path.display())?;
             made = true;
         }
     }
-    let device: Arc<dyn Device> = name.open().map(Arc::from)?;
+    let device: Arc<dyn Device> = name.open_as(writer).map(Arc::from)?;
     let block_device = device.block_device();
     if !made {
         refuse_if_not_empty(&*block_device, name.without_secrets(), force)?;

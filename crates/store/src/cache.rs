@@ -445,17 +445,14 @@ pub(crate) fn owner(directory: &Directory, uuid: &str, device_bytes: u64) -> Out
 /// cache is not believed, whoever wrote it.
 fn life(directory: &Directory) -> Outcome<[u8; 16]> {
     let mut life = shoal_host::boot_id().during("boot id")?;
-    let place = shoal_host::place_id_in(directory, ".").during(directory.display())?;
+    // Through any mount: the period tells mounts apart where a file system that went down matters.
+    let birth = directory.birth().during(directory.display())?;
+    let place = birth.place ^ birth.born.unwrap_or(0).rotate_left(32);
     life.iter_mut().zip(place.to_le_bytes()).for_each(|(byte, place)| *byte ^= place);
     Ok(life)
 }
 
-/// Earlier programs noted the boot alone.
-fn lives(directory: &Directory) -> Vec<[u8; 16]> {
-    life(directory).into_iter().chain(shoal_host::boot_id()).collect()
-}
-
-/// The cache in a file, if it is this owner's.
+/// The cache in a file, if it is this owner's. Earlier programs noted the boot alone.
 fn open(file: &Arc<CacheFile>, owner: &Owner) -> Result<Cache, CacheError> {
     let opened = Cache::open(file.clone(), owner);
     match (&opened, shoal_host::boot_id()) {
@@ -474,7 +471,16 @@ fn header_of(directory: &Directory, file: &CacheFile) -> Option<CacheHeader> {
     }
     file.read(0, &mut bytes);
     let header = CacheHeader::decode(&bytes, file.len()).ok()?;
-    lives(directory).contains(&header.boot_id).then_some(header)
+    // That of an earlier program names no directory; it must name the store at least.
+    let is_known = |uuid: String| parse_uuid(&uuid) == Some(header.store);
+    let is_stores = || {
+        let owners = Description::read(directory).map(|of| of.cache_owners()).unwrap_or_default();
+        owners.into_iter().any(|(_, uuid)| is_known(uuid))
+    };
+    match life(directory) {
+        Ok(life) if life == header.boot_id => Some(header),
+        _ => (shoal_host::boot_id().ok()? == header.boot_id && is_stores()).then_some(header),
+    }
 }
 
 /// The period with caches: a store that was used with other ones, or with none, was used in another period.

@@ -174,6 +174,9 @@ impl Question {
     }
 }
 
+/// A report on the largest store is shorter (bytes).
+const ANSWER_BYTES_MAX: u64 = 256 << 20;
+
 /// Clients that may wait to be taken.
 const BACKLOG: i32 = 128;
 
@@ -409,10 +412,11 @@ fn exchange(path: &Path, question: &Question, give_up: &dyn Fn() -> bool) -> io:
     stream.set_read_timeout(Some(GLANCE))?;
     // A client that is turned away sees the reason, though it could not ask.
     let sent = (&stream).write_all(text.as_bytes());
-    let (mut answers, mut line) = (BufReader::new(&stream), Vec::new());
+    let (mut answers, mut line) = (BufReader::new((&stream).take(ANSWER_BYTES_MAX)), Vec::new());
     loop {
         match answers.read_until(b'\n', &mut line) {
             Ok(_) if line.is_empty() => return sent.and(Err(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) if line.last() != Some(&b'\n') => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => return Ok(Reply::Answered(serde_json::from_slice(&line)?)),
             // What has come so far is kept in the line.
             Err(error) if is_silence(&error) && begin.elapsed() < patience && !give_up() => {}
@@ -429,10 +433,11 @@ fn is_silence(error: &io::Error) -> bool {
 /// Connects within a bound: the queue of a stopped process fills.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let (directory, name) = parts(path)?;
-    let opened = File::open(directory)?;
+    // A link might lead to the daemon of another store.
+    let named = shoal_host::open_socket(directory, name)?;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Send, Some(WHO_PATIENCE))?;
-    net::connect(&socket, &SocketAddrUnix::new(short_path(&opened, name))?)?;
+    net::connect(&socket, &SocketAddrUnix::new(format!("/proc/self/fd/{}", named.as_raw_fd()))?)?;
     Ok(UnixStream::from(socket))
 }
 

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use shoal_devices::{DeviceName, During, Failure, Kind, Outcome};
 use shoal_fs::Method;
-use shoal_host::{Access, Directory};
+use shoal_host::{Access, Birth, Directory};
 
 use crate::memory::MemoryChoice;
 use crate::names::{DESCRIPTION, DESCRIPTION_NEW, IMAGES, LOG};
@@ -206,12 +206,17 @@ impl Description {
 
     /// The same for a store that is made in this directory.
     pub(crate) fn made_in(self, directory: &Directory) -> Outcome<Description> {
-        Ok(Description { origin: Some(origin(directory)?), ..self })
+        Ok(Description { origin: origin(directory)?, ..self })
     }
 
     /// Was the store made in this directory, whatever that is called now?
     pub(crate) fn is_made_in(&self, directory: &Directory) -> bool {
-        self.origin.is_some() && origin(directory).ok() == self.origin
+        self.origin.is_some() && origin(directory).is_ok_and(|origin| origin == self.origin)
+    }
+
+    /// Was it made in another one? Then what it names outside may be the original's.
+    pub(crate) fn is_copied_to(&self, directory: &Directory) -> bool {
+        self.origin.is_some() && !self.is_made_in(directory)
     }
 
     /// Whose word the description is, where it is neither root's nor this process's: it speaks for that user's files alone.
@@ -257,9 +262,10 @@ impl Description {
     }
 }
 
-/// A directory, in words that no copy of it has.
-fn origin(directory: &Directory) -> Outcome<String> {
-    directory.birth().map(|birth| birth.map_or_else(String::new, |birth| format!("{birth:032x}"))).map_err(Failure::of)
+/// A directory, in words that no copy of it has; none where its file system has no times of birth.
+fn origin(directory: &Directory) -> Outcome<Option<String>> {
+    let Birth { place, born } = directory.birth().map_err(Failure::of)?;
+    Ok(born.map(|born| format!("{place:016x}{born:016x}")))
 }
 
 /// The error for a path where no store is.

@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -142,16 +143,27 @@ fn served_by(pid: u32) -> Served {
 }
 
 /// The directory of the store that a mount shows: its source, unless the store was moved since and its daemon is found where it is.
-pub fn store_of(entry: &MountEntry) -> PathBuf {
+pub fn store_of(entry: &MountEntry) -> Outcome<PathBuf> {
+    let source = entry.source.clone();
+    place::passable(&source)?;
+    // Any user may mount something that calls itself anybody's store.
+    let mounter = entry.super_options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+    let owner = fs::metadata(&source).ok().map(|found| found.uid());
+    if mounter.is_some_and(|mounter: u32| mounter != 0 && owner.is_some_and(|owner| owner != mounter)) {
+        let cause = format!("was mounted by user {}, whose store {} is not", mounter.unwrap_or(0), source.display());
+        return Err(Failure::new(entry.mountpoint.display(), cause).remedy("name the store's own directory"));
+    }
     let is_there = |directory: &Path| matches!(control::said(directory), Said::Who(who) if who.device == entry.device);
-    match place::passable(&entry.source).map(|()| control::said(&entry.source)) {
-        Ok(Said::Who(who)) if who.device == entry.device => entry.source.clone(),
+    let is_its = |pid: u32, directory: &Path| served_by(pid).devices.contains(&entry.device) || is_there(directory);
+    match control::said(&source) {
+        Said::Who(who) if who.device == entry.device => Ok(source),
         // Another store's daemon answers there, or none.
-        Ok(Said::Who(_) | Said::Nobody) => {
-            moved(|pid, directory| served_by(pid).devices.contains(&entry.device) || is_there(directory))
-                .unwrap_or_else(|| entry.source.clone())
-        }
-        _ => entry.source.clone(),
+        Said::Who(_) => moved(is_its).ok_or_else(|| {
+            let cause = format!("is not served by the daemon of {}", source.display());
+            Failure::new(entry.mountpoint.display(), cause).remedy("name the store's own directory")
+        }),
+        Said::Nobody => Ok(moved(is_its).unwrap_or(source)),
+        Said::Other | Said::Nothing(_) => Ok(source),
     }
 }
 

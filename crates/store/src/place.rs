@@ -31,12 +31,12 @@ pub fn find(path: &Path) -> Outcome<Place> {
     let absolute = std::path::absolute(path).during(path.display())?;
     let mounts = mount_table::mounts().during("table of mounts")?;
     if let Some(entry) = visible_at(&mounts, &absolute) {
-        return Ok(Place { store: holder::store_of(entry), mountpoint: Some(absolute) });
+        return Ok(Place { store: holder::store_of(entry)?, mountpoint: Some(absolute) });
     }
     passable(&absolute)?;
     let canonical = absolute.canonicalize().during(path.display())?;
     if let Some(entry) = visible_at(&mounts, &canonical) {
-        return Ok(Place { store: holder::store_of(entry), mountpoint: Some(canonical) });
+        return Ok(Place { store: holder::store_of(entry)?, mountpoint: Some(canonical) });
     }
     if !canonical.join(DESCRIPTION).try_exists().during(path.display())? {
         if Directory::open(&canonical).is_ok_and(|held| has_parts(&held)) {
@@ -60,7 +60,7 @@ pub fn find_within(path: &Path) -> Outcome<(Place, PathBuf)> {
     let mounts = mount_table::mounts().during("table of mounts")?;
     match covering(&mounts, &canonical) {
         Some((entry, within)) => {
-            Ok((Place { store: holder::store_of(entry), mountpoint: Some(entry.mountpoint.clone()) }, within))
+            Ok((Place { store: holder::store_of(entry)?, mountpoint: Some(entry.mountpoint.clone()) }, within))
         }
         None => Err(Failure::new(path.display(), "neither a store nor a path in the mount of one").remedy(
             "name the directory given to `shoal format`, where it is mounted, or a file or directory below that",

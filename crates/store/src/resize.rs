@@ -130,6 +130,10 @@ impl Store {
             let cause = format!("{} memory has no image to write the new layout into", memory.name());
             return Err(Failure::new(self.directory.display(), cause).remedy("format a new store and copy the files"));
         }
+        if self.description.memory.path().is_some() && self.description.is_copied_to(&self.directory) {
+            return Err(Failure::new(self.directory.display(), "is a copy, and its region may be the original's")
+                .remedy("make a store of its own with `shoal copy`"));
+        }
         if sizes.bulk_bytes.is_some() {
             refuse_several(self.directory.path(), &self.description)?;
         }

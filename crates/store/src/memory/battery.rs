@@ -98,6 +98,9 @@ fn open(
         Err(failure) => return Err(failure.remedy("move it away; the region is restored under this name first")),
     }
     let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
+    if let Some(writer) = store.description.foreign_owner() {
+        memory.give_to(writer).during(new.display())?;
+    }
     let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
     shoal_region::restore(&files, &memory, refused.unwrap_or(0), random).map_err(|error| no_image(path, error))?;
     if store.restore {
@@ -173,6 +176,7 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return damaged(error.into()),
         memory => memory.during("memory")?,
     };
+    store.description.refuse_foreign(path.display(), memory.owner())?;
     let mut page = [0; PAGE as usize];
     if memory.len() < 4 * PAGE {
         return damaged(format!("{} bytes are no region", memory.len()).into());

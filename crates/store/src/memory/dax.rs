@@ -33,12 +33,15 @@ fn make(_: &Directory, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
     Ok(media(SharedMap::create(path, bytes, SharedKind::Dax).during("memory")?))
 }
 
-fn open(_: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia> {
+fn open(store: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia> {
     let open = if read_only { SharedMap::open_aside } else { SharedMap::open };
-    Ok(media(open(path, SharedKind::Dax).during("memory")?))
+    let memory = open(path, SharedKind::Dax).during("memory")?;
+    store.description.refuse_foreign(path.display(), memory.owner())?;
+    Ok(media(memory))
 }
 
-fn rest(_: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
+fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let memory = SharedMap::open_aside(path, SharedKind::Dax).during("memory")?;
+    store.description.refuse_foreign(path.display(), memory.owner())?;
     Ok(RestingMedia { memory: Some(Arc::new(memory)), log: None, images: None, refused: None, restored: false })
 }

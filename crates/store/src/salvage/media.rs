@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ pub struct ReadMemory {
 
 impl ReadMemory {
     pub fn open(path: &Path) -> Option<ReadMemory> {
-        let file = Arc::new(File::open(path).ok()?);
+        let file = Arc::new(shoal_host::open_unlinked(path, Access::Read).ok()?);
         let len = file.metadata().ok()?.len();
         Some(ReadMemory { file, len })
     }
@@ -190,7 +190,9 @@ pub struct ReadBulk {
 
 impl ReadBulk {
     pub fn open(path: &Path) -> io::Result<ReadBulk> {
-        let mut file = File::open(path)?;
+        // A pipe would wait for its other end.
+        let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let mut file = std::fs::OpenOptions::new().read(true).custom_flags(nonblock).open(path)?;
         // The metadata of a block device has no length; its end can be sought.
         let bytes = file.seek(SeekFrom::End(0))?;
         Ok(ReadBulk { file, bytes, place: shoal_host::place_id(path).unwrap_or(0) })
