@@ -6,8 +6,8 @@
 //!   durable.
 //! - Where the device holds writes back, a file is settled by a flush of its own ranges: of what its map named, and what was
 //!   NEW, when the flush began. What is old enough is settled so without an fsync.
-//! - A file whose old contents were cut off whole is settled before the log is flushed for whatever reason, so that the
-//!   record of the cut is not durable before the contents that followed it.
+//! - A file whose old contents were cut off whole is settled before the log is flushed, by a checkpoint too, so that the record of
+//!   the cut is not durable before the contents that followed it. Not where an append or a full device needs the log at once.
 //! - After a power loss NEW becomes unwritten, before anybody reads.
 //!
 //! Left out: what is NEW, and since which write (`bulk/fresh`); the map (`large`, `extents`).
