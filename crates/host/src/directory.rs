@@ -456,7 +456,7 @@ pub fn remove_held(path: &Path, file: &File) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
     fn a_directory_that_is_moved_stays_the_same_and_its_successor_is_not_touched() {
@@ -482,6 +482,8 @@ mod tests {
     fn links_second_names_and_pipes_are_refused_and_what_they_lead_to_stays() {
         let dir = tempfile::tempdir().unwrap();
         let held = Directory::open(dir.path()).unwrap();
+        // Somebody else may put names here.
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let victim = dir.path().join("victim");
         std::fs::write(&victim, "precious").unwrap();
         symlink(&victim, dir.path().join("lock")).unwrap();
