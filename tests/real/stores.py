@@ -105,6 +105,12 @@ def unmount(path):
     return False
 
 
+def unmount_or_detach(path):
+    """Unmounts, whoever still looks at it."""
+    if not unmount(path):
+        system("umount", "-l", path)
+
+
 def is_mounted(mountpoint):
     """From the kernel's table: stat() of a dead or hanging mount would fail or block."""
     with open("/proc/self/mountinfo", errors="surrogateescape") as table:

@@ -3,10 +3,11 @@
 //! - `check` runs the checks that every commit must pass: format, lints, direction of dependencies, file lengths,
 //!   `unsafe` in one crate, links between pages, names on them and layout tables against the code. All of them run even
 //!   if one fails; each finding is a line that names its file.
-//! - `deep` runs the tests again with `SHOAL_DEEP=1`: the long searches, each for some minutes (`--seconds`, 0 for as long as it takes).
+//! - `deep` runs the tests again with `SHOAL_DEEP=1`: the long searches, each for some minutes (`--seconds`, 0 for as long as it takes). Then,
+//!   as root, the random programs on mounts, each thirty times as long.
 //! - `load` and `verify` are the two halves of the kill -9 test (`tests/real/kill9`).
 //!
-//! Left out: the tests themselves, and everything that needs a mount.
+//! Left out: the tests themselves.
 #![forbid(unsafe_code)]
 
 mod arrows;
@@ -18,6 +19,7 @@ mod names;
 mod sources;
 mod verify;
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -73,6 +75,9 @@ fn check() -> Result<(), String> {
 /// Time of a long search, unless `--seconds` says otherwise (s).
 const DEEP_SECONDS: u64 = 120;
 
+/// Random programs on mounts run so many times as long: an hour.
+const DEEP_MOUNTS: u64 = 30;
+
 fn deep(arguments: &[String]) -> Result<(), String> {
     let seconds = match arguments {
         [] => DEEP_SECONDS,
@@ -99,7 +104,32 @@ fn deep(arguments: &[String]) -> Result<(), String> {
             failed.push(status.to_string());
         }
     }
+    failed.extend(deep_programs(if seconds == 0 { DEEP_SECONDS } else { seconds } * DEEP_MOUNTS)?);
     if failed.is_empty() { Ok(()) } else { Err(format!("the deep tests failed ({}); see above", failed.join(", "))) }
+}
+
+/// Runs the random programs on real mounts, each for so many seconds; those that failed.
+fn deep_programs(seconds: u64) -> Result<Vec<String>, String> {
+    if !std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
+        println!("SKIP programs on mounts: they take root");
+        return Ok(vec![]);
+    }
+    let started = |program: &str, error| format!("{program}: cannot be started ({error})");
+    let build = ["build", "--profile", "ci", "--package", "shoal"];
+    let status = Command::new("cargo").args(build).current_dir(root()).status();
+    if !status.map_err(|error| started("cargo", error))?.success() {
+        return Err("the program does not build; see above".into());
+    }
+    let target = std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), PathBuf::from);
+    let mut failed = vec![];
+    for program in ["tests/real/life", "tests/real/differ"] {
+        let mut command = Command::new(root().join(program));
+        command.args(["--seconds", &seconds.to_string()]).env("SHOAL", target.join("ci/shoal")).current_dir(root());
+        if !command.status().map_err(|error| started(program, error))?.success() {
+            failed.push(program.to_string());
+        }
+    }
+    Ok(failed)
 }
 
 /// Runs a command whose failure is one finding; its output goes straight to the terminal.

@@ -397,8 +397,8 @@ impl Fs {
     fn try_fallocate(&self, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
         let room = if mode & PUNCH_HOLE != 0 { 0 } else { end };
         let (mut file, mut inode) = self.lock_to_change(ino, room)?;
-        // An append-only file may be given room, nothing else.
-        flags::check_write(&inode, if mode & !KEEP_SIZE == 0 { u64::MAX } else { 0 })?;
+        // An append-only file may be given room, nothing else, also while it is empty.
+        if mode & !KEEP_SIZE == 0 { flags::check_write(&inode, u64::MAX) } else { flags::check_change(&inode) }?;
         self.drop_capabilities(ino, &mut inode)?;
         self.stamp(&mut inode);
         if mode == PUNCH_HOLE | KEEP_SIZE {

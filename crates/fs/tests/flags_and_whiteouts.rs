@@ -139,6 +139,13 @@ fn an_append_only_file_takes_writes_at_its_end_and_keeps_its_names() {
     for (place, outcome) in refused.iter().enumerate() {
         assert_eq!(outcome, &Err(REFUSED), "call {place}");
     }
+    let empty = scene.file(ROOT, "empty", 0);
+    scene.set(empty, APPEND_ONLY);
+    for mode in [3, 16] {
+        assert_eq!(fs.fallocate(empty, mode, 0, 50), Err(REFUSED), "an empty file, mode {mode}");
+    }
+    scene.set(empty, FileFlags::default());
+    fs.unlink(ROOT, b"empty").unwrap();
     assert_eq!(fs.getattr(ino).unwrap().size, 61_000);
     scene.end();
 }

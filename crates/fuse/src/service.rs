@@ -144,8 +144,9 @@ impl Service {
             Operation::Read { offset, size } => self.read(reply, node, offset, size, scratch),
             Operation::Write { offset, data, flags } => {
                 let killer = (flags & protocol::WRITE_KILL_SUIDGID != 0).then_some(asker);
+                let least = if flags & protocol::WRITE_CACHE != 0 { data.len() } else { 0 };
                 requests.write(node, offset, data, killer, move |outcome| {
-                    written(reply, outcome.map(|bytes| bytes as u32));
+                    written(reply, whole(outcome, least).map(|bytes| bytes as u32));
                 });
             }
             Operation::Statfs => value(reply, Ok(statfs(&requests.statfs()))),
@@ -251,6 +252,15 @@ fn attr(reply: Reply, outcome: Outcome<shoal_fs::Attr>) {
 
 fn opened(reply: Reply, outcome: Outcome<u32>) {
     value(reply, outcome.map(|flags| OpenOut { flags, ..OpenOut::default() }));
+}
+
+/// Pages that the kernel writes back count as written to it, whatever number the answer has: a write of them that ends short, for
+/// want of space, has failed, or the bytes behind it would be lost without a word.
+fn whole(outcome: Outcome<usize>, least: usize) -> Outcome<usize> {
+    match outcome {
+        Ok(done) if done < least => Err(shoal_fs::Error::NoSpace.into()),
+        outcome => outcome,
+    }
 }
 
 fn written(reply: Reply, outcome: Outcome<u32>) {

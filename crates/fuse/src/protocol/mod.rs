@@ -53,7 +53,8 @@ pub mod open {
     pub const NOFLUSH: u32 = 1 << 5;
 }
 
-/// `fuse_write_in.write_flags`.
+/// `fuse_write_in.write_flags`: pages that the kernel writes back, of maps or under `writeback`.
+pub const WRITE_CACHE: u32 = 1 << 0;
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// `fuse_setxattr_in.setxattr_flags`.
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
