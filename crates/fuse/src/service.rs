@@ -181,9 +181,7 @@ impl Service {
             Operation::Flush => reply.finish(requests.flush()),
             // ACCESS is only asked without default_permissions, and then nothing is
             // checked. The first INTERRUPT refused so is the last: no long wait here could be called off.
-            Operation::Access | Operation::Interrupt | Operation::Unknown => {
-                reply.error(Errno::NOSYS);
-            }
+            Operation::Access | Operation::Interrupt | Operation::Unknown => reply.error(Errno::NOSYS),
         }
     }
 

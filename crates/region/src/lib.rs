@@ -283,11 +283,9 @@ impl Region {
         // Records replayed from a log file may still be only in the page cache.
         let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_to() };
         // The image's count says nothing about segments that replay touched.
+        let is_touched = |page: u64| dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1;
         for (segment, used) in used.iter_mut().enumerate() {
-            let page = segment as u64 * (SEGMENT / PAGE);
-            if dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
-                && !is_planted(Bug::TouchedCounted)
-            {
+            if is_touched(segment as u64 * (SEGMENT / PAGE)) && !is_planted(Bug::TouchedCounted) {
                 *used = alloc::UNKNOWN;
             }
         }
