@@ -79,7 +79,8 @@ fn a_lack_of_descriptors_is_called_that_wherever_it_strikes() {
             let words: &[&str] = if args[0] == "mount" { &["timeout", "-s", "TERM", "1"] } else { &[] };
             let output = limited(&[&["prlimit", &limit], words].concat(), args);
             let told = said(&output);
-            if !told.contains("Too many open files") {
+            // A mount that does without a queue of io_uring comes about.
+            if !told.contains("Too many open files") || told.contains("is mounted on") {
                 continue;
             }
             refused += 1;

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -52,10 +53,16 @@ impl Clock for SystemClock {
 
 /// Identifies this boot of the machine.
 pub fn boot_id() -> io::Result<[u8; 16]> {
+    // It stays, and a process without a free descriptor must not take it for another one.
+    static KNOWN: OnceLock<[u8; 16]> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(*known);
+    }
     let path = Path::new("/proc/sys/kernel/random/boot_id");
     let text = std::fs::read_to_string(path).map_err(|e| named(path, e))?;
     let uuid = uuid::Uuid::try_parse(text.trim());
-    uuid.map(uuid::Uuid::into_bytes).map_err(|e| named(path, io::Error::new(io::ErrorKind::InvalidData, e)))
+    let uuid = uuid.map_err(|e| named(path, io::Error::new(io::ErrorKind::InvalidData, e)))?;
+    Ok(*KNOWN.get_or_init(|| uuid.into_bytes()))
 }
 
 /// Identifies a file or directory and the mount it lies in, within one boot.

@@ -130,10 +130,6 @@ impl Store {
             let cause = format!("{} memory has no image to write the new layout into", memory.name());
             return Err(Failure::new(self.directory.display(), cause).remedy("format a new store and copy the files"));
         }
-        if self.description.memory.path().is_some() && self.description.is_copied_to(&self.directory) {
-            return Err(Failure::new(self.directory.display(), "is a copy, and its region may be the original's")
-                .remedy("make a store of its own with `shoal copy`"));
-        }
         if sizes.bulk_bytes.is_some() {
             refuse_several(self.directory.path(), &self.description)?;
         }
@@ -309,8 +305,12 @@ impl Steps for HostSteps<'_> {
 
     fn before_seal(&mut self) -> shoal_fs::Result<()> {
         match self.store.description.memory.path() {
+            // That of a directory that was copied may be the original's.
             Some(path) => OwnRegion::with_uuid(path, &self.store.description.uuid)
-                .and_then(|own| own.map_or(Ok(()), OwnRegion::remove))
+                .and_then(|own| match self.store.description.is_copied_to(&self.store.directory) {
+                    true => own.map_or(Ok(()), |own| own.put_aside().map(drop)),
+                    false => own.map_or(Ok(()), OwnRegion::remove),
+                })
                 .map_err(|failure| shoal_fs::Error::Io(failure.to_string())),
             None => Ok(()),
         }

@@ -6,7 +6,7 @@
 //! region or image is the store. Opening without writing (`-o ro`, `df`) neither makes a region nor changes one.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use shoal_devices::{During, Failure, Outcome, uuid_text};
@@ -15,7 +15,7 @@ use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK
 use shoal_host::{Access, Directory, HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
-use super::{LATER, Loss, Means, OwnRegion, RegionMedia, Resting, RestingMedia, is_later};
+use super::{LATER, Loss, Means, OwnRegion, RegionMedia, Resting, RestingMedia, aside, beside, is_later};
 use crate::calendar;
 use crate::images::{self, shared};
 
@@ -107,8 +107,7 @@ fn open(
         shoal_region::let_devices_be_later(&memory).during(path.display())?;
     }
     if refused.is_some() {
-        let kept = (1..).map(|n| beside(path, &format!("old-{n}"))).find(|kept| !kept.exists()).unwrap_or_default();
-        shoal_host::rename_to_new(path, &kept).map_err(Failure::of)?;
+        let kept = aside(path)?;
         tracing::warn!("{}: the region that was there is kept as {}", path.display(), kept.display());
     }
     if refused.is_none()
@@ -149,13 +148,6 @@ fn image_in_place_of(
         ));
     }
     Ok((newest, superblock, anchor))
-}
-
-fn beside(path: &Path, ending: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".");
-    name.push(ending);
-    name.into()
 }
 
 fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read_only: bool) -> Outcome<Found> {

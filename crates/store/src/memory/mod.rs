@@ -243,6 +243,13 @@ impl OwnRegion {
         Identity::at(path).is_ok_and(|found| Identity::of(self.file.file()).is_ok_and(|own| own == found))
     }
 
+    /// Gives it another name beside its own, durably: whoever needs it can give it back.
+    pub fn put_aside(self) -> Outcome<PathBuf> {
+        let kept = aside(&self.path)?;
+        tracing::warn!("{}: the region that was there is kept as {}", self.path.display(), kept.display());
+        Ok(kept)
+    }
+
     /// Removes it durably: a region found beside a new image would be taken for the store.
     pub fn remove(self) -> Outcome<()> {
         let removed = remove_held(&self.path, self.file.file()).map_err(Failure::of)?;
@@ -251,6 +258,23 @@ impl OwnRegion {
             _ => Ok(()),
         }
     }
+}
+
+/// Gives a region a free name beside its own, durably; the name.
+fn aside(path: &Path) -> Outcome<PathBuf> {
+    let kept = (1..).map(|n| beside(path, &format!("old-{n}"))).find(|kept| !kept.exists()).unwrap_or_default();
+    shoal_host::rename_to_new(path, &kept).map_err(Failure::of)?;
+    if let Some(parent) = path.parent() {
+        Directory::open(parent).and_then(|parent| parent.sync()).map_err(Failure::of)?;
+    }
+    Ok(kept)
+}
+
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(ending);
+    name.into()
 }
 
 struct Loss {
