@@ -309,7 +309,8 @@ impl FuseRing {
             if self.live == 0 {
                 return Ok(Taken::Ended(self.refused.take().filter(|_| !self.is_over)));
             }
-            let delayed = self.enter(1)?;
+            // What came with the last handing in is not waited for again.
+            let delayed = if self.done.is_empty() { self.enter(1)? } else { None };
             if self.collect()? {
                 return Ok(Taken::Woken);
             }
