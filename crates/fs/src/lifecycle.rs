@@ -546,7 +546,9 @@ impl Fs {
                 bulk.save(&self.region)
             }
             _ => {
-                // It makes the log durable: no cut may be there without the contents that followed it.
+                // It makes the log durable: no cut may be there without the contents that followed it. Vouched for from here on: what
+                // leaves the region while those are flushed is flushed first.
+                self.region.promise();
                 self.settle_replaced()?;
                 Ok(self.region.checkpoint()?)
             }
