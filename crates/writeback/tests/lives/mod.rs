@@ -368,6 +368,8 @@ impl World {
             11 => {
                 let range = self.range().unwrap_or(0..BLOCKS);
                 let then = self.known.values.clone();
+                // A write elsewhere may fail when the flush has ended, and the thread has not.
+                let had_failed = self.disk.0.lock().has_failed;
                 let (filter, at, len) = (&self.filter, range.start * BLOCK, (range.end - range.start) * BLOCK);
                 let outcome = std::thread::scope(|scope| {
                     let flush = scope.spawn(|| filter.flush_ranges(&[(at, len)]));
@@ -383,7 +385,7 @@ impl World {
                 });
                 if outcome.is_ok() && !self.memory.is_cut() {
                     self.settle()?;
-                    if self.disk.0.lock().has_failed {
+                    if had_failed {
                         return Err("a flush after a failed write reports nothing".into());
                     }
                     self.settle()?;
