@@ -140,10 +140,10 @@ impl Directory {
         let found = rustix::fs::statx(&*self.file, ".", AtFlags::empty(), StatxFlags::INO | StatxFlags::BTIME)?;
         let host = rustix::fs::fstatfs(&*self.file)?;
         let is_born = found.stx_mask & StatxFlags::BTIME.bits() != 0;
-        // The C type hides its two words.
-        let host = format!("{:?}", host.f_fsid)
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        // The type hides its two words. What is kept must not depend on how a library writes them, so its numbers alone count.
+        let text = format!("{:?}", host.f_fsid);
+        let numbers = text.split(|c: char| !c.is_ascii_digit() && c != '-').filter_map(|word| word.parse::<i64>().ok());
+        let host = numbers.fold(0u64, |host, word| host.rotate_left(32) ^ u64::from(word.cast_unsigned() as u32));
         let born = found.stx_btime.tv_sec.cast_unsigned() << 30 ^ u64::from(found.stx_btime.tv_nsec);
         Ok(Birth { place: host ^ found.stx_ino, born: is_born.then_some(born) })
     }

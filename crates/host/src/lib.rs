@@ -112,12 +112,6 @@ impl std::error::Error for Named {
     }
 }
 
-/// Removes a file durably.
-pub fn remove_durably(path: &Path) -> io::Result<()> {
-    calls::remove_file(path).map_err(|e| named(path, e))?;
-    sync_parent(path)
-}
-
 /// Gives a file another length, durably.
 pub fn set_length_durably(path: &Path, bytes: u64) -> io::Result<()> {
     let file = std::fs::OpenOptions::new().write(true).open(path).map_err(|e| named(path, e))?;
