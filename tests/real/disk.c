@@ -5,7 +5,7 @@
 //! `cut DEST SEED`, written to MOUNTPOINT/.power, copies the tree of this moment to DEST, takes back a suffix of the changes of names, and for each page
 //! that was not synced draws whether it is the old one, the new one, or of each some sectors. The length of a file is the old one, the new one, or between.
 //! The life of the mount itself goes on. `lose WHAT N` and `misdirect WHAT N`: the N-th write from now on to a file whose path contains WHAT is not
-//! made, or is made 64 KiB further on; it is answered as if it had been.
+//! made, or is made 64 KiB further on; it is answered as if it had been. `slow MS`: each fsync takes so long from now on.
 //!
 //! What the kernel has in its page cache (mapped pages) was never written, and is lost with the power. Left out: xattrs, device files, quotas; a lost fsync.
 //! One thread: a cut sees no call half done.
@@ -42,6 +42,7 @@ static struct name names[NAMES];
 static int name_count, asides;
 static uint64_t random_state;
 static struct { char what[PATH_MAX]; int left, misdirects; } fault;
+static unsigned slow_ms;
 
 static uint64_t draw(uint64_t limit) {
     random_state = random_state * 6364136223846793005 + 1442695040888963407;
@@ -77,7 +78,9 @@ static struct file *file_of(int fd, int is_new) {
 static void touch(struct file *file, int fd, int64_t from, int64_t to) {
     if (to > file->durable)
         to = file->durable;
-    if (from < to && (to + PAGE - 1) / PAGE > file->count) {
+    if (from >= to)
+        return;
+    if ((to + PAGE - 1) / PAGE > file->count) {
         int64_t count = (to + PAGE - 1) / PAGE;
         file->pages = realloc(file->pages, count * sizeof *file->pages);
         memset(file->pages + file->count, 0, (count - file->count) * sizeof *file->pages);
@@ -210,6 +213,8 @@ static int command(const char *text) {
         fault.left = number, fault.misdirects = text[0] == 'm';
         return 0;
     }
+    if (sscanf(text, "slow %u", &slow_ms) == 1)
+        return 0;
     return -EINVAL;
 }
 
@@ -222,7 +227,10 @@ static int do_getattr(const char *path, struct stat *found, struct fuse_file_inf
         *found = (struct stat){.st_mode = S_IFREG | 0600, .st_nlink = 1};
         return 0;
     }
-    ANSWER(info && info->fh ? fstat(handle_of(info)->fd, found) : lstat(full(path), found));
+    int answer = info && info->fh ? fstat(handle_of(info)->fd, found) : lstat(full(path), found);
+    // After a power cut nothing may pass for what it was before by its number.
+    found->st_ino += (uint64_t)getpid() << 32;
+    return answer ? -errno : 0;
 }
 
 static int do_readlink(const char *path, char *target, size_t size) {
@@ -370,6 +378,7 @@ static int do_fsync(const char *path, int only_data, struct fuse_file_info *info
     struct stat found;
     if (!info->fh)
         return 0;
+    usleep(slow_ms * 1000);
     struct handle *handle = handle_of(info);
     forget_pages(handle->file);
     if (fstat(handle->fd, &found) == 0)

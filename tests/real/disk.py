@@ -17,14 +17,18 @@ class Disk:
         os.chmod(self.top, 0o755)
         self.below, self.fs = self.sub("below"), self.sub("fs")
         self.after, self.place = os.path.join(self.top, "after"), os.path.join(self.fs, "place")
-        program = os.path.join(self.top, "disk")
-        system("gcc", "-O2", "-w", "-I/usr/include/fuse3", "-o", program, os.path.join(HERE, "disk.c"), "-lfuse3", "-lpthread")
+        self.program, self.at = os.path.join(self.top, "disk"), self.place
+        system("gcc", "-O2", "-w", "-I/usr/include/fuse3", "-o", self.program, os.path.join(HERE, "disk.c"), "-lfuse3", "-lpthread")
         self.log = os.path.join(self.top, "disk.log")
-        with open(self.log, "w") as log:
-            self.process = subprocess.Popen([program, self.below, self.fs], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        self.up()
+        os.mkdir(self.place)
+
+    def up(self):
+        with open(self.log, "a") as log:
+            self.process = subprocess.Popen([self.program, self.below, self.fs], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         for _ in range(200):
             if is_mounted(self.fs):
-                return os.mkdir(self.place)
+                return
             time.sleep(0.05)
         raise ShoalError(f"the layer does not mount: {self.told()}")
 
@@ -49,14 +53,28 @@ class Disk:
         self.command(f"cut {self.after} {self.draw.getrandbits(32)}")
         return os.path.join(self.after, "place")
 
+    def power_fails(self):
+        """What the last cut left is the disk from now on. Its users are gone."""
+        self.down()
+        now = os.path.join(self.below, "now")
+        system("rm", "-rf", now)
+        os.rename(self.after, now)
+        self.up()
+
     def power_on(self):
         pass
 
     def forget(self):
         system("rm", "-rf", self.after)
 
-    def remove(self):
+    def down(self):
         unmount_or_detach(self.fs)
         self.process.kill()
         self.process.wait()
+
+    def end(self):
+        self.remove()
+
+    def remove(self):
+        self.down()
         system("rm", "-rf", "--one-file-system", self.top)

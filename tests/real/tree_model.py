@@ -13,6 +13,7 @@ import mmap
 import os
 import random
 import re
+import shutil
 import signal
 import stat
 from collections import deque
@@ -593,6 +594,31 @@ class Tree:
             if node:
                 node.promised()
 
+    def sync(self):
+        """Each file, and the names."""
+        for name, node in self.at.items():
+            if node.kind in "df":
+                fd = os.open(self.path(name), os.O_RDONLY)
+                os.fsync(fd)
+                os.close(fd)
+
+    def begin_anew(self):
+        """Reads what it can of what a power cut left, and begins anew."""
+        # By descriptors: names that were to be changed may be together too long now.
+        for top, _, files, directory in os.fwalk(self.root, onerror=self.fail):
+            for name in files:
+                try:
+                    with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory), "rb") as file:
+                        file.read()
+                except OSError as error:
+                    # A link; bytes that were never synced.
+                    if error.errno not in (errno.ELOOP, errno.EIO):
+                        raise OSError(error.errno, f"{top}/{name}: {error.strerror}") from error
+        if os.path.exists(self.root):
+            shutil.rmtree(self.root)
+        os.mkdir(self.root, 0o755)
+        self.at, self.pending, self.kept = {"": Node("d", 0o755)}, None, []
+
     def died(self):
         """The daemon is gone; descriptors lead nowhere."""
         for _, fd, _ in self.kept:
@@ -706,6 +732,10 @@ def serve(tree, connection, counter):
         elif what == "died":
             tree.died()
             connection.send((None, None))
+        elif what == "sync":
+            connection.send(guarded(tree.sync))
+        elif what == "begin anew":
+            connection.send(guarded(tree.begin_anew))
         elif what == "settle":
             connection.send(guarded(tree.settle))
         elif what == "verify":
