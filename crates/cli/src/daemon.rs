@@ -111,6 +111,7 @@ pub fn serve(
     abort_on_panic();
     let signals = ending_signals()?;
     shoal_host::lift_limits();
+    shoal_host::keep_heap_small();
     let store = Store::acquire(directory, PREDECESSOR_PATIENCE)?.restoring(restore);
     let mounted = store.mount(mountpoint, options)?;
     let report = Ready {

@@ -71,8 +71,8 @@ pub use machine::{
     random_bytes,
 };
 pub use memory_limit::{
-    Memory, memory, memory_limit_bytes, memory_room_bytes, memory_room_soon_bytes, memory_total_bytes, pressure_files,
-    take_memory,
+    Memory, keep_heap_small, memory, memory_limit_bytes, memory_room_bytes, memory_room_soon_bytes, memory_total_bytes,
+    pressure_files, take_memory,
 };
 pub use pause::Pause;
 pub use private_map::PrivateMap;

@@ -88,6 +88,12 @@ struct Reading {
     room_soon: i64,
 }
 
+/// Below this limit the heap keeps little of what it has free (bytes).
+const HEAP_MATTERS: u64 = 1 << 30;
+/// Larger pieces go back to the kernel when they are freed; fewer arenas than threads share what is free (bytes, number).
+const HEAP_PIECE: i32 = 256 << 10;
+const HEAP_ARENAS: i32 = 2;
+
 static FINDER: Mutex<Finder> = Mutex::new(Finder { seen: String::new(), groups: Vec::new() });
 static READING: Mutex<Option<Reading>> = Mutex::new(None);
 
@@ -102,6 +108,20 @@ pub fn memory_total_bytes() -> u64 {
 /// The same, where that is less than the machine has.
 pub fn memory_limit_bytes() -> Option<u64> {
     Some(memory_total_bytes()).filter(|total| *total < machine_bytes())
+}
+
+/// Has the heap keep little of what is freed, where a limit leaves this process little. Before threads are started: each gets an arena.
+///
+/// Left to itself, glibc's keeps what threads that came and went have used, up to 32 MiB a piece: in a group of 128 MiB more than is left alone for it.
+pub fn keep_heap_small() {
+    if memory_limit_bytes().is_some_and(|limit| limit < HEAP_MATTERS) {
+        // SAFETY: parameters of the allocator, which locks itself; what it refuses changes nothing.
+        #[cfg(target_env = "gnu")]
+        unsafe {
+            libc::mallopt(libc::M_ARENA_MAX, HEAP_ARENAS);
+            libc::mallopt(libc::M_MMAP_THRESHOLD, HEAP_PIECE);
+        }
+    }
 }
 
 /// The memory of whatever is tightest: the machine, or a group that this process is in.
