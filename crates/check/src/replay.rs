@@ -8,6 +8,7 @@
 use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
 use shoal_format::record::{Entries, Entry, RECORD_HEADER, RecordHeader, RecordKind};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, ROOTS_AT, Superblock};
+use shoal_format::vouch::{Searched, VOUCH_WINDOW, Witnesses};
 use shoal_format::{Lsn, Sums};
 use shoal_media::LogDevice;
 
@@ -36,7 +37,7 @@ pub(crate) fn replay(
     };
     let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST, sums: superblock.sums() };
     let (mut lsn, mut salt) = (start, anchor.replay_salt.get());
-    let mut transactions = 0;
+    let (mut transactions, mut life) = (0, start);
     let mut next_report = start;
     while let Some((header, payload)) = reader.record(region, lsn, salt)? {
         if header.record_kind() == RecordKind::Tx {
@@ -45,6 +46,8 @@ pub(crate) fn replay(
                 report.error(FindingKind::LogEntry, None, Some(lsn.get()), format!("record at lsn {lsn}: {sentence}"));
                 return Ok(false);
             }
+        } else {
+            life = lsn.saturating_add(header.total());
         }
         report.replayed_records += 1;
         salt = header.crc.get();
@@ -57,12 +60,12 @@ pub(crate) fn replay(
     report.log_bytes = lsn - start;
     report.clean = anchor.flags.get() & ANCHOR_CLEAN != 0 && transactions == 0;
     let sealed = anchor.sealed_to();
-    if let Some(next) = reader.gap(region, lsn, salt)? {
-        let next = next.lsn();
+    if let Some((Gap { next, is_damage, .. }, _)) =
+        reader.next(region, lsn, salt, life, source.power_lost, superblock)?
+    {
         let sentence = format!("the log breaks off at {lsn}, and records that belong to it follow from {next} on");
-        // A power loss may take any part of a tail that was not synced.
-        if superblock.memory_kind.has_ring() || !source.power_lost {
-            report.error(FindingKind::LogCut, None, Some(lsn.get()), sentence + ": a record is damaged");
+        if is_damage {
+            report.error(FindingKind::LogCut, None, Some(lsn.get()), sentence + ": a record is damaged or missing");
             return Ok(false);
         }
         report.note(FindingKind::LogCut, None, Some(lsn.get()), sentence + ": lost with the power, or damaged");
@@ -79,6 +82,8 @@ pub(crate) fn replay(
 pub(crate) struct Gap {
     pub at: Lsn,
     pub next: Lsn,
+    /// A power loss does not explain it.
+    pub is_damage: bool,
 }
 
 /// Like [`replay`], but goes on behind damaged records, for a salvage. Records of a ring before a gap are skipped,
@@ -100,16 +105,20 @@ pub(crate) fn replay_past_gaps(
     let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST, sums: superblock.sums() };
     let mut parts = vec![(start, anchor.replay_salt.get())];
     let mut gaps = Vec::new();
-    let mut end = start;
+    let (mut end, mut life) = (start, start);
     loop {
         let (mut lsn, mut salt) = parts[parts.len() - 1];
         while let Some((header, _)) = reader.record(region, lsn, salt)? {
+            if header.record_kind() == RecordKind::Epoch {
+                life = lsn.saturating_add(header.total());
+            }
             (lsn, salt) = (lsn.saturating_add(header.total()), header.crc.get());
         }
         end = end.max(lsn);
-        let Some(next) = reader.gap(region, lsn, salt)? else { break };
-        gaps.push(Gap { at: lsn, next: next.lsn() });
-        if !ring && source.power_lost {
+        let Some((gap, next)) = reader.next(region, lsn, salt, life, source.power_lost, superblock)? else { break };
+        let is_damage = gap.is_damage;
+        gaps.push(gap);
+        if !is_damage {
             break;
         }
         parts.push((next.lsn(), next.salt.get()));
@@ -186,8 +195,46 @@ impl Reader<'_> {
         Ok(header.check_payload(payload, sums).is_ok().then(|| (header, payload.to_vec())))
     }
 
-    /// The record that shows that the log does not end at `lsn`, where one with `salt` was expected.
-    fn gap(&mut self, region: &Region<'_>, lsn: Lsn, salt: u32) -> Result<Option<RecordHeader>, CheckError> {
+    /// The record that shows that the log does not end at `lsn`, where one with `salt` was expected and the last
+    /// mount's records begin at `life`.
+    fn next(
+        &mut self,
+        region: &Region<'_>,
+        lsn: Lsn,
+        salt: u32,
+        life: Lsn,
+        power_lost: bool,
+        superblock: &Superblock,
+    ) -> Result<Option<(Gap, RecordHeader)>, CheckError> {
+        let ring = superblock.memory_kind.has_ring();
+        let chained = self.chained(region, lsn, salt)?;
+        let witnesses = Witnesses::of(lsn, life, power_lost, superblock.hash_seed, self.sums);
+        let witness = if ring { None } else { self.witness(region, lsn, &witnesses)? };
+        // A power loss may take any part of a tail that was not synced.
+        let is_damage = ring || !power_lost || witness.is_some();
+        Ok(chained.or(witness).map(|next| (Gap { at: lsn, next: next.lsn(), is_damage }, next)))
+    }
+
+    /// A record that bears witness of more log than there seems to be.
+    fn witness(
+        &mut self,
+        region: &Region<'_>,
+        end: Lsn,
+        witnesses: &Witnesses,
+    ) -> Result<Option<RecordHeader>, CheckError> {
+        let mut at = end;
+        loop {
+            self.fill(region, at, VOUCH_WINDOW)?;
+            match witnesses.search(&self.buffer, at) {
+                Searched::Found(record) => return Ok(Some(record)),
+                Searched::Nothing(_) if self.buffer.len() < VOUCH_WINDOW => return Ok(None),
+                Searched::Nothing(searched) => at = at.saturating_add(searched as u64),
+            }
+        }
+    }
+
+    /// The record that continues the chain behind one that does not count, or in a ring one of the present turn.
+    fn chained(&mut self, region: &Region<'_>, lsn: Lsn, salt: u32) -> Result<Option<RecordHeader>, CheckError> {
         let turn = match &self.place {
             Place::Device(_) => None,
             // The ring in a saved image is not a log.

@@ -7,3 +7,4 @@ mod findings;
 mod hostile;
 mod salvage;
 mod store;
+mod witnesses;

@@ -19,7 +19,7 @@ use crate::{Lsn, Sums, index};
 pub const GAP_BYTES_MAX: usize = RECORD_PAYLOAD_MAX + 2 * RECORD_HEADER;
 
 /// A whole header at the start of `bytes`, of a record at any position and of any chain.
-fn header(bytes: &[u8]) -> Option<RecordHeader> {
+pub(crate) fn header(bytes: &[u8]) -> Option<RecordHeader> {
     if !bytes.starts_with(&RECORD_MAGIC.to_le_bytes()) {
         return None;
     }
@@ -28,7 +28,7 @@ fn header(bytes: &[u8]) -> Option<RecordHeader> {
 }
 
 /// The same with its payload.
-fn record(bytes: &[u8], sums: Sums) -> Option<RecordHeader> {
+pub(crate) fn record(bytes: &[u8], sums: Sums) -> Option<RecordHeader> {
     let header = header(bytes)?;
     let payload = bytes.get(RECORD_HEADER..RECORD_HEADER + header.len.get() as usize)?;
     header.check_payload(payload, sums).is_ok().then_some(header)
@@ -64,7 +64,7 @@ pub fn next_of_chain(bytes: &[u8], end: Lsn, salt: u32, sums: Sums) -> Option<Re
 }
 
 /// Offset of the next magic number at an aligned place. A mount looks through the whole ring: most of it block by block.
-fn next_magic(bytes: &[u8]) -> Option<usize> {
+pub(crate) fn next_magic(bytes: &[u8]) -> Option<usize> {
     const BLOCK: usize = 64 * RECORD_ALIGN;
     let is_magic = |word: &[u8]| u32::from_le_bytes(word[..4].try_into().expect("four bytes")) == RECORD_MAGIC;
     for (number, block) in bytes.chunks(BLOCK).enumerate() {

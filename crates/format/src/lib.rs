@@ -30,6 +30,7 @@ pub mod slot;
 mod sums;
 pub mod superblock;
 pub mod vlog;
+pub mod vouch;
 pub mod xattr;
 
 pub use lsn::Lsn;

@@ -4,9 +4,9 @@
 //! first, which may take several. Setting the mode keeps an access ACL consistent with it (`acl`).
 //! Left out: permission checks (the kernel's `default_permissions`), clearing set-id bits (the adapter).
 
-use shoal_format::inode::Inode;
+use shoal_format::inode::{INODE_IMMUTABLE, Inode};
 
-use crate::{Error, Fs, Ino, Result, acl, flags};
+use crate::{Error, Fs, Ino, Result, Writer, acl, flags};
 
 /// Attributes, as `stat` reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,16 +94,25 @@ impl Fs {
     /// Changes attributes, all or none (a change of size may first free data in steps).
     pub fn setattr(&self, ino: Ino, change: &SetAttr) -> Result<Attr> {
         self.writable()?;
-        self.with_room(|| self.try_setattr(ino, change))
+        self.with_room(|| self.try_setattr(ino, change, |_| false))
     }
 
-    fn try_setattr(&self, ino: Ino, change: &SetAttr) -> Result<Attr> {
+    /// Sets the times of a write for a caller that gathers writes and keeps times. What may be written to may get them, whatever its flags.
+    pub fn set_written_times(&self, writer: Writer, ino: Ino, change: &SetAttr) -> Result<Attr> {
+        self.writable()?;
+        let may = |inode: &Inode| writer == Writer::EarlierPages || inode.flags & INODE_IMMUTABLE == 0;
+        self.with_room(|| self.try_setattr(ino, change, may))
+    }
+
+    fn try_setattr(&self, ino: Ino, change: &SetAttr, allowed: impl Fn(&Inode) -> bool) -> Result<Attr> {
         let (mut file, mut inode) = match change.size {
             Some(size) => self.lock_to_resize(ino, size)?,
             None => self.lock_inode(ino)?,
         };
         self.refuse_nobodys(ino, &inode)?;
-        flags::check_setattr(&inode, change)?;
+        if !allowed(&inode) {
+            flags::check_setattr(&inode, change)?;
+        }
         if let Some(size) = change.size {
             if inode.is_dir() {
                 return Err(Error::IsDirectory);

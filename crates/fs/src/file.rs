@@ -17,7 +17,9 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::extent::FileBlock;
-use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout, THRESHOLD_MAX};
+use shoal_format::inode::{
+    CHUNK, INODE_APPEND_ONLY, INODE_IMMUTABLE, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout, THRESHOLD_MAX,
+};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
 use shoal_region::{Lsn, Tx};
 
@@ -66,6 +68,16 @@ pub enum Fsync {
     Log(Lsn),
     /// The bulk device has to be flushed first: [`Fs::fsync_many`] does it for all who wait.
     Bulk,
+}
+
+/// Who writes data: what flags of chattr(1) allow depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writer {
+    Program,
+    /// Pages that a kernel which gathers writes writes back: a page with what was appended may begin before the end of the file.
+    Pages,
+    /// Pages that may have been written to before the file had its flags.
+    EarlierPages,
 }
 
 thread_local! {
@@ -217,15 +229,24 @@ impl Fs {
 
     /// Writes at byte `at`. Fewer bytes than given are written only when space runs out in between.
     pub fn write(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
+        self.write_of(Writer::Program, ino, at, bytes)
+    }
+
+    /// The same for a caller that gathers writes, and writes back pages that may begin in front of what is new.
+    pub fn write_back(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
+        self.write_of(writer, ino, at, bytes)
+    }
+
+    fn write_of(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
-        let (mut done, append_only) = self.with_room(|| self.write_once(ino, at, bytes))?;
+        let (mut done, append_only) = self.with_room(|| self.write_once(writer, ino, at, bytes))?;
         // One that ended short is gone on with: there may be more room after compacting.
         while done < bytes.len() {
-            match self.with_room(|| self.write_once(ino, at + done as u64, &bytes[done..])) {
+            match self.with_room(|| self.write_once(writer, ino, at + done as u64, &bytes[done..])) {
                 Ok((len, _)) if len > 0 => done += len,
                 // The caller repeats the whole write where it may wait. That stores the same bytes at the same place again, so
-                // it does no harm; but what is in an append-only file cannot be written again.
-                Err(Error::WouldFlush) if !append_only => return Err(Error::WouldFlush),
+                // it does no harm; but a program cannot write again what is in an append-only file.
+                Err(Error::WouldFlush) if !append_only || writer != Writer::Program => return Err(Error::WouldFlush),
                 _ => break,
             }
         }
@@ -234,13 +255,52 @@ impl Fs {
 
     /// Writes what there is room for now; tells whether the file is append-only, too.
     #[inline]
-    fn write_once(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
+    fn write_once(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
         let end = at.saturating_add(bytes.len() as u64);
         let (mut file, mut inode) = self.lock_to_change(ino, end)?;
-        flags::check_write(&inode, at)?;
-        self.drop_capabilities(ino, &mut inode)?;
         let append_only = inode.flags & INODE_APPEND_ONLY != 0;
-        Ok((self.met(ino, self.write_locked(&mut file, &mut inode, at, bytes))?, append_only))
+        let (mut kept, end_before) = (0, inode.size);
+        if writer == Writer::Pages && append_only && inode.flags & INODE_IMMUTABLE == 0 && at < inode.size {
+            let found = self.met(ino, self.has_already(&mut file, &mut inode, at, bytes))?;
+            kept = found.ok_or(Error::NotPermitted)?;
+        } else if writer != Writer::EarlierPages {
+            flags::check_write(&inode, at)?;
+        }
+        if kept > 0 && kept == bytes.len() {
+            return Ok((kept, append_only));
+        }
+        self.drop_capabilities(ino, &mut inode)?;
+        let written = self.write_locked(&mut file, &mut inode, at + kept as u64, &bytes[kept..]);
+        let done = kept + self.met(ino, written)?;
+        if writer == Writer::Pages && append_only {
+            self.gaps.filled(ino, at, at + done as u64);
+            self.gaps.add(ino, end_before, at);
+        }
+        Ok((done, append_only))
+    }
+
+    /// How many of the bytes, which begin before the end of an append-only file, are there already, so that the others may be written; `None` if
+    /// that would change something that somebody has written.
+    #[cold]
+    fn has_already(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<Option<usize>> {
+        let len = (bytes.len() as u64).min(inode.size - at) as usize;
+        let mut there = vec![0; len];
+        if inode.layout == Layout::Extents {
+            let spans = self.spans(inode, at, len)?;
+            file.device(inode, |_| read_spans(self, &spans, &mut there))?;
+        } else {
+            // What follows is to be written, which takes the same.
+            self.unpack_data(file.ino, inode, at, at + bytes.len() as u64, Purpose::Write)?;
+            let (_, spilled) = self.read_in_region(inode, at, &mut there)?;
+            debug_assert!(spilled.is_empty(), "inode {}: unpacked", file.ino);
+        }
+        let gaps = self.gaps.within(file.ino, at, at + len as u64);
+        let mut kept = len;
+        for (from, to) in gaps.iter().map(|&(from, to)| ((from - at) as usize, (to - at) as usize)) {
+            there[from..to].copy_from_slice(&bytes[from..to]);
+            kept = kept.min(from);
+        }
+        Ok((there == bytes[..len]).then_some(kept))
     }
 
     fn write_locked(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
@@ -405,7 +465,13 @@ impl Fs {
             return self.punch(&mut file, &mut inode, at, end);
         }
         let size = if mode & KEEP_SIZE != 0 { inode.size } else { inode.size.max(end) };
-        self.allocate(&mut file, &mut inode, (at, end), mode & ZERO_RANGE != 0, size)
+        let before = inode.size;
+        self.allocate(&mut file, &mut inode, (at, end), mode & ZERO_RANGE != 0, size)?;
+        if KEEPS_TIMES.get() && inode.flags & INODE_APPEND_ONLY != 0 {
+            // What was appended before may still come.
+            self.gaps.add(ino, before, size);
+        }
+        Ok(())
     }
 
     fn allocate(
@@ -508,7 +574,7 @@ impl Fs {
             let outcome = self.with_room(|| {
                 let (found, inode) = self.read_data(from, from_at + done, &mut buffer[..want])?;
                 source = Some(inode);
-                Ok(self.write_once(to, to_at + done, &buffer[..found])?.0)
+                Ok(self.write_once(Writer::Program, to, to_at + done, &buffer[..found])?.0)
             });
             match outcome {
                 Ok(0) => break,

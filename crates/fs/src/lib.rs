@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod acl;
+mod appended;
 mod attr;
 mod bulk;
 mod compact;
@@ -85,7 +86,7 @@ pub use compact::Compaction;
 pub use damage::OnDamage;
 pub use devices::{Drained, Leaving};
 pub use error::{Error, Result};
-pub use file::{AccessTimes, Fsync, Seek, keeping_times};
+pub use file::{AccessTimes, Fsync, Seek, Writer, keeping_times};
 pub use flags::FileFlags;
 pub use forecast::{Growth, Outlook, Outlooks};
 pub use inode::packed::PackedInodes;
@@ -121,6 +122,7 @@ pub struct Fs {
     pub(crate) table: inode::InodeTable,
     pub(crate) locks: locks::LockTable,
     pub(crate) data_locks: data_lock::DataLocks,
+    pub(crate) gaps: appended::Gaps,
     pub(crate) refs: refs::RefTable,
     pub(crate) objects: objects::Objects,
     pub(crate) packer: Mutex<packer::Packer>,

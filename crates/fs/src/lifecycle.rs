@@ -307,6 +307,7 @@ impl Fs {
             table,
             locks: LockTable::new(),
             data_locks: DataLocks::new(),
+            gaps: Default::default(),
             refs: RefTable::new(),
             objects: Objects::new(dictionaries),
             packer: Default::default(),

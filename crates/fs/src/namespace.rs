@@ -104,7 +104,11 @@ impl Fs {
 
     /// Drops references; the last one reclaims an inode without links.
     pub fn forget(&self, ino: Ino, count: u64) {
-        if !self.refs.release(ino, count) || self.writable().is_err() {
+        let released = self.refs.release(ino, count);
+        if released {
+            self.gaps.forget(ino);
+        }
+        if !released || self.writable().is_err() {
             return;
         }
         if let Ok((file, inode)) = self.lock_data(ino, |_| false)

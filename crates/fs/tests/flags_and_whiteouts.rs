@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::store::{Boot, CALLER, Setup, Watch};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{
-    AccessTimes, Caller, Error, FileFlags, Fs, Ino, Options, ROOT, RenameMode, SetAttr, TimeChange, XattrMode,
+    AccessTimes, Caller, Error, FileFlags, Fs, Ino, Options, ROOT, RenameMode, SetAttr, TimeChange, Writer, XattrMode,
 };
 use shoal_sim::{SimClock, World};
 
@@ -147,6 +147,82 @@ fn an_append_only_file_takes_writes_at_its_end_and_keeps_its_names() {
     scene.set(empty, FileFlags::default());
     fs.unlink(ROOT, b"empty").unwrap();
     assert_eq!(fs.getattr(ino).unwrap().size, 61_000);
+    scene.end();
+}
+
+/// Pages that a kernel writes back begin in front of what was appended: what is there already is no change.
+#[test]
+fn a_page_with_what_was_appended_is_taken_and_one_with_other_bytes_is_not() {
+    let scene = Scene::new();
+    let fs = &scene.fs;
+    // In the region, across the threshold, on the bulk device.
+    for (name, len) in [("small", 1000), ("crossing", 39_000), ("large", 60_000)] {
+        let ino = scene.file(ROOT, name, len);
+        let mut data = vec![0; len];
+        assert_eq!(fs.read(ino, 0, &mut data).unwrap(), len);
+        scene.set(ino, APPEND_ONLY);
+        let from = len / 4096 * 4096;
+        data.extend([9; 6000]);
+        assert_eq!(fs.write(ino, from as u64, &data[from..]), Err(REFUSED), "{name}: of a program");
+        let mut others = data[from..].to_vec();
+        others[len - from - 1] ^= 1;
+        assert_eq!(fs.write_back(Writer::Pages, ino, from as u64, &others), Err(REFUSED), "{name}: other bytes");
+        assert_eq!(fs.getattr(ino).unwrap().size, len as u64);
+        assert_eq!(fs.write_back(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
+        // Written back again, as where nothing was appended.
+        assert_eq!(fs.write_back(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
+        let mut found = vec![0; data.len() + 1];
+        assert_eq!(fs.read(ino, 0, &mut found).unwrap(), data.len());
+        assert!(found[..data.len()] == data, "{name}");
+        // Written to before there were flags.
+        assert_eq!(fs.write_back(Writer::EarlierPages, ino, from as u64, &others), Ok(others.len()));
+        data[from..from + others.len()].copy_from_slice(&others);
+        assert_eq!(fs.read(ino, 0, &mut found).unwrap(), data.len());
+        assert!(found[..data.len()] == data, "{name}: earlier pages");
+        scene.set(ino, IMMUTABLE);
+        assert_eq!(fs.write_back(Writer::Pages, ino, data.len() as u64, b"x"), Err(REFUSED));
+        assert_eq!(fs.write_back(Writer::EarlierPages, ino, data.len() as u64, b"x"), Ok(1));
+    }
+    scene.end();
+}
+
+#[test]
+fn pages_of_an_append_only_file_arrive_in_any_order_and_each_once() {
+    let scene = Scene::new();
+    let fs = &scene.fs;
+    for (name, len) in [("small", 100), ("large", 60_000)] {
+        let ino = scene.file(ROOT, name, len as usize);
+        scene.set(ino, APPEND_ONLY);
+        let at = |page: u64| len + page * 4096;
+        for page in [3, 1, 0, 2] {
+            assert_eq!(fs.write_back(Writer::Pages, ino, at(page), &[page as u8 + 1; 4096]), Ok(4096), "{name} {page}");
+        }
+        assert_eq!(fs.write_back(Writer::Pages, ino, at(1), &[9; 4096]), Err(REFUSED), "{name}: written before");
+        // Behind what comes late there is room by now.
+        shoal_fs::keeping_times(|| fs.fallocate(ino, 0, at(4), 50_000)).unwrap();
+        assert_eq!(fs.write_back(Writer::Pages, ino, at(4) - 100, &[[4; 100], [5; 100]].concat()), Ok(200), "{name}");
+        assert_eq!(fs.write_back(Writer::Pages, ino, at(4), &[6; 100]), Err(REFUSED), "{name}: written before");
+        let mut found = vec![0; 4 * 4096 + 200];
+        fs.read(ino, len, &mut found).unwrap();
+        let expected =
+            [vec![1; 4096], vec![2; 4096], vec![3; 4096], vec![4; 4096], vec![5; 100], vec![0; 100]].concat();
+        assert!(found == expected, "{name}");
+    }
+    scene.end();
+}
+
+#[test]
+fn times_of_gathered_writes_are_those_of_an_append_only_file_but_of_no_immutable_one() {
+    let scene = Scene::new();
+    let fs = &scene.fs;
+    let ino = scene.file(ROOT, "f", 1000);
+    let times = SetAttr { mtime: Some(TimeChange::At(5)), ctime: Some(5), ..SetAttr::default() };
+    for (flags, allowed) in [(APPEND_ONLY, true), (IMMUTABLE, false)] {
+        scene.set(ino, flags);
+        assert_eq!(fs.setattr(ino, &times), Err(REFUSED));
+        assert_eq!(fs.set_written_times(Writer::Pages, ino, &times).is_ok(), allowed);
+        assert_eq!(fs.set_written_times(Writer::EarlierPages, ino, &times).unwrap().mtime, 5);
+    }
     scene.end();
 }
 

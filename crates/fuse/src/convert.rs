@@ -37,6 +37,22 @@ pub(crate) fn attr_change(asked: &SetattrIn) -> SetAttr {
     }
 }
 
+/// Are these the times of a write that the kernel has gathered? They are one and the same, and come with nothing else; a program that sets
+/// the time of change of data alone sets another one.
+pub(crate) fn are_written_times(asked: &SetattrIn) -> bool {
+    let changes = setattr::MODE
+        | setattr::UID
+        | setattr::GID
+        | setattr::SIZE
+        | setattr::ATIME
+        | setattr::ATIME_NOW
+        | setattr::MTIME
+        | setattr::MTIME_NOW
+        | setattr::CTIME;
+    asked.valid & changes == setattr::MTIME | setattr::CTIME
+        && (asked.mtime, asked.mtime_ns) == (asked.ctime, asked.ctime_ns)
+}
+
 /// Treatment of the target, and whether the old name becomes a whiteout. `None` for flags that are unknown or exclude
 /// each other: an exchange leaves no name free.
 pub(crate) fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {

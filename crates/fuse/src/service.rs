@@ -144,8 +144,9 @@ impl Service {
             Operation::Read { offset, size } => self.read(reply, node, offset, size, scratch),
             Operation::Write { offset, data, flags } => {
                 let killer = (flags & protocol::WRITE_KILL_SUIDGID != 0).then_some(asker);
-                let least = if flags & protocol::WRITE_CACHE != 0 { data.len() } else { 0 };
-                requests.write(node, offset, data, killer, move |outcome| {
+                let is_page = flags & protocol::WRITE_CACHE != 0;
+                let least = if is_page { data.len() } else { 0 };
+                requests.write(node, offset, data, is_page, killer, move |outcome| {
                     written(reply, whole(outcome, least).map(|bytes| bytes as u32));
                 });
             }
@@ -178,7 +179,7 @@ impl Service {
                 let copy = Copy { from: node, from_at: offset, to: inode(to_node), to_at: to_offset, len };
                 requests.copy_range(asker, copy, move |outcome| copied(reply, outcome, wide));
             }
-            Operation::Flush => reply.finish(requests.flush()),
+            Operation::Flush => reply.finish(requests.flush(asker, node)),
             // ACCESS is only asked without default_permissions, and then nothing is
             // checked. The first INTERRUPT refused so is the last: no long wait here could be called off.
             Operation::Access | Operation::Interrupt | Operation::Unknown => reply.error(Errno::NOSYS),

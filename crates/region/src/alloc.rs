@@ -617,7 +617,7 @@ impl Region {
         if header > 0 && !is_planted(Bug::BitmapZero) {
             Entry::Zero { at: Offset::of_segment(number), len: header as u64 }.encode(&mut record);
         }
-        let payload = self.end_payload(&mut record);
+        let payload = self.end_payload(RecordKind::Tx, &mut record);
         self.commit_record(state, RecordKind::Tx, &mut record, payload, urgent).map(drop)
     }
 

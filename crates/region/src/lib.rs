@@ -41,6 +41,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Condvar, Mutex};
 use shoal_format::record::{Entries, RECORD_HEADER, RecordHeader, RecordKind, record_bytes};
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, SUPERBLOCK_AT, Superblock};
+use shoal_format::vouch::vouch;
 use shoal_format::{Offset, PAGE, SEGMENT};
 use shoal_media::{Clock, ImageFile, LogDevice, PersistentMemory};
 use zerocopy::IntoBytes;
@@ -52,7 +53,7 @@ pub use error::{Error, Failure, Result};
 pub use incarnation::{compare, let_devices_be_later, next_incarnation, place_anchor, restore};
 pub use log_end::{is_unused, ring_end};
 use planted::{Bug, is_planted};
-use replay::{apply, replay};
+use replay::{Replayed, apply, replay};
 pub use seal::{empty_image, seal_image, write_image, write_pages};
 pub use shoal_format::Lsn;
 pub use tx::{LetGo, Tx, View};
@@ -259,16 +260,16 @@ impl Region {
             parts.memory.write_back(superblock.ring.get(), superblock.ring_bytes);
             parts.memory.fence();
         }
-        let (end, salt, last_boot, mut recovery) =
-            replay(&superblock, &anchor, Some(parts.memory.as_ref()), log.as_ref(), &dirty, parts.boot_id)?;
+        let replayed = replay(&superblock, &anchor, Some(parts.memory.as_ref()), log.as_ref(), &dirty, parts.boot_id)?;
+        let Replayed { end, salt, last_boot, mut recovery, .. } = replayed;
         if end < anchor.sealed_to() {
             return Err(Error::LogShort { end, sealed: anchor.sealed_to() });
         }
         log_end::refuse_hole(log.as_ref(), end)?;
         (recovery.continues, recovery.boot_id) = (!recovery.power_lost, last_boot);
         recovery.power_lost = recovery.power_lost && !is_present(&last_boot);
-        if !superblock.memory_kind.has_ring() && !recovery.power_lost {
-            log_end::refuse_gap(log.as_ref(), end, salt, superblock.sums())?;
+        if !superblock.memory_kind.has_ring() {
+            log_end::refuse_gap(log.as_ref(), &superblock, &replayed, recovery.power_lost)?;
         }
         // An opening that did not settle left no period of its own.
         let was_closed = anchor.flags.get() & ANCHOR_CLEAN != 0 && last_boot == anchor.boot_id;
@@ -430,8 +431,12 @@ impl Region {
         }
     }
 
-    /// Ends the payload of `record`, which is header space and entries: adds the padding.
-    pub(crate) fn end_payload(&self, record: &mut Vec<u8>) -> Payload {
+    /// Ends the payload of `record`, which is header space and entries: a transaction vouches for what is durable by now; the padding is added.
+    pub(crate) fn end_payload(&self, kind: RecordKind, record: &mut Vec<u8>) -> Payload {
+        // In a ring each record is durable before the next, which says the same.
+        if kind == RecordKind::Tx && !self.superblock.memory_kind.has_ring() {
+            vouch(self.durable_lsn(), self.superblock.hash_seed).encode(record);
+        }
         let payload = &record[RECORD_HEADER..];
         let ended = Payload { len: payload.len(), sum: self.superblock.sums().of(payload) };
         record.resize(record_bytes(ended.len) as usize, 0);
@@ -509,7 +514,7 @@ impl Region {
 
     fn append(&self, state: &mut CommitState, kind: RecordKind, payload: &[u8]) -> Result<()> {
         let mut record = [&[0; RECORD_HEADER], payload].concat();
-        let payload = self.end_payload(&mut record);
+        let payload = self.end_payload(kind, &mut record);
         self.commit_record(state, kind, &mut record, payload, true).map(drop)
     }
 

@@ -8,6 +8,8 @@ shoal_media::plantable! {
     pub enum Bug {
         /// Recovery applies a record whose payload does not have its checksum.
         PayloadChecksum,
+        /// Recovery takes no notice of records behind the log's end that vouch for more than is there.
+        Vouching,
         /// Recovery accepts a record that does not continue the chain.
         Salt,
         /// A record is applied before it is in the log.

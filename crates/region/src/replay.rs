@@ -25,8 +25,19 @@ pub(crate) fn apply(memory: &dyn PersistentMemory, entry: &Entry<'_>) {
     memory.write_back(at, len);
 }
 
-/// Replays the log from the anchor until the chain breaks. Returns the end, the last header checksum, the boot
-/// the log names last, what was done. Without `memory` nothing is applied.
+/// What a replay came to.
+pub(crate) struct Replayed {
+    pub end: Lsn,
+    /// Checksum of the last header.
+    pub salt: u32,
+    /// Where the last mount's records begin: behind its epoch record; where replay began, if there was none.
+    pub life: Lsn,
+    /// The boot the log names last.
+    pub last_boot: [u8; 16],
+    pub recovery: Recovery,
+}
+
+/// Replays the log from the anchor until the chain breaks. Without `memory` nothing is applied.
 pub(crate) fn replay(
     superblock: &Superblock,
     anchor: &AnchorRecord,
@@ -34,8 +45,9 @@ pub(crate) fn replay(
     log: &dyn LogDevice,
     dirty: &[AtomicU64],
     boot_id: [u8; 16],
-) -> Result<(Lsn, u32, [u8; 16], Recovery)> {
+) -> Result<Replayed> {
     let (mut lsn, mut salt) = (anchor.replay_from(), anchor.replay_salt.get());
+    let mut life = lsn;
     let mut recovery = Recovery::default();
     let mut last_boot = anchor.boot_id;
     let mut reader = LogReader { log, buffer: Vec::new(), start: lsn, ahead: LogReader::AHEAD_FIRST };
@@ -60,6 +72,7 @@ pub(crate) fn replay(
                     return Err(Error::corrupt("epoch record", lsn.get(), len as u64));
                 }
                 last_boot.copy_from_slice(&payload[16..32]);
+                life = lsn + header.total();
             }
             RecordKind::Tx => {
                 // All entries are validated before the first is applied.
@@ -84,7 +97,7 @@ pub(crate) fn replay(
     }
     recovery.bytes = lsn - anchor.replay_from();
     recovery.power_lost = last_boot != boot_id;
-    Ok((lsn, salt, last_boot, recovery))
+    Ok(Replayed { end: lsn, salt, life, last_boot, recovery })
 }
 
 /// Reads the log ahead in large pieces.

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 
 use shoal_format::record::{ENTRY_LEN_MAX, Entry, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordKind, record_bytes};
+use shoal_format::vouch::VOUCH_BYTES;
 use shoal_format::{Offset, SlotRef};
 
 use crate::planted::{Bug, is_planted};
@@ -123,7 +124,7 @@ impl<'r> Tx<'r> {
     }
 
     fn room(&self, more: usize) -> Result<()> {
-        if self.payload_bytes() + more > RECORD_PAYLOAD_MAX { Err(Error::TooLarge) } else { Ok(()) }
+        if self.payload_bytes() + more + VOUCH_BYTES > RECORD_PAYLOAD_MAX { Err(Error::TooLarge) } else { Ok(()) }
     }
 
     fn bound(&self, at: Offset, len: u64) -> Result<()> {
@@ -223,7 +224,8 @@ impl<'r> Tx<'r> {
     pub fn log_bytes(&self) -> u64 {
         match self.payload_bytes() {
             0 => 0,
-            bytes => record_bytes(bytes),
+            bytes if self.region.superblock.memory_kind.has_ring() => record_bytes(bytes),
+            bytes => record_bytes(bytes + VOUCH_BYTES),
         }
     }
 
@@ -241,7 +243,7 @@ impl<'r> Tx<'r> {
         }
         let (region, urgent) = (self.region, self.reclaim);
         let record = &mut self.buffers.record;
-        let payload = region.end_payload(record);
+        let payload = region.end_payload(RecordKind::Tx, record);
         let committed = region.with_log_room(urgent, || {
             let mut state = region.commit.lock();
             if !may(&state) {

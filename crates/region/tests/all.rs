@@ -13,3 +13,5 @@ mod promises;
 mod slots;
 mod torn;
 mod used_slots;
+mod witness;
+mod witnesses;

@@ -10,6 +10,7 @@ mod machine;
 mod promise;
 #[allow(dead_code, reason = "the other tests use the rest")]
 mod slots;
+mod witness;
 
 use machine::media::Plant;
 use machine::{Plan, explore, limits};
@@ -53,6 +54,11 @@ fn hunt(kind: MemoryKind, bug: Option<Bug>, media: Plant, runs: u64) -> Result<C
         if bug == Some(Bug::LatePromise) {
             // It takes two operations at once, and no crash.
             caught = promise::a_flush_under_way_is_a_promise().err();
+            break;
+        }
+        if bug == Some(Bug::Vouching) {
+            // It takes a disk that lies, and no crash loses what was flushed.
+            caught = witness::lost_appends_are_found().err();
             break;
         }
         if bug == Some(Bug::TouchedCounted) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use shoal_format::record::RECORD_HEADER;
 use shoal_format::superblock::{FEATURE_SUMS, SUPERBLOCK_AT, Superblock};
+use shoal_format::vouch::VOUCH_BYTES;
 use shoal_format::{PAGE, SlotRef, Sums, checksum};
 use shoal_media::PersistentMemory;
 use shoal_region::{Region, View};
@@ -16,9 +17,9 @@ use shoal_sim::{Limits, SimMemoryKind, World};
 use crate::logged::{geometry, images, parts, world};
 
 const SECTOR: usize = 512;
-/// Bytes of a record, header and the word before its data included.
+/// Bytes of a record: header, the word before its data, the data, what it vouches for.
 const RECORD: usize = 2 * SECTOR;
-const DATA: usize = RECORD - RECORD_HEADER - 8;
+const DATA: usize = RECORD - RECORD_HEADER - 8 - VOUCH_BYTES;
 const REGION_BYTES: u64 = 32 << 16;
 
 /// Data that begin with `value` as far as the record's first sector goes, and end with bytes under their own checksum.
@@ -61,7 +62,7 @@ fn a_torn_record_does_not_count_with_the_end_of_an_older_one() {
     tx.commit().unwrap();
     // From here on records begin where sectors do.
     region.checkpoint().unwrap();
-    let missing = 2 * RECORD - (region.last_lsn().get() as usize + RECORD_HEADER + 8) % RECORD;
+    let missing = 2 * RECORD - (region.last_lsn().get() as usize + RECORD_HEADER + 8 + VOUCH_BYTES) % RECORD;
     let mut tx = region.begin();
     tx.write(slot.offset(), &vec![1; missing]).unwrap();
     tx.commit().unwrap();

@@ -246,15 +246,16 @@ fn replayed<'a>(
     }
     let (gaps, cut, end) = replay::replay_past_gaps(&media, superblock, anchor, &mut region)?;
     let (mut faults, mut notes) = (Vec::new(), Vec::new());
-    for Gap { at, next } in gaps {
+    for Gap { at, next, is_damage } in gaps {
         if ring {
             faults.push(format!(
                 "a record of the log is damaged at position {at}, and {next} is the next that counts; what lies between them is \
                  taken from the region as it stands"
             ));
-        } else if !power_lost {
+        } else if is_damage {
             faults.push(format!(
-                "a record of the log is damaged at position {at}, and left out: the data it changed may be wrong or missing"
+                "a record of the log is damaged or missing at position {at}, and {next} is the next that counts: the data that was changed \
+                 between them may be wrong or missing"
             ));
         } else {
             // A power loss takes any part of a log in files that was not synced. In front of the seal, the cut below is the loss.

@@ -75,7 +75,11 @@ impl Requests {
             zeros.cut(ino, size);
         }
         let gathers = self.gathers();
-        let work = move |fs: &Fs| Ok(told(fs.setattr(ino, &change)?, gathers));
+        let writer = (gathers && convert::are_written_times(asked)).then(|| self.gathered.writer(ino));
+        let work = move |fs: &Fs| match writer {
+            Some(writer) => Ok(told(fs.set_written_times(writer, ino, &change)?, gathers)),
+            None => Ok(told(fs.setattr(ino, &change)?, gathers)),
+        };
         let is_long = |size| self.fs.getattr(ino).is_ok_and(|attr| attr.size.abs_diff(size) > ROOM_BYTES_HERE);
         match change.size.is_some_and(is_long) {
             true => self.elsewhere(work, answer),
@@ -170,6 +174,9 @@ impl Requests {
                     let guards = |flags: FileFlags| (flags.immutable, flags.append_only);
                     asker.uid == 0 || asker.uid == owner && guards(flags) == guards(old)
                 };
+                if self.gathers() && (flags.immutable || flags.append_only) {
+                    self.gathered.flags_set(ino, asker.pid);
+                }
                 self.fs.set_file_flags(ino, flags, allowed)?;
                 // The time of change is another one. If the kernel does not take the message, it goes on showing the old one.
                 let _ = self.kernel.notify_attributes(ino);

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use shoal_fs::{Fs, Ino, Seek};
+use shoal_fs::{Fs, Ino, Seek, Writer};
 
 use super::zeros::Zeros;
 use super::{Asker, Outcome, Requests};
@@ -54,12 +54,13 @@ impl Requests {
         answer(outcome.map(|read| &out[..read]).map_err(Errno::from));
     }
 
-    /// Writes. A `killer` is a caller without CAP_FSETID, whose write takes set-id bits away.
+    /// Writes; `is_page`: what the kernel writes back. A `killer` is a caller without CAP_FSETID, whose write takes set-id bits away.
     pub fn write(
         &self,
         ino: Ino,
         at: u64,
         data: &[u8],
+        is_page: bool,
         killer: Option<Asker>,
         answer: impl FnOnce(Outcome<usize>) + Send + 'static,
     ) {
@@ -68,13 +69,14 @@ impl Requests {
         }
         let cleared = killer.map_or(Ok(()), |asker| self.clear_set_id(asker, ino));
         let gathers = self.gathers();
-        let write = || timed(gathers, || shoal_fs::without_flush(|| self.fs.write(ino, at, data)));
+        let writer = if gathers && is_page { self.gathered.writer(ino) } else { Writer::Program };
+        let write = || timed(gathers, || shoal_fs::without_flush(|| self.fs.write_back(writer, ino, at, data)));
         let write = || with_room(self.lane.as_ref(), write);
         match cleared.and_then(|()| write()) {
             Err(shoal_fs::Error::WouldFlush) => {
                 // The request's buffer belongs to this thread: only a request that waits pays for a copy.
                 let (fs, lane, data) = (self.fs.clone(), self.lane.clone(), data.to_vec());
-                let write = move || timed(gathers, || fs.write(ino, at, &data));
+                let write = move || timed(gathers, || fs.write_back(writer, ino, at, &data));
                 self.waiters.run(move || answer(with_room(lane.as_ref(), write).map_err(Errno::from)));
             }
             outcome => answer(outcome.map_err(Errno::from)),

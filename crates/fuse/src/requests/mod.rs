@@ -15,17 +15,19 @@
 //! | `names` | looking up, making, renaming and removing; listings; references |
 //! | `attributes` | attributes, set-id bits, extended attributes, chattr's flags |
 //! | `data` | reading, writing, room, syncs |
+//! | `gathered` | pages that are written back to files with flags of chattr |
 //! | `zeros` | holes, and what the kernel may have stored there |
 
 mod attributes;
 mod data;
+mod gathered;
 mod names;
 mod zeros;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use shoal_fs::{Caller, Fs};
+use shoal_fs::{Caller, Fs, Ino};
 
 use crate::channel::Channel;
 use crate::errno::Errno;
@@ -37,6 +39,7 @@ use crate::waiters::Waiters;
 
 pub(crate) use attributes::AttributeChange;
 pub(crate) use data::Copy;
+use gathered::Gathered;
 pub(crate) use names::{Created, Entry};
 use zeros::Zeros;
 
@@ -103,6 +106,7 @@ pub(crate) struct Requests {
     xattrs: bool,
     /// None where the kernel gathers writes: then nothing is known of its page cache.
     zeros: Option<Arc<Zeros>>,
+    gathered: Gathered,
     /// Uid 0 is the machine's root, not that of a user namespace.
     trusts_root: bool,
     agreed: Agreed,
@@ -119,9 +123,10 @@ impl Requests {
         kernel: Box<dyn Channel>,
     ) -> Requests {
         let zeros = (!agreed.has(init_flags::WRITEBACK_CACHE)).then(Arc::default);
+        let gathered = Gathered::default();
         let trusts_root = std::fs::read_link(OWN_NAMESPACE).is_ok_and(|name| name.as_os_str() == FIRST_NAMESPACE);
         let xattrs = options.xattrs;
-        Requests { fs, syncer, waiters, readers, kernel, lane: None, xattrs, zeros, trusts_root, agreed }
+        Requests { fs, syncer, waiters, readers, kernel, lane: None, xattrs, zeros, gathered, trusts_root, agreed }
     }
 
     /// The same where FORGETs come by a lane of their own.
@@ -136,8 +141,12 @@ impl Requests {
 
     /// FLUSH, at each close. Where no write is held back there is nothing to tell, and the kernel does not ask again. Where it gathers writes, it
     /// has written them back before, but of a connection that has ended meanwhile only this request tells the program.
-    pub fn flush(&self) -> Outcome<()> {
-        if self.gathers() { Ok(()) } else { Err(Errno::NOSYS) }
+    pub fn flush(&self, asker: Asker, ino: Ino) -> Outcome<()> {
+        if !self.gathers() {
+            return Err(Errno::NOSYS);
+        }
+        self.gathered.flushed(ino, asker.pid);
+        Ok(())
     }
 
     /// OPEN of a file: flags for the answer, unless the kernel can do without.

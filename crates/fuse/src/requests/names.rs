@@ -60,6 +60,9 @@ impl Requests {
 
     pub fn forget(&self, ino: Ino, count: u64) {
         self.fs.forget(ino, count);
+        if self.gathers() && !self.fs.is_held(ino) {
+            self.gathered.forgotten(ino);
+        }
         if let Some(zeros) = &self.zeros {
             zeros.forget(ino, || self.fs.is_held(ino));
         }

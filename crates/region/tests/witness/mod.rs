@@ -1,0 +1,93 @@
+//! Log writes that a disk answers and does not make, and the crashes after which nothing is missing that a flush had covered.
+//!
+//! A store of one slot; transaction n stores n into it. Used by the test of witnesses and by the hunt for planted bugs.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use shoal_format::{PAGE, SEGMENT, SlotRef};
+use shoal_region::{Error, Parts, Region, View, newest_image};
+use shoal_sim::{Call, Fault, FaultPlan, Limits, SimMemory, World};
+
+use crate::logged::{geometry, images, parts, world};
+
+const REGION_BYTES: u64 = 16 * SEGMENT;
+/// More than a missing record may have for the chain to be followed over it.
+pub const LONG: usize = 300 << 10;
+
+pub fn media(world: &World, boot: u8) -> Parts {
+    let (newest, _, anchor) = newest_image(&images(world)).expect("an image");
+    let from = (world.image(newest), anchor.used_bytes.get().next_multiple_of(PAGE));
+    parts(world, SimMemory::volatile(REGION_BYTES, Some(from)), boot)
+}
+
+/// A sealed store and its slot.
+pub fn store() -> (World, Region, SlotRef) {
+    let world = world();
+    let parts = parts(&world, SimMemory::volatile(REGION_BYTES, None), 1);
+    let region = Region::create(geometry(REGION_BYTES, 0), parts).expect("made");
+    let mut tx = region.begin();
+    let slot = tx.alloc(LONG as u64).expect("room");
+    tx.zero(slot.offset(), LONG as u64).expect("fits");
+    tx.commit().expect("committed");
+    region.checkpoint().expect("sealed");
+    (world, region, slot)
+}
+
+/// Transaction `n`, with `len` bytes.
+pub fn commit(region: &Region, slot: SlotRef, n: u64, len: usize) {
+    let mut tx = region.begin();
+    tx.write(slot.offset(), &n.to_le_bytes()).expect("fits");
+    tx.write(slot.offset() + 8, &vec![n as u8; len]).expect("fits");
+    tx.commit().expect("committed");
+}
+
+/// The transaction that an opening finds to be the last.
+pub fn last(world: &World, slot: SlotRef, boot: u8) -> Result<u64, Error> {
+    let (region, _) = Region::open(media(world, boot), true)?;
+    let bytes = region.read_vec(slot.offset(), 8)?;
+    Ok(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+}
+
+/// From now on the `nth` append and the `count - 1` behind it are answered and not made.
+pub fn lose_appends(world: &World, nth: u64, count: u64) {
+    for nth in nth..nth + count {
+        world.fail(FaultPlan { call: Call::LogAppend, nth, for_good: false, fault: Fault::Lie });
+    }
+}
+
+pub fn limits() -> Limits {
+    Limits { subset_units: 6, torn: 4, each: 8, samples: 16 }
+}
+
+/// Writes that were lost, however many and whatever their length, and flushed with others behind them: no opening may miss them,
+/// be it after the death of the process or of the machine.
+pub fn lost_appends_are_found() -> Result<(), String> {
+    const COUNT: u64 = 9;
+    for len in [20, 3000, LONG - 8] {
+        for (nth, lost) in [(0, 1), (3, 1), (6, 1), (0, 5), (2, 6)] {
+            let (world, region, slot) = store();
+            commit(&region, slot, 1, 20);
+            region.sync().expect("synced");
+            lose_appends(&world, nth, lost);
+            for n in 2..2 + COUNT {
+                commit(&region, slot, n, len);
+                if n != COUNT {
+                    region.sync().expect("synced");
+                }
+            }
+            let name = format!("records of {len}, {lost} from {nth} on");
+            let point = world.snapshot();
+            let states =
+                std::iter::once((point.process_crash(), 1)).chain(point.power_losses(&limits()).map(|s| (s, 2)));
+            for (state, boot) in states {
+                match last(&state.open(), slot, boot) {
+                    Err(Error::LogGap { .. }) => {}
+                    // With the last two all the witnesses of it went.
+                    Ok(n) if nth == 6 && boot == 2 && n == 2 + nth - 1 => {}
+                    other => return Err(format!("{name}, {}: {other:?}", state.name())),
+                }
+            }
+        }
+    }
+    Ok(())
+}
