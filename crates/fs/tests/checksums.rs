@@ -98,6 +98,8 @@ fn a_write_that_fails_in_its_middle_is_no_damage() {
 #[test]
 fn no_crash_makes_damage_of_what_was_written() {
     let setups = KINDS.into_iter().flat_map(|kind| [false, true].map(|cached| Setup { cached, ..setup(kind) }));
+    // The other lives are those of a deep search.
+    let lives = |setup| if crate::crash::deep() { lives(setup) } else { crate::summed::explore(setup, 1) };
     let states: u64 = setups.map(lives).sum();
-    assert!(states > 500, "{states}");
+    assert!(states > 100, "{states}");
 }

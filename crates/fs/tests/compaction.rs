@@ -158,7 +158,7 @@ fn refill(segments: u64, percent: u64, first: impl Fn(u64) -> usize, idle: bool)
 #[test]
 fn what_is_said_to_be_available_can_be_used_after_random_deletions() {
     // Its time grows with more than the size: 16,384 segments take an hour.
-    let segments = if std::env::var_os("SHOAL_DEEP").is_some() { 4 << 10 } else { 512 };
+    let segments = if std::env::var_os("SHOAL_DEEP").is_some() { 4 << 10 } else { 256 };
     for percent in [50, 80, 95] {
         for idle in [false, true] {
             let share = refill(segments, percent, |_| 1000, idle);

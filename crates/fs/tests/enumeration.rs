@@ -228,12 +228,12 @@ fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); G
         (ground(Setup::two_tiers(kind)), workloads, share),
         // These are few.
         (ground(Setup::tight(kind)), sequences(), Share { workloads: 1, ..share }),
-        (ground(Setup::layouts(kind)), layouts(), Share { workloads: 1, states: share.layouts, ..share }),
+        (ground(Setup::layouts(kind)), layouts(), Share { workloads: 2, states: share.layouts, ..share }),
         (ground(Setup::two_tiers(kind)), packed(&steps), Share { workloads: share.workloads.div_ceil(2), ..share }),
         (
             ground(Setup::two_tiers(kind)),
             spilled_files(&steps, &[Before::Mounted, Before::Young]),
-            Share { workloads: 2, ..share },
+            Share { workloads: 4, ..share },
         ),
         // Trees with a file of thousands of chunks take longest to read.
         (ground(Setup::region_only(kind)), long, Share { states: share.states * 8, ..share }),
@@ -249,18 +249,18 @@ fn enumerate(kind: MemoryKind, share: Share) {
 
 #[test]
 fn every_operation_on_logged_memory_survives_every_crash() {
-    enumerate(MemoryKind::Logged, Share { workloads: 12, states: 12, layouts: 3 });
+    enumerate(MemoryKind::Logged, Share { workloads: 20, states: 20, layouts: 6 });
 }
 
 #[test]
 fn every_operation_on_battery_memory_survives_every_crash() {
-    enumerate(MemoryKind::Battery, Share { workloads: 12, states: 12, layouts: 2 });
+    enumerate(MemoryKind::Battery, Share { workloads: 24, states: 24, layouts: 6 });
 }
 
 #[test]
 fn every_operation_on_dax_memory_survives_every_crash() {
     // Recording every store costs more than recovering: fewer workloads, more states of each.
-    enumerate(MemoryKind::Dax, Share { workloads: 24, states: 96, layouts: 72 });
+    enumerate(MemoryKind::Dax, Share { workloads: 48, states: 160, layouts: 144 });
 }
 
 /// Files moved to the other tier by their thresholds, also ones too long for one record.
