@@ -3,9 +3,11 @@
 //! Owns: [`Entry`], the way in; [`Tenure`], the time in which a client may acknowledge; [`Quorum`], how many donors decide.
 //! Why it is right: docs/design/netram.md ("One client").
 //! Rules:
-//! - A client writes to one place of each donor, which no other writes to: a late write hides nobody's lease.
+//! - A client writes to one place of each donor, and others choose other places: a late write hides nobody's lease. Where two
+//!   clients chose one at the same moment, the one whose lease is gone renews no more.
 //! - It enters with a lease on all donors but as many as there is parity, and acknowledges while leases on one donor more
 //!   than there is parity are younger than [`TERM_NS`]. Two such sets have a donor in common.
+//! - It waits for a term after it wrote, always: whoever may acknowledge something has renewed since, and is seen.
 //! - It reads before it renews, and a renewal counts from the moment its read began. Time is the caller's, and includes that in
 //!   which the machine slept.
 //! - A donor that knows its clients (*fenced*) has ended the former one's connections: nobody else writes there.
@@ -57,13 +59,17 @@ pub struct Look {
 /// The leases on each donor; `None`: it could not be read.
 pub type Looks = Vec<Option<Look>>;
 
-/// The place of a client's lease among those on a donor.
+/// The place of a client's lease among those on a donor. Clients begin to look for one at different places.
 pub fn place_of(leases: &[Option<Lease>; LEASES], client: &[u8; 16]) -> usize {
-    let rank = |place: &usize| match &leases[*place] {
-        Some(lease) if lease.client == *client => (0, 0),
-        None => (1, 0),
-        Some(lease) if lease.released => (2, lease.epoch),
-        Some(lease) => (3, lease.epoch),
+    let first = usize::from(client[15]) % LEASES;
+    let rank = |place: &usize| {
+        let (kind, epoch) = match &leases[*place] {
+            Some(lease) if lease.client == *client => (0, 0),
+            None => (1, 0),
+            Some(lease) if lease.released => (2, lease.epoch),
+            Some(lease) => (3, lease.epoch),
+        };
+        (kind, epoch, (place + LEASES - first) % LEASES)
     };
     (0..LEASES).min_by_key(rank).expect("there are places")
 }
@@ -114,9 +120,7 @@ enum Phase {
     Looks,
     Watches,
     /// Waits for the former client's term.
-    Claims {
-        waited: bool,
-    },
+    Claims,
     Enters,
     GivesUp(Refusal),
 }
@@ -127,17 +131,19 @@ pub struct Entry {
     client: [u8; 16],
     takeover: bool,
     quorum: Quorum,
+    /// What it calls each donor in its leases: two addresses of one donor show one mark.
+    marks: Vec<u64>,
     phase: Phase,
     epoch: u64,
     /// What changes against this is alive.
     before: Looks,
-    /// Somebody may be alive.
+    /// A donor does not know its clients.
     waits: bool,
 }
 
 impl Entry {
-    pub fn new(client: [u8; 16], takeover: bool, quorum: Quorum) -> Entry {
-        Entry { client, takeover, quorum, phase: Phase::Looks, epoch: 0, before: Vec::new(), waits: false }
+    pub fn new(client: [u8; 16], takeover: bool, quorum: Quorum, marks: Vec<u64>) -> Entry {
+        Entry { client, takeover, quorum, marks, phase: Phase::Looks, epoch: 0, before: Vec::new(), waits: false }
     }
 
     pub fn next(&mut self, outcome: Outcome) -> Step {
@@ -150,16 +156,12 @@ impl Entry {
                     self.claim()
                 }
             },
-            (Phase::Claims { waited }, Outcome::Written(taken)) => match self.missing(&taken) {
+            (Phase::Claims, Outcome::Written(taken)) => match self.missing(&taken) {
                 Some(refusal) => self.give_up(refusal),
-                None if self.waits && !waited => Step::Wait { ns: wait_ns() },
+                None if self.waits => Step::Wait { ns: wait_ns() },
                 None => Step::Read,
             },
-            (Phase::Claims { .. }, Outcome::Waited) => {
-                self.phase = Phase::Claims { waited: true };
-                Step::Read
-            }
-            (Phase::Claims { waited }, Outcome::Read(looks)) => self.claimed(looks, waited),
+            (Phase::Claims, Outcome::Read(looks)) => self.claimed(&looks),
             (Phase::Enters, Outcome::Written(taken)) => match self.missing(&taken) {
                 Some(refusal) => self.give_up(refusal),
                 None => Step::Entered { epoch: self.epoch },
@@ -181,9 +183,10 @@ impl Entry {
         let owns = |lease: &&Lease| lease.claim == LeaseClaim::Owns;
         let owned = leases().filter(owns).map(|lease| lease.epoch).max().unwrap_or(0);
         let rival = |look: &Look| !look.fenced && self.rivals(look).any(|lease| lease.epoch >= owned);
-        self.waits = looks.iter().flatten().any(rival);
+        let rivals = looks.iter().flatten().any(rival);
+        self.waits = looks.iter().flatten().any(|look| !look.fenced);
         self.before = looks;
-        if self.waits && !self.takeover {
+        if rivals && !self.takeover {
             self.phase = Phase::Watches;
             return Step::Wait { ns: WAIT_NS };
         }
@@ -191,28 +194,26 @@ impl Entry {
     }
 
     fn claim(&mut self) -> Step {
-        self.phase = Phase::Claims { waited: false };
+        self.phase = Phase::Claims;
         let claim = if self.takeover { LeaseClaim::Seizes } else { LeaseClaim::Asks };
         Step::Write { claim, epoch: self.epoch, released: false }
     }
 
-    /// Its lease is on the donors, and the former client's term is over, if there was one.
-    fn claimed(&mut self, looks: Looks, waited: bool) -> Step {
-        let own = |lease: &Lease| lease.client == self.client && lease.epoch == self.epoch;
-        let shown: Vec<bool> =
-            looks.iter().map(|look| look.as_ref().is_some_and(|look| look.leases.iter().flatten().any(own))).collect();
+    /// Its lease is on the donors, and the term of any client that did not renew since is over.
+    fn claimed(&mut self, looks: &Looks) -> Step {
+        let own = |lease: &Lease, mark: u64| {
+            (lease.client, lease.epoch) == (self.client, self.epoch)
+                && (lease.mark == mark || is_planted(Bug::DonorUnnumbered))
+        };
+        let shows = |(look, mark): (&Option<Look>, &u64)| {
+            look.as_ref().is_some_and(|look| look.leases.iter().flatten().any(|lease| own(lease, *mark)))
+        };
+        let shown: Vec<bool> = looks.iter().zip(&self.marks).map(shows).collect();
         if let Some(refusal) = self.missing(&shown) {
             return self.give_up(refusal);
         }
-        if let Some(donor) = self.alive(&looks, true) {
+        if let Some(donor) = self.alive(looks, true) {
             return self.give_up(Refusal::Held { donor });
-        }
-        let rival = |look: &Look| !look.fenced && self.rivals(look).any(|lease| lease.claim != LeaseClaim::Owns);
-        if !self.waits && !waited && looks.iter().flatten().any(rival) {
-            // It came at the same moment, and may not have seen this one.
-            self.waits = true;
-            self.before = looks;
-            return Step::Wait { ns: wait_ns() };
         }
         self.phase = Phase::Enters;
         Step::Write { claim: LeaseClaim::Owns, epoch: self.epoch, released: false }

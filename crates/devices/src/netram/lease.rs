@@ -296,7 +296,16 @@ pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached
             Err(failure) => warn!("{failure}; going on without it"),
         }
     }
-    Ok((distinct(entered, wish, &ownership)?, ownership))
+    while let Some(failure) = twice(&entered, &ownership).filter(|_| !wish.is_new) {
+        warn!("{failure}; going on without it");
+        let stranger = |one: &Reached| {
+            let leases = Lease::all(one.front.get(LEASE_AT..).unwrap_or_default(), wish.uuid);
+            leases.iter().flatten().any(|lease| lease.client == wish.client && lease.mark != one.link.mark())
+        };
+        let Some(place) = entered.iter().position(stranger) else { break };
+        ownership.lets_go(entered.remove(place).link.mark());
+    }
+    Ok((entered, ownership))
 }
 
 /// Claims donors of ours: all are asked first, and none is taken unless enough grant it.
@@ -357,7 +366,8 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
         timed: AtomicBool::new(links.iter().any(|link| !link.is_fenced())),
         strangers: Mutex::default(),
     };
-    let mut entry = Entry::new(wish.client, wish.takeover, wish.quorum);
+    let marks = links.iter().map(|link| link.mark()).collect();
+    let mut entry = Entry::new(wish.client, wish.takeover, wish.quorum, marks);
     let (mut from_ns, mut places) = (0, vec![None; links.len()]);
     let mut taken = vec![false; links.len()];
     let mut step = entry.next(Came::Began);
@@ -367,7 +377,8 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                 from_ns = boottime_ns();
                 let found = read_all(&links, (!wish.is_new).then_some(wish.uuid));
                 for (place, leases) in places.iter_mut().zip(&found) {
-                    *place = leases.as_ref().map(|leases| place_of(leases, &wish.client)).or(*place);
+                    // Of what was read before, another client may have taken the place.
+                    *place = leases.as_ref().map(|leases| place_of(leases, &wish.client));
                 }
                 let look = |(leases, (one, belongs)): (Option<Leases>, &(&Reached, bool))| {
                     leases.filter(|_| *belongs).map(|leases| Look { leases, fenced: one.link.is_fenced() })
@@ -375,9 +386,24 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                 Came::Read(found.into_iter().zip(own).map(look).collect::<Looks>())
             }
             Step::Write { claim, epoch, released } => {
+                // It may have stood still: what it read says nothing any more.
+                if boottime_ns().saturating_sub(from_ns) > 2 * PATIENCE.as_nanos() as u64 && !released {
+                    let again = Failure::new("network RAM disk", "opening it took too long").remedy("try again");
+                    return Err(again);
+                }
                 let leases: Vec<Lease> =
                     links.iter().map(|link| ownership.lease(link, epoch, claim, released)).collect();
-                let requests = places.iter().zip(&leases).map(|(place, lease)| Some(write_of((*place)?, lease)));
+                let requests = places.iter().zip(&leases).map(|(place, lease)| {
+                    let mut request = write_of((*place)?, lease);
+                    if let Request::Write { buffer, .. } = &mut request
+                        && released
+                        && wish.is_new
+                    {
+                        // There is no disk: the donor is as it was.
+                        buffer.fill(0);
+                    }
+                    Some(request)
+                });
                 let answers = ask_all(&links, requests.collect());
                 taken = answers.iter().map(Option::is_some).collect();
                 let noted = links.iter().zip(&leases).zip(&taken).filter(|(_, taken)| **taken);
@@ -417,31 +443,18 @@ fn refusal_of(refusal: Refusal, own: &[(&Reached, bool)], wish: &Wish) -> Failur
     }
 }
 
-/// Leaves out donors that are others under another address.
-fn distinct(entered: Vec<Reached>, wish: &Wish, ownership: &Ownership) -> Outcome<Vec<Reached>> {
+/// A donor that is another one under another address: it shows that one's lease.
+pub(super) fn twice(entered: &[Reached], ownership: &Ownership) -> Option<Failure> {
     let own = |one: &Reached| {
-        let bytes = one.front.get(LEASE_AT..)?;
-        let own = Lease::all(bytes, wish.uuid).into_iter().flatten().find(|lease| lease.client == wish.client);
-        own.map(|lease| lease.mark)
+        let leases = Lease::all(one.front.get(LEASE_AT..)?, &ownership.uuid);
+        leases.into_iter().flatten().find(|lease| lease.client == ownership.client).map(|lease| lease.mark)
     };
-    let mut kept: Vec<Reached> = Vec::new();
-    let marks: Vec<Option<u64>> = entered.iter().map(own).collect();
-    let names: Vec<(u64, String)> = entered.iter().map(|one| (one.link.mark(), one.donor.to_string())).collect();
-    for (one, mark) in entered.into_iter().zip(marks) {
-        let Some(mark) = mark.filter(|mark| *mark != one.link.mark()) else {
-            kept.push(one);
-            continue;
-        };
-        let other = names.iter().find(|(other, _)| *other == mark).map_or("another", |(_, name)| name);
-        let failure = Failure::new(format_args!("donor {}", one.donor), format!("is the same as donor {other}"))
-            .remedy("name each donor once");
-        if wish.is_new {
-            return Err(failure);
-        }
-        warn!("{failure}; going on without it");
-        ownership.lets_go(one.link.mark());
-    }
-    Ok(kept)
+    entered.iter().find_map(|one| {
+        let mark = own(one).filter(|mark| *mark != one.link.mark())?;
+        let other = entered.iter().find(|other| other.link.mark() == mark)?;
+        let cause = format!("is the same as donor {}", other.donor);
+        Some(Failure::new(format_args!("donor {}", one.donor), cause).remedy("name each donor once"))
+    })
 }
 
 /// Renews the leases until it is stopped or the disk is gone. A donor that hangs keeps nothing from the others.

@@ -99,8 +99,12 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     let belongs = vec![true; reached.len()];
     let wish = lease::Wish { client, uuid: &uuid, takeover: false, quorum, belongs, is_new: true };
     let (reached, ownership) = lease::enter(reached, &wish)?;
+    if let Some(failure) = lease::twice(&reached, &ownership) {
+        reached.iter().for_each(|one| drop(one.wipe()));
+        return Err(failure);
+    }
     // Once more: before the claim another client may have made a disk there.
-    refuse_if_in_use(&reached.iter().collect::<Vec<_>>(), force)?;
+    refuse_if_it_holds_a_disk(&reached.iter().collect::<Vec<_>>(), force)?;
     let made = write(&config, &reached, &ownership).map_err(|failure| failure.within(&what()));
     if made.is_err() {
         // A half-made disk would be in the way of the next attempt; a donor that cannot be written to holds nothing.
@@ -122,6 +126,13 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
 }
 
 fn refuse_if_in_use(reached: &[&Reached], force: bool) -> Outcome<()> {
+    refuse_if_it_holds_a_disk(reached, force)?;
+    reached.iter().try_for_each(|one| {
+        overwrite::refuse_if_not_empty(&*one.device(), format!("donor {}", one.donor), force)
+    })
+}
+
+fn refuse_if_it_holds_a_disk(reached: &[&Reached], force: bool) -> Outcome<()> {
     for one in reached.iter().filter(|_| !force) {
         let donor = format!("donor {}", one.donor);
         if let Some(uuid) = one.disk() {
@@ -129,7 +140,6 @@ fn refuse_if_in_use(reached: &[&Reached], force: bool) -> Outcome<()> {
             let remedy = "open that one with `shoal serve`, leave the donor out, or add --force: everything on that disk is lost";
             return Err(Failure::new(donor, cause).remedy(remedy));
         }
-        overwrite::refuse_if_not_empty(&*one.device(), donor, force)?;
     }
     Ok(())
 }

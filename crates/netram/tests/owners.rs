@@ -1,0 +1,27 @@
+//! One client at a time has a disk, whatever clients, donors, ways and clocks do (docs/design/netram.md, "One client").
+//!
+//! `SHOAL_SEEDS=10000` tries more lives, `SHOAL_SEED=5` one.
+
+mod clients;
+
+#[test]
+fn each_rule_of_leases_holds_where_it_is_needed() {
+    for (name, scene) in clients::SCENES {
+        scene().unwrap_or_else(|why| panic!("{name}: {why}"));
+    }
+}
+
+#[test]
+fn no_client_acknowledges_anything_beside_a_newer_one() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let seeds = match number("SHOAL_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("SHOAL_SEEDS").unwrap_or(400),
+    };
+    let mut served = 0;
+    for seed in seeds.clone() {
+        served += clients::life(seed).unwrap_or_else(|why| panic!("SHOAL_SEED={seed}: {why}"));
+    }
+    // Lives in which nobody has the disk show nothing.
+    assert!(seeds.end - seeds.start == 1 || served > (seeds.end - seeds.start) / 2, "{served} clients had the disk in {seeds:?}");
+}
