@@ -296,14 +296,13 @@ pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached
             Err(failure) => warn!("{failure}; going on without it"),
         }
     }
-    while let Some(failure) = twice(&entered, &ownership).filter(|_| !wish.is_new) {
-        warn!("{failure}; going on without it");
-        let stranger = |one: &Reached| {
-            let leases = Lease::all(one.front.get(LEASE_AT..).unwrap_or_default(), wish.uuid);
-            leases.iter().flatten().any(|lease| lease.client == wish.client && lease.mark != one.link.mark())
-        };
-        let Some(place) = entered.iter().position(stranger) else { break };
-        ownership.lets_go(entered.remove(place).link.mark());
+    loop {
+        let leases = |one: &Reached| Lease::all(one.front.get(LEASE_AT..).unwrap_or_default(), wish.uuid);
+        let marks: Vec<Option<u64>> = entered.iter().map(|one| own_mark(&leases(one), &wish.client)).collect();
+        let links: Vec<&DonorLink> = entered.iter().map(|one| &*one.link).collect();
+        let Some((one, other)) = twice(&links, &marks) else { break };
+        warn!("{}; going on without it", is_the_same(&entered[one].donor, &entered[other].donor));
+        ownership.lets_go(entered.remove(one).link.mark());
     }
     Ok((entered, ownership))
 }
@@ -366,9 +365,9 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
         timed: AtomicBool::new(links.iter().any(|link| !link.is_fenced())),
         strangers: Mutex::default(),
     };
-    let marks = links.iter().map(|link| link.mark()).collect();
-    let mut entry = Entry::new(wish.client, wish.takeover, wish.quorum, marks);
-    let (mut from_ns, mut places) = (0, vec![None; links.len()]);
+    let own_marks = links.iter().map(|link| link.mark()).collect();
+    let mut entry = Entry::new(wish.client, wish.takeover, wish.quorum, own_marks);
+    let (mut from_ns, mut places, mut marks) = (0, vec![None; links.len()], vec![None; links.len()]);
     let mut taken = vec![false; links.len()];
     let mut step = entry.next(Came::Began);
     loop {
@@ -379,6 +378,9 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                 for (place, leases) in places.iter_mut().zip(&found) {
                     // Of what was read before, another client may have taken the place.
                     *place = leases.as_ref().map(|leases| place_of(leases, &wish.client));
+                }
+                for (mark, leases) in marks.iter_mut().zip(&found) {
+                    *mark = leases.as_ref().and_then(|leases| own_mark(leases, &wish.client)).or(*mark);
                 }
                 let look = |(leases, (one, belongs)): (Option<Leases>, &(&Reached, bool))| {
                     leases.filter(|_| *belongs).map(|leases| Look { leases, fenced: one.link.is_fenced() })
@@ -422,6 +424,10 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                 *ownership.tenure.lock() = tenure;
                 return Ok(Arc::new(ownership));
             }
+            Step::Refused(Refusal::TooFew { .. }) if twice(&links, &marks).is_some() => {
+                let (one, other) = twice(&links, &marks).expect("it was found");
+                return Err(is_the_same(&own[one].0.donor, &own[other].0.donor));
+            }
             Step::Refused(refusal) => return Err(refusal_of(refusal, own, wish)),
         };
         step = entry.next(came);
@@ -443,18 +449,21 @@ fn refusal_of(refusal: Refusal, own: &[(&Reached, bool)], wish: &Wish) -> Failur
     }
 }
 
-/// A donor that is another one under another address: it shows that one's lease.
-pub(super) fn twice(entered: &[Reached], ownership: &Ownership) -> Option<Failure> {
-    let own = |one: &Reached| {
-        let leases = Lease::all(one.front.get(LEASE_AT..)?, &ownership.uuid);
-        leases.into_iter().flatten().find(|lease| lease.client == ownership.client).map(|lease| lease.mark)
-    };
-    entered.iter().find_map(|one| {
-        let mark = own(one).filter(|mark| *mark != one.link.mark())?;
-        let other = entered.iter().find(|other| other.link.mark() == mark)?;
-        let cause = format!("is the same as donor {}", other.donor);
-        Some(Failure::new(format_args!("donor {}", one.donor), cause).remedy("name each donor once"))
+/// The mark in this client's lease on a donor.
+fn own_mark(leases: &Leases, client: &ClientId) -> Option<u64> {
+    leases.iter().flatten().find(|lease| lease.client == *client).map(|lease| lease.mark)
+}
+
+/// A donor that is another one under another address: it shows that one's mark.
+fn twice(links: &[&DonorLink], marks: &[Option<u64>]) -> Option<(usize, usize)> {
+    links.iter().zip(marks).enumerate().find_map(|(one, (link, mark))| {
+        let mark = mark.filter(|mark| *mark != link.mark())?;
+        Some((one, links.iter().position(|other| other.mark() == mark)?))
     })
+}
+
+fn is_the_same(one: &Donor, other: &Donor) -> Failure {
+    Failure::new(format_args!("donor {one}"), format!("is the same as donor {other}")).remedy("name each donor once")
 }
 
 /// Renews the leases until it is stopped or the disk is gone. A donor that hangs keeps nothing from the others.

@@ -99,10 +99,6 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     let belongs = vec![true; reached.len()];
     let wish = lease::Wish { client, uuid: &uuid, takeover: false, quorum, belongs, is_new: true };
     let (reached, ownership) = lease::enter(reached, &wish)?;
-    if let Some(failure) = lease::twice(&reached, &ownership) {
-        reached.iter().for_each(|one| drop(one.wipe()));
-        return Err(failure);
-    }
     // Once more: before the claim another client may have made a disk there.
     refuse_if_it_holds_a_disk(&reached.iter().collect::<Vec<_>>(), force)?;
     let made = write(&config, &reached, &ownership).map_err(|failure| failure.within(&what()));

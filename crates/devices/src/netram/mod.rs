@@ -23,8 +23,6 @@ mod reach;
 mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -312,27 +310,9 @@ fn give_back(disk: &Disk, id: DonorId, name: &str) -> bool {
     is_emptied
 }
 
-/// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen.
+/// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen: leases can.
 fn lock(uuid: &[u8; 16]) -> Outcome<Option<FileLock>> {
-    let path = crate::run_directory().join(format!("netram-{}.lock", uuid_text(uuid)));
-    let open = || {
-        fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
-        File::options().create(true).append(true).open(&path)
-    };
-    let file = match open() {
-        Ok(file) => file,
-        Err(error) => {
-            warn!("{}: {error}; nothing keeps another process from opening the disk", path.display());
-            return Ok(None);
-        }
-    };
-    FileLock::acquire(file).map(Some).map_err(|_| {
-        Failure::new(
-            format_args!("network RAM disk {}", uuid_text(uuid)),
-            "another process on this machine has it open",
-        )
-        .remedy("stop that one first, or use other donors")
-    })
+    crate::disk_lock::lock("netram", &uuid_text(uuid), "network RAM disk")
 }
 
 #[cfg(test)]
@@ -347,6 +327,6 @@ mod tests {
         assert!(lock(&uuid).unwrap_err().to_string().contains("another process"));
         drop(held);
         lock(&uuid).unwrap();
-        let _ = fs::remove_file(crate::run_directory().join(format!("netram-{}.lock", uuid_text(&uuid))));
+        let _ = std::fs::remove_file(crate::run_directory().join(format!("netram-{}.lock", uuid_text(&uuid))));
     }
 }
