@@ -5,8 +5,8 @@
 
 use shoal_format::Sums;
 use shoal_format::ram::{
-    DiskSuperblock, DonorPlace, GroupId, Lease, LeaseClaim, Standing, TrimmedRange, UnitEntry, UnitHeader, decode_trimmed,
-    encode_trimmed,
+    DiskSuperblock, DonorPlace, GroupId, Lease, LeaseClaim, Standing, TrimmedRange, UnitEntry, UnitHeader,
+    decode_trimmed, encode_trimmed,
 };
 use shoal_format::ram_checkpoint::{self as checkpoint, GroupRecord, Kind, Root, Stamp};
 use shoal_format::vlog::map::{Area, Directory, List, MapPiece, decode_map, encode_map};

@@ -125,7 +125,8 @@ impl State {
         match claim {
             Claim::Again(..) if epoch <= self.epoch => Some(TAKEN_OVER.into()),
             Claim::Ask(..) | Claim::Open(..) if self.is_held() && holder[..8] != client[..8] => {
-                let why = "another client has this area open; stop it, or take its disk over with `shoal serve --takeover`";
+                let why =
+                    "another client has this area open; stop it, or take its disk over with `shoal serve --takeover`";
                 Some(why.into())
             }
             Claim::Ask(..) | Claim::Open(..) | Claim::Again(..) | Claim::Seize(..) => None,
@@ -221,10 +222,15 @@ mod tests {
 
     #[test]
     fn claims_are_read_as_they_are_written_and_nothing_else_is_one() {
-        for claim in [Claim::Ask(id(1, 1), 9), Claim::Open(id(1, 2), 0), Claim::Again(id(3, 4), 1), Claim::Seize(id(255, 0), u64::MAX)] {
+        for claim in [
+            Claim::Ask(id(1, 1), 9),
+            Claim::Open(id(1, 2), 0),
+            Claim::Again(id(3, 4), 1),
+            Claim::Seize(id(255, 0), u64::MAX),
+        ] {
             assert_eq!(Claim::parse(&claim.context()), Some(claim));
         }
- let of_before = format!("shoal:open={}", "01".repeat(16));
+        let of_before = format!("shoal:open={}", "01".repeat(16));
         assert_eq!(Claim::parse(&of_before), Some(Claim::Open([1; 16], 0)));
         for text in ["shoal:pressure", "shoal:open=12", "base:open=00", "shoal:open=zz", "open="] {
             assert_eq!(Claim::parse(text), None, "{text}");

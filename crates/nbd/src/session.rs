@@ -291,7 +291,10 @@ impl Transmission<'_> {
             return Err((EPERM, "the export is read-only".into()));
         }
         if modifies && !self.named && export.clients.as_ref().is_some_and(|clients| !clients.may_write_unnamed()) {
-            return Err((EPERM, "the export has a client, and this connection does not say that it is that one".into()));
+            return Err((
+                EPERM,
+                "the export has a client, and this connection does not say that it is that one".into(),
+            ));
         }
         if command == CMD_FLUSH {
             return if at == 0 && len == 0 { Ok(()) } else { einval("a flush has no range") };

@@ -112,7 +112,12 @@ impl Disk {
         Ok(Disk::start(config, engine, order, clock))
     }
 
-    fn start(config: &Config, engine: Engine, donors: Vec<Option<Arc<dyn BlockDevice>>>, clock: Arc<dyn Clock>) -> Disk {
+    fn start(
+        config: &Config,
+        engine: Engine,
+        donors: Vec<Option<Arc<dyn BlockDevice>>>,
+        clock: Arc<dyn Clock>,
+    ) -> Disk {
         let geometry = BlockGeometry {
             bytes: engine.bytes(),
             block_bytes: SECTOR_BYTES,

@@ -90,10 +90,18 @@ pub enum Step {
     /// Read the leases on all donors.
     Read,
     /// Write its own to all of them.
-    Write { claim: LeaseClaim, epoch: u64, released: bool },
-    Wait { ns: u64 },
+    Write {
+        claim: LeaseClaim,
+        epoch: u64,
+        released: bool,
+    },
+    Wait {
+        ns: u64,
+    },
     /// It has the disk, with this epoch; its term began with the last read.
-    Entered { epoch: u64 },
+    Entered {
+        epoch: u64,
+    },
     Refused(Refusal),
 }
 
@@ -234,7 +242,8 @@ impl Entry {
         let shows = |(place, look): (usize, &Option<Look>)| {
             let look = look.as_ref().filter(|look| !look.fenced)?;
             let before = self.before.get(place).and_then(Option::as_ref);
-            let was = |lease: &Lease| before.is_some_and(|before| before.leases.iter().flatten().any(|old| old == lease));
+            let was =
+                |lease: &Lease| before.is_some_and(|before| before.leases.iter().flatten().any(|old| old == lease));
             // Of a donor that was not read before nothing can be said.
             let moves = |lease: &&Lease| before.is_some() && !was(lease);
             let gives_way = |lease: &Lease| order(lease) < own && (self.takeover || lease.claim != LeaseClaim::Owns);

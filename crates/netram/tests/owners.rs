@@ -23,5 +23,8 @@ fn no_client_acknowledges_anything_beside_a_newer_one() {
         served += clients::life(seed).unwrap_or_else(|why| panic!("SHOAL_SEED={seed}: {why}"));
     }
     // Lives in which nobody has the disk show nothing.
-    assert!(seeds.end - seeds.start == 1 || served > (seeds.end - seeds.start) / 2, "{served} clients had the disk in {seeds:?}");
+    assert!(
+        seeds.end - seeds.start == 1 || served > (seeds.end - seeds.start) / 2,
+        "{served} clients had the disk in {seeds:?}"
+    );
 }

@@ -36,13 +36,8 @@ const OF_CHECKPOINTS: [Bug; 11] = [
     Bug::LookForgotten,
 ];
 /// Bugs of the leases, which lives of several clients show.
-const OF_OWNERS: [Bug; 5] = [
-    Bug::TakeoverAtOnce,
-    Bug::LeaseUnchecked,
-    Bug::LeaseNotRenewed,
-    Bug::QuorumSmall,
-    Bug::DonorUnnumbered,
-];
+const OF_OWNERS: [Bug; 5] =
+    [Bug::TakeoverAtOnce, Bug::LeaseUnchecked, Bug::LeaseNotRenewed, Bug::QuorumSmall, Bug::DonorUnnumbered];
 /// Rules whose breach no life shows yet. They were taken for caught for as long as the switch turned on another bug beside each of
 /// them; lives that show them are still to be written. `SHOAL_BUG` tries one.
 const UNSEEN: [Bug; 4] = [Bug::CheckpointTrimDropped, Bug::PlaceReused, Bug::MovedForgotten, Bug::TrimmedUnheld];

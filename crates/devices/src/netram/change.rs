@@ -69,7 +69,9 @@ impl Inner {
         let former = self.members.lock().remove(&name);
         // Without the lock: its thread may be reporting pressure.
         drop(former);
-        one.link.claim(Claim::Open(self.ownership.client, self.ownership.epoch())).map_err(|error| lease::refused(&one.donor, &error))?;
+        one.link
+            .claim(Claim::Open(self.ownership.client, self.ownership.epoch()))
+            .map_err(|error| lease::refused(&one.donor, &error))?;
         // While the donors learn of a former change, the number of one that left cannot be another's yet.
         let begun = Instant::now();
         while !self.disk.status().epoch_stored && begun.elapsed() < SETTLING {

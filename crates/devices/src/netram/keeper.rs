@@ -56,7 +56,8 @@ impl Inner {
     /// Connections that lead to another donor, or to one that has forgotten what it was told.
     fn dismiss_strangers(&self) {
         for mark in self.ownership.take_strangers() {
-            let name = self.members.lock().iter().find(|(_, member)| member.link.mark() == mark).map(|(name, _)| name.clone());
+            let name =
+                self.members.lock().iter().find(|(_, member)| member.link.mark() == mark).map(|(name, _)| name.clone());
             let Some(name) = name else { continue };
             warn!("donor {name} is not the one that it was; going on without it");
             if let Some((disk, id)) = find(&Arc::downgrade(&self.disk), &name) {

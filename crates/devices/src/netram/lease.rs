@@ -212,7 +212,8 @@ impl Ownership {
         while links.iter().any(|link| link.is_renewing()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
-        let links: Vec<&DonorLink> = links.iter().map(|link| &**link).filter(|link| link.state() == "connected").collect();
+        let links: Vec<&DonorLink> =
+            links.iter().map(|link| &**link).filter(|link| link.state() == "connected").collect();
         let found = read_all(&links, Some(&self.uuid));
         let requests = links.iter().zip(&found).map(|(link, leases)| {
             let place = place_of(leases.as_ref()?, &self.client);

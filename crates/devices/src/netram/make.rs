@@ -16,10 +16,10 @@ use shoal_media::BlockDevice;
 use shoal_netram::ownership::Quorum;
 use shoal_netram::{Disk, Engine};
 
-use super::name::Netram;
-use super::reach::{NotReached, Reached, export_name, reach_all};
 use super::lease::{self, Ownership};
 use super::lock;
+use super::name::Netram;
+use super::reach::{NotReached, Reached, export_name, reach_all};
 use crate::device::Made;
 use crate::device_name::{MakeOptions, Name};
 use crate::failure::{During, Failure, Outcome};
@@ -123,9 +123,9 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
 
 fn refuse_if_in_use(reached: &[&Reached], force: bool) -> Outcome<()> {
     refuse_if_it_holds_a_disk(reached, force)?;
-    reached.iter().try_for_each(|one| {
-        overwrite::refuse_if_not_empty(&*one.device(), format!("donor {}", one.donor), force)
-    })
+    reached
+        .iter()
+        .try_for_each(|one| overwrite::refuse_if_not_empty(&*one.device(), format!("donor {}", one.donor), force))
 }
 
 fn refuse_if_it_holds_a_disk(reached: &[&Reached], force: bool) -> Outcome<()> {

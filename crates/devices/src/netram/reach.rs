@@ -6,8 +6,8 @@
 //! one that cannot be reached: the disk's redundancy may allow it. A new disk needs all of its donors. All donors are tried
 //! at the same time.
 
-use std::{fmt, fs};
 use std::sync::Arc;
+use std::{fmt, fs};
 
 use shoal_format::FormatError;
 use shoal_format::ram::{DiskSuperblock, LEASE_AT, Lease};

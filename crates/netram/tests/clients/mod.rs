@@ -36,19 +36,50 @@ struct Donor {
 enum For {
     /// A step of the way in; steps are numbered, so that late answers are known.
     Entry(u32),
-    Renewal { from_ns: u64, asked: bool },
+    Renewal {
+        from_ns: u64,
+        asked: bool,
+    },
 }
 
 #[derive(Clone)]
 enum Event {
     Tick(usize),
-    Comes { client: usize, takeover: bool },
-    Read { client: usize, address: usize, donor: usize, what: For },
-    Shown { client: usize, address: usize, leases: Box<Leases>, what: For },
-    Write { client: usize, address: usize, donor: usize, place: usize, lease: Box<Lease>, what: For },
-    Taken { client: usize, address: usize, ok: bool, what: For },
+    Comes {
+        client: usize,
+        takeover: bool,
+    },
+    Read {
+        client: usize,
+        address: usize,
+        donor: usize,
+        what: For,
+    },
+    Shown {
+        client: usize,
+        address: usize,
+        leases: Box<Leases>,
+        what: For,
+    },
+    Write {
+        client: usize,
+        address: usize,
+        donor: usize,
+        place: usize,
+        lease: Box<Lease>,
+        what: For,
+    },
+    Taken {
+        client: usize,
+        address: usize,
+        ok: bool,
+        what: For,
+    },
     /// The patience of a step, or a wait, is over.
-    Over { client: usize, step: u32 },
+    Over {
+        client: usize,
+        step: u32,
+    },
 }
 
 enum State {
@@ -117,7 +148,19 @@ impl World {
             let rate = 960 + random.below(80);
             let (stopped_until, jumped, renewals, renewed_at) = (0, random.below(1 << 40), 1, 0);
             let state = State::Away;
-            Client { id, state, stopped_until, rate, jumped, renewals, renewed_at, way, connected, lost_until, dismissed }
+            Client {
+                id,
+                state,
+                stopped_until,
+                rate,
+                jumped,
+                renewals,
+                renewed_at,
+                way,
+                connected,
+                lost_until,
+                dismissed,
+            }
         };
         let all = (0..clients).map(|number| client(number, &mut random)).collect();
         let latency = MS << random.below(7);
