@@ -246,6 +246,21 @@ fn a_client_that_another_one_has_followed_is_told() {
 }
 
 #[test]
+fn a_connection_that_names_no_client_changes_nothing_beside_one() {
+    let world = World::new();
+    let unnamed = world.link(Reliance::Completed, LOST_AFTER);
+    unnamed.write_from(0, &[1; 512]).unwrap();
+    let first = world.link(Reliance::Completed, LOST_AFTER);
+    assert!(first.ask([1; 16], 1).unwrap());
+    first.claim(Claim::Open([1; 16], 1)).unwrap();
+    let refused = unnamed.write_from(0, &[2; 512]).unwrap_err().to_string();
+    assert!(refused.contains("has a client"), "{refused}");
+    assert!(unnamed.ask([2; 16], 2).is_err());
+    first.write_from(512, &[3; 512]).unwrap();
+    assert_eq!((read_byte(&unnamed, 0).unwrap(), read_byte(&unnamed, 512).unwrap()), (1, 3));
+}
+
+#[test]
 fn a_server_restarted_in_order_under_load_fails_nothing() {
     let mut world = World::new();
     let link = world.link(Reliance::Flushed, 10 * LOST_AFTER);
