@@ -147,11 +147,28 @@ pub struct Entry {
     before: Looks,
     /// A donor does not know its clients.
     waits: bool,
+    /// Donors that showed its lease at last.
+    shown: Vec<bool>,
 }
 
 impl Entry {
     pub fn new(client: [u8; 16], takeover: bool, quorum: Quorum, marks: Vec<u64>) -> Entry {
-        Entry { client, takeover, quorum, marks, phase: Phase::Looks, epoch: 0, before: Vec::new(), waits: false }
+        Entry {
+            client,
+            takeover,
+            quorum,
+            marks,
+            phase: Phase::Looks,
+            epoch: 0,
+            before: Vec::new(),
+            waits: false,
+            shown: Vec::new(),
+        }
+    }
+
+    /// Whether a donor showed this client's lease before it entered. Of two addresses of one donor, one did.
+    pub fn was_shown(&self, donor: usize) -> bool {
+        self.shown.get(donor).is_some_and(|shown| *shown)
     }
 
     pub fn next(&mut self, outcome: Outcome) -> Step {
@@ -216,8 +233,8 @@ impl Entry {
         let shows = |(look, mark): (&Option<Look>, &u64)| {
             look.as_ref().is_some_and(|look| look.leases.iter().flatten().any(|lease| own(lease, *mark)))
         };
-        let shown: Vec<bool> = looks.iter().zip(&self.marks).map(shows).collect();
-        if let Some(refusal) = self.missing(&shown) {
+        self.shown = looks.iter().zip(&self.marks).map(shows).collect();
+        if let Some(refusal) = self.missing(&self.shown) {
             return self.give_up(refusal);
         }
         if let Some(donor) = self.alive(looks, true) {

@@ -294,7 +294,10 @@ pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached
         let again = one.link.front().during(format_args!("donor {}", one.donor));
         match again {
             Ok(front) => entered.push(Reached { donor: one.donor.clone(), link: one.link.clone(), front }),
-            Err(failure) => warn!("{failure}; going on without it"),
+            Err(failure) => {
+                warn!("{failure}; going on without it");
+                ownership.lets_go(one.link.mark());
+            }
         }
     }
     loop {
@@ -419,8 +422,9 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
             }
             Step::Entered { epoch } => {
                 let mut tenure = Tenure::new(wish.client, epoch, wish.quorum);
-                let kept = links.iter().zip(&taken).filter(|(_, taken)| **taken);
-                kept.for_each(|(link, _)| tenure.takes_in(link.mark(), from_ns));
+                let kept =
+                    links.iter().zip(&taken).enumerate().filter(|(n, (_, taken))| **taken && entry.was_shown(*n));
+                kept.for_each(|(_, (link, _))| tenure.takes_in(link.mark(), from_ns));
                 ownership.publish(&tenure);
                 *ownership.tenure.lock() = tenure;
                 return Ok(Arc::new(ownership));

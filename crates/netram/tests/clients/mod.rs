@@ -363,7 +363,8 @@ impl World {
             Step::Entered { epoch } => {
                 let mut tenure = Tenure::new(self.clients[client].id, epoch, self.quorum);
                 let State::Entering(entering) = &self.clients[client].state else { return };
-                for (address, _) in entering.taken.iter().enumerate().filter(|(_, taken)| **taken) {
+                let taken = |(address, taken): &(usize, &bool)| **taken && entering.entry.was_shown(*address);
+                for (address, _) in entering.taken.iter().enumerate().filter(taken) {
                     tenure.takes_in(address as u64 + 1, entering.from_ns);
                 }
                 self.clients[client].state = State::Owns(tenure);
