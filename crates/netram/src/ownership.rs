@@ -147,7 +147,7 @@ pub struct Entry {
     before: Looks,
     /// A donor does not know its clients.
     waits: bool,
-    /// Donors that showed its lease at last.
+    /// Donors that took its lease before it waited, and showed it afterwards.
     shown: Vec<bool>,
 }
 
@@ -181,11 +181,15 @@ impl Entry {
                     self.claim()
                 }
             },
-            (Phase::Claims, Outcome::Written(taken)) => match self.missing(&taken) {
-                Some(refusal) => self.give_up(refusal),
-                None if self.waits => Step::Wait { ns: wait_ns() },
-                None => Step::Read,
-            },
+            (Phase::Claims, Outcome::Written(taken)) => {
+                let missing = self.missing(&taken);
+                self.shown = taken;
+                match missing {
+                    Some(refusal) => self.give_up(refusal),
+                    None if self.waits => Step::Wait { ns: wait_ns() },
+                    None => Step::Read,
+                }
+            }
             (Phase::Claims, Outcome::Read(looks)) => self.claimed(&looks),
             (Phase::Enters, Outcome::Written(taken)) => match self.missing(&taken) {
                 Some(refusal) => self.give_up(refusal),
@@ -233,7 +237,8 @@ impl Entry {
         let shows = |(look, mark): (&Option<Look>, &u64)| {
             look.as_ref().is_some_and(|look| look.leases.iter().flatten().any(|lease| own(lease, *mark)))
         };
-        self.shown = looks.iter().zip(&self.marks).map(shows).collect();
+        // A donor that took it later was not waited for.
+        self.shown = looks.iter().zip(&self.marks).map(shows).zip(&self.shown).map(|(is, was)| is && *was).collect();
         if let Some(refusal) = self.missing(&self.shown) {
             return self.give_up(refusal);
         }
