@@ -274,7 +274,7 @@ pub(super) struct Wish<'a> {
     pub(super) quorum: Quorum,
     /// Of each donor reached: does it belong to the disk?
     pub(super) belongs: Vec<bool>,
-    /// The disk is new: its donors must not be any other's either.
+    /// The disk is new: its donors must not be any other's either, and are left as they were where it is not made.
     pub(super) is_new: bool,
 }
 
@@ -405,7 +405,6 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                         && released
                         && wish.is_new
                     {
-                        // There is no disk: the donor is as it was.
                         buffer.fill(0);
                     }
                     Some(request)
