@@ -1,15 +1,18 @@
 //! A connection to a donor: a link that knows network RAM disks.
 //!
-//! Rules: a donor's server that was restarted has lost its memory, so the disk's superblock must still be there on a new
-//! connection, once it was written. Late effects of a broken connection are uncertain, so its owner uses another place. A
+//! Rules: a donor is its disk, its number there and its birth, not its address: on a new connection its superblock must still be
+//! there, once it was written, and the lease that this client left, as new as it was. A donor's server that was restarted has
+//! lost its memory; two donors may have changed their addresses; one may have gone back to an older state. Late effects of a broken connection are uncertain, so its owner uses another place. A
 //! server is asked every second whether it is short of memory ([`PRESSURE`]). The disk decides what follows.
 //! Left out: connections as such (`shoal_nbd::Link`).
 
 use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use shoal_format::ram::{DiskSuperblock, LEASE_AT, Lease, SLOTS_BYTES};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
 use shoal_nbd::link::{End, Owner, Refused};
 use shoal_nbd::{Claim, Client, ConnectError, Link, LinkOptions, Reliance, Uri};
@@ -36,6 +39,13 @@ struct Donor {
     name: String,
     /// The disk whose superblock was written here, or found here.
     disk: Mutex<Option<[u8; 16]>>,
+    /// Its number and its birth, when they are known.
+    place: Mutex<Option<(u16, u32)>>,
+    /// Names it in this client's leases.
+    mark: u64,
+    /// The newest lease that it has taken. 0: none.
+    leased: AtomicU64,
+    renewing: AtomicBool,
     under_pressure: Mutex<bool>,
     listener: OnceLock<LinkListener>,
 }
@@ -52,6 +62,10 @@ impl DonorLink {
         let donor = Arc::new(Donor {
             name,
             disk: Mutex::default(),
+            place: Mutex::default(),
+            mark: shoal_host::random_bytes().map(u64::from_le_bytes).unwrap_or_default(),
+            leased: AtomicU64::new(0),
+            renewing: AtomicBool::new(false),
             under_pressure: Mutex::default(),
             listener: OnceLock::new(),
         });
@@ -84,6 +98,38 @@ impl DonorLink {
         self.link.set_written(is_there);
     }
 
+    /// Its number on the disk and its birth.
+    pub fn is_at(&self, place: Option<(u16, u32)>) {
+        *self.donor.place.lock() = place;
+    }
+
+    pub fn mark(&self) -> u64 {
+        self.donor.mark
+    }
+
+    /// It has taken this lease.
+    pub fn has_lease(&self, renewed: u64) {
+        self.donor.leased.fetch_max(renewed, Ordering::SeqCst);
+    }
+
+    /// False while one is under way.
+    pub fn begins_renewal(&self) -> bool {
+        !self.donor.renewing.swap(true, Ordering::SeqCst)
+    }
+
+    pub fn is_renewing(&self) -> bool {
+        self.donor.renewing.load(Ordering::SeqCst)
+    }
+
+    pub fn ends_renewal(&self) {
+        self.donor.renewing.store(false, Ordering::SeqCst);
+    }
+
+    /// Would the server let this client have it? See [`Link::ask`].
+    pub fn ask(&self, client: shoal_nbd::ClientId, epoch: u64) -> Result<bool, ConnectError> {
+        self.link.ask(client, epoch)
+    }
+
     /// Says whose this link is from now on. An error says that it is another client's, or what went wrong.
     pub fn claim(&self, claim: Claim) -> Result<(), ConnectError> {
         self.link.claim(claim)
@@ -111,6 +157,18 @@ impl BlockDevice for DonorLink {
     }
 
     fn submit(&self, request: Request, done: Completion) {
+        let done: Completion = match written_place(&request) {
+            None => done,
+            Some(place) => {
+                let donor = self.donor.clone();
+                Box::new(move |result| {
+                    if result.is_ok() {
+                        *donor.place.lock() = Some(place);
+                    }
+                    done(result);
+                })
+            }
+        };
         self.link.submit(request, done);
     }
 }
@@ -133,6 +191,19 @@ impl Donor {
     }
 }
 
+/// The donor's number and birth, by a superblock that is being written.
+fn written_place(request: &Request) -> Option<(u16, u32)> {
+    let Request::Write { at, buffer, .. } = request else { return None };
+    let at = usize::try_from(*at).ok().filter(|at| at + buffer.len() <= SLOTS_BYTES)?;
+    let mut slots = vec![0; SLOTS_BYTES];
+    slots[at..at + buffer.len()].copy_from_slice(buffer);
+    DiskSuperblock::decode(&slots).ok().map(|own| place_of(&own))
+}
+
+fn place_of(own: &DiskSuperblock) -> (u16, u32) {
+    (own.donor, own.donors.get(usize::from(own.donor)).map_or(0, |place| place.born))
+}
+
 /// A failure as the engine of a network RAM disk takes it.
 fn donor_error(trouble: Trouble, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, DonorError::new(trouble, why))
@@ -146,6 +217,17 @@ impl Owner for Donor {
         let front = self.front(client).map_err(|error| Refused::Unreachable(error.to_string()))?;
         if *self.disk.lock() != shoal_netram::identify(&front).map(|(uuid, _)| uuid) {
             return Err(Refused::Another("the server was restarted: its memory no longer holds the disk".into()));
+        }
+        let own = DiskSuperblock::decode(&front).ok().map(|own| place_of(&own));
+        if self.place.lock().is_some_and(|place| own.is_some_and(|own| own != place)) {
+            return Err(Refused::Another("another donor of the disk answers at its address".into()));
+        }
+        let leased = self.leased.load(Ordering::SeqCst);
+        let disk = self.disk.lock().unwrap_or_default();
+        let leases = front.get(LEASE_AT..).map(|bytes| Lease::all(bytes, &disk)).unwrap_or_default();
+        let is_there = |lease: &Lease| lease.mark == self.mark && lease.renewed >= leased;
+        if leased > 0 && !leases.iter().flatten().any(is_there) {
+            return Err(Refused::Another("it has forgotten what it was told last".into()));
         }
         Ok(())
     }

@@ -8,6 +8,7 @@
 //! | `file`, `nbd`, `netram`, `vlog` | one kind each: its grammar, opening, making, reporting |
 //! | `donor_link` | a connection to a donor of a network RAM disk |
 //! | `lend` | the other end of a network RAM disk: areas of this machine's memory, by name |
+//! | `disk_lock` | a lock for each disk, whatever describes it |
 //! | `overwrite` | may a device be overwritten? |
 //! | `failure`, `size`, `uuid` | words: errors of one sentence, sizes, uuids |
 //!
@@ -35,6 +36,7 @@
 
 mod device;
 mod device_name;
+mod disk_lock;
 mod donor_link;
 mod failure;
 mod file;

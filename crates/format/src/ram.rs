@@ -1,7 +1,7 @@
 //! Format of a network RAM disk on its donors: the superblock and the lease; headers of units are in [`unit`].
 //!
 //! A donor begins with [`SUPERBLOCK_BYTES`]: two slots of 2048 bytes, written by turns, of which the valid one with the higher epoch
-//! counts; then the lease of the client that has the disk open. Behind them lie *units* of one size. The structs are the tables of
+//! counts; then leases of clients that had, have, or want the disk open. Behind them lie *units* of one size. The structs are the tables of
 //! `docs/spec/netram.md`; what stands for itself in memory is beside them.
 
 mod unit;
@@ -22,9 +22,10 @@ pub const SUPERBLOCK_BYTES: usize = 8192;
 const SLOT_BYTES: usize = 2048;
 /// Both slots (bytes).
 pub const SLOTS_BYTES: usize = 2 * SLOT_BYTES;
-/// Where the lease is, and its length (bytes).
+/// Where the leases are, the length of one (bytes), and how many there is room for.
 pub const LEASE_AT: usize = SLOTS_BYTES;
 pub const LEASE_BYTES: usize = 512;
+pub const LEASES: usize = (SUPERBLOCK_BYTES - LEASE_AT) / LEASE_BYTES;
 const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ShoalLse");
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalRam");
 const VERSION: u32 = 2;
@@ -88,7 +89,7 @@ const _: () = assert!(
     size_of::<DiskSuperblockRecord>() + size_of::<U64>() + DONORS_MAX * size_of::<DonorPlaceRecord>() <= SLOT_BYTES
 );
 
-/// The lease, all of its bytes.
+/// A lease, all of its bytes.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct LeaseRecord {
@@ -99,7 +100,11 @@ struct LeaseRecord {
     client: [u8; 16],
     renewed: U64,
     released: u8,
-    reserved: [u8; 455],
+    claim: u8,
+    epoch: U64,
+    mark: U64,
+    bytes: U64,
+    reserved: [u8; 430],
 }
 
 const _: () = assert!(size_of::<LeaseRecord>() == LEASE_BYTES);
@@ -286,15 +291,34 @@ impl DiskSuperblock {
     }
 }
 
-/// The client that has a disk open, on donors that know no clients of their own.
+/// What a client's lease says of its right to the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LeaseClaim {
+    /// It has the disk.
+    #[default]
+    Owns,
+    /// It wants the disk if nobody has it.
+    Asks,
+    /// It takes the disk from whoever has it.
+    Seizes,
+}
+
+/// A client that has a disk open, had it, or wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     pub uuid: [u8; 16],
     pub client: [u8; 16],
     /// Grows with every renewal.
     pub renewed: u64,
-    /// Its client has closed the disk.
+    /// Its client has closed the disk, or given up.
     pub released: bool,
+    pub claim: LeaseClaim,
+    /// Grows with every client. 0: a program that knew none.
+    pub epoch: u64,
+    /// Of this donor, for as long as the client has it.
+    pub mark: u64,
+    /// Length of this donor (bytes). 0: not known.
+    pub bytes: u64,
 }
 
 impl Lease {
@@ -307,7 +331,11 @@ impl Lease {
             client: self.client,
             renewed: self.renewed.into(),
             released: self.released.into(),
-            reserved: [0; 455],
+            claim: self.claim as u8,
+            epoch: self.epoch.into(),
+            mark: self.mark.into(),
+            bytes: self.bytes.into(),
+            reserved: [0; 430],
         };
         seal(0, record.as_mut_bytes());
         record.as_bytes().to_vec()
@@ -320,8 +348,23 @@ impl Lease {
         if !valid || record.crc != checksum(0, &record.as_bytes()[4..]) {
             return None;
         }
-        let LeaseRecord { uuid, client, renewed, released, .. } = *record;
-        Some(Lease { uuid, client, renewed: renewed.get(), released: released != 0 })
+        let claim = [LeaseClaim::Owns, LeaseClaim::Asks, LeaseClaim::Seizes].get(usize::from(record.claim)).copied()?;
+        Some(Lease {
+            uuid: record.uuid,
+            client: record.client,
+            renewed: record.renewed.get(),
+            released: record.released != 0,
+            claim,
+            epoch: record.epoch.get(),
+            mark: record.mark.get(),
+            bytes: record.bytes.get(),
+        })
+    }
+
+    /// The leases on a donor, from [`LEASE_AT`] on, those of this disk; one for each place.
+    pub fn all(bytes: &[u8], disk: &[u8; 16]) -> [Option<Lease>; LEASES] {
+        let mut chunks = bytes.chunks_exact(LEASE_BYTES);
+        std::array::from_fn(|_| chunks.next().and_then(Lease::decode).filter(|lease| lease.uuid == *disk))
     }
 }
 
@@ -375,7 +418,16 @@ mod tests {
 
     #[test]
     fn leases_come_back_and_no_bit_may_flip() {
-        let lease = Lease { uuid: [1; 16], client: [2; 16], renewed: 1 << 40, released: true };
+        let lease = Lease {
+            uuid: [1; 16],
+            client: [2; 16],
+            renewed: 1 << 40,
+            released: true,
+            claim: LeaseClaim::Seizes,
+            epoch: 7,
+            mark: 1 << 50,
+            bytes: 1 << 30,
+        };
         let mut bytes = lease.encode();
         assert_eq!((bytes.len(), Lease::decode(&bytes)), (LEASE_BYTES, Some(lease)));
         for bit in 0..LEASE_BYTES * 8 {
@@ -384,5 +436,8 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
         assert_eq!((Lease::decode(&bytes[1..]), Lease::decode(&[0; LEASE_BYTES])), (None, None));
+        let two = [vec![0; LEASE_BYTES], bytes].concat();
+        assert_eq!(Lease::all(&two, &[1; 16]).iter().position(Option::is_some), Some(1));
+        assert_eq!(Lease::all(&two, &[9; 16]).iter().position(Option::is_some), None);
     }
 }

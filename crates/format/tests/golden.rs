@@ -5,8 +5,8 @@
 
 use shoal_format::Sums;
 use shoal_format::ram::{
-    DiskSuperblock, DonorPlace, GroupId, Lease, Standing, TrimmedRange, UnitEntry, UnitHeader, decode_trimmed,
-    encode_trimmed,
+    DiskSuperblock, DonorPlace, GroupId, Lease, LeaseClaim, Standing, TrimmedRange, UnitEntry, UnitHeader,
+    decode_trimmed, encode_trimmed,
 };
 use shoal_format::ram_checkpoint::{self as checkpoint, GroupRecord, Kind, Root, Stamp};
 use shoal_format::vlog::map::{Area, Directory, List, MapPiece, decode_map, encode_map};
@@ -149,7 +149,17 @@ const UNIT_PARITY: &str = "
 #[test]
 fn leases_and_lists_of_ranges() {
     for (released, expected) in [(false, LEASE), (true, LEASE_RELEASED)] {
-        let lease = Lease { uuid: uuid(0x40), client: uuid(0x60), renewed: 0x0102_0304_0506_0708, released };
+        // As of programs that knew no epochs.
+        let lease = Lease {
+            uuid: uuid(0x40),
+            client: uuid(0x60),
+            renewed: 0x0102_0304_0506_0708,
+            released,
+            claim: LeaseClaim::Owns,
+            epoch: 0,
+            mark: 0,
+            bytes: 0,
+        };
         golden(&lease.encode(), expected);
         assert_eq!(Lease::decode(&lease.encode()), Some(lease));
     }

@@ -67,8 +67,8 @@ pub use fuse_device::clone_connection;
 pub use fuse_ring::{Answer, Answers, FuseRing, Taken, Waker};
 pub use image::HostImage;
 pub use machine::{
-    HostSpace, SystemClock, boot_id, held_host_bytes, host_free_bytes, idle_time, place_id, place_id_in, possible_cpus,
-    random_bytes,
+    HostSpace, SystemClock, boot_id, boottime_ns, held_host_bytes, host_free_bytes, idle_time, place_id, place_id_in,
+    possible_cpus, random_bytes,
 };
 pub use memory_limit::{
     Memory, keep_heap_small, memory, memory_limit_bytes, memory_room_bytes, memory_room_soon_bytes, memory_total_bytes,

@@ -51,6 +51,12 @@ impl Clock for SystemClock {
     }
 }
 
+/// Time since the machine was booted (ns), that in which it slept included: what another machine's clock saw pass, too.
+pub fn boottime_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Identifies this boot of the machine.
 pub fn boot_id() -> io::Result<[u8; 16]> {
     // It stays, and a process without a free descriptor must not take it for another one.

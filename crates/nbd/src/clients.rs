@@ -1,13 +1,16 @@
 //! The client of an export: one at a time, and one connection of it at a time.
 //!
 //! A connection may name its client when it asks for contexts: `shoal:open=ID` to become the client, `shoal:again=ID`
-//! to remain it after a connection broke, `shoal:seize=ID` to take the export over. Other servers answer as for any
-//! unknown context.
+//! to remain it after a connection broke, `shoal:seize=ID` to take the export over, `shoal:ask=ID` to learn whether it
+//! could be opened, which changes nothing. `ID` is 32 digits, and may be followed by `.` and 16 digits of an *epoch*. Other
+//! servers answer as for any unknown context.
 //! Rules: before a connection that names a client transmits, every older one that did is closed, and the requests it
 //! had sent are done or never will be (a *fence*). So a client may repeat the requests it had in flight. A client keeps
 //! the export while it is connected, and for `KEPT` after a connection broke; then another one may open it. A client
-//! that another one has followed is told so. IDs with the same first half belong to one lock: its holder proves that
-//! other clients with such IDs are dead. Left out: connections that name no client.
+//! that another one has followed is told so. Epochs come from whoever decides between servers: a client that comes
+//! again with a higher one than the holder's became the client elsewhere, and is it here, too. While there is a holder
+//! connections that name no client change nothing. IDs with the same first half belong to one lock: its holder proves that
+//! other clients with such IDs are dead.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,30 +31,42 @@ pub const TAKEN_OVER: &str = "another client has taken this area over";
 /// A connection's claim on the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    Open(ClientId),
-    Again(ClientId),
-    Seize(ClientId),
+    /// Could it be opened?
+    Ask(ClientId, u64),
+    Open(ClientId, u64),
+    Again(ClientId, u64),
+    Seize(ClientId, u64),
 }
 
 impl Claim {
     pub fn client(self) -> ClientId {
-        let (Claim::Open(client) | Claim::Again(client) | Claim::Seize(client)) = self;
-        client
+        self.parts().1
+    }
+
+    pub fn epoch(self) -> u64 {
+        self.parts().2
+    }
+
+    fn parts(self) -> (&'static str, ClientId, u64) {
+        match self {
+            Claim::Ask(client, epoch) => ("ask", client, epoch),
+            Claim::Open(client, epoch) => ("open", client, epoch),
+            Claim::Again(client, epoch) => ("again", client, epoch),
+            Claim::Seize(client, epoch) => ("seize", client, epoch),
+        }
     }
 
     /// The context that expresses the claim.
     pub fn context(self) -> String {
-        let verb = match self {
-            Claim::Open(_) => "open",
-            Claim::Again(_) => "again",
-            Claim::Seize(_) => "seize",
-        };
-        let digits: String = self.client().iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("shoal:{verb}={digits}")
+        let (verb, client, epoch) = self.parts();
+        let digits: String = client.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("shoal:{verb}={digits}.{epoch:016x}")
     }
 
     pub fn parse(context: &str) -> Option<Claim> {
-        let (verb, digits) = context.strip_prefix("shoal:")?.split_once('=')?;
+        let (verb, rest) = context.strip_prefix("shoal:")?.split_once('=')?;
+        let (digits, epoch) = rest.split_once('.').unwrap_or((rest, "0"));
+        let epoch = u64::from_str_radix(epoch, 16).ok()?;
         if digits.len() != 32 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return None;
         }
@@ -60,9 +75,10 @@ impl Claim {
             *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
         }
         match verb {
-            "open" => Some(Claim::Open(client)),
-            "again" => Some(Claim::Again(client)),
-            "seize" => Some(Claim::Seize(client)),
+            "ask" => Some(Claim::Ask(client, epoch)),
+            "open" => Some(Claim::Open(client, epoch)),
+            "again" => Some(Claim::Again(client, epoch)),
+            "seize" => Some(Claim::Seize(client, epoch)),
             _ => None,
         }
     }
@@ -80,6 +96,8 @@ struct Connection {
 #[derive(Default)]
 struct State {
     holder: Option<ClientId>,
+    /// The highest of any client's.
+    epoch: u64,
     /// When its last connection broke.
     broke: Option<Instant>,
     connections: Vec<Connection>,
@@ -93,25 +111,50 @@ pub struct Clients {
     changed: Condvar,
 }
 
+impl State {
+    /// Is the holder connected, or may it come back?
+    fn is_held(&self) -> bool {
+        let connected = self.connections.iter().any(|connection| Some(connection.client) == self.holder);
+        connected || self.broke.is_some_and(|broke| broke.elapsed() < KEPT)
+    }
+
+    /// Why this claim is turned down.
+    fn refusal(&self, claim: Claim) -> Option<String> {
+        let (_, client, epoch) = claim.parts();
+        let holder = self.holder.filter(|holder| *holder != client)?;
+        match claim {
+            Claim::Again(..) if epoch <= self.epoch => Some(TAKEN_OVER.into()),
+            Claim::Ask(..) | Claim::Open(..) if self.is_held() && holder[..8] != client[..8] => {
+                let why =
+                    "another client has this area open; stop it, or take its disk over with `shoal serve --takeover`";
+                Some(why.into())
+            }
+            Claim::Ask(..) | Claim::Open(..) | Claim::Again(..) | Claim::Seize(..) => None,
+        }
+    }
+}
+
 impl Clients {
+    /// Would this claim be turned down? Changes nothing.
+    pub(crate) fn ask(&self, claim: Claim) -> Result<(), String> {
+        self.state.lock().refusal(claim).map_or(Ok(()), Err)
+    }
+
+    /// May a connection that names no client change anything?
+    pub(crate) fn may_write_unnamed(&self) -> bool {
+        let state = self.state.lock();
+        state.holder.is_none() || !state.is_held()
+    }
+
     /// Lets a connection in after all older ones are over; an error says why not.
     pub(crate) fn admit(self: &Arc<Self>, claim: Claim) -> Result<Ticket, String> {
         let client = claim.client();
         let mut state = self.state.lock();
-        if let Some(holder) = state.holder.filter(|holder| *holder != client) {
-            let connected = state.connections.iter().any(|connection| connection.client == holder);
-            let kept = state.broke.is_some_and(|broke| broke.elapsed() < KEPT);
-            match claim {
-                Claim::Again(_) => return Err(TAKEN_OVER.into()),
-                Claim::Open(_) if (connected || kept) && holder[..8] != client[..8] => {
-                    return Err(
-                        "another client has this area open; stop it, or take its disk over with `shoal serve --takeover`".into()
-                    );
-                }
-                Claim::Open(_) | Claim::Seize(_) => {}
-            }
+        if let Some(why) = state.refusal(claim) {
+            return Err(why);
         }
         state.holder = Some(client);
+        state.epoch = state.epoch.max(claim.parts().2);
         state.broke = None;
         state.last_number += 1;
         let number = state.last_number;
@@ -179,9 +222,16 @@ mod tests {
 
     #[test]
     fn claims_are_read_as_they_are_written_and_nothing_else_is_one() {
-        for claim in [Claim::Open(id(1, 2)), Claim::Again(id(3, 4)), Claim::Seize(id(255, 0))] {
+        for claim in [
+            Claim::Ask(id(1, 1), 9),
+            Claim::Open(id(1, 2), 0),
+            Claim::Again(id(3, 4), 1),
+            Claim::Seize(id(255, 0), u64::MAX),
+        ] {
             assert_eq!(Claim::parse(&claim.context()), Some(claim));
         }
+        let of_before = format!("shoal:open={}", "01".repeat(16));
+        assert_eq!(Claim::parse(&of_before), Some(Claim::Open([1; 16], 0)));
         for text in ["shoal:pressure", "shoal:open=12", "base:open=00", "shoal:open=zz", "open="] {
             assert_eq!(Claim::parse(text), None, "{text}");
         }
@@ -190,30 +240,57 @@ mod tests {
     #[test]
     fn a_client_keeps_its_export_until_it_says_goodbye_or_another_one_seizes_it() {
         let clients = Arc::new(Clients::default());
-        let mut first = clients.admit(Claim::Open(id(1, 1))).unwrap();
-        assert!(clients.admit(Claim::Open(id(2, 2))).is_err_and(|why| why.contains("--takeover")));
+        let mut first = clients.admit(Claim::Open(id(1, 1), 0)).unwrap();
+        assert!(clients.admit(Claim::Open(id(2, 2), 0)).is_err_and(|why| why.contains("--takeover")));
         drop(first);
         // It broke: for a while it may come back.
-        assert!(clients.admit(Claim::Open(id(2, 2))).is_err());
-        first = clients.admit(Claim::Again(id(1, 1))).unwrap();
+        assert!(clients.admit(Claim::Open(id(2, 2), 0)).is_err());
+        first = clients.admit(Claim::Again(id(1, 1), 0)).unwrap();
         first.said_goodbye = true;
         drop(first);
-        let second = clients.admit(Claim::Open(id(2, 2))).unwrap();
-        assert!(clients.admit(Claim::Again(id(1, 1))).is_err_and(|why| why == TAKEN_OVER));
+        let second = clients.admit(Claim::Open(id(2, 2), 0)).unwrap();
+        assert!(clients.admit(Claim::Again(id(1, 1), 0)).is_err_and(|why| why == TAKEN_OVER));
         drop(second);
-        drop(clients.admit(Claim::Seize(id(3, 3))).unwrap());
-        assert!(clients.admit(Claim::Again(id(2, 2))).is_err_and(|why| why == TAKEN_OVER));
+        drop(clients.admit(Claim::Seize(id(3, 3), 0)).unwrap());
+        assert!(clients.admit(Claim::Again(id(2, 2), 0)).is_err_and(|why| why == TAKEN_OVER));
         // Of one lock: the former one is dead.
-        drop(clients.admit(Claim::Open(id(3, 4))).unwrap());
+        drop(clients.admit(Claim::Open(id(3, 4), 0)).unwrap());
+    }
+
+    #[test]
+    fn a_client_with_a_higher_epoch_comes_back_to_a_server_it_never_met() {
+        let clients = Arc::new(Clients::default());
+        let stood_still = clients.admit(Claim::Open(id(1, 1), 4)).unwrap();
+        assert!(clients.ask(Claim::Ask(id(2, 2), 5)).is_err());
+        assert!(clients.admit(Claim::Again(id(2, 2), 4)).is_err_and(|why| why == TAKEN_OVER));
+        assert!(!clients.may_write_unnamed());
+        let waits = clients.clone();
+        let owner = std::thread::spawn(move || waits.admit(Claim::Again(id(2, 2), 5)).map(|_| ()));
+        std::thread::sleep(Duration::from_millis(20));
+        drop(stood_still);
+        owner.join().unwrap().unwrap();
+        assert!(clients.admit(Claim::Again(id(1, 1), 4)).is_err_and(|why| why == TAKEN_OVER));
+    }
+
+    #[test]
+    fn asking_changes_nothing() {
+        let clients = Arc::new(Clients::default());
+        let mut first = clients.admit(Claim::Open(id(1, 1), 1)).unwrap();
+        first.said_goodbye = true;
+        drop(first);
+        assert!(clients.may_write_unnamed());
+        clients.ask(Claim::Ask(id(2, 2), 2)).unwrap();
+        drop(clients.admit(Claim::Again(id(1, 1), 1)).unwrap());
+        assert!(clients.ask(Claim::Ask(id(2, 2), 2)).is_err());
     }
 
     #[test]
     fn a_newer_connection_waits_for_the_end_of_the_older_one() {
         let clients = Arc::new(Clients::default());
-        let older = clients.admit(Claim::Open(id(1, 1))).unwrap();
+        let older = clients.admit(Claim::Open(id(1, 1), 0)).unwrap();
         let newer = {
             let clients = clients.clone();
-            std::thread::spawn(move || clients.admit(Claim::Again(id(1, 1))).map(|ticket| ticket.number))
+            std::thread::spawn(move || clients.admit(Claim::Again(id(1, 1), 0)).map(|ticket| ticket.number))
         };
         std::thread::sleep(Duration::from_millis(50));
         assert!(!newer.is_finished());

@@ -311,7 +311,8 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
     };
     let Ok(writing) = writing else { return };
     let closing = &shared.closing;
-    let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, guest, closing };
+    let named = ticket.is_some();
+    let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, guest, closing, named };
     // However it ended, requests taken are finished, and answered as far as the client listens.
     let input = Input::new(channel.clone(), &early).watching().stalling(limits.stalled, outbox.sending_stalls());
     let ended = transmission.run(input);

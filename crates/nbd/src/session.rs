@@ -143,6 +143,8 @@ pub(crate) struct Transmission<'a> {
     pub(crate) limits: &'a Limits,
     pub(crate) guest: &'a Guest,
     pub(crate) closing: &'a AtomicBool,
+    /// The connection named its client.
+    pub(crate) named: bool,
 }
 
 /// Zeroing without holes is carried out as a write, and needs as much memory.
@@ -287,6 +289,12 @@ impl Transmission<'_> {
         let modifies = matches!(command, CMD_WRITE | CMD_TRIM | CMD_WRITE_ZEROES);
         if export.read_only && modifies {
             return Err((EPERM, "the export is read-only".into()));
+        }
+        if modifies && !self.named && export.clients.as_ref().is_some_and(|clients| !clients.may_write_unnamed()) {
+            return Err((
+                EPERM,
+                "the export has a client, and this connection does not say that it is that one".into(),
+            ));
         }
         if command == CMD_FLUSH {
             return if at == 0 && len == 0 { Ok(()) } else { einval("a flush has no range") };

@@ -109,6 +109,8 @@ pub enum DiskError {
     NotOpen,
     #[error("another client has taken the disk over; this one has stopped")]
     TakenOver,
+    #[error("this client could not renew its lease on enough donors; bring donors back")]
+    NotRenewed,
     #[error("{0}")]
     Config(String),
 }

@@ -7,8 +7,8 @@
 //! donors and connecting again (their owner's).
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -31,7 +31,13 @@ struct Shared {
     engine: Mutex<Engine>,
     donors: RwLock<Vec<Option<Arc<dyn BlockDevice>>>>,
     clock: Arc<dyn Clock>,
-    requests: Mutex<Numbered<u64, Completion>>,
+    /// Requests under way, and whether they read.
+    requests: Mutex<Numbered<u64, (Completion, bool)>>,
+    permit: OnceLock<Arc<dyn Permit>>,
+    held: Mutex<Vec<Held>>,
+    /// Another client has the disk.
+    over: AtomicBool,
+    patience_ns: u64,
     next_ticket: AtomicU64,
     actions: Mutex<Actions>,
     poison: Poison,
@@ -59,6 +65,22 @@ pub struct Disk {
     ticker: Option<JoinHandle<()>>,
 }
 
+/// Whether this client still has the disk.
+pub trait Permit: Send + Sync {
+    /// May it change donors, and acknowledge changes?
+    fn may_change(&self) -> bool;
+    /// May it answer reads?
+    fn may_read(&self) -> bool;
+}
+
+/// An answer that waits until this client may give it.
+struct Held {
+    since_ns: u64,
+    reads: bool,
+    completion: Completion,
+    buffer: Vec<u8>,
+}
+
 /// A donor and the device that reaches it.
 pub type DonorDevice = (DonorInfo, Arc<dyn BlockDevice>);
 
@@ -67,7 +89,7 @@ impl Disk {
     pub fn create(config: &Config, donors: Vec<DonorDevice>, clock: Arc<dyn Clock>) -> Result<Disk, DiskError> {
         let (infos, devices): (Vec<_>, Vec<_>) = donors.into_iter().unzip();
         let engine = Engine::create(config, infos, clock.monotonic_ns())?;
-        Ok(Disk::start(engine, devices.into_iter().map(Some).collect(), clock))
+        Ok(Disk::start(config, engine, devices.into_iter().map(Some).collect(), clock))
     }
 
     /// The disk that is on the donors. Each comes with its first 4096 bytes; one that cannot be reached is left out.
@@ -87,10 +109,15 @@ impl Disk {
         let engine = Engine::open(config, infos, clock.monotonic_ns())?;
         // The engine has an order of its own, with places for donors that are not there.
         let order: Vec<_> = engine.status().donors.iter().map(|donor| devices.remove(&donor.name)).collect();
-        Ok(Disk::start(engine, order, clock))
+        Ok(Disk::start(config, engine, order, clock))
     }
 
-    fn start(engine: Engine, donors: Vec<Option<Arc<dyn BlockDevice>>>, clock: Arc<dyn Clock>) -> Disk {
+    fn start(
+        config: &Config,
+        engine: Engine,
+        donors: Vec<Option<Arc<dyn BlockDevice>>>,
+        clock: Arc<dyn Clock>,
+    ) -> Disk {
         let geometry = BlockGeometry {
             bytes: engine.bytes(),
             block_bytes: SECTOR_BYTES,
@@ -103,6 +130,10 @@ impl Disk {
             donors: RwLock::new(donors),
             clock,
             requests: Mutex::default(),
+            permit: OnceLock::new(),
+            held: Mutex::default(),
+            over: AtomicBool::new(false),
+            patience_ns: u64::from(config.patience_ms) * 1_000_000,
             next_ticket: AtomicU64::new(1),
             actions: Mutex::default(),
             poison: Poison::default(),
@@ -176,7 +207,23 @@ impl Disk {
 
     /// Another client has the disk now.
     pub fn taken_over(&self) {
+        self.shared.over.store(true, Ordering::SeqCst);
         self.shared.with(|engine, now| engine.taken_over(now));
+        self.shared.answer_held();
+    }
+
+    pub fn is_taken_over(&self) -> bool {
+        self.shared.over.load(Ordering::SeqCst)
+    }
+
+    /// Once: from now on donors are changed, and requests answered, only while this client has the disk.
+    pub fn permitted_by(&self, permit: Arc<dyn Permit>) {
+        assert!(self.shared.permit.set(permit).is_ok(), "a disk has one permit");
+    }
+
+    /// The donor in use, or away, whose superblock this is, and its name.
+    pub fn donor_of(&self, front: &[u8]) -> Option<(DonorId, String, bool)> {
+        self.shared.engine.lock().donor_of(front)
     }
 
     /// Donors that are not used any more are let go of.
@@ -232,6 +279,7 @@ fn tick(shared: &Weak<Shared>, stop: &Stop) {
         stop.changed.wait_for(&mut stopped, TICK);
         let Some(shared) = shared.upgrade() else { return };
         shared.with(|engine, now| engine.tick(now));
+        shared.answer_held();
         Disk::release(&shared);
     }
 }
@@ -283,14 +331,48 @@ impl Shared {
     }
 
     fn complete(&self, ticket: u64, result: Result<Vec<u8>, DiskError>) {
-        let completion = self.requests.lock().remove(&ticket);
-        let result = result.map_err(|error| match error {
+        let Some((completion, reads)) = self.requests.lock().remove(&ticket) else { return };
+        let is_over = self.over.load(Ordering::SeqCst);
+        match result {
+            Ok(_) if is_over => completion(Err(self.error(DiskError::TakenOver))),
+            Ok(buffer) if !self.may(reads) => {
+                let since_ns = self.clock.monotonic_ns();
+                self.held.lock().push(Held { since_ns, reads, completion, buffer });
+            }
+            result => completion(result.map_err(|error| self.error(error))),
+        }
+    }
+
+    fn error(&self, error: DiskError) -> MediaError {
+        match error {
             DiskError::NoSpace => MediaError::NoSpace { what: self.name.clone() },
             DiskError::OutOfRange { at, len } => MediaError::OutOfRange { what: self.name.clone(), at, len },
             other => MediaError::io(self.name.clone(), io::Error::other(other)),
-        });
-        if let Some(completion) = completion {
-            completion(result);
+        }
+    }
+
+    fn may(&self, reads: bool) -> bool {
+        self.permit.get().is_none_or(|permit| if reads { permit.may_read() } else { permit.may_change() })
+    }
+
+    /// Answers what had to wait, if it may be answered by now, or has waited too long.
+    fn answer_held(&self) {
+        let now = self.clock.monotonic_ns();
+        let is_over = self.over.load(Ordering::SeqCst);
+        let ripe: Vec<Held> = {
+            let mut held = self.held.lock();
+            let ready = |held: &mut Held| {
+                is_over || self.may(held.reads) || now.saturating_sub(held.since_ns) > self.patience_ns
+            };
+            held.extract_if(.., ready).collect()
+        };
+        for Held { reads, completion, buffer, .. } in ripe {
+            let result = match (self.over.load(Ordering::SeqCst), self.may(reads)) {
+                (true, _) => Err(DiskError::TakenOver),
+                (false, true) => Ok(buffer),
+                (false, false) => Err(DiskError::NotRenewed),
+            };
+            completion(result.map_err(|error| self.error(error)));
         }
     }
 
@@ -298,6 +380,12 @@ impl Shared {
         // Held while the donor takes the request: a disk that is dropped meanwhile must not leave the donor's last owner here.
         let donors = self.donors.read();
         let shared = self.clone();
+        if !matches!(op, DonorOp::Read { .. }) && !self.may(false) {
+            drop(donors);
+            let why = "this client could not renew its lease".to_string();
+            shared.with(|engine, now| engine.done(ticket, Err(DonorError::new(Trouble::Refused, why)), now));
+            return;
+        }
         let Some(device) = donors.get(donor as usize).and_then(Option::as_ref) else {
             drop(donors);
             let why = "the donor is not there".to_string();
@@ -350,7 +438,8 @@ impl BlockDevice for Disk {
             done
         };
         let ticket = shared.next_ticket.fetch_add(1, Ordering::Relaxed);
-        shared.requests.lock().insert(ticket, done);
+        let reads = matches!(request, Request::Read { .. });
+        shared.requests.lock().insert(ticket, (done, reads));
         shared.with(|engine, now| engine.submit(ticket, request, now));
     }
 }

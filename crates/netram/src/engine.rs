@@ -22,6 +22,7 @@ use crate::membership::epochs;
 use crate::opening::scan;
 use crate::opening::settle;
 use crate::opening::superblocks::{belongs, checkpoint_named, counts, merge};
+use crate::ownership::Quorum;
 use crate::requests::abandon::abandon;
 use crate::requests::read;
 use crate::requests::send;
@@ -68,6 +69,27 @@ pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: R
         Request::Trim { at, len } => schedule.spawn(write::zero(core, ticket, at, len, false)),
         Request::WriteZeroes { at, len, fua } => schedule.spawn(write::zero(core, ticket, at, len, fua)),
     }
+}
+
+/// The donors of a disk, by the superblocks of those that could be read.
+#[derive(Clone, Debug)]
+pub struct Members {
+    pub quorum: Quorum,
+    /// Number and birth of each of them, in the order given; `None`: it is none of the disk's.
+    pub places: Vec<Option<(DonorId, u32)>>,
+}
+
+/// Which of these donors belong to the disk. Each is given by its first bytes. `None`: none of them does.
+pub fn members(fronts: &[&[u8]], disk: &[u8; 16]) -> Option<Members> {
+    let own = |front: &&[u8]| DiskSuperblock::decode(front).ok().filter(|superblock| superblock.uuid == *disk);
+    let found: Vec<Option<DiskSuperblock>> = fronts.iter().map(own).collect();
+    let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
+    let mut newest = all.iter().max_by_key(|superblock| superblock.epoch).map(|superblock| (*superblock).clone())?;
+    newest.donors = merge(&newest, &all, newest.parity.into());
+    let place = |own: &DiskSuperblock| (own.donor, own.donors[usize::from(own.donor)].born);
+    let places = found.iter().map(|own| own.as_ref().filter(|own| belongs(own, &newest)).map(place)).collect();
+    let counting = newest.donors.iter().filter(|place| counts(place)).count();
+    Some(Members { quorum: Quorum { counting, parity: newest.parity.into() }, places })
 }
 
 /// A group that a donor did not take is saved elsewhere.
@@ -346,6 +368,15 @@ impl Engine {
         }
         self.run();
         Ok(())
+    }
+
+    /// The donor of the disk whose superblock these bytes hold: its number, its name, and whether it is there.
+    pub fn donor_of(&self, front: &[u8]) -> Option<(DonorId, String, bool)> {
+        let state = self.core.lock();
+        let own = DiskSuperblock::decode(front).ok().filter(|own| own.uuid == state.config.uuid)?;
+        let donor = state.donors.get(usize::from(own.donor))?;
+        let same = own.donors[usize::from(own.donor)].born == donor.born && !donor.is_final();
+        same.then(|| (own.donor, donor.info.name.clone(), donor.state.is_in_use()))
     }
 
     /// Donors that are not used any more and have nothing to answer.

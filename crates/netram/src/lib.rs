@@ -21,6 +21,7 @@
 //! | `opening` | opening a disk: by a checkpoint, or by the headers of all units |
 //! | `engine` | creating and opening, events in, actions out |
 //! | `disk` | the engine as a block device over donors that are block devices |
+//! | `ownership` | one client at a time: leases on donors |
 //! | `donor` | the other side: memory lent to clients |
 //!
 //! No two modules use each other; `use crate::` shows what each needs.
@@ -36,6 +37,7 @@ pub mod donor;
 mod engine;
 mod membership;
 mod opening;
+pub mod ownership;
 mod parity;
 #[cfg(feature = "planted")]
 pub mod planted;
@@ -51,8 +53,8 @@ mod upkeep;
 pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
 pub use config::{Config, Plan, Policy};
 pub use counts::{Counts, Traffic};
-pub use disk::{Disk, DonorDevice};
-pub use engine::{Engine, SECTOR_BYTES, identify};
+pub use disk::{Disk, DonorDevice, Permit};
+pub use engine::{Engine, Members, SECTOR_BYTES, identify, members};
 pub use shoal_format::ram::SUPERBLOCK_BYTES;
 pub use state::donors::DonorState;
 pub use state::room::DrainRoom;

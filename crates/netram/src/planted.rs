@@ -92,5 +92,15 @@ shoal_media::plantable! {
         TrimmedUnheld,
         /// Opening from a checkpoint takes blocks that are to be looked for as trimmed.
         LookForgotten,
+        /// A client that takes a disk over does not wait until the former one has ended.
+        TakeoverAtOnce,
+        /// Leases of other clients are not looked at.
+        LeaseUnchecked,
+        /// A client goes on without renewing its lease.
+        LeaseNotRenewed,
+        /// A client enters with one donor too few.
+        QuorumSmall,
+        /// A donor is not asked whether it is the one that it was.
+        DonorUnnumbered,
     }
 }

@@ -3,6 +3,7 @@
 //! `cargo test --release -p shoal-netram --features planted --test planted -- --nocapture` prints the list with the seed that
 //! caught each bug; `SHOAL_BUG=NoErase` tries one, `SHOAL_SEEDS=10000` more lives. One test, because a planted bug is planted for the whole process.
 
+mod clients;
 mod world;
 
 use shoal_netram::DiskError;
@@ -34,6 +35,9 @@ const OF_CHECKPOINTS: [Bug; 11] = [
     Bug::TrimmedUnheld,
     Bug::LookForgotten,
 ];
+/// Bugs of the leases, which lives of several clients show.
+const OF_OWNERS: [Bug; 5] =
+    [Bug::TakeoverAtOnce, Bug::LeaseUnchecked, Bug::LeaseNotRenewed, Bug::QuorumSmall, Bug::DonorUnnumbered];
 /// Rules whose breach no life shows yet. They were taken for caught for as long as the switch turned on another bug beside each of
 /// them; lives that show them are still to be written. `SHOAL_BUG` tries one.
 const UNSEEN: [Bug; 4] = [Bug::CheckpointTrimDropped, Bug::PlaceReused, Bug::MovedForgotten, Bug::TrimmedUnheld];
@@ -59,6 +63,14 @@ fn a_scene(number: u64) -> Result<(), DiskError> {
 
 fn with_checkpoints(seed: u64) -> Result<(), DiskError> {
     oracle::with(|| all_kinds(seed))
+}
+
+fn of_clients(seed: u64) -> Result<(), DiskError> {
+    clients::life(seed).map(|_| ()).map_err(DiskError::Config)
+}
+
+fn a_scene_of_clients(number: u64) -> Result<(), DiskError> {
+    clients::SCENES[number as usize].1().map_err(DiskError::Config)
 }
 
 fn a_brief_one_with_checkpoints(seed: u64) -> Result<(), DiskError> {
@@ -98,6 +110,10 @@ fn every_planted_bug_is_caught() {
         let others = (0..seeds).map(|seed| (all_kinds as Life, seed));
         let of_checkpoints = OF_CHECKPOINTS.contains(&bug);
         let lives: Vec<(Life, u64)> = match of_checkpoints {
+            _ if OF_OWNERS.contains(&bug) => {
+                let scenes = (0..clients::SCENES.len() as u64).map(|scene| (a_scene_of_clients as Life, scene));
+                scenes.chain((0..seeds).map(|seed| (of_clients as Life, seed))).collect()
+            }
             true => {
                 let telling = CHECKPOINT_TELLING.into_iter().map(|seed| (with_checkpoints as Life, seed));
                 let brief = CHECKPOINT_BRIEF_TELLING.into_iter().chain(0..BRIEF_SEEDS);

@@ -54,13 +54,24 @@ impl Inner {
             )
             .remedy("use another name there (name=NAME), or let its owner restart it"));
         }
+        match self.disk.donor_of(&one.front) {
+            Some((_, other, true)) => {
+                let cause = format!("is in use by this disk already, as donor {other}");
+                return Err(Failure::new(format_args!("donor {name}"), cause));
+            }
+            // It holds what the disk misses.
+            Some((_, _, false)) => return Ok(self.expect_back(donor)),
+            None => {}
+        }
         // The keeper may be about to release the former member.
         let _joining = self.joining.lock();
         // The former member's connection would take the donor back from the new one's.
         let former = self.members.lock().remove(&name);
         // Without the lock: its thread may be reporting pressure.
         drop(former);
-        one.link.claim(Claim::Open(self.client)).map_err(|error| lease::refused(&one.donor, &error))?;
+        one.link
+            .claim(Claim::Open(self.ownership.client, self.ownership.epoch()))
+            .map_err(|error| lease::refused(&one.donor, &error))?;
         // While the donors learn of a former change, the number of one that left cannot be another's yet.
         let begun = Instant::now();
         while !self.disk.status().epoch_stored && begun.elapsed() < SETTLING {
@@ -72,12 +83,19 @@ impl Inner {
         }
         self.take_in(&one)?;
         // Not before: the keeper would take it back meanwhile.
+        Ok(self.expect_back(donor))
+    }
+
+    /// The keeper takes it back when it is not there.
+    fn expect_back(&self, donor: Donor) -> String {
+        let name = donor.to_string();
+        self.leaving.lock().remove(&name);
         self.dismissed.lock().remove(&name);
         let donors = &mut self.name.lock().donors;
         if !donors.contains(&donor) {
             donors.push(donor);
         }
-        Ok(format!("donor {name} joins; name it, too, when the disk is served again"))
+        format!("donor {name} joins; name it, too, when the disk is served again")
     }
 
     fn drain(&self, donor: &Donor) -> Outcome<String> {

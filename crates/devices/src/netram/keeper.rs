@@ -1,8 +1,7 @@
-//! Keeps a network RAM disk's donors: takes back those that can be reached again, lets go of those that are not needed any more,
-//! and renews the lease.
+//! Keeps a network RAM disk's donors: takes back those that can be reached again, and lets go of those that are not needed any more.
 //!
-//! Rules: once a second. A donor that still holds what it held is taken back as it was; one that came back empty joins
-//! anew. One that holds something else, or whose contents are not certain, is left alone. A donor that an administrator
+//! Rules: once a second. A donor that still holds what it held is taken back as it was, under whatever address; one that came back
+//! empty joins anew. The epoch of this client is higher than that of whoever had the donor before. One that holds something else, or whose contents are not certain, is left alone. A donor that an administrator
 //! has sent away stays away, and is emptied again and again, less and less often, while the others have no room for it.
 //! One that was emptied because it needed its memory comes back when it no longer does.
 
@@ -13,16 +12,17 @@ use std::time::{Duration, Instant};
 
 use shoal_host::Ticker;
 use shoal_media::{BlockDevice, Request};
-use shoal_nbd::Claim;
 use shoal_netram::{DonorId, DonorState, NotBack};
 use tracing::{debug, info, warn};
 
 use super::name::Donor;
 use super::reach::{NotReached, Reached, reach};
-use super::{Inner, drain_if_it_fits, find, give_back, lease, stop};
+use super::{Inner, drain_if_it_fits, find, give_back, stop};
 use crate::donor_link::DonorLink;
 
 const EVERY: Duration = Duration::from_secs(1);
+/// How late a request of a former connection may be carried out, as far as a wait can tell.
+const LATE: Duration = Duration::from_secs(3);
 /// A donor that could not be emptied is emptied again after this, then after twice as long, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -38,7 +38,7 @@ pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
     let inner = Arc::downgrade(inner);
     Ticker::start("netram-keeper", EVERY, move |stopping| {
         let Some(inner) = inner.upgrade() else { return ControlFlow::Break(()) };
-        inner.renew();
+        inner.dismiss_strangers();
         inner.let_go();
         inner.relieve();
         inner.see_off();
@@ -53,11 +53,20 @@ pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
 }
 
 impl Inner {
-    fn renew(&self) {
-        if self.links().iter().any(|link| lease::is_anothers(link, self.client)) {
-            return stop(&self.disk);
+    /// Connections that lead to another donor, or to one that has forgotten what it was told.
+    fn dismiss_strangers(&self) {
+        for mark in self.ownership.take_strangers() {
+            let name =
+                self.members.lock().iter().find(|(_, member)| member.link.mark() == mark).map(|(name, _)| name.clone());
+            let Some(name) = name else { continue };
+            warn!("donor {name} is not the one that it was; going on without it");
+            if let Some((disk, id)) = find(&Arc::downgrade(&self.disk), &name) {
+                disk.lost(id);
+            }
+            let former = self.members.lock().remove(&name);
+            self.ownership.lets_go(mark);
+            drop(former);
         }
-        self.renew_leases(false);
     }
 
     /// Ends connections to donors that are not used any more, which gives them their memory back.
@@ -155,19 +164,25 @@ impl Inner {
             Err(NotReached::Away(error)) => return debug!("{error}"),
             Err(NotReached::Unfit(failure)) => return debug!("{failure}"),
         };
-        if let Err(error) = one.link.claim(Claim::Again(self.client)) {
+        if let Some(failure) = one.cut_short() {
+            return debug!("{failure}");
+        }
+        if let Some((_, other, true)) = self.disk.donor_of(&one.front) {
+            // A claim would end the connection that is in use.
+            return debug!("donor {donor} is in use as donor {other}");
+        }
+        if let Err(error) = one.link.claim(self.ownership.again()) {
             if error.is_taken_over() {
-                stop(&self.disk);
+                self.is_lost_to_another(&donor.to_string());
             }
             return debug!("donor {donor}: {error}");
         }
-        if lease::is_anothers(&one.link, self.client) {
-            // Written by another client since, or left by one of a former disk.
+        if self.ownership.is_anothers(&one.front) {
             return debug!("donor {donor}: another client's lease");
         }
         if !one.link.is_fenced() {
             // Requests sent through former connections arrive first.
-            std::thread::sleep(lease::WATCHED);
+            std::thread::sleep(LATE);
         }
         let Ok(front) = one.link.front() else { return };
         let one = Reached { front, ..one };
@@ -175,12 +190,23 @@ impl Inner {
         match self.disk.back(one.info(), one.device(), &one.front, one.link.is_fenced()) {
             Ok(_) => {
                 one.link.belongs_to(self.uuid, true);
-                lease::renew_all([&*one.link], &self.uuid, self.client, false);
+                one.link.is_at(one.place());
                 self.join(&name, one.link.clone());
                 info!("donor {name} is back, with what it held");
             }
             Err(NotBack::Later) => {}
             Err(NotBack::Stranger) => self.welcome(&one),
+        }
+    }
+
+    /// A donor of ours says that another client has it.
+    fn is_lost_to_another(&self, name: &str) {
+        let mark = self.members.lock().get(name).map(|member| member.link.mark());
+        if let Some(mark) = mark {
+            self.ownership.lost_to_another(mark);
+        }
+        if self.ownership.is_over() {
+            stop(&self.disk);
         }
     }
 

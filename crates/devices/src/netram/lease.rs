@@ -1,29 +1,43 @@
-//! One client at a time has a disk open.
+//! One client at a time: getting a disk, keeping it, giving it up.
 //!
-//! Donors of ours know their client: a claim of another one is refused while it is connected, and seizing ends its
-//! connections before ours transmits (`shoal_nbd::Claim`). On other donors the client leaves a record and renews it
-//! every second. A client that opens such a disk watches the record for `WATCHED`: if it changes, its client lives; if
-//! not, that client's requests have arrived by then, as far as a wait can tell. The old client reads its record before
-//! each renewal, and stops when it finds another's. The first half of a client's id stands for the lock file it holds:
-//! a client that holds the same file knows that the others are dead.
+//! Rules: all donors are asked before one is claimed, and what few refuse stands against what the others grant (a *quorum*,
+//! `shoal_netram::ownership`). Donors of ours know their client and let nobody else write (`shoal_nbd::Claim`); on others the lease
+//! of a client that was there is waited for. A thread of its own renews the leases, and waits for no donor. Where a
+//! donor does not know its clients, the disk changes and acknowledges nothing when the lease was not renewed in time.
+//! The first half of a client's id stands for the lock file it holds: a client that holds the same file knows that the
+//! others are dead. Left out: the rules of leases (`shoal_netram::ownership`).
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs::File;
 use std::hash::{Hash, Hasher};
+use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, SystemTime};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
-use shoal_format::ram::{LEASE_AT, LEASE_BYTES, Lease};
-use shoal_media::BlockDevice;
+use parking_lot::Mutex;
+use shoal_format::ram::{LEASE_AT, LEASE_BYTES, LEASES, Lease, LeaseClaim};
+use shoal_host::{Ticker, boottime_ns};
+use shoal_media::{BlockDevice, Completion, Request};
 use shoal_nbd::{Claim, ClientId, ConnectError};
+use shoal_netram::Permit;
+use shoal_netram::ownership::{
+    Entry, Look, Looks, Outcome as Came, Quorum, RENEW_NS, Refusal, Renewal, Step, Tenure, place_of,
+};
+use tracing::warn;
 
 use super::name::Donor;
 use super::reach::Reached;
+use super::{Inner, stop};
 use crate::donor_link::DonorLink;
 use crate::failure::{During, Failure, Outcome};
 
-/// Three renewals.
-pub(super) const WATCHED: Duration = Duration::from_secs(3);
+/// How long a donor may take to show or take a lease. Whoever takes longer does not count.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+type Leases = [Option<Lease>; LEASES];
 
 /// A new id: half of it for the lock, half at random.
 pub(super) fn client_id(lock: Option<&File>) -> Outcome<ClientId> {
@@ -46,69 +60,428 @@ pub(super) fn refused(donor: &Donor, error: &ConnectError) -> Failure {
     Failure::new(format_args!("donor {donor}"), cause)
 }
 
-/// Claims all donors for this client; the error names one that another client has. Returns them with their present
-/// contents.
-pub(super) fn claim(
-    reached: Vec<&Reached>,
-    client: ClientId,
-    uuid: &[u8; 16],
-    takeover: bool,
-) -> Outcome<Vec<Reached>> {
-    let how = if takeover { Claim::Seize(client) } else { Claim::Open(client) };
-    for one in &reached {
-        one.link.claim(how).map_err(|error| refused(&one.donor, &error))?;
+/// A client's right to a disk.
+pub(super) struct Ownership {
+    pub(super) client: ClientId,
+    uuid: [u8; 16],
+    tenure: Mutex<Tenure>,
+    renewals: AtomicU64,
+    changes_until_ns: AtomicU64,
+    reads_until_ns: AtomicU64,
+    /// A donor is in use that does not know its clients.
+    timed: AtomicBool,
+    /// Marks of donors that turned out to be others.
+    strangers: Mutex<Vec<u64>>,
+}
+
+impl Permit for Ownership {
+    fn may_change(&self) -> bool {
+        !self.timed.load(Ordering::SeqCst) || boottime_ns() < self.changes_until_ns.load(Ordering::SeqCst)
     }
-    let others: Vec<&&Reached> = reached.iter().filter(|one| !one.link.is_fenced()).collect();
-    let before: Vec<Option<Lease>> = others.iter().map(|one| held(&one.link)).collect();
-    let held_by_another = |lease: &Lease| !lease.released && lease.client != client;
-    if before.iter().flatten().any(held_by_another) {
-        if takeover {
-            // The old client finds it at its next renewal.
-            renew_all(others.iter().map(|one| &*one.link), uuid, client, false);
+
+    fn may_read(&self) -> bool {
+        !self.timed.load(Ordering::SeqCst) || boottime_ns() < self.reads_until_ns.load(Ordering::SeqCst)
+    }
+}
+
+impl Ownership {
+    pub(super) fn epoch(&self) -> u64 {
+        self.tenure.lock().epoch
+    }
+
+    /// A claim of this client's on a donor that it has had already, or comes back to.
+    pub(super) fn again(&self) -> Claim {
+        Claim::Again(self.client, self.epoch())
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.tenure.lock().is_over()
+    }
+
+    /// The disk uses this donor from now on; its lease is written with the next renewal.
+    pub(super) fn uses(&self, link: &DonorLink) {
+        if !link.is_fenced() {
+            self.timed.store(true, Ordering::SeqCst);
         }
-        std::thread::sleep(WATCHED);
-        let dead = |lease: &Lease| lease.client[..8] == client[..8];
-        for (one, before) in others.iter().zip(&before) {
-            let now = held(&one.link);
-            let lives = now.filter(held_by_another).is_some_and(|lease| now != *before && !dead(&lease));
-            if lives && !takeover {
-                let cause = "another client has its disk open";
-                return Err(Failure::new(format_args!("donor {}", one.donor), cause)
-                    .remedy("stop it, or take the disk over with --takeover"));
+    }
+
+    pub(super) fn lets_go(&self, mark: u64) {
+        let mut tenure = self.tenure.lock();
+        tenure.lets_go(mark);
+        self.publish(&tenure);
+    }
+
+    /// A donor of ours says that another client has it.
+    pub(super) fn lost_to_another(&self, mark: u64) {
+        let mut tenure = self.tenure.lock();
+        tenure.lost_to_another(mark);
+        self.publish(&tenure);
+    }
+
+    pub(super) fn take_strangers(&self) -> Vec<u64> {
+        std::mem::take(&mut self.strangers.lock())
+    }
+
+    fn publish(&self, tenure: &Tenure) {
+        self.changes_until_ns.store(tenure.changes_until_ns(), Ordering::SeqCst);
+        self.reads_until_ns.store(tenure.reads_until_ns(), Ordering::SeqCst);
+    }
+
+    fn lease(&self, link: &DonorLink, epoch: u64, claim: LeaseClaim, released: bool) -> Lease {
+        Lease {
+            uuid: self.uuid,
+            client: self.client,
+            renewed: self.renewals.fetch_add(1, Ordering::SeqCst),
+            released,
+            claim,
+            epoch,
+            mark: link.mark(),
+            bytes: link.geometry().bytes,
+        }
+    }
+
+    /// Reads the leases of a donor and renews this client's there. Waits for nothing.
+    fn renew(self: &Arc<Self>, link: &Arc<DonorLink>) {
+        if !link.begins_renewal() {
+            return;
+        }
+        let (this, to) = (self.clone(), Arc::downgrade(link));
+        let from_ns = boottime_ns();
+        let read: Completion = Box::new(move |result| {
+            let Some(link) = to.upgrade() else { return };
+            match result {
+                Ok(bytes) => this.found(&link, from_ns, &Lease::all(&bytes, &this.uuid)),
+                Err(_) => link.ends_renewal(),
+            }
+        });
+        link.submit(Request::Read { at: LEASE_AT as u64, buffer: vec![0; LEASES * LEASE_BYTES] }, read);
+    }
+
+    fn found(self: &Arc<Self>, link: &Arc<DonorLink>, from_ns: u64, leases: &Leases) {
+        let (seen, epoch) = {
+            let mut tenure = self.tenure.lock();
+            let seen = tenure.seen(link.mark(), leases);
+            self.publish(&tenure);
+            (seen, tenure.epoch)
+        };
+        let (place, asked) = match seen {
+            Renewal::Write { place, asked } => (place, asked),
+            Renewal::Superseded => return link.ends_renewal(),
+            Renewal::Stranger => {
+                self.strangers.lock().push(link.mark());
+                return link.ends_renewal();
+            }
+        };
+        let lease = self.lease(link, epoch, LeaseClaim::Owns, false);
+        let (this, to) = (self.clone(), Arc::downgrade(link));
+        let written: Completion = Box::new(move |result| {
+            let Some(link) = to.upgrade() else { return };
+            if result.is_ok() {
+                link.has_lease(lease.renewed);
+                let mut tenure = this.tenure.lock();
+                tenure.renewed(lease.mark, from_ns, asked, boottime_ns());
+                this.publish(&tenure);
+            }
+            link.ends_renewal();
+        });
+        link.submit(write_of(place, &lease), written);
+    }
+
+    /// Leaves this client's lease on a donor that was emptied.
+    pub(super) fn leave(&self, link: &DonorLink) -> Outcome<()> {
+        let lease = self.lease(link, self.epoch(), LeaseClaim::Owns, false);
+        link.write_from(LEASE_AT as u64, &lease.encode()).during("lease of a donor")?;
+        link.has_lease(lease.renewed);
+        Ok(())
+    }
+
+    /// Has another client been on this donor since?
+    pub(super) fn is_anothers(&self, front: &[u8]) -> bool {
+        let leases = front.get(LEASE_AT..).map(|bytes| Lease::all(bytes, &self.uuid)).unwrap_or_default();
+        self.tenure.lock().is_superseded(&leases)
+    }
+
+    /// Gives the disk up: whoever comes next need not wait.
+    pub(super) fn release(&self, links: &[Arc<DonorLink>]) {
+        let epoch = self.epoch();
+        // From here on this client changes nothing.
+        self.changes_until_ns.store(0, Ordering::SeqCst);
+        self.timed.store(true, Ordering::SeqCst);
+        let deadline = Instant::now() + PATIENCE;
+        // A renewal under way must not come after it.
+        while links.iter().any(|link| link.is_renewing()) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let links: Vec<&DonorLink> =
+            links.iter().map(|link| &**link).filter(|link| link.state() == "connected").collect();
+        let found = read_all(&links, Some(&self.uuid));
+        let requests = links.iter().zip(&found).map(|(link, leases)| {
+            let place = place_of(leases.as_ref()?, &self.client);
+            Some(write_of(place, &self.lease(link, epoch, LeaseClaim::Owns, true)))
+        });
+        ask_all(&links, requests.collect());
+    }
+}
+
+fn write_of(place: usize, lease: &Lease) -> Request {
+    Request::Write { at: (LEASE_AT + place * LEASE_BYTES) as u64, buffer: lease.encode(), fua: false }
+}
+
+/// Sends each donor a request, and waits for the answers for as long as the patience lasts. `None`: no request, an
+/// error, or no answer.
+fn ask_all(links: &[&DonorLink], requests: Vec<Option<Request>>) -> Vec<Option<Vec<u8>>> {
+    let (sender, receiver) = mpsc::channel();
+    let mut open = 0;
+    for (number, (link, request)) in links.iter().zip(requests).enumerate() {
+        let Some(request) = request else { continue };
+        let sender = sender.clone();
+        open += 1;
+        let done: Completion = Box::new(move |result| {
+            // Nobody waits for one that is late.
+            let _ = sender.send((number, result.ok()));
+        });
+        link.submit(request, done);
+    }
+    let mut answers = vec![None; links.len()];
+    let deadline = Instant::now() + PATIENCE;
+    for _ in 0..open {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let Ok((number, answer)) = receiver.recv_timeout(left) else { break };
+        answers[number] = answer;
+    }
+    answers
+}
+
+/// The leases on each donor. Without a disk, those of any.
+fn read_all(links: &[&DonorLink], disk: Option<&[u8; 16]>) -> Vec<Option<Leases>> {
+    let read = || Some(Request::Read { at: LEASE_AT as u64, buffer: vec![0; LEASES * LEASE_BYTES] });
+    let all = ask_all(links, links.iter().map(|_| read()).collect());
+    let decoded = |bytes: Vec<u8>| match disk {
+        Some(disk) => Lease::all(&bytes, disk),
+        None => {
+            let mut chunks = bytes.chunks_exact(LEASE_BYTES);
+            std::array::from_fn(|_| chunks.next().and_then(Lease::decode))
+        }
+    };
+    all.into_iter().map(|bytes| bytes.map(decoded)).collect()
+}
+
+/// Who wants which disk, and how.
+pub(super) struct Wish<'a> {
+    pub(super) client: ClientId,
+    pub(super) uuid: &'a [u8; 16],
+    pub(super) takeover: bool,
+    pub(super) quorum: Quorum,
+    /// Of each donor reached: does it belong to the disk?
+    pub(super) belongs: Vec<bool>,
+    /// The disk is new: its donors must not be any other's either, and are left as they were where it is not made.
+    pub(super) is_new: bool,
+}
+
+/// Gets the disk for this client. Returns the donors that are its own now, with their present contents.
+pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached>, Arc<Ownership>)> {
+    let claimed = claim(&reached, wish)?;
+    let mut own: Vec<(&Reached, bool)> = Vec::new();
+    for ((one, belongs), claimed) in reached.into_iter().zip(&wish.belongs).zip(claimed) {
+        match claimed {
+            Ok(()) => own.push((one, *belongs)),
+            Err(failure) => warn!("{failure}; going on without it"),
+        }
+    }
+    let ownership = lease(&own, wish)?;
+    let mut entered = Vec::new();
+    for (one, _) in own {
+        let again = one.link.front().during(format_args!("donor {}", one.donor));
+        match again {
+            Ok(front) => entered.push(Reached { donor: one.donor.clone(), link: one.link.clone(), front }),
+            Err(failure) => {
+                warn!("{failure}; going on without it");
+                ownership.lets_go(one.link.mark());
             }
         }
     }
-    let again = |one: &Reached| -> Outcome<Reached> {
-        let front = one.link.front().during(format_args!("donor {}", one.donor))?;
-        Ok(Reached { donor: one.donor.clone(), link: one.link.clone(), front })
+    loop {
+        let leases = |one: &Reached| Lease::all(one.front.get(LEASE_AT..).unwrap_or_default(), wish.uuid);
+        let marks: Vec<Option<u64>> = entered.iter().map(|one| own_mark(&leases(one), &wish.client)).collect();
+        let links: Vec<&DonorLink> = entered.iter().map(|one| &*one.link).collect();
+        let Some((one, other)) = twice(&links, &marks) else { break };
+        warn!("{}; going on without it", is_the_same(&entered[one].donor, &entered[other].donor));
+        ownership.lets_go(entered.remove(one).link.mark());
+    }
+    Ok((entered, ownership))
+}
+
+/// Claims donors of ours: all are asked first, and none is taken unless enough grant it.
+fn claim(reached: &[&Reached], wish: &Wish) -> Outcome<Vec<Outcome<()>>> {
+    let leases = |one: &&Reached| one.front.get(LEASE_AT..).map(|bytes| Lease::all(bytes, wish.uuid));
+    let epochs = reached.iter().filter_map(leases).flatten().flatten().map(|lease| lease.epoch);
+    let epoch = epochs.max().unwrap_or(0) + 1;
+    let client = wish.client;
+    let asked = together(reached, |_, one| match wish.takeover {
+        true => Ok(()),
+        false => one.link.ask(client, epoch).map(|_| ()).map_err(|error| refused(&one.donor, &error)),
+    });
+    let asked = enough(asked, wish)?;
+    let granted: Vec<bool> = asked.iter().map(Result::is_ok).collect();
+    let claimed = together(reached, |number, one| {
+        let claim = match (wish.takeover, granted[number]) {
+            (true, _) => Claim::Seize(client, epoch),
+            (false, true) => Claim::Open(client, epoch),
+            // The others have decided.
+            (false, false) => Claim::Again(client, epoch),
+        };
+        one.link.claim(claim).map_err(|error| refused(&one.donor, &error))
+    });
+    enough(claimed, wish)
+}
+
+fn together<T: Send>(reached: &[&Reached], each: impl Fn(usize, &Reached) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let each = &each;
+        let spawned = reached.iter().copied().enumerate().map(|(number, one)| scope.spawn(move || each(number, one)));
+        let threads: Vec<_> = spawned.collect();
+        threads.into_iter().map(|thread| thread.join().expect("it panics no more than this one")).collect()
+    })
+}
+
+/// Have enough donors of the disk granted it? The error is one of theirs. Where too few were reached, the leases say so.
+fn enough(answers: Vec<Outcome<()>>, wish: &Wish) -> Outcome<Vec<Outcome<()>>> {
+    let is_refusal = |(answer, belongs): (&Outcome<()>, &bool)| *belongs && answer.is_err();
+    let refusals = answers.iter().zip(&wish.belongs).filter(|&(answer, belongs)| is_refusal((answer, belongs))).count();
+    let members = wish.belongs.iter().filter(|belongs| **belongs).count();
+    if refusals == 0 || members - refusals >= wish.quorum.enters() {
+        return Ok(answers);
+    }
+    let mut refused = answers.into_iter().zip(&wish.belongs).filter(|(_, belongs)| **belongs);
+    Err(refused.find_map(|(answer, _)| answer.err()).expect("one was counted"))
+}
+
+/// Leaves this client's lease on all donors, by the rules.
+fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
+    let links: Vec<&DonorLink> = own.iter().map(|(one, _)| &*one.link).collect();
+    let ownership = Ownership {
+        client: wish.client,
+        uuid: *wish.uuid,
+        tenure: Mutex::new(Tenure::new(wish.client, 0, wish.quorum)),
+        renewals: AtomicU64::new(1),
+        changes_until_ns: AtomicU64::new(0),
+        reads_until_ns: AtomicU64::new(0),
+        timed: AtomicBool::new(links.iter().any(|link| !link.is_fenced())),
+        strangers: Mutex::default(),
     };
-    reached.into_iter().map(again).collect()
-}
-
-/// The record that a client has left on a donor.
-fn held(link: &DonorLink) -> Option<Lease> {
-    let mut bytes = vec![0; LEASE_BYTES];
-    link.read_into(LEASE_AT as u64, &mut bytes).ok()?;
-    Lease::decode(&bytes)
-}
-
-/// Renews the records on donors that know no clients, or gives them up. Errors are noticed elsewhere.
-pub(super) fn renew_all<'a>(
-    links: impl IntoIterator<Item = &'a DonorLink>,
-    uuid: &[u8; 16],
-    client: ClientId,
-    released: bool,
-) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let lease = Lease { uuid: *uuid, client, renewed: now.as_nanos() as u64, released };
-    for link in links.into_iter().filter(|link| !link.is_fenced() && link.state() == "connected") {
-        let _ = link.write_from(LEASE_AT as u64, &lease.encode());
+    let own_marks = links.iter().map(|link| link.mark()).collect();
+    let mut entry = Entry::new(wish.client, wish.takeover, wish.quorum, own_marks);
+    let (mut from_ns, mut places, mut marks) = (0, vec![None; links.len()], vec![None; links.len()]);
+    let mut taken = vec![false; links.len()];
+    let mut step = entry.next(Came::Began);
+    loop {
+        let came = match step {
+            Step::Read => {
+                from_ns = boottime_ns();
+                let found = read_all(&links, (!wish.is_new).then_some(wish.uuid));
+                for (place, leases) in places.iter_mut().zip(&found) {
+                    // Of what was read before, another client may have taken the place.
+                    *place = leases.as_ref().map(|leases| place_of(leases, &wish.client));
+                }
+                for (mark, leases) in marks.iter_mut().zip(&found) {
+                    *mark = leases.as_ref().and_then(|leases| own_mark(leases, &wish.client)).or(*mark);
+                }
+                let look = |(leases, (one, belongs)): (Option<Leases>, &(&Reached, bool))| {
+                    leases.filter(|_| *belongs).map(|leases| Look { leases, fenced: one.link.is_fenced() })
+                };
+                Came::Read(found.into_iter().zip(own).map(look).collect::<Looks>())
+            }
+            Step::Write { claim, epoch, released } => {
+                // It may have stood still: what it read says nothing any more.
+                if boottime_ns().saturating_sub(from_ns) > 2 * PATIENCE.as_nanos() as u64 && !released {
+                    let again = Failure::new("network RAM disk", "opening it took too long").remedy("try again");
+                    return Err(again);
+                }
+                let leases: Vec<Lease> =
+                    links.iter().map(|link| ownership.lease(link, epoch, claim, released)).collect();
+                let requests = places.iter().zip(&leases).map(|(place, lease)| {
+                    let mut request = write_of((*place)?, lease);
+                    if let Request::Write { buffer, .. } = &mut request
+                        && released
+                        && wish.is_new
+                    {
+                        buffer.fill(0);
+                    }
+                    Some(request)
+                });
+                let answers = ask_all(&links, requests.collect());
+                taken = answers.iter().map(Option::is_some).collect();
+                let noted = links.iter().zip(&leases).zip(&taken).filter(|(_, taken)| **taken);
+                noted.for_each(|((link, lease), _)| link.has_lease(lease.renewed));
+                Came::Written(taken.iter().zip(own).map(|(taken, (_, belongs))| *taken && *belongs).collect())
+            }
+            Step::Wait { ns } => {
+                std::thread::sleep(Duration::from_nanos(ns));
+                Came::Waited
+            }
+            Step::Entered { epoch } => {
+                let mut tenure = Tenure::new(wish.client, epoch, wish.quorum);
+                let kept =
+                    links.iter().zip(&taken).enumerate().filter(|(n, (_, taken))| **taken && entry.was_shown(*n));
+                kept.for_each(|(_, (link, _))| tenure.takes_in(link.mark(), from_ns));
+                ownership.publish(&tenure);
+                *ownership.tenure.lock() = tenure;
+                return Ok(Arc::new(ownership));
+            }
+            Step::Refused(Refusal::TooFew { .. }) if twice(&links, &marks).is_some() => {
+                let (one, other) = twice(&links, &marks).expect("it was found");
+                return Err(is_the_same(&own[one].0.donor, &own[other].0.donor));
+            }
+            Step::Refused(refusal) => return Err(refusal_of(refusal, own, wish)),
+        };
+        step = entry.next(came);
     }
 }
 
-/// Has another client left its record on this donor?
-pub(super) fn is_anothers(link: &DonorLink, client: ClientId) -> bool {
-    !link.is_fenced()
-        && link.state() == "connected"
-        && held(link).is_some_and(|lease| lease.client != client && !lease.released)
+fn refusal_of(refusal: Refusal, own: &[(&Reached, bool)], wish: &Wish) -> Failure {
+    match refusal {
+        Refusal::Held { donor } => {
+            let cause = "another client has its disk open";
+            Failure::new(format_args!("donor {}", own[donor].0.donor), cause)
+                .remedy("stop it, or take the disk over with --takeover")
+        }
+        Refusal::TooFew { have, need } => {
+            let what = format!("network RAM disk {}", crate::uuid::uuid_text(wish.uuid));
+            let cause = format!("too few donors are left to have it alone: {have} of {need} take this client's lease");
+            Failure::new(what, cause).remedy("bring more of its donors back")
+        }
+    }
+}
+
+/// The mark in this client's lease on a donor.
+fn own_mark(leases: &Leases, client: &ClientId) -> Option<u64> {
+    leases.iter().flatten().find(|lease| lease.client == *client).map(|lease| lease.mark)
+}
+
+/// A donor that is another one under another address: it shows that one's mark.
+fn twice(links: &[&DonorLink], marks: &[Option<u64>]) -> Option<(usize, usize)> {
+    links.iter().zip(marks).enumerate().find_map(|(one, (link, mark))| {
+        let mark = mark.filter(|mark| *mark != link.mark())?;
+        Some((one, links.iter().position(|other| other.mark() == mark)?))
+    })
+}
+
+fn is_the_same(one: &Donor, other: &Donor) -> Failure {
+    Failure::new(format_args!("donor {one}"), format!("is the same as donor {other}")).remedy("name each donor once")
+}
+
+/// Renews the leases until it is stopped or the disk is gone. A donor that hangs keeps nothing from the others.
+pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
+    let inner = Arc::downgrade(inner);
+    Ticker::start("netram-lease", Duration::from_nanos(RENEW_NS), move |_| {
+        let Some(inner) = inner.upgrade() else { return ControlFlow::Break(()) };
+        if inner.ownership.is_over() {
+            stop(&inner.disk);
+            return ControlFlow::Break(());
+        }
+        for link in inner.links().iter().filter(|link| link.state() == "connected") {
+            inner.ownership.renew(link);
+        }
+        ControlFlow::Continue(())
+    })
 }

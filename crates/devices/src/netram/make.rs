@@ -10,13 +10,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use shoal_format::ram::DiskSuperblock;
 use shoal_host::{FileLock, SystemClock};
 use shoal_media::BlockDevice;
-use shoal_netram::{Disk, Engine, identify};
+use shoal_netram::ownership::Quorum;
+use shoal_netram::{Disk, Engine};
 
+use super::lease::{self, Ownership};
+use super::lock;
 use super::name::Netram;
-use super::reach::{Reached, export_name, reach_all};
-use super::{lease, lock};
+use super::reach::{NotReached, Reached, export_name, reach_all};
 use crate::device::Made;
 use crate::device_name::{MakeOptions, Name};
 use crate::failure::{During, Failure, Outcome};
@@ -76,11 +79,13 @@ pub(super) fn make(text: &str, options: &MakeOptions) -> Outcome<Box<dyn Made>> 
 }
 
 fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
-    let tried = reach_all(wanted, &export_name(wanted)?)?;
-    if let Some(error) = tried.iter().find_map(|(_, reached)| reached.as_ref().err()) {
-        return Err(Failure::told(format!("{error}; a new disk needs all of its donors")));
-    }
-    let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
+    let tried = reach_all(wanted, &export_name(wanted)?);
+    let all = tried.into_iter().map(|(_, reached)| reached).collect::<Result<Vec<Reached>, NotReached>>();
+    let all = all.map_err(|error| match error {
+        NotReached::Unfit(failure) => failure,
+        away => Failure::told(format!("{away}; a new disk needs all of its donors")),
+    })?;
+    let reached: Vec<&Reached> = all.iter().collect();
     refuse_if_in_use(&reached, force)?;
     let uuid = new_uuid();
     let what = || format!("network RAM disk {}", uuid_text(&uuid));
@@ -90,16 +95,19 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     Engine::create(&config, infos, 0).map_err(|error| Failure::new("network RAM disk", error))?;
     let lock = lock(&uuid)?;
     let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
-    let reached = lease::claim(reached, client, &uuid, false)?;
+    let quorum = Quorum { counting: reached.len(), parity: 0 };
+    let belongs = vec![true; reached.len()];
+    let wish = lease::Wish { client, uuid: &uuid, takeover: false, quorum, belongs, is_new: true };
+    let (reached, ownership) = lease::enter(reached, &wish)?;
     // Once more: before the claim another client may have made a disk there.
-    refuse_if_in_use(&reached.iter().collect::<Vec<_>>(), force)?;
-    let made = write(&config, &reached).map_err(|failure| failure.within(&what()));
+    refuse_if_it_holds_a_disk(&reached.iter().collect::<Vec<_>>(), force)?;
+    let made = write(&config, &reached, &ownership).map_err(|failure| failure.within(&what()));
     if made.is_err() {
         // A half-made disk would be in the way of the next attempt; a donor that cannot be written to holds nothing.
         reached.iter().for_each(|one| drop(one.wipe()));
     }
     // The next client need not wait for this one.
-    lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, true);
+    ownership.release(&reached.iter().map(|one| one.link.clone()).collect::<Vec<_>>());
     let size_bytes = made?;
     let named = Netram { uuid: Some(uuid), ..wanted.clone() };
     let plan = config.plan(reached.len()).map_err(|error| Failure::new(what(), error))?;
@@ -114,6 +122,13 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
 }
 
 fn refuse_if_in_use(reached: &[&Reached], force: bool) -> Outcome<()> {
+    refuse_if_it_holds_a_disk(reached, force)?;
+    reached
+        .iter()
+        .try_for_each(|one| overwrite::refuse_if_not_empty(&*one.device(), format!("donor {}", one.donor), force))
+}
+
+fn refuse_if_it_holds_a_disk(reached: &[&Reached], force: bool) -> Outcome<()> {
     for one in reached.iter().filter(|_| !force) {
         let donor = format!("donor {}", one.donor);
         if let Some(uuid) = one.disk() {
@@ -121,15 +136,15 @@ fn refuse_if_in_use(reached: &[&Reached], force: bool) -> Outcome<()> {
             let remedy = "open that one with `shoal serve`, leave the donor out, or add --force: everything on that disk is lost";
             return Err(Failure::new(donor, cause).remedy(remedy));
         }
-        overwrite::refuse_if_not_empty(&*one.device(), donor, force)?;
     }
     Ok(())
 }
 
 /// Writes the disk's superblock to every donor; returns the size of the disk.
-fn write(config: &shoal_netram::Config, reached: &[Reached]) -> Outcome<u64> {
+fn write(config: &shoal_netram::Config, reached: &[Reached], ownership: &Ownership) -> Outcome<u64> {
     for one in reached {
         one.wipe()?;
+        ownership.leave(&one.link)?;
         one.link.belongs_to(config.uuid, false);
     }
     let donors = reached.iter().map(|one| (one.info(), one.device())).collect();
@@ -153,7 +168,10 @@ fn write(config: &shoal_netram::Config, reached: &[Reached]) -> Outcome<u64> {
 
 /// A donor that does not say yet that it belongs to the disk.
 fn first_without(reached: &[Reached], uuid: &[u8; 16]) -> Option<String> {
-    let knows =
-        |one: &Reached| one.link.front().is_ok_and(|front| identify(&front).is_some_and(|(disk, _)| disk == *uuid));
-    reached.iter().find(|one| !knows(one)).map(|one| format!("donor {}", one.donor))
+    let knows = |(number, one): (usize, &Reached)| {
+        let own = one.link.front().ok().and_then(|front| DiskSuperblock::decode(&front).ok());
+        own.is_some_and(|own| own.uuid == *uuid && usize::from(own.donor) == number)
+    };
+    let without = reached.iter().enumerate().find(|&(number, one)| !knows((number, one)));
+    without.map(|(_, one)| format!("donor {}", one.donor))
 }

@@ -23,15 +23,13 @@ mod reach;
 mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use shoal_host::{FileLock, SystemClock, Ticker};
 use shoal_media::{BlockDevice, MediaError};
-use shoal_nbd::{BlockStatus, ClientId, Extent};
+use shoal_nbd::{BlockStatus, Extent};
 use shoal_netram::{Disk, DonorId, DonorState, DonorStatus};
 use tracing::{info, warn};
 
@@ -44,7 +42,8 @@ use crate::uuid::uuid_text;
 pub use name::{Donor, Netram};
 pub use report::DiskReport;
 
-use reach::{Reached, absent, export_name, reach_all, which_disk};
+use lease::Ownership;
+use reach::{Reached, choose, export_name, not_there, reach_all, which_disk};
 
 pub static KIND: Kind = Kind {
     name: "netram",
@@ -68,6 +67,7 @@ const PATIENCE: u32 = 6;
 pub(crate) struct NetramDisk {
     inner: Arc<Inner>,
     keeper: Ticker,
+    renewals: Ticker,
     _lock: Option<FileLock>,
 }
 
@@ -75,8 +75,7 @@ pub(crate) struct NetramDisk {
 struct Inner {
     disk: Arc<Disk>,
     uuid: [u8; 16],
-    /// This client, as donors know it.
-    client: ClientId,
+    ownership: Arc<Ownership>,
     /// The description with which it is opened again.
     name: Mutex<Netram>,
     export: String,
@@ -98,15 +97,19 @@ struct Member {
 impl NetramDisk {
     pub(crate) fn open(wanted: &Netram) -> Outcome<NetramDisk> {
         let export = export_name(wanted)?;
-        let tried = reach_all(wanted, &export)?;
+        let mut tried = reach_all(wanted, &export);
+        choose(wanted, &mut tried);
         let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
-        let missing = || tried.iter().filter_map(|(_, reached)| reached.as_ref().err());
-        let found = which_disk(wanted, &reached)?;
-        let uuid = found.ok_or_else(|| absent(wanted, missing().next()))?;
+        let Some(uuid) = which_disk(wanted, &reached)? else { return Err(not_there(wanted, tried)) };
         let lock = lock(&uuid)?;
         let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
         // A client that has the disk open is noticed before anything is written, and has stopped before anything is read.
-        let reached = lease::claim(reached, client, &uuid, wanted.takeover)?;
+        let fronts: Vec<&[u8]> = reached.iter().map(|one| &*one.front).collect();
+        let members = shoal_netram::members(&fronts, &uuid).expect("one was found");
+        let belongs = members.places.iter().map(Option::is_some).collect();
+        let (takeover, quorum) = (wanted.takeover, members.quorum);
+        let wish = lease::Wish { client, uuid: &uuid, takeover, quorum, belongs, is_new: false };
+        let (reached, ownership) = lease::enter(reached, &wish)?;
         let reached: Vec<&Reached> = reached.iter().collect();
         if which_disk(wanted, &reached)? != Some(uuid) {
             return Err(Failure::new(
@@ -117,12 +120,12 @@ impl NetramDisk {
         for one in &reached {
             // An older disk's data on a blank donor are gone with the first write.
             one.link.belongs_to(uuid, one.disk() == Some(uuid));
+            one.link.is_at(one.place());
         }
-        lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, false);
         // A donor that is away is waited for longer than it takes to notice that it is: most come back.
         let patience_ms = (wanted.lost_after * PATIENCE).as_millis().try_into().unwrap_or(u32::MAX);
         let config = shoal_netram::Config { uuid, patience_ms, ..wanted.config.clone() };
-        for error in missing() {
+        for error in tried.iter().filter_map(|(_, reached)| reached.as_ref().err()) {
             warn!("{error}; opening the disk without it");
         }
         let donors = reached.iter().map(|one| ((one.info(), one.device()), one.front.clone()));
@@ -132,6 +135,7 @@ impl NetramDisk {
                         everything on this one is lost then";
             Failure::new(format_args!("network RAM disk {}", uuid_text(&uuid)), error).remedy(more)
         })?);
+        disk.permitted_by(ownership.clone());
         let policy = disk.status().policy;
         if policy != wanted.config.policy {
             warn!("the disk was made with policy={}, and keeps it", policy.name());
@@ -143,12 +147,14 @@ impl NetramDisk {
         let name = Mutex::new(name);
         let (members, dismissed, leaving) = (Arc::default(), Mutex::default(), Mutex::default());
         let joining = Mutex::default();
-        let inner = Arc::new(Inner { disk, uuid, client, name, export, members, joining, dismissed, leaving });
+        let inner = Arc::new(Inner { disk, uuid, ownership, name, export, members, joining, dismissed, leaving });
         for one in reached {
             inner.join(&one.donor.to_string(), one.link.clone());
         }
-        let keeper = keeper::start(&inner).during("thread of the network RAM disk")?;
-        Ok(NetramDisk { inner, keeper, _lock: lock })
+        let what = "thread of the network RAM disk";
+        let renewals = lease::start(&inner).during(what)?;
+        let keeper = keeper::start(&inner).during(what)?;
+        Ok(NetramDisk { inner, keeper, renewals, _lock: lock })
     }
 }
 
@@ -168,7 +174,8 @@ impl Device for NetramDisk {
     /// The disk has no user any more.
     fn close(&self) -> Outcome<()> {
         self.keeper.stop();
-        self.inner.renew_leases(true);
+        self.renewals.stop();
+        self.inner.ownership.release(&self.inner.links());
         Ok(())
     }
 
@@ -200,10 +207,6 @@ impl Inner {
         self.members.lock().values().map(|member| member.link.clone()).collect()
     }
 
-    fn renew_leases(&self, released: bool) {
-        lease::renew_all(self.links().iter().map(|link| &**link), &self.uuid, self.client, released);
-    }
-
     /// Tells the disk what happens to this donor from here on.
     fn join(&self, name: &str, link: Arc<DonorLink>) {
         let lost = {
@@ -232,15 +235,19 @@ impl Inner {
             }
         };
         let taken_over = {
-            let disk = Arc::downgrade(&self.disk);
+            let (disk, ownership, mark) = (Arc::downgrade(&self.disk), self.ownership.clone(), link.mark());
             move || {
-                if let Some(disk) = disk.upgrade() {
+                ownership.lost_to_another(mark);
+                // One donor alone does not decide.
+                if let Some(disk) = disk.upgrade().filter(|_| ownership.is_over()) {
                     stop(&disk);
                 }
             }
         };
+        self.ownership.uses(&link);
         // First, so that what the listener is told at once has a place.
         let former = self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
+        former.iter().for_each(|former| self.ownership.lets_go(former.link.mark()));
         // Without the lock: its thread may be telling of its pressure.
         drop(former);
         link.listen(LinkListener {
@@ -256,7 +263,6 @@ impl Inner {
         one.link.belongs_to(self.uuid, false);
         let name = one.donor.to_string();
         self.disk.add(one.info(), one.device()).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
-        lease::renew_all([&*one.link], &self.uuid, self.client, false);
         self.join(&name, one.link.clone());
         Ok(())
     }
@@ -272,6 +278,9 @@ fn find(disk: &Weak<Disk>, name: &str) -> Option<(Arc<Disk>, DonorId)> {
 
 /// Another client has the disk.
 fn stop(disk: &Disk) {
+    if disk.is_taken_over() {
+        return;
+    }
     warn!("another client has taken the disk over; stopping");
     disk.taken_over();
 }
@@ -301,27 +310,9 @@ fn give_back(disk: &Disk, id: DonorId, name: &str) -> bool {
     is_emptied
 }
 
-/// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen.
+/// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen: leases can.
 fn lock(uuid: &[u8; 16]) -> Outcome<Option<FileLock>> {
-    let path = crate::run_directory().join(format!("netram-{}.lock", uuid_text(uuid)));
-    let open = || {
-        fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
-        File::options().create(true).append(true).open(&path)
-    };
-    let file = match open() {
-        Ok(file) => file,
-        Err(error) => {
-            warn!("{}: {error}; nothing keeps another process from opening the disk", path.display());
-            return Ok(None);
-        }
-    };
-    FileLock::acquire(file).map(Some).map_err(|_| {
-        Failure::new(
-            format_args!("network RAM disk {}", uuid_text(uuid)),
-            "another process on this machine has it open",
-        )
-        .remedy("stop that one first, or use other donors")
-    })
+    crate::disk_lock::lock("netram", &uuid_text(uuid), "network RAM disk")
 }
 
 #[cfg(test)]
@@ -336,6 +327,6 @@ mod tests {
         assert!(lock(&uuid).unwrap_err().to_string().contains("another process"));
         drop(held);
         lock(&uuid).unwrap();
-        let _ = fs::remove_file(crate::run_directory().join(format!("netram-{}.lock", uuid_text(&uuid))));
+        let _ = std::fs::remove_file(crate::run_directory().join(format!("netram-{}.lock", uuid_text(&uuid))));
     }
 }

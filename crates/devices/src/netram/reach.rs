@@ -2,17 +2,20 @@
 //!
 //! Owns the decision which disk is there: donors that carry the superblock of one disk hold it, blank ones may join it; several
 //! disks, another disk than the one asked for, or none at all, are errors that name the donors.
-//! Rules: a donor that refuses us (wrong secret, no room) is an error, one that cannot be reached is missing, which the disk's
-//! redundancy may allow. All donors are tried at the same time.
+//! Rules: a donor that refuses us (wrong secret, no room), that holds something else, or that is shorter than it was, is missing like
+//! one that cannot be reached: the disk's redundancy may allow it. A new disk needs all of its donors. All donors are tried
+//! at the same time.
 
-use std::fs;
 use std::sync::Arc;
+use std::{fmt, fs};
 
 use shoal_format::FormatError;
-use shoal_format::ram::DiskSuperblock;
+use shoal_format::ram::{DiskSuperblock, LEASE_AT, Lease};
 use shoal_media::BlockDevice;
 use shoal_nbd::ConnectError;
+use shoal_netram::ownership::bytes_of;
 use shoal_netram::{DonorInfo, identify};
+use tracing::warn;
 
 use super::SECTOR_BYTES;
 use super::name::{Donor, Netram};
@@ -30,6 +33,22 @@ pub(super) struct Reached {
 impl Reached {
     pub(super) fn disk(&self) -> Option<[u8; 16]> {
         identify(&self.front).map(|(uuid, _)| uuid)
+    }
+
+    /// Its number on its disk, and its birth.
+    pub(super) fn place(&self) -> Option<(u16, u32)> {
+        let own = DiskSuperblock::decode(&self.front).ok()?;
+        own.donors.get(usize::from(own.donor)).map(|place| (own.donor, place.born))
+    }
+
+    /// Is it shorter than when it was last in use? What it held beyond its end is gone.
+    pub(super) fn cut_short(&self) -> Option<Failure> {
+        let leases = self.front.get(LEASE_AT..).map(|bytes| Lease::all(bytes, &self.disk().unwrap_or_default()));
+        let (had, has) = (leases.map_or(0, |leases| bytes_of(&leases)), self.link.geometry().bytes);
+        (has < had).then(|| {
+            let cause = format!("has {has} bytes; it had {had} when it was last in use");
+            Failure::new(format_args!("donor {}", self.donor), cause).remedy("give it its former size")
+        })
     }
 
     pub(super) fn info(&self) -> DonorInfo {
@@ -56,6 +75,15 @@ pub(super) fn export_name(wanted: &Netram) -> Outcome<String> {
         return Err(Failure::new(format_args!("secret {}", path.display()), "the first line is empty"));
     }
     Ok(format!("{}:{secret}", wanted.name))
+}
+
+impl fmt::Display for NotReached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotReached::Away(error) => f.write_str(error),
+            NotReached::Unfit(failure) => write!(f, "{failure}"),
+        }
+    }
 }
 
 /// Reason why a donor was not reached.
@@ -99,10 +127,10 @@ pub(super) fn reach(donor: &Donor, wanted: &Netram, export: &str) -> Result<Reac
     Ok(Reached { donor: donor.clone(), link: Arc::new(link), front })
 }
 
-pub(super) type Tried = Vec<(Donor, Result<Reached, String>)>;
+pub(super) type Tried = Vec<(Donor, Result<Reached, NotReached>)>;
 
 /// Reaches all donors at the same time: the patience for one that hangs must not add to the others'.
-pub(super) fn reach_all(wanted: &Netram, export: &str) -> Outcome<Tried> {
+pub(super) fn reach_all(wanted: &Netram, export: &str) -> Tried {
     let tried: Vec<_> = std::thread::scope(|scope| {
         let start = |donor| scope.spawn(move || reach(donor, wanted, export));
         let threads: Vec<_> = wanted.donors.iter().map(start).collect();
@@ -111,18 +139,50 @@ pub(super) fn reach_all(wanted: &Netram, export: &str) -> Outcome<Tried> {
     let mut all = Tried::new();
     for (donor, reached) in wanted.donors.iter().zip(tried) {
         let reached = reached.unwrap_or_else(|_| Err(NotReached::Away(format!("donor {donor}: its thread failed"))));
-        let reached = match reached {
-            Ok(one) => Ok(one),
-            Err(NotReached::Away(error)) => Err(error),
-            Err(NotReached::Unfit(failure)) => return Err(failure),
-        };
         all.push((donor.clone(), reached));
     }
-    Ok(all)
+    all
+}
+
+/// Leaves donors out that cannot be of this disk: shorter than they were, another's where the disk is known, or named twice.
+pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
+    let mut places = Vec::new();
+    for (donor, tried) in tried.iter_mut() {
+        let Ok(one) = tried else { continue };
+        let superblock = DiskSuperblock::decode(&one.front).ok();
+        let place = superblock.as_ref().map(|own| (own.uuid, own.donor, own.donors[usize::from(own.donor)].born));
+        let other = one.disk().filter(|uuid| wanted.uuid.is_some_and(|wanted| wanted != *uuid));
+        let failure = match (one.cut_short(), other) {
+            (Some(failure), _) => failure,
+            (None, Some(other)) => {
+                let cause = format!("belongs to network RAM disk {}", uuid_text(&other));
+                Failure::new(format_args!("donor {donor}"), cause).remedy("leave it out")
+            }
+            (None, None) if place.is_some_and(|place| places.contains(&place)) => {
+                Failure::new(format_args!("donor {donor}"), "is one that is named already, under another address")
+                    .remedy("name it once")
+            }
+            (None, None) => {
+                places.extend(place);
+                continue;
+            }
+        };
+        warn!("{failure}");
+        *tried = Err(NotReached::Unfit(failure));
+    }
+}
+
+/// Why the disk is not there.
+pub(super) fn not_there(wanted: &Netram, tried: Tried) -> Failure {
+    let mut missing: Vec<NotReached> = tried.into_iter().filter_map(|(_, reached)| reached.err()).collect();
+    match missing.iter().position(|error| matches!(error, NotReached::Unfit(_))) {
+        Some(unfit) => missing.swap_remove(unfit).into_failure(),
+        None => absent(wanted, missing.first()),
+    }
 }
 
 /// No donor that can be reached holds the disk. `away`: the error of one that cannot be reached.
-pub(super) fn absent(wanted: &Netram, away: Option<&String>) -> Failure {
+fn absent(wanted: &Netram, away: Option<&NotReached>) -> Failure {
     let donors: Vec<String> = wanted.donors.iter().map(|donor| donor.clone().without_secret().to_string()).collect();
     let donors = donors.join(", ");
     let what = match &wanted.uuid {

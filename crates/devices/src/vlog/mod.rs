@@ -2,7 +2,7 @@
 //!
 //! PATH is the device the disk lies on itself (a file, a block device), or a small file that `shoal format vlog:PATH --over DEVICE`
 //! wrote and that names that device. Owns finding, locking and opening it; `make` makes it, `report` tells its state.
-//! Rules: one process of this machine opens a disk at a time; a disk is closed when it is no longer used, which spares the next
+//! Rules: one process of this machine opens a disk at a time, whatever names it; a disk is closed when it is no longer used, which spares the next
 //! opening most of its work. Left out: where blocks go (`shoal_vlog`).
 
 mod make;
@@ -27,9 +27,10 @@ use tracing::info;
 
 use crate::device::Device;
 use crate::device_name::{DeviceName, Kind, Name, path_of};
+use crate::disk_lock;
 use crate::failure::{During, Failure, Outcome};
 use crate::size::human;
-use crate::uuid::uuid_text;
+use crate::uuid::{parse_uuid, uuid_text};
 
 pub use report::VlogReport;
 
@@ -99,7 +100,8 @@ struct VlogDisk {
     path: PathBuf,
     over: Option<Box<dyn Device>>,
     recovery: Recovery,
-    _lock: Option<FileLock>,
+    /// Of the description, and of the disk.
+    _locks: Option<(FileLock, Option<FileLock>)>,
 }
 
 /// The description in a file, if it is one. A device that holds a disk is none.
@@ -184,7 +186,7 @@ impl VlogDisk {
     fn open(path: &Path) -> Outcome<VlogDisk> {
         let description = described(path)?;
         let remedy = format!("make a disk first: `shoal format vlog:{}`", path.display());
-        let (device, over, lock) = match &description {
+        let (device, over, locks) = match &description {
             None => {
                 let device = FileDevice::open(path).map_err(Failure::of)?;
                 device.claim().map_err(|error| in_use(path, error))?;
@@ -196,9 +198,13 @@ impl VlogDisk {
                 let lock = FileLock::acquire(file).map_err(|error| in_use(path, error))?;
                 let below: DeviceName =
                     description.over.parse().map_err(|error: String| Failure::new(path.display(), error))?;
+                // And so does every copy of it.
+                let uuid = parse_uuid(&description.uuid)
+                    .ok_or_else(|| Failure::new(path.display(), format!("{} is no uuid", description.uuid)))?;
+                let disk = disk_lock::lock("vlog", &uuid_text(&uuid), "virtual-log disk")?;
                 let over = below.open();
                 let over = over.map_err(|failure| failure.within(&format!("device below {}", path.display())))?;
-                (over.block_device(), Some(over), Some(lock))
+                (over.block_device(), Some(over), Some((lock, disk)))
             }
         };
         // Opening reads much, many reads at once.
@@ -223,7 +229,7 @@ impl VlogDisk {
         tell(path, &log, &recovery);
         let disk = Arc::new(VirtualLogDisk::start(log));
         let requests = Arc::new(Concurrent::new(disk.clone()));
-        Ok(VlogDisk { requests, disk, path: path.into(), over, recovery, _lock: lock })
+        Ok(VlogDisk { requests, disk, path: path.into(), over, recovery, _locks: locks })
     }
 }
 

@@ -160,7 +160,7 @@ struct State {
     /// A write was completed.
     written: bool,
     /// Client that the connections belong to.
-    client_id: Option<ClientId>,
+    client_id: Option<(ClientId, u64)>,
     /// The server ends older connections first.
     is_fenced: bool,
 }
@@ -233,13 +233,20 @@ impl Link {
         let options = ClientOptions { claim: Some(claim), ..self.shared.client_options.clone() };
         let client = Client::connect(&self.shared.uri, &options)?;
         let mut state = self.shared.state.lock();
-        state.client_id = Some(claim.client());
+        state.client_id = Some((claim.client(), claim.epoch()));
         state.is_fenced = client.is_claimed();
         let former = state.client.replace(Arc::new(client));
         state.generation += 1;
         drop(state);
         drop(former);
         Ok(())
+    }
+
+    /// Asks whether the server would let this client have it, on a connection of its own; false if it knows no clients.
+    /// Changes nothing.
+    pub fn ask(&self, client: ClientId, epoch: u64) -> Result<bool, ConnectError> {
+        let options = ClientOptions { claim: Some(Claim::Ask(client, epoch)), ..self.shared.client_options.clone() };
+        Ok(Client::connect(&self.shared.uri, &options)?.is_claimed())
     }
 
     /// Does the server end older connections before a newer one transmits?

@@ -102,7 +102,7 @@ impl Shared {
         };
         let options = ClientOptions {
             connect_timeout: left.min(self.client_options.connect_timeout),
-            claim: client_id.map(Claim::Again),
+            claim: client_id.map(|(client, epoch)| Claim::Again(client, epoch)),
             ..self.client_options.clone()
         };
         let client = Client::connect(&self.uri, &options).map_err(|error| match error.is_taken_over() {

@@ -194,7 +194,7 @@ fn requests_wait_for_a_server_that_comes_back() {
 fn what_was_in_flight_is_repeated_on_the_new_connection_if_the_server_ends_older_ones_first() {
     let mut world = World::new();
     let link = world.link(Reliance::Completed, LOST_AFTER);
-    link.claim(Claim::Open([1; 16])).unwrap();
+    link.claim(Claim::Open([1; 16], 0)).unwrap();
     assert!(link.is_fenced());
     world.cache().hangs.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
@@ -233,16 +233,31 @@ fn a_client_that_another_one_has_followed_is_told() {
     let world = World::new();
     let (owner, told) = Told::new();
     let first = world.link_of(Reliance::Completed, LOST_AFTER, owner);
-    first.claim(Claim::Open([1; 16])).unwrap();
+    first.claim(Claim::Open([1; 16], 0)).unwrap();
     let second = world.link(Reliance::Completed, LOST_AFTER);
-    let refused = second.claim(Claim::Open([2; 16])).unwrap_err();
+    let refused = second.claim(Claim::Open([2; 16], 0)).unwrap_err();
     assert!(refused.to_string().contains("--takeover"), "{refused}");
     first.write_from(0, &[1; 512]).unwrap();
-    second.claim(Claim::Seize([2; 16])).unwrap();
+    second.claim(Claim::Seize([2; 16], 0)).unwrap();
     second.write_from(0, &[2; 512]).unwrap();
     assert!(first.write_from(0, &[3; 512]).is_err());
     assert_eq!(told.recv_timeout(LOST_AFTER).unwrap(), End::TakenOver);
     assert_eq!(read_byte(&second, 0).unwrap(), 2);
+}
+
+#[test]
+fn a_connection_that_names_no_client_changes_nothing_beside_one() {
+    let world = World::new();
+    let unnamed = world.link(Reliance::Completed, LOST_AFTER);
+    unnamed.write_from(0, &[1; 512]).unwrap();
+    let first = world.link(Reliance::Completed, LOST_AFTER);
+    assert!(first.ask([1; 16], 1).unwrap());
+    first.claim(Claim::Open([1; 16], 1)).unwrap();
+    let refused = unnamed.write_from(0, &[2; 512]).unwrap_err().to_string();
+    assert!(refused.contains("has a client"), "{refused}");
+    assert!(unnamed.ask([2; 16], 2).is_err());
+    first.write_from(512, &[3; 512]).unwrap();
+    assert_eq!((read_byte(&unnamed, 0).unwrap(), read_byte(&unnamed, 512).unwrap()), (1, 3));
 }
 
 #[test]

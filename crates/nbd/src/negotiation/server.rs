@@ -246,6 +246,10 @@ impl<'a> Handshake<'a> {
         // The last step: older connections end here.
         let clients = export.clients.clone();
         let ticket = match (self.claim.take(), clients) {
+            (Some(claim @ Claim::Ask(..)), Some(clients)) => {
+                clients.ask(claim).map_err(|why| (REP_ERR_POLICY, why))?;
+                None
+            }
             (Some(claim), Some(clients)) => Some(clients.admit(claim).map_err(|why| (REP_ERR_POLICY, why))?),
             _ => None,
         };

@@ -1,0 +1,32 @@
+//! A lock for each disk, whatever describes it: two processes that open one disk would destroy it.
+//!
+//! Rules: it is by the disk's uuid, so that another description of the disk, or a copy of it, opens no second time. It is seen by
+//! processes of this user on this machine. Left out: what keeps others out, where anything can (leases, claims).
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use shoal_host::FileLock;
+use tracing::warn;
+
+use crate::failure::{Failure, Outcome};
+
+/// `kind` begins the name of the lock's file, `what` names the disk in messages. Nothing: there is no place for locks.
+pub(crate) fn lock(kind: &str, uuid: &str, what: &str) -> Outcome<Option<FileLock>> {
+    let path = crate::run_directory().join(format!("{kind}-{uuid}.lock"));
+    let open = || {
+        fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
+        File::options().create(true).append(true).open(&path)
+    };
+    let file = match open() {
+        Ok(file) => file,
+        Err(error) => {
+            warn!("{}: {error}; nothing keeps another process from opening the disk", path.display());
+            return Ok(None);
+        }
+    };
+    FileLock::acquire(file).map(Some).map_err(|_| {
+        Failure::new(format_args!("{what} {uuid}"), "another process on this machine has it open")
+            .remedy("stop that one first, or use another disk")
+    })
+}

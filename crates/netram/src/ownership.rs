@@ -1,0 +1,422 @@
+//! Whose a disk is: what a client reads and writes on the donors before it has the disk, and as long as it has it.
+//!
+//! Owns: [`Entry`], the way in; [`Tenure`], the time in which a client may acknowledge; [`Quorum`], how many donors decide.
+//! Why it is right: docs/design/netram.md ("One client").
+//! Rules:
+//! - A client writes to one place of each donor, and others choose other places: a late write hides nobody's lease. Where two
+//!   clients chose one at the same moment, the one whose lease is gone renews no more.
+//! - It enters with a lease on all donors but as many as there is parity, and acknowledges while leases on one donor more
+//!   than there is parity are younger than [`TERM_NS`]. Two such sets have a donor in common.
+//! - It waits for a term after it wrote, always: whoever may acknowledge something has renewed since, and is seen.
+//! - It reads before it renews, and a renewal counts from the moment its read began. Time is the caller's, and includes that in
+//!   which the machine slept.
+//! - A donor that knows its clients (*fenced*) has ended the former one's connections: nobody else writes there.
+//!
+//! Left out: reading and writing (the caller), donors of ours that grant or refuse (`shoal_nbd::Claim`).
+
+use std::collections::BTreeMap;
+
+use shoal_format::ram::{LEASES, Lease, LeaseClaim};
+
+use crate::planted::{Bug, is_planted};
+
+/// Between two renewals.
+pub const RENEW_NS: u64 = 500_000_000;
+/// How long a renewal holds.
+pub const TERM_NS: u64 = 2_000_000_000;
+/// How long a client that comes waits for the former one's term to end: a quarter more, for clocks that run at different rates.
+pub const WAIT_NS: u64 = TERM_NS + TERM_NS / 4;
+
+/// How many donors decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quorum {
+    /// Donors that belong to the disk.
+    pub counting: usize,
+    /// Of which so many may be lost.
+    pub parity: usize,
+}
+
+impl Quorum {
+    /// Donors with which a client enters.
+    pub fn enters(self) -> usize {
+        let all_but_parity = self.counting.saturating_sub(self.parity);
+        (all_but_parity - usize::from(is_planted(Bug::QuorumSmall) && all_but_parity > 1)).max(1)
+    }
+
+    /// Donors with which it goes on.
+    pub fn holds(self) -> usize {
+        (self.parity + 1).min(self.counting).max(1)
+    }
+}
+
+/// The leases on one donor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Look {
+    pub leases: [Option<Lease>; LEASES],
+    pub fenced: bool,
+}
+
+/// The leases on each donor; `None`: it could not be read.
+pub type Looks = Vec<Option<Look>>;
+
+/// The place of a client's lease among those on a donor. Clients begin to look for one at different places.
+pub fn place_of(leases: &[Option<Lease>; LEASES], client: &[u8; 16]) -> usize {
+    let first = usize::from(client[15]) % LEASES;
+    let rank = |place: &usize| {
+        let (kind, epoch) = match &leases[*place] {
+            Some(lease) if lease.client == *client => (0, 0),
+            None => (1, 0),
+            Some(lease) if lease.released => (2, lease.epoch),
+            Some(lease) => (3, lease.epoch),
+        };
+        (kind, epoch, (place + LEASES - first) % LEASES)
+    };
+    (0..LEASES).min_by_key(rank).expect("there are places")
+}
+
+/// The length that a donor had when it was last in use (bytes); 0: not known.
+pub fn bytes_of(leases: &[Option<Lease>; LEASES]) -> u64 {
+    let newest = leases.iter().flatten().filter(|lease| lease.bytes > 0).max_by_key(|lease| lease.epoch);
+    newest.map_or(0, |lease| lease.bytes)
+}
+
+fn order(lease: &Lease) -> (u64, [u8; 16]) {
+    (lease.epoch, lease.client)
+}
+
+/// What a client that enters does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Read the leases on all donors.
+    Read,
+    /// Write its own to all of them.
+    Write {
+        claim: LeaseClaim,
+        epoch: u64,
+        released: bool,
+    },
+    Wait {
+        ns: u64,
+    },
+    /// It has the disk, with this epoch; its term began with the last read.
+    Entered {
+        epoch: u64,
+    },
+    Refused(Refusal),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Another client lives: on this donor.
+    Held { donor: usize },
+    /// Too few donors took or showed the lease.
+    TooFew { have: usize, need: usize },
+}
+
+/// What came of a step.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    Began,
+    Read(Looks),
+    /// Which donors took it.
+    Written(Vec<bool>),
+    Waited,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Looks,
+    Watches,
+    /// Waits for the former client's term.
+    Claims,
+    Enters,
+    GivesUp(Refusal),
+}
+
+/// A client's way in.
+#[derive(Debug)]
+pub struct Entry {
+    client: [u8; 16],
+    takeover: bool,
+    quorum: Quorum,
+    /// What it calls each donor in its leases: two addresses of one donor show one mark.
+    marks: Vec<u64>,
+    phase: Phase,
+    epoch: u64,
+    /// What changes against this is alive.
+    before: Looks,
+    /// A donor does not know its clients.
+    waits: bool,
+    /// Donors that took its lease before it waited, and showed it afterwards.
+    shown: Vec<bool>,
+}
+
+impl Entry {
+    pub fn new(client: [u8; 16], takeover: bool, quorum: Quorum, marks: Vec<u64>) -> Entry {
+        Entry {
+            client,
+            takeover,
+            quorum,
+            marks,
+            phase: Phase::Looks,
+            epoch: 0,
+            before: Vec::new(),
+            waits: false,
+            shown: Vec::new(),
+        }
+    }
+
+    /// Whether a donor showed this client's lease before it entered. Of two addresses of one donor, one did.
+    pub fn was_shown(&self, donor: usize) -> bool {
+        self.shown.get(donor).is_some_and(|shown| *shown)
+    }
+
+    pub fn next(&mut self, outcome: Outcome) -> Step {
+        match (self.phase, outcome) {
+            (Phase::Looks, Outcome::Read(looks)) => self.looked(looks),
+            (Phase::Watches, Outcome::Read(looks)) => match self.alive(&looks, false) {
+                Some(donor) => self.give_up(Refusal::Held { donor }),
+                None => {
+                    self.before = looks;
+                    self.claim()
+                }
+            },
+            (Phase::Claims, Outcome::Written(taken)) => {
+                let missing = self.missing(&taken);
+                self.shown = taken;
+                match missing {
+                    Some(refusal) => self.give_up(refusal),
+                    None if self.waits => Step::Wait { ns: wait_ns() },
+                    None => Step::Read,
+                }
+            }
+            (Phase::Claims, Outcome::Read(looks)) => self.claimed(&looks),
+            (Phase::Enters, Outcome::Written(taken)) => match self.missing(&taken) {
+                Some(refusal) => self.give_up(refusal),
+                None => Step::Entered { epoch: self.epoch },
+            },
+            (Phase::GivesUp(refusal), Outcome::Written(_)) => Step::Refused(refusal),
+            _ => Step::Read,
+        }
+    }
+
+    fn looked(&mut self, looks: Looks) -> Step {
+        let have = looks.iter().flatten().count();
+        let need = self.quorum.enters();
+        if have < need {
+            return Step::Refused(Refusal::TooFew { have, need });
+        }
+        let leases = || looks.iter().flatten().flat_map(|look| look.leases.iter().flatten());
+        self.epoch = leases().map(|lease| lease.epoch).max().unwrap_or(0) + 1;
+        // Whoever had the disk after this one has waited for its end.
+        let owns = |lease: &&Lease| lease.claim == LeaseClaim::Owns;
+        let owned = leases().filter(owns).map(|lease| lease.epoch).max().unwrap_or(0);
+        let rival = |look: &Look| !look.fenced && self.rivals(look).any(|lease| lease.epoch >= owned);
+        let rivals = looks.iter().flatten().any(rival);
+        self.waits = looks.iter().flatten().any(|look| !look.fenced);
+        self.before = looks;
+        if rivals && !self.takeover {
+            self.phase = Phase::Watches;
+            return Step::Wait { ns: WAIT_NS };
+        }
+        self.claim()
+    }
+
+    fn claim(&mut self) -> Step {
+        self.phase = Phase::Claims;
+        let claim = if self.takeover { LeaseClaim::Seizes } else { LeaseClaim::Asks };
+        Step::Write { claim, epoch: self.epoch, released: false }
+    }
+
+    /// Its lease is on the donors, and the term of any client that did not renew since is over.
+    fn claimed(&mut self, looks: &Looks) -> Step {
+        let own = |lease: &Lease, mark: u64| {
+            (lease.client, lease.epoch) == (self.client, self.epoch)
+                && (lease.mark == mark || is_planted(Bug::DonorUnnumbered))
+        };
+        let shows = |(look, mark): (&Option<Look>, &u64)| {
+            look.as_ref().is_some_and(|look| look.leases.iter().flatten().any(|lease| own(lease, *mark)))
+        };
+        // A donor that took it later was not waited for.
+        self.shown = looks.iter().zip(&self.marks).map(shows).zip(&self.shown).map(|(is, was)| is && *was).collect();
+        if let Some(refusal) = self.missing(&self.shown) {
+            return self.give_up(refusal);
+        }
+        if let Some(donor) = self.alive(looks, true) {
+            return self.give_up(Refusal::Held { donor });
+        }
+        self.phase = Phase::Enters;
+        Step::Write { claim: LeaseClaim::Owns, epoch: self.epoch, released: false }
+    }
+
+    /// Leases of clients that may live: those with the same lock as this one are dead.
+    fn rivals<'a>(&'a self, look: &'a Look) -> impl Iterator<Item = &'a Lease> {
+        look.leases.iter().flatten().filter(|lease| !lease.released && lease.client[..8] != self.client[..8])
+    }
+
+    /// A donor on which another client shows that it lives, or has got ahead. `claimed`: this one's lease is there, so that
+    /// those who come behind it have seen it.
+    fn alive(&self, looks: &Looks, claimed: bool) -> Option<usize> {
+        if is_planted(Bug::LeaseUnchecked) {
+            return None;
+        }
+        let own = (self.epoch, self.client);
+        let shows = |(place, look): (usize, &Option<Look>)| {
+            let look = look.as_ref().filter(|look| !look.fenced)?;
+            let before = self.before.get(place).and_then(Option::as_ref);
+            let was =
+                |lease: &Lease| before.is_some_and(|before| before.leases.iter().flatten().any(|old| old == lease));
+            // Of a donor that was not read before nothing can be said.
+            let moves = |lease: &&Lease| before.is_some() && !was(lease);
+            let gives_way = |lease: &Lease| order(lease) < own && (self.takeover || lease.claim != LeaseClaim::Owns);
+            let lives = self.rivals(look).filter(moves).any(|lease| !(claimed && gives_way(lease)));
+            let ahead = |lease: &&Lease| order(lease) > own && lease.client[..8] != own.1[..8];
+            let waits_ahead = self.rivals(look).filter(ahead).any(|lease| lease.claim != LeaseClaim::Owns);
+            let owns_ahead = look.leases.iter().flatten().filter(ahead).any(|lease| lease.claim == LeaseClaim::Owns);
+            (lives || waits_ahead || owns_ahead).then_some(place)
+        };
+        looks.iter().enumerate().find_map(shows)
+    }
+
+    fn missing(&self, taken: &[bool]) -> Option<Refusal> {
+        let (have, need) = (taken.iter().filter(|taken| **taken).count(), self.quorum.enters());
+        (have < need).then_some(Refusal::TooFew { have, need })
+    }
+
+    /// Whoever comes next need not wait for this one.
+    fn give_up(&mut self, refusal: Refusal) -> Step {
+        if self.phase == Phase::Watches {
+            return Step::Refused(refusal);
+        }
+        self.phase = Phase::GivesUp(refusal);
+        let claim = if self.takeover { LeaseClaim::Seizes } else { LeaseClaim::Asks };
+        Step::Write { claim, epoch: self.epoch, released: true }
+    }
+}
+
+fn wait_ns() -> u64 {
+    if is_planted(Bug::TakeoverAtOnce) { 0 } else { WAIT_NS }
+}
+
+/// What a client finds on a donor before it renews its lease there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// Write it to this place. `asked`: another client waits for the end of this one.
+    Write { place: usize, asked: bool },
+    /// Another client has the disk, as far as this donor goes.
+    Superseded,
+    /// It is not the donor that it was.
+    Stranger,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Kept {
+    /// When the newest renewal that counts began.
+    from_ns: Option<u64>,
+    superseded: bool,
+}
+
+/// The time in which a client has the disk.
+#[derive(Debug)]
+pub struct Tenure {
+    client: [u8; 16],
+    pub epoch: u64,
+    holds: usize,
+    /// By their marks.
+    donors: BTreeMap<u64, Kept>,
+}
+
+impl Tenure {
+    pub fn new(client: [u8; 16], epoch: u64, quorum: Quorum) -> Tenure {
+        Tenure { client, epoch, holds: quorum.holds(), donors: BTreeMap::new() }
+    }
+
+    /// A donor has this client's lease, by a write whose read began then.
+    pub fn takes_in(&mut self, mark: u64, from_ns: u64) {
+        self.donors.insert(mark, Kept { from_ns: Some(from_ns), superseded: false });
+    }
+
+    /// A donor says itself that another client has it.
+    pub fn lost_to_another(&mut self, mark: u64) {
+        self.donors.entry(mark).or_default().superseded = true;
+    }
+
+    /// The disk has this donor no more.
+    pub fn lets_go(&mut self, mark: u64) {
+        self.donors.remove(&mark);
+    }
+
+    /// What to do about the leases that were found on a donor.
+    pub fn seen(&mut self, mark: u64, leases: &[Option<Lease>; LEASES]) -> Renewal {
+        let place = place_of(leases, &self.client);
+        let own = leases[place].filter(|lease| lease.client == self.client);
+        // One that has not taken a lease yet has none; one that has forgotten it may have forgotten others', too.
+        let is_it = match own {
+            Some(own) => own.mark == mark,
+            None => !self.donors.get(&mark).is_some_and(|kept| kept.from_ns.is_some()),
+        };
+        if !is_it && !is_planted(Bug::DonorUnnumbered) {
+            return Renewal::Stranger;
+        }
+        let superseded = self.is_superseded(leases) && !is_planted(Bug::LeaseUnchecked);
+        self.donors.entry(mark).or_default().superseded = superseded;
+        if superseded {
+            return Renewal::Superseded;
+        }
+        let asked = |lease: &Lease| {
+            order(lease) > (self.epoch, self.client) && lease.claim == LeaseClaim::Asks && !lease.released
+        };
+        Renewal::Write { place, asked: leases.iter().flatten().any(asked) }
+    }
+
+    /// Do these leases say that another client has the disk, or takes it?
+    pub fn is_superseded(&self, leases: &[Option<Lease>; LEASES]) -> bool {
+        let ahead = |lease: &&Lease| order(lease) > (self.epoch, self.client);
+        leases.iter().flatten().filter(ahead).any(|lease| match lease.claim {
+            LeaseClaim::Owns => true,
+            LeaseClaim::Seizes => !lease.released,
+            LeaseClaim::Asks => false,
+        })
+    }
+
+    /// A renewal is done: its read began at `from_ns`. One of a client that was late does not count where another waits for its
+    /// end: that one may have found it ended.
+    pub fn renewed(&mut self, mark: u64, from_ns: u64, asked: bool, now_ns: u64) {
+        let late = asked && !self.may_change(now_ns);
+        let kept = self.donors.entry(mark).or_default();
+        kept.superseded |= late;
+        if !late {
+            kept.from_ns = kept.from_ns.max(Some(from_ns));
+        }
+    }
+
+    /// Until when the newest renewals of so many donors hold (ns).
+    fn until_ns(&self, donors: usize) -> u64 {
+        let mut from: Vec<u64> =
+            self.donors.values().filter(|kept| !kept.superseded).filter_map(|kept| kept.from_ns).collect();
+        from.sort_unstable_by(|a, b| b.cmp(a));
+        let term_ns = if is_planted(Bug::LeaseNotRenewed) { u64::MAX / 2 } else { TERM_NS };
+        from.get(donors - 1).map_or(0, |from| from + term_ns)
+    }
+
+    /// Until when this client may acknowledge changes.
+    pub fn changes_until_ns(&self) -> u64 {
+        self.until_ns(self.holds)
+    }
+
+    /// Until when it may answer reads. Donors that are gone cannot say that another client has the disk.
+    pub fn reads_until_ns(&self) -> u64 {
+        self.until_ns(1)
+    }
+
+    pub fn may_change(&self, now_ns: u64) -> bool {
+        now_ns < self.changes_until_ns()
+    }
+
+    /// Has another client the disk?
+    pub fn is_over(&self) -> bool {
+        let left = self.donors.values().filter(|kept| !kept.superseded).count();
+        let superseded = self.donors.len() - left;
+        superseded > 0 && left < self.holds
+    }
+}
