@@ -2,7 +2,8 @@
 //!
 //! Owns: the lock around the engine, the tickets of requests, and a thread that lets time go on. Rules: no donor is
 //! called and no request completed while the engine is locked; actions are carried out by one thread at a time, so
-//! that donors that complete at once cannot nest without end. After a failed flush the disk refuses writes. A
+//! that donors that complete at once cannot nest without end. A failed flush poisons nothing: the engine keeps what is
+//! not safe, so a later flush covers it (`state::unflushed`). A
 //! device's error is the donor's refusal, unless it has a [`DonorError`] inside that says more. Left out: finding
 //! donors and connecting again (their owner's).
 
@@ -13,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request};
 
 use std::collections::{HashMap, VecDeque};
 
@@ -34,7 +35,6 @@ struct Shared {
     requests: Mutex<Numbered<u64, Completion>>,
     next_ticket: AtomicU64,
     actions: Mutex<Actions>,
-    poison: Poison,
     geometry: BlockGeometry,
     name: String,
 }
@@ -105,7 +105,6 @@ impl Disk {
             requests: Mutex::default(),
             next_ticket: AtomicU64::new(1),
             actions: Mutex::default(),
-            poison: Poison::default(),
             geometry,
             name: "network RAM disk".into(),
         });
@@ -315,10 +314,6 @@ impl Shared {
         };
         device.submit(request, Box::new(done));
     }
-
-    fn refuse(&self) -> Option<MediaError> {
-        self.poison.refuse(&self.name).err()
-    }
 }
 
 impl BlockDevice for Disk {
@@ -328,27 +323,6 @@ impl BlockDevice for Disk {
 
     fn submit(&self, request: Request, done: Completion) {
         let shared = &self.shared;
-        if !matches!(request, Request::Read { .. })
-            && let Some(error) = shared.refuse()
-        {
-            return done(Err(error));
-        }
-        let flushes = match &request {
-            Request::Flush => true,
-            Request::Write { fua, .. } | Request::WriteZeroes { fua, .. } => *fua,
-            _ => false,
-        };
-        let done: Completion = if flushes {
-            let weak = Arc::downgrade(shared);
-            Box::new(move |result| {
-                if let (Err(error), Some(shared)) = (&result, weak.upgrade()) {
-                    shared.poison.set(error);
-                }
-                done(result)
-            })
-        } else {
-            done
-        };
         let ticket = shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         shared.requests.lock().insert(ticket, done);
         shared.with(|engine, now| engine.submit(ticket, request, now));

@@ -37,6 +37,7 @@ use crate::upkeep::clean;
 use crate::upkeep::drain;
 use crate::upkeep::level;
 use crate::upkeep::reclaim;
+use crate::upkeep::reflush;
 use crate::upkeep::repair;
 
 /// Requests are multiples of this, whatever the size of blocks (bytes).
@@ -62,7 +63,7 @@ pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: R
         Request::Read { at, buffer } => schedule.spawn(read::read(core, ticket, at, buffer)),
         Request::Write { at, buffer, fua } => schedule.spawn(write::write(core, ticket, at, buffer, fua)),
         Request::Flush => schedule.spawn(async move {
-            let result = write::flush(&core).await;
+            let result = write::flush_asked(&core).await;
             core.lock().complete(ticket, result.map(|()| Vec::new()));
         }),
         Request::Trim { at, len } => schedule.spawn(write::zero(core, ticket, at, len, false)),
@@ -233,6 +234,7 @@ impl Engine {
             schedule.spawn(reclaim::eraser(core.clone()));
             schedule.spawn(repair::guardian(core.clone()));
             schedule.spawn(level::leveler(core.clone()));
+            schedule.spawn(reflush::reflusher(core.clone()));
             schedule.spawn(settle::settler(core.clone()));
             schedule.spawn(window::opener(core.clone()));
             schedule.spawn(checkpoint::keeper(core.clone()));

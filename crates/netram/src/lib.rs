@@ -56,4 +56,4 @@ pub use engine::{Engine, SECTOR_BYTES, identify};
 pub use shoal_format::ram::SUPERBLOCK_BYTES;
 pub use state::donors::DonorState;
 pub use state::room::DrainRoom;
-pub use status::{DonorStatus, RepairStatus, Status};
+pub use status::{DamageStatus, DonorStatus, RepairStatus, Status, UnflushedStatus};

@@ -10,6 +10,7 @@
 //! | `epoch`, `checkpoints` | the number of the present membership; the checkpoint that counts and the next one |
 //! | `repairs`, `retry`, `shortage` | what repair has to do; which groups need it, and trying again; whether room is short |
 //! | `doubt`, `found` | what opening found and is not safe yet |
+//! | `unflushed`, `damage` | a flush that failed; blocks that donors give back other than they were sent |
 //! | `schedule` | jobs, and what they wait for |
 //! | `roster`, `room`, `fill`, `horizon` | questions and steps that need several of these |
 //!
@@ -27,6 +28,7 @@
 
 pub(crate) mod bits;
 pub(crate) mod checkpoints;
+pub(crate) mod damage;
 pub(crate) mod donors;
 pub(crate) mod doubt;
 pub(crate) mod epoch;
@@ -45,6 +47,7 @@ pub(crate) mod room;
 pub(crate) mod roster;
 pub(crate) mod schedule;
 pub(crate) mod shortage;
+pub(crate) mod unflushed;
 pub(crate) mod unit;
 pub(crate) mod units;
 
@@ -54,6 +57,7 @@ use crate::api::{Action, DiskError, DonorOp, Purpose};
 use crate::config::{Config, Plan};
 use crate::counts::Counts;
 use crate::state::checkpoints::Checkpoints;
+use crate::state::damage::Damage;
 use crate::state::donors::Donor;
 use crate::state::epoch::Epoch;
 use crate::state::found::{FoundUnsafe, Opening};
@@ -65,6 +69,7 @@ use crate::state::place::Location;
 use crate::state::repairs::Repairs;
 use crate::state::schedule::Schedule;
 use crate::state::shortage::{Leveling, Shortage};
+use crate::state::unflushed::Unflushed;
 use crate::state::unit::Shape;
 
 pub(crate) struct State {
@@ -89,6 +94,8 @@ pub(crate) struct State {
     /// The map is complete: requests are served.
     pub ready: bool,
     pub failure: Option<DiskError>,
+    pub unflushed: Unflushed,
+    pub damage: Damage,
     pub now_ns: u64,
     pub last_request_ns: u64,
     /// Since when too few donors are there to write to.
@@ -124,6 +131,8 @@ impl State {
             found: FoundUnsafe::default(),
             ready: false,
             failure: None,
+            unflushed: Unflushed::default(),
+            damage: Damage::default(),
             now_ns,
             last_request_ns: now_ns,
             few_since_ns: None,

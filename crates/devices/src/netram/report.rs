@@ -23,6 +23,14 @@ pub struct DiskReport {
     pub donors: Vec<DonorReport>,
     pub groups: Groups,
     pub redundancy: Redundancy,
+    #[serde(default)]
+    pub damage: Damage,
+    /// A flush failed and was not made good yet.
+    #[serde(default)]
+    pub unflushed: Option<Unflushed>,
+    /// Every request fails, for this reason.
+    #[serde(default)]
+    pub failure: Option<String>,
     pub rebuild: Option<Rebuild>,
     #[serde(default)]
     pub checkpoints: Checkpoints,
@@ -48,6 +56,9 @@ pub struct DonorReport {
     pub connection: String,
     pub size_bytes: u64,
     pub used_bytes: u64,
+    /// Blocks that it gave back other than it was sent, since the disk was opened.
+    #[serde(default)]
+    pub damaged: u64,
     /// It asked for its memory back.
     pub under_pressure: bool,
 }
@@ -65,6 +76,27 @@ pub struct Redundancy {
     pub state: String,
     pub blocks_unprotected: u64,
     pub blocks_lost: u64,
+}
+
+/// Blocks that donors gave back other than they were sent.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Damage {
+    /// Since the disk was opened.
+    pub found: u64,
+    /// Of them not written anew yet.
+    pub unrepaired: u64,
+    /// How long ago the last one was found.
+    pub seconds: Option<f64>,
+}
+
+/// A failed flush: what it was to cover is kept, and covered by the next one that ends.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Unflushed {
+    /// How long ago it failed.
+    pub seconds: f64,
+    pub why: String,
+    /// Blocks that are in the client's memory and not safe on donors.
+    pub blocks: u64,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -115,6 +147,7 @@ impl Inner {
                 connection: member.map_or("missing", |member| member.link.state()).into(),
                 size_bytes: donor.bytes,
                 used_bytes: donor.used_bytes,
+                damaged: donor.damaged,
                 under_pressure: member.is_some_and(|member| member.under_pressure),
             }
         });
@@ -146,6 +179,17 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
         donors,
         groups: Groups { all: status.groups, open: status.groups_open, degraded: status.groups_degraded },
         redundancy: Redundancy { state: state.into(), blocks_unprotected: status.blocks_unprotected, blocks_lost },
+        damage: Damage {
+            found: status.damage.found,
+            unrepaired: status.damage.unrepaired,
+            seconds: status.damage.last_ns_ago.map(seconds),
+        },
+        unflushed: status.unflushed.as_ref().map(|failed| Unflushed {
+            seconds: seconds(failed.ns),
+            why: failed.why.to_string(),
+            blocks: failed.blocks,
+        }),
+        failure: status.failure.as_ref().map(ToString::to_string),
         rebuild: status.repair.map(|repair| Rebuild {
             groups: repair.groups,
             groups_done: repair.groups_done,
@@ -192,9 +236,52 @@ pub(super) fn text(report: &DeviceReport) -> serde_json::Result<String> {
     Ok(out)
 }
 
+/// Damage that was found, by donor.
+fn damage_text(disk: &DiskReport) -> String {
+    let Damage { found, unrepaired, seconds } = &disk.damage;
+    let Some(seconds) = seconds else { return "damage       none found\n".into() };
+    let left = match unrepaired {
+        0 => "all written anew".into(),
+        left => format!("{left} of them not written anew yet"),
+    };
+    let donors = disk.donors.iter().filter(|donor| donor.damaged > 0);
+    let donors: Vec<String> = donors.map(|donor| format!("{} on {}", donor.damaged, donor.name)).collect();
+    format!("damage       {found} blocks found ({}), the last {seconds:.0} s ago; {left}\n", donors.join(", "))
+}
+
+/// What is wrong with a disk: since when, and what it takes.
+pub(super) fn troubles(disk: &DiskReport) -> Vec<String> {
+    let mut out = Vec::new();
+    if let Some(why) = &disk.failure {
+        out.push(format!("every request fails: {why}"));
+    }
+    if let Some(Unflushed { seconds, why, blocks }) = &disk.unflushed {
+        out.push(format!(
+            "a flush failed {seconds:.0} s ago ({why}): {blocks} blocks are in this client's memory alone; bring \
+             donors back, and they are flushed without a hand"
+        ));
+    }
+    if disk.damage.unrepaired > 0 {
+        let blocks = disk.damage.unrepaired;
+        out.push(format!("{blocks} blocks are damaged on their donors and not written anew yet"));
+    }
+    match disk.redundancy.state.as_str() {
+        LOST => out.push(format!("{} blocks are lost: write them anew, or trim them", disk.redundancy.blocks_lost)),
+        DEGRADED => out.push(format!(
+            "{} blocks would not survive the loss of another donor; bring back donors that are missing, or add one",
+            disk.redundancy.blocks_unprotected
+        )),
+        _ => {}
+    }
+    out
+}
+
 fn disk_text(disk: &DiskReport) -> String {
     let ready = if disk.ready { "" } else { "; still being read from its donors" };
-    let mut out = format!(
+    let urgent = disk.failure.is_some() || disk.unflushed.is_some();
+    let mut out: String =
+        troubles(disk).iter().take(usize::from(urgent)).map(|line| format!("TROUBLE      {line}\n")).collect();
+    out += &format!(
         "policy       {}, groups of {} data and {} parity, blocks of {}{ready}\n\n",
         disk.policy,
         disk.data_units,
@@ -225,6 +312,7 @@ fn disk_text(disk: &DiskReport) -> String {
             _ => format!("degraded: {} blocks would not survive another loss", redundancy.blocks_unprotected),
         }
     );
+    out += &damage_text(disk);
     out += &match &disk.rebuild {
         None => "rebuild      none running\n".to_string(),
         Some(rebuild) => {
@@ -267,6 +355,7 @@ mod tests {
             connection: "connected".into(),
             size_bytes: 1 << 30,
             used_bytes: 1 << 20,
+            damaged: if state == "lost" { 3 } else { 0 },
             under_pressure: false,
         };
         let disk = DiskReport {
@@ -279,6 +368,9 @@ mod tests {
             donors: vec![donor("unix:/a", "active"), donor("unix:/b", "lost")],
             groups: Groups { all: 10, open: 2, degraded: 4 },
             redundancy: Redundancy { state: "degraded".into(), blocks_unprotected: 96, blocks_lost: 0 },
+            damage: Damage { found: 3, unrepaired: 1, seconds: Some(7.0) },
+            unflushed: None,
+            failure: None,
             rebuild: Some(Rebuild { groups: 8, groups_done: 2, seconds: 1.0, seconds_left: Some(3.2) }),
             checkpoints: Checkpoints { completed: 9, opened: true, unused: None },
             counts: Counts {
@@ -307,8 +399,24 @@ mod tests {
         assert!(text.contains("     1 GiB      1 MiB lost       connected     unix:/b\n"), "{text}");
         assert!(text.contains("groups       10, 2 of them open, 4 degraded"), "{text}");
         assert!(text.contains("degraded: 96 blocks would not survive another loss"), "{text}");
+        assert!(
+            text.contains("damage       3 blocks found (3 on unix:/b), the last 7 s ago; 1 of them not written"),
+            "{text}"
+        );
         assert!(text.contains("2 of 8 groups (25%), about 3 s left"), "{text}");
         assert!(text.contains("checkpoints  9 completed; opened from one\n"), "{text}");
+    }
+
+    #[test]
+    fn a_flush_that_failed_comes_first_with_its_cause_and_the_remedy() {
+        let mut report = sample();
+        let why = "too few donors are left to store data: 1 of 2";
+        report.own["disk"]["unflushed"] = serde_json::json!({ "seconds": 12.3, "why": why, "blocks": 5 });
+        let text = report.text().unwrap();
+        let line = format!(
+            "\nTROUBLE      a flush failed 12 s ago ({why}): 5 blocks are in this client's memory alone; bring"
+        );
+        assert!(text.contains(&line), "{text}");
     }
 
     #[test]

@@ -281,15 +281,15 @@ pub(crate) enum Fetched {
 
 /// A block of a sealed group, from where it is or from the rest of its row.
 pub(crate) async fn fetch(core: &Arc<Core>, at: Location, sum: u32, purpose: Purpose) -> Fetched {
-    let own = {
+    let (own, id, member) = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group];
         if !group.exists() || group.is_in_memory() {
             return Fetched::Unanswered;
         }
         let there = group.members[at.unit].exists() && at.row < group.own(at.unit) as usize;
-        let member = group.members[at.unit];
-        there.then(|| core.read(state, member, at.row..at.row + 1, purpose))
+        let (id, member) = (group.id, group.members[at.unit]);
+        (there.then(|| core.read(state, member, at.row..at.row + 1, purpose)), id, member)
     };
     let mut answered = {
         let state = core.lock();
@@ -301,7 +301,7 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, sum: u32, purpose: Pur
         let own = if purpose == Purpose::Read { answer(core, own, at, &[sum]).await } else { own.await };
         match own {
             Ok(bytes) if core.shape.block_sums.of(&bytes) == sum => return Fetched::Good(bytes),
-            Ok(_) => {}
+            Ok(_) => core.lock().found_damage(at.group, id, at.unit, member, at.row),
             Err(_) => answered = false,
         }
     }

@@ -55,6 +55,8 @@ pub(crate) struct Donor {
     pub refused_until_ns: u64,
     pub refusals: u32,
     pub missing_since_ns: u64,
+    /// Blocks that it gave back other than it was sent.
+    pub damaged: u64,
 }
 
 impl Donor {
@@ -77,6 +79,7 @@ impl Donor {
             refused_until_ns: 0,
             refusals: 0,
             missing_since_ns: 0,
+            damaged: 0,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use shoal_format::ram::{UnitEntry, UnitHeader};
+use shoal_format::ram::{GroupId, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, DonorOp, Purpose};
 use crate::parity;
@@ -62,6 +62,16 @@ impl Rest {
         (unit >= self.data || header.lists[0].get(row).is_some_and(right)).then_some(bytes)
     }
 
+    /// Enters what of the units that answered is other than was sent.
+    fn enter_damage(&self, state: &mut State, index: u32, id: GroupId) {
+        for unit in (0..self.data).filter(|&unit| self.headers[unit].is_some()) {
+            let rows = 0..self.members[unit].count as usize;
+            for row in rows.filter(|&row| self.block(unit, row).is_none()) {
+                state.found_damage(index, id, unit, self.members[unit], row);
+            }
+        }
+    }
+
     /// The lists of the missing unit's header.
     fn lists(&self, place: usize) -> Option<Vec<Vec<UnitEntry>>> {
         // Another parity unit knows what a missing data unit held.
@@ -102,6 +112,24 @@ impl Rest {
     }
 }
 
+/// Enters what of a unit is on its donor other than it was sent. `header`: what it is to hold.
+pub(crate) async fn look_at_damaged(core: &Arc<Core>, index: u32, place: usize, header: &UnitHeader) {
+    let (id, member, op) = {
+        let state = &mut *core.lock();
+        let (id, member) = (state.groups[index].id, state.groups[index].members[place]);
+        (id, member, core.read(state, member, 0..member.count as usize, Purpose::Repair))
+    };
+    // Of parity nothing says what its blocks must be; and what is not answered is not known to be damaged.
+    let Some(list) = header.lists.first().filter(|_| !header.is_parity()) else { return };
+    let Ok(bytes) = op.await else { return };
+    let Shape { block_bytes, block_sums, .. } = core.shape;
+    for (row, (entry, block)) in list.iter().zip(bytes.chunks_exact(block_bytes)).enumerate() {
+        if block_sums.of(block) != entry.sum {
+            core.lock().found_damage(index, id, place, member, row);
+        }
+    }
+}
+
 /// Computes a lost unit from the others of its group.
 pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
     let (uuid, id) = {
@@ -109,6 +137,7 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
         (state.config.uuid, state.groups[index].id)
     };
     let rest = rest(core, index, place).await;
+    rest.enter_damage(&mut core.lock(), index, id);
     let lists = rest.lists(place)?;
     let rows = rest.members[place].count as usize;
     let mut blocks = Vec::with_capacity(rows * rest.shape.block_bytes);
