@@ -76,6 +76,10 @@ pub enum DonorChange {
     Drain,
     Lost,
     Forget,
+    /// Says what [`DonorChange::Forget`] would cost; nothing is changed.
+    Cost,
+    /// No change of donors: all of the disk is read and compared. Names no donor.
+    Scrub,
 }
 
 /// How an open device is.

@@ -18,7 +18,7 @@ use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Req
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Trouble};
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Trouble};
 use crate::config::Config;
 use crate::engine::{Engine, SECTOR_BYTES};
 use crate::spread::Numbered;
@@ -171,6 +171,16 @@ impl Disk {
     /// The donor is given up for good: what only it holds is lost.
     pub fn forget(&self, donor: DonorId) -> Result<(), DiskError> {
         self.shared.with(|engine, now| engine.forget(donor, now))
+    }
+
+    /// What [`Disk::forget`] would cost now.
+    pub fn forget_cost(&self, donor: DonorId) -> Result<ForgetCost, DiskError> {
+        self.shared.engine.lock().forget_cost(donor)
+    }
+
+    /// Everything on the donors is read and compared; see [`Engine::scrub`].
+    pub fn scrub(&self) -> bool {
+        self.shared.with(|engine, now| engine.scrub(now))
     }
 
     /// Another client has the disk now.

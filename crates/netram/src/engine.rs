@@ -11,7 +11,7 @@ use std::sync::Arc;
 use shoal_format::ram;
 use shoal_format::ram::{DiskSuperblock, DonorPlace, SUPERBLOCK_BYTES, Standing};
 
-use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, ForgetCost, NotBack};
 use crate::checkpoint;
 use crate::checkpoint::ending;
 use crate::checkpoint::window;
@@ -19,6 +19,7 @@ use crate::config::{Config, Policy};
 use crate::membership;
 use crate::membership::absence;
 use crate::membership::epochs;
+use crate::membership::pace;
 use crate::opening::scan;
 use crate::opening::settle;
 use crate::opening::superblocks::{belongs, checkpoint_named, counts, merge};
@@ -39,6 +40,7 @@ use crate::upkeep::level;
 use crate::upkeep::reclaim;
 use crate::upkeep::reflush;
 use crate::upkeep::repair;
+use crate::upkeep::scrub;
 
 /// Requests are multiples of this, whatever the size of blocks (bytes).
 pub const SECTOR_BYTES: u32 = 512;
@@ -234,6 +236,8 @@ impl Engine {
             schedule.spawn(reclaim::eraser(core.clone()));
             schedule.spawn(repair::guardian(core.clone()));
             schedule.spawn(level::leveler(core.clone()));
+            schedule.spawn(scrub::scrubber(core.clone()));
+            schedule.spawn(pace::prober(core.clone()));
             schedule.spawn(reflush::reflusher(core.clone()));
             schedule.spawn(settle::settler(core.clone()));
             schedule.spawn(window::opener(core.clone()));
@@ -308,10 +312,14 @@ impl Engine {
         {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
-            if let Some(asked) = state.schedule.take_asked(ticket) {
+            let asked = state.schedule.take_asked(ticket);
+            if let Some(asked) = asked {
                 membership::answered(&self.core, state, asked, &result);
             }
-            state.schedule.answer(ticket, result);
+            // Nobody waits any more for one that came too late.
+            if !asked.is_some_and(|asked| asked.expired) {
+                state.schedule.answer(ticket, result);
+            }
         }
         self.run();
     }
@@ -348,6 +356,15 @@ impl Engine {
         }
         self.run();
         Ok(())
+    }
+
+    /// What [`Engine::forget`] would cost now.
+    pub fn forget_cost(&self, donor: DonorId) -> Result<ForgetCost, DiskError> {
+        let state = self.core.lock();
+        match state.ready {
+            true => Ok(state.forget_cost(donor)),
+            false => Err(DiskError::Config("the disk is still being opened; wait, or bring donors back".into())),
+        }
     }
 
     /// Donors that are not used any more and have nothing to answer.
@@ -400,13 +417,25 @@ impl Engine {
         self.run();
     }
 
+    /// Everything on the donors is read and compared, beside requests. False if that is under way already.
+    pub fn scrub(&mut self, now_ns: u64) -> bool {
+        let is_new = {
+            let state = &mut *self.core.lock();
+            state.now_ns = now_ns;
+            state.wake();
+            state.scrubs.ask()
+        };
+        self.run();
+        is_new
+    }
+
     /// Time goes on: call it about twenty times a second.
     pub fn tick(&mut self, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
             state.schedule.tick();
-            membership::tick(state);
+            membership::tick(&self.core, state);
             let timeout_ns = state.config.timeout_ms as u64 * 1_000_000;
             if timeout_ns > 0 && state.ready {
                 let waited = |index: &u32| {

@@ -90,6 +90,18 @@ shoal_media::plantable! {
         MovedForgotten,
         /// A list of trims that is not safe ends copies that the pages know; these are freed at once.
         TrimmedUnheld,
+        /// Forgetting a donor takes those that are only missing for gone, too.
+        MissingForgotten,
+        /// Repair does not compare what it computes.
+        RebuildUnchecked,
+        /// A drain does not compare what it copies.
+        CopyUnchecked,
+        /// A header that could not be read is taken for an empty one.
+        UnreadEmpty,
+        /// Damage that reads find is not entered.
+        DamageIgnored,
+        /// A scrub does not look at parity.
+        ParityUnscrubbed,
         /// Opening from a checkpoint takes blocks that are to be looked for as trimmed.
         LookForgotten,
     }

@@ -6,11 +6,11 @@
 //! | `memory`, `group` | groups in memory; all groups, and the orders in which they are looked for |
 //! | `map`, `notes` | where each block is; what was trimmed or lost and is in no list yet |
 //! | `open_groups` | the groups that are being filled |
-//! | `units`, `donors` | the units of one donor; the donor itself |
+//! | `units`, `donors`, `pace` | the units of one donor; the donor itself; how fast it answers |
 //! | `epoch`, `checkpoints` | the number of the present membership; the checkpoint that counts and the next one |
 //! | `repairs`, `retry`, `shortage` | what repair has to do; which groups need it, and trying again; whether room is short |
 //! | `doubt`, `found` | what opening found and is not safe yet |
-//! | `unflushed`, `damage` | a flush that failed; blocks that donors give back other than they were sent |
+//! | `unflushed`, `damage`, `scrubs` | a flush that failed; blocks that donors give back other than they were sent; looking for them |
 //! | `schedule` | jobs, and what they wait for |
 //! | `roster`, `room`, `fill`, `horizon` | questions and steps that need several of these |
 //!
@@ -40,12 +40,14 @@ pub(crate) mod map;
 pub(crate) mod memory;
 pub(crate) mod notes;
 pub(crate) mod open_groups;
+pub(crate) mod pace;
 pub(crate) mod place;
 pub(crate) mod repairs;
 pub(crate) mod retry;
 pub(crate) mod room;
 pub(crate) mod roster;
 pub(crate) mod schedule;
+pub(crate) mod scrubs;
 pub(crate) mod shortage;
 pub(crate) mod unflushed;
 pub(crate) mod unit;
@@ -68,6 +70,7 @@ use crate::state::open_groups::OpenGroups;
 use crate::state::place::Location;
 use crate::state::repairs::Repairs;
 use crate::state::schedule::Schedule;
+use crate::state::scrubs::Scrubs;
 use crate::state::shortage::{Leveling, Shortage};
 use crate::state::unflushed::Unflushed;
 use crate::state::unit::Shape;
@@ -96,6 +99,7 @@ pub(crate) struct State {
     pub failure: Option<DiskError>,
     pub unflushed: Unflushed,
     pub damage: Damage,
+    pub scrubs: Scrubs,
     pub now_ns: u64,
     pub last_request_ns: u64,
     /// Since when too few donors are there to write to.
@@ -133,6 +137,7 @@ impl State {
             failure: None,
             unflushed: Unflushed::default(),
             damage: Damage::default(),
+            scrubs: Scrubs::opened(now_ns),
             now_ns,
             last_request_ns: now_ns,
             few_since_ns: None,

@@ -9,6 +9,7 @@ use crate::counts::Counts;
 use crate::state::State;
 use crate::state::donors::DonorState;
 use crate::state::memory::Memory;
+use crate::state::pace::Aside;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorStatus {
@@ -18,6 +19,13 @@ pub struct DonorStatus {
     pub used_bytes: u64,
     /// Blocks that it gave back other than it was sent.
     pub damaged: u64,
+    /// Average of its last answers.
+    pub latency_ns: u64,
+    /// Writes that it refused, and that it did not answer in time.
+    pub refused: u64,
+    pub unanswered: u64,
+    /// It gets nothing new, and why.
+    pub aside: Option<Aside>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +47,16 @@ pub struct DamageStatus {
     pub unrepaired: u64,
     /// For how long the last one is known.
     pub last_ns_ago: Option<u64>,
+}
+
+/// Scrubs since the disk was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubStatus {
+    pub completed: u64,
+    /// Groups that were looked at, and all of them, of the one under way.
+    pub progress: Option<(u64, u64)>,
+    /// How long ago the last one ended, and the damaged blocks that were found meanwhile.
+    pub last: Option<(u64, u64)>,
 }
 
 /// A failed flush.
@@ -71,6 +89,7 @@ pub struct Status {
     pub blocks_unprotected: u64,
     pub blocks_lost: u64,
     pub damage: DamageStatus,
+    pub scrub: ScrubStatus,
     /// A flush failed, and none that came later has ended.
     pub unflushed: Option<UnflushedStatus>,
     /// Every request fails, for this reason.
@@ -95,6 +114,11 @@ impl State {
             unrepaired: left.sum(),
             last_ns_ago: (damage.found > 0).then(|| self.now_ns.saturating_sub(damage.last_ns)),
         }
+    }
+
+    fn scrub_status(&self) -> ScrubStatus {
+        let last = self.scrubs.last().map(|(at_ns, found)| (self.now_ns.saturating_sub(at_ns), found));
+        ScrubStatus { completed: self.scrubs.completed(), progress: self.scrubs.progress(), last }
     }
 
     fn unflushed_status(&self) -> Option<UnflushedStatus> {
@@ -135,6 +159,10 @@ impl State {
             state: donor.state,
             bytes: donor.info.bytes,
             damaged: donor.damaged,
+            latency_ns: donor.pace.latency_ns(),
+            refused: donor.pace.refused,
+            unanswered: donor.pace.unanswered,
+            aside: donor.pace.aside().map(|(why, _)| why),
             used_bytes: match donor.is_final() {
                 true => 0,
                 false => (donor.units.count() as u64 - donor.units.free() as u64) * unit_bytes,
@@ -175,6 +203,7 @@ impl State {
             blocks_unprotected,
             blocks_lost: self.map.lost_count(),
             damage: self.damage_status(),
+            scrub: self.scrub_status(),
             unflushed: self.unflushed_status(),
             failure: self.failure.clone(),
             full: self.shortage.is_stuck(),

@@ -9,6 +9,7 @@
 //! | `level` | evening out donors of which one is full while another is empty |
 //! | `clean` | which group is emptied next to gain room |
 //! | `reflush` | making good a flush that failed |
+//! | `scrub` | reading everything, to find damage |
 //! | `reclaim` | from dead groups to free units |
 //! | `stuck` | what is tried when a job waits for room and nothing is on its way |
 
@@ -20,4 +21,5 @@ pub(crate) mod rebuild;
 pub(crate) mod reclaim;
 pub(crate) mod reflush;
 pub(crate) mod repair;
+pub(crate) mod scrub;
 pub(crate) mod stuck;

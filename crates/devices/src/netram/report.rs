@@ -3,7 +3,7 @@
 //! Owns the report, which travels as JSON over a control socket, and its text. Counters grow from the disk's opening on.
 
 use serde::{Deserialize, Serialize};
-use shoal_netram::{DonorState, Status};
+use shoal_netram::{Aside, DonorState, Status};
 
 use super::Inner;
 use crate::device::DeviceReport;
@@ -25,6 +25,8 @@ pub struct DiskReport {
     pub redundancy: Redundancy,
     #[serde(default)]
     pub damage: Damage,
+    #[serde(default)]
+    pub scrub: Scrub,
     /// A flush failed and was not made good yet.
     #[serde(default)]
     pub unflushed: Option<Unflushed>,
@@ -59,6 +61,14 @@ pub struct DonorReport {
     /// Blocks that it gave back other than it was sent, since the disk was opened.
     #[serde(default)]
     pub damaged: u64,
+    /// Average of its last answers (milliseconds).
+    #[serde(default)]
+    pub latency_ms: f64,
+    /// Writes that it refused, and that it did not answer in time, since the disk was opened.
+    #[serde(default)]
+    pub refused: u64,
+    #[serde(default)]
+    pub unanswered: u64,
     /// It asked for its memory back.
     pub under_pressure: bool,
 }
@@ -87,6 +97,18 @@ pub struct Damage {
     pub unrepaired: u64,
     /// How long ago the last one was found.
     pub seconds: Option<f64>,
+}
+
+/// Scrubs since the disk was opened.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Scrub {
+    pub completed: u64,
+    /// Of the one under way: groups that were looked at, and all.
+    pub groups_done: Option<u64>,
+    pub groups: Option<u64>,
+    /// How long ago the last one ended, and what it found.
+    pub last_seconds: Option<f64>,
+    pub last_found: Option<u64>,
 }
 
 /// A failed flush: what it was to cover is kept, and covered by the next one that ends.
@@ -143,11 +165,19 @@ impl Inner {
             let state = if rests { DonorState::Draining } else { donor.state };
             DonorReport {
                 name: donor.name.clone(),
-                state: state_name(state).into(),
+                state: match donor.aside.filter(|_| state == DonorState::Active) {
+                    Some(Aside::Slow) => "slow",
+                    Some(Aside::Silent) => "silent",
+                    None => state_name(state),
+                }
+                .into(),
                 connection: member.map_or("missing", |member| member.link.state()).into(),
                 size_bytes: donor.bytes,
                 used_bytes: donor.used_bytes,
                 damaged: donor.damaged,
+                latency_ms: donor.latency_ns as f64 / 1e6,
+                refused: donor.refused,
+                unanswered: donor.unanswered,
                 under_pressure: member.is_some_and(|member| member.under_pressure),
             }
         });
@@ -183,6 +213,13 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
             found: status.damage.found,
             unrepaired: status.damage.unrepaired,
             seconds: status.damage.last_ns_ago.map(seconds),
+        },
+        scrub: Scrub {
+            completed: status.scrub.completed,
+            groups_done: status.scrub.progress.map(|(done, _)| done),
+            groups: status.scrub.progress.map(|(_, all)| all),
+            last_seconds: status.scrub.last.map(|(ns, _)| seconds(ns)),
+            last_found: status.scrub.last.map(|(_, found)| found),
         },
         unflushed: status.unflushed.as_ref().map(|failed| Unflushed {
             seconds: seconds(failed.ns),
@@ -236,6 +273,20 @@ pub(super) fn text(report: &DeviceReport) -> serde_json::Result<String> {
     Ok(out)
 }
 
+/// What is unusual about a donor.
+fn remarks(donor: &DonorReport) -> String {
+    let count = |many: u64, what: &str| (many > 0).then(|| format!("{what} {many} writes"));
+    let remarks = [
+        donor.under_pressure.then(|| "wants its memory back".to_string()),
+        (donor.state == "slow").then(|| "set aside until it is fast again".into()),
+        (donor.state == "silent").then(|| "set aside for a while".into()),
+        count(donor.unanswered, "did not answer"),
+        count(donor.refused, "refused"),
+    ];
+    let remarks: Vec<String> = remarks.into_iter().flatten().collect();
+    if remarks.is_empty() { String::new() } else { format!(" ({})", remarks.join(", ")) }
+}
+
 /// Damage that was found, by donor.
 fn damage_text(disk: &DiskReport) -> String {
     let Damage { found, unrepaired, seconds } = &disk.damage;
@@ -247,6 +298,19 @@ fn damage_text(disk: &DiskReport) -> String {
     let donors = disk.donors.iter().filter(|donor| donor.damaged > 0);
     let donors: Vec<String> = donors.map(|donor| format!("{} on {}", donor.damaged, donor.name)).collect();
     format!("damage       {found} blocks found ({}), the last {seconds:.0} s ago; {left}\n", donors.join(", "))
+}
+
+fn scrub_text(scrub: &Scrub) -> String {
+    let last = match (scrub.last_seconds, scrub.last_found) {
+        (Some(seconds), Some(found)) => format!("the last ended {seconds:.0} s ago and found {found} damaged blocks"),
+        _ => "none completed since the disk was opened".into(),
+    };
+    match (scrub.groups_done, scrub.groups) {
+        (Some(done), Some(all)) => {
+            format!("scrub        {done} of {all} groups ({}%); {last}\n", done * 100 / all.max(1))
+        }
+        _ => format!("scrub        {last}\n"),
+    }
 }
 
 /// What is wrong with a disk: since when, and what it takes.
@@ -288,16 +352,17 @@ fn disk_text(disk: &DiskReport) -> String {
         disk.parity_units,
         human(disk.block_bytes.into())
     );
-    out += &format!("{:>10} {:>10} {:<10} {:<13} donor\n", "size", "used", "state", "connection");
+    out += &format!("{:>10} {:>10} {:<10} {:<13} {:>9} donor\n", "size", "used", "state", "connection", "answers");
     for donor in &disk.donors {
         out += &format!(
-            "{:>10} {:>10} {:<10} {:<13} {}{}\n",
+            "{:>10} {:>10} {:<10} {:<13} {:>6.1} ms {}{}\n",
             human(donor.size_bytes),
             human(donor.used_bytes),
             donor.state,
             donor.connection,
+            donor.latency_ms,
             donor.name,
-            if donor.under_pressure { " (wants its memory back)" } else { "" }
+            remarks(donor)
         );
     }
     let Groups { all, open, degraded } = disk.groups;
@@ -313,6 +378,7 @@ fn disk_text(disk: &DiskReport) -> String {
         }
     );
     out += &damage_text(disk);
+    out += &scrub_text(&disk.scrub);
     out += &match &disk.rebuild {
         None => "rebuild      none running\n".to_string(),
         Some(rebuild) => {
@@ -356,6 +422,9 @@ mod tests {
             size_bytes: 1 << 30,
             used_bytes: 1 << 20,
             damaged: if state == "lost" { 3 } else { 0 },
+            latency_ms: 1.25,
+            refused: 0,
+            unanswered: if state == "slow" { 2 } else { 0 },
             under_pressure: false,
         };
         let disk = DiskReport {
@@ -365,10 +434,11 @@ mod tests {
             block_bytes: 4096,
             data_units: 3,
             parity_units: 1,
-            donors: vec![donor("unix:/a", "active"), donor("unix:/b", "lost")],
+            donors: vec![donor("unix:/a", "slow"), donor("unix:/b", "lost")],
             groups: Groups { all: 10, open: 2, degraded: 4 },
             redundancy: Redundancy { state: "degraded".into(), blocks_unprotected: 96, blocks_lost: 0 },
             damage: Damage { found: 3, unrepaired: 1, seconds: Some(7.0) },
+            scrub: Scrub { last_seconds: Some(60.0), last_found: Some(3), ..Scrub::default() },
             unflushed: None,
             failure: None,
             rebuild: Some(Rebuild { groups: 8, groups_done: 2, seconds: 1.0, seconds_left: Some(3.2) }),
@@ -396,13 +466,15 @@ mod tests {
     fn people_read_donors_redundancy_and_the_time_left() {
         let text = sample().text().unwrap();
         assert!(text.starts_with("netram:unix:/a,unix:/b  2 GiB\npolicy "), "{text}");
-        assert!(text.contains("     1 GiB      1 MiB lost       connected     unix:/b\n"), "{text}");
+        assert!(text.contains("     1 GiB      1 MiB lost       connected        1.2 ms unix:/b\n"), "{text}");
         assert!(text.contains("groups       10, 2 of them open, 4 degraded"), "{text}");
         assert!(text.contains("degraded: 96 blocks would not survive another loss"), "{text}");
         assert!(
             text.contains("damage       3 blocks found (3 on unix:/b), the last 7 s ago; 1 of them not written"),
             "{text}"
         );
+        assert!(text.contains("unix:/a (set aside until it is fast again, did not answer 2 writes)\n"), "{text}");
+        assert!(text.contains("scrub        the last ended 60 s ago and found 3 damaged blocks\n"), "{text}");
         assert!(text.contains("2 of 8 groups (25%), about 3 s left"), "{text}");
         assert!(text.contains("checkpoints  9 completed; opened from one\n"), "{text}");
     }

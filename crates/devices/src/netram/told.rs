@@ -3,9 +3,9 @@
 //! Rules: once a second the disk is compared with what was told before; a change is one line, with what it takes. Left
 //! out: the state itself, which `status` shows at any time (`report`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use shoal_netram::{DonorStatus, Status};
+use shoal_netram::{Aside, DonorStatus, Status};
 use tracing::{info, warn};
 
 use super::Inner;
@@ -17,6 +17,8 @@ pub(super) struct Told {
     /// Damaged blocks, by donor.
     damaged: BTreeMap<String, u64>,
     unrepaired: bool,
+    /// Donors that are set aside.
+    aside: BTreeSet<String>,
 }
 
 impl Inner {
@@ -39,6 +41,26 @@ impl Told {
         }
         self.unflushed = status.unflushed.is_some();
         self.look_at_damage(status);
+        self.look_at_pace(status);
+    }
+
+    fn look_at_pace(&mut self, status: &Status) {
+        let aside = |donor: &&DonorStatus| donor.aside.is_some();
+        let now: BTreeSet<String> = status.donors.iter().filter(aside).map(|donor| donor.name.clone()).collect();
+        for donor in status.donors.iter().filter(aside).filter(|donor| !self.aside.contains(&donor.name)) {
+            let (name, ms) = (&donor.name, donor.latency_ns / 1_000_000);
+            match donor.aside {
+                Some(Aside::Silent) => {
+                    let unanswered = donor.unanswered;
+                    warn!("donor {name} did not answer {unanswered} writes: it is set aside for a while");
+                }
+                _ => warn!(
+                    "donor {name} answers after {ms} ms, much later than the others: it is set aside until it is fast again"
+                ),
+            }
+        }
+        self.aside.difference(&now).for_each(|name| info!("donor {name} is used again"));
+        self.aside = now;
     }
 
     fn look_at_damage(&mut self, status: &Status) {

@@ -3,7 +3,7 @@
 //! Rules: every block read from a donor is compared with the checksum in the block table; one that does not match is
 //! taken from parity, or looked up again if it has moved meanwhile. Nothing wrong is ever returned. A read waits for
 //! donors that are away, for as long as the disk's patience lasts; then the read fails, and the next one tries again.
-//! A donor that is late is not waited for: its blocks are computed from the others, and the first answer counts. Left
+//! A donor that is late, or set aside, is not waited for: its blocks are computed from the others, and the first answer counts. Left
 //! out: the donors' answers (`task`).
 
 use std::future::{Future, poll_fn};
@@ -133,7 +133,8 @@ async fn answer(core: &Arc<Core>, mut op: Op, at: Location, sums: &[u32]) -> Ans
         let Some(member) = member.filter(|member| redundant && member.exists()) else { return false };
         let waited = |since: u64| state.now_ns.saturating_sub(since);
         let silent = waited(asked_ns.max(state.donors[member.donor as usize].answered_ns)) > SILENT_NS;
-        (waited(asked_ns) > LATE_NS || silent) && state.hedges < HEDGES_MAX
+        let aside = state.donors[member.donor as usize].pace.aside().is_some();
+        (waited(asked_ns) > LATE_NS || silent || aside) && state.hedges < HEDGES_MAX
     }));
     if let Some(answer) = before(&mut op, late.as_mut()).await {
         return answer;

@@ -7,6 +7,7 @@
 
 use shoal_format::ram::GroupId;
 
+use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::place::Member;
 
@@ -24,7 +25,7 @@ impl State {
     pub fn found_damage(&mut self, index: u32, id: GroupId, place: usize, member: Member, row: usize) {
         let Some(group) = self.groups.get_mut(index).filter(|group| group.id == id) else { return };
         let is_same = group.members.get(place) == Some(&member) && member.exists() && group.incomplete().is_none();
-        if !is_same || group.is_in_memory() {
+        if !is_same || group.is_in_memory() || is_planted(Bug::DamageIgnored) {
             return;
         }
         let (was_whole, is_new) = (!group.is_damaged(), group.add_damage(place, row));

@@ -4,6 +4,7 @@
 //! was. Left out: its units (`units`), how donors come and go (`membership`).
 
 use crate::api::DonorInfo;
+use crate::state::pace::Pace;
 use crate::state::units::Units;
 
 /// How long a donor that refused a write gets none (ns); twice as long each time.
@@ -57,6 +58,7 @@ pub(crate) struct Donor {
     pub missing_since_ns: u64,
     /// Blocks that it gave back other than it was sent.
     pub damaged: u64,
+    pub pace: Pace,
 }
 
 impl Donor {
@@ -80,6 +82,7 @@ impl Donor {
             refusals: 0,
             missing_since_ns: 0,
             damaged: 0,
+            pace: Pace::default(),
         }
     }
 }

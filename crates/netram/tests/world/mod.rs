@@ -12,6 +12,7 @@ pub mod brief;
 pub mod oracle;
 pub mod scenes;
 pub mod storm;
+pub mod truth;
 pub mod unkind;
 
 use std::collections::{BTreeMap, HashMap};
