@@ -98,6 +98,8 @@ shoal_media::plantable! {
         CopyUnchecked,
         /// A header that could not be read is taken for an empty one.
         UnreadEmpty,
+        /// A unit with a write that was not answered in time is used again before the answer.
+        LateReused,
         /// Damage that reads find is not entered.
         DamageIgnored,
         /// A scrub does not look at parity.

@@ -190,6 +190,16 @@ fn what_is_given_up_fails_to_be_read_for_ever() {
     assert!(failed > 0, "nothing was lost that could be told");
 }
 
+/// Donors that answer late, or leave writes unanswered and do them in the end, cost nothing.
+#[test]
+fn slow_and_silent_donors_change_nothing() {
+    let lived = lives("paces", 100, world::paces::paces);
+    let unanswered: u64 = lived.iter().map(|met| met.unanswered).sum();
+    let slow = lived.iter().filter(|met| met.slow).count();
+    println!("{unanswered} writes done elsewhere, {slow} lives with a donor set aside");
+    assert!(unanswered > 100 && slow > 10, "{unanswered} writes and {slow} slow donors prove little");
+}
+
 /// What the report says of redundancy and damage is so: every donor can be done without when it says that all is well.
 #[test]
 fn the_report_says_what_is_so() {

@@ -42,8 +42,14 @@ const CHECKPOINT_TELLING: [u64; 1] = [578];
 const CHECKPOINT_BRIEF_TELLING: [u64; 2] = [54, 317];
 
 /// Bugs about damage and what is told of it, and of donors that are only missing.
-const OF_TRUTH: [Bug; 5] =
-    [Bug::MissingForgotten, Bug::RebuildUnchecked, Bug::CopyUnchecked, Bug::DamageIgnored, Bug::ParityUnscrubbed];
+const OF_TRUTH: [Bug; 6] = [
+    Bug::LateReused,
+    Bug::MissingForgotten,
+    Bug::RebuildUnchecked,
+    Bug::CopyUnchecked,
+    Bug::DamageIgnored,
+    Bug::ParityUnscrubbed,
+];
 
 type Life = fn(u64) -> Result<(), DiskError>;
 
@@ -58,6 +64,7 @@ fn all_kinds(seed: u64) -> Result<(), DiskError> {
 }
 
 fn a_true_one(seed: u64) -> Result<(), DiskError> {
+    world::paces::paces(seed)?;
     world::truth::half_forgotten(seed)?;
     world::truth::worse(seed)?;
     world::truth::told(seed).map(|_| ())

@@ -373,6 +373,9 @@ impl Units {
 
     /// A write to this unit was not answered in time.
     pub fn is_late(&mut self, unit: u32) {
+        if is_planted(Bug::LateReused) {
+            return;
+        }
         self.tainted.entry(unit).or_default().late += 1;
     }
 

@@ -85,7 +85,7 @@ impl World {
     }
 
     /// Everything is read and compared, and what is found repaired as far as it can be.
-    fn scrub(&mut self) -> Result<(), DiskError> {
+    pub(super) fn scrub(&mut self) -> Result<(), DiskError> {
         let (before, begin) = (self.engine().status().scrub.completed, self.now);
         let now = self.now;
         self.engine().scrub(now);
@@ -120,7 +120,8 @@ pub struct Compared {
     pub damaged: u64,
 }
 
-fn redundant(seed: u64) -> Result<(World, Random), DiskError> {
+/// A disk with parity, and one donor more than it needs.
+pub(super) fn redundant(seed: u64) -> Result<(World, Random), DiskError> {
     let mut random = Random::new(seed ^ 0x701d);
     let (mut config, donors) = random_config(&mut random);
     while !config.policy.is_redundant() {
