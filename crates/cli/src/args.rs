@@ -75,6 +75,9 @@ pub enum Command {
     /// Change the donors of a network RAM disk that is served
     #[command(subcommand)]
     Donor(DonorCommand),
+    /// Work over a network RAM disk that is served
+    #[command(subcommand)]
+    Netram(NetramCommand),
     /// Measure small and large file operations in a directory of any file system
     Bench(BenchArgs),
     /// Lend this machine's idle memory to others, over NBD
@@ -513,7 +516,32 @@ pub enum DonorCommand {
     /// Use a donor no more and rebuild its blocks from the others; blocks that cannot be rebuilt wait for its return
     Lost(DonorArgs),
     /// Give up a donor that will not come back: blocks that only it held are lost, and reads of them fail for ever
-    Forget(DonorArgs),
+    Forget(ForgetArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct ForgetArgs {
+    #[command(flatten)]
+    pub of: DonorArgs,
+    /// Say what it would cost, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NetramCommand {
+    /// Read everything on the donors beside requests, and write anew what is not as it was sent
+    Scrub(NetramScrubArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct NetramScrubArgs {
+    /// What `shoal serve --nbd` was given on this machine, or a mounted store
+    #[arg(value_name = "ADDRESS|STORE|MOUNTPOINT")]
+    pub server: String,
+    /// Begin it and return; `shoal status` shows how far it is
+    #[arg(long)]
+    pub background: bool,
 }
 
 #[derive(Debug, Args)]
@@ -595,6 +623,9 @@ pub struct DonateArgs {
     /// How long a client's memory is kept after its last connection
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub keep: u64,
+    /// After SIGTERM, how long clients may take to move what is here to other donors; a second signal ends it at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub hand_over: u64,
     /// Require TLS, with the server-cert.pem and server-key.pem in this directory; with a ca-cert.pem in it clients
     /// must show a certificate signed by it
     #[arg(long, value_name = "DIR")]

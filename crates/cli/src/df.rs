@@ -144,6 +144,7 @@ fn text(report: &StoreReport) -> String {
         out += "\n";
         out += &crate::bulk::text(&report.bulks);
     }
+    out += &report.troubles.iter().map(|line| format!("TROUBLE      {line}\n")).collect::<String>();
     for (name, full_in) in [("memory", report.forecast.memory), ("bulk storage", report.forecast.bulk)] {
         out += &full_in.map_or(String::new(), |full_in| forecast(name, full_in));
     }
@@ -204,6 +205,7 @@ mod tests {
             bulk: None,
             caches: Vec::new(),
             bulks: Vec::new(),
+            troubles: Vec::new(),
             checksums: Default::default(),
             memory_kind: "logged".into(),
             files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
@@ -273,6 +275,12 @@ mod tests {
         report.forecast.bulk = Some(FullIn { seconds: 119 * 60, percent: 100 });
         let text = text(&report);
         assert!(text.contains("memory 85% full in about 5 hours at this rate; then small files spill\nbulk storage full in about 119 minutes"), "{text}");
+    }
+
+    #[test]
+    fn troubles_of_bulk_devices_are_shown_below_the_tiers() {
+        let report = StoreReport { troubles: vec!["bulk device 0: a flush failed".into()], ..sample() };
+        assert!(text(&report).contains("\nTROUBLE      bulk device 0: a flush failed\n\ninodes"), "{}", text(&report));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! One process in the foreground serves many clients: a [`Lender`] makes an area for each name that may have one, and
 //! this module runs the server, watches the machine and takes back areas that no client holds. Order: signals are
-//! blocked before the first thread starts; then come server and ready line. At the end the server stops first, so that
+//! blocked before the first thread starts; then come server and ready line. After SIGTERM clients are asked to move
+//! what is here to other donors, and have some time for it. At the end the server stops first, so that
 //! no client writes any more; then every area is zeroed. Pressure is read once a second: while it lasts no new area is
 //! granted, and everything that can be packed is packed at once. The machine is the control group where that
 //! has less. Left out: decisions on pressure and the memory itself
@@ -30,6 +31,9 @@ use crate::daemon;
 
 /// How often the machine and the areas are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often a donor that is about to end looks whether it is still needed.
+const HAND_OVER_LOOK: Duration = Duration::from_millis(100);
 
 /// How long clients may take to get their answers when the process ends.
 const GRACE: Duration = Duration::from_secs(5);
@@ -115,7 +119,7 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
     };
     let ending = wait_for_signals(signals)?;
     tell(&ready, args.json)?;
-    let compacting = watch.until(&ending, args.compress_after);
+    let compacting = watch.until(&ending, args.compress_after, Duration::from_secs(args.hand_over));
     let cut = server.shut_down(GRACE);
     // Ends the pass of compaction that may be running, too.
     let areas = lender.revoke_all();
@@ -160,7 +164,12 @@ struct PressureWatch {
 
 impl PressureWatch {
     /// Works until a signal asks for the end. Returns the thread that packs; it ends after its pass.
-    fn until(mut self, ending: &Receiver<Signal>, compress_after_s: u32) -> Outcome<JoinHandle<()>> {
+    fn until(
+        mut self,
+        ending: &Receiver<Signal>,
+        compress_after_s: u32,
+        patience: Duration,
+    ) -> Outcome<JoinHandle<()>> {
         let (compact, compacting) = start_compacting(self.lender.clone())?;
         loop {
             let pressed = self.look();
@@ -171,6 +180,9 @@ impl PressureWatch {
             match ending.recv_timeout(INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(signal) => {
+                    if signal == Signal::SIGTERM {
+                        hand_over(&self.lender, ending, patience);
+                    }
                     info!("{signal}: ending");
                     break;
                 }
@@ -209,6 +221,24 @@ impl PressureWatch {
             (self.refused, self.told) = (refused, Some(now));
         }
     }
+}
+
+/// Waits until clients have moved what is here to other donors, for a while, or until the next signal. What is left then is
+/// lost with this process, as with the death of a donor.
+fn hand_over(lender: &Lender, ending: &Receiver<Signal>, patience: Duration) {
+    if !lender.is_needed() {
+        return;
+    }
+    info!("clients are asked to move what is here to other donors, for {} s at most", patience.as_secs());
+    lender.leave();
+    let begun = Instant::now();
+    while lender.is_needed() {
+        let left = patience.saturating_sub(begun.elapsed());
+        if left.is_zero() || ending.recv_timeout(left.min(HAND_OVER_LOOK)).is_ok() {
+            return warn!("{} that clients did not move are given up", human(lender.usage().held_bytes));
+        }
+    }
+    info!("everything has been moved");
 }
 
 /// One pass of compaction, which packs chunks older than `age_s`.

@@ -31,6 +31,7 @@ mod kernel_requests;
 mod lab;
 mod mount;
 mod mount_options;
+mod netram;
 mod option_table;
 mod pages;
 mod profile;
@@ -118,6 +119,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Serve(args) => serve::run(args)?,
         Command::Status(args) => status::run(args)?,
         Command::Donor(command) => status::run_donor(command)?,
+        Command::Netram(command) => netram::run(command)?,
         Command::Bench(args) => bench::run(args)?,
         Command::Donate(args) => donate::run(args)?,
         Command::Lab(args) => lab::run(args)?,

@@ -15,7 +15,7 @@ use shoal_nbd::Listen;
 use shoal_store::control::{self, Question};
 use shoal_store::{ReadOnly, Status, place};
 
-use crate::args::{DonorArgs, DonorCommand, StatusArgs};
+use crate::args::{DonorArgs, DonorCommand, ForgetArgs, StatusArgs};
 use crate::df::held_writes;
 use crate::json;
 use crate::kernel_requests;
@@ -59,10 +59,11 @@ fn watch(args: &StatusArgs, period: Duration) -> Outcome<()> {
 
 pub fn run_donor(command: &DonorCommand) -> Outcome<()> {
     let (change, DonorArgs { server, donor }) = match command {
+        DonorCommand::Forget(ForgetArgs { of, dry_run: true }) => (DonorChange::Cost, of),
+        DonorCommand::Forget(ForgetArgs { of, dry_run: false }) => (DonorChange::Forget, of),
         DonorCommand::Add(args) => (DonorChange::Add, args),
         DonorCommand::Drain(args) => (DonorChange::Drain, args),
         DonorCommand::Lost(args) => (DonorChange::Lost, args),
-        DonorCommand::Forget(args) => (DonorChange::Forget, args),
     };
     // The server has a directory of its own.
     let donor = match donor.strip_prefix("unix:") {
@@ -74,7 +75,7 @@ pub fn run_donor(command: &DonorCommand) -> Outcome<()> {
     Ok(())
 }
 
-fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
+pub fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
     // A path is looked at only where it may be meant: behind it a daemon may be stopped.
     let listen: Option<Listen> = server.parse().ok().filter(|_| !Path::new(server).exists());
     match listen {

@@ -39,6 +39,11 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
+    /// What is wrong with it, in words: since when, and what it takes.
+    fn troubles(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The status context of its export, if it has one.
     fn redundancy(&self) -> Option<Arc<dyn BlockStatus>> {
         None
@@ -71,6 +76,10 @@ pub enum DonorChange {
     Drain,
     Lost,
     Forget,
+    /// Says what [`DonorChange::Forget`] would cost; nothing is changed.
+    Cost,
+    /// No change of donors: all of the disk is read and compared. Names no donor.
+    Scrub,
 }
 
 /// How an open device is.

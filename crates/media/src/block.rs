@@ -57,7 +57,8 @@ pub type Completion = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 ///   completion.
 /// - A flush covers every write completed before the flush was submitted, and no other.
 /// - After a power loss unflushed writes may survive in any subset, each torn at `atomic_bytes`.
-/// - After a failed flush every further write, flush, trim and zeroing fails with `Poisoned`; reads go on.
+/// - After a failed flush every further write, flush, trim and zeroing fails with `Poisoned`; reads go on. A device that keeps what it
+///   could not flush goes on instead: a later flush covers that as well.
 /// - A completion may run before `submit` returns.
 pub trait BlockDevice: Send + Sync {
     fn geometry(&self) -> BlockGeometry;

@@ -82,6 +82,17 @@ pub enum NotBack {
     Stranger,
 }
 
+/// The cost of giving a donor up for good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForgetCost {
+    /// Blocks that would be lost at once.
+    pub lost: u64,
+    /// Blocks that could be had only when donors return that are missing, too.
+    pub waiting: u64,
+    /// These donors.
+    pub away: Vec<String>,
+}
+
 /// A task for the engine's caller.
 #[derive(Debug)]
 pub enum Action {

@@ -2,7 +2,8 @@
 //!
 //! Owns: the lock around the engine, the tickets of requests, and a thread that lets time go on. Rules: no donor is
 //! called and no request completed while the engine is locked; actions are carried out by one thread at a time, so
-//! that donors that complete at once cannot nest without end. After a failed flush the disk refuses writes. A
+//! that donors that complete at once cannot nest without end. A failed flush poisons nothing: the engine keeps what is
+//! not safe, so a later flush covers it (`state::unflushed`). A
 //! device's error is the donor's refusal, unless it has a [`DonorError`] inside that says more. Left out: finding
 //! donors and connecting again (their owner's).
 
@@ -13,11 +14,11 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request};
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Trouble};
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Trouble};
 use crate::config::Config;
 use crate::engine::{Engine, SECTOR_BYTES};
 use crate::spread::Numbered;
@@ -40,7 +41,6 @@ struct Shared {
     patience_ns: u64,
     next_ticket: AtomicU64,
     actions: Mutex<Actions>,
-    poison: Poison,
     geometry: BlockGeometry,
     name: String,
 }
@@ -136,7 +136,6 @@ impl Disk {
             patience_ns: u64::from(config.patience_ms) * 1_000_000,
             next_ticket: AtomicU64::new(1),
             actions: Mutex::default(),
-            poison: Poison::default(),
             geometry,
             name: "network RAM disk".into(),
         });
@@ -203,6 +202,16 @@ impl Disk {
     /// The donor is given up for good: what only it holds is lost.
     pub fn forget(&self, donor: DonorId) -> Result<(), DiskError> {
         self.shared.with(|engine, now| engine.forget(donor, now))
+    }
+
+    /// What [`Disk::forget`] would cost now.
+    pub fn forget_cost(&self, donor: DonorId) -> Result<ForgetCost, DiskError> {
+        self.shared.engine.lock().forget_cost(donor)
+    }
+
+    /// Everything on the donors is read and compared; see [`Engine::scrub`].
+    pub fn scrub(&self) -> bool {
+        self.shared.with(|engine, now| engine.scrub(now))
     }
 
     /// Another client has the disk now.
@@ -403,10 +412,6 @@ impl Shared {
         };
         device.submit(request, Box::new(done));
     }
-
-    fn refuse(&self) -> Option<MediaError> {
-        self.poison.refuse(&self.name).err()
-    }
 }
 
 impl BlockDevice for Disk {
@@ -416,27 +421,6 @@ impl BlockDevice for Disk {
 
     fn submit(&self, request: Request, done: Completion) {
         let shared = &self.shared;
-        if !matches!(request, Request::Read { .. })
-            && let Some(error) = shared.refuse()
-        {
-            return done(Err(error));
-        }
-        let flushes = match &request {
-            Request::Flush => true,
-            Request::Write { fua, .. } | Request::WriteZeroes { fua, .. } => *fua,
-            _ => false,
-        };
-        let done: Completion = if flushes {
-            let weak = Arc::downgrade(shared);
-            Box::new(move |result| {
-                if let (Err(error), Some(shared)) = (&result, weak.upgrade()) {
-                    shared.poison.set(error);
-                }
-                done(result)
-            })
-        } else {
-            done
-        };
         let ticket = shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         let reads = matches!(request, Request::Read { .. });
         shared.requests.lock().insert(ticket, (done, reads));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use shoal_format::ram;
 use shoal_format::ram::{DiskSuperblock, DonorPlace, SUPERBLOCK_BYTES, Standing};
 
-use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, ForgetCost, NotBack};
 use crate::checkpoint;
 use crate::checkpoint::ending;
 use crate::checkpoint::window;
@@ -19,6 +19,7 @@ use crate::config::{Config, Policy};
 use crate::membership;
 use crate::membership::absence;
 use crate::membership::epochs;
+use crate::membership::pace;
 use crate::opening::scan;
 use crate::opening::settle;
 use crate::opening::superblocks::{belongs, checkpoint_named, counts, merge};
@@ -38,7 +39,9 @@ use crate::upkeep::clean;
 use crate::upkeep::drain;
 use crate::upkeep::level;
 use crate::upkeep::reclaim;
+use crate::upkeep::reflush;
 use crate::upkeep::repair;
+use crate::upkeep::scrub;
 
 /// Requests are multiples of this, whatever the size of blocks (bytes).
 pub const SECTOR_BYTES: u32 = 512;
@@ -63,7 +66,7 @@ pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: R
         Request::Read { at, buffer } => schedule.spawn(read::read(core, ticket, at, buffer)),
         Request::Write { at, buffer, fua } => schedule.spawn(write::write(core, ticket, at, buffer, fua)),
         Request::Flush => schedule.spawn(async move {
-            let result = write::flush(&core).await;
+            let result = write::flush_asked(&core).await;
             core.lock().complete(ticket, result.map(|()| Vec::new()));
         }),
         Request::Trim { at, len } => schedule.spawn(write::zero(core, ticket, at, len, false)),
@@ -255,6 +258,9 @@ impl Engine {
             schedule.spawn(reclaim::eraser(core.clone()));
             schedule.spawn(repair::guardian(core.clone()));
             schedule.spawn(level::leveler(core.clone()));
+            schedule.spawn(scrub::scrubber(core.clone()));
+            schedule.spawn(pace::prober(core.clone()));
+            schedule.spawn(reflush::reflusher(core.clone()));
             schedule.spawn(settle::settler(core.clone()));
             schedule.spawn(window::opener(core.clone()));
             schedule.spawn(checkpoint::keeper(core.clone()));
@@ -328,10 +334,14 @@ impl Engine {
         {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
-            if let Some(asked) = state.schedule.take_asked(ticket) {
+            let asked = state.schedule.take_asked(ticket);
+            if let Some(asked) = asked {
                 membership::answered(&self.core, state, asked, &result);
             }
-            state.schedule.answer(ticket, result);
+            // Nobody waits any more for one that came too late.
+            if !asked.is_some_and(|asked| asked.expired) {
+                state.schedule.answer(ticket, result);
+            }
         }
         self.run();
     }
@@ -368,6 +378,15 @@ impl Engine {
         }
         self.run();
         Ok(())
+    }
+
+    /// What [`Engine::forget`] would cost now.
+    pub fn forget_cost(&self, donor: DonorId) -> Result<ForgetCost, DiskError> {
+        let state = self.core.lock();
+        match state.ready {
+            true => Ok(state.forget_cost(donor)),
+            false => Err(DiskError::Config("the disk is still being opened; wait, or bring donors back".into())),
+        }
     }
 
     /// The donor of the disk whose superblock these bytes hold: its number, its name, and whether it is there.
@@ -429,13 +448,25 @@ impl Engine {
         self.run();
     }
 
+    /// Everything on the donors is read and compared, beside requests. False if that is under way already.
+    pub fn scrub(&mut self, now_ns: u64) -> bool {
+        let is_new = {
+            let state = &mut *self.core.lock();
+            state.now_ns = now_ns;
+            state.wake();
+            state.scrubs.ask()
+        };
+        self.run();
+        is_new
+    }
+
     /// Time goes on: call it about twenty times a second.
     pub fn tick(&mut self, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
             state.schedule.tick();
-            membership::tick(state);
+            membership::tick(&self.core, state);
             let timeout_ns = state.config.timeout_ms as u64 * 1_000_000;
             if timeout_ns > 0 && state.ready {
                 let waited = |index: &u32| {

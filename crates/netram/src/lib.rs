@@ -50,12 +50,13 @@ mod status;
 mod task;
 mod upkeep;
 
-pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
+pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Purpose, Trouble};
 pub use config::{Config, Plan, Policy};
 pub use counts::{Counts, Traffic};
 pub use disk::{Disk, DonorDevice, Permit};
 pub use engine::{Engine, Members, SECTOR_BYTES, identify, members};
 pub use shoal_format::ram::SUPERBLOCK_BYTES;
 pub use state::donors::DonorState;
+pub use state::pace::Aside;
 pub use state::room::DrainRoom;
-pub use status::{DonorStatus, RepairStatus, Status};
+pub use status::{DamageStatus, DonorStatus, RepairStatus, ScrubStatus, Status, UnflushedStatus};

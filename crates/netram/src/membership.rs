@@ -2,6 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | `pace` | a donor that answers late, or not at all |
 //! | `absence` | a donor that cannot be reached |
 //! | `epochs` | telling the donors which of them belong to the disk |
 //! | `headers` | reads that are repeated until the donor answers or is given up; headers of units |
@@ -23,12 +24,13 @@ pub(crate) mod absence;
 pub(crate) mod epochs;
 pub(crate) mod graft;
 pub(crate) mod headers;
+pub(crate) mod pace;
 
 use std::sync::Arc;
 
 use shoal_format::ram::DiskSuperblock;
 
-use crate::api::{DonorId, DonorInfo, NotBack, Trouble};
+use crate::api::{DonorId, DonorInfo, ForgetCost, NotBack, Trouble};
 use crate::membership::absence::{discard, miss};
 use crate::membership::epochs::{new_epoch, settle_epoch};
 use crate::membership::graft::graft;
@@ -47,6 +49,14 @@ pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result
     let now = state.now_ns;
     let donor = &mut state.donors[asked.donor as usize];
     donor.answered_ns = now;
+    if result.is_ok() {
+        donor.pace.answered(now.saturating_sub(asked.asked_ns));
+    }
+    if let (true, Some(unit)) = (asked.expired, asked.unit) {
+        donor.units.late_answer(unit);
+        state.wake();
+    }
+    let donor = &mut state.donors[asked.donor as usize];
     let Err(error) = result else {
         if asked.writes && donor.refusals > 0 && now >= donor.refused_until_ns {
             donor.refusals = 0;
@@ -58,6 +68,7 @@ pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result
         Trouble::Refused if asked.writes && now >= donor.refused_until_ns => {
             donor.refused_until_ns = now + (REFUSED_NS << donor.refusals.min(REFUSED_DOUBLED_MAX));
             donor.refusals += 1;
+            donor.pace.refused += 1;
             state.wake();
         }
         Trouble::Refused => {}
@@ -155,19 +166,50 @@ fn lose_what_is_gone(state: &mut State) {
 impl State {
     /// Is more of this block's row on donors given up for good than parity could give back?
     fn is_beyond_parity(&self, at: Location) -> bool {
+        let missing = |at: Location, unit: usize| {
+            let member = self.groups[at.group].members[unit];
+            member.exists() && self.donors[member.donor as usize].state == DonorState::Missing
+        };
+        self.exceeds_parity(at, |unit| {
+            self.is_gone(at, unit) || (is_planted(Bug::MissingForgotten) && missing(at, unit))
+        })
+    }
+
+    /// The same for units that are gone by some other measure.
+    fn exceeds_parity(&self, at: Location, is_gone: impl Fn(usize) -> bool) -> bool {
         let group = &self.groups[at.group];
-        if group.is_in_memory() || !self.is_gone(at, at.unit) {
+        if group.is_in_memory() || !is_gone(at.unit) {
             return false;
         }
         let filled = |&unit: &usize| at.row < group.covered(unit) as usize;
-        let missing = (0..group.data()).filter(filled).filter(|&unit| self.is_gone(at, unit)).count().max(1);
-        let parity = (group.data()..group.members.len()).filter(|&unit| !self.is_gone(at, unit)).count();
+        let missing = (0..group.data()).filter(filled).filter(|&unit| is_gone(unit)).count().max(1);
+        let parity = (group.data()..group.members.len()).filter(|&unit| !is_gone(unit)).count();
         missing > parity
+    }
+
+    /// What giving this donor up would cost now.
+    pub fn forget_cost(&self, number: DonorId) -> ForgetCost {
+        let mut cost = ForgetCost { lost: 0, waiting: 0, away: Vec::new() };
+        for block in 0..self.map.blocks() as u32 {
+            let Some((at, _)) = self.map.find(block).filter(|&(at, _)| !self.is_doubted(block, at)) else { continue };
+            let member = |unit: usize| self.groups[at.group].members[unit];
+            let gone = |unit: usize| self.is_gone(at, unit) || member(unit).is_on(number);
+            let away = |unit: usize| {
+                gone(unit) || (member(unit).exists() && self.donors[member(unit).donor as usize].is_absent())
+            };
+            cost.lost += u64::from(self.exceeds_parity(at, gone));
+            cost.waiting += u64::from(!self.exceeds_parity(at, gone) && self.exceeds_parity(at, away));
+        }
+        let others = self.donors.iter().enumerate().filter(|(other, _)| *other != number as usize);
+        let others = others.filter(|(_, donor)| donor.state == DonorState::Missing);
+        cost.away = others.map(|(_, donor)| donor.info.name.clone()).collect();
+        cost
     }
 }
 
 /// The steps that depend on time alone.
-pub(crate) fn tick(state: &mut State) {
+pub(crate) fn tick(core: &Arc<Core>, state: &mut State) {
+    pace::look(core, state);
     state.count_donors();
     settle_epoch(state);
     if state.repairs.is_retry_due(state.now_ns) {

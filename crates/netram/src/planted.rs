@@ -90,6 +90,20 @@ shoal_media::plantable! {
         MovedForgotten,
         /// A list of trims that is not safe ends copies that the pages know; these are freed at once.
         TrimmedUnheld,
+        /// Forgetting a donor takes those that are only missing for gone, too.
+        MissingForgotten,
+        /// Repair does not compare what it computes.
+        RebuildUnchecked,
+        /// A drain does not compare what it copies.
+        CopyUnchecked,
+        /// A header that could not be read is taken for an empty one.
+        UnreadEmpty,
+        /// A unit with a write that was not answered in time is used again before the answer.
+        LateReused,
+        /// Damage that reads find is not entered.
+        DamageIgnored,
+        /// A scrub does not look at parity.
+        ParityUnscrubbed,
         /// Opening from a checkpoint takes blocks that are to be looked for as trimmed.
         LookForgotten,
         /// A client that takes a disk over does not wait until the former one has ended.

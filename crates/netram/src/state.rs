@@ -6,10 +6,11 @@
 //! | `memory`, `group` | groups in memory; all groups, and the orders in which they are looked for |
 //! | `map`, `notes` | where each block is; what was trimmed or lost and is in no list yet |
 //! | `open_groups` | the groups that are being filled |
-//! | `units`, `donors` | the units of one donor; the donor itself |
+//! | `units`, `donors`, `pace` | the units of one donor; the donor itself; how fast it answers |
 //! | `epoch`, `checkpoints` | the number of the present membership; the checkpoint that counts and the next one |
 //! | `repairs`, `retry`, `shortage` | what repair has to do; which groups need it, and trying again; whether room is short |
 //! | `doubt`, `found` | what opening found and is not safe yet |
+//! | `unflushed`, `damage`, `scrubs` | a flush that failed; blocks that donors give back other than they were sent; looking for them |
 //! | `schedule` | jobs, and what they wait for |
 //! | `roster`, `room`, `fill`, `horizon` | questions and steps that need several of these |
 //!
@@ -27,6 +28,7 @@
 
 pub(crate) mod bits;
 pub(crate) mod checkpoints;
+pub(crate) mod damage;
 pub(crate) mod donors;
 pub(crate) mod doubt;
 pub(crate) mod epoch;
@@ -38,13 +40,16 @@ pub(crate) mod map;
 pub(crate) mod memory;
 pub(crate) mod notes;
 pub(crate) mod open_groups;
+pub(crate) mod pace;
 pub(crate) mod place;
 pub(crate) mod repairs;
 pub(crate) mod retry;
 pub(crate) mod room;
 pub(crate) mod roster;
 pub(crate) mod schedule;
+pub(crate) mod scrubs;
 pub(crate) mod shortage;
+pub(crate) mod unflushed;
 pub(crate) mod unit;
 pub(crate) mod units;
 
@@ -54,6 +59,7 @@ use crate::api::{Action, DiskError, DonorOp, Purpose};
 use crate::config::{Config, Plan};
 use crate::counts::Counts;
 use crate::state::checkpoints::Checkpoints;
+use crate::state::damage::Damage;
 use crate::state::donors::Donor;
 use crate::state::epoch::Epoch;
 use crate::state::found::{FoundUnsafe, Opening};
@@ -64,7 +70,9 @@ use crate::state::open_groups::OpenGroups;
 use crate::state::place::Location;
 use crate::state::repairs::Repairs;
 use crate::state::schedule::Schedule;
+use crate::state::scrubs::Scrubs;
 use crate::state::shortage::{Leveling, Shortage};
+use crate::state::unflushed::Unflushed;
 use crate::state::unit::Shape;
 
 pub(crate) struct State {
@@ -89,6 +97,9 @@ pub(crate) struct State {
     /// The map is complete: requests are served.
     pub ready: bool,
     pub failure: Option<DiskError>,
+    pub unflushed: Unflushed,
+    pub damage: Damage,
+    pub scrubs: Scrubs,
     pub now_ns: u64,
     pub last_request_ns: u64,
     /// Since when too few donors are there to write to.
@@ -124,6 +135,9 @@ impl State {
             found: FoundUnsafe::default(),
             ready: false,
             failure: None,
+            unflushed: Unflushed::default(),
+            damage: Damage::default(),
+            scrubs: Scrubs::opened(now_ns),
             now_ns,
             last_request_ns: now_ns,
             few_since_ns: None,

@@ -3,10 +3,13 @@
 //! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status is a picture of one
 //! moment; counters grow from the disk's opening on. Left out: how it is printed.
 
+use crate::api::DiskError;
 use crate::config::Policy;
 use crate::counts::Counts;
 use crate::state::State;
 use crate::state::donors::DonorState;
+use crate::state::memory::Memory;
+use crate::state::pace::Aside;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorStatus {
@@ -14,6 +17,15 @@ pub struct DonorStatus {
     pub state: DonorState,
     pub bytes: u64,
     pub used_bytes: u64,
+    /// Blocks that it gave back other than it was sent.
+    pub damaged: u64,
+    /// Average of its last answers.
+    pub latency_ns: u64,
+    /// Writes that it refused, and that it did not answer in time.
+    pub refused: u64,
+    pub unanswered: u64,
+    /// It gets nothing new, and why.
+    pub aside: Option<Aside>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +36,37 @@ pub struct RepairStatus {
     pub running_ns: u64,
     /// Estimated from the pace so far; `None` before there is one.
     pub left_ns: Option<u64>,
+}
+
+/// Blocks that donors gave back other than they were sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DamageStatus {
+    /// Since the disk was opened.
+    pub found: u64,
+    /// Of them not written anew yet.
+    pub unrepaired: u64,
+    /// For how long the last one is known.
+    pub last_ns_ago: Option<u64>,
+}
+
+/// Scrubs since the disk was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubStatus {
+    pub completed: u64,
+    /// Groups that were looked at, and all of them, of the one under way.
+    pub progress: Option<(u64, u64)>,
+    /// How long ago the last one ended, and the damaged blocks that were found meanwhile.
+    pub last: Option<(u64, u64)>,
+}
+
+/// A failed flush.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnflushedStatus {
+    /// For how long.
+    pub ns: u64,
+    pub why: DiskError,
+    /// Blocks that are in memory here and not safe on donors.
+    pub blocks: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +83,17 @@ pub struct Status {
     pub donors: Vec<DonorStatus>,
     pub groups: u64,
     pub groups_open: u64,
-    /// Groups with fewer units than they should have.
+    /// Groups with fewer units than they should have, or with a unit that is damaged.
     pub groups_degraded: u64,
     /// Blocks of data that would be lost with one more donor, beyond what the policy accepts.
     pub blocks_unprotected: u64,
     pub blocks_lost: u64,
+    pub damage: DamageStatus,
+    pub scrub: ScrubStatus,
+    /// A flush failed, and none that came later has ended.
+    pub unflushed: Option<UnflushedStatus>,
+    /// Every request fails, for this reason.
+    pub failure: Option<DiskError>,
     /// A request found no room, and nothing is on its way that would make some.
     pub full: bool,
     pub repair: Option<RepairStatus>,
@@ -56,6 +105,31 @@ pub struct Status {
 }
 
 impl State {
+    fn damage_status(&self) -> DamageStatus {
+        let left =
+            self.groups.iter().filter(|(_, group)| group.live() > 0).map(|(_, group)| group.damaged_blocks() as u64);
+        let damage = self.damage;
+        DamageStatus {
+            found: damage.found,
+            unrepaired: left.sum(),
+            last_ns_ago: (damage.found > 0).then(|| self.now_ns.saturating_sub(damage.last_ns)),
+        }
+    }
+
+    fn scrub_status(&self) -> ScrubStatus {
+        let last = self.scrubs.last().map(|(at_ns, found)| (self.now_ns.saturating_sub(at_ns), found));
+        ScrubStatus { completed: self.scrubs.completed(), progress: self.scrubs.progress(), last }
+    }
+
+    fn unflushed_status(&self) -> Option<UnflushedStatus> {
+        let (since_ns, why) = self.unflushed.first()?;
+        let open = |memory: &Memory| {
+            memory.counts().iter().zip(&memory.safe).map(|(all, safe)| u64::from(all - safe)).sum::<u64>()
+        };
+        let blocks = self.groups.memories().map(|(_, memory)| open(memory)).sum();
+        Some(UnflushedStatus { ns: self.now_ns.saturating_sub(since_ns), why: why.clone(), blocks })
+    }
+
     pub fn audit(&self) -> Result<(), String> {
         for (number, donor) in self.donors.iter().enumerate().filter(|(_, donor)| donor.scanned && donor.counts()) {
             let number = number as u16;
@@ -84,6 +158,11 @@ impl State {
             name: donor.info.name.clone(),
             state: donor.state,
             bytes: donor.info.bytes,
+            damaged: donor.damaged,
+            latency_ns: donor.pace.latency_ns(),
+            refused: donor.pace.refused,
+            unanswered: donor.pace.unanswered,
+            aside: donor.pace.aside().map(|(why, _)| why),
             used_bytes: match donor.is_final() {
                 true => 0,
                 false => (donor.units.count() as u64 - donor.units.free() as u64) * unit_bytes,
@@ -97,6 +176,7 @@ impl State {
             !group.is_in_memory()
                 && (group.live() > 0 || group.killed() > horizon)
                 && (group.incomplete().is_some()
+                    || group.is_damaged()
                     || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))
         });
         let (groups_degraded, blocks_unprotected) =
@@ -122,6 +202,10 @@ impl State {
             groups_degraded,
             blocks_unprotected,
             blocks_lost: self.map.lost_count(),
+            damage: self.damage_status(),
+            scrub: self.scrub_status(),
+            unflushed: self.unflushed_status(),
+            failure: self.failure.clone(),
             full: self.shortage.is_stuck(),
             repair,
             counts: Counts { mapped: self.map.mapped(), ..self.counts },

@@ -149,7 +149,11 @@ impl Core {
             };
             let front = SUPERBLOCK_BYTES as u64;
             let unit = (writes && at >= front).then(|| ((at - front) / state.shape.unit_bytes() as u64) as u32);
-            state.schedule.asked.insert(ticket, Asked { donor, writes, unit });
+            let asked_ns = state.now_ns;
+            let repeats = matches!(purpose, Purpose::Write | Purpose::Clean | Purpose::Repair);
+            let is_of_unit = unit.is_some_and(|unit| unit < state.donors[donor as usize].units.count());
+            let may_expire = repeats && is_of_unit && matches!(op, DonorOp::Write { .. });
+            state.schedule.asked.insert(ticket, Asked { donor, writes, unit, asked_ns, may_expire, expired: false });
             state.actions.push(Action::Donor { ticket, donor, op, purpose });
         }
         Op { core: self.clone(), ticket }

@@ -8,6 +8,8 @@
 //! | `drain` | emptying a donor that is to leave |
 //! | `level` | evening out donors of which one is full while another is empty |
 //! | `clean` | which group is emptied next to gain room |
+//! | `reflush` | making good a flush that failed |
+//! | `scrub` | reading everything, to find damage |
 //! | `reclaim` | from dead groups to free units |
 //! | `stuck` | what is tried when a job waits for room and nothing is on its way |
 
@@ -17,5 +19,7 @@ pub(crate) mod empty;
 pub(crate) mod level;
 pub(crate) mod rebuild;
 pub(crate) mod reclaim;
+pub(crate) mod reflush;
 pub(crate) mod repair;
+pub(crate) mod scrub;
 pub(crate) mod stuck;

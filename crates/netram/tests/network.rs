@@ -190,6 +190,29 @@ fn what_is_given_up_fails_to_be_read_for_ever() {
     assert!(failed > 0, "nothing was lost that could be told");
 }
 
+/// Donors that answer late, or leave writes unanswered and do them in the end, cost nothing.
+#[test]
+fn slow_and_silent_donors_change_nothing() {
+    let lived = lives("paces", 100, world::paces::paces);
+    let unanswered: u64 = lived.iter().map(|met| met.unanswered).sum();
+    let slow = lived.iter().filter(|met| met.slow).count();
+    println!("{unanswered} writes done elsewhere, {slow} lives with a donor set aside");
+    assert!(unanswered > 100 && slow > 10, "{unanswered} writes and {slow} slow donors prove little");
+}
+
+/// What the report says of redundancy and damage is so: every donor can be done without when it says that all is well.
+#[test]
+fn the_report_says_what_is_so() {
+    let lived = lives("told", 60, world::truth::told);
+    let (well, damaged) = lived.iter().fold((0, 0), |(well, damaged), one| (well + one.well, damaged + one.damaged));
+    println!("{well} reports compared, {damaged} blocks damaged");
+    let worse = lives("worse", 100, world::truth::worse);
+    assert!(worse.iter().any(|one| one.well > 0) && worse.iter().any(|one| one.well == 0), "{worse:?}");
+    let waiting: u64 = lives("half forgotten", 60, world::truth::half_forgotten).into_iter().sum();
+    assert!(waiting > 0, "no block waited for a donor");
+    assert!(well > 200 && damaged > 500, "{well} reports and {damaged} damaged blocks prove little");
+}
+
 /// Seeds of lives that found a fault once.
 #[test]
 fn lives_that_failed_once_do_not_fail_again() {

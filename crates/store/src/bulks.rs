@@ -297,6 +297,16 @@ impl Bulks {
         self.devices.lock().iter().filter(|(number, _)| *number != 0).map(|(_, device)| device.report()).collect()
     }
 
+    /// What is wrong with the devices, in words.
+    pub fn troubles(&self) -> Vec<String> {
+        let devices = self.devices.lock().clone();
+        let of = |(number, device): &(u32, Arc<dyn Device>)| {
+            let number = *number;
+            device.troubles().into_iter().map(move |trouble| format!("bulk device {number}: {trouble}"))
+        };
+        devices.iter().flat_map(of).collect()
+    }
+
     pub fn reports(&self) -> Vec<BulkReport> {
         let description = self.description();
         let held: Vec<_> = self.held.lock().iter().map(|cache| (cache.device(), cache.held_bytes())).collect();

@@ -269,6 +269,7 @@ impl Asked {
             Question::Df => {
                 let (of, at) = (self.bulks.description(), Some(self.mountpoint.as_path()));
                 let report = StoreReport::of(fs, directory, &of, at, self.survives_power_loss);
+                let report = StoreReport { troubles: self.bulks.troubles(), ..report };
                 value(report.with_caches(self.bulks.cache_reports()))
             }
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),

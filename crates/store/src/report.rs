@@ -37,6 +37,9 @@ pub struct StoreReport {
     /// The bulk devices, one by one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bulks: Vec<BulkReport>,
+    /// What is wrong with bulk devices, in words: since when, and what it takes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<String>,
     /// Checksums of what is on the bulk storage.
     #[serde(default)]
     pub checksums: Checksums,
@@ -208,6 +211,7 @@ impl StoreReport {
             },
             bulk,
             caches: Vec::new(),
+            troubles: Vec::new(),
             bulks: states.iter().map(|state| BulkReport::of(state, directory, description)).collect(),
             checksums: Checksums {
                 memory_bytes: fs.sums_bytes(),

@@ -110,15 +110,11 @@ impl Lender {
     fn admit<'a>(&self, asked: &'a str, peer: &Peer) -> Result<&'a str, Refusal> {
         let host = peer.ip.filter(|_| self.names.have_secrets());
         if let Some(host) = host {
-            let reason = "too many wrong names or secrets from this host; wait a minute";
-            let wait = self.guesses.wait(host, Instant::now());
-            thread::sleep(wait.ok_or_else(|| Refusal::Policy { reason: reason.into() })?);
+            thread::sleep(self.guesses.wait(host, Instant::now()));
         }
         let admitted = self.names.admit(asked);
-        match host {
-            Some(host) if admitted.is_some() => self.guesses.right(host, Instant::now()),
-            Some(host) => self.guesses.wrong(host, Instant::now()),
-            None => {}
+        if let (Some(host), None) = (host, admitted) {
+            self.guesses.wrong(host, Instant::now());
         }
         admitted.ok_or_else(|| {
             // Counted without the name asked for, which may be a secret.
@@ -146,6 +142,18 @@ impl Lender {
             (name, held_s)
         });
         revoked.collect()
+    }
+
+    /// Asks the clients to do without this donor, and grants nothing any more.
+    pub fn leave(&self) {
+        self.close();
+        // Clients empty a donor that needs its memory; whatever for.
+        self.set_pressed(true);
+    }
+
+    /// Do clients that are connected still have contents here?
+    pub fn is_needed(&self) -> bool {
+        self.areas.lock().values().any(|lent| lent.is_held() && !lent.area.is_blank())
     }
 
     /// Grants nothing any more.

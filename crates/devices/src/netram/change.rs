@@ -1,4 +1,4 @@
-//! An administrator's changes of a network RAM disk's donors: add, drain, lost, forget.
+//! An administrator's changes of a network RAM disk's donors: add, drain, lost, forget; and what forgetting would cost, and scrubs.
 //!
 //! Rules: each change is answered when it has begun, and says in words what follows from it. A donor that was sent away stays
 //! away until it is added again. Left out: what the disk does about it (`shoal_netram`), donors that come and go by themselves
@@ -29,6 +29,8 @@ impl Inner {
             DonorChange::Drain => self.drain(&parse()?),
             DonorChange::Lost => self.lose(&parse()?),
             DonorChange::Forget => self.forget(name),
+            DonorChange::Cost => self.cost(name),
+            DonorChange::Scrub => Ok(self.scrub()),
         }
     }
 
@@ -126,22 +128,52 @@ impl Inner {
         Ok(format!("donor {name} is used no more; what it held is rebuilt from the others"))
     }
 
-    /// Takes an administrator's word that a donor will not come back.
-    fn forget(&self, name: &str) -> Outcome<String> {
-        let status = self.disk.status();
+    fn scrub(&self) -> String {
+        match self.disk.scrub() {
+            true => "a scrub has begun; `shoal status` shows how far it is".into(),
+            false => "a scrub is under way already".into(),
+        }
+    }
+
+    /// The donor of this name that the disk still refers to.
+    fn referred(&self, name: &str) -> Outcome<(DonorStatus, DonorId)> {
+        let mut status = self.disk.status();
         let named = |donor: &DonorStatus| donor.name == name || donor.name.split(' ').next() == Some(name);
         let found = status.donors.iter().rposition(|donor| named(donor) && !donor.state.is_final());
         let id = found.ok_or_else(|| {
             Failure::new(format_args!("donor {name}"), "is none of this disk's")
                 .remedy("name one as `shoal status` does")
         })?;
-        let before = status.blocks_lost;
+        Ok((status.donors.swap_remove(id), id as DonorId))
+    }
+
+    fn cost_of(&self, name: &str, id: DonorId) -> Outcome<String> {
+        let cost = self.disk.forget_cost(id).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
+        let lost = match cost.lost {
+            0 => "no block is lost".into(),
+            blocks => format!("{blocks} blocks are lost, and reads of them fail for ever"),
+        };
+        Ok(match cost.waiting {
+            0 => lost,
+            blocks => {
+                format!("{lost}; {blocks} more can be read only when others come back ({})", cost.away.join(", "))
+            }
+        })
+    }
+
+    /// Says what `forget` would do.
+    fn cost(&self, name: &str) -> Outcome<String> {
+        let (_, id) = self.referred(name)?;
+        Ok(format!("if donor {name} is forgotten now, {}; nothing was changed", self.cost_of(name, id)?))
+    }
+
+    /// Takes an administrator's word that a donor will not come back.
+    fn forget(&self, name: &str) -> Outcome<String> {
+        let (donor, id) = self.referred(name)?;
+        let cost = self.cost_of(name, id)?;
         let mut dismissed = self.dismissed.lock();
-        dismissed.insert(status.donors[id].name.clone());
-        self.disk.forget(id as DonorId).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
-        Ok(format!(
-            "donor {name} is forgotten: what only it held is lost, and reads of it fail ({before} blocks were lost \
-             before; `shoal status` counts them)"
-        ))
+        dismissed.insert(donor.name);
+        self.disk.forget(id).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
+        Ok(format!("donor {name} is forgotten: {cost} (`shoal status` counts lost blocks)"))
     }
 }

@@ -42,6 +42,7 @@ pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
         inner.let_go();
         inner.relieve();
         inner.see_off();
+        inner.tell();
         for donor in inner.absent() {
             if stopping.is_stopped() {
                 break;

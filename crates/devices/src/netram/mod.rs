@@ -8,7 +8,7 @@
 //! | `make` | new disks |
 //! | `change` | an administrator's changes of the donors |
 //! | `keeper` | donors that went away and come back, need their memory, or are to leave |
-//! | `report` | how a disk is |
+//! | `report`, `told` | how a disk is; what of it the log says |
 //!
 //! Rules: opening never makes a disk (`make` does). One client has a disk open at a time. A donor
 //! under memory pressure is drained while another could take its blocks. Donors that went away are taken back when they
@@ -21,6 +21,7 @@ mod make;
 mod name;
 mod reach;
 mod report;
+mod told;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -86,6 +87,7 @@ struct Inner {
     dismissed: Mutex<BTreeSet<String>>,
     /// Donors that are to be emptied, and dismissed then.
     leaving: Mutex<BTreeMap<String, keeper::Leaving>>,
+    told: Mutex<told::Told>,
 }
 
 /// A donor as this process knows it.
@@ -146,8 +148,8 @@ impl NetramDisk {
         name.config.policy = policy;
         let name = Mutex::new(name);
         let (members, dismissed, leaving) = (Arc::default(), Mutex::default(), Mutex::default());
-        let joining = Mutex::default();
-        let inner = Arc::new(Inner { disk, uuid, ownership, name, export, members, joining, dismissed, leaving });
+        let (joining, told) = (Mutex::default(), Mutex::default());
+        let inner = Arc::new(Inner { disk, uuid, ownership, name, export, members, joining, dismissed, leaving, told });
         for one in reached {
             inner.join(&one.donor.to_string(), one.link.clone());
         }
@@ -169,6 +171,10 @@ impl Device for NetramDisk {
 
     fn own_report(&self) -> Map<String, Value> {
         [("disk".into(), serde_json::json!(self.inner.report()))].into_iter().collect()
+    }
+
+    fn troubles(&self) -> Vec<String> {
+        report::troubles(&self.inner.report())
     }
 
     /// The disk has no user any more.

@@ -3,7 +3,7 @@
 //! Owns the report, which travels as JSON over a control socket, and its text. Counters grow from the disk's opening on.
 
 use serde::{Deserialize, Serialize};
-use shoal_netram::{DonorState, Status};
+use shoal_netram::{Aside, DonorState, Status};
 
 use super::Inner;
 use crate::device::DeviceReport;
@@ -23,6 +23,16 @@ pub struct DiskReport {
     pub donors: Vec<DonorReport>,
     pub groups: Groups,
     pub redundancy: Redundancy,
+    #[serde(default)]
+    pub damage: Damage,
+    #[serde(default)]
+    pub scrub: Scrub,
+    /// A flush failed and was not made good yet.
+    #[serde(default)]
+    pub unflushed: Option<Unflushed>,
+    /// Every request fails, for this reason.
+    #[serde(default)]
+    pub failure: Option<String>,
     pub rebuild: Option<Rebuild>,
     #[serde(default)]
     pub checkpoints: Checkpoints,
@@ -48,6 +58,17 @@ pub struct DonorReport {
     pub connection: String,
     pub size_bytes: u64,
     pub used_bytes: u64,
+    /// Blocks that it gave back other than it was sent, since the disk was opened.
+    #[serde(default)]
+    pub damaged: u64,
+    /// Average of its last answers (milliseconds).
+    #[serde(default)]
+    pub latency_ms: f64,
+    /// Writes that it refused, and that it did not answer in time, since the disk was opened.
+    #[serde(default)]
+    pub refused: u64,
+    #[serde(default)]
+    pub unanswered: u64,
     /// It asked for its memory back.
     pub under_pressure: bool,
 }
@@ -65,6 +86,39 @@ pub struct Redundancy {
     pub state: String,
     pub blocks_unprotected: u64,
     pub blocks_lost: u64,
+}
+
+/// Blocks that donors gave back other than they were sent.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Damage {
+    /// Since the disk was opened.
+    pub found: u64,
+    /// Of them not written anew yet.
+    pub unrepaired: u64,
+    /// How long ago the last one was found.
+    pub seconds: Option<f64>,
+}
+
+/// Scrubs since the disk was opened.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Scrub {
+    pub completed: u64,
+    /// Of the one under way: groups that were looked at, and all.
+    pub groups_done: Option<u64>,
+    pub groups: Option<u64>,
+    /// How long ago the last one ended, and what it found.
+    pub last_seconds: Option<f64>,
+    pub last_found: Option<u64>,
+}
+
+/// A failed flush: what it was to cover is kept, and covered by the next one that ends.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Unflushed {
+    /// How long ago it failed.
+    pub seconds: f64,
+    pub why: String,
+    /// Blocks that are in the client's memory and not safe on donors.
+    pub blocks: u64,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -111,10 +165,19 @@ impl Inner {
             let state = if rests { DonorState::Draining } else { donor.state };
             DonorReport {
                 name: donor.name.clone(),
-                state: state_name(state).into(),
+                state: match donor.aside.filter(|_| state == DonorState::Active) {
+                    Some(Aside::Slow) => "slow",
+                    Some(Aside::Silent) => "silent",
+                    None => state_name(state),
+                }
+                .into(),
                 connection: member.map_or("missing", |member| member.link.state()).into(),
                 size_bytes: donor.bytes,
                 used_bytes: donor.used_bytes,
+                damaged: donor.damaged,
+                latency_ms: donor.latency_ns as f64 / 1e6,
+                refused: donor.refused,
+                unanswered: donor.unanswered,
                 under_pressure: member.is_some_and(|member| member.under_pressure),
             }
         });
@@ -146,6 +209,24 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
         donors,
         groups: Groups { all: status.groups, open: status.groups_open, degraded: status.groups_degraded },
         redundancy: Redundancy { state: state.into(), blocks_unprotected: status.blocks_unprotected, blocks_lost },
+        damage: Damage {
+            found: status.damage.found,
+            unrepaired: status.damage.unrepaired,
+            seconds: status.damage.last_ns_ago.map(seconds),
+        },
+        scrub: Scrub {
+            completed: status.scrub.completed,
+            groups_done: status.scrub.progress.map(|(done, _)| done),
+            groups: status.scrub.progress.map(|(_, all)| all),
+            last_seconds: status.scrub.last.map(|(ns, _)| seconds(ns)),
+            last_found: status.scrub.last.map(|(_, found)| found),
+        },
+        unflushed: status.unflushed.as_ref().map(|failed| Unflushed {
+            seconds: seconds(failed.ns),
+            why: failed.why.to_string(),
+            blocks: failed.blocks,
+        }),
+        failure: status.failure.as_ref().map(ToString::to_string),
         rebuild: status.repair.map(|repair| Rebuild {
             groups: repair.groups,
             groups_done: repair.groups_done,
@@ -192,25 +273,96 @@ pub(super) fn text(report: &DeviceReport) -> serde_json::Result<String> {
     Ok(out)
 }
 
+/// What is unusual about a donor.
+fn remarks(donor: &DonorReport) -> String {
+    let count = |many: u64, what: &str| (many > 0).then(|| format!("{what} {many} writes"));
+    let remarks = [
+        donor.under_pressure.then(|| "wants its memory back".to_string()),
+        (donor.state == "slow").then(|| "set aside until it is fast again".into()),
+        (donor.state == "silent").then(|| "set aside for a while".into()),
+        count(donor.unanswered, "did not answer"),
+        count(donor.refused, "refused"),
+    ];
+    let remarks: Vec<String> = remarks.into_iter().flatten().collect();
+    if remarks.is_empty() { String::new() } else { format!(" ({})", remarks.join(", ")) }
+}
+
+/// Damage that was found, by donor.
+fn damage_text(disk: &DiskReport) -> String {
+    let Damage { found, unrepaired, seconds } = &disk.damage;
+    let Some(seconds) = seconds else { return "damage       none found\n".into() };
+    let left = match unrepaired {
+        0 => "all written anew".into(),
+        left => format!("{left} of them not written anew yet"),
+    };
+    let donors = disk.donors.iter().filter(|donor| donor.damaged > 0);
+    let donors: Vec<String> = donors.map(|donor| format!("{} on {}", donor.damaged, donor.name)).collect();
+    format!("damage       {found} blocks found ({}), the last {seconds:.0} s ago; {left}\n", donors.join(", "))
+}
+
+fn scrub_text(scrub: &Scrub) -> String {
+    let last = match (scrub.last_seconds, scrub.last_found) {
+        (Some(seconds), Some(found)) => format!("the last ended {seconds:.0} s ago and found {found} damaged blocks"),
+        _ => "none completed since the disk was opened".into(),
+    };
+    match (scrub.groups_done, scrub.groups) {
+        (Some(done), Some(all)) => {
+            format!("scrub        {done} of {all} groups ({}%); {last}\n", done * 100 / all.max(1))
+        }
+        _ => format!("scrub        {last}\n"),
+    }
+}
+
+/// What is wrong with a disk: since when, and what it takes.
+pub(super) fn troubles(disk: &DiskReport) -> Vec<String> {
+    let mut out = Vec::new();
+    if let Some(why) = &disk.failure {
+        out.push(format!("every request fails: {why}"));
+    }
+    if let Some(Unflushed { seconds, why, blocks }) = &disk.unflushed {
+        out.push(format!(
+            "a flush failed {seconds:.0} s ago ({why}): {blocks} blocks are in this client's memory alone; bring \
+             donors back, and they are flushed without a hand"
+        ));
+    }
+    if disk.damage.unrepaired > 0 {
+        let blocks = disk.damage.unrepaired;
+        out.push(format!("{blocks} blocks are damaged on their donors and not written anew yet"));
+    }
+    match disk.redundancy.state.as_str() {
+        LOST => out.push(format!("{} blocks are lost: write them anew, or trim them", disk.redundancy.blocks_lost)),
+        DEGRADED => out.push(format!(
+            "{} blocks would not survive the loss of another donor; bring back donors that are missing, or add one",
+            disk.redundancy.blocks_unprotected
+        )),
+        _ => {}
+    }
+    out
+}
+
 fn disk_text(disk: &DiskReport) -> String {
     let ready = if disk.ready { "" } else { "; still being read from its donors" };
-    let mut out = format!(
+    let urgent = disk.failure.is_some() || disk.unflushed.is_some();
+    let mut out: String =
+        troubles(disk).iter().take(usize::from(urgent)).map(|line| format!("TROUBLE      {line}\n")).collect();
+    out += &format!(
         "policy       {}, groups of {} data and {} parity, blocks of {}{ready}\n\n",
         disk.policy,
         disk.data_units,
         disk.parity_units,
         human(disk.block_bytes.into())
     );
-    out += &format!("{:>10} {:>10} {:<10} {:<13} donor\n", "size", "used", "state", "connection");
+    out += &format!("{:>10} {:>10} {:<10} {:<13} {:>9} donor\n", "size", "used", "state", "connection", "answers");
     for donor in &disk.donors {
         out += &format!(
-            "{:>10} {:>10} {:<10} {:<13} {}{}\n",
+            "{:>10} {:>10} {:<10} {:<13} {:>6.1} ms {}{}\n",
             human(donor.size_bytes),
             human(donor.used_bytes),
             donor.state,
             donor.connection,
+            donor.latency_ms,
             donor.name,
-            if donor.under_pressure { " (wants its memory back)" } else { "" }
+            remarks(donor)
         );
     }
     let Groups { all, open, degraded } = disk.groups;
@@ -225,6 +377,8 @@ fn disk_text(disk: &DiskReport) -> String {
             _ => format!("degraded: {} blocks would not survive another loss", redundancy.blocks_unprotected),
         }
     );
+    out += &damage_text(disk);
+    out += &scrub_text(&disk.scrub);
     out += &match &disk.rebuild {
         None => "rebuild      none running\n".to_string(),
         Some(rebuild) => {
@@ -267,6 +421,10 @@ mod tests {
             connection: "connected".into(),
             size_bytes: 1 << 30,
             used_bytes: 1 << 20,
+            damaged: if state == "lost" { 3 } else { 0 },
+            latency_ms: 1.25,
+            refused: 0,
+            unanswered: if state == "slow" { 2 } else { 0 },
             under_pressure: false,
         };
         let disk = DiskReport {
@@ -276,9 +434,13 @@ mod tests {
             block_bytes: 4096,
             data_units: 3,
             parity_units: 1,
-            donors: vec![donor("unix:/a", "active"), donor("unix:/b", "lost")],
+            donors: vec![donor("unix:/a", "slow"), donor("unix:/b", "lost")],
             groups: Groups { all: 10, open: 2, degraded: 4 },
             redundancy: Redundancy { state: "degraded".into(), blocks_unprotected: 96, blocks_lost: 0 },
+            damage: Damage { found: 3, unrepaired: 1, seconds: Some(7.0) },
+            scrub: Scrub { last_seconds: Some(60.0), last_found: Some(3), ..Scrub::default() },
+            unflushed: None,
+            failure: None,
             rebuild: Some(Rebuild { groups: 8, groups_done: 2, seconds: 1.0, seconds_left: Some(3.2) }),
             checkpoints: Checkpoints { completed: 9, opened: true, unused: None },
             counts: Counts {
@@ -304,11 +466,29 @@ mod tests {
     fn people_read_donors_redundancy_and_the_time_left() {
         let text = sample().text().unwrap();
         assert!(text.starts_with("netram:unix:/a,unix:/b  2 GiB\npolicy "), "{text}");
-        assert!(text.contains("     1 GiB      1 MiB lost       connected     unix:/b\n"), "{text}");
+        assert!(text.contains("     1 GiB      1 MiB lost       connected        1.2 ms unix:/b\n"), "{text}");
         assert!(text.contains("groups       10, 2 of them open, 4 degraded"), "{text}");
         assert!(text.contains("degraded: 96 blocks would not survive another loss"), "{text}");
+        assert!(
+            text.contains("damage       3 blocks found (3 on unix:/b), the last 7 s ago; 1 of them not written"),
+            "{text}"
+        );
+        assert!(text.contains("unix:/a (set aside until it is fast again, did not answer 2 writes)\n"), "{text}");
+        assert!(text.contains("scrub        the last ended 60 s ago and found 3 damaged blocks\n"), "{text}");
         assert!(text.contains("2 of 8 groups (25%), about 3 s left"), "{text}");
         assert!(text.contains("checkpoints  9 completed; opened from one\n"), "{text}");
+    }
+
+    #[test]
+    fn a_flush_that_failed_comes_first_with_its_cause_and_the_remedy() {
+        let mut report = sample();
+        let why = "too few donors are left to store data: 1 of 2";
+        report.own["disk"]["unflushed"] = serde_json::json!({ "seconds": 12.3, "why": why, "blocks": 5 });
+        let text = report.text().unwrap();
+        let line = format!(
+            "\nTROUBLE      a flush failed 12 s ago ({why}): 5 blocks are in this client's memory alone; bring"
+        );
+        assert!(text.contains(&line), "{text}");
     }
 
     #[test]

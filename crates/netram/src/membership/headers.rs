@@ -40,6 +40,7 @@ pub(crate) async fn insist<K: Copy>(
         for (what, op) in ops {
             match op.await {
                 Ok(bytes) => given.push((what, bytes)),
+                Err(_) if is_planted(Bug::UnreadEmpty) => {}
                 Err(_) => wanted.push(what),
             }
         }

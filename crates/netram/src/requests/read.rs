@@ -3,7 +3,7 @@
 //! Rules: every block read from a donor is compared with the checksum in the block table; one that does not match is
 //! taken from parity, or looked up again if it has moved meanwhile. Nothing wrong is ever returned. A read waits for
 //! donors that are away, for as long as the disk's patience lasts; then the read fails, and the next one tries again.
-//! A donor that is late is not waited for: its blocks are computed from the others, and the first answer counts. Left
+//! A donor that is late, or set aside, is not waited for: its blocks are computed from the others, and the first answer counts. Left
 //! out: the donors' answers (`task`).
 
 use std::future::{Future, poll_fn};
@@ -133,7 +133,8 @@ async fn answer(core: &Arc<Core>, mut op: Op, at: Location, sums: &[u32]) -> Ans
         let Some(member) = member.filter(|member| redundant && member.exists()) else { return false };
         let waited = |since: u64| state.now_ns.saturating_sub(since);
         let silent = waited(asked_ns.max(state.donors[member.donor as usize].answered_ns)) > SILENT_NS;
-        (waited(asked_ns) > LATE_NS || silent) && state.hedges < HEDGES_MAX
+        let aside = state.donors[member.donor as usize].pace.aside().is_some();
+        (waited(asked_ns) > LATE_NS || silent || aside) && state.hedges < HEDGES_MAX
     }));
     if let Some(answer) = before(&mut op, late.as_mut()).await {
         return answer;
@@ -281,15 +282,15 @@ pub(crate) enum Fetched {
 
 /// A block of a sealed group, from where it is or from the rest of its row.
 pub(crate) async fn fetch(core: &Arc<Core>, at: Location, sum: u32, purpose: Purpose) -> Fetched {
-    let own = {
+    let (own, id, member) = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group];
         if !group.exists() || group.is_in_memory() {
             return Fetched::Unanswered;
         }
         let there = group.members[at.unit].exists() && at.row < group.own(at.unit) as usize;
-        let member = group.members[at.unit];
-        there.then(|| core.read(state, member, at.row..at.row + 1, purpose))
+        let (id, member) = (group.id, group.members[at.unit]);
+        (there.then(|| core.read(state, member, at.row..at.row + 1, purpose)), id, member)
     };
     let mut answered = {
         let state = core.lock();
@@ -301,7 +302,7 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, sum: u32, purpose: Pur
         let own = if purpose == Purpose::Read { answer(core, own, at, &[sum]).await } else { own.await };
         match own {
             Ok(bytes) if core.shape.block_sums.of(&bytes) == sum => return Fetched::Good(bytes),
-            Ok(_) => {}
+            Ok(_) => core.lock().found_damage(at.group, id, at.unit, member, at.row),
             Err(_) => answered = false,
         }
     }

@@ -82,7 +82,7 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
         (state.plan.cached, state.plan.parity_at_once)
     };
     if fua {
-        return flush(core).await;
+        return flush_asked(core).await;
     }
     if !cached {
         let there = |state: &State| places.iter().all(|&(at, id)| reached(state, at, id, parity_at_once));
@@ -134,6 +134,18 @@ fn send_placed(core: &Arc<Core>, state: &mut State, at: Location, full: bool, ca
     }
 }
 
+/// The same as [`flush`], for a request: when it fails, that is told until a later one has ended.
+pub(crate) async fn flush_asked(core: &Arc<Core>) -> Result<(), DiskError> {
+    let target = core.lock().next_sequence;
+    let result = flush(core).await;
+    let state = &mut *core.lock();
+    if let (Err(why), None) = (&result, &state.failure) {
+        state.unflushed.failed(target, why, state.now_ns);
+        state.wake();
+    }
+    result
+}
+
 /// Makes everything written before safe.
 pub(crate) async fn flush(core: &Arc<Core>) -> Result<(), DiskError> {
     let (target, begun) = {
@@ -141,6 +153,14 @@ pub(crate) async fn flush(core: &Arc<Core>) -> Result<(), DiskError> {
         state.counts.flushes += 1;
         (state.next_sequence, state.now_ns)
     };
+    let result = flush_to(core, target, begun).await;
+    if result.is_ok() {
+        core.lock().unflushed.flushed(target);
+    }
+    result
+}
+
+async fn flush_to(core: &Arc<Core>, target: u64, begun: u64) -> Result<(), DiskError> {
     if !is_planted(Bug::TrimForgotten) {
         write_trims(core).await?;
     }
@@ -191,5 +211,5 @@ async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<()
             write_trims(core).await?;
         }
     }
-    if fua { flush(core).await } else { Ok(()) }
+    if fua { flush_asked(core).await } else { Ok(()) }
 }

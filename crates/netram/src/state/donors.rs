@@ -4,6 +4,7 @@
 //! was. Left out: its units (`units`), how donors come and go (`membership`).
 
 use crate::api::DonorInfo;
+use crate::state::pace::Pace;
 use crate::state::units::Units;
 
 /// How long a donor that refused a write gets none (ns); twice as long each time.
@@ -55,6 +56,9 @@ pub(crate) struct Donor {
     pub refused_until_ns: u64,
     pub refusals: u32,
     pub missing_since_ns: u64,
+    /// Blocks that it gave back other than it was sent.
+    pub damaged: u64,
+    pub pace: Pace,
 }
 
 impl Donor {
@@ -77,6 +81,8 @@ impl Donor {
             refused_until_ns: 0,
             refusals: 0,
             missing_since_ns: 0,
+            damaged: 0,
+            pace: Pace::default(),
         }
     }
 }

@@ -45,6 +45,8 @@ struct Rare {
     /// How many reasons there are to keep it: it has older copies of blocks that opening found and that are not safe
     /// yet (`found`).
     held: u32,
+    /// Places (unit, row) of blocks that their donors give back other than they were sent.
+    damaged: Vec<(u8, u8)>,
 }
 
 pub(crate) struct Incomplete {
@@ -181,10 +183,38 @@ impl Group {
         self.change_rare(|rare| rare.held -= 1);
     }
 
+    /// Is a block of it known to be another on its donor than was sent?
+    pub fn is_damaged(&self) -> bool {
+        self.damaged_blocks() > 0
+    }
+
+    pub fn damaged_blocks(&self) -> usize {
+        self.rare.as_ref().map_or(0, |rare| rare.damaged.len())
+    }
+
+    pub fn is_damaged_at(&self, place: usize) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.damaged.iter().any(|&(unit, _)| unit as usize == place))
+    }
+
+    /// False if that was known.
+    pub fn add_damage(&mut self, place: usize, row: usize) -> bool {
+        let at = (place as u8, row as u8);
+        let is_new = !self.rare.as_ref().is_some_and(|rare| rare.damaged.contains(&at));
+        if is_new {
+            self.change_rare(|rare| rare.damaged.push(at));
+        }
+        is_new
+    }
+
+    /// The unit at this place was written anew.
+    pub fn mend(&mut self, place: usize) {
+        self.change_rare(|rare| rare.damaged.retain(|&(unit, _)| unit as usize != place));
+    }
+
     fn change_rare(&mut self, change: impl FnOnce(&mut Rare)) {
         let mut rare = self.rare.take().unwrap_or_default();
         change(&mut rare);
-        let says = rare.incomplete.is_some() || !rare.notes.is_empty() || rare.held > 0;
+        let says = rare.incomplete.is_some() || !rare.notes.is_empty() || rare.held > 0 || !rare.damaged.is_empty();
         self.rare = says.then_some(rare);
     }
 

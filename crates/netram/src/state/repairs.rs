@@ -87,6 +87,16 @@ impl Repairs {
         self.moves();
     }
 
+    /// One more waits for repair.
+    pub fn add(&mut self, group: (u32, GroupId), now_ns: u64) {
+        if self.is_through() {
+            (self.done, self.total, self.began_ns) = (0, 0, now_ns);
+        }
+        self.queue.push_back(group);
+        self.total += 1;
+        self.moves();
+    }
+
     /// The next group to repair, if another one may be under repair. [`Repairs::ended`] must follow.
     pub fn next(&mut self) -> Option<(u32, GroupId)> {
         if self.running == AT_ONCE {

@@ -23,11 +23,12 @@ pub(crate) fn retry(state: &mut State) {
     requeue(state);
 }
 
-/// Does the group miss a unit, or is one where it is not to stay?
+/// Does the group miss a unit, or is one damaged, or where it is not to stay?
 pub(crate) fn needs_repair(state: &State, index: u32) -> bool {
     let group = &state.groups[index];
     let leaves = |member: &Member| member.exists() && !state.donors[member.donor as usize].keeps();
-    group.exists() && !group.is_in_memory() && (group.incomplete().is_some() || group.members.iter().any(leaves))
+    let is_short = group.incomplete().is_some() || group.is_damaged() || group.members.iter().any(leaves);
+    group.exists() && !group.is_in_memory() && is_short
 }
 
 /// All groups that need it wait for repair.

@@ -117,8 +117,13 @@ impl State {
 
     /// Blocks that fit on the donors that stay.
     pub fn room_without(&self, leaving: Option<DonorId>) -> u64 {
+        self.room_beside(|number| leaving.map(usize::from) == Some(number), leaving.is_some())
+    }
+
+    /// The same without several. `is_tight`: they are to leave room to work in.
+    pub fn room_beside(&self, leaves: impl Fn(usize) -> bool, is_tight: bool) -> u64 {
         let stays = |&(number, donor): &(usize, &Donor)| {
-            leaving.map(usize::from) != Some(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
+            !leaves(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
         };
         // Units that a broken connection may still write to are not used.
         let usable = |donor: &Donor| (donor.units.count() as u64).saturating_sub(donor.units.tainted());
@@ -130,7 +135,7 @@ impl State {
         };
         let blocks = groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64;
         // A drain needs room to work in, too, however small the disk is.
-        let is_tight = leaving.is_some() || blocks < self.map.blocks();
+        let is_tight = is_tight || blocks < self.map.blocks();
         if is_tight { self.map.blocks().min(blocks * TIGHT_PERCENT / 100) } else { self.map.blocks() }
     }
 }

@@ -1,6 +1,6 @@
 //! The donors as a whole: which take units, which are expected back, and whether there are enough.
 //!
-//! Rules: a donor takes new units while it is in use and has not just refused a write. Requests wait for donors that
+//! Rules: a donor takes new units while it is in use, has not just refused a write, and is not set aside. Requests wait for donors that
 //! are expected back, for as long as the disk's patience lasts. Left out: how donors come and go (`membership`).
 
 use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES};
@@ -53,7 +53,7 @@ impl State {
     /// Can new units be put on it now?
     pub fn takes(&self, donor: usize) -> bool {
         let donor = &self.donors[donor];
-        donor.state == DonorState::Active && self.now_ns >= donor.refused_until_ns
+        donor.state == DonorState::Active && self.now_ns >= donor.refused_until_ns && donor.pace.aside().is_none()
     }
 
     pub fn takers(&self) -> usize {

@@ -41,6 +41,11 @@ pub(crate) struct Asked {
     pub writes: bool,
     /// The unit it changes, if it does.
     pub unit: Option<u32>,
+    pub asked_ns: u64,
+    /// It writes a unit, and may be done elsewhere when it is not answered in time.
+    pub may_expire: bool,
+    /// That has happened: its job goes on without the answer.
+    pub expired: bool,
 }
 
 /// Jobs, and what each waits for.
@@ -86,9 +91,26 @@ impl Schedule {
         self.asked.values().any(|asked| asked.donor == donor)
     }
 
+    /// Changes of units that were not answered since `before_ns`.
+    pub fn overdue(&self, before_ns: u64) -> Vec<(u64, Asked)> {
+        let is_overdue = |asked: &Asked| asked.may_expire && !asked.expired && asked.asked_ns < before_ns;
+        let mut overdue: Vec<_> =
+            self.asked.iter().filter(|(_, asked)| is_overdue(asked)).map(|(&ticket, &asked)| (ticket, asked)).collect();
+        // In the same order in every life.
+        overdue.sort_unstable_by_key(|&(ticket, _)| ticket);
+        overdue
+    }
+
     /// The operation that a ticket belongs to, when its answer comes in.
     pub fn take_asked(&mut self, ticket: u64) -> Option<Asked> {
         self.asked.remove(&ticket)
+    }
+
+    /// The job of this operation goes on without its answer.
+    pub fn expire(&mut self, ticket: u64) {
+        if let Some(asked) = self.asked.get_mut(&ticket) {
+            asked.expired = true;
+        }
     }
 
     /// Answers that no job has taken.

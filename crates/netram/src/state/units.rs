@@ -3,13 +3,14 @@
 //! Owns: [`Units`] and the [`Log`]s of a donor. Rules:
 //! - A unit is in a group, free, or to be erased, and one of these only; which units are in groups, the groups know.
 //! - A unit that was written is erased before it is free again. One that a write may still reach from a dead
-//!   connection is *tainted*: it is not used again before the disk is opened anew.
+//!   connection is *tainted*: it is not used again before the disk is opened anew. One with a write that was not answered in
+//!   time is tainted until the answer comes, and erased once more then.
 //! - While a checkpoint counts, a free unit that opening would not look at is *closed*: it is not taken before a list
 //!   names it.
 //!
 //! Left out: erasing (`reclaim`), naming units in lists (`window`), making headers shorter (`graft`).
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use shoal_format::ram::UnitHeader;
 
@@ -41,6 +42,17 @@ pub(crate) struct Erase {
     pub first_sequence: u64,
 }
 
+/// Why a unit may not be used again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Taint {
+    /// A write of a dead connection may reach it.
+    for_good: bool,
+    /// Writes that were not answered in time, nor since.
+    late: u32,
+    /// It was erased: lowest sequence of what its header listed.
+    erased: Option<u64>,
+}
+
 pub(crate) struct Units {
     count: u32,
     /// Free units that may have memory, the next one to take last.
@@ -61,9 +73,7 @@ pub(crate) struct Units {
     cuts: VecDeque<(u32, UnitHeader)>,
     /// The unit whose header is being made shorter.
     cutting: Option<u32>,
-    tainted: HashSet<u32>,
-    /// Lowest sequence in them.
-    tainted_sequence: u64,
+    tainted: HashMap<u32, Taint>,
     /// Units with changes in flight when the donor went away.
     unknown: HashSet<u32>,
 }
@@ -83,8 +93,7 @@ impl Units {
             erasing: Vec::new(),
             cuts: VecDeque::new(),
             cutting: None,
-            tainted: HashSet::new(),
-            tainted_sequence: u64::MAX,
+            tainted: HashMap::new(),
             unknown: HashSet::new(),
         }
     }
@@ -296,8 +305,8 @@ impl Units {
         let erase = self.erasing.swap_remove(place);
         if !done {
             self.erase.push_back(erase);
-        } else if self.tainted.contains(&unit) {
-            self.tainted_sequence = self.tainted_sequence.min(erase.first_sequence);
+        } else if let Some(taint) = self.tainted.get_mut(&unit) {
+            taint.erased = Some(taint.erased.unwrap_or(u64::MAX).min(erase.first_sequence));
         } else {
             self.put_free(unit, true);
             return Some(true);
@@ -318,7 +327,7 @@ impl Units {
 
     /// The same of units that a late write could bring back.
     pub fn tainted_sequence(&self) -> u64 {
-        self.tainted_sequence
+        self.tainted.values().filter_map(|taint| taint.erased).min().unwrap_or(u64::MAX)
     }
 
     /// A unit's header is to be made shorter.
@@ -353,11 +362,38 @@ impl Units {
 impl Units {
     /// A write to this unit may still be carried out.
     pub fn taint(&mut self, unit: Option<u32>) {
-        self.tainted.extend(unit);
+        self.taint_for_good(unit);
+    }
+
+    fn taint_for_good(&mut self, units: impl IntoIterator<Item = u32>) {
+        for unit in units {
+            self.tainted.entry(unit).or_default().for_good = true;
+        }
+    }
+
+    /// A write to this unit was not answered in time.
+    pub fn is_late(&mut self, unit: u32) {
+        if is_planted(Bug::LateReused) {
+            return;
+        }
+        self.tainted.entry(unit).or_default().late += 1;
+    }
+
+    /// Such a write was answered after all: it has no more effect.
+    pub fn late_answer(&mut self, unit: u32) {
+        let Some(taint) = self.tainted.get_mut(&unit) else { return };
+        taint.late = taint.late.saturating_sub(1);
+        if taint.late > 0 || taint.for_good {
+            return;
+        }
+        let erased = taint.erased;
+        self.tainted.remove(&unit);
+        // It may have been done after the unit was erased.
+        erased.into_iter().for_each(|first_sequence| self.erase_later(unit, first_sequence));
     }
 
     pub fn is_tainted(&self, unit: u32) -> bool {
-        self.tainted.contains(&unit)
+        self.tainted.contains_key(&unit)
     }
 
     pub fn tainted(&self) -> u64 {
@@ -373,17 +409,17 @@ impl Units {
     pub fn is_back(&mut self, taints: bool) {
         let unknown = std::mem::take(&mut self.unknown);
         if taints {
-            self.tainted.extend(unknown);
+            self.taint_for_good(unknown);
         }
     }
 
     /// Can no late write reach this unit?
     pub fn is_sure(&self, unit: u32) -> bool {
-        !self.tainted.contains(&unit) && !self.unknown.contains(&unit)
+        !self.tainted.contains_key(&unit) && !self.unknown.contains(&unit)
     }
 
     /// Can no late write reach the bytes behind the units?
     pub fn is_sure_behind(&self) -> bool {
-        !self.tainted.iter().chain(&self.unknown).any(|&unit| unit >= self.count)
+        !self.tainted.keys().chain(&self.unknown).any(|&unit| unit >= self.count)
     }
 }

@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
-use shoal_format::ram::{UnitEntry, UnitHeader};
+use shoal_format::ram::{GroupId, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, DonorOp, Purpose};
 use crate::parity;
+use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::place::{Member, Members};
 use crate::state::unit::Shape;
@@ -40,26 +41,38 @@ pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(
     let state = core.lock();
     let header = state.shape.sealed_header(&bytes, id, &members, place).filter(|_| place < data)?;
     let blocks = &bytes[state.shape.heads_bytes()..];
-    are_right(&header.lists[0], blocks, state.shape).then(|| (header, blocks.to_vec()))
+    let right = are_right(&header.lists[0], blocks, state.shape) || is_planted(Bug::CopyUnchecked);
+    right.then(|| (header, blocks.to_vec()))
 }
 
 /// The rest of a group of which a unit is to be computed.
-struct Rest {
-    data: usize,
-    members: Members,
-    units: Vec<Option<Vec<u8>>>,
-    headers: Vec<Option<UnitHeader>>,
-    shape: Shape,
+pub(crate) struct Rest {
+    pub data: usize,
+    pub members: Members,
+    pub units: Vec<Option<Vec<u8>>>,
+    pub headers: Vec<Option<UnitHeader>>,
+    pub shape: Shape,
 }
 
 impl Rest {
     /// A block that is as it was written. Of a parity unit nothing says what its blocks must be.
-    fn block(&self, unit: usize, row: usize) -> Option<&[u8]> {
+    pub fn block(&self, unit: usize, row: usize) -> Option<&[u8]> {
         let header = self.headers[unit].as_ref()?;
         let bytes = self.units[unit].as_ref()?.get(self.shape.heads_bytes() + row * self.shape.block_bytes..)?;
         let bytes = bytes.get(..self.shape.block_bytes)?;
         let right = |entry: &UnitEntry| self.shape.block_sums.of(bytes) == entry.sum;
+        let right = |entry: &UnitEntry| right(entry) || is_planted(Bug::RebuildUnchecked);
         (unit >= self.data || header.lists[0].get(row).is_some_and(right)).then_some(bytes)
+    }
+
+    /// Enters what of the units that answered is other than was sent.
+    pub fn enter_damage(&self, state: &mut State, index: u32, id: GroupId) {
+        for unit in (0..self.data).filter(|&unit| self.headers[unit].is_some()) {
+            let rows = 0..self.members[unit].count as usize;
+            for row in rows.filter(|&row| self.block(unit, row).is_none()) {
+                state.found_damage(index, id, unit, self.members[unit], row);
+            }
+        }
     }
 
     /// The lists of the missing unit's header.
@@ -102,6 +115,24 @@ impl Rest {
     }
 }
 
+/// Enters what of a unit is on its donor other than it was sent. `header`: what it is to hold.
+pub(crate) async fn look_at_damaged(core: &Arc<Core>, index: u32, place: usize, header: &UnitHeader) {
+    let (id, member, op) = {
+        let state = &mut *core.lock();
+        let (id, member) = (state.groups[index].id, state.groups[index].members[place]);
+        (id, member, core.read(state, member, 0..member.count as usize, Purpose::Repair))
+    };
+    // Of parity nothing says what its blocks must be; and what is not answered is not known to be damaged.
+    let Some(list) = header.lists.first().filter(|_| !header.is_parity()) else { return };
+    let Ok(bytes) = op.await else { return };
+    let Shape { block_bytes, block_sums, .. } = core.shape;
+    for (row, (entry, block)) in list.iter().zip(bytes.chunks_exact(block_bytes)).enumerate() {
+        if block_sums.of(block) != entry.sum {
+            core.lock().found_damage(index, id, place, member, row);
+        }
+    }
+}
+
 /// Computes a lost unit from the others of its group.
 pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
     let (uuid, id) = {
@@ -109,6 +140,7 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
         (state.config.uuid, state.groups[index].id)
     };
     let rest = rest(core, index, place).await;
+    rest.enter_damage(&mut core.lock(), index, id);
     let lists = rest.lists(place)?;
     let rows = rest.members[place].count as usize;
     let mut blocks = Vec::with_capacity(rows * rest.shape.block_bytes);
@@ -130,7 +162,8 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
     // The computed blocks are compared with the checksums of those that were written.
     if place < rest.data {
         let list = &header.lists[0];
-        if list.len() != rows || !are_right(list, &blocks, rest.shape) {
+        let right = are_right(list, &blocks, rest.shape) || is_planted(Bug::RebuildUnchecked);
+        if list.len() != rows || !right {
             return None;
         }
     }
@@ -138,8 +171,8 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
     Some((header, blocks))
 }
 
-/// Reads all units of a group but one, at the same time.
-async fn rest(core: &Arc<Core>, index: u32, place: usize) -> Rest {
+/// Reads all units of a group but the one at `place`, at the same time.
+pub(crate) async fn rest(core: &Arc<Core>, index: u32, place: usize) -> Rest {
     let (data, members, shape, id, ops) = {
         let state = &mut *core.lock();
         let group = &state.groups[index];

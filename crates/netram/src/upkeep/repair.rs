@@ -1,8 +1,8 @@
 //! Restoring redundancy: units of donors that are not there are rebuilt on others, and a donor that is to leave is
 //! emptied.
 //!
-//! Rules: a unit that is not where it is to stay is computed anew, or copied, and put on a donor that holds nothing
-//! of its group; where there is none, the group's live blocks go into narrower groups. What cannot be had at the
+//! Rules: a unit that is damaged is computed anew. One that is not where it is to stay is, too, or copied. It is put on a donor that holds
+//! nothing else of its group; where there is none, the group's live blocks go into narrower groups. What cannot be had at the
 //! moment stays as it is, and is tried again. Two units of a group never share a donor. Rebuilt blocks are compared
 //! with their checksums. Left out: which donors are there (`membership`), stale donors at opening (`opening::scan`).
 
@@ -21,7 +21,7 @@ use crate::state::room::{NOTE_UNITS, RESERVE_UNITS};
 use crate::state::unit::Head;
 use crate::task::Core;
 use crate::upkeep::empty::empty;
-use crate::upkeep::rebuild::{copy, rebuild};
+use crate::upkeep::rebuild::{copy, look_at_damaged, rebuild};
 
 /// After what time a drain that waits for room looks again (ns).
 const ROOM_NS: u64 = 100_000_000;
@@ -141,12 +141,17 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             }
             return;
         };
+        if core.lock().groups[index].is_damaged_at(place) {
+            // All of it counts, not only what was read.
+            look_at_damaged(core, index, place, &header).await;
+        }
         let stored = store(core, target, header, &blocks).await;
         let state = &mut *core.lock();
         let first_sequence = state.groups[index].first_sequence;
         if stored {
             let member = leaving.member;
             state.groups[index].members[place] = Member { count: member.count, ..target };
+            state.groups[index].mend(place);
             state.erase_later(member, first_sequence);
         } else {
             state.erase_later(target, first_sequence);
@@ -162,7 +167,9 @@ fn next_to_leave(state: &mut State, index: u32, from: Option<DonorId>) -> Option
             let stays = state.donors[member.donor as usize].keeps() && from != Some(member.donor);
             member.exists() && !stays
         };
-        let place = group.members.iter().position(leaves)?;
+        let damaged = |&place: &usize| group.is_damaged_at(place);
+        let damaged = (0..group.members.len()).find(damaged);
+        let place = group.members.iter().position(leaves).or(damaged)?;
         let member = group.members[place];
         if member.count == 0 {
             state.groups[index].members[place] = Member::NONE;

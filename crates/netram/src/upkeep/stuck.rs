@@ -1,7 +1,7 @@
 //! Last resorts when a job waits for room and nothing is on its way that would make some.
 //!
 //! Rules: the job is asked once more first, because it may have got room. Then what waits in caches is sent; then
-//! lists of trims are written, abandoned groups are sent once more, new groups become narrow, and drains are given
+//! donors that were set aside are used, lists of trims are written, abandoned groups are sent once more, new groups become narrow, and drains are given
 //! up. Only then requests are told that there is no room. Left out: cleaning (`clean`).
 
 use std::sync::Arc;
@@ -46,6 +46,9 @@ impl State {
 
     /// Nothing waits to be sent: the first of these that is possible.
     pub fn last_resort(&mut self, core: &Arc<Core>) {
+        if self.use_those_aside() {
+            return;
+        }
         let has_notes = !self.notes.is_empty();
         if has_notes && self.has_room_to_clean() {
             // Groups that trims killed are freed when the trims are safe, and nobody may ever ask for a flush.

@@ -10,8 +10,10 @@
 
 pub mod brief;
 pub mod oracle;
+pub mod paces;
 pub mod scenes;
 pub mod storm;
+pub mod truth;
 pub mod unkind;
 
 use std::collections::{BTreeMap, HashMap};
@@ -219,6 +221,7 @@ impl World {
                         let slow = self.slow_writes && matches!(op, DonorOp::Write { .. }) && self.is_pinning();
                         let late = self.random.below(self.latency_ns * self.donors[donor].trouble.slow()) + 1;
                         let late = late + if slow { 100 * self.latency_ns } else { 0 };
+                        let late = late + self.held_up(donor, &op);
                         let due = (self.now + late).max(self.donors[donor].silent_until);
                         self.flights.insert((due, self.next_flight), Flight { ticket, donor, op });
                         self.next_flight += 1;

@@ -36,7 +36,9 @@ pub struct Trouble {
     /// What it does of what it refuses.
     pub tears: Tears,
     refuses_reads_until: u64,
-    slow: u64,
+    pub slow: u64,
+    /// Of so many writes of units it does not answer one for some seconds; 0: it answers all.
+    pub silent_of: u64,
     /// Requests in the buffers of connections that are over.
     buffered: Vec<DonorOp>,
 }

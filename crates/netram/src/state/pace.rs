@@ -1,0 +1,165 @@
+//! The pace of a donor: how fast it answers, what it does not answer, and whether it is set aside for that.
+//!
+//! Owns: [`Pace`] and [`Aside`]. Rules: a donor is *slow* when its answers take longer than `SLOW_NS` on average and several times as
+//! long as those of the donor in the middle, for a while; it is fast again when they take half of that, for a while. It is *silent* when it
+//! left several writes unanswered while it answered others; it is tried again after a pause, longer each time. Left out: what
+//! is done about it (`membership::pace`).
+
+/// Answers that take longer on average are slow (ns), if they take this multiple of those of others.
+const SLOW_NS: u64 = 100_000_000;
+const TIMES_OTHERS: u64 = 4;
+/// How long a donor must be slow, or fast again (ns).
+const SUSTAINED_NS: u64 = 1_000_000_000;
+/// Writes left unanswered within `SILENT_NS` that set a donor aside.
+const SILENT_WRITES: u32 = 3;
+const SILENT_NS: u64 = 60_000_000_000;
+/// How long a silent donor is set aside (ns); twice as long each time.
+const PAUSE_NS: u64 = 30_000_000_000;
+const PAUSE_DOUBLED_MAX: u32 = 5;
+
+/// Why a donor gets nothing new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aside {
+    /// It answers much later than the others.
+    Slow,
+    /// It leaves writes unanswered.
+    Silent,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    /// Average of the last answers (ns).
+    latency_ns: u64,
+    /// Writes it refused, and writes it did not answer in time.
+    pub refused: u64,
+    pub unanswered: u64,
+    /// Since when it is slow, or fast although it is set aside.
+    turned_ns: Option<u64>,
+    silent_writes: u32,
+    silent_from_ns: u64,
+    pauses: u32,
+    aside: Option<(Aside, u64)>,
+    /// Not set aside before: its room is needed.
+    needed_until_ns: u64,
+}
+
+impl Pace {
+    pub fn latency_ns(&self) -> u64 {
+        self.latency_ns
+    }
+
+    /// Why it is set aside, and since when.
+    pub fn aside(&self) -> Option<(Aside, u64)> {
+        self.aside
+    }
+
+    /// It has answered after this time.
+    pub fn answered(&mut self, took_ns: u64) {
+        self.latency_ns = self.latency_ns - self.latency_ns / 8 + took_ns / 8;
+    }
+
+    /// It left a write unanswered while it answered others.
+    pub fn left_unanswered(&mut self, now_ns: u64) {
+        self.unanswered += 1;
+        if now_ns.saturating_sub(self.silent_from_ns) > SILENT_NS {
+            (self.silent_writes, self.silent_from_ns) = (0, now_ns);
+        }
+        self.silent_writes += 1;
+    }
+
+    /// Its room is needed for a while, however slow it is.
+    pub fn is_needed(&mut self, now_ns: u64) {
+        self.aside = None;
+        self.needed_until_ns = now_ns + SILENT_NS;
+    }
+
+    /// What it should be, beside donors that answer after `others_ns`.
+    pub fn wish(&mut self, others_ns: u64, now_ns: u64) -> Option<Aside> {
+        if now_ns < self.needed_until_ns {
+            return None;
+        }
+        if let Some((Aside::Silent, since_ns)) = self.aside {
+            let pause_ns = PAUSE_NS << self.pauses.saturating_sub(1).min(PAUSE_DOUBLED_MAX);
+            return (now_ns.saturating_sub(since_ns) < pause_ns).then_some(Aside::Silent);
+        }
+        if self.silent_writes >= SILENT_WRITES {
+            return Some(Aside::Silent);
+        }
+        let is_slow = self.aside.is_some();
+        let limit_ns = if is_slow { SLOW_NS / 2 } else { SLOW_NS };
+        let turns = (self.latency_ns > limit_ns && self.latency_ns / TIMES_OTHERS > others_ns) != is_slow;
+        if !turns {
+            self.turned_ns = None;
+        }
+        let turned = turns && now_ns.saturating_sub(*self.turned_ns.get_or_insert(now_ns)) >= SUSTAINED_NS;
+        (is_slow != turned).then_some(Aside::Slow)
+    }
+
+    /// It is set aside, or used again.
+    pub fn set(&mut self, aside: Option<Aside>, now_ns: u64) {
+        self.turned_ns = None;
+        self.aside = aside.map(|why| (why, now_ns));
+        if aside == Some(Aside::Silent) {
+            self.pauses += 1;
+        }
+        self.silent_writes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Answers like these for some time; what the donor should be then.
+    fn lives(pace: &mut Pace, now: &mut u64, took_ms: u64, for_ms: u64) -> Option<Aside> {
+        let mut wish = None;
+        for _ in 0..for_ms / 100 {
+            *now += 100 * MS;
+            pace.answered(took_ms * MS);
+            wish = pace.wish(MS, *now);
+            if wish != pace.aside().map(|(why, _)| why) {
+                pace.set(wish, *now);
+            }
+        }
+        wish
+    }
+
+    #[test]
+    fn a_slow_donor_is_set_aside_and_comes_back_when_it_is_fast() {
+        let (mut pace, mut now) = (Pace::default(), 0);
+        assert_eq!(lives(&mut pace, &mut now, 90, 20_000), None);
+        assert_eq!(lives(&mut pace, &mut now, 300, 500), None, "not at once");
+        assert_eq!(lives(&mut pace, &mut now, 300, 3000), Some(Aside::Slow));
+        assert_eq!(lives(&mut pace, &mut now, 80, 20_000), Some(Aside::Slow), "not fast enough");
+        assert_eq!(lives(&mut pace, &mut now, 2, 5000), None);
+    }
+
+    #[test]
+    fn where_all_are_slow_none_is() {
+        let mut pace = Pace::default();
+        (0..100).for_each(|_| pace.answered(300 * MS));
+        assert_eq!((pace.wish(200 * MS, 0), pace.wish(200 * MS, 10 * SUSTAINED_NS)), (None, None));
+    }
+
+    #[test]
+    fn a_silent_donor_pauses_longer_each_time() {
+        let mut pace = Pace::default();
+        let mut now = 0;
+        for pause in [PAUSE_NS, 2 * PAUSE_NS, 4 * PAUSE_NS] {
+            (0..SILENT_WRITES).for_each(|_| pace.left_unanswered(now));
+            assert_eq!(pace.wish(MS, now), Some(Aside::Silent));
+            pace.set(Some(Aside::Silent), now);
+            assert_eq!(pace.wish(MS, now + pause - 1), Some(Aside::Silent));
+            now += pause;
+            assert_eq!(pace.wish(MS, now), None);
+            pace.set(None, now);
+        }
+        // Two now and two much later are no pattern.
+        (0..2).for_each(|_| pace.left_unanswered(now));
+        now += 2 * SILENT_NS;
+        (0..2).for_each(|_| pace.left_unanswered(now));
+        assert_eq!(pace.wish(MS, now), None);
+    }
+}

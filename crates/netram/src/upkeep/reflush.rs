@@ -1,0 +1,27 @@
+//! Making good a flush that failed.
+//!
+//! Rules: as soon as enough donors are there again, and from time to time while they are, everything is flushed, though
+//! nobody asks: what was written before the failed flush would else be safe only after the next one. Late effects of
+//! what was in flight are the fence's and the tainted units' business, as with any other write. Left out: what is told
+//! meanwhile (`state::unflushed`).
+
+use std::sync::Arc;
+
+use crate::requests::write::flush;
+use crate::task::Core;
+
+/// Runs as long as the disk.
+pub(crate) async fn reflusher(core: Arc<Core>) {
+    loop {
+        core.until(|state| {
+            let enough = state.healthy_donors() > state.plan.parity;
+            let due = enough && state.failure.is_none() && state.unflushed.is_due(state.now_ns);
+            due.then_some(())
+        })
+        .await;
+        let _ = flush(&core).await;
+        let state = &mut *core.lock();
+        let now = state.now_ns;
+        state.unflushed.tried(now);
+    }
+}

@@ -1,0 +1,102 @@
+//! Scrubbing: reading everything, so that damage is found before the next death of a donor makes it a loss.
+//!
+//! Rules: of each sealed group all units are read, with their headers. Data blocks are compared with their checksums, parity
+//! with what it must be; what does not match is entered as damage, and repaired like any other. A unit that does not answer
+//! is not damaged. Left out: when (`state::scrubs`), the repair (`repair`).
+
+use std::sync::Arc;
+
+use crate::parity;
+use crate::planted::{Bug, is_planted};
+use crate::requests::send::send;
+use crate::state::State;
+use crate::state::scrubs::Step;
+use crate::task::Core;
+use crate::upkeep::rebuild::{Rest, rest};
+
+/// Stands for a unit's header among the rows of its group.
+const HEADER_ROW: usize = u8::MAX as usize;
+/// So long open groups are waited for (ns).
+const CLOSING_NS: u64 = 10_000_000_000;
+/// In place of a member: none is left out.
+const NONE: usize = usize::MAX;
+
+/// Runs as long as the disk.
+pub(crate) async fn scrubber(core: Arc<Core>) {
+    loop {
+        match core.until(State::next_to_scrub).await {
+            Step::Close => close_open(&core).await,
+            Step::Look(index) => scrub(&core, index).await,
+        }
+    }
+}
+
+/// Seals the groups that are being filled, as they are. One that its donors do not take is left to the next scrub.
+async fn close_open(core: &Arc<Core>) {
+    let (open, begun) = {
+        let state = &mut *core.lock();
+        let open = state.groups.in_memory().to_vec();
+        for &index in &open {
+            state.open.leave(index);
+            if state.groups[index].memory().is_some_and(|memory| !memory.full) {
+                state.close(index);
+            }
+            send(core, state, index, true);
+        }
+        let id = |index: u32| (index, state.groups[index].id);
+        (open.into_iter().map(id).collect::<Vec<_>>(), state.now_ns)
+    };
+    core.until(|state| {
+        let waits = open.iter().any(|&(index, id)| state.groups[index].id == id && state.groups[index].is_in_memory());
+        (!waits || state.now_ns.saturating_sub(begun) > CLOSING_NS).then_some(())
+    })
+    .await;
+}
+
+async fn scrub(core: &Arc<Core>, index: u32) {
+    let id = {
+        let state = &*core.lock();
+        let group = &state.groups[index];
+        // What opening found incomplete is repaired anyhow; what is dead is freed.
+        if !group.exists() || group.is_in_memory() || group.incomplete().is_some() || group.live() == 0 {
+            return;
+        }
+        group.id
+    };
+    let rest = rest(core, index, NONE).await;
+    let state = &mut *core.lock();
+    rest.enter_damage(state, index, id);
+    for (unit, member) in rest.members.iter().enumerate() {
+        // It was read, and its header is not what was written.
+        if rest.units[unit].is_some() && rest.headers[unit].is_none() {
+            state.found_damage(index, id, unit, *member, HEADER_ROW);
+        }
+    }
+    for (unit, row) in wrong_parity(&rest) {
+        state.found_damage(index, id, unit, rest.members[unit], row);
+    }
+}
+
+/// Rows of parity units that are not what the data say, where all of these are as they were written.
+fn wrong_parity(rest: &Rest) -> Vec<(usize, usize)> {
+    let parities = rest.members.len() - rest.data;
+    let rows = rest.members.iter().map(|member| member.count as usize).max().unwrap_or(0);
+    let mut wrong = Vec::new();
+    for row in (0..rows).filter(|_| parities > 0 && !is_planted(Bug::ParityUnscrubbed)) {
+        let units = 0..rest.data;
+        let has = |unit: usize| rest.members[unit].exists() && row < rest.members[unit].count as usize;
+        let blocks: Vec<Option<&[u8]>> =
+            units.clone().map(|unit| rest.block(unit, row).filter(|_| has(unit))).collect();
+        if units.into_iter().any(|unit| has(unit) && blocks[unit].is_none()) {
+            continue;
+        }
+        for (n, computed) in parity::encode(&blocks, parities, rest.shape.block_bytes).into_iter().enumerate() {
+            let unit = rest.data + n;
+            let covers = row < rest.members[unit].count as usize;
+            if covers && rest.block(unit, row).is_some_and(|found| found != computed) {
+                wrong.push((unit, row));
+            }
+        }
+    }
+    wrong
+}

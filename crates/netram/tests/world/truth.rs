@@ -1,0 +1,299 @@
+//! Status beside truth: what the report says of redundancy and damage is compared with what is so.
+//!
+//! The truth is looked at, not asked for: for each donor a client opens a copy of all others and reads every block. While
+//! the report says that all is protected, all of them must have the value that was flushed. Damage that was planted must be
+//! in the report after a scrub, and mended when the report says so. Left out: what happens to a disk (the lives).
+
+use shoal_media::Request;
+use shoal_netram::{Action, Config, DiskError, DonorError, DonorOp, DonorState, Engine, Policy, Trouble as Why};
+use shoal_sim::Random;
+
+use super::{FRONT, SECTOR, World, fill, random_config};
+
+impl World {
+    /// Reads every sector on a copy of the donors without one of them: how many are not what was flushed.
+    fn missing_without(&self, without: usize) -> Result<usize, DiskError> {
+        let mut memories: Vec<Vec<u8>> = self.donors.iter().map(|donor| donor.bytes.clone()).collect();
+        let is_there = |n: usize| n != without && self.donors[n].is_there();
+        let given = (0..self.donors.len()).filter(|&n| self.donors[n].alive);
+        let given = given.map(|n| (self.info(n), is_there(n).then(|| memories[n][..FRONT].to_vec())));
+        let config = Config { patience_ms: 60_000, ..self.config.clone() };
+        let mut now = self.now;
+        let mut engine = Engine::open(&config, given.collect(), now)?;
+        let place = |name: &str| self.donors.iter().position(|donor| donor.name == name);
+        let numbers: Vec<Option<usize>> = engine.status().donors.iter().map(|donor| place(&donor.name)).collect();
+        for at in 0..self.sectors.len() {
+            let request = Request::Read { at: (at * SECTOR) as u64, buffer: vec![0; SECTOR] };
+            engine.submit(at as u64 + 1, request, now);
+        }
+        let (mut left, mut wrong) = (self.sectors.len(), 0);
+        for _ in 0..4000 {
+            loop {
+                let actions = engine.actions();
+                if actions.is_empty() {
+                    break;
+                }
+                for action in actions {
+                    match action {
+                        Action::Complete { ticket, result } => {
+                            left -= 1;
+                            let sector = &self.sectors[ticket as usize - 1];
+                            // A write that failed may have been done.
+                            let allowed = &sector.values[sector.acknowledged - 1..];
+                            let is_right = |found: Vec<u8>| allowed.iter().any(|&value| found == fill(value));
+                            wrong += usize::from(!result.is_ok_and(is_right));
+                        }
+                        Action::Donor { ticket, donor, op, .. } => {
+                            let there = numbers[donor as usize].filter(|&n| is_there(n));
+                            let answer = there.map(|n| carry(&mut memories[n], op));
+                            let away = || Err(DonorError::new(Why::Away, "not there"));
+                            engine.done(ticket, answer.map_or_else(away, Ok), now);
+                        }
+                    }
+                }
+            }
+            if left == 0 {
+                return Ok(wrong);
+            }
+            now += 50_000_000;
+            engine.tick(now);
+        }
+        Err(World::fault(format!("{left} reads hang on a copy without donor {without}: {:?}", engine.status())))
+    }
+
+    /// Is the report of a disk at rest, all of which was flushed, true?
+    fn compare_with_truth(&mut self) -> Result<bool, DiskError> {
+        let status = self.engine().status();
+        let says_all_is_well = status.groups_degraded == 0
+            && status.damage.unrepaired == 0
+            && status.blocks_unprotected == 0
+            && status.repair.is_none();
+        if !says_all_is_well || status.parity_units == 0 {
+            return Ok(false);
+        }
+        for number in self.counting() {
+            let donor = self.numbers[number as usize];
+            let wrong = self.missing_without(donor)?;
+            if wrong > 0 {
+                let text = format!(
+                    "{wrong} sectors would be lost with donor {donor}, of which the report says nothing: {status:?}"
+                );
+                return Err(World::fault(text));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Everything is read and compared, and what is found repaired as far as it can be.
+    pub(super) fn scrub(&mut self) -> Result<(), DiskError> {
+        let (before, begin) = (self.engine().status().scrub.completed, self.now);
+        let now = self.now;
+        self.engine().scrub(now);
+        self.collect()?;
+        while self.engine().status().scrub.completed == before {
+            self.some_steps()?;
+            self.tick(50_000_000)?;
+            if self.now - begin > super::HANG_NS {
+                return Err(World::fault(format!("a scrub does not end: {:?}", self.engine().status())));
+            }
+        }
+        self.heal()
+    }
+}
+
+fn carry(memory: &mut [u8], op: DonorOp) -> Vec<u8> {
+    match op {
+        DonorOp::Read { at, len } => memory[at as usize..][..len as usize].to_vec(),
+        DonorOp::Write { at, bytes } => {
+            memory[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+            Vec::new()
+        }
+        DonorOp::Trim { .. } => Vec::new(),
+    }
+}
+
+/// What a life has compared.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Compared {
+    /// Times that the report said that all is well, and it was.
+    pub well: u64,
+    pub damaged: u64,
+}
+
+/// A disk with parity, and one donor more than it needs.
+pub(super) fn redundant(seed: u64) -> Result<(World, Random), DiskError> {
+    let mut random = Random::new(seed ^ 0x701d);
+    let (mut config, donors) = random_config(&mut random);
+    while !config.policy.is_redundant() {
+        config.policy = Policy::ALL[random.below(7) as usize];
+    }
+    config.patience_ms = 3000;
+    let least = config.parity as usize + 2;
+    let mut world = World::new(seed, config, donors.max(least), 132_000)?;
+    world.unkind.is_on = true;
+    world.donors.iter_mut().for_each(|donor| donor.trouble.fenced = true);
+    Ok((world, random))
+}
+
+impl World {
+    /// Requests, and donors that stop, refuse and lose connections; then all is flushed, and what was to be erased is. False if a
+    /// donor found no room.
+    fn works(&mut self, requests: usize, troubles: bool) -> Result<bool, DiskError> {
+        let block = self.config.block_bytes as usize / SECTOR;
+        for _ in 0..requests {
+            self.random_request(block)?;
+            while self.in_flight() > 6 && self.step()? {}
+            if troubles && self.random.below(12) == 0 {
+                let donor = self.any_donor();
+                match self.random.below(3) {
+                    0 => self.refuse_writes(donor),
+                    1 => self.sever(donor)?,
+                    _ => self.stop(donor, 700_000_000),
+                }
+            }
+        }
+        self.heal()?;
+        self.errors.clear();
+        self.comes_to_rest()?;
+        Ok(self.errors.is_empty())
+    }
+
+    fn comes_to_rest(&mut self) -> Result<(), DiskError> {
+        self.flush()?;
+        self.settle()?;
+        for _ in 0..100 {
+            self.some_steps()?;
+            self.tick(50_000_000)?;
+        }
+        Ok(())
+    }
+
+    /// Bits of one donor flip: with more donors, rows could lack more than parity gives back. Some of it is read.
+    fn flips(&mut self, donor: usize) -> Result<(), DiskError> {
+        let block = self.config.block_bytes as usize / SECTOR;
+        for _ in 0..self.random.below(40) {
+            let (from, to) = (FRONT as u64, self.donors[donor].bytes.len() as u64);
+            let (at, bit) = (from + self.random.below(to - from), self.random.below(8));
+            self.donors[donor].bytes[at as usize] ^= 1 << bit;
+        }
+        for _ in 0..self.random.below(20) {
+            let at = self.random.below(self.sectors() as u64) as usize / block * block;
+            self.read(at, block.min(self.sectors() - at))?;
+        }
+        self.settle()
+    }
+}
+
+/// Writes, donors that stop and refuse, and bits that flip on one donor; after a scrub, or when that donor is drained, the report
+/// must be true.
+pub fn told(seed: u64) -> Result<Compared, DiskError> {
+    let (mut world, _) = redundant(seed)?;
+    let mut compared = Compared::default();
+    for round in 0..4 {
+        if !world.works(40, true)? {
+            return Ok(compared);
+        }
+        compared.well += u64::from(world.compare_with_truth()?);
+        let counting = world.counting();
+        let number = counting[world.random.below(counting.len() as u64) as usize];
+        let donor = world.numbers[number as usize];
+        world.flips(donor)?;
+        let can_leave = counting.len() > world.config.parity as usize + 1 && world.engine().drain_room(number).fits();
+        if round == 3 && can_leave {
+            // All of it is compared on its way.
+            let now = world.now;
+            world.engine().drain(number, now);
+            world.collect()?;
+            world.heal()?;
+            if world.engine().status().donors[number as usize].state != DonorState::Drained {
+                return Ok(compared);
+            }
+        } else {
+            world.scrub()?;
+        }
+        world.comes_to_rest()?;
+        compared.damaged += world.engine().status().damage.found;
+        let status = world.engine().status();
+        let name = |n: usize| world.donors[world.numbers[n]].name.clone();
+        let others =
+            (0..status.donors.len()).find(|&n| status.donors[n].damaged > 0 && round == 0 && n != number as usize);
+        if let Some(other) = others {
+            return Err(World::fault(format!("{} is said to be damaged, and is not", name(other))));
+        }
+        if status.damage.unrepaired == 0 {
+            compared.well += u64::from(world.compare_with_truth()?);
+        }
+        world.check_all()?;
+    }
+    Ok(compared)
+}
+
+/// Bits of one donor flip, and another one dies: what the report says of the rest must be true.
+pub fn worse(seed: u64) -> Result<Compared, DiskError> {
+    let (mut world, _) = redundant(seed ^ 0x3057)?;
+    let mut compared = Compared::default();
+    if !world.works(60, false)? {
+        return Ok(compared);
+    }
+    world.unkind.damaged = true;
+    let counting = world.counting();
+    let (flipped, dies) = (world.numbers[counting[0] as usize], counting[1]);
+    world.flips(flipped)?;
+    world.kill(dies);
+    let now = world.now;
+    world.engine().lost(dies, now);
+    world.collect()?;
+    for _ in 0..100 {
+        world.some_steps()?;
+        world.tick(50_000_000)?;
+    }
+    let now = world.now;
+    world.engine().scrub(now);
+    world.collect()?;
+    world.comes_to_rest()?;
+    world.errors.clear();
+    let status = world.engine().status();
+    compared.damaged += status.damage.found;
+    if status.groups_degraded == 0 && status.repair.is_none() {
+        // Nothing is said to be wrong: everything can be read.
+        world.check_all()?;
+        compared.well += 1;
+    }
+    Ok(compared)
+}
+
+/// One of two donors that are away is forgotten; the other comes back, and with it all that it covers. What was said before of the
+/// cost is what it cost.
+pub fn half_forgotten(seed: u64) -> Result<u64, DiskError> {
+    let (mut world, _) = redundant(seed ^ 0xa1f)?;
+    if world.config.parity != 1 || !world.works(60, false)? {
+        return Ok(0);
+    }
+    let counting = world.counting();
+    let (dead, stopped) = (counting[0], counting[1]);
+    let donor = world.numbers[stopped as usize];
+    world.donors[donor].trouble.away = true;
+    world.kill(dead);
+    for number in [stopped, dead] {
+        let now = world.now;
+        world.engine().lost(number, now);
+        world.collect()?;
+    }
+    for _ in 0..40 {
+        world.some_steps()?;
+        world.tick(50_000_000)?;
+    }
+    let cost = world.engine().forget_cost(dead)?;
+    let now = world.now;
+    world.engine().forget(dead, now)?;
+    world.collect()?;
+    let lost = world.engine().status().blocks_lost;
+    if lost != cost.lost {
+        return Err(World::fault(format!("{lost} blocks are lost, {cost:?} was said")));
+    }
+    world.come_back(donor)?;
+    world.heal()?;
+    world.errors.clear();
+    world.check_all()?;
+    Ok(cost.waiting)
+}
