@@ -33,7 +33,7 @@ pub use names::{Allow, Names};
 const HOLE_AND_ZERO: u32 = 3;
 
 /// A client that asks for the state of memory does so every second.
-const ASKS_WITHIN: Duration = Duration::from_secs(5);
+const ASKS_WITHIN: Duration = Duration::from_secs(3);
 
 /// Terms on which memory is lent.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ struct Lent {
     area: Arc<Area>,
     clients: Arc<Clients>,
     export: Weak<Export>,
-    /// When a client last asked whether this machine needs its memory: such a client empties it.
+    /// When a client last asked whether this machine needs its memory, or connected: one that asks empties it.
     asked: Arc<Mutex<Option<Instant>>>,
     /// When it was first seen without a connection.
     unheld: Option<Instant>,
@@ -281,11 +281,12 @@ impl Catalog for Lender {
             };
             lent.export = Arc::downgrade(&export);
             lent.unheld = None;
+            *lent.asked.lock() = Some(Instant::now());
             return Ok(export);
         }
         let area = Arc::new(self.grant(name, &mut areas)?);
         let clients = Arc::new(Clients::default());
-        let asked = Arc::default();
+        let asked = Arc::new(Mutex::new(Some(Instant::now())));
         let export = self.export(name, &area, &clients, &asked)?;
         areas.insert(name.into(), Lent { area, clients, export: Arc::downgrade(&export), asked, unheld: None });
         info!("area {name:?} of {} granted to a client at {}", human(self.terms.area_bytes), peer.address);
