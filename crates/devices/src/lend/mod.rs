@@ -32,6 +32,9 @@ pub use names::{Allow, Names};
 /// `base:allocation`: a hole that reads as zeros.
 const HOLE_AND_ZERO: u32 = 3;
 
+/// A client that asks for the state of memory does so every second.
+const ASKS_WITHIN: Duration = Duration::from_secs(3);
+
 /// Terms on which memory is lent.
 #[derive(Clone, Debug)]
 pub struct Terms {
@@ -45,6 +48,8 @@ struct Lent {
     area: Arc<Area>,
     clients: Arc<Clients>,
     export: Weak<Export>,
+    /// When a client last asked whether this machine needs its memory, or connected: one that asks empties it.
+    asked: Arc<Mutex<Option<Instant>>>,
     /// When it was first seen without a connection.
     unheld: Option<Instant>,
 }
@@ -151,9 +156,10 @@ impl Lender {
         self.set_pressed(true);
     }
 
-    /// Do clients that are connected still have contents here?
+    /// Do clients still have contents here that can be asked to move them?
     pub fn is_needed(&self) -> bool {
-        self.areas.lock().values().any(|lent| lent.is_held() && !lent.area.is_blank())
+        let asks = |lent: &Lent| lent.asked.lock().is_some_and(|asked| asked.elapsed() < ASKS_WITHIN);
+        self.areas.lock().values().any(|lent| lent.is_held() && !lent.area.is_blank() && asks(lent))
     }
 
     /// Grants nothing any more.
@@ -234,11 +240,19 @@ impl Lender {
         })
     }
 
-    fn export(&self, name: &str, area: &Arc<Area>, clients: &Arc<Clients>) -> Result<Arc<Export>, Refusal> {
+    fn export(
+        &self,
+        name: &str,
+        area: &Arc<Area>,
+        clients: &Arc<Clients>,
+        asked: &Arc<Mutex<Option<Instant>>>,
+    ) -> Result<Arc<Export>, Refusal> {
         let export = Export::new(name, area.clone())
             .map(|export| export.multi_conn(true).fast_zero(true).clients(clients.clone()))
             .and_then(|export| export.context(Arc::new(Allocation(area.clone()))))
-            .and_then(|export| export.context(Arc::new(Pressure(self.pressed.clone()))));
+            .and_then(|export| {
+                export.context(Arc::new(Pressure { pressed: self.pressed.clone(), asked: asked.clone() }))
+            });
         export.map(Arc::new).map_err(|error| Refusal::Policy { reason: error.to_string() })
     }
 }
@@ -263,16 +277,18 @@ impl Catalog for Lender {
         if let Some(lent) = areas.get_mut(name) {
             let export = match lent.export.upgrade() {
                 Some(export) => export,
-                None => self.export(name, &lent.area, &lent.clients)?,
+                None => self.export(name, &lent.area, &lent.clients, &lent.asked)?,
             };
             lent.export = Arc::downgrade(&export);
             lent.unheld = None;
+            *lent.asked.lock() = Some(Instant::now());
             return Ok(export);
         }
         let area = Arc::new(self.grant(name, &mut areas)?);
         let clients = Arc::new(Clients::default());
-        let export = self.export(name, &area, &clients)?;
-        areas.insert(name.into(), Lent { area, clients, export: Arc::downgrade(&export), unheld: None });
+        let asked = Arc::new(Mutex::new(Some(Instant::now())));
+        let export = self.export(name, &area, &clients, &asked)?;
+        areas.insert(name.into(), Lent { area, clients, export: Arc::downgrade(&export), asked, unheld: None });
         info!("area {name:?} of {} granted to a client at {}", human(self.terms.area_bytes), peer.address);
         Ok(export)
     }
@@ -295,7 +311,10 @@ impl BlockStatus for Allocation {
 }
 
 /// Whether the machine is under memory pressure, the same for every range.
-struct Pressure(Arc<AtomicBool>);
+struct Pressure {
+    pressed: Arc<AtomicBool>,
+    asked: Arc<Mutex<Option<Instant>>>,
+}
 
 impl BlockStatus for Pressure {
     fn context(&self) -> &str {
@@ -303,7 +322,8 @@ impl BlockStatus for Pressure {
     }
 
     fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {
-        let flags = if self.0.load(Ordering::SeqCst) { UNDER_PRESSURE } else { 0 };
+        *self.asked.lock() = Some(Instant::now());
+        let flags = if self.pressed.load(Ordering::SeqCst) { UNDER_PRESSURE } else { 0 };
         Ok(vec![Extent { len, flags }])
     }
 }

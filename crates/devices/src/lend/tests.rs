@@ -87,7 +87,7 @@ fn under_pressure_nothing_new_is_granted_and_what_is_lent_stays() {
     let _held = find(&lender, "a").unwrap();
     let device = area(&lender, "a");
     write(&*device, 0, &[1; 512]).unwrap();
-    let pressure = Pressure(lender.pressed.clone());
+    let pressure = Pressure { pressed: lender.pressed.clone(), asked: Arc::default() };
     assert_eq!(pressure.status(0, 4096, 1).unwrap(), [Extent { len: 4096, flags: 0 }]);
     assert!(!lender.set_pressed(true));
     assert_eq!(pressure.status(0, 4096, 1).unwrap(), [Extent { len: 4096, flags: 1 }]);
