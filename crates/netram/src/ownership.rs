@@ -353,7 +353,7 @@ impl Tenure {
         // One that has not taken a lease yet has none; one that has forgotten it may have forgotten others', too.
         let is_it = match own {
             Some(own) => own.mark == mark,
-            None => !self.donors.get(&mark).is_some_and(|kept| kept.from_ns.is_some()),
+            None => self.donors.get(&mark).is_none_or(|kept| kept.from_ns.is_none()),
         };
         if !is_it && !is_planted(Bug::DonorUnnumbered) {
             return Renewal::Stranger;

@@ -511,8 +511,10 @@ pub fn life(seed: u64) -> Result<u64, String> {
     world.broken.take().map_or(Ok(world.acknowledged.iter().filter(|at| **at > 0).count() as u64), Err)
 }
 
+type Scene = (&'static str, fn() -> Result<(), String>);
+
 /// Named lives that show one rule each.
-pub const SCENES: [(&str, fn() -> Result<(), String>); 5] = [
+pub const SCENES: [Scene; 5] = [
     ("a client that takes over waits for the former one's term", taken_over),
     ("a client that stood still acknowledges nothing when it goes on", stood_still),
     ("a live client is seen although a donor hangs", a_donor_hangs),
