@@ -26,7 +26,7 @@ use crate::protocol::{Agreed, BUFFER_BYTES_MIN, Wanted, init_flags};
 /// Memory for requests on their way, of all queues together, at most (bytes). It is taken as it is used.
 const MEMORY_BYTES: usize = 128 << 20;
 /// Its part of a limit below the machine's memory.
-const LIMIT_PART: usize = 8;
+const LIMIT_PART: usize = 32;
 /// Requests that one queue has on their way, where requests are not cut shorter for it: those that wait for a sync, or for the bulk
 /// device, keep their slot.
 const SLOTS: usize = 32;
