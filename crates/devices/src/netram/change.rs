@@ -61,9 +61,11 @@ impl Inner {
                 let cause = format!("is in use by this disk already, as donor {other}");
                 return Err(Failure::new(format_args!("donor {name}"), cause));
             }
-            // It holds what the disk misses.
-            Some((_, _, false)) => return Ok(self.expect_back(donor)),
-            None => {}
+            // It holds what the disk misses, unless an administrator has given it up and the others have it all.
+            Some((id, _, false)) if !self.dismissed.lock().contains(&name) || self.misses(id) => {
+                return Ok(self.expect_back(donor));
+            }
+            _ => {}
         }
         // The keeper may be about to release the former member.
         let _joining = self.joining.lock();
@@ -86,6 +88,11 @@ impl Inner {
         self.take_in(&one)?;
         // Not before: the keeper would take it back meanwhile.
         Ok(self.expect_back(donor))
+    }
+
+    /// Would blocks be lost if what a donor held never came back?
+    fn misses(&self, id: DonorId) -> bool {
+        self.disk.forget_cost(id).map_or(true, |cost| cost.lost + cost.waiting > 0)
     }
 
     /// The keeper takes it back when it is not there.
