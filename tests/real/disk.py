@@ -72,9 +72,9 @@ class Disk:
         self.process.kill()
         self.process.wait()
 
-    def end(self):
-        self.remove()
-
     def remove(self):
         self.down()
         system("rm", "-rf", "--one-file-system", self.top)
+
+    # As a host of `bulk_model`.
+    end = remove
