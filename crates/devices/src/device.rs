@@ -39,7 +39,7 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// What is wrong with it, in words: since when, and what it takes.
+    /// Problems of the device, a sentence each: since when they exist, and what the user has to do.
     fn troubles(&self) -> Vec<String> {
         Vec::new()
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shoal_format::ram::{DiskSuperblock, LEASE_AT, Lease, SLOTS_BYTES};
+use shoal_format::ram::{DiskSuperblock, Lease, SLOTS_BYTES};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
 use shoal_nbd::link::{End, Owner, Refused};
 use shoal_nbd::{Claim, Client, ConnectError, Link, LinkOptions, Reliance, Uri};
@@ -197,11 +197,7 @@ fn written_place(request: &Request) -> Option<(u16, u32)> {
     let at = usize::try_from(*at).ok().filter(|at| at + buffer.len() <= SLOTS_BYTES)?;
     let mut slots = vec![0; SLOTS_BYTES];
     slots[at..at + buffer.len()].copy_from_slice(buffer);
-    DiskSuperblock::decode(&slots).ok().map(|own| place_of(&own))
-}
-
-fn place_of(own: &DiskSuperblock) -> (u16, u32) {
-    (own.donor, own.donors.get(usize::from(own.donor)).map_or(0, |place| place.born))
+    DiskSuperblock::decode(&slots).ok().map(|own| own.place())
 }
 
 /// A failure as the engine of a network RAM disk takes it.
@@ -218,13 +214,13 @@ impl Owner for Donor {
         if *self.disk.lock() != shoal_netram::identify(&front).map(|(uuid, _)| uuid) {
             return Err(Refused::Another("the server was restarted: its memory no longer holds the disk".into()));
         }
-        let own = DiskSuperblock::decode(&front).ok().map(|own| place_of(&own));
-        if self.place.lock().is_some_and(|place| own.is_some_and(|own| own != place)) {
+        let own = DiskSuperblock::decode(&front).ok();
+        if self.place.lock().is_some_and(|place| own.is_some_and(|own| own.place() != place)) {
             return Err(Refused::Another("another donor of the disk answers at its address".into()));
         }
         let leased = self.leased.load(Ordering::SeqCst);
         let disk = self.disk.lock().unwrap_or_default();
-        let leases = front.get(LEASE_AT..).map(|bytes| Lease::all(bytes, &disk)).unwrap_or_default();
+        let leases = Lease::of_front(&front, &disk);
         let is_there = |lease: &Lease| lease.mark == self.mark && lease.renewed >= leased;
         if leased > 0 && !leases.iter().flatten().any(is_there) {
             return Err(Refused::Another("it has forgotten what it was told last".into()));

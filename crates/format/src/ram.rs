@@ -270,6 +270,11 @@ impl DiskSuperblock {
         Ok(())
     }
 
+    /// The donor's number and its birth. What was decoded has a place for the number.
+    pub fn place(&self) -> (u16, u32) {
+        (self.donor, self.donors[usize::from(self.donor)].born)
+    }
+
     /// The newest valid slot of a donor's first [`SUPERBLOCK_BYTES`].
     pub fn decode(bytes: &[u8]) -> Result<DiskSuperblock, FormatError> {
         Self::newest(bytes).map(|(_, superblock)| superblock)
@@ -321,6 +326,9 @@ pub struct Lease {
     pub bytes: u64,
 }
 
+/// The leases on a donor, one for each place.
+pub type Leases = [Option<Lease>; LEASES];
+
 impl Lease {
     pub fn encode(&self) -> Vec<u8> {
         let mut record = LeaseRecord {
@@ -361,10 +369,20 @@ impl Lease {
         })
     }
 
-    /// The leases on a donor, from [`LEASE_AT`] on, those of this disk; one for each place.
-    pub fn all(bytes: &[u8], disk: &[u8; 16]) -> [Option<Lease>; LEASES] {
+    /// The leases on a donor, of any disk; `bytes` begin at [`LEASE_AT`].
+    pub fn of_any(bytes: &[u8]) -> Leases {
         let mut chunks = bytes.chunks_exact(LEASE_BYTES);
-        std::array::from_fn(|_| chunks.next().and_then(Lease::decode).filter(|lease| lease.uuid == *disk))
+        std::array::from_fn(|_| chunks.next().and_then(Lease::decode))
+    }
+
+    /// The same of one disk.
+    pub fn all(bytes: &[u8], disk: &[u8; 16]) -> Leases {
+        Lease::of_any(bytes).map(|lease| lease.filter(|lease| lease.uuid == *disk))
+    }
+
+    /// The same by the first bytes of a donor.
+    pub fn of_front(front: &[u8], disk: &[u8; 16]) -> Leases {
+        Lease::all(front.get(LEASE_AT..).unwrap_or_default(), disk)
     }
 }
 
@@ -394,6 +412,14 @@ mod tests {
     fn place(standing: u8) -> DonorPlace {
         let standing = [Standing::Gone, Standing::Counts, Standing::Away][standing as usize];
         DonorPlace { standing, born: standing as u32 * 1000 }
+    }
+
+    #[test]
+    fn a_number_without_a_place_is_refused() {
+        assert_eq!(superblock().place(), (2, 2000));
+        let mut bytes = DiskSuperblock { donor: 4, ..superblock() }.encode();
+        bytes.resize(SUPERBLOCK_BYTES, 0);
+        assert!(matches!(DiskSuperblock::decode(&bytes), Err(FormatError::Range { field: "donors", .. })));
     }
 
     #[test]
@@ -439,5 +465,9 @@ mod tests {
         let two = [vec![0; LEASE_BYTES], bytes].concat();
         assert_eq!(Lease::all(&two, &[1; 16]).iter().position(Option::is_some), Some(1));
         assert_eq!(Lease::all(&two, &[9; 16]).iter().position(Option::is_some), None);
+        assert_eq!(Lease::of_any(&two).iter().position(Option::is_some), Some(1));
+        let front = [vec![0; LEASE_AT], two].concat();
+        assert_eq!(Lease::of_front(&front, &[1; 16]).iter().position(Option::is_some), Some(1));
+        assert_eq!(Lease::of_front(&[], &[1; 16]), [None; LEASES]);
     }
 }

@@ -232,12 +232,8 @@ impl Fs {
         self.write_of(Writer::Program, ino, at, bytes)
     }
 
-    /// The same for a caller that gathers writes, and writes back pages that may begin in front of what is new.
-    pub fn write_back(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
-        self.write_of(writer, ino, at, bytes)
-    }
-
-    fn write_of(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
+    /// The same for any writer: pages of a kernel that gathers writes may begin in front of what is new.
+    pub fn write_of(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
         let (mut done, append_only) = self.with_room(|| self.write_once(writer, ino, at, bytes))?;
         // One that ended short is gone on with: there may be more room after compacting.

@@ -166,22 +166,22 @@ fn a_page_with_what_was_appended_is_taken_and_one_with_other_bytes_is_not() {
         assert_eq!(fs.write(ino, from as u64, &data[from..]), Err(REFUSED), "{name}: of a program");
         let mut others = data[from..].to_vec();
         others[len - from - 1] ^= 1;
-        assert_eq!(fs.write_back(Writer::Pages, ino, from as u64, &others), Err(REFUSED), "{name}: other bytes");
+        assert_eq!(fs.write_of(Writer::Pages, ino, from as u64, &others), Err(REFUSED), "{name}: other bytes");
         assert_eq!(fs.getattr(ino).unwrap().size, len as u64);
-        assert_eq!(fs.write_back(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
+        assert_eq!(fs.write_of(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
         // Written back again, as where nothing was appended.
-        assert_eq!(fs.write_back(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
+        assert_eq!(fs.write_of(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
         let mut found = vec![0; data.len() + 1];
         assert_eq!(fs.read(ino, 0, &mut found).unwrap(), data.len());
         assert!(found[..data.len()] == data, "{name}");
         // Written to before there were flags.
-        assert_eq!(fs.write_back(Writer::EarlierPages, ino, from as u64, &others), Ok(others.len()));
+        assert_eq!(fs.write_of(Writer::EarlierPages, ino, from as u64, &others), Ok(others.len()));
         data[from..from + others.len()].copy_from_slice(&others);
         assert_eq!(fs.read(ino, 0, &mut found).unwrap(), data.len());
         assert!(found[..data.len()] == data, "{name}: earlier pages");
         scene.set(ino, IMMUTABLE);
-        assert_eq!(fs.write_back(Writer::Pages, ino, data.len() as u64, b"x"), Err(REFUSED));
-        assert_eq!(fs.write_back(Writer::EarlierPages, ino, data.len() as u64, b"x"), Ok(1));
+        assert_eq!(fs.write_of(Writer::Pages, ino, data.len() as u64, b"x"), Err(REFUSED));
+        assert_eq!(fs.write_of(Writer::EarlierPages, ino, data.len() as u64, b"x"), Ok(1));
     }
     scene.end();
 }
@@ -195,13 +195,13 @@ fn pages_of_an_append_only_file_arrive_in_any_order_and_each_once() {
         scene.set(ino, APPEND_ONLY);
         let at = |page: u64| len + page * 4096;
         for page in [3, 1, 0, 2] {
-            assert_eq!(fs.write_back(Writer::Pages, ino, at(page), &[page as u8 + 1; 4096]), Ok(4096), "{name} {page}");
+            assert_eq!(fs.write_of(Writer::Pages, ino, at(page), &[page as u8 + 1; 4096]), Ok(4096), "{name} {page}");
         }
-        assert_eq!(fs.write_back(Writer::Pages, ino, at(1), &[9; 4096]), Err(REFUSED), "{name}: written before");
+        assert_eq!(fs.write_of(Writer::Pages, ino, at(1), &[9; 4096]), Err(REFUSED), "{name}: written before");
         // Behind what comes late there is room by now.
         shoal_fs::keeping_times(|| fs.fallocate(ino, 0, at(4), 50_000)).unwrap();
-        assert_eq!(fs.write_back(Writer::Pages, ino, at(4) - 100, &[[4; 100], [5; 100]].concat()), Ok(200), "{name}");
-        assert_eq!(fs.write_back(Writer::Pages, ino, at(4), &[6; 100]), Err(REFUSED), "{name}: written before");
+        assert_eq!(fs.write_of(Writer::Pages, ino, at(4) - 100, &[[4; 100], [5; 100]].concat()), Ok(200), "{name}");
+        assert_eq!(fs.write_of(Writer::Pages, ino, at(4), &[6; 100]), Err(REFUSED), "{name}: written before");
         let mut found = vec![0; 4 * 4096 + 200];
         fs.read(ino, len, &mut found).unwrap();
         let expected =

@@ -89,8 +89,8 @@ pub fn members(fronts: &[&[u8]], disk: &[u8; 16]) -> Option<Members> {
     let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
     let mut newest = all.iter().max_by_key(|superblock| superblock.epoch).map(|superblock| (*superblock).clone())?;
     newest.donors = merge(&newest, &all, newest.parity.into());
-    let place = |own: &DiskSuperblock| (own.donor, own.donors[usize::from(own.donor)].born);
-    let places = found.iter().map(|own| own.as_ref().filter(|own| belongs(own, &newest)).map(place)).collect();
+    let members = found.iter().map(|own| own.as_ref().filter(|own| belongs(own, &newest)));
+    let places = members.map(|own| own.map(DiskSuperblock::place)).collect();
     let counting = newest.donors.iter().filter(|place| counts(place)).count();
     Some(Members { quorum: Quorum { counting, parity: newest.parity.into() }, places })
 }
@@ -393,9 +393,10 @@ impl Engine {
     pub fn donor_of(&self, front: &[u8]) -> Option<(DonorId, String, bool)> {
         let state = self.core.lock();
         let own = DiskSuperblock::decode(front).ok().filter(|own| own.uuid == state.config.uuid)?;
-        let donor = state.donors.get(usize::from(own.donor))?;
-        let same = own.donors[usize::from(own.donor)].born == donor.born && !donor.is_final();
-        same.then(|| (own.donor, donor.info.name.clone(), donor.state.is_in_use()))
+        let (number, born) = own.place();
+        let donor = state.donors.get(usize::from(number))?;
+        let same = born == donor.born && !donor.is_final();
+        same.then(|| (number, donor.info.name.clone(), donor.state.is_in_use()))
     }
 
     /// Donors that are not used any more and have nothing to answer.

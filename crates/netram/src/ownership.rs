@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 
-use shoal_format::ram::{LEASES, Lease, LeaseClaim};
+use shoal_format::ram::{LEASES, Lease, LeaseClaim, Leases};
 
 use crate::planted::{Bug, is_planted};
 
@@ -52,7 +52,7 @@ impl Quorum {
 /// The leases on one donor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Look {
-    pub leases: [Option<Lease>; LEASES],
+    pub leases: Leases,
     pub fenced: bool,
 }
 
@@ -60,7 +60,7 @@ pub struct Look {
 pub type Looks = Vec<Option<Look>>;
 
 /// The place of a client's lease among those on a donor. Clients begin to look for one at different places.
-pub fn place_of(leases: &[Option<Lease>; LEASES], client: &[u8; 16]) -> usize {
+pub fn place_of(leases: &Leases, client: &[u8; 16]) -> usize {
     let first = usize::from(client[15]) % LEASES;
     let rank = |place: &usize| {
         let (kind, epoch) = match &leases[*place] {
@@ -75,7 +75,7 @@ pub fn place_of(leases: &[Option<Lease>; LEASES], client: &[u8; 16]) -> usize {
 }
 
 /// The length that a donor had when it was last in use (bytes); 0: not known.
-pub fn bytes_of(leases: &[Option<Lease>; LEASES]) -> u64 {
+pub fn bytes_of(leases: &Leases) -> u64 {
     let newest = leases.iter().flatten().filter(|lease| lease.bytes > 0).max_by_key(|lease| lease.epoch);
     newest.map_or(0, |lease| lease.bytes)
 }
@@ -347,7 +347,7 @@ impl Tenure {
     }
 
     /// What to do about the leases that were found on a donor.
-    pub fn seen(&mut self, mark: u64, leases: &[Option<Lease>; LEASES]) -> Renewal {
+    pub fn seen(&mut self, mark: u64, leases: &Leases) -> Renewal {
         let place = place_of(leases, &self.client);
         let own = leases[place].filter(|lease| lease.client == self.client);
         // One that has not taken a lease yet has none; one that has forgotten it may have forgotten others', too.
@@ -370,7 +370,7 @@ impl Tenure {
     }
 
     /// Do these leases say that another client has the disk, or takes it?
-    pub fn is_superseded(&self, leases: &[Option<Lease>; LEASES]) -> bool {
+    pub fn is_superseded(&self, leases: &Leases) -> bool {
         let ahead = |lease: &&Lease| order(lease) > (self.epoch, self.client);
         leases.iter().flatten().filter(ahead).any(|lease| match lease.claim {
             LeaseClaim::Owns => true,

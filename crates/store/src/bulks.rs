@@ -297,7 +297,7 @@ impl Bulks {
         self.devices.lock().iter().filter(|(number, _)| *number != 0).map(|(_, device)| device.report()).collect()
     }
 
-    /// What is wrong with the devices, in words.
+    /// Problems of the devices, a sentence each.
     pub fn troubles(&self) -> Vec<String> {
         let devices = self.devices.lock().clone();
         let of = |(number, device): &(u32, Arc<dyn Device>)| {

@@ -37,7 +37,7 @@ pub struct StoreReport {
     /// The bulk devices, one by one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bulks: Vec<BulkReport>,
-    /// What is wrong with bulk devices, in words: since when, and what it takes.
+    /// Problems of bulk devices, a sentence each: since when they exist, and what the user has to do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<String>,
     /// Checksums of what is on the bulk storage.

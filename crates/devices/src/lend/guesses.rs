@@ -2,8 +2,8 @@
 //!
 //! Once a host was wrong, each of its clients waits before what it says is looked at, longer after more wrong answers, up to
 //! `WAIT_MAX`. A right guess waits as well: if it were answered sooner, silence would mean "wrong", and a guesser need not
-//! wait for it. Clients wait beside each other, not one behind the other, and none is sent away: else whoever guesses would lock out
-//! an honest client of the same host. So a host guesses at most once a wait on each of its connections, of which the server
+//! wait for it. Each client waits by itself, and none is refused: a queue would let a guesser lock out the honest
+//! clients of its host. So a host guesses at most once a wait on each of its connections, of which the server
 //! has few that are not admitted yet (`shoal_nbd::Limits`). Other hosts do not wait, nor do clients of a UNIX socket,
 //! which is open to its owner alone. Hosts are forgotten a minute after their last wrong answer.
 
@@ -96,7 +96,7 @@ mod tests {
         }
         assert!((30..=50).contains(&tried), "{tried} guesses in a minute");
         assert_eq!(guesses.wait(ip("10.0.0.2"), now), Duration::ZERO);
-        // Whoever is right there waits once, however many are wrong beside it.
+        // A client that is right waits once, however many guesses of its host were wrong.
         assert_eq!(guesses.wait(ip("10.0.0.1"), now), WAIT_MAX);
         assert_eq!(guesses.wait(ip("10.0.0.1"), now + FORGET_AFTER), Duration::ZERO, "forgotten");
     }

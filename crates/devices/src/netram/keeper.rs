@@ -1,8 +1,8 @@
 //! Keeps a network RAM disk's donors: takes back those that can be reached again, and lets go of those that are not needed any more.
 //!
-//! Rules: once a second. A donor that still holds what it held is taken back as it was, under whatever address; one that came back
-//! empty joins anew. The epoch of this client is higher than that of whoever had the donor before. One that holds something else, or whose contents are not certain, is left alone. A donor that an administrator
-//! has sent away stays away, and is emptied again and again, less and less often, while the others have no room for it.
+//! Rules: once a second. A donor that still holds what it held is taken back as it was, under whatever address. Its former client has a lower
+//! epoch than this one. A donor that came back empty joins anew. A donor that holds something else, or whose contents are not certain, is left
+//! alone. A donor that an administrator has sent away stays away, and is emptied again and again, less and less often, while the others have no room for it.
 //! One that was emptied because it needed its memory comes back when it no longer does.
 
 use std::io;

@@ -1,4 +1,4 @@
-//! One client at a time: getting a disk, keeping it, giving it up.
+//! The right of one client to a disk: how it is acquired, renewed and released.
 //!
 //! Rules: all donors are asked before one is claimed, and what few refuse stands against what the others grant (a *quorum*,
 //! `shoal_netram::ownership`). Donors of ours know their client and let nobody else write (`shoal_nbd::Claim`); on others the lease
@@ -18,7 +18,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use shoal_format::ram::{LEASE_AT, LEASE_BYTES, LEASES, Lease, LeaseClaim};
+use shoal_format::ram::{LEASE_AT, LEASE_BYTES, LEASES, Lease, LeaseClaim, Leases};
 use shoal_host::{Ticker, boottime_ns};
 use shoal_media::{BlockDevice, Completion, Request};
 use shoal_nbd::{Claim, ClientId, ConnectError};
@@ -34,10 +34,8 @@ use super::{Inner, stop};
 use crate::donor_link::DonorLink;
 use crate::failure::{During, Failure, Outcome};
 
-/// How long a donor may take to show or take a lease. Whoever takes longer does not count.
+/// Time-out for reading or writing the leases of a donor. A donor that takes longer is left out.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-type Leases = [Option<Lease>; LEASES];
 
 /// A new id: half of it for the lock, half at random.
 pub(super) fn client_id(lock: Option<&File>) -> Outcome<ClientId> {
@@ -197,11 +195,10 @@ impl Ownership {
 
     /// Has another client been on this donor since?
     pub(super) fn is_anothers(&self, front: &[u8]) -> bool {
-        let leases = front.get(LEASE_AT..).map(|bytes| Lease::all(bytes, &self.uuid)).unwrap_or_default();
-        self.tenure.lock().is_superseded(&leases)
+        self.tenure.lock().is_superseded(&Lease::of_front(front, &self.uuid))
     }
 
-    /// Gives the disk up: whoever comes next need not wait.
+    /// Releases the leases, so that the next client does not wait for their end.
     pub(super) fn release(&self, links: &[Arc<DonorLink>]) {
         let epoch = self.epoch();
         // From here on this client changes nothing.
@@ -258,15 +255,12 @@ fn read_all(links: &[&DonorLink], disk: Option<&[u8; 16]>) -> Vec<Option<Leases>
     let all = ask_all(links, links.iter().map(|_| read()).collect());
     let decoded = |bytes: Vec<u8>| match disk {
         Some(disk) => Lease::all(&bytes, disk),
-        None => {
-            let mut chunks = bytes.chunks_exact(LEASE_BYTES);
-            std::array::from_fn(|_| chunks.next().and_then(Lease::decode))
-        }
+        None => Lease::of_any(&bytes),
     };
     all.into_iter().map(|bytes| bytes.map(decoded)).collect()
 }
 
-/// Who wants which disk, and how.
+/// What a client asks for when it opens a disk.
 pub(super) struct Wish<'a> {
     pub(super) client: ClientId,
     pub(super) uuid: &'a [u8; 16],
@@ -301,7 +295,7 @@ pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached
         }
     }
     loop {
-        let leases = |one: &Reached| Lease::all(one.front.get(LEASE_AT..).unwrap_or_default(), wish.uuid);
+        let leases = |one: &Reached| Lease::of_front(&one.front, wish.uuid);
         let marks: Vec<Option<u64>> = entered.iter().map(|one| own_mark(&leases(one), &wish.client)).collect();
         let links: Vec<&DonorLink> = entered.iter().map(|one| &*one.link).collect();
         let Some((one, other)) = twice(&links, &marks) else { break };
@@ -313,8 +307,8 @@ pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached
 
 /// Claims donors of ours: all are asked first, and none is taken unless enough grant it.
 fn claim(reached: &[&Reached], wish: &Wish) -> Outcome<Vec<Outcome<()>>> {
-    let leases = |one: &&Reached| one.front.get(LEASE_AT..).map(|bytes| Lease::all(bytes, wish.uuid));
-    let epochs = reached.iter().filter_map(leases).flatten().flatten().map(|lease| lease.epoch);
+    let leases = reached.iter().flat_map(|one| Lease::of_front(&one.front, wish.uuid));
+    let epochs = leases.flatten().map(|lease| lease.epoch);
     let epoch = epochs.max().unwrap_or(0) + 1;
     let client = wish.client;
     let asked = together(reached, |_, one| match wish.takeover {

@@ -168,10 +168,10 @@ fn write(config: &shoal_netram::Config, reached: &[Reached], ownership: &Ownersh
 
 /// A donor that does not say yet that it belongs to the disk.
 fn first_without(reached: &[Reached], uuid: &[u8; 16]) -> Option<String> {
-    let knows = |(number, one): (usize, &Reached)| {
+    let knows = |number: usize, one: &Reached| {
         let own = one.link.front().ok().and_then(|front| DiskSuperblock::decode(&front).ok());
         own.is_some_and(|own| own.uuid == *uuid && usize::from(own.donor) == number)
     };
-    let without = reached.iter().enumerate().find(|&(number, one)| !knows((number, one)));
+    let without = reached.iter().enumerate().find(|(number, one)| !knows(*number, one));
     without.map(|(_, one)| format!("donor {}", one.donor))
 }

@@ -8,7 +8,8 @@
 //! | `make` | new disks |
 //! | `change` | an administrator's changes of the donors |
 //! | `keeper` | donors that went away and come back, need their memory, or are to leave |
-//! | `report`, `told` | how a disk is; what of it the log says |
+//! | `report` | the status of a disk |
+//! | `told` | changes of the status, in the log |
 //!
 //! Rules: opening never makes a disk (`make` does). One client has a disk open at a time. A donor
 //! under memory pressure is drained while another could take its blocks. Donors that went away are taken back when they
@@ -244,7 +245,7 @@ impl Inner {
             let (disk, ownership, mark) = (Arc::downgrade(&self.disk), self.ownership.clone(), link.mark());
             move || {
                 ownership.lost_to_another(mark);
-                // One donor alone does not decide.
+                // The quorum decides, not this donor.
                 if let Some(disk) = disk.upgrade().filter(|_| ownership.is_over()) {
                     stop(&disk);
                 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::{fmt, fs};
 
 use shoal_format::FormatError;
-use shoal_format::ram::{DiskSuperblock, LEASE_AT, Lease};
+use shoal_format::ram::{DiskSuperblock, Lease};
 use shoal_media::BlockDevice;
 use shoal_nbd::ConnectError;
 use shoal_netram::ownership::bytes_of;
@@ -37,14 +37,13 @@ impl Reached {
 
     /// Its number on its disk, and its birth.
     pub(super) fn place(&self) -> Option<(u16, u32)> {
-        let own = DiskSuperblock::decode(&self.front).ok()?;
-        own.donors.get(usize::from(own.donor)).map(|place| (own.donor, place.born))
+        DiskSuperblock::decode(&self.front).ok().map(|own| own.place())
     }
 
     /// Is it shorter than when it was last in use? What it held beyond its end is gone.
     pub(super) fn cut_short(&self) -> Option<Failure> {
-        let leases = self.front.get(LEASE_AT..).map(|bytes| Lease::all(bytes, &self.disk().unwrap_or_default()));
-        let (had, has) = (leases.map_or(0, |leases| bytes_of(&leases)), self.link.geometry().bytes);
+        let leases = Lease::of_front(&self.front, &self.disk().unwrap_or_default());
+        let (had, has) = (bytes_of(&leases), self.link.geometry().bytes);
         (has < had).then(|| {
             let cause = format!("has {has} bytes; it had {had} when it was last in use");
             Failure::new(format_args!("donor {}", self.donor), cause).remedy("give it its former size")
@@ -149,8 +148,7 @@ pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
     let mut places = Vec::new();
     for (donor, tried) in tried.iter_mut() {
         let Ok(one) = tried else { continue };
-        let superblock = DiskSuperblock::decode(&one.front).ok();
-        let place = superblock.as_ref().map(|own| (own.uuid, own.donor, own.donors[usize::from(own.donor)].born));
+        let place = one.disk().zip(one.place());
         let other = one.disk().filter(|uuid| wanted.uuid.is_some_and(|wanted| wanted != *uuid));
         let failure = match (one.cut_short(), other) {
             (Some(failure), _) => failure,

@@ -273,7 +273,7 @@ pub(super) fn text(report: &DeviceReport) -> serde_json::Result<String> {
     Ok(out)
 }
 
-/// What is unusual about a donor.
+/// Notes behind a donor's name in the status.
 fn remarks(donor: &DonorReport) -> String {
     let count = |many: u64, what: &str| (many > 0).then(|| format!("{what} {many} writes"));
     let remarks = [
@@ -313,7 +313,7 @@ fn scrub_text(scrub: &Scrub) -> String {
     }
 }
 
-/// What is wrong with a disk: since when, and what it takes.
+/// Problems of a disk, a sentence each: since when they exist, and what the user has to do.
 pub(super) fn troubles(disk: &DiskReport) -> Vec<String> {
     let mut out = Vec::new();
     if let Some(why) = &disk.failure {

@@ -70,13 +70,13 @@ impl Requests {
         let cleared = killer.map_or(Ok(()), |asker| self.clear_set_id(asker, ino));
         let gathers = self.gathers();
         let writer = if gathers && is_page { self.gathered.writer(ino) } else { Writer::Program };
-        let write = || timed(gathers, || shoal_fs::without_flush(|| self.fs.write_back(writer, ino, at, data)));
+        let write = || timed(gathers, || shoal_fs::without_flush(|| self.fs.write_of(writer, ino, at, data)));
         let write = || with_room(self.lane.as_ref(), write);
         match cleared.and_then(|()| write()) {
             Err(shoal_fs::Error::WouldFlush) => {
                 // The request's buffer belongs to this thread: only a request that waits pays for a copy.
                 let (fs, lane, data) = (self.fs.clone(), self.lane.clone(), data.to_vec());
-                let write = move || timed(gathers, || fs.write_back(writer, ino, at, &data));
+                let write = move || timed(gathers, || fs.write_of(writer, ino, at, &data));
                 self.waiters.run(move || answer(with_room(lane.as_ref(), write).map_err(Errno::from)));
             }
             outcome => answer(outcome.map_err(Errno::from)),

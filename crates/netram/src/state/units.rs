@@ -360,12 +360,8 @@ impl Units {
 
 /// Units that late writes may reach.
 impl Units {
-    /// A write to this unit may still be carried out.
-    pub fn taint(&mut self, unit: Option<u32>) {
-        self.taint_for_good(unit);
-    }
-
-    fn taint_for_good(&mut self, units: impl IntoIterator<Item = u32>) {
+    /// A write to these units may still be carried out.
+    pub fn taint(&mut self, units: impl IntoIterator<Item = u32>) {
         for unit in units {
             self.tainted.entry(unit).or_default().for_good = true;
         }
@@ -409,7 +405,7 @@ impl Units {
     pub fn is_back(&mut self, taints: bool) {
         let unknown = std::mem::take(&mut self.unknown);
         if taints {
-            self.taint_for_good(unknown);
+            self.taint(unknown);
         }
     }
 
