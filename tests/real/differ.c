@@ -32,6 +32,7 @@
 #include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
+#include <linux/capability.h>
 #include <linux/fs.h>
 
 #include "differ_draw.h"
@@ -100,10 +101,18 @@ static int has_data(int kept, int64_t from, int64_t to) {
     return has;
 }
 
+/// Takes away a map, if there is one (-2: none).
+static int unmap(struct map *map) {
+    if (!map->at)
+        return -2;
+    int ret = munmap(map->at, map->bytes);
+    close(map->file), map->at = NULL;
+    return ret;
+}
+
 static void unmap_all(struct side *side) {
     for (int i = 0; i < MAPS; i++)
-        if (side->maps[i].at)
-            munmap(side->maps[i].at, side->maps[i].bytes), side->maps[i].at = NULL;
+        unmap(&side->maps[i]);
 }
 
 /// Closes all descriptors of a file: those that were open when it became append-only write on on ext4, which asks at `open` alone.
@@ -180,13 +189,12 @@ static void make(struct side *side, const struct op *op, struct answer *answer) 
     }
     case MAP: {
         struct map *map = &side->maps[op->fd2];
-        if (map->at)
-            munmap(map->at, map->bytes), map->at = NULL;
+        unmap(map);
         int64_t from = op->at < 0 || op->at > 8 << 20 ? 0 : op->at & -PAGE;
         char *at = mmap(NULL, size, op->flags, op->mode, fd, from);
         ret = at == MAP_FAILED ? -1 : 0;
         if (ret == 0)
-            *map = (struct map){at, size, op->fd};
+            *map = (struct map){at, size, op->fd, dup(fd), from};
         break;
     }
     case MAPWRITE: case MAPREAD: {
@@ -196,6 +204,11 @@ static void make(struct side *side, const struct op *op, struct answer *answer) 
             break;
         }
         size_t from = op->salt % map->bytes, length = size < map->bytes - from ? size : map->bytes - from;
+        // What is behind the end in the last page is kept until the page is written: when that is, is the file system's own.
+        struct stat now;
+        int64_t at = map->from + from, end = at + length;
+        if (fstat(map->file, &now) == 0 && end > now.st_size && end <= ((now.st_size + PAGE - 1) & -PAGE))
+            length = at < now.st_size ? now.st_size - at : 0;
         if (sigsetjmp(bus, 1)) {
             in_map = 0, ret = -1, errno = EFAULT;
             put(answer, "a signal");
@@ -210,10 +223,7 @@ static void make(struct side *side, const struct op *op, struct answer *answer) 
         break;
     }
     case MSYNC: ret = side->maps[op->fd2].at ? msync(side->maps[op->fd2].at, side->maps[op->fd2].bytes, op->flags) : -2; break;
-    case UNMAP:
-        ret = side->maps[op->fd2].at ? munmap(side->maps[op->fd2].at, side->maps[op->fd2].bytes) : -2;
-        side->maps[op->fd2].at = NULL;
-        break;
+    case UNMAP: ret = unmap(&side->maps[op->fd2]); break;
     case FSYNC: ret = fsync(fd); break;
     case FDATASYNC: ret = fdatasync(fd); break;
     case SYNCRANGE: ret = sync_file_range(fd, op->at, op->size, op->flags); break;
@@ -310,8 +320,17 @@ static void make(struct side *side, const struct op *op, struct answer *answer) 
 
 // Known differences. Each may change nothing, since the directories would be different from then on.
 static int is_known(const struct op *op, const struct answer *a, const struct answer *b) {
+    // A stranger's chown of nothing, of a file with set-id bits: FUSE sends the same for it as for the write of an open file.
+    if (op->call == CHOWN && who && op->at == -1 && op->at2 == -1 && a->ret == 0 && b->code == EPERM)
+        return 1;
     if (a->ret >= 0 || b->ret >= 0)
         return 0;
+    // What is immutable is refused to everybody before permissions are looked at; the kernel looks at them first on FUSE.
+    if (op->call == TRUNCATE && a->code == EACCES && b->code == EPERM)
+        return 1;
+    // It passes on no modes that no file system on FUSE has, whatever the file.
+    if (op->call == FALLOCATE && a->code == EOPNOTSUPP && b->code == EPERM)
+        return 1;
     // What is append-only, and of the wrong kind besides: which check comes first.
     if ((a->code == EPERM || b->code == EPERM) && op->at <= 1LL << 43)
         return op->call == RMDIR || op->call == UNLINK || op->call == RENAME || op->call == SETXATTR || op->call == FSETXATTR || op->call == REMOVEXATTR;
@@ -342,6 +361,21 @@ static struct times times_of(struct side *side, const struct op *op, int which) 
 
 static int is_same_time(struct timespec a, struct timespec b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
 
+/// Works for this user, who has no capability. (setfsuid alone leaves CAP_SYS_ADMIN, of which a file system on FUSE learns nothing.)
+static void be(int uid) {
+    struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct sets[2];
+    if (syscall(SYS_capget, &head, sets) != 0)
+        abort();
+    sets[0].effective = uid ? 0 : sets[0].permitted, sets[1].effective = uid ? 0 : sets[1].permitted;
+    if (uid)
+        setfsgid(uid), setfsuid(uid);
+    if (syscall(SYS_capset, &head, sets) != 0)
+        abort();
+    if (!uid)
+        setfsuid(uid), setfsgid(uid);
+}
+
 /// Makes a call in both; is there a difference? With `wait` it is also seen which times changed.
 static int both(const struct op *op, struct answer *a, struct answer *b, int force_wait) {
     struct times before[2][5], after;
@@ -359,9 +393,9 @@ static int both(const struct op *op, struct answer *a, struct answer *b, int for
     if (op->call == WHO)
         who = op->flags;
     for (int side = 0; side < 2; side++) {
-        setfsgid(who), setfsuid(who);
+        be(who);
         make(&sides[side], op, side ? b : a);
-        setfsuid(0), setfsgid(0);
+        be(0);
     }
     calls_made++, last = op->call, last_map = op->fd2 % MAPS;
     if (differ(op, a, b))
@@ -436,8 +470,7 @@ static void begin(void) {
 static void end(void) {
     for (int i = 0; i < 2; i++) {
         for (int map = 0; map < MAPS; map++)
-            if (sides[i].maps[map].at)
-                munmap(sides[i].maps[map].at, sides[i].maps[map].bytes), sides[i].maps[map].at = NULL;
+            unmap(&sides[i].maps[map]);
         for (int fd = 0; fd < FDS; fd++)
             if (sides[i].fds[fd] >= 0)
                 close(sides[i].fds[fd]);

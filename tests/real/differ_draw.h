@@ -36,7 +36,8 @@ enum { PATHS = sizeof paths / sizeof *paths, PLAIN = 18 };
 static const char *xattr_names[] = {"user.a", "user.b", "user.shoal", "user.", "trusted.a", "security.a", "system.a", "nothing", "user.long-long-long-long-long-long-name"};
 enum { XATTRS = sizeof xattr_names / sizeof *xattr_names };
 
-struct map { char *at; size_t bytes; int fd; };
+// `file` is the file's own descriptor, whatever becomes of `fd`.
+struct map { char *at; size_t bytes; int fd, file; int64_t from; };
 struct side {
     const char *top;
     int root;

@@ -436,17 +436,15 @@ impl Fs {
         self.cut_off(file, inode, 0)
     }
 
+    /// Can `fallocate(2)` be asked for this, of whichever file? Otherwise it changes nothing, not even who may run the file.
+    pub fn check_fallocate(mode: i32, at: u64, len: u64) -> Result<()> {
+        allocation_end(mode, at, len).map(drop)
+    }
+
     /// `fallocate(2)`: allocate, punch a hole, zero a range; the other modes are not supported.
     pub fn fallocate(&self, ino: Ino, mode: i32, at: u64, len: u64) -> Result<()> {
         self.writable()?;
-        if len == 0 {
-            return Err(Error::Invalid);
-        }
-        let end = at.checked_add(len).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Error::FileTooBig)?;
-        let punch = mode == PUNCH_HOLE | KEEP_SIZE;
-        if !punch && mode & !(KEEP_SIZE | ZERO_RANGE) != 0 {
-            return Err(Error::NotSupported);
-        }
+        let end = allocation_end(mode, at, len)?;
         self.with_room(|| self.try_fallocate(ino, mode, at, end))
     }
 
@@ -686,6 +684,16 @@ impl Fs {
         }
         Ok(pieces)
     }
+}
+
+/// Where the range of an allocation ends, if there can be such an allocation.
+fn allocation_end(mode: i32, at: u64, len: u64) -> Result<u64> {
+    if len == 0 {
+        return Err(Error::Invalid);
+    }
+    let end = at.checked_add(len).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Error::FileTooBig)?;
+    let punch = mode == PUNCH_HOLE | KEEP_SIZE;
+    if punch || mode & !(KEEP_SIZE | ZERO_RANGE) == 0 { Ok(end) } else { Err(Error::NotSupported) }
 }
 
 fn regular(inode: &Inode) -> Result<()> {

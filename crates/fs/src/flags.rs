@@ -70,15 +70,14 @@ pub(crate) fn check_entry_removed(dir: &Inode, inode: &Inode) -> Result<()> {
     check_change(dir).and_then(|()| check_change(inode))
 }
 
-/// The times of an append-only file may be set to the present.
+/// The times of an append-only file may be set to the present, both of them.
 pub(crate) fn check_setattr(inode: &Inode, change: &SetAttr) -> Result<()> {
-    let now_or_none = |time: Option<TimeChange>| matches!(time, None | Some(TimeChange::Now));
+    let times = (change.atime, change.mtime);
     let only_touched = change.mode.is_none()
         && change.uid.is_none()
         && change.gid.is_none()
         && change.size.is_none()
-        && now_or_none(change.atime)
-        && now_or_none(change.mtime);
+        && matches!(times, (None, None) | (Some(TimeChange::Now), Some(TimeChange::Now)));
     if only_touched { check_entry_added(inode) } else { check_change(inode) }
 }
 

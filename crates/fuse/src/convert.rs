@@ -11,6 +11,17 @@ use crate::protocol::layout::SetattrIn;
 use crate::protocol::setattr;
 
 const NS: i128 = 1_000_000_000;
+/// What a change of attributes may name.
+const NAMED: u32 = setattr::MODE
+    | setattr::UID
+    | setattr::GID
+    | setattr::SIZE
+    | setattr::ATIME
+    | setattr::ATIME_NOW
+    | setattr::MTIME
+    | setattr::MTIME_NOW
+    | setattr::CTIME;
+
 /// The protocol carries a time as whole seconds, rounded down, and nanoseconds going forward, also before 1970.
 pub(crate) fn received_ns(seconds: i64, ns: u32) -> i64 {
     let ns = i128::from(seconds) * NS + i128::from(ns);
@@ -37,19 +48,16 @@ pub(crate) fn attr_change(asked: &SetattrIn) -> SetAttr {
     }
 }
 
+/// Is this a change of nothing? The kernel asks for it where set-id bits are to go: at chown(2) with neither an owner nor a group, and before
+/// a write. It names the time of change alone where it keeps times.
+pub(crate) fn names_nothing(asked: &SetattrIn) -> bool {
+    asked.valid & NAMED & !setattr::CTIME == 0
+}
+
 /// Are these the times of a write that the kernel has gathered? They are one and the same, and come with nothing else; a program that sets
 /// the time of change of data alone sets another one.
 pub(crate) fn are_written_times(asked: &SetattrIn) -> bool {
-    let changes = setattr::MODE
-        | setattr::UID
-        | setattr::GID
-        | setattr::SIZE
-        | setattr::ATIME
-        | setattr::ATIME_NOW
-        | setattr::MTIME
-        | setattr::MTIME_NOW
-        | setattr::CTIME;
-    asked.valid & changes == setattr::MTIME | setattr::CTIME
+    asked.valid & NAMED == setattr::MTIME | setattr::CTIME
         && (asked.mtime, asked.mtime_ns) == (asked.ctime, asked.ctime_ns)
 }
 

@@ -257,6 +257,10 @@ fn set_id_bits_go_when_the_kernel_says_so_and_stay_for_root() {
     mount.ask_as(0, opcode::SETATTR, node, change.as_bytes());
     assert_eq!(set(0o2644, 8, setattr::SIZE | setattr::KILL_SUIDGID, 1000), 0o644, "a stranger to the group");
     assert_eq!(set(0o2644, 0, setattr::UID | setattr::KILL_SUIDGID, 1000), 0o644, "a stranger's chown");
+    // chown(2) with neither an owner nor a group, with and without times that the kernel keeps.
+    assert_eq!(set(0o6755, 0, 0, 0), 0o755, "root's chown of nothing");
+    assert_eq!(set(0o6755, 0, setattr::CTIME, 1000), 0o755, "the owner's");
+    assert_eq!(set(0o6755, 0, 0, 1001), 0o6755, "nobody else's");
     // fallocate does not tell.
     mount.ask_as(
         0,
@@ -264,6 +268,9 @@ fn set_id_bits_go_when_the_kernel_says_so_and_stay_for_root() {
         node,
         SetattrIn { valid: setattr::MODE, mode: 0o4755, ..SetattrIn::default() }.as_bytes(),
     );
+    let beyond = [0u64, 1 << 62, 4096, 0].map(u64::to_ne_bytes).concat();
+    assert_eq!(mount.ask_as(1000, opcode::FALLOCATE, node, &beyond).0, 27, "EFBIG");
+    assert_eq!(mount.mode(node), 0o4755, "what cannot be changes nothing");
     let room = [0u64, 0, 4096, 0].map(u64::to_ne_bytes).concat();
     assert_eq!((mount.ask_as(0, opcode::FALLOCATE, node, &room).0, mount.mode(node)), (0, 0o4755));
     assert_eq!((mount.ask_as(1000, opcode::FALLOCATE, node, &room).0, mount.mode(node)), (0, 0o755));

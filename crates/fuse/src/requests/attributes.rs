@@ -55,20 +55,11 @@ impl Requests {
         answer: impl FnOnce(Outcome<Attr>) + Send + 'static,
     ) {
         let mut change = convert::attr_change(asked);
-        let owner_changes = change.uid.is_some() || change.gid.is_some();
-        let truncated_by_user = change.size.is_some() && asked.valid & setattr::KILL_SUIDGID != 0;
         let kills = self.agreed.has(init_flags::HANDLE_KILLPRIV_V2);
-        if kills && change.mode.is_none() && (owner_changes || truncated_by_user) {
-            let cleared = self.fs.getattr(ino).map(|attr| match owner_changes {
-                // Overlayfs copies a file up without a name: it sets the mode, then the owner, and does not mean to clear anything.
-                // A file with a name gets its owner from chown(2), which does.
-                true if attr.nlink == 0 && asker.uid == 0 => None,
-                true => convert::mode_after_chown(attr.mode, || asker.uid == 0 || asker.is_in(attr.gid)),
-                false => convert::mode_after_write(attr.mode, || asker.is_in(attr.gid)),
-            });
-            match cleared {
-                Ok(mode) => change.mode = mode.map(|mode| mode & 0o7777),
-                Err(error) => return answer(Err(error.into())),
+        if kills && change.mode.is_none() {
+            match self.mode_without_set_id(asker, ino, asked) {
+                Ok(mode) => change.mode = mode,
+                Err(error) => return answer(Err(error)),
             }
         }
         if let (Some(size), Some(zeros)) = (change.size, &self.zeros) {
@@ -85,6 +76,27 @@ impl Requests {
             true => self.elsewhere(work, answer),
             false => self.waiting(work, answer),
         }
+    }
+
+    /// The permission bits after a truncation or a change of owner, if it clears set-id bits.
+    fn mode_without_set_id(&self, asker: Asker, ino: Ino, asked: &SetattrIn) -> Outcome<Option<u32>> {
+        let of_nothing = convert::names_nothing(asked);
+        let is_chown = of_nothing || asked.valid & (setattr::UID | setattr::GID) != 0;
+        let truncated_by_user = asked.valid & setattr::SIZE != 0 && asked.valid & setattr::KILL_SUIDGID != 0;
+        if !is_chown && !truncated_by_user {
+            return Ok(None);
+        }
+        let attr = self.fs.getattr(ino)?;
+        let mode = match is_chown {
+            // Overlayfs copies a file up without a name: it sets the mode, then the owner, and does not mean to clear anything.
+            // A file with a name gets its owner from chown(2), which does.
+            true if attr.nlink == 0 && asker.uid == 0 => None,
+            // The kernel lets anybody ask for no owner, and asks for none itself before a write, which tells whether it clears them.
+            true if of_nothing && ![0, attr.uid].contains(&asker.uid) => None,
+            true => convert::mode_after_chown(attr.mode, || asker.uid == 0 || asker.is_in(attr.gid)),
+            false => convert::mode_after_write(attr.mode, || asker.is_in(attr.gid)),
+        };
+        Ok(mode.map(|mode| mode & 0o7777))
     }
 
     /// Clears set-id bits before a change of data that does not tell whether the caller has CAP_FSETID: root has it.

@@ -102,7 +102,8 @@ impl Requests {
         len: u64,
         answer: impl FnOnce(Outcome<()>) + Send + 'static,
     ) {
-        if let Err(error) = self.clear_set_id_unless_root(asker, ino) {
+        let possible = Fs::check_fallocate(mode as i32, at, len);
+        if let Err(error) = possible.and_then(|()| self.clear_set_id_unless_root(asker, ino)) {
             return answer(Err(error.into()));
         }
         if let Some(zeros) = &self.zeros {
