@@ -74,6 +74,7 @@ impl DonorLink {
             reliance: Reliance::Completed,
             contexts: vec![PRESSURE.into()],
             flush_may_be_missing: true,
+            ..LinkOptions::default()
         };
         Ok(DonorLink { link: Link::connect(uri, &options, donor.clone())?, donor })
     }

@@ -126,7 +126,8 @@ impl Name for NbdName {
     }
 
     fn open(&self) -> Outcome<Box<dyn Device>> {
-        let options = LinkOptions { lost_after: self.lost_after, ..LinkOptions::default() };
+        let memory_limit = shoal_host::memory_limit_bytes();
+        let options = LinkOptions { lost_after: self.lost_after, memory_limit, ..LinkOptions::default() };
         let link = Link::connect(&self.uri, &options, Arc::new(())).map_err(Failure::told)?;
         if !link.can_flush() {
             let cause = "the server knows no flush, so nothing on it can be called durable";

@@ -12,7 +12,7 @@ const MAJOR: u32 = 7;
 /// Minor version with COPY_FILE_RANGE_64 (Linux 6.18).
 const MINOR: u32 = 45;
 const MINOR_MIN: u32 = 23;
-const PAGE_BYTES: u32 = 4096;
+pub(crate) const PAGE_BYTES: u32 = 4096;
 
 /// `fuse_init_in.flags`, with `flags2` in the upper half.
 pub mod flags {

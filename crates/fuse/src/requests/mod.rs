@@ -47,6 +47,14 @@ pub(crate) type Outcome<T> = Result<T, Errno>;
 
 /// The longest read or write in one request. The kernel's own limit (`fuse.max_pages_limit`) is 256 pages.
 pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
+/// Requests may be this long in however little memory (bytes).
+const REQUEST_BYTES_MIN: u32 = 128 << 10;
+/// Requests in the background, and those in however little memory.
+const BACKGROUND_MAX: u16 = 64;
+const BACKGROUND_MIN: u16 = 8;
+/// One request may take this part of the memory, and all in the background this one.
+const REQUEST_PART: u64 = 512;
+const BACKGROUND_PART: u64 = 16;
 
 /// The user namespace of this process, and the name of the machine's first one (the kernel's `PROC_USER_INIT_INO`).
 const OWN_NAMESPACE: &str = "/proc/self/ns/user";
@@ -206,6 +214,15 @@ impl Requests {
     }
 }
 
+/// The longest request (bytes), and how many may be in the background (read-ahead, asynchronous direct I/O): the daemon has a buffer for
+/// each while it serves it, in memory that nobody is asked for, so where a limit leaves little, they are shorter and fewer.
+fn sizes(limit: Option<u64>) -> (u32, u16) {
+    let Some(limit) = limit else { return (REQUEST_BYTES_MAX, BACKGROUND_MAX) };
+    let bytes = (limit / REQUEST_PART).clamp(REQUEST_BYTES_MIN.into(), REQUEST_BYTES_MAX.into()) as u32;
+    let background = (limit / BACKGROUND_PART / u64::from(bytes)).clamp(BACKGROUND_MIN.into(), BACKGROUND_MAX.into());
+    (bytes / protocol::PAGE_BYTES * protocol::PAGE_BYTES, background as u16)
+}
+
 /// This side's wishes for INIT.
 pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
     use init_flags as flag;
@@ -234,11 +251,20 @@ pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
     if options.writeback {
         flags |= flag::WRITEBACK_CACHE;
     }
-    protocol::Wanted {
-        flags,
-        write_bytes_max: REQUEST_BYTES_MAX,
-        read_ahead_max: REQUEST_BYTES_MAX,
-        // Read-ahead, asynchronous direct I/O.
-        background_max: 64,
+    let (write_bytes_max, background_max) = sizes(shoal_host::memory_limit_bytes());
+    protocol::Wanted { flags, write_bytes_max, read_ahead_max: write_bytes_max, background_max }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sizes;
+
+    #[test]
+    fn requests_in_little_memory_are_short_and_few() {
+        assert_eq!(sizes(None), (1 << 20, 64));
+        assert_eq!(sizes(Some(8 << 30)), (1 << 20, 64));
+        assert_eq!(sizes(Some(128 << 20)), (256 << 10, 32));
+        assert_eq!(sizes(Some(16 << 20)), (128 << 10, 8));
+        assert_eq!(sizes(Some(100_000_000)).0 % 4096, 0);
     }
 }

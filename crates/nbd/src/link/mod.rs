@@ -9,7 +9,7 @@
 //!   to ([`Link::claim`]), and ends older connections first. Elsewhere it depends on the other users of the server
 //!   ([`Reliance`]).
 //! - A server with a cache can be relied on only for changes that a flush covered: completed changes are kept until
-//!   then and repeated, in order, on a new connection before anything else. At most `KEPT_BYTES_MAX` are kept; beyond
+//!   then and repeated, in order, on a new connection before anything else. At most `kept_bytes_max` are kept; beyond
 //!   that, writes complete with a flush of our own.
 //! - The owner recognises whether the server is still the one it was, before anything is sent ([`Owner`]).
 //! - Completions run without a lock held. Threads: one here (`reconnect`), two in the client.
@@ -32,7 +32,9 @@ use crate::connect::ConnectError;
 use crate::wire::transmission::FLAG_SEND_FLUSH;
 use again::{Again, Kept};
 
+/// Changes that are kept at most (bytes); where a limit leaves this process little memory, this part of it.
 const KEPT_BYTES_MAX: usize = 32 << 20;
+const KEPT_PART: u64 = 32;
 
 /// Changes that a server still has when the connection to it broke.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +58,8 @@ pub struct LinkOptions {
     pub contexts: Vec<String>,
     /// See [`ClientOptions`].
     pub flush_may_be_missing: bool,
+    /// Memory that this process may use (bytes), if that is limited: the less it is, the fewer changes are kept.
+    pub memory_limit: Option<u64>,
 }
 
 /// Reason why a new connection cannot be used.
@@ -173,6 +177,7 @@ struct Shared {
     client_options: ClientOptions,
     geometry: BlockGeometry,
     owner: Arc<dyn Owner>,
+    kept_bytes_max: usize,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -181,6 +186,11 @@ struct Shared {
 pub struct Link {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// How many bytes of changes may be kept, in so much memory.
+fn kept_bytes_max(limit: Option<u64>) -> usize {
+    limit.map_or(KEPT_BYTES_MAX, |limit| KEPT_BYTES_MAX.min((limit / KEPT_PART) as usize))
 }
 
 impl Link {
@@ -206,6 +216,7 @@ impl Link {
             client_options,
             geometry,
             owner,
+            kept_bytes_max: kept_bytes_max(options.memory_limit),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
@@ -367,7 +378,7 @@ impl Shared {
             if self.reliance == Reliance::Flushed {
                 let number = state.changes;
                 state.kept.push(number, again);
-                if state.kept.bytes() > KEPT_BYTES_MAX {
+                if state.kept.bytes() > self.kept_bytes_max {
                     state.held.push((done, buffer));
                     let flushing = std::mem::replace(&mut state.flushing, true);
                     drop(state);

@@ -387,6 +387,7 @@ fn a_write_answered_by_a_connection_that_was_given_up_is_repeated() {
 
 #[test]
 fn what_is_kept_for_a_lost_server_stays_bounded() {
+    assert_eq!([None, Some(8 << 30), Some(128 << 20)].map(kept_bytes_max), [32 << 20, 32 << 20, 4 << 20]);
     let world = World::new();
     let link = world.link(Reliance::Flushed, LOST_AFTER);
     let buffer = vec![5; 1 << 20];
