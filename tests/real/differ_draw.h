@@ -210,6 +210,10 @@ static struct op draw_op(void) {
         close(file);
         flags = 0;
     }
+    // It lets it be mapped for writing.
+    if (op.call == MAP && op.mode == MAP_SHARED && fd >= 0 && ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0 && flags & FS_APPEND_FL)
+        op.mode = MAP_PRIVATE;
+    flags = 0;
     // And it keeps O_APPEND of what is only appended to.
     if (op.call == SETFL && fd >= 0 && ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0 && flags & FS_APPEND_FL)
         op.flags = fcntl(fd, F_GETFL) & O_APPEND;

@@ -46,6 +46,11 @@ impl FileFlags {
     }
 }
 
+/// What a directory's new files and directories get of its flags, as on ext4 and XFS.
+pub(crate) fn handed_down(dir: &Inode) -> u8 {
+    dir.flags & (INODE_NO_DUMP | INODE_NO_ATIME)
+}
+
 fn refuse_if(forbidden: bool) -> Result<()> {
     if forbidden { Err(Error::NotPermitted) } else { Ok(()) }
 }

@@ -235,7 +235,7 @@ impl Fs {
             layout: Layout::Empty,
             method: if inherits { dir.method } else { 0 },
             threshold: if inherits { dir.threshold.handed_down() } else { Threshold::NONE },
-            flags: 0,
+            flags: if inherits { flags::handed_down(dir) } else { 0 },
             nlink: if mode & S_IFMT == S_IFDIR { 2 } else { 1 },
             uid: caller.uid,
             gid: caller.gid,

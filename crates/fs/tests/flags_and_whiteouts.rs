@@ -289,6 +289,22 @@ fn flags_survive_and_are_kept_for_files_and_directories_only() {
 }
 
 #[test]
+fn a_directory_hands_down_what_backups_and_reads_leave_alone() {
+    let scene = Scene::new();
+    let fs = &scene.fs;
+    let dir = scene.dir("d");
+    let handed_down = FileFlags { no_dump: true, no_atime: true, ..FileFlags::default() };
+    scene.set(dir, FileFlags { append_only: true, ..handed_down });
+    let link = fs.symlink(&CALLER, dir, b"s", b"f").unwrap().ino;
+    let (file, inner) = (scene.file(dir, "f", 10), fs.mkdir(&CALLER, dir, b"inner", 0o755).unwrap().ino);
+    let below = fs.mkdir(&CALLER, inner, b"below", 0o755).unwrap().ino;
+    let found = [file, inner, below, link].map(|ino| fs.file_flags(ino).unwrap());
+    assert_eq!(found, [handed_down, handed_down, handed_down, FileFlags::default()]);
+    scene.set(dir, FileFlags::default());
+    scene.end();
+}
+
+#[test]
 fn a_rename_leaves_a_whiteout_where_it_is_asked_to() {
     let scene = Scene::new();
     let fs = &scene.fs;
