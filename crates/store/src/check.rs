@@ -7,7 +7,6 @@ use shoal_check::{BulkDevices, BulkOpener, Finding, FindingKind, Report, Source,
 use shoal_devices::{During, Failure, Outcome};
 use shoal_format::bulk_list::BulkDeviceEntry;
 
-use crate::names::PID;
 use crate::progress::Progress;
 use crate::salvage::{bulk_data, bulk_device};
 use crate::store::Store;
@@ -36,8 +35,7 @@ impl Store {
         };
         let region = self.description.memory.media_at_rest(&self.resting())?;
         let image = region.image().ok_or_else(|| Failure::new("memory", "has neither region nor images"))?;
-        // A store that has no note of its process is clean, or has lost the note with the power.
-        let power_lost = self.power_was_lost() || self.directory.read_text(PID).is_none();
+        let power_lost = self.power_was_lost();
         let open = || {
             let (bulk, faults) = bulk_data(&self.directory, &self.description);
             match faults.is_empty() {

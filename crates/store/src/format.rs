@@ -329,8 +329,10 @@ mod tests {
             store.write_pid().unwrap();
             assert_eq!(writer(&path), Some(std::process::id()));
             assert!(!store.power_was_lost());
-            std::fs::write(path.join("pid"), "7\nanother boot\n").unwrap();
-            assert!(store.power_was_lost());
+            for note in ["7\n6ba7b810-9dad-11d1-80b4-00c04fd430c8\n", "7\nanother boot\n", "7\n", "", "\0\0\0"] {
+                std::fs::write(path.join("pid"), note).unwrap();
+                assert!(store.power_was_lost(), "{kind}: {note:?}");
+            }
             store.remove_pid();
             fs.shutdown().unwrap();
         }

@@ -14,11 +14,10 @@ use shoal_host::{Access, Directory, StoreLock};
 use crate::names::{LOCK, LOG, PID};
 
 /// Did the machine, or the file system of the log, go down while the store was mounted, and was the bulk storage in another place, if it is the
-/// file `bulk`?
+/// file `bulk`? The note is not synced: a store without one is clean, or lost it with the power, as one whose note is not whole did.
 pub(crate) fn what_went_down(directory: &Directory, bulk: Option<PathBuf>) -> (bool, bool) {
-    let Some(text) = directory.read_text(PID) else { return (false, false) };
-    let Some(line) = text.lines().nth(1) else { return (false, false) };
-    let Some(then) = parse_uuid(line) else { return (true, true) };
+    let Some(text) = directory.read_text(PID) else { return (true, false) };
+    let Some(then) = text.lines().nth(1).and_then(parse_uuid) else { return (true, true) };
     let now = period(directory, bulk).unwrap_or_default();
     // Earlier versions noted the boot alone.
     if shoal_host::boot_id().is_ok_and(|boot| boot == then) {
