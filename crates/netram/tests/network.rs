@@ -256,6 +256,18 @@ fn in_an_unkind_world_a_flushed_block_is_what_was_written_or_its_read_fails() {
     println!("{faults:?}");
 }
 
+#[test]
+fn a_client_that_goes_on_beside_a_newer_one_does_nothing() {
+    let mut faults = std::collections::BTreeMap::new();
+    for life in lives("clients", 100, world::unkind::clients) {
+        life.into_iter().for_each(|(fault, many)| *faults.entry(fault).or_insert(0) += many);
+    }
+    println!("{faults:?}");
+    let count = |fault| faults.get(fault).copied().unwrap_or(0);
+    let alone = std::env::var("SHOAL_SEED").is_ok();
+    assert!(alone || count("client stands still") > 100 && count("report compared") > 40, "{faults:?} proves little");
+}
+
 /// What lives are called, how many there are, and one of them.
 type Kind = (&'static str, u64, fn(u64) -> Result<(), DiskError>);
 

@@ -9,6 +9,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod brief;
+pub mod ghost;
 pub mod oracle;
 pub mod paces;
 pub mod scenes;
@@ -114,6 +115,8 @@ pub struct World {
     /// At the next restart.
     pub meanwhile: Option<Meanwhile>,
     pub unkind: unkind::Unkind,
+    /// Former clients that stand still.
+    ghosts: Vec<ghost::Ghost>,
     /// Sectors may have `later` values.
     unsettled: bool,
 }
@@ -160,6 +163,7 @@ impl World {
             slow_writes: false,
             meanwhile: None,
             unkind: unkind::Unkind::default(),
+            ghosts: Vec::new(),
             unsettled: false,
         };
         for _ in 0..donors {

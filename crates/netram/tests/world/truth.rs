@@ -84,6 +84,20 @@ impl World {
         Ok(true)
     }
 
+    /// At the end of a life: all is flushed; then what the report says is so.
+    pub(super) fn report_is_true(&mut self) -> Result<(), DiskError> {
+        if self.unkind.damaged {
+            return Ok(());
+        }
+        self.comes_to_rest()?;
+        let is_flushed = self.errors.is_empty();
+        self.errors.clear();
+        if is_flushed && self.compare_with_truth()? {
+            *self.unkind.faults.entry("report compared").or_default() += 1;
+        }
+        Ok(())
+    }
+
     /// Everything is read and compared, and what is found repaired as far as it can be.
     pub(super) fn scrub(&mut self) -> Result<(), DiskError> {
         let (before, begin) = (self.engine().status().scrub.completed, self.now);

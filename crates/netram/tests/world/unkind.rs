@@ -81,6 +81,8 @@ pub struct Unkind {
     pub damaged: bool,
     /// The disk cannot be opened any more: more donors are dead or not caught up than there is parity.
     pub over: bool,
+    /// Clients are not always dead when others open the disk.
+    pub ghosts: bool,
     /// What was played, to tell that something was.
     pub faults: BTreeMap<&'static str, u64>,
 }
@@ -330,8 +332,13 @@ impl World {
 
     /// The client dies, and another one opens the disk as soon as enough donors are there; sometimes it dies while it does.
     pub fn reopen(&mut self) -> Result<(), DiskError> {
-        self.client_dies();
-        self.count("client dies");
+        if self.unkind.ghosts && self.random.below(2) == 0 {
+            self.count("client stands still");
+            self.stands_still();
+        } else {
+            self.count("client dies");
+            self.client_dies();
+        }
         loop {
             if !self.open_when_possible()? {
                 return Ok(());
@@ -512,6 +519,7 @@ pub struct Kinds {
     hiccups: bool,
     flips: bool,
     changes: bool,
+    clients: bool,
 }
 
 /// Only late and repeated delivery, after reconnections and deaths of the client.
@@ -527,7 +535,13 @@ pub fn hiccups(seed: u64) -> Result<u64, DiskError> {
 /// All of it.
 pub fn everything(seed: u64) -> Result<BTreeMap<&'static str, u64>, DiskError> {
     let flips = seed.is_multiple_of(4);
-    life(seed ^ 0xa11, Kinds { late: true, hiccups: true, flips, changes: !seed.is_multiple_of(3) })
+    life(seed ^ 0xa11, Kinds { late: true, hiccups: true, flips, changes: !seed.is_multiple_of(3), clients: false })
+}
+
+/// The same with clients that stand still while others have the disk.
+pub fn clients(seed: u64) -> Result<BTreeMap<&'static str, u64>, DiskError> {
+    let kinds = Kinds { late: true, hiccups: true, changes: seed.is_multiple_of(2), clients: true, flips: false };
+    life(seed ^ 0x2c11e, kinds)
 }
 
 /// A donor is drained while others refuse for a moment, stop, and lose connections. Returns how often
@@ -708,7 +722,7 @@ fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskErro
     config.patience_ms = 3000;
     let block = config.block_bytes as usize / SECTOR;
     let mut world = World::new(seed, config, donors, 132_000)?;
-    world.unkind.is_on = true;
+    (world.unkind.is_on, world.unkind.ghosts) = (true, kinds.clients);
     let ours = random.below(3);
     for donor in &mut world.donors {
         donor.trouble.fenced = ours == 0 || (ours == 1 && random.below(2) == 0);
@@ -745,6 +759,7 @@ fn live(world: &mut World, kinds: Kinds, block: usize) -> Result<(), DiskError> 
             0 => world.settle().map_err(at)?,
             1 => world.rest().map_err(at)?,
             2 if !world.unkind.damaged => world.heal().map_err(at)?,
+            3 => world.ghosts_go_on().map_err(at)?,
             _ => {}
         }
         world.errors.retain(|error| {
@@ -768,7 +783,9 @@ fn live(world: &mut World, kinds: Kinds, block: usize) -> Result<(), DiskError> 
     if world.unkind.over {
         return Ok(());
     }
+    world.ghosts_go_on()?;
     world.heal()?;
     world.errors.clear();
-    check(world.check_all())
+    check(world.check_all())?;
+    world.report_is_true()
 }

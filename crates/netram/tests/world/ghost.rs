@@ -1,0 +1,95 @@
+//! A second client: the former one is not dead, it stood still, and goes on when another one has the disk.
+//!
+//! What it had on its way is delivered late, as that of a dead client. When it goes on it hears that its connections are over, answer by
+//! answer; then that the disk was taken over. Rules: nothing that it was asked for and had not done counts as done from then on, everything is answered,
+//! it asks donors for nothing more, and its report says what happened. What it would do to donors before it hears of it is
+//! refused there (donors of ours), or not sent, since its lease is over (`tests/clients`).
+
+use std::collections::BTreeSet;
+
+use shoal_media::Request;
+use shoal_netram::{Action, DiskError, DonorError, Engine, Trouble as Why};
+
+use super::{Flight, SECTOR, World};
+
+/// A client that stands still.
+pub struct Ghost {
+    engine: Engine,
+    /// What it waits for from donors.
+    asked: Vec<u64>,
+    /// Requests that it has not answered.
+    pending: BTreeSet<u64>,
+}
+
+impl World {
+    /// The client stands still for longer than it may have the disk.
+    pub(super) fn stands_still(&mut self) {
+        let engine = self.engine.take().expect("a client runs");
+        let flights: Vec<Flight> = std::mem::take(&mut self.flights).into_values().collect();
+        let asked = flights.iter().map(|flight| flight.ticket).collect();
+        let pending = std::mem::take(&mut self.pending).into_keys().collect();
+        self.ghosts.push(Ghost { engine, asked, pending });
+        self.leave_behind(flights);
+    }
+
+    /// Former clients go on.
+    pub(super) fn ghosts_go_on(&mut self) -> Result<(), DiskError> {
+        for ghost in std::mem::take(&mut self.ghosts) {
+            self.goes_on(ghost)?;
+        }
+        Ok(())
+    }
+
+    fn goes_on(&mut self, mut ghost: Ghost) -> Result<(), DiskError> {
+        let mut now = self.now;
+        let hears_at = self.random.below(40);
+        for round in 0..200 {
+            if round == hears_at {
+                // Whoever it serves goes on as well.
+                let at = self.random.below(self.sectors() as u64) * SECTOR as u64;
+                for request in [Request::Read { at, buffer: vec![0; SECTOR] }, Request::Flush] {
+                    let ticket = self.next_ticket;
+                    self.next_ticket += 1;
+                    ghost.pending.insert(ticket);
+                    ghost.engine.submit(ticket, request, now);
+                }
+                ghost.engine.taken_over(now);
+            }
+            let heard = round > hears_at;
+            ghost.takes_actions(heard)?;
+            for ticket in std::mem::take(&mut ghost.asked) {
+                let trouble = if self.random.below(2) == 0 { Why::Away } else { Why::Uncertain };
+                ghost.engine.done(ticket, Err(DonorError::new(trouble, "another client has the disk")), now);
+            }
+            now += 50_000_000;
+            ghost.engine.tick(now);
+        }
+        let status = ghost.engine.status();
+        if !ghost.pending.is_empty() {
+            return Err(Self::fault(format!("{} requests of a former client hang: {status:?}", ghost.pending.len())));
+        }
+        Ok(())
+    }
+}
+
+impl Ghost {
+    fn takes_actions(&mut self, heard: bool) -> Result<(), DiskError> {
+        for action in self.engine.actions() {
+            match action {
+                Action::Donor { .. } if heard => {
+                    return Err(World::fault("a former client asks donors, who has heard that it is one".into()));
+                }
+                Action::Donor { ticket, .. } => self.asked.push(ticket),
+                Action::Complete { ticket, result } => {
+                    if !self.pending.remove(&ticket) {
+                        return Err(World::fault(format!("ticket {ticket} of a former client was completed twice")));
+                    }
+                    if heard && result.is_ok() {
+                        return Err(World::fault(format!("a former client has done ticket {ticket}")));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
