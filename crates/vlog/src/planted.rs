@@ -26,6 +26,8 @@ shoal_media::plantable! {
         LostLinks,
         /// A block that is being moved is moved although it was written in the meantime.
         MoveStale,
+        /// Such a block is taken for unchanged when it lies where it lay.
+        MoveByPlace,
         /// Numbers go on right behind the last one that was found.
         NoJump,
         /// Blocks read are not compared with their checksums.

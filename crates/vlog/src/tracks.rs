@@ -12,9 +12,8 @@ use shoal_media::{Head, Result};
 
 use crate::compact::Emptying;
 use crate::disk::{Change, Log, VirtualLog};
-use crate::planted::{Bug, is_planted};
 use crate::state::Changed;
-use crate::write::{By, Item};
+use crate::write::{By, Item, is_unchanged};
 
 /// Blocks left before their release is asked for.
 const LEFT_MAX: u32 = 64;
@@ -77,7 +76,7 @@ impl VirtualLog {
 
     fn place_one(&self, log: &Log, head: &dyn Head, emptying: &mut Emptying, item: Item) -> Result<()> {
         let (Change::Data(data), Some(from)) = (&item.change, item.from) else { return Ok(()) };
-        if self.state.read().map.get(item.logical) != from {
+        if !is_unchanged(&self.state.read(), item.logical, from) {
             return Ok(());
         }
         let tries = if self.has_room_to_move() { 2 } else { 0 };
@@ -104,7 +103,7 @@ impl VirtualLog {
         let mut wanted = Vec::with_capacity(placed.len());
         for (logical, from, entry) in placed {
             let mut state = self.state.write();
-            if state.map.get(logical) != from && !is_planted(Bug::MoveStale) {
+            if !is_unchanged(&state, logical, from) {
                 // Written in the meantime.
                 state.space.free(entry.at);
                 continue;

@@ -29,7 +29,7 @@ pub(crate) struct Item {
 
 impl Item {
     fn still_wanted(&self, state: &State) -> bool {
-        is_planted(Bug::MoveStale) || self.from.is_none_or(|from| state.map.get(self.logical) == from)
+        self.from.is_none_or(|from| is_unchanged(state, self.logical, from))
     }
 
     fn data(&self) -> Option<&Arc<[u8]>> {
@@ -38,6 +38,12 @@ impl Item {
             Change::Nowhere => None,
         }
     }
+}
+
+/// Has nobody written the block since it had this entry?
+pub(crate) fn is_unchanged(state: &State, logical: u32, from: Entry) -> bool {
+    let now = state.map.get(logical);
+    is_planted(Bug::MoveStale) || now == from || is_planted(Bug::MoveByPlace) && now.at == from.at
 }
 
 /// The writer, on which it depends which reserve of segments may be used.
