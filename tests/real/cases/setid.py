@@ -64,10 +64,12 @@ for name, command in (("fallocate", ALLOCATE), ("copy", COPY)):
     expect(f"{name} by root", after(BY_ROOT, 0o6755, *command), 0o6755)
     expect(f"{name} by its owner", after(BY_USER, 0o6775, *command, uid=USER), 0o775)
 
+CHOWN_NOTHING = ["/usr/bin/python3", "-c", "import os; os.chown('file', -1, -1)"]
 # A change of owner takes them away though nothing changes, and from root, too.
 for name, command in (
     ("to the same owner", ["chown", "0:0", "file"]),
     ("of the group alone", ["chgrp", "0", "file"]),
+    ("of nothing", CHOWN_NOTHING),
     ("to another owner", ["chown", f"{USER}:{GROUP}", "file"]),
 ):
     expect(f"root's chown {name}", after(BY_ROOT, 0o6755, *command), 0o755)
@@ -78,6 +80,9 @@ expect("a member's chgrp to the same group", after(BY_MEMBER, 0o6755, *OWN_GROUP
 expect("a member's chgrp, no group execution", after(BY_MEMBER, 0o6744, *OWN_GROUP, uid=USER, gid=GROUP), 0o2744)
 left = after(BY_USER, 0o2744, "chgrp", str(USER), "file", uid=USER, gid=GROUP)
 expect("a stranger's chgrp, no group execution", left, KEPT & 0o7000 | 0o744)
+expect("the owner's chown of nothing", after(BY_USER, 0o6755, *CHOWN_NOTHING, uid=USER, gid=USER), 0o755)
+STRANGER = ["/usr/bin/python3", "-c", "import contextlib, os\nwith contextlib.suppress(OSError): os.chown('file', -1, -1)"]
+expect("a stranger's chown of nothing", after(BY_USER, 0o6755, *STRANGER), 0o6755)
 os.mkdir("directory", 0o755)
 os.chmod("directory", 0o6755)
 os.chown("directory", 0, 0)
