@@ -192,6 +192,9 @@ static struct op draw_op(void) {
     // Under `writeback` the kernel takes bytes at any offset, since no file system on FUSE can tell it a limit.
     if ((op.call == PWRITE || op.call == PWRITEV) && op.at > 1LL << 40)
         op.at = 77777;
+    // The kernel has set-id bits taken away on FUSE before it asks for an allocation, which may be too large.
+    if (op.call == FALLOCATE && who && op.at > 1LL << 40)
+        op.at = 66666;
     if (op.call == COPY && op.at2 > 1LL << 40)
         op.at2 = 54321;
     // The kernel does not know flags of files on FUSE (immutable, append-only). Elsewhere it asks for them at `open` and `access`, too; there the
