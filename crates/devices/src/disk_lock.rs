@@ -1,9 +1,12 @@
 //! A lock for each disk, whatever describes it: two processes that open one disk would destroy it.
 //!
-//! Rules: it is by the disk's uuid, so that another description of the disk, or a copy of it, opens no second time. It is seen by
-//! processes of this user on this machine. Left out: what keeps others out, where anything can (leases, claims).
+//! Rules: it is by the disk's uuid, so that another description of the disk, or a copy of it, opens no second time; a server's export
+//! is known by its address alone. The lock is seen by
+//! processes of this user on this machine. Left out: what keeps others out, where anything can (leases, claims, marks of stores).
 
+use std::fmt::Display;
 use std::fs::{self, File};
+use std::io;
 use std::path::Path;
 
 use shoal_host::FileLock;
@@ -11,9 +14,9 @@ use tracing::warn;
 
 use crate::failure::{Failure, Outcome};
 
-/// `kind` begins the name of the lock's file, `what` names the disk in messages. Nothing: there is no place for locks.
-pub(crate) fn lock(kind: &str, uuid: &str, what: &str) -> Outcome<Option<FileLock>> {
-    let path = crate::run_directory().join(format!("{kind}-{uuid}.lock"));
+/// The lock's file is named by `kind` and `id`; `what` names the disk in messages. Nothing: there is no place for locks.
+pub(crate) fn lock(kind: &str, id: &str, what: impl Display) -> Outcome<Option<FileLock>> {
+    let path = crate::run_directory().join(format!("{kind}-{id}.lock"));
     let open = || {
         fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
         File::options().create(true).append(true).open(&path)
@@ -25,8 +28,8 @@ pub(crate) fn lock(kind: &str, uuid: &str, what: &str) -> Outcome<Option<FileLoc
             return Ok(None);
         }
     };
-    FileLock::acquire(file).map(Some).map_err(|_| {
-        Failure::new(format_args!("{what} {uuid}"), "another process on this machine has it open")
-            .remedy("stop that one first, or use another disk")
+    FileLock::acquire(file).map(Some).map_err(|error| {
+        let why = "another process on this machine has it open; stop that one first, or use another disk";
+        Failure::new(what, io::Error::new(error.kind(), why))
     })
 }

@@ -1,7 +1,8 @@
 //! An export of an NBD server: `nbd://HOST/NAME`, `nbd+unix:///NAME?socket=PATH`, `nbds://...`.
 //!
 //! `lost-after=SECONDS` may stand among the URI's parameters; it is ours, and the URI's own parser never sees it.
-//! Rules: a server without flush is refused, since nothing on it can be called durable. Left out: the protocol,
+//! Rules: a server without flush is refused, since nothing on it can be called durable. An export has one user, as a file has, as far
+//! as this machine can tell: a copy of a store names the export of the original. Left out: the protocol,
 //! connections that break (`shoal_nbd`).
 
 use std::path::PathBuf;
@@ -10,12 +11,15 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use serde_json::{Map, Value};
+use shoal_format::Sums;
+use shoal_host::FileLock;
 use shoal_media::BlockDevice;
 use shoal_nbd::address::Place;
 use shoal_nbd::{Link, LinkOptions, Uri};
 
 use crate::device::Device;
 use crate::device_name::{DeviceName, Kind, Name};
+use crate::disk_lock;
 use crate::failure::{Failure, Outcome};
 
 /// How long to try to reach a lost device again. Nothing goes on without it, and its server may take this long to come
@@ -126,6 +130,7 @@ impl Name for NbdName {
     }
 
     fn open(&self) -> Outcome<Box<dyn Device>> {
+        let lock = disk_lock::lock("nbd", &self.address_id(), self.uri.without_secret())?;
         let memory_limit = shoal_host::memory_limit_bytes();
         let options = LinkOptions { lost_after: self.lost_after, memory_limit, ..LinkOptions::default() };
         let link = Link::connect(&self.uri, &options, Arc::new(())).map_err(Failure::told)?;
@@ -133,7 +138,7 @@ impl Name for NbdName {
             let cause = "the server knows no flush, so nothing on it can be called durable";
             return Err(Failure::new(&self.uri, cause).remedy("use a server with flush, or this one as a donor"));
         }
-        Ok(Box::new(OpenNbd { link: Arc::new(link), name: self.clone() }))
+        Ok(Box::new(OpenNbd { link: Arc::new(link), name: self.clone(), _lock: lock }))
     }
 
     fn files(&self) -> Vec<PathBuf> {
@@ -144,9 +149,23 @@ impl Name for NbdName {
     }
 }
 
+impl NbdName {
+    /// Stands for the address and the export, however they are reached.
+    fn address_id(&self) -> String {
+        let place = match &self.uri.place {
+            Place::Unix { path } => path.canonicalize().unwrap_or_else(|_| path.clone()).display().to_string(),
+            Place::Tcp { host, port } => format!("{}:{port}", host.to_lowercase()),
+        };
+        let text = format!("{place}/{}", self.uri.name);
+        let [one, other] = [Sums::Xxh3, Sums::Crc32c].map(|sums| sums.of(text.as_bytes()));
+        format!("{one:08x}{other:08x}")
+    }
+}
+
 struct OpenNbd {
     link: Arc<Link>,
     name: NbdName,
+    _lock: Option<FileLock>,
 }
 
 impl Device for OpenNbd {

@@ -319,7 +319,8 @@ fn give_back(disk: &Disk, id: DonorId, name: &str) -> bool {
 
 /// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen: leases can.
 fn lock(uuid: &[u8; 16]) -> Outcome<Option<FileLock>> {
-    crate::disk_lock::lock("netram", &uuid_text(uuid), "network RAM disk")
+    let uuid = uuid_text(uuid);
+    crate::disk_lock::lock("netram", &uuid, format_args!("network RAM disk {uuid}"))
 }
 
 #[cfg(test)]

@@ -201,7 +201,8 @@ impl VlogDisk {
                 // And so does every copy of it.
                 let uuid = parse_uuid(&description.uuid)
                     .ok_or_else(|| Failure::new(path.display(), format!("{} is no uuid", description.uuid)))?;
-                let disk = disk_lock::lock("vlog", &uuid_text(&uuid), "virtual-log disk")?;
+                let uuid = uuid_text(&uuid);
+                let disk = disk_lock::lock("vlog", &uuid, format_args!("virtual-log disk {uuid}"))?;
                 let over = below.open();
                 let over = over.map_err(|failure| failure.within(&format!("device below {}", path.display())))?;
                 (over.block_device(), Some(over), Some((lock, disk)))
