@@ -195,7 +195,10 @@ impl State {
             let member = |unit: usize| self.groups[at.group].members[unit];
             let gone = |unit: usize| self.is_gone(at, unit) || member(unit).is_on(number);
             let away = |unit: usize| {
-                gone(unit) || (member(unit).exists() && self.donors[member(unit).donor as usize].is_absent())
+                gone(unit)
+                    || (!is_planted(Bug::WaitingUntold)
+                        && member(unit).exists()
+                        && self.donors[member(unit).donor as usize].is_absent())
             };
             cost.lost += u64::from(self.exceeds_parity(at, gone));
             cost.waiting += u64::from(!self.exceeds_parity(at, gone) && self.exceeds_parity(at, away));

@@ -238,7 +238,8 @@ impl Entry {
             look.as_ref().is_some_and(|look| look.leases.iter().flatten().any(|lease| own(lease, *mark)))
         };
         // A donor that took it later was not waited for.
-        self.shown = looks.iter().zip(&self.marks).map(shows).zip(&self.shown).map(|(is, was)| is && *was).collect();
+        let counts = |(is, was): (bool, &bool)| is && (*was || is_planted(Bug::TakenLate));
+        self.shown = looks.iter().zip(&self.marks).map(shows).zip(&self.shown).map(counts).collect();
         if let Some(refusal) = self.missing(&self.shown) {
             return self.give_up(refusal);
         }
@@ -382,7 +383,8 @@ impl Tenure {
     /// A renewal is done: its read began at `from_ns`. One of a client that was late does not count where another waits for its
     /// end: that one may have found it ended.
     pub fn renewed(&mut self, mark: u64, from_ns: u64, asked: bool, now_ns: u64) {
-        let late = asked && !self.may_change(now_ns);
+        let late = asked && !self.may_change(now_ns) && !is_planted(Bug::LateRenewed);
+        let from_ns = if is_planted(Bug::RenewedAtEnd) { now_ns } else { from_ns };
         let kept = self.donors.entry(mark).or_default();
         kept.superseded |= late;
         if !late {

@@ -116,5 +116,33 @@ shoal_media::plantable! {
         QuorumSmall,
         /// A donor is not asked whether it is the one that it was.
         DonorUnnumbered,
+        /// A renewal counts from its end, not from the moment its read began.
+        RenewedAtEnd,
+        /// A renewal of a client that was late counts although another one waits for its end.
+        LateRenewed,
+        /// A donor that took a lease after the wait had begun counts for the client that waited.
+        TakenLate,
+        /// A flush does not wait for what a failed one was to cover.
+        FailedTaken,
+        /// Blocks that donors have without parity are not among those that are told to be unflushed.
+        UnflushedStored,
+        /// A try to make a failed flush good ends what is told of it, however it ended.
+        TriedTold,
+        /// A unit is no more damaged although the donor did not take what repair wrote.
+        MendedUnstored,
+        /// A scrub takes a unit that was not read for damaged.
+        UnreadDamaged,
+        /// A scrub does not look at groups that are being filled.
+        OpenUnscrubbed,
+        /// A unit is not erased again when a late write may have come after the erasure.
+        LateUnerased,
+        /// A dead group is not told to be degraded, although what took its blocks' place is not safe.
+        DeadUntold,
+        /// An epoch counts with one donor too few.
+        EpochSmall,
+        /// A donor leaves before what was moved off it is safe.
+        DrainedEarly,
+        /// What waits for other donors that are away is not told before a donor is forgotten.
+        WaitingUntold,
     }
 }

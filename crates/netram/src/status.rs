@@ -6,6 +6,7 @@
 use crate::api::DiskError;
 use crate::config::Policy;
 use crate::counts::Counts;
+use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::DonorState;
 use crate::state::memory::Memory;
@@ -124,7 +125,8 @@ impl State {
     fn unflushed_status(&self) -> Option<UnflushedStatus> {
         let (since_ns, why) = self.unflushed.first()?;
         let open = |memory: &Memory| {
-            memory.counts().iter().zip(&memory.safe).map(|(all, safe)| u64::from(all - safe)).sum::<u64>()
+            let safe = if is_planted(Bug::UnflushedStored) { &memory.stored } else { &memory.safe };
+            memory.counts().iter().zip(safe).map(|(all, safe)| u64::from(all - safe)).sum::<u64>()
         };
         let blocks = self.groups.memories().map(|(_, memory)| open(memory)).sum();
         Some(UnflushedStatus { ns: self.now_ns.saturating_sub(since_ns), why: why.clone(), blocks })
@@ -174,7 +176,7 @@ impl State {
         // A dead group counts while what took its blocks' place is not safe.
         let degraded = groups().filter(|group| {
             !group.is_in_memory()
-                && (group.live() > 0 || group.killed() > horizon)
+                && (group.live() > 0 || (group.killed() > horizon && !is_planted(Bug::DeadUntold)))
                 && (group.incomplete().is_some()
                     || group.is_damaged()
                     || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))

@@ -36,23 +36,52 @@ const OF_CHECKPOINTS: [Bug; 11] = [
     Bug::LookForgotten,
 ];
 /// Bugs of the leases, which lives of several clients show.
-const OF_OWNERS: [Bug; 5] =
-    [Bug::TakeoverAtOnce, Bug::LeaseUnchecked, Bug::LeaseNotRenewed, Bug::QuorumSmall, Bug::DonorUnnumbered];
+const OF_OWNERS: [Bug; 8] = [
+    Bug::TakeoverAtOnce,
+    Bug::LeaseUnchecked,
+    Bug::LeaseNotRenewed,
+    Bug::QuorumSmall,
+    Bug::DonorUnnumbered,
+    Bug::RenewedAtEnd,
+    Bug::LateRenewed,
+    Bug::TakenLate,
+];
 /// Rules whose breach no life shows yet. They were taken for caught for as long as the switch turned on another bug beside each of
 /// them; lives that show them are still to be written. `SHOAL_BUG` tries one.
-const UNSEEN: [Bug; 4] = [Bug::CheckpointTrimDropped, Bug::PlaceReused, Bug::MovedForgotten, Bug::TrimmedUnheld];
+const UNSEEN: [Bug; 13] = [
+    Bug::CheckpointTrimDropped,
+    Bug::PlaceReused,
+    Bug::MovedForgotten,
+    Bug::TrimmedUnheld,
+    Bug::UnflushedStored,
+    Bug::TriedTold,
+    Bug::MendedUnstored,
+    Bug::UnreadDamaged,
+    Bug::LateUnerased,
+    Bug::DeadUntold,
+    Bug::EpochSmall,
+    Bug::DrainedEarly,
+    Bug::WaitingUntold,
+];
 /// Seeds of lives that show one of them.
 const CHECKPOINT_TELLING: [u64; 1] = [578];
 const CHECKPOINT_BRIEF_TELLING: [u64; 2] = [54, 317];
 
 /// Bugs about damage and what is told of it, and of donors that are only missing.
-const OF_TRUTH: [Bug; 6] = [
+const OF_TRUTH: [Bug; 13] = [
     Bug::LateReused,
     Bug::MissingForgotten,
     Bug::RebuildUnchecked,
     Bug::CopyUnchecked,
     Bug::DamageIgnored,
     Bug::ParityUnscrubbed,
+    Bug::UnflushedStored,
+    Bug::TriedTold,
+    Bug::MendedUnstored,
+    Bug::UnreadDamaged,
+    Bug::OpenUnscrubbed,
+    Bug::DeadUntold,
+    Bug::WaitingUntold,
 ];
 
 type Life = fn(u64) -> Result<(), DiskError>;

@@ -6,6 +6,7 @@
 //! counts; the first failure is told until a flush with a target as high has ended. Left out: trying again (`reflush`).
 
 use crate::api::DiskError;
+use crate::planted::{Bug, is_planted};
 
 /// Between two tries (ns).
 const AGAIN_NS: u64 = 1_000_000_000;
@@ -37,8 +38,14 @@ impl Unflushed {
         self.0.take_if(|failed| failed.target <= target);
     }
 
+    /// Was a failed flush to cover as much?
+    pub fn covers(&self, target: u64) -> bool {
+        self.0.as_ref().is_some_and(|failed| target <= failed.target)
+    }
+
     /// A try has ended, however.
     pub fn tried(&mut self, now_ns: u64) {
+        self.0.take_if(|_| is_planted(Bug::TriedTold));
         self.0.iter_mut().for_each(|failed| failed.again_ns = now_ns + AGAIN_NS);
     }
 

@@ -154,6 +154,9 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             state.groups[index].mend(place);
             state.erase_later(member, first_sequence);
         } else {
+            if is_planted(Bug::MendedUnstored) {
+                state.groups[index].mend(place);
+            }
             state.erase_later(target, first_sequence);
         }
     }

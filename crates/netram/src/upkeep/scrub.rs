@@ -25,6 +25,7 @@ const NONE: usize = usize::MAX;
 pub(crate) async fn scrubber(core: Arc<Core>) {
     loop {
         match core.until(State::next_to_scrub).await {
+            Step::Close if is_planted(Bug::OpenUnscrubbed) => {}
             Step::Close => close_open(&core).await,
             Step::Look(index) => scrub(&core, index).await,
         }
@@ -68,7 +69,8 @@ async fn scrub(core: &Arc<Core>, index: u32) {
     rest.enter_damage(state, index, id);
     for (unit, member) in rest.members.iter().enumerate() {
         // It was read, and its header is not what was written.
-        if rest.units[unit].is_some() && rest.headers[unit].is_none() {
+        let was_read = rest.units[unit].is_some() || (is_planted(Bug::UnreadDamaged) && member.count > 0);
+        if was_read && rest.headers[unit].is_none() {
             state.found_damage(index, id, unit, *member, HEADER_ROW);
         }
     }

@@ -116,6 +116,8 @@ struct Client {
     /// Where it led when it was read last: the connection that is written to.
     connected: Vec<usize>,
     lost_until: Vec<u64>,
+    /// How much longer its writes to an address travel.
+    lags: Vec<u64>,
     /// Donors that it does without.
     dismissed: Vec<bool>,
 }
@@ -145,6 +147,7 @@ impl World {
             id[0] = number as u8;
             let way: Vec<usize> = (0..donors).collect();
             let (connected, lost_until, dismissed) = (way.clone(), vec![0; donors], vec![false; donors]);
+            let lags = vec![0; donors];
             let rate = 960 + random.below(80);
             let (stopped_until, jumped, renewals, renewed_at) = (0, random.below(1 << 40), 1, 0);
             let state = State::Away;
@@ -159,6 +162,7 @@ impl World {
                 way,
                 connected,
                 lost_until,
+                lags,
                 dismissed,
             }
         };
@@ -197,6 +201,11 @@ impl World {
     /// The way to a donor is lost, for this client.
     pub fn loses(&mut self, client: usize, address: usize, until: u64) {
         self.clients[client].lost_until[address] = until;
+    }
+
+    /// What a client writes to an address arrives so much later.
+    pub fn lags(&mut self, client: usize, address: usize, by: u64) {
+        self.clients[client].lags[address] = by;
     }
 
     /// An address leads to another donor.
@@ -315,7 +324,8 @@ impl World {
 
     fn write(&mut self, client: usize, address: usize, place: usize, lease: Lease, what: For) {
         if !self.is_lost(client, address) {
-            let (donor, when) = (self.clients[client].connected[address], self.now + self.delay());
+            let lag = self.clients[client].lags[address];
+            let (donor, when) = (self.clients[client].connected[address], self.now + lag + self.delay());
             self.at(when, Event::Write { client, address, donor, place, lease: Box::new(lease), what });
         }
     }
@@ -514,12 +524,15 @@ pub fn life(seed: u64) -> Result<u64, String> {
 type Scene = (&'static str, fn() -> Result<(), String>);
 
 /// Named lives that show one rule each.
-pub const SCENES: [Scene; 5] = [
+pub const SCENES: [Scene; 8] = [
     ("a client that takes over waits for the former one's term", taken_over),
     ("a client that stood still acknowledges nothing when it goes on", stood_still),
     ("a live client is seen although a donor hangs", a_donor_hangs),
     ("a client that reaches too few donors does not enter", reaches_few),
     ("two addresses of one donor do not count as two", two_addresses),
+    ("a renewal counts from its beginning", answered_late),
+    ("a client that was late does not go on where another one asks", late_and_asked),
+    ("a donor that takes a lease late does not count", taken_late),
 ];
 
 fn verdict(world: &mut World) -> Result<(), String> {
@@ -594,4 +607,56 @@ fn two_addresses() -> Result<(), String> {
     world.run_until(30 * SECOND);
     demand(world.owns(1), &format!("the second client has no disk: {:?}", world.refused(1)))?;
     verdict(&mut world)
+}
+
+/// The first client stops with a renewal on its way, and hears of it when another one has entered.
+fn answered_late() -> Result<(), String> {
+    for moment in 0..50 {
+        let mut world = World::new(11, 3, 1, 2);
+        world.latency = 64 * MS;
+        world.comes(0, 0, false);
+        world.run_until(5 * SECOND + moment * 10 * MS);
+        demand(world.owns(0), "the first client has no disk")?;
+        world.stops(0, 20 * SECOND);
+        world.comes(6 * SECOND, 1, false);
+        world.run_until(40 * SECOND);
+        demand(world.owns(1), "the second client has no disk")?;
+        verdict(&mut world)?;
+    }
+    Ok(())
+}
+
+/// The first client goes on at about the moment at which another one, which has waited for its end, looks for the last time.
+fn late_and_asked() -> Result<(), String> {
+    for moment in 0..100 {
+        let mut world = World::new(8, 3, 1, 2);
+        world.latency = 64 * MS;
+        world.comes(0, 0, false);
+        world.run_until(5 * SECOND);
+        demand(world.owns(0), "the first client has no disk")?;
+        world.stops(0, 10 * SECOND + moment * 20 * MS);
+        world.comes(5 * SECOND, 1, false);
+        world.run_until(30 * SECOND);
+        verdict(&mut world)?;
+    }
+    Ok(())
+}
+
+/// One donor takes the second client's lease at the end of the wait. Of the two that took it before, one was met twice.
+fn taken_late() -> Result<(), String> {
+    for moment in 0..50 {
+        let mut world = World::new(9, 3, 1, 2);
+        world.latency = MS;
+        world.comes(0, 0, false);
+        world.run_until(5 * SECOND);
+        demand(world.owns(0), "the first client has no disk")?;
+        world.leads(1, 1, 0);
+        world.lags(1, 2, 4 * SECOND + moment * 20 * MS);
+        world.comes(6 * SECOND, 1, true);
+        world.run_until(7 * SECOND);
+        world.lags(1, 2, 0);
+        world.run_until(30 * SECOND);
+        verdict(&mut world)?;
+    }
+    Ok(())
 }
