@@ -210,6 +210,8 @@ fn the_report_says_what_is_so() {
     assert!(worse.iter().any(|one| one.well > 0) && worse.iter().any(|one| one.well == 0), "{worse:?}");
     let waiting: u64 = lives("half forgotten", 60, world::truth::half_forgotten).into_iter().sum();
     assert!(waiting > 0, "no block waited for a donor");
+    let unflushed: u64 = lives("unflushed", 60, world::truth::unflushed).into_iter().sum();
+    assert!(unflushed > 100, "{unflushed} reports after a failed flush prove little");
     assert!(well > 200 && damaged > 500, "{well} reports and {damaged} damaged blocks prove little");
 }
 
@@ -228,6 +230,16 @@ fn lives_that_failed_once_do_not_fail_again() {
         if let Err(error) = world::brief::brief(seed) {
             panic!("brief: seed {seed}: {error:.800}");
         }
+    }
+    // A scrub passed over what a donor refused to give back.
+    for seed in [5, 58] {
+        if let Err(error) = world::truth::told(seed) {
+            panic!("told: seed {seed}: {error:.800}");
+        }
+    }
+    // A flush that failed at once was tried again for ever, at the same moment.
+    if let Err(error) = world::truth::half_forgotten(7).and(world::truth::unflushed(5)) {
+        panic!("half forgotten and unflushed: {error:.800}");
     }
     if let Err(error) = world::oracle::with(|| world::unkind::everything(578)) {
         panic!("everything with checkpoints: seed 578: {error:.800}");

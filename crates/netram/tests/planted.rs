@@ -100,6 +100,7 @@ fn a_true_one(seed: u64) -> Result<(), DiskError> {
     world::paces::paces(seed)?;
     world::truth::half_forgotten(seed)?;
     world::truth::worse(seed)?;
+    world::truth::unflushed(seed)?;
     world::truth::told(seed).map(|_| ())
 }
 

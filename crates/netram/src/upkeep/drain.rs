@@ -18,10 +18,8 @@ use crate::state::donors::DonorState;
 use crate::state::group::Group;
 use crate::state::retry::requeue;
 use crate::task::{Core, pause};
+use crate::upkeep::repair::FLUSH_AGAIN_NS;
 use crate::upkeep::stuck::give_up_drains;
-
-/// A flush that failed is tried again after so long (ns).
-const FLUSH_AGAIN_NS: u64 = 1_000_000_000;
 
 /// Moves everything off a donor; it is not used any more afterwards.
 pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {

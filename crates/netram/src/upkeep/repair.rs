@@ -19,12 +19,14 @@ use crate::state::place::Member;
 use crate::state::retry::needs_repair;
 use crate::state::room::{NOTE_UNITS, RESERVE_UNITS};
 use crate::state::unit::Head;
-use crate::task::Core;
+use crate::task::{Core, pause};
 use crate::upkeep::empty::empty;
 use crate::upkeep::rebuild::{copy, look_at_damaged, rebuild};
 
 /// After what time a drain that waits for room looks again (ns).
 const ROOM_NS: u64 = 100_000_000;
+/// A flush that failed is tried again after so long (ns).
+pub(crate) const FLUSH_AGAIN_NS: u64 = 1_000_000_000;
 
 /// Flushes when the queue is through: repair is over only when the moved blocks are safe. Runs as long as the disk.
 pub(crate) async fn guardian(core: Arc<Core>) {
@@ -40,6 +42,9 @@ pub(crate) async fn guardian(core: Arc<Core>) {
                 state.let_go_of_doubted();
             }
             state.wake();
+        } else {
+            // With too few donors for long it fails at once: without a pause this would never let go of the engine.
+            pause(&core, FLUSH_AGAIN_NS).await;
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Rules: of each sealed group all units are read, with their headers. Data blocks are compared with their checksums, parity
 //! with what it must be; what does not match is entered as damage, and repaired like any other. A unit that does not answer
-//! is not damaged. Left out: when (`state::scrubs`), the repair (`repair`).
+//! is not damaged; its donor is asked again, for some seconds. Left out: when (`state::scrubs`), the repair (`repair`).
 
 use std::sync::Arc;
 
@@ -10,8 +10,9 @@ use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::requests::send::send;
 use crate::state::State;
+use crate::state::place::Member;
 use crate::state::scrubs::Step;
-use crate::task::Core;
+use crate::task::{Core, pause};
 use crate::upkeep::rebuild::{Rest, rest};
 
 /// Stands for a unit's header among the rows of its group.
@@ -20,14 +21,19 @@ const HEADER_ROW: usize = u8::MAX as usize;
 const CLOSING_NS: u64 = 10_000_000_000;
 /// In place of a member: none is left out.
 const NONE: usize = usize::MAX;
+/// How often a group is read of which a donor that is there refuses a unit, and after what time (ns); twice as long each time.
+const TRIES: u32 = 6;
+const AGAIN_NS: u64 = 100_000_000;
 
 /// Runs as long as the disk.
 pub(crate) async fn scrubber(core: Arc<Core>) {
+    // Of a donor that refuses everything, not every group is waited for.
+    let mut most = TRIES;
     loop {
         match core.until(State::next_to_scrub).await {
             Step::Close if is_planted(Bug::OpenUnscrubbed) => {}
             Step::Close => close_open(&core).await,
-            Step::Look(index) => scrub(&core, index).await,
+            Step::Look(index) => most = if scrub_in_tries(&core, index, most).await { TRIES } else { 0 },
         }
     }
 }
@@ -54,13 +60,26 @@ async fn close_open(core: &Arc<Core>) {
     .await;
 }
 
-async fn scrub(core: &Arc<Core>, index: u32) {
+/// Looks at a group, again where a donor refuses: what was not read may be damaged, and a scrub says that it is not. False if it was
+/// refused at all tries.
+async fn scrub_in_tries(core: &Arc<Core>, index: u32, most: u32) -> bool {
+    for tries in 0..most {
+        if scrub(core, index).await {
+            return true;
+        }
+        pause(core, AGAIN_NS << tries).await;
+    }
+    scrub(core, index).await
+}
+
+/// Looks at a group. False if a donor that is there refused to give back a unit.
+async fn scrub(core: &Arc<Core>, index: u32) -> bool {
     let id = {
         let state = &*core.lock();
         let group = &state.groups[index];
         // What opening found incomplete is repaired anyhow; what is dead is freed.
         if !group.exists() || group.is_in_memory() || group.incomplete().is_some() || group.live() == 0 {
-            return;
+            return true;
         }
         group.id
     };
@@ -77,6 +96,10 @@ async fn scrub(core: &Arc<Core>, index: u32) {
     for (unit, row) in wrong_parity(&rest) {
         state.found_damage(index, id, unit, rest.members[unit], row);
     }
+    let is_unread = |(member, unit): (&Member, &Option<Vec<u8>>)| {
+        unit.is_none() && member.exists() && member.count > 0 && !state.donors[member.donor as usize].is_absent()
+    };
+    !rest.members.iter().zip(&rest.units).any(is_unread)
 }
 
 /// Rows of parity units that are not what the data say, where all of these are as they were written.

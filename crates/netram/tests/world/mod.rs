@@ -119,6 +119,8 @@ pub struct World {
     ghosts: Vec<ghost::Ghost>,
     /// Sectors may have `later` values.
     unsettled: bool,
+    /// The last flush that failed, and what it was to make safe, until one that came later has ended.
+    failed_flush: Option<(u64, Vec<usize>)>,
 }
 
 /// What comes while a new client still looks for what is where.
@@ -165,6 +167,7 @@ impl World {
             unkind: unkind::Unkind::default(),
             ghosts: Vec::new(),
             unsettled: false,
+            failed_flush: None,
         };
         for _ in 0..donors {
             world.new_donor(donor_bytes);
@@ -257,6 +260,9 @@ impl World {
                     }
                     return if self.unkind.is_on { Ok(()) } else { Err(error) };
                 }
+                if let Pending::Flush { target } = pending {
+                    self.failed_flush = Some((ticket, target));
+                }
                 self.errors.push(error);
                 return Ok(());
             }
@@ -310,6 +316,7 @@ impl World {
                 for (sector, target) in self.sectors.iter_mut().zip(target) {
                     sector.promised = sector.promised.max(target);
                 }
+                self.failed_flush.take_if(|(failed, _)| *failed < ticket);
             }
         }
         Ok(())

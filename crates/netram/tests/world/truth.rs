@@ -5,16 +5,20 @@
 //! in the report after a scrub, and mended when the report says so. Left out: what happens to a disk (the lives).
 
 use shoal_media::Request;
-use shoal_netram::{Action, Config, DiskError, DonorError, DonorOp, DonorState, Engine, Policy, Trouble as Why};
+use shoal_netram::{
+    Action, Config, DiskError, DonorError, DonorOp, DonorState, DonorStatus, Engine, Policy, Trouble as Why,
+};
 use shoal_sim::Random;
 
+use super::unkind::Tears;
 use super::{FRONT, SECTOR, World, fill, random_config};
 
 impl World {
-    /// Reads every sector on a copy of the donors without one of them: how many are not what was flushed.
-    fn missing_without(&self, without: usize) -> Result<usize, DiskError> {
+    /// Reads every sector on a copy of the donors without one of them: how many are older than the value at the index in `from`. Those
+    /// that stand still go on when the client dies.
+    fn missing_without(&self, without: usize, from: &[usize]) -> Result<usize, DiskError> {
         let mut memories: Vec<Vec<u8>> = self.donors.iter().map(|donor| donor.bytes.clone()).collect();
-        let is_there = |n: usize| n != without && self.donors[n].is_there();
+        let is_there = |n: usize| n != without && self.donors[n].alive;
         let given = (0..self.donors.len()).filter(|&n| self.donors[n].alive);
         let given = given.map(|n| (self.info(n), is_there(n).then(|| memories[n][..FRONT].to_vec())));
         let config = Config { patience_ms: 60_000, ..self.config.clone() };
@@ -37,9 +41,9 @@ impl World {
                     match action {
                         Action::Complete { ticket, result } => {
                             left -= 1;
-                            let sector = &self.sectors[ticket as usize - 1];
+                            let number = ticket as usize - 1;
                             // A write that failed may have been done.
-                            let allowed = &sector.values[sector.acknowledged - 1..];
+                            let allowed = &self.sectors[number].values[from[number]..];
                             let is_right = |found: Vec<u8>| allowed.iter().any(|&value| found == fill(value));
                             wrong += usize::from(!result.is_ok_and(is_right));
                         }
@@ -71,17 +75,49 @@ impl World {
         if !says_all_is_well || status.parity_units == 0 {
             return Ok(false);
         }
+        let from: Vec<usize> = self.sectors.iter().map(|sector| sector.acknowledged - 1).collect();
+        self.can_do_without_any(&from)?;
+        Ok(true)
+    }
+
+    /// At any moment, while the report says that all is well: is everything that was flushed there if the client dies now and any
+    /// donor does not come back?
+    fn compare_at_once(&mut self) -> Result<bool, DiskError> {
+        // What a donor does in part while another one is lost may be more than parity gives back.
+        if self.donors.iter().any(|donor| donor.trouble.tears == Tears::Anywhere) {
+            return Ok(false);
+        }
+        let status = self.engine().status();
+        let is_there =
+            |donor: &DonorStatus| matches!(donor.state, DonorState::Active | DonorState::Lost | DonorState::Drained);
+        let says_all_is_well = status.ready
+            && status.epoch_stored
+            && status.groups_degraded == 0
+            && status.damage.unrepaired == 0
+            && status.blocks_unprotected == 0
+            && status.repair.is_none()
+            && status.donors.iter().all(is_there);
+        if !says_all_is_well || status.parity_units == 0 {
+            return Ok(false);
+        }
+        let from: Vec<usize> = self.sectors.iter().map(|sector| sector.promised).collect();
+        self.can_do_without_any(&from)?;
+        Ok(true)
+    }
+
+    fn can_do_without_any(&mut self, from: &[usize]) -> Result<(), DiskError> {
         for number in self.counting() {
             let donor = self.numbers[number as usize];
-            let wrong = self.missing_without(donor)?;
+            let wrong = self.missing_without(donor, from)?;
             if wrong > 0 {
+                let status = self.engine().status();
                 let text = format!(
                     "{wrong} sectors would be lost with donor {donor}, of which the report says nothing: {status:?}"
                 );
                 return Err(World::fault(text));
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// At the end of a life: all is flushed; then what the report says is so.
@@ -98,13 +134,66 @@ impl World {
         Ok(())
     }
 
-    /// Everything is read and compared, and what is found repaired as far as it can be.
-    pub(super) fn scrub(&mut self) -> Result<(), DiskError> {
+    /// After a flush has failed: does the report count all that is in memory alone, and say nothing only when all of it is safe?
+    fn compare_unflushed(&mut self) -> Result<bool, DiskError> {
+        let status = self.engine().status();
+        let (counting, block) = (self.counting(), self.config.block_bytes as usize / SECTOR);
+        match (&status.unflushed, &self.failed_flush) {
+            (None, None) => Ok(false),
+            (Some(_), None) => {
+                Err(World::fault(format!("a failed flush is told after one that came later has ended: {status:?}")))
+            }
+            (None, Some((_, target))) => match self.missing_without(usize::MAX, target)? {
+                0 => Ok(false),
+                wrong => {
+                    Err(World::fault(format!("{wrong} sectors of a failed flush are in memory alone: {status:?}")))
+                }
+            },
+            (Some(told), Some(_)) => {
+                let from: Vec<usize> = self.sectors.iter().map(|sector| sector.acknowledged - 1).collect();
+                let most = (told.blocks + status.blocks_unprotected) as usize * block;
+                for number in counting {
+                    let donor = self.numbers[number as usize];
+                    let wrong = self.missing_without(donor, &from)?;
+                    if wrong > most {
+                        let text = format!("{wrong} sectors are not safe without donor {donor}: {status:?}");
+                        return Err(World::fault(text));
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Everything happens that is due within this time.
+    fn passes(&mut self, ns: u64) -> Result<(), DiskError> {
+        let until = self.now + ns;
+        loop {
+            let next = self.flights.first_key_value().map(|(&(due, _), _)| due);
+            let next = [next, self.unkind.next_due()].into_iter().flatten().min();
+            if next.is_none_or(|due| due > until) {
+                break;
+            }
+            self.step()?;
+        }
+        let left = until.saturating_sub(self.now);
+        self.tick(left)
+    }
+
+    /// Everything is read and compared, and what is found repaired as far as it can be. `refusals`: donors refuse for moments meanwhile.
+    pub(super) fn scrub(&mut self, refusals: bool) -> Result<(), DiskError> {
         let (before, begin) = (self.engine().status().scrub.completed, self.now);
         let now = self.now;
         self.engine().scrub(now);
         self.collect()?;
         while self.engine().status().scrub.completed == before {
+            if refusals && self.random.below(3) == 0 {
+                let donor = self.any_donor();
+                match self.random.below(2) {
+                    0 => self.refuse_writes(donor),
+                    _ => self.refuse_reads(donor),
+                }
+            }
             self.some_steps()?;
             self.tick(50_000_000)?;
             if self.now - begin > super::HANG_NS {
@@ -157,6 +246,9 @@ impl World {
         for _ in 0..requests {
             self.random_request(block)?;
             while self.in_flight() > 6 && self.step()? {}
+            if troubles && self.random.below(10) == 0 {
+                self.compare_at_once()?;
+            }
             if troubles && self.random.below(12) == 0 {
                 let donor = self.any_donor();
                 match self.random.below(3) {
@@ -201,8 +293,11 @@ impl World {
 /// Writes, donors that stop and refuse, and bits that flip on one donor; after a scrub, or when that donor is drained, the report
 /// must be true.
 pub fn told(seed: u64) -> Result<Compared, DiskError> {
-    let (mut world, _) = redundant(seed)?;
-    let mut compared = Compared::default();
+    let (mut world, mut random) = redundant(seed)?;
+    if random.below(3) > 0 {
+        world.donors.iter_mut().for_each(|donor| donor.trouble.tears = Tears::InSuperblocks);
+    }
+    let (mut compared, mut flipped) = (Compared::default(), Vec::new());
     for round in 0..4 {
         if !world.works(40, true)? {
             return Ok(compared);
@@ -212,6 +307,7 @@ pub fn told(seed: u64) -> Result<Compared, DiskError> {
         let number = counting[world.random.below(counting.len() as u64) as usize];
         let donor = world.numbers[number as usize];
         world.flips(donor)?;
+        flipped.push(donor);
         let can_leave = counting.len() > world.config.parity as usize + 1 && world.engine().drain_room(number).fits();
         if round == 3 && can_leave {
             // All of it is compared on its way.
@@ -223,15 +319,15 @@ pub fn told(seed: u64) -> Result<Compared, DiskError> {
                 return Ok(compared);
             }
         } else {
-            world.scrub()?;
+            let refusals = world.random.below(2) == 0;
+            world.scrub(refusals)?;
         }
         world.comes_to_rest()?;
         compared.damaged += world.engine().status().damage.found;
         let status = world.engine().status();
         let name = |n: usize| world.donors[world.numbers[n]].name.clone();
-        let others =
-            (0..status.donors.len()).find(|&n| status.donors[n].damaged > 0 && round == 0 && n != number as usize);
-        if let Some(other) = others {
+        let is_sound = |n: usize| !flipped.contains(&world.numbers[n]);
+        if let Some(other) = (0..status.donors.len()).find(|&n| status.donors[n].damaged > 0 && is_sound(n)) {
             return Err(World::fault(format!("{} is said to be damaged, and is not", name(other))));
         }
         if status.damage.unrepaired == 0 {
@@ -305,9 +401,73 @@ pub fn half_forgotten(seed: u64) -> Result<u64, DiskError> {
     if lost != cost.lost {
         return Err(World::fault(format!("{lost} blocks are lost, {cost:?} was said")));
     }
+    let waiting = world.count_unavailable()?;
+    if waiting != cost.waiting {
+        return Err(World::fault(format!("{waiting} blocks wait for the other donor, {cost:?} was said")));
+    }
     world.come_back(donor)?;
     world.heal()?;
     world.errors.clear();
     world.check_all()?;
     Ok(cost.waiting)
+}
+
+/// Donors go away, so that flushes fail, and come back: what the report says of it must be true, and nobody must ask again. Returns how
+/// often that was compared.
+pub fn unflushed(seed: u64) -> Result<u64, DiskError> {
+    let (mut world, mut random) = redundant(seed ^ 0xf1a5)?;
+    if !world.works(30, false)? {
+        return Ok(0);
+    }
+    let block = world.config.block_bytes as usize / SECTOR;
+    let blocks = world.sectors() / block;
+    let mut compared = 0;
+    for _ in 0..2 {
+        for _ in 0..1 + random.below(12) {
+            let many = (1 + random.below(4) as usize).min(blocks);
+            let at = random.below((blocks - many) as u64 + 1) as usize;
+            if !world.is_busy(at * block, many * block) {
+                world.write(at * block, many * block, false)?;
+            }
+            world.passes(random.below(2_000_000))?;
+        }
+        let counting = world.counting();
+        let first = random.below(counting.len() as u64) as usize;
+        let go = (0..counting.len() - world.config.parity as usize).map(|n| counting[(first + n) % counting.len()]);
+        for number in go.collect::<Vec<_>>() {
+            let donor = world.numbers[number as usize];
+            world.stop(donor, 4_000_000_000 + random.below(6_000_000_000));
+            world.passes(random.below(3_000_000))?;
+        }
+        world.flush()?;
+        for _ in 0..500 {
+            world.passes(50_000_000)?;
+            if random.below(12) == 0 {
+                compared += u64::from(world.compare_unflushed()?);
+            }
+        }
+        let status = world.engine().status();
+        if status.unflushed.is_some() && !status.full {
+            return Err(World::fault(format!("a failed flush is not made good: {status:?}")));
+        }
+        world.heal()?;
+        world.comes_to_rest()?;
+        world.errors.clear();
+        compared += u64::from(world.compare_unflushed()?);
+        world.check_all()?;
+    }
+    Ok(compared)
+}
+
+impl World {
+    /// Reads each block; how many cannot be had at the moment. Those that are lost are told as such.
+    fn count_unavailable(&mut self) -> Result<u64, DiskError> {
+        let block = self.config.block_bytes as usize / SECTOR;
+        for at in (0..self.sectors() / block * block).step_by(block) {
+            self.read(at, block)?;
+        }
+        self.settle()?;
+        let errors = std::mem::take(&mut self.errors);
+        Ok(errors.iter().filter(|error| matches!(error, DiskError::Unavailable { .. })).count() as u64)
+    }
 }

@@ -330,6 +330,11 @@ impl World {
         self.donors[donor].trouble.refuses_writes_until = self.now + self.random.below(300_000_000);
     }
 
+    /// Reads are refused for a moment.
+    pub(super) fn refuse_reads(&mut self, donor: usize) {
+        self.donors[donor].trouble.refuses_reads_until = self.now + self.random.below(300_000_000);
+    }
+
     /// The client dies, and another one opens the disk as soon as enough donors are there; sometimes it dies while it does.
     pub fn reopen(&mut self) -> Result<(), DiskError> {
         if self.unkind.ghosts && self.random.below(2) == 0 {
