@@ -351,10 +351,12 @@ impl Tenure {
     pub fn seen(&mut self, mark: u64, leases: &Leases) -> Renewal {
         let place = place_of(leases, &self.client);
         let own = leases[place].filter(|lease| lease.client == self.client);
-        // One that has not taken a lease yet has none; one that has forgotten it may have forgotten others', too.
+        let is_new = self.donors.get(&mark).is_none_or(|kept| kept.from_ns.is_none());
+        // One that has not taken a lease yet has none, or that of a former connection, which the disk has no more; one that has
+        // forgotten it may have forgotten others', too.
         let is_it = match own {
-            Some(own) => own.mark == mark,
-            None => self.donors.get(&mark).is_none_or(|kept| kept.from_ns.is_none()),
+            Some(own) => own.mark == mark || is_new && !self.donors.contains_key(&own.mark),
+            None => is_new,
         };
         if !is_it && !is_planted(Bug::DonorUnnumbered) {
             return Renewal::Stranger;

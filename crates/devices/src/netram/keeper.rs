@@ -95,6 +95,7 @@ impl Inner {
                 link.submit(Request::Trim { at: 0, len: link.geometry().bytes }, done);
                 let _ = receiver.recv_timeout(Duration::from_secs(10));
             }
+            self.ownership.lets_go(link.mark());
             info!("donor {name} is not used any more");
         }
     }
