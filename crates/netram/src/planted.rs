@@ -134,14 +134,10 @@ shoal_media::plantable! {
         UnreadDamaged,
         /// A scrub does not look at groups that are being filled.
         OpenUnscrubbed,
-        /// A unit is not erased again when a late write may have come after the erasure.
-        LateUnerased,
-        /// A dead group is not told to be degraded, although what took its blocks' place is not safe.
-        DeadUntold,
+        /// Groups with units on a donor that is missing are not told to be degraded.
+        MissingUntold,
         /// An epoch counts with one donor too few.
         EpochSmall,
-        /// A donor leaves before what was moved off it is safe.
-        DrainedEarly,
         /// What waits for other donors that are away is not told before a donor is forgotten.
         WaitingUntold,
     }

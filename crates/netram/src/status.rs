@@ -171,12 +171,13 @@ impl State {
             },
         });
         let groups = || self.groups.iter().map(|(_, group)| group);
-        let lost = |donor: u16| self.donors[donor as usize].is_absent();
+        let told = |state: DonorState| state != DonorState::Missing || !is_planted(Bug::MissingUntold);
+        let lost = |donor: u16| self.donors[donor as usize].is_absent() && told(self.donors[donor as usize].state);
         let horizon = self.horizon();
         // A dead group counts while what took its blocks' place is not safe.
         let degraded = groups().filter(|group| {
             !group.is_in_memory()
-                && (group.live() > 0 || (group.killed() > horizon && !is_planted(Bug::DeadUntold)))
+                && (group.live() > 0 || group.killed() > horizon)
                 && (group.incomplete().is_some()
                     || group.is_damaged()
                     || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))

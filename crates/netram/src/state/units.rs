@@ -385,11 +385,7 @@ impl Units {
         let erased = taint.erased;
         self.tainted.remove(&unit);
         // It may have been done after the unit was erased.
-        match erased {
-            Some(_) if is_planted(Bug::LateUnerased) => self.put_free(unit, true),
-            Some(first_sequence) => self.erase_later(unit, first_sequence),
-            None => {}
-        }
+        erased.into_iter().for_each(|first_sequence| self.erase_later(unit, first_sequence));
     }
 
     pub fn is_tainted(&self, unit: u32) -> bool {

@@ -10,12 +10,10 @@ use shoal_format::ram::SLOTS_BYTES;
 
 use crate::api::{DonorId, DonorOp, Purpose};
 use crate::membership::epochs::new_epoch;
-use crate::planted::{Bug, is_planted};
 use crate::requests::send::send;
 use crate::requests::write::flush;
 use crate::state::State;
 use crate::state::donors::DonorState;
-use crate::state::group::Group;
 use crate::state::retry::requeue;
 use crate::task::{Core, pause};
 use crate::upkeep::repair::FLUSH_AGAIN_NS;
@@ -33,7 +31,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             let state = &mut *core.lock();
             state.repairs.no_drain_waits();
             requeue(state);
-            state.groups.are_on(donor) && !has_left(state, donor)
+            state.groups.are_on(donor)
         };
         if !left || is_over(&core.lock(), donor) {
             // One that went away meanwhile is excluded by itself, unless it is back before that.
@@ -45,7 +43,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             if !there.await {
                 return;
             }
-            if !core.lock().groups.are_on(donor) || has_left(&core.lock(), donor) {
+            if !core.lock().groups.are_on(donor) {
                 break;
             }
             continue;
@@ -77,12 +75,6 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
     };
     // It is empty already; a failure changes nothing.
     let _ = erasing.await;
-}
-
-/// Nothing that lives is on the donor, safe elsewhere or not: for the planted bug.
-fn has_left(state: &State, donor: DonorId) -> bool {
-    let lives = |group: &Group| group.is_on(donor) && (group.live() > 0 || group.is_in_memory());
-    is_planted(Bug::DrainedEarly) && !state.groups.iter().any(|(_, group)| lives(group))
 }
 
 /// From now on the donor takes nothing new; open groups on it are sent as they are. False if it is not in use.

@@ -36,13 +36,14 @@ pub(crate) async fn guardian(core: Arc<Core>) {
             due.then(|| state.repairs.flush_begins())
         })
         .await;
+        let begun = core.lock().now_ns;
         if flush(&core).await.is_ok() {
             let state = &mut *core.lock();
             if state.repairs.flush_ended() && state.found.doubts.is_empty() {
                 state.let_go_of_doubted();
             }
             state.wake();
-        } else {
+        } else if core.lock().now_ns == begun {
             // With too few donors for long it fails at once: without a pause this would never let go of the engine.
             pause(&core, FLUSH_AGAIN_NS).await;
         }

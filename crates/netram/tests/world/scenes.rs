@@ -20,7 +20,7 @@ const HEADER_BYTES: usize = 512;
 type Scene = (&'static str, fn() -> Result<(), DiskError>);
 
 /// All of them.
-pub const ALL: [Scene; 8] = [
+pub const ALL: [Scene; 9] = [
     ("a unit's newer header is torn", torn_header),
     ("a parity that grows is torn", torn_parity),
     ("a group with a list is being erased", erased_list),
@@ -29,6 +29,7 @@ pub const ALL: [Scene; 8] = [
     ("a parity returns with a block that was not there", absent_block),
     ("a donor that joins is seen by nobody else", unseen_birth),
     ("no donor knows the new epoch", unknown_epoch),
+    ("one donor knows the new epoch", half_known),
 ];
 
 fn world(donors: usize) -> Result<World, DiskError> {
@@ -255,6 +256,42 @@ fn unknown_epoch() -> Result<(), DiskError> {
         }
         world.settle()?;
         world.reads_all(&format!("without donor {leaves}"))?;
+    }
+    Ok(())
+}
+
+/// A donor alone has a block that no flush covered. It is away at the next opening, of which another donor refuses to be told. If something
+/// is served all the same, the third donor, which alone knows that the first one is no source, dies.
+fn half_known() -> Result<(), DiskError> {
+    for (returns, knows) in pairs(3) {
+        let refuses = 3 - returns - knows;
+        let scene = format!("{returns} is away, {refuses} refuses");
+        let mut world = world(3)?;
+        world.write(0, 1, true)?;
+        world.settle()?;
+        world.write(1, 1, false)?;
+        world.flush()?;
+        world.lets(|flight| flight.donor == returns)?;
+        world.client_leaves(Fate::Nothing);
+        world.leaves(returns);
+        world.refuse_all_of_writes(refuses, 60_000_000_000);
+        let there: Vec<usize> = (0..3).collect();
+        world.open(&there)?;
+        world.ask_for_all()?;
+        world.lets(|flight| is_read(flight) || is_superblock(flight))?;
+        let is_served = !world.is_pinning();
+        world.refuse_all_of_writes(refuses, 0);
+        let trouble = &mut world.donors[returns].trouble;
+        (trouble.stopped, trouble.away) = (false, !is_served);
+        if is_served {
+            world.client_leaves(Fate::Nothing);
+            world.donors[knows].alive = false;
+            world.opens_again(&scene)?;
+        } else {
+            world.come_back(returns)?;
+            world.settle()?;
+            world.reads_all(&scene)?;
+        }
     }
     Ok(())
 }

@@ -330,6 +330,12 @@ impl World {
         self.donors[donor].trouble.refuses_writes_until = self.now + self.random.below(300_000_000);
     }
 
+    /// Writes are refused for so long, and nothing of them is done.
+    pub(super) fn refuse_all_of_writes(&mut self, donor: usize, for_ns: u64) {
+        let trouble = &mut self.donors[donor].trouble;
+        (trouble.refuses_writes_until, trouble.tears) = (self.now + for_ns, Tears::Nowhere);
+    }
+
     /// Reads are refused for a moment.
     pub(super) fn refuse_reads(&mut self, donor: usize) {
         self.donors[donor].trouble.refuses_reads_until = self.now + self.random.below(300_000_000);
