@@ -18,7 +18,7 @@ const SEEDS: u64 = 1000;
 /// Brief lives, which are tried before.
 const BRIEF_SEEDS: u64 = 3000;
 /// Seeds of lives that show a rare bug; they are tried first.
-const TELLING: [u64; 10] = [1846, 510, 533, 44, 23, 38, 1, 9, 36, 57];
+const TELLING: [u64; 11] = [1846, 510, 533, 44, 23, 38, 1, 9, 36, 57, 119];
 const BRIEF_TELLING: [u64; 9] = [80, 24, 49, 53, 157, 815, 1009, 1867, 2193];
 
 /// Bugs that only disks with checkpoints have.
