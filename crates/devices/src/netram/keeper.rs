@@ -182,6 +182,10 @@ impl Inner {
         if self.ownership.is_anothers(&one.front) {
             return debug!("donor {donor}: another client's lease");
         }
+        // One that the disk does without by now is wiped, and joins anew.
+        if self.disk.donor_of(&one.front).is_some() && self.ownership.has_gone_back(&one.front) {
+            return debug!("donor {donor} has forgotten what it was told last");
+        }
         if !one.link.is_fenced() {
             // Requests sent through former connections arrive first.
             std::thread::sleep(LATE);

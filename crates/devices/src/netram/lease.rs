@@ -7,6 +7,7 @@
 //! The first half of a client's id stands for the lock file it holds: a client that holds the same file knows that the
 //! others are dead. Left out: the rules of leases (`shoal_netram::ownership`).
 
+use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::fs::File;
 use std::hash::{Hash, Hasher};
@@ -70,6 +71,8 @@ pub(super) struct Ownership {
     timed: AtomicBool,
     /// Marks of donors that turned out to be others.
     strangers: Mutex<Vec<u64>>,
+    /// By mark, the newest lease that was taken through each connection.
+    taken: Mutex<HashMap<u64, u64>>,
 }
 
 impl Permit for Ownership {
@@ -175,7 +178,7 @@ impl Ownership {
         let written: Completion = Box::new(move |result| {
             let Some(link) = to.upgrade() else { return };
             if result.is_ok() {
-                link.has_lease(lease.renewed);
+                this.has_taken(&link, lease.renewed);
                 let mut tenure = this.tenure.lock();
                 tenure.renewed(lease.mark, from_ns, asked, boottime_ns());
                 this.publish(&tenure);
@@ -189,8 +192,20 @@ impl Ownership {
     pub(super) fn leave(&self, link: &DonorLink) -> Outcome<()> {
         let lease = self.lease(link, self.epoch(), LeaseClaim::Owns, false);
         link.write_from(LEASE_AT as u64, &lease.encode()).during("lease of a donor")?;
-        link.has_lease(lease.renewed);
+        self.has_taken(link, lease.renewed);
         Ok(())
+    }
+
+    fn has_taken(&self, link: &DonorLink, renewed: u64) {
+        link.has_lease(renewed);
+        self.taken.lock().insert(link.mark(), renewed);
+    }
+
+    /// Has this donor, found through a new connection, forgotten the last lease that it took through its former one, as a restored snapshot has?
+    pub(super) fn has_gone_back(&self, front: &[u8]) -> bool {
+        let leases = Lease::of_front(front, &self.uuid);
+        let own = leases.iter().flatten().find(|lease| lease.client == self.client);
+        own.is_some_and(|own| self.taken.lock().get(&own.mark).is_some_and(|renewed| own.renewed < *renewed))
     }
 
     /// Has another client been on this donor since?
@@ -362,6 +377,7 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
         reads_until_ns: AtomicU64::new(0),
         timed: AtomicBool::new(links.iter().any(|link| !link.is_fenced())),
         strangers: Mutex::default(),
+        taken: Mutex::default(),
     };
     let own_marks = links.iter().map(|link| link.mark()).collect();
     let mut entry = Entry::new(wish.client, wish.takeover, wish.quorum, own_marks);
@@ -406,7 +422,7 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                 let answers = ask_all(&links, requests.collect());
                 taken = answers.iter().map(Option::is_some).collect();
                 let noted = links.iter().zip(&leases).zip(&taken).filter(|(_, taken)| **taken);
-                noted.for_each(|((link, lease), _)| link.has_lease(lease.renewed));
+                noted.for_each(|((link, lease), _)| ownership.has_taken(link, lease.renewed));
                 Came::Written(taken.iter().zip(own).map(|(taken, (_, belongs))| *taken && *belongs).collect())
             }
             Step::Wait { ns } => {
