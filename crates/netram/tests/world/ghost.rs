@@ -1,24 +1,24 @@
 //! A second client: the former one is not dead, it stood still, and goes on when another one has the disk.
 //!
 //! What it had on its way is delivered late, as that of a dead client. When it goes on it hears that its connections are over, answer by
-//! answer; then that the disk was taken over. Rules: nothing that it was asked for and had not done counts as done from then on, everything is answered,
-//! it asks donors for nothing more, and its report says what happened. What it would do to donors before it hears of it is
-//! refused there (donors of ours), or not sent, since its lease is over (`tests/clients`).
+//! answer; then that the disk was taken over. Rules: no write or flush that it had not done is done from then on, everything is answered, and
+//! it asks donors for nothing more. Reads that it had all answers for may end; the live disk answers those with an error (`Disk`). What it would
+//! do to donors before it hears of it is refused there (donors of ours), or not sent, since its lease is over (`tests/clients`).
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use shoal_media::Request;
 use shoal_netram::{Action, DiskError, DonorError, Engine, Trouble as Why};
 
-use super::{Flight, SECTOR, World};
+use super::{Flight, Pending, SECTOR, World};
 
 /// A client that stands still.
 pub struct Ghost {
     engine: Engine,
     /// What it waits for from donors.
     asked: Vec<u64>,
-    /// Requests that it has not answered.
-    pending: BTreeSet<u64>,
+    /// Requests that it has not answered; do they change anything, or promise?
+    pending: BTreeMap<u64, bool>,
 }
 
 impl World {
@@ -27,7 +27,9 @@ impl World {
         let engine = self.engine.take().expect("a client runs");
         let flights: Vec<Flight> = std::mem::take(&mut self.flights).into_values().collect();
         let asked = flights.iter().map(|flight| flight.ticket).collect();
-        let pending = std::mem::take(&mut self.pending).into_keys().collect();
+        let pending = std::mem::take(&mut self.pending).into_iter();
+        let changes = |pending: &Pending| matches!(pending, Pending::Write { .. } | Pending::Flush { .. });
+        let pending = pending.map(|(ticket, (_, pending))| (ticket, changes(&pending))).collect();
         self.ghosts.push(Ghost { engine, asked, pending });
         self.leave_behind(flights);
     }
@@ -50,7 +52,7 @@ impl World {
                 for request in [Request::Read { at, buffer: vec![0; SECTOR] }, Request::Flush] {
                     let ticket = self.next_ticket;
                     self.next_ticket += 1;
-                    ghost.pending.insert(ticket);
+                    ghost.pending.insert(ticket, matches!(request, Request::Flush));
                     ghost.engine.submit(ticket, request, now);
                 }
                 ghost.engine.taken_over(now);
@@ -81,10 +83,10 @@ impl Ghost {
                 }
                 Action::Donor { ticket, .. } => self.asked.push(ticket),
                 Action::Complete { ticket, result } => {
-                    if !self.pending.remove(&ticket) {
+                    let Some(changes) = self.pending.remove(&ticket) else {
                         return Err(World::fault(format!("ticket {ticket} of a former client was completed twice")));
-                    }
-                    if heard && result.is_ok() {
+                    };
+                    if heard && changes && result.is_ok() {
                         return Err(World::fault(format!("a former client has done ticket {ticket}")));
                     }
                 }
