@@ -404,8 +404,7 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
             Step::Write { claim, epoch, released } => {
                 // It may have stood still: what it read says nothing any more.
                 if boottime_ns().saturating_sub(from_ns) > 2 * PATIENCE.as_nanos() as u64 && !released {
-                    let again = Failure::new("network RAM disk", "opening it took too long").remedy("try again");
-                    return Err(again);
+                    return Err(Failure::new("network RAM disk", "opening it took too long").remedy("try again"));
                 }
                 let leases: Vec<Lease> =
                     links.iter().map(|link| ownership.lease(link, epoch, claim, released)).collect();

@@ -209,6 +209,21 @@ impl World {
         self.tick(left)
     }
 
+    /// Reads each block; those that are lost fail, all others must be right.
+    pub(super) fn count_lost(&mut self, block: usize) -> Result<u64, DiskError> {
+        for at in (0..self.sectors() / block * block).step_by(block) {
+            self.read(at, block)?;
+        }
+        self.settle()?;
+        let errors = std::mem::take(&mut self.errors);
+        let is_lost = |error: &&DiskError| matches!(error, DiskError::Lost { .. });
+        // Writes before this may have found no room.
+        match errors.iter().find(|error| !is_lost(error) && **error != DiskError::NoSpace) {
+            Some(error) => Err(error.clone()),
+            None => Ok(errors.iter().filter(is_lost).count() as u64),
+        }
+    }
+
     /// Everything is read and compared, and what is found repaired as far as it can be. `refusals`: donors refuse for moments meanwhile.
     pub(super) fn scrub(&mut self, refusals: bool) -> Result<(), DiskError> {
         let (before, begin) = (self.engine().status().scrub.completed, self.now);

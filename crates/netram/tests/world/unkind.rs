@@ -707,23 +707,6 @@ pub fn forgetting(seed: u64) -> Result<u64, DiskError> {
     Ok(failed)
 }
 
-impl World {
-    /// Reads each block; those that are lost fail, all others must be right.
-    fn count_lost(&mut self, block: usize) -> Result<u64, DiskError> {
-        for at in (0..self.sectors() / block * block).step_by(block) {
-            self.read(at, block)?;
-        }
-        self.settle()?;
-        let errors = std::mem::take(&mut self.errors);
-        let is_lost = |error: &&DiskError| matches!(error, DiskError::Lost { .. });
-        // Writes before this may have found no room.
-        match errors.iter().find(|error| !is_lost(error) && **error != DiskError::NoSpace) {
-            Some(error) => Err(error.clone()),
-            None => Ok(errors.iter().filter(is_lost).count() as u64),
-        }
-    }
-}
-
 fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskError> {
     let mut random = Random::new(seed);
     let (mut config, donors) = random_config(&mut random);
