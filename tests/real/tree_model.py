@@ -207,7 +207,15 @@ class Tree:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             return b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
         finally:
+            self.close_of_refused(fd)
+
+    def close_of_refused(self, fd):
+        """Each close of a file tells that a page of it was refused, until it is written again or cut off."""
+        try:
             os.close(fd)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self.writeback:
+                raise
 
     def adopt(self, node):
         """After a close or sync that failed: its file's pages are of some moment since the last one."""
@@ -231,7 +239,8 @@ class Tree:
         for first in range(0, len(found), PAGE):
             piece = found[first : first + PAGE]
             choices = [version[first : first + PAGE].ljust(PAGE, b"\0") for version in versions]
-            choices += node.pages.get(first // PAGE, []) if self.writeback else []
+            earlier = node.pages.get(first // PAGE, []) if self.writeback else []
+            choices += [page.ljust(PAGE, b"\0") for page in earlier]
             if any(piece == choice[: len(piece)] for choice in choices):
                 continue
             zeros = max(map(len, versions)) > len(versions[0]) and first + PAGE > len(versions[0])
@@ -331,7 +340,7 @@ class Tree:
                         raise Lost(f"copy_file_range of {source}: ended after {done} of {length}")
                     done += step
             finally:
-                os.close(from_fd)
+                self.close_of_refused(from_fd)
 
         return self.change(f"copy {length} of {source} at {start} to {name} at {at} of {len(node.data)}", name, self.open_on(name, os.O_RDWR, work),
                            node, at, data, max(len(node.data), at + length))  # fmt: skip
@@ -354,7 +363,7 @@ class Tree:
             os.close(fd)
 
         def call():
-            # A store to a page of a dead mount is a SIGBUS.
+            # A store to a page of a dead mount is a SIGBUS. The child's end closes what is kept, too.
             pid = os.fork()
             if pid == 0:
                 try:
@@ -554,7 +563,7 @@ class Tree:
                     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 self.same(f"{name} from {at}", read(fd, length, at), bytes(node.data[at : at + length]))
             finally:
-                os.close(fd)
+                self.close_of_refused(fd)
 
         return Op(f"read {name} {length} at {at}", call, lambda: None, settle=lambda: None)
 
@@ -590,7 +599,12 @@ class Tree:
     def close_all(self):
         while self.kept:
             _, fd, node = self.kept.pop()
-            os.close(fd)
+            try:
+                os.close(fd)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self.writeback or not node:
+                    raise
+                self.adopt(node)
             if node:
                 node.promised()
 

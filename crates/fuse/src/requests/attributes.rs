@@ -62,8 +62,9 @@ impl Requests {
                 Err(error) => return answer(Err(error)),
             }
         }
-        if let (Some(size), Some(zeros)) = (change.size, &self.zeros) {
-            zeros.cut(ino, size);
+        if let Some(size) = change.size {
+            self.refused.cut(ino, size);
+            self.zeros.iter().for_each(|zeros| zeros.cut(ino, size));
         }
         let gathers = self.gathers();
         let writer = (gathers && convert::are_written_times(asked)).then(|| self.gathered.writer(ino));

@@ -69,6 +69,11 @@ impl Requests {
         }
         let cleared = killer.map_or(Ok(()), |asker| self.clear_set_id(asker, ino));
         let gathers = self.gathers();
+        let (refused, len) = ((gathers && is_page).then(|| self.refused.clone()), data.len());
+        let answer = move |outcome: Outcome<usize>| {
+            refused.iter().for_each(|refused| refused.written(ino, at, len, &outcome));
+            answer(outcome);
+        };
         let writer = if gathers && is_page { self.gathered.writer(ino) } else { Writer::Program };
         let write = || timed(gathers, || shoal_fs::without_flush(|| self.fs.write_of(writer, ino, at, data)));
         let write = || with_room(self.lane.as_ref(), write);
@@ -84,6 +89,9 @@ impl Requests {
     }
 
     pub fn fsync(&self, ino: Ino, answer: impl FnOnce(Outcome<()>) + Send + 'static) {
+        if let Err(error) = self.refused.check(ino) {
+            return answer(Err(error));
+        }
         self.syncer.fsync(ino, move |outcome| answer(outcome.map_err(Errno::from)));
     }
 

@@ -16,12 +16,14 @@
 //! | `attributes` | attributes, set-id bits, extended attributes, chattr's flags |
 //! | `data` | reading, writing, room, syncs |
 //! | `gathered` | pages that are written back to files with flags of chattr |
+//! | `refused` | pages that were written back and not stored |
 //! | `zeros` | holes, and what the kernel may have stored there |
 
 mod attributes;
 mod data;
 mod gathered;
 mod names;
+mod refused;
 mod zeros;
 
 use std::sync::Arc;
@@ -41,6 +43,7 @@ pub(crate) use attributes::AttributeChange;
 pub(crate) use data::Copy;
 use gathered::Gathered;
 pub(crate) use names::{Created, Entry};
+use refused::Refused;
 use zeros::Zeros;
 
 pub(crate) type Outcome<T> = Result<T, Errno>;
@@ -115,6 +118,7 @@ pub(crate) struct Requests {
     /// None where the kernel gathers writes: then nothing is known of its page cache.
     zeros: Option<Arc<Zeros>>,
     gathered: Gathered,
+    refused: Arc<Refused>,
     /// Uid 0 is the machine's root, not that of a user namespace.
     trusts_root: bool,
     agreed: Agreed,
@@ -131,10 +135,23 @@ impl Requests {
         kernel: Box<dyn Channel>,
     ) -> Requests {
         let zeros = (!agreed.has(init_flags::WRITEBACK_CACHE)).then(Arc::default);
-        let gathered = Gathered::default();
+        let (gathered, refused) = (Gathered::default(), Arc::default());
         let trusts_root = std::fs::read_link(OWN_NAMESPACE).is_ok_and(|name| name.as_os_str() == FIRST_NAMESPACE);
         let xattrs = options.xattrs;
-        Requests { fs, syncer, waiters, readers, kernel, lane: None, xattrs, zeros, gathered, trusts_root, agreed }
+        Requests {
+            fs,
+            syncer,
+            waiters,
+            readers,
+            kernel,
+            lane: None,
+            xattrs,
+            zeros,
+            gathered,
+            refused,
+            trusts_root,
+            agreed,
+        }
     }
 
     /// The same where FORGETs come by a lane of their own.
@@ -154,7 +171,7 @@ impl Requests {
             return Err(Errno::NOSYS);
         }
         self.gathered.flushed(ino, asker.pid);
-        Ok(())
+        self.refused.check(ino)
     }
 
     /// OPEN of a file: flags for the answer, unless the kernel can do without.

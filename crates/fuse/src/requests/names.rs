@@ -62,6 +62,7 @@ impl Requests {
         self.fs.forget(ino, count);
         if self.gathers() && !self.fs.is_held(ino) {
             self.gathered.forgotten(ino);
+            self.refused.forgotten(ino);
         }
         if let Some(zeros) = &self.zeros {
             zeros.forget(ino, || self.fs.is_held(ino));
