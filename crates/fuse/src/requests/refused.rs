@@ -32,6 +32,8 @@ impl Refused {
         let (stored, why) = match outcome {
             Ok(stored) if files.is_empty() && *stored >= len => return,
             Ok(stored) => (*stored as u64, Errno::from(shoal_fs::Error::NoSpace)),
+            // A flag of chattr forbids it for good: nothing is missing that could come.
+            Err(Errno::PERM) => return,
             Err(why) => (0, *why),
         };
         let (stored_to, end) = (at + stored, at + len as u64);
@@ -89,6 +91,8 @@ mod tests {
         let (refused, ino, other) = (Refused::default(), Ino::new(7), Ino::new(8));
         let no_room = || Errno::from(shoal_fs::Error::NoSpace);
         refused.written(ino, 4096, 8192, &Ok(8192));
+        assert_eq!(refused.check(ino), Ok(()));
+        refused.written(ino, 4096, 8192, &Err(Errno::PERM));
         assert_eq!(refused.check(ino), Ok(()));
         refused.written(ino, 4096, 8192, &Err(no_room()));
         assert_eq!((refused.check(ino), refused.check(other)), (Err(no_room()), Ok(())));
