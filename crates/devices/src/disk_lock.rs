@@ -1,8 +1,7 @@
 //! A lock for each disk, whatever describes it: two processes that open one disk would destroy it.
 //!
-//! Rules: it is by the disk's uuid, so that another description of the disk, or a copy of it, opens no second time; a server's export
-//! is known by its address alone. The lock is seen by
-//! processes of this user on this machine. Left out: what keeps others out, where anything can (leases, claims, marks of stores).
+//! Rules: the lock is named by the disk's uuid, so that another description of the disk, or a copy of it, opens no second time. An export of
+//! a server has no uuid: its address names the lock. Processes of this user on this machine see it. Left out: what keeps others out, where anything can (leases, claims, marks of stores).
 
 use std::fmt::Display;
 use std::fs::{self, File};

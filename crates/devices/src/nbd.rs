@@ -150,7 +150,7 @@ impl Name for NbdName {
 }
 
 impl NbdName {
-    /// Stands for the address and the export, however they are reached.
+    /// The address and the export, short enough for a file name. Another spelling of a host is another address.
     fn address_id(&self) -> String {
         let place = match &self.uri.place {
             Place::Unix { path } => path.canonicalize().unwrap_or_else(|_| path.clone()).display().to_string(),

@@ -375,12 +375,12 @@ impl Lease {
         std::array::from_fn(|_| chunks.next().and_then(Lease::decode))
     }
 
-    /// The same of one disk.
+    /// The leases on a donor, of one disk; `bytes` begin at [`LEASE_AT`].
     pub fn all(bytes: &[u8], disk: &[u8; 16]) -> Leases {
         Lease::of_any(bytes).map(|lease| lease.filter(|lease| lease.uuid == *disk))
     }
 
-    /// The same by the first bytes of a donor.
+    /// The leases of one disk in `front`, the first bytes of a donor.
     pub fn of_front(front: &[u8], disk: &[u8; 16]) -> Leases {
         Lease::all(front.get(LEASE_AT..).unwrap_or_default(), disk)
     }

@@ -232,7 +232,7 @@ impl Fs {
         self.write_of(Writer::Program, ino, at, bytes)
     }
 
-    /// The same for any writer: pages of a kernel that gathers writes may begin in front of what is new.
+    /// Writes for `writer`. Pages that a kernel has gathered may begin in front of the bytes that are new.
     pub fn write_of(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
         let (mut done, append_only) = self.with_room(|| self.write_once(writer, ino, at, bytes))?;

@@ -46,7 +46,7 @@ impl FileFlags {
     }
 }
 
-/// What a directory's new files and directories get of its flags, as on ext4 and XFS.
+/// The flags that a directory hands down to files and directories made in it, as on ext4 and XFS.
 pub(crate) fn handed_down(dir: &Inode) -> u8 {
     dir.flags & (INODE_NO_DUMP | INODE_NO_ATIME)
 }

@@ -11,7 +11,7 @@ use crate::protocol::layout::SetattrIn;
 use crate::protocol::setattr;
 
 const NS: i128 = 1_000_000_000;
-/// What a change of attributes may name.
+/// The bits of a request that each name an attribute to be changed.
 const NAMED: u32 = setattr::MODE
     | setattr::UID
     | setattr::GID

@@ -352,8 +352,8 @@ impl Tenure {
         let place = place_of(leases, &self.client);
         let own = leases[place].filter(|lease| lease.client == self.client);
         let is_new = self.donors.get(&mark).is_none_or(|kept| kept.from_ns.is_none());
-        // One that has not taken a lease yet has none, or that of a former connection, which the disk has no more; one that has
-        // forgotten it may have forgotten others', too.
+        // Before the first renewal through a connection its donor has no lease of this client, or the one that a former connection left.
+        // A donor that has forgotten this client's lease may have forgotten other clients', too.
         let is_it = match own {
             Some(own) => own.mark == mark || is_new && !self.donors.contains_key(&own.mark),
             None => is_new,

@@ -259,22 +259,26 @@ fn at_whatever_step_a_client_dies_the_next_one_finds_what_was_flushed() {
     println!("{deaths} deaths");
 }
 
+type Faults = std::collections::BTreeMap<&'static str, u64>;
+
+/// Runs a hundred lives; the faults in all of them.
+fn faults(name: &str, life: fn(u64) -> Result<Faults, DiskError>) -> Faults {
+    let mut all = Faults::new();
+    for life in lives(name, 100, life) {
+        life.into_iter().for_each(|(fault, many)| *all.entry(fault).or_default() += many);
+    }
+    println!("{all:?}");
+    all
+}
+
 #[test]
 fn in_an_unkind_world_a_flushed_block_is_what_was_written_or_its_read_fails() {
-    let mut faults = std::collections::BTreeMap::new();
-    for life in lives("everything", 100, world::unkind::everything) {
-        life.into_iter().for_each(|(fault, many)| *faults.entry(fault).or_insert(0) += many);
-    }
-    println!("{faults:?}");
+    faults("everything", world::unkind::everything);
 }
 
 #[test]
 fn a_client_that_goes_on_beside_a_newer_one_does_nothing() {
-    let mut faults = std::collections::BTreeMap::new();
-    for life in lives("clients", 100, world::unkind::clients) {
-        life.into_iter().for_each(|(fault, many)| *faults.entry(fault).or_insert(0) += many);
-    }
-    println!("{faults:?}");
+    let faults = faults("clients", world::unkind::clients);
     let count = |fault| faults.get(fault).copied().unwrap_or(0);
     let alone = std::env::var("SHOAL_SEED").is_ok();
     assert!(alone || count("client stands still") > 100 && count("report compared") > 40, "{faults:?} proves little");

@@ -182,7 +182,7 @@ impl Inner {
         if self.ownership.is_anothers(&one.front) {
             return debug!("donor {donor}: another client's lease");
         }
-        // One that the disk does without by now is wiped, and joins anew.
+        // A donor that an epoch has excluded meanwhile is wiped below, and joins anew.
         if self.disk.donor_of(&one.front).is_some() && self.ownership.has_gone_back(&one.front) {
             return debug!("donor {donor} has forgotten what it was told last");
         }

@@ -203,8 +203,7 @@ impl Ownership {
 
     /// Has this donor, found through a new connection, forgotten the last lease that it took through its former one, as a restored snapshot has?
     pub(super) fn has_gone_back(&self, front: &[u8]) -> bool {
-        let leases = Lease::of_front(front, &self.uuid);
-        let own = leases.iter().flatten().find(|lease| lease.client == self.client);
+        let own = own_lease(&Lease::of_front(front, &self.uuid), &self.client);
         own.is_some_and(|own| self.taken.lock().get(&own.mark).is_some_and(|renewed| own.renewed < *renewed))
     }
 
@@ -275,7 +274,7 @@ fn read_all(links: &[&DonorLink], disk: Option<&[u8; 16]>) -> Vec<Option<Leases>
     all.into_iter().map(|bytes| bytes.map(decoded)).collect()
 }
 
-/// What a client asks for when it opens a disk.
+/// The disk that a client opens, and on which terms.
 pub(super) struct Wish<'a> {
     pub(super) client: ClientId,
     pub(super) uuid: &'a [u8; 16],
@@ -462,9 +461,14 @@ fn refusal_of(refusal: Refusal, own: &[(&Reached, bool)], wish: &Wish) -> Failur
     }
 }
 
-/// The mark in this client's lease on a donor.
+/// This client's lease among those on a donor.
+fn own_lease(leases: &Leases, client: &ClientId) -> Option<Lease> {
+    leases.iter().flatten().find(|lease| lease.client == *client).copied()
+}
+
+/// The mark in it.
 fn own_mark(leases: &Leases, client: &ClientId) -> Option<u64> {
-    leases.iter().flatten().find(|lease| lease.client == *client).map(|lease| lease.mark)
+    own_lease(leases, client).map(|lease| lease.mark)
 }
 
 /// A donor that is another one under another address: it shows that one's mark.

@@ -55,7 +55,7 @@ const REQUEST_BYTES_MIN: u32 = 128 << 10;
 /// Requests in the background, and those in however little memory.
 const BACKGROUND_MAX: u16 = 64;
 const BACKGROUND_MIN: u16 = 8;
-/// One request may take this part of the memory, and all in the background this one.
+/// The memory divided by these is the most that one request takes, and the most that all requests in the background take.
 const REQUEST_PART: u64 = 512;
 const BACKGROUND_PART: u64 = 16;
 

@@ -1,8 +1,8 @@
 //! Pages that the kernel had gathered, and that the store refused: for want of room, mostly.
 //!
-//! The kernel tells of a refused page once: to whoever syncs or closes the file next. That may be a child which a program has started
-//! and which ends: its end closes all that it inherited. The program's own close would then be told that all is well. So it is
-//! refused here, and a sync too, for as long as something of the file is not stored.
+//! The kernel reports a refused page once, to the process that syncs or closes the file next. A child of the program is such a process: when
+//! it ends, all files that it inherited are closed. The program's own close would then succeed. So each close and each sync of the file
+//! fails here, for as long as something of it is not stored.
 //!
 //! Rules: what is written again, or cut off, is not missing any more. Left out: what the kernel shows of such a page.
 
@@ -26,7 +26,7 @@ struct Missing {
 pub(super) struct Refused(Mutex<HashMap<Ino, Missing>>);
 
 impl Refused {
-    /// A page, or several, of `len` bytes from `at` on: so many of them are stored, or none.
+    /// The kernel has written back `len` bytes from `at` on; `outcome` is how many of them are stored.
     pub fn written(&self, ino: Ino, at: u64, len: usize, outcome: &Result<usize, Errno>) {
         let mut files = self.0.lock();
         let (stored, why) = match outcome {

@@ -27,7 +27,7 @@ const AGAIN_NS: u64 = 100_000_000;
 
 /// Runs as long as the disk.
 pub(crate) async fn scrubber(core: Arc<Core>) {
-    // Of a donor that refuses everything, not every group is waited for.
+    // A donor that refuses everything holds the scrub up at one group, not at each.
     let mut most = TRIES;
     loop {
         match core.until(State::next_to_scrub).await {

@@ -176,17 +176,23 @@ fn torn_superblock() -> Result<(), DiskError> {
     Ok(())
 }
 
+/// Three donors, of which this one alone has a block that no flush covered. Their client is dead.
+fn unflushed_on(donor: usize) -> Result<World, DiskError> {
+    let mut world = world(3)?;
+    world.write(0, 1, true)?;
+    world.settle()?;
+    world.write(1, 1, false)?;
+    world.flush()?;
+    world.lets(|flight| flight.donor == donor)?;
+    world.client_leaves(Fate::Nothing);
+    Ok(world)
+}
+
 /// A donor alone has a block that no flush covered. It is away at the next opening, which therefore reads what was there before,
 /// and returns. Its client dies before anything else was written.
 fn news() -> Result<(), DiskError> {
     for returns in 0..3 {
-        let mut world = world(3)?;
-        world.write(0, 1, true)?;
-        world.settle()?;
-        world.write(1, 1, false)?;
-        world.flush()?;
-        world.lets(|flight| flight.donor == returns)?;
-        world.client_leaves(Fate::Nothing);
+        let mut world = unflushed_on(returns)?;
         world.returns_late(returns)?;
         world.opens_again(&format!("returned {returns}"))?;
     }
@@ -266,13 +272,7 @@ fn half_known() -> Result<(), DiskError> {
     for (returns, knows) in pairs(3) {
         let refuses = 3 - returns - knows;
         let scene = format!("{returns} is away, {refuses} refuses");
-        let mut world = world(3)?;
-        world.write(0, 1, true)?;
-        world.settle()?;
-        world.write(1, 1, false)?;
-        world.flush()?;
-        world.lets(|flight| flight.donor == returns)?;
-        world.client_leaves(Fate::Nothing);
+        let mut world = unflushed_on(returns)?;
         world.leaves(returns);
         world.refuse_all_of_writes(refuses, 60_000_000_000);
         let there: Vec<usize> = (0..3).collect();
