@@ -63,10 +63,16 @@ impl Requests {
             }
         }
         if let Some(size) = change.size {
-            self.refused.cut(ino, size);
             self.zeros.iter().for_each(|zeros| zeros.cut(ino, size));
         }
         let gathers = self.gathers();
+        let cut = change.size.filter(|_| gathers).map(|size| (self.refused.clone(), size));
+        let answer = move |outcome: Outcome<Attr>| {
+            if let (Ok(_), Some((refused, size))) = (&outcome, cut) {
+                refused.cut(ino, size);
+            }
+            answer(outcome);
+        };
         let writer = (gathers && convert::are_written_times(asked)).then(|| self.gathered.writer(ino));
         let work = move |fs: &Fs| match writer {
             Some(writer) => Ok(told(fs.set_written_times(writer, ino, &change)?, gathers)),
