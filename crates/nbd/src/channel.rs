@@ -109,6 +109,12 @@ impl Channel {
         self.socket.shutdown(Shutdown::Write);
     }
 
+    /// What has not reached the peer yet never will, once the connection is closed. Otherwise the kernel would go on sending it, for minutes.
+    pub(crate) fn forget_unsent(&self) {
+        // It fails only for a socket that is not connected any more.
+        let _ = sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
+    }
+
     /// Says goodbye to a refused peer, and reads what it still sends: closing over unread bytes would make the kernel
     /// throw away the refusal before the peer reads it.
     pub(crate) fn linger(&self, deadline: Instant) {

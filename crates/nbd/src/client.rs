@@ -233,6 +233,10 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
+        if self.lost().is_some() {
+            // Its requests were repeated on another connection, or done elsewhere.
+            self.channel.forget_unsent();
+        }
         let head = RequestHeader { flags: 0, command: CMD_DISC, cookie: 0, at: 0, len: 0 }.encode();
         self.shared.outbox.push(Frame { head, ..Frame::default() });
         self.shared.outbox.flush();

@@ -3,7 +3,8 @@
 //!
 //! Each case is a byte stream written by hand; the client must answer with a typed error within its time-outs.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc;
 use std::thread;
@@ -16,7 +17,7 @@ use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{Client, ClientOptions, ConnectError, Lost};
 
 /// The handshake of an honest server, except for the flags and sizes given.
-fn shake_hands(stream: &mut UnixStream, structured: bool, bytes: u64, sizes: BlockSizes) {
+fn shake_hands(stream: &mut (impl Read + Write), structured: bool, bytes: u64, sizes: BlockSizes) {
     let mut out = vec![];
     encode_greeting(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES, &mut out);
     stream.write_all(&out).unwrap();
@@ -214,6 +215,29 @@ fn a_reply_to_a_cookie_answered_before_loses_the_connection_for_the_next_request
     let error = shoal_media::read(&client, 8192, &mut buffer).unwrap_err();
     assert!(Lost::of(&error).unwrap().why.contains("not in flight"), "a used slot has a new cookie: {error}");
     assert_eq!(buffer, [1; 512], "and the caller's buffer is untouched");
+}
+
+/// What the server has not received of a connection that was given up must not come later, when newer requests have been answered.
+#[test]
+fn a_connection_given_up_sends_nothing_more() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let uri = format!("nbd://{}/", listener.local_addr().unwrap()).parse().unwrap();
+    let (gone, is_gone) = mpsc::channel::<()>();
+    let server = thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        shake_hands(&mut stream, true, 64 * MIB, SIZES);
+        // Stands still until the client has left.
+        is_gone.recv().unwrap();
+        std::io::copy(&mut stream, &mut std::io::sink())
+    });
+    let options = ClientOptions { request_timeout: Duration::from_millis(300), ..ClientOptions::default() };
+    let client = Client::connect(&uri, &options).unwrap();
+    let error = shoal_media::write(&client, 0, &vec![7; 32 * MIB as usize]).unwrap_err();
+    assert!(Lost::of(&error).is_some(), "{error}");
+    drop(client);
+    gone.send(()).unwrap();
+    let end = server.join().unwrap();
+    assert_eq!(end.map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
 }
 
 #[test]

@@ -48,7 +48,13 @@ const REFUSED_DOUBLED_MAX: u32 = 6;
 pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result: &Answer) {
     let now = state.now_ns;
     let donor = &mut state.donors[asked.donor as usize];
-    donor.answered_ns = now;
+    let answered_ns = std::mem::replace(&mut donor.answered_ns, now);
+    if result.is_ok() && donor.units.answers(now.saturating_sub(answered_ns)) {
+        state.measure_room();
+        state.shortage.may_have_room();
+        state.wake();
+    }
+    let donor = &mut state.donors[asked.donor as usize];
     if result.is_ok() {
         donor.pace.answered(now.saturating_sub(asked.asked_ns));
     }

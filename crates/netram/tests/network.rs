@@ -200,6 +200,13 @@ fn slow_and_silent_donors_change_nothing() {
     assert!(unanswered > 100 && slow > 10, "{unanswered} writes and {slow} slow donors prove little");
 }
 
+/// A server that is not ours may do what a broken connection left behind. Its units are not used for a while, and then again.
+#[test]
+fn connections_that_break_again_and_again_use_up_no_room() {
+    let uncertain: u64 = lives("breaks", 6, world::paces::breaks).into_iter().sum();
+    assert!(uncertain > 5000, "{uncertain} uncertain writes prove little");
+}
+
 /// What the report says of redundancy and damage is so: every donor can be done without when it says that all is well.
 #[test]
 fn the_report_says_what_is_so() {

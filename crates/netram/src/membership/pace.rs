@@ -112,8 +112,8 @@ impl State {
     }
 }
 
-/// Asks donors that are set aside for a sector, to see how fast they are, and those that owe the answer to a write, to see whether they
-/// answer anything. Runs as long as the disk.
+/// Asks donors that are set aside for a sector, to see how fast they are; those that owe the answer to a write, and those of which a broken
+/// connection may still be at work, to see whether they answer anything. Runs as long as the disk.
 pub(crate) async fn prober(core: Arc<Core>) {
     let mut last_ns = 0;
     loop {
@@ -127,7 +127,8 @@ pub(crate) async fn prober(core: Arc<Core>) {
                 let is_asked = |&number: &usize| {
                     let donor = &state.donors[number];
                     let is_aside = donor.state == DonorState::Active && donor.pace.aside().is_some();
-                    is_aside || (!donor.is_absent() && late.contains(&(number as DonorId)))
+                    let owes = late.contains(&(number as DonorId)) || donor.units.is_quarantined();
+                    is_aside || (!donor.is_absent() && owes)
                 };
                 let asked: Vec<usize> = (0..state.donors.len()).filter(is_asked).collect();
                 (!asked.is_empty()).then_some(asked)

@@ -105,8 +105,9 @@ fn place(
         return Some(Placed::Failed(error));
     }
     if state.is_beyond_room(block) {
-        // A donor that may come back may bring room.
-        return (!state.expects()).then_some(Placed::Failed(DiskError::NoSpace));
+        // A donor that may come back may bring room, and so may units.
+        let waits = state.expects() || state.awaits_units();
+        return (!waits).then_some(Placed::Failed(DiskError::NoSpace));
     }
     if seen.is_some_and(|seen| state.map.find(block) != seen) {
         return Some(Placed::Changed);

@@ -97,6 +97,11 @@ impl State {
         self.awaits() || self.donors.iter().any(|donor| is_here(donor) && refuses(donor))
     }
 
+    /// Are there units that may be used again in some seconds, when nothing of a broken connection can reach them any more?
+    pub fn awaits_units(&self) -> bool {
+        self.donors.iter().any(|donor| !donor.is_absent() && donor.units.is_quarantined())
+    }
+
     /// Why a write that has waited since `begun_ns` waits no longer.
     pub fn gives_up(&self, begun_ns: u64) -> Option<DiskError> {
         if let Some(error) = &self.failure {

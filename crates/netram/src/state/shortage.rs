@@ -1,7 +1,7 @@
 //! The shortage of room, and the state of the work against it.
 //!
 //! Owns: [`Shortage`] and [`Leveling`]. Rules: *stuck* means that there is no room and nothing on its way that would
-//! make some; whatever may make room ends that. Left out: making room (`clean`, `stuck`, `level`).
+//! make some, or none but units that are free after a while; whatever may make room ends that. Left out: making room (`clean`, `stuck`, `level`).
 
 /// The next step for jobs that wait for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,13 +12,21 @@ pub(crate) enum Wanted {
     Room,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stuck {
+    No,
+    /// Units will be free by themselves.
+    ForNow,
+    Yes,
+}
+
 pub(crate) struct Shortage {
     /// A job found no room since this was last cleared.
     wanted: bool,
     /// Jobs that wait for room were asked again, with nothing on its way.
     asked: bool,
     narrow: bool,
-    stuck: bool,
+    stuck: Stuck,
     /// Groups that the cleaner empties.
     victims: Vec<u32>,
     cleaned_in_vain: usize,
@@ -32,7 +40,7 @@ impl Default for Shortage {
             wanted: false,
             asked: false,
             narrow: false,
-            stuck: false,
+            stuck: Stuck::No,
             victims: Vec::new(),
             cleaned_in_vain: 0,
             room_blocks: u64::MAX,
@@ -49,7 +57,7 @@ impl Shortage {
     /// The next step for jobs that want room; `quiet`: nothing is on its way.
     pub fn next(&mut self, quiet: bool) -> Wanted {
         let asked = std::mem::take(&mut self.asked);
-        if !self.wanted || self.stuck || !quiet {
+        if !self.wanted || self.stuck != Stuck::No || !quiet {
             return Wanted::Nothing;
         }
         self.wanted = false;
@@ -57,23 +65,24 @@ impl Shortage {
         if asked { Wanted::Room } else { Wanted::AskAgain }
     }
 
+    /// Are requests to be told that there is no room?
     pub fn is_stuck(&self) -> bool {
-        self.stuck
+        self.stuck == Stuck::Yes
     }
 
-    /// There is no room, and nothing on its way that would make some.
-    pub fn give_up(&mut self) {
-        self.stuck = true;
+    /// There is no room, and nothing on its way that would make some, unless `units_come`: some will be free after a while.
+    pub fn give_up(&mut self, units_come: bool) {
+        self.stuck = if units_come { Stuck::ForNow } else { Stuck::Yes };
     }
 
     /// A unit is free.
     pub fn has_unit(&mut self) {
-        self.stuck = false;
+        self.stuck = Stuck::No;
     }
 
     /// Something has changed that may make room; what cleaning itself frees does not count.
     pub fn may_have_room(&mut self) {
-        (self.stuck, self.cleaned_in_vain) = (false, 0);
+        (self.stuck, self.cleaned_in_vain) = (Stuck::No, 0);
     }
 
     /// A request got room.

@@ -3,8 +3,8 @@
 //! Owns: [`Units`] and the [`Log`]s of a donor. Rules:
 //! - A unit is in a group, free, or to be erased, and one of these only; which units are in groups, the groups know.
 //! - A unit that was written is erased before it is free again. One that a write may still reach from a dead
-//!   connection is *tainted*: it is not used again before the disk is opened anew. One with a write that was not answered in
-//!   time is tainted until the answer comes, and erased once more then.
+//!   connection is *tainted*: it is not used again before its donor has answered newer requests for `QUARANTINE_NS`. One with a write
+//!   that was not answered in time is tainted until the answer comes. Either is erased once more then.
 //! - While a checkpoint counts, a free unit that opening would not look at is *closed*: it is not taken before a list
 //!   names it.
 //!
@@ -42,11 +42,16 @@ pub(crate) struct Erase {
     pub first_sequence: u64,
 }
 
+/// A server that answers for so long does nothing more for connections that ended before (ns).
+const QUARANTINE_NS: u64 = 30_000_000_000;
+/// Answers that are further apart show nothing of the time between them (ns).
+const ANSWERS_APART_NS: u64 = 1_000_000_000;
+
 /// Why a unit may not be used again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taint {
-    /// A write of a dead connection may reach it.
-    for_good: bool,
+    /// A write of a dead connection may reach it, until the donor has answered for so long (ns, [`Units::answering_ns`]).
+    until_ns: u64,
     /// Writes that were not answered in time, nor since.
     late: u32,
     /// It was erased: lowest sequence of what its header listed.
@@ -74,6 +79,10 @@ pub(crate) struct Units {
     /// The unit whose header is being made shorter.
     cutting: Option<u32>,
     tainted: HashMap<u32, Taint>,
+    /// For how long the donor has answered while units were in quarantine.
+    answering_ns: u64,
+    /// When that of a unit ends, in order.
+    quarantine: VecDeque<(u64, u32)>,
     /// Units with changes in flight when the donor went away.
     unknown: HashSet<u32>,
 }
@@ -94,6 +103,8 @@ impl Units {
             cuts: VecDeque::new(),
             cutting: None,
             tainted: HashMap::new(),
+            answering_ns: 0,
+            quarantine: VecDeque::new(),
             unknown: HashSet::new(),
         }
     }
@@ -362,9 +373,39 @@ impl Units {
 impl Units {
     /// A write to these units may still be carried out.
     pub fn taint(&mut self, units: impl IntoIterator<Item = u32>) {
+        let until_ns = self.answering_ns + QUARANTINE_NS;
         for unit in units {
-            self.tainted.entry(unit).or_default().for_good = true;
+            self.tainted.entry(unit).or_default().until_ns = until_ns;
+            self.quarantine.push_back((until_ns, unit));
         }
+    }
+
+    /// The donor has answered, so long after its last answer. True if units are not tainted any more.
+    pub fn answers(&mut self, after_ns: u64) -> bool {
+        if self.quarantine.is_empty() || after_ns > ANSWERS_APART_NS {
+            return false;
+        }
+        self.answering_ns += after_ns;
+        let over = self.quarantine.partition_point(|&(until_ns, _)| until_ns <= self.answering_ns);
+        let over: Vec<(u64, u32)> = self.quarantine.drain(..over).collect();
+        over.iter().for_each(|&(_, unit)| self.end_taint(unit));
+        !over.is_empty()
+    }
+
+    /// Is the end of a quarantine waited for?
+    pub fn is_quarantined(&self) -> bool {
+        !self.quarantine.is_empty()
+    }
+
+    /// If no late write reaches the unit any more, it is as others are.
+    fn end_taint(&mut self, unit: u32) {
+        let is_over = |taint: &Taint| taint.late == 0 && taint.until_ns <= self.answering_ns;
+        if !self.tainted.get(&unit).is_some_and(is_over) {
+            return;
+        }
+        let erased = self.tainted.remove(&unit).and_then(|taint| taint.erased);
+        // One may have come after the unit was erased.
+        erased.into_iter().for_each(|first_sequence| self.erase_later(unit, first_sequence));
     }
 
     /// A write to this unit was not answered in time.
@@ -379,13 +420,7 @@ impl Units {
     pub fn late_answer(&mut self, unit: u32) {
         let Some(taint) = self.tainted.get_mut(&unit) else { return };
         taint.late = taint.late.saturating_sub(1);
-        if taint.late > 0 || taint.for_good {
-            return;
-        }
-        let erased = taint.erased;
-        self.tainted.remove(&unit);
-        // It may have been done after the unit was erased.
-        erased.into_iter().for_each(|first_sequence| self.erase_later(unit, first_sequence));
+        self.end_taint(unit);
     }
 
     pub fn is_tainted(&self, unit: u32) -> bool {

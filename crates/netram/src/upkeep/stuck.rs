@@ -2,7 +2,7 @@
 //!
 //! Rules: the job is asked once more first, because it may have got room. Then what waits in caches is sent; then
 //! donors that were set aside are used, lists of trims are written, abandoned groups are sent once more, new groups become narrow, and drains are given
-//! up. Only then requests are told that there is no room. Left out: cleaning (`clean`).
+//! up. Only then requests are told that there is no room, unless units will be free by themselves. Left out: cleaning (`clean`).
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ impl State {
         if !self.shortage.is_narrow() && self.width(RESERVE_UNITS) > self.plan.parity {
             self.shortage.set_narrow(true);
         } else if !give_up_drains(self) {
-            self.shortage.give_up();
+            self.shortage.give_up(self.awaits_units());
         }
     }
 }

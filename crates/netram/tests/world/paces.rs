@@ -3,9 +3,9 @@
 //! The writes are done elsewhere meanwhile, and their units are used again only when nothing can reach them any more. Left out:
 //! donors that cannot be reached (`unkind`).
 
-use shoal_netram::{Aside, DiskError, DonorOp};
+use shoal_netram::{Aside, Config, DiskError, DonorOp, Status};
 
-use super::{FRONT, World, truth};
+use super::{FRONT, Flight, World, truth};
 
 /// How late the answer is that was left out (ns), at most.
 const LATE_NS: u64 = 8_000_000_000;
@@ -65,7 +65,7 @@ pub fn paces(seed: u64) -> Result<Met, DiskError> {
         world.scrub(false)?;
         let status = world.engine().status();
         if status.damage.found > 0 {
-            return Err(World::fault(format!("a late write has gone over something: {status:?}")));
+            return Err(gone_over(&status));
         }
     }
     world.reopen()?;
@@ -73,4 +73,45 @@ pub fn paces(seed: u64) -> Result<Met, DiskError> {
     world.errors.clear();
     world.check_all()?;
     Ok(met)
+}
+
+/// Connections to servers that are not ours break with writes in flight, one every five seconds, until each unit has met that several times.
+/// Returns how many changes were in flight.
+pub fn breaks(seed: u64) -> Result<u64, DiskError> {
+    let config = Config { block_bytes: 512, buffer_blocks: 2, uuid: [7; 16], ..Config::default() };
+    let mut world = World::new(seed, config, 4, 180_000)?;
+    world.unkind.is_on = true;
+    world.donors.iter_mut().for_each(|donor| donor.trouble.fenced = false);
+    let mut uncertain = 0;
+    for _ in 0..500 {
+        for _ in 0..20 {
+            world.random_request(1)?;
+        }
+        for _ in 0..world.random.below(20) {
+            world.step()?;
+        }
+        let donor = world.any_donor();
+        let is_change = |flight: &&Flight| flight.donor == donor && !matches!(flight.op, DonorOp::Read { .. });
+        uncertain += world.flights.values().filter(is_change).count() as u64;
+        world.sever(donor)?;
+        for _ in 0..100 {
+            world.some_steps()?;
+            world.tick(50_000_000)?;
+        }
+    }
+    world.heal()?;
+    // Room for everything was there all the time.
+    if let Some(error) = world.errors.pop() {
+        return Err(error);
+    }
+    world.check_all()?;
+    world.scrub(false)?;
+    match world.engine().status() {
+        status if status.damage.found > 0 => Err(gone_over(&status)),
+        _ => Ok(uncertain),
+    }
+}
+
+fn gone_over(status: &Status) -> DiskError {
+    World::fault(format!("a late write has gone over something: {status:?}"))
 }
