@@ -36,6 +36,8 @@ shoal_media::plantable! {
         LostZeros,
         /// A unit that a late write may still reach is used again.
         TaintedReused,
+        /// It is used again at once when its server answers.
+        QuarantineShort,
         /// A block that cannot be had at the moment is given up.
         LossAtOnce,
         /// Opening does not wait until enough donors have been looked at.

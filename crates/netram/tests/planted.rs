@@ -70,6 +70,9 @@ const OF_TRUTH: [Bug; 13] = [
     Bug::WaitingUntold,
 ];
 
+/// Bugs of units that late writes may reach, which lives with broken connections show.
+const OF_QUARANTINE: [Bug; 2] = [Bug::TaintedReused, Bug::QuarantineShort];
+
 type Life = fn(u64) -> Result<(), DiskError>;
 
 fn all_kinds(seed: u64) -> Result<(), DiskError> {
@@ -88,6 +91,10 @@ fn a_true_one(seed: u64) -> Result<(), DiskError> {
     world::truth::worse(seed)?;
     world::truth::unflushed(seed)?;
     world::truth::told(seed).map(|_| ())
+}
+
+fn one_that_breaks(seed: u64) -> Result<(), DiskError> {
+    world::paces::breaks(seed).map(|_| ())
 }
 
 fn a_scene(number: u64) -> Result<(), DiskError> {
@@ -154,6 +161,7 @@ fn every_planted_bug_is_caught() {
                 let others = (0..seeds).map(|seed| (with_checkpoints as Life, seed));
                 telling.chain(brief).chain(others).collect()
             }
+            false if OF_QUARANTINE.contains(&bug) => (0..seeds).map(|seed| (one_that_breaks as Life, seed)).collect(),
             false if OF_TRUTH.contains(&bug) => (0..seeds).map(|seed| (a_true_one as Life, seed)).collect(),
             false => scenes.chain(brief_telling).chain(telling).chain(brief).chain(others).collect(),
         };

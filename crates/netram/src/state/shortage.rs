@@ -70,9 +70,14 @@ impl Shortage {
         self.stuck == Stuck::Yes
     }
 
-    /// There is no room, and nothing on its way that would make some, unless `units_come`: some will be free after a while.
-    pub fn give_up(&mut self, units_come: bool) {
-        self.stuck = if units_come { Stuck::ForNow } else { Stuck::Yes };
+    /// There is no room, and nothing on its way that would make some.
+    pub fn give_up(&mut self) {
+        self.stuck = Stuck::Yes;
+    }
+
+    /// The same, but some units will be free after a while.
+    pub fn wait_for_units(&mut self) {
+        self.stuck = Stuck::ForNow;
     }
 
     /// A unit is free.

@@ -1,8 +1,8 @@
 //! Last resorts when a job waits for room and nothing is on its way that would make some.
 //!
 //! Rules: the job is asked once more first, because it may have got room. Then what waits in caches is sent; then
-//! donors that were set aside are used, lists of trims are written, abandoned groups are sent once more, new groups become narrow, and drains are given
-//! up. Only then requests are told that there is no room, unless units will be free by themselves. Left out: cleaning (`clean`).
+//! donors that were set aside are used, lists of trims are written, and abandoned groups are sent once more. Units that
+//! are in quarantine are waited for. Then new groups become narrow, and drains are given up. Only then requests are told that there is no room. Left out: cleaning (`clean`).
 
 use std::sync::Arc;
 
@@ -59,10 +59,12 @@ impl State {
         if self.groups.in_memory().to_vec().into_iter().any(|index| revive(core, self, index)) {
             return;
         }
-        if !self.shortage.is_narrow() && self.width(RESERVE_UNITS) > self.plan.parity {
+        if self.awaits_units() {
+            self.shortage.wait_for_units();
+        } else if !self.shortage.is_narrow() && self.width(RESERVE_UNITS) > self.plan.parity {
             self.shortage.set_narrow(true);
         } else if !give_up_drains(self) {
-            self.shortage.give_up(self.awaits_units());
+            self.shortage.give_up();
         }
     }
 }

@@ -76,14 +76,18 @@ pub fn paces(seed: u64) -> Result<Met, DiskError> {
 }
 
 /// Connections to servers that are not ours break with writes in flight, one every five seconds, until each unit has met that several times.
-/// Returns how many changes were in flight.
-pub fn breaks(seed: u64) -> Result<u64, DiskError> {
+/// The client dies now and then. Returns how many changes were in flight, and how many requests of 10,000 found no room.
+pub fn breaks(seed: u64) -> Result<(u64, usize), DiskError> {
     let config = Config { block_bytes: 512, buffer_blocks: 2, uuid: [7; 16], ..Config::default() };
     let mut world = World::new(seed, config, 4, 180_000)?;
     world.unkind.is_on = true;
     world.donors.iter_mut().for_each(|donor| donor.trouble.fenced = false);
-    let mut uncertain = 0;
-    for _ in 0..500 {
+    let (mut uncertain, mut refused) = (0, 0);
+    for round in 1..=500 {
+        if round % 100 == 0 {
+            world.heal()?;
+            world.reopen()?;
+        }
         for _ in 0..20 {
             world.random_request(1)?;
         }
@@ -98,9 +102,9 @@ pub fn breaks(seed: u64) -> Result<u64, DiskError> {
             world.some_steps()?;
             world.tick(50_000_000)?;
         }
+        refused += world.errors.extract_if(.., |error| *error == DiskError::NoSpace).count();
     }
     world.heal()?;
-    // Room for everything was there all the time.
     if let Some(error) = world.errors.pop() {
         return Err(error);
     }
@@ -108,7 +112,7 @@ pub fn breaks(seed: u64) -> Result<u64, DiskError> {
     world.scrub(false)?;
     match world.engine().status() {
         status if status.damage.found > 0 => Err(gone_over(&status)),
-        _ => Ok(uncertain),
+        _ => Ok((uncertain, refused)),
     }
 }
 
