@@ -109,10 +109,11 @@ impl Channel {
         self.socket.shutdown(Shutdown::Write);
     }
 
-    /// What has not reached the peer yet never will, once the connection is closed. Otherwise the kernel would go on sending it, for minutes.
-    pub(crate) fn forget_unsent(&self) {
+    /// What the kernel does when the connection is closed, also by the death of this process, with what has not reached the peer yet: it goes
+    /// on sending it, for minutes if need be, or throws it away.
+    pub(crate) fn keep_unsent(&self, keep: bool) {
         // It fails only for a socket that is not connected any more.
-        let _ = sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
+        let _ = sockopt::set_socket_linger(&self.socket, if keep { None } else { Some(Duration::ZERO) });
     }
 
     /// Says goodbye to a refused peer, and reads what it still sends: closing over unread bytes would make the kernel

@@ -119,6 +119,8 @@ impl Client {
         let io = |source| ConnectError::Io { uri: name.clone(), source };
         let tick = (options.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
         channel.set_timeouts(Some(tick), Some(options.request_timeout)).map_err(io)?;
+        // If this process is killed, the next client may be at work before the kernel has sent what this one left.
+        channel.keep_unsent(false);
         let in_flight = InFlight::default();
         let returned = {
             let in_flight = in_flight.clone();
@@ -233,10 +235,8 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if self.lost().is_some() {
-            // Its requests were repeated on another connection, or done elsewhere.
-            self.channel.forget_unsent();
-        }
+        // Of a connection that is lost the requests were repeated on another one, or done elsewhere.
+        self.channel.keep_unsent(self.lost().is_none());
         let head = RequestHeader { flags: 0, command: CMD_DISC, cookie: 0, at: 0, len: 0 }.encode();
         self.shared.outbox.push(Frame { head, ..Frame::default() });
         self.shared.outbox.flush();

@@ -165,13 +165,13 @@ impl Disk {
         self.shared.with(|engine, now| engine.drain(donor, now));
     }
 
-    /// One more donor, empty.
-    pub fn add(&self, info: DonorInfo, device: Arc<dyn BlockDevice>) -> Result<DonorId, DiskError> {
+    /// One more donor, empty; see [`Engine::add`].
+    pub fn add(&self, info: DonorInfo, device: Arc<dyn BlockDevice>, has_past: bool) -> Result<DonorId, DiskError> {
         let (id, former) = {
             // Before anybody can ask it.
             let mut donors = self.shared.donors.write();
             let mut engine = self.shared.engine.lock();
-            let id = engine.add(info, self.shared.clock.monotonic_ns())?;
+            let id = engine.add(info, has_past, self.shared.clock.monotonic_ns())?;
             (id, put(&mut donors, id, device))
         };
         // Its drop may wait for threads that ask for other donors.

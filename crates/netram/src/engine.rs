@@ -417,13 +417,17 @@ impl Engine {
         self.run();
     }
 
-    /// A donor joins, empty.
-    pub fn add(&mut self, donor: DonorInfo, now_ns: u64) -> Result<DonorId, DiskError> {
+    /// A donor joins, empty. `has_past`: writes of former connections may still reach it, so that it gets units only after it has answered
+    /// for a while.
+    pub fn add(&mut self, donor: DonorInfo, has_past: bool, now_ns: u64) -> Result<DonorId, DiskError> {
         let id = {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
             let id = state.add_donor(donor).ok_or_else(too_many)?;
             state.donors[id as usize].state = DonorState::Joining;
+            if has_past {
+                state.donors[id as usize].units.taint_all();
+            }
             retry::try_again(state);
             epochs::new_epoch(state, true);
             state.wake();

@@ -49,7 +49,8 @@ pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result
     let now = state.now_ns;
     let donor = &mut state.donors[asked.donor as usize];
     let answered_ns = std::mem::replace(&mut donor.answered_ns, now);
-    if result.is_ok() && donor.units.answers(now.saturating_sub(answered_ns)) {
+    let is_there = !matches!(result, Err(error) if error.trouble != Trouble::Refused);
+    if is_there && donor.units.answers(now.saturating_sub(answered_ns)) {
         state.measure_room();
         state.shortage.may_have_room();
         state.wake();

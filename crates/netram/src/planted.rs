@@ -38,6 +38,8 @@ shoal_media::plantable! {
         TaintedReused,
         /// It is used again at once when its server answers.
         QuarantineShort,
+        /// A donor that joins with a past gets units at once.
+        PastForgotten,
         /// A block that cannot be had at the moment is given up.
         LossAtOnce,
         /// Opening does not wait until enough donors have been looked at.

@@ -71,7 +71,7 @@ const OF_TRUTH: [Bug; 13] = [
 ];
 
 /// Bugs of units that late writes may reach, which lives with broken connections show.
-const OF_QUARANTINE: [Bug; 2] = [Bug::TaintedReused, Bug::QuarantineShort];
+const OF_QUARANTINE: [Bug; 3] = [Bug::TaintedReused, Bug::QuarantineShort, Bug::PastForgotten];
 
 type Life = fn(u64) -> Result<(), DiskError>;
 
@@ -94,7 +94,9 @@ fn a_true_one(seed: u64) -> Result<(), DiskError> {
 }
 
 fn one_that_breaks(seed: u64) -> Result<(), DiskError> {
-    world::paces::breaks(seed).map(|_| ())
+    world::paces::breaks(seed)?;
+    world::paces::breaks_and_leaves(seed)?;
+    world::paces::breaks_and_dies(seed).map(|_| ())
 }
 
 fn a_scene(number: u64) -> Result<(), DiskError> {

@@ -43,6 +43,7 @@ pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
         inner.relieve();
         inner.see_off();
         inner.tell();
+        inner.know_their_disk();
         for donor in inner.absent() {
             if stopping.is_stopped() {
                 break;
@@ -70,6 +71,14 @@ impl Inner {
         }
     }
 
+    /// Donors that have a superblock by now: one that is found empty later has lost it, and everything else.
+    fn know_their_disk(&self) {
+        let status = self.disk.status();
+        let knows =
+            |name: &String| status.donors.iter().any(|donor| donor.name == *name && donor.state == DonorState::Active);
+        self.emptied.lock().retain(|name| !knows(name));
+    }
+
     /// Ends connections to donors that are not used any more, which gives them their memory back.
     fn let_go(&self) {
         // A donor that joined again after this look would be taken for the one that left, and lose its contents.
@@ -87,6 +96,7 @@ impl Inner {
         };
         for (name, link) in over {
             if states(&name).contains(&DonorState::Drained) && link.state() == "connected" {
+                self.emptied.lock().insert(name.clone());
                 let (sender, receiver) = std::sync::mpsc::channel();
                 let done = Box::new(move |result: Result<Vec<u8>, _>| {
                     // The wait is bounded.
@@ -222,8 +232,7 @@ impl Inner {
         if self.leaving.lock().contains_key(&name) || self.dismissed.lock().contains(&name) {
             return;
         }
-        let is_blank = one.front.iter().all(|&byte| byte == 0);
-        if !is_blank && one.disk() != Some(self.uuid) {
+        if !one.is_blank() && one.disk() != Some(self.uuid) {
             return debug!("donor {name} holds something else; `shoal donor add` takes it in");
         }
         if one.link.is_pressed() {

@@ -88,6 +88,8 @@ struct Inner {
     dismissed: Mutex<BTreeSet<String>>,
     /// Donors that are to be emptied, and dismissed then.
     leaving: Mutex<BTreeMap<String, keeper::Leaving>>,
+    /// Donors that were emptied by this process, and do not know their disk yet.
+    emptied: Mutex<BTreeSet<String>>,
     told: Mutex<told::Told>,
 }
 
@@ -149,8 +151,20 @@ impl NetramDisk {
         name.config.policy = policy;
         let name = Mutex::new(name);
         let (members, dismissed, leaving) = (Arc::default(), Mutex::default(), Mutex::default());
-        let (joining, told) = (Mutex::default(), Mutex::default());
-        let inner = Arc::new(Inner { disk, uuid, ownership, name, export, members, joining, dismissed, leaving, told });
+        let (joining, emptied, told) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let inner = Arc::new(Inner {
+            disk,
+            uuid,
+            ownership,
+            name,
+            export,
+            members,
+            joining,
+            dismissed,
+            leaving,
+            emptied,
+            told,
+        });
         for one in reached {
             inner.join(&one.donor.to_string(), one.link.clone());
         }
@@ -266,10 +280,15 @@ impl Inner {
 
     /// Takes in a donor whose contents do not matter.
     fn take_in(&self, one: &Reached) -> Outcome<()> {
+        let name = one.donor.to_string();
+        // A server that is empty, although nobody has emptied it, was started anew: nothing of its former connections is left.
+        let was_emptied = !self.emptied.lock().insert(name.clone());
+        let has_past = !one.link.is_fenced() && (was_emptied || !one.is_blank());
         one.wipe()?;
         one.link.belongs_to(self.uuid, false);
-        let name = one.donor.to_string();
-        self.disk.add(one.info(), one.device()).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
+        self.disk
+            .add(one.info(), one.device(), has_past)
+            .map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
         self.join(&name, one.link.clone());
         Ok(())
     }

@@ -58,6 +58,10 @@ impl Reached {
         self.link.clone()
     }
 
+    pub(super) fn is_blank(&self) -> bool {
+        self.front.iter().all(|&byte| byte == 0)
+    }
+
     /// An older disk's superblock would be found beside the new one's.
     pub(super) fn wipe(&self) -> Outcome<()> {
         let wiped = self.link.write_from(0, &[0; FRONT_BYTES]);

@@ -128,7 +128,7 @@ pub(crate) async fn prober(core: Arc<Core>) {
                     let donor = &state.donors[number];
                     let is_aside = donor.state == DonorState::Active && donor.pace.aside().is_some();
                     let owes = late.contains(&(number as DonorId)) || donor.units.is_quarantined();
-                    is_aside || (!donor.is_absent() && owes)
+                    !donor.is_probed && (is_aside || (!donor.is_absent() && owes))
                 };
                 let asked: Vec<usize> = (0..state.donors.len()).filter(is_asked).collect();
                 (!asked.is_empty()).then_some(asked)
@@ -138,13 +138,19 @@ pub(crate) async fn prober(core: Arc<Core>) {
             let state = &mut *core.lock();
             last_ns = state.now_ns;
             let mut ask = |number: usize| {
+                // One at a time: a donor that is slow must not get more work from this.
+                state.donors[number].is_probed = true;
                 let op = DonorOp::Read { at: 0, len: SECTOR_BYTES };
-                core.op(state, number as DonorId, op, Purpose::Upkeep)
+                (number, core.op(state, number as DonorId, op, Purpose::Upkeep))
             };
             asked.into_iter().map(&mut ask).collect()
         };
-        for op in ops {
-            core.lock().schedule.spawn(async move { drop(op.await) });
+        for (number, op) in ops {
+            let state = core.clone();
+            core.lock().schedule.spawn(async move {
+                drop(op.await);
+                state.lock().donors[number].is_probed = false;
+            });
         }
     }
 }

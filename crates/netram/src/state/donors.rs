@@ -59,6 +59,8 @@ pub(crate) struct Donor {
     /// Blocks that it gave back other than it was sent.
     pub damaged: u64,
     pub pace: Pace,
+    /// A small question to see its pace is on its way.
+    pub is_probed: bool,
 }
 
 impl Donor {
@@ -83,6 +85,7 @@ impl Donor {
             missing_since_ns: 0,
             damaged: 0,
             pace: Pace::default(),
+            is_probed: false,
         }
     }
 }

@@ -53,7 +53,8 @@ impl State {
     /// Can new units be put on it now?
     pub fn takes(&self, donor: usize) -> bool {
         let donor = &self.donors[donor];
-        donor.state == DonorState::Active && self.now_ns >= donor.refused_until_ns && donor.pace.aside().is_none()
+        let is_free = donor.pace.aside().is_none() && !donor.units.are_all_quarantined();
+        donor.state == DonorState::Active && self.now_ns >= donor.refused_until_ns && is_free
     }
 
     pub fn takers(&self) -> usize {

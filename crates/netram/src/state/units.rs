@@ -44,8 +44,8 @@ pub(crate) struct Erase {
 
 /// A server that answers for so long does nothing more for connections that ended before (ns).
 const QUARANTINE_NS: u64 = 30_000_000_000;
-/// Answers that are further apart show nothing of the time between them (ns).
-const ANSWERS_APART_NS: u64 = 1_000_000_000;
+/// An answer shows that the server was at work for so long before it (ns).
+const ANSWER_SHOWS_NS: u64 = 1_000_000_000;
 
 /// Why a unit may not be used again.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,6 +83,8 @@ pub(crate) struct Units {
     answering_ns: u64,
     /// When that of a unit ends, in order.
     quarantine: VecDeque<(u64, u32)>,
+    /// When that of all units ends: the donor has joined with a past.
+    all_until_ns: u64,
     /// Units with changes in flight when the donor went away.
     unknown: HashSet<u32>,
 }
@@ -105,6 +107,7 @@ impl Units {
             tainted: HashMap::new(),
             answering_ns: 0,
             quarantine: VecDeque::new(),
+            all_until_ns: 0,
             unknown: HashSet::new(),
         }
     }
@@ -382,19 +385,29 @@ impl Units {
 
     /// The donor has answered, so long after its last answer. True if units are not tainted any more.
     pub fn answers(&mut self, after_ns: u64) -> bool {
-        if self.quarantine.is_empty() || after_ns > ANSWERS_APART_NS {
+        if !self.is_quarantined() {
             return false;
         }
-        self.answering_ns += after_ns;
+        let were_all = self.are_all_quarantined();
+        self.answering_ns += after_ns.min(ANSWER_SHOWS_NS);
         let over = self.quarantine.partition_point(|&(until_ns, _)| until_ns <= self.answering_ns);
         let over: Vec<(u64, u32)> = self.quarantine.drain(..over).collect();
         over.iter().for_each(|&(_, unit)| self.end_taint(unit));
-        !over.is_empty()
+        !over.is_empty() || were_all != self.are_all_quarantined()
+    }
+
+    /// A write of a former connection may still be carried out, anywhere.
+    pub fn taint_all(&mut self) {
+        self.all_until_ns = self.answering_ns + if is_planted(Bug::PastForgotten) { 0 } else { QUARANTINE_NS };
     }
 
     /// Is the end of a quarantine waited for?
     pub fn is_quarantined(&self) -> bool {
-        !self.quarantine.is_empty()
+        !self.quarantine.is_empty() || self.are_all_quarantined()
+    }
+
+    pub fn are_all_quarantined(&self) -> bool {
+        self.answering_ns < self.all_until_ns
     }
 
     /// If no late write reaches the unit any more, it is as others are.
@@ -446,11 +459,11 @@ impl Units {
 
     /// Can no late write reach this unit?
     pub fn is_sure(&self, unit: u32) -> bool {
-        !self.tainted.contains_key(&unit) && !self.unknown.contains(&unit)
+        !self.are_all_quarantined() && !self.tainted.contains_key(&unit) && !self.unknown.contains(&unit)
     }
 
     /// Can no late write reach the bytes behind the units?
     pub fn is_sure_behind(&self) -> bool {
-        !self.tainted.keys().chain(&self.unknown).any(|&unit| unit >= self.count)
+        !self.are_all_quarantined() && !self.tainted.keys().chain(&self.unknown).any(|&unit| unit >= self.count)
     }
 }

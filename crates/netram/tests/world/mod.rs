@@ -496,7 +496,7 @@ impl World {
     pub fn join(&mut self, bytes: u64) {
         let donor = self.new_donor(bytes);
         let (info, now) = (self.info(donor), self.now);
-        let number = self.engine().add(info, now).expect("there are not many donors") as usize;
+        let number = self.engine().add(info, false, now).expect("there are not many donors") as usize;
         self.numbers.resize(self.numbers.len().max(number + 1), usize::MAX);
         self.numbers[number] = donor;
     }

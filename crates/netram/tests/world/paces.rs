@@ -3,14 +3,56 @@
 //! The writes are done elsewhere meanwhile, and their units are used again only when nothing can reach them any more. Left out:
 //! donors that cannot be reached (`unkind`).
 
-use shoal_netram::{Aside, Config, DiskError, DonorOp, Status};
+use shoal_netram::{Aside, Config, DiskError, DonorOp, DonorState, Status};
 
 use super::{FRONT, Flight, World, truth};
 
 /// How late the answer is that was left out (ns), at most.
 const LATE_NS: u64 = 8_000_000_000;
 
+/// The same of connections that break.
+const LATEST_NS: u64 = 25_000_000_000;
+const AWAY_NS: u64 = 8_000_000_000;
+
 impl World {
+    fn some_more(&mut self) -> Result<(), DiskError> {
+        for _ in 0..100 {
+            self.random_request(1)?;
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    /// Writes in a small part of the disk.
+    fn some_writes(&mut self, count: usize) -> Result<(), DiskError> {
+        for _ in 0..count {
+            let (at, sectors) = (self.random.below(60) as usize, 1 + self.random.below(8) as usize);
+            if !self.is_busy(at, sectors) {
+                self.write(at, sectors, false)?;
+            }
+        }
+        self.flush()
+    }
+
+    /// How many requests found no room since the last look.
+    fn without_room(&mut self) -> usize {
+        self.errors.extract_if(.., |error| *error == DiskError::NoSpace).count()
+    }
+
+    /// Time goes by.
+    fn quiet(&mut self, for_ns: u64) -> Result<(), DiskError> {
+        let until = self.now + for_ns;
+        while self.now < until {
+            let tick = self.now + 50_000_000;
+            let flight = |world: &World| world.flights.first_key_value().map(|(&(due, _), _)| due);
+            while flight(self).into_iter().chain(self.unkind.next_due()).any(|due| due < tick) {
+                self.step()?;
+            }
+            self.tick(tick.saturating_sub(self.now))?;
+        }
+        Ok(())
+    }
+
     /// How much later this operation arrives than it should.
     pub(super) fn held_up(&mut self, donor: usize, op: &DonorOp) -> u64 {
         let of = self.donors[donor].trouble.silent_of;
@@ -27,6 +69,17 @@ impl World {
 pub struct Met {
     pub unanswered: u64,
     pub slow: bool,
+}
+
+/// What a life of broken connections has met.
+#[derive(Clone, Copy, Debug)]
+pub struct Broken {
+    /// Changes that were in flight.
+    pub uncertain: u64,
+    /// Requests, of 10,000, that found no room.
+    pub refused: usize,
+    /// There was none a minute after the last break, either.
+    pub is_stuck: bool,
 }
 
 pub fn paces(seed: u64) -> Result<Met, DiskError> {
@@ -76,16 +129,34 @@ pub fn paces(seed: u64) -> Result<Met, DiskError> {
 }
 
 /// Connections to servers that are not ours break with writes in flight, one every five seconds, until each unit has met that several times.
-/// The client dies now and then. Returns how many changes were in flight, and how many requests of 10,000 found no room.
-pub fn breaks(seed: u64) -> Result<(u64, usize), DiskError> {
+/// What was in flight is carried out up to `LATEST_NS` later. A donor is away for so long, now and then, that it joins anew.
+pub fn breaks(seed: u64) -> Result<Broken, DiskError> {
+    with_breaks(seed, false)
+}
+
+/// The same, and the client dies now and then.
+pub fn breaks_and_dies(seed: u64) -> Result<Broken, DiskError> {
+    with_breaks(seed, true)
+}
+
+/// A disk on servers that are not ours.
+fn breakable(seed: u64, donors: usize) -> Result<World, DiskError> {
     let config = Config { block_bytes: 512, buffer_blocks: 2, uuid: [7; 16], ..Config::default() };
-    let mut world = World::new(seed, config, 4, 180_000)?;
+    let mut world = World::new(seed, config, donors, 180_000)?;
     world.unkind.is_on = true;
+    world.unkind.late_ns = LATEST_NS;
     world.donors.iter_mut().for_each(|donor| donor.trouble.fenced = false);
+    Ok(world)
+}
+
+fn with_breaks(seed: u64, dies: bool) -> Result<Broken, DiskError> {
+    let mut world = breakable(seed, 4)?;
     let (mut uncertain, mut refused) = (0, 0);
     for round in 1..=500 {
-        if round % 100 == 0 {
+        if dies && round % 100 == 0 {
             world.heal()?;
+            // An opening waits less than the quarantine is long.
+            world.quiet(LATEST_NS)?;
             world.reopen()?;
         }
         for _ in 0..20 {
@@ -97,14 +168,26 @@ pub fn breaks(seed: u64) -> Result<(u64, usize), DiskError> {
         let donor = world.any_donor();
         let is_change = |flight: &&Flight| flight.donor == donor && !matches!(flight.op, DonorOp::Read { .. });
         uncertain += world.flights.values().filter(is_change).count() as u64;
-        world.sever(donor)?;
-        for _ in 0..100 {
-            world.some_steps()?;
-            world.tick(50_000_000)?;
+        match round % 20 {
+            0 => world.stop(donor, AWAY_NS),
+            _ => world.sever(donor)?,
         }
-        refused += world.errors.extract_if(.., |error| *error == DiskError::NoSpace).count();
+        world.quiet(5_000_000_000)?;
+        refused += world.without_room();
     }
     world.heal()?;
+    world.quiet(60_000_000_000)?;
+    refused += world.without_room();
+    // When connections break no more, there is room again, or more donors bring it: lists of trims need units on two.
+    world.some_more()?;
+    let is_stuck = world.without_room() > 0;
+    if is_stuck {
+        world.join(180_000);
+        world.join(180_000);
+        world.quiet(60_000_000_000)?;
+        world.without_room();
+        world.some_more()?;
+    }
     if let Some(error) = world.errors.pop() {
         return Err(error);
     }
@@ -112,8 +195,47 @@ pub fn breaks(seed: u64) -> Result<(u64, usize), DiskError> {
     world.scrub(false)?;
     match world.engine().status() {
         status if status.damage.found > 0 => Err(gone_over(&status)),
-        _ => Ok((uncertain, refused)),
+        _ => Ok(Broken { uncertain, refused, is_stuck }),
     }
+}
+
+/// The same of a donor that is emptied, sent away, and taken in again at once.
+pub fn breaks_and_leaves(seed: u64) -> Result<(), DiskError> {
+    let mut world = breakable(seed, 5)?;
+    for _ in 0..20 {
+        world.some_writes(30)?;
+        for _ in 0..world.random.below(8) {
+            world.step()?;
+        }
+        let donor = world.any_donor();
+        world.sever(donor)?;
+        let Some(number) = world.number_of(donor) else { continue };
+        let now = world.now;
+        world.engine().drain(number, now);
+        world.collect()?;
+        // It becomes empty, or a disk without room goes on with it.
+        let is_draining =
+            |world: &mut World| world.engine().status().donors[number as usize].state == DonorState::Draining;
+        while is_draining(&mut world) {
+            world.quiet(50_000_000)?;
+        }
+        if world.number_of(donor).is_some() {
+            continue;
+        }
+        world.joins_again(donor)?;
+        for _ in 0..20 {
+            world.some_writes(10)?;
+            world.quiet(1_000_000_000)?;
+        }
+        world.quiet(LATEST_NS)?;
+        world.scrub(false)?;
+        let status = world.engine().status();
+        if status.damage.found > 0 {
+            return Err(gone_over(&status));
+        }
+    }
+    world.without_room();
+    world.check_all()
 }
 
 fn gone_over(status: &Status) -> DiskError {

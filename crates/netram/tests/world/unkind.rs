@@ -21,7 +21,7 @@ use super::{FRONT, Flight, SECTOR, World, random_config};
 const PATIENCE_NS: u64 = 500_000_000;
 /// In order again after so long (ns).
 const HEAL_NS: u64 = 400_000_000_000;
-/// A request of a dead connection is carried out at most so late (ns).
+/// A request of a dead connection is carried out at most so late, where a life asks for no more (ns).
 const LATE_NS: u64 = 300_000_000;
 
 /// What happens to one donor.
@@ -77,6 +77,8 @@ pub struct Unkind {
     pub is_on: bool,
     events: BTreeMap<(u64, u64), Event>,
     next: u64,
+    /// How late a request of a dead connection may be carried out, if that is more than usual (ns).
+    pub late_ns: u64,
     /// Bits have flipped: reads may fail for good.
     pub damaged: bool,
     /// The disk cannot be opened any more: more donors are dead or not caught up than there is parity.
@@ -158,7 +160,7 @@ impl World {
             if late == 0 || (late == 1 && self.donors[donor].trouble.fenced) {
                 let _ = self.carry_out(donor, op);
             } else if late == 1 {
-                let due = self.now + 1 + self.random.below(LATE_NS);
+                let due = self.now + 1 + self.random.below(self.unkind.late_ns.max(LATE_NS));
                 self.unkind.at(due, Event::Late(donor, op));
             }
         }
@@ -255,7 +257,7 @@ impl World {
 
     /// The number under which the disk uses this donor. One that came back as another had an older number, and numbers of donors
     /// that are gone are given away again.
-    fn number_of(&mut self, donor: usize) -> Option<DonorId> {
+    pub(super) fn number_of(&mut self, donor: usize) -> Option<DonorId> {
         let status = self.engine().status();
         let used =
             |number: &usize| status.donors[*number].state.is_in_use() && self.numbers.get(*number) == Some(&donor);
@@ -279,13 +281,20 @@ impl World {
                 self.unkind.at(self.now + LATE_NS, Event::Settled(donor));
             }
             Err(NotBack::Stranger) => {
-                // Excluded meanwhile: it is wiped and joins as another.
-                self.donors[donor].bytes[..FRONT].fill(0);
-                let number = self.engine().add(info, now)? as usize;
-                self.numbers.resize(self.numbers.len().max(number + 1), usize::MAX);
-                self.numbers[number] = donor;
+                // Excluded meanwhile.
+                self.joins_again(donor)?;
             }
         }
+        self.collect()
+    }
+
+    /// A donor is wiped and joins as another.
+    pub(super) fn joins_again(&mut self, donor: usize) -> Result<(), DiskError> {
+        self.donors[donor].bytes[..FRONT].fill(0);
+        let (info, has_past, now) = (self.info(donor), !self.donors[donor].trouble.fenced, self.now);
+        let number = self.engine().add(info, has_past, now)? as usize;
+        self.numbers.resize(self.numbers.len().max(number + 1), usize::MAX);
+        self.numbers[number] = donor;
         self.collect()
     }
 
