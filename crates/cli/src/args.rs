@@ -385,7 +385,7 @@ pub struct BulkRemoveArgs {
     /// Do not wait until the device of a mounted store is empty
     #[arg(long)]
     pub background: bool,
-    /// Show no progress
+    /// Report as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -133,14 +133,14 @@ fn remove(store: &Path, device: &str, background: bool, as_json: bool) -> Outcom
     let before = reports(&place.store)?;
     if before.is_none() {
         let done = Store::acquire(&place.store, LEAVING_PATIENCE)?.change_bulks(&change, &Bars::new(as_json))?;
-        println!("{done}");
+        say(&done.to_string(), true, as_json);
         return Ok(());
     }
     let answer = control::ask(&place.store, &Question::Bulk { change })?.unwrap_or_default();
     let told = answer.as_str().unwrap_or_default();
     let number = told.split(' ').nth(2).and_then(|word| word.parse().ok());
     let Some(number) = number.filter(|_: &u32| !background) else {
-        println!("{told}");
+        say(told, false, as_json);
         return Ok(());
     };
     let bars = Bars::new(as_json);
@@ -168,6 +168,14 @@ fn remove(store: &Path, device: &str, background: bool, as_json: bool) -> Outcom
         std::thread::sleep(LOOK);
     }
     bars.end();
-    println!("bulk device {number} is empty and removed");
+    say(&format!("bulk device {number} is empty and removed"), true, as_json);
     Ok(())
+}
+
+/// How a removal ended, or that it goes on in the background.
+fn say(said: &str, is_removed: bool, as_json: bool) {
+    match as_json {
+        true => json::print_json(&serde_json::json!({ "removed": is_removed, "message": said })),
+        false => println!("{said}"),
+    }
 }

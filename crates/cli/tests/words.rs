@@ -150,3 +150,20 @@ fn a_slip_on_the_command_line_is_told_what_was_probably_meant() {
         assert_eq!(told.lines().count(), 1, "{told}");
     }
 }
+
+#[test]
+fn the_removal_of_a_device_is_reported_as_json() {
+    let scene = Scene::new(&[]);
+    let (store, mnt, more) = (scene.text("store"), scene.text("mnt"), scene.text("more"));
+    let remove = |from: &str| {
+        scene.ok(&["bulk", "add", from, &more, "--size", "64M"]);
+        let said = scene.ok(&["bulk", "remove", from, "1", "--json"]);
+        let told: serde_json::Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{said}: {error}"));
+        assert_eq!(told["removed"], true, "{said}");
+        fs::remove_file(scene.at("more")).unwrap();
+    };
+    remove(&store);
+    scene.mount("store");
+    remove(&mnt);
+    scene.umount();
+}

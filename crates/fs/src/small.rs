@@ -31,8 +31,8 @@ pub(crate) const CHUNKS_PER_STEP: u64 = 2048;
 pub(crate) const STEP_BYTES: u64 = 256 << 10;
 /// Entries of a map at most: one run.
 const MAP_ENTRIES_MAX: u64 = RUN_SEGMENTS_MAX * SEGMENT / 8;
-/// A longer map is not copied any more (bytes).
 const HOLE: ChunkRef = ChunkRef::Slot(SlotRef::NONE);
+/// A longer map is not copied any more (bytes).
 const MAP_COPY_MAX: u64 = 512 << 10;
 /// Longest range one entry of a record zeroes (bytes).
 const ZERO_BYTES: u64 = 2 << 20;

@@ -109,8 +109,9 @@ struct Present {
 
 /// The configuration of a disk that was found.
 fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
+    let policy = Policy::ALL[superblock.policy as usize];
     Config {
-        policy: Policy::ALL[superblock.policy as usize],
+        policy,
         uuid: superblock.uuid,
         block_bytes: superblock.block_bytes,
         buffer_blocks: superblock.buffer_blocks,
@@ -118,7 +119,7 @@ fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
         streams: superblock.streams,
         dedicated_parity: superblock.flags & 1 != 0,
         sums: superblock.sums,
-        width: if superblock.policy == 2 { 0 } else { superblock.data + superblock.parity },
+        width: if policy == Policy::Mirrored { 0 } else { superblock.data + superblock.parity },
         ..config.clone()
     }
 }
