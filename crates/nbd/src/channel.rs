@@ -109,8 +109,8 @@ impl Channel {
         self.socket.shutdown(Shutdown::Write);
     }
 
-    /// What the kernel does when the connection is closed, also by the death of this process, with what has not reached the peer yet: it goes
-    /// on sending it, for minutes if need be, or throws it away.
+    /// Tells the kernel what becomes of unsent bytes when the socket is closed, also by the death of this process. Kept bytes are
+    /// sent on, for minutes if need be; others are thrown away.
     pub(crate) fn keep_unsent(&self, keep: bool) {
         // It fails only for a socket that is not connected any more.
         let _ = sockopt::set_socket_linger(&self.socket, if keep { None } else { Some(Duration::ZERO) });

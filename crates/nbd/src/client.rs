@@ -235,7 +235,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Of a connection that is lost the requests were repeated on another one, or done elsewhere.
+        // The requests of a lost connection were repeated on another one, or done elsewhere.
         self.channel.keep_unsent(self.lost().is_none());
         let head = RequestHeader { flags: 0, command: CMD_DISC, cookie: 0, at: 0, len: 0 }.encode();
         self.shared.outbox.push(Frame { head, ..Frame::default() });

@@ -217,7 +217,7 @@ fn a_reply_to_a_cookie_answered_before_loses_the_connection_for_the_next_request
     assert_eq!(buffer, [1; 512], "and the caller's buffer is untouched");
 }
 
-/// What the server has not received of a connection that was given up must not come later, when newer requests have been answered.
+/// A client that gives a connection up throws its unsent requests away. They would reach the server after newer ones.
 #[test]
 fn a_connection_given_up_sends_nothing_more() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

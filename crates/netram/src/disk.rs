@@ -165,7 +165,7 @@ impl Disk {
         self.shared.with(|engine, now| engine.drain(donor, now));
     }
 
-    /// One more donor, empty; see [`Engine::add`].
+    /// Adds an empty donor; see [`Engine::add`].
     pub fn add(&self, info: DonorInfo, device: Arc<dyn BlockDevice>, has_past: bool) -> Result<DonorId, DiskError> {
         let (id, former) = {
             // Before anybody can ask it.

@@ -418,7 +418,7 @@ impl Engine {
         self.run();
     }
 
-    /// A donor joins, empty. `has_past`: writes of former connections may still reach it, so that it gets units only after it has answered
+    /// Adds an empty donor. With `has_past`, writes of former connections may still reach it: it gets no units before it has answered
     /// for a while.
     pub fn add(&mut self, donor: DonorInfo, has_past: bool, now_ns: u64) -> Result<DonorId, DiskError> {
         let id = {

@@ -138,7 +138,7 @@ pub(crate) async fn prober(core: Arc<Core>) {
             let state = &mut *core.lock();
             last_ns = state.now_ns;
             let mut ask = |number: usize| {
-                // One at a time: a donor that is slow must not get more work from this.
+                // A donor has one such question at a time: more of them would make a slow one slower.
                 state.donors[number].is_probed = true;
                 let op = DonorOp::Read { at: 0, len: SECTOR_BYTES };
                 (number, core.op(state, number as DonorId, op, Purpose::Upkeep))

@@ -75,7 +75,7 @@ impl Shortage {
         self.stuck = Stuck::Yes;
     }
 
-    /// The same, but some units will be free after a while.
+    /// There is no room now, but units in quarantine will be free after a while.
     pub fn wait_for_units(&mut self) {
         self.stuck = Stuck::ForNow;
     }

@@ -417,7 +417,7 @@ impl Units {
             return;
         }
         let erased = self.tainted.remove(&unit).and_then(|taint| taint.erased);
-        // One may have come after the unit was erased.
+        // A late write may have come after the unit was erased.
         erased.into_iter().for_each(|first_sequence| self.erase_later(unit, first_sequence));
     }
 

@@ -495,10 +495,16 @@ impl World {
     /// One more donor, empty.
     pub fn join(&mut self, bytes: u64) {
         let donor = self.new_donor(bytes);
+        self.add(donor, false).expect("there are not many donors");
+    }
+
+    /// The disk takes a donor in, under a number of its own.
+    fn add(&mut self, donor: usize, has_past: bool) -> Result<(), DiskError> {
         let (info, now) = (self.info(donor), self.now);
-        let number = self.engine().add(info, false, now).expect("there are not many donors") as usize;
+        let number = self.engine().add(info, has_past, now)? as usize;
         self.numbers.resize(self.numbers.len().max(number + 1), usize::MAX);
         self.numbers[number] = donor;
+        Ok(())
     }
 
     /// A donor's machine dies: its memory is gone. What is on its way to it is answered with an error, sooner or later.

@@ -10,7 +10,7 @@ use super::{FRONT, Flight, World, truth};
 /// How late the answer is that was left out (ns), at most.
 const LATE_NS: u64 = 8_000_000_000;
 
-/// The same of connections that break.
+/// A request of a connection that broke is carried out so late (ns), at most.
 const LATEST_NS: u64 = 25_000_000_000;
 const AWAY_NS: u64 = 8_000_000_000;
 
@@ -71,7 +71,7 @@ pub struct Met {
     pub slow: bool,
 }
 
-/// What a life of broken connections has met.
+/// Counts of a life in which connections break.
 #[derive(Clone, Copy, Debug)]
 pub struct Broken {
     /// Changes that were in flight.
@@ -129,7 +129,7 @@ pub fn paces(seed: u64) -> Result<Met, DiskError> {
 }
 
 /// Connections to servers that are not ours break with writes in flight, one every five seconds, until each unit has met that several times.
-/// What was in flight is carried out up to `LATEST_NS` later. A donor is away for so long, now and then, that it joins anew.
+/// Requests in flight are carried out up to `LATEST_NS` later. Now and then a donor is away, long enough to be given up and to join anew.
 pub fn breaks(seed: u64) -> Result<Broken, DiskError> {
     with_breaks(seed, false)
 }
@@ -199,7 +199,7 @@ fn with_breaks(seed: u64, dies: bool) -> Result<Broken, DiskError> {
     }
 }
 
-/// The same of a donor that is emptied, sent away, and taken in again at once.
+/// A connection breaks; its donor is emptied, sent away, and added again at once. Late writes must not go over new blocks.
 pub fn breaks_and_leaves(seed: u64) -> Result<(), DiskError> {
     let mut world = breakable(seed, 5)?;
     for _ in 0..20 {

@@ -291,10 +291,7 @@ impl World {
     /// A donor is wiped and joins as another.
     pub(super) fn joins_again(&mut self, donor: usize) -> Result<(), DiskError> {
         self.donors[donor].bytes[..FRONT].fill(0);
-        let (info, has_past, now) = (self.info(donor), !self.donors[donor].trouble.fenced, self.now);
-        let number = self.engine().add(info, has_past, now)? as usize;
-        self.numbers.resize(self.numbers.len().max(number + 1), usize::MAX);
-        self.numbers[number] = donor;
+        self.add(donor, !self.donors[donor].trouble.fenced)?;
         self.collect()
     }
 
