@@ -13,7 +13,7 @@ use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Fs, ROOT};
 use shoal_sim::{Budget, Random, SimClock, World};
 
-const CASES: u64 = 10_000;
+const CASES: u64 = 5_000;
 
 fn setup(random: &mut Random) -> (Setup, bool) {
     let kind = match random.below(10) {

@@ -101,7 +101,7 @@ fn explore(kind: MemoryKind, field: &Field, share: u64, least: u64) {
 
 #[test]
 fn two_operations_at_once_on_logged_memory_survive_every_crash() {
-    explore(MemoryKind::Logged, &general(), 12, 90_000);
+    explore(MemoryKind::Logged, &general(), 36, 60_000);
 }
 
 #[test]
@@ -111,12 +111,12 @@ fn two_operations_at_once_on_battery_memory_survive_every_crash() {
 
 #[test]
 fn two_operations_at_once_on_dax_memory_survive_every_crash() {
-    explore(MemoryKind::Dax, &general(), 96, 10_000);
+    explore(MemoryKind::Dax, &general(), 192, 8_000);
 }
 
 #[test]
 fn a_file_that_changes_its_tier_beside_another_operation_survives_every_crash_on_logged_memory() {
-    explore(MemoryKind::Logged, &rebalancing(), 6, 3_000);
+    explore(MemoryKind::Logged, &rebalancing(), 18, 40_000);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_file_that_changes_its_tier_beside_another_operation_survives_every_crash_on
 
 #[test]
 fn packing_beside_another_operation_survives_every_crash_on_logged_memory() {
-    explore(MemoryKind::Logged, &packing(), 12, 6_000);
+    explore(MemoryKind::Logged, &packing(), 24, 18_000);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn packing_beside_another_operation_survives_every_crash_on_battery_memory() {
 
 #[test]
 fn packing_beside_another_operation_survives_every_crash_on_dax_memory() {
-    explore(MemoryKind::Dax, &packing(), 8, 1_500);
+    explore(MemoryKind::Dax, &packing(), 24, 6_000);
 }
 
 fn one_pair(kind: MemoryKind, field: &Field, past: &str, pair: [Operation; 2]) {

@@ -6,6 +6,8 @@
 mod clients;
 mod world;
 
+use std::time::Instant;
+
 use shoal_netram::DiskError;
 use shoal_netram::planted::{Bug, plant};
 use world::brief::brief;
@@ -18,7 +20,7 @@ const SEEDS: u64 = 1000;
 /// Brief lives, which are tried before.
 const BRIEF_SEEDS: u64 = 3000;
 /// Seeds of lives that show a rare bug; they are tried first.
-const TELLING: [u64; 11] = [1846, 510, 533, 44, 23, 38, 1, 9, 36, 57, 119];
+const TELLING: [u64; 13] = [1846, 510, 533, 44, 23, 38, 1, 9, 36, 57, 119, 491, 842];
 const BRIEF_TELLING: [u64; 9] = [80, 24, 49, 53, 157, 815, 1009, 1867, 2193];
 
 /// Bugs that only disks with checkpoints have.
@@ -145,6 +147,7 @@ fn every_planted_bug_is_caught() {
     println!("SKIP: no life shows {UNSEEN:?} yet");
     for bug in Bug::ALL.into_iter().filter(wanted) {
         plant(Some(bug));
+        let began = Instant::now();
         let scenes = (0..world::scenes::ALL.len() as u64).map(|scene| (a_scene as Life, scene));
         let telling = TELLING.into_iter().map(|seed| (all_kinds as Life, seed));
         let brief_telling = BRIEF_TELLING.into_iter().map(|seed| (a_brief_one as Life, seed));
@@ -177,9 +180,15 @@ fn every_planted_bug_is_caught() {
         });
         plant(None);
         match caught {
-            Some((seed, how)) => println!("{bug:?}: seed {seed}: {}", how.chars().take(100).collect::<String>()),
+            Some((seed, how)) => {
+                println!(
+                    "{bug:?}: {:.1?}: seed {seed}: {}",
+                    began.elapsed(),
+                    how.chars().take(100).collect::<String>()
+                );
+            }
             None => {
-                println!("{bug:?}: not caught");
+                println!("{bug:?}: {:.1?}: not caught", began.elapsed());
                 missed.push(bug);
             }
         }
