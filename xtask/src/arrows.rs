@@ -1,9 +1,10 @@
 //! The direction of dependencies: which workspace crate may use which (ARCHITECTURE.md).
 //!
-//! `format` and `media` are the ground; building blocks stand on them; engines stand on building blocks and never on
-//! each other; adapters stand on engines. The table below is the rule, `cargo metadata` the fact. A crate that is not
-//! in the table is a finding, so a new crate needs a row. Development dependencies may also point at the two worlds
-//! (`host`, `sim`) and at `check`, since tests run engines in a world and then check the result.
+//! `format` and `media` are the base. Building blocks use them; engines use building blocks and
+//! never each other; adapters use engines. The table below is the rule, `cargo metadata` the fact.
+//! A crate that is not in the table is a finding, so a new crate needs a row. Development
+//! dependencies may also include the two worlds (`host`, `sim`) and `check`, since tests run
+//! engines in a world and then check the result.
 
 use std::path::Path;
 use std::process::Command;
@@ -45,7 +46,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &["shoal-sim"]),
 ];
 
-/// The crates that the top layer, which only puts others together, may use.
+/// The crates available to the top layer, which only assembles others.
 const ASSEMBLY: &[&str] = &[
     "shoal-format",
     "shoal-media",
@@ -65,11 +66,11 @@ const ASSEMBLY: &[&str] = &[
     "shoal-lab",
 ];
 
-/// The crates that tests may use beside their crate's own dependencies.
+/// The crates that tests may use in addition to their crate's own dependencies.
 const FOR_TESTS: &[&str] =
     &["shoal-format", "shoal-media", "shoal-host", "shoal-sim", "shoal-region", "shoal-check", "shoal-writeback"];
 
-/// Findings in the workspace at `root`.
+/// Returns the findings in the workspace at `root`.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let output = Command::new("cargo")
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
@@ -84,7 +85,7 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(wrong_arrows(&metadata))
 }
 
-/// One line for each arrow that points the wrong way.
+/// Returns one line for each forbidden dependency.
 fn wrong_arrows(metadata: &Value) -> Vec<String> {
     let packages = metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
     let name = |package: &Value| package["name"].as_str().unwrap_or_default().to_string();
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_table_has_no_cycle() {
-        // Each row names only crates whose own rows stand above it.
+        // Each row names only crates whose rows are above it.
         for (at, (_, allowed)) in ALLOWED.iter().enumerate().filter(|(_, (name, _))| *name != "shoal-lab") {
             let above: Vec<&str> = ALLOWED[..at].iter().map(|row| row.0).collect();
             assert!(allowed.iter().all(|name| above.contains(name) || *name == "shoal-lab"), "row {at}");

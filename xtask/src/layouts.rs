@@ -1,9 +1,10 @@
-//! The layout tables of `docs/spec/` against the structs of `crates/format`.
+//! Comparison of the layout tables of `docs/spec/` with the structs of `crates/format`.
 //!
 //! For every `#[repr(C)]` struct its page has a heading `### `Name`` and below it a table with rows
-//! `| offset | size | field | meaning |`, decimal, in order; and every such heading has its struct. The struct is read from its
-//! source: all fields are unaligned (`U16`, `U32`, `U64`, `I64`, `u8`, another such struct, or an array of these whose length is
-//! a number), so that offsets are sums of sizes. Each difference is one finding. Left out: encodings that are no structs; the pages
+//! `| offset | size | field | meaning |`, decimal, in order; and every such heading has its struct.
+//! The struct is read from its source: all fields are unaligned (`U16`, `U32`, `U64`, `I64`, `u8`,
+//! another such struct, or an array of these whose length is a number), so offsets are sums of
+//! sizes. Each difference is one finding. Left out: encodings that are not structs; the pages
 //! describe them in words.
 
 use std::collections::HashMap;
@@ -12,7 +13,8 @@ use std::path::Path;
 
 use crate::sources::files;
 
-/// The specifications, each with the modules of `crates/format` whose structs it describes. The first one has all others.
+/// The specifications, each with the modules of `crates/format` whose structs it describes. The
+/// first one describes all others.
 const PAGES: [(&str, &[&str]); 5] = [
     ("docs/spec/region.md", &[]),
     ("docs/spec/netram.md", &["ram", "ram_checkpoint"]),
@@ -31,10 +33,10 @@ struct Layout {
     fields: Vec<Field>,
 }
 
-/// A struct as its source has it: fields with their types.
+/// A struct as in its source: fields with their types.
 type Source = (String, Vec<(String, String)>);
 
-/// Findings for the workspace at `root`.
+/// Returns the findings for the workspace at `root`.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let mut sources: [Vec<Source>; PAGES.len()] = Default::default();
     let folder = root.join("crates/format/src");
@@ -56,7 +58,8 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(findings)
 }
 
-/// The place in [`PAGES`] of the page for a source file: `vlog.rs` and all in `vlog/` are the module `vlog`.
+/// Returns the index in [`PAGES`] of the page for a source file. `vlog.rs` and everything in
+/// `vlog/` are the module `vlog`.
 fn page_of(path: &Path) -> usize {
     let module = path.iter().next().unwrap_or_default().to_string_lossy();
     let module = module.trim_end_matches(".rs");
@@ -86,11 +89,11 @@ fn differences(structs: &[Layout], tables: &[Layout]) -> Vec<String> {
     findings
 }
 
-/// Offsets and sizes of structs that may hold each other.
+/// Computes offsets and sizes of structs that may contain each other.
 fn layouts(sources: &[Source]) -> Result<Vec<Layout>, String> {
     let mut sizes: HashMap<&str, usize> = HashMap::new();
     let mut found: Vec<Option<Layout>> = sources.iter().map(|_| None).collect();
-    // Each round resolves at least the structs that hold none of those left.
+    // Each round resolves at least the structs that contain none of the unresolved ones.
     for _ in sources {
         for ((name, fields), place) in sources.iter().zip(&mut found).filter(|(_, place)| place.is_none()) {
             let mut offset = 0;
@@ -150,7 +153,7 @@ fn parse_structs(text: &str) -> Result<Vec<Source>, String> {
     Ok(found)
 }
 
-/// `sizes`: of the structs known so far.
+/// Returns the size of a type. `sizes` are those of the structs known so far.
 fn size_of_type(kind: &str, sizes: &HashMap<&str, usize>) -> Option<usize> {
     match kind {
         "u8" => Some(1),
@@ -175,7 +178,7 @@ fn parse_tables(text: &str) -> Vec<Layout> {
             found.extend(name.map(|name| Layout { name: name.to_string(), fields: vec![] }));
         } else if open && line.starts_with('|') {
             let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-            // The head and the rule below it have no numbers.
+            // The header row and the rule below it have no numbers.
             if let [offset, size, field, ..] = cells[..]
                 && let (Ok(offset), Ok(size)) = (offset.parse(), size.parse())
             {
@@ -215,7 +218,7 @@ mod tests {
             ("| 9 | 3 |", "| 9 | 2 |", 1),
             ("`kind`", "`sort`", 1),
             ("| 12 | 4 | `crc` | c |\n", "", 1),
-            // The struct has no table, and the table no struct.
+            // The struct has no table, and the table has no struct.
             ("### `Head`", "### `Tail`", 2),
         ] {
             let page = PAGE.replace(from, to);

@@ -1,14 +1,16 @@
-//! Links between the pages: every relative link in a Markdown file must lead to a file, and to a heading if it names one.
+//! Links between the pages: every relative link in a Markdown file must lead to an existing file,
+//! and to an existing heading if it names one.
 //!
-//! Reads inline links `[text](target)` and definitions `[label]: target`, outside of code. Addresses with a scheme are
-//! left out: a check of the project must not depend on the network. Findings are lines `path: target: reason`.
+//! Reads inline links `[text](target)` and definitions `[label]: target` outside of code. Addresses
+//! with a scheme are ignored: a check of the project must not depend on the network. Findings are
+//! lines `path: target: reason`.
 
 use std::fs;
 use std::path::Path;
 
 use crate::sources::{files, relative};
 
-/// Findings in all pages below `root`.
+/// Returns the findings in all pages below `root`.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let mut findings = vec![];
     for path in files(root, "md")? {
@@ -22,7 +24,7 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(findings)
 }
 
-/// Why `target` leads nowhere from the page at `path`, or `None`.
+/// Returns why `target` leads nowhere from the page at `path`, or `None`.
 fn broken(path: &Path, text: &str, target: &str) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -43,7 +45,7 @@ fn broken(path: &Path, text: &str, target: &str) -> Option<String> {
     (is_page && !anchors(&body).any(|anchor| anchor == heading)).then(|| "no such heading".into())
 }
 
-/// Link targets of a page.
+/// Returns the link targets of a page.
 fn targets(text: &str) -> Vec<String> {
     let mut found = vec![];
     let prose = without_code(text);
@@ -66,7 +68,7 @@ fn targets(text: &str) -> Vec<String> {
     found
 }
 
-/// The text with fenced blocks and code spans taken out.
+/// Removes fenced blocks and code spans from the text.
 fn without_code(text: &str) -> String {
     let mut prose = String::new();
     let mut fenced = false;
@@ -81,7 +83,7 @@ fn without_code(text: &str) -> String {
     prose
 }
 
-/// The anchors that headings get: lower case, punctuation dropped, spaces as hyphens.
+/// Returns the anchors of headings: lower case, punctuation dropped, spaces as hyphens.
 fn anchors(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with('#')).map(|line| {
         let title = line.trim_start_matches('#').trim().to_lowercase();

@@ -1,9 +1,10 @@
-//! `cargo xtask load`: one worker of the kill -9 test. Runs the operations of a seed in a directory.
+//! `cargo xtask load`: one worker of the kill -9 test. It runs the operations of a seed in a
+//! directory.
 //!
-//! After each return it appends the count of finished operations to a journal outside of the store: a journal that
-//! says N proves that N operations have returned. It ends well when the mount dies below it, or after `--ops`, or
-//! with `--may-be-full yes` at the first ENOSPC; any other error is a finding, since the model draws only operations that must
-//! succeed.
+//! After each return it appends the count of finished operations to a journal outside of the store.
+//! A journal that says N proves that N operations have returned. The worker succeeds when the mount
+//! dies underneath it, after `--ops`, or with `--may-be-full yes` at the first ENOSPC. Any other
+//! error is a finding, since the model draws only operations that must succeed.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -41,7 +42,8 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     let may_be_full = options.get("--may-be-full").is_some();
     let journal = options.need("--journal")?;
     let mut journal = File::create(journal).map_err(|error| format!("{journal}: cannot be created ({error})"))?;
-    // The directory itself is operation 0: it need not be there if the mount dies at once.
+    // Creating the directory is operation 0: the directory need not exist if the mount dies at
+    // once.
     let mut outcome = fs::create_dir(&dir);
     let mut what = "mkdir of the directory".to_string();
     for done in 0.. {
@@ -51,7 +53,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
                 journal.write_all(line.as_bytes()).map_err(|error| format!("journal: cannot be written ({error})"))?;
             }
             Err(error) if lost(&error) => return Ok(()),
-            // The operation that found no room counts as in flight: it may be there in part.
+            // The operation that found no room counts as in flight: parts of it may be there.
             Err(error) if may_be_full && error.kind() == io::ErrorKind::StorageFull => return Ok(()),
             Err(error) => return Err(format!("{}: operation {done} failed ({error}): {what}", dir.display())),
         }
@@ -66,7 +68,8 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// What a FUSE mount answers once its daemon is gone: ECONNABORTED to a request in flight (over io_uring ECANCELED, too), then ENOTCONN.
+/// Returns whether an error is the answer of a FUSE mount whose daemon is gone: ECONNABORTED to a
+/// request in flight (over io_uring also ECANCELED), then ENOTCONN.
 fn lost(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::NOTCONN, Errno::CONNABORTED, Errno::CANCELED]
@@ -84,7 +87,8 @@ fn run(dir: &Path, op: &Op) -> io::Result<()> {
         Op::Symlink { path, target } => std::os::unix::fs::symlink(target, dir.join(path)),
         Op::Write { path, at, len, seed } => {
             open(path)?.write_all_at(&bytes(*seed, *len), *at as u64)?;
-            // With the kernel's write-back cache it is the close that may fail, and that is not told: a dead daemon is.
+            // With the kernel's write-back cache, a failure may occur in the close, which does not
+            // report it. A dead daemon is reported here.
             rustix::fs::statfs(dir).map(drop)?;
             Ok(())
         }
@@ -106,7 +110,7 @@ fn run(dir: &Path, op: &Op) -> io::Result<()> {
         Op::RemoveXattr { path, name } => Ok(rustix::fs::lremovexattr(dir.join(path), name)?),
         Op::Chmod { path, mode } => fs::set_permissions(dir.join(path), Permissions::from_mode(*mode)),
         Op::Utime { path, mtime_ns } => {
-            // Through the path: a folder cannot be opened for writing.
+            // Set the time through the path: a directory cannot be opened for writing.
             let file = File::open(dir.join(path))?;
             file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_nanos(*mtime_ns as u64))
         }
@@ -155,7 +159,7 @@ mod tests {
         assert!(found.contains(&path), "{found}");
         file.write_all_at(&[content[5]], 5).unwrap();
 
-        // A journal that promises more than there is.
+        // The journal promises more than there is.
         let mut longer = fs::read_to_string(&journal).unwrap();
         (2001..2030).for_each(|n| longer += &format!("{n}\n"));
         fs::write(&journal, longer).unwrap();
@@ -181,7 +185,7 @@ mod tests {
             .collect();
         fs::write(&journal, lines(499)).unwrap();
         verify::main(&arguments).unwrap();
-        // Two operations that both show must not pass as one in flight.
+        // Two visible operations must not pass as one in flight.
         let shows = |op: &Op| !matches!(op, Op::Fsync { .. });
         assert!(ops[496..].iter().filter(|op| shows(op)).count() >= 2);
         fs::write(&journal, lines(496)).unwrap();

@@ -1,10 +1,12 @@
 //! `cargo xtask`: the project's own checks.
 //!
-//! - `check` runs the checks that every commit must pass: format, lints, direction of dependencies, file lengths,
-//!   `unsafe` in one crate, links between pages, names on them and layout tables against the code. All of them run even
-//!   if one fails; each finding is a line that names its file.
-//! - `deep` runs the tests again with `SHOAL_DEEP=1`: the long searches, each for some minutes (`--seconds`, 0 for as long as it takes). Then,
-//!   as root, the random programs on mounts, each thirty times as long.
+//! - `check` runs the checks that every commit must pass: format, lints, direction of dependencies,
+//!   file lengths, `unsafe` in one crate, links between pages, names on them, and layout tables
+//!   against the code. All of them run even if one fails; each finding is a line that names its
+//!   file.
+//! - `deep` repeats the tests with `SHOAL_DEEP=1`: the long searches, each for some minutes
+//!   (`--seconds`, 0 for no limit). Then, as root, it runs the random programs on mounts, each
+//!   thirty times as long.
 //! - `load` and `verify` are the two halves of the kill -9 test (`tests/real/kill9`).
 //!
 //! Left out: the tests themselves.
@@ -43,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The repository's root: the parent of this crate.
+/// Returns the repository's root, the parent of this crate.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_path_buf()
 }
@@ -65,17 +67,17 @@ fn check() -> Result<(), String> {
     report("links between pages", links::check(&root));
     report("names on the pages", names::check(&root));
     report("layout tables", layouts::check(&root));
-    // The profile of the tests is used, because its build scripts and macros are built already.
+    // Use the profile of the tests, because its build scripts and macros are already built.
     let clippy = ["clippy", "--quiet", "--profile", "ci", "--workspace", "--all-targets", "--", "-D", "warnings"];
     report("clippy", command(&root, "cargo", &clippy));
     println!("{passed} passed, {failed} failed");
     if failed > 0 { Err("the project's checks found something; see the lines above".into()) } else { Ok(()) }
 }
 
-/// Time of a long search, unless `--seconds` says otherwise (s).
+/// Time of a long search without `--seconds` (s).
 const DEEP_SECONDS: u64 = 120;
 
-/// Random programs on mounts run so many times as long: an hour.
+/// Factor by which random programs on mounts run longer: an hour.
 const DEEP_MOUNTS: u64 = 30;
 
 fn deep(arguments: &[String]) -> Result<(), String> {
@@ -87,7 +89,7 @@ fn deep(arguments: &[String]) -> Result<(), String> {
         _ => return Err(USAGE.into()),
     };
     let mut failed = Vec::new();
-    // The profile of the tests is used, because its dependencies are built already.
+    // Use the profile of the tests, because its dependencies are already built.
     for more in
         [&["--workspace", "--no-fail-fast"][..], &["-p", "shoal-fs", "--features", "recorded", "--test", "recorded"]]
     {
@@ -108,7 +110,7 @@ fn deep(arguments: &[String]) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(format!("the deep tests failed ({}); see above", failed.join(", "))) }
 }
 
-/// Runs the random programs on real mounts, each for so many seconds; those that failed.
+/// Runs the random programs on real mounts, each for `seconds`. Returns those that failed.
 fn deep_programs(seconds: u64) -> Result<Vec<String>, String> {
     if !std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
         println!("SKIP programs on mounts: they take root");
@@ -132,7 +134,7 @@ fn deep_programs(seconds: u64) -> Result<Vec<String>, String> {
     Ok(failed)
 }
 
-/// Runs a command whose failure is one finding; its output goes straight to the terminal.
+/// Runs a command whose failure is one finding. Its output goes directly to the terminal.
 fn command(root: &Path, program: &str, arguments: &[&str]) -> Result<Vec<String>, String> {
     let status = Command::new(program)
         .args(arguments)

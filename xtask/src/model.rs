@@ -1,15 +1,18 @@
-//! The load of the kill -9 test as a pure function of its seed: a stream of operations and the tree they leave.
+//! The load of the kill -9 test as a pure function of its seed: a stream of operations and the
+//! resulting tree.
 //!
-//! The worker takes operations from the model, runs them on a mount and notes each return; the verifier takes the same
-//! operations from the same seed and knows what must be there after N of them. Every operation is valid in the state
-//! it is drawn in, so a failed one is always a finding. An operation is one system call that changes something (with
-//! the open and close around it). Left out: two workers in one directory; each has its own tree.
+//! The worker takes operations from the model, runs them on a mount and records each return. The
+//! verifier takes the same operations from the same seed and knows what must exist after N of them.
+//! Every operation is valid in the state in which it is drawn, so a failed one is always a finding.
+//! An operation is one system call that changes something (with the open and close around it). Left
+//! out: two workers in one directory; each has its own tree.
 
 use std::collections::BTreeMap;
 
 use shoal_sim::Random;
 
-/// Bytes that depend on the seed alone; every second block repeats a word, so that some of it compresses.
+/// Returns bytes that depend only on the seed. Every second block repeats a word, so that some of
+/// it compresses.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut out = Vec::with_capacity(len + 8);
@@ -56,7 +59,7 @@ pub struct Node {
     pub mode: u32,
     pub nlink: u64,
     pub xattrs: BTreeMap<String, Vec<u8>>,
-    /// Known only after it was set and until something changes it.
+    /// Known only from the time it is set until something changes it.
     pub mtime_ns: Option<i64>,
 }
 
@@ -89,7 +92,7 @@ impl Model {
         Node { kind, mode, nlink, xattrs: BTreeMap::new(), mtime_ns: None }
     }
 
-    /// All entries, parents first.
+    /// Returns all entries, parents first.
     pub fn entries(&self) -> Vec<Entry> {
         let mut found = vec![];
         let mut folders = vec![(String::new(), 0)];
@@ -113,7 +116,7 @@ impl Model {
         })
     }
 
-    /// Draws an operation that is valid now; [`Model::apply`] must follow before the next one.
+    /// Draws an operation that is valid now. [`Model::apply`] must follow before the next draw.
     pub fn draw(&mut self) -> Op {
         let all = self.entries();
         loop {
@@ -131,7 +134,7 @@ impl Model {
         let real: Vec<&Entry> = all.iter().filter(|(_, id)| !is(id, |k| matches!(k, Kind::Symlink(_)))).collect();
         let random = &mut self.random;
         let room = all.len() < ENTRIES_MAX;
-        // A fresh name in a random folder; long ones now and then.
+        // Use a new name in a random directory, occasionally a long one.
         self.made += 1;
         let padding = if random.index(10) == 0 { "n".repeat(random.index(200)) } else { String::new() };
         let name = format!("{}{padding}", self.made);
@@ -161,7 +164,7 @@ impl Model {
         }
     }
 
-    /// A change of a file's data.
+    /// Draws a change of a file's data.
     fn draw_data(&mut self, number: usize, files: &[&Entry]) -> Option<Op> {
         let all_bytes: usize = files.iter().map(|(_, id)| self.len_of(*id)).sum();
         let random = &mut self.random;
@@ -169,7 +172,7 @@ impl Model {
             22..=44 => {
                 let (path, id) = random.pick(files)?;
                 let scale = *random.pick(&[100, 4096, 4096, 4096, 20_000, 65_536, 300_000, 2_500_000])?;
-                // The largest are rare: they would take most of the time.
+                // Keep the largest sizes rare: they would take most of the time.
                 let scale = if scale > 1 << 20 && random.index(4) != 0 { 4096 } else { scale };
                 let len = 1 + random.index(scale);
                 let old = match &self.nodes[id].kind {
@@ -209,7 +212,7 @@ impl Model {
                 (!inside).then(|| Op::Rename { from: from.clone(), to: fresh })
             }
             64..=67 => {
-                // Onto an existing name: it is replaced.
+                // Rename onto an existing name, which is replaced.
                 let (from, a) = random.pick(plain)?;
                 let (to, b) = random.pick(plain)?;
                 (a != b).then(|| Op::Rename { from: from.clone(), to: to.clone() })
@@ -230,7 +233,8 @@ impl Model {
                 let (path, id) = random.pick(real)?;
                 let name = format!("user.k{}", random.index(6));
                 let len = random.index(300);
-                // ext4 keeps all attributes of a file within a block: the load must run there, too.
+                // ext4 keeps all attributes of a file within a block, and the load must run there,
+                // too.
                 let held: usize = self.nodes[id].xattrs.values().map(Vec::len).sum();
                 (held < 2000).then(|| Op::SetXattr { path: path.clone(), name, len, seed: random.next_u64() })
             }
@@ -263,7 +267,7 @@ impl Model {
         self.nodes.get_mut(&id).expect("found")
     }
 
-    /// Changes the content of the file at `path`; the time of its last change is not known any more.
+    /// Changes the content of the file at `path`. Its modification time is then unknown.
     fn edit(&mut self, path: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let node = self.at(path);
         node.mtime_ns = None;
@@ -288,7 +292,7 @@ impl Model {
         }
     }
 
-    /// Takes the name away, not the node.
+    /// Removes the name, but not the node.
     fn remove(&mut self, path: &str) -> usize {
         let id = self.find(path);
         let is_dir = matches!(self.nodes[&id].kind, Kind::Dir(_));
@@ -314,7 +318,7 @@ impl Model {
         self.insert(path, id);
     }
 
-    /// Does to the model what `op` does to the file system.
+    /// Applies `op` to the model as the file system would.
     pub fn apply(&mut self, op: &Op) {
         match op {
             Op::Create { path, mode } => self.add(path, Model::node(Kind::File(vec![]), *mode)),
@@ -376,7 +380,8 @@ impl Model {
         }
     }
 
-    /// A folder that moves may or may not count as changed (its `..` did).
+    /// Forgets the time of a directory that moved, which may or may not count as changed (its `..`
+    /// did).
     fn forget_folder_time(&mut self, id: usize) {
         let node = self.nodes.get_mut(&id).expect("it moved");
         if matches!(node.kind, Kind::Dir(_)) {

@@ -1,10 +1,10 @@
 //! Names in code marks on the pages: each must exist in the code.
 //!
-//! Looks at ARCHITECTURE.md and the pages below `docs/` for spans that can only be names of the code: a path
-//! (`Bulk::flush`), a call (`sync_to()`), a type (`PersistentMemory`) or a source file (`large.rs`). Every word of such
-//! a name must occur somewhere in the Rust sources, or as a file or directory there. Spans in fenced blocks, and words
-//! in lower case that may be options or commands, are left alone. Left out: whether the page describes the name
-//! correctly.
+//! Searches ARCHITECTURE.md and the pages below `docs/` for spans that can only be names of the
+//! code: a path (`Bulk::flush`), a call (`sync_to()`), a type (`PersistentMemory`) or a source file
+//! (`large.rs`). Every word of such a name must occur somewhere in the Rust sources, or as a file
+//! or directory there. Spans in fenced blocks, and lower-case words that may be options or
+//! commands, are ignored. Left out: whether the page describes the name correctly.
 
 use std::collections::HashSet;
 use std::fs;
@@ -44,7 +44,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// Code spans outside of fenced blocks.
+/// Returns the code spans outside of fenced blocks.
 fn spans(text: &str) -> impl Iterator<Item = &str> {
     let mut fenced = false;
     text.lines().flat_map(move |line| {
@@ -55,7 +55,7 @@ fn spans(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Must this span be a name of the code?
+/// Returns whether this span must be a name of the code.
 fn is_name(span: &str) -> bool {
     let path = span.trim_end_matches("()");
     let is_word = |word: &str| {

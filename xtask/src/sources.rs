@@ -1,9 +1,10 @@
-//! Rules on source files: their length and that of functions, a header that says what they own, and the place of `unsafe`.
+//! Rules for source files: the length of files and functions, a header that says what they own, and
+//! the place of `unsafe`.
 //!
-//! A file has at most 800 lines, unless a line of its header says `//! Longer than 800 lines because ...`. Every file
-//! opens with a `//!` header of at least 3 lines. A function has at most 80 lines. `unsafe` stands in `crates/host` only,
-//! and every other crate forbids it at its root, so that the compiler enforces the rule, too. Findings are lines
-//! `path: what`.
+//! A file has at most 800 lines, unless a line of its header says `//! Longer than 800 lines
+//! because ...`. Every file begins with a `//!` header of at least 3 lines. A function has at most
+//! 80 lines. `unsafe` occurs only in `crates/host`, and every other crate forbids it at its root,
+//! so that the compiler also enforces the rule. Findings are lines `path: what`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ const HEADER_LINES_MIN: usize = 3;
 const LONGER: &str = "//! Longer than 800 lines because ";
 const UNSAFE_CRATE: &str = "crates/host/";
 
-/// All files below `root` with this extension, without build output, fuzzing corpora and hidden directories.
+/// Returns all files below `root` with this extension, except build output, fuzzing corpora and
+/// hidden directories.
 pub fn files(root: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
     let mut found = vec![];
     let mut folders = vec![root.to_path_buf()];
@@ -38,12 +40,12 @@ pub fn files(root: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// A path as findings print it.
+/// Returns a path as printed in findings.
 pub fn relative(root: &Path, path: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).display().to_string()
 }
 
-/// Files and functions that are too long, and files that lack a header.
+/// Finds files and functions that are too long, and files without a header.
 pub fn lengths(root: &Path) -> Result<Vec<String>, String> {
     let mut findings = vec![];
     for path in files(root, "rs")? {
@@ -69,7 +71,8 @@ fn length_findings(text: &str) -> Vec<String> {
     findings
 }
 
-/// Name and length of the functions that are too long. As `rustfmt` leaves them, they end with a brace below their first word.
+/// Returns name and length of the functions that are too long. As formatted by `rustfmt`, a
+/// function ends with a brace below its first word.
 fn long_functions(text: &str) -> Vec<(&str, usize)> {
     let mut open: Vec<(&str, usize, usize)> = vec![];
     let mut found = vec![];
@@ -77,7 +80,8 @@ fn long_functions(text: &str) -> Vec<(&str, usize)> {
         let code = line.trim_start();
         let indent = line.len() - code.len();
         if let Some(name) = function_name(code) {
-            // One without a body, its signature on several lines, is forgotten when the next begins.
+            // A function without a body whose signature has several lines is dropped when the next
+            // one begins.
             open.retain(|&(_, above, _)| above < indent);
             if !code.ends_with(['}', ';']) {
                 open.push((name, indent, number));
@@ -101,7 +105,7 @@ fn function_name(code: &str) -> Option<&str> {
     before.split_whitespace().all(is_qualifier).then_some(name)
 }
 
-/// `unsafe` outside `host`, and crates that do not forbid it.
+/// Finds `unsafe` outside `host`, and crates that do not forbid it.
 pub fn unsafe_code(root: &Path) -> Result<Vec<String>, String> {
     let mut findings = vec![];
     for path in files(root, "rs")? {
@@ -121,7 +125,7 @@ pub fn unsafe_code(root: &Path) -> Result<Vec<String>, String> {
     Ok(findings)
 }
 
-/// First line whose code (not a comment, not a string) has the keyword.
+/// Returns the first line whose code (not a comment, not a string) contains the keyword.
 fn unsafe_line(text: &str) -> Option<usize> {
     text.lines()
         .position(|line| {

@@ -1,9 +1,11 @@
-//! `cargo xtask verify`: is what the workers of the kill -9 test were told there, and nothing else?
+//! `cargo xtask verify`: checks that the mount has exactly what the workers of the kill -9 test
+//! were told.
 //!
-//! The journal names N finished operations. The tree must equal the model after N of them, or after N + 1 (the one in
-//! flight). A write or a punch in flight may also be there in part, since the kernel cuts long writes into requests and
-//! the store punches in steps: each byte must then be the old or the new one. Prints a digest of the tree, with which
-//! later rounds see whether it changed (`--digest-only` prints just that).
+//! The journal names N finished operations. The tree must equal the model after N of them, or after
+//! N + 1 (the one in flight). A write or a punch in flight may also be there in part, since the
+//! kernel cuts long writes into requests and the store punches in steps; each byte must then be the
+//! old or the new one. Prints a digest of the tree, by which later rounds see whether it changed
+//! (`--digest-only` prints only that).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +17,7 @@ use std::path::Path;
 use crate::load::Options;
 use crate::model::{Kind, Model, Op};
 
-/// An entry as it is on the mount.
+/// An entry as found on the mount.
 #[derive(PartialEq, Eq, Hash)]
 struct Found {
     kind: FoundKind,
@@ -48,7 +50,7 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     let journal = options.need("--journal")?;
     let journal = fs::read_to_string(journal).map_err(|error| format!("{journal}: cannot be read ({error})"))?;
     let Some(last) = journal.lines().last() else {
-        // Not even the directory's own mkdir returned.
+        // Not even the directory's own mkdir has returned.
         println!("0 operations");
         return Ok(());
     };
@@ -141,7 +143,8 @@ fn xattrs(path: &Path) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
     Ok(found)
 }
 
-/// The first difference between model and tree. For the node in `partial` each byte may also be that of the old kind.
+/// Finds the first difference between model and tree. For the node in `partial`, each byte may also
+/// be that of the old kind.
 fn compare(model: &Model, tree: &Tree, partial: Option<(usize, &Kind)>) -> Result<(), String> {
     let mut entries = model.entries();
     entries.push((String::new(), 0));

@@ -1,8 +1,9 @@
-//! Allocated pieces against referenced pieces.
+//! Comparison of allocated and referenced pieces.
 //!
-//! Owns: the segment table, decoded; for every segment the allocation bits and a bit per slot for "referenced".
-//! Rules: every reference passes through [`Allocation::claim`] once. A caller that is refused must not follow the
-//! reference; this keeps walks over damaged structures finite.
+//! Owns: the decoded segment table; for every segment, the allocation bits and a "referenced" bit
+//! per slot.
+//! Rules: every reference passes through [`Allocation::claim`] once. A caller must not follow a
+//! refused reference; this keeps walks over damaged structures finite.
 //! Left out: the bulk device's blocks (`bulk`).
 
 use shoal_format::inode::Ino;
@@ -23,9 +24,9 @@ struct Segment {
     usage: SegmentUse,
     /// Allocation bits of a class with at most 64 slots.
     allocated: u64,
-    /// Referenced slots of such a class; bit 0 for a run.
+    /// Referenced slots of such a class. A run uses bit 0.
     claimed: u64,
-    /// For the smaller classes: index of their first word in `wide`.
+    /// For classes with more slots: index of their first word in `wide`.
     wide: usize,
 }
 
@@ -34,12 +35,14 @@ const FREE: Segment = Segment { usage: SegmentUse::Free, allocated: 0, claimed: 
 pub(crate) struct Allocation {
     /// The segments up to the last one in use.
     segments: Vec<Segment>,
-    /// Allocation words, then as many words of claimed bits, per segment of a class with more than 64 slots.
+    /// For each segment of a class with more than 64 slots: allocation words, then as many words of
+    /// claimed bits.
     wide: Vec<u64>,
     segment_count: u64,
 }
 
-/// Words of a bitmap in front of a segment's slots; zero when the bitmap is in the segment table.
+/// Returns the words of the bitmap in front of a segment's slots, or zero if the bitmap is in the
+/// segment table.
 fn wide_words(class: u8) -> usize {
     let (slots, _) = class_geometry(class);
     if slots <= 64 { 0 } else { slots.div_ceil(64) as usize }
@@ -100,7 +103,7 @@ impl Allocation {
                 let (slots, _) = class_geometry(class);
                 for (i, word) in bytes[..words * 8].chunks_exact(8).enumerate() {
                     let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-                    // Bits behind the last slot mean nothing.
+                    // Bits behind the last slot have no meaning.
                     let valid = (slots as usize - i * 64).min(64);
                     self.wide.push(if valid == 64 { word } else { word & ((1 << valid) - 1) });
                 }
@@ -112,7 +115,8 @@ impl Allocation {
         Ok(())
     }
 
-    /// Verifies that the fixed areas and nothing else are reserved, and that every run has its head and its whole body.
+    /// Verifies that exactly the fixed areas are reserved, and that every run has its head and its
+    /// whole body.
     fn verify_shape(&self, reserved: u64, report: &mut Report) {
         let mut body_until = 0;
         for index in 0..self.segments.len().max(reserved as usize) as u64 {
@@ -149,8 +153,9 @@ impl Allocation {
         self.segments.get(index as usize).map_or(SegmentUse::Free, |segment| segment.usage)
     }
 
-    /// Marks a piece as referenced. `false`: the reference must not be followed. The report says why; it also names a
-    /// piece that is marked free, which may be followed.
+    /// Marks a piece as referenced. Returns false if the reference must not be followed. The report
+    /// says why. It also names a piece that is marked free, but a reference to such a piece may be
+    /// followed.
     pub(crate) fn claim(&mut self, slot: SlotRef, inode: Option<Ino>, what: &str, report: &mut Report) -> bool {
         let at = slot.offset();
         let mut error = |kind, why: &str| report.error(kind, inode, Some(at.get()), format!("{what} {slot:?} {why}"));
@@ -195,7 +200,7 @@ impl Allocation {
         true
     }
 
-    /// Reports pieces that are allocated but were never claimed, one finding for each segment.
+    /// Reports pieces that are allocated but were never claimed, with one finding per segment.
     pub(crate) fn find_leaks(&self, report: &mut Report, progress: &mut dyn FnMut(Progress)) {
         for (index, segment) in self.segments.iter().enumerate() {
             let at = index as u64 * SEGMENT;

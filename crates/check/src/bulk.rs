@@ -1,7 +1,8 @@
 //! Bulk devices and their blocks: the list of devices, and the extents of files against the bitmaps.
 //!
-//! Rules: both sides are sorted ranges, so that time and memory depend on the bytes on media and not on the length that
-//! a forged extent claims. A block is mapped by at most one extent, and it is marked if and only if it is mapped.
+//! Rules: both sides are sorted ranges, so time and memory depend on the bytes on media, not on the
+//! length that a forged extent claims. At most one extent maps a block, and a block is marked if
+//! and only if it is mapped.
 //! Left out: the data in the blocks, and the devices themselves (`marks`).
 
 use shoal_format::block_sums::{LEAF_ENTRY, LeafEntry};
@@ -25,7 +26,7 @@ pub(crate) struct Mapped {
     pub ino: Ino,
 }
 
-/// Reads the list of devices, and claims the pieces it names.
+/// Reads the list of devices and claims the pieces it names.
 pub(crate) fn read_devices(region: &Region<'_>, state: &mut State) -> Result<(), CheckError> {
     let State { superblock, allocation, devices, report, .. } = state;
     let at = BULK_LIST_AT.get();
@@ -60,7 +61,7 @@ pub(crate) fn read_devices(region: &Region<'_>, state: &mut State) -> Result<(),
     Ok(())
 }
 
-/// Claims the leaves of a device's table of checksums.
+/// Claims the leaves of a device's checksum table.
 fn claim_leaves(
     region: &Region<'_>,
     device: &BulkDeviceEntry,
@@ -86,7 +87,7 @@ fn claim_leaves(
     Ok(())
 }
 
-/// Compares the bitmaps with every extent collected; whether the first device is too small.
+/// Compares the bitmaps with every extent collected. Returns whether the first device is too small.
 pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<u64>) -> Result<bool, CheckError> {
     let State { devices, superblock, mapped, report, .. } = state;
     let first = devices.iter().find(|device| device.number == 0);
@@ -111,7 +112,7 @@ pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<
             report.offer(Remedy::FreeBlocks { first, blocks: end - first });
         }
     });
-    // Bits of a device that is not listed any more would be found here, too: they are nobody's.
+    // This also finds bits of a device that is no longer listed; they belong to nobody.
     let gone = only_device(superblock).filter(|_| first.is_none());
     for device in devices.iter().chain(&gone) {
         marked(region, device.bitmap_at(superblock), device, |first, end| {
@@ -139,7 +140,7 @@ pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<
     Ok(short.is_some())
 }
 
-/// Ranges without overlap, ascending; overlaps are reported.
+/// Merges the extents into ascending ranges without overlap. Reports overlaps.
 fn merge(mapped: &[Mapped], report: &mut Report) -> Vec<(u64, u64)> {
     let mut out: Vec<(u64, u64)> = Vec::new();
     for m in mapped {
@@ -159,8 +160,8 @@ fn merge(mapped: &[Mapped], report: &mut Report) -> Vec<(u64, u64)> {
     out
 }
 
-/// Calls `range` with every range of set bits of a device's bitmap, ascending, as block numbers of the store; bits behind the
-/// last block included.
+/// Calls `range` with every range of set bits of a device's bitmap, in ascending order, as block
+/// numbers of the store. Includes bits behind the last block.
 fn marked(
     region: &Region<'_>,
     bitmap: Offset,
@@ -205,16 +206,16 @@ fn marked(
     Ok(())
 }
 
-/// Which of the two lists holds a range that the other lacks.
+/// The list that holds a range that the other list lacks.
 enum Side {
     Wanted,
     Marked,
 }
 
-/// Compares two ascending lists of ranges; the second one streams by and is never held.
+/// Compares two ascending lists of ranges. The second list is streamed and never held in memory.
 struct Sweep<I, F> {
     wanted: I,
-    /// The rest of the first list's current range.
+    /// The remainder of the first list's current range.
     current: Option<(u64, u64)>,
     differ: F,
 }

@@ -1,7 +1,9 @@
-//! The dictionaries of short packed files, from the specification alone (docs/spec/region.md, section 7).
+//! The dictionaries of short packed files, read from the specification alone (docs/spec/region.md,
+//! section 7).
 //!
-//! Owns: [`Dictionaries`], which both the walk over inodes and the salvage use. Rules: each list and each dictionary is taken
-//! from the first copy that has it undamaged; damage is named. Left out: which files name which dictionary (`files`).
+//! Owns: [`Dictionaries`], which both the walk over inodes and the salvage use. Rules: each list
+//! and each dictionary comes from its first undamaged copy; damage is named. Left out: which files
+//! name which dictionary (`files`).
 
 use std::cell::RefCell;
 
@@ -13,19 +15,19 @@ use zstd::bulk::Decompressor;
 use crate::CheckError;
 use crate::packed::Defect;
 
-/// Reads a piece, of which `what` is said; none if there is no such piece.
+/// Reads a piece, which messages call by the given name; none if there is no such piece.
 pub(crate) type Pieces<'a> = dyn FnMut(SlotRef, &str) -> Result<Option<Vec<u8>>, CheckError> + 'a;
 
-/// The dictionaries of a store that can be read.
+/// The readable dictionaries of a store.
 #[derive(Default)]
 pub(crate) struct Dictionaries {
-    /// For frames that were made without a dictionary.
+    /// The decompressor for frames made without a dictionary.
     none: RefCell<Decompressor<'static>>,
     numbered: Vec<(u16, RefCell<Decompressor<'static>>)>,
 }
 
 impl Dictionaries {
-    /// Reads what the roots lead to.
+    /// Reads the dictionaries that the roots lead to.
     pub fn read(roots: &Roots, pieces: &mut Pieces<'_>, defects: &mut Vec<Defect>) -> Result<Dictionaries, CheckError> {
         let bits = roots.dictionaries.map(|bits| bits.get());
         if bits == [0, 0] {
@@ -78,8 +80,8 @@ impl Dictionaries {
         Ok(Dictionaries { numbered, ..Dictionaries::default() })
     }
 
-    /// Fills `out` from a zstd frame that was made with dictionary `number`, 0 for none; false if it does not hold these many
-    /// bytes.
+    /// Fills `out` from a zstd frame that was made with dictionary `number`, or without one if it
+    /// is 0. Returns false if the frame does not hold exactly this many bytes.
     pub fn decompress(&self, number: u16, payload: &[u8], out: &mut [u8]) -> bool {
         self.decompressor(number).is_some_and(|decompressor| {
             decompressor.borrow_mut().decompress_to_buffer(payload, out).is_ok_and(|len| len == out.len())

@@ -1,8 +1,9 @@
 //! Directories: walks every node and bucket, verifies every entry, and counts links.
 //!
-//! Rules: a walk goes as deep as the hash has bits, at most [`LEVELS_MAX`] levels; a node or bucket is visited once. A
-//! name can be there twice only within one bucket, because its hash leads to a single bucket. Only packed buckets are shorter than
-//! [`BUCKET_BYTES`] under a node; each is coded in the one way there is.
+//! Rules: a walk goes as deep as the hash has bits, at most [`LEVELS_MAX`] levels, and visits a
+//! node or bucket once. A duplicate name can occur only within one bucket, because its hash leads
+//! to a single bucket. Under a node, only packed buckets are shorter than [`BUCKET_BYTES`]; each
+//! has exactly one valid encoding.
 //! Left out: judging the counts (`links`), which needs all directories.
 
 use shoal_format::dir::{
@@ -79,8 +80,8 @@ fn verify(region: &Region<'_>, state: &mut State, directory: &Directory) -> Resu
     Ok(())
 }
 
-/// The hashes that belong to a bucket: those whose first `NODE_BITS * level` bits are `prefix` and whose index in the
-/// node of `level` is in `from..to`.
+/// The hashes that belong to a bucket. Their first `NODE_BITS * level` bits are `prefix`, and their
+/// index in the node of `level` is in `from..to`.
 struct Place {
     prefix: u64,
     level: u32,
@@ -97,7 +98,7 @@ impl Place {
     }
 }
 
-/// Where an entry lies: one of a packed bucket has no place of its own, but that of the bucket.
+/// Location of an entry. An entry of a packed bucket has the location of the bucket.
 #[derive(Clone, Copy)]
 struct Found {
     at: Offset,
@@ -112,7 +113,7 @@ struct Walk<'a, 'b> {
     subdirectories: u32,
     /// Capacity of the pieces claimed (bytes).
     allocated: u64,
-    /// Hashes and names of the bucket's entries, to find a name that is there twice.
+    /// Hashes and names of the bucket's entries, to find duplicates.
     bucket: Vec<(u64, Vec<u8>)>,
 }
 
@@ -153,7 +154,7 @@ impl Walk<'_, '_> {
                             "the bucket of depth {depth} at index {i} is not referenced by {span} aligned entries"
                         );
                         self.error(FindingKind::DirectoryNode, at, sentence);
-                        // References that agree still count as those of one bucket.
+                        // Adjacent references that agree still count as references to one bucket.
                         span = (i..NODE_FANOUT).take_while(|&other| bits_at(other) == bits_at(i)).count();
                     }
                     self.bucket(bucket, Place { prefix, level, from: i, to: i + span, is_under_node: true })?;

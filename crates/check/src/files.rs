@@ -1,8 +1,9 @@
 //! The pieces and blocks of files, symbolic links and extended attributes.
 //!
-//! Rules: a file whose data ends before its size has a hole, which is no damage; data behind the size is preallocated,
-//! which is a note at most; every piece is claimed; `allocated` is the sum of the claimed capacities. File data is read
-//! where it has a checksum: packed objects, and short files that have one of their own.
+//! Rules: a file whose data ends before its size has a hole, which is not damage; data behind the
+//! size is preallocated, which is a note at most; every piece is claimed; `allocated` is the sum of
+//! the claimed capacities. File data is read only if it has a checksum: packed objects, and short
+//! files with a checksum of their own.
 //! Left out: whether the bulk device's bitmap agrees with the extents (`bulk`).
 
 use shoal_format::bulk_list::{blocks_end, device_of};
@@ -23,7 +24,7 @@ use crate::{CheckError, State};
 /// Longest target of a symbolic link (bytes).
 const TARGET_MAX: u64 = 4095;
 
-/// Verifies the extended attributes; returns the capacity of their piece.
+/// Verifies the extended attributes. Returns the capacity of their piece.
 pub(crate) fn attributes(region: &Region<'_>, state: &mut State, ino: Ino, inode: &Inode) -> Result<u64, CheckError> {
     let slot = inode.xattr;
     if slot.is_none() || !state.allocation.claim(slot, Some(ino), "piece of attributes", &mut state.report) {
@@ -45,7 +46,7 @@ pub(crate) fn attributes(region: &Region<'_>, state: &mut State, ino: Ino, inode
     Ok(slot.capacity())
 }
 
-/// Verifies a file, link or special file; `xattr_bytes` is the capacity of the attributes' piece.
+/// Verifies a file, link or special file. `xattr_bytes` is the capacity of the attributes' piece.
 pub(crate) fn verify(
     region: &Region<'_>,
     state: &mut State,
@@ -85,7 +86,8 @@ pub(crate) fn verify(
     } else if inode.flags & INODE_HAS_NEW != 0 {
         let fate = if state.power_lost { "which read as zeros after the power loss" } else { "perhaps not durable" };
         let sentence = format!("{new} bulk blocks are marked NEW, {fate}");
-        // A clean end leaves what is on devices that were away: the opening that finds them settles it.
+        // A clean unmount leaves NEW data on devices that were away; the next mount that finds them
+        // settles it.
         let is_settled = state.clean && (new == 0 || waits < new);
         report.leftover(FindingKind::NewData, ino, is_settled, sentence);
     }
@@ -99,15 +101,15 @@ struct File<'a, 'b> {
     inode: &'a Inode,
     /// Capacity of the pieces claimed in the region (bytes).
     allocated: u64,
-    /// Capacity of those that hold data (bytes).
+    /// Capacity of the claimed pieces that hold data (bytes).
     small: u64,
-    /// Bulk blocks mapped.
+    /// Mapped bulk blocks.
     blocks: u64,
-    /// Those of them that are marked NEW.
+    /// Mapped bulk blocks that are marked NEW.
     new: u64,
-    /// Those of these that are on devices without which the store was used.
+    /// NEW bulk blocks on devices without which the store was used.
     waits: u64,
-    /// End of a block or chunk that lies wholly behind the size (bytes), or 0.
+    /// End of a block or chunk that lies entirely behind the size (bytes), or 0.
     end: u64,
 }
 
@@ -150,7 +152,7 @@ impl File<'_, '_> {
         Ok(())
     }
 
-    /// The packed object of group `group`.
+    /// Verifies the packed object of group `group`.
     fn object(&mut self, slot: SlotRef, group: u64) -> Result<(), CheckError> {
         if !self.claim(slot, "packed object") {
             return Ok(());
@@ -175,7 +177,7 @@ impl File<'_, '_> {
         }
         let expected = (self.inode.size.saturating_sub(group * GROUP)).min(GROUP);
         let bytes = u64::from(found.object.bytes);
-        // A file that was cut leaves the object as it is.
+        // Cutting a file leaves the object unchanged.
         if bytes < expected {
             let sentence = format!("a packed object holds {bytes} bytes of the file, expected at least {expected}");
             self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
@@ -239,7 +241,7 @@ impl File<'_, '_> {
                 }
                 None => SlotRef::from_bits(bits),
             };
-            // The end of a packed group may be gone already when a truncation was cut off.
+            // An interrupted truncation may already have removed the end of a packed group.
             let cut = slot.is_some_and(SlotRef::is_none)
                 && (self.inode.flags & INODE_TRUNCATING != 0 || i as u64 * CHUNK >= self.inode.size);
             if group.is_some() && !cut {
@@ -269,7 +271,7 @@ impl File<'_, '_> {
         Ok(())
     }
 
-    /// A chunk that is packed; `group` is the object of the chunk before it in its group.
+    /// Verifies a packed chunk. `group` is the object of the previous chunk in its group.
     fn grouped(&mut self, object: SlotRef, i: u64, group: Option<SlotRef>, at: Offset) -> Result<(), CheckError> {
         if i.is_multiple_of(GROUP_CHUNKS) {
             return self.object(object, i / GROUP_CHUNKS);
@@ -319,7 +321,7 @@ impl File<'_, '_> {
         }
     }
 
-    /// Takes the extents of a leaf for file blocks `first..end`.
+    /// Collects the extents of a leaf for file blocks `first..end`.
     fn map(&mut self, extents: &[Extent], first: FileBlock, end: FileBlock) {
         for extent in extents {
             if extent.file_block < first || extent.end() > end {

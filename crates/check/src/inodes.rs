@@ -1,7 +1,8 @@
 //! The inode table: walks its nodes and blocks, decodes every record, and keeps what later stages need.
 //!
-//! Owns: the list of blocks that exist and a state of 32 bytes for every record in them.
-//! Rules: the walk's depth is the table's height, at most [`HEIGHT_MAX`]; a node or block is visited once.
+//! Owns: the list of existing blocks and a state of 32 bytes for every record in them.
+//! Rules: the walk's depth is the table's height, at most [`HEIGHT_MAX`]; a node or block is
+//! visited once.
 //! Left out: the data behind an inode's `root` (`files`, `directories`) and link counts (`links`).
 
 use shoal_format::inode::{
@@ -26,13 +27,13 @@ use crate::{CheckError, Progress, Stage, State, files};
 const HEIGHT_MAX: u32 = 4;
 const BLOCKS_MAX: u64 = Ino::MAX.block() + 1;
 
-/// The record did not decode, so later stages skip it.
+/// The record does not decode, so later stages skip it.
 pub(crate) const DAMAGED: u8 = 1;
-/// The way up from this directory was followed.
+/// The path up from this directory has been followed.
 pub(crate) const FOLLOWED: u8 = 2;
-/// The way up from this directory is being followed.
+/// The path up from this directory is being followed.
 pub(crate) const FOLLOWING: u8 = 4;
-/// `entry_at` is the place of the packed bucket that has the entry.
+/// `entry_at` is the offset of the packed bucket that holds the entry.
 pub(crate) const ENTRY_PACKED: u8 = 8;
 
 /// The state of one record.
@@ -42,18 +43,19 @@ pub(crate) struct InodeState {
     pub kind: u8,
     pub marks: u8,
     pub nlink: u32,
-    /// Entries that name it.
+    /// Entries that name the inode.
     pub links: u32,
-    /// Directory: entries in it that are directories.
+    /// Directory: number of its entries that are directories.
     pub subdirectories: u32,
     /// The parent field.
     pub parent: Ino,
-    /// The directory with the first entry found, and the offset of that entry in the region (0: none found).
+    /// The directory with the first entry found. `entry_at` is the offset of that entry in the
+    /// region (0: none found).
     pub holder: Ino,
     pub entry_at: Offset,
 }
 
-/// A directory, for the walk over entries.
+/// A directory whose entries are still to be walked.
 #[derive(Clone, Copy)]
 pub(crate) struct Directory {
     pub ino: Ino,
@@ -68,7 +70,7 @@ pub(crate) struct Directory {
 
 #[derive(Default)]
 pub(crate) struct Inodes {
-    /// Numbers of the blocks that exist, ascending.
+    /// Numbers of the existing blocks, ascending.
     blocks: Vec<u32>,
     /// The states of the records, sixteen for each block.
     pub states: Vec<InodeState>,
@@ -94,7 +96,7 @@ impl Inodes {
         self.position(ino).map(|at| &mut self.states[at])
     }
 
-    /// The inode number of a position in `states`.
+    /// Returns the inode number of a position in `states`.
     pub(crate) fn ino(&self, position: usize) -> Ino {
         let per_block = INODES_PER_BLOCK as usize;
         Ino::in_block(self.blocks[position / per_block].into(), position % per_block).expect("the walk refuses others")
@@ -315,7 +317,8 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// The records of a block, in either form. A packed block that does not decode gives sixteen times the reason.
+    /// Reads the records of a block in either form. For a packed block that does not decode, all
+    /// sixteen give the reason.
     fn records(&mut self, slot: SlotRef) -> Result<Vec<Read<InodeSlot>>, CheckError> {
         let bytes = self.region.bytes(slot.offset(), slot.capacity())?;
         if is_plain(slot) {
@@ -333,7 +336,7 @@ impl Walk<'_, '_> {
     fn used(&mut self, ino: Ino, inode: &Inode) -> Result<(), CheckError> {
         self.state.spilled.inode(ino, inode, &mut self.state.report);
         let counts = &mut self.state.report.counts;
-        // The spill file is nobody's.
+        // The spill file is not counted: no user owns it.
         if ino != self.state.spilled.file {
             counts.inodes += 1;
             match inode.kind() {

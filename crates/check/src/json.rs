@@ -1,6 +1,7 @@
 //! The report as JSON, for `shoal check --json`: one flat object, findings as arrays of objects.
 //!
-//! The structures' own names are the names of the fields. Remedies are left out: they are for the program that repairs.
+//! The fields have the same names as in the structures. Remedies are left out: they are for the
+//! program that repairs.
 
 use serde::{Serialize, Serializer};
 

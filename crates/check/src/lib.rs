@@ -1,12 +1,14 @@
-//! The offline checker: reads a store at rest, replays its log into memory of its own and verifies every invariant
-//! of `docs/spec/region.md`.
+//! The offline checker. It reads a store at rest, replays its log into its own memory and verifies
+//! every invariant of `docs/spec/region.md`.
 //!
-//! Owns: reading a region from images or from memory, log replay, the walk over inodes, directories and
-//! extents, and the comparison of reachable with allocated pieces.
-//! Rules: the crate depends on the formats and the media traits alone, so that it cannot share the engine's bugs; it
-//! never writes; hostile bytes give findings, never a panic, in time and memory bounded by the bytes on media (visited
-//! bits stop every cycle, every recursion has a fixed depth).
-//! Left out: carrying out the remedies it offers (`remedy`), and what is on bulk devices other than their marks and the spill file.
+//! Owns: reading a region from images or from memory, log replay, the walk over inodes, directories
+//! and extents, and the comparison of reachable with allocated pieces.
+//! Rules: the crate depends only on the formats and the media traits, so that it cannot share the
+//! engine's bugs. It never writes. Hostile bytes give findings, never a panic, in time and memory
+//! bounded by the bytes on media (visited bits stop every cycle, every recursion has a fixed
+//! depth).
+//! Left out: carrying out the remedies it offers (`remedy`), and the contents of bulk devices other
+//! than their marks and the spill file.
 
 #![forbid(unsafe_code)]
 
@@ -37,12 +39,12 @@ pub use remedy::Remedy;
 pub use report::{Counts, FINDINGS_MAX, Finding, FindingKind, Report};
 pub use salvage::{BulkData, Item, Loss, SalvageSource, Salvaged, Sink, salvage};
 
-/// Where the region's bytes are.
+/// Location of the region's bytes.
 #[derive(Clone, Copy)]
 pub enum ImageSource<'a> {
     /// The two images of a `logged` store, or the saved images of a `battery` store.
     Images([&'a dyn ImageFile; 2]),
-    /// A region in place, its log ring inside it.
+    /// A region in place, with its log ring inside it.
     Memory(&'a dyn PersistentMemory),
 }
 
@@ -50,21 +52,23 @@ pub enum ImageSource<'a> {
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
     pub image: ImageSource<'a>,
-    /// The log; needed when the region has no ring.
+    /// The log; required if the region has no ring.
     pub log: Option<&'a dyn LogDevice>,
-    /// Size of the bulk device, when there is one (bytes).
+    /// Size of the bulk device, if there is one (bytes).
     pub bulk_bytes: Option<u64>,
-    /// The machine went down since the store was last in use: data marked NEW counts as lost.
+    /// Whether the machine went down since the store was last in use: data marked NEW then counts
+    /// as lost.
     pub power_lost: bool,
-    /// Verify the page sums of the image.
+    /// Whether to verify the page sums of the image.
     pub sums: bool,
-    /// Opens the bulk device, to verify the payloads of spilled files; `None`: they are not verified. It is called if there are any.
+    /// Opens the bulk device to verify the payloads of spilled files. It is called only if there
+    /// are any. `None`: payloads are not verified.
     pub bulk: Option<&'a BulkOpener<'a>>,
-    /// The bulk devices, to compare their marks; `None`: they are not looked at.
+    /// The bulk devices, to compare their marks. `None`: the marks are not compared.
     pub devices: Option<BulkDevices<'a>>,
 }
 
-/// Opens a bulk device for reading, or says why that is not possible.
+/// Opens a bulk device for reading, or says why it cannot.
 pub type BulkOpener<'a> = dyn Fn() -> Result<Box<dyn BulkData>, String> + 'a;
 
 /// The checker's current work.
@@ -88,7 +92,8 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// Why a store could not be checked at all. Damage is not such an error: it is in the report.
+/// The reason why a store could not be checked at all. Damage is not an error of this kind: it is
+/// in the report.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CheckError {
     #[error(transparent)]
@@ -155,7 +160,7 @@ struct State {
     /// Every extent of every file.
     mapped: Vec<bulk::Mapped>,
     spilled: spilled::Spilled,
-    /// The store was unmounted cleanly, and nothing was replayed.
+    /// Whether the store was unmounted cleanly and nothing was replayed.
     clean: bool,
     power_lost: bool,
     report: Report,

@@ -1,7 +1,7 @@
-//! Link counts, the way up from every directory, and the paths of findings.
+//! Link counts, the path up from every directory, and the paths of findings.
 //!
-//! Rules: all directories have been walked before; marks make sure that a way up is followed once, so the stage is
-//! linear.
+//! Rules: all directories have been walked before. Marks ensure that each path up is followed once,
+//! so the stage is linear.
 //! Left out: inodes whose record does not decode, because their counts are unknown.
 
 use shoal_format::Offset;
@@ -18,7 +18,7 @@ const KIND_DIRECTORY: u8 = (S_IFDIR >> 12) as u8;
 const ROOT: Ino = Ino::ROOT;
 /// Deepest path that is reported.
 const DEPTH_MAX: usize = 1024;
-/// Findings of a list that get a path; further ones name the inode only.
+/// Findings of a list that get a path. Further findings name only the inode.
 const PATHS_MAX: usize = 1000;
 
 pub(crate) fn verify(state: &mut State, progress: &mut dyn FnMut(Progress)) {
@@ -65,7 +65,8 @@ pub(crate) fn verify(state: &mut State, progress: &mut dyn FnMut(Progress)) {
     progress(Progress { stage: Stage::Links, done: total, total });
 }
 
-/// Follows the way up from a directory until the root, an end that is reported elsewhere, or a circle.
+/// Follows the path up from a directory to the root, to an end that is reported elsewhere, or to a
+/// cycle.
 fn follow(inodes: &mut Inodes, start: Ino, report: &mut Report) {
     let up = |inodes: &Inodes, ino: Ino| {
         inodes.state(ino).filter(|known| ino != ROOT && known.entry_at != Offset::ZERO).map(|known| known.holder)
@@ -92,7 +93,7 @@ fn follow(inodes: &mut Inodes, start: Ino, report: &mut Report) {
     }
 }
 
-/// Gives findings the path of their inode.
+/// Adds to each finding the path of its inode.
 pub(crate) fn name_findings(region: &Region<'_>, state: &mut State) -> Result<(), CheckError> {
     let State { inodes, report, .. } = state;
     let Report { errors, notes, .. } = report;
@@ -125,14 +126,14 @@ fn path(region: &Region<'_>, inodes: &Inodes, ino: Ino) -> Result<Option<String>
     Ok(Some(format!("/{}", names.join("/"))))
 }
 
-/// The name of the entry at this place.
+/// Returns the name of the entry at this offset.
 fn plain_name(region: &Region<'_>, at: Offset) -> Result<String, CheckError> {
     let length = region.bytes(at + (ENTRY_HEADER as u64 - 1), 1)?[0] as u64;
     let name = region.bytes(at + ENTRY_HEADER as u64, length)?;
     Ok(String::from_utf8_lossy(&name).into_owned())
 }
 
-/// A name of the inode in the packed bucket at this place, which has been read before.
+/// Returns a name of the inode in the packed bucket at this offset, which has been read before.
 fn packed_name(region: &Region<'_>, at: Offset, ino: Ino) -> Result<String, CheckError> {
     let used = region.bytes(at, 2)?;
     let bytes = region.bytes(at, u16::from_le_bytes([used[0], used[1]]).into())?;

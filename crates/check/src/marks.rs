@@ -1,9 +1,12 @@
-//! The marks of bulk devices: is each the device that the region lists, and of the region's time?
+//! The marks of bulk devices: is each the device that the region lists, and as old as the region?
 //!
-//! Rules: what a mount refuses is an error. A device that cannot be reached is a note, because the store can do without its files. List
-//! and mark are one apart at most wherever an opening was cut off. So a mark further behind is that of an older copy of the device, and one further
-//! ahead tells that the region is an older copy, unless it was restored from an image: the list says so until the device has a new mark. A device without a mark is known by its size alone.
-//! Left out: opening devices, which is the caller's; what is held back in front of them is laid over what is read.
+//! Rules: what a mount refuses is an error. An unreachable device is a note, because the store can
+//! do without its files. An interrupted opening leaves list and mark at most one apart. A mark
+//! further behind therefore belongs to an older copy of the device. A mark further ahead shows that
+//! the region is an older copy, unless it was restored from an image; the list says so until the
+//! device has a new mark. A device without a mark is known only by its size.
+//! Left out: opening devices, which is up to the caller. Data held back in front of a device
+//! overlays what is read from it.
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::{BULK_MARK, BulkDeviceEntry, Mark};
@@ -11,25 +14,25 @@ use shoal_format::bulk_list::{BULK_MARK, BulkDeviceEntry, Mark};
 use crate::report::{FindingKind, Report};
 use crate::{BulkData, State};
 
-/// The least unit of a device in which a mark has its place (bytes).
+/// Smallest unit of a device that can hold a mark (bytes).
 const MARK_UNIT_MIN: u64 = 512;
-/// As a mount says it.
+/// The wording that a mount uses.
 const REMEDY: &str = "bring together what belongs together, or mount with `-o degraded` and do without its files";
 
-/// How the caller finds the devices that the region lists.
+/// Access to the devices that the region lists.
 #[derive(Clone, Copy)]
 pub struct BulkDevices<'a> {
     pub find: &'a BulkFinder<'a>,
-    /// The region would be restored from an image: devices may be of a later time.
+    /// The region would be restored from an image, so devices may be newer than the region.
     pub restored: bool,
 }
 
-/// Finds a device of the list, and opens it for reading.
+/// Finds a device of the list and opens it for reading.
 pub type BulkFinder<'a> = dyn Fn(&BulkDeviceEntry) -> FoundDevice + 'a;
 
-/// What the caller found of a device.
+/// The result of looking for a device.
 pub struct FoundDevice {
-    /// For messages; empty: it is known by its number alone.
+    /// Name for messages; empty if only the number of the device is known.
     pub name: String,
     pub opened: Result<OpenedDevice, NotOpened>,
 }
@@ -42,15 +45,16 @@ pub struct OpenedDevice {
     pub data: Box<dyn BulkData>,
 }
 
-/// Why a device was not opened, in words.
+/// The reason why a device was not opened, in words.
 pub enum NotOpened {
-    /// Nothing says where it is.
+    /// Its location is not known.
     Nowhere(String),
-    /// It cannot be reached, or not without writing to it.
+    /// It cannot be reached, or only by writing to it.
     Away(String),
 }
 
-/// Compares the devices with the list. `first_is_short`: the first one was found to be too small.
+/// Compares the devices with the list. `first_is_short` says that the first one was found too
+/// small.
 pub(crate) fn verify(devices: BulkDevices<'_>, first_is_short: bool, state: &mut State) {
     let State { superblock, devices: listed, report, .. } = state;
     for entry in listed.iter().filter(|entry| entry.number != 0 || !first_is_short) {
@@ -59,7 +63,7 @@ pub(crate) fn verify(devices: BulkDevices<'_>, first_is_short: bool, state: &mut
             "" => format!("bulk device {}", entry.number),
             name => format!("bulk device {} ({name})", entry.number),
         };
-        // The mark's block.
+        // The block of the mark.
         let at = Some(entry.end());
         match opened {
             Ok(device) => {
@@ -82,7 +86,7 @@ fn unreached(entry: &BulkDeviceEntry, called: &str, why: &str, report: &mut Repo
     }
 }
 
-/// Why a mount would not take `device` for the one of this entry, and what to do.
+/// Returns why a mount would not accept `device` for this entry, and what to do about it.
 fn difference(
     device: &OpenedDevice,
     entry: &BulkDeviceEntry,
@@ -112,14 +116,14 @@ fn difference(
     let mark = match Mark::decode(&mark) {
         Ok(mark) => mark,
         Err(why) => {
-            // Its data may be whole, and a salvage asks for no mark.
+            // Its data may be intact, and a salvage does not need a mark.
             let what = format!(
                 "it does not carry the store's mark ({why}); {REMEDY}; `shoal salvage` reads them all the same"
             );
             return Some((FindingKind::BulkMark, what));
         }
     };
-    // Openings move an entry by two.
+    // Each opening advances an entry by two.
     let (marked, listed) = (mark.epoch / 2, entry.epoch / 2);
     if mark.store != *store {
         found(FindingKind::BulkOtherStore, "it belongs to another store".into())

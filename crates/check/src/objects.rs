@@ -1,7 +1,9 @@
-//! Packed objects as the specification has them (docs/spec/region.md, section 7): found, put together, verified.
+//! Packed objects as specified in docs/spec/region.md, section 7: finding, assembling and verifying
+//! them.
 //!
-//! Rules: nothing here comes from the engine; the codecs are their libraries' own. Bytes come through the caller's reader,
-//! which keeps none of them. Damage is a sentence; only the medium's errors are errors.
+//! Rules: nothing here comes from the engine; the codecs are those of their libraries. Bytes come
+//! through the caller's reader, which does not keep them. Damage is returned as a sentence; only
+//! errors of the medium are errors.
 
 use shoal_format::inode::CHUNK;
 use shoal_format::object::{Codec, OBJECT_HEAD, Object, SpillPlace};
@@ -13,15 +15,16 @@ use crate::dictionaries::Dictionaries;
 /// Reads bytes of one piece.
 pub(crate) type Reader<'a> = dyn Fn(Offset, &mut [u8]) -> Result<(), CheckError> + 'a;
 
-/// An object and the pieces behind its first one.
+/// An object and the pieces after its first one.
 pub(crate) struct Found {
     pub object: Object,
     pub pieces: Vec<SlotRef>,
-    /// Where the payload of a spilled one is.
+    /// Location of the payload, for a spilled object.
     pub place: Option<SpillPlace>,
 }
 
-/// Finds an object's pieces. Whether they are inside the region and allocated is the caller's to say.
+/// Finds an object's pieces. The caller must decide whether they lie inside the region and are
+/// allocated.
 pub(crate) fn find(read: &Reader<'_>, slot: SlotRef) -> Result<Result<Found, String>, CheckError> {
     if slot.is_run() || slot.capacity() < OBJECT_HEAD as u64 {
         return Ok(Err(format!("a packed object in a piece of {} bytes", slot.capacity())));
@@ -52,7 +55,7 @@ pub(crate) fn find(read: &Reader<'_>, slot: SlotRef) -> Result<Result<Found, Str
     Ok(Ok(Found { object, pieces, place: None }))
 }
 
-/// The bytes that an object holds, as far as they can be had, and what is wrong with them.
+/// Returns the bytes of an object, as far as they are readable, and what is wrong with them.
 pub(crate) fn bytes(
     read: &Reader<'_>,
     slot: SlotRef,
@@ -85,7 +88,7 @@ pub(crate) fn bytes(
     Ok(unpacked(object, payload, dictionaries))
 }
 
-/// What a payload stands for, and what is wrong with it.
+/// Decodes a payload. Returns its contents and what is wrong with them.
 pub(crate) fn unpacked(
     object: &Object,
     payload: Vec<u8>,

@@ -1,7 +1,8 @@
-//! Finds the region: the image that counts, its superblock, its anchor, its page sums.
+//! Finds the region: the valid image, its superblock, its anchor, its page sums.
 //!
-//! Rules: the image with the highest anchor generation counts; an image whose anchors do not decode was being written
-//! and does not count. Sums are verified before replay, because replay is allowed to change the pages.
+//! Rules: the image with the highest anchor generation is valid; an image whose anchors do not
+//! decode was being written and does not count. Sums are verified before replay, because replay may
+//! change the pages.
 //! Left out: the log (`replay`).
 
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, ROOTS_AT, Superblock};
@@ -13,9 +14,10 @@ use crate::{CheckError, ImageSource, Progress, Source, Stage, standby};
 
 /// Pages verified between two reports of progress.
 const BATCH_PAGES: u64 = 256;
-/// Wrong sums after which the rest is not verified: the file is not an image of a store, or is damaged throughout.
+/// Number of wrong sums after which the rest is not verified: the file is not an image of a store,
+/// or is damaged throughout.
 const WRONG_SUMS_MAX: u64 = 1000;
-/// Consecutive pages that were never written (4 GiB) after which the size is taken to be forged.
+/// Consecutive pages that were never written (4 GiB) after which the size is assumed to be forged.
 const UNWRITTEN_PAGES_MAX: u64 = 1 << 20;
 
 pub(crate) struct Opened<'a> {
@@ -24,7 +26,7 @@ pub(crate) struct Opened<'a> {
     pub region: Region<'a>,
 }
 
-/// `None` when the report says why there is nothing to check.
+/// Opens the region. Returns `None` if the report says why there is nothing to check.
 pub(crate) fn open<'a>(
     source: &Source<'a>,
     report: &mut Report,
@@ -40,7 +42,7 @@ pub(crate) fn open<'a>(
                 _ => 0,
             };
             for (i, anchor) in anchors.iter().enumerate() {
-                // An image of zeros was never written, which is no finding.
+                // An image of zeros was never written and is not a finding.
                 if let Err(e) = anchor
                     && !matches!(e, FormatError::Magic { found: 0, .. })
                 {
@@ -90,7 +92,8 @@ pub(crate) fn open<'a>(
         standby::examine(*base, *number, others, &superblock, report, progress)?;
     }
     let stored_bytes = match base {
-        // Bytes behind the end of the file are zeros, whatever the anchor says, and need not be read.
+        // Bytes behind the end of the file are zeros, whatever the anchor says, and need not be
+        // read.
         Base::Image(_) => anchor.used_bytes.get().min(base.stored_bytes()?),
         Base::Memory(_) => superblock.region_bytes,
     };
@@ -141,8 +144,8 @@ pub(crate) fn verify_sums(
 ) -> Result<(), CheckError> {
     let sums_at = superblock.region_bytes.next_multiple_of(PAGE);
     let pages = used_bytes.div_ceil(PAGE);
-    // A page behind the end of the file is zeros, and so is its sum, which lies behind all pages. There is nothing to
-    // compare.
+    // A page behind the end of the file is zero. So is its sum, which lies behind all pages. There
+    // is nothing to compare.
     let stored_pages = pages.min(base.stored_bytes()?.div_ceil(PAGE));
     let mut bytes = vec![0; (BATCH_PAGES * PAGE) as usize];
     let mut sums = vec![0; (BATCH_PAGES * 4) as usize];
@@ -157,7 +160,7 @@ pub(crate) fn verify_sums(
         for (i, page) in bytes.chunks_exact(PAGE as usize).enumerate() {
             let number = first + i as u64;
             let expected = u32::from_le_bytes(sums[i * 4..i * 4 + 4].try_into().expect("four bytes"));
-            // A page that was never written to this image is zeros and has no sum.
+            // A page never written to this image is zero and has no sum.
             let blank = expected == 0 && page.iter().all(|&byte| byte == 0);
             unwritten = if blank { unwritten + 1 } else { 0 };
             // The anchors are written after the sums.

@@ -1,8 +1,9 @@
-//! Packed inode blocks, and the tables that they are decoded with, from `docs/spec/pack.md` alone.
+//! Packed inode blocks and the tables that decode them, from `docs/spec/pack.md` alone.
 //!
 //! Owns: [`Tables`], which both the walk over inodes and the salvage use. Codes are in `codes`.
-//! Rules: of the two copies of the tables each part is taken from the first that has it undamaged; damage is named.
-//! Left out: what a decoded record may say (`shoal_format::inode`).
+//! Rules: each part of the tables comes from the first of the two copies that has it undamaged;
+//! damage is named.
+//! Left out: what a decoded record may contain (`shoal_format::inode`).
 
 mod codes;
 
@@ -14,24 +15,24 @@ use zerocopy::IntoBytes;
 
 use codes::{Profile, Stripped, Triplet};
 
-/// A value, or why it cannot be read.
+/// A value, or the reason why it cannot be read.
 pub(crate) type Read<T> = codes::Read<T>;
 
 /// The largest slot of a packed block (bytes).
 pub(crate) const PACKED_MAX: u64 = 1280;
 /// Records of a block.
 const RECORDS: usize = 16;
-/// Longest code; what is longer is verbatim.
+/// Length of the longest code. A longer one is verbatim.
 const STRIPPED: usize = 54;
 
-/// The tables of a store's packed blocks, and what was found about them.
+/// The tables of a store's packed blocks, and statistics about them.
 #[derive(Default)]
 pub(crate) struct Tables {
     profiles: Vec<Profile>,
     triplets: Vec<Option<(Triplet, u64)>>,
-    /// Codes that name each triplet, as far as blocks were decoded.
+    /// Number of codes that name each triplet, over the blocks decoded.
     users: Vec<u64>,
-    /// Some block did not decode: counts of users say nothing.
+    /// Some block did not decode, so the counts of users are meaningless.
     incomplete: bool,
 }
 
@@ -43,7 +44,7 @@ pub(crate) struct Defect {
 
 type Entry = Result<Option<(Triplet, u64)>, String>;
 
-/// A copy, as far as it can be read.
+/// A copy of the tables, as far as it can be read.
 struct Copy {
     at: u64,
     profile: Vec<u8>,
@@ -63,13 +64,13 @@ impl Copy {
     }
 }
 
-/// The references to the copies; `None` where bits are no reference.
+/// Returns the references to the copies; `None` for bits that are no reference.
 pub(crate) fn copies(roots: &Roots) -> [Option<SlotRef>; 2] {
     roots.inode_tables.map(|bits| SlotRef::from_bits(bits.get()))
 }
 
 impl Tables {
-    /// Reads two copies: the offset and bytes of each that has a place.
+    /// Reads two copies, given as offset and bytes of each one that exists.
     pub fn read(found: Vec<(u64, Vec<u8>)>, defects: &mut Vec<Defect>) -> Tables {
         let mut copies = Vec::new();
         for (at, bytes) in &found {
@@ -110,12 +111,13 @@ impl Tables {
         Tables { profiles: copy.profiles, users: vec![0; triplets.len()], triplets, incomplete: false }
     }
 
-    /// No profile could be read.
+    /// Returns whether no profile could be read.
     pub fn is_empty(&self) -> bool {
         self.profiles.is_empty()
     }
 
-    /// Triplets whose count is not the number of codes that name them: index, what the table says, what was found.
+    /// Returns the triplets whose count differs from the number of codes that name them: index,
+    /// count in the table, count found.
     pub fn wrong_counts(&self) -> Vec<(usize, u64, u64)> {
         if self.incomplete {
             return Vec::new();
@@ -125,7 +127,8 @@ impl Tables {
         counts.filter(|(_, says, found)| says != found).collect()
     }
 
-    /// The records of a packed block at the beginning of `slot`. An error if the block as a whole does not decode.
+    /// Decodes the records of a packed block at the beginning of `slot`. Fails if the block as a
+    /// whole does not decode.
     pub fn block(&self, slot: &[u8]) -> Read<[Read<Record>; RECORDS]> {
         let packed = Packed::open(slot)?;
         let mut rest = packed.codes;
@@ -136,7 +139,7 @@ impl Tables {
         }))
     }
 
-    /// Counts the codes of a block that name triplets.
+    /// Counts the codes of a block by the triplets they name.
     pub fn count(&mut self, records: &Read<[Read<Record>; RECORDS]>) {
         let Ok(records) = records else {
             self.incomplete = true;
@@ -171,7 +174,7 @@ impl Tables {
     }
 }
 
-/// A record, and the triplet that its code names.
+/// A record, and the index of the triplet that its code names.
 pub(crate) struct Record {
     pub slot: InodeSlot,
     pub index: Option<u64>,
@@ -241,7 +244,7 @@ fn verbatim(code: &[u8]) -> Read<Stripped> {
     Ok(Stripped { triplet: (uid, gid, mode), links, size, times: [ctime, btime, mtime, atime], optional, index: None })
 }
 
-/// The inode that a packed record stands for.
+/// Converts a packed record to the inode it stands for.
 fn plain(record: &Stripped) -> Read<InodeSlot> {
     let narrow = |field: usize| u32::try_from(record.optional[field]).map_err(|_| format!("optional field {field}"));
     let (uid, gid, mode) = record.triplet;
@@ -251,7 +254,7 @@ fn plain(record: &Stripped) -> Read<InodeSlot> {
         0o10 | 0o12 => 1,
         _ => 0u8,
     };
-    // Bit 46 marks a slot's reference; a run's has class 63.
+    // Bit 46 marks the reference of a slot. The reference of a run has class 63.
     let reference = |stored: u64| if stored >> 40 & 63 == 63 { stored } else { stored & !(1 << 46) };
     let (xattr, root) = (reference(record.optional[3]), reference(record.optional[4]));
     let capacity = |bits| SlotRef::from_bits(bits).map_or(0, SlotRef::capacity);

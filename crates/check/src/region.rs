@@ -1,8 +1,9 @@
-//! The region as the checker sees it: the bytes of the medium, with the replayed log on top, in memory of its own.
+//! The region as the checker sees it: the bytes of the medium with the replayed log on top, in the
+//! checker's own memory.
 //!
-//! Owns: segments of 64 KiB, read when they are first needed and kept; those that are all zeros take no memory,
-//! so that a forged size costs nothing. Small-file data is never read.
-//! Rules: the medium is never written; a reader outside the region's bytes is a bug of the checker.
+//! Owns: segments of 64 KiB, which are read when first needed and kept. Segments of zeros take no
+//! memory, so a forged size costs nothing. Small-file data is not kept.
+//! Rules: the medium is never written; reading outside the region's bytes is a bug of the checker.
 //! Left out: the meaning of the bytes.
 
 use std::borrow::Cow;
@@ -14,12 +15,12 @@ use shoal_media::{ImageFile, PersistentMemory};
 use crate::CheckError;
 
 const SEGMENT_LEN: usize = SEGMENT as usize;
-/// Segments in a group: the table of an empty 1 TiB region stays small.
+/// Segments in a group. Groups keep the table of an empty 1 TiB region small.
 const GROUP: usize = 256;
 
 static ZEROS: [u8; SEGMENT_LEN] = [0; SEGMENT_LEN];
 
-/// The medium below.
+/// The underlying medium.
 #[derive(Clone, Copy)]
 pub(crate) enum Base<'a> {
     Image(&'a dyn ImageFile),
@@ -35,7 +36,8 @@ impl Base<'_> {
         Ok(())
     }
 
-    /// Bytes up to the last one stored, as far as the medium knows; bytes behind it read as zeros.
+    /// Returns the end of the last byte stored, as far as the medium knows it. Bytes behind it read
+    /// as zeros.
     pub(crate) fn stored_bytes(&self) -> Result<u64, CheckError> {
         Ok(match self {
             Base::Image(image) => image.stored_bytes()?.unwrap_or(u64::MAX),
@@ -44,14 +46,14 @@ impl Base<'_> {
     }
 }
 
-/// A kept segment; an empty box stands for zeros.
+/// A kept segment. An empty box stands for zeros.
 type Kept = OnceCell<Box<[u8]>>;
 
 pub(crate) struct Region<'a> {
     base: Base<'a>,
     /// Size of the address space (bytes).
     region_bytes: u64,
-    /// Bytes that the medium holds; bytes behind them are zero until the log writes there.
+    /// Bytes that the medium holds. Bytes behind them are zero until the log writes there.
     stored_bytes: u64,
     groups: Vec<OnceCell<Box<[Kept]>>>,
 }
@@ -81,17 +83,17 @@ impl<'a> Region<'a> {
         Ok(if bytes[..] == ZEROS[..] { Box::default() } else { bytes })
     }
 
-    /// A whole segment; `None` when it is all zeros.
+    /// Returns a whole segment, or `None` if it is all zeros.
     pub(crate) fn segment(&self, segment: u64) -> Result<Option<&[u8]>, CheckError> {
         let kept = self.kept(segment as usize);
         if kept.get().is_none() {
-            // The cell is empty, and nothing else fills it meanwhile.
+            // The cell is empty, and nothing else fills it in the meantime.
             let _ = kept.set(self.load(segment as usize)?);
         }
         Ok(kept.get().map(|bytes| &bytes[..]).filter(|bytes| !bytes.is_empty()))
     }
 
-    /// `len` bytes from `at`; copied only when they cross a segment.
+    /// Returns `len` bytes from `at`. Copies them only if they cross a segment.
     pub(crate) fn bytes(&self, at: Offset, len: u64) -> Result<Cow<'_, [u8]>, CheckError> {
         assert!(
             at.get().checked_add(len).is_some_and(|end| end <= self.region_bytes),
@@ -115,7 +117,8 @@ impl<'a> Region<'a> {
         Ok(Cow::Owned(out))
     }
 
-    /// Reads bytes of one segment without keeping the segment: for the bitmap in front of slots that hold data.
+    /// Reads bytes of one segment without keeping the segment, for bitmaps in front of data slots
+    /// and for checksummed data.
     pub(crate) fn peek(&self, at: Offset, out: &mut [u8]) -> Result<(), CheckError> {
         let within = at.in_segment() as usize;
         assert!(within + out.len() <= SEGMENT_LEN && at.get() < self.region_bytes, "checker reads outside the region");
@@ -138,7 +141,7 @@ impl<'a> Region<'a> {
         if there.is_empty() { Ok(()) } else { self.base.read(at, there) }
     }
 
-    /// The bytes of a segment, to be changed.
+    /// Returns the bytes of a segment for changes.
     fn segment_mut(&mut self, segment: u64) -> Result<&mut Box<[u8]>, CheckError> {
         self.segment(segment)?;
         let group = self.groups[segment as usize / GROUP].get_mut().expect("the segment was loaded");
@@ -178,7 +181,7 @@ impl<'a> Region<'a> {
             let (segment, within) = ((at + done).segment(), u64::from((at + done).in_segment()));
             let take = (SEGMENT - within).min(len - done);
             if take == SEGMENT {
-                // The segment is zeroed whole, so its old bytes need not be read.
+                // The whole segment becomes zero, so its old bytes need not be read.
                 self.kept(segment as usize);
                 let group = self.groups[segment as usize / GROUP].get_mut().expect("made in the line above");
                 group[segment as usize % GROUP] = OnceCell::from(Box::default());

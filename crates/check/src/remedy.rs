@@ -1,18 +1,18 @@
 //! Remedies for findings, which `shoal check --repair` carries out through the engine.
 //!
-//! Rules: a remedy is offered only when the finding it answers is certain. While some directory, reference or page of
-//! the image cannot be trusted, a seemingly unreferenced piece may be referenced from there; then no remedy is offered
-//! that depends on having seen everything. Records that do not decode are freed first, with their entries; the next
-//! check sees the rest.
-//! Left out: carrying remedies out, and findings that opening a store settles by itself (orphans, truncations, the
-//! roots' counts).
+//! Rules: a remedy is offered only if its finding is certain. While some directory, reference or
+//! page of the image cannot be trusted, it may hold a reference to a seemingly unreferenced piece;
+//! then no remedy is offered that depends on having seen everything. Records that do not decode are
+//! freed first, with their entries; the next check sees the rest.
+//! Left out: carrying remedies out, and findings that opening a store settles by itself (orphans,
+//! truncations, the roots' counts).
 
 use shoal_format::SlotRef;
 use shoal_format::inode::Ino;
 
 use crate::report::{FindingKind as K, Report};
 
-/// One change that makes a store sounder.
+/// One change that repairs part of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
     /// Removes an entry whose inode is not in use or cannot be read.
@@ -21,11 +21,11 @@ pub enum Remedy {
         name: Vec<u8>,
         ino: Ino,
     },
-    /// Frees a record that does not decode; the pieces it owned become a leak.
+    /// Frees a record that does not decode. The pieces it owned become a leak.
     FreeRecord {
         ino: Ino,
     },
-    /// Names an inode that no entry names, in `lost+found`.
+    /// Gives an inode that no entry names a name in `lost+found`.
     Attach {
         ino: Ino,
     },
@@ -43,9 +43,9 @@ pub enum Remedy {
         directory: Ino,
         entries: u64,
     },
-    /// Counts the users of triplets anew, and writes both copies of the tables of packed inodes.
+    /// Recounts the users of triplets and writes both copies of the tables of packed inodes.
     PackedTables,
-    /// Writes the dictionaries that are damaged in one copy anew.
+    /// Rewrites the dictionaries that are damaged in one copy.
     Dictionaries,
     /// Frees pieces that nothing references.
     FreePieces {
@@ -81,7 +81,7 @@ impl std::fmt::Display for Remedy {
     }
 }
 
-/// Removes the remedies that are not certain.
+/// Drops the remedies that are not certain.
 pub(crate) fn keep_certain(report: &mut Report) {
     let has = |kinds: &[K]| report.errors.iter().any(|finding| kinds.contains(&finding.kind));
     let partial = report.omitted > 0
@@ -96,7 +96,7 @@ pub(crate) fn keep_certain(report: &mut Report) {
         .filter_map(|finding| finding.inode.map(Ino::new))
         .collect();
     report.remedies.retain(|remedy| match remedy {
-        // The root is never freed, because without it there is nothing to mount.
+        // The root is never freed, because nothing can be mounted without it.
         Remedy::FreeRecord { ino } => *ino > Ino::ROOT,
         Remedy::RemoveEntry { ino, .. } => damaged.contains(ino) || !partial,
         Remedy::PackedTables | Remedy::Dictionaries => !partial,

@@ -1,8 +1,9 @@
 //! Replays the log over the checker's copy of the region.
 //!
-//! Rules: a record is valid only at its position and with the salt of the record before it; the log ends before the
-//! first invalid one. The end must not lie before the anchor's seal. No transaction may change superblock, anchors or
-//! ring. The ring is read as the medium holds it, so that no entry can forge the records behind it.
+//! Rules: a record is valid only at its position and with the salt of the previous record; the log
+//! ends before the first invalid one. The end must not lie before the anchor's seal. No transaction
+//! may change superblock, anchors or ring. The ring is read as the medium holds it, so that no
+//! entry can forge the records behind it.
 //! Left out: finishing intents (truncations, orphans), which the next mount does.
 
 use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
@@ -16,11 +17,12 @@ use crate::region::Region;
 use crate::report::{FindingKind, Report};
 use crate::{CheckError, Progress, Source, Stage};
 
-/// First read-ahead (bytes); it is small because most logs are short.
+/// First read-ahead (bytes). It is small because most logs are short.
 const AHEAD_FIRST: usize = 64 << 10;
 const AHEAD_MAX: usize = 4 << 20;
 
-/// `false` when the report says why the region cannot be trusted any further.
+/// Replays the log. Returns `false` if the report says why the region cannot be trusted any
+/// further.
 pub(crate) fn replay(
     source: &Source<'_>,
     superblock: &Superblock,
@@ -78,17 +80,18 @@ pub(crate) fn replay(
     Ok(true)
 }
 
-/// Where a damaged log breaks off, and where it goes on.
+/// A gap in a damaged log: the position where the log breaks off, and that of the next record that
+/// counts.
 pub(crate) struct Gap {
     pub at: Lsn,
     pub next: Lsn,
-    /// A power loss does not explain it.
+    /// A power loss does not explain the gap.
     pub is_damage: bool,
 }
 
-/// Like [`replay`], but goes on behind damaged records, for a salvage. Records of a ring before a gap are skipped,
-/// because they and later ones have been applied in place. Returns the gaps, the reason if replay stopped early, and
-/// the end of the log.
+/// Replays like [`replay`], but continues behind damaged records, for a salvage. Records of a ring
+/// before a gap are skipped, because they and later ones have been applied in place. Returns the
+/// gaps, the reason if replay stopped early, and the end of the log.
 pub(crate) fn replay_past_gaps(
     source: &Source<'_>,
     superblock: &Superblock,
@@ -162,7 +165,7 @@ fn apply(payload: &[u8], superblock: &Superblock, region: &mut Region<'_>) -> Re
 
 enum Place<'a> {
     Device(&'a dyn LogDevice),
-    /// A ring, and the position where reading starts; the log is at most one turn of it.
+    /// A ring, and the position where reading starts. The log is at most one turn of the ring.
     Ring(Superblock, Lsn),
 }
 
@@ -177,7 +180,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The record at `lsn`, or `None` where the log ends.
+    /// Returns the record at `lsn`, or `None` at the end of the log.
     fn record(
         &mut self,
         region: &Region<'_>,
@@ -195,8 +198,8 @@ impl Reader<'_> {
         Ok(header.check_payload(payload, sums).is_ok().then(|| (header, payload.to_vec())))
     }
 
-    /// The record that shows that the log does not end at `lsn`, where one with `salt` was expected and the last
-    /// mount's records begin at `life`.
+    /// Searches for a record that shows that the log does not end at `lsn`, where a record with
+    /// `salt` was expected. The last mount's records begin at `life`.
     fn next(
         &mut self,
         region: &Region<'_>,
@@ -210,12 +213,12 @@ impl Reader<'_> {
         let chained = self.chained(region, lsn, salt)?;
         let witnesses = Witnesses::of(lsn, life, power_lost, superblock.hash_seed, self.sums);
         let witness = if ring { None } else { self.witness(region, lsn, &witnesses)? };
-        // A power loss may take any part of a tail that was not synced.
+        // A power loss may drop any part of an unsynced tail.
         let is_damage = ring || !power_lost || witness.is_some();
         Ok(chained.or(witness).map(|next| (Gap { at: lsn, next: next.lsn(), is_damage }, next)))
     }
 
-    /// A record that bears witness of more log than there seems to be.
+    /// Searches for a record that proves that the log is longer than it seems.
     fn witness(
         &mut self,
         region: &Region<'_>,
@@ -233,7 +236,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The record that continues the chain behind one that does not count, or in a ring one of the present turn.
+    /// Returns the record that continues the chain behind an invalid one. In a ring, a record of
+    /// the present turn comes first.
     fn chained(&mut self, region: &Region<'_>, lsn: Lsn, salt: u32) -> Result<Option<RecordHeader>, CheckError> {
         let turn = match &self.place {
             Place::Device(_) => None,
@@ -247,7 +251,7 @@ impl Reader<'_> {
         Ok(next.or_else(|| next_of_chain(&self.buffer, lsn, salt, self.sums)))
     }
 
-    /// Up to `len` bytes from `position`; fewer only at the end of the log.
+    /// Returns up to `len` bytes from `position`; fewer only at the end of the log.
     fn bytes(&mut self, region: &Region<'_>, position: Lsn, len: usize) -> Result<&[u8], CheckError> {
         let skip = position.saturating_since(self.at);
         if position < self.at || skip + len as u64 > self.buffer.len() as u64 {

@@ -1,16 +1,16 @@
 //! The result of a check: findings with kind, object and sentence, and counts.
 //!
-//! Rules: an error is damage (a state that no writer leaves behind, even after a crash); a note is a state that
-//! recovery or the next mount settles by itself. The lists are bounded: hostile bytes must not turn into unbounded
-//! memory.
-//! Left out: the rendering as JSON (`json`) and as text (the command line).
+//! Rules: an error is damage (a state that no writer leaves behind, even after a crash); a note is
+//! a state that recovery or the next mount settles by itself. The lists are bounded: hostile bytes
+//! must not use unbounded memory.
+//! Left out: rendering as JSON (`json`) and as text (the command line).
 
 use serde::Serialize;
 use shoal_format::inode::Ino;
 
 use crate::remedy::Remedy;
 
-/// Findings kept at most in each list; further ones are only counted.
+/// Most findings kept in each list. Further ones are only counted.
 pub const FINDINGS_MAX: usize = 10_000;
 
 /// The kinds of findings.
@@ -22,14 +22,14 @@ pub enum FindingKind {
     Superblock,
     /// The anchor contradicts the superblock.
     Anchor,
-    /// The memory's region is gone, and the images lack the changes since they were saved. Found by the caller, which
-    /// knows where the region should be.
+    /// The region in memory is gone, and the images lack the changes since they were saved. Found
+    /// by the caller, which knows where the region should be.
     RegionGone,
-    /// A page of the image does not have the checksum it was written with.
+    /// A page of the image does not match its checksum.
     PageSum,
     /// The log ends before the anchor's seal.
     LogCut,
-    /// A committed record holds an entry no writer writes.
+    /// A committed record holds an entry that no writer writes.
     LogEntry,
     /// The roots are out of range.
     Roots,
@@ -39,9 +39,9 @@ pub enum FindingKind {
     SegmentEntry,
     /// A run of segments is not continued as its head says, or has no head.
     SegmentRun,
-    /// The fixed areas are not marked reserved, or something else is.
+    /// A fixed area is not marked reserved, or another segment is.
     SegmentReserved,
-    /// A node of the inode table holds a reference it may not hold.
+    /// A node of the inode table holds an invalid reference.
     InodeTable,
     /// An inode does not decode.
     InodeRecord,
@@ -69,17 +69,19 @@ pub enum FindingKind {
     SymbolicLink,
     /// A chunk of a file is longer than a chunk.
     Chunk,
-    /// A packed object does not decode, is not what its file says, or its bytes are not those it was made of.
+    /// A packed object does not decode, does not match its file, or its contents do not match their
+    /// checksum.
     PackedObject,
-    /// The spill file is not what it must be.
+    /// The spill file violates its rules.
     SpillFile,
     /// Two spilled objects name the same bytes.
     SpilledDoubleUse,
     /// A spilled object names bytes that the spill file does not have.
     SpilledNowhere,
-    /// The payload of a spilled object is not what it was made of, or cannot be read (a note: none could be).
+    /// The payload of a spilled object does not match its checksum, or cannot be read (a note if no
+    /// payload could be read).
     SpilledData,
-    /// The bytes of a file that has a sum are others.
+    /// The bytes of a file do not match its checksum.
     DataSum,
     /// An extent map does not decode or contradicts itself.
     ExtentMap,
@@ -91,27 +93,27 @@ pub enum FindingKind {
     NewData,
     /// A truncation is not finished (a note after a crash, an error after a clean unmount).
     Truncation,
-    /// Extended attributes do not decode, or a name is there twice.
+    /// Extended attributes do not decode, or contain a duplicate name.
     ExtendedAttributes,
     /// `allocated` is not the sum of the inode's pieces and bulk blocks.
     Allocated,
-    /// A directory node does not decode or its references contradict their depth.
+    /// A directory node does not decode, or its references contradict their depth.
     DirectoryNode,
     /// A directory bucket does not decode.
     DirectoryBucket,
-    /// A directory's size is not its number of entries, or a bucket's count is not.
+    /// A directory's size or a bucket's count is not the number of entries.
     EntryCount,
     /// An entry's name is not allowed in a directory.
     EntryName,
     /// An entry's hash is not the hash of its name.
     EntryHash,
-    /// An entry lies in a bucket its hash does not lead to.
+    /// An entry lies in a bucket to which its hash does not lead.
     EntryPlace,
-    /// A name is in its directory twice.
+    /// A name occurs twice in its directory.
     EntryTwice,
     /// An entry names an inode that is not in use.
     EntryDangling,
-    /// An entry's type is not its inode's.
+    /// An entry's type differs from its inode's.
     EntryType,
     /// The link count is not the number of entries.
     LinkCount,
@@ -119,7 +121,7 @@ pub enum FindingKind {
     DirectoryLinks,
     /// A directory's parent field is not the directory that holds it.
     Parent,
-    /// Directories that hold each other, with no way from the root.
+    /// Directories hold each other and are unreachable from the root.
     DirectoryCycle,
     /// An inode without links (a note after a crash, an error after a clean unmount).
     Orphan,
@@ -127,7 +129,7 @@ pub enum FindingKind {
     OrphanEntries,
     /// The list of bulk devices does not decode, or contradicts the store.
     BulkDevices,
-    /// Contents of files are in doubt since a flush of a bulk device failed (a note).
+    /// Contents of files are in doubt because a flush of a bulk device failed (a note).
     BulkSuspect,
     /// A bulk device is smaller than the superblock or the list says, or its units are too large.
     BulkSize,
@@ -135,25 +137,26 @@ pub enum FindingKind {
     BulkNowhere,
     /// A bulk device lacks its mark, or has one that does not decode (a note: it could not be compared).
     BulkMark,
-    /// A bulk device is another store's.
+    /// A bulk device belongs to another store.
     BulkOtherStore,
-    /// A bulk device is another one of the store.
+    /// A bulk device is a different device of the same store.
     BulkSwapped,
-    /// A bulk device is an older copy of itself: it lacks the store's last mounts.
+    /// A bulk device is an older copy of itself: it misses the store's last mounts.
     BulkOlder,
-    /// A bulk device was in use in a later mount than the region knows of, which is an older copy.
+    /// A bulk device was used in a later mount than the region knows of, so the region is an older
+    /// copy.
     BulkNewer,
     /// A bulk block is mapped twice.
     BulkDoubleUse,
     /// A mapped bulk block is not marked in use.
     BulkNotAllocated,
-    /// A bulk block is marked in use that no file maps.
+    /// A bulk block is marked in use, but no file maps it.
     BulkLeak,
 }
 
 impl FindingKind {
-    /// No mount takes a store whose bulk devices are not those of its region; an error of this kind has no remedy that a program can
-    /// carry out.
+    /// Returns whether the finding makes every mount refuse the store, because its bulk devices are
+    /// not those of its region. No program can repair an error of this kind.
     pub fn refuses_mounts(self) -> bool {
         use FindingKind::{BulkMark, BulkNewer, BulkNowhere, BulkOlder, BulkOtherStore, BulkSize, BulkSwapped};
         matches!(self, BulkMark | BulkNewer | BulkNowhere | BulkOlder | BulkOtherStore | BulkSize | BulkSwapped)
@@ -166,7 +169,7 @@ pub struct Finding {
     pub kind: FindingKind,
     /// The inode concerned.
     pub inode: Option<u32>,
-    /// One of its paths, when the directories lead to it.
+    /// One of its paths, if the directories lead to it.
     pub path: Option<String>,
     /// Offset in the region, the log or the bulk device, by kind (bytes; bulk kinds: blocks).
     pub offset: Option<u64>,
@@ -181,7 +184,7 @@ pub struct Counts {
     pub inodes: u64,
     pub directories: u64,
     pub files: u64,
-    /// Files among them whose data are on the bulk device.
+    /// Files with data on the bulk device.
     pub large_files: u64,
     pub symlinks: u64,
     /// Devices, sockets and pipes.
@@ -194,13 +197,13 @@ pub struct Counts {
     pub small_bytes: u64,
     /// Bytes of bulk blocks that files map.
     pub large_bytes: u64,
-    /// Bytes of bulk storage that spilled small files have.
+    /// Bytes of bulk storage that spilled small files occupy.
     pub spilled_bytes: u64,
     /// Slots and runs referenced.
     pub slots: u64,
     /// Segments that are not free, fixed areas included.
     pub segments_used: u64,
-    /// Bytes of these segments.
+    /// Bytes of the segments in use.
     pub region_bytes_used: u64,
     /// Bulk blocks marked in use.
     pub bulk_blocks_used: u64,
@@ -222,17 +225,17 @@ pub struct Report {
     pub replayed_records: u64,
     /// Bytes of the log that were replayed.
     pub log_bytes: u64,
-    /// The store was unmounted cleanly, and the log holds no change since.
+    /// Whether the store was unmounted cleanly and the log holds no change since.
     pub clean: bool,
 }
 
 impl Report {
-    /// Nothing is damaged.
+    /// Returns whether nothing is damaged.
     pub fn is_sound(&self) -> bool {
         self.errors.is_empty()
     }
 
-    /// The exit code of `fsck(8)`: 0 no errors, 4 errors left uncorrected.
+    /// Returns the exit code of `fsck(8)`: 0 no errors, 4 errors left uncorrected.
     pub fn exit_code(&self) -> u8 {
         if self.is_sound() { 0 } else { 4 }
     }
@@ -254,7 +257,7 @@ impl Report {
         }
     }
 
-    /// A note after a crash, an error in a store that was unmounted cleanly.
+    /// Reports a leftover: a note after a crash, an error after a clean unmount.
     pub(crate) fn leftover(&mut self, kind: FindingKind, inode: Ino, clean: bool, sentence: String) {
         if clean {
             self.error(kind, Some(inode), None, sentence + ", though the store was unmounted cleanly");

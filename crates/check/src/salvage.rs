@@ -1,11 +1,14 @@
-//! Reads a damaged store as far as possible, and hands everything found to its caller.
+//! Reads as much as possible of a damaged store and hands everything found to the caller.
 //!
-//! Owns: finding every inode and name that is left, and the bytes of files. Opening is in `salvage/open`, inode blocks in
-//! `salvage/blocks`, the contents of one inode in `salvage/contents`.
-//! Rules: the store is never written; a structure that does not decode is not used, and one that decodes is not given
-//! up because something beside it is damaged. Losses are reported with path, range and reason. Every structure is
-//! visited once, so time and memory depend on the bytes on media. Inodes without a name come last, below `lost+found`.
-//! Left out: the directory the copy goes to ([`Sink`]), and allocation: a wrong bit is no reason to lose a file.
+//! Owns: finding every remaining inode and name, and the bytes of files. Opening is in
+//! `salvage/open`, inode blocks in `salvage/blocks`, the contents of one inode in
+//! `salvage/contents`.
+//! Rules: the store is never written. A structure that does not decode is not used; one that
+//! decodes is used even if something beside it is damaged. Losses are reported with path, range and
+//! reason. Every structure is visited once, so time and memory depend on the bytes on media. Inodes
+//! without a name come last, below `lost+found`.
+//! Left out: the directory that receives the copy ([`Sink`]), and allocation: a wrong bit is no
+//! reason to lose a file.
 
 mod blocks;
 mod contents;
@@ -38,34 +41,37 @@ use blocks::{Place, place_in};
 #[derive(Clone, Copy)]
 pub struct SalvageSource<'a> {
     pub image: ImageSource<'a>,
-    /// The log, where it is not in the region and can be read.
+    /// The log, if it is outside the region and readable.
     pub log: Option<&'a dyn LogDevice>,
-    /// The bulk device, where there is one and it can be read.
+    /// The bulk device, if there is one and it is readable.
     pub bulk: Option<&'a dyn BulkData>,
-    /// The machine went down since the store was last in use: data marked NEW counts as lost.
+    /// Whether the machine went down since the store was last in use: data marked NEW then counts
+    /// as lost.
     pub power_lost: bool,
-    /// The first bulk device is in another place than then; it counts where the list of devices does not know the place.
+    /// Whether the first bulk device has moved since the store was last in use. Counts only if the
+    /// list of devices does not know its place.
     pub first_moved: bool,
 }
 
-/// The bytes of the bulk devices, where the store's block numbers say they are.
+/// The bytes of the bulk devices, addressed by the store's block numbers.
 pub trait BulkData {
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), String>;
 
-    /// The host's number for where the device is that has this byte; 0: on no host.
+    /// Returns the host's number for the place of the device that holds this byte; 0 if it is on no
+    /// host.
     fn place(&self, _at: u64) -> u64 {
         0
     }
 
-    /// Does a write-back cache hold all of these bytes?
+    /// Returns whether a write-back cache holds all of these bytes.
     fn is_held(&self, _at: u64, _len: u64) -> bool {
         false
     }
 }
 
-/// An inode found, to be made in the copy.
+/// An inode found, to be created in the copy.
 pub struct Item<'a> {
-    /// Below the store's root, without a leading slash; empty for the root itself.
+    /// Path below the store's root, without a leading slash; empty for the root itself.
     pub path: &'a [u8],
     pub inode: &'a Inode,
     /// Target of a symbolic link.
@@ -73,28 +79,29 @@ pub struct Item<'a> {
     pub attributes: &'a [(Vec<u8>, Vec<u8>)],
 }
 
-/// Something that could not be read, or cannot be trusted.
+/// Data that could not be read or cannot be trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Below the store's root; `None` where the loss concerns more than one file.
+    /// Path below the store's root; `None` if the loss concerns more than one file.
     pub path: Option<Vec<u8>>,
-    /// Bytes of the file: from, to.
+    /// Bytes of the file: start and end.
     pub range: Option<(u64, u64)>,
     pub why: String,
 }
 
 /// The receiver of the copy.
 pub trait Sink {
-    /// Makes an inode; its contents follow. False: it could not be made, and its contents are not sent.
+    /// Creates an inode; its contents follow. Returns false if it could not be created; then its
+    /// contents are not sent.
     fn make(&mut self, item: &Item<'_>) -> bool;
-    /// Bytes of the file made last; bytes that are never sent are a hole.
+    /// Receives bytes of the last file created. Bytes that are never sent are a hole.
     fn data(&mut self, at: u64, bytes: &[u8]);
-    /// The file made last has been sent.
+    /// Ends the last file created.
     fn done(&mut self);
-    /// One more name of a file that was made.
+    /// Adds another name to a file that was created.
     fn link(&mut self, path: &[u8], first: &[u8]);
     fn lost(&mut self, loss: Loss);
-    /// Something about the store that is worth knowing and costs nothing that was promised.
+    /// Receives a remark about the store that is not a loss.
     fn note(&mut self, why: &str);
 }
 
@@ -114,7 +121,8 @@ pub struct Salvaged {
     pub losses: u64,
 }
 
-/// Copies out everything readable. `None`: no superblock was found, so nothing can be read.
+/// Copies out everything readable. Returns `None` if no superblock was found, so nothing can be
+/// read.
 pub fn salvage(
     source: SalvageSource<'_>,
     sink: &mut dyn Sink,
@@ -152,11 +160,11 @@ pub fn salvage(
     Ok(Some(walk.found))
 }
 
-/// A range of inode blocks that the table does not lead to.
+/// A range of inode blocks that cannot be reached through the table.
 struct Gap {
     from: u64,
     to: u64,
-    /// The reference says that there are no blocks, so this may be a hole and no damage.
+    /// The reference says that there are no blocks, so the gap may be a hole instead of damage.
     hole: bool,
 }
 
@@ -168,20 +176,20 @@ struct Walk<'a, 'b> {
     source: SalvageSource<'a>,
     sink: &'a mut dyn Sink,
     progress: &'a mut dyn FnMut(&Salvaged),
-    /// Where each record in use lies.
+    /// Location of each record in use.
     records: HashMap<Ino, Place>,
-    /// What packed blocks are decoded with.
+    /// The tables that decode packed blocks.
     tables: Tables,
     dictionaries: Dictionaries,
     /// Extents of the spill file.
     spill_file: Vec<Extent>,
     /// The bulk devices.
     devices: Vec<BulkDeviceEntry>,
-    /// Their checksums say what is on them now.
+    /// Whether the checksums describe what is on the devices now.
     sums_count: bool,
     /// Inodes whose record does not decode.
     damaged: BTreeSet<Ino>,
-    /// Inodes that were made, with their first path where they may have more than one.
+    /// Inodes that were created, with their first path if they may have more than one.
     seen: HashMap<Ino, Option<Vec<u8>>>,
     found: Salvaged,
 }
@@ -196,7 +204,7 @@ impl Walk<'_, '_> {
         !slot.is_none() && slot.offset().get().saturating_add(slot.capacity()) <= self.superblock.region_bytes
     }
 
-    /// Reads without keeping the bytes; gives zeros behind the region's end.
+    /// Reads without keeping the bytes. Bytes behind the region's end are zeros.
     fn read(&self, mut at: Offset, mut out: &mut [u8]) -> Result<(), CheckError> {
         while !out.is_empty() {
             let take = ((SEGMENT - u64::from(at.in_segment())) as usize).min(out.len());
@@ -213,13 +221,13 @@ impl Walk<'_, '_> {
         Ok(bytes)
     }
 
-    /// A page of `[at, at + len)` that is not known to be right.
+    /// Returns a page of `[at, at + len)` that is not known to be right.
     fn bad_page(&self, at: Offset, len: u64) -> Option<BadPage> {
         self.bad_pages.first_in(at.get(), len)
     }
 
-    /// Collects the records that the inode table leads to. Where a part of the table is gone, collects allocated blocks
-    /// that look like inode blocks.
+    /// Collects the records that the inode table leads to. If a part of the table is gone, also
+    /// collects allocated blocks that look like inode blocks.
     fn find_inodes(&mut self) -> Result<(), CheckError> {
         let mut bytes = [0; size_of::<Roots>()];
         self.read(ROOTS_AT, &mut bytes)?;
@@ -236,11 +244,12 @@ impl Walk<'_, '_> {
             _ => gaps.push(Gap { from: 0, to: blocks.max(1), hole: false }),
         }
         let strays = if gaps.is_empty() { Vec::new() } else { self.stray_blocks(&reached)? };
-        // A table may have holes. As long as no block is left over, they are no loss.
+        // A table may have holes. They are no loss as long as no stray block is left.
         if strays.is_empty() && gaps.iter().all(|gap| gap.hole) {
             return Ok(());
         }
-        // Freed blocks leave holes, so a block that is left over belongs where the table is broken, if it fits there.
+        // Freed blocks leave holes, so a stray block belongs to a broken part of the table if it
+        // fits there.
         let broken: u64 = gaps.iter().filter(|gap| !gap.hole).map(|gap| gap.to - gap.from).sum();
         gaps.retain(|gap| !gap.hole || broken < strays.len() as u64);
         let gaps: Vec<(u64, u64)> = gaps.iter().map(|gap| (gap.from, gap.to)).collect();
@@ -265,8 +274,8 @@ impl Walk<'_, '_> {
                 rest.push(stray);
             }
         }
-        // Records do not hold their numbers. One block for one gap needs no guess; otherwise the inodes get invented
-        // numbers behind all others, and come out below lost+found.
+        // Records do not hold their numbers. A single block for a single gap is unambiguous.
+        // Otherwise the inodes get invented numbers above all others and end up below lost+found.
         if let ([number], [stray]) = (&free[..], &rest[..]) {
             known.push((*number, *stray));
             rest.clear();
@@ -279,7 +288,8 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// The list of bulk devices; where it does not decode, the one of the superblock.
+    /// Reads the list of bulk devices, or takes the superblock's single device if the list does not
+    /// decode.
     fn read_devices(&mut self) -> Result<(), CheckError> {
         let mut page = vec![0; PAGE as usize];
         self.read(BULK_LIST_AT, &mut page)?;
@@ -291,7 +301,8 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// May the device of this block have lost what no flush had covered, while the machine went on?
+    /// Returns whether the device of this block may have lost unflushed data while the machine kept
+    /// running.
     fn was_away(&self, block: BulkBlock) -> bool {
         let device = device_of(&self.devices, block, 1);
         let place = self.source.bulk.map_or(0, |bulk| bulk.place(block.byte()));
@@ -301,7 +312,7 @@ impl Walk<'_, '_> {
         })
     }
 
-    /// Are some of these blocks in doubt, because a flush of their device failed?
+    /// Returns whether some of these blocks are in doubt because a flush of their device failed.
     fn is_doubtful(&self, first: u64, blocks: u64) -> Result<bool, CheckError> {
         let end = first.saturating_add(blocks);
         let holds = |device: &&BulkDeviceEntry| device.first() <= first && end <= device.end();
@@ -360,8 +371,8 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// Makes an inode and everything below it. Pending paths are kept in a vector, so that a deep tree does not need a
-    /// deep call stack.
+    /// Creates an inode and everything below it. Pending paths are kept in a vector, so a deep tree
+    /// does not need a deep call stack.
     fn tree(&mut self, top: Ino, path: Vec<u8>) -> Result<(), CheckError> {
         let mut waiting = vec![(top, path)];
         while let Some((ino, path)) = waiting.pop() {
@@ -467,14 +478,14 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Makes the inodes without a name. Directories whose parent is not among them come first, so that trees stay
-    /// together.
+    /// Creates the inodes without a name. Directories whose parent is not among them come first, so
+    /// that trees stay together.
     fn unnamed(&mut self) -> Result<(), CheckError> {
         let mut left: BTreeMap<Ino, Inode> = BTreeMap::new();
         let unseen: Vec<(Ino, Place)> =
             self.records.iter().filter(|(ino, _)| !self.seen.contains_key(ino)).map(|(&ino, &at)| (ino, at)).collect();
         for (ino, at) in unseen {
-            // An inode without links was deleted; only its space had not been reclaimed.
+            // An inode without links was deleted, but its space had not been reclaimed yet.
             if let Some(inode) = self.inode(at)?.filter(|inode| inode.nlink > 0) {
                 left.insert(ino, inode);
             }

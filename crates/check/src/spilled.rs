@@ -1,8 +1,10 @@
-//! Spilled objects: the ranges that heads name in the spill file, against its blocks, and the payloads there.
+//! Spilled objects: the ranges of the spill file that heads name, compared with its blocks, and the
+//! payloads in them.
 //!
-//! Rules: the spill file is a file of layout 0 or 3 with one link and no name; each range lies in blocks that are mapped and hold data, and
-//! is named by one object; its bytes have the object's sum. Blocks that no range lies in are no damage: a writer unmaps them. Left out:
-//! what payloads stand for (`objects`), since their sums cover them.
+//! Rules: the spill file is a file of layout 0 or 3 with one link and no name. Each range lies in
+//! blocks that are mapped and hold data, and one object names it; its bytes match the object's sum.
+//! Blocks outside all ranges are not damage: a writer unmaps them. Left out: the contents of
+//! payloads (`objects`), since their sums cover them.
 
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, Extent};
 use shoal_format::inode::{Ino, Inode, Layout};
@@ -16,23 +18,23 @@ use crate::{BulkData, BulkOpener, Progress, Stage};
 pub(crate) struct SpilledRange {
     pub from: u64,
     pub to: u64,
-    /// The inode with the object.
+    /// The inode that owns the object.
     pub ino: Ino,
     pub object: Object,
 }
 
-/// What the walk over inodes finds.
+/// The spill file and its ranges, collected by the walk over inodes.
 #[derive(Default)]
 pub(crate) struct Spilled {
-    /// The spill file; zero: there is none.
+    /// The spill file; zero if there is none.
     pub file: Ino,
     generation: u32,
     named: bool,
-    /// Is that inode in use, and does it have an extent map?
+    /// Whether that inode is in use and has an extent map.
     pub is_used: bool,
     pub is_large: bool,
     pub ranges: Vec<SpilledRange>,
-    /// Bytes of the spill file that are mapped and hold data, and where they begin on the device.
+    /// Bytes of the spill file that are mapped and hold data, and their beginning on the device.
     mapped: Vec<(u64, u64, u64)>,
 }
 
@@ -46,13 +48,13 @@ impl Spilled {
         Spilled { file, generation: roots.spill_generation.get(), named: !file.is_none(), ..Spilled::default() }
     }
 
-    /// An inode in use.
+    /// Takes an inode in use, in case it is the spill file.
     pub fn inode(&mut self, ino: Ino, inode: &Inode, report: &mut Report) {
         if ino != self.file || ino.is_none() {
             return;
         }
         if inode.generation != self.generation {
-            // The file was lost, and its number has another user.
+            // The file was lost, and its number has been reused.
             return self.file = Ino::ZERO;
         }
         (self.is_used, self.is_large) = (true, inode.layout == Layout::Extents);
@@ -63,7 +65,7 @@ impl Spilled {
         }
     }
 
-    /// An extent of the spill file. Data that may be lost is none.
+    /// Takes an extent of the spill file, unless its data may be lost.
     pub fn extent(&mut self, extent: &Extent, power_lost: bool) {
         let no_data = EXTENT_UNWRITTEN | if power_lost { EXTENT_NEW } else { 0 };
         if extent.flags & no_data == 0 {
@@ -71,7 +73,7 @@ impl Spilled {
         }
     }
 
-    /// After the walk: compares ranges and blocks.
+    /// Compares ranges and blocks after the walk.
     pub fn verify(&mut self, report: &mut Report) {
         if self.named && !self.is_used {
             let sentence =
@@ -104,7 +106,8 @@ impl Spilled {
         });
     }
 
-    /// Reads the payloads whose ranges are there, in the order of the spill file, and compares their sums.
+    /// Reads the payloads of all mapped ranges, in the order of the spill file, and compares their
+    /// sums.
     pub fn verify_payloads(
         &self,
         open: Option<&BulkOpener<'_>>,
@@ -139,13 +142,13 @@ impl Spilled {
         }
     }
 
-    /// The extent with a byte of the spill file.
+    /// Returns the extent that contains a byte of the spill file.
     fn extent_of(&self, at: u64) -> Option<(u64, u64, u64)> {
         let behind = self.mapped.partition_point(|&(start, ..)| start <= at);
         behind.checked_sub(1).map(|number| self.mapped[number]).filter(|&(_, end, _)| at < end)
     }
 
-    /// The payload in a range that is mapped.
+    /// Reads the payload in a mapped range.
     fn payload(&self, bulk: &dyn BulkData, range: &SpilledRange) -> Result<Vec<u8>, String> {
         let mut payload = vec![0; range.object.payload as usize];
         let mut done = 0;

@@ -1,8 +1,9 @@
-//! Checks the standby, the image that does not count: may the next checkpoint, or a salvage, build on it?
+//! Checks the standby, the image that is not in use: may the next checkpoint, or a salvage, build
+//! on it?
 //!
-//! Rules: every fault is a note, because the store does not depend on this image and the next checkpoint rewrites pages
-//! that are not right. The image is judged by its own anchor and sums. Left out: whether it agrees with the newest
-//! image, which a checkpoint finds out.
+//! Rules: every fault is a note, because the store does not depend on this image, and the next
+//! checkpoint rewrites wrong pages. The image is judged by its own anchor and sums. Left out:
+//! whether it agrees with the newest image, which a checkpoint finds out.
 
 use shoal_format::superblock::{AnchorRecord, Superblock};
 use shoal_format::{FormatError, PAGE};
@@ -12,7 +13,7 @@ use crate::region::Base;
 use crate::report::{FindingKind, Report};
 use crate::{CheckError, Progress};
 
-/// Notes the faults of image `number`.
+/// Reports the faults of image `number` as notes.
 pub(crate) fn examine(
     base: Base<'_>,
     number: usize,
@@ -28,11 +29,12 @@ pub(crate) fn examine(
             format!("image {number}, which does not count, {what}; the next checkpoint writes the wrong pages again");
         report.note(kind, None, Some(at), sentence);
     };
-    // An image without anchors was being written or never was: a copy of a store has only one image.
+    // An image without anchors was being written or never was written: a copy of a store has only
+    // one image.
     let Ok(anchor) = anchor else { return Ok(()) };
     match Superblock::decode(&page) {
         Err(error) => note(FindingKind::Superblock, 0, &format!("has no superblock ({error})")),
-        // A feature that was added is in the newest image first.
+        // A new feature is in the newest image first.
         Ok(superblock) if (Superblock { features: newest.features, ..superblock }) != *newest => {
             note(FindingKind::Superblock, 0, "has another superblock than the newest one");
         }

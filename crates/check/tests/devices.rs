@@ -1,7 +1,7 @@
-//! Several bulk devices: a sound list of them, and what is wrong with others.
+//! Several bulk devices: a sound list, and faults in other lists and devices.
 //!
-//! Rules: each store is sound before it is damaged, and each finding is demanded by kind. Of the devices themselves the checker reads the
-//! marks.
+//! Rules: each store is sound before it is damaged, and each finding is demanded by kind. The
+//! checker reads only the marks of the devices.
 
 use crate::store::Store;
 use crate::store::sample::*;
@@ -35,7 +35,8 @@ fn mark(s: &mut Store, bitmap: SlotRef, blocks: std::ops::Range<u64>) {
     }
 }
 
-/// A sound store with a device 3 beside the first, which has three blocks of the large file from its block 5 on.
+/// Builds a sound store with a device 3 beside the first one. It holds three blocks of the large
+/// file, from its block 5 on.
 fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
     let mut s = Store::sample(kind);
     s.superblock.features |= FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
@@ -122,7 +123,7 @@ fn a_damaged_list_is_found() {
     s.superblock.features = s.superblock.features & !FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
     s.write(Offset::ZERO, &s.superblock.encode());
     assert_eq!(kinds(&s), [K::BulkDevices], "without the feature");
-    // Its pieces are claimed like others, and so are the leaves of its checksums.
+    // Pieces of a device are claimed like others, and so are the leaves of its checksums.
     let (mut s, devices) = two_devices(MemoryKind::Logged);
     let entry = devices[1].sums.unwrap().entry_at(2);
     s.write(entry, &[0; 8]);
@@ -140,7 +141,7 @@ fn a_damaged_list_is_found() {
 #[test]
 fn files_in_doubt_are_named() {
     let (mut s, devices) = two_devices(MemoryKind::Logged);
-    // A free block is nobody's, in doubt or not.
+    // A free block belongs to nobody, in doubt or not.
     mark(&mut s, devices[1].suspects, 40..42);
     assert_eq!(s.check().notes, []);
     mark(&mut s, devices[1].suspects, 7..8);
@@ -161,7 +162,7 @@ fn no_bit_of_the_list_makes_the_checker_panic() {
     }
 }
 
-/// A device that holds a mark and nothing else.
+/// A device that holds only a mark.
 #[derive(Clone)]
 struct Marked {
     bytes: u64,
@@ -197,7 +198,7 @@ fn right_mark() -> Mark {
     Mark { store: STORE, device: [9; 16], number: 3, epoch: 12 }
 }
 
-/// A store whose device 3 was found in its sixth mount.
+/// Builds a store whose device 3 was found in its sixth mount.
 fn marked_store(kind: MemoryKind) -> Store {
     let (mut s, mut devices) = two_devices(kind);
     assert_eq!(s.superblock.uuid, STORE);
@@ -206,7 +207,7 @@ fn marked_store(kind: MemoryKind) -> Store {
     s
 }
 
-/// The report on a store with this device 3, and a first one that has room for its blocks and no more.
+/// Checks a store with this device 3 and a first device with exactly enough room for its blocks.
 fn with_third(s: &Store, restored: bool, third: &dyn Fn() -> FoundDevice) -> Report {
     let first =
         Marked { bytes: s.superblock.bulk_blocks * BULK_BLOCK, block_bytes: 512, mark: Err("not asked".into()) };
@@ -274,7 +275,8 @@ fn each_difference_of_a_mark_is_found_and_says_what_to_do() {
         assert_eq!((report.exit_code(), report.notes), (4, vec![]), "{says}");
         let json = serde_json::to_string(&with_third(&s, false, &|| device.found())).unwrap();
         assert!(json.contains(&format!("\"kind\":\"{kind:?}\"")), "{json}");
-        // A region that was restored from an image may be older than the device, and that alone.
+        // A region restored from an image may be older than the device, but nothing else may
+        // differ.
         let restored = with_third(&s, true, &|| device.found()).errors;
         assert_eq!(restored.is_empty(), kind == K::BulkNewer, "{restored:?}");
     }
@@ -298,7 +300,7 @@ fn a_device_that_is_not_named_is_an_error_and_one_that_is_away_a_note() {
 #[test]
 fn a_device_without_a_mark_is_known_by_its_size_alone() {
     for kind in [MemoryKind::Logged, MemoryKind::Dax] {
-        // The store of earlier programs, without a list.
+        // A store of earlier programs, without a list.
         let s = Store::sample(kind);
         let bytes = s.superblock.bulk_blocks * BULK_BLOCK;
         let report = |bytes| {

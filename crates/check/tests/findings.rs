@@ -1,7 +1,8 @@
-//! Each kind of damage, one at a time: a sound store, one change, and the finding it must give.
+//! Each kind of damage, one at a time: a sound store, one change, and the expected finding.
 //!
-//! Rules: every sample is checked sound before it is damaged; every `FindingKind` appears here.
-//! Left out: damage at random (`hostile`).
+//! Rules: every sample is checked to be sound before it is damaged; every `FindingKind` appears
+//! here.
+//! Left out: random damage (`hostile`).
 
 use crate::store::media::{Image, Log, Memory};
 use crate::store::sample::*;
@@ -119,14 +120,15 @@ fn the_log_is_replayed_and_may_not_end_before_the_seal() {
     for kind in [MemoryKind::Logged, MemoryKind::Battery] {
         let mut s = Store::sample(kind);
         s.set_clean();
-        // Just before the ring's end, so that the record wraps within its header.
+        // The position is just before the ring's end, so that the record wraps within its header.
         s.anchor.replay_lsn = (FIRST_LSN - 16).into();
         s.anchor.sealed_lsn = s.anchor.replay_lsn;
         if kind == MemoryKind::Logged {
             s.anchor.replay_lsn = FIRST_LSN.into();
             s.anchor.sealed_lsn = FIRST_LSN.into();
         }
-        // A damaged inode whose repair is in the log; bits set twice to see that replay takes absolute values.
+        // The log holds the repair of a damaged inode. Bits are set twice to show that replay takes
+        // absolute values.
         let at = s.inode_at(SMALL);
         let good = s.bytes[at.get() as usize..][..96].to_vec();
         s.write(at, &[0xff; 96]);
@@ -151,7 +153,7 @@ fn the_log_is_replayed_and_may_not_end_before_the_seal() {
     }
 }
 
-/// An epoch record, then a transaction, chained from `lsn`.
+/// Appends an epoch record and then a transaction, chained from `lsn`.
 fn append_at(s: &mut Store, lsn: u64, entries: &[Entry<'_>]) {
     use shoal_format::record::RecordHeader;
     use zerocopy::IntoBytes;
@@ -252,7 +254,7 @@ fn a_damaged_segment_table_is_found() {
 #[test]
 fn tables_of_several_levels_and_with_gaps_are_walked() {
     let mut s = Store::new(MemoryKind::Logged, 64);
-    // The last one needs all four levels; the gaps between them make inode numbers and positions differ.
+    // The last number needs all four levels. The gaps make inode numbers and positions differ.
     for ino in [20, 9000, 5_000_000, u32::MAX - 1] {
         s.add_data(1, format!("file-{ino}").as_bytes(), ino, b"data");
     }
@@ -345,7 +347,7 @@ fn damaged_extent_maps_are_found() {
     gives(K::ExtentMap, |s| s.write(leaf(s, 0), &[1]));
     let extent =
         |first, flags| Extent { file_block: FileBlock::new(first), blocks: 3, bulk_block: BulkBlock::new(60), flags };
-    // Flags no writer writes: both at once, and an unknown one.
+    // Flags that no writer writes: both at once, and an unknown one.
     for flags in [3, 4] {
         gives(K::ExtentMap, |s| s.write(leaf(s, 0), &extents(&[extent(0, flags)])));
     }
@@ -402,7 +404,7 @@ fn damaged_nodes_and_buckets_are_found() {
         s.write(node, &NodeRef::Node(root).encode().to_le_bytes());
     });
     let report = gives(K::DirectoryNode, |s| {
-        // A chain of nodes, deeper than the hash has bits.
+        // A chain of nodes that is deeper than the hash has bits.
         let mut at = node(s);
         for _ in 0..7 {
             let next = s.allocate(NODE_BYTES);
@@ -411,7 +413,7 @@ fn damaged_nodes_and_buckets_are_found() {
         }
     });
     assert!(report.errors.iter().any(|finding| finding.sentence.contains("no hash bits are left")));
-    // Down to the level where the hash ends the directory is sound.
+    // Down to the level at which the hash ends, the directory is sound.
     let mut s = Store::sample(MemoryKind::Logged);
     let bucket = SlotRef::from_bits(s.word(node(&s)) & ((1 << 56) - 1)).unwrap();
     s.write(node(&s), &NodeRef::Null.encode().to_le_bytes().repeat(32));
@@ -446,7 +448,7 @@ fn damaged_entries_are_found() {
     gives_only(K::EntryHash, |s| s.edit_entry(DIRECTORY, |entry| entry[0] ^= 1));
     gives_only(K::EntryHash, |s| s.edit_entry(DIRECTORY, |entry| entry[16] = b'x'));
     gives_only(K::EntryPlace, |s| {
-        // Two neighbouring buckets change places.
+        // Two adjacent buckets change places.
         let node = s.inodes[&HASHED].root.offset();
         let (a, b) = (s.word(node), s.word(node + 32 * 8));
         (0..32).for_each(|i| s.write(node + i * 8, &b.to_le_bytes()));
@@ -469,7 +471,7 @@ fn damaged_packed_buckets_are_found() {
     let report = s.check();
     assert_eq!(report.errors, []);
     assert_eq!(report.counts, Store::sample(MemoryKind::Logged).check().counts);
-    // Names come from packed buckets, too.
+    // Names also come from packed buckets.
     s.edit(SMALL, |inode| inode.nlink = 1);
     assert_eq!(s.check().errors[0].path.as_deref(), Some("/hard"));
     let packed = |s: &mut Store| {
@@ -488,7 +490,7 @@ fn damaged_packed_buckets_are_found() {
         s.write(Offset::ZERO, &s.superblock.encode());
     });
     gives_only(K::DirectoryBucket, |s| {
-        // A number that takes a byte more than it needs, under the right checksum.
+        // A number takes one byte more than needed, under the right checksum.
         let at = packed(s).get() as usize;
         let end = at + used[1];
         s.bytes.copy_within(at + 10..end, at + 11);
@@ -507,12 +509,12 @@ fn damaged_packed_buckets_are_found() {
     });
 }
 
-/// The payload of the spilled file.
+/// Returns the payload of the spilled file.
 fn payload() -> Vec<u8> {
     (0..1000u32).map(|at| (at * 7 + at / 256) as u8).collect()
 }
 
-/// The file `SMALL` is spilled to the file `LARGE`, which loses its name.
+/// Spills the file `SMALL` to the file `LARGE`, which loses its name.
 fn spill(s: &mut Store, place: u64) {
     s.superblock.features |= FEATURE_SPILLED;
     s.write(Offset::ZERO, &s.superblock.encode());
@@ -545,7 +547,8 @@ fn spill(s: &mut Store, place: u64) {
     });
 }
 
-/// A bulk device with the payload in the second sector of block 60, the first one of `LARGE`; behind it nothing can be read.
+/// A bulk device with the payload in the second sector of block 60, the first block of `LARGE`.
+/// Nothing behind it can be read.
 struct Bulk(Vec<u8>);
 
 impl BulkData for Bulk {
@@ -589,7 +592,7 @@ fn payloads_of_spilled_objects_have_their_sums() {
     let away = report(&image, &|| Err("the server is away".into()));
     assert_eq!(away.errors, []);
     assert!(away.notes.iter().any(|note| note.kind == K::SpilledData && note.sentence.contains("the server is away")));
-    // A range that is nowhere is told once.
+    // A range outside the spill file is reported once.
     let mut s = Store::sample(MemoryKind::Logged);
     spill(&mut s, 70 << 30);
     let none = || -> Result<Box<dyn BulkData>, String> { panic!("nothing is to be read") };
@@ -599,7 +602,8 @@ fn payloads_of_spilled_objects_have_their_sums() {
 
 #[test]
 fn spilled_objects_lie_in_the_spill_file_each_by_itself() {
-    // The first block of the file, see `bulk_blocks_must_be_mapped_once_and_marked`.
+    // The place is in the first block of the file, see
+    // `bulk_blocks_must_be_mapped_once_and_marked`.
     let sound = |s: &mut Store| spill(s, 512);
     let mut s = Store::sample(MemoryKind::Logged);
     sound(&mut s);
@@ -628,7 +632,7 @@ fn spilled_objects_lie_in_the_spill_file_each_by_itself() {
         sound(s);
         s.write(ROOTS_AT + 100, &77u32.to_le_bytes());
     });
-    // A flipped bit in the place.
+    // A bit is flipped in the spill place.
     gives(K::PackedObject, |s| {
         sound(s);
         let at = s.inodes[&SMALL].root.offset().get() as usize + 16;
@@ -667,7 +671,8 @@ fn wrong_link_counts_and_trees_are_found() {
     s.add(3, b"c", 4, empty_inode(S_IFDIR));
     s.finish();
     assert_eq!(s.check().errors, []);
-    // The root's entry goes to the innermost directory, which takes the outermost: a circle without a way in.
+    // The root's entry goes to the innermost directory, which takes the outermost: a cycle
+    // unreachable from the root.
     let (root, inner) = (s.inodes[&1], s.inodes[&2]);
     s.edit(4, |inode| {
         (inode.layout, inode.root, inode.size, inode.allocated) = (root.layout, root.root, 1, root.allocated);
@@ -683,7 +688,7 @@ fn wrong_link_counts_and_trees_are_found() {
     assert_eq!(report.errors.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [K::DirectoryCycle]);
 }
 
-/// After a crash a note, after a clean unmount an error, and nothing else either way.
+/// Expects a note after a crash, an error after a clean unmount, and nothing else in either case.
 #[track_caller]
 fn note_or_error(s: &mut Store, kind: K) {
     let report = s.check();
@@ -729,7 +734,7 @@ fn preallocation_behind_the_end_is_only_a_note() {
         assert_eq!(report.notes.iter().map(|note| (note.kind, note.inode)).collect::<Vec<_>>(), [(K::BeyondEnd, None)]);
         assert_eq!(report.counts.preallocated, 1);
     }
-    // All of them make one line.
+    // All of them share one line.
     let mut s = Store::sample(MemoryKind::Logged);
     for ino in [LARGE, CHUNKED] {
         s.edit(ino, |inode| inode.size = 100);

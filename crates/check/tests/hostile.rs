@@ -1,7 +1,8 @@
 //! Bytes that no writer wrote: flipped bits, forged fields, noise. Nothing panics, and time stays bounded.
 //!
-//! Rules: seeds are fixed and in the failure's message; a flip that is not reported must leave the tree as it was.
-//! Left out: named damage (`findings`).
+//! Rules: seeds are fixed and part of the failure's message; a flip that is not reported must leave
+//! the tree unchanged.
+//! Left out: damage with a name (`findings`).
 
 use std::time::{Duration, Instant};
 
@@ -53,7 +54,7 @@ fn every_flipped_bit_of_an_image_is_reported_or_harmless() {
     let zeros = [0u8; 64];
     let mut at = 0;
     while at < image.0.len() {
-        // In a run of 64 zeros one bit is flipped, elsewhere every bit.
+        // Flip one bit in a run of 64 zeros, every bit elsewhere.
         let blank = image.0[at..].starts_with(&zeros);
         for bit in 0..if blank { 1 } else { 8 } {
             image.0[at] ^= 1 << bit;

@@ -1,7 +1,8 @@
 //! The readable part of a damaged store is copied out unchanged, and the rest is named.
 //!
-//! Rules: the tree of the undamaged store is the model. A path that differs from it must be named by a loss, of its own or of a
-//! directory above. Media refuse writes by panicking. Left out: the directory the copy is made in (`crates/cli`).
+//! Rules: the tree of the undamaged store is the model. For every path that differs from it, a loss
+//! must name the path or a directory above it. Media refuse writes by panicking. Left out: the
+//! directory that receives the copy (`crates/cli`).
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use shoal_format::inode::{INODE_HAS_NEW, Inode};
 use shoal_format::superblock::{MemoryKind, ROOTS_AT};
 use shoal_format::{Offset, PAGE, SlotRef};
 
-/// A bulk device whose bytes tell where they lie.
+/// A bulk device whose bytes encode their position.
 struct Pattern;
 
 impl BulkData for Pattern {
@@ -80,7 +81,7 @@ fn nothing() -> Image {
     Image(Vec::new())
 }
 
-/// Paths that differ from `model` and are named by no loss.
+/// Returns the paths that differ from `model` and that no loss names.
 fn unnamed(model: &Copy, copy: &Copy) -> Vec<String> {
     let named = |path: &[u8]| {
         copy.lost.iter().any(|loss| match &loss.path {
@@ -88,7 +89,7 @@ fn unnamed(model: &Copy, copy: &Copy) -> Vec<String> {
             None => loss.why.contains("inode table"),
         })
     };
-    // A loss names only the first of two names of one file.
+    // Of two names of one file, a loss names only the first.
     let first = |path: &[u8]| if path == b"hard" { b"directory/small".to_vec() } else { path.to_vec() };
     let differs = model
         .made
@@ -204,7 +205,7 @@ fn inodes_no_directory_reaches_come_out_below_lost_and_found() {
     assert_eq!(copy.made[&b"lost+found/#2/small"[..]].data[&0], b"hello, world", "a tree stays together");
     assert!(copy.made.contains_key(&b"lost+found/#7"[..]), "a file of the root");
     assert_eq!((found.directories, found.files), (2, 104));
-    // The inode table's root is gone as well.
+    // The inode table's root is gone, too.
     store.bytes[at + 20] ^= 1;
     store.write(ROOTS_AT, &SlotRef::slot(Offset::new(60 << 16), 17).bits().to_le_bytes());
     let (copy, found) = run([&Image(store.image()), &nothing()], Some(&store.log_device()), false);
@@ -224,7 +225,7 @@ fn a_missing_log_and_a_damaged_image_leave_what_the_other_holds() {
     let log = store.log_device();
     let mtime = |copy: &Copy| copy.made[&b"directory/small"[..]].inode.mtime;
     assert_eq!(mtime(&run([&old, &new], Some(&log), false).0), 77);
-    // Without a log the image is copied as it is, and the loss is named.
+    // Without a log the image is copied unchanged, and the loss is named.
     let (copy, _) = run([&old, &new], None, false);
     assert_eq!(mtime(&copy), 77);
     assert!(copy.lost.iter().any(|loss| loss.why.contains("no log")), "{:?}", copy.lost);

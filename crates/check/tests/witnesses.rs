@@ -1,7 +1,10 @@
-//! Logs that lost records in their middle: damage where a record behind them vouches for more, and nothing else.
+//! Logs that lost records in their middle. They count as damaged only if a record behind the gap
+//! vouches for more.
 //!
-//! Owns: such logs, made by hand from the format crate, and what the checker says of them after a power loss and without one.
-//! Left out: that an engine writes such records, and refuses the same logs (`crates/region/tests/witnesses.rs`).
+//! Owns: these logs, made by hand with the format crate, and the checker's findings after a power
+//! loss and without one.
+//! Left out: that an engine writes such records and refuses the same logs
+//! (`crates/region/tests/witnesses.rs`).
 
 use crate::store::media::Image;
 use crate::store::{BULK_BLOCKS, FIRST_LSN, Store};
@@ -11,10 +14,10 @@ use shoal_format::superblock::{MemoryKind, ROOTS_AT};
 use shoal_format::vouch::vouch;
 use shoal_format::{Lsn, PAGE};
 
-/// Where the records behind the epoch record begin.
+/// Position of the records behind the epoch record.
 const BEHIND: u64 = FIRST_LSN + 64;
 
-/// An epoch record, two that are missing, and one that vouches for `durable`.
+/// Creates a log of an epoch record, two missing records, and one that vouches for `durable`.
 fn with_missing_records(durable: u64) -> Store {
     let mut s = Store::sample(MemoryKind::Logged);
     s.append(RecordKind::Epoch, &[1; 32]);

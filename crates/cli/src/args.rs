@@ -1,9 +1,11 @@
 //! The command line: every option with its name, its help and its type.
 //!
-//! Manual pages and completions are generated from these definitions. Commands whose report a program may want to
-//! read take `--json`. What an option does is in the module of its command; the fstab options are in `option_table`.
+//! Manual pages and completions are generated from these definitions. Commands whose report is
+//! useful to programs take `--json`. The module of each command explains its options; the fstab
+//! options are in `option_table`.
 //!
-//! Longer than 500 lines because it is one table, a few lines for each option, which is read by looking an option up.
+//! Longer than 500 lines because it is one table with a few lines for each option, and readers look
+//! up single options.
 
 use std::path::PathBuf;
 
@@ -645,7 +647,7 @@ pub struct DonateArgs {
     pub json: bool,
 }
 
-/// What follows the options of `shoal mount`.
+/// Returns the text that follows the options of `shoal mount`.
 fn mount_help() -> String {
     format!(
         "Options for -o (as in fstab):\n{}\n\nAn fstab line:\n  /srv/store /mnt fuse.shoal noatime,nofail 0 0\n\nThe daemon's log is \
@@ -682,7 +684,7 @@ pub struct MountHelper {
     pub file_system_type: Option<String>,
 }
 
-/// A share on the command line.
+/// Parses a percentage from the command line.
 fn percent(text: &str) -> Result<f64, String> {
     let wrong = || format!("`{text}` is no share; write percent from 0 to 100, such as 5 or 2.5");
     let value: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| wrong())?;

@@ -1,7 +1,9 @@
-//! `shoal bulk`: the bulk devices of a store, mounted or not: added, emptied and removed, lost and found.
+//! `shoal bulk`: the bulk devices of a store, mounted or not. Devices are added, emptied and
+//! removed; lost devices are used again.
 //!
-//! A mounted store is asked through its control socket, and empties a device in the background; the command shows how far that is,
-//! and when it is ended the work goes on. Otherwise the store is opened here.
+//! A mounted store is asked through its control socket and empties a device in the background. The
+//! command shows the progress; if it is interrupted, the work continues. A store that is not
+//! mounted is opened here.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +17,7 @@ use crate::args::{BulkCommand, BulkListArgs};
 use crate::json;
 use crate::progress::Bars;
 
-/// How often a daemon that empties a device is asked how far it is.
+/// Interval between two questions to a daemon that empties a device.
 const LOOK: Duration = Duration::from_millis(300);
 
 pub fn run(command: &BulkCommand) -> Outcome<()> {
@@ -32,7 +34,8 @@ pub fn run(command: &BulkCommand) -> Outcome<()> {
     }
 }
 
-/// A path without a word before it is a file's or a block device's. The daemon has a directory of its own.
+/// Returns the name of a device with an absolute path, because the daemon's working directory
+/// differs. A path without a scheme names a file or a block device.
 fn named(device: &str) -> Outcome<String> {
     let path = match device.split_once(':') {
         _ if device.parse::<u32>().is_ok() => return Ok(device.into()),
@@ -48,9 +51,9 @@ fn reports(store: &Path) -> Outcome<Option<Vec<BulkReport>>> {
     value.map(|value| serde_json::from_value(value).during("answer of the daemon")).transpose()
 }
 
-/// After a mount that does without bulk devices: says which, and what that costs.
+/// Warns, after a mount without some bulk devices, which ones are missing and what that costs.
 pub fn warn_of_lost(store: &Path) {
-    // A store that cannot be asked has said why in its log.
+    // A store that cannot be asked has logged the reason.
     let found = reports(store).ok().flatten().unwrap_or_default();
     for report in found.iter().filter(|report| report.state == "lost") {
         eprintln!(
@@ -77,7 +80,7 @@ fn list(args: &BulkListArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The devices, one a line.
+/// Lists the devices, one per line.
 pub fn text(found: &[BulkReport]) -> String {
     let mut out = format!("{:<7} {:<15} {:>9} {:>9} {:>9}  device\n", "number", "state", "size", "used", "free");
     for report in found {
@@ -172,7 +175,7 @@ fn remove(store: &Path, device: &str, background: bool, as_json: bool) -> Outcom
     Ok(())
 }
 
-/// How a removal ended, or that it goes on in the background.
+/// Reports the result of a removal, or that it continues in the background.
 fn say(said: &str, is_removed: bool, as_json: bool) {
     match as_json {
         true => json::print_json(&serde_json::json!({ "removed": is_removed, "message": said })),

@@ -1,7 +1,7 @@
 //! `shoal check`: verifies a store that is not in use, and repairs it with `--repair`.
 //!
-//! Owns the text of the findings, and the exit codes, which are those of fsck(8). As with `fsck -p` there are no
-//! questions.
+//! Owns the text of the findings and the exit codes, which are those of fsck(8). As with `fsck -p`,
+//! there are no questions.
 
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ use crate::args::CheckArgs;
 use crate::json::print_json;
 use crate::progress::Bars;
 
-/// Findings printed for people; JSON has all of them.
+/// Most findings printed as text. JSON has all of them.
 const FINDINGS_PRINTED_MAX: usize = 100;
 const EXIT_CORRECTED: u8 = 1;
 

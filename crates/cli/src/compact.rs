@@ -1,6 +1,7 @@
-//! `shoal compact`: packs files and inodes now instead of when they have cooled, and compacts the memory.
+//! `shoal compact`: packs files and inodes now, before they have cooled, and compacts the memory.
 //!
-//! A mounted store's daemon does the work, a batch of files at a time; other programs go on with theirs in between.
+//! A mounted store's daemon does the work in batches of files. Other programs can proceed in
+//! between.
 
 use shoal_devices::Outcome;
 use shoal_devices::size::human;

@@ -1,4 +1,4 @@
-//! `shoal copy`: a store of its own with the same contents, compactly.
+//! `shoal copy`: makes an independent, compact store with the same contents.
 //!
 //! Owns the line that is printed; copying itself is in `shoal_store`.
 

@@ -1,12 +1,16 @@
-//! The process that serves a mount: opens the store, mounts it, answers until the mount is gone, shuts the store down.
+//! The process that serves a mount: opens the store, mounts it, answers requests until the mount is
+//! gone, and shuts the store down.
 //!
-//! Order: signals are blocked before the first thread starts (a thread of their own waits for them); then come lock,
-//! mount with its control socket, and the ready message. The process ends when the mount does. SIGTERM, SIGINT, SIGHUP
-//! and SIGPWR unmount even if the mount is in use, because a clean store is worth more than its last users.
+//! Order: signals are blocked before the first thread starts (a dedicated thread waits for them);
+//! then come lock, mount with its control socket, and the ready message. The process ends when the
+//! mount does. SIGTERM, SIGINT, SIGHUP and SIGPWR unmount even if the mount is in use, because a
+//! clean store matters more than its last users.
 //!
-//! A detached daemon keeps nothing of the world it was started in: it has the descriptors that the starter gave it, signals and limits
-//! are as usual, its directory is `/`. One in the foreground belongs to a supervisor: it keeps descriptors, and lifts what it may of
-//! limits that would end it. A mount that nobody was told of is undone: the starter has failed by then.
+//! A detached daemon inherits nothing from its environment except the descriptors that the starter
+//! gave it: signals and limits have their defaults, and its working directory is `/`. A foreground
+//! daemon belongs to a supervisor: it keeps its descriptors and lifts limits that would end it, as
+//! far as it may. If nobody can be told of a mount, it is undone, because the starter has failed by
+//! then.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,9 +24,9 @@ use shoal_store::{Recovered, Store};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
-/// How long to wait for an earlier daemon, which may still be writing the store after umount(8).
+/// Time to wait for an earlier daemon, which may still be writing the store after umount(8).
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(60);
-/// Signals that end a process which serves.
+/// Signals that end a serving process.
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
 
 /// The daemon's report when it is ready.
@@ -41,11 +45,11 @@ pub enum Message {
     Error(String),
 }
 
-/// Serves in a session of its own and reports to the process that started it. A failure is in the log then, once, and the exit code says
-/// so to others.
+/// Serves in a new session and reports to the process that started it. A failure is logged once,
+/// and the exit code shows it to others.
 pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<ExitCode> {
     shoal_host::leave_starter();
-    // Fails only for the leader of a process group, and a new child is none.
+    // This fails only for the leader of a process group. A new child is not one.
     nix::unistd::setsid().during("new session")?;
     let outcome = serve(directory, mountpoint, options, restore, &mut |ready| {
         let told = tell(&Message::Ready(ready.clone()));
@@ -56,7 +60,7 @@ pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOption
     });
     let Err(failure) = outcome else { return Ok(ExitCode::SUCCESS) };
     error!("{failure}");
-    // Once the mount was ready, or when it has ended, the starter does not listen any more.
+    // The starter stops listening once the mount is ready, or when the starter has ended.
     let _ = tell(&Message::Error(failure.to_string()));
     Ok(ExitCode::FAILURE)
 }
@@ -69,8 +73,9 @@ fn tell(message: &Message) -> std::io::Result<()> {
     out.write_all(line.as_bytes()).and_then(|()| out.flush())
 }
 
-/// The signals that end a process which serves, blocked in this thread and in those it starts: one thread waits for them. SIGHUP is no
-/// end for a process that was told to ignore it (`nohup`).
+/// Blocks the signals that end a serving process, in this thread and in those it starts, and
+/// returns them: one thread waits for them. SIGHUP does not end a process that was told to ignore
+/// it (`nohup`).
 pub fn ending_signals() -> Outcome<SigSet> {
     let ignored = |signal: &Signal| *signal == Signal::SIGHUP && shoal_host::is_ignored(*signal as i32);
     let signals: SigSet = ENDING_SIGNALS.into_iter().filter(|signal| !ignored(signal)).collect();
@@ -78,17 +83,17 @@ pub fn ending_signals() -> Outcome<SigSet> {
     Ok(signals)
 }
 
-/// Lets go of the starter's pipe, and of the directory it was started in.
+/// Releases the starter's pipe and the starter's working directory.
 fn release_terminal() -> Outcome<()> {
     let null = std::fs::OpenOptions::new().write(true).open("/dev/null").during("/dev/null")?;
     nix::unistd::dup2_stdout(&null).during("standard output")?;
     std::env::set_current_dir("/").during("/")
 }
 
-/// From now on a panic in any thread ends the process, with its message in the log.
+/// Makes a panic in any thread end the process, with its message in the log.
 ///
-/// A server that lost a thread would go on with fewer of them, while requests wait for locks that it held. The store
-/// survives the end of the process, so ending it is safe.
+/// A server that lost a thread would continue with fewer threads, while requests wait for locks
+/// that the lost thread held. The store survives the end of the process, so ending it is safe.
 pub fn abort_on_panic() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -122,7 +127,7 @@ pub fn serve(
     };
     let accompanied = wait_for_signals(signals, mounted.unmounter()).and_then(|()| ready(&report));
     if accompanied.is_err() {
-        // The mount is given up; the error is reported below.
+        // Give up the mount; the error is reported below.
         let _ = mounted.unmounter().unmount();
     }
     let outcome = mounted.wait();
@@ -133,9 +138,10 @@ pub fn serve(
 pub fn start_log() {
     let filter = EnvFilter::try_from_env("SHOAL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    // A line that the log has no room for is lost. Reporting that on the same full host would end the daemon.
+    // A line is lost if the log has no room for it. Reporting that on the same full host would end
+    // the daemon.
     let log = log.log_internal_errors(false);
-    // A log that was started before is kept.
+    // Keep a log that was started before.
     let _ = log.try_init();
 }
 

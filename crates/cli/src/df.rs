@@ -1,7 +1,7 @@
 //! `shoal df`: what a store holds, tier by tier, and what a crash may cost.
 //!
-//! For a mounted store the daemon is asked, so that the numbers agree with df(1); a store that is not mounted is opened
-//! for reading.
+//! A mounted store's daemon is asked, so that the numbers agree with df(1). A store that is not
+//! mounted is opened for reading.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub fn run(args: &DfArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// Bytes an inode and an entry, and the forms of small files.
+/// Describes bytes per inode and entry, and the forms of small files.
 fn detail(report: &StoreReport) -> String {
     let each = |bytes: u64, count: u64| bytes as f64 / count.max(1) as f64;
     let of = &report.metadata;
@@ -54,7 +54,7 @@ fn detail(report: &StoreReport) -> String {
     )
 }
 
-/// Small files by the form they have.
+/// Lists small files by form.
 pub fn packed(packed: &Packed) -> String {
     let mut out = format!("{:<12} {:>10} {:>10} {:>10} {:>6}\n", "small files", "groups", "bytes", "stored", "ratio");
     let mut line = |name: &str, groups: u64, raw: u64, stored: u64| {
@@ -68,7 +68,7 @@ pub fn packed(packed: &Packed) -> String {
     out
 }
 
-/// Writes held back in front of one of some devices, in one line.
+/// Describes, in one line, the writes held back in front of a device.
 pub fn held_writes(of: &CacheReport, all: &[CacheReport], head: &str) -> String {
     let device = if all.len() > 1 { format!("for bulk device {}: ", of.device) } else { String::new() };
     let age = of.oldest_ms.map_or(String::new(), |ms| format!(", the oldest for {:.1} s", ms as f64 / 1e3));
@@ -82,7 +82,7 @@ pub fn held_writes(of: &CacheReport, all: &[CacheReport], head: &str) -> String 
     )
 }
 
-/// What is known of the bytes on bulk storage.
+/// Describes the state of the checksums of bulk storage.
 fn checksums(report: &StoreReport) -> String {
     let found = &report.checksums;
     let mut out = String::new();
@@ -109,7 +109,7 @@ fn ago(age: Duration) -> String {
     }
 }
 
-/// When a tier will be full, in one line.
+/// Forecasts in one line when a tier will be full.
 fn forecast(tier: &str, full_in: FullIn) -> String {
     let FullIn { seconds, percent } = full_in;
     let about = match seconds / 60 {

@@ -1,13 +1,14 @@
 //! `shoal donate`: lends this machine's idle memory to others, as NBD exports.
 //!
-//! One process in the foreground serves many clients: a [`Lender`] makes an area for each name that may have one, and
-//! this module runs the server, watches the machine and takes back areas that no client holds. Order: signals are
-//! blocked before the first thread starts; then come server and ready line. After SIGTERM clients are asked to move
-//! what is here to other donors, and have some time for it. At the end the server stops first, so that
-//! no client writes any more; then every area is zeroed. Pressure is read once a second: while it lasts no new area is
-//! granted, and everything that can be packed is packed at once. The machine is the control group where that
-//! has less. Left out: decisions on pressure and the memory itself
-//! (`shoal_netram::donor`).
+//! One process in the foreground serves many clients. A [`Lender`] creates an area for each
+//! permitted name; this module runs the server, watches the machine and takes back areas that no
+//! client holds.
+//! Order: signals are blocked before the first thread starts; then come server and ready line.
+//! After SIGTERM clients are asked to move their data to other donors and get some time for it. At
+//! the end the server stops first, so that no client writes any more; then every area is zeroed.
+//! Pressure is read once a second. While it lasts, no new area is granted, and everything that can
+//! be packed is packed at once. A control group with less memory counts as the machine.
+//! Left out: decisions on pressure and the memory itself (`shoal_netram::donor`).
 
 use std::fs;
 use std::io::Write;
@@ -29,16 +30,16 @@ use tracing::{debug, info, warn};
 use crate::args::DonateArgs;
 use crate::daemon;
 
-/// How often the machine and the areas are looked at.
+/// Interval at which the machine and the areas are checked.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often a donor that is about to end looks whether it is still needed.
+/// Interval at which an ending donor checks whether it is still needed.
 const HAND_OVER_LOOK: Duration = Duration::from_millis(100);
 
-/// How long clients may take to get their answers when the process ends.
+/// Time for clients to get their answers when the process ends.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Least memory for requests of all clients, beside the lent memory (bytes).
+/// Least memory for requests of all clients, in addition to the lent memory (bytes).
 const REQUESTS_BYTES_MIN: u64 = 64 << 20;
 const REQUESTS_BYTES_MAX: u64 = 256 << 20;
 
@@ -47,7 +48,7 @@ const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 const PRESSURE: &str = "/proc/pressure/memory";
 
-/// The report when the server listens.
+/// The report that the server is listening.
 #[derive(Debug, Serialize)]
 struct Ready {
     listen: String,
@@ -101,7 +102,7 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
         refused: Refused::default(),
         told: None,
     };
-    // The first reading comes before the first client.
+    // The first reading must precede the first client.
     watch.look();
     let limits = Limits {
         server_bytes: (memory / 4).clamp(REQUESTS_BYTES_MIN, REQUESTS_BYTES_MAX) as usize,
@@ -121,15 +122,16 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
     tell(&ready, args.json)?;
     let compacting = watch.until(&ending, args.compress_after, Duration::from_secs(args.hand_over));
     let cut = server.shut_down(GRACE);
-    // Ends the pass of compaction that may be running, too.
+    // This also ends a pass of compaction that may be running.
     let areas = lender.revoke_all();
-    // A panic in that thread has been reported already.
+    // A panic in that thread has already been reported.
     let _ = compacting?.join();
     info!("ended: {areas} areas zeroed, {cut} connections cut off");
     Ok(())
 }
 
-/// Prints one line, also as JSON: the process goes on, so a reader could not wait for the end of a longer report.
+/// Prints one line, also with JSON: the process continues, so a reader could not tell the end of a
+/// longer report.
 fn tell(ready: &Ready, json: bool) -> Outcome<()> {
     let line = if json {
         serde_json::to_string(ready).during("report")?
@@ -144,7 +146,7 @@ fn wait_for_signals(signals: SigSet) -> Outcome<Receiver<Signal>> {
     let (sender, receiver) = mpsc::channel();
     let wait = move || {
         while let Ok(signal) = signals.wait() {
-            // The receiver is gone once the first signal has been taken.
+            // The receiver is gone once the first signal has been received.
             let _ = sender.send(signal);
         }
     };
@@ -152,18 +154,19 @@ fn wait_for_signals(signals: SigSet) -> Outcome<Receiver<Signal>> {
     Ok(receiver)
 }
 
-/// The work done once a second.
+/// The work to do once a second.
 struct PressureWatch {
     lender: Arc<Lender>,
     gauge: Gauge,
     begin: Instant,
-    /// The refused clients logged so far; `told` is the time of the last line.
+    /// The refused clients logged so far. `told` is the time of the last line.
     refused: Refused,
     told: Option<Instant>,
 }
 
 impl PressureWatch {
-    /// Works until a signal asks for the end. Returns the thread that packs; it ends after its pass.
+    /// Works until a signal asks for the end. Returns the packing thread, which ends after its
+    /// current pass.
     fn until(
         mut self,
         ending: &Receiver<Signal>,
@@ -175,7 +178,7 @@ impl PressureWatch {
             let pressed = self.look();
             let age_s = if pressed { 0 } else { compress_after_s };
             let now_s = u32::try_from(self.begin.elapsed().as_secs()).unwrap_or(u32::MAX);
-            // Only one pass runs at a time; if the last one still does, this one is left out.
+            // Only one pass runs at a time. Skip this one if the last one is still running.
             let _ = compact.try_send(Pass { now_s, age_s });
             match ending.recv_timeout(INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {}
@@ -212,7 +215,7 @@ impl PressureWatch {
         pressed
     }
 
-    /// One line for many: a client that guesses must not fill the log.
+    /// Logs one line for many refusals: a client that guesses must not fill the log.
     fn tell_refused(&mut self, now: Instant) {
         let refused = self.lender.refused();
         let more = refused.count - self.refused.count;
@@ -223,8 +226,8 @@ impl PressureWatch {
     }
 }
 
-/// Waits until clients have moved what is here to other donors, for a while, or until the next signal. What is left then is
-/// lost with this process, as with the death of a donor.
+/// Waits until clients have moved their data to other donors, for a limited time or until the next
+/// signal. Remaining data is lost with this process, as when a donor dies.
 fn hand_over(lender: &Lender, ending: &Receiver<Signal>, patience: Duration) {
     if !lender.is_needed() {
         return;
@@ -247,7 +250,7 @@ struct Pass {
     age_s: u32,
 }
 
-/// Packs in a thread of its own: a pass may take long, and the watch must not wait.
+/// Starts a thread that packs: a pass may take long, and the watch must not wait.
 fn start_compacting(lender: Arc<Lender>) -> Outcome<(SyncSender<Pass>, JoinHandle<()>)> {
     let (sender, receiver) = mpsc::sync_channel::<Pass>(1);
     let pass = move || {
@@ -264,7 +267,8 @@ fn start_compacting(lender: Arc<Lender>) -> Outcome<(SyncSender<Pass>, JoinHandl
 }
 
 fn reading() -> Reading {
-    // Kernels without PSI have no such file, or one that cannot be read. In a control group its own stalls count as well.
+    // Kernels without PSI lack this file, or have one that cannot be read. In a control group its
+    // own stalls count as well.
     let stall = |path: PathBuf| fs::read_to_string(path).ok().and_then(|text| parse_stall(&text));
     let stalls = std::iter::once(PathBuf::from(PRESSURE)).chain(shoal_host::pressure_files()).filter_map(stall);
     Reading {

@@ -1,7 +1,8 @@
 //! How a failed command ends: one line on standard error and an exit code.
 //!
-//! The line reads `shoal: WHAT: CAUSE; REMEDY` ([`Failure`]). Exit codes: 1 for a command that failed, 2 for a wrong command line
-//! (as clap has it); `check` has those of fsck(8), which `salvage` shares.
+//! The line reads `shoal: WHAT: CAUSE; REMEDY` ([`Failure`]). Exit codes: 1 for a command that
+//! failed, 2 for a wrong command line (as in clap). `check` uses those of fsck(8), and so does
+//! `salvage`.
 
 use std::io::{Error, ErrorKind, Write};
 use std::path::Path;
@@ -18,19 +19,20 @@ pub const EXIT_OPERATIONAL: u8 = 8;
 /// fsck(8): wrong command line.
 pub const EXIT_USAGE: u8 = 16;
 
-/// Prints why a command failed; returns its exit code.
+/// Prints why a command failed. Returns its exit code.
 pub fn end(failure: &Failure) -> ExitCode {
     end_with(failure, if failure.is_misuse() { EXIT_MISUSE } else { EXIT_FAILED })
 }
 
-/// Like [`end`], with a code of the command's own.
+/// Like [`end`], with an exit code chosen by the command.
 pub fn end_with(failure: &Failure, code: u8) -> ExitCode {
     // Standard error may be a log on a full host; the exit code stays the same.
     let _ = writeln!(std::io::stderr(), "shoal: {failure}");
     ExitCode::from(code)
 }
 
-/// Why a mount point could not be changed. When it is busy, `remedy` gets the command that lists its users.
+/// Describes why a mount point could not be changed. If it is busy, `remedy` gets the command that
+/// lists its users.
 pub fn of_mountpoint(mountpoint: &Path, error: Error, remedy: impl FnOnce(String) -> String) -> Failure {
     let busy = error.kind() == ErrorKind::ResourceBusy;
     let failure = Failure::new(mountpoint.display(), error);

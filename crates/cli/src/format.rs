@@ -1,7 +1,7 @@
 //! `shoal format`: makes a new, empty store, or a network RAM disk or virtual-log disk.
 //!
-//! A name that begins with such a disk's scheme makes a disk, every other name is the directory of a store. Options
-//! that belong to the other of the two are refused.
+//! A name that begins with the scheme of a disk makes that disk; any other name is the directory of
+//! a store. Options that apply only to the other kind are refused.
 
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Kind, Made, MakeOptions, Outcome};

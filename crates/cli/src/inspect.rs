@@ -1,7 +1,8 @@
 //! `shoal inspect`: how one file is stored.
 //!
-//! Shows the inode's fields, where its record is, and every piece of its data: offset in the file, place in the region
-//! or on the bulk storage. For a mounted store the daemon is asked; otherwise the store is opened for reading.
+//! Shows the inode's fields, the place of its record, and every piece of its data: offset in the
+//! file, place in the region or on the bulk storage. A mounted store's daemon is asked; otherwise
+//! the store is opened for reading.
 
 use std::os::unix::ffi::OsStrExt;
 

@@ -6,7 +6,7 @@
 pub fn print_json(report: &impl serde::Serialize) {
     match serde_json::to_string_pretty(report) {
         Ok(text) => println!("{text}"),
-        // Paths that are not UTF-8 are the only values JSON cannot hold.
+        // Paths that are not UTF-8 are the only values that JSON cannot hold.
         Err(error) => eprintln!("shoal: report: {error}"),
     }
 }

@@ -16,16 +16,16 @@ pub fn text(requests: &[RequestReport]) -> String {
     out
 }
 
-/// Requests of one kind within a time.
+/// Requests of one kind in a period.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Rate {
     pub name: String,
     pub per_s: f64,
-    /// In the daemon, on average.
+    /// Average time in the daemon.
     pub mean_ns: u64,
 }
 
-/// What came between two reports, the most frequent kind first.
+/// Returns the rates between two reports, the most frequent kind first.
 pub fn rates(before: &[RequestReport], now: &[RequestReport], passed: Duration) -> Vec<Rate> {
     let rate = |of: &RequestReport| {
         let (count, total_ns) =
@@ -47,7 +47,7 @@ pub fn rates_text(rates: &[Rate]) -> String {
     out
 }
 
-/// A time in two to four digits; the percentiles are no more precise.
+/// Formats a time in two to four digits. The percentiles are no more precise.
 fn duration(ns: u64) -> String {
     match ns {
         0..10_000 => format!("{:.1} us", ns as f64 / 1e3),

@@ -1,8 +1,9 @@
 //! `shoal lab`: the papers' experiments.
 //!
-//! `list` names the experiments, `run` runs one and prints its tables, with the paper's figures beside ours.
-//! Experiments and their options are in `shoal-lab`. Files are written only with `--out`; a claim that is not shown is
-//! a line of the report, not a failure of the command.
+//! `list` names the experiments; `run` runs one and prints its tables, with the paper's figures
+//! beside ours. Experiments and their options are in `shoal-lab`. Files are written only with
+//! `--out`. A claim that the run does not show is a line of the report, not a failure of the
+//! command.
 
 use clap::{Args, Subcommand};
 use shoal_devices::{Failure, Outcome};
@@ -63,7 +64,7 @@ fn list(json: bool) {
 
 fn experiment(args: &RunArgs) -> Outcome<()> {
     let (report, files) = shoal_lab::run(args).map_err(|error| Failure::new("lab", error))?;
-    // Printed on standard error as well, for users who read only the tables.
+    // Also printed on standard error, for users who read only the tables.
     for skipped in &report.skipped {
         eprintln!("shoal: lab: SKIPPED: {skipped}");
     }

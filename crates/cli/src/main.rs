@@ -2,15 +2,15 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `args`, `mount_options`, `option_table` | what can be said on the command line |
+//! | `args`, `mount_options`, `option_table` | the syntax of the command line |
 //! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `bulk`, `salvage`, `inspect`, `compact`, `bench`, `donate`, `lab`, `profile`, `pages` | one command each |
-//! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
+//! | `serve`, `status` | a block device for NBD clients, and its state; a network RAM disk's donors |
 //! | `daemon` | the process that serves a mount |
-//! | `failure`, `json`, `progress` | how commands fail, report to programs, and show that they are at work |
+//! | `failure`, `json`, `progress` | how commands fail, report to programs, and show progress |
 //!
-//! Thin glue: parsing, calling and printing. Stores belong to the library `shoal-store`, devices to `shoal-devices`.
-//! Errors are one line on standard error; exit codes are in `failure`. A reader that goes away (`shoal df | head`) is
-//! not an error.
+//! Thin glue: parsing, calling and printing. The library `shoal-store` handles stores,
+//! `shoal-devices` handles devices. Errors are one line on standard error; exit codes are in
+//! `failure`. A reader that goes away (`shoal df | head`) is not an error.
 
 #![forbid(unsafe_code)]
 
@@ -72,7 +72,8 @@ fn invoked_as(name: &str) -> bool {
     std::env::args_os().next().is_some_and(|program| Path::new(&program).file_name() == Some(OsStr::new(name)))
 }
 
-/// Like `Cli::parse`, but an error is one line as all others are, and a wrong `check` command line has fsck's exit code.
+/// Parses like `Cli::parse`, but an error is one line like all others, and a wrong `check` command
+/// line has fsck's exit code.
 fn parse() -> Cli {
     Cli::try_parse().unwrap_or_else(|error| {
         if !error.use_stderr() {
@@ -80,13 +81,13 @@ fn parse() -> Cli {
             error.exit();
         }
         let text = error.to_string();
-        // The error's own lines, without the advice and the usage that follow them.
+        // Take the lines of the error itself, without the advice and usage that follow.
         let is_advice =
             |line: &str| ["tip:", "Usage:", "For more information"].iter().any(|word| line.starts_with(word));
         let own = text.lines().map(str::trim).take_while(|line| !is_advice(line));
         let cause = own.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
         let cause = cause.trim_start_matches("error: ");
-        // Such as "tip: a similar argument exists: '--json'".
+        // For example "tip: a similar argument exists: '--json'".
         let similar =
             text.lines().find_map(|line| line.trim().strip_prefix("tip: ")?.split_once("similar ")?.1.split_once(": "));
         let similar =
@@ -130,12 +131,12 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// For commands whose exit codes are those of fsck(8).
+/// Ends a command whose exit codes are those of fsck(8).
 fn operational(outcome: Outcome<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|failure| failure::end_with(&failure, failure::EXIT_OPERATIONAL))
 }
 
-/// `println!` panics when the reader of a pipe has gone; the program then ends silently.
+/// Makes the program end silently when the reader of a pipe has gone, where `println!` panics.
 fn die_quietly_on_broken_pipes() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

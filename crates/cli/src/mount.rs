@@ -1,9 +1,10 @@
-//! `shoal mount`, seen from the terminal: checks, starts the daemon, waits until it is ready.
+//! `shoal mount` as seen from the terminal: checks, starts the daemon, waits until it is ready.
 //!
-//! The daemon is this program again, in a session of its own (`daemon`); it says through its standard output, in
-//! one JSON line, that the mount answers, or why not. Its standard error is the store's log. `--foreground` does the
-//! daemon's work in this process. `mount.fuse.shoal` is the same command as mount(8) calls it.
-//! The daemon gets three descriptors and no others. When it ends before it is ready, whatever ended it, its mount is taken away.
+//! The daemon is this program again, in a session of its own (`daemon`). It reports on its standard
+//! output, in one JSON line, that the mount answers, or why not. Its standard error is the store's
+//! log. `--foreground` does the daemon's work in this process. `mount.fuse.shoal` is the same
+//! command as called by mount(8). The daemon gets exactly three descriptors. If it ends before it
+//! is ready, for whatever reason, its mount is removed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
@@ -21,15 +22,15 @@ use crate::daemon::{Message, Ready};
 use crate::json;
 use crate::{bulk, daemon, mount_options, remount};
 
-/// A log longer than this is replaced by a new one when the store is mounted (bytes).
+/// Size above which a log is replaced by a new one when the store is mounted (bytes).
 const LOG_BYTES_MAX: u64 = 1 << 20;
-/// How long the kernel may need to tear a daemon down that has ended.
+/// Time that the kernel may need to tear down a daemon that has ended.
 const DYING_PATIENCE: Duration = Duration::from_secs(5);
-/// A daemon that is silent for so long may be waiting for an earlier one.
+/// Silence after which a daemon may be waiting for an earlier one.
 const QUIET: Duration = Duration::from_secs(2);
 
 pub fn run(args: &MountArgs) -> Outcome<ExitCode> {
-    // A missing store and wrong options are reported before anything is started.
+    // Report a missing store and wrong options before starting anything.
     let (directory, mountpoint) = places(&args.store, &args.mountpoint)?;
     let is_root = nix::unistd::geteuid().is_root();
     let mut lists = args.options.clone();
@@ -64,7 +65,8 @@ pub fn run(args: &MountArgs) -> Outcome<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The store's directory and the mount point, as absolute paths. Nothing behind a daemon that does not answer is touched.
+/// Returns the store's directory and the mount point as absolute paths. Touches nothing behind a
+/// daemon that does not answer.
 fn places(store: &Path, mountpoint: &Path) -> Outcome<(PathBuf, PathBuf)> {
     place::passable(store)?;
     Store::describe(store)?;
@@ -72,7 +74,7 @@ fn places(store: &Path, mountpoint: &Path) -> Outcome<(PathBuf, PathBuf)> {
     Ok((directory, std::path::absolute(mountpoint).during(mountpoint.display())?))
 }
 
-/// `mount.fuse.shoal`: quiet, as mount(8) expects.
+/// Mounts quietly for `mount.fuse.shoal`, as mount(8) expects.
 pub fn run_helper(args: &MountHelper) -> Outcome<()> {
     let (directory, mountpoint) = places(&args.store, &args.mountpoint)?;
     let mut lists = args.options.clone();
@@ -102,9 +104,9 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
     let program = std::env::current_exe().during("own program")?;
     let mut command = Command::new(program);
     command.arg("mount").arg("--report-ready");
-    // Without a list the next word would be taken for one.
+    // Skip empty lists: after `-o` without a list the next word would be taken for one.
     for list in options.iter().filter(|list| !list.is_empty()) {
-        // Option and list are one word, because a list may begin with a dash.
+        // Pass option and list as one word, because a list may begin with a dash.
         command.arg(format!("-o{list}"));
     }
     command.arg("--").arg(directory).arg(mountpoint);
@@ -121,8 +123,8 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
             Ok(ready)
         }
         Ok(Message::Error(error)) => {
-            // The child is about to end. It is waited for, so that a mount right after this one does not find the store
-            // locked.
+            // The child is about to end. Wait for it, so that an immediate second mount does not
+            // find the store locked.
             let _ = child.wait();
             take_away(directory, mountpoint);
             Err(Failure::told(error))
@@ -137,7 +139,7 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
     }
 }
 
-/// The daemon's first line. `late` is called when it has not come for a while.
+/// Returns the daemon's first line. Calls `late` if the line takes a while.
 fn first_line(stdout: ChildStdout, late: impl FnOnce()) -> io::Result<String> {
     let (sender, receiver) = mpsc::channel();
     let read = move || {
@@ -157,26 +159,26 @@ fn first_line(stdout: ChildStdout, late: impl FnOnce()) -> io::Result<String> {
     }
 }
 
-/// Says which process the daemon waits for, if it does.
+/// Reports which process the daemon waits for, if any.
 fn tell_of_wait(directory: &Path, daemon: u32) {
     if let Some(pid) = holder::of(directory).filter(|pid| *pid != daemon) {
         eprintln!("shoal: waiting until {} has released {}", holder::words(pid), directory.display());
     }
 }
 
-/// Takes away the mount that a daemon left which could not end it any more.
+/// Removes the mount of a daemon that could not remove it itself.
 fn take_away(directory: &Path, mountpoint: &Path) {
     if !is_mounted_from(directory, mountpoint).unwrap_or(false) {
         return;
     }
-    // A store that is in use again has another daemon, and the mount may be its own.
+    // A store in use has another daemon, and the mount may belong to it.
     let Ok(store) = Store::acquire(directory, DYING_PATIENCE) else { return };
     if let Err(failure) = store.clear_dead_mount(mountpoint) {
         eprintln!("shoal: {failure}");
     }
 }
 
-/// The daemon's log. On a host that takes no writes it says nothing.
+/// Opens the daemon's log. On a read-only host its output is discarded.
 fn open_log(directory: &Path) -> Outcome<File> {
     let held = Directory::open(directory).map_err(Failure::of)?;
     let opened = || {

@@ -1,11 +1,12 @@
 //! The fstab-style option list: `-o ro,noatime,threads=8`.
 //!
-//! Options meant for mount(8), systemd or the boot scripts are accepted and ignored, and so are those whose subject
-//! does not exist here: mandatory locks, inode versions, the kernel's messages about mounts. Words of ext4 are accepted
-//! where they ask for what a store does anyway: `acl`, `user_xattr`, `discard` (freed blocks are always trimmed),
-//! `errors=remount-ro`, `data=ordered` and the weaker `data=writeback`. An unknown option, or one that asks for
-//! something Shoal does not do, is an error that names it, because a mount without the properties asked for is worse
-//! than none. Which options there are, and their help, is in [`option_table`].
+//! Options meant for mount(8), systemd or the boot scripts are accepted and ignored, and so are
+//! options for features that do not exist here: mandatory locks, inode versions, the kernel's
+//! messages about mounts. Words of ext4 are accepted if they ask for what a store always does:
+//! `acl`, `user_xattr`, `discard` (freed blocks are always trimmed), `errors=remount-ro`,
+//! `data=ordered` and the weaker `data=writeback`. An unknown option, or one that asks for
+//! something Shoal does not do, is an error that names it, because a mount without the requested
+//! properties is worse than none. The options and their help are in [`option_table`].
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,10 +17,11 @@ use shoal_store::rule_of;
 
 use crate::option_table::{self, unknown};
 
-/// Go on from the saved image of `battery` memory. This option is about opening the store, not about the mount.
+/// Continue from the saved image of `battery` memory. This option concerns opening the store, not
+/// the mount.
 pub const RESTORE: &str = "restore";
 
-/// Does one of the lists ask for a remount?
+/// Returns whether one of the lists asks for a remount.
 pub fn is_remount(lists: &[String]) -> bool {
     lists.iter().flat_map(|list| list.split(',')).any(|word| word == "remount")
 }
@@ -41,7 +43,8 @@ pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOpti
     Ok(options)
 }
 
-/// The processes that may use the mount. Combinations that the kernel would not keep to are refused.
+/// Returns the processes that may use the mount. Refuses combinations that the kernel would not
+/// enforce.
 fn access(users: &str, checked: bool, is_root: bool) -> Result<Access, String> {
     match (users, checked) {
         ("allow_root", _) if !is_root => {
@@ -67,7 +70,7 @@ pub fn wants_restore(lists: &[String]) -> bool {
 fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
     let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
     let entry = option_table::find(name).ok_or_else(|| unknown(word))?;
-    // Programs that read fstab give values to theirs.
+    // Programs that read fstab give values to their own options.
     if entry.value.0.is_empty()
         && value.is_some()
         && !["x-", "X-", "comment", "user"].iter().any(|w| name.starts_with(w))
@@ -133,13 +136,13 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "nopack_inodes" => options.pack_inodes = false,
         "clone_fd" => options.clone_fd = true,
         "noclone_fd" => options.clone_fd = false,
-        // It is in the table: one that asks for a default, or is for other programs.
+        // The option is in the table: it asks for a default or is for other programs.
         _ => undo(options, name),
     }
     Ok(())
 }
 
-/// The time between two scrubs in idle time; `None`: there are none.
+/// Returns the time between two scrubs in idle time; `None` if there are none.
 fn scrub_every(word: &str, value: Option<&str>) -> Result<Option<Duration>, String> {
     match (value, value.and_then(|value| value.parse().ok())) {
         (Some("off"), _) => Ok(None),
@@ -148,7 +151,7 @@ fn scrub_every(word: &str, value: Option<&str>) -> Result<Option<Duration>, Stri
     }
 }
 
-/// Words of ext4 that say what a store does anyway.
+/// Accepts words of ext4 that ask for what a store always does.
 fn ext4_word(name: &str, value: Option<&str>, word: &str) -> Result<(), String> {
     match (name, value) {
         ("errors", Some("remount-ro")) | ("data", Some("ordered" | "writeback")) => Ok(()),
@@ -161,7 +164,7 @@ fn ext4_word(name: &str, value: Option<&str>, word: &str) -> Result<(), String> 
     }
 }
 
-/// How and when what has cooled is packed.
+/// Sets how and when cold data is packed.
 fn packing(
     options: &mut MountOptions,
     name: &str,
@@ -197,7 +200,7 @@ fn packing(
     Ok(())
 }
 
-/// From which size on files are large.
+/// Returns the size from which on files are large.
 fn threshold(word: &str, value: Option<&str>) -> Result<u64, String> {
     let text = value.ok_or("mount option `threshold` needs a value, such as `threshold=256K`")?;
     let bytes = text.parse::<shoal_devices::size::Size>()?.0;
@@ -207,7 +210,7 @@ fn threshold(word: &str, value: Option<&str>) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// How long writes of large files are held back, and where.
+/// Sets how long writes of large files are held back, and where.
 fn held_writes(options: &mut MountOptions, name: &str, value: Option<&str>) -> Result<(), String> {
     let example = match name {
         "cache_size" => "512M",
@@ -233,7 +236,7 @@ fn held_writes(options: &mut MountOptions, name: &str, value: Option<&str>) -> R
     Ok(())
 }
 
-/// An option that names a default takes back the opposite option before it.
+/// Applies an option that names a default: it cancels an earlier opposite option.
 fn undo(options: &mut MountOptions, name: &str) {
     match name {
         "rw" => options.read_only = false,

@@ -1,6 +1,7 @@
-//! `shoal netram`: work over a network RAM disk that is served, or holds a store's large files.
+//! `shoal netram`: work over a network RAM disk that is served or that holds a store's large files.
 //!
-//! The server is asked to begin and works by itself; the command shows how far that is, and when it is interrupted the work goes on.
+//! The server is asked to start and then works by itself. The command shows the progress; if it is
+//! interrupted, the work continues.
 //! Left out: changes of donors (`status`).
 
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::args::{NetramCommand, NetramScrubArgs};
 use crate::progress::Bars;
 use crate::status::ask;
 
-/// How often the server is asked how far it is.
+/// Interval between two questions about the server's progress.
 const LOOK: Duration = Duration::from_millis(300);
 
 pub fn run(command: &NetramCommand) -> Outcome<()> {
@@ -22,7 +23,7 @@ pub fn run(command: &NetramCommand) -> Outcome<()> {
     }
 }
 
-/// A number of the report on a disk.
+/// Returns a number from the report on a disk.
 fn number(server: &str, pointer: &str) -> Outcome<Option<u64>> {
     let status: Status = serde_json::from_value(ask(server, &Question::Status)?).during("answer of the server")?;
     let disks = status.device.iter().chain(&status.more_devices).filter_map(|device| device.own.get("disk"));

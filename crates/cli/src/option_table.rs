@@ -1,21 +1,22 @@
 //! The mount options: names, values and meanings, in one table.
 //!
-//! The help, the manual pages, the list in an error, and the word that was probably meant come from it, and an option that is not in it is
-//! refused; so none is missing anywhere. Left out: what an option does (`mount_options`).
+//! The help, the manual pages, the list in an error and the suggestion for a misspelled word all
+//! come from this table, and an option that is not in it is refused. No option can therefore be
+//! missing in one of them. Left out: what an option does (`mount_options`).
 
-/// Width of the table in columns, and where the meanings begin.
+/// Width of the table, and the column at which the meanings begin.
 const WIDTH: usize = 79;
 const MEANING_AT: usize = 28;
-/// Words that are as alike as this are taken for a slip.
+/// Similarity from which on a word counts as a misspelling of another.
 const LIKENESS_MIN: f64 = 0.8;
 
-/// Options with one meaning.
+/// Options that share one meaning.
 pub struct Entry {
     /// Names that the table shows, separated by blanks.
     pub names: &'static str,
-    /// What their value is called, and an example; empty where they take none.
+    /// The name of their value, and an example; empty if they take none.
     pub value: (&'static str, &'static str),
-    /// Further names, which ask for the default or take an option back.
+    /// Further names, which ask for the default or cancel an option.
     pub undo: &'static str,
     pub meaning: &'static str,
 }
@@ -119,19 +120,20 @@ impl Entry {
     }
 }
 
-/// The entry of an option.
+/// Finds the entry of an option.
 pub fn find(name: &str) -> Option<&'static Entry> {
     let is_foreign = name.starts_with("x-") || name.starts_with("X-");
     let name = if is_foreign { "x-*" } else { name };
     TABLE.iter().find(|entry| entry.all_names().any(|known| known == name))
 }
 
-/// The table for people, in lines that fit a terminal.
+/// Returns the table as text, in lines that fit a terminal.
 pub fn text() -> String {
     TABLE.iter().map(|entry| in_columns(&entry.shown(), entry.meaning)).collect::<Vec<_>>().join("\n")
 }
 
-/// Names on the left, their meaning on the right; names that need more room have lines of their own.
+/// Puts names on the left and their meaning on the right. Names that need more room get lines of
+/// their own.
 fn in_columns(names: &str, meaning: &str) -> String {
     let mut lines: Vec<String> = folded(names, WIDTH - 2).into_iter().map(|line| format!("  {line}")).collect();
     let mut meanings = folded(meaning, WIDTH - MEANING_AT).into_iter();
@@ -144,7 +146,7 @@ fn in_columns(names: &str, meaning: &str) -> String {
     lines.join("\n")
 }
 
-/// The words in lines of at most so many columns.
+/// Wraps text into lines of at most `width` columns.
 fn folded(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -160,7 +162,7 @@ fn folded(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// The error for an option that is not in the table.
+/// Returns the error for an option that is not in the table.
 pub fn unknown(word: &str) -> String {
     let name = word.split('=').next().unwrap_or_default();
     let likeness = |known: &str| strsim::jaro_winkler(name, known);
@@ -194,7 +196,7 @@ mod tests {
                 let example = entry.value.1;
                 let mut word = if example.is_empty() { name.to_string() } else { format!("{name}={example}") };
                 if name == "nodefault_permissions" {
-                    // Not with the access that root's mounts have.
+                    // The option conflicts with the access that root's mounts have.
                     word = format!("noallow_other,{word}");
                 }
                 let taken = mount_options::parse(std::slice::from_ref(&word), Path::new("/s"), true);

@@ -31,7 +31,7 @@ fn write_page(directory: &Path, command: Command, section: &str) -> Outcome<()> 
     let has_version = command.get_version().is_some();
     let man = Man::new(command).section(section).source("Shoal").manual("Shoal");
     let mut page = Vec::new();
-    // The generator's own section of it would fill tables and examples like prose.
+    // The generator's own version of this section would fill tables and examples like prose.
     let rendered = man
         .render_title(&mut page)
         .and_then(|()| man.render_name_section(&mut page))
@@ -44,13 +44,14 @@ fn write_page(directory: &Path, command: Command, section: &str) -> Outcome<()> 
     rendered.and_then(|()| fs::write(&path, &page)).during(path.display())
 }
 
-/// What follows the options, as sections of a page. A line that ends with a colon before indented ones heads a section; an indented line
-/// with a gap of blanks is a term and its meaning, which goes on in lines that are indented further; other indented lines stay as they
-/// are. All else is prose.
+/// Formats the text that follows the options as sections of a page. A line that ends with a colon
+/// before indented lines is a section heading. An indented line with a gap of blanks is a term and
+/// its meaning, which continues in lines that are indented further. Other indented lines stay
+/// unchanged. Everything else is prose.
 fn notes(text: &str) -> String {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let (mut out, mut lines) = (String::new(), text.lines().peekable());
-    // Prose has a section of its own; examples are in a block that is not filled.
+    // Prose gets a section of its own; examples get a block that is not filled.
     let (mut in_notes, mut in_paragraph, mut in_examples) = (false, false, false);
     while let Some(line) = lines.next() {
         let (depth, line) = (indent(line), line.trim());
@@ -88,7 +89,7 @@ fn notes(text: &str) -> String {
     out + if in_examples { ".fi\n.RE\n" } else { "" }
 }
 
-/// Text in which nothing is an order to the formatter.
+/// Escapes text so that the formatter sees no command in it.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }

@@ -1,8 +1,8 @@
-//! `shoal profile`: the tables with which inodes like those of a tree are packed.
+//! `shoal profile`: makes the tables for packing inodes like those of a tree.
 //!
-//! Trees are read and never changed. The file has the tables of mramfs' compressors and of Shoal's own, for times in
-//! seconds and in nanoseconds, and begins with the command that made it. Its format is in `docs/spec/pack.md`; `--json`
-//! shows the same tables and the counts they come from.
+//! Trees are only read. The file holds the tables of mramfs' compressors and of Shoal's own, for
+//! times in seconds and in nanoseconds, and begins with the command that made it. Its format is in
+//! `docs/spec/pack.md`. `--json` shows the same tables and the counts they come from.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};

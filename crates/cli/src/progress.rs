@@ -1,6 +1,6 @@
 //! Progress of long work: a bar on a terminal, nothing elsewhere.
 //!
-//! Bars go to standard error, so that reports can be piped; with `--json` there is none.
+//! Bars go to standard error, so that reports can be piped. With `--json` there is no bar.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::Mutex;
 use shoal_store::Progress;
 
-/// A bar that counts steps.
+/// Returns a bar that counts steps.
 pub fn steps(total: u64, silent: bool) -> ProgressBar {
     if silent {
         return ProgressBar::hidden();
@@ -20,7 +20,8 @@ pub fn steps(total: u64, silent: bool) -> ProgressBar {
     bar
 }
 
-/// A line that only says that work goes on; it is shown when the work takes longer than a moment.
+/// Returns a line that only shows that work continues. It appears if the work takes longer than a
+/// moment.
 pub fn waiting(message: &str, silent: bool) -> ProgressBar {
     if silent {
         return ProgressBar::hidden();
@@ -38,7 +39,7 @@ pub struct Bars {
 
 struct Bar {
     bar: ProgressBar,
-    /// True for a bar that counts units.
+    /// Whether the bar counts units.
     counts: bool,
 }
 

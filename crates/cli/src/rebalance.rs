@@ -1,6 +1,7 @@
 //! `shoal rebalance`: moves files to the tier where their thresholds put them now.
 //!
-//! A mounted store's daemon does the work, about half a second of it for each question; other programs go on with theirs in between.
+//! A mounted store's daemon does about half a second of the work for each question. Other programs
+//! can proceed in between.
 
 use shoal_devices::Outcome;
 use shoal_devices::size::human;

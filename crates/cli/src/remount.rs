@@ -1,12 +1,14 @@
 //! `shoal mount -o remount,...`: changes a mount without unmounting it.
 //!
-//! The kernel keeps the mount's flags and refuses writes to one that is read-only; the daemon is told through its
-//! control socket, because it keeps the access times and data that is not yet durable. Order: for a change to read-only
-//! the kernel goes first, so that no write follows the daemon's sync; for a change to read-write the daemon goes first,
-//! since it may have opened the store for reading only. Options that are not named stay as they are. Options of the
-//! daemon and of the FUSE connection (threads, `noxattr`, `allow_other`, ...) cannot change under a mount: they take
-//! effect at the next mount. Naming one gives a warning, not an error, because mount(8) passes the whole line of fstab
-//! with any remount. mount(8) without the helper (`mount -i`) only does the kernel's half.
+//! The kernel keeps the mount's flags and refuses writes to a read-only mount. The daemon is told
+//! through its control socket, because it keeps the access times and data that is not yet durable.
+//! Order: for a change to read-only the kernel goes first, so that no write follows the daemon's
+//! sync. For a change to read-write the daemon goes first, since it may have opened the store for
+//! reading only.
+//! Options that are not named stay unchanged. Options of the daemon and of the FUSE connection
+//! (threads, `noxattr`, `allow_other`, ...) cannot change under a mount: they take effect at the
+//! next mount. Naming one gives a warning, not an error, because mount(8) passes the whole line of
+//! fstab with any remount. mount(8) without the helper (`mount -i`) does only the kernel's half.
 
 use std::path::Path;
 
@@ -22,7 +24,7 @@ use crate::{failure, mount_options};
 pub struct Remounted {
     pub store: String,
     pub mountpoint: String,
-    /// Writes are refused, and everything written is durable.
+    /// Whether writes are refused and everything written is durable.
     pub read_only: bool,
 }
 
@@ -46,7 +48,7 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
         let question = Question::Remount {
             read_only: options.read_only,
             access_times: access_times_name(options.access_times).into(),
-            // The table of mounts does not name it: only a word that was given changes it.
+            // The mount table does not show this option, so only an explicit word changes it.
             spill_percent: is_given(lists, "spill").then_some(options.spill_percent),
             threshold_bytes: options.threshold,
             update_policy: options.update_policy.clone(),
@@ -75,15 +77,15 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
     })
 }
 
-/// The options in force, followed by the given ones, which override them.
+/// Returns the options in force, followed by the given ones, which override them.
 fn all_words(entry: &MountEntry, lists: &[String]) -> Vec<String> {
     let in_force = entry.options.split(',').chain(entry.super_options.split(','));
-    // The table of mounts names the other two rules for access times, but not `strictatime`. The file system's own "rw"
-    // says nothing about this mount.
+    // The mount table names the other two rules for access times, but not `strictatime`. The file
+    // system's own "rw" says nothing about this mount.
     let default = if entry.options.split(',').any(|w| w == "relatime" || w == "noatime") { "" } else { "strictatime" };
     let in_force = std::iter::once(default).chain(in_force.filter(|word| *word != "rw"));
     let given = lists.iter().flat_map(|list| list.split(','));
-    // Properties of the connection, which the kernel lists and mount(8) passes back.
+    // These are properties of the connection, which the kernel lists and mount(8) passes back.
     let connections = ["user_id=", "group_id=", "rootmode=", "fd=", "max_read=", "blksize=", "subtype=", "fsname="];
     in_force
         .chain(given)
@@ -97,8 +99,8 @@ fn is_given(lists: &[String], name: &str) -> bool {
     words.any(|word| word.split('=').next() == Some(name))
 }
 
-/// The given options that a remount cannot change. Those already in force according to the table of mounts are left
-/// out.
+/// Returns the given options that a remount cannot change, except those already in force according
+/// to the mount table.
 fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
     let in_force = |word: &str| entry.super_options.split(',').any(|known| known == word);
     let given = lists.iter().flat_map(|list| list.split(','));

@@ -1,6 +1,7 @@
 //! `shoal resize`: changes the limits of a store, mounted or not.
 //!
-//! A mounted store is asked through its control socket: within its layout its limits can change while it is used.
+//! A mounted store is asked through its control socket: its limits can change while it is in use,
+//! within its layout.
 
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Outcome};

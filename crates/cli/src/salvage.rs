@@ -1,7 +1,7 @@
-//! `shoal salvage`: copies everything readable out of a damaged store, and names the rest.
+//! `shoal salvage`: copies everything readable out of a damaged store and names the rest.
 //!
-//! Exit codes: 0 everything was copied, 4 something is lost, 8 nothing could be done. Losses are named on standard error as they
-//! are found; with `--json` the report has them.
+//! Exit codes: 0 everything was copied, 4 something is lost, 8 nothing could be done. Losses are
+//! named on standard error as they are found; with `--json` the report contains them.
 
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ use crate::json;
 use crate::progress::Bars;
 
 const EXIT_LOST: u8 = 4;
-/// Losses printed.
+/// Most losses printed.
 const PRINTED_MAX: usize = 10_000;
 
 pub fn run(args: &SalvageArgs) -> Outcome<ExitCode> {

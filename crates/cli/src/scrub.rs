@@ -1,6 +1,7 @@
-//! `shoal scrub`: reads all of bulk storage, and names what is damaged.
+//! `shoal scrub`: reads all of bulk storage and names what is damaged.
 //!
-//! A mounted store's daemon does the work, some of it for each question; other programs go on with theirs in between.
+//! A mounted store's daemon does a part of the work for each question. Other programs can proceed
+//! in between.
 
 use shoal_devices::size::human;
 use shoal_devices::{Failure, Outcome};

@@ -1,9 +1,10 @@
 //! `shoal serve`: exports a device to NBD clients until it is told to stop.
 //!
-//! Order: signals are blocked before the first thread starts; then come device, listener, control socket, and a line on
-//! standard output that says it is ready. On SIGTERM, SIGINT, SIGHUP and SIGPWR the server accepts no more clients, lets
-//! requests finish and flushes; it succeeds only if the flush did. All connections share one device, so a flush on one
-//! covers all (`multi-conn`). An address beyond loopback needs TLS or `--insecure`.
+//! Order: signals are blocked before the first thread starts; then come device, listener, control
+//! socket, and a ready line on standard output. On SIGTERM, SIGINT, SIGHUP and SIGPWR the server
+//! accepts no more clients, lets requests finish and flushes; it succeeds only if the flush did.
+//! All connections share one device, so a flush on one covers all (`multi-conn`). An address beyond
+//! loopback needs TLS or `--insecure`.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -26,7 +27,7 @@ use crate::status::control_path;
 
 /// Time for requests in flight when the server is told to stop.
 const GRACE: Duration = Duration::from_secs(10);
-/// A device that cannot flush in this time will not.
+/// Time after which a device is assumed unable to flush.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The contents of the ready line.
@@ -42,7 +43,7 @@ struct Ready {
 
 pub fn run(args: &ServeArgs) -> Outcome<()> {
     let name: DeviceName = args.device.parse().map_err(|error: String| Failure::told(error).misuse())?;
-    // Paths are made absolute, so that `status` and `donor` work from any directory.
+    // Make paths absolute, so that `status` and `donor` work from any directory.
     let mut name = name.absolute().during(&args.device)?;
     if args.takeover {
         let cause = "only a network RAM disk can be taken over";
@@ -100,7 +101,8 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
 
 fn export(args: &ServeArgs, device: &dyn Device) -> Result<Export, shoal_nbd::export::ExportError> {
     let export = Export::new(args.name.as_str(), device.block_device())?
-        // Any client can read the description, so it has no addresses of donors and no paths of this machine.
+        // Any client can read the description, so it contains no addresses of donors and no paths
+        // of this machine.
         .description(device.name().kind().words)
         .multi_conn(true)
         .read_only(args.read_only);
@@ -110,8 +112,8 @@ fn export(args: &ServeArgs, device: &dyn Device) -> Result<Export, shoal_nbd::ex
     }
 }
 
-/// Starts the control socket. Without a place for it the device is served all the same, but `shoal status` finds no
-/// server.
+/// Starts the control socket. If there is no place for it, the device is served anyway, but `shoal
+/// status` finds no server.
 fn start_control(
     address: &Listen,
     args: &ServeArgs,
@@ -166,7 +168,7 @@ fn announce(ready: &Ready, json: bool) -> Outcome<()> {
         format!("{} ({}) is served at {} (process {})", ready.device, human(ready.size_bytes), ready.uri, ready.pid)
     };
     line.push('\n');
-    // The starter may have gone; the server goes on all the same.
+    // The starter may have gone; the server continues anyway.
     let mut out = std::io::stdout();
     let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
     Ok(())

@@ -1,9 +1,9 @@
 //! `shoal status` and `shoal donor`: the state of a served device or a store's bulk device, the kernel's requests to a
 //! mount, and changes of donors.
 //!
-//! Owns the report, which travels as JSON over the control socket, and its text. SERVER is named as it was to `shoal
-//! serve --nbd` (`unix:PATH` or `HOST:PORT`, on this machine), or is a store or mount point. Left out: `df`, the view
-//! of the file system.
+//! Owns the report, which travels as JSON over the control socket, and its text. SERVER is the
+//! address given to `shoal serve --nbd` (`unix:PATH` or `HOST:PORT`, on this machine), or a store
+//! or mount point. Left out: `df`, the view of the file system.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub fn run(args: &StatusArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The requests of a mount from now on, once a period, until it is gone.
+/// Prints the requests of a mount once a period, until the mount is gone.
 fn watch(args: &StatusArgs, period: Duration) -> Outcome<()> {
     let requests = || {
         let status: Status =
@@ -65,7 +65,7 @@ pub fn run_donor(command: &DonorCommand) -> Outcome<()> {
         DonorCommand::Drain(args) => (DonorChange::Drain, args),
         DonorCommand::Lost(args) => (DonorChange::Lost, args),
     };
-    // The server has a directory of its own.
+    // The server has a different working directory.
     let donor = match donor.strip_prefix("unix:") {
         Some(path) => format!("unix:{}", std::path::absolute(path).during(path)?.display()),
         None => donor.clone(),
@@ -76,7 +76,7 @@ pub fn run_donor(command: &DonorCommand) -> Outcome<()> {
 }
 
 pub fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
-    // A path is looked at only where it may be meant: behind it a daemon may be stopped.
+    // Test for a path only if the word may be one: a daemon behind it may be stopped.
     let listen: Option<Listen> = server.parse().ok().filter(|_| !Path::new(server).exists());
     match listen {
         Some(listen) => {
@@ -98,7 +98,7 @@ pub fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
     }
 }
 
-/// The control socket of the server that listens at this address.
+/// Returns the control socket of the server that listens at this address.
 pub fn control_path(listen: &Listen) -> Outcome<PathBuf> {
     match listen {
         Listen::Unix(path) => {

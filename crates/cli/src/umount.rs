@@ -1,8 +1,10 @@
 //! `shoal umount`: ends a mount and waits until its daemon has shut the store down.
 //!
-//! Also removes the mount of a daemon that died ("transport endpoint is not connected"). Which process serves a mount is found by what it
-//! holds ([`holder`]): the same store may be mounted elsewhere by another one, which is not waited for. Rules: a wait is for a daemon that
-//! is at work; one that is stopped, or whose mount lives on in another mount namespace, is named at once.
+//! Also removes the mount of a daemon that died ("transport endpoint is not connected"). The
+//! process that serves a mount is recognized by what it holds ([`holder`]): another process may
+//! serve the same store elsewhere, and the command does not wait for that one. Rules: wait only for
+//! a daemon that is working. A stopped daemon, or one whose mount remains in another mount
+//! namespace, is reported at once.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,47 +19,48 @@ use crate::args::UmountArgs;
 use crate::json;
 use crate::{failure, progress};
 
-/// How long to wait for the daemon, which may have much to write.
+/// Time to wait for the daemon, which may have much to write.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How long to wait after a lazy unmount; a busy mount is not waited for any longer.
+/// Time to wait after a lazy unmount. A busy mount is not waited for any longer.
 const LAZY_PATIENCE: Duration = Duration::from_secs(2);
-/// A mount that lives on in another namespace for so long stays there.
+/// Time after which a mount that remains in another namespace is assumed to stay there.
 const LINGERING: Duration = Duration::from_secs(5);
-/// The same for a daemon that cannot be seen, which may not even be ending: its mount may live on where it runs.
+/// Time to wait for a daemon that cannot be seen. It may not even be ending: its mount may remain
+/// where it runs.
 const UNSEEN_PATIENCE: Duration = Duration::from_secs(60);
-/// After which time, and how often, it is looked whether the mount lives on elsewhere.
+/// Delay and interval of the checks whether the mount remains elsewhere.
 const LOOK: Duration = Duration::from_secs(1);
-/// After which time a wait is told where there is no terminal.
+/// Time after which the wait is reported if there is no terminal.
 const TELL: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize)]
 struct Report {
     store: String,
     mountpoint: String,
-    /// The daemon had died before.
+    /// Whether the daemon was already dead.
     was_dead: bool,
-    /// The store is shut down, so the next mount has nothing to recover.
+    /// Whether the store is shut down, so that the next mount has nothing to recover.
     clean: bool,
-    /// The process that serves another mount of the store, if there is one.
+    /// The process that serves another mount of the store, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     served_by: Option<u32>,
-    /// Where the store, or this mount in other namespaces, is mounted still.
+    /// Places where the store, or this mount in other namespaces, is still mounted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     still_mounted: Vec<Seen>,
 }
 
-/// How the wait for a daemon ended.
+/// The result of waiting for a daemon.
 enum Wait {
     Free,
-    /// The last user of a lazily detached mount is not gone.
+    /// The last user of a lazily detached mount has not gone.
     InUse,
-    /// The mount lives on in these places.
+    /// The mount remains in these places.
     Elsewhere(Vec<Seen>),
 }
 
 pub fn run(args: &UmountArgs) -> Outcome<()> {
     let entry = place::mount_at(&args.mountpoint)?;
-    // A lazy unmounting asks nobody.
+    // A lazy unmount asks no daemon.
     let store = if args.lazy { entry.source.clone() } else { of_mount(&entry)? };
     let mountpoint = entry.mountpoint;
     place::passable(&store)?;
@@ -66,8 +69,8 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         server => server?,
     };
     let was_dead = matches!(server, Server::Nobody | Server::Elsewhere(_));
-    // A daemon that serves a store read-only leaves the note of a crashed daemon in place, so the note counts only if
-    // its process holds the lock.
+    // A daemon that serves a store read-only leaves the note of a crashed daemon in place, so the
+    // note counts only if its process holds the lock.
     let writer = shoal_store::writer(&store).filter(|pid| shoal_store::holder(&store) == Some(*pid));
     let lazily = args.lazy || server == Server::Nobody;
     if let Server::Process(pid) = server
@@ -119,7 +122,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The store of a mount. A dead mount may have been of a store that is gone, or be of one that is served elsewhere by now.
+/// Returns the store of a mount. The store of a dead mount may be gone, or served elsewhere by now.
 fn of_mount(entry: &shoal_fuse::mount_table::MountEntry) -> Outcome<PathBuf> {
     match holder::store_of(entry) {
         Err(_) if !shoal_fuse::is_served(&entry.mountpoint) => Ok(entry.source.clone()),
@@ -149,7 +152,7 @@ fn text(report: &Report) -> String {
     }
 }
 
-/// The failure of an unmounting that left the mount in other mount namespaces.
+/// Describes an unmount that left the mount in other mount namespaces.
 fn lives_on(mountpoint: &Path, pid: Option<u32>, places: &[Seen]) -> Failure {
     let process = pid.map_or("its daemon".into(), holder::words);
     let at = places.iter().map(Seen::text).collect::<Vec<_>>().join(", ");
@@ -187,7 +190,7 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
         if begin.elapsed() > look {
             look = begin.elapsed() + LOOK;
             let places = holder::mounts_with(device);
-            // A namespace that is just being made or taken down has the mount for a moment.
+            // A namespace that is being created or destroyed has the mount for a moment.
             elsewhere = if places.is_empty() { None } else { elsewhere.or(Some(Instant::now())) };
             if elsewhere.is_some_and(|since: Instant| since.elapsed() >= LINGERING) {
                 return Ok(Wait::Elsewhere(places));
@@ -206,9 +209,9 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
     Ok(Wait::Free)
 }
 
-/// Is the store clean, now that its daemon has released it?
+/// Returns whether the store is clean after its daemon released it.
 fn is_clean(store: &Path, writer: Option<u32>) -> Outcome<bool> {
-    // The store may have been mounted again by now; then the writer is another one.
+    // The store may have been mounted again; then it has another writer.
     let left_open = writer.is_some() && shoal_store::writer(store) == writer;
     if left_open {
         return Err(Failure::new(store.display(), "was not shut down cleanly; the next mount recovers it")

@@ -1,6 +1,6 @@
-//! The tests of the command line in one program: `--test all <module>::<part of a name>` runs some.
-//! What they share is compiled and linked once, and long tests run beside each other.
-//! What they are about: mount, damage, resize, profiles, serve and donate with the built program; most need /dev/fuse.
+//! The tests of the command line in one program: `--test all <module>::<part of a name>` runs some
+//! of them. Shared code is compiled and linked once, and long tests run in parallel. Subjects:
+//! mount, damage, resize, profiles, serve and donate with the built program; most need /dev/fuse.
 
 mod copy;
 mod damage;

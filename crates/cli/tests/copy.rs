@@ -1,7 +1,8 @@
-//! `shoal copy` on real stores: the copy has the original's contents, takes little space, and is a store of its own.
+//! `shoal copy` on real stores: the copy has the original's contents, takes little space, and is an
+//! independent store.
 //!
-//! Stores are filled through a mount, ended cleanly or by SIGKILL, and copied. Needs /dev/fuse; every program runs
-//! under `timeout`, and every mount is undone at the end.
+//! Stores are filled through a mount, ended cleanly or by SIGKILL, and copied. Needs /dev/fuse;
+//! every program runs under `timeout`, and every mount is undone at the end.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -24,7 +25,8 @@ fn room(directory: &Path) -> u64 {
         .sum()
 }
 
-/// Bytes of the store without its log, whose first segments exist before anything is written.
+/// Returns the bytes of the store without its log, whose first segments exist before anything is
+/// written.
 fn room_without_log(store: &Path) -> u64 {
     room(store) - room(&store.join("log"))
 }
@@ -53,7 +55,7 @@ fn a_copy_holds_the_same_in_little_room_and_is_a_store_of_its_own() {
     assert_ne!(uuid("store"), uuid("copy"));
     scene.ok(&["copy", "--keep-uuid", &scene.text("store"), &scene.text("same")]);
     assert_eq!(uuid("store"), uuid("same"));
-    // The original is not needed any more.
+    // The original is no longer needed.
     fs::rename(scene.at("store"), scene.at("aside")).unwrap();
     scene.mount("copy");
     assert_eq!(scene.tree(), before);
@@ -117,7 +119,7 @@ fn a_refused_copy_leaves_nothing_behind() {
     scene.refused(&["copy", &scene.text("store"), &scene.text("file")]);
     scene.refused(&["copy", &scene.text("store"), &scene.text("file/copy")]);
     fs::remove_file(scene.at("file")).unwrap();
-    // A wrong link count: a mount does not look at it, but the check of the copy finds it.
+    // A wrong link count: a mount does not notice it, but the check of the copy finds it.
     let json = scene.ok(&["inspect", "--json", &scene.text("store"), "/large"]);
     let at = serde_json::from_str::<serde_json::Value>(&json).unwrap()["record_at"].as_u64().unwrap();
     for image in ["store/image.0", "store/image.1"] {

@@ -1,9 +1,9 @@
-//! A damaged store in an operator's hands: it mounts, `df` reports the damage, `salvage` copies the files, `check
-//! --repair` repairs.
+//! A damaged store as an operator sees it: it mounts, `df` reports the damage, `salvage` copies the
+//! files, `check --repair` repairs.
 //!
-//! The damage is written into both images of a store that was unmounted cleanly, with and without right page sums. Needs /dev/fuse,
-//! and root or fusermount3; every program runs under `timeout`. Left out: every kind of damage
-//! (`crates/fs/tests/damage.rs`, `crates/check/tests/salvage.rs`).
+//! The damage is written into both images of a store that was unmounted cleanly, with and without
+//! correct page sums. Needs /dev/fuse, and root or fusermount3; every program runs under `timeout`.
+//! Left out: every kind of damage (`crates/fs/tests/damage.rs`, `crates/check/tests/salvage.rs`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ struct Scene {
     dir: tempfile::TempDir,
 }
 
-/// Where the records of some files lie.
+/// Offsets of the records of some files.
 type Records = BTreeMap<&'static str, u64>;
 
 impl Scene {
@@ -48,7 +48,7 @@ impl Scene {
         json["record_at"].as_u64().unwrap_or_else(|| panic!("{json}"))
     }
 
-    /// A store with a tree, unmounted, and the tree as it must be.
+    /// Makes an unmounted store with a tree. Also returns the expected tree.
     fn new() -> (Scene, Records, Tree) {
         assert!(Path::new("/dev/fuse").exists(), "/dev/fuse is missing: these tests need FUSE");
         let scene = Scene { dir: tempfile::tempdir().unwrap() };
@@ -76,7 +76,7 @@ impl Scene {
         (scene, records.into_iter().collect(), tree)
     }
 
-    /// Changes bytes of both images; with `sealed` their pages get right sums.
+    /// Changes bytes of both images. With `sealed` their pages get correct sums.
     fn change(&self, at: u64, sealed: bool, change: impl Fn(&mut [u8; INODE_RECORD])) {
         for name in ["store/image.0", "store/image.1"] {
             let file = File::options().read(true).write(true).open(self.place(name)).unwrap();
@@ -95,14 +95,14 @@ impl Scene {
 
     fn record(&self, at: u64, change: impl Fn(&mut Inode)) {
         self.change(at, true, |record| {
-            // The older image may be from before the file was made.
+            // The older image may predate the file.
             let Ok(InodeSlot::Used(mut inode)) = Inode::decode(record) else { return };
             change(&mut inode);
             *record = inode.encode();
         });
     }
 
-    /// A sum of every file of the store but the lock, whose holder is written into it.
+    /// Sums every file of the store except the lock, which contains its holder.
     fn sums(&self) -> BTreeMap<PathBuf, u32> {
         let mut sums = BTreeMap::new();
         let mut folders = vec![self.place("store")];
@@ -128,7 +128,8 @@ impl Drop for Scene {
 
 type Tree = BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)>;
 
-/// Mode, links, modification time and contents of everything below `top`; links of directories aside.
+/// Reads mode, links, modification time and contents of everything below `top`, except the links of
+/// directories.
 fn read_tree(top: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut folders = vec![top.to_path_buf()];
@@ -211,7 +212,7 @@ fn salvage_copies_what_is_readable_and_leaves_the_store_alone() {
     let mut expected: Vec<Vec<u8>> = (0..20).map(|number| format!("child {number}").into_bytes()).collect();
     expected.sort();
     assert_eq!(children, expected, "the children of a lost directory");
-    // Without a log, and without the newer image.
+    // No log, and no newer image.
     fs::rename(scene.place("store/log"), scene.place("log")).unwrap();
     let told = scene.exits(4, &["salvage", "--json", "store", "no-log"]);
     let json: Value = serde_json::from_str(told.trim()).unwrap();
@@ -228,7 +229,7 @@ fn repair_corrects_what_is_safe_and_check_alone_changes_nothing() {
     let (scene, records, tree) = Scene::new();
     scene.exits(0, &["check", "store"]);
     scene.exits(0, &["check", "--repair", "store"]);
-    // A count, a name without an inode, a file and a directory that do not decode.
+    // A wrong count, a name without an inode, a file and a directory that do not decode.
     scene.record(records["a/f7"], |inode| (inode.nlink, inode.allocated) = (9, 77));
     scene.change(records["a/f9"], true, |record| *record = Inode::encode_free(3));
     scene.change(records["large"] + 20, false, |bytes| bytes[0] ^= 1);
@@ -237,7 +238,7 @@ fn repair_corrects_what_is_safe_and_check_alone_changes_nothing() {
     let found = scene.exits(4, &["check", "store"]);
     assert!(found.contains("a/f7"), "{found}");
     assert!(scene.sums() == before, "a check writes nothing");
-    // A store that no mount takes is not repaired either, and no change is announced.
+    // A store that no mount accepts is not repaired either, and no change is announced.
     let bulk = fs::read(scene.place("store/bulk")).unwrap();
     let mark_at = bulk.windows(8).rposition(|bytes| bytes == b"SHBULKMK").expect("it has a mark");
     let file = fs::File::options().write(true).open(scene.place("store/bulk")).unwrap();

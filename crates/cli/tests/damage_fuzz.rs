@@ -1,8 +1,9 @@
-//! Random damage to a store's region: reading commands change nothing, and a repair loses no file that could be read
-//! before.
+//! Random damage to a store's region: reading commands change nothing, and a repair loses no file
+//! that was readable before.
 //!
-//! A `battery` region has no page sums, so a repair acts on the bytes it finds. Seeds are in the failures' messages;
-//! SHOAL_DEEP=1 takes more of them. Left out: damage to the ring, which is refused (`damaged_log`).
+//! A `battery` region has no page sums, so a repair acts on the bytes it finds. Failure messages
+//! contain the seeds; SHOAL_DEEP=1 takes more of them. Left out: damage to the ring, which is
+//! refused (`damaged_log`).
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -10,13 +11,13 @@ use std::os::unix::fs::FileExt;
 use crate::damaged_media::{Scene, Tree};
 use shoal_sim::Random;
 
-/// The files that could be read; directories and errors are left out.
+/// Returns the readable files, without directories and errors.
 fn readable(tree: Tree) -> Tree {
     let failed = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains("(os error");
     tree.into_iter().filter(|(_, bytes)| bytes.as_deref().is_some_and(|bytes| !failed(bytes))).collect()
 }
 
-/// Flips bits, or overwrites a few bytes or a sector, where the region holds anything.
+/// Flips bits, or overwrites a few bytes or a sector, in the used part of the region.
 fn damage(scene: &Scene, random: &mut Random) {
     let superblock = scene.head("region").0;
     let bytes = fs::read(scene.at("region")).unwrap();

@@ -1,13 +1,15 @@
-//! A damaged record in the middle of the log is refused and named, and never taken for the log's end.
+//! A damaged record in the middle of the log is refused and named. It is never taken for the log's
+//! end.
 //!
-//! Tested in the ring of a `battery` region and in the log files of `logged` memory, after the process was killed.
+//! Tested in the ring of a `battery` region and in the log files of `logged` memory, after the
+//! process was killed.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 
 use crate::damaged_media::{Scene, Tree, read_tree};
 
-/// A store whose process was killed with a log to replay, and its tree.
+/// Kills the daemon of a store that has a log to replay. Returns the tree.
 fn killed(scene: &Scene) -> Tree {
     scene.mount();
     fs::create_dir(scene.at("mnt/dir")).unwrap();
@@ -48,11 +50,11 @@ fn a_flipped_bit_in_a_ring_record_is_refused_and_salvaged() {
     assert!(told.contains("a record of the log is damaged"), "{told}");
     assert!(scene.sums() == before, "nothing of it writes");
     assert!(read_tree(&scene.at("copy")) == tree, "every change had reached the memory");
-    // The operator may choose to go on from the image; the region is kept.
+    // The operator may choose to continue from the image; the region is kept.
     scene.ok(&["mount", "--restore", "store", "mnt"]);
     scene.umount();
     assert!(scene.at("region.old-1").exists());
-    // Undamaged, the same crash is recovered from.
+    // Without damage, a mount recovers from the same crash.
     let scene = Scene::battery();
     let tree = killed(&scene);
     scene.mount();
@@ -92,7 +94,7 @@ fn a_flipped_bit_in_the_log_on_disk_is_refused_while_the_machine_was_up() {
     let told = scene.exits(4, &["salvage", "store", "copy"]);
     assert!(told.contains("a record of the log is damaged"), "{told}");
     assert!(scene.sums() == before, "nothing of it writes");
-    // One record is missing, not all that follow it.
+    // Only one record is missing, not all that follow it.
     let copy = read_tree(&scene.at("copy"));
     let missing: Vec<_> = tree.iter().filter(|(path, bytes)| copy.get(*path) != Some(*bytes)).collect();
     assert!(missing.len() <= 2, "{missing:?}");

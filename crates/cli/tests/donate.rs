@@ -1,8 +1,8 @@
-//! `shoal donate` as a process of its own, with real clients.
+//! `shoal donate` as a separate process, with real clients.
 //!
-//! Every test has a donor of its own on a UNIX socket in a directory of its own, or on a loopback port the system
-//! chose; both are gone when the test ends, also by a panic. Every wait has a time-out. The memory itself is tested in
-//! `shoal_netram::donor`.
+//! Every test has its own donor, on a UNIX socket in its own directory or on a loopback port chosen
+//! by the system. Both are gone when the test ends, even after a panic. Every wait has a time-out.
+//! The memory itself is tested in `shoal_netram::donor`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -20,7 +20,7 @@ use shoal_nbd::{Client, ClientOptions, Uri, list};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const PRESSURE: &str = "shoal:pressure";
-/// Options under which a machine never looks short of memory by chance.
+/// Options under which a machine never appears short of memory by chance.
 const CALM: [&str; 4] = ["--low-memory", "0", "--memory-stall", "100"];
 
 struct Donor {
@@ -30,7 +30,7 @@ struct Donor {
 }
 
 impl Donor {
-    /// On a UNIX socket.
+    /// Starts a donor on a UNIX socket.
     fn start(options: &[&str]) -> Donor {
         let dir = tempfile::tempdir().unwrap();
         let listen = format!("unix:{}", dir.path().join("socket").display());
@@ -120,7 +120,7 @@ fn block(client: &Client, at: u64) -> [u8; 512] {
     out
 }
 
-/// The error line of a donor that must not start.
+/// Returns the error line of a donor that must not start.
 fn fails(options: &[&str]) -> String {
     let mut command = Command::new("timeout");
     command.arg("20").arg(env!("CARGO_BIN_EXE_shoal")).arg("donate").args(options);
@@ -198,7 +198,7 @@ fn a_host_that_guesses_at_secrets_is_slowed_down() {
         assert!(donor.connect(&format!("guarded:{number}")).is_err());
     }
     assert!(begun.elapsed() > Duration::from_secs(1), "five guesses in {:?}", begun.elapsed());
-    // A client with the secret is let in, a little later.
+    // A client with the secret is admitted, a little later.
     write(&donor.client("guarded:open%20sesame"), 0, &[3; 512]).unwrap();
 }
 
@@ -223,12 +223,12 @@ fn an_area_outlives_its_connection_but_not_its_time() {
     let client = donor.client("a");
     assert_eq!(block(&client, 512), [9; 512]);
     assert!(donor.connect("b").is_err());
-    // An area that is held outlives its time.
+    // An area outlives its time while a client holds it.
     std::thread::sleep(Duration::from_millis(3500));
     assert_eq!(block(&client, 512), [9; 512]);
     drop(client);
     until("the area is not taken back", &donor, || donor.log().contains("taken back"));
-    // All of the memory is free for another name, and zero.
+    // All of the memory is free for another name, and it is zero.
     let other = donor.client("b");
     let mut out = vec![1; 1 << 20];
     read(&other, 0, &mut out).unwrap();
@@ -254,8 +254,8 @@ fn cold_memory_is_compressed_and_comes_back() {
 fn pressure_is_told_over_the_wire_and_nothing_new_is_lent() {
     let dir = tempfile::tempdir().unwrap();
     let listen = format!("unix:{}", dir.path().join("socket").display());
-    // On every machine less than all of the memory is available, so there is pressure from the first reading on, before
-    // any client.
+    // On every machine less than all memory is available, so there is pressure from the first
+    // reading on, before any client.
     let donor = Donor::start_in(dir, &listen, &["--memory", "1M", "--low-memory", "100"]);
     until("no pressure", &donor, || donor.log().contains("under memory pressure"));
     let error = donor.connect("a").err().unwrap();

@@ -1,12 +1,14 @@
 //! Damage of every kind to real stores: reading commands change nothing, and nothing readable is lost.
 //!
-//! Stores of each kind of memory, with and without bulk storage, unmounted cleanly and cut off by SIGKILL, with files
-//! of every layout. Each is damaged by `hostile_damage`; then `check`, `salvage`, `copy`, `mount -o ro` and a refused
-//! `resize` must leave every file as it was, and everything that a read-only mount can read must be in the results of
-//! `salvage`, `copy`, `resize` and `check --repair`. A store's `lock`, `pid`, `control` and `shoal.log` are not
-//! compared, because every opening writes to them. The usual run does one damage of every kind to each store in turn;
-//! SHOAL_DEEP=1 takes many seeds, SHOAL_CASE=WORDS the cases whose names have these words.
-//! Left out: power loss, and media that fail while they are used.
+//! Stores of each kind of memory, with and without bulk storage, unmounted cleanly and interrupted
+//! by SIGKILL, with files of every layout. `hostile_damage` damages each store. Then `check`,
+//! `salvage`, `copy`, `mount -o ro` and a refused `resize` must leave every file unchanged, and
+//! everything that a read-only mount can read must be in the results of `salvage`, `copy`, `resize`
+//! and `check --repair`. A store's `lock`, `pid`, `control` and `shoal.log` are not compared,
+//! because every opening writes to them. The usual run does one damage of every kind, to each store
+//! in turn; SHOAL_DEEP=1 takes many seeds, SHOAL_CASE=WORDS the cases whose names contain these
+//! words.
+//! Left out: power loss, and media that fail during use.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +22,7 @@ use crate::damaged_media::Scene;
 use crate::hostile_damage::{KINDS, Kind, Targets, damage, files};
 use shoal_sim::Budget;
 
-/// Larger files have forged sizes.
+/// Largest plausible size. Larger files have forged sizes.
 const SIZE_MAX: u64 = 64 << 20;
 const READING_SECS_MAX: u64 = 60;
 
@@ -49,7 +51,8 @@ fn attributes(path: &Path) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
 fn thing(path: &Path) -> Option<Thing> {
     let meta = fs::symlink_metadata(path).ok()?;
     let bytes = match meta.file_type() {
-        // The kernel shows a target that was zeroed as empty: no file system can hold that again.
+        // The kernel shows a zeroed target as empty. No file system can store an empty target
+        // again.
         kind if kind.is_symlink() => {
             Some(fs::read_link(path).ok()?.into_os_string().into_encoded_bytes()).filter(|target| !target.is_empty())?
         }
@@ -60,7 +63,7 @@ fn thing(path: &Path) -> Option<Thing> {
     Some(Thing { kind: meta.mode() & 0o170_000, bytes, attributes: attributes(path)? })
 }
 
-/// Everything below `top` that can be read completely.
+/// Returns everything below `top` that is completely readable.
 fn things(top: &Path) -> Things {
     let (sender, receiver) = mpsc::channel();
     let top = top.to_path_buf();
@@ -70,7 +73,7 @@ fn things(top: &Path) -> Things {
         while let Some(folder) = folders.pop() {
             let Ok(entries) = fs::read_dir(&folder) else { continue };
             for path in entries.map_while(|entry| Some(entry.ok()?.path())) {
-                // The walk ends here for a tree that contains itself.
+                // Limit the depth, for a tree that contains itself.
                 if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir()) && path.components().count() < 30 {
                     folders.push(path.clone());
                 }
@@ -84,13 +87,13 @@ fn things(top: &Path) -> Things {
     receiver.recv_timeout(Duration::from_secs(READING_SECS_MAX)).expect("reading the tree hangs")
 }
 
-/// A store at rest, to be damaged again and again.
+/// A store at rest, to be damaged repeatedly.
 struct Base {
     name: String,
     scene: Scene,
     battery: bool,
     targets: Targets,
-    /// Its contents before any damage.
+    /// The contents before any damage.
     whole: Things,
     files: BTreeMap<String, Vec<u8>>,
 }
@@ -174,8 +177,8 @@ impl Base {
         Base { name, scene, battery, targets, whole, files }
     }
 
-    /// Puts every file back in place, because the store knows bulk storage and the log's directory by their inode
-    /// numbers.
+    /// Restores every file in place, because the store identifies bulk storage and the log's
+    /// directory by their inode numbers.
     fn restore(&self) {
         let scene = &self.scene;
         for aside in fs::read_dir(scene.at("aside")).into_iter().flatten() {
@@ -211,7 +214,7 @@ impl Base {
         }
     }
 
-    /// Lengths and times of all files. A write to any of them shows here.
+    /// Returns lengths and times of all files. A write to any of them shows here.
     fn touched(&self) -> Vec<(String, u64, i64, i64, u64)> {
         let seen = |name: String| {
             let meta = fs::metadata(self.scene.at(&name)).unwrap();
@@ -221,7 +224,7 @@ impl Base {
     }
 }
 
-/// A run of a program: how it ended, and that it ended well.
+/// The exit code and output of a program that ended properly.
 struct Ran {
     code: i32,
     text: String,
@@ -234,7 +237,7 @@ const REMEDIES: [&str; 26] = [
 ];
 
 impl Base {
-    /// Runs a program that must neither crash nor hang, and must say what to do where it refuses.
+    /// Runs a program that must neither crash nor hang. A refusal must contain a remedy.
     fn run(&self, args: &[&str]) -> Ran {
         let output = self.scene.run(args);
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -256,7 +259,7 @@ impl Base {
         Ran { code, text }
     }
 
-    /// The tree that a mount shows; `None` when it is refused.
+    /// Returns the tree that a mount shows, or `None` if the mount is refused.
     fn mounted(&self, args: &[&str]) -> Option<Things> {
         let mount = self.run(&[&["mount"][..], args, &["mnt"]].concat());
         if mount.code != 0 {
@@ -267,8 +270,8 @@ impl Base {
         Some(found)
     }
 
-    /// Paths of `tree` that are missing in `made`, where their bytes are not elsewhere either. Bytes that are right
-    /// again count as found.
+    /// Returns the paths of `tree` that are missing in `made` and whose bytes are not elsewhere
+    /// either. Bytes that are correct again count as found.
     fn missing(&self, tree: &Things, made: &Things) -> Vec<String> {
         let kept = |path: &PathBuf, thing: &Thing| {
             let here = made.get(path);
@@ -276,13 +279,13 @@ impl Base {
             here == Some(thing)
                 || here.is_some() && here == self.whole.get(path)
                 || elsewhere()
-                // The name itself may have been damaged.
+                // The damage may have hit the name itself.
                 || !self.whole.contains_key(path) && self.whole.values().any(|right| right.bytes == thing.bytes)
         };
         tree.iter().filter(|(path, thing)| !kept(path, thing)).map(|(path, _)| path.display().to_string()).collect()
     }
 
-    /// One damaged store, looked at by every command.
+    /// Runs every command on one damaged store.
     fn examine(&self, kind: Kind, seed: u64, tally: &mut BTreeMap<&'static str, u32>) {
         let scene = &self.scene;
         self.restore();
@@ -317,7 +320,7 @@ impl Base {
         *tally.entry(if found.code == 0 { "sound" } else { "found" }).or_default() += 1;
         let Some(tree) = tree else {
             *tally.entry("not mounted").or_default() += 1;
-            // A check of the saved images does not say whether they are the store.
+            // A check of the saved images cannot tell whether they are the whole store.
             let gone = told.contains("region is missing");
             assert!(found.code != 0 || gone, "{case}: the check finds nothing, and no mount is possible");
             return;
@@ -350,17 +353,17 @@ impl Base {
 #[test]
 fn no_damage_makes_a_look_write_or_a_remedy_lose_what_can_be_read() {
     let deep = std::env::var_os("SHOAL_DEEP").is_some();
-    // The name of a case as a failure prints it, or a part of it.
+    // The name of a case as printed in a failure, or a part of it.
     let wanted = std::env::var("SHOAL_CASE").unwrap_or_default();
     let (mut tally, mut failed) = (BTreeMap::new(), Vec::new());
     for number in 0..8u64 {
         let base = Base::new(number & 1 == 1, number & 2 == 0, number & 4 == 4);
-        // Each store is damaged once, however little time there is.
+        // Damage each store at least once, however little time there is.
         let (budget, mut is_first) = (Budget::of_a_part(8), true);
         for (place, &kind) in KINDS.iter().enumerate() {
             let seeds = match (place as u64 + number) % 4 {
                 _ if deep || !wanted.is_empty() => 1..=12,
-                // Each kind of damage on every fourth store.
+                // Each kind of damage is done to every fourth store.
                 0 => number + 1..=number + 1,
                 _ => continue,
             };

@@ -1,7 +1,9 @@
-//! The command on a real mount: the life of a store from `format` to `check`, with crashes and mistakes in between.
+//! The command on a real mount: the life of a store from `format` to `check`, with crashes and
+//! mistakes.
 //!
-//! Every test has a store and a mount point of its own, removed when it ends, also by a panic. Every program runs under
-//! `timeout`, because a hanging mount would hang the test. Needs /dev/fuse, and root or fusermount3.
+//! Every test has its own store and mount point, which are removed when it ends, even after a
+//! panic. Every program runs under `timeout`, because a hanging mount would hang the test. Needs
+//! /dev/fuse, and root or fusermount3.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -20,7 +22,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A small formatted store, not mounted.
+    /// Formats a small store without mounting it.
     fn new() -> Scene {
         assert!(Path::new("/dev/fuse").exists(), "/dev/fuse is missing: these tests need FUSE");
         let scene = Scene { dir: tempfile::tempdir().unwrap(), odd: None };
@@ -55,7 +57,7 @@ impl Scene {
         scene::succeeded(args, self.run(args))
     }
 
-    /// The error line of a command that must fail with `code`.
+    /// Returns the error line of a command that must fail with `code`.
     fn fails(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         let text = String::from_utf8(output.stderr).unwrap();
@@ -86,14 +88,14 @@ impl Scene {
     fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.pid());
         nix::sys::signal::kill(pid, signal).unwrap();
-        // The daemon is no child of this process, so its end shows by its absence.
+        // The daemon is not a child of this process, so only its absence shows that it has ended.
         wait_until("the daemon to end", || nix::sys::signal::kill(pid, None).is_err());
     }
 }
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // Removes a live or dead mount; the error of a scene without one does not matter.
+        // Removes a live or dead mount. Without a mount the error does not matter.
         let mut command = Command::new("timeout");
         command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(["umount", "--lazy"]).arg(self.mnt());
         let _ = command.output();
@@ -169,7 +171,7 @@ fn what_returned_survives_the_death_of_the_daemon() {
     drop(open);
     assert!(fs::metadata(scene.mnt()).is_err(), "nobody answers");
     scene.check();
-    // Mounted again over the dead mount.
+    // Mount again over the dead mount.
     let ready = scene.mount(&[]);
     assert_eq!((&ready["recovery"]["clean"], &ready["recovery"]["power_lost"]), (&false.into(), &false.into()));
     assert!(ready["recovery"]["records"].as_u64().unwrap() >= 300);
@@ -229,9 +231,9 @@ fn battery_memory_that_was_lost_comes_back_as_it_was_saved() {
     wait_until("the daemon to end", || nix::sys::signal::kill(pid, None).is_err());
     scene.umount();
     fs::remove_file(&memory).unwrap();
-    // The image is sound, but it is not all of the store.
+    // The image is sound, but it is not the whole store.
     assert_eq!(scene.run(&["check", place]).status.code(), Some(4));
-    // The image lacks the later changes, so the operator must decide whether to go on from it.
+    // The image lacks the later changes, so the operator must decide whether to continue from it.
     let refused = scene.fails(1, &["mount", place, scene.mnt().to_str().unwrap()]);
     assert!(refused.contains("lacks everything since 20") && refused.contains("--restore"), "{refused}");
     scene.ok(&["mount", "--restore", place, scene.mnt().to_str().unwrap()]);
@@ -262,7 +264,7 @@ fn mistakes_are_named() {
     assert!(scene.fails(1, &["mount", store, "/nowhere/at/all"]).contains("/nowhere/at/all"));
     fs::write(Path::new(other).join("file"), "").unwrap();
     assert!(scene.fails(1, &["mount", store, &format!("{other}/file")]).contains("not a directory"));
-    // None of this has hurt.
+    // None of this has done harm.
     scene.check();
     assert_eq!(scene.run(&["check", "--frobnicate", store]).status.code(), Some(16));
 }
@@ -272,7 +274,7 @@ fn mount_options_reach_the_kernel() {
     let scene = Scene::new();
     let ready = scene.mount(&["-o", "noexec,nodev", "-o", "nosuid,threads=2,x-anything,nofail"]);
     assert_eq!(ready["recovery"]["clean"], true);
-    // Another test has a mount whose path is no text.
+    // Another test has a mount whose path is not UTF-8.
     let table = fs::read("/proc/self/mounts").unwrap();
     let table = String::from_utf8_lossy(&table);
     let line = table.lines().find(|line| line.contains(scene.mnt().to_str().unwrap())).unwrap();

@@ -1,7 +1,9 @@
-//! `shoal check` and the marks of bulk devices: whatever a mount refuses, the check finds, and it finds nothing else.
+//! `shoal check` and the marks of bulk devices: the check finds exactly what a mount refuses.
 //!
-//! Stores of one and of two devices, whose parts are replaced by those of another time, another place or another store; and sound
-//! ones, also of a daemon that was killed beside writes that it held back. Left out: devices on servers (`tests/nbd`), the marks themselves (the checker's own tests).
+//! Stores of one and of two devices, with parts replaced by those of another time, another place or
+//! another store; also sound stores, including those of a daemon that was killed while it held back
+//! writes. Left out: devices on servers (`tests/nbd`), the marks themselves (the checker's own
+//! tests).
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -10,20 +12,21 @@ use crate::damaged_media::Scene;
 
 const LARGE: usize = 2 << 20;
 
-/// A store with a second bulk device beside it, as large as the first.
+/// Makes a store with a second bulk device that is as large as the first.
 fn two_devices() -> Scene {
     let scene = Scene::logged();
-    // The same number of blocks, and room for the mark.
+    // The device needs the same number of blocks, and room for the mark.
     let bytes = fs::metadata(scene.at("store/bulk")).unwrap().len();
     fs::File::create(scene.at("second")).unwrap().set_len(bytes).unwrap();
     scene.ok(&["bulk", "add", "--size", "16M", "store", "second"]);
     scene
 }
 
-/// A mount in which large files are written.
+/// Mounts the store, writes large files and unmounts it.
 fn use_once(scene: &Scene, byte: u8) {
     scene.mount();
-    // New files go where there is most room, which the first takes.
+    // New files go to the device with the most free space. The first file uses that up, so the
+    // second one goes to the other device.
     (0..2).for_each(|number| scene.write(&format!("large{number}"), vec![byte; LARGE]));
     scene.umount();
 }
@@ -35,7 +38,7 @@ fn put(scene: &Scene, from: &str, to: &str) {
     assert!(copied.success());
 }
 
-/// Puts the bytes of a file into another, which stays the same file.
+/// Copies the bytes of a file into another, which stays the same file.
 fn fill(scene: &Scene, from: &str, to: &str) {
     fs::write(scene.at(to), fs::read(scene.at(from)).unwrap()).unwrap();
 }
@@ -44,13 +47,13 @@ fn json(scene: &Scene, code: i32) -> serde_json::Value {
     serde_json::from_str(&scene.exits(code, &["check", "--json", "store"])).unwrap()
 }
 
-/// Kind and sentence of what is listed.
+/// Returns kind and sentence of each finding in a list.
 fn list(report: &serde_json::Value, name: &str) -> Vec<(String, String)> {
     let text = |finding: &serde_json::Value, field: &str| finding[field].as_str().unwrap().to_string();
     report[name].as_array().unwrap().iter().map(|it| (text(it, "kind"), text(it, "sentence"))).collect()
 }
 
-/// Both the check and the mount find the store sound.
+/// Asserts that check and mount find the store sound.
 fn is_sound(scene: &Scene, what: &str) {
     let report = json(scene, 0);
     assert_eq!(list(&report, "errors"), [], "{what}");
@@ -60,7 +63,8 @@ fn is_sound(scene: &Scene, what: &str) {
     scene.umount();
 }
 
-/// The check finds these kinds and nothing else, changes nothing, says what a mount says, and has no repair.
+/// Asserts that the check finds exactly these kinds, changes nothing, says what a mount says, and
+/// offers no repair.
 fn is_found(scene: &Scene, what: &str, kinds: &[&str]) {
     let before = scene.sums();
     let errors = list(&json(scene, 4), "errors");
@@ -72,7 +76,7 @@ fn is_found(scene: &Scene, what: &str, kinds: &[&str]) {
     assert!(!repair.contains("repair: "), "{what}: {repair}");
     scene.exits(4, &["check", "--no-sums", "store"]);
     let refused = scene.exits(1, &["mount", "-o", "ro", "store", "mnt"]);
-    // The first device's, up to the remedy.
+    // The mount names the first device's cause, up to the remedy.
     let (cause, remedy) = errors[0].1.split_once("; ").unwrap();
     assert!(refused.contains(cause.split_once(": ").unwrap().1), "{what}: {cause}: {refused}");
     assert!(remedy.starts_with("bring together what belongs together"), "{what}: {remedy}");
@@ -130,14 +134,15 @@ fn a_device_of_another_time_or_place_is_found_as_a_mount_finds_it() {
     fs::write(scene.at("second"), fs::read(other.at("second")).unwrap()).unwrap();
     is_found(&scene, "another store's", &["BulkOtherStore"]);
     back("the store's own");
-    // The description of before the device came.
+    // Restore the description from before the device was added.
     let text = fs::read_to_string(scene.at("store/shoal.json")).unwrap();
     let mut description: serde_json::Value = serde_json::from_str(&text).unwrap();
     description.as_object_mut().unwrap().remove("more_bulk");
     fs::write(scene.at("store/shoal.json"), description.to_string()).unwrap();
     is_found(&scene, "not named", &["BulkNowhere"]);
     back("named again");
-    // Away: the store can do without it, whichever it is, and the check says what it did not see.
+    // A device is away: the store can do without either one, and the check says what it did not
+    // see.
     for name in ["second", "store/bulk"] {
         fs::rename(scene.at(name), scene.at("away")).unwrap();
         let report = json(&scene, 0);
@@ -150,7 +155,7 @@ fn a_device_of_another_time_or_place_is_found_as_a_mount_finds_it() {
         fs::rename(scene.at("away"), scene.at(name)).unwrap();
         is_sound(&scene, "it was away for a mount");
     }
-    // A log and images that lost the last mounts.
+    // The log and the images lack the last mounts.
     for name in ["store/log", "store/image.0", "store/image.1"] {
         put(&scene, &format!("older/{name}"), name);
     }
@@ -175,13 +180,14 @@ fn a_region_may_be_older_than_its_bulk_storage_only_where_a_restore_is_all_that_
     is_found(&scene, "region and images of before", &["BulkNewer"]);
     fs::remove_file(scene.at("region")).unwrap();
     is_found(&scene, "images of before alone", &["BulkNewer"]);
-    // The store as it was, without its memory.
+    // The same store, without its memory.
     scene.ok(&["mount", "--restore", "store", "mnt"]);
     scene.umount();
     is_sound(&scene, "restored");
     fs::remove_file(scene.at("region")).unwrap();
     is_sound(&scene, "saved images alone");
-    // Images that a killed daemon left behind its bulk storage: the store goes on from them, if it is told to.
+    // A killed daemon left images that are older than its bulk storage. The store continues from
+    // them if told to.
     use_once(&scene, 4);
     for image in ["image.0", "image.1"] {
         put(&scene, &format!("store/{image}"), &format!("older/store/{image}"));
@@ -204,14 +210,14 @@ fn a_region_may_be_older_than_its_bulk_storage_only_where_a_restore_is_all_that_
 fn a_restore_that_is_cut_off_before_the_bulk_devices_have_marks_can_be_gone_on_with() {
     let scene = Scene::battery();
     use_once(&scene, 1);
-    // Mounts that no image knows of: the device is of a later time by more than an opening.
+    // No image knows of these mounts: the device is newer by more than one opening.
     for byte in 2..4 {
         scene.mount();
         scene.write(&format!("unsaved{byte}"), vec![byte; LARGE]);
         scene.kill();
     }
     fs::remove_file(scene.at("region")).unwrap();
-    // The region is there, and the device is not opened.
+    // The region is restored, but the device is not opened.
     let cut_off = || {
         fs::rename(scene.at("store/bulk"), scene.at("bulk")).unwrap();
         scene.exits(1, &["mount", "--restore", "store", "mnt"]);
@@ -220,7 +226,7 @@ fn a_restore_that_is_cut_off_before_the_bulk_devices_have_marks_can_be_gone_on_w
     };
     cut_off();
     is_sound(&scene, "restored, and cut off");
-    // Or once more: nobody has used the region.
+    // Repeat it: nobody has used the region.
     cut_off();
     assert!(!scene.at("region.old-1").exists(), "there is nothing to keep");
     is_sound(&scene, "restored twice, and cut off");
@@ -229,7 +235,7 @@ fn a_restore_that_is_cut_off_before_the_bulk_devices_have_marks_can_be_gone_on_w
     assert!(!scene.at("mnt/unsaved2").exists());
     scene.write("large0", vec![4; LARGE]);
     scene.kill();
-    // Now it holds what the image does not.
+    // Now the region holds what the image does not.
     let refused = scene.exits(1, &["mount", "--restore", "store", "mnt"]);
     assert!(refused.contains("the region is there"), "{refused}");
     is_sound(&scene, "used, and killed");
@@ -271,7 +277,7 @@ fn a_store_of_a_killed_daemon_is_sound_with_what_was_held_back() {
         scene.kill();
         assert!(scene.at("store/cache").exists() && scene.at("store/cache.1").exists());
         is_sound(&scene, "killed, with held writes");
-        // With another device below what is held.
+        // Another device lies below the held writes.
         fs::rename(scene.at("second"), scene.at("away")).unwrap();
         fill(&scene, "store/bulk", "second");
         is_found(&scene, "another device below what is held", &["BulkSwapped"]);
@@ -288,7 +294,7 @@ fn devices_without_room_for_a_mark_and_stores_without_bulk_storage_gain_no_findi
     let scene = Scene::new(&["--memory-size", "16M", "--bulk", "none"]);
     is_sound(&scene, "without bulk storage");
     let scene = Scene::logged();
-    // Resized, the device has its mark elsewhere, from the next mount on.
+    // After a resize the device has its mark elsewhere, from the next mount on.
     use_once(&scene, 1);
     scene.ok(&["resize", "--bulk-size", "24M", "store"]);
     is_sound(&scene, "resized");

@@ -1,7 +1,7 @@
 //! Older copies of a store's parts, put back by hand.
 //!
-//! A region and images that do not belong together are refused, by this program and by those before it, and so is bulk storage of another
-//! time.
+//! A region and images that do not belong together are refused, by this program and by earlier
+//! versions. So is bulk storage of another time.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use shoal_format::superblock::{
 };
 use shoal_format::{PAGE, checksum};
 
-/// Of a store that keeps checksums of its bulk storage.
+/// Features of a store that keeps checksums of its bulk storage.
 const OF_BULK: u64 = FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
 
 const FILES: [&str; 3] = ["store/image.0", "store/image.1", "region"];
@@ -32,7 +32,7 @@ fn put_back(scene: &Scene, names: &[&str]) {
     names.iter().for_each(|name| put(scene, &format!("kept/{name}"), name));
 }
 
-/// A store that was saved, and kept so.
+/// Makes a store that was saved, and keeps a copy of its files.
 fn kept() -> Scene {
     let scene = Scene::battery();
     scene.mount();
@@ -63,7 +63,7 @@ fn an_older_copy_of_the_region_is_refused() {
             scene.umount();
         } else {
             scene.kill();
-            // Saved once more after the copy was made.
+            // Save the store once more after the copy was made.
             scene.mount();
             scene.umount();
             scene.mount();
@@ -248,13 +248,13 @@ fn bulk_storage_and_the_rest_of_a_store_from_two_backups_are_refused() {
                 assert!(refused.contains("bulk device 0") && refused.contains("older copy"), "{refused}");
             }
         }
-        // Who has nothing else has the rest of the store.
+        // Without the matching bulk storage, the rest of the store is still usable.
         copy_all(&scene, &rest, "newer", ".");
         copy_all(&scene, &bulk, "older", ".");
         scene.ok(&["mount", "-o", "degraded", "store", "mnt"]);
         assert!(fs::read(scene.at("mnt/large")).is_err() && fs::read(scene.at("mnt/small")).unwrap() == [2]);
         scene.umount();
-        // Each backup as a whole is a store.
+        // Each backup as a whole is a valid store.
         for (byte, from) in [(1, "older"), (2, "newer")] {
             copy_all(&scene, &rest, from, ".");
             copy_all(&scene, &bulk, from, ".");

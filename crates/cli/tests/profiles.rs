@@ -1,7 +1,8 @@
-//! `shoal format --profile` on real stores: inodes are packed with the profiles of the file, which go with the store.
+//! `shoal format --profile` on real stores: inodes are packed with the profiles of the file, which
+//! stay with the store.
 //!
-//! A tree is profiled and copied into stores of every kind of memory through a mount, and left to cool. Needs /dev/fuse; every
-//! program runs under `timeout`, and every mount is undone at the end.
+//! A tree is profiled, copied through a mount into stores of every kind of memory, and left to
+//! cool. Needs /dev/fuse; every program runs under `timeout`, and every mount is undone at the end.
 
 use std::fs;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -12,7 +13,7 @@ use crate::scene::Scene;
 
 const FILES: u64 = 600;
 
-/// A tree of source files with an archive's times, and its profile.
+/// Makes a tree of source files with an archive's times, and its profile.
 fn tree(scene: &Scene) -> [String; 2] {
     for directory in 0..FILES / 20 {
         let path = scene.at("tree").join(format!("d{directory}"));
@@ -27,7 +28,7 @@ fn tree(scene: &Scene) -> [String; 2] {
     [scene.text("tree"), scene.text("p")]
 }
 
-/// Gives the tree its times, also those of access, which a copy has changed.
+/// Sets the times of the tree, including access times, which a copy has changed.
 fn date(scene: &Scene) {
     for directory in 0..FILES / 20 {
         let written = UNIX_EPOCH + Duration::from_secs(1_600_000_000 + directory * 3600);
@@ -43,7 +44,8 @@ fn report(scene: &Scene, place: &str) -> Value {
     serde_json::from_str(&scene.ok(&["df", "--json", &scene.text(place)])).unwrap()
 }
 
-/// Copies the tree into a store, waits until all is packed, and returns the bytes that inodes take.
+/// Copies the tree into a store, waits until everything is packed, and returns the bytes that
+/// inodes take.
 fn cooled(scene: &Scene, store: &str) -> u64 {
     date(scene);
     scene.ok(&["mount", "-o", "pack_age=1", &scene.text(store), &scene.text("mnt")]);
@@ -92,7 +94,7 @@ fn a_profile_of_the_tree_packs_its_inodes_at_least_as_well_as_the_built_in_one()
     assert_eq!(report(&scene, "store")["inode_profiles"]["built_in"], true);
     let detail = scene.ok(&["df", "--detail", &scene.text("own")]);
     assert!(detail.contains(&format!("profiles     2, of {}", made_by.trim_end())), "{detail}");
-    // They go with the store, also when its pieces move and its inodes are packed again.
+    // The profiles stay with the store, even when its pieces move and its inodes are packed again.
     scene.ok(&["copy", &scene.text("own"), &scene.text("copy")]);
     scene.ok(&["resize", "--memory-size", "96M", &scene.text("copy")]);
     scene.ok(&["check", &scene.text("copy")]);
@@ -124,7 +126,7 @@ fn stores_of_every_memory_and_of_the_smallest_size_take_profiles() {
         cooled(&scene, kind);
         assert_eq!(comment(&scene, kind), format!("shoal profile {tree}\n"), "{kind}");
     }
-    // A battery store goes on from its image when its memory is gone.
+    // A battery store continues from its image when its memory is gone.
     fs::remove_file(scene.at("battery.region")).unwrap();
     scene.ok(&["mount", "--restore", &scene.text("battery"), &scene.text("mnt")]);
     assert_eq!(comment(&scene, "mnt"), format!("shoal profile {tree}\n"));

@@ -1,9 +1,10 @@
-//! `shoal resize` on real stores, mounted and not: a store of another size keeps its contents, whatever happens
-//! meanwhile.
+//! `shoal resize` on real stores, mounted and not: a resized store keeps its contents, whatever
+//! happens meanwhile.
 //!
-//! Faults: the command is killed, or a system call fails, at each call that changes a file (through strace(1); without
-//! it the command is killed at various times only); the host is full or read-only; another command comes in between;
-//! bytes of the store are damaged. Needs /dev/fuse, and root for small hosts. `SHOAL_DEEP=1` tries every system call.
+//! Faults: the command is killed, or a system call fails, at each call that changes a file (through
+//! strace(1); without it the command is only killed at various times); the host is full or
+//! read-only; another command runs in between; bytes of the store are damaged. Needs /dev/fuse, and
+//! root for small hosts. `SHOAL_DEEP=1` tries every system call.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,7 +28,7 @@ fn resize(scene: &Scene, memory: &str, bulk: &str) -> Output {
     scene.run(&["resize", "--json", "--memory-size", memory, "--bulk-size", bulk, &scene.text("store")])
 }
 
-/// The store is sound, holds the tree, and takes files; it is unmounted at the end.
+/// Asserts that the store is sound, holds the tree, and accepts files. Unmounts it at the end.
 fn judge(scene: &Scene, expected: &Tree, context: &str) {
     let checked = scene.run(&["check", &scene.text("store")]);
     assert!(checked.status.success(), "{context}: {}", String::from_utf8_lossy(&checked.stdout));
@@ -36,7 +37,7 @@ fn judge(scene: &Scene, expected: &Tree, context: &str) {
     take_files_and_end(scene);
 }
 
-/// The mounted store takes a large and a small file, and is sound after its unmount.
+/// Asserts that the mounted store accepts a large and a small file and is sound after its unmount.
 fn take_files_and_end(scene: &Scene) {
     fs::write(scene.at("mnt/probe"), vec![5; 3 << 20]).unwrap();
     fs::write(scene.at("mnt/probe small"), vec![5; 3000]).unwrap();
@@ -46,14 +47,14 @@ fn take_files_and_end(scene: &Scene) {
     scene.ok(&["check", &scene.text("store")]);
 }
 
-/// More files than the smallest store can hold.
+/// Writes more files than the smallest store can hold.
 fn more_small_files(scene: &Scene) {
     for file in 0..300 {
         fs::write(scene.at("mnt").join(format!("more{file}")), vec![file as u8; 30_000]).unwrap();
     }
 }
 
-/// An unmounted store with some of everything, and its tree.
+/// Makes an unmounted store with some of everything, and returns its tree.
 fn filled(kind: &[&str]) -> (Scene, Tree) {
     let scene = Scene::new(kind);
     scene.mount("store");
@@ -63,7 +64,7 @@ fn filled(kind: &[&str]) -> (Scene, Tree) {
     (scene, tree)
 }
 
-/// Puts the store aside, to be put back for each attempt.
+/// Keeps a copy of the store, to restore it for each attempt.
 struct Aside<'a> {
     scene: &'a Scene,
 }
@@ -128,7 +129,7 @@ fn a_store_of_another_size_holds_what_it_held() {
         }
         let refused = scene.refused(&["resize", "--bulk-size", "1M", &scene.text("store")]);
         assert!(refused.contains("are in use; give at least"), "{refused}");
-        // The size that a refusal names is accepted, to the byte.
+        // The size named in a refusal is accepted, to the byte.
         for option in ["--bulk-size", "--memory-size"] {
             let refused = scene.refused(&[
                 "resize",
@@ -151,7 +152,8 @@ fn a_store_of_another_size_holds_what_it_held() {
     }
 }
 
-/// The resize command with a fault at the n-th call of a kind; `None` when there are fewer calls.
+/// Runs the resize command with a fault at the n-th call of a kind. Returns `None` if there are
+/// fewer calls.
 fn with_fault(scene: &Scene, size: &str, call: &str, nth: usize, fault: &str) -> Option<Output> {
     let log = scene.at("strace.log");
     let mut command = Command::new("timeout");
@@ -178,8 +180,8 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
     if !has_strace() {
         return;
     }
-    // Thousands of calls take hours: a deep run that is to end takes a sample, the usual run a quarter of that; each seed begins
-    // at another call.
+    // Thousands of calls take hours. A deep run with a time limit takes a sample, the usual run a
+    // quarter of that; each seed begins at another call.
     let deep = std::env::var_os("SHOAL_DEEP").is_some();
     let all = deep && std::env::var_os("SHOAL_DEEP_SECONDS").is_none();
     let share = if deep { 1 } else { 4 };
@@ -191,7 +193,7 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
         let (mut tried, mut found) = (0, BTreeSet::new());
         for (turn, fault) in ["signal=SIGKILL", "error=ENOSPC", "error=EIO"].into_iter().enumerate() {
             for call in ["fdatasync", "fsync", "ftruncate", "unlink", "fallocate", "pwrite64"] {
-                // A sample of the calls that are many; each kind of memory begins at another one.
+                // Take a sample of the frequent calls. Each kind of memory begins at another one.
                 let (begin, step) = match call {
                     _ if all => (1, 1),
                     "pwrite64" => (1 + (seed + first) % 500, (931 + 100 * turn) * share),
@@ -222,7 +224,7 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
 fn limits_of_a_mounted_store_change_and_hold() {
     for kind in KINDS {
         let scene = Scene::new(kind);
-        // A full store would pack and spill its files, and take many more.
+        // A full store would pack and spill its files and accept many more.
         scene.ok(&["mount", "-o", "compress=off,spill=off", &scene.text("store"), &scene.text("mnt")]);
         scene.fill();
         more_small_files(&scene);
@@ -260,7 +262,7 @@ fn limits_of_a_mounted_store_change_and_hold() {
             let refused = scene.refused(&["resize", option, size, &scene.text("store")]);
             assert!(refused.contains(told), "{refused}");
         }
-        // They outlive a crash, other layouts and the checker.
+        // The limits survive a crash, other layouts and the checker.
         std::thread::sleep(Duration::from_millis(100));
         scene.kill();
         scene.ok(&["check", &scene.text("store")]);
@@ -273,7 +275,7 @@ fn limits_of_a_mounted_store_change_and_hold() {
         assert_eq!(sizes_of(&scene, "mnt").1, 1 << 30);
         scene.ok(&["resize", "--bulk-size", "200M", &scene.text("mnt")]);
         scene.umount();
-        // Its own size again: the limit goes, the layout stays.
+        // Back to its own size: the limit goes, the layout stays.
         scene.ok(&["resize", "--bulk-size", "1G", &scene.text("store")]);
         assert_eq!(sizes_of(&scene, "store").1, 1 << 30);
         judge(&scene, &before, "after all");
@@ -285,7 +287,7 @@ fn damage_is_refused_and_nothing_is_changed() {
     for kind in KINDS {
         let (scene, before) = filled(kind);
         let aside = Aside::new(&scene);
-        // The file that a mount uses: the region, or the newest image.
+        // The file that a mount uses: the region or the newest image.
         let place = if kind.is_empty() { newest_image(&scene) } else { scene.at("region") };
         let bytes = fs::read(&place).unwrap();
         let dense: Vec<usize> = (2 << 12..6 << 20).filter(|&at| bytes[at] != 0).collect();
@@ -293,7 +295,7 @@ fn damage_is_refused_and_nothing_is_changed() {
         for round in 0..14 {
             aside.put_back();
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            // Roots and tables first, then anything.
+            // Damage roots and tables first, then anything.
             let most = if round < 6 { dense.partition_point(|&at| at < 8 << 12) } else { dense.len() };
             let at = dense[(seed >> 20) as usize % most];
             fs::OpenOptions::new().write(true).open(&place).unwrap().write_all_at(&[!bytes[at]], at as u64).unwrap();
@@ -304,8 +306,8 @@ fn damage_is_refused_and_nothing_is_changed() {
             let output = resize(&scene, "100M", "1G");
             let told = String::from_utf8_lossy(&output.stderr);
             if sound {
-                // The damage hit bytes of a small file in a region in place, which has no sums, or bytes without
-                // meaning.
+                // The damage hit bytes without meaning, or bytes of a small file in a region in
+                // place, which has no sums.
                 assert!(output.status.success(), "byte {at}: {told}");
                 scene.ok(&["check", &scene.text("store")]);
                 carried += 1;
@@ -346,7 +348,7 @@ fn two_resizes_at_once_and_one_beside_a_mount_leave_a_whole_store() {
         };
         let (mut first, mut second) = (spawn(["80M", "48M"][round % 2]), spawn("100M"));
         if round == 3 {
-            // A mount waits for the resize, or comes before it.
+            // A mount waits for the resize or precedes it.
             scene.mount("store");
         }
         let done = [first.wait().unwrap().success(), second.wait().unwrap().success()];
@@ -359,7 +361,8 @@ fn two_resizes_at_once_and_one_beside_a_mount_leave_a_whole_store() {
     }
 }
 
-/// A small host file system: a tmpfs of the given size (MiB). `None` without the right to mount one.
+/// A small host file system: a tmpfs of the given size (MiB). `None` without the right to mount
+/// one.
 struct SmallHost {
     place: PathBuf,
 }

@@ -1,7 +1,9 @@
-//! `battery` stores whose memory goes away and comes back, and host file systems that go down, on real mounts.
+//! `battery` stores whose memory goes away and comes back, and host file systems that shut down, on
+//! real mounts.
 //!
-//! Memory lies on a tmpfs that is unmounted (the file system is not there) or mounted anew (the power was lost). Needs
-//! root and /dev/fuse; every program runs under `timeout`. Every mount is undone at the end, also by a panic.
+//! The memory lies on a tmpfs that is unmounted (the file system is not there) or mounted anew (the
+//! power was lost). Needs root and /dev/fuse; every program runs under `timeout`. Every mount is
+//! undone at the end, even after a panic.
 
 use std::fs;
 use std::ops::Deref;
@@ -21,7 +23,8 @@ impl Deref for Scene {
 }
 
 impl Scene {
-    /// A store with its memory in `ram`, which is an empty directory. `None` without root: nothing can be mounted.
+    /// Makes a store with its memory in `ram`, an empty directory. Returns `None` without root,
+    /// which mounting needs.
     fn new(battery: bool) -> Option<Scene> {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
@@ -64,7 +67,7 @@ impl Scene {
         system("mount", &["-t", "tmpfs", "-o", "size=64M", "shoal-test", &self.text("ram")]);
     }
 
-    /// Makes the memory's file system absent; its contents are kept elsewhere.
+    /// Makes the memory's file system absent and keeps its contents elsewhere.
     fn take_ram_away(&self) {
         fs::create_dir_all(self.at("away")).unwrap();
         system("mount", &["--bind", &self.text("ram"), &self.text("away")]);
@@ -94,7 +97,7 @@ impl Drop for Scene {
     }
 }
 
-/// Tries again while the mount is busy: a passing `df` holds every mount for a moment.
+/// Unmounts, and retries while the mount is busy: a concurrent `df` holds every mount for a moment.
 fn unmount(place: &str) {
     for _ in 0..200 {
         let status = Command::new("timeout")
@@ -133,7 +136,7 @@ fn a_region_that_comes_back_is_not_taken_for_the_one_restored_meanwhile() {
     let checked = scene.run(&["check", &scene.text("store")]);
     assert!(checked.status.code() == Some(4), "the image is not the store");
     assert!(String::from_utf8_lossy(&checked.stdout).contains("is it mounted?"));
-    // A read-only mount of the image makes no region.
+    // A read-only mount of the image creates no region.
     scene.mount(&["--restore", "-o", "ro"]);
     assert!(scene.holds("common", 1));
     scene.umount();
@@ -147,12 +150,12 @@ fn a_region_that_comes_back_is_not_taken_for_the_one_restored_meanwhile() {
     let refused = scene.mount_refused(&[]);
     assert!(refused.contains("older than the saved image") && refused.contains("--restore"), "{refused}");
     assert!(scene.run(&["check", &scene.text("store")]).status.code() == Some(8), "no store to check");
-    // Now the region that has gone on returns.
+    // Now the region that was in use later returns.
     scene.take_ram_away();
     scene.mount(&[]);
     assert!(scene.holds("new", 3) && scene.holds("common", 1));
     scene.umount();
-    // Or the store goes on from its image, with the first region set aside.
+    // Alternatively the store continues from its image, and the first region is set aside.
     scene.bring_ram_back();
     scene.mount(&["--restore"]);
     assert!(scene.holds("new", 3) && scene.holds("common", 1) && !scene.at("mnt/old").exists());
@@ -182,7 +185,7 @@ fn an_image_that_lacks_nothing_is_restored_unasked() {
     assert!(scene.holds("file", 1));
     scene.umount();
     assert!(fs::read_to_string(scene.at("store/shoal.log")).unwrap().contains("restored from the image"));
-    // A damaged region is not taken for the store, and is not deleted either.
+    // A damaged region is not taken for the store, but is not deleted either.
     let region = fs::OpenOptions::new().write(true).open(scene.at("ram/region")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&region, &[0xee; 8192], 0).unwrap();
     assert!(scene.mount_refused(&[]).contains("--restore"));
@@ -225,12 +228,13 @@ fn a_host_file_system_that_went_down_is_a_power_loss_of_its_devices() {
     system("mkfs.ext4", &["-q", "-F", &scene.text("disk.img")]);
     let mount = |image: &str| system("mount", &["-o", "loop", &scene.text(image), &scene.text("disk")]);
     mount("disk.img");
-    // Log and images are on this file system, which stays; large files are on one that goes down.
+    // Log and images are on this file system, which stays up. Large files are on one that shuts
+    // down.
     let bulk = format!("file:{}", scene.text("disk/bulk"));
     let sizes = ["--memory-size", "64M", "--bulk-size", "64M"];
     scene.ok(&[&["format", "--bulk", &bulk][..], &sizes, &[&scene.text("store")]].concat());
     scene.mount(&[]);
-    // Nonzero bytes are made durable where the next file will lie.
+    // Make nonzero bytes durable where the next file will lie.
     scene.write("before", 7);
     scene.umount();
     let stale = |scene: &Scene| fs::read(scene.at("disk/bulk")).unwrap().chunks(4096).filter(|b| b[0] == 7).count();
@@ -240,7 +244,8 @@ fn a_host_file_system_that_went_down_is_a_power_loss_of_its_devices() {
     scene.kill();
     shut_down(&scene.at("disk"));
     unmount(&scene.text("disk"));
-    // A passer-by, such as a program that makes a mount namespace, may hold the file system that was shut down, and its loop device.
+    // Another process, such as one that creates a mount namespace, may hold the file system that
+    // was shut down, and its loop device. Use a copy.
     fs::copy(scene.at("disk.img"), scene.at("again.img")).unwrap();
     mount("again.img");
     let ready: serde_json::Value = serde_json::from_str(&scene.mount(&[])).unwrap();
@@ -253,7 +258,7 @@ fn a_host_file_system_that_went_down_is_a_power_loss_of_its_devices() {
     let lost = fs::read(scene.at("mnt/lost")).unwrap();
     let foreign = lost.iter().find(|&&byte| byte != 9 && byte != 0);
     assert_eq!(foreign, None, "bytes that are not the file's");
-    // The same mount is no power loss.
+    // A crash under the same mount of the disk is not a power loss.
     scene.write("kept", 5);
     scene.kill();
     let ready: serde_json::Value = serde_json::from_str(&scene.mount(&[])).unwrap();
@@ -266,7 +271,8 @@ fn a_host_file_system_that_went_down_is_a_power_loss_of_its_devices() {
     scene.ok(&["check", &scene.text("store")]);
 }
 
-/// Stops the file system at once; data that was not synced is lost (EXT4_IOC_SHUTDOWN without a log flush).
+/// Shuts the file system down at once. Unsynced data is lost (EXT4_IOC_SHUTDOWN without a log
+/// flush).
 fn shut_down(at: &Path) {
     let script = "import fcntl, os, struct, sys\n\
                   fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587d, struct.pack('I', 2))";
@@ -278,7 +284,7 @@ fn a_copy_of_a_store_does_not_run_beside_it_on_the_same_memory_or_disk() {
     let Some(scene) = Scene::new(true) else { return };
     let (store, copy, bulk) = (scene.text("store"), scene.text("copy"), scene.text("bulk"));
     let beside = |named: &str| {
-        // A file that the mount is just making may be renamed during the copy.
+        // The mount may rename a file that it is creating during the copy.
         let copied = (0..20).any(|_| {
             let _ = fs::remove_dir_all(&copy);
             Command::new("cp").args(["-a", &store, &copy]).stderr(Stdio::null()).status().unwrap().success()
@@ -300,7 +306,7 @@ fn a_copy_of_a_store_does_not_run_beside_it_on_the_same_memory_or_disk() {
     scene.write("kept", 4);
     beside(&format!("{bulk}:"));
     assert!(scene.holds("kept", 4));
-    // Nothing of the disk is in use once the daemon has ended, in whatever way.
+    // Nothing on the disk is in use once the daemon has ended, however it ended.
     scene.kill();
     scene.mount(&[]);
     scene.umount();

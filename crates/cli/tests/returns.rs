@@ -1,7 +1,8 @@
-//! Bulk devices that come back to a mounted store, on real mounts: what is held for them, and files that only look like them.
+//! Bulk devices that return to a mounted store, on real mounts: writes held for them, and files
+//! that only look like them.
 //!
-//! Needs root and /dev/fuse; every program runs under `timeout`. Every mount is undone at the end, also by a panic. Left out: openings
-//! (`crates/store/tests/held_several`).
+//! Needs root and /dev/fuse; every program runs under `timeout`. Every mount is undone at the end,
+//! even after a panic. Left out: openings (`crates/store/tests/held_several`).
 
 use std::fs;
 use std::ops::Deref;
@@ -12,7 +13,7 @@ use crate::scene;
 
 const BYTES: usize = 3 << 20;
 const HOLDS: &str = "update_policy=aipu:1h,cache_size=64M";
-/// Writes do not wait: what was held leaves at once.
+/// Options under which writes do not wait: held writes leave at once.
 const HOLDS_NOT: &str = "degraded,update_policy=write-through,cache_size=64M";
 
 struct Scene(scene::Scene);
@@ -26,7 +27,8 @@ impl Deref for Scene {
 }
 
 impl Scene {
-    /// A store with two devices, mounted. `None` without root: nothing can be mounted.
+    /// Makes and mounts a store with two devices. Returns `None` without root, which mounting
+    /// needs.
     fn new() -> Option<Scene> {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
@@ -59,7 +61,7 @@ impl Scene {
         self.run(&["bulk", "retry", &self.text("mnt"), &number.to_string()])
     }
 
-    /// Names of files that have data on a device.
+    /// Returns the names of files that have data on a device.
     fn files_on(&self, number: usize) -> Vec<String> {
         let listed = self.ok(&["bulk", "files", "--json", &self.text("mnt"), &number.to_string()]);
         let listed: Vec<serde_json::Value> = serde_json::from_str(&listed).unwrap();
@@ -74,7 +76,7 @@ impl Scene {
         fs::read(self.at("mnt").join(name)).is_ok_and(|bytes| bytes == vec![7; BYTES])
     }
 
-    /// The right device: what was held is there.
+    /// Brings back the right device and asserts that the held writes are there.
     fn comes_back(&self, number: usize, away: &Path, names: &[String]) {
         fs::rename(away, self.bulk(number)).unwrap();
         assert!(self.retry(number).status.success());
@@ -82,7 +84,7 @@ impl Scene {
         self.umount();
     }
 
-    /// Writes files to both devices: the names of those on this one.
+    /// Writes files to both devices. Returns the names of those on device `number`.
     fn fill_for(&self, number: usize) -> Vec<String> {
         (0..8).for_each(|file| self.write(&format!("file-{file}")));
         let names = self.files_on(number);
@@ -90,7 +92,7 @@ impl Scene {
         names
     }
 
-    /// The same, held for the devices by a daemon that was killed.
+    /// Like `fill_for`, but kills the daemon, so that the writes stay held for the devices.
     fn waits(&self, number: usize) -> Vec<String> {
         let names = self.fill_for(number);
         self.kill();
@@ -115,7 +117,7 @@ fn nothing_that_is_held_goes_to_a_file_that_only_has_the_name_of_the_device() {
         let away = scene.at("away");
         fs::rename(scene.bulk(number), &away).unwrap();
         scene.mount_with(HOLDS_NOT);
-        // The device of another store, of the same size.
+        // Use the device of another store, of the same size.
         scene.format("other", &scene.bulk(number));
         let before = fs::read(scene.bulk(number)).unwrap();
         for _ in 0..3 {
@@ -154,7 +156,7 @@ fn a_copy_from_before_a_device_was_brought_back_is_an_older_one() {
         scene.mount_with(HOLDS_NOT);
         fs::rename(&away, scene.bulk(number)).unwrap();
         assert!(scene.retry(number).status.success());
-        // Durable, and unknown to the copy.
+        // These writes are durable, and unknown to the copy.
         for name in &names {
             let file = fs::OpenOptions::new().write(true).open(scene.at("mnt").join(name)).unwrap();
             std::os::unix::fs::FileExt::write_all_at(&file, &vec![8; BYTES], 0).unwrap();

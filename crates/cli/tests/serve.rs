@@ -1,7 +1,9 @@
-//! `shoal serve`, `status` and stores whose large files are on a server, as processes that talk over UNIX sockets.
+//! `shoal serve`, `status` and stores whose large files are on a server, as processes that
+//! communicate over UNIX sockets.
 //!
-//! Every test has a directory of its own; its servers end with it, also by a panic. Commands run under `timeout`, and
-//! waiting for a line or a state ends after a while. Tests that mount need /dev/fuse, and root or fusermount3.
+//! Every test has its own directory; its servers end with it, even after a panic. Commands run
+//! under `timeout`, and waiting for a line or a state has a time limit. Tests that mount need
+//! /dev/fuse, and root or fusermount3.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -36,7 +38,7 @@ impl Served {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// Ends the server as its user would; it must report success.
+    /// Ends the server as a user would. The server must report success.
     fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let begin = Instant::now();
@@ -115,7 +117,7 @@ impl Scene {
         scene::succeeded(args, self.run(args))
     }
 
-    /// The error line of a command that must fail with `code`.
+    /// Returns the error line of a command that must fail with `code`.
     fn fails(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         let text = String::from_utf8(output.stderr).unwrap();
@@ -152,7 +154,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // Unmounts also after a mount that should have failed and did not.
+        // Also unmounts after a mount that should have failed but succeeded.
         let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
         if mounts.contains(&self.text("mnt")) {
             self.run(&["umount", "--lazy", &self.text("mnt")]);
@@ -166,7 +168,7 @@ fn connect(served: &Served, contexts: &[&str]) -> Client {
     Client::connect(&uri, &ClientOptions { contexts, ..ClientOptions::default() }).unwrap()
 }
 
-/// Bytes that differ from block to block and from seed to seed.
+/// Returns bytes that differ from block to block and from seed to seed.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     Random::new(seed).bytes(len)
 }
@@ -295,7 +297,7 @@ fn a_store_keeps_its_large_files_on_a_server() {
     scene.umount();
     scene.mount();
     assert!(fs::read(&file).unwrap() == bytes);
-    // The server ends and comes back below the mount.
+    // The server ends and comes back underneath the mount.
     served.kill();
     let served = scene.serve(&device, "sock", &["--name", "bulk"]);
     fs::write(scene.path("mnt").join("second"), &bytes).unwrap();
@@ -361,7 +363,8 @@ fn a_device_that_holds_something_is_not_overwritten_by_mistake() {
     assert_eq!(client.geometry().bytes, 16 * MIB);
 }
 
-/// Four donors over sparse files: servers of files are donors like any other, and their contents can be looked at.
+/// Four donors over sparse files. Servers of files are donors like any other, and their contents
+/// can be inspected.
 struct Donors {
     servers: Vec<Option<Served>>,
     list: String,
@@ -429,7 +432,7 @@ fn a_network_ram_disk_survives_the_death_of_a_donor_under_writes() {
     });
     drop(client);
     served.stop();
-    // The disk is on its donors: another process finds it there.
+    // The disk is on its donors, where another process finds it.
     let served = scene.serve(&device, "disk", &[]);
     assert!(intact(&connect(&served, &[])));
     served.stop();
@@ -475,7 +478,7 @@ fn a_disk_is_made_by_format_alone_and_an_absent_one_is_never_replaced_by_an_empt
     assert!(back == pattern(1, 1 << 20));
     drop(client);
     served.stop();
-    // The whole cluster starts again: nothing is left, and the message says so.
+    // The whole cluster restarts: nothing is left, and the message says so.
     lenders.into_iter().for_each(Served::kill);
     lenders = ["a", "b", "c"].map(lend);
     absent(&scene.fails(1, &["serve", &device, "--nbd", &at]));
@@ -487,7 +490,7 @@ fn a_disk_is_made_by_format_alone_and_an_absent_one_is_never_replaced_by_an_empt
     let served = scene.serve(&device, "disk", &[]);
     read(&connect(&served, &[]), 0, &mut back).unwrap();
     assert!(back.iter().all(|&byte| byte == 0));
-    // Some donors are absent as well, and are named.
+    // Some donors are also absent, and the message names them.
     served.stop();
     lenders.into_iter().take(2).for_each(Served::kill);
     let error = scene.fails(1, &["serve", &device, "--nbd", &at]);
@@ -577,7 +580,8 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
     assert!(error.contains("donor2: belongs to network RAM disk") && error.contains("format --force"), "{error}");
     let error = scene.fails(1, &["format", &pair(1, 2, "policy=mirrored")]);
     assert!(error.contains("donor1: holds network RAM disk") && error.contains("--force"), "{error}");
-    // It holds something, so that a donor that is away is waited for: one that holds nothing is soon left out.
+    // The disk must hold data, so that a missing donor is waited for: a donor without data is soon
+    // left out.
     let served = scene.serve(&pair(2, 3, "policy=mirrored"), "disk", &[]);
     let client = connect(&served, &[]);
     write(&client, 0, &pattern(1, 1 << 20)).unwrap();
@@ -595,7 +599,7 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
     };
     wait_until("a missing donor", || states().iter().filter(|state| *state == "\"missing\"").count() == 1);
     degraded.kill();
-    // Overwritten on purpose, the two become another disk.
+    // Overwritten deliberately, the two donors become another disk.
     scene.ok(&["format", "--force", &pair(1, 2, "policy=mirrored")]);
     scene.serve(&pair(1, 2, "policy=mirrored"), "disk", &[]).stop();
     let small = scene.sparse("small", 64 << 10);
@@ -603,7 +607,7 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
     let both = format!("netram:unix:{},{}", scene.text("tiny"), donor(&list, 0));
     let error = scene.fails(1, &["format", "--force", &both]);
     assert!(error.contains("does not fit"), "{error}");
-    // The refused command has not touched the donor, which still holds its disk.
+    // The refused command has not changed the donor, which still holds its disk.
     let error = scene.fails(1, &["format", &both]);
     assert!(error.contains("donor0: holds network RAM disk"), "{error}");
 }
@@ -660,7 +664,7 @@ fn a_store_keeps_its_large_files_in_the_memory_of_donors() {
     assert!(described.contains("uuid=") && !described.contains("new="), "{described}");
     scene.mount();
     assert!(fs::read(&file).unwrap() == bytes);
-    // A donor that joins is found again by the next mount.
+    // The next mount also finds a donor that has joined.
     lenders.push(lend("d"));
     scene.ok(&["donor", "add", &scene.text("mnt"), &format!("unix:{}", scene.text("d"))]);
     assert!(fs::read_to_string(scene.path("store").join("shoal.json")).unwrap().contains(&scene.text("d")));
@@ -676,7 +680,7 @@ fn a_store_keeps_its_large_files_in_the_memory_of_donors() {
     });
     assert!(fs::read(&file).unwrap() == bytes);
     scene.umount();
-    // All donors forget: the store must not get an empty disk in place of its own.
+    // All donors forget. The store must not get an empty disk in place of its own.
     lenders.into_iter().for_each(Served::kill);
     let _lenders: Vec<Served> = ["a", "b", "c", "d"].map(lend).into();
     let error = scene.fails(1, &["mount", &scene.text("store"), &scene.text("mnt")]);

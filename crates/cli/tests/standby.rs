@@ -1,6 +1,8 @@
-//! Damage in the image that does not count (the standby) must not go live, and `shoal check` must report it.
+//! Damage in the image that is not in use (the standby) must not go live, and `shoal check` must
+//! report it.
 //!
-//! A checkpoint writes only changed pages into the standby, so the other pages in it must be known to be right.
+//! A checkpoint writes only changed pages into the standby, so the other pages in it must be known
+//! to be right.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -8,10 +10,10 @@ use std::os::unix::fs::FileExt;
 use crate::damaged_media::{Scene, Tree};
 use shoal_format::PAGE;
 
-/// The name of a damage, and the function that does it to an image.
+/// The name of a damage, and the function that applies it to an image.
 type Damage = (&'static str, fn(&Scene, &str));
 
-/// An unmounted store of which both images hold nearly everything, and its tree.
+/// Makes an unmounted store whose images both hold nearly everything. Also returns its tree.
 fn two_images() -> (Scene, Tree) {
     let scene = Scene::logged();
     scene.mount();
@@ -31,7 +33,7 @@ fn two_images() -> (Scene, Tree) {
     (scene, tree)
 }
 
-/// Mounts the store twice more, each of which seals an image; its contents must stay the same.
+/// Mounts the store twice more, which seals one image each. Its contents must stay the same.
 fn goes_on(scene: &Scene, tree: &Tree, what: &str) {
     for round in 0..2 {
         scene.mount();
@@ -65,7 +67,7 @@ fn damage_of_the_standby_image_does_not_go_live() {
         damage(&scene, standby);
         let before = scene.sums();
         let found = scene.exits(0, &["check", "store"]);
-        // An empty image is no damage: a copy of a store has only one image.
+        // An empty image is not damage: a copy of a store has only one image.
         let noted = found.contains("note: image") && found.contains("the next checkpoint writes");
         assert_eq!(noted, what != "cut to nothing", "{what}: {found}");
         assert!(scene.sums() == before, "{what}: a check writes nothing");
@@ -89,7 +91,8 @@ fn an_older_copy_of_the_standby_image_does_not_go_live() {
     scene.mount();
     let tree = scene.tree();
     scene.umount();
-    // The old pages below the anchors of the present ones, with sums of their own that are right.
+    // The standby gets old pages with their own correct sums, below the anchors of the present
+    // pages.
     let (_, standby) = scene.images();
     let anchors = fs::read(scene.at(standby)).unwrap()[PAGE as usize..2 * PAGE as usize].to_vec();
     fs::copy(scene.at("copy"), scene.at(standby)).unwrap();
@@ -101,8 +104,8 @@ fn an_older_copy_of_the_standby_image_does_not_go_live() {
 fn a_wrong_page_of_the_newest_image_is_not_sealed_as_right() {
     let (scene, _) = two_images();
     scene.mount();
-    // The damage is in the newest image alone: the next checkpoint copies the page from memory, which was read from
-    // that image.
+    // The damage is only in the newest image. The next checkpoint copies the page from memory,
+    // which was read from that image.
     scene.write("dir/late", vec![b'!'; 9000]);
     scene.umount();
     let (newest, _) = scene.images();
@@ -133,7 +136,7 @@ fn a_missing_image_is_named_with_what_can_be_done() {
         let refused = scene.exits(1, args);
         assert!(refused.contains("image.") && refused.contains("shoal salvage"), "{refused}");
     }
-    // The other image, and the log since it was written, hold everything.
+    // The other image and the log since then hold everything.
     scene.exits(0, &["salvage", "store", "copy"]);
     assert!(crate::damaged_media::read_tree(&scene.at("copy")) == tree);
     fs::rename(scene.at("away"), scene.at(newest)).unwrap();
@@ -141,7 +144,7 @@ fn a_missing_image_is_named_with_what_can_be_done() {
     scene.umount();
 }
 
-/// The tree that `salvage` copies, and its messages.
+/// Returns the tree that `salvage` copies, and its messages.
 fn salvaged(scene: &Scene, code: i32) -> (Tree, String) {
     let before = scene.sums();
     let told = scene.exits(code, &["salvage", "store", "copy"]);
@@ -155,7 +158,7 @@ fn salvaged(scene: &Scene, code: i32) -> (Tree, String) {
 fn salvage_takes_from_the_other_image_what_the_newest_has_lost() {
     let (scene, _) = two_images();
     scene.mount();
-    // The file is in the newest image alone, and in the log.
+    // The file is only in the newest image and in the log.
     scene.write("dir/late", vec![b'!'; 9000]);
     let tree = scene.tree();
     scene.umount();
@@ -180,7 +183,7 @@ fn salvage_takes_from_the_other_image_what_the_newest_has_lost() {
         assert!(copy == tree, "{what}: {told}");
         fs::copy(scene.at("whole"), scene.at(newest)).unwrap();
     }
-    // Without the log only data that the other image has, too, is certain.
+    // Without the log only data that is also in the other image is certain.
     fs::rename(scene.at("store/log"), scene.at("log")).unwrap();
     scene.flip(newest, scene.find(newest, &[b'D'; 9000]) + 77);
     scene.flip(newest, scene.find(newest, &[b'!'; 9000]) + 77);
@@ -188,7 +191,7 @@ fn salvage_takes_from_the_other_image_what_the_newest_has_lost() {
     assert!(told.contains("dir/late: bytes") && !told.contains("dir/f3:"), "{told}");
     assert_eq!(tree.iter().filter(|(path, bytes)| copy.get(*path) != Some(*bytes)).count(), 1, "{told}");
     fs::copy(scene.at("whole"), scene.at(newest)).unwrap();
-    // Pages that are missing altogether come from the older image, and are named.
+    // Pages that are missing entirely come from the older image and are named.
     scene.open(newest).set_len(1_500_000).unwrap();
     let (copy, told) = salvaged(&scene, 4);
     assert!(told.contains("taken from the older image") && told.contains("ends at byte 1500000"), "{told}");
@@ -213,19 +216,21 @@ fn salvage_says_what_is_missing_of_the_log() {
         paths.find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("log-")).unwrap()
     };
     let whole = fs::read(segment()).unwrap();
-    // The cut is behind the records: no record is known to be missing, but the file is shorter than it was.
+    // The cut is behind the records: no record is known to be missing, but the file is shorter than
+    // it was.
     fs::write(segment(), &whole[..40_000]).unwrap();
     let (_, told) = salvaged(&scene, 4);
     assert!(told.contains("has 40000 of 33554432 bytes"), "{told}");
     let refused = scene.exits(1, &["mount", "store", "mnt"]);
     assert!(refused.contains("shoal salvage"), "{refused}");
     fs::write(segment(), &whole).unwrap();
-    // A hole in the middle.
+    // Leave a hole in the middle of the log.
     let later = scene.at("store/log").join(format!("log-{:016x}", 2 * (32u64 << 20)));
     fs::write(&later, vec![0; 32 << 20]).unwrap();
     let (_, told) = salvaged(&scene, 4);
     assert!(told.contains("the log's segment from position 33554432 on is missing"), "{told}");
-    // The log ends within a segment that exists, so that is its end, and the other file is not part of it.
+    // The log ends within a segment that exists, so that is its end, and the other file is not part
+    // of it.
     fs::remove_file(&later).unwrap();
     let first = segment();
     fs::rename(&first, scene.at("first")).unwrap();

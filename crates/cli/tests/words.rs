@@ -1,5 +1,6 @@
-//! What is said when something goes wrong: the remedy fits the cause. A lack of the process (rights, memory, descriptors) is no damage of
-//! the store, and a description that is gone is not a store that never was.
+//! Error messages: the remedy fits the cause. A process that lacks something (rights, memory,
+//! descriptors) is not a damaged store, and a store whose description is gone is not a store that
+//! never existed.
 //!
 //! Needs /dev/fuse, root, and the programs `setpriv` and `prlimit`.
 
@@ -16,7 +17,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim().to_string()
 }
 
-/// Runs the command behind `words` of a program that limits it.
+/// Runs the command under a program that limits it; `words` is that program's command line.
 fn limited(words: &[&str], args: &[&str]) -> Output {
     let mut command = Command::new("timeout");
     command.arg("60").args(words).arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
@@ -75,11 +76,11 @@ fn a_lack_of_descriptors_is_called_that_wherever_it_strikes() {
     for limit in 4..28 {
         let limit = format!("--nofile={limit}");
         for args in [&["df", &store][..], &["mount", "-f", &store, &mnt], &["umount", &mnt]] {
-            // A mount that comes about is ended by `timeout`.
+            // `timeout` ends a mount that succeeds.
             let words: &[&str] = if args[0] == "mount" { &["timeout", "-s", "TERM", "1"] } else { &[] };
             let output = limited(&[&["prlimit", &limit], words].concat(), args);
             let told = said(&output);
-            // A mount that does without a queue of io_uring comes about.
+            // A mount without an io_uring queue still succeeds.
             if !told.contains("Too many open files") || told.contains("is mounted on") {
                 continue;
             }
@@ -100,7 +101,8 @@ fn a_lack_of_memory_is_not_called_damage() {
         let limit = format!("--as={}", mib << 20);
         let output = limited(&["prlimit", &limit], &["df", &store]);
         let told = said(&output);
-        // A program that cannot even start, or begin a thread, says so in its own words.
+        // A program that cannot even start, or cannot start a thread, reports that in its own
+        // words.
         if output.status.code() != Some(1) {
             continue;
         }

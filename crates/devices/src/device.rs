@@ -1,9 +1,9 @@
-//! An open device, whatever its kind: its requests, how it is named, how it is, changes of it, its end.
+//! An open device of any kind: its requests, name, state, changes and end.
 //!
-//! Rules: an error names the device and what to do. The user of a device closes it after the last request, which makes its
-//! next opening quick; a device that was not closed is whole all the same.
-//! A report travels as JSON over a control socket. Fields of all kinds stand in [`DeviceReport`] by name, the rest each kind
-//! adds and prints itself.
+//! Rules: an error names the device and the remedy. The user of a device closes it after the last
+//! request, which makes its next opening quick. A device that was not closed is intact all the
+//! same. A report travels as JSON over a control socket. [`DeviceReport`] has the fields common to
+//! all kinds; each kind adds and prints its own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,44 +19,46 @@ use crate::size::human;
 
 /// An open device.
 pub trait Device: Send + Sync {
-    /// How to open it again.
+    /// Returns the name with which the device is opened again.
     fn name(&self) -> DeviceName;
 
     fn block_device(&self) -> Arc<dyn BlockDevice>;
 
-    /// The same for a user that has a cache of its own in front: requests go past the host's, and run beside each other.
+    /// Returns the device for a user that has a cache of its own in front. Requests bypass the
+    /// host's cache and run concurrently.
     fn uncached_device(&self) -> Arc<dyn BlockDevice> {
         self.block_device()
     }
 
-    /// Fields of its kind alone, by name.
+    /// Returns the report fields that only this kind has, by name.
     fn own_report(&self) -> Map<String, Value> {
         Map::new()
     }
 
-    /// After the last request: what makes the next opening quick is written down.
+    /// Writes down what makes the next opening quick. Called after the last request.
     fn close(&self) -> Outcome<()> {
         Ok(())
     }
 
-    /// Problems of the device, a sentence each: since when they exist, and what the user has to do.
+    /// Returns the problems of the device, a sentence each: since when they exist, and what the
+    /// user has to do.
     fn troubles(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// The status context of its export, if it has one.
+    /// Returns the status context of the device's export, if it has one.
     fn redundancy(&self) -> Option<Arc<dyn BlockStatus>> {
         None
     }
 
-    /// Changes who lends the device its memory; in words what was done.
+    /// Changes which donors lend the device its memory. Returns in words what was done.
     fn change(&self, _change: DonorChange, _donor: &str) -> Outcome<String> {
         Err(Failure::new(self.name().without_secrets(), "has no donors").remedy("name a server of a network RAM disk"))
     }
 }
 
 impl dyn Device {
-    /// How the device is, for programs and for [`DeviceReport::text`].
+    /// Reports the state of the device, for programs and for [`DeviceReport::text`].
     pub fn report(&self) -> DeviceReport {
         let name = self.name();
         DeviceReport {
@@ -76,34 +78,34 @@ pub enum DonorChange {
     Drain,
     Lost,
     Forget,
-    /// Says what [`DonorChange::Forget`] would cost; nothing is changed.
+    /// Says what [`DonorChange::Forget`] would cost. Nothing is changed.
     Cost,
-    /// No change of donors: all of the disk is read and compared. Names no donor.
+    /// Reads and compares the whole disk. No donors change, and no donor is named.
     Scrub,
 }
 
-/// How an open device is.
+/// State of an open device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
     pub device: String,
     /// `file`, `nbd`, `netram`, `vlog`.
     pub kind: String,
     pub size_bytes: u64,
-    /// Fields of its kind alone.
+    /// Fields that only this kind has.
     #[serde(flatten)]
     pub own: Map<String, Value>,
 }
 
 impl DeviceReport {
-    /// The first line; `state` is said behind the size.
+    /// Returns the first line, with `state` after the size.
     pub(crate) fn head(&self, state: &str) -> String {
         let separator = if state.is_empty() { "" } else { ", " };
         format!("{}  {}{separator}{state}\n", self.device, human(self.size_bytes))
     }
 }
 
-/// A disk that was made: `Display` says for people what it is like.
+/// A disk that was made. `Display` describes it for people.
 pub trait Made: fmt::Display {
-    /// The same for programs.
+    /// The description for programs.
     fn to_json(&self) -> serde_json::Result<String>;
 }

@@ -1,8 +1,9 @@
 //! Names of block devices: `file:PATH`, `vlog:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`.
 //!
-//! Owns what a kind of device is, and the name that does not show which kind it is of. Each kind reads and writes its own names; a
-//! name is written as it was read, because a store's description keeps the text.
-//! Left out: which kinds there are (`kinds`), the grammars (`file`, `nbd`, `netram`, `vlog`), open devices (`device`).
+//! Owns what a kind of device is, and a name that hides its kind. Each kind reads and writes its
+//! own names. A name is written as it was read, because a store's description keeps the text.
+//! Left out: which kinds there are (`kinds`), the grammars (`file`, `nbd`, `netram`, `vlog`), open
+//! devices (`device`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::device::{Device, DeviceReport, Made};
 use crate::failure::{Failure, Outcome};
 use crate::size::Size;
 
-/// Makes a new disk of a name.
+/// Makes a new disk of the given name.
 pub type Make = fn(&str, &MakeOptions) -> Outcome<Box<dyn Made>>;
 
 /// A kind of bulk storage.
@@ -21,26 +22,27 @@ pub struct Kind {
     pub name: &'static str,
     /// The kind in words that name nothing secret.
     pub words: &'static str,
-    /// The words before the colon of its names.
+    /// The words before the colon in its names.
     pub schemes: &'static [&'static str],
-    /// Opening a device changes what it holds, and so is not for those who only save what is left.
+    /// Opening a device changes its contents, so a program that only saves what is left must not
+    /// open it.
     pub opening_writes: bool,
     /// Opening a device may open files of this machine: a disk, secrets, certificates.
     pub opens_files: bool,
-    /// Reads a name; `None` where it is of another kind.
+    /// Reads a name; `None` if it is of another kind.
     pub(crate) parse: fn(&str) -> Option<Result<DeviceName, String>>,
-    /// `None` where devices are there or not, but are not made.
+    /// Makes a disk; `None` if devices of this kind cannot be made.
     pub make: Option<Make>,
     /// A report for people.
     pub(crate) text: fn(&DeviceReport) -> serde_json::Result<String>,
 }
 
-/// How a disk is to be made. A kind refuses options that it has no use for.
+/// How to make a disk. A kind refuses options that do not apply to it.
 #[derive(Clone, Debug, Default)]
 pub struct MakeOptions {
     /// The device below a virtual-log disk.
     pub over: Option<DeviceName>,
-    /// The file below, which is made.
+    /// Size of the file below, which is made.
     pub size: Option<Size>,
     /// Part of the device that never holds data (percent).
     pub spare_percent: u8,
@@ -50,7 +52,7 @@ pub struct MakeOptions {
     pub force: bool,
 }
 
-/// A device's name of one kind; `Display` writes all of it, secrets too.
+/// A device's name of one kind. `Display` writes all of it, including secrets.
 pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     fn kind(&self) -> &'static Kind;
 
@@ -62,7 +64,8 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
 
     fn open(&self) -> Outcome<Box<dyn Device>>;
 
-    /// The same on the word of another user, who may name files of their own, and nothing that may open others of this machine.
+    /// Opens the device on behalf of another user, who may name their own files but nothing that
+    /// may open other files of this machine.
     fn open_as(&self, user: Option<u32>) -> Outcome<Box<dyn Device>> {
         match user {
             Some(user) if self.kind().opens_files => {
@@ -78,18 +81,20 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
         None
     }
 
-    /// Files, block devices and sockets of this host through which the device is reached, as far as its name tells.
+    /// Files, block devices and sockets of this host through which the device is reached, as far as
+    /// its name shows.
     fn files(&self) -> Vec<PathBuf> {
         self.path().map(PathBuf::from).into_iter().collect()
     }
 
-    /// The same device, to be taken from the client that has it open; `None` where that cannot be.
+    /// The same device, to be taken over from the client that has it open; `None` if that is
+    /// impossible.
     fn taking_over(&self) -> Option<DeviceName> {
         None
     }
 }
 
-/// A device's name, whatever its kind.
+/// A device's name of any kind.
 #[derive(Clone)]
 pub struct DeviceName(Arc<dyn Name>);
 
@@ -127,7 +132,7 @@ impl PartialEq for DeviceName {
 
 impl Eq for DeviceName {}
 
-/// A path behind one of these words and a colon.
+/// Returns the path after one of these words and a colon.
 pub(crate) fn path_of<'a>(text: &'a str, schemes: &[&str]) -> Option<&'a Path> {
     let (scheme, path) = text.split_once(':')?;
     (schemes.contains(&scheme) && !path.is_empty()).then(|| Path::new(path))

@@ -1,7 +1,9 @@
 //! A lock for each disk, whatever describes it: two processes that open one disk would destroy it.
 //!
-//! Rules: the lock is named by the disk's uuid, so that another description of the disk, or a copy of it, opens no second time. An export of
-//! a server has no uuid: its address names the lock. Processes of this user on this machine see it. Left out: what keeps others out, where anything can (leases, claims, marks of stores).
+//! Rules: the lock is named by the disk's uuid, so another description or a copy of the disk cannot
+//! be opened at the same time. A server's export has no uuid, so its address names the lock. Only
+//! processes of this user on this machine see the lock. Left out: protection against other users
+//! and machines, if there is any (leases, claims, marks of stores).
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -13,7 +15,8 @@ use tracing::warn;
 
 use crate::failure::{Failure, Outcome};
 
-/// The lock's file is named by `kind` and `id`; `what` names the disk in messages. Nothing: there is no place for locks.
+/// Locks a disk. `kind` and `id` name the lock's file; `what` names the disk in messages. `None` if
+/// there is no place for locks.
 pub(crate) fn lock(kind: &str, id: &str, what: impl Display) -> Outcome<Option<FileLock>> {
     let path = crate::run_directory().join(format!("{kind}-{id}.lock"));
     let open = || {

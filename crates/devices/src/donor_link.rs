@@ -1,9 +1,11 @@
 //! A connection to a donor: a link that knows network RAM disks.
 //!
-//! Rules: a donor is its disk, its number there and its birth, not its address: on a new connection its superblock must still be
-//! there, once it was written, and the lease that this client left, as new as it was. A donor's server that was restarted has
-//! lost its memory; two donors may have changed their addresses; one may have gone back to an older state. Late effects of a broken connection are uncertain, so its owner uses another place. A
-//! server is asked every second whether it is short of memory ([`PRESSURE`]). The disk decides what follows.
+//! Rules: a donor is identified by its disk, its number there and its birth, not by its address. On
+//! a new connection its superblock must still be there if it was ever written, and so must this
+//! client's last lease. Otherwise the donor's server was restarted and lost its memory, two donors
+//! exchanged their addresses, or a donor went back to an older state. Requests of a broken
+//! connection may still take effect late, so their owner uses another place. A server is asked
+//! every second whether it is short of memory ([`PRESSURE`]); the disk decides what follows.
 //! Left out: connections as such (`shoal_nbd::Link`).
 
 use std::io;
@@ -20,16 +22,16 @@ use shoal_netram::{DonorError, Trouble};
 
 /// The status context that tells a donor's clients whether its machine needs its memory itself.
 pub const PRESSURE: &str = "shoal:pressure";
-/// Its flag.
+/// The flag in that context.
 pub(crate) const UNDER_PRESSURE: u32 = 1;
-/// Bytes at a donor's start that tell whose it is.
+/// Bytes at a donor's start that tell which disk it belongs to.
 pub(crate) const FRONT_BYTES: usize = shoal_netram::SUPERBLOCK_BYTES;
 
-/// Events that the owner of a link is told, from a thread of the link.
+/// Events reported to the owner of a link, from a thread of the link.
 #[derive(Default)]
 pub(crate) struct LinkListener {
     pub lost: Option<Box<dyn Fn() + Send + Sync>>,
-    /// Another client has the donor now.
+    /// Another client has taken the donor.
     pub taken_over: Option<Box<dyn Fn() + Send + Sync>>,
     pub pressure: Option<Box<dyn Fn(bool) + Send + Sync>>,
 }
@@ -39,11 +41,11 @@ struct Donor {
     name: String,
     /// The disk whose superblock was written here, or found here.
     disk: Mutex<Option<[u8; 16]>>,
-    /// Its number and its birth, when they are known.
+    /// The donor's number and birth, once they are known.
     place: Mutex<Option<(u16, u32)>>,
-    /// Names it in this client's leases.
+    /// Identifies the donor in this client's leases.
     mark: u64,
-    /// The newest lease that it has taken. 0: none.
+    /// The newest lease that the donor has taken. 0: none.
     leased: AtomicU64,
     renewing: AtomicBool,
     under_pressure: Mutex<bool>,
@@ -79,13 +81,13 @@ impl DonorLink {
         Ok(DonorLink { link: Link::connect(uri, &options, donor.clone())?, donor })
     }
 
-    /// Once: whom to tell.
+    /// Sets the listener. Called once.
     pub fn listen(&self, listener: LinkListener) {
-        // A second one would find the first in place, which is a mistake of the program.
+        // A second listener is a mistake of the program.
         assert!(self.donor.listener.set(listener).is_ok(), "a link has one listener");
     }
 
-    /// The bytes that tell whose a donor is.
+    /// Returns the bytes that tell which disk a donor belongs to.
     pub fn front(&self) -> Result<Vec<u8>, MediaError> {
         match self.link.client() {
             Some(client) => self.donor.front(&client),
@@ -93,13 +95,14 @@ impl DonorLink {
         }
     }
 
-    /// The server belongs to this disk: after a reconnection its superblock must be there, if it ever was.
+    /// Records that the server belongs to this disk. After a reconnection its superblock must be
+    /// there if `is_there`, or once it was written.
     pub fn belongs_to(&self, disk: [u8; 16], is_there: bool) {
         *self.donor.disk.lock() = Some(disk);
         self.link.set_written(is_there);
     }
 
-    /// Its number on the disk and its birth.
+    /// Sets the donor's number on the disk and its birth.
     pub fn is_at(&self, place: Option<(u16, u32)>) {
         *self.donor.place.lock() = place;
     }
@@ -108,12 +111,12 @@ impl DonorLink {
         self.donor.mark
     }
 
-    /// It has taken this lease.
+    /// Records that the donor has taken this lease.
     pub fn has_lease(&self, renewed: u64) {
         self.donor.leased.fetch_max(renewed, Ordering::SeqCst);
     }
 
-    /// False while one is under way.
+    /// Begins a renewal of the lease. Returns false while one is under way.
     pub fn begins_renewal(&self) -> bool {
         !self.donor.renewing.swap(true, Ordering::SeqCst)
     }
@@ -126,22 +129,23 @@ impl DonorLink {
         self.donor.renewing.store(false, Ordering::SeqCst);
     }
 
-    /// Would the server let this client have it? See [`Link::ask`].
+    /// Asks whether the server would let this client have it. See [`Link::ask`].
     pub fn ask(&self, client: shoal_nbd::ClientId, epoch: u64) -> Result<bool, ConnectError> {
         self.link.ask(client, epoch)
     }
 
-    /// Says whose this link is from now on. An error says that it is another client's, or what went wrong.
+    /// Claims the server for a client from now on. An error says that another client has it, or
+    /// what went wrong.
     pub fn claim(&self, claim: Claim) -> Result<(), ConnectError> {
         self.link.claim(claim)
     }
 
-    /// Is the server short of memory? Asks it.
+    /// Asks the server whether it is short of memory.
     pub fn is_pressed(&self) -> bool {
         self.link.client().is_some_and(|client| pressure(&client) == Some(true))
     }
 
-    /// Does the server end older connections before a newer one transmits?
+    /// Returns whether the server ends older connections before a newer one transmits.
     pub fn is_fenced(&self) -> bool {
         self.link.is_fenced()
     }
@@ -192,7 +196,7 @@ impl Donor {
     }
 }
 
-/// The donor's number and birth, by a superblock that is being written.
+/// Returns the donor's number and birth if the request writes a superblock.
 fn written_place(request: &Request) -> Option<(u16, u32)> {
     let Request::Write { at, buffer, .. } = request else { return None };
     let at = usize::try_from(*at).ok().filter(|at| at + buffer.len() <= SLOTS_BYTES)?;
@@ -201,7 +205,7 @@ fn written_place(request: &Request) -> Option<(u16, u32)> {
     DiskSuperblock::decode(&slots).ok().map(|own| own.place())
 }
 
-/// A failure as the engine of a network RAM disk takes it.
+/// Converts a failure into an error that the engine of a network RAM disk understands.
 fn donor_error(trouble: Trouble, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, DonorError::new(trouble, why))
 }
@@ -237,9 +241,10 @@ impl Owner for Donor {
         donor_error(Trouble::Away, &MediaError::io(self.name.clone(), io::Error::other(end.to_string())).to_string())
     }
 
-    /// Tells of changes of the server's state of memory.
+    /// Tells the listener of changes in the server's memory pressure.
     fn look(&self, client: &Client) {
-        // Before anybody can be told nothing is asked: a state that is known already is told no more.
+        // Ask nothing before there is a listener: a state that is already known is not reported
+        // again.
         let Some(told) = self.listener.get().and_then(|listener| listener.pressure.as_ref()) else { return };
         let Some(now) = pressure(client) else { return };
         let before = std::mem::replace(&mut *self.under_pressure.lock(), now);
@@ -265,7 +270,7 @@ fn pressure(client: &Client) -> Option<bool> {
     }
     let geometry = client.geometry();
     let len = (FRONT_BYTES as u64).max(geometry.block_bytes.into()).min(geometry.bytes) as u32;
-    // An error is the connection's, which is seen elsewhere.
+    // An error here is one of the connection, which is noticed elsewhere.
     let extents = client.block_status(PRESSURE, 0, len, true).ok()?;
     Some(extents.iter().any(|extent| extent.flags & UNDER_PRESSURE != 0))
 }

@@ -15,7 +15,7 @@ use super::*;
 const BYTES: u64 = 1 << 20;
 const LOST_AFTER: Duration = Duration::from_secs(4);
 
-/// Memory that ends with its server; it may hang.
+/// Memory that ends with its server, and may hang.
 struct Memory {
     file: FileDevice,
     hangs: Arc<AtomicBool>,
@@ -35,7 +35,7 @@ impl BlockDevice for Memory {
     }
 }
 
-/// `shoal:pressure` as a donor tells it.
+/// `shoal:pressure` as a donor reports it.
 struct Pressure(Arc<AtomicU32>);
 
 impl BlockStatus for Pressure {
@@ -64,7 +64,7 @@ impl World {
         world
     }
 
-    /// The server ends at once, and with it its memory; a new one takes its place.
+    /// Ends the server at once, and its memory with it. A new server takes its place.
     fn restart(&mut self) {
         self.server = None;
         self.hangs.store(false, Ordering::SeqCst);
@@ -100,7 +100,7 @@ fn trouble(error: &MediaError) -> Trouble {
 #[test]
 fn a_change_that_a_dead_connection_may_still_bring_is_uncertain() {
     let mut world = World::new();
-    // As any other server, it was not told which client the connection belongs to.
+    // Like any other server, it was not told which client the connection belongs to.
     let link = world.link();
     assert!(!link.is_fenced());
     world.hangs.store(true, Ordering::SeqCst);
@@ -123,7 +123,7 @@ fn another_server_in_its_place_is_refused() {
     let tell = move || _ = lost.fetch_add(1, Ordering::SeqCst);
     link.listen(LinkListener { lost: Some(Box::new(tell)), ..LinkListener::default() });
     link.write_from(0, &[1; 4096]).unwrap();
-    // Written, and not a superblock: as if the server had lost one.
+    // The server was written to but has no superblock, as if it had lost one.
     link.belongs_to([7; 16], true);
     world.restart();
     let begin = Instant::now();
@@ -151,7 +151,7 @@ fn a_servers_pressure_is_told_when_it_changes() {
     world.pressure.store(1, Ordering::SeqCst);
     let link = world.link();
     assert!(link.is_pressed());
-    // The disk is opened meanwhile.
+    // Meanwhile the disk would be opened.
     std::thread::sleep(Duration::from_millis(1250));
     let (sender, receiver) = mpsc::channel();
     let sender = Mutex::new(sender);

@@ -1,9 +1,11 @@
 //! Failures of work on devices and stores: one sentence that names the object, the cause and the remedy.
 //!
-//! The sentence reads `WHAT: CAUSE; REMEDY`. WHAT names the object (a path, an option), CAUSE is the chain of errors
-//! below, REMEDY says what to do about it. A failure also knows whether it was the caller's mistake: a request that
-//! cannot succeed, whatever the object is like. Rule: where the operating system refused for lack of something (a right, memory,
-//! descriptors) that says nothing about the object, and the remedy is that of the lack: repairing or restoring the object would not help.
+//! The sentence reads `WHAT: CAUSE; REMEDY`. WHAT names the object (a path, an option), CAUSE is
+//! the chain of errors below, REMEDY says what to do about it. A failure also knows whether it was
+//! the caller's mistake: a request that cannot succeed whatever state the object is in. Rule: if
+//! the operating system refused because this process lacks something (a right, memory,
+//! descriptors), that says nothing about the object. The remedy is to get what is lacking, since
+//! repairing or restoring the object would not help.
 //! Left out: exit codes (the command line's).
 
 use std::error::Error;
@@ -23,12 +25,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// `what` failed because of `cause`, whose own causes are told too.
+    /// `what` failed because of `cause`. The message includes the causes of `cause`.
     pub fn new(what: impl fmt::Display, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         Failure { what: what.to_string(), cause: cause.into(), remedy: None, is_misuse: false }
     }
 
-    /// A line that has object, cause and remedy already: from a library, or from the daemon.
+    /// A line that already has object, cause and remedy: from a library, or from the daemon.
     pub fn told(line: impl fmt::Display) -> Failure {
         Failure { what: String::new(), cause: line.to_string().into(), remedy: None, is_misuse: false }
     }
@@ -44,13 +46,15 @@ impl Failure {
         self
     }
 
-    /// Adds what to do about the object. Where the cause says that this process lacks something, the remedy is to get that.
+    /// Adds what to do about the object. It is not shown if the cause says that this process lacks
+    /// something, since the remedy then is to get that.
     pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = Some(remedy.into());
         self
     }
 
-    /// Is the object in use by another process or client? Then the cause says what to do about it.
+    /// Returns whether the object is in use by another process or client. The cause then says what
+    /// to do about it.
     pub fn is_in_use(&self) -> bool {
         self.cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -61,7 +65,7 @@ impl Failure {
         self
     }
 
-    /// Was it the caller's mistake?
+    /// Returns whether it was the caller's mistake.
     pub fn is_misuse(&self) -> bool {
         self.is_misuse
     }
@@ -90,12 +94,12 @@ impl fmt::Display for Failure {
             text += "; ";
             text += remedy;
         }
-        // One line, whatever the causes contain.
+        // Write one line, whatever the causes contain.
         f.write_str(&text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" "))
     }
 }
 
-/// Its sentence names the causes; nothing is left to ask for.
+/// The failure's own sentence names the causes, so it has no source.
 impl Error for Failure {}
 
 /// The errors of the operating system below an error, the outermost first.
@@ -107,12 +111,13 @@ fn of_the_system<'a>(cause: &'a (dyn Error + 'static)) -> impl Iterator<Item = &
         Some(error)
     });
     chain.filter_map(|error| {
-        // Errors of media share theirs.
+        // Media errors share their I/O error in an `Arc`.
         error.downcast_ref::<io::Error>().or_else(|| error.downcast_ref::<Arc<io::Error>>().map(|shared| &**shared))
     })
 }
 
-/// The remedy where this process lacks a right, memory or descriptors. Nothing is known about the object then.
+/// The remedy if this process lacks a right, memory or descriptors. Nothing is known about the
+/// object then.
 pub fn remedy_of_lack(cause: &(dyn Error + 'static)) -> Option<&'static str> {
     const ENFILE: i32 = 23;
     const EMFILE: i32 = 24;
@@ -125,7 +130,7 @@ pub fn remedy_of_lack(cause: &(dyn Error + 'static)) -> Option<&'static str> {
     })
 }
 
-/// Remedies for the operating system's other common refusals, where no better one is known.
+/// Remedies for other common refusals of the operating system, used if no better one is known.
 fn usual_remedy(cause: &(dyn Error + 'static)) -> Option<&'static str> {
     of_the_system(cause).find_map(|error| match error.kind() {
         io::ErrorKind::NotFound => Some("check the path"),

@@ -1,6 +1,7 @@
 //! A file or a block device: `file:PATH`, or `device:PATH`.
 //!
-//! Rules: it is there already; nothing is made here. One store or process has it open at a time.
+//! Rules: the file exists already; nothing is made here. One store or process has it open at a
+//! time.
 //! Left out: requests (`shoal_host::FileDevice`).
 
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::failure::{During, Failure, Outcome};
 pub static KIND: Kind = Kind {
     name: "file",
     words: "disk",
-    // The second for those who think of a block device.
+    // The second scheme is for users who think of a block device.
     schemes: &["file", "device"],
     opening_writes: false,
     opens_files: true,
@@ -29,7 +30,7 @@ pub static KIND: Kind = Kind {
 #[derive(Clone, Debug)]
 struct FileName(PathBuf);
 
-/// The device that a file or a block device is.
+/// Returns the name of the device that a file or a block device is.
 pub fn file(path: impl Into<PathBuf>) -> DeviceName {
     DeviceName::new(FileName(path.into()))
 }
@@ -70,7 +71,8 @@ impl Name for FileName {
             let cause = format!("is not user {user}'s, who named it");
             return Err(Failure::new(self.0.display(), cause).remedy(format!("open it as user {user}")));
         }
-        // A copy of a store's directory names the same file, and would write over this store's blocks.
+        // A copy of a store's directory names the same file, and would overwrite this store's
+        // blocks.
         device.claim().map_err(|error| Failure::new(self.0.display(), error))?;
         Ok(Box::new(OpenFile { device: Arc::new(device), name: self.clone() }))
     }
@@ -91,7 +93,8 @@ impl Device for OpenFile {
     }
 
     fn uncached_device(&self) -> Arc<dyn BlockDevice> {
-        // Where the file system cannot do it, the host's cache stays: nothing but memory is lost.
+        // If the file system cannot bypass the host's cache, the cache stays. Only memory is
+        // wasted.
         self.device.bypass_cache();
         Arc::new(Concurrent::new(self.device.clone()))
     }

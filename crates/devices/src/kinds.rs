@@ -1,7 +1,8 @@
 //! The table of kinds of bulk storage, and the kind of a name or a report.
 //!
-//! A further kind is a module beside `file`, `nbd`, `netram` and `vlog`, and a row here. Rules: a name belongs to the first
-//! kind that understands it; no two kinds share a name in reports, or a scheme.
+//! A further kind is a module beside `file`, `nbd`, `netram` and `vlog`, and a row here. Rules: a
+//! name belongs to the first kind that understands it. No two kinds share a scheme or a name in
+//! reports.
 
 use std::str::FromStr;
 
@@ -13,12 +14,12 @@ use crate::{file, nbd, netram, vlog};
 pub static KINDS: [&Kind; 4] = [&file::KIND, &vlog::KIND, &netram::KIND, &nbd::KIND];
 
 impl Kind {
-    /// The kind whose names begin with this word and a colon.
+    /// Returns the kind whose names begin with this word and a colon.
     pub fn of_scheme(scheme: &str) -> Option<&'static Kind> {
         KINDS.into_iter().find(|kind| kind.schemes.contains(&scheme))
     }
 
-    /// The kind with this name in reports.
+    /// Returns the kind with this name in reports.
     pub fn named(name: &str) -> Option<&'static Kind> {
         KINDS.into_iter().find(|kind| kind.name == name)
     }
@@ -38,7 +39,7 @@ impl FromStr for DeviceName {
 }
 
 impl DeviceReport {
-    /// The report for people: lines, each with its end. Fails on another program's report.
+    /// Returns the report for people: lines, each with its end. Fails on another program's report.
     pub fn text(&self) -> serde_json::Result<String> {
         match Kind::named(&self.kind) {
             Some(kind) => (kind.text)(self),

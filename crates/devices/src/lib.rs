@@ -3,17 +3,17 @@
 //! | module | owns |
 //! |---|---|
 //! | `kinds` | the table of kinds |
-//! | `device_name` | a device's name, whatever its kind |
+//! | `device_name` | a device's name, of any kind |
 //! | `device` | the trait of open devices, and their report |
 //! | `file`, `nbd`, `netram`, `vlog` | one kind each: its grammar, opening, making, reporting |
 //! | `donor_link` | a connection to a donor of a network RAM disk |
 //! | `lend` | the other end of a network RAM disk: areas of this machine's memory, by name |
-//! | `disk_lock` | a lock for each disk, whatever describes it |
-//! | `overwrite` | may a device be overwritten? |
+//! | `disk_lock` | a lock for each disk, independent of its description |
+//! | `overwrite` | the decision whether a device may be overwritten |
 //! | `failure`, `size`, `uuid` | words: errors of one sentence, sizes, uuids |
 //!
-//! A kind of bulk storage is one module with a [`Kind`], a [`Name`] and a [`Device`], and a row in [`KINDS`]. Nothing else knows
-//! which kinds there are.
+//! A kind of bulk storage is one module with a [`Kind`], a [`Name`] and a [`Device`], and a row in
+//! [`KINDS`]. No other code knows which kinds there are.
 //!
 //! ```
 //! use shoal_devices::DeviceName;
@@ -29,8 +29,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Errors name the object and the remedy ([`Failure`]). Opening never makes a disk: one that is gone must not come back
-//! empty. Left out: stores (what they use a device for), the command line.
+//! Errors name the object and the remedy ([`Failure`]). Opening never makes a disk: a lost disk
+//! must not come back empty. Left out: stores (what they use a device for), the command line.
 
 #![forbid(unsafe_code)]
 
@@ -61,7 +61,7 @@ pub use uuid::{new_uuid, parse_uuid, uuid_text};
 
 pub use donor_link::PRESSURE;
 
-/// Directory for sockets and locks of processes that have none of their own.
+/// Directory for the sockets and locks of processes that have no directory of their own.
 pub fn run_directory() -> PathBuf {
     let user = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
     user.map_or_else(|| "/run/shoal".into(), |path| PathBuf::from(path).join("shoal"))

@@ -1,9 +1,10 @@
 //! An export of an NBD server: `nbd://HOST/NAME`, `nbd+unix:///NAME?socket=PATH`, `nbds://...`.
 //!
-//! `lost-after=SECONDS` may stand among the URI's parameters; it is ours, and the URI's own parser never sees it.
-//! Rules: a server without flush is refused, since nothing on it can be called durable. An export has one user, as a file has, as far
-//! as this machine can tell: a copy of a store names the export of the original. Left out: the protocol,
-//! connections that break (`shoal_nbd`).
+//! `lost-after=SECONDS` may stand among the URI's parameters. It is our own parameter, and the
+//! URI's parser never sees it.
+//! Rules: a server without flush is refused, since nothing on it can be called durable. An export,
+//! like a file, has one user at a time, as far as this machine can tell: a copy of a store names
+//! the export of the original. Left out: the protocol, connections that break (`shoal_nbd`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,8 +23,8 @@ use crate::device_name::{DeviceName, Kind, Name};
 use crate::disk_lock;
 use crate::failure::{Failure, Outcome};
 
-/// How long to try to reach a lost device again. Nothing goes on without it, and its server may take this long to come
-/// back.
+/// How long to try to reach a lost device again. Nothing works without it, and its server may take
+/// this long to come back.
 const LOST_AFTER: Duration = Duration::from_secs(30);
 const LOST_AFTER_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 
@@ -33,7 +34,7 @@ pub static KIND: Kind = Kind {
     schemes: &["nbd", "nbds", "nbd+unix", "nbds+unix"],
     opening_writes: false,
     opens_files: true,
-    // A URI of another scheme is named by the parser of URIs.
+    // The parser of URIs reports a URI of another scheme.
     parse: |text| text.contains("://").then(|| parse(text)),
     make: None,
     text: |report| Ok(report.head(report.own.get("connection").and_then(Value::as_str).unwrap_or_default())),
@@ -51,7 +52,7 @@ fn parse(text: &str) -> Result<DeviceName, String> {
     Ok(DeviceName::new(NbdName { uri, lost_after: lost_after.unwrap_or(LOST_AFTER) }))
 }
 
-/// Takes our own parameter out of an NBD URI.
+/// Removes our own parameter from an NBD URI.
 fn take_lost_after(text: &str) -> Result<(String, Option<Duration>), String> {
     let Some((front, query)) = text.split_once('?') else { return Ok((text.into(), None)) };
     let mut lost_after = None;
@@ -72,7 +73,8 @@ pub(crate) fn lost_after_of(value: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("lost-after={value}: 0.1 to 3600 seconds"))
 }
 
-/// A URI with all its parameters; its own `Display`, meant for messages, leaves those of TLS and secrets out.
+/// Returns a URI with all its parameters. Its own `Display`, meant for messages, omits those of TLS
+/// and secrets.
 pub(crate) fn uri_text(uri: &Uri) -> String {
     let mut text = uri.to_text();
     let mut add = |key: &str, value: &str| {
@@ -150,7 +152,8 @@ impl Name for NbdName {
 }
 
 impl NbdName {
-    /// The address and the export, short enough for a file name. Another spelling of a host is another address.
+    /// Returns an id of the address and the export, short enough for a file name. Another spelling
+    /// of a host counts as another address.
     fn address_id(&self) -> String {
         let place = match &self.uri.place {
             Place::Unix { path } => path.canonicalize().unwrap_or_else(|_| path.clone()).display().to_string(),

@@ -1,6 +1,7 @@
-//! May a device be overwritten?
+//! Decides whether a device may be overwritten.
 //!
-//! Rules: never one that is in use on this machine; one that holds something only when the user said `--force`.
+//! Rules: a device in use on this machine is never overwritten. A device that holds something is
+//! overwritten only if the user gave `--force`.
 //! Left out: directories of stores, and donors of a network RAM disk, which belong to the disk they name.
 
 use std::fmt::Display;
@@ -14,15 +15,15 @@ use shoal_media::BlockDevice;
 use crate::failure::{During, Failure, Outcome};
 use crate::uuid::uuid_text;
 
-/// Bytes at the start that are checked: the marks of all known contents lie there.
+/// Bytes checked at the start. The marks of all known contents lie there.
 const START_BYTES: u64 = 1 << 20;
 
-/// Is there a block device at the path?
+/// Returns whether there is a block device at the path.
 pub fn is_block_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-/// Refuses a block device that is mounted, or part of something else; nothing else is refused.
+/// Refuses a block device that is mounted or part of something else. Nothing else is refused.
 pub fn refuse_if_in_use(path: &Path) -> Outcome<()> {
     if is_block_device(path) {
         let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
@@ -32,7 +33,7 @@ pub fn refuse_if_in_use(path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Refuses a device whose beginning is not all zeros, unless it is to be overwritten anyway.
+/// Refuses a device whose beginning is not all zeros, unless it may be overwritten anyway.
 pub fn refuse_if_not_empty(device: &dyn BlockDevice, name: impl Display, force: bool) -> Outcome<()> {
     if force {
         return Ok(());

@@ -1,7 +1,8 @@
 //! Sizes in bytes, as people write and read them.
 //!
-//! Written: digits and one of K, M, G, T (powers of 1024; `KiB` and the like are the same), or nothing for bytes.
-//! Read: the largest unit that keeps the number at least 1, with one digit behind the point.
+//! Users write digits and one of K, M, G, T (powers of 1024; `KiB` and the like mean the same), or
+//! no letter for bytes. They read the largest unit that keeps the number at least 1, with one digit
+//! after the point.
 
 use std::str::FromStr;
 

@@ -1,9 +1,11 @@
-//! Checksums of what is on a bulk device (docs/spec/region.md, section 7).
+//! Checksums of a bulk device's contents (docs/spec/region.md, section 7).
 //!
-//! A device has a table: a run of the region with an entry for each *leaf*, which is a run of one segment with the sums of
-//! [`LEAF_SUMS`] *units* of the device in a row. A leaf is there from its first sum on. Zero stands for a unit whose sum is not known. The
-//! entry's mark is set, durably, before the first write over data in its units, and taken off when none is on its way any more:
-//! after a crash while it is set, its sums mean nothing. Which of the units are in use the extents say; sums of others are left over.
+//! A device has a table: a run of the region with an entry for each *leaf*. A leaf is a run of one
+//! segment with the sums of [`LEAF_SUMS`] consecutive *units* of the device. A leaf exists from its
+//! first sum on. Zero means that a unit's sum is unknown. The entry's mark is set, durably, before
+//! the first write over data in its units, and cleared when no such write is under way. After a
+//! crash while the mark is set, the leaf's sums mean nothing. The extents say which units are in
+//! use; sums of other units are leftovers.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::U64;
@@ -13,14 +15,15 @@ use crate::{BULK_BLOCK, Offset, SEGMENT, SlotRef};
 
 /// Bytes of one sum.
 pub const BLOCK_SUM: u64 = 4;
-/// Sums of one leaf.
+/// Number of sums in one leaf.
 pub const LEAF_SUMS: u64 = SEGMENT / BLOCK_SUM;
-/// The mark of a leaf whose sums are not right at every moment.
+/// The mark of a leaf whose sums may be wrong for the moment.
 pub const LEAF_OPEN: u64 = 1;
-/// Smallest and largest unit, as powers of two: a block has at least two, so that no two blocks' sums share a word.
+/// Smallest and largest unit, as powers of two. A block has at least two units, so that the sums of
+/// two blocks never share a word.
 pub const SUM_SHIFT_MIN: u32 = 12;
 pub const SUM_SHIFT_MAX: u32 = 15;
-/// All leaves of a new table take at most this part of the region.
+/// Divisor of the region's size that limits all leaves of a new table.
 const PART_OF_REGION: u64 = 50;
 
 /// An entry of a table.
@@ -42,7 +45,7 @@ pub struct BlockSums {
     pub shift: u32,
 }
 
-/// The sum of a unit that begins at byte `at` of the store's bulk storage; never 0.
+/// Returns the sum of a unit that begins at byte `at` of the store's bulk storage. Never 0.
 pub fn block_sum(at: u64, unit: &[u8]) -> u32 {
     let hash = xxh3_64_with_seed(unit, at);
     #[expect(clippy::cast_possible_truncation, reason = "the low half is what is kept")]
@@ -51,7 +54,7 @@ pub fn block_sum(at: u64, unit: &[u8]) -> u32 {
 }
 
 impl LeafEntry {
-    /// The reference to the leaf; `None` if no writer could have made it.
+    /// Returns the reference to the leaf, or `None` if no writer could have made it.
     pub fn leaf(&self) -> Option<SlotRef> {
         SlotRef::from_bits(self.leaf.get()).filter(|leaf| leaf.is_none() || leaf.is_run() && leaf.run_segments() == 1)
     }
@@ -62,8 +65,9 @@ impl LeafEntry {
 }
 
 impl BlockSums {
-    /// How a new table for `blocks` blocks is made in a region of `region_bytes`: the shift of its units, and the bytes of its
-    /// piece. `None`: any would take too much of the region.
+    /// Plans a new table for `blocks` blocks in a region of `region_bytes`. Returns the shift of
+    /// its units and the bytes of its piece, or `None` if any table would take too much of the
+    /// region.
     pub fn plan(blocks: u64, region_bytes: u64) -> Option<(u32, u64)> {
         (SUM_SHIFT_MIN..=SUM_SHIFT_MAX).find_map(|shift| {
             let leaves = (blocks * (BULK_BLOCK >> shift)).div_ceil(LEAF_SUMS);
@@ -76,17 +80,17 @@ impl BlockSums {
         1 << self.shift
     }
 
-    /// Leaves that the table has an entry for.
+    /// Number of leaves that the table has entries for.
     pub fn leaves(&self) -> u64 {
         self.piece.capacity() / LEAF_ENTRY
     }
 
-    /// Units that have a place for a sum.
+    /// Number of units that have a place for a sum.
     pub fn units(&self) -> u64 {
         self.leaves() * LEAF_SUMS
     }
 
-    /// Where the entry of a leaf is: the reference, and the marks behind it.
+    /// Offset of the entry of a leaf: the reference, followed by the marks.
     pub fn entry_at(&self, leaf: u64) -> Offset {
         self.piece.offset() + leaf * LEAF_ENTRY
     }
@@ -95,7 +99,7 @@ impl BlockSums {
         self.entry_at(leaf) + 8
     }
 
-    /// Could a writer have made it?
+    /// Returns whether a writer could have made it.
     pub fn is_valid(&self) -> bool {
         (SUM_SHIFT_MIN..=SUM_SHIFT_MAX).contains(&self.shift) && self.piece.is_run()
     }

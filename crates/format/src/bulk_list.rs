@@ -1,8 +1,10 @@
-//! The list of a store's bulk devices, and the mark that a device carries (docs/spec/region.md, section 7).
+//! The list of a store's bulk devices, and the mark on each device (docs/spec/region.md, section
+//! 7).
 //!
-//! The list fills page 3 of the region; a page of zeros is no list: the store has the one device that its superblock speaks
-//! of. A device's number says which block numbers are its own. The mark lies on the device, behind its last block, and tells a
-//! device from another one and from an older copy of itself.
+//! The list fills page 3 of the region. A page of zeros is no list: the store has only the device
+//! that its superblock describes. A device's number determines the numbers of its blocks. The mark
+//! lies after the last block of the device. It distinguishes the device from others and from an
+//! older copy of itself.
 
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::{U32, U64};
@@ -16,25 +18,27 @@ use crate::{BULK_BLOCK, FormatError, Offset, PAGE, SlotRef, checksum};
 pub const BULK_LIST_MAGIC: u64 = u64::from_le_bytes(*b"SHBULKLS");
 pub const BULK_MARK_MAGIC: u64 = u64::from_le_bytes(*b"SHBULKMK");
 pub const BULK_MARK_VERSION: u32 = 1;
-/// Where the list is: page 3.
+/// Offset of the list: page 3.
 pub const BULK_LIST_AT: Offset = Offset::new(3 * PAGE);
-/// Devices that a store has at most.
+/// Maximum number of devices of a store.
 pub const BULK_DEVICES_MAX: usize = 16;
-/// Block numbers of one device: device `n` begins at block `n << 32`.
+/// Shift of a device's number within block numbers: device `n` begins at block `n << 32`.
 pub const BULK_NUMBER_SHIFT: u32 = 32;
-/// Blocks that one of several devices has at most.
+/// Maximum number of blocks of one of several devices.
 pub const BULK_DEVICE_BLOCKS_MAX: u64 = 1 << BULK_NUMBER_SHIFT;
-/// No new blocks are given out on the device: it is being emptied.
+/// Flag: no new blocks are allocated on the device, because it is being emptied.
 pub const BULK_LEAVING: u32 = 1;
-/// The store was used without the device, or closed while it took no writes: extents NEW may be left from then.
+/// Flag: the store was used without the device, or closed while the device took no writes. Extents
+/// marked NEW may remain from that time.
 pub const BULK_UNSETTLED: u32 = 2;
-/// The region was restored from an image since the device had its mark, and the mark may be of any later epoch.
+/// Flag: the region was restored from an image since the device got its mark. The mark may be of
+/// any later epoch.
 pub const BULK_RESTORED: u32 = 4;
-/// Bits of the flags that hold the unit of the device's checksums, as a power of two.
+/// Bits of the flags that hold the size of a checksum unit, as a power of two.
 pub const BULK_SUM_SHIFT: std::ops::Range<u32> = 8..12;
-/// Where the places of the devices are in the page of the list.
+/// Offset of the places of the devices within the page of the list.
 pub const BULK_PLACES_AT: usize = 2048;
-/// Smallest piece that holds a bitmap (bytes): a run, which compaction never moves.
+/// Smallest piece that holds a bitmap (bytes). It is a run, which compaction never moves.
 const BITMAP_BYTES_MIN: u64 = 64 << 10;
 
 const LIST: &str = "list of bulk devices";
@@ -62,7 +66,7 @@ pub struct BulkEntry {
     pub sums: U64,
 }
 
-/// Where each device was, by number. All zeros: nothing is known.
+/// The last place of each device, by number. All zeros: nothing is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BulkPlaces {
@@ -77,7 +81,7 @@ pub struct BulkPlaces {
 pub struct BulkMark {
     pub magic: U64,
     pub version: U32,
-    /// CRC32C of the fields behind it.
+    /// CRC32C of the fields after it.
     pub crc: U32,
     pub store: [u8; 16],
     pub device: [u8; 16],
@@ -101,18 +105,20 @@ pub struct BulkDeviceEntry {
     pub uuid: [u8; 16],
     pub number: u32,
     pub blocks: u64,
-    /// The run that holds its bitmap; none for device 0, whose bitmap is in the fixed area.
+    /// The run that holds its bitmap. `NONE` for device 0, whose bitmap is in the fixed area.
     pub bitmap: SlotRef,
-    /// The run that holds a bit for each block whose contents are not certain; none: all are.
+    /// The run that holds a bit for each block whose contents are uncertain. `NONE`: all contents
+    /// are certain.
     pub suspects: SlotRef,
-    /// Of the mark that was written last.
+    /// Epoch of the last mark written.
     pub epoch: u64,
     pub leaving: bool,
     pub unsettled: bool,
     pub restored: bool,
-    /// The host's number for where it was when the store was last opened for writing with it; 0: not known, or on no host.
+    /// The host's number for the device's place when the store was last opened for writing with it.
+    /// 0: unknown, or on no host.
     pub place: u64,
-    /// Checksums of what is on it, if they are kept.
+    /// Checksums of its contents, if they are kept.
     pub sums: Option<BlockSums>,
 }
 
@@ -122,7 +128,7 @@ impl BulkDeviceEntry {
         u64::from(self.number) << BULK_NUMBER_SHIFT
     }
 
-    /// The number behind its last block.
+    /// The number after its last block.
     pub fn end(&self) -> u64 {
         self.first() + self.blocks
     }
@@ -131,18 +137,18 @@ impl BulkDeviceEntry {
         self.uuid != [0; 16]
     }
 
-    /// Bytes of a piece that holds a bit for each of `blocks` blocks.
+    /// Bytes of a piece that holds one bit for each of `blocks` blocks.
     pub fn bitmap_bytes(blocks: u64) -> u64 {
         (blocks.div_ceil(64) * 8).max(BITMAP_BYTES_MIN)
     }
 
-    /// Where its bitmap begins.
+    /// Offset of its bitmap.
     pub fn bitmap_at(&self, superblock: &Superblock) -> Offset {
         if self.bitmap.is_none() { superblock.bulk_bitmap } else { self.bitmap.offset() }
     }
 }
 
-/// The one device of a store without a list; `None` when it has none.
+/// Returns the only device of a store without a list, or `None` if it has none.
 pub fn only_device(superblock: &Superblock) -> Option<BulkDeviceEntry> {
     (superblock.bulk_blocks > 0).then_some(BulkDeviceEntry {
         uuid: [0; 16],
@@ -159,12 +165,12 @@ pub fn only_device(superblock: &Superblock) -> Option<BulkDeviceEntry> {
     })
 }
 
-/// The number behind the last block of any of these devices: extents end there at the latest.
+/// Returns the number after the last block of all these devices, which bounds all extents.
 pub fn blocks_end(devices: &[BulkDeviceEntry]) -> u64 {
     devices.iter().map(BulkDeviceEntry::end).max().unwrap_or(0)
 }
 
-/// The device that holds all of a run of blocks.
+/// Returns the device that holds all of a run of blocks.
 pub fn device_of(devices: &[BulkDeviceEntry], first: BulkBlock, blocks: u64) -> Option<&BulkDeviceEntry> {
     let first = first.get();
     devices.iter().find(|device| device.first() <= first && first.saturating_add(blocks) <= device.end())
@@ -186,7 +192,7 @@ impl BulkPlaces {
         }
     }
 
-    /// The places in the page of a list.
+    /// Decodes the places in the page of a list.
     fn decode(page: &[u8]) -> Result<BulkPlaces, FormatError> {
         let bytes = page.get(BULK_PLACES_AT..LIST_BYTES);
         let bytes = bytes.ok_or(FormatError::Short { what: LIST, expected: LIST_BYTES, found: page.len() })?;
@@ -204,7 +210,7 @@ fn sum_of(bytes: &[u8]) -> u32 {
     xxh3_64(bytes) as u32
 }
 
-/// The bytes of a list of these devices; they are ascending by number, and at most [`BULK_DEVICES_MAX`].
+/// Encodes a list of these devices, which ascend by number and are at most [`BULK_DEVICES_MAX`].
 pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
     assert!((1..=BULK_DEVICES_MAX).contains(&devices.len()));
     let mut bytes = vec![0; HEADER];
@@ -234,7 +240,8 @@ pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
     bytes
 }
 
-/// The devices of the list in `page`; `None` where there is no list. They belong to the store of `superblock`.
+/// Decodes the devices of the list in `page`, which belongs to the store of `superblock`. Returns
+/// `None` if there is no list.
 pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<BulkDeviceEntry>>, FormatError> {
     let Ok((header, rest)) = BulkListHeader::read_from_prefix(page) else {
         return Err(FormatError::Short { what: LIST, expected: HEADER, found: page.len() });
@@ -315,7 +322,7 @@ pub fn decode_list(page: &[u8], superblock: &Superblock) -> Result<Option<Vec<Bu
     Ok(Some(devices))
 }
 
-/// What a device's mark says.
+/// The contents of a device's mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     pub store: [u8; 16],
@@ -325,7 +332,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Byte of a device with this many blocks where its mark is.
+    /// Offset of the mark on a device with this many blocks.
     pub fn at(blocks: u64) -> u64 {
         blocks * BULK_BLOCK
     }

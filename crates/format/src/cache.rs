@@ -1,8 +1,10 @@
-//! The file of a write-back cache: a header, a table of groups, and groups of slots with an entry each.
+//! The file of a write-back cache: a header, a table of groups, and the groups, each with slots and
+//! an entry for each slot.
 //!
-//! Rules: all words have one writer. Everything that decides carries a tag or a sum, so that a changed byte is found, never
-//! believed: a word that must be zero is zero, any other word is whole. An entry's first word is stored last and makes it count.
-//! Left out: when what is stored (`shoal-writeback`), and where the file is (`shoal-store`).
+//! Rules: each word has one writer. Everything that decides carries a tag or a sum, so that a
+//! changed byte is detected and never believed. A word is either exactly zero or complete with its
+//! tag. An entry's first word is stored last and makes the entry count. Left out: when each part is
+//! stored (`shoal-writeback`), and where the file is (`shoal-store`).
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use zerocopy::little_endian::{U32, U64};
@@ -23,12 +25,12 @@ pub const CACHE_ENTRY: u64 = 40;
 pub const CACHE_GROUP_INDEX: u64 = 3 * PAGE;
 /// Bytes of a group.
 pub const CACHE_GROUP: u64 = CACHE_GROUP_INDEX + CACHE_GROUP_SLOTS * CACHE_SLOT;
-/// Groups of a file at most: 64 GiB of slots.
+/// Maximum number of groups of a file: 64 GiB of slots.
 pub const CACHE_GROUPS_MAX: u64 = 65536;
 
-/// Set in the word of a group that has memory, beside its number.
+/// Set in the word of a group that has memory, together with its number.
 const GROUP_TAG: u64 = 0x4750_0000_0000_0000;
-/// Set in the first word of an entry that counts, beside its block.
+/// Set in the first word of a valid entry, together with its block.
 const ENTRY_TAG: u64 = 0x4245_0000_0000_0000;
 const NUMBER: u64 = (1 << 48) - 1;
 
@@ -36,19 +38,19 @@ const NUMBER: u64 = (1 << 48) - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CacheHeader {
-    /// CRC32C of the bytes behind it.
+    /// CRC32C of the bytes after it.
     pub crc: U32,
     pub version: U32,
     pub magic: U64,
-    /// The store whose blocks it holds.
+    /// The store whose blocks the file holds.
     pub store: [u8; 16],
-    /// Random: tells this file from every other.
+    /// Random. Distinguishes this file from every other.
     pub identity: [u8; 16],
-    /// The boot of the machine in which it was made.
+    /// The boot of the machine in which the file was made.
     pub boot_id: [u8; 16],
     /// Groups the file has room for.
     pub groups: U64,
-    /// Bytes of the device whose blocks it holds.
+    /// Bytes of the device whose blocks the file holds.
     pub device_bytes: U64,
 }
 
@@ -81,7 +83,7 @@ impl CacheHeader {
         bytes
     }
 
-    /// The header of a file of `file_bytes`.
+    /// Decodes the header of a file of `file_bytes`.
     pub fn decode(bytes: &[u8], file_bytes: u64) -> Result<CacheHeader, FormatError> {
         let what = "write-back cache";
         let short = FormatError::Short { what, expected: CacheHeader::BYTES, found: bytes.len() };
@@ -107,27 +109,27 @@ impl CacheHeader {
     }
 }
 
-/// Where the word of group `group` is.
+/// Offset of the word of group `group`.
 pub const fn group_word_at(group: u64) -> u64 {
     PAGE + group * 8
 }
 
-/// Where group 0 of a file of `groups` groups begins.
+/// Offset of group 0 in a file of `groups` groups.
 pub const fn first_group_at(groups: u64) -> u64 {
     (PAGE + groups * 8).next_multiple_of(PAGE)
 }
 
-/// Where a group begins.
+/// Offset of a group.
 pub const fn group_at(groups: u64, group: u64) -> u64 {
     first_group_at(groups) + group * CACHE_GROUP
 }
 
-/// Where the entry of a slot is.
+/// Offset of the entry of a slot.
 pub const fn entry_at(groups: u64, slot: u64) -> u64 {
     group_at(groups, slot / CACHE_GROUP_SLOTS) + slot % CACHE_GROUP_SLOTS * CACHE_ENTRY
 }
 
-/// Where the bytes of a slot are.
+/// Offset of the bytes of a slot.
 pub const fn slot_at(groups: u64, slot: u64) -> u64 {
     group_at(groups, slot / CACHE_GROUP_SLOTS) + CACHE_GROUP_INDEX + slot % CACHE_GROUP_SLOTS * CACHE_SLOT
 }
@@ -137,12 +139,12 @@ pub const fn cache_bytes(groups: u64) -> u64 {
     group_at(groups, groups)
 }
 
-/// The word of a group that has memory. One without has the word 0.
+/// Returns the word of a group that has memory. The word of a group without memory is 0.
 pub const fn group_word(group: u64) -> u64 {
     GROUP_TAG | (group & NUMBER)
 }
 
-/// Has the group memory?
+/// Returns whether the group has memory.
 pub fn decode_group_word(group: u64, word: u64) -> Result<bool, FormatError> {
     match word {
         0 => Ok(false),
@@ -151,13 +153,13 @@ pub fn decode_group_word(group: u64, word: u64) -> Result<bool, FormatError> {
     }
 }
 
-/// What a slot holds.
+/// An entry, which describes the contents of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CacheEntry {
-    /// 0: the slot is free. Else a tag and the number of the block; stored last.
+    /// 0: the slot is free. Otherwise a tag and the number of the block. Stored last.
     pub block: U64,
-    /// Of two entries of one block the one with the higher version counts.
+    /// Of two entries of one block, the one with the higher version counts.
     pub version: U64,
     /// When the block was first dirtied (ns since 1970).
     pub since_ns: U64,
@@ -170,7 +172,8 @@ pub struct CacheEntry {
 const _: () = assert!(size_of::<CacheEntry>() == index(CACHE_ENTRY));
 
 impl CacheEntry {
-    /// The entry of slot `slot` in the file with this identity; `sum` is that of the slot's bytes ([`CacheEntry::sum_of`]).
+    /// Makes the entry of slot `slot` in the file with this identity. `sum` is the sum of the
+    /// slot's bytes ([`CacheEntry::sum_of`]).
     pub fn new(identity: &[u8; 16], slot: u64, block: u64, version: u64, since_ns: u64, sum: u64) -> CacheEntry {
         let mut entry = CacheEntry {
             block: (ENTRY_TAG | (block & NUMBER)).into(),
@@ -183,7 +186,7 @@ impl CacheEntry {
         entry
     }
 
-    /// The block of an entry; `None`: the slot is free.
+    /// Decodes an entry and returns its block, or `None` if the slot is free.
     pub fn decode(identity: &[u8; 16], slot: u64, bytes: &[u8]) -> Result<Option<(u64, CacheEntry)>, FormatError> {
         let what = "write-back cache";
         let short = FormatError::Short { what, expected: index(CACHE_ENTRY), found: bytes.len() };
@@ -203,7 +206,7 @@ impl CacheEntry {
         xxh3_64(bytes)
     }
 
-    /// Are these the bytes the entry speaks of?
+    /// Returns whether the entry describes these bytes.
     pub fn fits(&self, bytes: &[u8]) -> bool {
         self.sum.get() == CacheEntry::sum_of(bytes)
     }

@@ -1,8 +1,9 @@
-//! The dictionaries that short packed files are decoded with, as they lie in a store (docs/spec/region.md, section 7).
+//! The dictionaries for decoding short packed files, as stored (docs/spec/region.md, section 7).
 //!
-//! A list names up to [`DICTIONARIES_MAX`] dictionaries by number and has the places of both copies of each; the list itself
-//! is kept twice, with the same bytes. A dictionary is a piece of its own: a head, then the bytes that zstd takes. Dictionaries
-//! are written once, and a number is given once in the life of a store.
+//! A list names up to [`DICTIONARIES_MAX`] dictionaries by number, with the places of both copies
+//! of each. The list itself has two identical copies. A dictionary is a piece of its own: a head,
+//! then the bytes that zstd takes. Dictionaries are written once, and a store uses each number only
+//! once.
 
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -14,16 +15,16 @@ use crate::{FormatError, SlotRef};
 pub const DICTIONARY_LIST_MAGIC: u64 = u64::from_le_bytes(*b"SHDICTLS");
 pub const DICTIONARY_MAGIC: u64 = u64::from_le_bytes(*b"SHDICTNR");
 pub const DICTIONARY_VERSION: u32 = 1;
-/// Dictionaries that a store has at most: one in use, and older ones that files still need.
+/// Maximum number of dictionaries of a store: one in use, and older ones that files still need.
 pub const DICTIONARIES_MAX: usize = 8;
 /// Bytes of the longest file whose object may have a dictionary.
 pub const DICTIONARY_FILE: u32 = 4096;
 
-/// One dictionary of a list; all zeros where there is none.
+/// One dictionary of a list. All zeros: no dictionary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DictionaryEntry {
-    /// As objects name it; 0: no dictionary.
+    /// The number that objects use; 0: no dictionary.
     pub number: U16,
     pub reserved: [u8; 6],
     /// Slot references of both copies.
@@ -38,7 +39,7 @@ pub struct DictionaryList {
     pub version: U32,
     /// Low half of XXH3 of the entries.
     pub sum: U32,
-    /// The newest first, which is the one in use.
+    /// Newest first. The newest is in use.
     pub entries: [DictionaryEntry; 8],
 }
 
@@ -48,11 +49,11 @@ pub struct DictionaryList {
 pub struct DictionaryHead {
     pub magic: U64,
     pub version: U32,
-    /// Low half of XXH3 of the fields behind it and of the bytes.
+    /// Low half of XXH3 of the fields after it and of the bytes.
     pub sum: U32,
     pub number: U16,
     pub reserved: [u8; 2],
-    /// Bytes behind the head.
+    /// Bytes after the head.
     pub bytes: U32,
 }
 
@@ -68,7 +69,7 @@ const _: () = assert!(DICTIONARY_HEAD == 24);
 const LIST: &str = "list of dictionaries";
 const WHAT: &str = "dictionary";
 
-/// A dictionary and where its copies are.
+/// A dictionary and the places of its copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub number: u16,
@@ -81,7 +82,7 @@ fn sum_of(bytes: &[u8]) -> u32 {
 }
 
 impl DictionaryList {
-    /// A list of these, the newest first; the caller has not more than [`DICTIONARIES_MAX`].
+    /// Encodes a list of these, newest first. The caller passes at most [`DICTIONARIES_MAX`].
     pub fn encode(listed: &[Listed]) -> [u8; DICTIONARY_LIST] {
         assert!(listed.len() <= DICTIONARIES_MAX);
         let mut list = DictionaryList::read_from_bytes(&[0; DICTIONARY_LIST]).expect("size is asserted");
@@ -94,7 +95,7 @@ impl DictionaryList {
         list.as_bytes().try_into().expect("size is asserted")
     }
 
-    /// The dictionaries of a list, whose bytes begin `bytes`.
+    /// Decodes the dictionaries of the list at the start of `bytes`.
     pub fn decode(bytes: &[u8]) -> Result<Vec<Listed>, FormatError> {
         let short = || FormatError::Short { what: LIST, expected: DICTIONARY_LIST, found: bytes.len() };
         let (list, _) = DictionaryList::read_from_prefix(bytes).map_err(|_| short())?;
@@ -124,7 +125,7 @@ impl DictionaryList {
 }
 
 impl DictionaryHead {
-    /// A dictionary as it is stored; it has at most [`DICTIONARY_BYTES_MAX`] bytes.
+    /// Encodes a dictionary for storage. It has at most [`DICTIONARY_BYTES_MAX`] bytes.
     pub fn encode(number: u16, bytes: &[u8]) -> Vec<u8> {
         assert!(bytes.len() <= DICTIONARY_BYTES_MAX);
         let mut head = DictionaryHead {
@@ -141,7 +142,7 @@ impl DictionaryHead {
         stored
     }
 
-    /// The number and the bytes of the dictionary that begins `stored`.
+    /// Returns the number and the bytes of the dictionary at the start of `stored`.
     pub fn decode(stored: &[u8]) -> Result<(u16, &[u8]), FormatError> {
         let short = |expected| FormatError::Short { what: WHAT, expected, found: stored.len() };
         let (found, rest) = DictionaryHead::read_from_prefix(stored).map_err(|_| short(DICTIONARY_HEAD))?;

@@ -1,10 +1,11 @@
 //! Directories: entries in buckets, buckets under hash nodes.
 //!
-//! A name's hash has 60 bits. A packed directory is one bucket. A hashed one is a tree of nodes with 256 references;
-//! level `l` is indexed by the 8 bits of the hash that follow the first `8 * l`. Within a node extendible
-//! hashing: a bucket of local depth `d` is referenced by `2^(8-d)` neighbouring entries. A null reference is an
-//! empty range. Walking the tree from left to right is walking in hash order, so a hash is a cookie that
-//! stays valid while the directory grows, shrinks or splits. A bucket that has cooled may be packed (`packed`).
+//! A name's hash has 60 bits. A packed directory is one bucket. A hashed directory is a tree of
+//! nodes with 256 references. Level `l` is indexed by the 8 bits of the hash that follow the first
+//! `8 * l`. Nodes use extendible hashing: a bucket of local depth `d` is referenced by `2^(8-d)`
+//! neighbouring entries. A null reference is an empty range. Walking the tree from left to right is
+//! walking in hash order, so a hash is a cookie that stays valid while the directory grows, shrinks
+//! or splits. A bucket that has cooled may be packed (`packed`).
 
 mod packed;
 
@@ -21,11 +22,12 @@ pub const NODE_BITS: u32 = 8;
 pub const NODE_FANOUT: usize = 1 << NODE_BITS;
 /// Bytes of a node.
 pub const NODE_BYTES: u64 = NODE_FANOUT as u64 * 8;
-/// Levels of nodes at most: below them no hash bits are left to split by.
+/// Maximum number of levels: below them no hash bits are left to split by.
 pub const LEVELS_MAX: u32 = 7;
-/// Bytes of a full-grown bucket; a packed directory grows through smaller slots up to it.
+/// Bytes of a bucket of full size. A packed directory grows up to it through smaller slots.
 pub const BUCKET_BYTES: usize = 1024;
-/// Bytes of a bucket's header: used bytes (u16, header included), live entries (u16), checksum if it is packed (u32), or else zero.
+/// Bytes of a bucket's header: used bytes (u16, header included), live entries (u16), and the
+/// checksum of a packed bucket (u32), which is zero in a plain one.
 pub const BUCKET_HEADER: usize = 8;
 /// Bytes of an entry before its name: hash (u64), inode number (u32; 0 = removed), kind (u8), name length (u8).
 pub const ENTRY_HEADER: usize = 14;
@@ -58,7 +60,7 @@ impl Dirent<'_> {
         ENTRY_HEADER + self.name.len()
     }
 
-    /// What lies before the name.
+    /// Returns the bytes before the name.
     fn head(&self) -> [u8; ENTRY_HEADER] {
         let mut head = [0; ENTRY_HEADER];
         head[..8].copy_from_slice(&self.hash.to_le_bytes());
@@ -74,7 +76,7 @@ impl Dirent<'_> {
     }
 }
 
-/// A bucket's header for `used` bytes and `live` entries.
+/// Makes a bucket's header for `used` bytes and `live` entries.
 pub fn bucket_header(used: usize, live: usize) -> [u8; BUCKET_HEADER] {
     let field = |value: usize| u16::try_from(value).expect("a bucket has `BUCKET_BYTES` at most").to_le_bytes();
     let mut header = [0; BUCKET_HEADER];
@@ -83,7 +85,7 @@ pub fn bucket_header(used: usize, live: usize) -> [u8; BUCKET_HEADER] {
     header
 }
 
-/// Used bytes and live entries, of the header of a bucket in a slot of `capacity` bytes.
+/// Returns used bytes and live entries from the header of a bucket in a slot of `capacity` bytes.
 pub fn bucket_counts(header: &[u8; BUCKET_HEADER], capacity: usize) -> Result<(usize, usize), FormatError> {
     let what = "directory bucket";
     if is_packed_bucket(header) {
@@ -99,7 +101,7 @@ pub fn bucket_counts(header: &[u8; BUCKET_HEADER], capacity: usize) -> Result<(u
     Ok((used, live))
 }
 
-/// The bytes of a plain bucket, validated as far as its header goes.
+/// The bytes of a plain bucket. Only the header has been validated.
 #[derive(Clone, Copy)]
 pub struct Bucket<'a> {
     bytes: &'a [u8],
@@ -107,7 +109,7 @@ pub struct Bucket<'a> {
 }
 
 impl<'a> Bucket<'a> {
-    /// `bytes` is the whole slot.
+    /// Checks the header of a plain bucket. `bytes` is the whole slot.
     pub fn new(bytes: &'a [u8]) -> Result<Bucket<'a>, FormatError> {
         let Some(header) = bytes.first_chunk() else {
             return Err(FormatError::Short { what: "directory bucket", expected: BUCKET_HEADER, found: bytes.len() });
@@ -130,8 +132,8 @@ impl<'a> Bucket<'a> {
         self.live
     }
 
-    /// The entry of that name, if it is there and not removed, with its position in the slot. As a look through
-    /// [`Bucket::entries`] up to it.
+    /// Finds the entry of that name that is not removed, with its position in the slot. Equivalent
+    /// to a search through [`Bucket::entries`].
     pub fn find(&self, hash: u64, name: &[u8]) -> Result<Option<(usize, Dirent<'a>)>, FormatError> {
         let (mut rest, hash) = (&self.bytes[BUCKET_HEADER..], hash.to_le_bytes());
         while !rest.is_empty() {
@@ -161,7 +163,7 @@ impl<'a> Bucket<'a> {
     }
 }
 
-/// Iterator over a bucket; stops after the first error.
+/// Iterator over a bucket. Stops after the first error.
 pub struct BucketEntries<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -196,7 +198,7 @@ impl<'a> Iterator for BucketEntries<'a> {
     }
 }
 
-/// Position of the inode number within an entry: a removal or a replacement rewrites 5 bytes from here
+/// Offset of the inode number within an entry. A removal or replacement rewrites 5 bytes from here
 /// (number and kind).
 pub const ENTRY_INO_AT: usize = 8;
 
@@ -231,7 +233,7 @@ impl NodeRef {
         let depth = (bits & !IS_NODE) >> DEPTH_SHIFT;
         let slot = SlotRef::from_bits(bits & ((1 << DEPTH_SHIFT) - 1)).filter(|s| !s.is_none()).ok_or(error.clone())?;
         let is_sized = match bits & IS_NODE {
-            // Packed ones are shorter.
+            // Packed buckets are shorter.
             0 => slot.capacity() <= BUCKET_BYTES as u64,
             _ => slot.capacity() == NODE_BYTES && depth == 0,
         };
@@ -242,7 +244,7 @@ impl NodeRef {
     }
 }
 
-/// May `name` be an entry of a directory?
+/// Returns whether `name` may be an entry of a directory.
 pub fn name_is_valid(name: &[u8]) -> bool {
     !name.is_empty()
         && name.len() <= NAME_MAX

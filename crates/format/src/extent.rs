@@ -20,7 +20,7 @@ pub const LEAF_BYTES: u64 = 4096;
 /// Extents in a leaf.
 pub const LEAF_EXTENTS: usize = (index(LEAF_BYTES) - EXTENT_HEADER) / EXTENT_BYTES;
 
-/// Written, but perhaps not durable: after a power loss it reads as zeros.
+/// Written, but perhaps not durable. Reads as zeros after a power loss.
 pub const EXTENT_NEW: u32 = 1;
 /// Allocated, never written: reads as zeros.
 pub const EXTENT_UNWRITTEN: u32 = 2;
@@ -73,12 +73,12 @@ impl BulkBlock {
 }
 
 position! {
-    /// The number of a block of a file. [`FileBlock::MAX`] is behind every file.
+    /// The number of a block of a file. [`FileBlock::MAX`] lies after the end of every file.
     FileBlock
 }
 
 impl FileBlock {
-    /// Behind the last block that a file may have: extents hold 32 bits.
+    /// The block after the last one that a file may have: extents hold 32 bits.
     pub const END: FileBlock = FileBlock(1 << 32);
 
     /// The block that holds this byte of the file.
@@ -86,12 +86,12 @@ impl FileBlock {
         FileBlock(byte / BULK_BLOCK)
     }
 
-    /// The first block that begins at this byte of the file or behind it.
+    /// Returns the first block that begins at or after this byte of the file.
     pub const fn ceil(byte: u64) -> FileBlock {
         FileBlock(byte.div_ceil(BULK_BLOCK))
     }
 
-    /// Its first byte in the file, the greatest number at most.
+    /// Its first byte in the file, saturating at the largest number.
     pub const fn byte(self) -> u64 {
         self.0.saturating_mul(BULK_BLOCK)
     }
@@ -108,7 +108,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// First block of the file behind the extent.
+    /// First block of the file after the extent.
     pub fn end(&self) -> FileBlock {
         self.file_block + self.blocks
     }
@@ -123,7 +123,7 @@ const fn range(field: &'static str, found: u64) -> FormatError {
     FormatError::Range { what: WHAT, field, found }
 }
 
-/// A block of a file, or a number of them.
+/// Converts a block of a file, or a number of blocks.
 fn block(number: u64) -> U32 {
     u32::try_from(number).expect("a file ends at block 2^32").into()
 }
@@ -137,13 +137,13 @@ impl ExtentRecord {
         }
     }
 
-    /// The blocks of the file that it maps, from the first to behind the last, whether it decodes or not.
+    /// Returns the blocks of the file that the record maps, even if it does not decode.
     pub fn file_blocks(&self) -> Range<FileBlock> {
         let first = FileBlock(self.file_block.get().into());
         first..first + u64::from(self.blocks.get())
     }
 
-    /// `bulk_blocks`: those of the device, which the extent must not leave.
+    /// Decodes and validates an extent, which must lie within the device's `bulk_blocks`.
     #[inline]
     pub fn decode(&self, bulk_blocks: u64) -> Result<Extent, FormatError> {
         let word = self.bulk_and_flags.get();
@@ -216,7 +216,7 @@ pub fn encode(node: &ExtentNode) -> Vec<u8> {
     out
 }
 
-/// Decodes a root or leaf; `bulk_blocks` bounds every extent. Extents must ascend without overlap.
+/// Decodes a root or leaf. `bulk_blocks` bounds every extent. Extents must ascend without overlap.
 pub fn decode(bytes: &[u8], bulk_blocks: u64) -> Result<ExtentNode, FormatError> {
     let Ok((header, body)) = ExtentHeader::ref_from_prefix(bytes) else {
         return Err(FormatError::Short { what: WHAT, expected: EXTENT_HEADER, found: bytes.len() });

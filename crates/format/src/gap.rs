@@ -1,24 +1,28 @@
-//! The bytes behind the end of a log: nothing, or records that belong to it, so that the end is damage.
+//! Classifies the bytes after the end of a log: nothing, or records of this log, so that the end is
+//! damage.
 //!
-//! The chain of records ends at the first one that does not count. A crash leaves such an end where it interrupted an append;
-//! a flipped bit makes one in the middle, and all that follows would be given up in silence. Two proofs tell them apart:
-//! - *The chain goes on*: a record follows whose salt is the checksum of the header that stood at the end. The header is there, or follows
-//!   from the payload: its other fields are known. No append begins before the one before it has returned, so a process
-//!   crash never leaves that. A power loss may, in a log whose end was not synced.
-//! - *A record of the present turn follows*, in a ring, where each record is durable before the next is begun. Its position is
-//!   its own and not one a turn ago.
+//! The chain of records ends at the first one that does not count. A crash leaves such an end where
+//! it interrupted an append. A flipped bit makes one in the middle, and all records after it would
+//! be lost silently. Two proofs tell the cases apart:
+//! - *The chain goes on*: a record follows whose salt is the checksum of the header that stood at
+//!   the end. That header is intact, or it can be computed from the payload, because its other
+//!   fields are known. No append begins before the previous one has returned, so a process crash
+//!   never leaves this state. A power loss may, in a log whose end was not synced.
+//! - *A record of the present turn follows*, in a ring, where each record is durable before the
+//!   next one is begun. Its position is its own, not that of an earlier turn.
 //!
-//! Rules: bytes that only look like a record, within the payload of an intact one of an earlier turn, are passed over.
+//! Rules: bytes that only look like a record are skipped when they lie in the payload of an intact
+//! record of an earlier turn.
 
 use zerocopy::FromBytes;
 
 use crate::record::{RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind};
 use crate::{Lsn, Sums, index};
 
-/// Bytes behind the end within which a record must follow that continues the chain.
+/// Number of bytes after the end within which the next record of the chain must begin.
 pub const GAP_BYTES_MAX: usize = RECORD_PAYLOAD_MAX + 2 * RECORD_HEADER;
 
-/// A whole header at the start of `bytes`, of a record at any position and of any chain.
+/// Returns the header at the start of `bytes` if it is whole, whatever its position and chain.
 pub(crate) fn header(bytes: &[u8]) -> Option<RecordHeader> {
     if !bytes.starts_with(&RECORD_MAGIC.to_le_bytes()) {
         return None;
@@ -27,18 +31,19 @@ pub(crate) fn header(bytes: &[u8]) -> Option<RecordHeader> {
     RecordHeader::decode(bytes, header.lsn(), header.salt.get()).ok()
 }
 
-/// The same with its payload.
+/// Returns the header of the record at the start of `bytes` if its payload is whole too.
 pub(crate) fn record(bytes: &[u8], sums: Sums) -> Option<RecordHeader> {
     let header = header(bytes)?;
     let payload = bytes.get(RECORD_HEADER..RECORD_HEADER + header.len.get() as usize)?;
     header.check_payload(payload, sums).is_ok().then_some(header)
 }
 
-/// Finds the record that continues the chain behind a record that does not count. `bytes` is the log from `end` on, where a record with
-/// `salt` was expected: [`GAP_BYTES_MAX`] of them, or as many as there are.
+/// Finds the record that continues the chain after a record that does not count. `bytes` is the log
+/// from `end` on, where a record with `salt` was expected: [`GAP_BYTES_MAX`] bytes, or all there
+/// are.
 pub fn next_of_chain(bytes: &[u8], end: Lsn, salt: u32, sums: Sums) -> Option<RecordHeader> {
     if let Ok(damaged) = RecordHeader::decode(bytes, end, salt) {
-        // Its header is whole, and says where the next one is.
+        // The header is whole and says where the next record is.
         let next = header(bytes.get(index(damaged.total())..)?)?;
         return (next.lsn() == end + damaged.total() && next.salt.get() == damaged.crc.get()).then_some(next);
     }
@@ -63,7 +68,8 @@ pub fn next_of_chain(bytes: &[u8], end: Lsn, salt: u32, sums: Sums) -> Option<Re
     None
 }
 
-/// Offset of the next magic number at an aligned place. A mount looks through the whole ring: most of it block by block.
+/// Returns the offset of the next aligned magic number. A mount searches the whole ring, so most of
+/// it is skipped block by block.
 pub(crate) fn next_magic(bytes: &[u8]) -> Option<usize> {
     const BLOCK: usize = 64 * RECORD_ALIGN;
     let is_magic = |word: &[u8]| u32::from_le_bytes(word[..4].try_into().expect("four bytes")) == RECORD_MAGIC;
@@ -77,8 +83,8 @@ pub(crate) fn next_magic(bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// Finds the first whole record of the present turn behind the end of a ring's log. `bytes` is what may be log from `end` on, at
-/// most a turn of `ring_bytes`.
+/// Finds the first whole record of the present turn after the end of a ring's log. `bytes` is
+/// everything from `end` on that may be log, at most one turn of `ring_bytes`.
 pub fn next_in_ring(bytes: &[u8], end: Lsn, ring_bytes: u64, sums: Sums) -> Option<RecordHeader> {
     let mut at = 0;
     while let Some(skip) = next_magic(&bytes[at..]) {
@@ -107,7 +113,7 @@ mod tests {
 
     const SUMS: Sums = Sums::Xxh3;
 
-    /// Records with these payload lengths, from `lsn` on, and their positions.
+    /// Builds records with these payload lengths, from `lsn` on, and returns their positions too.
     fn log(lsn: u64, lens: &[usize]) -> (Vec<u8>, Vec<u64>) {
         let (mut bytes, mut salt, mut positions) = (Vec::new(), 77, Vec::new());
         for (i, &len) in lens.iter().enumerate() {
@@ -171,7 +177,7 @@ mod tests {
         assert_eq!(next_of_chain(&old, Lsn::new(4096), 78, SUMS), None, "the tail of an abandoned chain");
         let ring = 1 << 16;
         assert_eq!(next_in_ring(&old, Lsn::new(4096 + ring), ring, SUMS), None, "of the turn before");
-        // A payload of the turn before that holds what looks like a record of the present one.
+        // A payload of the turn before that contains what looks like a record of the present one.
         let (forged, _) = log(4096 + ring + RECORD_HEADER as u64, &[8]);
         let outer = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, forged.len(), SUMS.of(&forged));
         let bytes = [outer.as_bytes(), &forged].concat();

@@ -1,8 +1,8 @@
 //! Inode records and the table that finds them.
 //!
-//! An inode number is an index: block = number / 16, place in the block = number % 16. Blocks of 16 records are
-//! found through a radix tree of nodes with 512 slot references each. A record with mode 0 is free; one with
-//! no links and a mode is an orphan, which recovery reclaims.
+//! An inode number is an index: block = number / 16, place in the block = number % 16. Blocks of 16
+//! records are found through a radix tree of nodes with 512 slot references each. A record with
+//! mode 0 is free. A record with a mode and no links is an orphan, which recovery reclaims.
 
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -23,7 +23,7 @@ pub const TABLE_FANOUT: u64 = 512;
 pub const TABLE_NODE: u64 = TABLE_FANOUT * 8;
 
 number! {
-    /// An inode number: a place in the inode table. 0 is nobody's.
+    /// An inode number: a place in the inode table. 0 belongs to no inode.
     Ino(u32)
 }
 
@@ -31,7 +31,7 @@ impl Ino {
     /// The root directory.
     pub const ROOT: Ino = Ino(1);
 
-    /// The inode in a place of a block of the table; `None` behind the last number.
+    /// Returns the inode at a place of a block of the table, or `None` past the last number.
     pub fn in_block(block: u64, place: usize) -> Option<Ino> {
         debug_assert!(place < index(INODES_PER_BLOCK));
         Some(Ino(u32::try_from(block.checked_mul(INODES_PER_BLOCK)? + place as u64).ok()?))
@@ -41,12 +41,12 @@ impl Ino {
         self.0 == 0
     }
 
-    /// The block of the table with its record.
+    /// Returns the block of the table that holds its record.
     pub const fn block(self) -> u64 {
         self.0 as u64 / INODES_PER_BLOCK
     }
 
-    /// The place of its record in the block.
+    /// Returns the place of its record in the block.
     pub const fn place(self) -> usize {
         self.0 as usize % index(INODES_PER_BLOCK)
     }
@@ -58,7 +58,8 @@ impl From<Ino> for u64 {
     }
 }
 
-/// A number from outside, as the kernel's are, is no inode's if it is too great.
+/// Converts a number from outside, such as the kernel's. Fails if it is too large for an inode
+/// number.
 impl TryFrom<u64> for Ino {
     type Error = std::num::TryFromIntError;
 
@@ -95,52 +96,53 @@ pub enum Layout {
     Packed = 6,
 }
 
-/// Bytes of a file that one reference of [`Layout::Chunked`] stands for.
+/// Bytes of a file that one reference of [`Layout::Chunked`] covers.
 pub const CHUNK: u64 = 32768;
 
 /// Set while a truncation removes data beyond `size` step by step; recovery finishes it.
 pub const INODE_TRUNCATING: u8 = 1;
 /// Set when some extent is marked NEW: its data may not be durable.
 pub const INODE_HAS_NEW: u8 = 2;
-/// Set by chattr(1): nothing about the inode may change, but this flag.
+/// Set by chattr(1): nothing about the inode may change except this flag.
 pub const INODE_IMMUTABLE: u8 = 4;
 /// Set by chattr(1): a file only grows, a directory only gains entries.
 pub const INODE_APPEND_ONLY: u8 = 8;
-/// Set by chattr(1), for dump(8): leave it out of backups.
+/// Set by chattr(1), for dump(8): leave the inode out of backups.
 pub const INODE_NO_DUMP: u8 = 16;
-/// Set by chattr(1): reads leave the access time alone.
+/// Set by chattr(1): reads do not change the access time.
 pub const INODE_NO_ATIME: u8 = 32;
 
-/// The file, of layout [`Layout::Direct`], has not changed for a while: `rdev` is the sum of its bytes
-/// ([`crate::object::sum_in_slot`]).
+/// Set when the file, of layout [`Layout::Direct`], has not changed for a while. `rdev` holds the
+/// sum of its bytes ([`crate::object::sum_in_slot`]).
 pub const INODE_SUMMED: u8 = 64;
 
-/// Bits of `layout` that say what `root` is; the method is above them.
+/// Number of low bits of `layout` that hold the [`Layout`]. The method is in the bits above them.
 const LAYOUT_BITS: u32 = 3;
-/// The greatest code of a method: 0 that of the store, 1 off, 2 auto, 3 lz4, and 3 more than a level of zstd from 1 to 19.
+/// Largest code of a method: 0 means the store's method, 1 off, 2 auto, 3 lz4; a level of zstd from
+/// 1 to 19 has the code level + 3.
 pub const METHOD_MAX: u8 = 22;
 
-/// The least threshold a file or directory may have (bytes).
+/// Smallest threshold of a file or directory (bytes).
 pub const THRESHOLD_MIN: u32 = 4096;
-/// The greatest one: a file of this length moves between the tiers in one record (bytes).
+/// Largest threshold: a file of this length moves between the tiers in one record (bytes).
 pub const THRESHOLD_MAX: u32 = 64 << 20;
-/// Set in the stored form of a threshold that a directory gave.
+/// Set in the stored form of a threshold that came from the directory.
 const THRESHOLD_INHERITED: u32 = 1 << 31;
 
-/// The size above which a file is large, or files that will be made in a directory are.
+/// The size above which a file is large. In a directory, the threshold of new files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Threshold {
-    /// 0: that of the store. Otherwise from [`THRESHOLD_MIN`] to [`THRESHOLD_MAX`].
+    /// 0: the store's threshold. Otherwise from [`THRESHOLD_MIN`] to [`THRESHOLD_MAX`].
     pub bytes: u32,
     /// It came from the directory, not from a user.
     pub inherited: bool,
 }
 
 impl Threshold {
-    /// That of the store.
+    /// The store's threshold.
     pub const NONE: Threshold = Threshold { bytes: 0, inherited: false };
 
-    /// What something new in a directory with this threshold has.
+    /// Returns the threshold of something new in a directory with this threshold.
     pub fn handed_down(self) -> Threshold {
         Threshold { inherited: self.bytes != 0, ..self }
     }
@@ -174,11 +176,12 @@ pub struct InodeRecord {
     pub mtime: I64,
     pub ctime: I64,
     pub btime: I64,
-    /// Grows when the number is used again.
+    /// Grows when the number is reused.
     pub generation: U32,
-    /// Number of a device; with [`INODE_SUMMED`] the sum of the file's bytes; of a directory the [`Threshold`] it gives.
+    /// Device number. With [`INODE_SUMMED`]: the sum of the file's bytes. Directory: its
+    /// [`Threshold`].
     pub rdev: U32,
-    /// A [`SlotRef`], by `layout`.
+    /// A [`SlotRef`]; its meaning depends on `layout`.
     pub root: U64,
     /// A [`SlotRef`] to the extended attributes, or 0.
     pub xattr: U64,
@@ -198,9 +201,9 @@ const _: () = assert!(std::mem::offset_of!(InodeRecord, crc) == 92);
 pub struct Inode {
     pub mode: u16,
     pub layout: Layout,
-    /// How data of a file are to be packed, or of new files of a directory: a code up to [`METHOD_MAX`].
+    /// Packing method of a file, or of new files in a directory: a code up to [`METHOD_MAX`].
     pub method: u8,
-    /// Of files and directories.
+    /// Only for files and directories.
     pub threshold: Threshold,
     pub flags: u8,
     pub nlink: u32,
@@ -222,7 +225,7 @@ pub struct Inode {
 /// Contents of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InodeSlot {
-    /// Not in use; the generation its last user had.
+    /// Not in use. Holds the generation of its last user.
     Free {
         generation: u32,
     },
@@ -267,14 +270,14 @@ impl Inode {
         seal(record)
     }
 
-    /// The bytes of a free record; a record of zeros is free too.
+    /// Returns the bytes of a free record. A record of zeros is free too.
     pub fn encode_free(generation: u32) -> [u8; INODE_RECORD] {
         let mut record = InodeRecord::read_from_bytes(&[0; INODE_RECORD]).expect("size is asserted");
         record.generation = generation.into();
         seal(record)
     }
 
-    /// Do the fields fit each other?
+    /// Checks that the fields fit each other.
     fn validate(&self) -> Result<(), FormatError> {
         let (what, layout) = ("inode", self.layout);
         let layout_fits = match self.kind() {
@@ -438,7 +441,7 @@ mod tests {
                 }
             }
         }
-        // The fields of others are what they were.
+        // The fields of other kinds are unchanged.
         let device =
             Inode { mode: S_IFBLK, layout: Layout::Empty, root: SlotRef::NONE, rdev: 5, parent: Ino(3), ..sample() };
         assert_eq!(Inode::decode(&device.encode()), Ok(InodeSlot::Used(device)));

@@ -1,7 +1,9 @@
-//! Every layout Shoal puts on media, written once: constants, typed records, encoding, decoding.
+//! Every layout that Shoal puts on media, defined once: constants, typed records, encoding,
+//! decoding.
 //!
-//! Owns: the bytes. `docs/spec/` states each layout as a table; the structures here assert their sizes and offsets at compile
-//! time, `cargo xtask check` compares the two, and `tests/golden.rs` holds the bytes themselves.
+//! Owns: the bytes. `docs/spec/` states each layout as a table. The structures here assert their
+//! sizes and offsets at compile time, `cargo xtask check` compares the two, and `tests/golden.rs`
+//! holds the bytes themselves.
 //! Rules: all integers are little-endian; decoding validates before it computes, never panics on
 //! hostile bytes, and says what was expected and what was found.
 //! Left out: I/O, allocation policy, locking, anything that needs a clock.
@@ -66,7 +68,7 @@ impl Offset {
     }
 }
 
-/// Bytes of a page: the unit of dirtiness, of image checksums and of the superblock area.
+/// Bytes of a page: the unit of dirty tracking, of image checksums and of the superblock area.
 pub const PAGE: u64 = 4096;
 /// Bytes of a segment: the unit the allocator hands to a size class.
 pub const SEGMENT: u64 = 65536;
@@ -75,10 +77,10 @@ pub const BULK_BLOCK: u64 = 65536;
 /// Offsets have 40 bits: a region is at most 1 TiB.
 pub const REGION_BYTES_MAX: u64 = 1 << 40;
 
-/// Why bytes could not be decoded.
+/// The reason why bytes could not be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// The bytes do not begin with the structure's magic: something else is stored here.
+    /// The bytes do not begin with the structure's magic. Something else is stored here.
     #[error("{what}: magic is {found:#x}, expected {expected:#x}")]
     Magic { what: &'static str, expected: u64, found: u64 },
     /// Written by another, incompatible version.
@@ -90,7 +92,7 @@ pub enum FormatError {
     /// Checksum mismatch: the bytes changed after they were written.
     #[error("{what}: checksum is {found:#010x}, expected {expected:#010x}")]
     Checksum { what: &'static str, expected: u32, found: u32 },
-    /// A field holds a value no writer writes.
+    /// A field holds a value that no writer writes.
     #[error("{what}: {field} is {found}, which is out of range")]
     Range { what: &'static str, field: &'static str, found: u64 },
     /// Fewer bytes than the structure needs.
@@ -98,12 +100,12 @@ pub enum FormatError {
     Short { what: &'static str, expected: usize, found: usize },
 }
 
-/// CRC32C of `bytes`, continued from `seed`.
+/// Returns the CRC32C of `bytes`, continued from `seed`.
 pub fn checksum(seed: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, bytes)
 }
 
-/// A number of bytes or items as an index: addresses have 64 bits.
+/// Converts a number of bytes or items to an index. Addresses have 64 bits.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits, which is asserted")]
 pub(crate) const fn index(value: u64) -> usize {
@@ -111,7 +113,7 @@ pub(crate) const fn index(value: u64) -> usize {
     value as usize
 }
 
-/// Puts the CRC32C of the bytes behind the first four, continued from `seed`, into these four.
+/// Stores the CRC32C of all bytes after the first four, continued from `seed`, in the first four.
 pub(crate) fn seal(seed: u32, bytes: &mut [u8]) {
     let crc = checksum(seed, &bytes[4..]);
     bytes[..4].copy_from_slice(&crc.to_le_bytes());

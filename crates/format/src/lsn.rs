@@ -1,23 +1,23 @@
 //! Positions in the log.
 //!
-//! On media they are plain little-endian numbers; the layout structs have accessors that return this type. Media take plain
-//! numbers, too: a log device knows bytes at positions, and nothing of records.
+//! On media they are plain little-endian numbers. The layout structs have accessors that return
+//! this type. Media take plain numbers too: a log device knows bytes at positions, but no records.
 
 use crate::number::position;
 
 position! {
-    /// A position in the log: bytes before it since the store was formatted. Positions of a ring do not start again with a
-    /// turn.
+    /// A position in the log: the number of bytes before it since the store was formatted.
+    /// Positions in a ring keep growing from turn to turn.
     Lsn
 }
 
 impl Lsn {
-    /// The position `bytes` behind this one, [`Lsn::MAX`] at most.
+    /// The position `bytes` after this one, at most [`Lsn::MAX`].
     pub const fn saturating_add(self, bytes: u64) -> Lsn {
         Lsn(self.0.saturating_add(bytes))
     }
 
-    /// Bytes from `earlier` to this position; 0 if it is not behind `earlier`.
+    /// Bytes from `earlier` to this position; 0 if this is not after `earlier`.
     pub const fn saturating_since(self, earlier: Lsn) -> u64 {
         self.0.saturating_sub(earlier.0)
     }

@@ -1,7 +1,8 @@
 //! The kinds of memory a region can lie in, by their properties.
 //!
-//! Everything above asks for a property, never for a kind, so a further kind is a row here and a module in `store` that makes and
-//! opens its media. Rules: codes are on media and are never used again; names are what people type.
+//! All other code asks for a property, never for a kind. So a new kind is a row here and a module
+//! in `store` that makes and opens its media. Rules: codes are on media and are never reused; names
+//! are what users type.
 
 /// Where a region's memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,10 +22,11 @@ pub struct MemoryProperties {
     pub name: &'static str,
     /// The kind's number in the superblock.
     pub code: u32,
-    /// The region outlives its process: it lies in a file of its own, and its log is a ring inside it. Without this the
-    /// region is built from an image and the log's files each time it is opened.
+    /// The region outlives its process: it lies in a file of its own, and its log is a ring inside
+    /// it. Otherwise each opening builds the region from an image and the log's files.
     pub in_place: bool,
-    /// The region's file takes memory page by page as the region grows, so its host may run out of it.
+    /// The region's file takes memory page by page as the region grows, so its host may run out of
+    /// memory.
     pub on_demand: bool,
     /// The region is saved in two image files.
     pub images: bool,
@@ -50,24 +52,24 @@ const ROWS: [(MemoryKind, MemoryProperties); 3] = {
 };
 
 impl MemoryKind {
-    /// Every kind there is.
+    /// Returns every kind.
     pub fn all() -> impl Iterator<Item = MemoryKind> {
         ROWS.iter().map(|(kind, _)| *kind)
     }
 
     /// Properties of this kind.
     pub const fn properties(self) -> MemoryProperties {
-        // The rows are in the order of the kinds.
+        // The rows are in the order of the enum.
         ROWS[self as usize].1
     }
 
-    /// The log is a ring inside the region.
+    /// Returns whether the log is a ring inside the region.
     pub const fn has_ring(self) -> bool {
         self.properties().in_place
     }
 
-    /// The region may come back from an image while an older or newer copy of it is still about, so region and images count
-    /// how often that happened.
+    /// Returns whether region and images count restores. They do where the region may come back
+    /// from an image while an older or newer copy of it still exists.
     pub const fn has_incarnations(self) -> bool {
         self.properties().in_place && self.properties().images
     }

@@ -1,7 +1,8 @@
-//! Types for numbers: one that counts blocks of a file does not pass for one that counts blocks of a device.
+//! Types for numbers, so that a count of file blocks cannot pass for a count of device blocks.
 //!
-//! On media all of them are plain little-endian numbers; the layout structs have accessors that return these types.
-//! `number!` makes a type that only names something; `position!` makes one that can be moved and measured, too.
+//! On media all of them are plain little-endian numbers. The layout structs have accessors that
+//! return these types. `number!` makes a type that only names something. `position!` makes one that
+//! also supports distances.
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
@@ -12,7 +13,7 @@ macro_rules! number {
 
         impl $name {
             pub const ZERO: $name = $name(0);
-            /// Behind all others.
+            /// The largest number, after all others.
             pub const MAX: $name = $name(<$inner>::MAX);
 
             pub const fn new(number: $inner) -> $name {
@@ -36,7 +37,7 @@ macro_rules! position {
     ($(#[$doc:meta])* $name:ident) => {
         $crate::number::number!($(#[$doc])* $name(u64));
 
-        /// The position this far behind.
+        /// The position at this distance after it.
         impl std::ops::Add<u64> for $name {
             type Output = $name;
 

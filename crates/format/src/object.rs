@@ -1,9 +1,11 @@
-//! A packed object: the bytes of a file, or of 128 KiB of one, that have not changed for a while.
+//! A packed object: the bytes of a file, or of a 128 KiB group of its chunks, that have not changed
+//! for a while.
 //!
-//! Objects are written once. The head lies at the beginning of the first piece, references to the other pieces behind
-//! it, then the payload, which goes on in the other pieces from their first bytes. The sum covers what the object says about
-//! itself and the payload, not the number of users nor the references, which change. The payload of a spilled object lies in the
-//! store's spill file; a [`SpillPlace`] behind the head says where.
+//! Objects are written once. The first piece holds the head, references to the other pieces, and
+//! the start of the payload, which continues in the other pieces from their first byte. The sum
+//! covers the object's description and the payload, but not the number of users or the references,
+//! which change. The payload of a spilled object lies in the store's spill file; a [`SpillPlace`]
+//! after the head says where.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U32, U64};
@@ -15,21 +17,21 @@ use crate::inode::CHUNK;
 use crate::slot::{CLASS_SIZES, SLOT_MAX, class_for};
 use crate::{FormatError, SlotRef};
 
-/// Chunks of a file that one object stands for at most.
+/// Maximum number of chunks of a file in one object.
 pub const GROUP_CHUNKS: u64 = 4;
-/// Bytes of a file that one object stands for at most.
+/// Maximum number of bytes of a file in one object.
 pub const GROUP: u64 = GROUP_CHUNKS * CHUNK;
-/// Pieces behind the first one at most.
+/// Maximum number of pieces after the first one.
 pub const PIECES_MAX: usize = 7;
-/// Set in a reference of a chunk map: an object stands for the group of this chunk.
+/// Set in a reference of a chunk map: an object holds the group of this chunk.
 const PACKED: u64 = 1 << 63;
 
-/// How the payload holds the bytes.
+/// Encoding of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Codec {
-    /// There is no payload: the pieces behind the first one are the chunks as they were.
+    /// There is no payload: the pieces after the first one are the unchanged chunks.
     InPlace = 0,
-    /// As they are.
+    /// The bytes unchanged.
     Stored = 1,
     /// An LZ4 block.
     Lz4 = 2,
@@ -41,12 +43,12 @@ pub enum Codec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ObjectRecord {
-    /// Files, or groups of files, that have the object.
+    /// Number of files, or groups of files, that use the object.
     pub users: U32,
     /// Sum of `about` and the payload.
     pub sum: U32,
-    /// Bits 0-17: bytes of the file; 18-35: bytes of the payload; 36-39: codec; 40-42: pieces behind the first one;
-    /// 43: spilled; 48-63: the dictionary, or 0.
+    /// Bits 0-17: bytes of the file; 18-35: bytes of the payload; 36-39: codec; 40-42: pieces after
+    /// the first one; 43: spilled; 48-63: the dictionary, or 0.
     pub about: U64,
 }
 
@@ -67,7 +69,7 @@ pub struct Object {
     pub bytes: u32,
     /// Bytes of the payload.
     pub payload: u32,
-    /// Pieces behind the first one.
+    /// Pieces after the first one.
     pub pieces: u8,
     /// The payload is in the spill file.
     pub spilled: bool,
@@ -85,7 +87,8 @@ impl Object {
             | u64::from(self.dictionary) << 48
     }
 
-    /// The sum of an object that says this about itself. The payload of [`Codec::InPlace`] is what the chunks hold.
+    /// Returns the sum of an object with this description. For [`Codec::InPlace`], `payload` is the
+    /// contents of the chunks.
     pub fn sum_of(&self, payload: &[u8]) -> u32 {
         seeded(payload, self.about())
     }
@@ -95,7 +98,7 @@ impl Object {
         record.as_bytes().try_into().expect("size is asserted")
     }
 
-    /// Decodes and validates a head; the sum is the caller's, who has the payload.
+    /// Decodes and validates a head. The caller, who has the payload, checks the sum.
     pub fn decode(bytes: &[u8; OBJECT_HEAD]) -> Result<Object, FormatError> {
         let record = ObjectRecord::read_from_bytes(bytes).expect("size is asserted");
         let about = record.about.get();
@@ -146,12 +149,12 @@ impl Object {
         Ok(object)
     }
 
-    /// Bytes of the head and the references, or the place, behind it.
+    /// Bytes before the payload: the head, and the references or the place after it.
     pub fn payload_at(&self) -> usize {
         OBJECT_HEAD + if self.spilled { SPILL_PLACE } else { usize::from(self.pieces) * 8 }
     }
 
-    /// Bytes of the spill file that the payload takes.
+    /// Bytes that the payload takes in the spill file.
     pub fn spilled_bytes(&self) -> u64 {
         if self.spilled { u64::from(self.payload).next_multiple_of(SPILL_UNIT) } else { 0 }
     }
@@ -159,14 +162,15 @@ impl Object {
 
 /// Bytes of a [`SpillPlace`].
 pub const SPILL_PLACE: usize = 8;
-/// Payloads begin at multiples of this in the spill file, and take multiples of it (bytes).
+/// Payloads begin at multiples of this in the spill file and take multiples of it (bytes).
 pub const SPILL_UNIT: u64 = 512;
 const PLACE_BITS: u32 = 40;
 
-/// Where in the spill file the payload of a spilled object begins (bytes).
+/// Offset of a spilled object's payload in the spill file (bytes).
 ///
-/// The word behind the head: bits 0-39 the position in units, 40-63 a sum of head and position. A removal gives the range back
-/// without reading it, so a place is believed only with its sum: a flipped bit must not give another file's bytes back.
+/// The word after the head holds the position in units in bits 0-39, and a sum of head and position
+/// in bits 40-63. A removal gives the range back without reading it, so a place is believed only
+/// with its sum: a flipped bit must not free another file's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpillPlace(pub u64);
 
@@ -185,7 +189,7 @@ impl SpillPlace {
         self.word(object).to_le_bytes()
     }
 
-    /// Decodes the word behind the head of a spilled object.
+    /// Decodes the word after the head of a spilled object.
     pub fn decode(object: &Object, bytes: [u8; SPILL_PLACE]) -> Result<SpillPlace, FormatError> {
         let found = u64::from_le_bytes(bytes);
         let place = SpillPlace((found & ((1 << PLACE_BITS) - 1)) * SPILL_UNIT);
@@ -199,7 +203,7 @@ impl SpillPlace {
     }
 }
 
-/// The sum of a short file that lies in its slot as it is: INODE_SUMMED.
+/// Returns the sum of a short file that is stored unchanged in its slot: INODE_SUMMED.
 pub fn sum_in_slot(bytes: &[u8]) -> u32 {
     seeded(bytes, bytes.len() as u64)
 }
@@ -209,17 +213,18 @@ fn seeded(bytes: &[u8], seed: u64) -> u32 {
     xxh3_64_with_seed(bytes, seed) as u32
 }
 
-/// What a chunk map says of one chunk.
+/// A chunk map's reference for one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkRef {
-    /// The chunk's slot; none for a hole.
+    /// The chunk's slot; `SlotRef::NONE` for a hole.
     Slot(SlotRef),
-    /// The object of the chunk's group. Every chunk of the group that holds a part of the file says so.
+    /// The object of the chunk's group. Every chunk of the group that holds a part of the file has
+    /// this reference.
     Packed(SlotRef),
 }
 
 impl ChunkRef {
-    /// From stored bits; `None` when no writer writes such bits.
+    /// Decodes stored bits; `None` if no writer could have written them.
     #[inline]
     pub fn decode(bits: u64) -> Option<ChunkRef> {
         let slot = SlotRef::from_bits(bits & !PACKED).filter(|slot| !slot.is_run())?;
@@ -238,8 +243,8 @@ impl ChunkRef {
     }
 }
 
-/// Bytes of the pieces that hold `len` bytes of head, references and payload: the fewest, of one piece or of more. A piece
-/// behind the first one takes a reference.
+/// Returns the sizes of the pieces that hold this many bytes of head, references and payload with
+/// the least total size. Each piece after the first one adds a reference.
 pub fn piece_sizes(head_and_payload: u64) -> Vec<u64> {
     let mut sizes = Vec::new();
     let mut left = head_and_payload;
@@ -250,7 +255,7 @@ pub fn piece_sizes(head_and_payload: u64) -> Vec<u64> {
     let one = slot_for(left);
     if sizes.len() + 2 <= PIECES_MAX
         && let Some((first, second)) = two_pieces(left)
-        // A piece more is a slot more to find, so it must save something.
+        // One more piece is one more slot to find, so it must save something.
         && (first + second + one / 16 < one || one - left > left / 8 && first + second < one)
     {
         sizes.extend([first, second]);
@@ -266,7 +271,7 @@ fn slot_for(len: u64) -> u64 {
     class_for(len).map_or(0, |class| u64::from(CLASS_SIZES[usize::from(class)]))
 }
 
-/// The shortest two slots that hold `len` bytes and a reference.
+/// Returns the two smallest slots that together hold `len` bytes and a reference.
 fn two_pieces(len: u64) -> Option<(u64, u64)> {
     let shorter =
         CLASS_SIZES.iter().map(|&size| u64::from(size)).filter(|&size| size < len && size > 2 * REFERENCE * 2);

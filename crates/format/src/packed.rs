@@ -1,8 +1,8 @@
-//! The tables that packed inode blocks are decoded with, as they lie in a store.
+//! The tables for decoding packed inode blocks, as stored.
 //!
-//! A piece begins with [`InodeTables`], behind which the profile file and the triplets follow. Each triplet has a checksum of
-//! its own, because its count changes in place whenever a block with it is packed or unpacked. The blocks and the profile
-//! file are described in `docs/spec/pack.md`.
+//! A piece begins with [`InodeTables`], followed by the profile file and the triplets. Each triplet
+//! has its own checksum, because its count changes in place whenever a block with it is packed or
+//! unpacked. `docs/spec/pack.md` describes the blocks and the profile file.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,7 +15,7 @@ pub const INODE_TABLES_VERSION: u32 = 1;
 pub const INODE_TABLES_HEADER: usize = 32;
 /// Bytes of a triplet.
 pub const TRIPLET_RECORD: usize = 24;
-/// Most triplets of a store: an index has 14 bits.
+/// Maximum number of triplets of a store: an index has 14 bits.
 pub const TRIPLETS_MAX: u32 = 1 << 14;
 
 /// The beginning of a copy of the tables.
@@ -27,14 +27,14 @@ pub struct InodeTables {
     /// Checksum of the rest of the header and of the profile file.
     pub crc: U32,
     pub profile_bytes: U32,
-    /// Triplets there is room for.
+    /// Number of triplets that fit.
     pub triplets: U32,
     pub reserved: [u8; 8],
 }
 
 const _: () = assert!(size_of::<InodeTables>() == INODE_TABLES_HEADER);
 
-/// Owner, group and mode that codes name by an index, which is the place of this record.
+/// Owner, group and mode. Codes name the record by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TripletRecord {
@@ -42,7 +42,7 @@ pub struct TripletRecord {
     pub gid: U32,
     pub mode: U16,
     pub reserved: [u8; 2],
-    /// Codes that name it.
+    /// Number of codes that name it.
     pub users: U64,
     pub crc: U32,
 }
@@ -60,7 +60,7 @@ impl InodeTables {
         Self::triplets_at(profile_bytes) + triplets as u64 * TRIPLET_RECORD as u64
     }
 
-    /// A header of tables with this profile file, and room for so many triplets.
+    /// Makes the header of tables with this profile file and room for this many triplets.
     pub fn new(profile: &[u8], triplets: u32) -> Result<InodeTables, FormatError> {
         let what = "inode tables";
         let profile_bytes = u32::try_from(profile.len()).map_err(|_| FormatError::Range {
@@ -84,7 +84,7 @@ impl InodeTables {
         checksum(checksum(0, &self.as_bytes()[16..]), profile)
     }
 
-    /// The header of a copy, the bytes of its profile file, and those of its triplets.
+    /// Returns the header of a copy, the bytes of its profile file, and those of its triplets.
     pub fn decode(bytes: &[u8]) -> Result<(InodeTables, &[u8], &[u8]), FormatError> {
         let what = "inode tables";
         let short = |expected: usize| FormatError::Short { what, expected, found: bytes.len() };
@@ -126,7 +126,7 @@ impl TripletRecord {
         record.as_bytes().try_into().expect("size is asserted")
     }
 
-    /// A triplet; `None` where there is none, which is all zeros.
+    /// Decodes a triplet. Returns `None` if there is none, which is all zeros.
     pub fn decode(bytes: &[u8; TRIPLET_RECORD]) -> Result<Option<TripletRecord>, FormatError> {
         let what = "triplet";
         if bytes.iter().all(|&byte| byte == 0) {

@@ -1,8 +1,10 @@
-//! Format of a network RAM disk on its donors: the superblock and the lease; headers of units are in [`unit`].
+//! Format of a network RAM disk on its donors: the superblock and the lease. Headers of units are
+//! in [`mod@unit`].
 //!
-//! A donor begins with [`SUPERBLOCK_BYTES`]: two slots of 2048 bytes, written by turns, of which the valid one with the higher epoch
-//! counts; then leases of clients that had, have, or want the disk open. Behind them lie *units* of one size. The structs are the tables of
-//! `docs/spec/netram.md`; what stands for itself in memory is beside them.
+//! A donor begins with [`SUPERBLOCK_BYTES`]. They hold two superblock slots of 2048 bytes, written
+//! alternately, of which the valid one with the higher epoch counts, and then the leases of clients
+//! that had, have, or want the disk open. *Units* of one size follow. The structs are the tables of
+//! `docs/spec/netram.md`. The types used in memory are beside them.
 
 mod unit;
 
@@ -17,23 +19,24 @@ pub use unit::{
 use crate::number::number;
 use crate::{FormatError, Sums, checksum, seal};
 
-/// Bytes in front of the units.
+/// Bytes before the units.
 pub const SUPERBLOCK_BYTES: usize = 8192;
 const SLOT_BYTES: usize = 2048;
 /// Both slots (bytes).
 pub const SLOTS_BYTES: usize = 2 * SLOT_BYTES;
-/// Where the leases are, the length of one (bytes), and how many there is room for.
+/// Offset of the leases, the length of one (bytes), and the number that fit.
 pub const LEASE_AT: usize = SLOTS_BYTES;
 pub const LEASE_BYTES: usize = 512;
 pub const LEASES: usize = (SUPERBLOCK_BYTES - LEASE_AT) / LEASE_BYTES;
 const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ShoalLse");
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalRam");
 const VERSION: u32 = 2;
-/// Added to the version of a superblock: for a disk with room for checkpoints, and for one whose blocks have [`Sums::Xxh3`].
+/// Added to the version of a superblock: for a disk with room for checkpoints, and for a disk whose
+/// blocks have [`Sums::Xxh3`].
 const VERSION_CHECKPOINT: u32 = 1;
 const VERSION_SUMS: u32 = 2;
 number! {
-    /// The number of a group: never used again on its disk. 0 is none's.
+    /// The number of a group, never reused on its disk. 0 means no group.
     GroupId(u64)
 }
 
@@ -47,10 +50,12 @@ impl GroupId {
     }
 }
 
-/// Donors of a disk at the same time. The place of one that is gone is used again, under another birth.
+/// Maximum number of donors of a disk at a time. The place of a former donor is reused under
+/// another birth.
 pub const DONORS_MAX: usize = 256;
 
-/// The fixed part of a superblock. With room for checkpoints the number of the one that counts (`U64`) follows; then the places of donors.
+/// The fixed part of a superblock. With room for checkpoints, the number of the valid one (`U64`)
+/// follows. Then come the places of donors.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct DiskSuperblockRecord {
@@ -89,7 +94,7 @@ const _: () = assert!(
     size_of::<DiskSuperblockRecord>() + size_of::<U64>() + DONORS_MAX * size_of::<DonorPlaceRecord>() <= SLOT_BYTES
 );
 
-/// A lease, all of its bytes.
+/// A lease, with all of its bytes.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct LeaseRecord {
@@ -114,24 +119,25 @@ const _: () = assert!(std::mem::offset_of!(LeaseRecord, released) == 56);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DonorPlace {
     pub standing: Standing,
-    /// Counts the donors the disk ever had: units written under another birth are not this donor's.
+    /// Counts all donors the disk ever had. Units written under another birth do not belong to this
+    /// donor.
     pub born: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
-    /// It does not belong to the disk, or no more.
+    /// It does not belong to the disk, or no longer does.
     #[default]
     Gone,
     Counts,
-    /// It belongs to the disk and was away when the disk was opened: what only it knows was not there then, and does not
-    /// count any more.
+    /// It belongs to the disk but was away when the disk was opened. Anything that only it knows
+    /// was missing then and does not count any more.
     Away,
-    /// It will belong to the disk as soon as it knows so.
+    /// It will belong to the disk as soon as it has recorded that.
     Joins,
 }
 
-/// Which donors count: kept on every donor, changed with the epoch.
+/// The set of donors that count: kept on every donor, changed with the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSuperblock {
     pub uuid: [u8; 16],
@@ -150,9 +156,10 @@ pub struct DiskSuperblock {
     pub block_bytes: u32,
     /// Size of the disk in blocks.
     pub blocks: u64,
-    /// The checkpoint that counts if all donors name it; 0: none. `None`: the donors have no room for checkpoints.
+    /// The checkpoint that counts if all donors name it; 0 means none. `None`: the donors have no
+    /// room for checkpoints.
     pub checkpoint: Option<u64>,
-    /// The sums of its blocks.
+    /// The kind of sums of its blocks.
     pub sums: Sums,
     pub donors: Vec<DonorPlace>,
 }
@@ -164,7 +171,7 @@ impl Standing {
 }
 
 impl DiskSuperblock {
-    /// One slot.
+    /// Encodes one slot.
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.donors.len() <= DONORS_MAX, "there are at most {DONORS_MAX} donors");
         let version = VERSION
@@ -270,17 +277,17 @@ impl DiskSuperblock {
         Ok(())
     }
 
-    /// The donor's number and its birth. What was decoded has a place for the number.
+    /// Returns the donor's number and its birth. Decoding has checked that the number has a place.
     pub fn place(&self) -> (u16, u32) {
         (self.donor, self.donors[usize::from(self.donor)].born)
     }
 
-    /// The newest valid slot of a donor's first [`SUPERBLOCK_BYTES`].
+    /// Decodes the newest valid slot of a donor's first [`SUPERBLOCK_BYTES`].
     pub fn decode(bytes: &[u8]) -> Result<DiskSuperblock, FormatError> {
         Self::newest(bytes).map(|(_, superblock)| superblock)
     }
 
-    /// The same, and which slot it is.
+    /// Decodes the newest valid slot, and returns its index too.
     pub fn newest(bytes: &[u8]) -> Result<(usize, DiskSuperblock), FormatError> {
         let [first, second, ..] = bytes.as_chunks().0 else {
             let (expected, found) = (SLOTS_BYTES, bytes.len());
@@ -296,7 +303,7 @@ impl DiskSuperblock {
     }
 }
 
-/// What a client's lease says of its right to the disk.
+/// A client's claim to the disk, as stated in its lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LeaseClaim {
     /// It has the disk.
@@ -315,14 +322,14 @@ pub struct Lease {
     pub client: [u8; 16],
     /// Grows with every renewal.
     pub renewed: u64,
-    /// Its client has closed the disk, or given up.
+    /// The client has closed the disk, or given up.
     pub released: bool,
     pub claim: LeaseClaim,
-    /// Grows with every client. 0: a program that knew none.
+    /// Grows with every client. 0: written by a program without epochs.
     pub epoch: u64,
-    /// Of this donor, for as long as the client has it.
+    /// The mark of this donor, for as long as the client has it.
     pub mark: u64,
-    /// Length of this donor (bytes). 0: not known.
+    /// Length of this donor (bytes). 0: unknown.
     pub bytes: u64,
 }
 
@@ -349,7 +356,7 @@ impl Lease {
         record.as_bytes().to_vec()
     }
 
-    /// Nothing where there is no lease.
+    /// Decodes a lease, or returns `None` if there is none.
     pub fn decode(bytes: &[u8]) -> Option<Lease> {
         let (record, _) = LeaseRecord::ref_from_prefix(bytes).ok()?;
         let valid = record.magic == LEASE_MAGIC && record.version == VERSION;
@@ -369,18 +376,18 @@ impl Lease {
         })
     }
 
-    /// The leases on a donor, of any disk; `bytes` begin at [`LEASE_AT`].
+    /// Returns the leases on a donor, of any disk. `bytes` begin at [`LEASE_AT`].
     pub fn of_any(bytes: &[u8]) -> Leases {
         let mut chunks = bytes.chunks_exact(LEASE_BYTES);
         std::array::from_fn(|_| chunks.next().and_then(Lease::decode))
     }
 
-    /// The leases on a donor, of one disk; `bytes` begin at [`LEASE_AT`].
+    /// Returns the leases on a donor, of one disk. `bytes` begin at [`LEASE_AT`].
     pub fn all(bytes: &[u8], disk: &[u8; 16]) -> Leases {
         Lease::of_any(bytes).map(|lease| lease.filter(|lease| lease.uuid == *disk))
     }
 
-    /// The leases of one disk in `front`, the first bytes of a donor.
+    /// Returns the leases of one disk in `front`, the first bytes of a donor.
     pub fn of_front(front: &[u8], disk: &[u8; 16]) -> Leases {
         Lease::all(front.get(LEASE_AT..).unwrap_or_default(), disk)
     }

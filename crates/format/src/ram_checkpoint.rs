@@ -1,9 +1,10 @@
-//! Checkpoints of the map of a network RAM disk, as they are on its donors.
+//! Checkpoints of the map of a network RAM disk, as stored on its donors.
 //!
-//! Behind its units a donor has two *halves*; a checkpoint uses one of them, the next one the other. A half begins with a *root*; a *log*
-//! of lists of units follows, and *pages* of the map. Each piece names the disk, the checkpoint, its donor and its place, and has a
-//! checksum, so that a piece of another checkpoint is never taken for one of this. Owns: the layout and the pieces. Left
-//! out: what a checkpoint promises (`crates/netram`, docs/design/netram.md).
+//! After its units, a donor has two *halves*, which successive checkpoints use alternately. A half
+//! consists of a *root*, a *log* of lists of units, and *pages* of the map. Each piece names the
+//! disk, the checkpoint, its donor and its place, and has a checksum, so that a piece of another
+//! checkpoint is never taken for one of this. Owns: the layout and the pieces. Left out: the
+//! guarantees of a checkpoint (`crates/netram`, docs/design/netram.md).
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -14,15 +15,15 @@ use crate::{checksum, seal};
 const MAGIC: u64 = u64::from_le_bytes(*b"ShoalRCp");
 /// Bytes of each piece's header.
 pub const PIECE_HEADER: usize = 56;
-/// Bytes of a unit's number.
+/// Bytes of a unit number.
 const NAME: usize = size_of::<U32>();
 /// Pieces are written in multiples of this (bytes).
 const STEP: usize = 512;
 const ROOT_BYTES: usize = STEP;
-/// Entry of a table page for a block that is to be looked for among the units that are read.
+/// Table entry of a block that must be searched for in the units that are read.
 pub const LOOK: u32 = u32::MAX;
 
-/// The header of a piece. The checksum is that of the bytes behind it, up to `len`.
+/// The header of a piece. The checksum covers the bytes after it, up to `len`.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct CheckpointHeader {
@@ -70,7 +71,7 @@ struct PageRange {
 
 const _: () = assert!(size_of::<PageRange>() == 8);
 
-/// A group that has units; its members follow. Of an empty place there is the first byte alone.
+/// A group that has units. Its members follow. For an empty place only the first byte is stored.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct GroupHeader {
@@ -93,15 +94,15 @@ struct MemberRecord {
 
 const _: () = assert!(size_of::<MemberRecord>() == 7);
 
-/// Where the checkpoints of a donor are.
+/// Layout of the checkpoints on a donor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// First byte of the first half.
     pub at: u64,
-    /// Bytes of a piece of the log, and how many there are.
+    /// Bytes of a piece of the log, and the number of pieces.
     pub record_bytes: usize,
     pub records: u32,
-    /// Bytes of a page, and how many there are.
+    /// Bytes of a page, and the number of pages.
     pub page_bytes: usize,
     pub pages: u32,
 }
@@ -115,7 +116,7 @@ impl Layout {
             _ => (4096, 65536),
         };
         let names = u32::try_from((record_bytes - PIECE_HEADER) / NAME).expect("a record has 4 KiB at most");
-        // 8 bytes for each block and 32 for each unit, in pages whose last record may not fit.
+        // 8 bytes for each block and 32 for each unit. The last record may not fit into a page.
         let bytes = u64::from(units) * (8 * buffer as u64 + 32);
         Layout {
             at: front + u64::from(units) * unit_bytes as u64,
@@ -148,13 +149,14 @@ impl Layout {
         self.record_at(half, self.records) + u64::from(index) * self.page_bytes as u64
     }
 
-    /// Units that a list names at most.
+    /// Maximum number of units that a list names.
     pub fn names(&self) -> usize {
         (self.record_bytes - PIECE_HEADER) / NAME
     }
 }
 
-/// Units of a donor that has room for them and for the checkpoints behind them.
+/// Returns the number of units for which a donor has room, together with the checkpoints after
+/// them.
 pub fn units(bytes: u64, front: u64, unit_bytes: usize, buffer: usize) -> u32 {
     let fits = |units: u32| {
         let layout = Layout::new(front, units, unit_bytes, buffer);
@@ -173,7 +175,7 @@ pub fn units(bytes: u64, front: u64, unit_bytes: usize, buffer: usize) -> u32 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub uuid: [u8; 16],
-    /// The checkpoint. Never used again.
+    /// Number of the checkpoint, never reused.
     pub number: u64,
     pub donor: u16,
     pub born: u32,
@@ -184,16 +186,17 @@ pub enum Kind {
     Root = 1,
     /// Numbers of units.
     List = 2,
-    /// Behind the last list.
+    /// Marks the end of the lists.
     End = 3,
-    /// Where blocks are.
+    /// Places of blocks.
     Table = 4,
     Groups = 5,
     /// Blocks whose data is lost.
     Lost = 6,
 }
 
-/// A piece, padded to a multiple of 512 bytes. `index`: its place in the log, or among the pages.
+/// Encodes a piece, padded to a multiple of 512 bytes. `index` is its place in the log, or among
+/// the pages.
 pub fn encode(stamp: &Stamp, kind: Kind, index: u32, payload: &[u8]) -> Vec<u8> {
     let len = PIECE_HEADER + payload.len();
     let header = CheckpointHeader {
@@ -217,7 +220,8 @@ pub fn encode(stamp: &Stamp, kind: Kind, index: u32, payload: &[u8]) -> Vec<u8> 
     out
 }
 
-/// The kind and the payload of the piece that begins here, if it is this checkpoint's and has this place.
+/// Returns the kind and the payload of the piece at the start of `bytes`, if it belongs to this
+/// checkpoint and place.
 pub fn decode<'a>(bytes: &'a [u8], stamp: &Stamp, index: u32) -> Option<(Kind, &'a [u8])> {
     let (header, _) = CheckpointHeader::ref_from_prefix(bytes).ok()?;
     if header.magic != MAGIC || header.uuid != stamp.uuid {
@@ -235,14 +239,14 @@ pub fn decode<'a>(bytes: &'a [u8], stamp: &Stamp, index: u32) -> Option<(Kind, &
     its_own.then_some((kind, &piece[PIECE_HEADER..]))
 }
 
-/// Facts about the whole checkpoint; each donor has them.
+/// Data about the whole checkpoint, stored on each donor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Root {
-    /// Entries with a lower sequence count only where the table says so.
+    /// Entries with a lower sequence count only if the table says so.
     pub sequence: u64,
     /// Every entry with a lower sequence was safe, or does not count.
     pub horizon: u64,
-    /// Above all sequences and all groups that the pages may speak of.
+    /// Greater than all sequences and group numbers that the pages may mention.
     pub next_sequence: u64,
     pub next_group: GroupId,
     /// Groups from this number on are not in the pages.
@@ -294,13 +298,13 @@ pub fn decode_list(payload: &[u8]) -> impl Iterator<Item = u32> + '_ {
     units.iter().map(|&unit| u32::from_le_bytes(unit))
 }
 
-/// What a page of the table or of groups is about: the first block or place, and how many. What is there of them follows; nothing
-/// follows where all of them are empty.
+/// Encodes the range of a page of the table or of groups: the first block or place, and the count.
+/// Its contents follow, or nothing if all of them are empty.
 pub fn encode_range(first: u32, count: u32, out: &mut Vec<u8>) {
     out.extend_from_slice(PageRange { first: first.into(), count: count.into() }.as_bytes());
 }
 
-/// The range, and what follows it.
+/// Decodes the range, and returns it with the bytes that follow.
 pub fn decode_range(payload: &[u8]) -> Option<(u32, u32, &[u8])> {
     let (range, rest) = PageRange::ref_from_prefix(payload).ok()?;
     Some((range.first.get(), range.count.get(), rest))
@@ -315,12 +319,13 @@ pub struct GroupRecord<'a> {
     members: &'a [MemberRecord],
 }
 
-/// Bytes of the record of a group with so many units.
+/// Returns the size of the record of a group with this many units.
 pub fn group_bytes(width: usize) -> usize {
     if width == 0 { 1 } else { size_of::<GroupHeader>() + width * size_of::<MemberRecord>() }
 }
 
-/// A group with its units: donor, place on the donor, blocks. One without units is an empty place.
+/// Encodes a group with its units: donor, place on the donor, blocks. A group without units is an
+/// empty place.
 pub fn encode_group(
     id: GroupId,
     first_sequence: u64,
@@ -341,7 +346,7 @@ pub fn encode_group(
 }
 
 impl<'a> GroupRecord<'a> {
-    /// Takes the next record off a page; `Some(None)`: the place is empty.
+    /// Takes the next record from a page. Returns `Some(None)` for an empty place.
     pub fn take(bytes: &mut &'a [u8]) -> Option<Option<GroupRecord<'a>>> {
         let width = usize::from(*bytes.first()?);
         if width == 0 {

@@ -1,9 +1,9 @@
 //! Redo records: what the log holds.
 //!
-//! A record is a header of 32 bytes and a payload of entries, padded with zeros to 8 bytes. Its LSN is its
-//! position in the log, counted in bytes since the store was formatted. Its salt is the checksum of the header
-//! before it, so that a stale record left behind in reused log space does not continue the chain.
-//! Entries are absolute (bytes to store, bits to set or clear), so replay is idempotent.
+//! A record is a header of 32 bytes and a payload of entries, padded with zeros to 8 bytes. Its LSN
+//! is its position in the log, counted in bytes since the store was formatted. Its salt is the
+//! checksum of the previous header, so that a stale record in reused log space does not continue
+//! the chain. Entries are absolute (bytes to store, bits to set or clear), so replay is idempotent.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,7 +13,7 @@ use crate::{FormatError, Lsn, Offset, REGION_BYTES_MAX, Sums, checksum, index, u
 pub const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"SHrc");
 /// Bytes of a record header.
 pub const RECORD_HEADER: usize = 32;
-/// Largest payload: bounds a transaction and what recovery must hold (bytes).
+/// Largest payload (bytes). Bounds a transaction and what recovery must hold in memory.
 pub const RECORD_PAYLOAD_MAX: usize = (1 << 20) + (1 << 16);
 /// A record's length in the log is a multiple of this.
 pub const RECORD_ALIGN: usize = 8;
@@ -74,8 +74,8 @@ impl RecordHeader {
         Lsn::new(self.lsn.get())
     }
 
-    /// Decodes the header expected at `lsn` after a record whose header checksum was `salt`. Any error means:
-    /// the log ends here.
+    /// Decodes the header expected at `lsn` after a record whose header checksum was `salt`. Any
+    /// error means that the log ends here.
     pub fn decode(bytes: &[u8], lsn: Lsn, salt: u32) -> Result<RecordHeader, FormatError> {
         let what = "log record";
         let Ok((header, _)) = RecordHeader::read_from_prefix(bytes) else {
@@ -103,7 +103,7 @@ impl RecordHeader {
         Ok(header)
     }
 
-    /// The kind of a decoded header: no other has a kind that is known.
+    /// Returns the kind of a decoded header, which is always known.
     pub fn record_kind(&self) -> RecordKind {
         RecordKind::of(self.kind.get()).expect("`decode` refuses others")
     }
@@ -153,7 +153,7 @@ fn entry_word(kind: u64, at: Offset, len: u64) -> [u8; 8] {
 }
 
 impl Entry<'_> {
-    /// Appends the entry to a payload; returns where in the payload its data begins.
+    /// Appends the entry to a payload. Returns where in the payload its data begins.
     pub fn encode(&self, payload: &mut Vec<u8>) -> usize {
         match *self {
             Entry::Write { at, bytes } => {
@@ -184,7 +184,7 @@ impl Entry<'_> {
     }
 }
 
-/// Iterates over the entries of a payload; stops after the first error.
+/// Iterates over the entries of a payload. Stops after the first error.
 pub struct Entries<'a> {
     payload: &'a [u8],
     region_bytes: u64,
@@ -269,7 +269,7 @@ mod tests {
         assert!(RecordHeader::decode(bytes, Lsn::new(4104), 77).is_err());
         assert!(RecordHeader::decode(bytes, Lsn::new(4096), 78).is_err());
         assert_eq!(header.total(), 40);
-        // Under a checksum that is right.
+        // With a correct checksum.
         let forged = |change: fn(&mut RecordHeader)| {
             let mut header = header;
             change(&mut header);

@@ -1,7 +1,7 @@
 //! The segment table: one entry of 16 bytes for every 64 KiB of the region.
 //!
-//! An entry says what the segment is for. For classes of at most 64 slots it also holds the slot
-//! bitmap; the smaller classes keep theirs at the start of the segment.
+//! An entry gives the segment's use. For classes of at most 64 slots it also holds the slot bitmap.
+//! The smaller classes keep theirs at the start of the segment.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

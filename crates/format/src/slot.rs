@@ -1,19 +1,20 @@
 //! Size classes of the region's allocator, and the reference to an allocated piece.
 //!
-//! A segment of 64 KiB belongs to one class and is cut into equal slots; pieces above 32 KiB are
+//! A segment of 64 KiB belongs to one class and is cut into equal slots. Pieces above 32 KiB are
 //! runs of whole segments. Classes of at most 64 slots keep their bitmap in the segment table, the
-//! smaller ones in the first bytes of the segment itself, so that 1 KiB slots fill a segment exactly.
+//! smaller ones in the first bytes of the segment itself, so that 1 KiB slots fill a segment
+//! exactly.
 
 use crate::{Offset, REGION_BYTES_MAX, SEGMENT};
 
-/// Slot sizes in bytes, ascending; a class is an index into this table.
+/// Slot sizes in bytes, ascending. A class is an index into this table.
 pub const CLASS_SIZES: [u32; 33] = [
     16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560,
     3072, 4096, 5120, 6144, 8192, 10240, 12288, 16384, 21824, 32768,
 ];
 /// Number of classes.
 pub const CLASSES: usize = CLASS_SIZES.len();
-/// Largest slot; longer pieces are runs of segments.
+/// Largest slot. Longer pieces are runs of segments.
 pub const SLOT_MAX: u64 = 32768;
 /// The class number that marks a run of whole segments in a [`SlotRef`].
 pub const CLASS_RUN: u8 = 63;
@@ -36,7 +37,7 @@ const GEOMETRY: [(u32, u32); CLASSES] = {
     table
 };
 
-/// [`SEGMENT`], as offsets within one are counted.
+/// [`SEGMENT`] as a `u32`, the type of offsets within a segment.
 const SEGMENT_BYTES: u32 = 1 << 16;
 const _: () = assert!(SEGMENT_BYTES as u64 == SEGMENT);
 
@@ -49,7 +50,7 @@ const fn geometry(size: u32) -> (u32, u32) {
     ((SEGMENT_BYTES - header) / size, header)
 }
 
-/// The smallest class whose slots hold `len` bytes; `None` above [`SLOT_MAX`].
+/// Returns the smallest class whose slots hold `len` bytes, or `None` above [`SLOT_MAX`].
 pub const fn class_for(len: u64) -> Option<u8> {
     if len > SLOT_MAX {
         return None;
@@ -79,7 +80,8 @@ impl SlotRef {
         SlotRef(offset.get() | u64::from(CLASS_RUN) << 40 | segments << 46)
     }
 
-    /// From stored bits. `None` when no writer writes such bits; zero decodes to [`SlotRef::NONE`].
+    /// Decodes stored bits. Returns `None` if no writer could have written them. Zero decodes to
+    /// [`SlotRef::NONE`].
     #[inline]
     pub fn from_bits(bits: u64) -> Option<SlotRef> {
         let reference = SlotRef(bits);
@@ -87,7 +89,7 @@ impl SlotRef {
             return Some(reference);
         }
         let within = reference.offset().in_segment();
-        // A slot's bits end with its class.
+        // The bits of a slot end with its class.
         let ok = match CLASS_SIZES.get((bits >> 40) as usize) {
             Some(&size) => {
                 let (slots, first) = class_geometry(reference.class());
@@ -102,7 +104,8 @@ impl SlotRef {
         (ok && reference.offset().segment() > 0).then_some(reference)
     }
 
-    /// Like [`SlotRef::from_bits`], but accepts this class alone: the divisor is known, so this is faster.
+    /// Like [`SlotRef::from_bits`], but accepts only this class. Faster, because the divisor is
+    /// known.
     #[inline]
     pub fn from_bits_of<const CLASS: u8>(bits: u64) -> Option<SlotRef> {
         let (slots, first) = const { class_geometry(CLASS) };

@@ -1,20 +1,21 @@
 //! Sums of bytes that users or the file system wrote: log payloads, pages of images, blocks of block devices.
 //!
-//! CRC32C is linear. Bytes that end with their own CRC32C, as an inode record does, add the same to the CRC32C of a whole
-//! whatever they say, so such a sum takes an old inode record in the place of a new one for right. Reused log space and
-//! lost writes put old bytes just there. XXH3 has no such blind spot.
-//! Media made before keep CRC32C: regions without [`FEATURE_SUMS`](crate::superblock::FEATURE_SUMS), virtual-log disks of
-//! the versions 1 and 2, network RAM disks of the versions 2 and 3.
+//! CRC32C is linear. Bytes that end with their own CRC32C, as an inode record does, contribute the
+//! same to the CRC32C of a whole regardless of their contents. Such a sum therefore accepts an old
+//! inode record in place of a new one. Reused log space and lost writes leave old bytes in just
+//! such places. XXH3 has no such blind spot.
+//! Older media keep CRC32C: regions without [`FEATURE_SUMS`](crate::superblock::FEATURE_SUMS),
+//! virtual-log disks of versions 1 and 2, network RAM disks of versions 2 and 3.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::checksum;
 
-/// The kind of such sums.
+/// The kind of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sums {
     Crc32c,
-    /// The low half of XXH3-64; of a page with its number as the seed.
+    /// The low half of XXH3-64, for a page seeded with its number.
     Xxh3,
 }
 
@@ -24,7 +25,7 @@ const fn low(hash: u64) -> u32 {
 }
 
 impl Sums {
-    /// The kind that a bit of a version or of features stands for.
+    /// Returns the kind for a bit of a version or of features.
     pub(crate) fn of_bit(is_set: bool) -> Sums {
         if is_set { Sums::Xxh3 } else { Sums::Crc32c }
     }
@@ -33,7 +34,7 @@ impl Sums {
         self == Sums::Xxh3
     }
 
-    /// The sum of bytes whose place does not matter.
+    /// Returns the sum of bytes whose place does not matter.
     pub fn of(self, bytes: &[u8]) -> u32 {
         match self {
             Sums::Crc32c => checksum(0, bytes),
@@ -41,7 +42,7 @@ impl Sums {
         }
     }
 
-    /// The sum of the page with this number.
+    /// Returns the sum of the page with this number.
     pub fn of_page(self, number: u64, page: &[u8]) -> u32 {
         match self {
             Sums::Crc32c => checksum(0, page),
@@ -54,7 +55,7 @@ impl Sums {
 mod tests {
     use super::*;
 
-    /// Bytes around two that end with their CRC32C.
+    /// Returns bytes with a part in the middle that ends with its CRC32C.
     fn with_sealed(value: u8) -> Vec<u8> {
         let sealed = [value; 92];
         [&[7; 144][..], &sealed, &checksum(0, &sealed).to_le_bytes(), &[9; 40]].concat()

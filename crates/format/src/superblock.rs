@@ -1,8 +1,9 @@
 //! The first pages of a region: superblock (page 0), anchors (page 1), roots (page 2).
 //!
-//! The superblock is written once, by `format`. The anchor says from where the log must be replayed;
-//! two slots of 512 bytes alternate by generation, so that a torn write leaves the other one. The
-//! roots are ordinary region bytes, changed only through transactions.
+//! The superblock is written by `format`; later only features are added to it. The anchor says from
+//! where the log must be replayed. Two slots of 512 bytes alternate by generation, so that a torn
+//! write leaves the other one. The roots are ordinary region bytes, changed only through
+//! transactions.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,35 +16,37 @@ pub const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"SHOALRGN");
 pub const ANCHOR_MAGIC: u64 = u64::from_le_bytes(*b"SHOALANC");
 /// The format version this crate reads and writes.
 pub const VERSION: u32 = 1;
-/// Incompatible feature: region and images agree on an incarnation, and an image says whether it lacks anything. Who does
-/// not keep these up to date must not open the region.
+/// Incompatible feature: region and images agree on an incarnation, and an image says whether it
+/// lacks anything. A program that does not keep these up to date must not open the region.
 pub const FEATURE_INCARNATION: u64 = 1;
-/// Incompatible feature: payloads of the log and pages of images have sums that are not linear ([`Sums`]). A store has it from
-/// its first day or never.
+/// Incompatible feature: payloads of the log and pages of images have non-linear sums ([`Sums`]). A
+/// store has it from its creation or never.
 pub const FEATURE_SUMS: u64 = 2;
-/// Incompatible feature: inode blocks and files may be packed. New stores have it; an older one gets it before its first packed
-/// piece. In memory that is persistent the bit and the checksum change one after the other, so a crash may leave one of
-/// them: the checksum says whether the store has it.
+/// Incompatible feature: inode blocks and files may be packed. New stores have it. An older store
+/// gets it before its first packed piece. In persistent memory the bit and the checksum change one
+/// after the other, so a crash may leave only one of them. The checksum decides whether the store
+/// has the feature.
 pub const FEATURE_PACKED: u64 = 4;
-/// Incompatible feature: records of inodes may have methods. A store gets it before its first one, as it gets [`FEATURE_PACKED`].
+/// Incompatible feature: inode records may have methods. A store gets it before its first method,
+/// in the same way as [`FEATURE_PACKED`].
 pub const FEATURE_METHODS: u64 = 8;
-/// Incompatible feature: short packed files may have dictionaries. New stores have it; an older one gets it before its first
-/// dictionary, as it gets [`FEATURE_PACKED`].
+/// Incompatible feature: short packed files may have dictionaries. New stores have it. An older
+/// store gets it before its first dictionary, in the same way as [`FEATURE_PACKED`].
 pub const FEATURE_DICTIONARIES: u64 = 16;
-/// Incompatible feature: buckets of directories may be packed. New stores have it; an older one gets it before its first packed
-/// bucket, as it gets [`FEATURE_PACKED`].
+/// Incompatible feature: directory buckets may be packed. New stores have it. An older store gets
+/// it before its first packed bucket, in the same way as [`FEATURE_PACKED`].
 pub const FEATURE_BUCKETS: u64 = 32;
-/// Incompatible feature: payloads of packed objects may be in the spill file. A store gets it before its first one, as it gets
-/// [`FEATURE_PACKED`].
+/// Incompatible feature: payloads of packed objects may be in the spill file. A store gets it
+/// before its first spilled payload, in the same way as [`FEATURE_PACKED`].
 pub const FEATURE_SPILLED: u64 = 64;
-/// Incompatible feature: there may be a list of bulk devices. A store gets it before its second device, as it gets
-/// [`FEATURE_PACKED`].
+/// Incompatible feature: there may be a list of bulk devices. A store gets it before its second
+/// device, in the same way as [`FEATURE_PACKED`].
 pub const FEATURE_DEVICES: u64 = 128;
-/// Incompatible feature: records of files and directories may have thresholds. A store gets it before its first one, as it gets
-/// [`FEATURE_PACKED`].
+/// Incompatible feature: records of files and directories may have thresholds. A store gets it
+/// before its first threshold, in the same way as [`FEATURE_PACKED`].
 pub const FEATURE_THRESHOLDS: u64 = 256;
-/// Incompatible feature: the list of bulk devices may name tables of checksums. A store gets it before its first one, as it gets
-/// [`FEATURE_PACKED`].
+/// Incompatible feature: the list of bulk devices may name tables of checksums. A store gets it
+/// before its first table, in the same way as [`FEATURE_PACKED`].
 pub const FEATURE_BLOCK_SUMS: u64 = 512;
 /// Incompatible features this crate understands.
 pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
@@ -56,7 +59,7 @@ pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
     | FEATURE_DEVICES
     | FEATURE_THRESHOLDS
     | FEATURE_BLOCK_SUMS;
-/// Features that stores get while they are open.
+/// Features that can be added to an existing store.
 const FEATURES_ADDED: [u64; 8] = [
     FEATURE_PACKED,
     FEATURE_METHODS,
@@ -72,7 +75,7 @@ pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.
 pub const ANCHOR_AT: [u64; 2] = [PAGE, PAGE + 512];
 pub const ROOTS_AT: Offset = Offset::new(2 * PAGE);
-/// The segment table begins here; bulk bitmap and ring follow it.
+/// Offset of the segment table. Bulk bitmap and ring follow it.
 pub const SEGMENT_TABLE_AT: Offset = Offset::new(4 * PAGE);
 
 /// The superblock as it lies in page 0.
@@ -113,7 +116,7 @@ pub struct Superblock {
     pub region_bytes: u64,
     pub segment_table: Offset,
     pub segment_count: u64,
-    /// One bit for every bulk block (1 = in use), or 0 when there is no bulk device.
+    /// One bit for every bulk block (1 = in use), or 0 if there is no bulk device.
     pub bulk_bitmap: Offset,
     pub bulk_blocks: u64,
     /// Log ring, or 0 for `logged` memory.
@@ -141,7 +144,7 @@ pub struct Geometry {
 }
 
 impl Superblock {
-    /// Lays out the fixed areas: segment table, bulk bitmap, ring; each begins on a page.
+    /// Lays out the fixed areas: segment table, bulk bitmap, ring. Each begins on a page.
     pub fn layout(geometry: Geometry) -> Result<Superblock, FormatError> {
         let region_bytes = geometry.region_bytes / SEGMENT * SEGMENT;
         let segment_count = region_bytes / SEGMENT;
@@ -172,7 +175,7 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// The sums of its log and its images.
+    /// Returns the kind of sums in its log and images.
     pub fn sums(&self) -> Sums {
         Sums::of_bit(self.features & FEATURE_SUMS != 0)
     }
@@ -242,7 +245,8 @@ impl Superblock {
         record.as_bytes().try_into().expect("size is asserted")
     }
 
-    /// Decodes and validates; the order (magic, version, checksum, fields) gives the most useful error.
+    /// Decodes and validates. The order (magic, version, checksum, fields) gives the most useful
+    /// error.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, FormatError> {
         let what = "superblock";
         let Ok((mut record, _)) = SuperblockRecord::read_from_prefix(bytes) else {
@@ -293,10 +297,11 @@ impl Superblock {
     }
 }
 
-/// From where the log must be replayed over the bytes this anchor lies in.
+/// Says from where the log must be replayed over the bytes that contain this anchor.
 ///
-/// In an image: written last, when pages and log are durable ("sealed"). In a region with a ring: the
-/// ring's head, moved when every record before it has been applied and written back.
+/// In an image, the anchor is written last, when pages and log are durable ("sealed"). In a region
+/// with a ring, it holds the ring's head, which moves when every record before it has been applied
+/// and written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AnchorRecord {
@@ -306,7 +311,7 @@ pub struct AnchorRecord {
     pub uuid: [u8; 16],
     /// First log position to replay.
     pub replay_lsn: U64,
-    /// The log was durable up to here when the anchor was written.
+    /// Position up to which the log was durable when the anchor was written.
     pub sealed_lsn: U64,
     /// Chain value the record at `replay_lsn` must carry.
     pub replay_salt: U32,
@@ -314,9 +319,10 @@ pub struct AnchorRecord {
     pub flags: U32,
     /// Boot of the machine that wrote it: tells a process crash from a power loss.
     pub boot_id: [u8; 16],
-    /// Bytes of the region that carry data; everything behind them is zero.
+    /// Bytes of the region that carry data. All bytes after them are zero.
     pub used_bytes: U64,
-    /// How often the region was restored from an image: region and images of one store carry the same.
+    /// Number of times the region was restored from an image. Region and images of one store have
+    /// the same value.
     pub incarnation: U64,
     pub reserved: [u8; 36],
     pub crc: U32,
@@ -341,7 +347,7 @@ impl AnchorRecord {
         Lsn::new(self.replay_lsn.get())
     }
 
-    /// The log was durable up to here when the anchor was written.
+    /// Position up to which the log was durable when the anchor was written.
     pub fn sealed_to(&self) -> Lsn {
         Lsn::new(self.sealed_lsn.get())
     }
@@ -384,27 +390,28 @@ pub struct Roots {
     pub inode_root: U64,
     /// Levels of the inode table above the inode blocks.
     pub inode_height: U32,
-    /// No generation of an inode in a block that was given back is above it.
+    /// Upper bound of the inode generations in blocks that were given back.
     pub generation_floor: U32,
-    /// No inode block from this number on exists; of those below it, empty ones may be absent.
+    /// Every inode block has a number below this. Empty blocks below it may be absent.
     pub inode_blocks: U64,
-    /// Inodes in use when the store was last unmounted cleanly; recovery counts them anew.
+    /// Inodes in use when the store was last unmounted cleanly. Recovery counts them anew.
     pub inodes: U64,
     /// Directories among them.
     pub directories: U64,
     /// Files whose data are on the bulk device.
     pub large_files: U64,
-    /// Free segments that are not given out: a limit below the layout's.
+    /// Free segments that are kept back: a limit below that of the layout.
     pub withheld_segments: U64,
-    /// Free bulk blocks that are not given out.
+    /// Free bulk blocks that are kept back.
     pub withheld_blocks: U64,
-    /// Two copies of the tables that packed inodes are decoded with, or 0 ([`crate::SlotRef`]s).
+    /// Two copies of the tables for decoding packed inodes, or 0 ([`crate::SlotRef`]s).
     pub inode_tables: [U64; 2],
-    /// Two copies of the list of dictionaries that packed files are decoded with, or 0 ([`crate::SlotRef`]s).
+    /// Two copies of the list of dictionaries for decoding packed files, or 0
+    /// ([`crate::SlotRef`]s).
     pub dictionaries: [U64; 2],
     /// Inode number of the spill file, or 0.
     pub spill_file: U32,
-    /// Its generation: the number may have another user, if the file was lost.
+    /// Generation of the spill file. If the file was lost, its inode number may have another user.
     pub spill_generation: U32,
 }
 
@@ -435,7 +442,7 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes;
             flipped[bit / 8] ^= 1 << (bit % 8);
-            // The checksum decides about these.
+            // The checksum decides about these bits.
             let first = std::mem::offset_of!(SuperblockRecord, features_incompat) * 8;
             let is_added = FEATURES_ADDED.iter().any(|added| bit == first + added.ilog2() as usize);
             let expected = is_added.then_some(superblock);

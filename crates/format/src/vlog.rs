@@ -1,10 +1,13 @@
-//! Media format of a virtual-log disk: superblock and tail record. Log records ([`Record`]) and the checkpoint of the
-//! map ([`map`]) are in files of their own. The structs are the tables of `docs/spec/vlog.md`.
+//! Media format of a virtual-log disk: superblock and tail record. Log records ([`Record`]) and the
+//! checkpoint of the map ([`map`]) are in their own files. The structs are the tables of
+//! `docs/spec/vlog.md`.
 //!
-//! The device is counted in blocks of 4096 bytes. Blocks 0 and 1 hold the superblock twice, blocks 2 and 3 the tail record by turns;
-//! behind them is the log, and behind the log the map area, if there is one. A log record is one block that holds *pieces* of the
-//! map, each the whole state of 8 logical blocks, and says which of their entries it changed. It names its own place, so that a
-//! copy of it elsewhere is no record, and links to older records, so that all that count are reached from the newest.
+//! The device is divided into blocks of 4096 bytes. Blocks 0 and 1 hold two copies of the
+//! superblock, blocks 2 and 3 alternately the tail record. The log follows, and then the map area,
+//! if there is one. A log record is one block that holds *pieces* of the map, each the whole state
+//! of 8 logical blocks, and says which of their entries it changed. It names its own place, so that
+//! a copy elsewhere is not taken for a record. It links to older records, so that all records that
+//! count can be reached from the newest.
 
 pub mod map;
 mod record;
@@ -18,25 +21,25 @@ pub use record::{LINKS_MAX, LoggedPiece, PIECES_MAX, Record};
 
 /// Bytes of a block, logical or physical.
 pub const BLOCK: usize = 4096;
-/// Where the two copies of the superblock are (blocks).
+/// Blocks of the two copies of the superblock.
 pub const SUPERBLOCK_AT: [u32; 2] = [0, 1];
-/// Where the tail record of an even and of an odd generation is (blocks).
+/// Blocks of the tail records with even and odd generations.
 pub const TAIL_AT: [u32; 2] = [2, 3];
 /// The first block of the log.
 pub const LOG_AT: u32 = 4;
-/// Logical blocks of a piece.
+/// Number of logical blocks in a piece.
 pub const PIECE_BLOCKS: u32 = 8;
-/// No record has a higher number.
+/// Largest number of a record.
 const SEQ_MAX: u64 = 1 << 62;
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVLg");
 const TAIL_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVTl");
 const VERSION: u32 = 1;
-/// Added to the version of a superblock: for a disk with a map area, and for one whose blocks have [`Sums::Xxh3`]. An older
-/// program refuses either.
+/// Added to the version of a superblock: for a disk with a map area, and for a disk whose blocks
+/// have [`Sums::Xxh3`]. An older program refuses both.
 const VERSION_MAP: u32 = 1;
 const VERSION_SUMS: u32 = 2;
 
-/// Header of every block of the log's own.
+/// Header of every block that the log itself writes.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct BlockHeader {
@@ -47,7 +50,7 @@ struct BlockHeader {
 
 const _: () = assert!(size_of::<BlockHeader>() == 16);
 
-/// The superblock, without the zeros behind it.
+/// The superblock, without the zeros after it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct VlogSuperblockRecord {
@@ -65,7 +68,7 @@ struct VlogSuperblockRecord {
 const _: () = assert!(size_of::<VlogSuperblockRecord>() == 64);
 const _: () = assert!(std::mem::offset_of!(VlogSuperblockRecord, list_blocks) == 60);
 
-/// The tail record, without the zeros behind it.
+/// The tail record, without the zeros after it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct TailRecord {
@@ -91,65 +94,68 @@ struct EntryRecord {
 
 const _: () = assert!(size_of::<EntryRecord>() == 8);
 
-/// Written once, by `format`.
+/// The superblock, written once by `format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
     pub uuid: [u8; 16],
-    /// Random and unknown to whoever writes data, so that no data can be made to look like a record.
+    /// Random and unknown to writers of data, so that no data can be made to look like a record.
     pub salt: u64,
-    /// Size of the disk on offer (blocks).
+    /// Size of the disk that is offered (blocks).
     pub logical_blocks: u32,
-    /// Blocks of the device that are used, those before the log included.
+    /// Number of blocks used on the device, including those before the log.
     pub physical_blocks: u32,
-    /// Blocks of a segment; 0: data and records are written to any free block.
+    /// Blocks of a segment. 0: data and records are written to any free block.
     pub segment_blocks: u32,
-    /// Where checkpoints of the map are; none on a disk without segments, or made by an earlier version.
+    /// The area for checkpoints of the map. `None` on a disk without segments, or made by an
+    /// earlier version.
     pub area: Option<Area>,
-    /// The sums of its blocks.
+    /// The kind of sums of its blocks.
     pub sums: Sums,
 }
 
-/// Knowledge of the end of the log.
+/// The tail record: what is known of the end of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tail {
-    /// The higher one of the two counts.
+    /// Of two tail records, the one with the higher generation counts.
     pub generation: u64,
-    /// The newest record when the disk was closed; `None` while it is open.
+    /// The newest record at the time the disk was closed; `None` while it is open.
     pub root: Option<Link>,
-    /// Records up to this number are durable, and blocks they left may have been used again.
+    /// Records up to this number are durable, and blocks they left may have been reused.
     pub durable: u64,
-    /// The newest checkpoint that is complete.
+    /// The newest complete checkpoint.
     pub checkpoint: Option<Checkpoint>,
 }
 
 /// A checkpoint of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// It holds what all records up to this number say, and may hold what later ones say.
+    /// The checkpoint covers all records up to this number, and may include changes of later ones.
     pub number: u64,
-    /// Which directory and which list are its own: 0 or 1.
+    /// Selects its directory and its list: 0 or 1.
     pub side: u8,
 }
 
 /// A reference to a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// Its block.
+    /// The block of the record.
     pub at: u32,
-    /// Its number. Another one there: the record meant did not count any more, and its block was used again.
+    /// The number of the record. If the block holds a different one, the record no longer counted
+    /// and its block was reused.
     pub seq: u64,
 }
 
-/// Where a logical block is.
+/// The place of a logical block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// 0: nowhere, it reads as zeros.
+    /// The block on the device. 0: unmapped, reads as zeros.
     pub at: u32,
-    /// The sum of its bytes; 0 when it is nowhere.
+    /// The sum of its bytes; 0 if it is unmapped.
     pub sum: u32,
 }
 
-/// A block that begins with `record`. `start`: what the checksum goes on from, 0 or a salt's.
+/// Makes a block that begins with `record`. The checksum continues from `start`: 0, or the checksum
+/// of a salt.
 fn sealed<T: IntoBytes + Immutable>(record: &T, start: u32) -> Vec<u8> {
     let mut block = Vec::with_capacity(BLOCK);
     block.extend_from_slice(record.as_bytes());
@@ -158,7 +164,7 @@ fn sealed<T: IntoBytes + Immutable>(record: &T, start: u32) -> Vec<u8> {
     block
 }
 
-/// Checks a block, whose version is at most `newest`, and reads what it begins with.
+/// Checks a block, whose version may be at most `newest`, and returns the struct at its start.
 fn opened<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(
     what: &'static str,
     magic: u64,
@@ -198,13 +204,14 @@ fn sealed_salted<T: IntoBytes + Immutable>(record: &T, superblock: &Superblock) 
     sealed(record, salted(superblock))
 }
 
-/// The salt is not stored: checksums go on from its own, so that a block gives it away to nobody.
+/// Returns the checksum of the salt. Checksums continue from it, so that the salt is in no block
+/// that uses it.
 fn salted(superblock: &Superblock) -> u32 {
     checksum(0, &superblock.salt.to_le_bytes())
 }
 
 impl BlockHeader {
-    /// `sealed` sets the checksum.
+    /// Makes a header. `sealed` sets its checksum.
     fn new(magic: u64, version: u32) -> BlockHeader {
         BlockHeader { crc: 0.into(), version: version.into(), magic: magic.into() }
     }
@@ -271,22 +278,22 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Whole segments of the log.
+    /// Number of whole segments in the log.
     pub fn segments(&self) -> u32 {
         (self.log_end() - LOG_AT).checked_div(self.segment_blocks).unwrap_or(0)
     }
 
-    /// The log ends before this block.
+    /// Returns the block after the last one of the log.
     pub fn log_end(&self) -> u32 {
         self.area.as_ref().map_or(self.physical_blocks, |area| area.at)
     }
 
-    /// A block with these bytes, in this place.
+    /// Returns the entry for a block with these bytes in this place.
     pub fn entry(&self, at: u32, block: &[u8]) -> Entry {
         Entry { at, sum: self.sums.of(block) }
     }
 
-    /// Pieces of the map.
+    /// Number of pieces of the map.
     pub fn pieces(&self) -> u32 {
         self.logical_blocks.div_ceil(PIECE_BLOCKS)
     }
@@ -362,7 +369,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// After every single-bit change it must be an error.
+    /// Checks that every single-bit change is an error.
     fn no_bit_may_flip<T>(mut bytes: Vec<u8>, decode: impl Fn(&[u8]) -> Result<T, FormatError>) {
         assert!(decode(&bytes).is_ok());
         for bit in 0..bytes.len() * 8 {

@@ -1,13 +1,19 @@
-//! What a record says of the log before it: up to which position a flush had made it durable when the record was written.
+//! Vouching: a record states up to which position a flush had made the log durable when the record
+//! was written.
 //!
-//! A log ends at the first record that does not count. If a disk lost a write that it answered, the log seems to end in front of it. A record
-//! behind that end which was written when the log was durable *beyond* the end proves that the end is none; no crash leaves
-//! that. After the death of a process alone any record of the present mount proves it, since the others have all been appended in their order.
+//! A log ends at the first record that does not count. If a disk lost a write that it had
+//! acknowledged, the log seems to end before it. A record past that end that was written when the
+//! log was durable *beyond* the end proves that the end is false, because no crash leaves such a
+//! state. If only a process died, any record of the present mount is a proof, since all earlier
+//! records were appended in order.
 //!
-//! Rules: the last entry of a transaction's payload clears bits of a word that is always zero, and its mask is the position. So the entry changes nothing, and a
-//! program that knows nothing of it replays it like any other. A record counts at its own position only: those in reused space fail. Those of
-//! a tail that was given up after a power loss are at their positions, and vouch for nothing beyond the epoch record that replaced it. The mask is
-//! mixed with the store's seed, so that no file's contents, stale in reused space, pass for a record of the store. Left out: reading the log.
+//! Rules: the last entry of a transaction's payload clears bits of a word that is always zero. Its
+//! mask is the position. So the entry changes nothing, and a program that does not know it replays
+//! it like any other. A record counts only at its own position, so records in reused space fail.
+//! Records of a tail that was given up after a power loss are at their positions, but vouch for
+//! nothing beyond the epoch record that replaced it. The mask is mixed with the store's seed, so
+//! that stale file contents in reused space do not pass for a record of the store. Left out:
+//! reading the log.
 
 use crate::gap::{header, next_magic, record};
 use crate::record::{Entry, RECORD_ALIGN, RECORD_HEADER, RecordHeader};
@@ -18,15 +24,16 @@ use crate::{Lsn, Offset, PAGE, Sums, index, u64_at};
 pub const VOUCH_AT: Offset = Offset::new(ROOTS_AT.get() + PAGE - 8);
 /// Bytes of the entry.
 pub const VOUCH_BYTES: usize = 16;
-/// Bytes to look at in one piece: any record fits in.
+/// Bytes to search in one piece. Any record fits in.
 pub const VOUCH_WINDOW: usize = 4 << 20;
 
-/// The entry of a record that is written when the log is durable up to `durable`. `seed` is the superblock's `hash_seed`.
+/// Returns the entry for a record that is written when the log is durable up to `durable`. `seed`
+/// is the superblock's `hash_seed`.
 pub fn vouch(durable: Lsn, seed: u64) -> Entry<'static> {
     Entry::ClearBits { at: VOUCH_AT, mask: durable.get() ^ seed }
 }
 
-/// The position a record's payload vouches for, if it does.
+/// Returns the position that a record's payload vouches for, if it vouches.
 fn vouched(lsn: Lsn, payload: &[u8], seed: u64) -> Option<Lsn> {
     let entry = &payload[payload.len().checked_sub(VOUCH_BYTES)?..];
     let durable = Lsn::new(u64_at(entry, 8) ^ seed);
@@ -35,32 +42,35 @@ fn vouched(lsn: Lsn, payload: &[u8], seed: u64) -> Option<Lsn> {
     (entry == expected && durable <= lsn).then_some(durable)
 }
 
-/// The search for a record that does not let the log end where it seems to.
+/// Search for a witness: a record that proves that the log does not end where it seems to.
 pub struct Witnesses {
-    /// A record that vouches for this position or a later one is one.
+    /// A record that vouches for this position or a later one is a witness.
     pub from: Lsn,
     /// The superblock's `hash_seed`.
     pub seed: u64,
     pub sums: Sums,
 }
 
-/// What a search in a part of the log came to.
+/// Result of a search in a part of the log.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Searched {
     Found(RecordHeader),
-    /// Nothing in so many bytes; the search goes on behind them.
+    /// No witness in this many bytes. The search continues after them.
     Nothing(usize),
 }
 
 impl Witnesses {
-    /// Of a log that seems to end at `end`, and whose last epoch record ends at `life`; where none counts, that is where replay began.
+    /// Builds the search for a log that seems to end at `end`. `life` is the end of its last epoch
+    /// record, or the start of replay if no epoch record counts.
     pub fn of(end: Lsn, life: Lsn, power_lost: bool, seed: u64, sums: Sums) -> Witnesses {
-        // A tail that was given up vouches for nothing beyond the start of the epoch record that came in its place. That one was durable
-        // before the next record was written, and before an image was sealed.
+        // A tail that was given up vouches for nothing beyond the start of the epoch record that
+        // replaced it. That record was durable before the next one was written, and before an image
+        // was sealed.
         Witnesses { from: if power_lost { end.saturating_add(1) } else { life }, seed, sums }
     }
 
-    /// Looks through the log's bytes from `at` on, which are its last ones or [`VOUCH_WINDOW`] of them.
+    /// Searches the log's bytes from `at` on: the last ones of the log, or [`VOUCH_WINDOW`] of
+    /// them.
     pub fn search(&self, bytes: &[u8], at: Lsn) -> Searched {
         let more = bytes.len() >= VOUCH_WINDOW;
         let mut from = 0;
@@ -82,7 +92,7 @@ impl Witnesses {
             {
                 return Searched::Found(whole);
             }
-            // What looks like a record within a whole one is some file's contents.
+            // What looks like a record inside a whole one is file contents.
             from = (from + total).min(bytes.len());
         }
         Searched::Nothing(bytes.len())
@@ -99,7 +109,8 @@ mod tests {
     const SUMS: Sums = Sums::Xxh3;
     const SEED: u64 = 0x1234_5678_9abc_def0;
 
-    /// A record with `len` bytes of data, written at `lsn` when the log was durable up to `durable`.
+    /// Builds a record with `len` bytes of data, written at `lsn` when the log was durable up to
+    /// `durable`.
     fn vouching(lsn: u64, len: usize, durable: u64) -> Vec<u8> {
         let mut payload = Vec::new();
         Entry::Write { at: Offset::new(1 << 16), bytes: &vec![7; len] }.encode(&mut payload);
@@ -128,7 +139,7 @@ mod tests {
         for bit in 800 * 8..(bytes.len() - 1) * 8 {
             let mut bytes = bytes.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            // The padding has no sum.
+            // No sum covers the padding.
             let is_padding = bit / 8 >= 800 + RECORD_HEADER + 8 + 40 + VOUCH_BYTES;
             assert_eq!(found(&bytes, 4096, 4500).is_some(), is_padding, "bit {bit}");
         }

@@ -11,7 +11,7 @@ pub const XATTR_ENTRY_HEADER: usize = 8;
 pub const XATTR_NAME_MAX: usize = 255;
 /// Longest value (bytes).
 pub const XATTR_VALUE_MAX: usize = 65536;
-/// Most bytes all attributes of one inode may take.
+/// Maximum bytes of all attributes of one inode.
 pub const XATTR_TOTAL_MAX: usize = 128 << 10;
 
 /// A name and its value.

@@ -1,7 +1,9 @@
-//! Golden bytes: a fixed value encodes to fixed bytes, so that no change of the code changes a layout unnoticed.
+//! Golden bytes: a fixed value encodes to fixed bytes, so that no code change alters a layout
+//! unnoticed.
 //!
-//! A dump has a line for each 16 bytes that are not all zero, and the number of bytes at its end. Every field has a value of
-//! its own, so that exchanged fields show. If a test fails here, the media of earlier programs cannot be read any more.
+//! A dump has a line for each 16 bytes that are not all zero, and the total number of bytes at its
+//! end. Every field has a distinct value, so that swapped fields show. If a test fails here, the
+//! media of earlier programs can no longer be read.
 
 use shoal_format::Sums;
 use shoal_format::ram::{
@@ -65,7 +67,7 @@ fn the_superblock_of_a_network_ram_disk() {
         let superblock = ram_superblock(checkpoint, Sums::Crc32c);
         let bytes = superblock.encode();
         golden(&bytes, expected);
-        // Versions 4 and 5 differ in the version alone, and in the checksum over it.
+        // Versions 4 and 5 differ only in the version and in the checksum over it.
         let newer = ram_superblock(checkpoint, Sums::Xxh3);
         let newer_bytes = newer.encode();
         assert_eq!((newer_bytes[12], &newer_bytes[16..]), (bytes[12] + 2, &bytes[16..]));
@@ -116,7 +118,7 @@ fn the_headers_of_units() {
     let data = unit_header(1, vec![vec![entry(1), entry(2)]]);
     let parity = unit_header(2, vec![vec![entry(3)], vec![entry(4), entry(5)]]);
     for (header, expected) in [(data, UNIT_DATA), (parity, UNIT_PARITY)] {
-        // Behind what is there already.
+        // `encode` appends to what is already there.
         let mut bytes = vec![9; 3];
         header.encode(UnitHeader::bytes(2, 3), &mut bytes);
         golden(&bytes[3..], expected);
@@ -149,7 +151,7 @@ const UNIT_PARITY: &str = "
 #[test]
 fn leases_and_lists_of_ranges() {
     for (released, expected) in [(false, LEASE), (true, LEASE_RELEASED)] {
-        // As of programs that knew no epochs.
+        // As written by programs without epochs.
         let lease = Lease {
             uuid: uuid(0x40),
             client: uuid(0x60),
@@ -297,7 +299,7 @@ fn the_superblock_and_the_tail_record_of_a_virtual_log_disk() {
         let superblock = vlog_superblock(area, Sums::Crc32c);
         golden(&superblock.encode(), expected);
         assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
-        // Versions 3 and 4 differ in the version alone, and in the checksum over it.
+        // Versions 3 and 4 differ only in the version and in the checksum over it.
         let newer = vlog_superblock(area, Sums::Xxh3);
         let bytes = newer.encode();
         assert_eq!((bytes[4], &bytes[8..]), (superblock.encode()[4] + 2, &superblock.encode()[8..]));
@@ -367,7 +369,7 @@ fn the_records_of_a_virtual_log() {
     };
     golden(&small.encode(&superblock), RECORD);
     let bytes = full.encode(&superblock);
-    // The ends of the three arrays; the checksum in front covers the rest.
+    // The ends of the three arrays. The checksum at the start covers the rest.
     golden(&[&bytes[..64], &bytes[296..320], &bytes[536..560], &bytes[4080..]].concat(), RECORD_FULL);
     for record in [small, full] {
         assert_eq!(Record::decode(&record.encode(&superblock), record.at, &superblock), Ok(record));

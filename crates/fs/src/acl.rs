@@ -1,8 +1,9 @@
 //! POSIX ACLs as the kernel hands them over: extended attributes in its version 2 format.
 //!
-//! The kernel checks permissions against them; the file system keeps ACL and mode consistent: a new access ACL sets the
-//! mode's permission bits, a new mode changes the ACL's owner, mask (or group) and other entries, and what is
-//! created in a directory with a default ACL inherits it in place of the umask.
+//! The kernel checks permissions against them. The file system keeps ACL and mode consistent: a new
+//! access ACL sets the mode's permission bits, and a new mode changes the ACL's entries for owner,
+//! mask (or group) and others. A new inode in a directory with a default ACL inherits that ACL in
+//! place of the umask.
 //! Format: version (u32 = 2), then entries of tag (u16), permissions (u16), id (u32), ordered by tag and id.
 
 use shoal_format::inode::{Inode, S_IFLNK};
@@ -63,7 +64,8 @@ fn encode(list: &[AclEntry]) -> Vec<u8> {
     out
 }
 
-/// The entry that stands for the group bits of the mode: the mask, or without one the owning group.
+/// Returns the tag of the entry that stands for the group bits of the mode: the mask, or without
+/// one the owning group.
 fn group_class(list: &[AclEntry]) -> u16 {
     if list.iter().any(|e| e.tag == MASK) { MASK } else { GROUP_OBJ }
 }
@@ -72,8 +74,8 @@ fn permissions(list: &[AclEntry], tag: u16) -> u16 {
     list.iter().find(|e| e.tag == tag).map_or(0, |e| e.permissions)
 }
 
-/// Sets the permission bits of `inode` from an access ACL. False: the ACL says no more than the mode does and need
-/// not be kept.
+/// Sets the permission bits of `inode` from an access ACL. Returns false if the ACL says no more
+/// than the mode does and need not be kept.
 pub(crate) fn to_mode(value: &[u8], inode: &mut Inode) -> Result<bool> {
     if inode.kind() == S_IFLNK {
         return Err(Error::NotSupported);
@@ -85,7 +87,8 @@ pub(crate) fn to_mode(value: &[u8], inode: &mut Inode) -> Result<bool> {
     Ok(list.len() > 3)
 }
 
-/// A default ACL belongs to a directory. False: an empty one, which removes it.
+/// Checks a default ACL, which only a directory may have. Returns false for an empty one, which
+/// removes it.
 pub(crate) fn check_default(value: &[u8], inode: &Inode) -> Result<bool> {
     if !inode.is_dir() {
         return Err(Error::Access);
@@ -96,7 +99,7 @@ pub(crate) fn check_default(value: &[u8], inode: &Inode) -> Result<bool> {
     decode(value).map(|_| true)
 }
 
-/// After a change of mode: lets the access ACL, if there is one, say the same.
+/// Brings the access ACL, if there is one, into line with a new mode.
 pub(crate) fn follow_mode(fs: &Fs, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
     if inode.xattr.is_none() {
         return Ok(());
@@ -118,7 +121,8 @@ pub(crate) fn follow_mode(fs: &Fs, tx: &mut Tx<'_>, inode: &mut Inode) -> Result
     fs.set_attributes(tx, inode, &attributes)
 }
 
-/// Gives a new inode what its directory's default ACL says, or without one takes the umask from its mode.
+/// Gives a new inode what its directory's default ACL says; without one, clears the bits of the
+/// umask in its mode.
 pub(crate) fn inherit(fs: &Fs, tx: &mut Tx<'_>, dir: &Inode, inode: &mut Inode, umask: u32) -> Result<()> {
     if inode.kind() == S_IFLNK {
         return Ok(());

@@ -1,9 +1,12 @@
-//! Gaps in append-only files that are to be filled yet, under a kernel that gathers writes.
+//! Gaps in append-only files that are still to be filled, under a kernel that gathers writes.
 //!
-//! Such a kernel writes pages back in any order: a later one moves the end of the file behind one that is still to come. The bytes in between were
-//! never written by anybody, so that filling them is the append it was. Room that is added behind the end (fallocate) is such a gap as well.
+//! Such a kernel writes pages back in any order: a later page moves the end of the file behind a
+//! page that is still to come. Nobody has ever written the bytes in between, so filling them is
+//! still an append. Room that is added behind the end (fallocate) is such a gap as well.
 //!
-//! Rules: changed under the inode's lock. In memory alone: a kernel that loses its connection to the daemon has lost the pages, too. Left out: what is allowed elsewhere (`flags`).
+//! Rules: gaps change under the inode's lock. They are kept in memory alone: a kernel that loses
+//! its connection to the daemon has lost the pages, too. Left out: what is allowed elsewhere
+//! (`flags`).
 
 use std::collections::HashMap;
 
@@ -17,14 +20,15 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    /// Nobody has written the bytes from `from` to `to`, and the end of the file is behind them now.
+    /// Notes that nobody has written the bytes from `from` to `to`, and that the end of the file is
+    /// behind them now.
     pub fn add(&self, ino: Ino, from: u64, to: u64) {
         if from < to {
             self.files.lock().entry(ino).or_default().push((from, to));
         }
     }
 
-    /// The bytes from `from` to `to` have been written.
+    /// Notes that the bytes from `from` to `to` have been written.
     pub fn filled(&self, ino: Ino, from: u64, to: u64) {
         let mut files = self.files.lock();
         let Some(gaps) = files.get_mut(&ino) else { return };
@@ -35,7 +39,7 @@ impl Gaps {
         }
     }
 
-    /// The parts of `from` to `to` that nobody has written.
+    /// Returns the parts of `from` to `to` that nobody has written.
     pub fn within(&self, ino: Ino, from: u64, to: u64) -> Vec<(u64, u64)> {
         let files = self.files.lock();
         let gaps = files.get(&ino).map_or(&[][..], |gaps| gaps);

@@ -1,7 +1,8 @@
 //! Attributes: what callers see of an inode, and changing it.
 //!
-//! Owns: [`Attr`], [`SetAttr`], [`Caller`]. A change of attributes is one transaction; a change of size goes through `file`
-//! first, which may take several. Setting the mode keeps an access ACL consistent with it (`acl`).
+//! Owns: [`Attr`], [`SetAttr`], [`Caller`]. A change of attributes is one transaction; a change of
+//! size goes through `file` first, which may take several. Setting the mode keeps an access ACL
+//! consistent with it (`acl`).
 //! Left out: permission checks (the kernel's `default_permissions`), clearing set-id bits (the adapter).
 
 use shoal_format::inode::{INODE_IMMUTABLE, Inode};
@@ -51,13 +52,13 @@ impl Attr {
     }
 }
 
-/// The calling process, as far as the engine must know it. Permissions are checked by the adapter (the kernel's
-/// `default_permissions`).
+/// The calling process, as far as the engine must know it. The adapter checks permissions (the
+/// kernel's `default_permissions`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Caller {
     pub uid: u32,
     pub gid: u32,
-    /// Bits to take from the mode of what is created, unless the parent has a default ACL.
+    /// Bits to clear in the mode of a new inode, unless the parent has a default ACL.
     pub umask: u32,
     /// The inode returned gets one reference, to be dropped with [`Fs::forget`].
     pub hold: bool,
@@ -71,7 +72,7 @@ pub enum TimeChange {
     At(i64),
 }
 
-/// Attributes to change; `None` leaves one as it is.
+/// Attributes to change; `None` leaves an attribute as it is.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SetAttr {
     /// Permission bits (type bits are ignored).
@@ -81,7 +82,8 @@ pub struct SetAttr {
     pub size: Option<u64>,
     pub atime: Option<TimeChange>,
     pub mtime: Option<TimeChange>,
-    /// The time of change (ns since 1970), from a caller that keeps times itself; otherwise it is now.
+    /// The time of change (ns since 1970), from a caller that keeps times itself; otherwise the
+    /// present.
     pub ctime: Option<i64>,
 }
 
@@ -97,7 +99,8 @@ impl Fs {
         self.with_room(|| self.try_setattr(ino, change, |_| false))
     }
 
-    /// Sets the times of a write for a caller that gathers writes and keeps times. What may be written to may get them, whatever its flags.
+    /// Sets the times of a write for a caller that gathers writes and keeps times. An inode that
+    /// may be written to may get them, whatever its flags.
     pub fn set_written_times(&self, writer: Writer, ino: Ino, change: &SetAttr) -> Result<Attr> {
         self.writable()?;
         let may = |inode: &Inode| writer == Writer::EarlierPages || inode.flags & INODE_IMMUTABLE == 0;
@@ -126,7 +129,7 @@ impl Fs {
         if change.uid.is_some() || change.gid.is_some() {
             self.drop_capabilities(ino, &mut inode)?;
         }
-        // After a change of size, which may wait while others change attributes.
+        // Taken after a change of size, which may wait while others change attributes.
         let now = self.now();
         let time = |change: TimeChange| match change {
             TimeChange::Now => now,

@@ -1,20 +1,26 @@
-//! The bulk device as the file system sees it: which 64 KiB blocks are free, and moving bytes to and from them.
+//! The bulk devices as the file system sees them: tracks free 64 KiB blocks, and moves bytes to and
+//! from blocks.
 //!
-//! The bitmap in the region is the truth about blocks (bit set = used); the copy here decides. A reservation changes only
-//! the copy; the bit is set by the transaction that maps the block and cleared by the one that unmaps it.
+//! The bitmap in the region is authoritative (a set bit means used); allocation decides by the copy
+//! here. A reservation changes only the copy. The transaction that maps the block sets the bit, and
+//! the one that unmaps it clears the bit.
 //! Rules:
-//! - A freed block is reused only when the record that freed it is durable (invariant 5): until then it is *pending*.
-//!   It is trimmed before it counts as free, so that no trim can hit its next user.
-//! - Where the region is saved in images (`battery`), the image may be all that is left after its memory was lost: a block the
-//!   newest image maps is not reused, nor trimmed, before a newer image is sealed. It is *held* until then. A caller
-//!   that finds no other space saves an image.
-//! - Runs are allocated in temporal order by a roving cursor that leaves a gap behind each, so that files growing side
-//!   by side stay contiguous; a growing file goes on behind its last extent.
-//! - A flush covers the writes completed before it. Each completed write takes a number of its device's; a flush remembers the
-//!   last number before its submission, and `fresh` compares the two.
-//! - A store may have several devices. Which of them holds a block its number says ([`BULK_NUMBER_SHIFT`]); they work, flush and
-//!   fail each by itself ([`unit`]). A file stays on its device as long as that has room, so that a lost device costs few files.
-//!   The failed flush of an only device ends the store.
+//! - A freed block is reused only when the record that freed it is durable (invariant 5). Until
+//!   then it is *pending*. It is trimmed before it counts as free, so that no trim can hit its next
+//!   user.
+//! - With `battery`, the region is saved in images, and the image may be all that is left if memory
+//!   is lost. So a block that the newest image maps is neither reused nor trimmed before a newer
+//!   image is sealed. Until then it is *held*. A caller that finds no other space saves an image.
+//! - Runs are allocated in temporal order by a roving cursor that leaves a gap behind each run, so
+//!   that files growing side by side stay contiguous. A growing file continues behind its last
+//!   extent.
+//! - A flush covers the writes completed before it. Each completed write takes the next number of
+//!   its device. A flush remembers the last number before its submission, and `fresh` compares the
+//!   two.
+//! - A store may have several devices. A block's number tells which device holds it
+//!   ([`BULK_NUMBER_SHIFT`]). Each device works, flushes and fails on its own ([`mod@unit`]). A file
+//!   stays on its device while there is room, so that a lost device costs few files. If the store's
+//!   only device fails a flush, the store takes no more writes.
 //!
 //! Left out: extent maps, when to flush, and changes of the list of devices (`devices`).
 
@@ -56,7 +62,7 @@ pub use patience::{without_device, without_flush};
 pub(crate) use unit::Stamp;
 use unit::Unit;
 
-/// The words of a bitmap for `blocks` blocks at `at`; false if `read` finds none.
+/// Reads the words of a bitmap for `blocks` blocks at `at`. The flag is false if `read` finds none.
 fn read_bitmap(at: Offset, blocks: u64, read: impl Fn(Offset, &mut [u8]) -> Result<bool>) -> Result<(Vec<u64>, bool)> {
     let mut words = vec![0u64; blocks.div_ceil(64) as usize];
     let mut chunk = [0; 4096];
@@ -72,7 +78,7 @@ fn read_bitmap(at: Offset, blocks: u64, read: impl Fn(Offset, &mut [u8]) -> Resu
     Ok((words, true))
 }
 
-/// The devices that the newest saved image knows; none if there is none.
+/// Returns the devices that the newest saved image lists, or none without an image.
 fn saved_devices(region: &Region) -> Result<Vec<BulkDeviceEntry>> {
     let mut page = [0; PAGE as usize];
     if !region.read_saved(BULK_LIST_AT, &mut page)? {
@@ -82,7 +88,8 @@ fn saved_devices(region: &Region) -> Result<Vec<BulkDeviceEntry>> {
     Ok(decode_list(&page, region.superblock())?.unwrap_or_else(only))
 }
 
-/// The bitmap of a device in the newest saved image; empty if that knows nothing of it.
+/// Returns a device's bitmap in the newest saved image; empty if the image does not list the
+/// device.
 fn read_saved(region: &Region, saved: &[BulkDeviceEntry], unit: &Unit) -> Result<Vec<u64>> {
     let is_same = |entry: &&BulkDeviceEntry| entry.number == unit.number && entry.blocks == unit.count;
     let Some(entry) = saved.iter().find(is_same) else { return Ok(Vec::new()) };
@@ -91,7 +98,8 @@ fn read_saved(region: &Region, saved: &[BulkDeviceEntry], unit: &Unit) -> Result
     Ok(if found { words } else { Vec::new() })
 }
 
-/// Does the list in a region's memory know where the first device was, or does the store have none any more?
+/// Returns whether the list in a region's memory records the place of the first device, or no
+/// longer has that device.
 pub(crate) fn knows_first_place(memory: &dyn PersistentMemory, superblock: &Superblock) -> bool {
     let mut page = [0; PAGE as usize];
     memory.read(BULK_LIST_AT.get(), &mut page);
@@ -99,12 +107,12 @@ pub(crate) fn knows_first_place(memory: &dyn PersistentMemory, superblock: &Supe
     listed.is_some_and(|list| list.iter().find(|entry| entry.number == 0).is_none_or(|first| first.place != 0))
 }
 
-/// What completed flushes cover: for each device the last write.
+/// The last write on each device that completed flushes cover.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flushed([u64; BULK_DEVICES_MAX]);
 
 impl Flushed {
-    /// Up to one write.
+    /// Covers one device's writes up to `stamp`.
     pub fn on(stamp: Stamp) -> Flushed {
         let mut flushed = [0; BULK_DEVICES_MAX];
         flushed[stamp.device as usize] = stamp.write;
@@ -120,19 +128,19 @@ impl Flushed {
 pub(crate) struct Bulk {
     /// Ascending by number.
     units: RwLock<Arc<[Arc<Unit>]>>,
-    /// Behind the last block of any of them.
+    /// The number behind the last block of any device.
     end: AtomicU64,
     list: Mutex<devices::List>,
     pub fresh: Fresh,
     pub births: Births,
     room: Option<Arc<RoomCache>>,
-    /// As [`crate::Options::region_restored`].
+    /// See [`crate::Options::region_restored`].
     restored: bool,
     on_failure: Option<devices::OnBulkFailure>,
 }
 
 impl Bulk {
-    /// Can `device` hold the `count` blocks a store speaks of?
+    /// Fails unless `device` can hold the `count` blocks that the store needs.
     pub fn check(device: Option<&dyn BlockDevice>, count: u64) -> Result<()> {
         if count == 0 {
             return Ok(());
@@ -200,7 +208,8 @@ impl Bulk {
         Ok(unit)
     }
 
-    /// Where there are several devices, writes are remembered by block, so that the failure of one can be narrowed to its own.
+    /// Has writes remembered by block if there are several devices, so that a failure can be
+    /// narrowed to the blocks of one device.
     fn track(&self) {
         let units = self.units();
         for unit in units.iter() {
@@ -208,7 +217,7 @@ impl Bulk {
         }
     }
 
-    /// New blocks are given out only while the host has room for them.
+    /// Gives out new blocks only while the host has room for them.
     pub fn with_room(self, room: Option<Arc<RoomCache>>, on_host: &[u32]) -> Bulk {
         for unit in self.units().iter() {
             unit.on_host.store(on_host.contains(&unit.number), Ordering::Release);
@@ -216,12 +225,12 @@ impl Bulk {
         Bulk { room, ..self }
     }
 
-    /// Of the devices that take their room from the host.
+    /// Sums `count` over the devices that take their room from the host.
     fn on_host(&self, count: impl Fn(&Unit) -> u64) -> u64 {
         self.sum(|unit| if unit.on_host.load(Ordering::Acquire) { count(unit) } else { 0 })
     }
 
-    /// Blocks of those devices that are not free, and that are free and can be given out.
+    /// Returns how many blocks of those devices are not free, and how many are free to give out.
     pub fn taken_and_free_on_host(&self) -> (u64, u64) {
         let free = |unit: &Unit| if unit.takes_blocks() { unit.room() } else { 0 };
         (self.on_host(Unit::taken), self.on_host(free))
@@ -235,17 +244,18 @@ impl Bulk {
         self.units.read().iter().find(|unit| unit.number == number).cloned()
     }
 
-    /// The device that holds a block.
+    /// Returns the device that holds a block.
     fn unit_of(&self, block: u64) -> Result<Arc<Unit>> {
         let found = self.unit((block >> BULK_NUMBER_SHIFT) as u32).filter(|unit| unit.holds(block));
         found.ok_or_else(|| Error::Corrupt(format!("bulk block {block} is on no device; run `shoal check`")))
     }
 
-    /// Takes up to `want` contiguous blocks: at `goal` if it is free, else behind the cursor of the file's device, else on the
-    /// device with most room, with `ahead` blocks left free behind them for the file's next ones. `None` when none is free now.
+    /// Takes up to `want` contiguous blocks: at `goal` if it is free, else behind the cursor of the
+    /// file's device, else on the device with the most room. Leaves `ahead` free blocks behind them
+    /// for the file's next blocks. `None` when no block is free now.
     ///
-    /// The host must have room for them. It keeps its headroom: log and images must still be able to grow, for without them
-    /// nothing can be done with the blocks.
+    /// The host must have room for them beyond its headroom. The log and the images must still be
+    /// able to grow: without them the blocks are useless.
     pub fn take(&self, region: &Region, goal: Option<BulkBlock>, want: u64, ahead: u64) -> Option<Run> {
         let units = self.units();
         if let [unit] = &units[..] {
@@ -260,7 +270,7 @@ impl Bulk {
         }
         let mut others: Vec<_> =
             units.iter().filter(|unit| unit.takes_blocks()).map(|unit| (unit.room(), unit)).collect();
-        // A stable sort: of equal ones the first device.
+        // Stable sort: among equals the first device wins.
         others.sort_by_key(|&(room, _)| std::cmp::Reverse(room));
         others.into_iter().find_map(|(_, unit)| self.take_on(unit, region, None, want, ahead))
     }
@@ -275,7 +285,7 @@ impl Bulk {
                     let want = want.min(most.saturating_sub(taken));
                     if want == 0 { None } else { unit.state.lock().take(goal, want, ahead) }
                 };
-                // Room may have been made since the host was asked last.
+                // The host may have gained room since it was last asked.
                 within(room.now()).or_else(|| within(room.fresh()))
             }
             _ => unit.state.lock().take(goal, want, ahead),
@@ -283,7 +293,7 @@ impl Bulk {
         run.map(|run| unit.as_store(run))
     }
 
-    /// Behind the last block of any device: extents end there at the latest.
+    /// The number behind the last block of any device: the limit for extents.
     pub fn blocks(&self) -> u64 {
         self.end.load(Ordering::Acquire)
     }
@@ -297,7 +307,7 @@ impl Bulk {
         self.sum(|unit| unit.count)
     }
 
-    /// Free blocks that can be given out, those withheld among them.
+    /// Free blocks on devices that take new blocks, including those withheld.
     pub fn free_blocks(&self) -> u64 {
         self.sum(|unit| if unit.takes_blocks() { unit.state.lock().free } else { 0 })
     }
@@ -310,7 +320,7 @@ impl Bulk {
         })
     }
 
-    /// Keeps this many free blocks of the first device from being allocated.
+    /// Keeps `blocks` free blocks of the first device from being allocated.
     pub fn withhold(&self, blocks: u64) {
         if let Some(unit) = self.unit(0) {
             unit.state.lock().withheld = blocks;
@@ -321,17 +331,19 @@ impl Bulk {
         self.sum(|unit| unit.state.lock().withheld)
     }
 
-    /// Freed, but not to be reused before the freeing is durable.
+    /// Blocks that are freed, but not to be reused before the freeing is durable and no saved image
+    /// maps them.
     pub fn pending_blocks(&self) -> u64 {
         self.sum(|unit| unit.state.lock().pending_blocks)
     }
 
-    /// Freed, but mapped by the saved image.
+    /// Blocks that are freed, but mapped by the saved image.
     pub fn held_blocks(&self) -> u64 {
         self.sum(|unit| unit.state.lock().held_blocks)
     }
 
-    /// Like [`Bulk::take`], but waits for pending blocks, and for held ones, when nothing else is left.
+    /// Like [`Bulk::take`], but waits for pending blocks, then for held ones, when nothing else is
+    /// left.
     ///
     /// The caller must not hold a transaction or an inode lock: waiting may have to make the log durable.
     pub fn reserve(&self, region: &Region, goal: Option<BulkBlock>, want: u64, ahead: u64) -> Result<Run> {
@@ -353,15 +365,16 @@ impl Bulk {
         self.take(region, goal, want, ahead).ok_or(Error::NoSpace)
     }
 
-    /// Takes up to `want` contiguous blocks of the first device before `limit`, the longest run there is; `None` when there is
-    /// none.
+    /// Takes up to `want` contiguous blocks of the first device before `limit`: the longest run
+    /// there. `None` when there is none.
     pub fn reserve_before(&self, region: &Region, limit: BulkBlock, want: u64) -> Result<Option<Run>> {
         let Some(unit) = self.unit(0) else { return Ok(None) };
         let take = || unit.state.lock().take_before(limit, want);
         if let Some(run) = take() {
             return Ok(Some(run));
         }
-        // A freed run is free when its record is durable; a run that an image maps, when there is a newer image.
+        // A pending run becomes free when its record is durable, a held one when a newer image is
+        // sealed.
         region.sync()?;
         self.reclaim(region)?;
         if self.held_blocks() > 0 {
@@ -370,12 +383,13 @@ impl Bulk {
         Ok(take())
     }
 
-    /// Has the device that holds this block failed its last write?
+    /// Returns whether the device that holds this block failed its last write, or is closed.
     pub fn ails(&self, block: BulkBlock) -> bool {
         self.unit_of(block.get()).is_ok_and(|unit| unit.ails() || !unit.is_open())
     }
 
-    /// Of the devices that take new blocks: how many they can give out, and how many they have.
+    /// Returns how many blocks the devices that take new blocks can give out, and how many they
+    /// have.
     pub fn room_and_blocks(&self) -> (u64, u64) {
         let units = self.units();
         let taking = units.iter().filter(|unit| unit.takes_blocks());
@@ -385,7 +399,7 @@ impl Bulk {
         })
     }
 
-    /// Does any device take new blocks, and has one?
+    /// Returns whether any device takes new blocks and has room for one.
     pub fn takes_blocks(&self) -> bool {
         self.units().iter().any(|unit| unit.takes_blocks() && unit.room() > 0)
     }
@@ -410,13 +424,14 @@ impl Bulk {
             return Err(Error::Corrupt(format!("bulk blocks {}.. leave their device; run `shoal check`", run.first)));
         }
         if let Some(suspects) = unit.suspects_piece() {
-            // Nobody asks for their contents any more, and their next file brings its own.
+            // Their contents are no longer needed, and the next file writes whole blocks.
             mark(tx, suspects, unit.own(run), false)?;
         }
         mark(tx, unit.bitmap, unit.own(run), false)
     }
 
-    /// Runs unmapped by the record that ends at `lsn`: they stay used until the log is durable up to there.
+    /// Notes runs unmapped by the record that ends at `lsn`. They stay used until the log is
+    /// durable up to there.
     pub fn freed(&self, lsn: Lsn, runs: &[Run]) {
         for &run in runs {
             let Ok(unit) = self.unit_of(run.first.get()) else { continue };
@@ -427,52 +442,53 @@ impl Bulk {
         }
     }
 
-    /// Makes blocks free whose freeing is durable, and which no saved image maps.
+    /// Frees the blocks whose freeing is durable and which no saved image maps.
     pub fn reclaim(&self, region: &Region) -> Result<()> {
         self.units().iter().for_each(|unit| reclaim_unit(region, unit));
         Ok(())
     }
 
-    /// The same for one device.
+    /// Does the same for one device.
     pub fn reclaim_on(&self, region: &Region, number: u32) {
         if let Some(unit) = self.unit(number) {
             reclaim_unit(region, &unit);
         }
     }
 
-    /// Saves the region in an image and lets go of what only the image before it mapped.
+    /// Saves the region in an image and releases the blocks that only the previous image mapped.
     pub fn save(&self, region: &Region) -> Result<()> {
         assert_none_held();
         let units = self.units();
-        // Held from before the seal: a block that only the new image maps must not be let go meanwhile.
+        // Taken before the seal: a block that only the new image maps must not be released
+        // meanwhile.
         let _one_at_a_time: Vec<_> = units.iter().map(|unit| unit.releasing.lock()).collect();
         region.checkpoint()?;
         saved(region, &units)
     }
 
-    /// The region was saved for the last time in this life.
+    /// Releases held blocks after the last image of this life was sealed.
     pub fn saved_finally(&self, region: &Region) -> Result<()> {
         let units = self.units();
         let _one_at_a_time: Vec<_> = units.iter().map(|unit| unit.releasing.lock()).collect();
         saved(region, &units)
     }
 
-    /// Reads bytes of the device that holds them.
+    /// Reads bytes from the device that holds them.
     pub fn read(&self, region: &Region, at: u64, out: &mut [u8]) -> Result<()> {
         may_read()?;
         assert_none_held();
         self.unit_of(at / BULK_BLOCK)?.read(region, at, out, |sentence| self.tell(sentence))
     }
 
-    /// The same, whatever the checksums say: for a caller that has a sum of its own.
+    /// Reads without comparing checksums, for a caller that has a sum of its own.
     pub fn read_as_it_is(&self, at: u64, out: &mut [u8]) -> Result<()> {
         assert_none_held();
         self.unit_of(at / BULK_BLOCK)?.read_as_it_is(at, out)
     }
 
-    /// Writes over data of the device that holds them; returns the write's number. The file's data lock keeps others away from the
-    /// device blocks at the unaligned ends, which are read and written back. `to_end`: what lies behind the bytes in their block
-    /// is nobody's.
+    /// Overwrites data on the device that holds it; returns the write's number. The file's data
+    /// lock keeps others away from the device blocks at the unaligned ends, which are read and
+    /// written back. With `to_end`, nobody owns what lies behind the bytes in their block.
     pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool) -> Result<Stamp> {
         assert_none_held();
         self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, to_end, |sentence| self.tell(sentence))
@@ -485,7 +501,7 @@ impl Bulk {
         self.unit_of(first.get())?.fill(region, first.byte(), bytes)
     }
 
-    /// A write went into a file.
+    /// Notes that a write went into a file.
     pub fn wrote(&self, ino: Ino, write: Stamp) {
         if let Some(unit) = self.unit(write.device) {
             unit.wrote(ino, write.write);
@@ -493,12 +509,12 @@ impl Bulk {
         self.fresh.replaced.wrote(ino);
     }
 
-    /// The last write so far on the device that holds `block`.
+    /// Returns the last write so far on the device that holds `block`.
     pub fn stamp_at(&self, block: BulkBlock) -> Result<Stamp> {
         Ok(self.unit_of(block.get())?.stamp())
     }
 
-    /// A write's number for data of an earlier process anywhere on an only device.
+    /// Takes a write number for data of an earlier process anywhere on an only device.
     pub fn note_earlier_on_only(&self) -> Option<Stamp> {
         match &self.units()[..] {
             [unit] => Some(unit.note_earlier_write()),
@@ -506,7 +522,7 @@ impl Bulk {
         }
     }
 
-    /// A write's number for data of an earlier process at `block`.
+    /// Takes a write number for data of an earlier process at `block`.
     pub fn note_earlier_write(&self, block: BulkBlock) -> Result<Stamp> {
         Ok(self.unit_of(block.get())?.note_earlier_write())
     }
@@ -516,9 +532,9 @@ impl Bulk {
         self.fresh.add(ino, start, end, stamp, |device| self.unit(device).map_or(0, |unit| unit.last_noted()));
     }
 
-    /// Makes every write to one device completed before the call durable. Does nothing when nothing was written since the last
-    /// flush; callers that meet share one flush. The failure of an only device poisons `region` for good, that of one of several
-    /// closes the device ([`Bulk::fail`]).
+    /// Makes every write to one device completed before the call durable. Does nothing if nothing
+    /// was written since the last flush; concurrent callers share one flush. A failure poisons
+    /// `region` for good if the device is the only one, else it closes the device ([`Bulk::fail`]).
     fn flush_unit(&self, region: &Region, unit: &Unit) -> Result<()> {
         let wanted = unit.written.load(Ordering::Acquire);
         if unit.flushed.load(Ordering::Acquire) >= wanted {
@@ -531,7 +547,7 @@ impl Bulk {
             return Ok(());
         }
         if let Some(failure) = region.failure() {
-            // Never retried: a second flush could succeed over data the first one has lost.
+            // Never retried: a second flush could succeed although the first one lost data.
             return Err(Error::Failed(failure));
         }
         let device = unit.open_device()?;
@@ -550,7 +566,8 @@ impl Bulk {
         self.settle_suspects(region, unit)
     }
 
-    /// What a failed flush means: for an only device the end of the store's writing, for one of several that of its own.
+    /// Handles a failed flush: poisons the region if the device is the only one, else closes the
+    /// device.
     fn flush_failed(&self, region: &Region, unit: &Unit, error: MediaError) -> Error {
         if self.units().len() == 1 {
             region.poison("the flush of the bulk storage", &error);
@@ -560,7 +577,8 @@ impl Bulk {
         Error::Io(error.to_string())
     }
 
-    /// Flushes one device, if it takes writes; that it fails as one of several is no error.
+    /// Flushes one device, if it takes writes. The failure of one of several devices is not an
+    /// error.
     pub fn flush_on(&self, region: &Region, number: u32) -> Result<Flushed> {
         if let Some(unit) = self.unit(number) {
             match self.flush_unit(region, &unit) {
@@ -571,25 +589,25 @@ impl Bulk {
         Ok(self.last_flushed())
     }
 
-    /// Numbers of the devices.
+    /// Returns the numbers of the devices.
     pub fn numbers(&self) -> Vec<u32> {
         self.units().iter().map(|unit| unit.number).collect()
     }
 
-    /// Is there anything on a device that a flush could settle?
+    /// Returns whether a flush could settle anything on a device.
     pub fn has_new_on(&self, number: u32) -> bool {
         self.unit(number)
             .is_some_and(|unit| unit.is_open() && (unit.needs_flush() || self.fresh.has_any_on(|n| n == number)))
     }
 
-    /// The device that an fsync of the file has to wait for, the first of several.
+    /// Returns the first device that an fsync of the file has to wait for.
     pub fn waits_on(&self, ino: Ino) -> u32 {
         let flushed = self.last_flushed();
         self.units().iter().find(|unit| self.waits(unit, ino, &flushed)).map_or(0, |unit| unit.number)
     }
 
-    /// Flushes every device that takes writes. A device of several that cannot be flushed is closed, and no error: the others'
-    /// files do not suffer for it.
+    /// Flushes every device that takes writes. If one of several devices fails, it is closed
+    /// without an error, so that files on the others are not affected.
     pub fn flush(&self, region: &Region) -> Result<Flushed> {
         for unit in self.units().iter() {
             match self.flush_unit(region, unit) {
@@ -600,8 +618,8 @@ impl Bulk {
         Ok(self.last_flushed())
     }
 
-    /// Flushes the devices that these files were written to, each once. A device that is closed is passed over: whether the file suffers by it
-    /// its map says ([`Bulk::refuse_doubtful`]).
+    /// Flushes, once each, the devices that these files were written to. Skips closed devices: the
+    /// file's map tells whether the file is affected ([`Bulk::refuse_doubtful`]).
     pub fn flush_files(&self, region: &Region, inos: &[Ino]) -> Result<Flushed> {
         let flushed = self.last_flushed();
         let units = self.units();
@@ -614,24 +632,24 @@ impl Bulk {
         Ok(self.last_flushed())
     }
 
-    /// What completed flushes cover, if that is all that was written into the file.
+    /// Returns what completed flushes cover, if that includes everything written to the file.
     pub fn file_flushed(&self, ino: Ino) -> Option<Flushed> {
         let flushed = self.last_flushed();
         let covered = |unit: &Arc<Unit>| !unit.is_open() || !self.waits(unit, ino, &flushed);
         self.units().iter().all(covered).then_some(flushed)
     }
 
-    /// Has a flush covered the last write into the file?
+    /// Returns whether a flush has covered the last write to the file.
     pub fn is_flushed(&self, ino: Ino) -> bool {
         self.units().iter().all(|unit| self.is_flushed_on(unit, ino) || !unit.is_open())
     }
 
-    /// Are all devices there, and nothing on them in doubt?
+    /// Returns whether all devices take writes and nothing on them is in doubt.
     pub fn is_whole(&self) -> bool {
         self.units().iter().all(|unit| unit.is_open() && !unit.has_suspects())
     }
 
-    /// Fails if an extent cannot be proven to be durable.
+    /// Fails if an extent cannot be proven durable.
     pub fn refuse_doubtful(&self, extent: &Extent) -> Result<()> {
         if extent.flags & EXTENT_UNWRITTEN != 0 {
             return Ok(());
@@ -642,12 +660,12 @@ impl Bulk {
         unit.refuse_doubtful(run, is_new)
     }
 
-    /// Is there data that no flush covers, on a device that can be flushed?
+    /// Returns whether a device that can be flushed has data that no flush covers.
     pub fn needs_flush(&self) -> bool {
         self.units().iter().any(|unit| unit.needs_flush())
     }
 
-    /// The last writes that completed flushes cover.
+    /// Returns the last write on each device that completed flushes cover.
     pub fn last_flushed(&self) -> Flushed {
         let mut flushed = [0; BULK_DEVICES_MAX];
         for unit in self.units().iter() {
@@ -656,20 +674,20 @@ impl Bulk {
         Flushed(flushed)
     }
 
-    /// Has any device completed a flush in this process that holds `block`?
+    /// Returns whether the device that holds `block` has completed a flush in this process.
     pub fn has_flushed(&self, block: BulkBlock) -> bool {
         self.unit_of(block.get()).is_ok_and(|unit| unit.flushed.load(Ordering::Acquire) > 0)
     }
 }
 
-/// Sets or clears the bits of a device's own run in one of its bitmaps.
+/// Sets or clears the bits of a run, in the device's own numbers, in one of its bitmaps.
 fn mark(tx: &mut Tx<'_>, bitmap: Offset, run: Run, used: bool) -> Result<()> {
     let (mut block, end) = (run.first.get(), run.end().get());
     while block < end {
         let at = bitmap + block / 64 * 8;
         let words = (end - block) / 64;
         if block.is_multiple_of(64) && words > 0 {
-            // Whole words belong to this run alone: no other transaction changes a bit of them.
+            // Whole words belong to this run alone: no other transaction changes their bits.
             if used {
                 tx.write(at, &vec![0xff; words as usize * 8])?;
             } else {
@@ -703,7 +721,8 @@ fn reclaim_unit(region: &Region, unit: &Unit) {
     release(unit, ready);
 }
 
-/// There is a newer image: lets go of what only the image before it mapped. The caller holds `releasing` of all devices.
+/// Releases what only the previous image mapped, after a newer one was sealed. The caller holds
+/// `releasing` of all devices.
 fn saved(region: &Region, units: &[Arc<Unit>]) -> Result<()> {
     let saved = saved_devices(region)?;
     for unit in units {
@@ -719,7 +738,8 @@ fn saved(region: &Region, units: &[Arc<Unit>]) -> Result<()> {
     Ok(())
 }
 
-/// Makes blocks free whose freeing is durable, except those the saved image maps. The caller holds `releasing`.
+/// Frees blocks whose freeing is durable, except those that the saved image maps. The caller holds
+/// `releasing`.
 fn release(unit: &Unit, mut ready: Vec<Run>) {
     ready.sort_unstable();
     ready.dedup_by(|next, run| {

@@ -1,6 +1,7 @@
-//! A flush beside a writer, between two steps in memory.
+//! Tests of a flush concurrent with a writer, between two steps in memory.
 //!
-//! Two actors of the crash tests change places at calls of the media alone, so they never meet these states.
+//! The actors of the crash tests switch only at calls to the media, so they never reach these
+//! states.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use shoal_sim::{SimMemoryKind, World};
 use super::*;
 
 const FILE: crate::Ino = crate::Ino::new(7);
-/// So long a thread has to come as far as it can.
+/// Time for a thread to get as far as it can.
 const WHILE: Duration = Duration::from_millis(50);
 
 fn bulk() -> (Region, Bulk) {
@@ -42,7 +43,7 @@ fn bulk_on(over: impl FnOnce(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>) -> (
     (region, bulk)
 }
 
-/// A disk that does something when a write has reached it, before its caller goes on.
+/// A disk that runs a callback when a write has reached it, before the writer continues.
 struct Told {
     below: Arc<dyn BlockDevice>,
     written: Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -97,7 +98,7 @@ fn a_flush_takes_note_of_what_it_covers_while_nothing_is_listed() {
             std::thread::sleep(WHILE);
             (flush, bulk.write(&region, 512, &[2; 512], false).unwrap())
         });
-        // The write was over before the flush could take note of anything.
+        // The write completed before the flush could take note of anything.
         assert!(flush.join().unwrap().unwrap().covers(late));
     });
 }
@@ -110,7 +111,7 @@ fn what_is_listed_beside_a_note_takes_no_range_along_that_the_flush_covers() {
     bulk.list_new(FILE, one, two, covered);
     std::thread::scope(|scope| {
         bulk.fresh.note(|| {
-            // As a flush does: it looks at the number, another write comes, and then it stores the number.
+            // Like a flush: reads the number, another write completes, then it stores the number.
             let unit = bulk.unit(0).unwrap();
             let seen = unit.written.load(Ordering::Acquire);
             let later = bulk.write(&region, 512, &[2; 512], false).unwrap();

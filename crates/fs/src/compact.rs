@@ -1,18 +1,20 @@
-//! Compaction: moves what lies in sparse segments, so that they are free for pieces of any size.
+//! Compaction: moves pieces out of sparse segments, so that these are free for pieces of any size.
 //!
-//! A *pass* chooses segments ([`shoal_region::Region::drain`]) and looks at every inode in number order for pieces in them,
-//! because nothing leads from a slot to its owner. Each piece is moved by one transaction under its owner's lock (`owners`),
-//! so that a crash at any moment leaves a tree like any other. A pass goes in steps of bounded work and may stop after each.
-//! Two callers:
-//! - [`Fs::compact_tick`], in the background: when much could be gained, while nobody else commits. It also gives back empty
-//!   inode blocks, and the memory of segments that stay free.
-//! - [`Fs::with_room`], around every operation that allocates: one that found no segment lets go of its locks, compacts until
-//!   there is one, and is tried again. Where that does not help, plain files are packed, and the store is full only when they gain
-//!   nothing either.
+//! A *pass* chooses segments ([`shoal_region::Region::drain`]) and looks at every inode in number
+//! order for pieces in them, because nothing leads from a slot to its owner. Each piece is moved by
+//! one transaction under its owner's lock (`owners`), so that a crash at any moment leaves a tree
+//! like any other. A pass goes in steps of bounded work and may stop after each. Two callers:
+//! - [`Fs::compact_tick`], in the background: when much could be gained, while nobody else commits.
+//!   It also gives back empty inode blocks, and the memory of segments that stay free.
+//! - [`Fs::with_room`], around every operation that allocates. An operation that found no segment
+//!   lets go of its locks, compacts until there is one, and is tried again. If that does not help,
+//!   plain files are packed or packed ones spilled. The store is full only when that gains nothing
+//!   either.
 //!
-//! Rules: no inode lock is waited for, only tried; a pass holds the compactor's lock and no other. Moving takes no
-//! free segment, and what a pass leaves has nothing to gain for the next one; so it comes to an end. Segments that a pass could
-//! not empty are left alone until a slot in them is freed.
+//! Rules: inode locks are only tried, never waited for. A pass holds the compactor's lock and no
+//! other. Moving takes no free segment, and a pass leaves the next one nothing to gain, so
+//! compaction comes to an end. Segments that a pass could not empty are left alone until a slot in
+//! them is freed.
 
 mod owners;
 
@@ -27,21 +29,25 @@ const STEP_BLOCKS: u32 = 64;
 const STEP_LOOKS: u32 = 1024;
 /// Bytes moved in a step.
 const STEP_BYTES: u64 = 256 << 10;
-/// Steps of one tick: bounds what compaction writes to the log (bytes for each 100 ms, with `STEP_BYTES`).
+/// Steps of one tick. With `STEP_BYTES` this bounds what compaction writes to the log (bytes for
+/// each 100 ms).
 const TICK_STEPS: u32 = 8;
 /// Without a commit for this long (ns) the store is idle.
 const IDLE_NS: u64 = 1_000_000_000;
-/// A segment's memory is given back when it was free for between one and two of these.
+/// A segment's memory is given back after the segment was free for one to two of these periods
+/// (ns).
 const REST_NS: u64 = 5_000_000_000;
 /// Bytes moved by one pass.
 const PASS_BYTES: u64 = 8 << 20;
-/// Segments a pass empties at least, if there are so many: each pass looks at every inode.
+/// Segments that a pass empties at least, if there are so many, because each pass looks at every
+/// inode.
 const PASS_SEGMENTS_MIN: u64 = 32;
-/// Segments made free beyond those asked for: an operation that found one missing may need more.
+/// Segments made free beyond those asked for: an operation that lacked one may need more.
 const SPARE_SEGMENTS: u64 = 8;
-/// How often an operation is tried again.
+/// How often an operation is retried.
 const TRIES: u32 = 12;
-/// How many groups one operation has brought back from bulk storage: more than a file in the region has.
+/// Most groups that one operation brings back from bulk storage: more than a file in the region
+/// has.
 const RETURNS_MAX: u32 = 4096;
 /// Empty inode blocks given back in a step.
 const STEP_EMPTIED: usize = 256;
@@ -70,7 +76,7 @@ impl Budget {
         Budget { looks: STEP_LOOKS, bytes: STEP_BYTES, done: Compaction::default() }
     }
 
-    /// Counts a look; false when none is left.
+    /// Counts a look; returns false when none is left.
     fn look(&mut self) -> bool {
         self.looks = self.looks.saturating_sub(1);
         self.looks > 0 && self.bytes > 0
@@ -88,7 +94,7 @@ struct Pass {
     victims: Victims,
     /// The next block to look at.
     block: u64,
-    /// Owners found in the block before it, and where to go on in the last of them.
+    /// Owners found in the block before it, and where to continue in the last of them.
     owners: Vec<Ino>,
     position: u64,
 }
@@ -98,20 +104,21 @@ struct Pass {
 pub(crate) struct Compactor {
     pass: Option<Pass>,
     rested_ns: u64,
-    /// End of the log when nothing was found that a pass could empty.
+    /// End of the log when there was no segment that a pass could empty.
     futile: Option<Lsn>,
 }
 
 /// Tells background work whether the store is idle.
 #[derive(Default)]
 pub(crate) struct Idle {
-    /// End of the log after our own last step, and when it was found moved by others.
+    /// End of the log after the background work's own last step, and when others were last seen to
+    /// have moved it.
     seen: Lsn,
     busy_ns: Option<u64>,
 }
 
 impl Idle {
-    /// Has nobody but the background work committed for a second?
+    /// Returns whether nobody but the background work has committed for a second.
     pub fn is_idle(&mut self, region: &Region, now: u64) -> bool {
         let last = region.last_lsn();
         if self.seen != last {
@@ -124,12 +131,12 @@ impl Idle {
         idle
     }
 
-    /// The background work has committed so many bytes beside others.
+    /// Notes that the background work has committed this many bytes while others commit, too.
     pub fn own_bytes(&mut self, bytes: u64) {
         self.seen += bytes;
     }
 
-    /// The background work has committed.
+    /// Notes that the background work has committed.
     pub fn own_work(&mut self, region: &Region) {
         self.seen = region.last_lsn();
     }
@@ -140,13 +147,15 @@ impl Idle {
 enum Outcome {
     /// There is room.
     Room,
-    /// There is none, but slots that were being emptied can be had again: one more try.
+    /// There is none, but slots of segments that were being emptied can be had again: try once
+    /// more.
     Slots,
     Nothing,
 }
 
 impl Fs {
-    /// Runs `operation`, and again after making room, if it found none and compaction can help. The caller holds no locks.
+    /// Runs `operation`. If it finds no room and compaction can help, makes room and runs it again.
+    /// The caller holds no locks.
     #[inline]
     pub(crate) fn with_room<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
         match operation() {
@@ -159,7 +168,8 @@ impl Fs {
         }
     }
 
-    /// Goes on from an outcome of `operation`: what it needs of the spill file is brought back, and it is tried again.
+    /// Continues from an outcome of `operation`: brings back what it needs from the spill file, and
+    /// tries it again.
     fn with_data<T>(&self, first: Result<T>, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         let mut outcome = first;
         for _ in 0..RETURNS_MAX {
@@ -173,7 +183,7 @@ impl Fs {
     #[cold]
     fn after_making_room<T>(&self, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         for tried in 0..TRIES {
-            // Nothing: it was not the region that had no room.
+            // Zero: it was not the region that lacked room.
             let segments = shoal_region::take_denied();
             if segments == 0 {
                 if tried == 0 && self.release_spilled()? {
@@ -184,7 +194,8 @@ impl Fs {
                 }
                 return Err(Error::NoSpace);
             }
-            // An operation that is refused again needs several at once: what it got before it has given back.
+            // An operation that is refused again needs several segments at once: it gave back those
+            // it got before.
             let spare = u64::from(tried).min(SPARE_SEGMENTS);
             match self.compact_for(segments, spare)? {
                 Outcome::Room if self.region.free_segments() >= segments + spare => {}
@@ -206,12 +217,13 @@ impl Fs {
         Err(Error::NoSpace)
     }
 
-    /// Packs plain files, or else spills packed ones; true if that gained room.
+    /// Packs plain files, or else spills packed ones; returns true if that gained room.
     fn move_for_room(&self, segments: u64) -> Result<bool> {
         Ok(self.pack_for_room(segments)? || self.spill_for_room(segments)?)
     }
 
-    /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one), and as far as it goes `spare` more.
+    /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one) and,
+    /// if possible, `spare` more.
     fn compact_for(&self, segments: u64, spare: u64) -> Result<Outcome> {
         let mut compactor = self.compactor.lock();
         if self.region.has_room(segments) && self.region.free_segments() >= segments + spare {
@@ -221,7 +233,7 @@ impl Fs {
         while self.give_back_emptied(STEP_EMPTIED)?.more {}
         let mut undrained = 0;
         for stuck in [false, true] {
-            // One pass may be under way, and may have chosen what does not suffice.
+            // A pass that is already under way may not suffice: then another one follows.
             for _ in 0..2 {
                 if compactor.pass.is_none() && !self.begin_pass(&mut compactor, segments, stuck) {
                     break;
@@ -250,8 +262,9 @@ impl Fs {
         })
     }
 
-    /// Background work, meant to be called ten times a second by a thread that may take its time: bounded, and nothing at all
-    /// while others commit or when there is nothing to gain.
+    /// Compacts in the background; meant to be called ten times a second by a thread that may take
+    /// its time. The work of a call is bounded. Nothing is moved while others commit or when there
+    /// is nothing to gain.
     pub fn compact_tick(&self) -> Result<()> {
         if self.writable().is_err() {
             return Ok(());
@@ -262,7 +275,7 @@ impl Fs {
             compactor.rested_ns = now;
             self.region.discard_free();
         }
-        // The last room for the log on a full host is for operations that free space.
+        // On a full host the last room for the log is for operations that free space.
         if self.region.is_log_short() {
             return Ok(());
         }
@@ -271,13 +284,13 @@ impl Fs {
                 return Ok(());
             }
             let done = match self.step(&mut compactor) {
-                // No room for the log: nothing is lost by waiting.
+                // There is no room for the log; nothing is lost by waiting.
                 Err(Error::NoSpace) => return Ok(()),
                 done => done?,
             };
             let mut more = done.more;
             if !more {
-                // Compaction first: it moves blocks and unpacks them for that.
+                // Compaction comes first: it moves blocks, and unpacks them for that.
                 more = self.pack_inodes_step(STEP_PACKED)?.more;
             }
             self.idle.lock().own_work(&self.region);
@@ -288,7 +301,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Compacts as far as that goes, however little it gains.
+    /// Compacts as far as possible, however little it gains.
     pub fn compact(&self) -> Result<Compaction> {
         self.writable()?;
         let mut compactor = self.compactor.lock();
@@ -300,7 +313,8 @@ impl Fs {
             done.moved += budget.done.moved;
             done.bytes += budget.done.bytes;
             done.blocks += budget.done.blocks;
-            // On a full store a pass may move pieces to and fro and gain nothing, again and again, while all operations wait.
+            // On a full store passes may move pieces to and fro without gaining anything, while all
+            // operations wait.
             if compactor.pass.is_none()
                 && free.replace(self.region.free_segments()) >= Some(self.region.free_segments())
             {
@@ -310,7 +324,8 @@ impl Fs {
         Ok(done)
     }
 
-    /// One step of compaction, if enough can be gained; `more` says whether another one would find work.
+    /// Does one step of compaction, if enough can be gained. `more` says whether another step would
+    /// find work.
     pub fn compact_step(&self) -> Result<Compaction> {
         self.writable()?;
         self.step(&mut self.compactor.lock())
@@ -336,7 +351,7 @@ impl Fs {
         Ok(Compaction { more: true, ..budget.done })
     }
 
-    /// Could enough be gained: 1/32 of the region, or less when little is free?
+    /// Returns whether enough can be gained: 1/32 of the region, or less when little is free.
     fn is_worth_compacting(&self) -> bool {
         let (gain, free) = self.region.gainable_segments();
         let segments = self.region.superblock().segment_count;
@@ -344,7 +359,7 @@ impl Fs {
         gain >= least.max(4)
     }
 
-    /// Chooses what a pass is to empty; false if there is nothing.
+    /// Chooses the segments that a pass is to empty; returns false if there are none.
     fn begin_pass(&self, compactor: &mut Compactor, segments: u64, stuck: bool) -> bool {
         let (gain, _) = self.region.gainable_segments();
         let want = segments.saturating_add(SPARE_SEGMENTS).max(PASS_SEGMENTS_MIN).max(gain / 16);
@@ -357,12 +372,13 @@ impl Fs {
         begun
     }
 
-    /// Ends the pass, if there is one; returns how many segments are not empty and used again.
+    /// Ends the pass, if there is one; returns how many segments are not empty and are used again.
     fn end_pass(&self, compactor: &mut Compactor) -> u64 {
         compactor.pass.take().map_or(0, |pass| self.region.end_drain(&pass.victims))
     }
 
-    /// Goes on with the pass until the budget is spent or the pass ends; returns what [`Fs::end_pass`] does.
+    /// Continues the pass until the budget is spent or the pass ends; returns what [`Fs::end_pass`]
+    /// does.
     fn pass_step(&self, compactor: &mut Compactor, budget: &mut Budget) -> Result<u64> {
         let Some(pass) = &mut compactor.pass else { return Ok(0) };
         for _ in 0..STEP_BLOCKS {
@@ -372,7 +388,8 @@ impl Fs {
                         pass.position = position;
                         return Ok(0);
                     }
-                    // Damage in one inode, or no room to unpack it, is no reason to leave the others where they are.
+                    // Damage in one inode, or a lack of room to unpack it, is no reason to leave
+                    // the others where they are.
                     Ok(None) | Err(Error::Corrupt(_) | Error::NoSpace) => (_, pass.position) = (pass.owners.pop(), 0),
                     Err(error) => return Err(error),
                 }
@@ -388,7 +405,8 @@ impl Fs {
         Ok(0)
     }
 
-    /// Finds the owners among the inodes of the next block, and sees to the block itself.
+    /// Finds the owners among the inodes of the next block; moves the block itself or gives it
+    /// back.
     fn look_at_block(&self, pass: &mut Pass, budget: &mut Budget) -> Result<()> {
         let (block, victims) = (pass.block, &pass.victims);
         pass.block += 1;
@@ -432,7 +450,8 @@ impl Fs {
         for &block in &blocks {
             match self.table.give_back(&self.region, &self.locks, block)? {
                 true => done.blocks += 1,
-                // A thread is in the way; or it has taken a number, and then the block is not empty.
+                // Another thread is in the way, or has taken a number, and then the block is not
+                // empty.
                 false => self.table.still_emptied(block),
             }
         }

@@ -1,13 +1,15 @@
-//! Damage met while a store is open: what cannot be decoded costs the inode it belongs to, and nothing else.
+//! Damage found while a store is open: what cannot be decoded costs only the inode it belongs to.
 //!
 //! Owns: the set of inodes found damaged since the store was opened, and the ways around them.
 //! Rules:
-//! - A record that does not decode counts as in use: its number is never given out, and every operation on it is refused
-//!   ([`Error::Corrupt`]). Its name is listed, and a file's name can be removed; the record then stays until
-//!   `shoal check --repair` frees it. A directory's name stays, because what is below it would be lost from sight.
-//! - Each inode is told once, with what was found, to [`crate::Options::on_damage`].
-//! - Recovery goes on behind an inode that it cannot finish. One thing is done all the same: after a power loss no
-//!   extent stays NEW, not even in a map that does not decode, because its blocks may hold another file's bytes.
+//! - A record that does not decode counts as in use: its number is never given out, and every
+//!   operation on it is refused ([`Error::Corrupt`]). Its name is listed, and a file's name can be
+//!   removed; the record then stays until `shoal check --repair` frees it. A directory's name
+//!   cannot be removed, because what is below it would no longer be visible.
+//! - Each inode is reported once to [`crate::Options::on_damage`], with the finding.
+//! - Recovery skips an inode that it cannot finish. One thing is still done: after a power loss no
+//!   extent stays NEW, not even in a map that does not decode, because its blocks may hold another
+//!   file's bytes.
 //!
 //! Left out: repair (`repair`), and damage of the fixed areas, which refuses the mount.
 
@@ -22,10 +24,11 @@ use shoal_format::inode::{INODES_PER_BLOCK, Inode, Layout, S_IFDIR};
 use crate::dir::{self, Found};
 use crate::{Attr, Error, Fs, Ino, Result, extents};
 
-/// Is told of each damaged inode once, with what was found; of tables that belong to no inode as inode 0.
+/// Called once for each damaged inode, with the finding. Tables that belong to no inode are
+/// reported as inode 0.
 pub type OnDamage = Arc<dyn Fn(Ino, &str) + Send + Sync>;
 
-/// Inodes remembered at most: hostile bytes must not turn into unbounded memory.
+/// Inodes remembered at most: hostile bytes must not use up memory.
 const REMEMBERED_MAX: usize = 1 << 20;
 
 #[derive(Default)]
@@ -37,7 +40,7 @@ pub(crate) struct Damage {
 #[derive(Default)]
 struct Met {
     inodes: HashSet<Ino>,
-    /// Blocks of the inode table that cannot be reached: all their inodes.
+    /// Unreachable blocks of the inode table: all their inodes count.
     blocks: HashSet<u64>,
 }
 
@@ -46,7 +49,8 @@ impl Damage {
         Damage { met: Mutex::default(), on_damage }
     }
 
-    /// Remembers that `ino` is damaged, and tells it the first time. Other errors than damage are not remembered.
+    /// Remembers that `ino` is damaged, and reports it the first time. Ignores errors other than
+    /// damage.
     pub fn note(&self, ino: Ino, error: &Error) {
         let Error::Corrupt(finding) = error else { return };
         let mut met = self.met.lock();
@@ -57,7 +61,7 @@ impl Damage {
         }
     }
 
-    /// The same for all inodes of a block that cannot be reached.
+    /// Does the same for all inodes of an unreachable block.
     pub fn note_block(&self, block: u64, error: &Error) {
         let Error::Corrupt(finding) = error else { return };
         let mut met = self.met.lock();
@@ -71,7 +75,7 @@ impl Damage {
         }
     }
 
-    /// Tells of damage in tables and dictionaries, which are no inode's.
+    /// Reports damage in tables and dictionaries, which belong to no inode.
     pub fn tell_of_tables(&self, finding: &str) {
         self.tell(Ino::ZERO, finding);
     }
@@ -82,7 +86,7 @@ impl Damage {
         }
     }
 
-    /// Was any met since the store was opened?
+    /// Returns whether any damage was found since the store was opened.
     pub fn is_known(&self) -> bool {
         let met = self.met.lock();
         !met.inodes.is_empty() || !met.blocks.is_empty()
@@ -95,18 +99,18 @@ impl Damage {
 }
 
 impl Fs {
-    /// Inodes found damaged since the store was opened.
+    /// Returns the number of inodes found damaged since the store was opened.
     pub fn damaged_inodes(&self) -> u64 {
         self.table.damage.count()
     }
 
-    /// Passes an outcome on, and remembers the damage of `ino` it may tell of.
+    /// Passes an outcome on, and remembers damage of `ino` that it reports.
     #[inline]
     pub(crate) fn met<T>(&self, ino: Ino, outcome: Result<T>) -> Result<T> {
         outcome.inspect_err(|error| self.table.damage.note(ino, error))
     }
 
-    /// Damage becomes a note and `None`; other errors stay.
+    /// Turns damage into a note and `None`; passes other errors on.
     pub(crate) fn past_damage<T>(&self, ino: Ino, outcome: Result<T>) -> Result<Option<T>> {
         match self.met(ino, outcome) {
             Ok(value) => Ok(Some(value)),
@@ -115,15 +119,17 @@ impl Fs {
         }
     }
 
-    /// An inode that cannot be read, for the kernel: the type its entry gives it, and no permissions. It gets one
-    /// reference. Without an answer to a look-up the kernel could not ask for the name's removal.
+    /// Returns attributes of an unreadable inode for the kernel: the type from its entry, and no
+    /// permissions. Takes one reference to it. If the look-up had no answer, the kernel could not
+    /// ask for the name's removal.
     pub fn hold_unreadable(&self, ino: Ino, kind: u8) -> Attr {
         self.refs.hold(ino);
         let blank = crate::namespace::blank_dir();
         Attr::new(ino, &Inode { mode: (kind as u16) << 12, nlink: 1, ..blank })
     }
 
-    /// [`Fs::hold_unreadable`] for what `name` in `parent` names; an error when that can be read, or is not there.
+    /// Does [`Fs::hold_unreadable`] for what `name` in `parent` names; an error if that is readable
+    /// or missing.
     pub fn lookup_unreadable(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
         let _lock = self.locks.read(parent);
         let dir = self.load_dir(parent)?;
@@ -149,8 +155,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Changes flags of extents that `ranges` hold wholly, where they lie, in a map that does not decode: `lost` says
-    /// whether NEW extents become unwritten or durable data. Extents only partly in a range stay NEW.
+    /// Changes, in place, the flags of extents that lie entirely within `ranges`, in a map that
+    /// does not decode. `lost` says whether NEW extents become unwritten or durable data. Extents
+    /// only partly in a range stay NEW.
     pub(crate) fn settle_in_place(&self, inode: &Inode, ranges: &[(FileBlock, FileBlock)], lost: bool) -> Result<()> {
         if inode.layout != Layout::Extents {
             return Ok(());

@@ -1,14 +1,17 @@
 //! Locks on files' data, above the inode locks: the bulk device never works while an inode lock is held.
 //!
 //! Rules:
-//! - A thread takes a data lock while it holds no inode lock, and the inode lock after it. Two data locks are taken at once,
-//!   in the order of their stripes.
-//! - A reader of a large file shares its data lock: the blocks it read the map for stay the file's until it is done.
-//! - Changing a large file's map, blocks or size, moving a file between the tiers, and freeing a large file take the
-//!   data lock exclusively. The inode lock is let go of for each access to the device, and the record is read again after it:
-//!   attributes, names and the places of pieces in the region may have changed, contents, size and tier cannot have.
-//! - A file in the region needs no data lock to be changed there, unless somebody holds it: then its contents are on their
-//!   way to the device. The holder took the inode lock after the data lock, so a thread that has the inode lock sees it.
+//! - A thread takes a data lock while it holds no inode lock, and the inode lock after it. Two data
+//!   locks are taken together, in the order of their stripes.
+//! - A reader of a large file shares its data lock: the blocks that it found in the map stay the
+//!   file's until it is done.
+//! - Changing a large file's map, blocks or size, moving a file between the tiers, and freeing a
+//!   large file take the data lock exclusively. The inode lock is dropped for each access to the
+//!   device, and the record is read again afterwards: attributes, names and the places of pieces in
+//!   the region may have changed; contents, size and tier cannot have.
+//! - A file in the region needs no data lock to be changed there, unless somebody holds it: then
+//!   its contents are on their way to the device. The holder took the inode lock after the data
+//!   lock, so a thread that has the inode lock sees it.
 //! - Clearing NEW needs only the inode lock: it changes neither where blocks are nor what they hold.
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -38,7 +41,7 @@ impl DataLocks {
         self.stripes[stripe(ino)].write()
     }
 
-    /// The exclusive locks of up to two files.
+    /// Takes the exclusive locks of up to two files.
     pub fn write_both(&self, inos: [Option<Ino>; 2]) -> [Option<RwLockWriteGuard<'_, ()>>; 2] {
         assert_none_held();
         let mut stripes = inos.map(|ino| ino.map(stripe));
@@ -49,13 +52,15 @@ impl DataLocks {
         stripes.map(|number| number.map(|number| self.stripes[number].write()))
     }
 
-    /// Does a thread hold or await the file's exclusive lock? The answer holds while the caller has the inode lock.
+    /// Returns whether a thread holds or awaits the file's exclusive lock. The answer holds while
+    /// the caller has the inode lock.
     pub fn is_taken(&self, ino: Ino) -> bool {
         self.stripes[stripe(ino)].is_locked_exclusive()
     }
 }
 
-/// The exclusive inode lock of a file whose data are to change, and its data lock where that takes one.
+/// The exclusive inode lock of a file whose data is to change, and its data lock if the change
+/// needs one.
 pub(crate) struct FileLock<'a> {
     pub fs: &'a Fs,
     pub ino: Ino,
@@ -67,8 +72,8 @@ pub(crate) struct FileLock<'a> {
 }
 
 impl<'a> FileLock<'a> {
-    /// Lets `work` use the bulk device without the inode lock; `inode` is the record as it is afterwards, with the times
-    /// that the caller has set. The caller holds no transaction.
+    /// Runs `work` on the bulk device without the inode lock. Afterwards `inode` is the record as
+    /// it is then, with the times that the caller has set. The caller holds no transaction.
     pub fn device<T>(&mut self, inode: &mut Inode, work: impl FnOnce(&'a Bulk) -> Result<T>) -> Result<T> {
         if self.aside && !is_planted(Bug::MoveSetsTimes) {
             return self.device_aside(inode, work);
@@ -79,7 +84,7 @@ impl<'a> FileLock<'a> {
         outcome
     }
 
-    /// The same for a caller that sets no times: those of the record stay.
+    /// Does the same for a caller that sets no times: those of the record stay.
     pub fn device_aside<T>(&mut self, inode: &mut Inode, work: impl FnOnce(&'a Bulk) -> Result<T>) -> Result<T> {
         let bulk = self.fs.bulk()?;
         debug_assert!(self.data.is_some(), "inode {}: the device is used without the data lock", self.ino);
@@ -92,7 +97,8 @@ impl<'a> FileLock<'a> {
                 *inode = now;
                 outcome
             }
-            // Whatever the device said: of NoSpace a caller makes the best, and would store the record of a file that is gone.
+            // Returned whatever the device said: a caller that copes with `NoSpace` would store the
+            // record of a file that is gone.
             Ok(_) => Err(Error::Stale),
             Err(error) => Err(error),
         }
@@ -100,8 +106,8 @@ impl<'a> FileLock<'a> {
 }
 
 impl FileLock<'_> {
-    /// Does `work`, as the last thing, with the inode locks of this file and of `other`; both records are to be read anew. The data
-    /// lock is kept until then.
+    /// Runs `work`, as the last thing, with the inode locks of this file and of `other`. Both
+    /// records have to be read again. The data lock is kept until then.
     pub fn with_other<T>(mut self, other: Ino, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.inode = None;
         let _both = self.fs.locks.write_many(&[self.ino, other]);
@@ -110,7 +116,7 @@ impl FileLock<'_> {
 }
 
 impl Fs {
-    /// Locks an inode whose data stay as they are.
+    /// Locks an inode whose data stays as it is.
     #[inline]
     pub(crate) fn lock_inode(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
         let lock = self.locks.write_lone(ino);
@@ -118,7 +124,8 @@ impl Fs {
         Ok((FileLock { fs: self, ino, inode: Some(lock), data: None, aside: false }, inode))
     }
 
-    /// Locks an inode to change or free its data. `to_bulk`: will a file in the region leave it?
+    /// Locks an inode to change or free its data. `to_bulk` tells whether a file in the region will
+    /// leave it.
     #[inline]
     pub(crate) fn lock_data(&self, ino: Ino, to_bulk: impl Fn(&Inode) -> bool) -> Result<(FileLock<'_>, Inode)> {
         let (file, inode) = self.lock_inode(ino)?;
@@ -137,7 +144,7 @@ impl Fs {
         Ok((FileLock { data: Some(data), ..file }, inode))
     }
 
-    /// Locks a file to move its data to the other tier: nothing else of it changes.
+    /// Locks a file to move its data to the other tier. Nothing else of the file changes.
     pub(crate) fn lock_to_move(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
         let (file, inode) = self.lock_large(ino)?;
         Ok((FileLock { aside: true, ..file }, inode))

@@ -1,7 +1,7 @@
 //! Tests of file locks: what a caller learns of a file that went away while the device worked.
 //!
-//! The device's work removes the file itself, in place of the thread that does so in life. What waits for which lock is in
-//! `tests/slow_device.rs`.
+//! The device's work removes the file itself, in place of another thread. Which lock waits for
+//! which is tested in `tests/slow_device.rs`.
 
 use super::*;
 use crate::test_store::TestStore;
@@ -20,7 +20,7 @@ fn a_file_that_went_away_is_stale_also_where_the_device_failed() {
             assert!(!again || create() == ino, "the number is another file's");
             outcome.clone()
         });
-        // Of any other error a caller could make the best, and store the record it knows.
+        // A caller could cope with any other error, and store the record it knows.
         assert_eq!(seen, Err(Error::Stale), "{outcome:?}, the number taken again: {again}");
     }
 }

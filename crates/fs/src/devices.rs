@@ -1,10 +1,12 @@
-//! Bulk devices of an open store: added, emptied and removed, lost and found.
+//! Bulk devices of an open store: adding, emptying, removing and reattaching them.
 //!
-//! Rules: a device that is to go is marked as leaving, durably, so that it gets no new blocks and a crash does not forget it; its
-//! data move to the others step by step, as at a resize (`gather`); it leaves the list when no block of it is in use, pending
-//! or held. Each step leaves a store like any other, so the work can stop, go on later, or be called off at any time.
-//! A device that was lost or closed is used again when it is given anew, and is the one it should be.
-//! Left out: the list and the marks (`bulk/devices`), and who does the work when (the owner of the store).
+//! Rules: a device to be removed is marked as leaving, durably, so that it gets no new blocks and a
+//! crash does not forget the mark. Its data move to the other devices step by step, as at a resize
+//! (`gather`). It leaves the list when no block of it is in use, pending or held. Each step leaves
+//! an ordinary store, so the work can stop, continue later, or be called off at any time. A lost or
+//! closed device is used again when it is given anew and is the right one.
+//! Left out: the list and the marks (`bulk/devices`), and who does the work when (the owner of the
+//! store).
 
 use std::sync::Arc;
 
@@ -17,42 +19,43 @@ use crate::bulk::{BulkState, GivenDevice};
 use crate::gather::Away;
 use crate::{Error, Fs, Ino, Result};
 
-/// Why a device cannot leave, or that it is leaving now.
+/// Whether a device is leaving now, or why it cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
     Now,
-    /// The others have too little room, by this many bytes.
+    /// The others lack this many bytes of room.
     NoRoom {
         missing: u64,
     },
-    /// It is the last one.
+    /// The device is the last one.
     Last,
 }
 
-/// How far emptying a device has come.
+/// Progress of emptying a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
     /// Blocks moved in this pass.
     pub moved: u64,
-    /// Files of which something could not be moved: it cannot be read, or is damaged.
+    /// Files that could not be moved entirely, because they are unreadable or damaged.
     pub stuck: Vec<Ino>,
     /// The other devices have no room left.
     pub full: bool,
 }
 
 impl Fs {
-    /// The bulk devices, ascending by number.
+    /// Returns the bulk devices, ascending by number.
     pub fn bulk_states(&self) -> Vec<BulkState> {
         self.bulk.as_ref().map(|bulk| bulk.states()).unwrap_or_default()
     }
 
-    /// Adds a bulk device with this many blocks, or as many as it has room for; returns its number. Nothing on it is kept.
+    /// Adds a bulk device with this many blocks, or as many as fit; returns its number. Nothing on
+    /// the device is kept.
     pub fn bulk_add(&self, given: &GivenDevice, blocks: Option<u64>) -> Result<u32> {
         self.writable()?;
         self.bulk_added(given, blocks, None)
     }
 
-    /// The same with a number that its caller has noted where the device is to be found.
+    /// Does the same with a number that the caller has recorded along with the device's location.
     pub fn bulk_add_as(&self, number: u32, given: &GivenDevice, blocks: Option<u64>) -> Result<()> {
         self.writable()?;
         self.bulk_added(given, blocks, Some(number)).map(drop)
@@ -60,15 +63,15 @@ impl Fs {
 
     fn bulk_added(&self, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
         let bulk = self.bulk()?;
-        // All that is held leaves: as what a sync covers, not as what is in doubt when its device is away after a crash. An error is one
-        // of a device, whose own files have it.
+        // Writes back all held blocks. That counts as covered by a sync, and not as in doubt if the
+        // device is away after a crash. An error belongs to one device and is noted for its files.
         let _ = self.sync();
         let number = bulk.add(&self.region, given, blocks, number)?;
         bulk.arrange_sums(&self.region, None, |other| other == number)?;
         Ok(number)
     }
 
-    /// From now on no new blocks are given out on a device, if the others have room for what is on it.
+    /// Stops giving out new blocks on a device, if the others have room for its data.
     pub fn bulk_leave(&self, number: u32) -> Result<Leaving> {
         self.writable()?;
         let bulk = self.bulk()?;
@@ -83,14 +86,14 @@ impl Fs {
         Ok(Leaving::Now)
     }
 
-    /// A device that was leaving stays.
+    /// Lets a device that was leaving stay.
     pub fn bulk_stay(&self, number: u32) -> Result<()> {
         self.writable()?;
         self.bulk()?.set_leaving(&self.region, number, false)
     }
 
-    /// Moves data off a device that is leaving, in one pass over all files, as long as `goes_on` says so; it is told of the blocks
-    /// moved by each step. Files that stop it are passed over.
+    /// Moves data off a leaving device, in one pass over all files, while `goes_on` returns true.
+    /// `goes_on` gets the number of blocks moved by each step. Skips files that cannot be moved.
     pub fn bulk_drain(&self, number: u32, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Drained> {
         self.writable()?;
         let bulk = self.bulk()?;
@@ -122,7 +125,7 @@ impl Fs {
         Ok(drained)
     }
 
-    /// Takes a device that is leaving off the list; false if something is still on it.
+    /// Takes a leaving device off the list; false if something is still on it.
     pub fn bulk_remove(&self, number: u32) -> Result<bool> {
         self.writable()?;
         let bulk = self.bulk()?;
@@ -134,8 +137,8 @@ impl Fs {
         bulk.remove(&self.region, number)
     }
 
-    /// Uses a device again that was lost, or closed after a failed flush: lets go of it, and takes what `open` gives, with the host's
-    /// number for where it is.
+    /// Uses a lost or closed device again: releases it, and takes the device that `open` returns
+    /// with the host's number for where it is.
     pub fn bulk_retry(
         &self,
         number: u32,
@@ -144,7 +147,7 @@ impl Fs {
         self.writable()?;
         let bulk = self.bulk()?;
         let was_away = bulk.was_never_there(number);
-        // Once the device is known to be the right one.
+        // Runs once the device is known to be the right one.
         let verified = |device: &dyn BlockDevice| {
             let distrusted = if was_away { self.distrust_device(number, device) } else { Ok(()) };
             distrusted.map_err(|error| error.to_string())
@@ -152,27 +155,29 @@ impl Fs {
         bulk.retry(&self.region, number, open, verified)
     }
 
-    /// Was a device away meanwhile, or is one in another place after a crash, and what is on it not settled since?
+    /// Returns whether a device was away, or in another place after a crash, and its contents are
+    /// not settled since.
     pub fn has_unsettled_bulk(&self) -> bool {
         self.bulk.as_ref().is_some_and(|bulk| bulk.has_unsettled())
     }
 
-    /// Bytes of memory that checksums of bulk storage take.
+    /// Returns the bytes of memory that checksums of bulk storage take.
     pub fn sums_bytes(&self) -> u64 {
         self.bulk.as_ref().map_or(0, |bulk| bulk.sums_bytes())
     }
 
-    /// Is it the file that holds spilled small files? It has no name.
+    /// Returns whether `ino` is the file that holds spilled small files. It has no name.
     pub fn is_spill_file(&self, ino: Ino) -> bool {
         self.spill.file() == Some(ino)
     }
 
-    /// The files that have data on a device, with how many bytes.
+    /// Returns the files that have data on a device, with the number of bytes.
     pub fn bulk_files(&self, number: u32) -> Result<Vec<(Ino, u64)>> {
         self.bulk_files_where(number, &|_, len| len)
     }
 
-    /// The same, of the bytes that `counts` finds in a range of the device (start and length in bytes).
+    /// Does the same for the bytes that `counts` finds in a range of the device (start and length
+    /// in bytes).
     pub fn bulk_files_where(&self, number: u32, counts: &dyn Fn(u64, u64) -> u64) -> Result<Vec<(Ino, u64)>> {
         let bulk = self.bulk()?;
         let first = (u64::from(number) << BULK_NUMBER_SHIFT) * BULK_BLOCK;

@@ -1,10 +1,12 @@
 //! The dictionaries of short packed files: kept, given out, replaced and forgotten (docs/spec/region.md, section 7).
 //!
-//! Owns: the list and the dictionaries in the region, two copies of each, and the bytes in memory. Rules: a dictionary never
-//! changes, and its number is never given again; only the newest one gets new users, so one that nobody uses any more at the end of a
-//! look at all files has none; what is damaged in one copy is taken from the other one and written anew. One that is lost in both
-//! stays in the list, because files name it; a lost list is not replaced.
-//! Lock order: the lock under which roots change, `stored`, the commit lock. Left out: when one is trained (`packer`).
+//! Owns: the list and the dictionaries in the region, two copies of each, and the bytes in memory.
+//! Rules: a dictionary never changes, and its number is never given again; only the newest one gets
+//! new users, so an old one that met no user in a search of all files has none; what is damaged in
+//! one copy is rewritten from the other. A dictionary that is lost in both copies stays in the
+//! list, because files name it. A lost list is not replaced.
+//! Lock order: the lock under which roots change, `stored`, the commit lock. Left out: when a
+//! dictionary is trained (`training`).
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -27,7 +29,7 @@ const LISTS_AT: Offset = Offset::new(ROOTS_AT.get() + offset_of!(Roots, dictiona
 #[derive(Default)]
 pub(crate) struct Dictionaries {
     stored: Mutex<Stored>,
-    /// Those that can be read, the newest first.
+    /// Dictionaries that can be read, the newest first.
     known: RwLock<Vec<Arc<Dictionary>>>,
 }
 
@@ -37,12 +39,12 @@ struct Stored {
     listed: Vec<Listed>,
     /// Copies that differ from what was read.
     damaged: Vec<Damaged>,
-    /// Neither list can be read: there must be no other beside them.
+    /// Neither list can be read: no other may be made beside them.
     is_lost: bool,
 }
 
 enum Damaged {
-    /// Which list, and its place if something like a list is there.
+    /// Which list, and its slot if something like a list lies there.
     List(usize, Option<SlotRef>),
     /// A copy of a dictionary: its number, and which copy.
     Copy(u16, usize),
@@ -55,7 +57,7 @@ fn read_list(view: &impl View, bits: u64) -> Result<(SlotRef, Vec<Listed>)> {
     Ok((slot, DictionaryList::decode(&bytes)?))
 }
 
-/// Does something like a list lie there? Then the reference is not what is damaged.
+/// Returns whether something like a list lies there. Then the reference is not what is damaged.
 fn is_list(view: &impl View, slot: SlotRef) -> bool {
     !slot.is_none() && !slot.is_run() && view.read_u64(slot.offset()).is_ok_and(|magic| magic == DICTIONARY_LIST_MAGIC)
 }
@@ -69,7 +71,8 @@ fn read_dictionary(view: &impl View, slot: SlotRef, number: u16) -> Result<Vec<u
 }
 
 impl Dictionaries {
-    /// Reads the dictionaries. `tell` is told of damage; files whose dictionary is in neither copy cannot be read.
+    /// Reads the dictionaries and reports damage to `tell`. Files whose dictionary is in neither
+    /// copy cannot be read.
     pub fn load(view: &impl View, roots: &Roots, tell: &dyn Fn(&str)) -> Dictionaries {
         let bits = roots.dictionaries.map(|bits| bits.get());
         if bits == [0, 0] {
@@ -110,35 +113,37 @@ impl Dictionaries {
         Dictionaries { stored: Mutex::new(stored), known: RwLock::new(known) }
     }
 
-    /// The dictionary with this number, if it is there and can be read.
+    /// Returns the dictionary with this number, if it is there and can be read.
     pub fn find(&self, number: u16) -> Option<Arc<Dictionary>> {
         self.known.read().iter().find(|known| known.number == number).cloned()
     }
 
-    /// The one that new objects get.
+    /// Returns the dictionary that new objects get.
     pub fn newest(&self) -> Option<Arc<Dictionary>> {
         let newest = self.stored.lock().listed.first()?.number;
         self.find(newest)
     }
 
-    /// Numbers of all but the newest.
+    /// Returns the numbers of all dictionaries but the newest.
     pub fn old(&self) -> Vec<u16> {
         self.stored.lock().listed.iter().skip(1).map(|listed| listed.number).collect()
     }
 
-    /// How many there are, and the bytes of the region that they and their lists take.
+    /// Returns how many dictionaries there are, and the bytes of the region that they and their
+    /// lists take.
     pub fn stored(&self) -> (u64, u64) {
         let stored = self.stored.lock();
         let slots = stored.listed.iter().flat_map(|listed| listed.copies).chain(stored.lists);
         (stored.listed.len() as u64, slots.map(SlotRef::capacity).sum())
     }
 
-    /// May another one be added?
+    /// Returns whether another dictionary may be added.
     pub fn has_place(&self) -> bool {
         self.stored.lock().has_place()
     }
 
-    /// Writes what is damaged in one copy anew from the other one. The caller holds the lock under which roots change.
+    /// Rewrites what is damaged in one copy from the other. The caller holds the lock under which
+    /// roots change.
     fn mend(&self, region: &Region) -> Result<()> {
         let mut stored = self.stored.lock();
         if stored.is_lost || stored.damaged.is_empty() {
@@ -191,7 +196,8 @@ impl Dictionaries {
         Ok(())
     }
 
-    /// Forgets old ones that no file names. The caller holds the lock under which roots change.
+    /// Forgets old dictionaries that no file names. The caller holds the lock under which roots
+    /// change.
     fn forget(&self, region: &Region, idle: &[u16]) -> Result<()> {
         let mut stored = self.stored.lock();
         let (gone, listed): (Vec<Listed>, Vec<Listed>) =
@@ -207,7 +213,8 @@ impl Dictionaries {
         Ok(())
     }
 
-    /// Moves what lies in draining segments; whether anything did. The caller holds the lock under which roots change.
+    /// Moves what lies in draining segments; returns whether anything moved. The caller holds the
+    /// lock under which roots change.
     fn move_copies(&self, region: &Region, victims: &Victims) -> Result<bool> {
         let mut stored = self.stored.lock();
         let (mut lists, mut listed) = (stored.lists, stored.listed.clone());
@@ -241,7 +248,7 @@ impl Stored {
     }
 }
 
-/// Writes both lists, in their places where they have one.
+/// Writes both lists, each in its place if it has one.
 fn write_lists(tx: &mut Tx<'_>, mut lists: [SlotRef; 2], listed: &[Listed]) -> Result<[SlotRef; 2]> {
     for list in &mut lists {
         if list.is_none() {
@@ -253,7 +260,7 @@ fn write_lists(tx: &mut Tx<'_>, mut lists: [SlotRef; 2], listed: &[Listed]) -> R
     Ok(lists)
 }
 
-/// References of lists that could not be read stay as they are.
+/// Writes the references to the lists. Those of lists that could not be read stay as they are.
 fn refer_to(tx: &mut Tx<'_>, lists: &[SlotRef; 2]) -> Result<()> {
     for (copy, list) in lists.iter().enumerate().filter(|(_, list)| !list.is_none()) {
         tx.write(LISTS_AT + copy as u64 * 8, &list.bits().to_le_bytes())?;
@@ -262,8 +269,9 @@ fn refer_to(tx: &mut Tx<'_>, lists: &[SlotRef; 2]) -> Result<()> {
 }
 
 impl Fs {
-    /// Adds a dictionary, bytes that zstd takes for one, for short files that are packed from now on. [`Error::Invalid`] if it is
-    /// longer than [`DICTIONARY_BYTES_MAX`], [`Error::NoSpace`] if there are as many as a store may have.
+    /// Adds a dictionary, bytes that zstd takes for one, for short files that are packed from now
+    /// on. Fails with [`Error::Invalid`] if it is empty or longer than [`DICTIONARY_BYTES_MAX`],
+    /// and with [`Error::NoSpace`] if there are as many as a store may have.
     pub fn add_dictionary(&self, bytes: Vec<u8>) -> Result<()> {
         self.writable()?;
         if bytes.is_empty() || bytes.len() > DICTIONARY_BYTES_MAX {
@@ -273,7 +281,7 @@ impl Fs {
         if !self.objects.dictionaries.has_place() {
             return Err(Error::NoSpace);
         }
-        // Without locks: on an older store an image is written.
+        // No locks are held: on an older store this writes an image.
         self.region.add_feature(FEATURE_DICTIONARIES)?;
         self.table.while_roots_stay(|| self.objects.dictionaries.add(&self.region, bytes))
     }
@@ -288,7 +296,7 @@ impl Fs {
         self.table.while_roots_stay(|| self.objects.dictionaries.move_copies(&self.region, victims))
     }
 
-    /// Writes the lists and dictionaries that are damaged in one copy anew.
+    /// Rewrites the lists and dictionaries that are damaged in one copy.
     pub fn repair_dictionaries(&self) -> Result<()> {
         self.table.while_roots_stay(|| self.objects.dictionaries.mend(&self.region))
     }

@@ -1,10 +1,12 @@
 //! Directories: one packed bucket while small, extendible hashing in bounded nodes above that.
 //!
-//! Layout and cookie rules are in `shoal-format::dir`. An insertion appends to a bucket; a removal marks the entry, joins a
-//! sparse bucket with its neighbour and takes away a node that leads to one bucket only (`shrink`), so a directory is as
-//! large as its entries need, and an emptied one owns nothing. Changes are a few small writes; only a split, a join or a
-//! squeeze rewrites a bucket. A bucket that has cooled may be packed (`pack`): it is unpacked by an insertion, and encoded anew where it
-//! lies by a removal, so that a full store can lose names. Callers hold the directory's lock and store its inode.
+//! Layout and cookie rules are in `shoal-format::dir`. An insertion appends to a bucket. A removal
+//! marks the entry, joins a sparse bucket with its neighbour and removes a node that leads to one
+//! bucket only (`shrink`). So a directory is as large as its entries need, and an emptied one owns
+//! nothing. Changes are a few small writes; only a split, a join or a squeeze rewrites a bucket. A
+//! bucket that has cooled may be packed (`pack`). An insertion unpacks it; a removal encodes it
+//! anew in place, so that a full store can lose names. Callers hold the directory's lock and store
+//! its inode.
 
 mod pack;
 mod shrink;
@@ -25,7 +27,7 @@ pub(crate) use shrink::relocate_along;
 /// Bytes of the first bucket of a small directory.
 const FIRST_BUCKET: u64 = 128;
 
-/// The region's bytes, and the key of the names' hashes, which packed buckets do not have.
+/// The region's bytes, and the key of the name hashes, which packed buckets do not have.
 pub(crate) trait Names: View {
     fn seed(&self) -> u64;
 }
@@ -49,7 +51,8 @@ pub(crate) struct Found {
     /// File type, as the entry has it.
     pub kind: u8,
     bucket: SlotRef,
-    /// Position of the entry in its bucket, and of what comes behind it; in a packed one how many come before it and up to it.
+    /// Position of the entry in its bucket, and of what follows it. In a packed bucket: the number
+    /// of entries before it, and one more.
     at: usize,
     end: usize,
 }
@@ -70,7 +73,7 @@ struct Way {
     depth: u32,
 }
 
-/// The bytes of a bucket, as a plain one has them.
+/// The bytes of a bucket: in plain form, or as stored ([`Buffer::read_as_it_is`]).
 struct Buffer {
     bytes: [u8; BUCKET_BYTES],
     len: usize,
@@ -109,7 +112,7 @@ fn bucket_len(slot: SlotRef) -> Result<usize> {
     }
 }
 
-/// What a change at the end needs of a bucket.
+/// What a change at the end of a bucket needs to know.
 struct Counts {
     used: usize,
     live: usize,
@@ -207,7 +210,7 @@ fn start_packed(tx: &mut Tx<'_>, dir: &mut Inode) -> Result<bool> {
     Ok(false)
 }
 
-/// What became of an entry that was to be appended.
+/// Outcome of appending an entry.
 enum Append {
     Done,
     Full,
@@ -215,7 +218,7 @@ enum Append {
     Packed,
 }
 
-/// Appends to a bucket if it fits, after squeezing out removed entries if need be.
+/// Appends to a bucket if the entry fits, after squeezing out removed entries if need be.
 fn append(tx: &mut Tx<'_>, slot: SlotRef, entry: &Dirent<'_>) -> Result<Append> {
     let Counts { used, live, is_packed } = counts(tx, slot)?;
     if is_packed {
@@ -239,7 +242,7 @@ fn append(tx: &mut Tx<'_>, slot: SlotRef, entry: &Dirent<'_>) -> Result<Append> 
     Ok(Append::Done)
 }
 
-/// Bytes of a plain bucket with these entries.
+/// Returns the length of a plain bucket with these entries (bytes).
 fn plain_len(entries: &[Dirent<'_>]) -> usize {
     BUCKET_HEADER + entries.iter().map(Dirent::encoded_len).sum::<usize>()
 }
@@ -285,14 +288,15 @@ fn insert_packed(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result
     Ok(false)
 }
 
-/// A node whose references are all the same.
+/// Makes a node whose references are all the same.
 fn new_node(tx: &mut Tx<'_>, reference: NodeRef) -> Result<SlotRef> {
     let node = tx.alloc(NODE_BYTES)?;
     tx.write(node.offset(), &reference.encode().to_le_bytes().repeat(NODE_FANOUT))?;
     Ok(node)
 }
 
-/// The aligned range of references a bucket of `depth` has around `index`.
+/// Returns the aligned range of references that a bucket of `depth` has around `index`: its first
+/// one and its length.
 fn span(index: usize, depth: u32) -> (usize, usize) {
     let len = 1 << (NODE_BITS - depth);
     (index / len * len, len)
@@ -307,7 +311,7 @@ fn insert_hashed(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result
     let way = descend(tx, dir.root, entry.hash)?;
     let Step { node, index } = way.steps[way.len - 1];
     if way.bucket.is_none() {
-        // The widest aligned range around the index that is empty gets one bucket.
+        // The widest empty aligned range around the index gets one bucket.
         let mut depth = NODE_BITS;
         while depth > 0 && is_null(tx, node, span(index, depth - 1))? {
             depth -= 1;
@@ -385,7 +389,7 @@ pub(crate) fn remove(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64, found: &Found)
         } else {
             remove_plain(tx, found, used, live)?;
         }
-        // A bucket with so few entries may find room in its neighbour.
+        // A bucket with so few entries may fit into its neighbour.
         if dir.layout == Layout::DirHashed && live <= shrink::SPARSE_ENTRIES {
             return shrink::join(tx, dir, hash);
         }
@@ -413,7 +417,8 @@ fn remove_plain(tx: &mut Tx<'_>, found: &Found, used: usize, live: usize) -> Res
     Ok(())
 }
 
-/// Lets an entry that is there name another inode. Changes `dir` (root, allocated) but does not store it, and may move other entries.
+/// Makes an existing entry name another inode. Changes `dir` (root, allocated) but does not store
+/// it, and may move other entries.
 pub(crate) fn replace(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result<()> {
     loop {
         let found = lookup(tx, dir, entry.hash, entry.name)?.ok_or(Error::NotFound)?;
@@ -439,15 +444,16 @@ pub(crate) struct Listed {
     pub ino: Ino,
     pub kind: u8,
     pub name: Vec<u8>,
-    /// Hash and, among equal hashes, the rank, as one ascending number.
+    /// Hash and rank among equal hashes, as one ascending number.
     pub cookie: u64,
 }
 
 /// Bits of a cookie below the hash: ranks among entries of equal hash.
 const RANK_BITS: u32 = 3;
 
-/// The entries of one bucket with cookies of at least `from`, in cookie order; the buckets before it have none. Also the first
-/// cookie behind that bucket, `None` at the end of the directory.
+/// Returns the entries of one bucket with cookies of at least `from`, in cookie order; the buckets
+/// before it have none. Also returns the first cookie behind that bucket, or `None` at the end of
+/// the directory.
 pub(crate) fn list(view: &impl Names, dir: &Inode, from: u64) -> Result<(Vec<Listed>, Option<u64>)> {
     match dir.layout {
         Layout::DirPacked => Ok((list_bucket(view, dir.root, from)?, None)),
@@ -468,7 +474,8 @@ pub(crate) fn list(view: &impl Names, dir: &Inode, from: u64) -> Result<(Vec<Lis
     }
 }
 
-/// The first hash behind the range of the bucket, or of the empty reference, that `hash` led to; `None` at the end.
+/// Returns the first hash behind the range of the bucket, or of the empty reference, that `hash`
+/// led to; `None` at the end.
 fn behind(way: &Way, hash: u64) -> Option<u64> {
     let last = way.steps[way.len - 1];
     let (first, len) = if way.bucket.is_none() { (last.index, 1) } else { span(last.index, way.depth) };

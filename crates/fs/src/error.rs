@@ -1,7 +1,8 @@
 //! Errors of file system operations, and the errno each stands for.
 //!
-//! Owns: [`Error`]. Callers' mistakes have a variant each; failures of the environment are `Io`, `NoSpace` or `ReadOnly`; damage
-//! is `Corrupt` and says what was found. Nothing here panics; a bug is an assertion where it is found.
+//! Owns: [`Error`]. Callers' mistakes have a variant each; failures of the environment are `Io`,
+//! `NoSpace` or `ReadOnly`; damage is `Corrupt` and says what was found. Nothing here panics; a bug
+//! is an assertion where it is found.
 
 use std::sync::Arc;
 
@@ -51,7 +52,8 @@ pub enum Error {
     /// Refused by [`crate::without_flush`] or [`crate::without_device`]; never an answer to a user.
     #[error("the operation has to wait for the bulk storage")]
     WouldFlush,
-    /// The operation needs this object in the region: it is brought back, and the operation tried again; never an answer to a user.
+    /// The operation needs this object in the region: the object is brought back, and the operation
+    /// is tried again. Never an answer to a user.
     #[error("group {group} of inode {ino} is in the spill file")]
     Spilled { ino: Ino, group: u64 },
     #[error("no data or hole at this offset")]
@@ -64,7 +66,7 @@ pub enum Error {
     Io(String),
     #[error("the store is damaged: {0}")]
     Corrupt(String),
-    /// The device gave other bytes than were written.
+    /// The device returned other bytes than were written.
     #[error(
         "{device}: the bytes from {byte} on are not what was written, says their checksum; `shoal scrub` names the files"
     )]

@@ -1,11 +1,13 @@
 //! Extent maps: which blocks of a large file lie where on the bulk device.
 //!
-//! Two halves. Pure functions on a sorted `Vec<Extent>` (`cut`, `put`, `reflag`), and the map in the region: `find`
-//! answers a lookup by binary search in place, [`MapEdit`] loads the few leaves a change touches and stores what differs.
-//! Rules: extents ascend, never overlap, and join with a neighbour whenever both ends and the flags meet within one
-//! leaf. The key of a leaf is at most its first extent's block, and no extent reaches over the key of the next leaf.
-//! A map without extents has no root: the inode's layout is `Empty` then.
-//! An edit loads at most [`LEAVES_MAX`] leaves, from the end of its range backwards, so that its record stays small.
+//! Two halves. Pure functions on a sorted `Vec<Extent>` (`cut`, `put`, `reflag`), and the map in
+//! the region: `find` answers a lookup by binary search in place, [`MapEdit`] loads the few leaves
+//! a change touches and stores what differs.
+//! Rules: extents ascend, never overlap, and join with a neighbour whenever both ends and the flags
+//! meet within one leaf. The key of a leaf is at most its first extent's block, and no extent
+//! reaches over the key of the next leaf. A map without extents has no root: the inode's layout is
+//! `Empty` then. An edit loads at most [`LEAVES_MAX`] leaves, from the end of its range backwards,
+//! so that its record stays small.
 //! Left out: the bulk device and its allocator, and what the flags mean.
 //!
 //! One file of over 500 lines: reading and editing a map are one algorithm over the same nodes.
@@ -21,9 +23,10 @@ use zerocopy::FromBytes;
 
 use crate::{Error, Result};
 
-/// Leaves one edit loads at most.
+/// Most leaves that one edit loads.
 pub(crate) const LEAVES_MAX: usize = 64;
-/// Leaves of one map at most: inserting a leaf at the front rewrites the index, which must fit in one record.
+/// Most leaves of one map: inserting a leaf at the front rewrites the index, which must fit in one
+/// record.
 const INDEX_MAX: usize = 32768;
 /// A map of one leaf with at most this many extents goes back into its root.
 const ROOT_AGAIN: usize = LEAF_EXTENTS / 2;
@@ -31,13 +34,13 @@ const ROOT_AGAIN: usize = LEAF_EXTENTS / 2;
 /// The mapping of one block of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mapped {
-    /// Nothing, and nothing before block `until`.
+    /// A hole that ends at block `until`.
     Hole { until: FileBlock },
     /// The extent that holds the block.
     At(Extent),
 }
 
-/// The part of `extent` within `[start, end)`.
+/// Returns the part of `extent` within `[start, end)`.
 pub(crate) fn clip(extent: Extent, start: FileBlock, end: FileBlock) -> Extent {
     let (from, to) = (extent.file_block.max(start), extent.end().min(end));
     Extent { file_block: from, blocks: to - from, bulk_block: extent.bulk_block + (from - extent.file_block), ..extent }
@@ -98,7 +101,7 @@ fn damaged(field: &'static str, found: u64) -> Error {
     FormatError::Range { what: "extent map", field, found }.into()
 }
 
-/// Is it an index, and how many items does the node hold?
+/// Returns whether the node is an index, and how many items it holds.
 fn header(view: &impl View, node: SlotRef) -> Result<(bool, u64)> {
     let mut bytes = [0; EXTENT_HEADER];
     view.read(node.offset(), &mut bytes)?;
@@ -117,7 +120,8 @@ fn item_at(node: SlotRef, index: u64) -> Offset {
     node.offset() + EXTENT_HEADER as u64 + index * EXTENT_BYTES as u64
 }
 
-/// How many items of the node begin at or before `block`. Extents and index entries both begin with their block.
+/// Returns how many items of the node begin at or before `block`. Extents and index entries both
+/// begin with their block.
 fn items_up_to(view: &impl View, node: SlotRef, count: u64, block: FileBlock) -> Result<u64> {
     let (mut low, mut high) = (0, count);
     while low < high {
@@ -141,7 +145,7 @@ fn extent_entry(view: &impl View, node: SlotRef, index: u64, bulk_blocks: u64) -
     Ok(ExtentRecord::ref_from_bytes(&bytes).expect("sixteen bytes").decode(bulk_blocks)?)
 }
 
-/// Leaves of the map with this root.
+/// Returns the number of leaves of the map with this root.
 pub(crate) fn leaf_count(view: &impl View, root: SlotRef) -> Result<u64> {
     let (is_index, count) = header(view, root)?;
     Ok(if is_index { count } else { 0 })
@@ -199,7 +203,8 @@ pub(crate) fn find(view: &impl View, root: SlotRef, block: FileBlock, bulk_block
     Ok(Mapped::Hole { until: until.max(block + 1) })
 }
 
-/// The end of the last extent that begins before `block`, on the bulk device: where the next block would best lie.
+/// Returns the end, on the bulk device, of the last extent that begins before `block`: the best
+/// place for the next block.
 pub(crate) fn goal_before(
     view: &impl View,
     root: SlotRef,
@@ -225,8 +230,8 @@ pub(crate) fn goal_before(
     }
 }
 
-/// The extents of a map as far as they can be reached, and where each lies: for a map that does not decode. Whatever
-/// [`find`] could return is among them.
+/// Returns the extents that can be reached in a map that does not decode, and where each lies.
+/// Whatever [`find`] could return is among them.
 pub(crate) fn raw(view: &impl View, root: SlotRef) -> Result<Vec<(Offset, Extent)>> {
     let mut found = Vec::new();
     let Ok((is_index, count)) = header(view, root) else { return Ok(found) };
@@ -237,7 +242,7 @@ pub(crate) fn raw(view: &impl View, root: SlotRef) -> Result<Vec<(Offset, Extent
     }
     for (node, count) in nodes {
         for index in 0..count {
-            // Blocks behind the device's end are never read; whether they are is not asked here.
+            // The device's end is not checked here: blocks behind it are never read.
             if let Ok(extent) = extent_entry(view, node, index, u64::MAX) {
                 found.push((item_at(node, index), extent));
             }
@@ -249,7 +254,7 @@ pub(crate) fn raw(view: &impl View, root: SlotRef) -> Result<Vec<(Offset, Extent
 struct Leaf {
     first: FileBlock,
     slot: SlotRef,
-    /// Its extents' place in `before`.
+    /// Place of its extents in `before`.
     extents: std::ops::Range<usize>,
 }
 
@@ -324,8 +329,8 @@ impl MapEdit {
         Ok(edit)
     }
 
-    /// Stores what changed; sets root, layout and allocated bytes (of map pieces only) of the inode, which the caller
-    /// stores.
+    /// Stores what changed. Sets root, layout and allocated bytes (of map pieces only) of the
+    /// inode, which the caller stores.
     pub fn store(self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
         if self.extents == self.before {
             return Ok(());
@@ -427,7 +432,7 @@ impl MapEdit {
     }
 }
 
-/// Replaces entries of the index in the root, which has `count`, by other ones; the root grows where it has to.
+/// Replaces a range of the `count` entries of the index in the root. The root grows if it has to.
 fn splice_index(
     tx: &mut Tx<'_>,
     inode: &mut Inode,
@@ -493,7 +498,7 @@ fn new_leaf(tx: &mut Tx<'_>, inode: &mut Inode, extents: &[Extent]) -> Result<Sl
     Ok(leaf)
 }
 
-/// A root for `count` leaves, with room for half as many more.
+/// Makes a root for `count` leaves, with room for half as many more.
 fn new_index(tx: &mut Tx<'_>, inode: &mut Inode, count: usize) -> Result<SlotRef> {
     let root = take(tx, inode, (EXTENT_HEADER + (count + count / 2) * EXTENT_BYTES) as u64)?;
     // The reserved half of the header is zero from here on.

@@ -1,7 +1,7 @@
 //! Tests of extent maps: the list against a map of blocks, and the stored map against the list.
 //!
-//! The model is a `BTreeMap` from file block to bulk block; every edit goes to both, and look-ups and neighbours are compared.
-//! Seeds are printed by the failing assertion.
+//! The model is a `BTreeMap` from file block to bulk block; every edit goes to both, and look-ups
+//! and neighbours are compared. Seeds are printed by the failing assertion.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use shoal_sim::{Random, SimMemoryKind, World};
 
 use super::*;
 
-/// An extent of plain numbers.
+/// Makes an extent from plain numbers.
 fn extent(file_block: u64, blocks: u64, bulk_block: u64, flags: u32) -> Extent {
     Extent { file_block: b(file_block), blocks, bulk_block: BulkBlock::new(bulk_block), flags }
 }
@@ -130,7 +130,8 @@ fn no_data() -> Inode {
     }
 }
 
-/// The extents of the stored map, its leaves' keys checked, and the bytes of its pieces.
+/// Returns the extents of the stored map, the bytes of its pieces, and the number of leaves below
+/// its index. Checks the keys of the leaves.
 fn stored(region: &Region, inode: &Inode) -> (Vec<Extent>, u64, usize) {
     if inode.layout == Layout::Empty {
         assert!(inode.root.is_none());
@@ -180,7 +181,7 @@ fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leav
             let append = !remove && random.below(3) == 0;
             let start = if append { model.keys().last().map_or(0, |&b| b + 2) } else { random.below(span) };
             let len = 1 + if remove { random.below(span / 4) } else { random.below(3) };
-            // A few single blocks, no two of them side by side: extents that never join.
+            // A few single blocks, no two of them adjacent: extents that never join.
             let parts: Vec<(u64, u64)> = (0..16).map(|i| (start + i * 5, random.below(BULK_BLOCKS - 3))).collect();
             let end = if remove { start + len } else { start + 16 * 5 };
             let mut upto = end;

@@ -1,15 +1,18 @@
-//! File data as callers see it: read, write, truncate, fallocate, seek, copy, fsync. Chooses the tier and drives `small`
-//! and `large`.
+//! File data as callers see it: read, write, truncate, fallocate, seek, copy, fsync. Chooses the
+//! tier and drives `small` and `large`.
 //!
 //! Rules:
-//! - Without a bulk device everything is in the region. With one, a file whose size would exceed its threshold (`threshold`)
-//!   moves to it once; one truncated below half of the threshold, and short enough for one record, moves back.
-//! - A call takes the file's locks (`data_lock`), works in transactions of bounded size and stops at the first that fails; what was
-//!   written before counts. After an error the inode in memory is stale and must not be stored.
-//! - A truncation that needs several transactions sets the new size and `INODE_TRUNCATING` in the first; whoever meets
-//!   the flag finishes it before doing anything else.
+//! - Without a bulk device everything is in the region. With one, a file whose size would exceed
+//!   its threshold (`threshold`) moves to it once; one truncated below half of the threshold, and
+//!   short enough for one record, moves back.
+//! - A call takes the file's locks (`data_lock`), works in transactions of bounded size and stops
+//!   at the first that fails; what was written before counts. After an error the inode in memory is
+//!   stale and must not be stored.
+//! - A truncation that needs several transactions sets the new size and `INODE_TRUNCATING` in the
+//!   first. Any operation that meets the flag finishes the truncation before it does anything else.
 //!
-//! Left out: names, attributes other than times and size, and clearing set-id bits (the kernel's part).
+//! Left out: names, attributes other than times and size, and clearing set-id bits (the adapter's
+//! part).
 //!
 //! One file of over 500 lines: the operations on a regular file side by side, each with its two tiers.
 
@@ -33,7 +36,8 @@ use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
 pub const FILE_BYTES_MAX: u64 = FileBlock::END.byte();
-/// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed that.
+/// A file moves to the bulk device in one transaction, which frees its chunks. No threshold may
+/// exceed what one transaction can free.
 const _: () = assert!(THRESHOLD_MAX as u64 <= small::CHUNKS_PER_STEP * CHUNK);
 /// Bytes copied at a time.
 const COPY_BYTES: u64 = 128 << 10;
@@ -46,7 +50,7 @@ const ZERO_RANGE: i32 = 16;
 /// When a read changes the file's access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessTimes {
-    /// When it is not newer than the last change, or a day old (`relatime`).
+    /// When that time is not newer than the last change, or is a day old (`relatime`).
     Relative,
     /// With every read that reaches the engine (`strictatime`).
     Always,
@@ -61,20 +65,21 @@ pub enum Seek {
     Hole,
 }
 
-/// The last thing an fsync has to wait for.
+/// What an fsync has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fsync {
     /// The file is durable when the log is, up to here.
     Log(Lsn),
-    /// The bulk device has to be flushed first: [`Fs::fsync_many`] does it for all who wait.
+    /// The bulk device has to be flushed first; [`Fs::fsync_many`] does it for all waiting callers.
     Bulk,
 }
 
-/// Who writes data: what flags of chattr(1) allow depends on it.
+/// Who writes data. What the flags of chattr(1) allow depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     Program,
-    /// Pages that a kernel which gathers writes writes back: a page with what was appended may begin before the end of the file.
+    /// Pages that a kernel with a write-back cache writes: a page with appended bytes may begin
+    /// before the end of the file.
     Pages,
     /// Pages that may have been written to before the file had its flags.
     EarlierPages,
@@ -84,7 +89,8 @@ thread_local! {
     static KEEPS_TIMES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`, whose changes of data leave the file's times alone: for a caller that keeps them itself, and sets them later.
+/// Runs `work`, whose changes of data leave the file's times alone. For a caller that keeps the
+/// times itself and sets them later.
 pub fn keeping_times<T>(work: impl FnOnce() -> T) -> T {
     let before = KEEPS_TIMES.replace(true);
     let done = work();
@@ -101,13 +107,14 @@ impl Fs {
         Ok(inode)
     }
 
-    /// Fails for an inode that nobody can know: without a link or a user, such as the copy of a file that is being moved.
+    /// Fails for an inode without a link or a user, such as the copy of a file that is being moved:
+    /// no caller can know it.
     pub(crate) fn refuse_nobodys(&self, ino: Ino, inode: &Inode) -> Result<()> {
         if inode.nlink == 0 && !self.refs.is_held(ino) { Err(Error::Stale) } else { Ok(()) }
     }
 
-    /// Locks a regular file to change it, and finishes a truncation that an error interrupted. Bytes up to `end` are to
-    /// have room in it.
+    /// Locks a regular file for a change that reaches up to byte `end`. Finishes a truncation that
+    /// an error interrupted.
     #[inline]
     fn lock_to_change(&self, ino: Ino, end: u64) -> Result<(FileLock<'_>, Inode)> {
         self.note_use(ino);
@@ -130,9 +137,9 @@ impl Fs {
         Ok(len)
     }
 
-    /// Reads, and returns the record that the bytes belong to.
+    /// Reads; returns the number of bytes, and the inode that they belong to.
     fn read_data(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<(usize, Inode)> {
-        // Long files are read in many calls: the first one counts.
+        // A long file is read in many calls; only the first one counts.
         let again = self.note_use(ino) && at == 0;
         let mut before = None;
         loop {
@@ -162,7 +169,7 @@ impl Fs {
 
     /// Reads from a large file; `None` if it is not large any more.
     fn read_large(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<Option<(usize, Inode)>> {
-        // The file may come back to the region in between.
+        // The file may move back to the region before it is locked.
         let _data = self.data_locks.read(ino);
         let lock = self.locks.read(ino);
         let inode = self.load_file(ino)?;
@@ -176,7 +183,8 @@ impl Fs {
         Ok(Some((out.len(), inode)))
     }
 
-    /// Reads what is in the region; returns how many bytes there are, and what of them is in the spill file.
+    /// Reads what is in the region; returns how many bytes there are, and which of them are in the
+    /// spill file.
     fn read_in_region(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<(usize, Vec<Spilled>)> {
         let out = within(inode, at, out);
         let mut spilled = Vec::new();
@@ -189,17 +197,19 @@ impl Fs {
         Ok((out.len(), spilled))
     }
 
-    /// The file is in use: it does not spill before others. Was it a moment ago?
+    /// Notes that the file is in use, so that it does not spill before others. Returns whether it
+    /// was in use a moment ago.
     fn note_use(&self, ino: Ino) -> bool {
         self.bulk.is_some() && self.spill.warm.touch(ino)
     }
 
-    /// Changes from now on when reads change access times.
+    /// Sets when reads change access times, from now on.
     pub fn set_access_times(&self, rule: AccessTimes) {
         self.access_times.store(rule as u8, Relaxed);
     }
 
-    /// A file must be readable on a full or failed store: errors are dropped.
+    /// Updates the access time if that is due. Drops errors: a file must be readable on a full or
+    /// failed store.
     fn touch_atime(&self, ino: Ino, seen: &Inode) {
         let rule = self.access_times.load(Relaxed);
         if rule == AccessTimes::Never as u8 {
@@ -232,16 +242,17 @@ impl Fs {
         self.write_of(Writer::Program, ino, at, bytes)
     }
 
-    /// Writes for `writer`. Pages that a kernel has gathered may begin in front of the bytes that are new.
+    /// Writes for `writer`. Pages from a kernel's cache may begin before the bytes that are new.
     pub fn write_of(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
         let (mut done, append_only) = self.with_room(|| self.write_once(writer, ino, at, bytes))?;
-        // One that ended short is gone on with: there may be more room after compacting.
+        // Continue a short write: there may be more room after compaction.
         while done < bytes.len() {
             match self.with_room(|| self.write_once(writer, ino, at + done as u64, &bytes[done..])) {
                 Ok((len, _)) if len > 0 => done += len,
-                // The caller repeats the whole write where it may wait. That stores the same bytes at the same place again, so
-                // it does no harm; but a program cannot write again what is in an append-only file.
+                // The caller repeats the whole write where it may wait. That is harmless, because
+                // it stores the same bytes at the same place again. But a program cannot rewrite
+                // bytes of an append-only file.
                 Err(Error::WouldFlush) if !append_only || writer != Writer::Program => return Err(Error::WouldFlush),
                 _ => break,
             }
@@ -249,7 +260,7 @@ impl Fs {
         Ok(done)
     }
 
-    /// Writes what there is room for now; tells whether the file is append-only, too.
+    /// Writes what there is room for now; also returns whether the file is append-only.
     #[inline]
     fn write_once(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
         let end = at.saturating_add(bytes.len() as u64);
@@ -275,8 +286,9 @@ impl Fs {
         Ok((done, append_only))
     }
 
-    /// How many of the bytes, which begin before the end of an append-only file, are there already, so that the others may be written; `None` if
-    /// that would change something that somebody has written.
+    /// Returns how many of the bytes, which begin before the end of an append-only file, are
+    /// already there, so that only the others are written; `None` if the write would change bytes
+    /// that somebody has written.
     #[cold]
     fn has_already(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<Option<usize>> {
         let len = (bytes.len() as u64).min(inode.size - at) as usize;
@@ -285,7 +297,7 @@ impl Fs {
             let spans = self.spans(inode, at, len)?;
             file.device(inode, |_| read_spans(self, &spans, &mut there))?;
         } else {
-            // What follows is to be written, which takes the same.
+            // Unpack as much as the write that follows needs.
             self.unpack_data(file.ino, inode, at, at + bytes.len() as u64, Purpose::Write)?;
             let (_, spilled) = self.read_in_region(inode, at, &mut there)?;
             debug_assert!(spilled.is_empty(), "inode {}: unpacked", file.ino);
@@ -316,7 +328,7 @@ impl Fs {
         in_steps(bytes, |done| self.write_small(file.ino, inode, at + done as u64, &bytes[done..]))
     }
 
-    /// The data of a file change now.
+    /// Sets the times of a file whose data changes now.
     #[inline]
     fn stamp(&self, inode: &mut Inode) {
         if !KEEPS_TIMES.get() {
@@ -356,7 +368,8 @@ impl Fs {
         }
         self.stamp(inode);
         if size < inode.size {
-            // With a ring the cut is durable at once, and nothing can be brought before it.
+            // With a ring the truncation is durable at once, and nothing can become durable before
+            // it.
             if let (0, Some(bulk), false) = (size, &self.bulk, self.region.superblock().memory_kind.has_ring()) {
                 bulk.fresh.replaced.cut(file.ino, self.clock.monotonic_ns());
             }
@@ -370,7 +383,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Before the end moves to `size`: the tier that length belongs to, and zeros behind the end there.
+    /// Prepares for moving the end to `size`: moves the file to the tier for that length, and
+    /// zeroes what lies behind its end there.
     fn make_room(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
         if size > self.threshold_of(inode) {
             self.move_to_bulk(file, inode)?;
@@ -379,7 +393,7 @@ impl Fs {
         self.zero_tail(file, inode, size)
     }
 
-    /// Moves the end to `size` if that is behind it; [`Fs::make_room`] went before.
+    /// Moves the end to `size` if that is behind it. [`Fs::make_room`] must have prepared the file.
     fn extend(&self, tx: &mut Tx<'_>, inode: &mut Inode, size: u64) -> Result<()> {
         if inode.layout == Layout::Extents {
             inode.size = inode.size.max(size);
@@ -388,7 +402,7 @@ impl Fs {
         small::extend(tx, inode, size)
     }
 
-    /// Frees what lies behind `size` and sets it, in as many transactions as that takes.
+    /// Frees what lies behind `size` and sets the size, in as many transactions as that takes.
     fn cut_off(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
         if inode.layout == Layout::Extents {
             self.truncate_large(file.ino, inode, size)?;
@@ -417,18 +431,20 @@ impl Fs {
         }
     }
 
-    /// Goes on with a truncation that a crash interrupted. For recovery.
+    /// Finishes a truncation that a crash interrupted. For recovery.
     pub(crate) fn finish_truncate(&self, ino: Ino) -> Result<()> {
         self.lock_to_change(ino, 0).map(drop)
     }
 
-    /// Frees the data of an inode that is going away, within the transaction that frees its record. False, and nothing
-    /// changed, when it is too much for one: then [`Fs::free_data`] must go before.
+    /// Frees the data of an inode that is going away, within the transaction that frees its record.
+    /// Returns false, and changes nothing, if that is too much for one transaction: then
+    /// [`Fs::free_data`] must come first.
     pub(crate) fn free_data_in(&self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
         small::free_all(tx, inode)
     }
 
-    /// Frees all data of a file without links, in transactions of its own; it is an empty orphan afterwards.
+    /// Frees all data of a file without links, in transactions of its own, and leaves an empty
+    /// orphan.
     pub(crate) fn free_data(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         if inode.layout == Layout::Empty {
             return Ok(());
@@ -436,7 +452,8 @@ impl Fs {
         self.cut_off(file, inode, 0)
     }
 
-    /// Can `fallocate(2)` be asked for this, of whichever file? Otherwise it changes nothing, not even who may run the file.
+    /// Fails if `fallocate(2)` cannot do this for any file. A request that fails here changes
+    /// nothing, not even who may run the file.
     pub fn check_fallocate(mode: i32, at: u64, len: u64) -> Result<()> {
         allocation_end(mode, at, len).map(drop)
     }
@@ -451,7 +468,8 @@ impl Fs {
     fn try_fallocate(&self, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
         let room = if mode & PUNCH_HOLE != 0 { 0 } else { end };
         let (mut file, mut inode) = self.lock_to_change(ino, room)?;
-        // An append-only file may be given room, nothing else, also while it is empty.
+        // An append-only file may be preallocated, even while it is empty, but not changed
+        // otherwise.
         if mode & !KEEP_SIZE == 0 { flags::check_write(&inode, u64::MAX) } else { flags::check_change(&inode) }?;
         self.drop_capabilities(ino, &mut inode)?;
         self.stamp(&mut inode);
@@ -462,7 +480,7 @@ impl Fs {
         let before = inode.size;
         self.allocate(&mut file, &mut inode, (at, end), mode & ZERO_RANGE != 0, size)?;
         if KEEPS_TIMES.get() && inode.flags & INODE_APPEND_ONLY != 0 {
-            // What was appended before may still come.
+            // Bytes that were appended before may still be written back.
             self.gaps.add(ino, before, size);
         }
         Ok(())
@@ -476,7 +494,7 @@ impl Fs {
         erase: bool,
         size: u64,
     ) -> Result<()> {
-        // The range decides about the tier, also where it does not change the size.
+        // The range decides the tier, even if it does not change the size.
         if end.max(size) > self.threshold_of(inode) {
             self.move_to_bulk(file, inode)?;
         }
@@ -511,7 +529,8 @@ impl Fs {
         if inode.layout == Layout::Extents {
             return self.punch_large(file, inode, at, end);
         }
-        // Groups that are punched as a whole go as they are.
+        // Only the groups at the edges are unpacked. A group that is punched whole is freed as it
+        // is.
         for edge in [Some(at), Some(end).filter(|&end| end < inode.size)].into_iter().flatten() {
             if !edge.is_multiple_of(GROUP) {
                 self.unpack_data(file.ino, inode, edge / GROUP * GROUP, edge, Purpose::Free)?;
@@ -534,7 +553,8 @@ impl Fs {
         }
     }
 
-    /// The next data or hole at or behind `at`; `NoDevice` when there is none before the file's end.
+    /// Finds the next data or hole at or behind `at`; fails with `NoDevice` if there is none before
+    /// the file's end.
     pub fn seek(&self, ino: Ino, at: u64, what: Seek) -> Result<u64> {
         let _lock = self.locks.read(ino);
         let inode = self.load_file(ino)?;
@@ -595,10 +615,11 @@ impl Fs {
         Ok(self.region.sync_to(lsn)?)
     }
 
-    /// The bulk device's part of an fsync: when the log is durable up to the position returned, the file is.
+    /// Does the bulk device's part of an fsync. The file is durable once the log is durable up to
+    /// the position returned.
     ///
-    /// Order: the flush covers the data; then a record clears NEW; then the log up to this record is made durable. A
-    /// record that clears NEW before the flush completed could outlive the data.
+    /// Order: the flush covers the data; then a record clears NEW; then the log up to this record
+    /// is made durable. A record that clears NEW before the flush completes could outlive the data.
     pub fn fsync_prepare(&self, ino: Ino) -> Result<Lsn> {
         match self.fsync_begin(ino)? {
             Fsync::Log(lsn) => Ok(lsn),
@@ -606,9 +627,10 @@ impl Fs {
         }
     }
 
-    /// Tells what an fsync of the file has to wait for, without waiting for the bulk device.
+    /// Returns what an fsync of the file has to wait for, without waiting for the bulk device.
     ///
-    /// The promise comes before the look at the tier: a file that is in the region then does not leave it unflushed any more.
+    /// The promise comes before the check of the tier: a file that is in the region then does not
+    /// leave it unflushed.
     pub fn fsync_begin(&self, ino: Ino) -> Result<Fsync> {
         if let Some(bulk) = self.bulk.as_ref().filter(|_| !self.region.is_read_only()) {
             self.region.promise();
@@ -628,12 +650,13 @@ impl Fs {
         Ok(Fsync::Log(self.fsync_position()))
     }
 
-    /// The bulk devices' part of many fsyncs, in one flush of each: for each file the position of the log at which it is
-    /// durable. A device that fails costs its own files alone.
+    /// Does the bulk devices' part of many fsyncs, with one flush of each device. Returns for each
+    /// file the log position at which it is durable. A device that fails affects its own files
+    /// alone.
     pub fn fsync_many(&self, inos: &[Ino]) -> Vec<Result<Lsn>> {
         let flush = || {
             self.settle_replaced()?;
-            // Where a device holds writes back, everybody else's blocks stay where they are.
+            // On a device that holds writes back, the blocks of other files stay where they are.
             self.flush_files(inos)
         };
         let finish = |ino, flushed| {
@@ -647,12 +670,14 @@ impl Fs {
         }
     }
 
-    /// The end of the log: what an fsync has to wait for, once the bulk device has done its part.
+    /// Returns the end of the log, for which an fsync has to wait once the bulk device has done its
+    /// part.
     fn fsync_position(&self) -> Lsn {
         if is_planted(Bug::FsyncPosition) { self.region.durable_lsn() } else { self.region.last_lsn() }
     }
 
-    /// Where the file's data are: slots of the region, extents of the bulk device, in the order of the file.
+    /// Returns where the file's data lies: slots of the region, extents of the bulk device, in file
+    /// order.
     pub(crate) fn pieces(&self, inode: &Inode) -> Result<Vec<PlacedRange>> {
         if inode.layout == Layout::Extents {
             return self.large_pieces(inode);
@@ -686,7 +711,7 @@ impl Fs {
     }
 }
 
-/// Where the range of an allocation ends, if there can be such an allocation.
+/// Returns where the range of an allocation ends; fails if there can be no such allocation.
 fn allocation_end(mode: i32, at: u64, len: u64) -> Result<u64> {
     if len == 0 {
         return Err(Error::Invalid);
@@ -704,13 +729,14 @@ fn regular(inode: &Inode) -> Result<()> {
     }
 }
 
-/// The part of `out` that the file, read from byte `at`, can fill.
+/// Returns the part of `out` that the file, read from byte `at`, can fill.
 fn within<'a>(inode: &Inode, at: u64, out: &'a mut [u8]) -> &'a mut [u8] {
     let len = inode.size.saturating_sub(at).min(out.len() as u64) as usize;
     &mut out[..len]
 }
 
-/// Calls `step` with the bytes done so far until all are done. An error after the first step ends the call short.
+/// Calls `step` with the number of bytes done so far until all are done. An error after the first
+/// step ends the call short.
 #[inline]
 fn in_steps(bytes: &[u8], mut step: impl FnMut(usize) -> Result<usize>) -> Result<usize> {
     let mut done = 0;

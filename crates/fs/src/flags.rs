@@ -1,8 +1,9 @@
 //! The flags of chattr(1) that Shoal keeps: immutable, append-only, no-dump, no-atime.
 //!
-//! Rules: the kernel knows nothing of them (FUSE does not tell it), so every operation asks here, under the inode's lock. They
-//! refuse the same as Linux' own file systems, with the same error; root is no exception. Who may change the
-//! flags is decided by the adapter. Left out: flags that would mean nothing here (compression, journaling, ...).
+//! Rules: the kernel does not know them (FUSE does not report them), so every operation asks here,
+//! under the inode's lock. They forbid the same as on Linux' own file systems, with the same error,
+//! also for root. The adapter decides who may change the flags. Left out: flags that would mean
+//! nothing here (compression, journaling, ...).
 
 use shoal_format::inode::{INODE_APPEND_ONLY, INODE_IMMUTABLE, INODE_NO_ATIME, INODE_NO_DUMP, Inode, S_IFDIR, S_IFREG};
 
@@ -46,7 +47,8 @@ impl FileFlags {
     }
 }
 
-/// The flags that a directory hands down to files and directories made in it, as on ext4 and XFS.
+/// Returns the flags that a directory hands down to files and directories made in it, as on ext4
+/// and XFS.
 pub(crate) fn handed_down(dir: &Inode) -> u8 {
     dir.flags & (INODE_NO_DUMP | INODE_NO_ATIME)
 }
@@ -55,27 +57,28 @@ fn refuse_if(forbidden: bool) -> Result<()> {
     if forbidden { Err(Error::NotPermitted) } else { Ok(()) }
 }
 
-/// Neither names nor attributes of such an inode change.
+/// Fails for an inode whose names and attributes may not change.
 pub(crate) fn check_change(inode: &Inode) -> Result<()> {
     refuse_if(inode.flags & (INODE_IMMUTABLE | INODE_APPEND_ONLY) != 0)
 }
 
-/// May data be written at `at`?
+/// Fails if no data may be written at `at`.
 pub(crate) fn check_write(inode: &Inode, at: u64) -> Result<()> {
     refuse_if(inode.flags & INODE_IMMUTABLE != 0 || inode.flags & INODE_APPEND_ONLY != 0 && at < inode.size)
 }
 
-/// May entries be added to the directory?
+/// Fails if no entries may be added to the directory.
 pub(crate) fn check_entry_added(dir: &Inode) -> Result<()> {
     refuse_if(dir.flags & INODE_IMMUTABLE != 0)
 }
 
-/// May the entry that names `inode` be taken from the directory?
+/// Fails if the entry that names `inode` may not be removed from the directory.
 pub(crate) fn check_entry_removed(dir: &Inode, inode: &Inode) -> Result<()> {
     check_change(dir).and_then(|()| check_change(inode))
 }
 
-/// The times of an append-only file may be set to the present, both of them.
+/// Fails if the attributes may not be changed so. Both times of an append-only file may be set to
+/// the present.
 pub(crate) fn check_setattr(inode: &Inode, change: &SetAttr) -> Result<()> {
     let times = (change.atime, change.mtime);
     let only_touched = change.mode.is_none()
@@ -92,7 +95,7 @@ impl Fs {
         Ok(FileFlags::of(&self.load(ino)?))
     }
 
-    /// Replaces the flags, if `allowed` says yes to those there are and the inode's owner.
+    /// Replaces the flags if `allowed` accepts the present ones and the inode's owner.
     pub fn set_file_flags(
         &self,
         ino: Ino,
@@ -108,7 +111,7 @@ impl Fs {
         refuse_if(!allowed(FileFlags::of(&inode), inode.uid))?;
         inode.flags = inode.flags & !BITS | flags.bits();
         inode.ctime = self.now();
-        // Flags can be taken back on a full store: what they protect must be removable.
+        // Flags can be removed on a full store: what they protect must be removable.
         let mut tx = self.region.begin_reclaim();
         self.store(&mut tx, ino, &inode)?;
         tx.commit()?;

@@ -1,14 +1,18 @@
-//! When a tier will be full at the rate at which it grows.
+//! Forecasts when a tier will be full at its current rate of growth.
 //!
-//! [`Growth`] is a pure function over samples of a time and the bytes in use then: two exponentially weighted means of the rate, over a
-//! quarter of an hour and over two hours, each divided by the weight it has gathered, so that the first samples count fully. The smaller
-//! of the two counts: one copy that is over is no trend, and neither is a moment's rush in a quiet store. It says nothing
-//! - before ten minutes were observed;
-//! - where the tier is stable or shrinks, or goes up and down by much more than it gains;
-//! - beyond 48 times what it has observed, or 90 days: it could only guess.
+//! [`Growth`] is a pure function over samples of a time and the bytes then in use. It keeps two
+//! exponentially weighted means of the rate, over a quarter of an hour and over two hours. Each is
+//! divided by the weight it has gathered, so that the first samples count fully. The smaller mean
+//! counts: a copy that has ended is no trend, and neither is a short rush in a quiet store. It
+//! makes no forecast
+//! - before ten minutes of observation;
+//! - if the tier is stable or shrinks, or fluctuates by much more than it gains;
+//! - beyond 48 times the observed time, or 90 days: that would be a guess.
 //!
-//! [`Outlooks`] takes the samples of an open store, and tells once when a tier will be full within a day; again only after that was over
-//! for an hour. Volatile: each opening observes anew. Left out: threads and logs (the adapter's), words (the command line's).
+//! [`Fs::forecast_tick`] takes the samples of an open store. It reports once that a tier will be
+//! full within a day, and again only after that has not been so for an hour. Volatile: each opening
+//! observes anew.
+//! Left out: threads and logs (the adapter's), words (the command line's).
 
 use std::time::Duration;
 
@@ -22,25 +26,26 @@ const SAMPLE_NS: u64 = 10 * SECOND_NS;
 /// Time constants of the two means (s).
 const SHORT_S: f64 = 900.0;
 const LONG_S: f64 = 7200.0;
-/// Nothing is said before so long an observation (ns).
+/// Observation time before the first forecast (ns).
 const BASE_NS: u64 = 600 * SECOND_NS;
-/// How far ahead it looks, in times of the observation, and at most (ns).
+/// How far ahead a forecast looks: in multiples of the observed time, and at most (ns).
 const AHEAD: u64 = 48;
 const AHEAD_NS_MAX: u64 = 90 * 86_400 * SECOND_NS;
-/// What is gained must be this part of what came and went, at least.
+/// The least gain that counts as a trend, as a share of all changes up and down.
 const GAIN_LEAST: f64 = 0.2;
-/// A tier that is full sooner is told of, and told of again only after it was not for so long (ns).
+/// A tier that will be full sooner than `SOON_NS` is reported, and again only after it had longer
+/// than `NOT_SOON_NS` for `QUIET_NS` (ns).
 const SOON_NS: u64 = 86_400 * SECOND_NS;
 const NOT_SOON_NS: u64 = 2 * SOON_NS;
 const QUIET_NS: u64 = 3600 * SECOND_NS;
 
-/// Exponentially weighted means of how fast something grows, and of how fast it changes up and down (bytes a second).
+/// Exponentially weighted means of growth, and of changes up and down (bytes a second).
 #[derive(Clone, Copy, Debug)]
 struct Mean {
     constant_s: f64,
     gain: f64,
     change: f64,
-    /// What the samples so far weigh: 1 after many.
+    /// The weight of the samples so far: 1 after many.
     weight: f64,
 }
 
@@ -81,7 +86,7 @@ impl Default for Growth {
 }
 
 impl Growth {
-    /// So many bytes are in use now (ns).
+    /// Takes a sample: `used` bytes are in use at `now_ns`.
     pub fn note(&mut self, now_ns: u64, used: u64) {
         if self.begun_ns.is_none() {
             self.begun_ns = Some(now_ns);
@@ -96,7 +101,8 @@ impl Growth {
         (self.last_ns, self.last_used) = (now_ns, used);
     }
 
-    /// How long `room` bytes last at this rate (ns, from the last sample on); `None` if that cannot be said.
+    /// Returns how long `room` bytes last at this rate (ns, from the last sample on); `None` if
+    /// there is no forecast.
     pub fn lasts_ns(&self, room: u64) -> Option<u64> {
         let observed = self.last_ns - self.begun_ns?;
         let rate = self.short.rate().min(self.long.rate());
@@ -108,7 +114,7 @@ impl Growth {
     }
 }
 
-/// Tells once that something is soon, and again only after it was not for a while.
+/// Reports once that something is soon, and again only after it was not for a while.
 #[derive(Clone, Copy, Debug, Default)]
 struct Once {
     told: bool,
@@ -116,7 +122,7 @@ struct Once {
 }
 
 impl Once {
-    /// Is it to be told now? `lasts_ns`: how long the room lasts, if that is known.
+    /// Returns whether to report now. `lasts_ns`: how long the room lasts, if that is known.
     fn tells(&mut self, now_ns: u64, lasts_ns: Option<u64>) -> bool {
         if lasts_ns.is_some_and(|lasts| lasts < NOT_SOON_NS) {
             self.quiet_since_ns = None;
@@ -130,11 +136,11 @@ impl Once {
     }
 }
 
-/// When a tier will be so full.
+/// When a tier will be full to `percent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outlook {
     pub within: Duration,
-    /// Of its size that is in use then: 100, or that from which on small files spill.
+    /// The share of its size then in use: 100, or the limit from which on small files spill.
     pub percent: u8,
 }
 
@@ -164,7 +170,7 @@ pub(crate) struct Forecast {
 }
 
 impl Fs {
-    /// When the tiers will be full, as far as that can be said.
+    /// Returns when the tiers will be full, as far as that can be forecast.
     pub fn outlooks(&self) -> Outlooks {
         self.outlooks_of(&self.forecast.tiers.lock())
     }
@@ -173,7 +179,7 @@ impl Fs {
         let usage = self.usage();
         let size = usage.region_used + usage.region_free;
         let limit = (u128::from(size) * u128::from(self.spill_percent()) / 100) as u64;
-        // Beyond the limit of spilling memory grows by what cannot spill.
+        // Beyond the spilling limit, memory grows by data that cannot spill.
         let (room, percent) = match self.spills() && usage.region_used < limit {
             true => (limit - usage.region_used, self.spill_percent()),
             false => (usage.region_free, 100),
@@ -182,8 +188,8 @@ impl Fs {
         Outlooks { memory: tiers[0].outlook(room, percent), bulk }
     }
 
-    /// Takes a sample, if the last one is old enough. Returns what is to be told now: tiers that will be full within a day and were
-    /// not said to be.
+    /// Takes a sample if the last one is old enough. Returns what to report now: tiers that will be
+    /// full within a day and were not reported yet.
     pub fn forecast_tick(&self) -> Outlooks {
         let now = self.clock.monotonic_ns();
         let mut tiers = self.forecast.tiers.lock();
@@ -210,7 +216,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const HOUR_NS: u64 = 3600 * SECOND_NS;
 
-    /// Samples every ten seconds for so long, of what `used` says at a second.
+    /// Samples `used` every ten seconds for `hours`.
     fn observed(hours: f64, used: impl Fn(u64) -> u64) -> Growth {
         let mut growth = Growth::default();
         for second in (0..=(hours * 3600.0) as u64).step_by(10) {
@@ -286,7 +292,7 @@ mod tests {
         };
         assert!(!tells(0.0, None) && !tells(0.1, Some(30.0)));
         assert!(tells(0.2, Some(23.0)));
-        // About a day, to and fro; a moment without a forecast; longer for less than an hour.
+        // Varies around a day; has no forecast for a moment; is longer for less than an hour.
         for (hour, lasts) in [(0.3, Some(25.0)), (0.4, Some(23.0)), (0.5, None), (0.6, Some(3.0)), (0.7, Some(60.0))] {
             assert!(!tells(hour, lasts), "{hour}");
         }

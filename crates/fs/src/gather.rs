@@ -1,10 +1,11 @@
-//! Bulk blocks moved: data of large files go to free blocks before a limit, so that the first device can end there, or to the
-//! other devices, so that one can be removed.
+//! Moves bulk blocks: data of large files goes to free blocks before a limit, so that the first
+//! device can end there, or to the other devices, so that one can be removed.
 //!
-//! One step copies a part of an extent, flushes it, and commits the record that maps the copy and frees the original, under the
-//! file's data lock: what was durable stays durable, and a crash leaves a tree like any other. Contents, sizes and times do not
-//! change. A block finds room wherever a single one is free, so it ends only when the free blocks do.
-//! Left out: what the device's size is then (`resize`).
+//! One step copies a part of an extent, flushes the copy, and commits the record that maps the copy
+//! and frees the original, under the file's data lock. What was durable stays durable, and a crash
+//! leaves a tree like any other. Contents, sizes and times do not change. A block finds room
+//! wherever a single one is free, so gathering ends only when the free blocks do.
+//! Left out: the size of the device afterwards (`resize`).
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
@@ -23,14 +24,14 @@ const COPY_BLOCKS: u64 = 16;
 /// Which blocks are to move.
 #[derive(Clone, Copy)]
 pub(crate) enum Away {
-    /// Those of the first device at this block or behind it, to blocks before it.
+    /// Blocks of the first device at this block or behind it, to blocks before it.
     Behind(BulkBlock),
-    /// Those of a device that is leaving, to the others.
+    /// Blocks of a device that is leaving, to the other devices.
     From(u32),
 }
 
 impl Away {
-    /// The part of an extent that is to move: from which of its blocks on.
+    /// Returns from which of its blocks on an extent is to move; `None` if it stays.
     fn part(self, bulk: &Bulk, extent: &Extent) -> Option<u64> {
         let (first, end) = (extent.bulk_block, extent.bulk_block + extent.blocks);
         match self {
@@ -52,8 +53,9 @@ impl Away {
 }
 
 impl Fs {
-    /// Moves data of large files that lie at block `limit` or behind it to blocks before it, as long as there are free ones;
-    /// returns how many blocks moved. `progress` is told of each step's.
+    /// Moves data of large files at block `limit` or behind it to blocks before it, as long as
+    /// there are free ones. Returns how many blocks moved. Calls `progress` with the blocks of each
+    /// step.
     pub fn gather_bulk(&self, limit: u64, progress: &mut dyn FnMut(u64)) -> Result<u64> {
         self.writable()?;
         let (bulk, limit) = (self.bulk()?, Away::Behind(BulkBlock::new(limit)));
@@ -81,7 +83,8 @@ impl Fs {
         Ok(files)
     }
 
-    /// One step in a file, from its block `from` on: the blocks moved, and where to go on. `None` when nothing is left there.
+    /// Does one step in a file, from its block `from` on. Returns the blocks moved, and where to
+    /// continue; `None` when nothing is left there.
     pub(crate) fn gather_step(
         &self,
         bulk: &Bulk,
@@ -125,10 +128,12 @@ impl Fs {
                 file.device_aside(&mut inode, |bulk| self.copy_run(bulk, &old, run))?;
             }
             let mut edit = MapEdit::load(&self.region, &inode, old.file_block, old.end(), bulk.blocks())?;
-            // Their flags are those of now: NEW may have been cleared, and the extent split, while the device worked.
+            // The parts have their present flags: NEW may have been cleared, and the extent split,
+            // while the device worked.
             for part in cut(&mut edit.extents, old.file_block, old.end()) {
-                // The copy is flushed, so this record may clear NEW. It must: an fsync that has flushed the old place clears no
-                // NEW of another device, nor of a later flush, and would return.
+                // The copy is flushed, so this record may clear NEW. It has to: an fsync that has
+                // flushed the old place clears NEW neither for another device nor for a later
+                // flush, and would return.
                 let bulk_block = run.first + (part.bulk_block - old.bulk_block);
                 let flags = if is_planted(Bug::MovedStaysNew) { part.flags } else { part.flags & !EXTENT_NEW };
                 put(&mut edit.extents, Extent { bulk_block, flags, ..part });
@@ -142,7 +147,7 @@ impl Fs {
         })();
         match outcome {
             Ok(lsn) => {
-                // The file stays listed, so that its flag is looked after.
+                // The file stays listed, so that its flag is cleared later.
                 bulk.fresh.remove(ino, old.file_block, old.end());
                 bulk.freed(lsn, &[Run { first: old.bulk_block, blocks: run.blocks }]);
                 Ok(Some((run.blocks, old.end())))
@@ -154,7 +159,7 @@ impl Fs {
         }
     }
 
-    /// Copies an extent's data to a run of as many blocks, durably.
+    /// Copies an extent's data, durably, to a run of the same length.
     fn copy_run(&self, bulk: &Bulk, old: &Extent, run: Run) -> Result<()> {
         let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
         for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
@@ -162,7 +167,7 @@ impl Fs {
             bulk.read(&self.region, (old.bulk_block + done).byte(), bytes)?;
             bulk.fill(&self.region, run.first + done, bytes)?;
         }
-        // What was durable must be so where the record says it is.
+        // What was durable must be durable where the record says it is.
         if is_planted(Bug::DrainUnflushed) { Ok(()) } else { bulk.flush_runs(&self.region, [run]) }
     }
 }

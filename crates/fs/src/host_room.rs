@@ -1,8 +1,9 @@
 //! Room left on the file systems under a store, and how it bounds the store.
 //!
-//! Owns: [`HostRoom`], its cache, and the back-off of checkpoints that find no room. Rules: the host is asked at most every
-//! [`AGE_NS`], and anew once the region has grown; what the store has written itself since does not count twice, because bulk
-//! room is what the device has taken and what is free together. Left out: asking (the caller of `Fs::open` does).
+//! Owns: [`HostRoom`], its cache, and the back-off of checkpoints that find no room. Rules: the
+//! host is asked at most every [`AGE_NS`], and again once the region has grown. The store's own
+//! writes since then do not count twice, because bulk room is the sum of what the device has taken
+//! and what is free. Left out: asking (the caller of `Fs::open` does that).
 
 use std::sync::Arc;
 
@@ -12,15 +13,17 @@ use shoal_media::Clock;
 /// Room on the hosts of a store's media (bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostRoom {
-    /// Free where log and images are.
+    /// Free space where log and images are.
     pub region: u64,
-    /// Free where the memory's file is, and of what the process may use; `None`: the memory takes nothing as it grows.
+    /// Free space where the memory's file is, limited by what the process may use; `None`: the
+    /// memory takes no space as it grows.
     pub memory: Option<u64>,
-    /// Taken by the bulk device and free for it, together; `None`: it has its room for itself.
+    /// Space taken by the bulk device plus space free for it; `None`: the device has its room for
+    /// itself.
     pub bulk: Option<u64>,
-    /// Images and bulk device take from the same room.
+    /// Images and bulk device share the same space.
     pub shared: bool,
-    /// Left over by bulk data on a shared host, for log and images.
+    /// Space that bulk data leave free on a shared host, for log and images.
     pub headroom: u64,
 }
 
@@ -28,12 +31,13 @@ pub struct HostRoom {
 pub type Room = Arc<dyn Fn() -> HostRoom + Send + Sync>;
 
 impl HostRoom {
-    /// How far the region can grow, with `log` bytes left for the log: each of its bytes takes one in each image.
+    /// Returns how far the region can grow with `log` bytes left for the log. Each byte of the
+    /// region takes one in each image.
     pub(crate) fn region_growth_bytes(&self, log: u64) -> u64 {
         (self.region.saturating_sub(log) / 2).min(self.memory.unwrap_or(u64::MAX))
     }
 
-    /// Most that the bulk device may take altogether (bytes).
+    /// Returns the most that the bulk device may take in total (bytes).
     pub(crate) fn bulk_bytes(&self, log: u64) -> u64 {
         match self.bulk {
             None => u64::MAX,
@@ -43,7 +47,7 @@ impl HostRoom {
     }
 }
 
-/// How long an answer of the host holds (ns).
+/// How long an answer of the host is valid (ns).
 const AGE_NS: u64 = 100_000_000;
 
 /// The host's last answer.
@@ -55,7 +59,7 @@ pub(crate) struct RoomCache {
 
 struct Answer {
     at_ns: u64,
-    /// Reserved for the region on the host then (bytes), if that was looked at.
+    /// Bytes then reserved for the region on the host, if that was checked.
     reserved: Option<u64>,
     room: HostRoom,
 }
@@ -65,7 +69,7 @@ impl RoomCache {
         RoomCache { ask, clock, last: Mutex::new(None) }
     }
 
-    /// The host's answer this moment: asked before anything is refused for lack of room.
+    /// Returns a fresh answer of the host. Used before anything is refused for lack of room.
     pub fn fresh(&self) -> HostRoom {
         self.ask(&mut self.last.lock(), None)
     }
@@ -74,8 +78,8 @@ impl RoomCache {
         self.answer(None)
     }
 
-    /// The host's room beside the bytes that the region has `reserved` there: an answer from before the region grew would
-    /// count them twice.
+    /// Returns the host's room besides the bytes that the region has `reserved` there. An answer
+    /// from before the region grew would count them twice.
     pub fn beside(&self, reserved: u64) -> HostRoom {
         self.answer(Some(reserved))
     }
@@ -104,7 +108,7 @@ impl RoomCache {
 const RETRY_FIRST_NS: u64 = 100_000_000;
 const RETRY_MAX_NS: u64 = 30_000_000_000;
 
-/// How long to wait after attempts that failed: longer each time.
+/// How long to wait after failed attempts: longer each time.
 #[derive(Default)]
 pub(crate) struct Backoff {
     wait_ns: u64,
@@ -180,7 +184,7 @@ mod tests {
         clock.0.fetch_add(AGE_NS, Ordering::Relaxed);
         assert_eq!([cache.now().region, cache.now().region], [1, 1]);
         assert_eq!(asked.load(Ordering::Relaxed), 2);
-        // A region that has grown takes no answer from before.
+        // A region that has grown does not accept an earlier answer.
         assert_eq!(
             [cache.beside(10), cache.beside(10), cache.beside(20), cache.now()].map(|room| room.region),
             [2, 2, 3, 3]

@@ -1,10 +1,11 @@
 //! The inode table: from a number to a record of 96 bytes, and the numbers not in use.
 //!
-//! Operations see one record at a time; how records lie in a block is in `block`. Blocks that have cooled are packed (`packer`),
-//! and unpacked before a change (`packed`, `record`, `tables`). Growing the table and unpacking are
-//! transactions of their own, so that operations only ever write their own inodes' records. Which numbers are
-//! free is volatile knowledge, gathered from the records a few blocks at a time; the lowest known one is given out first, so
-//! that blocks become empty. Empty ones are given back, and what lies in sparse segments is moved, by `tidy`.
+//! Operations see one record at a time; how records lie in a block is in `block`. Blocks that have
+//! cooled are packed (`packer`), and unpacked before a change (`packed`, `record`, `tables`).
+//! Growing the table and unpacking are transactions of their own, so that operations only write the
+//! records of their own inodes. Which numbers are free is kept in memory only, and gathered from
+//! the records a few blocks at a time. The lowest known free number is given out first, so that
+//! blocks become empty. `tidy` gives back empty blocks, and moves blocks out of sparse segments.
 
 pub(crate) mod block;
 pub(crate) mod packed;
@@ -28,7 +29,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::damage::{Damage, OnDamage};
 use crate::{Error, Fs, Ino, Result};
 
-/// Blocks looked through for free records before the table grows instead.
+/// Blocks searched for free records before the table grows instead.
 const SCAN_BLOCKS: u64 = 64;
 
 pub(crate) struct InodeTable {
@@ -57,24 +58,24 @@ struct FreeOfBlock {
 
 #[derive(Default)]
 struct FreeNumbers {
-    /// Blocks with free numbers that are known.
+    /// The known free numbers, by block.
     known: BTreeMap<u32, FreeOfBlock>,
-    /// Blocks that do not exist, of those below the table's end: as far as known.
+    /// Blocks below the table's end that do not exist, as far as known.
     absent: BTreeSet<u32>,
-    /// Blocks that lost their last inode, to be given back if they still are empty.
+    /// Blocks that lost their last inode, to be given back if they are still empty.
     emptied: BTreeSet<u32>,
-    /// A number in a new block may have had users before, of generations up to this.
+    /// A number in a new block may have had users before, with generations up to this.
     floor: u32,
     /// First block not yet looked through.
     scanned: u64,
-    /// Claimed numbers of blocks not yet looked through: their records must not be believed.
+    /// Claimed numbers of blocks not yet looked through. Their records must not be believed.
     claimed: HashSet<Ino>,
 }
 
 const BLOCK_CLASS: u8 = class_of(INODE_BLOCK);
 const NODE_CLASS: u8 = class_of(TABLE_NODE);
 
-/// The class of slots that are just so long.
+/// Returns the class of slots of exactly this length.
 const fn class_of(bytes: u64) -> u8 {
     let Some(class) = class_for(bytes) else { panic!("no slot is so long") };
     assert!(CLASS_SIZES[class as usize] as u64 == bytes);
@@ -96,7 +97,7 @@ impl FreeNumbers {
         }
     }
 
-    /// The lowest free number known, and the generation of its last user.
+    /// Takes the lowest known free number; returns it and the generation of its last user.
     fn take(&mut self) -> Option<(Ino, u32)> {
         let mut entry = self.known.first_entry()?;
         let (block, known) = (u64::from(*entry.key()), entry.get_mut());
@@ -110,8 +111,9 @@ impl FreeNumbers {
     }
 }
 
-/// A number whose record its holder is about to fill or to free. Until it is dropped the table gives it to nobody else,
-/// whatever the record says: a commit and what follows from it are two moments.
+/// A number whose record its holder is about to fill or to free. Until the claim is dropped the
+/// table gives the number to nobody else, whatever the record says, because a commit and what
+/// follows from it are two moments.
 pub(crate) struct Claim<'a> {
     table: &'a InodeTable,
     pub ino: Ino,
@@ -123,17 +125,17 @@ pub(crate) struct Claim<'a> {
 }
 
 impl Claim<'_> {
-    /// The generation of a new user.
+    /// Returns the generation for a new user.
     pub fn generation(&self) -> u32 {
         self.last.wrapping_add(1).max(1)
     }
 
-    /// The record was committed as in use.
+    /// Ends the claim after the record was committed as in use.
     pub fn keep(mut self) {
         self.free = false;
     }
 
-    /// The record was committed as free.
+    /// Ends the claim after the record was committed as free.
     pub fn give_back(mut self) {
         self.free = true;
     }
@@ -192,19 +194,19 @@ impl InodeTable {
         })
     }
 
-    /// Inode blocks that exist.
+    /// Returns the end of the table in blocks. Blocks before it may have been given back.
     pub fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Acquire)
     }
 
-    /// The root node, and the levels of nodes.
+    /// Returns the root node, and the number of node levels.
     fn root(&self) -> (SlotRef, u32) {
         let packed = self.root.load(Ordering::Acquire);
         let root = SlotRef::from_bits_of::<NODE_CLASS>(packed & ROOT_MASK);
         (root.unwrap_or_default(), (packed >> HEIGHT_SHIFT) as u32)
     }
 
-    /// The bits that refer to a block; 0 if the block does not exist.
+    /// Returns the bits that refer to a block; 0 if the block does not exist.
     #[inline]
     fn block_bits(&self, view: &impl View, block: u64) -> Result<u64> {
         let (mut slot, height) = self.root();
@@ -221,13 +223,13 @@ impl InodeTable {
         Ok(view.read_u64(slot.offset() + index_at(block, 0) * 8)?)
     }
 
-    /// The slot of a block in either form; none if the block does not exist.
+    /// Returns the slot of a block in either form; none if the block does not exist.
     fn block_slot(&self, view: &impl View, block: u64) -> Result<SlotRef> {
         let bits = self.block_bits(view, block)?;
         block_reference(bits).ok_or_else(|| misplaced(block))
     }
 
-    /// The bits that refer to the block with the record of `ino`.
+    /// Returns the bits that refer to the block with the record of `ino`.
     #[inline]
     fn bits_of(&self, view: &impl View, ino: Ino) -> Result<u64> {
         let block = ino.block();
@@ -237,13 +239,13 @@ impl InodeTable {
         self.block_bits(view, block)
     }
 
-    /// The block with the record of `ino`, in either form.
+    /// Returns the block with the record of `ino`, in either form.
     fn block_of(&self, view: &impl View, ino: Ino) -> Result<SlotRef> {
         let slot = block_reference(self.bits_of(view, ino)?).ok_or_else(|| misplaced(ino.block()))?;
         if slot.is_none() { Err(Error::Stale) } else { Ok(slot) }
     }
 
-    /// Where the record of `ino` begins; where its block does, if that is packed.
+    /// Returns where the record of `ino` begins, or where its block begins if that is packed.
     pub fn record_at(&self, view: &impl View, ino: Ino) -> Result<Offset> {
         let slot = self.block_of(view, ino)?;
         Ok(if packed::is_packed(slot) { slot.offset() } else { block::record_at(slot, ino.place()) })
@@ -262,14 +264,15 @@ impl InodeTable {
         self.packed.tables.exist()
     }
 
-    /// Makes the tables that packed blocks are decoded with ready for one more block.
+    /// Makes the tables for decoding packed blocks ready for one more block.
     fn prepare_tables(&self, region: &Region, profile: impl FnOnce() -> shoal_pack::ProfileFile) -> Result<bool> {
         self.while_roots_stay(|| self.packed.tables.prepare(region, profile))
     }
 
-    /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held. False
-    /// if there is no such block. Records that do not decode are noted and left out; a caller in search of free records finds none
-    /// there. A block that cannot be reached exists, and nothing in it is free.
+    /// Calls `each` for every record of one block, as it is between two transactions; no locks are
+    /// held. Returns false if there is no such block. Records that do not decode are noted and left
+    /// out, so that a search for free records finds none there. A block that cannot be reached
+    /// counts as existing, with nothing free in it.
     pub fn for_block(&self, region: &Region, block: u64, each: &mut dyn FnMut(Ino, InodeSlot)) -> Result<bool> {
         let read = region.while_still(|| -> Result<Whole> {
             let slot = self.block_slot(region, block)?;
@@ -303,12 +306,13 @@ impl InodeTable {
         Ok(true)
     }
 
-    /// Takes a free number; it returns to the table unless kept. Its record may be written by the taker only.
+    /// Takes a free number, which returns to the table unless kept. Only the taker may write its
+    /// record.
     pub fn take(&self, region: &Region) -> Result<Claim<'_>> {
         self.take_by(region, Region::begin)
     }
 
-    /// The same for an inode that makes room: the table may grow into the reserve for it.
+    /// Does the same for an inode that makes room: the table may grow into the reserve for it.
     pub fn take_reserved(&self, region: &Region) -> Result<Claim<'_>> {
         self.take_by(region, Region::begin_reclaim)
     }
@@ -325,7 +329,8 @@ impl InodeTable {
         Ok(self.claim(&mut free, ino, last, true))
     }
 
-    /// To be called before the commit that frees the record of `ino`.
+    /// Claims a number that becomes free. To be called before the commit that frees the record of
+    /// `ino`.
     pub fn freeing(&self, ino: Ino, generation: u32) -> Claim<'_> {
         self.claim(&mut self.free.lock(), ino, generation, false)
     }
@@ -365,8 +370,8 @@ impl InodeTable {
         Ok(())
     }
 
-    /// Looks through up to `most` further blocks, so that those are known which lost their last inode in an earlier life; false when
-    /// all have been.
+    /// Looks through up to `most` more blocks, to find those that lost their last inode in an
+    /// earlier life. Returns false when all blocks have been looked through.
     pub fn look_for_emptied(&self, region: &Region, most: usize) -> Result<bool> {
         let mut free = self.free.lock();
         let last = self.blocks().min(free.scanned.saturating_add(most as u64));
@@ -376,7 +381,7 @@ impl InodeTable {
         Ok(free.scanned < self.blocks())
     }
 
-    /// Adds one block of 16 records: one that was given back, or at the end.
+    /// Adds one block of 16 records: in the place of one that was given back, or at the end.
     fn grow(&self, region: &Region, free: &mut FreeNumbers, begin: fn(&Region) -> Tx<'_>) -> Result<()> {
         let blocks = self.blocks();
         let block = free.absent.first().map_or(blocks, |&block| block as u64);
@@ -425,27 +430,30 @@ impl InodeTable {
     }
 }
 
-/// Where in a node of this level the way to a block goes on.
+/// Returns the index in a node of this level on the way to a block.
 fn index_at(block: u64, level: u32) -> u64 {
     // A power of two: a shift instead of a division on the way to every record.
     (block >> (TABLE_FANOUT.ilog2() * level)) % TABLE_FANOUT
 }
 
-/// The reference at `place`, in a node of this level: none where nothing is, `None` where no reference of the table's is.
+/// Returns the reference at `place`, in a node of this level; none if the place is empty, `None` if
+/// it holds no reference of the table.
 #[inline]
 fn child_at(view: &impl View, place: Offset, level: u32) -> Result<Option<SlotRef>> {
-    // A piece of another size is none of the table's: what lies there must not be taken for records.
+    // A piece of another size does not belong to the table: what lies there must not be taken for
+    // records.
     let bits = view.read_u64(place)?;
     Ok(if level == 0 { block_reference(bits) } else { SlotRef::from_bits_of::<NODE_CLASS>(bits) })
 }
 
-/// The plain block that these bits refer to, if they do.
+/// Returns the plain block that these bits refer to, if they do.
 #[inline]
 fn plain_reference(bits: u64) -> Option<SlotRef> {
     SlotRef::from_bits_of::<BLOCK_CLASS>(bits).filter(|slot| !slot.is_none())
 }
 
-/// The block in either form, or none, that these bits refer to; `None` if they are no such reference.
+/// Returns the block in either form, or none, that these bits refer to; `None` if they are no such
+/// reference.
 fn block_reference(bits: u64) -> Option<SlotRef> {
     SlotRef::from_bits_of::<BLOCK_CLASS>(bits).or_else(|| packed::reference(bits))
 }
@@ -462,7 +470,7 @@ fn new_node(tx: &mut Tx<'_>) -> Result<SlotRef> {
 }
 
 impl Fs {
-    /// The inode `ino`; `Stale` when it is not in use.
+    /// Loads the inode `ino`; fails with `Stale` if it is not in use.
     #[inline]
     pub(crate) fn load(&self, ino: Ino) -> Result<Inode> {
         self.load_in(&self.region, ino)
@@ -476,7 +484,7 @@ impl Fs {
         }
     }
 
-    /// The same while no transaction applies ([`Region::while_still`]).
+    /// Does the same while no transaction applies ([`Region::while_still`]).
     pub(crate) fn load_still(&self, ino: Ino) -> Result<Inode> {
         match self.met(ino, self.table.read_still(&self.region, ino))? {
             InodeSlot::Used(inode) => Ok(inode),

@@ -1,7 +1,10 @@
-//! Tests of the inode table: no number is given out twice, whatever is half-way when blocks are looked through.
+//! Tests of the inode table: no number is given out twice, whatever is half done when blocks are
+//! looked through.
 //!
-//! The moments between a commit and what follows from it are made by hand: other threads are what takes, looks and frees
-//! there in life. So is a claim that keeps blocks from being packed and moved while a full store loses files. Left out: the layout of records (`shoal-format`).
+//! The moments between a commit and what follows from it are made by hand; in production other
+//! threads take numbers, look through blocks and free numbers there. A claim that keeps blocks from
+//! being packed and moved while a full store loses files is made by hand, too. Left out: the layout
+//! of records (`shoal-format`).
 
 use super::*;
 use crate::test_store::TestStore;
@@ -11,7 +14,7 @@ use shoal_sim::Random;
 
 use crate::{Caller, ROOT, SetAttr, TimeChange};
 
-/// A store with `files` files, opened again: none of its blocks was looked through.
+/// Opens a store with `files` files anew: none of its blocks was looked through.
 fn opened(files: u64) -> Fs {
     let store = TestStore::new(0);
     let fs = store.open(2);
@@ -70,13 +73,13 @@ fn numbers_of_a_new_block_are_not_found_again_when_the_search_reaches_it() {
     claims.clear();
 }
 
-/// Times that have nothing to do with any others.
+/// Returns times that have nothing to do with any others.
 fn times(random: &mut Random) -> SetAttr {
     let mut time = || Some(TimeChange::At(random.below(1 << 60) as i64));
     SetAttr { atime: time(), mtime: time(), ..SetAttr::default() }
 }
 
-/// Adds a directory with some files, of which the first is in another one too.
+/// Adds a directory with some files, of which the first is also in another directory.
 fn grow_tree(fs: &Fs, random: &mut Random, dirs: &mut Vec<Ino>) -> Result<()> {
     let dir = fs.mkdir(&Caller::default(), ROOT, format!("d{}", dirs.len()).as_bytes(), 0o755)?.ino;
     for file in 0..=random.index(40) {
@@ -101,7 +104,7 @@ fn a_full_store_loses_files_while_no_block_can_be_packed_or_moved() {
         fs.pack_inodes_now().unwrap();
     }
     while grow_tree(&fs, &mut random, &mut dirs).is_ok() {}
-    // Other removals use up what is left for blocks in either form.
+    // Use up what is left for blocks in either form, as other removals would.
     for bytes in CLASS_SIZES.iter().filter(|bytes| (192..=1536).contains(*bytes)) {
         let take = || {
             let mut tx = fs.region.begin_reclaim();
@@ -123,6 +126,6 @@ fn a_full_store_loses_files_while_no_block_can_be_packed_or_moved() {
         assert_eq!((dir.mtime, dir.ctime, file.ctime, file.nlink), (now, now, now, 1));
     }
     drop(claim);
-    // Comes to an end.
+    // Compaction comes to an end.
     fs.compact().unwrap();
 }

@@ -1,24 +1,29 @@
 //! Data of large files: 64 KiB blocks on the bulk device, under an extent map in the region.
 //!
 //! Rules, in the order in which things must be durable:
-//! - A block that gets its first data is written whole (data, zeros around it) and that write has completed before the
-//!   record that maps it commits. The extent is NEW: should the record survive a power loss and the data not, the block
-//!   reads as zeros, never as what another file left there (invariant 8).
-//! - NEW is cleared only by a record that commits after a flush covering the block's last write completed.
-//! - Data that may have been promised durable in the region is flushed on the bulk device before the record that lets go
-//!   of the region's copy commits. The promises at the moment of the commit count (`shoal-region`, `sync.rs`).
-//! - Bytes behind the file's end in its last block are made zero, durably, before a record moves the end over them: also
-//!   when the write that moves it overwrites them, for the record may survive and the write not.
+//! - A block that gets its first data is written whole (data with zeros around it), and that write
+//!   has completed before the record that maps it commits. The extent is NEW: if the record
+//!   survives a power loss and the data do not, the block reads as zeros, never as another file's
+//!   old data (invariant 8).
+//! - NEW is cleared only by a record that commits after a flush has covered the block's last write.
+//! - Data that may have been promised durable in the region are flushed on the bulk device before
+//!   the commit of the record that frees the region's copy. The promises at the moment of the
+//!   commit count (`shoal-region`, `sync.rs`).
+//! - Bytes behind the file's end in its last block are durably zero before a record moves the end
+//!   over them. This holds even if the write that moves the end overwrites them, because the record
+//!   may survive without the write.
 //! - A file is listed as having NEW blocks before the record that maps them commits, so that a settling behind that
 //!   record finds it.
-//! - Blocks unmapped by a record are handed to [`crate::bulk`] with its LSN, which reuses them when that is durable.
+//! - Blocks unmapped by a record go to [`crate::bulk`] with its LSN, and are reused when that is
+//!   durable.
 //!
-//! Blocks are written in place; the map changes only when blocks come, go or change their flags. Work over many
-//! blocks goes in steps from the end of the range, each a transaction of its own.
-//! Left out: the decision which tier a file belongs to (`file`), free blocks (`bulk`), the map's bytes (`extents`), when NEW
-//! is cleared (`settle`).
+//! Blocks are written in place; the map changes only when blocks are added, removed or reflagged.
+//! Work over many blocks proceeds in steps from the end of the range, each in its own transaction.
+//! Left out: the decision which tier a file belongs to (`file`), free blocks (`bulk`), the map's
+//! bytes (`extents`), and when NEW is cleared (`settle`).
 //!
-//! One file of over 500 lines: a write, a cut and a punch share the rules above and the same private steps.
+//! One file of over 500 lines, because a write, a cut and a punch share the rules above and the
+//! same private steps.
 
 mod tiers;
 
@@ -42,10 +47,10 @@ const WRITE_BLOCKS: u64 = 16;
 const STEP_BLOCKS: u64 = 1 << 20;
 /// Extents one transaction adds at most: each may rewrite most of a leaf.
 const STEP_EXTENTS: usize = 128;
-/// Longest file that moves back into the region (bytes): one record carries it.
+/// Longest file that moves back into the region (bytes), because one record carries it.
 pub(crate) const MOVE_BACK_BYTES: u64 = 512 << 10;
 
-/// Blocks kept free behind a growing file: as many as it has, within reason.
+/// Blocks kept free behind a growing file: as many as it has, within limits.
 fn ahead(size: u64) -> u64 {
     (size / BULK_BLOCK).clamp(16, 1024)
 }
@@ -54,7 +59,8 @@ fn run_of(extent: &Extent) -> Run {
     Run { first: extent.bulk_block, blocks: extent.blocks }
 }
 
-/// Fresh blocks of a step: what is to be mapped, and what was reserved for it. Dropped, it gives the reservation back.
+/// Fresh blocks of a step: the extents to map and the runs reserved for them. Drop releases the
+/// reservation.
 struct Mapping<'a> {
     bulk: &'a Bulk,
     extents: Vec<Extent>,
@@ -66,7 +72,8 @@ impl<'a> Mapping<'a> {
         Mapping { bulk, extents: Vec::new(), reserved: Vec::new() }
     }
 
-    /// Reserves up to `blocks` for a hole at `file_block`, contiguous with what lies before it if possible.
+    /// Reserves up to `blocks` for a hole at `file_block`, contiguous with the preceding data if
+    /// possible.
     fn reserve(
         &mut self,
         file: &mut FileLock<'_>,
@@ -87,7 +94,7 @@ impl<'a> Mapping<'a> {
         };
         let run = match self.bulk.take(&fs.region, goal, blocks, ahead) {
             Some(run) => keep(run),
-            // Kept at once: the file may be gone when the device is done.
+            // Kept at once: the file may be gone when the device has finished.
             None => file.device(inode, |bulk| Ok(keep(bulk.reserve(&fs.region, goal, blocks, ahead)?)))?,
         };
         let flags = if is_planted(Bug::FreshNotNew) { flags & !EXTENT_NEW } else { flags };
@@ -96,8 +103,8 @@ impl<'a> Mapping<'a> {
         Ok(extent)
     }
 
-    /// What was reserved last could not be written because its device fails: gives it back, so that another device can take its
-    /// place. False if there is none that might.
+    /// Gives back the last reservation after its device failed the write, so that another device
+    /// can take its place. Returns false if no other device might take it.
     fn give_back(&mut self, failed: &Extent) -> bool {
         let bulk = self.bulk;
         let is_last = self.reserved.last().is_some_and(|run| *run == run_of(failed));
@@ -131,7 +138,7 @@ impl<'a> Mapping<'a> {
         Ok(())
     }
 
-    /// The transaction has committed, behind the writes of data.
+    /// Lists the NEW blocks after the transaction has committed. The data writes came before it.
     fn committed(mut self, ino: Ino) -> Result<()> {
         self.reserved.clear();
         for extent in self.extents.iter().filter(|e| e.flags & EXTENT_NEW != 0) {
@@ -148,12 +155,12 @@ impl Drop for Mapping<'_> {
     }
 }
 
-/// The byte of the device where byte `position` of the file is.
+/// Returns the byte of the device where byte `position` of the file is.
 fn byte_of(extent: &Extent, position: u64) -> u64 {
     extent.bulk_block.byte() + (position - extent.file_block.byte())
 }
 
-/// Some bytes of a file, in a row on the device, or zeros.
+/// Bytes of a file that are contiguous on the device, or zeros.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Span {
     len: usize,
@@ -171,7 +178,7 @@ impl Span {
     }
 }
 
-/// Fills `out` from spans of as many bytes.
+/// Fills `out` from spans of the same total length.
 pub(crate) fn read_spans(fs: &Fs, spans: &[Span], mut out: &mut [u8]) -> Result<()> {
     let bulk = fs.bulk()?;
     for span in spans {
@@ -198,8 +205,8 @@ impl Fs {
         find(&self.region, map_root(inode), block, self.bulk()?.blocks())
     }
 
-    /// Where the bytes of `block` are on the device: its extent, or, for a block without data, where the next block to look
-    /// at is.
+    /// Returns the extent with the bytes of `block`, or, for a block without data, the next block
+    /// to look at.
     fn data_at(&self, inode: &Inode, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
         Ok(match self.mapped(inode, block)? {
             Mapped::At(extent) if extent.flags & EXTENT_UNWRITTEN == 0 => self.trusted(extent, block)?,
@@ -208,8 +215,8 @@ impl Fs {
         })
     }
 
-    /// What an extent with data has for a reader from `block` on: in a store that is only read recovery could not turn what is NEW and not
-    /// to be trusted into what is unwritten.
+    /// Returns what a reader may read of an extent with data, from `block` on. In a read-only
+    /// store, recovery could not turn NEW blocks that cannot be trusted into unwritten ones.
     pub(crate) fn trusted(&self, extent: Extent, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
         if extent.flags & EXTENT_NEW == 0 || !self.region.is_read_only() {
             return Ok(Ok(extent));
@@ -226,7 +233,7 @@ impl Fs {
         })
     }
 
-    /// Stores the inode and commits; keeps the number of large files.
+    /// Stores the inode, commits, and updates the number of large files.
     pub(crate) fn commit_large(&self, mut tx: Tx<'_>, ino: Ino, before: Layout, inode: &Inode) -> Result<Lsn> {
         self.store(&mut tx, ino, inode)?;
         let lsn = tx.commit()?;
@@ -242,7 +249,8 @@ impl Fs {
         }
     }
 
-    /// Where `len` bytes from `at` on are, in their order; the caller has clipped them to the file's size.
+    /// Returns where `len` bytes from `at` on are, in order. The caller has clipped them to the
+    /// file's size.
     pub(crate) fn spans(&self, inode: &Inode, at: u64, len: usize) -> Result<Vec<Span>> {
         let mut spans = Vec::new();
         let mut done = 0;
@@ -260,7 +268,7 @@ impl Fs {
         Ok(spans)
     }
 
-    /// Is `at` data, and up to where does that go on at least?
+    /// Returns whether `at` is data, and the byte up to which that holds at least.
     pub(crate) fn large_segment_at(&self, inode: &Inode, at: u64) -> Result<(bool, u64)> {
         Ok(match self.data_at(inode, FileBlock::of(at))? {
             Ok(extent) => (true, extent.end().byte()),
@@ -268,7 +276,7 @@ impl Fs {
         })
     }
 
-    /// Adds to `device` where the data of blocks `[from, to)` are, in bytes.
+    /// Adds to `device` the byte ranges where the data of blocks `[from, to)` are.
     pub(crate) fn data_ranges(
         &self,
         inode: &Inode,
@@ -327,7 +335,8 @@ impl Fs {
         let reaches_behind = at + bytes.len() as u64 > inode.size;
         let outcome = self.write_blocks(file, inode, at, bytes);
         if outcome.is_err() && reaches_behind && !is_planted(Bug::CleanTail) {
-            // Some of it may have gone to the last block, behind the end, where it is nobody's data.
+            // Part of it may have reached the last block behind the end, where nobody owns the
+            // data.
             self.bulk()?.fresh.set_tail(file.ino, false);
         }
         outcome
@@ -341,12 +350,12 @@ impl Fs {
         self.zero_tail(file, inode, end)?;
         let mut mapping = Mapping::new(bulk);
         let mut fresh_tail = false;
-        // Everything before this byte went to blocks that hold data.
+        // Everything before this byte went to blocks that already held data.
         let mut kept = at;
         let mut block = first;
         while block < last {
             let (extent, in_place) = match self.mapped(inode, block)? {
-                // Data is written over only when the map has room for what comes before it.
+                // Existing data are overwritten only once what comes before is in the map.
                 Mapped::At(extent) if extent.flags & EXTENT_UNWRITTEN == 0 && !mapping.extents.is_empty() => {
                     end = block.byte();
                     break;
@@ -386,12 +395,13 @@ impl Fs {
             block = extent.end();
         }
         let before = *inode;
-        // The data writes have completed; the record that maps their blocks comes after them. Spilling makes room: it may use the
-        // reserve.
+        // The data writes have completed; the record that maps their blocks follows. Spilling makes
+        // room, so it may use the reserve.
         let mut tx = if self.spill.file() == Some(ino) { self.region.begin_reclaim() } else { self.region.begin() };
         match mapping.store(&mut tx, inode) {
             Err(Error::NoSpace) if kept > at => {
-                // The map finds no room, but bytes at the front are written already, in blocks the file had.
+                // The map has no room, but bytes at the front are already written, in blocks the
+                // file had.
                 drop(tx);
                 *inode = Inode { size: before.size.max(kept), ..before };
                 self.commit_large(self.region.begin_reclaim(), ino, before.layout, inode)?;
@@ -413,10 +423,11 @@ impl Fs {
         Ok((end - at) as usize)
     }
 
-    /// Before the end moves to `to`: makes the rest of the last block zero. The flush makes the zeros durable before
-    /// the record that moves the end: bytes cut off earlier must not come back. A file whose last block this
-    /// process filled needs neither; nor does one whose zeros were there when the store was opened, once a flush has
-    /// covered what earlier processes wrote.
+    /// Makes the rest of the last block zero before the end moves to `to`. The flush makes the
+    /// zeros durable before the record that moves the end: bytes cut off earlier must not come
+    /// back. A file whose last block this process filled needs neither. If the zeros were already
+    /// there when the store was opened, only a flush that covers the writes of earlier processes is
+    /// needed.
     pub(crate) fn zero_tail(&self, file: &mut FileLock<'_>, inode: &mut Inode, to: u64) -> Result<()> {
         let within = inode.size % BULK_BLOCK;
         if inode.layout != Layout::Extents || to <= inode.size || within == 0 {
@@ -436,7 +447,8 @@ impl Fs {
                     && bulk.read(&self.region, at, &mut rest).is_ok()
                     && rest.iter().all(|&byte| byte == 0);
                 if !is_zero {
-                    // Before the write: if it fails, zeros that are not durable may be what is read next.
+                    // Set before the write: if it fails, the next read may find zeros that are not
+                    // durable.
                     bulk.fresh.set_tail(ino, false);
                     rest.fill(0);
                     bulk.write(&self.region, at, &rest, false)?;
@@ -448,8 +460,8 @@ impl Fs {
                 Ok(must_flush)
             })?;
             if is_flushed && extent.flags & EXTENT_NEW != 0 {
-                // Nothing of the block is held any more, and all of it is durable. If it stayed NEW it would be zeros where its device is in
-                // doubt after a crash.
+                // Nothing of the block is held back, and all of it is durable. If it stayed NEW, it
+                // would read as zeros if its device is in doubt after a crash.
                 let (mtime, ctime) = (inode.mtime, inode.ctime);
                 *inode = self.load(ino)?;
                 self.change_flags(ino, inode, &[(end, end + 1)], |flags| flags & !EXTENT_NEW)?;
@@ -474,7 +486,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Unmaps blocks of `[start, end)`, the last ones first; returns them and from where on nothing is mapped now.
+    /// Unmaps blocks of `[start, end)`, the last ones first. Returns them, and the block from which
+    /// on nothing is mapped now.
     pub(crate) fn unmap(
         &self,
         tx: &mut Tx<'_>,
@@ -506,7 +519,7 @@ impl Fs {
         Ok((runs, from))
     }
 
-    /// After the commit of an [`Fs::unmap`].
+    /// Notes the blocks freed by an [`Fs::unmap`], after its commit.
     pub(crate) fn unmapped(
         &self,
         ino: Ino,
@@ -526,7 +539,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Cuts the file off at `size`, in steps; recovery goes on where a crash interrupts them.
+    /// Cuts the file off at `size`, in steps; recovery continues them after a crash.
     pub(crate) fn truncate_large(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
         let keep = FileBlock::ceil(size);
         let mut upto = FileBlock::END;
@@ -546,11 +559,11 @@ impl Fs {
         }
     }
 
-    /// Turns whole blocks into a hole, zeroes the parts at both ends.
+    /// Turns whole blocks into a hole and zeroes the parts at both ends.
     pub(crate) fn punch_large(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, mut end: u64) -> Result<()> {
         let ino = file.ino;
         if end >= inode.size {
-            // The last block's part behind the end is nobody's data.
+            // Nobody owns the part of the last block behind the end.
             end = end.next_multiple_of(BULK_BLOCK);
         }
         let (first, last) = (FileBlock::ceil(at), FileBlock::of(end));
@@ -573,11 +586,11 @@ impl Fs {
         }
     }
 
-    /// Zeroes what of `[at, end)` does not fill whole blocks.
+    /// Zeroes the parts of `[at, end)` that do not fill whole blocks.
     fn zero_ends(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
         let fresh = &self.bulk()?.fresh;
         if end > inode.size && fresh.tail(file.ino) != Tail::Clean {
-            // Zeros behind the end that no flush covers must not pass for what the device held before.
+            // Zeros behind the end that no flush covers must not count as earlier device contents.
             fresh.set_tail(file.ino, false);
         }
         let (first, last) = (FileBlock::ceil(at), FileBlock::of(end));
@@ -591,8 +604,8 @@ impl Fs {
         self.zero_in_place(file, inode, last.byte(), end)
     }
 
-    /// Backs `[at, end)` with blocks that read as zeros where there are none; with `erase` everything in the range
-    /// reads as zeros afterwards. The caller stores size and times.
+    /// Backs the holes in `[at, end)` with blocks that read as zeros. With `erase` everything in
+    /// the range reads as zeros afterwards. The caller stores size and times.
     pub(crate) fn allocate_large(
         &self,
         file: &mut FileLock<'_>,
@@ -648,8 +661,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Changes the flags of the extents within `ranges` (ascending), in steps from the end. Ranges leave the list of
-    /// what is NEW.
+    /// Changes the flags of the extents within `ranges` (ascending), in steps from the end, and
+    /// removes the ranges from the list of NEW blocks.
     pub(crate) fn change_flags(
         &self,
         ino: Ino,

@@ -14,11 +14,11 @@
 //! | rules that tests break one at a time | `planted` |
 //! | transactions, allocator, log | crate `shoal-region` |
 //!
-//! Rules: an operation takes the locks of its inodes, builds one transaction, commits it, and only then lets go of the
-//! locks; waiting for durability happens without locks. Work too large for one transaction goes in steps, each
-//! leaving a consistent tree, that recovery can finish (`INODE_TRUNCATING`, inodes without links).
-//! No threads and no I/O of its own: media come in through [`Parts`], background work is done by [`Fs::tick`] and
-//! [`Fs::checkpoint`].
+//! Rules: an operation takes the locks of its inodes, builds one transaction, commits it, and only
+//! then lets go of the locks; nobody waits for durability under locks. Work too large for one
+//! transaction goes in steps. Each step leaves a consistent tree, and recovery can finish the work
+//! (`INODE_TRUNCATING`, inodes without links). The engine has no threads and no I/O of its own:
+//! media come in through [`Parts`], and [`Fs::tick`] and [`Fs::checkpoint`] do the background work.
 
 #![forbid(unsafe_code)]
 
@@ -134,7 +134,8 @@ pub struct Fs {
     pub(crate) forecast: forecast::Forecast,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
-    /// Files longer than this are large, where nothing else is said (bytes); it may change while the store is mounted.
+    /// Files longer than this are large, unless they or their directories say otherwise (bytes); it
+    /// may change while the store is mounted.
     pub(crate) threshold: AtomicU64,
     /// An [`AccessTimes`]; it may change while the store is mounted.
     pub(crate) access_times: AtomicU8,
@@ -154,7 +155,7 @@ pub struct Fs {
     pub(crate) noted: Mutex<Option<Error>>,
 }
 
-/// Inodes in use, by what they are.
+/// Inodes in use, by kind.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub inodes: AtomicU64,
@@ -163,7 +164,7 @@ pub(crate) struct Counts {
 }
 
 impl Fs {
-    /// The region below: for waiting on durability.
+    /// Returns the region below, for waiting on durability.
     pub fn region(&self) -> &Region {
         &self.region
     }
@@ -176,7 +177,7 @@ impl Fs {
         self.region.superblock().hash_seed
     }
 
-    /// Mounted read-only, or gone read-only after a failed flush.
+    /// Fails if the store is mounted read-only, or has gone read-only after a failed flush.
     pub(crate) fn writable(&self) -> Result<()> {
         if self.region.is_read_only() {
             return Err(Error::ReadOnly);

@@ -1,8 +1,9 @@
 //! The life of an open store: format, open, background work, shutdown.
 //!
-//! Owns: how a store is assembled from its media, and the pace of commits. Rules: data on the bulk device are flushed before the
-//! record that calls them durable, that record before the log's sync; shutdown reclaims, settles, syncs and seals in
-//! this order. Left out: threads and timers (the adapter calls [`Fs::tick`] and [`Fs::checkpoint`]).
+//! Owns: how a store is assembled from its media, and the pace of commits. Rules: data on the bulk
+//! device is flushed before the record that declares it durable is committed, and that record is
+//! committed before the log is synced; shutdown reclaims, settles, syncs and seals, in this order.
+//! Left out: threads and timers (the adapter calls [`Fs::tick`] and [`Fs::checkpoint`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -42,10 +43,11 @@ pub struct Parts {
 
 pub use crate::host_room::{HostRoom, Room};
 
-/// Is told in which period a store was cut off; `None`: it was not, or power was lost.
+/// Receives the period that the log named last; `None` if power was lost.
 pub type OnPeriod = Arc<dyn Fn(Option<&[u8; 16]>) + Send + Sync>;
 
-/// The share of one processor that packing may use beside others, unless an option says otherwise (percent).
+/// Share of one processor that packing may use while others commit, unless an option says otherwise
+/// (percent).
 pub const PACK_LOAD: u32 = 10;
 
 /// How an open store behaves.
@@ -54,53 +56,59 @@ pub struct Options {
     pub read_only: bool,
     /// Never update access times, until [`Fs::set_access_times`] says otherwise.
     pub no_atime: bool,
-    /// The caller stamps files, too, with the kernel's clock: so are files stamped here, and no time goes back.
+    /// The caller also stamps files, with the kernel's clock. Files are stamped with that clock
+    /// here, too, so that no time goes back.
     pub kernel_times: bool,
-    /// The kernel sees no extended attributes: a change of a file drops its capabilities (`security.capability`) here.
+    /// The kernel sees no extended attributes, so a change of a file drops its capabilities
+    /// (`security.capability`) here.
     pub drops_capabilities: bool,
-    /// An operation is durable at the latest this long after it returned (`logged` memory).
+    /// An operation is durable at most this long after it returns (`logged` memory).
     pub commit_age_ms: u64,
     /// A checkpoint is due when recovery would replay more than this (bytes).
     pub checkpoint_log_bytes: u64,
-    /// Look through all inodes also after a clean shutdown, and finish what is half-done.
+    /// Look through all inodes even after a clean shutdown, and finish interrupted operations.
     pub recover: bool,
-    /// Is told of every inode found damaged, once.
+    /// Called once for every inode found damaged.
     pub on_damage: Option<OnDamage>,
-    /// Asks what the file systems under the store have left; none: they always have enough.
+    /// Returns what the file systems under the store have left; none: they always have enough.
     pub room: Option<Room>,
-    /// What has not changed for this long is packed; none: nothing is.
+    /// Data and inodes that have not changed for this long are packed; none: nothing is packed.
     pub pack_age: Option<Duration>,
-    /// Packing may use this share of one processor while others commit (percent), more of it as memory fills; 0: idle time alone.
+    /// Share of one processor that packing may use while others commit (percent). The share grows
+    /// as memory fills; 0: packing uses idle time alone.
     pub pack_load: u32,
-    /// From this much of the memory on small files spill to bulk storage, where there is some (percent); 0: never.
+    /// Small files spill to bulk storage, if there is any, once this much of the memory is in use
+    /// (percent); 0: never.
     pub spill_percent: u8,
-    /// Most bytes of the region that this process may use, where that is less than the layout or a limit of the store has.
+    /// Most bytes of the region that this process may use, if that is less than the layout or the
+    /// store's own limit allows.
     pub region_bytes_max: Option<u64>,
-    /// Files longer than this are large, where neither they nor their directories say otherwise (bytes); none: as the store was
-    /// formatted.
+    /// Files longer than this are large, unless they or their directories say otherwise (bytes);
+    /// none: the threshold that the store was formatted with.
     pub threshold: Option<u64>,
-    /// Inodes and directories are packed, too.
+    /// Pack inodes and directories, too.
     pub pack_inodes: bool,
-    /// How files' data are packed, in directories that say nothing else.
+    /// How file data is packed, unless a file or its directory says otherwise.
     pub method: Method,
-    /// Earlier openings' names for the present boot: a log that names one of them saw no power loss either. The second half of a name is
-    /// from the place of the first bulk device; where the list of devices knows that place, the first half alone counts.
+    /// Names that earlier openings had for the present boot: a log that names one of them saw no
+    /// power loss either. The second half of a name comes from the place of the first bulk device.
+    /// If the list of devices knows that place, the first half alone counts.
     pub earlier_boot_ids: Vec<[u8; 16]>,
-    /// Is told before anything is read from a device.
+    /// Called before anything is read from a device.
     pub on_period: Option<OnPeriod>,
-    /// The device in [`Parts`] takes its room from the host that `room` asks.
+    /// The device in [`Parts`] takes its room from the host that `room` queries.
     pub bulk_on_host: bool,
-    /// The host's number for where that device is; 0: on no host.
+    /// The host's number for the place of that device; 0: on no host.
     pub bulk_place: u64,
     /// The bulk devices of a store that lists several; the first one may be in [`Parts`].
     pub bulk_devices: Vec<GivenDevice>,
-    /// Open a store that lists several bulk devices without those that are missing.
+    /// Open a store that lists several bulk devices even if some of them are missing.
     pub degraded: bool,
-    /// Keep checksums of what is on the bulk devices, or none; by default as the store has it.
+    /// Whether to keep checksums of what is on the bulk devices; none: as the store has it.
     pub sums: Option<bool>,
-    /// What is opened stands for a region whose memory was lost: the bulk devices may be of a later time than it.
+    /// The region stands for one whose memory was lost: the bulk devices may be newer than it.
     pub region_restored: bool,
-    /// Is told of bulk devices that are missing or fail.
+    /// Called for bulk devices that are missing or fail.
     pub on_bulk_failure: Option<OnBulkFailure>,
 }
 
@@ -136,7 +144,7 @@ impl Default for Options {
     }
 }
 
-/// The root directory of a new store.
+/// How a new store is formatted.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
     pub geometry: Geometry,
@@ -147,28 +155,31 @@ pub struct FormatOptions {
     pub root_gid: u32,
 }
 
-/// The log's sync by age waits for new contents of files that were cut off and written again, for at most so long.
+/// Longest time that the log's sync by age waits for new contents of files that were truncated and
+/// rewritten (ns).
 const REPLACED_PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Time between two flushes of what a device that holds writes back has let go (ns).
+/// Time between flushes of data that a device that holds writes back has let go (ns).
 const SETTLE_HELD_NS: u64 = 2_000_000_000;
 
-/// Time between two looks for leaves of checksums that can be closed (ns).
+/// Time between searches for leaves of checksums that can be closed (ns).
 const CLOSE_SUMS_NS: u64 = 15_000_000_000;
 
-/// When something not yet durable was first noticed.
+/// The pace of commits: what is due, and since when.
 #[derive(Default)]
 pub(crate) struct Pace {
     pending: Option<(Lsn, u64)>,
-    /// For each bulk device.
+    /// For each bulk device, when its unsettled data was first noticed; if it holds writes back,
+    /// when data there was last settled.
     bulk_since: [Option<u64>; BULK_DEVICES_MAX],
-    /// For each device that holds writes back the number of its last write at some times.
+    /// For each device that holds writes back: some times, each with the number of the last write
+    /// at that time.
     marks: [VecDeque<(u64, u64)>; BULK_DEVICES_MAX],
-    /// Up to here the log holds what makes flushed data count: it is synced at once.
+    /// The log is synced at once up to here: it holds the records that make flushed data count.
     settled: Lsn,
     /// When leaves of checksums were last looked at, for each bulk device.
     sums_at: [u64; BULK_DEVICES_MAX],
-    /// Checkpoints that found no room, one after the other.
+    /// Back-off after checkpoints that found no room.
     checkpoints: Backoff,
 }
 
@@ -178,8 +189,8 @@ impl Fs {
         Fs::format_with_profiles(parts, options, None)
     }
 
-    /// The same. `profiles` are those that its inodes are packed with; without any the built-in ones. [`Error::Invalid`]: no
-    /// store can have these.
+    /// Does the same with `profiles` for packing the inodes; `None`: the built-in ones. Fails with
+    /// [`Error::Invalid`] if no store can have these profiles.
     pub fn format_with_profiles(parts: Parts, options: &FormatOptions, profiles: Option<&ProfileFile>) -> Result<()> {
         let region = Region::create(options.geometry, parts.region)?;
         let sums = Some(options.sums);
@@ -203,15 +214,16 @@ impl Fs {
         fs.shutdown()
     }
 
-    /// Opens a store: replays its log and, after a crash, finishes what was left half-done.
+    /// Opens a store: replays its log and, after a crash, finishes interrupted operations.
     pub fn open(parts: Parts, mut options: Options) -> Result<(Fs, Recovery)> {
-        // Before the region is opened, which writes: a store refused stays as it was.
+        // Checked before the region is opened, which writes: a refused store stays as it was.
         let mut page = [0; PAGE as usize];
         if parts.region.memory.len() >= PAGE {
             parts.region.memory.read(SUPERBLOCK_AT, &mut page);
         }
         let superblock = Superblock::decode(&page)?;
-        // The first device of a list has the store's own identity. Of a list with others only the region knows whether it is still there.
+        // The first device of a list has the store's own identity. If the list has other devices,
+        // only the region knows whether the first one still belongs to it.
         let has_others = options.bulk_devices.iter().any(|given| given.uuid != superblock.uuid);
         if superblock.features & FEATURE_DEVICES == 0 || !has_others && !options.degraded {
             Bulk::check(parts.bulk.as_deref(), superblock.bulk_blocks)?;
@@ -227,11 +239,13 @@ impl Fs {
         // A device with a cache in the process that died has lost what a power loss would have lost.
         let given = options.bulk_devices.iter().filter_map(|given| given.device.as_ref().ok());
         let devices: Vec<_> = given.chain(&parts.bulk).collect();
-        // After a clean end nothing is in doubt but what is on devices that were away, and the list says which these are.
+        // After a clean end only data on devices that were away is in doubt, and the list names
+        // these devices.
         recovery.power_lost &= !recovery.unchanged;
         recovery.power_lost |= !recovery.unchanged && !devices.iter().all(|bulk| bulk.geometry().survives_process);
-        // Before anything is read from them: of another life's blocks nothing may show. After a clean end a cache holds what could not be
-        // written to a device that was away or failed.
+        // Called before anything is read from the devices: cached blocks of another life must not
+        // show. After a clean end a cache holds what could not be written to a device that was away
+        // or failed.
         if let Some(on_period) = options.on_period.take() {
             on_period((!recovery.power_lost).then_some(&recovery.boot_id));
         }
@@ -261,7 +275,7 @@ impl Fs {
         Ok((fs, recovery))
     }
 
-    /// Keeps checksums of bulk storage, or none, as the options say.
+    /// Starts or stops keeping checksums of bulk storage, as the options say.
     fn arrange_sums(&self) -> Result<()> {
         match &self.bulk {
             Some(bulk) if !self.region.is_read_only() => bulk.arrange_sums(&self.region, self.options.sums, |_| true),
@@ -269,7 +283,8 @@ impl Fs {
         }
     }
 
-    /// Closes the checksums' leaves that no write over data has come to for a while, or all that a flush has covered.
+    /// Closes leaves of checksums that have seen no write over data for a while; with `all`, every
+    /// leaf that a flush has covered.
     fn close_sums(&self, all: bool) -> Result<()> {
         let Some(bulk) = &self.bulk else { return Ok(()) };
         bulk.numbers().into_iter().try_for_each(|number| bulk.close_sums(&self.region, number, all))
@@ -289,7 +304,8 @@ impl Fs {
         let bulk = bulk.map(|bulk| bulk.with_room(room.clone(), on_host).tells(options.on_bulk_failure.clone()));
         let bulk = bulk.map(|bulk| bulk.restored(options.region_restored));
         if let Some(bulk) = &bulk {
-            // Not kept: a device that is opened again must have no other user.
+            // The options do not keep the devices: a device that is opened again must have no other
+            // user.
             let devices = std::mem::take(&mut options.bulk_devices);
             bulk.attach(&region, &devices, only, options.degraded, recovery)?;
             bulk.load_sums(&region)?;
@@ -330,24 +346,26 @@ impl Fs {
         })
     }
 
-    /// Background work of a mounted store: commits by age, frees bulk space. Meant to be called ten times a second; a
-    /// checkpoint is left to [`Fs::checkpoint`], which takes longer.
+    /// Does the background work of a mounted store: commits by age and frees bulk space. Meant to
+    /// be called ten times a second. Checkpoints are left to [`Fs::checkpoint`], which takes
+    /// longer.
     ///
-    /// A caller with threads gives each device its own, and calls [`Fs::tick_bulk`] in one and [`Fs::tick_log`] in another:
-    /// a bulk device that takes seconds for a flush must not make the log late.
+    /// A caller with threads gives each device its own, and calls [`Fs::tick_bulk`] in one and
+    /// [`Fs::tick_log`] in another: a bulk device that takes seconds for a flush must not delay the
+    /// log.
     pub fn tick(&self) -> Result<()> {
         self.settle_by_age()?;
         self.tick_log()?;
         self.reclaim_bulk()
     }
 
-    /// The bulk devices' share of [`Fs::tick`].
+    /// Does the bulk devices' share of [`Fs::tick`].
     pub fn tick_bulk(&self) -> Result<()> {
         self.settle_by_age()?;
         self.reclaim_bulk()
     }
 
-    /// One bulk device's share of it, which waits for no other device.
+    /// Does one bulk device's share of [`Fs::tick_bulk`], without waiting for any other device.
     pub fn tick_bulk_device(&self, number: u32) -> Result<()> {
         self.settle_device_by_age(number)?;
         self.close_sums_by_age(number)?;
@@ -357,12 +375,12 @@ impl Fs {
         Ok(())
     }
 
-    /// Numbers of the bulk devices.
+    /// Returns the numbers of the bulk devices.
     pub fn bulk_numbers(&self) -> Vec<u32> {
         self.bulk.as_ref().map(Bulk::numbers).unwrap_or_default()
     }
 
-    /// The bulk device that an fsync of the file has to wait for first.
+    /// Returns the bulk device that an fsync of the file has to wait for first.
     pub fn waits_on(&self, ino: Ino) -> u32 {
         self.bulk.as_ref().map_or(0, |bulk| bulk.waits_on(ino))
     }
@@ -371,7 +389,7 @@ impl Fs {
         self.bulk.as_ref().map_or(Ok(()), |bulk| bulk.reclaim(&self.region))
     }
 
-    /// The log's share of [`Fs::tick`]. Never waits for the bulk device.
+    /// Does the log's share of [`Fs::tick`]. Never waits for the bulk device.
     pub fn tick_log(&self) -> Result<()> {
         let outcome = self.sync_by_age();
         // Callers that wait get their answer from a failed store, too.
@@ -379,7 +397,8 @@ impl Fs {
         outcome
     }
 
-    /// For how long the oldest commit that is not durable has been due.
+    /// Returns for how long the oldest commit that is not durable has been due; `None` if none is
+    /// due.
     fn log_overdue_ns(&self, now: u64) -> Option<u64> {
         let mut pace = self.pace.lock();
         let (last, durable) = (self.region.last_lsn(), self.region.durable_lsn());
@@ -389,7 +408,8 @@ impl Fs {
         if pace.pending.is_none() && last > durable {
             pace.pending = Some((last, now));
         }
-        // The records that clear NEW are in the log: without them the data, though flushed, would be zeros after a power loss.
+        // The records that clear NEW are in the log, but not durable: after a power loss the
+        // flushed data would read as zeros.
         if pace.settled > durable {
             return Some(u64::MAX);
         }
@@ -400,8 +420,9 @@ impl Fs {
         self.writable()?;
         let Some(overdue_ns) = self.log_overdue_ns(self.clock.monotonic_ns()) else { return Ok(()) };
         if overdue_ns < REPLACED_PATIENCE_NS && self.has_replaced() {
-            // The bulk device's clock is at work: the cut of a file's old contents should not be durable before the contents
-            // that followed it. Everybody else's records wait with it, so not for long.
+            // The bulk device's tick settles these files: a truncation should not become durable
+            // before the contents that replaced the old ones. Everybody else's records wait with
+            // it, so the wait is short.
             return Ok(());
         }
         Ok(self.region.sync()?)
@@ -414,7 +435,7 @@ impl Fs {
         })
     }
 
-    /// Twice in a row without a write over data, and a leaf of checksums is closed.
+    /// Closes a leaf of checksums once two calls in a row find no write over its data.
     fn close_sums_by_age(&self, number: u32) -> Result<()> {
         let Some(bulk) = &self.bulk else { return Ok(()) };
         let now = self.clock.monotonic_ns();
@@ -428,8 +449,9 @@ impl Fs {
         bulk.close_sums(&self.region, number, false)
     }
 
-    /// Flushes a bulk device and clears NEW when the oldest data there that is not settled is old enough, or the log is due that
-    /// speaks of it. The log's next tick makes the records durable that say so.
+    /// Flushes a bulk device and clears NEW if the oldest unsettled data there is old enough, or if
+    /// the log that refers to it is due. The log's next tick makes the records that clear NEW
+    /// durable.
     fn settle_device_by_age(&self, number: u32) -> Result<()> {
         self.writable()?;
         if let Some(error) = self.noted.lock().take() {
@@ -456,7 +478,7 @@ impl Fs {
             }
             *since = None;
         }
-        // Vouched for from here on: what leaves the region now is flushed first.
+        // Promise before settling: data that leaves the region from now on is flushed first.
         if !is_planted(Bug::TickUnpromised) {
             self.region.promise();
         }
@@ -465,17 +487,18 @@ impl Fs {
         Ok(())
     }
 
-    /// The same where the device holds writes back: only what it holds no longer is settled, and what took the place of contents
-    /// that were cut off.
+    /// Does the same for a device that holds writes back. Settles only data that the device no
+    /// longer holds, and contents that replaced truncated ones.
     fn settle_held(&self, bulk: &Bulk, number: u32, held_ns: u64, now: u64, log_due: bool) -> Result<()> {
         if log_due {
-            // As above: what leaves the region from now on is flushed first.
+            // Promise first, as above.
             self.region.promise();
             if self.settle_replaced_on(number)? {
                 self.pace.lock().settled = self.region.last_lsn();
             }
         }
-        // A file that is written without pause has ranges of before the mark, and of after it.
+        // Later writes begin new ranges, so that a file written without pause also has ranges from
+        // before the mark.
         let written = bulk.note_writes_on(number);
         let aged = {
             let mut pace = self.pace.lock();
@@ -488,7 +511,8 @@ impl Fs {
             if marks.back().is_none_or(|&(_, last)| last < written) {
                 marks.push_back((now, written));
             }
-            // A write is given its number when it is held: it has left the device's hold so long after that, and a little.
+            // A write gets its number when the device takes it. The device no longer holds it
+            // `held_ns` later, plus a margin.
             let until = now.saturating_sub(held_ns + SETTLE_HELD_NS);
             let mut aged = 0;
             while let Some(&(_, last)) = marks.front().filter(|&&(at, _)| at <= until) {
@@ -506,32 +530,35 @@ impl Fs {
         Ok(())
     }
 
-    /// For how long something that has waited since `since` has been due.
+    /// Returns for how long something that has waited since `since` has been due; `None` if it is
+    /// not due.
     fn overdue_ns(&self, now: u64, since: u64) -> Option<u64> {
         // A tick may come late by its own period: act one period early.
         (now.saturating_sub(since) + 150_000_000).checked_sub(self.options.commit_age_ms * 1_000_000)
     }
 
-    /// Would a checkpoint be worth its work now? One that found no room is not tried again at once: each attempt costs a part of
-    /// an image.
+    /// Returns whether a checkpoint is worth its work now. A checkpoint that found no room is not
+    /// retried at once, because each attempt writes a part of an image.
     pub fn checkpoint_due(&self) -> bool {
         if self.writable().is_err() || self.pace.lock().checkpoints.waits(self.clock.monotonic_ns()) {
             return false;
         }
         if self.region.superblock().memory_kind.has_ring() {
-            // Only to get back the blocks it holds, before a writer has to wait for them.
+            // Only to release the blocks that the saved image holds, before a writer has to wait
+            // for them.
             let held = self.bulk.as_ref().map_or(0, Bulk::held_blocks) * BULK_BLOCK;
             return held > 0 && held > self.usage().bulk_free / 4;
         }
         self.region.log_bytes() > self.options.checkpoint_log_bytes || self.region.wants_checkpoint()
     }
 
-    /// Checkpoints have failed for lack of room since the last one that succeeded.
+    /// Returns whether checkpoints have failed for lack of room since the last successful one.
     pub fn checkpoint_lacks_room(&self) -> bool {
         self.pace.lock().checkpoints.is_failing()
     }
 
-    /// Writes the region into the older image, beside running operations. `battery` memory is saved as it stands: they wait.
+    /// Writes the region into the older image while operations run. `battery` memory is saved as it
+    /// stands, and operations wait.
     pub fn checkpoint(&self) -> Result<()> {
         let outcome = self.write_checkpoint();
         let lacks_room = matches!(outcome, Err(Error::NoSpace));
@@ -547,8 +574,9 @@ impl Fs {
                 bulk.save(&self.region)
             }
             _ => {
-                // It makes the log durable: no cut may be there without the contents that followed it. Vouched for from here on: what
-                // leaves the region while those are flushed is flushed first.
+                // The checkpoint makes the log durable, so settle first: no truncation may be
+                // durable without the contents that followed it. Promise before that: data that
+                // leaves the region meanwhile is flushed first.
                 self.region.promise();
                 self.settle_replaced()?;
                 Ok(self.region.checkpoint()?)
@@ -562,7 +590,8 @@ impl Fs {
             return Ok(());
         }
         if !is_planted(Bug::SyncUnpromised) {
-            // Before the look at what there is to settle: what is in the region now does not leave it unflushed any more.
+            // Promise before the search for what to settle: data that is in the region now does not
+            // leave it unflushed.
             self.region.promise();
         }
         if is_planted(Bug::SettleLast) {
@@ -573,8 +602,8 @@ impl Fs {
         Ok(self.region.sync()?)
     }
 
-    /// Ends the store's life in this process: no operation may run any more. Reclaims what only the kernel held, makes
-    /// everything durable, seals the store as clean.
+    /// Ends the store's life in this process; no operation may run any more. Reclaims inodes that
+    /// only the kernel held, makes everything durable and seals the store as clean.
     pub fn shutdown(&self) -> Result<()> {
         if self.region.is_read_only() {
             return Ok(());

@@ -1,8 +1,10 @@
 //! Limits of an open store below those of its layout.
 //!
-//! The layout, made by `format` or `resize`, says what a store can hold at most. Within it a limit is a number of free segments and
-//! bulk blocks that ordinary work does not get: one word each in the roots, changed by a transaction like everything else. Nothing
-//! moves, so it can change at any moment. A process that may use less memory opens the store with a limit of its own. Transactions that free space may go beyond it, as beyond the reserve.
+//! The layout, made by `format` or `resize`, says what a store can hold at most. Within it a limit
+//! is a number of free segments or bulk blocks that ordinary work does not get: one word in the
+//! roots, changed by a transaction like everything else. Nothing moves, so a limit can change at
+//! any moment. A process that may use less memory opens the store with a limit of its own.
+//! Transactions that free space may go beyond a limit, as beyond the reserve.
 //! Left out: another layout (`resize`).
 
 use shoal_format::{BULK_BLOCK, SEGMENT};
@@ -14,7 +16,7 @@ use crate::{Error, Fs, Result};
 /// Why an open store cannot have a limit (bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beyond {
-    /// Below what is in use with its reserve.
+    /// Below what is in use, with its reserve.
     MemoryUsed {
         used: u64,
         least: u64,
@@ -32,7 +34,7 @@ pub enum Beyond {
 }
 
 impl Fs {
-    /// The limits in force.
+    /// Returns the limits in force.
     pub fn limits(&self) -> Result<Limits> {
         let (superblock, roots) = (self.region.superblock(), load_roots(&self.region)?);
         Ok(Limits {
@@ -42,7 +44,8 @@ impl Fs {
         })
     }
 
-    /// Takes the limits from the roots, after opening. What the process may use is a limit like them, which nobody keeps.
+    /// Takes the limits from the roots, after opening. The memory that the process may use is a
+    /// limit like them, but is not stored.
     pub(crate) fn load_limits(&self) -> Result<()> {
         let limits = self.limits()?;
         let region_bytes = limits.region_bytes.min(self.options.region_bytes_max.unwrap_or(u64::MAX));

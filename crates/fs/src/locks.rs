@@ -1,8 +1,9 @@
 //! Inode locks: reader-writer locks in a striped table.
 //!
-//! An operation names every inode it needs before it touches any, and gets the stripes in ascending order, so two operations
-//! cannot wait for each other. An operation that learns of a further inode while it
-//! holds locks only *tries* for it, and starts over when that fails. In debug builds a thread that waits while it holds inode locks panics.
+//! An operation names every inode it needs before it touches any, and takes the stripes in
+//! ascending order, so two operations cannot wait for each other. An operation that learns of
+//! another inode while it holds locks only *tries* its lock, and starts over if that fails. In
+//! debug builds a thread that waits while it holds inode locks panics.
 
 use std::ops::Range;
 
@@ -11,7 +12,7 @@ use shoal_format::inode::INODES_PER_BLOCK;
 
 use crate::Ino;
 
-/// Locks of one table.
+/// Number of locks in a table.
 pub(crate) const STRIPES: usize = 4096;
 const _: () =
     assert!(STRIPES.is_multiple_of(INODES_PER_BLOCK as usize), "the inodes of a block have neighbouring locks");
@@ -45,7 +46,7 @@ pub(crate) struct RangeGuard<'a> {
 }
 
 pub(crate) fn stripe(ino: Ino) -> usize {
-    // Neighbouring numbers, as one directory's files have, go to different stripes.
+    // Neighbouring numbers, such as those of one directory's files, go to different stripes.
     ino.get() as usize % STRIPES
 }
 
@@ -71,7 +72,7 @@ impl LockTable {
         LoneGuard { _guard: self.stripes[stripe(ino)].write(), _held: held }
     }
 
-    /// The exclusive lock of one inode, unless somebody else has it.
+    /// Takes the exclusive lock of one inode, unless somebody else has it.
     pub fn try_write(&self, ino: Ino) -> Option<WriteGuard<'_>> {
         let held = order::Held::begin();
         let number = stripe(ino);
@@ -79,21 +80,22 @@ impl LockTable {
         Some(WriteGuard { held: [Some((number, guard)), None, None, None], _held: held })
     }
 
-    /// The exclusive locks of the inodes of one block of the table, unless somebody has one of them. With `nested` the
-    /// caller may hold locks of other inodes.
+    /// Takes the exclusive locks of the inodes of one block of the table, unless somebody has one
+    /// of them. With `nested` the caller may hold locks of other inodes.
     pub fn try_write_block(&self, block: u64, nested: bool) -> Option<RangeGuard<'_>> {
         let first = stripe(Ino::in_block(block, 0)?);
         self.try_write_stripes(first..first + INODES_PER_BLOCK as usize, nested)
     }
 
     fn try_write_stripes(&self, stripes: Range<usize>, nested: bool) -> Option<RangeGuard<'_>> {
-        // What is only tried for cannot make threads wait for each other.
+        // Locks that are only tried cannot make threads wait for each other.
         let held = (!nested).then(order::Held::begin);
         let guards = self.stripes[stripes].iter().map(RwLock::try_write).collect::<Option<_>>()?;
         Some(RangeGuard { _guards: guards, _held: held })
     }
 
-    /// The exclusive locks of all inodes, unless somebody else has one: no operation is under way then.
+    /// Takes the exclusive locks of all inodes, unless somebody else has one. No operation is under
+    /// way then.
     pub fn try_write_all(&self) -> Option<RangeGuard<'_>> {
         self.try_write_stripes(0..STRIPES, false)
     }
@@ -116,7 +118,7 @@ impl LockTable {
         guard
     }
 
-    /// Adds one more inode without waiting; `false` when somebody else has it.
+    /// Adds one more inode without waiting; returns `false` if somebody else has it.
     pub fn try_extend<'a>(&'a self, guard: &mut WriteGuard<'a>, ino: Ino) -> bool {
         let number = stripe(ino);
         if guard.held.iter().flatten().any(|(have, _)| *have == number) {
@@ -129,7 +131,8 @@ impl LockTable {
     }
 }
 
-/// The caller is going to wait, for another kind of lock or for a device: it must not hold inode locks.
+/// Asserts that the caller holds no inode locks, because it is going to wait for another kind of
+/// lock or for a device.
 #[inline]
 pub(crate) fn assert_none_held() {
     #[cfg(debug_assertions)]

@@ -1,9 +1,11 @@
-//! The method with which a file's data are packed, as an extended attribute of files and directories.
+//! The method that a file's data is packed with, as an extended attribute of files and directories.
 //!
-//! `user.shoal.compress` has the values of `--compress`. It is no stored attribute but a code in the inode's record, so a file that
-//! inherits it takes no room for it. New files and directories inherit it from their directory; links and renames leave it. A
-//! change concerns data that are packed from then on. Rules: the store has the feature before the first code
-//! is written, and so do stores that never use it without. Left out: packing (`packer`).
+//! `user.shoal.compress` has the values of `--compress`. It is not stored as an attribute but as a
+//! code in the inode's record, so a file that inherits it takes no room for it. New files and
+//! directories inherit it from their directory; links and renames leave it. A change affects data
+//! that is packed from then on. Rules: the store has the feature before the first code is written,
+//! and a store that never uses the attribute stays without the feature. Left out: packing
+//! (`packer`).
 
 use shoal_format::inode::Inode;
 use shoal_format::superblock::FEATURE_METHODS;
@@ -15,17 +17,17 @@ use crate::{Error, Fs, Ino, Result, flags};
 /// The attribute's name.
 pub const COMPRESS_ATTRIBUTE: &[u8] = b"user.shoal.compress";
 
-/// The method of a file itself; `None`: it has that of the store.
+/// Returns the method of the file itself; `None` if it has that of the store.
 pub(crate) fn own(inode: &Inode) -> Option<Method> {
     Method::of_code(inode.method)
 }
 
-/// The attribute's value.
+/// Returns the attribute's value.
 pub(crate) fn value(inode: &Inode) -> Result<Vec<u8>> {
     own(inode).map(|method| method.to_string().into_bytes()).ok_or(Error::NoAttribute)
 }
 
-/// May the attribute be changed in this way?
+/// Fails if the attribute may not be changed in this way.
 fn check(inode: &Inode, mode: XattrMode) -> Result<()> {
     flags::check_change(inode)?;
     xattr::check_name(inode, COMPRESS_ATTRIBUTE)?;
@@ -37,12 +39,12 @@ fn check(inode: &Inode, mode: XattrMode) -> Result<()> {
 }
 
 impl Fs {
-    /// The method with which a file's data are packed.
+    /// Returns the method that the file's data is packed with.
     pub(crate) fn method_of(&self, inode: &Inode) -> Method {
         own(inode).unwrap_or(self.options.method)
     }
 
-    /// May the data of some file be packed without being asked?
+    /// Returns whether the data of some file may be packed without a request.
     pub(crate) fn packs_data(&self) -> bool {
         self.options.method != Method::Off || self.region.has_feature(FEATURE_METHODS)
     }
@@ -50,7 +52,7 @@ impl Fs {
     pub(crate) fn set_method(&self, ino: Ino, value: &[u8], mode: XattrMode) -> Result<()> {
         let method: Method = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()).ok_or(Error::Invalid)?;
         {
-            // Before the store gets the feature, which older programs refuse.
+            // Checked before the store gets the feature, which older programs refuse.
             let _lock = self.locks.read(ino);
             check(&self.load(ino)?, mode)?;
         }

@@ -1,7 +1,8 @@
 //! Names: look-up, creation, links, removal, listing.
 //!
-//! Every operation locks the directories it changes and the inodes it changes, looks again under the locks, and commits one
-//! transaction. An inode that loses its last name while held stays, without links, until [`Fs::forget`].
+//! Every operation locks the directories and inodes it changes, looks again under the locks, and
+//! commits one transaction. An inode that loses its last name while held stays, without links,
+//! until [`Fs::forget`].
 //!
 //! One file of over 500 lines: the operations are short, and share their steps with locks, links and reclaiming.
 
@@ -26,14 +27,15 @@ pub struct DirEntry<'a> {
     /// File type as in `d_type`.
     pub kind: u8,
     pub name: &'a [u8],
-    /// Cookie to go on behind this entry. Valid for the directory's lifetime, whatever is added or removed.
+    /// Cookie to continue behind this entry. Valid for the directory's lifetime, whatever is added
+    /// or removed.
     pub next: u64,
 }
 
 /// Fills a new inode with more than its record, within the transaction that creates it.
 type Fill<'a> = &'a dyn Fn(&mut Tx<'_>, &mut Inode) -> Result<()>;
 
-/// Entries handed out before a directory's own: "." and "..".
+/// Entries that are handed out before a directory's own: "." and "..".
 const DOTS: u64 = 2;
 
 /// Most links an inode may have.
@@ -50,7 +52,7 @@ pub(crate) fn kind_of(mode: u16) -> u8 {
 }
 
 impl Fs {
-    /// A live directory, or why there is none.
+    /// Loads a directory; fails if `ino` is not one.
     pub(crate) fn load_dir(&self, ino: Ino) -> Result<Inode> {
         let inode = self.load(ino)?;
         if !inode.is_dir() {
@@ -75,7 +77,8 @@ impl Fs {
             b".." => dir.parent as Ino,
             _ => self.met(parent, self.find(&self.region, &dir, name))?.ok_or(Error::NotFound)?.ino,
         };
-        // Held before the parent's lock is gone, so that it cannot be reclaimed in between.
+        // Hold before the parent's lock is dropped, so that the inode cannot be reclaimed in
+        // between.
         if hold {
             self.refs.hold(ino);
         }
@@ -97,7 +100,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether there are references from outside.
+    /// Returns whether there are references from outside.
     pub fn is_held(&self, ino: Ino) -> bool {
         self.refs.is_held(ino)
     }
@@ -115,12 +118,14 @@ impl Fs {
             && inode.nlink == 0
             && !self.refs.is_held(ino)
         {
-            // Should this fail, the inode stays an orphan: shutdown tries again, and else the next recovery.
+            // If this fails, the inode stays an orphan. Shutdown tries again, or else the next
+            // recovery.
             self.note(ino, self.reclaim(file, inode));
         }
     }
 
-    /// Keeps the first error that nobody waits for, so that the log tells of it. Damage is told at once.
+    /// Keeps the first error that has no caller to be returned to; the next tick reports it. Damage
+    /// is reported at once.
     fn note(&self, ino: Ino, outcome: Result<()>) {
         if let Err(error) = self.past_damage(ino, outcome) {
             self.noted.lock().get_or_insert(error);
@@ -377,7 +382,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes a name away. What it needs is there, or in the reserve, or can be made by compaction.
+    /// Removes a name. The room it needs is there, or in the reserve, or can be made by compaction.
     fn unlink_once(&self, parent: Ino, name: &[u8]) -> Result<Option<Gone>> {
         let (_lock, dir, found) = self.lock_entry(parent, name)?;
         let inode = match self.load(found.ino) {
@@ -400,7 +405,8 @@ impl Fs {
         })
     }
 
-    /// Removes a name; where damage keeps the data from being freed, the name alone, and the inode stays an orphan.
+    /// Removes a name. If damage keeps the data from being freed, removes the name alone, and the
+    /// inode stays an orphan.
     fn past_data(&self, ino: Ino, remove: &mut dyn FnMut(bool) -> Result<Option<Gone>>) -> Result<Option<Gone>> {
         match self.met(ino, remove(false)) {
             Err(Error::Corrupt(_)) => remove(true),
@@ -408,13 +414,14 @@ impl Fs {
         }
     }
 
-    /// Takes one link from an inode within `tx` and commits. An inode that nothing refers to any more and that owns more
-    /// than goes in the same transaction is returned, for [`Fs::reclaim_gone`].
+    /// Takes one link from an inode within `tx` and commits. Returns an inode that nothing refers
+    /// to any more if it owns too much to be freed in the same transaction, for
+    /// [`Fs::reclaim_gone`].
     pub(crate) fn drop_link(&self, tx: Tx<'_>, ino: Ino, inode: &mut Inode, now: i64) -> Result<Option<Gone>> {
         self.drop_link_of(tx, self.removal(), ino, inode, now, false)
     }
 
-    /// With `leave` an inode without links keeps its data for now.
+    /// Does the same. With `leave` an inode without links keeps its data for now.
     fn drop_link_of(
         &self,
         mut tx: Tx<'_>,
@@ -446,14 +453,17 @@ impl Fs {
         Ok(gone.then_some(Gone { ino, generation: inode.generation }))
     }
 
-    /// Reclaims what [`Fs::drop_link`] returned. The caller holds no locks: freeing a long file takes many steps, and the
-    /// directory it was in must not wait for them. Until then the inode is an orphan like any other.
+    /// Reclaims what [`Fs::drop_link`] returned. The caller holds no locks: freeing a long file
+    /// takes many steps, and the directory it was in must not wait for them. Until then the inode
+    /// is an orphan like any other.
     pub(crate) fn reclaim_gone(&self, gone: Option<Gone>) {
         let Some(Gone { ino, generation }) = gone else { return };
         match self.lock_data(ino, |_| false) {
-            // It cannot have been found by a name; but the number may have been freed and taken again.
+            // The inode cannot have been found by a name, but its number may have been freed and
+            // taken again.
             Ok((file, inode)) if inode.nlink == 0 && inode.generation == generation && !self.refs.is_held(ino) => {
-                // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
+                // The name is gone whatever happens now. Shutdown or recovery reclaims the inode if
+                // this cannot.
                 self.note(ino, self.reclaim(file, inode));
             }
             _ => {}
@@ -543,7 +553,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// Creates the root directory's record; the table must have given out inode 1 first.
+/// Creates the root directory's record. The table must give out inode 1 first.
 pub(crate) fn make_root(fs: &Fs, mode: u32, uid: u32, gid: u32) -> Result<()> {
     let new = fs.table.take(&fs.region)?;
     assert_eq!(new.ino, crate::ROOT, "the first inode of a new store is the root");

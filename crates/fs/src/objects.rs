@@ -1,13 +1,16 @@
 //! Packed objects: the data of files that have cooled, read, made and given back (docs/spec/region.md, section 7).
 //!
 //! Rules:
-//! - An object is never changed but for the number of its users and, by compaction, the places of its pieces.
-//! - Nothing of an object is believed before its sum was compared, so a flipped bit is an error and never other data, and pieces
-//!   it refers to by mistake are neither moved nor given back.
+//! - An object never changes, except for the number of its users and, by compaction, the places of
+//!   its pieces.
+//! - Nothing in an object is believed before its sum is compared. So a flipped bit is an error and
+//!   never other data, and pieces that the object refers to by mistake are neither moved nor given
+//!   back.
 //! - `inode.allocated` follows every piece taken or given, as in `small`.
 //!
-//! Readers hold the file's inode lock, so an object cannot go while it is read. Left out: which files are packed and when
-//! (`packer`), and the change of a file that is packed (`small`, which puts plain chunks in its place first).
+//! Readers hold the file's inode lock, so an object cannot go while it is read. Left out: which
+//! files are packed and when (`packer`), and the change of a packed file (`small`, which puts plain
+//! chunks in its place first).
 
 use parking_lot::Mutex;
 use shoal_format::SlotRef;
@@ -21,15 +24,15 @@ use crate::extents::{give, take};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 
-/// Decompressed objects that are kept for who reads them in parts.
+/// Decompressed objects that are kept for readers of parts.
 const KEPT: usize = 8;
 
-/// What reading objects needs beside the region.
+/// What reading objects needs besides the region.
 pub(crate) struct Objects {
     pub dictionaries: Dictionaries,
-    /// Those not in use, each with the number of its dictionary or 0.
+    /// Decompressors not in use, each with the number of its dictionary or 0.
     decompressors: Mutex<Vec<(u16, Decompressor)>>,
-    /// The last used one first.
+    /// The last used one comes first.
     kept: Mutex<Vec<Kept>>,
 }
 
@@ -43,9 +46,9 @@ struct Kept {
 pub(crate) struct Placed {
     pub slot: SlotRef,
     pub object: Object,
-    /// The pieces behind the first one; of an object in place the chunks.
+    /// The pieces behind the first one; of an object in place, its chunks.
     pub pieces: [SlotRef; PIECES_MAX],
-    /// Where the payload of a spilled one is.
+    /// Where the payload of a spilled object is.
     pub place: Option<SpillPlace>,
 }
 
@@ -84,7 +87,7 @@ impl Placed {
         Ok(placed)
     }
 
-    /// Where the reference to a piece lies.
+    /// Returns where the reference to a piece lies.
     pub fn reference_at(&self, number: usize) -> shoal_format::Offset {
         self.slot.offset() + (OBJECT_HEAD + number * 8) as u64
     }
@@ -93,17 +96,17 @@ impl Placed {
         &self.pieces[..usize::from(self.object.pieces)]
     }
 
-    /// Are the bytes of the file what is summed?
+    /// Returns whether the summed bytes are those of the file.
     fn is_raw(&self) -> bool {
         matches!(self.object.codec, Codec::InPlace | Codec::Stored)
     }
 
-    /// Bytes of the region that it takes.
+    /// Returns the bytes of the region that the object takes.
     pub fn capacity(&self) -> u64 {
         self.slot.capacity() + self.pieces().iter().map(|piece| piece.capacity()).sum::<u64>()
     }
 
-    /// Are the pieces the object's own? What they hold tells.
+    /// Verifies that the pieces are the object's own, by what they hold.
     fn verify_references(&self, view: &impl View) -> Result<()> {
         let is_believed = self.object.pieces == 0 || is_planted(Bug::ReferencesBelieved);
         if is_believed { Ok(()) } else { self.payload(view).map(drop) }
@@ -123,13 +126,14 @@ impl Placed {
         give(tx, inode, self.slot)
     }
 
-    /// The payload, or the bytes of the chunks that an object in place stands for; verified. It is in the region.
+    /// Reads and verifies the payload, or the bytes of the chunks that an object in place stands
+    /// for. It must be in the region.
     pub fn payload(&self, view: &impl View) -> Result<Vec<u8>> {
         debug_assert!(self.place.is_none(), "the payload of a spilled object is read without locks (`spill`)");
         let mut bytes = Vec::new();
         if self.object.codec == Codec::InPlace {
             bytes.resize(self.object.bytes as usize, 0);
-            // A chunk's slot may be shorter than the chunk, which goes on with zeros.
+            // A slot may be shorter than its chunk, which continues with zeros.
             for (chunk, piece) in bytes.chunks_mut(CHUNK as usize).zip(self.pieces()) {
                 let stored = chunk.len().min(piece.capacity() as usize);
                 view.read(piece.offset(), &mut chunk[..stored])?;
@@ -159,13 +163,13 @@ impl Objects {
         Objects { dictionaries, decompressors: Mutex::default(), kept: Mutex::default() }
     }
 
-    /// All bytes of the file that the object holds.
+    /// Returns all bytes of the file that the object holds.
     pub fn unpack(&self, view: &impl View, placed: &Placed) -> Result<Vec<u8>> {
         let payload = placed.payload(view)?;
         self.bytes_of(placed, payload)
     }
 
-    /// What the verified payload of an object stands for.
+    /// Returns what the verified payload of an object stands for.
     pub fn bytes_of(&self, placed: &Placed, payload: Vec<u8>) -> Result<Vec<u8>> {
         if placed.is_raw() {
             return Ok(payload);
@@ -202,7 +206,7 @@ impl Objects {
         made.map_err(|error| damaged(slot, error))
     }
 
-    /// Fills `out` from byte `at` of the group; bytes behind the object's are zeros.
+    /// Fills `out` from byte `at` of the group. Bytes behind the object's end are zeros.
     pub fn read(&self, view: &impl View, placed: &Placed, at: u64, out: &mut [u8]) -> Result<()> {
         let all = u64::from(placed.object.bytes);
         let (stored, behind) = out.split_at_mut(all.saturating_sub(at).min(out.len() as u64) as usize);
@@ -218,7 +222,8 @@ impl Objects {
         if stored.len() as u64 == all {
             return self.decompress(placed, &payload, stored);
         }
-        // Who reads in parts comes again. The payload tells whether the object is the same: its slot may have had another one.
+        // A reader of parts comes again. The payload tells whether the object is the same, because
+        // its slot may have held another one.
         let mut kept = self.kept.lock();
         let is_same = |kept: &Kept| kept.payload == payload || is_planted(Bug::KeptByHead);
         if let Some(number) = kept.iter().position(|kept| kept.object == placed.object && is_same(kept)) {
@@ -237,7 +242,7 @@ impl Objects {
     }
 }
 
-/// Makes an object of a payload; returns its head's slot.
+/// Makes an object of a payload; returns the slot of its head.
 pub(crate) fn make(
     tx: &mut Tx<'_>,
     inode: &mut Inode,
@@ -285,13 +290,13 @@ fn head((codec, dictionary): (Codec, u16), bytes: u64, payload: usize, pieces: u
     Object { sum: object.sum_of(summed), ..object }
 }
 
-/// The head of an object that has its payload in the spill file.
+/// Returns the head of an object whose payload is in the spill file.
 pub(crate) fn spilled_head((codec, dictionary): (Codec, u16), bytes: u64, payload: &[u8]) -> Object {
     let object = Object { spilled: true, ..head((codec, dictionary), bytes, payload.len(), 0, &[]) };
     Object { sum: object.sum_of(payload), ..object }
 }
 
-/// Makes a spilled object whose payload is at `place`, durably; returns its slot.
+/// Makes a spilled object whose payload is durable at `place`; returns its slot.
 pub(crate) fn make_spilled(tx: &mut Tx<'_>, inode: &mut Inode, object: &Object, place: SpillPlace) -> Result<SlotRef> {
     let slot = take(tx, inode, object.payload_at() as u64)?;
     inode.allocated += object.spilled_bytes();
@@ -301,8 +306,8 @@ pub(crate) fn make_spilled(tx: &mut Tx<'_>, inode: &mut Inode, object: &Object, 
     Ok(slot)
 }
 
-/// Gives an object back, with its pieces. Those of a damaged one may be another file's: they stay allocated, and
-/// `shoal check --repair` frees what nothing refers to.
+/// Gives back an object with its pieces. The pieces of a damaged object may belong to another file:
+/// they stay allocated, and `shoal check --repair` frees what nothing refers to.
 pub(crate) fn give_back(tx: &mut Tx<'_>, inode: &mut Inode, slot: SlotRef) -> Result<()> {
     match Placed::load(tx, slot).and_then(|placed| placed.verify_references(tx).map(|()| placed)) {
         Ok(placed) => placed.give(tx, inode),

@@ -1,14 +1,18 @@
 //! Packs the data of files that have cooled, and unpacks what is about to change.
 //!
-//! A file has cooled when nothing about it changed for [`Options::pack_age`](crate::Options::pack_age). Packing looks at a
-//! group of 128 KiB at a time: it copies the group under the shared inode lock, compresses it without any lock, and
-//! puts the object in its place under the exclusive one if the bytes are still the same. So an operation waits for one copy of a
-//! group at most. What does not shrink by an eighth stays where it is and gets a checksum.
+//! A file has cooled when nothing about it changed for
+//! [`Options::pack_age`](crate::Options::pack_age). Packing looks at a group of 128 KiB at a time.
+//! It copies the group under the shared inode lock, compresses it without any lock, and puts the
+//! object in its place under the exclusive lock if the bytes are still the same. So an operation
+//! waits for at most one copy of a group. A group that does not shrink by an eighth stays where it
+//! is and gets a checksum.
 //!
-//! Rules: no inode lock is waited for, only tried; one transaction for each group, so that a crash leaves each packed or plain;
-//! contents, size and times never change. Holes and room preallocated stay: a group with a hole, and a file with slots behind
-//! its end, are left alone. An operation that changes a packed group unpacks it by a transaction of its own before; one that
-//! only cuts the file leaves the object longer than the file, for a full store must be able to lose bytes.
+//! Rules: inode locks are only tried, never waited for. Each group has a transaction of its own, so
+//! that a crash leaves it packed or plain. Contents, size and times never change. Holes and
+//! preallocated room stay: a group with a hole, and a file with slots behind its end, are left
+//! alone. An operation that changes a packed group first unpacks it in a transaction of its own. An
+//! operation that only truncates the file leaves the object longer than the file, because a full
+//! store must be able to lose bytes.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -29,42 +33,45 @@ use crate::small::{self, chunk_ref};
 use crate::training::{SHORT_FILES, Training, Users};
 use crate::{Error, Fs, Ino, Result};
 
-/// Work of a tick, ten of which make a second: bytes of files looked at closely, and blocks of the inode table.
+/// Work of a tick, ten of which make a second: bytes of files looked at closely, and blocks of the
+/// inode table.
 const TICK_BYTES: u64 = 4 << 20;
 const TICK_BLOCKS: u32 = 2048;
-/// A look at all inodes begins this long after the last one at the earliest.
+/// Least time between two rounds over the inodes.
 const ROUND: Duration = Duration::from_secs(1);
-/// A directory that changes more often than this is not packed under the changes: each would make a bucket plain again.
+/// A directory that changes more often than this is not packed in between: each change would make a
+/// bucket plain again.
 const DIRECTORY_AGE: Duration = Duration::from_secs(1);
-/// On a full store: how long files have cooled that go first, and the bytes to gain at once.
+/// On a full store: the age from which files go first, and the bytes to gain at once.
 const PRESSED_AGE: Duration = Duration::from_secs(1);
 const PRESSED_BYTES: u64 = 1 << 20;
-/// How often a lock is tried for by a caller who asked for packing now.
+/// How often a lock is tried for a caller that asked for packing now.
 const PATIENCE: u32 = 1000;
 
-/// What a change does with the room that unpacking takes.
+/// Why data is unpacked, which decides what room that takes and from where.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Use,
-    /// The same, and the write that follows finds the room it needs: what was unpacked is not moved again.
+    /// Like `Use`, but the chunks get room for the write that follows, so that they are not moved
+    /// again.
     Write,
-    /// It frees more in the end.
+    /// The change frees more in the end, so unpacking may use the reserve.
     Free,
 }
 
 /// Work of packing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
-    /// Groups of up to 128 KiB that are packed now.
+    /// Groups of up to 128 KiB that were packed.
     pub groups: u64,
-    /// Those that did not shrink: they got a checksum.
+    /// Groups that did not shrink and got a checksum.
     pub summed: u64,
-    /// Buckets of directories that are packed now.
+    /// Buckets of directories that were packed.
     pub buckets: u64,
-    /// Bytes of the region that they took before, and take now.
+    /// Bytes of the region that all these took before, and take now.
     pub before: u64,
     pub after: u64,
-    /// Groups that somebody was changing.
+    /// Groups that another thread was changing.
     pub busy: u64,
 }
 
@@ -87,39 +94,41 @@ pub(crate) struct Packer {
     again: Vec<u8>,
     payload: Vec<u8>,
     round: Option<Round>,
-    /// Blocks that the last round looked at because they had changed: a change that was not committed then is seen by the next.
+    /// Blocks that the last round looked at because they had changed. The next round looks again,
+    /// and finds changes that were not committed then.
     looked_at: Vec<u64>,
     load: Load,
-    /// The next round is due then (monotonic, ns), when the log has moved from here or files were too young.
+    /// When the next round is due (monotonic, ns), if the log has moved from `settled` or files
+    /// were too young.
     due_ns: u64,
     settled: Lsn,
     /// Something was left for a later round.
     left: bool,
-    /// End of the log when packing for room gained none.
+    /// End of the log when packing for room gained nothing.
     futile: Option<Lsn>,
     pub(crate) training: Training,
 }
 
-/// A look at the blocks of inodes that have changed.
+/// A round over the inode blocks that have changed.
 #[derive(Default)]
 struct Round {
     due: Vec<u64>,
     block: u64,
     files: Vec<Ino>,
-    /// Short ones, which come after a look at the dictionary for them.
+    /// Short files, which are packed after the dictionary for them has been trained.
     short: Vec<Ino>,
     users: Option<Users>,
 }
 
-/// When a step of packing ends, beside its bounds.
+/// When a step of packing ends, besides its own limits.
 enum End {
     /// When somebody else commits.
     Others,
-    /// When it has used what it may (monotonic time, ns; bytes of the log).
+    /// When it has used its share (monotonic time, ns; bytes of the log).
     Used { until_ns: u64, log_bytes: u64 },
 }
 
-/// A codec and the number of its dictionary, and what they make of a group.
+/// A codec, the number of its dictionary, and what they make of a group.
 pub(crate) type Compressed = ((Codec, u16), Vec<u8>);
 
 /// What a group was when it was copied.
@@ -132,14 +141,16 @@ pub(crate) struct Seen {
 }
 
 impl Fs {
-    /// Makes the groups of `[from, to)` plain that are packed. To be called under the inode's exclusive lock, before the
-    /// transaction that changes its data: what the caller has changed of `inode` is not stored.
+    /// Makes the packed groups of `[from, to)` plain. To be called under the inode's exclusive
+    /// lock, before the transaction that changes the data. What the caller has changed in `inode`
+    /// is not stored.
     #[inline]
     pub(crate) fn unpack_data(&self, ino: Ino, inode: &mut Inode, from: u64, to: u64, purpose: Purpose) -> Result<()> {
         match inode.layout {
-            // A packed file does not even grow as it is.
+            // A packed file has to be unpacked even to grow.
             Layout::Packed if from < to => self.unpack_groups(ino, inode, (0, 1), to, purpose),
-            // The group that holds the end, too: what begins behind the end changes its rest.
+            // Includes the group with the file's end: a change that begins behind the end changes
+            // the rest of that group.
             Layout::Chunked if from < to => {
                 self.unpack_groups(ino, inode, (from / GROUP, to.min(inode.size).div_ceil(GROUP)), to, purpose)
             }
@@ -166,7 +177,7 @@ impl Fs {
             }
             let mut raw = self.objects.unpack(&self.region, &placed)?;
             let mut stored = if is_planted(Bug::UnpackStoresChange) { *inode } else { self.load(ino)? };
-            // A cut leaves the object as it is.
+            // A truncation leaves the object as it is.
             raw.truncate(stored.size.saturating_sub(group * GROUP).min(GROUP) as usize);
             let mut tx = match purpose {
                 Purpose::Use | Purpose::Write => self.region.begin(),
@@ -181,12 +192,13 @@ impl Fs {
         Ok(())
     }
 
-    /// Background work, meant to be called ten times a second: bounded. All of it while nobody else commits; beside others as much as
-    /// [`Options::pack_load`](crate::Options::pack_load) says.
+    /// Packs in the background; meant to be called ten times a second. The work of a call is
+    /// bounded. While others commit it is also limited to
+    /// [`Options::pack_load`](crate::Options::pack_load).
     pub fn pack_tick(&self) -> Result<()> {
         self.packs_on.store(false, Relaxed);
         let Some(age) = self.options.pack_age else { return Ok(()) };
-        // The last room for the log on a full host is for operations that free space.
+        // On a full host the last room for the log is for operations that free space.
         if self.writable().is_err() || self.region.is_log_short() {
             return Ok(());
         }
@@ -219,12 +231,12 @@ impl Fs {
         Ok(())
     }
 
-    /// Has the last [`Fs::pack_tick`] more to do, and may do it without a pause?
+    /// Returns whether the last [`Fs::pack_tick`] has more to do, and may do it without a pause.
     pub fn packs_on(&self) -> bool {
         self.packs_on.load(Relaxed)
     }
 
-    /// Packs inodes until the end; true if there are more.
+    /// Packs inodes until `end`; returns true if there are more.
     fn pack_inodes_until(&self, end: &End) -> Result<bool> {
         while !self.is_over(end) {
             if !self.pack_inodes_beside()?.more {
@@ -243,7 +255,7 @@ impl Fs {
         }
     }
 
-    /// Goes on with packing data; true if there is nothing to do now.
+    /// Continues packing data; returns true if there is nothing to do now.
     fn pack_data(&self, packer: &mut Packer, age: Duration, now: u64, end: &End) -> Result<bool> {
         if !self.packs_data() && !self.options.pack_inodes {
             return Ok(true);
@@ -274,13 +286,13 @@ impl Fs {
             packer.round = Some(round);
         }
         match outcome {
-            // No room now: nothing is lost by waiting.
+            // There is no room now; nothing is lost by waiting.
             Err(Error::NoSpace) => Ok(false),
             outcome => outcome,
         }
     }
 
-    /// Goes on with a round; true when it is over.
+    /// Continues a round; returns true when it is over.
     fn pack_some(&self, packer: &mut Packer, round: &mut Round, age: Duration, end: &End) -> Result<bool> {
         let (mut bytes, mut blocks) = (TICK_BYTES, TICK_BLOCKS);
         let mut last = self.region.last_lsn();
@@ -307,7 +319,7 @@ impl Fs {
                 continue;
             };
             if matches!(end, End::Others) && self.region.last_lsn() != last {
-                // Somebody is at work: the file's turn comes later.
+                // Somebody else is at work: the file's turn comes later.
                 round.files.push(ino);
                 break;
             }
@@ -336,8 +348,9 @@ impl Fs {
         exists.map(drop)
     }
 
-    /// Packs plain files for an operation that found no room: first those that have cooled a little, of these those that take
-    /// most; then the others, the oldest first. True if that gained any.
+    /// Packs plain files for an operation that found no room: first files that have cooled a
+    /// little, the largest first, then the others, the oldest first. Returns true if that gained
+    /// any room.
     pub(crate) fn pack_for_room(&self, segments: u64) -> Result<bool> {
         let Some(age) = self.options.pack_age.filter(|_| self.packs_data()) else { return Ok(false) };
         let mut packer = self.packer.lock();
@@ -352,7 +365,8 @@ impl Fs {
                 if is_small || inode.is_file() && self.method_of(inode) == Method::Off {
                     return;
                 }
-                // The one that is being written comes last, a directory in use not at all: the next change would unpack it.
+                // A file that is being written comes last, and a directory in use is left alone:
+                // the next change would unpack it.
                 match has_cooled(inode, now, age.min(PRESSED_AGE)) {
                     true => files.push(((false, -i128::from(inode.allocated)), ino)),
                     false if inode.is_dir() => {}
@@ -379,8 +393,8 @@ impl Fs {
         Ok(has_gained)
     }
 
-    /// Adds the files of an inode block that have cooled and may be packed, without `age` those that have not, too. True if others have
-    /// not cooled yet.
+    /// Adds the files of an inode block that may be packed and have cooled; without `age`, also
+    /// those that have not. Returns true if others have not cooled yet.
     fn cooled_files(
         &self,
         block: u64,
@@ -402,7 +416,7 @@ impl Fs {
         Ok(warm)
     }
 
-    /// Packs a file now, however young it is.
+    /// Packs a file now, whatever its age.
     pub fn pack_now(&self, ino: Ino) -> Result<Packing> {
         self.writable()?;
         let (mut packer, mut done) = (self.packer.lock(), Packing::default());
@@ -417,7 +431,7 @@ impl Fs {
         Ok(done)
     }
 
-    /// Packs all files now. `progress` is told how many of the inode table's blocks are done, and of how many.
+    /// Packs all files now. Calls `progress` with the number of inode blocks done, and their total.
     pub fn pack_all(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Packing> {
         let mut all = Packing::default();
         let (mut block, mut files, mut short) = (0, Vec::new(), Vec::new());
@@ -467,7 +481,8 @@ impl Fs {
                     loaded => loaded?,
                 };
                 let cooled = age.is_none_or(|age| has_cooled(&inode, self.now(), age));
-                // Without being asked nothing is packed that is not to be compressed; a file's own word holds always.
+                // A file with method `Off` is packed only on request, and never if the method is
+                // its own.
                 let method = self.method_of(&inode);
                 if method == Method::Off && (age.is_some() || method::own(&inode).is_some()) {
                     return Ok(());
@@ -490,7 +505,7 @@ impl Fs {
         }
     }
 
-    /// Fills the payload that the copied group is to have; none if that gains too little.
+    /// Compresses the copied group into `packer.payload`; returns `None` if that gains too little.
     fn compress(&self, packer: &mut Packer, seen: &Seen) -> Result<Option<(Codec, u16)>> {
         let plain: u64 = seen.chunks.iter().map(|slot| slot.capacity()).sum();
         let most = (plain / 8 * 7).saturating_sub(OBJECT_HEAD as u64).min(packer.raw.len() as u64 - 1) as usize;
@@ -498,7 +513,8 @@ impl Fs {
             packer.compressor = Some(Compressor::new().map_err(|_| Error::NoSpace)?);
         }
         let compressor = packer.compressor.as_mut().expect("made above");
-        // The rest of a longer file has none, so that whoever looks for users finds them by their sizes.
+        // The size of the whole file decides, so that a search for a dictionary's users can go by
+        // file size.
         let dictionary = takes_dictionary(seen.method, seen.size).then(|| self.objects.dictionaries.newest()).flatten();
         let dictionary = dictionary.as_deref();
         let number = dictionary.map_or(0, |dictionary| dictionary.number);
@@ -512,7 +528,8 @@ impl Fs {
         Ok(codec.filter(|_| sizes.iter().sum::<u64>() <= plain / 8 * 7))
     }
 
-    /// The payload that bytes of a group are to have in an object; `None`: as they are.
+    /// Returns the payload that a group's bytes are to have in an object; `None` if they stay as
+    /// they are.
     pub(crate) fn compressed(&self, packer: &mut Packer, seen: &Seen, bytes: &[u8]) -> Result<Option<Compressed>> {
         if seen.method == Method::Off {
             return Ok(None);
@@ -523,7 +540,7 @@ impl Fs {
         Ok(code.map(|code| (code, std::mem::take(&mut packer.payload))))
     }
 
-    /// Puts an object in the place of a group, if the group still is what was seen.
+    /// Puts an object in the place of a group, if the group is still what was seen.
     fn pack_group(
         &self,
         ino: Ino,
@@ -537,7 +554,7 @@ impl Fs {
             done.busy += 1;
             return Ok(());
         };
-        // The holder of a file's data lock copies it without the inode lock.
+        // The holder of the data lock may be copying the file without the inode lock.
         if self.data_locks.is_taken(ino) && !is_planted(Bug::PackedBesideMove) {
             done.busy += 1;
             return Ok(());
@@ -547,7 +564,7 @@ impl Fs {
             loaded => loaded?,
         };
         let may = may_be_packed(&inode) && inode.generation == seen.generation && inode.size == seen.size;
-        // Room may have been asked for meanwhile, in chunks that the object would not have.
+        // The file may have been preallocated meanwhile, in chunks that the object would not have.
         let may = may && (is_planted(Bug::PackedWithRoom) || !self.is_preallocated(&inode)?);
         if !may
             || self.method_of(&inode) != seen.method
@@ -588,10 +605,10 @@ impl Fs {
         Ok(())
     }
 
-    /// Has the file room behind its end that was asked for?
+    /// Returns whether the file has preallocated room behind its end.
     pub(crate) fn is_preallocated(&self, inode: &Inode) -> Result<bool> {
         if inode.layout == Layout::Direct {
-            // A file that was written grows by less.
+            // A file that grows by writing gets less room than this.
             let capacity = inode.root.capacity();
             return Ok(capacity > 64 && inode.size * 2 <= capacity);
         }
@@ -604,7 +621,7 @@ impl Fs {
     }
 }
 
-/// Has the file data in the region that might be plain?
+/// Returns whether the file has data in the region that might be plain.
 pub(crate) fn may_be_packed(inode: &Inode) -> bool {
     has_data(inode)
         && inode.nlink > 0
@@ -612,12 +629,13 @@ pub(crate) fn may_be_packed(inode: &Inode) -> bool {
         && matches!(inode.layout, Layout::Direct | Layout::Chunked)
 }
 
-/// Has the file data in the region?
+/// Returns whether the file has data in the region.
 pub(crate) fn has_data(inode: &Inode) -> bool {
     inode.is_file() && inode.size > 0 && matches!(inode.layout, Layout::Direct | Layout::Chunked | Layout::Packed)
 }
 
-/// Has it not changed for `age`? Directories are given [`DIRECTORY_AGE`] at least.
+/// Returns whether the inode has not changed for `age`; for a directory, [`DIRECTORY_AGE`] at
+/// least.
 pub(crate) fn has_cooled(inode: &Inode, now: i64, age: Duration) -> bool {
     let age = if inode.is_dir() { age.max(DIRECTORY_AGE) } else { age };
     u128::try_from(now.saturating_sub(inode.ctime)).is_ok_and(|idle| idle >= age.as_nanos())

@@ -1,7 +1,8 @@
 //! What packing has done since the store was opened.
 //!
-//! Owns: [`PackingCounts`], which callers see, and the counters behind it. Rules: counters only grow, and are counted when the
-//! transaction has committed; one look at them all is of no single moment.
+//! Owns: [`PackingCounts`], which callers see, and the counters behind it. Rules: counters only
+//! grow, and change after the transaction has committed; values that are read together belong to no
+//! single moment.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,10 +18,10 @@ pub struct PackingCounts {
     pub packed_bytes: u64,
     /// Of those, bytes that a change made plain again.
     pub unpacked_bytes: u64,
-    /// Inodes packed, and made plain again for a change of one in their block.
+    /// Inodes packed, and inodes made plain again for a change of one in their block.
     pub packed_inodes: u64,
     pub unpacked_inodes: u64,
-    /// Bytes of the log that packing wrote, and unpacking.
+    /// Bytes of the log that packing wrote, and that unpacking wrote.
     pub packing_log_bytes: u64,
     pub unpacking_log_bytes: u64,
 }
@@ -37,17 +38,17 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Bytes of the log that packing wrote.
+    /// Returns the bytes of the log that packing wrote.
     pub fn log_bytes(&self) -> u64 {
         self.packing_log_bytes.load(Relaxed)
     }
 
-    /// Bytes of the log that packing and unpacking wrote.
+    /// Returns the bytes of the log that packing and unpacking wrote.
     pub fn all_log_bytes(&self) -> u64 {
         self.log_bytes() + self.unpacking_log_bytes.load(Relaxed)
     }
 
-    /// Bytes of the log that spilling and bringing back wrote.
+    /// Returns the bytes of the log that spilling and bringing back wrote.
     pub fn spilling_log_bytes(&self) -> u64 {
         self.spilling_log_bytes.load(Relaxed)
     }
@@ -57,7 +58,7 @@ impl Counters {
         counted(tx, &self.spilling_log_bytes)
     }
 
-    /// Commits a transaction that packs so many bytes of a file, or inodes.
+    /// Commits a transaction that packs this many bytes of a file, or inodes.
     pub fn commit_packed(&self, tx: Tx<'_>, bytes: u64, inodes: u64) -> Result<Lsn> {
         let lsn = counted(tx, &self.packing_log_bytes)?;
         self.packed_bytes.fetch_add(bytes, Relaxed);
@@ -65,7 +66,7 @@ impl Counters {
         Ok(lsn)
     }
 
-    /// The same of one that unpacks them.
+    /// Commits a transaction that unpacks them.
     pub fn commit_unpacked(&self, tx: Tx<'_>, bytes: u64, inodes: u64) -> Result<Lsn> {
         let lsn = counted(tx, &self.unpacking_log_bytes)?;
         self.unpacked_bytes.fetch_add(bytes, Relaxed);
@@ -82,7 +83,7 @@ fn counted(tx: Tx<'_>, bytes: &AtomicU64) -> Result<Lsn> {
 }
 
 impl Fs {
-    /// What packing has done since the store was opened.
+    /// Returns what packing has done since the store was opened.
     pub fn packing_counts(&self) -> PackingCounts {
         let of = &self.packing;
         PackingCounts {

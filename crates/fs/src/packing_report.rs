@@ -1,7 +1,7 @@
-//! What files, inodes and directory entries take in the region, by the form they have.
+//! What files, inodes and directory entries take in the region, by their form.
 //!
-//! A look at every inode, without a lock: each file is seen as it was at one moment, the store as a whole as it was between the
-//! beginning and the end.
+//! The report looks at every inode without a lock. Each file is seen as it was at one moment, the
+//! store as a whole as it was between the beginning and the end.
 
 use shoal_format::SlotRef;
 use shoal_format::inode::{INODE_SUMMED, Inode, InodeSlot, Layout, TABLE_FANOUT, TABLE_NODE};
@@ -21,9 +21,9 @@ pub enum Form {
     Stored,
     Lz4,
     Zstd,
-    /// By zstd with a dictionary.
+    /// Compressed by zstd with a dictionary.
     ZstdDictionary,
-    /// On bulk storage: what it takes here is its head.
+    /// On bulk storage; only its head takes room here.
     Spilled,
 }
 
@@ -81,7 +81,7 @@ pub struct PackingReport {
 }
 
 impl PackingReport {
-    /// All forms together.
+    /// Returns the sum of all forms.
     pub fn all(&self) -> Share {
         let mut all = Share::default();
         self.forms.iter().for_each(|&share| all += share);
@@ -94,7 +94,7 @@ impl PackingReport {
 }
 
 impl Fs {
-    /// What the store's files, inodes and entries take in the region.
+    /// Returns what the store's files, inodes and entries take in the region.
     pub fn packing_report(&self) -> Result<PackingReport> {
         let (dictionaries, dictionary_bytes) = self.objects.dictionaries.stored();
         let mut report = PackingReport { dictionaries, dictionary_bytes, ..PackingReport::default() };
@@ -116,7 +116,8 @@ impl Fs {
                     report.entry_bytes += own;
                 } else if inode.is_file() {
                     let before = report;
-                    // A file that is changing counts as it is on the next look; a damaged one not at all.
+                    // A file that cannot be read, because it is damaged or has changed since, is
+                    // not counted.
                     if self.region.while_still(|| self.add_file(&mut report, &inode)).is_err() {
                         report = before;
                     }
@@ -127,7 +128,7 @@ impl Fs {
         Ok(report)
     }
 
-    /// What one file takes in the region.
+    /// Returns what one file takes in the region.
     pub fn packing_of(&self, ino: Ino) -> Result<PackingReport> {
         let _lock = self.locks.read(ino);
         let mut report = PackingReport::default();

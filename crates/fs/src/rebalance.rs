@@ -1,14 +1,22 @@
-//! Rebalancing: a file gets the threshold of its directory, and its data move to the tier where they belong by it.
+//! Rebalancing: gives a file the threshold of its directory, and moves its data to the tier where
+//! they then belong.
 //!
-//! A call concerns one file, so that a caller may stop between two; a file in its place costs a look. Contents, size and times stay,
-//! holes stay holes; only the tier changes, as growth and truncation change it (`large/tiers`). Rules:
-//! - The threshold that a user gave a file or directory stays; one that came from a directory follows the nearest one above that has one.
-//! - Nothing comes into memory where that would be in use beyond the limit from which on small files spill: they would spill at once.
-//! - A file too long for one record comes into memory in steps, into an inode without a name. One record then gives the file the
-//!   pieces and lets go of its blocks. A crash before it leaves an inode without links, which recovery reclaims.
-//! - Space behind a file's end, and blocks never written, were asked for: such a file stays on bulk storage.
+//! A call concerns one file, so that a caller may stop between two. A file that is in its place
+//! costs only a look. Contents, size, times and holes stay; only the tier changes, in the way that
+//! growth and truncation change it (`large/tiers`).
+//! Rules:
+//! - A threshold set by a user stays. An inherited one follows the nearest directory above that has
+//!   one.
+//! - Nothing comes into memory if memory would then exceed the limit from which on small files
+//!   spill: it would spill at once.
+//! - A file too long for one record comes into memory in steps, into an inode without a name. One
+//!   record then gives the file the pieces and frees its blocks. A crash before that record leaves
+//!   an inode without links, which recovery reclaims.
+//! - Space behind a file's end and blocks never written were preallocated on request: such a file
+//!   stays on bulk storage.
 //!
-//! Left out: the tree and its directories (the caller's walk), what is spilled within a small file (`spill`).
+//! Left out: the tree and its directories (the caller's walk), and what is spilled within a small
+//! file (`spill`).
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::FileBlock;
@@ -22,14 +30,14 @@ use crate::namespace::{Gone, blank_dir};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result, small, threshold};
 
-/// Directories looked at above another one: a longer chain is damage.
+/// Ancestors examined at most: a longer chain is damage.
 const ANCESTORS_MAX: usize = 1 << 16;
 
-/// A file or directory that is not as the thresholds say.
+/// A file or directory that does not match the thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misplaced {
     pub generation: u32,
-    /// Bytes of data to move; 0: only the threshold is another one.
+    /// Bytes of data to move; 0: only the threshold differs.
     pub bytes: u64,
     pub to_memory: bool,
 }
@@ -37,23 +45,24 @@ pub struct Misplaced {
 /// What rebalancing did with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rebalanced {
-    /// It was in its place, or is gone.
+    /// The file was in its place, or is gone.
     InPlace,
     ToBulk,
     ToMemory,
     /// The other tier has no room for it.
     NoRoom,
-    /// It has space that was asked for, or is too long for one record.
+    /// The file has preallocated space, or is too long for one record.
     Stays,
 }
 
-/// The threshold that a file inherits from a directory with one of `bytes`; 0: none.
+/// Returns the threshold that a file inherits from a directory with one of `bytes`; 0: none.
 fn given(bytes: u32) -> Threshold {
     Threshold { bytes, inherited: false }.handed_down()
 }
 
 impl Fs {
-    /// The threshold that the nearest directory gives, from this one upwards (bytes); 0: that of the store.
+    /// Returns the threshold of the nearest directory that has one, from this one upwards (bytes);
+    /// 0: that of the store.
     pub fn threshold_given(&self, directory: Ino) -> Result<u32> {
         let mut ino = directory;
         for _ in 0..ANCESTORS_MAX {
@@ -68,7 +77,7 @@ impl Fs {
         Err(Error::Corrupt("the chain of parent directories has a loop; run `shoal check`".into()))
     }
 
-    /// What is wrong with a file or directory below one that gives this threshold, if anything is.
+    /// Returns what is wrong with a file or directory below a directory that gives this threshold.
     pub fn misplaced(&self, ino: Ino, of_directory: u32) -> Result<Option<Misplaced>> {
         let _lock = self.locks.read(ino);
         let mut inode = self.load(ino)?;
@@ -86,21 +95,23 @@ impl Fs {
         Ok((follows || moves).then_some(found))
     }
 
-    /// Does the file belong on the other tier, and is that memory?
+    /// Returns whether the file belongs on the other tier, and whether it belongs in memory.
     fn belongs(&self, inode: &Inode) -> (bool, bool) {
         let is_large = inode.layout == Layout::Extents;
         let fits = inode.size <= self.threshold_of(inode);
         let moves = self.bulk.is_some() && inode.is_file() && inode.layout != Layout::Empty && is_large == fits;
-        // The next operation that meets it finishes the truncation first.
+        // The next operation on such a file finishes the truncation first.
         (moves && inode.flags & INODE_TRUNCATING == 0, fits)
     }
 
-    /// Gives a file or directory the threshold of the directory above, unless it has its own, and moves the data of a file where they
-    /// belong then. `generation`: that of [`Fs::misplaced`]; another file with the number is left alone.
+    /// Gives a file or directory the threshold of the directory above, unless it has its own. Then
+    /// moves a file's data where they belong. `generation` is that of [`Fs::misplaced`]: another
+    /// file with the same number is left alone.
     pub fn rebalance(&self, ino: Ino, generation: u32, of_directory: u32) -> Result<Rebalanced> {
         self.writable()?;
         if of_directory > 0 {
-            // A directory has it, so the store has the feature; a caller may say otherwise.
+            // If a directory has a threshold, the store has the feature; but a caller may pass any
+            // value.
             self.region.add_feature(FEATURE_THRESHOLDS)?;
         }
         let outcome =
@@ -116,7 +127,8 @@ impl Fs {
         }
     }
 
-    /// Stores the threshold of the directory; tells whether the file is to move into memory then, or out of it.
+    /// Stores the threshold of the directory. Returns whether the file is then to move into memory
+    /// (true) or out of it; `None`: it stays.
     fn follow(&self, ino: Ino, generation: u32, given: Threshold) -> Result<Option<bool>> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
@@ -134,7 +146,7 @@ impl Fs {
         Ok(moves.then_some(to_memory))
     }
 
-    /// The locks of a file that is to move, if it still is.
+    /// Locks a file that is to move, if it still is.
     fn lock_misplaced(&self, ino: Ino, generation: u32, to_memory: bool) -> Result<Option<(FileLock<'_>, Inode)>> {
         let (file, inode) = self.lock_to_move(ino)?;
         let still = inode.generation == generation && self.belongs(&inode) == (true, to_memory);
@@ -164,7 +176,7 @@ impl Fs {
             return Ok(Rebalanced::NoRoom);
         }
         if inode.size <= MOVE_BACK_BYTES && !is_planted(Bug::MoveBackSplit) {
-            // In one record: the copy and the freed blocks are there together, or neither is.
+            // In one record: a crash leaves both the copy and the freed blocks, or neither.
             self.move_back(&mut file, &mut inode)?;
             return Ok(Rebalanced::ToMemory);
         }
@@ -177,12 +189,13 @@ impl Fs {
                 Err(error)
             }
         };
-        // No locks are held any more. Empty, or a copy that nobody needs.
+        // No locks are held any more. The inode is empty, or holds a copy that nobody needs.
         self.reclaim_gone(Some(copy));
         outcome.map(|()| Rebalanced::ToMemory)
     }
 
-    /// Bytes of a large file's blocks; `None` if some were never written or lie behind its end.
+    /// Returns the bytes of a large file's blocks; `None` if some were never written or lie behind
+    /// its end.
     fn written_bytes(&self, inode: &Inode) -> Result<Option<u64>> {
         let end = inode.size.next_multiple_of(BULK_BLOCK);
         let pieces = self.large_pieces(inode)?;
@@ -196,7 +209,8 @@ impl Fs {
         let mut tx = self.region.begin();
         let now = self.now();
         let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..blank_dir() };
-        // As long as the file from the first record on: how its pieces are packed depends on that.
+        // As long as the file from the first record on, because that decides how its pieces are
+        // packed.
         let inode = Inode { mode: S_IFREG | 0o600, nlink: 0, size, generation: new.generation(), ..times };
         self.store(&mut tx, new.ino, &inode)?;
         let made = Gone { ino: new.ino, generation: inode.generation };
@@ -207,7 +221,8 @@ impl Fs {
         Ok(made)
     }
 
-    /// Copies a large file's data into `copy`, in records of bounded size. The data lock keeps the contents as they are.
+    /// Copies a large file's data into `copy`, in records of bounded size. The data lock keeps the
+    /// contents unchanged.
     fn gather(&self, file: &mut FileLock<'_>, inode: &mut Inode, copy: Ino) -> Result<()> {
         let mut at = 0;
         while at < inode.size {
@@ -241,10 +256,10 @@ impl Fs {
         Ok(())
     }
 
-    /// Gives a large file the pieces of its copy, and lets go of its blocks.
+    /// Gives a large file the pieces of its copy, and frees its blocks.
     ///
-    /// Order: all that the copy holds precedes this record in the log. The blocks are pending until the record is durable, so a
-    /// crash finds either them or the copy.
+    /// Order: everything that the copy holds precedes this record in the log. The blocks are
+    /// pending until the record is durable, so a crash finds either them or the copy.
     fn take_over(&self, file: FileLock<'_>, seen: &Inode, copy: Ino) -> Result<()> {
         let ino = file.ino;
         file.with_other(copy, || {

@@ -1,4 +1,4 @@
-//! After a crash: one pass over the inodes finishes what was left half-done.
+//! After a crash: one pass over the inodes finishes interrupted work.
 //!
 //! - inodes without links (deleted while open, or deleted in steps) are reclaimed;
 //! - truncations in progress are finished;
@@ -6,8 +6,8 @@
 //!   zeros and never as somebody else's bytes;
 //! - inodes are counted anew.
 //!
-//! Damage costs the inode it is in, never the mount (see `damage`): its orphan stays, its truncation is tried again before the
-//! file is changed, and what is NEW in its map is settled in place.
+//! Damage affects the inode it is in, never the mount (see `damage`): an orphan stays, a truncation
+//! is tried again before the file is changed, and what is NEW in the map is settled in place.
 //!
 //! Each step is a transaction, so a crash during recovery is recovered from in the same way.
 
@@ -40,7 +40,7 @@ impl Fs {
             if inode.flags & INODE_HAS_NEW != 0 {
                 self.past_damage(ino, self.recover_new(ino))?;
             }
-            // An inode without links goes as a whole; to change it is refused.
+            // An inode without links is reclaimed as a whole; it cannot be changed.
             if inode.flags & INODE_TRUNCATING != 0 && inode.nlink > 0 {
                 self.past_damage(ino, self.finish_truncate(ino))?;
             }
@@ -51,8 +51,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Reclaims every inode without links that nobody holds; goes on behind one that cannot be. Damage leaves it an orphan;
-    /// any other error is returned.
+    /// Reclaims every inode without links that nobody holds, and continues if one fails. A damaged
+    /// one stays an orphan; any other error is returned.
     pub(crate) fn reclaim_orphans(&self) -> Result<()> {
         let orphans: Vec<Ino> = self.orphans.lock().iter().copied().collect();
         let reclaim = |ino| self.past_damage(ino, self.reclaim_orphan(ino)).map(drop);

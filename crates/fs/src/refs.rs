@@ -1,7 +1,8 @@
 //! References from outside: how many times the kernel (or a library user) holds each inode.
 //!
-//! Volatile. An inode without links lives as long as it is held; the last `forget` reclaims it. After a crash nobody
-//! holds anything and recovery reclaims all inodes without links.
+//! Kept in memory only. An inode without links lives as long as it is held; the last `forget`
+//! reclaims it. After a crash nobody holds anything, and recovery reclaims all inodes without
+//! links.
 
 use std::collections::HashMap;
 
@@ -28,7 +29,7 @@ impl RefTable {
         *self.shard(ino).lock().entry(ino).or_insert(0) += 1;
     }
 
-    /// Drops `count` references; true when none is left.
+    /// Drops `count` references; returns true when none is left.
     pub fn release(&self, ino: Ino, count: u64) -> bool {
         let mut shard = self.shard(ino).lock();
         let Some(held) = shard.get_mut(&ino) else { return true };

@@ -1,12 +1,14 @@
 //! Rename: replace, refuse to replace, exchange, leave a whiteout.
 //!
-//! Up to four inodes change: both directories, the inode that moves, the one it displaces. Renames between different
-//! directories are serialised, so that "is the target below the source" cannot change while it is answered.
+//! Up to four inodes change: both directories, the inode that moves, and the one it displaces.
+//! Renames between different directories are serialised, so that the answer to "is the target below
+//! the source" cannot change meanwhile.
 //!
-//! Programs replace a file by writing another one and renaming it over the first, and many leave out the fsync in between.
-//! So the record that gives a large file the name of another one commits only when the file's data are durable on the bulk
-//! device: a power loss leaves the old contents or the new ones. The flush goes before the locks; what was
-//! written in between is looked for under them, and the whole begins anew, a few times.
+//! Programs replace a file by writing another one and renaming it over the first, and many leave
+//! out the fsync in between. So the record that gives a large file the name of another one commits
+//! only when the file's data is durable on the bulk device: a power loss leaves the old contents or
+//! the new ones. The flush comes before the locks. If data was written in between, which is checked
+//! under the locks, the rename starts over, a few times.
 
 use shoal_format::dir::{Dirent, name_hash};
 use shoal_format::inode::{Inode, S_IFCHR};
@@ -45,8 +47,9 @@ impl Fs {
         self.rename_with(from, name, to, new_name, mode, None)
     }
 
-    /// The same. For an overlay it leaves a *whiteout* at the old name, at once with the move: a character device 0:0 of the
-    /// caller given, which hides what a layer below has under that name. Not for [`RenameMode::Exchange`].
+    /// Does the same. With `whiteout` it also leaves a *whiteout* at the old name for an overlay,
+    /// in the same transaction: a character device 0:0 of the caller given, which hides what a
+    /// lower layer has under that name. Not for [`RenameMode::Exchange`].
     pub fn rename_with(
         &self,
         from: Ino,
@@ -100,7 +103,7 @@ impl Fs {
                 }
                 drop((lock, across));
                 if flushes == FLUSHES_MAX {
-                    // A writer goes on without pause.
+                    // A writer keeps writing: lock it out.
                     drop(writers_wait);
                     writers_wait = self.data_locks.write_both(taking);
                 } else {
@@ -110,7 +113,7 @@ impl Fs {
                 continue 'again;
             }
             if let Some(bulk) = self.bulk.as_ref().filter(|_| !is_planted(Bug::NameKeepsBirth)) {
-                // A file that took a name does not lose it by a later move between the tiers either.
+                // A later move between the tiers must not act as if nobody relied on the file.
                 taking.into_iter().flatten().for_each(|ino| bulk.births.forget(ino));
             }
             let gone = self.rename_locked((from, name), (to, new_name), ends, mode, whiteout)?;
@@ -180,7 +183,7 @@ impl Fs {
             Some(_) => dir::replace(&mut tx, into, &entry)?,
             None => dir::insert(&mut tx, into, &entry)?,
         }
-        // That may have moved the source's entry within the same directory.
+        // The change may have moved the source's entry within the same directory.
         let source_now = dir::lookup(&tx, &from_dir, hash, name)?.ok_or(Error::NotFound)?;
         let hidden =
             whiteout.map(|caller| self.leave_whiteout(&mut tx, caller, &mut from_dir, (hash, name))).transpose()?;
@@ -209,7 +212,8 @@ impl Fs {
         Ok(gone)
     }
 
-    /// Puts a whiteout in the place of an entry; the caller keeps the claim once that is committed.
+    /// Puts a whiteout in the place of an entry. The caller keeps the claim once the whiteout is
+    /// committed.
     fn leave_whiteout(
         &self,
         tx: &mut Tx<'_>,
@@ -224,7 +228,8 @@ impl Fs {
         Ok((new, inode))
     }
 
-    /// Two names swap their files: `there` is the entry, in `to` if there are two directories, that names what `here` has named.
+    /// Swaps the files of two names. `there`, an entry of `to` if there are two directories, now
+    /// names what `here` has named.
     fn exchange(
         &self,
         (from, mut from_dir): (Ino, Inode),
@@ -259,7 +264,8 @@ impl Fs {
         Ok(())
     }
 
-    /// A directory must not move below itself. The caller holds the rename lock, so the chain of parents stands still.
+    /// Checks that a directory does not move below itself. The caller holds the rename lock, so the
+    /// chain of parents stands still.
     fn check_not_below(&self, moved: &Inode, ino: Ino, mut below: Ino) -> Result<()> {
         if !moved.is_dir() {
             return Ok(());
@@ -279,7 +285,7 @@ impl Fs {
     }
 }
 
-/// May `moved` take the name of `other`?
+/// Fails if `moved` may not take the name of `other`.
 fn check_displaced(moved: &Inode, other: &Inode) -> Result<()> {
     match (moved.is_dir(), other.is_dir()) {
         (true, false) => Err(Error::NotDirectory),
@@ -289,7 +295,7 @@ fn check_displaced(moved: &Inode, other: &Inode) -> Result<()> {
     }
 }
 
-/// The files that take a name another one has.
+/// Returns the files that take a name that another one has.
 fn taking(ends: &Ends, mode: RenameMode) -> [Option<Ino>; 2] {
     let (source, target) = (ends.source.ino, ends.target.map(|target| target.ino));
     match (mode, target) {

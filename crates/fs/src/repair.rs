@@ -1,8 +1,9 @@
-//! Repairs of the checker's findings that an engine can make, each as ordinary transactions.
+//! Repairs of the checker's findings that an engine can make, each in ordinary transactions.
 //!
-//! Rules: a crash between any two of them leaves a store that opens; nothing is believed of what the caller says but what it is
-//! for (a count, a name, a piece nothing references), because the checker has seen the whole store and this code has not.
-//! For a store nobody else uses: the checker's findings are those of a store at rest.
+//! Rules: a crash between any two transactions leaves a store that opens. The caller is trusted
+//! only for what the repair is about (a count, a name, a piece that nothing references), because
+//! the checker has seen the whole store and this code has not. Nobody else uses the store: the
+//! findings are those of a store at rest.
 //! Left out: deciding what to do (`shoal check --repair`).
 
 use shoal_format::SlotRef;
@@ -14,11 +15,11 @@ use crate::bulk::Run;
 use crate::namespace::kind_of;
 use crate::{Caller, Error, Fs, Ino, ROOT, Result, dir};
 
-/// Where inodes go that no name leads to.
+/// The directory for inodes without a name.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 /// Pieces freed in one transaction.
 const PIECES_PER_STEP: usize = 100;
-/// Bulk blocks freed in one transaction: 64 for every 16 bytes of it.
+/// Bulk blocks freed in one transaction; each 16 bytes of it free 64.
 const BLOCKS_PER_STEP: u64 = 1 << 20;
 
 impl Fs {
@@ -45,7 +46,8 @@ impl Fs {
         self.repair_record_of(directory, |inode| inode.size = entries)
     }
 
-    /// Removes an entry, if it still names `ino`. The directory's link count is left to [`Fs::repair_link_count`].
+    /// Removes an entry if it still names `ino`. [`Fs::repair_link_count`] corrects the directory's
+    /// link count.
     pub fn repair_entry(&self, directory: Ino, name: &[u8], ino: Ino) -> Result<()> {
         let _lock = self.locks.write(directory);
         let mut dir = self.load_dir(directory)?;
@@ -65,7 +67,7 @@ impl Fs {
             Ok(_) => return Err(Error::Invalid),
             Err(error) => return Err(error),
         }
-        // Those beside it in a packed block keep what is left of them, each to be repaired by itself.
+        // Its neighbours in a packed block keep what is left of them; each is repaired by itself.
         self.unpack_damaged(ino)?;
         let (mut tx, mut removal) = (self.region.begin_reclaim(), self.removal());
         removal.free(&mut tx, ino, 0)?;
@@ -74,7 +76,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Names an inode that no entry names `lost+found/#<number>`.
+    /// Gives an inode without an entry the name `lost+found/#<number>`.
     pub fn repair_attach(&self, ino: Ino) -> Result<()> {
         let caller = Caller::default();
         let home = match self.lookup(ROOT, LOST_AND_FOUND, false) {
@@ -103,7 +105,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Counts the users of triplets anew, and writes both copies of the tables of packed inodes.
+    /// Recounts the users of triplets, and writes both copies of the tables of packed inodes.
     pub fn repair_packed_tables(&self) -> Result<()> {
         self.table.repair_tables(&self.region)
     }

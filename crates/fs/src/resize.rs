@@ -1,12 +1,15 @@
-//! Another size for a store at rest: the region in a new layout, in the image that is not current.
+//! Resizes a store at rest: writes the region in a new layout to the image that is not current.
 //!
-//! The tables at the front of a region have the size of its limits, so what lies behind them moves. [`Relayout::plan`] decides
-//! where each segment goes, and refuses sizes below what is used; [`Relayout::carry_out`] writes the region anew, with every
-//! reference rewritten (`references`), and seals it. The seal is the switch, as at a checkpoint: of two images the higher
-//! generation counts, so the store is the old one before it and the new one after it, whole, whenever the work is cut off.
-//! Rules: the store was shut down cleanly, so that one image is all of it, and nobody else uses it. It has no damage: a reference
-//! that cannot be read cannot be rewritten, and what it refers to would be lost (the caller checks; what is found all the same
-//! is an error, before anything counts). The new image is verified by the caller before it is sealed.
+//! The size of the tables at the front of a region depends on its limits, so what lies behind them
+//! moves. [`Relayout::plan`] decides where each segment goes, and refuses sizes below what is used.
+//! [`Relayout::carry_out`] writes the region anew, with every reference rewritten (`references`),
+//! and seals it. The seal is the switch, as at a checkpoint: the image with the higher generation
+//! counts. So wherever the work is cut off, the store is the whole old one before the seal and the
+//! whole new one after it.
+//! Rules: the store was shut down cleanly, so that one image holds all of it, and nobody else uses
+//! it. It has no damage: a reference that cannot be read cannot be rewritten, and what it refers to
+//! would be lost. The caller checks that; damage found here is an error before the new image
+//! counts. The caller verifies the new image before it is sealed.
 //! Left out: media and their sizes, making room beforehand ([`crate::Fs::compact`],
 //! [`crate::Fs::gather_bulk`]).
 
@@ -42,7 +45,8 @@ pub enum Refused {
     /// Bulk storage is too small for what is in use.
     #[error("{used_bytes} bytes of bulk storage are in use")]
     Bulk { used_bytes: u64 },
-    /// Bulk storage would end before a block in use: the blocks must move together first ([`crate::Fs::gather_bulk`]).
+    /// Bulk storage would end before a block in use: its blocks must be gathered first
+    /// ([`crate::Fs::gather_bulk`]).
     #[error("the last block of bulk storage in use ends at {end_bytes}")]
     Scattered { end_bytes: u64 },
     #[error(transparent)]
@@ -52,32 +56,34 @@ pub enum Refused {
 /// A store that was shut down cleanly.
 pub struct AtRest<'a> {
     pub images: &'a [Arc<dyn ImageFile>; 2],
-    /// The image that is all of the store, and its anchor.
+    /// The image that holds all of the store, and its anchor.
     pub newest: usize,
     pub anchor: AnchorRecord,
-    /// A copy of it that nobody else uses: it is changed.
+    /// A private copy of the image, which is changed.
     pub memory: &'a dyn PersistentMemory,
 }
 
 /// Steps of a resize that the owner of the media carries out.
 pub trait Steps {
-    /// Progress of `what`; both numbers are in a unit of its own.
+    /// Reports progress of `what`; both numbers are in a unit of its own.
     fn progress(&mut self, what: &'static str, done: u64, total: u64) {
         let _ = (what, done, total);
     }
-    /// The new image is written whole and does not count yet; `candidate` reads as it will when it is sealed.
+    /// Verifies the new image, which is complete but does not count yet; `candidate` reads as it
+    /// will when it is sealed.
     fn verify(&mut self, candidate: &dyn ImageFile) -> Result<()>;
-    /// The next thing is the seal. A `battery` region is removed here, durably: its clean image holds all of it.
+    /// Called right before the seal. A `battery` region is removed here, durably: its clean image
+    /// holds all of it.
     fn before_seal(&mut self) -> Result<()>;
 }
 
-/// Which segment goes where.
+/// A plan of where each segment goes.
 pub struct Relayout {
     old: Superblock,
     new: Superblock,
-    /// New segment of each old one; 0: not in use.
+    /// The new segment of each old one; 0: not in use.
     places: Vec<u64>,
-    /// Old segment of each new one; 0: the tables.
+    /// The old segment of each new one; 0: the tables.
     sources: Vec<u64>,
 }
 
@@ -96,7 +102,7 @@ fn is_in_use(memory: &dyn PersistentMemory, superblock: &Superblock, segment: u6
             let slots = class_geometry(class).0 as u64;
             let word = |word: u64| {
                 let bits = memory.read_u64(segment * SEGMENT + word * 8);
-                // Bits behind the last slot mean nothing.
+                // Bits behind the last slot are meaningless.
                 bits & (u64::MAX >> (64 - (slots - word * 64).min(64)))
             };
             if slots <= 64 { bitmap != 0 } else { (0..slots.div_ceil(64)).any(|number| word(number) != 0) }
@@ -104,7 +110,7 @@ fn is_in_use(memory: &dyn PersistentMemory, superblock: &Superblock, segment: u6
     })
 }
 
-/// The number of bulk blocks in use, and the end of the last.
+/// Returns the number of bulk blocks in use, and the end of the last.
 fn bulk_in_use(memory: &dyn PersistentMemory, superblock: &Superblock) -> (u64, u64) {
     let words = (0..superblock.bulk_blocks.div_ceil(64)).map(|word| {
         let bits = memory.read_u64((superblock.bulk_bitmap + word * 8).get());
@@ -117,13 +123,13 @@ fn bulk_in_use(memory: &dyn PersistentMemory, superblock: &Superblock) -> (u64, 
     })
 }
 
-/// Segments that only what frees space may use: 1/32, as the allocator has it.
+/// Segments that only operations that free space may use: 1/32, as in the allocator.
 fn reserve(superblock: &Superblock) -> u64 {
     ((superblock.segment_count - superblock.reserved_segments()) / 32).max(2)
 }
 
 impl Relayout {
-    /// `memory` holds the region of `old` at rest.
+    /// Plans the new layout. `memory` holds the region of `old` at rest.
     pub fn plan(
         memory: &dyn PersistentMemory,
         old: &Superblock,
@@ -148,10 +154,11 @@ impl Relayout {
                 hash_seed: old.hash_seed,
                 created_ns: old.created_ns,
             })
-            // The images keep sums of pages that stay where they are.
+            // A store has `FEATURE_SUMS` from its creation or never.
             .map(|new| Superblock { features: new.features & !FEATURE_SUMS | old.features, ..new })
         };
-        // A store that is fuller than that already is not to become even fuller, and may stay as it is.
+        // A store that already has less free than the reserve must not get fuller, but may stay as
+        // it is.
         let fits = |new: &Superblock| {
             new.segment_count.saturating_sub(new.reserved_segments() + used) >= reserve(new).min(free)
         };
@@ -162,7 +169,7 @@ impl Relayout {
         let new = match layout(limits.region_bytes) {
             Ok(new) if fits(&new) => new,
             outcome => {
-                // Fitting is monotonous in the number of segments.
+                // Fitting is monotonic in the number of segments.
                 let (mut low, mut high) = (0, REGION_BYTES_MAX / SEGMENT);
                 while low < high {
                     let middle = (low + high) / 2;
@@ -188,19 +195,19 @@ impl Relayout {
         Ok(Ok(Relayout { old: *old, new, places, sources }))
     }
 
-    /// The superblock of the new layout.
+    /// Returns the superblock of the new layout.
     pub fn superblock(&self) -> &Superblock {
         &self.new
     }
 
-    /// Bytes the new image takes on its host, at most.
+    /// Returns how many bytes the new image takes on its host at most.
     pub fn image_bytes(&self) -> u64 {
         let used = self.sources.len() as u64 * SEGMENT;
         used + used / PAGE * 4 + 4 * PAGE
     }
 
-    /// Gives the store the new layout. `incarnation` is the new one of a `battery` store. An error before the seal leaves the
-    /// store as it was.
+    /// Gives the store the new layout. `incarnation` is the new incarnation of a `battery` store.
+    /// An error before the seal leaves the store as it was.
     pub fn carry_out(&self, store: &AtRest<'_>, incarnation: u64, steps: &mut dyn Steps) -> Result<()> {
         let AtRest { images, newest, anchor, memory } = store;
         if anchor.flags.get() & ANCHOR_CLEAN == 0 {
@@ -223,12 +230,12 @@ impl Relayout {
             steps.before_seal()
         });
         if let Err(error) = written {
-            // Its room goes back to the host. Should that fail, too, the next opening does it.
+            // Returns its room to the host. If that fails too, the next opening does it.
             let _ = shoal_region::empty_image(target);
             return Err(error);
         }
         shoal_region::seal_image(target, anchor)?;
-        // The old layout is of no use to anybody. The next opening does this if it is not done here.
+        // The old layout is no longer needed. If emptying it fails, the next opening does it.
         Ok(shoal_region::empty_image(images[*newest].as_ref())?)
     }
 
@@ -245,15 +252,15 @@ impl Relayout {
         })?)
     }
 
-    /// The bytes of the reserved segments; the superblock is put in when they are written. The log ring is blank: a clean store
-    /// has nothing in it.
+    /// Returns the bytes of the reserved segments. The superblock is filled in when they are
+    /// written. The log ring is blank, because it is empty in a clean store.
     fn tables(&self, memory: &dyn PersistentMemory) -> Result<Vec<u8>> {
         let (old, new) = (&self.old, &self.new);
         let mut tables = vec![0; (new.reserved_segments() * SEGMENT) as usize];
         let roots_at = ROOTS_AT.get() as usize;
-        // With the list of bulk devices behind them.
+        // Includes the list of bulk devices behind the roots.
         memory.read(ROOTS_AT.get(), &mut tables[roots_at..roots_at + 2 * PAGE as usize]);
-        // A limit below the layout's is one of the old layout.
+        // A limit below the layout's applies only to the old layout.
         let roots = &mut tables[roots_at..roots_at + size_of::<Roots>()];
         let mut changed = Roots::read_from_bytes(roots).expect("size is exact");
         if new.region_bytes != old.region_bytes {
@@ -268,7 +275,8 @@ impl Relayout {
             let page = &mut tables[at..at + PAGE as usize];
             if let Some(mut devices) = decode_list(page, old)? {
                 for first in devices.iter_mut().filter(|device| device.number == 0) {
-                    // Its mark lies elsewhere now; the next mount writes one where there is room.
+                    // The place of its mark changes; the next mount writes a new mark if there is
+                    // room.
                     (first.blocks, first.uuid, first.epoch) = (new.bulk_blocks, [0; 16], 0);
                 }
                 let bytes = encode_list(&devices);
@@ -286,7 +294,8 @@ impl Relayout {
             };
             tables[at] = entry;
         }
-        // Of the last word only bits of blocks that both have are set: the rest were beyond the end, or are in use by nobody.
+        // In the last word only bits of blocks that exist in both layouts are set: blocks beyond
+        // the end of either are not in use.
         let words = old.bulk_blocks.min(new.bulk_blocks).div_ceil(64);
         if words > 0 {
             memory.read(old.bulk_bitmap.get(), &mut tables[new.bulk_bitmap.get() as usize..][..(words * 8) as usize]);
@@ -295,7 +304,7 @@ impl Relayout {
     }
 }
 
-/// An image as it will be with its anchor.
+/// An image as it will read with its anchor.
 struct Sealed<'a> {
     image: &'a dyn ImageFile,
     anchor: AnchorRecord,

@@ -1,8 +1,11 @@
-//! Scrubbing: every byte of large and spilled files is read, and compared with its checksum; what has none gets one.
+//! Scrubbing: reads every byte of large and spilled files and compares it with its checksum; data
+//! without a checksum get one.
 //!
-//! Damage that nobody reads stays unnoticed until the other copy is gone, too. A scrub finds it while there may be one. It goes in steps
-//! of bounded length, from one place in a file to the next, so that a caller may stop, rest, or show how far it is. A file's data lock
-//! is shared during a step: readers go on, a writer waits for one read of the device. Left out: who calls it, and when.
+//! Damage that nobody reads stays unnoticed until the other copy is gone, too. A scrub finds it
+//! while there may still be one. It goes in steps of bounded length through a file and from file to
+//! file, so that a caller may stop, rest, or show progress. A file's data lock is shared during a
+//! step: readers continue, and a writer waits for one read of the device.
+//! Left out: who calls it, and when.
 
 use std::collections::BTreeSet;
 
@@ -16,20 +19,20 @@ use crate::{Error, Fs, Ino, Result};
 /// Blocks that are read at once.
 const READ_BLOCKS: u64 = 16;
 
-/// Where a scrub goes on: a file, and a byte in it.
+/// Where a scrub continues: a file, and a byte in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubPlace {
     pub ino: u64,
     pub byte: u64,
 }
 
-/// A block of a file that is not as it was written, or cannot be read.
+/// A block of a file that is damaged or cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScrubFinding {
     pub ino: Ino,
     /// Where in the file the block begins.
     pub byte: u64,
-    /// The checksum says so; otherwise the device does.
+    /// True if the checksum is wrong; false if the device reports an error.
     pub damaged: bool,
     pub cause: String,
 }
@@ -39,20 +42,21 @@ pub struct ScrubFinding {
 pub struct Scrubbed {
     /// Bytes read and compared, or found without a checksum.
     pub bytes: u64,
-    /// Bytes among them that had no checksum and have one now.
+    /// Bytes of these that had no checksum and have one now.
     pub covered: u64,
-    /// Bytes among them that have none: their device has no table for them.
+    /// Bytes of these without a checksum: their device has no table for them.
     pub without: u64,
     pub findings: Vec<ScrubFinding>,
     /// `None`: the scrub is over.
     pub next: Option<ScrubPlace>,
 }
 
-/// A device that holds writes back for longer than this is to stand still (ns).
+/// A device that holds writes back for longer than this is meant to stand still (ns).
 const STANDS_STILL_NS: u64 = 120_000_000_000;
 
 impl Fs {
-    /// The same as [`Fs::scrub_step`] in idle time: `None` if others are at work, or a device is to stand still.
+    /// Does [`Fs::scrub_step`] in idle time: `None` if others are at work, or a device is meant to
+    /// stand still.
     pub fn scrub_tick(&self, from: ScrubPlace, bytes: u64) -> Result<Option<Scrubbed>> {
         let Some(bulk) = &self.bulk else { return Ok(Some(Scrubbed::default())) };
         let stands_still = |number| bulk.held_ns(number).is_some_and(|held| held > STANDS_STILL_NS);
@@ -69,7 +73,7 @@ impl Fs {
         Ok(Some(done))
     }
 
-    /// Scrubs about `bytes` bytes from a place on. The order is that of inode numbers.
+    /// Scrubs about `bytes` bytes from a place on, in the order of inode numbers.
     pub fn scrub_step(&self, from: ScrubPlace, bytes: u64) -> Result<Scrubbed> {
         let mut done = Scrubbed::default();
         let mut at = from;
@@ -89,7 +93,7 @@ impl Fs {
         }
     }
 
-    /// The first large file with this number or a higher one.
+    /// Returns the first large file with this number or a higher one.
     fn large_file_from(&self, number: u64) -> Result<Option<Ino>> {
         let first = number / INODES_PER_BLOCK;
         for block in first..self.table.blocks() {
@@ -107,14 +111,15 @@ impl Fs {
         Ok(None)
     }
 
-    /// Scrubs up to [`READ_BLOCKS`] blocks of a file from `block` on; where to go on in it.
+    /// Scrubs up to [`READ_BLOCKS`] blocks of a file from `block` on; returns where to continue in
+    /// it.
     fn scrub_some(&self, ino: Ino, block: FileBlock, done: &mut Scrubbed) -> Result<Option<FileBlock>> {
         let _data = self.data_locks.read(ino);
         let found = {
             let _lock = self.locks.read(ino);
             match self.load(ino) {
                 Ok(inode) if inode.layout == Layout::Extents => self.written_from(&inode, block),
-                // It is gone, or small now.
+                // The file is gone, or small now.
                 Ok(_) | Err(Error::Stale | Error::NotFound) => Ok(None),
                 Err(error) => Err(error),
             }
@@ -144,7 +149,7 @@ impl Fs {
         Ok(Some(part.end()))
     }
 
-    /// The same block by block: which of them are wrong?
+    /// Scrubs block by block, to find out which blocks are wrong.
     fn scrub_each(&self, ino: Ino, part: &Extent, bytes: &mut [u8], done: &mut Scrubbed) -> Result<(u64, u64)> {
         let bulk = self.bulk()?;
         let mut all = (0, 0);
@@ -163,8 +168,9 @@ impl Fs {
         Ok(all)
     }
 
-    /// Names the small files that findings in the spill file concern. A damaged block in which every payload is right by its own sum
-    /// is of no concern: it gets checksums of what is there. The caller has the spill file's data lock.
+    /// Replaces findings in the spill file by the small files that they concern. If every payload
+    /// in a damaged block is right by its own sum, the block gets checksums of its present
+    /// contents. The caller has the spill file's data lock.
     fn name_spilled(&self, part: &Extent, done: &mut Scrubbed) -> Result<()> {
         let is_here =
             |finding: &ScrubFinding| self.is_spill_file(finding.ino) && finding.byte >= part.file_block.byte();
@@ -191,7 +197,7 @@ impl Fs {
         Ok(())
     }
 
-    /// The first extent with data that ends behind `block`.
+    /// Returns the first extent with data that ends behind `block`.
     fn written_from(&self, inode: &Inode, mut block: FileBlock) -> Result<Option<Extent>> {
         loop {
             match self.mapped(inode, block)? {
@@ -207,7 +213,7 @@ impl Fs {
     }
 }
 
-/// What is wrong, without the advice to run a scrub.
+/// Returns what is wrong, without the advice to run a scrub.
 fn cause_of(error: &Error) -> String {
     match error {
         Error::Damaged { device, byte } => format!("{device}: the bytes from {byte} on are not what was written"),

@@ -2,15 +2,18 @@
 //!
 //! Rules:
 //! - NEW is cleared only by a record that commits after a flush covering the block's last write completed.
-//! - A caller that vouches for files calls [`Region::promise`](shoal_region::Region::promise) first, then settles, then makes the log
-//!   durable.
-//! - Where the device holds writes back, a file is settled by a flush of its own ranges: of what its map named, and what was
-//!   NEW, when the flush began. What is old enough is settled so without an fsync.
-//! - A file whose old contents were cut off whole is settled before the log is flushed, by a checkpoint too, so that the record of
-//!   the cut is not durable before the contents that followed it. Not where an append or a full device needs the log at once.
+//! - A caller that vouches for files calls [`Region::promise`](shoal_region::Region::promise)
+//!   first, then settles, then makes the log durable.
+//! - Where the device holds writes back, a file is settled by a flush of its own ranges: those its
+//!   map named, and those that were NEW, when the flush began. Data that is old enough is settled
+//!   in this way without an fsync.
+//! - A file whose old contents were truncated to nothing is settled before the log is flushed, also
+//!   for a checkpoint, so that the record of the truncation is not durable before the contents that
+//!   followed it. The exception is an append or a full device that needs the log at once.
 //! - After a power loss NEW becomes unwritten, before anybody reads.
 //!
-//! Left out: what is NEW, and since which write (`bulk/fresh`); the map (`large`, `extents`).
+//! Left out: which blocks are NEW, and since which write (`bulk/fresh`); the map (`large`,
+//! `extents`).
 
 use std::collections::HashMap;
 
@@ -29,7 +32,8 @@ type Ranges = Vec<(FileBlock, FileBlock)>;
 /// What a flush has covered of some files.
 pub(crate) struct FlushedFiles {
     flushed: Flushed,
-    /// For each file the writes that the flush covers, and the ranges that were NEW; where a device holds writes back.
+    /// For each file the writes that the flush covers, and the ranges that were NEW. `None` unless
+    /// a device holds writes back.
     ranges: Option<HashMap<Ino, (Flushed, Ranges)>>,
 }
 
@@ -38,8 +42,9 @@ fn unwritten(flags: u32) -> u32 {
 }
 
 impl Fs {
-    /// Flushes each bulk device once and clears NEW from everything written before that flush; then makes blocks free
-    /// whose freeing is durable. Files on a device that is closed stay as they are, and hold up nobody.
+    /// Flushes each bulk device once and clears NEW from everything written before that flush. Then
+    /// frees blocks whose freeing is durable. Files on a closed device stay as they are, and hold
+    /// up nobody.
     pub(crate) fn settle_new(&self) -> Result<()> {
         let Some(bulk) = &self.bulk else { return Ok(()) };
         let now = self.clock.monotonic_ns();
@@ -51,7 +56,7 @@ impl Fs {
         bulk.reclaim(&self.region)
     }
 
-    /// The same for one device alone: the others may be slow.
+    /// Flushes one device alone, because the others may be slow, and clears NEW likewise.
     pub(crate) fn settle_device(&self, number: u32) -> Result<()> {
         let Some(bulk) = &self.bulk else { return Ok(()) };
         let now = self.clock.monotonic_ns();
@@ -60,14 +65,15 @@ impl Fs {
             self.clear_new(ino, &flushed)?;
         }
         if !bulk.needs_flush() {
-            // Listed files may have data on any device.
+            // The listed files may have data on any device.
             bulk.fresh.replaced.flushed(now);
         }
         Ok(())
     }
 
-    /// Before the log is flushed for another file's sake: contents that took the place of those cut off must not be
-    /// missing when the cut becomes durable.
+    /// Settles files whose contents replaced truncated ones. To be called before the log is flushed
+    /// for another file's sake: these contents must not be missing when the truncation becomes
+    /// durable.
     pub(crate) fn settle_replaced(&self) -> Result<()> {
         let Some(bulk) = self.bulk.as_ref().filter(|_| !is_planted(Bug::ReplacedUnsettled)) else { return Ok(()) };
         let now = self.clock.monotonic_ns();
@@ -77,8 +83,8 @@ impl Fs {
         Ok(())
     }
 
-    /// The same, of those that a device has data of, for the clock of a device that holds writes back. Returns whether there were
-    /// any.
+    /// Does the same for files with data on one device, for the clock of a device that holds writes
+    /// back. Returns whether there were any.
     pub(crate) fn settle_replaced_on(&self, number: u32) -> Result<bool> {
         let bulk = self.bulk()?;
         let mut replaced = bulk.fresh.pending(|ino| bulk.is_flushed(ino));
@@ -95,13 +101,15 @@ impl Fs {
         inos.iter().try_for_each(|&ino| self.settle_flushed(ino, &flushed))
     }
 
-    /// Are there files whose contents took the place of those cut off and are not durable yet?
+    /// Returns whether there are files whose contents replaced truncated ones and are not durable
+    /// yet.
     pub(crate) fn has_replaced(&self) -> bool {
         let Some(bulk) = self.bulk.as_ref().filter(|_| !is_planted(Bug::ReplacedUnsettled)) else { return false };
         !bulk.fresh.pending(|ino| bulk.is_flushed(ino)).is_empty()
     }
 
-    /// Has a flush covered all of a large file's data, is none of it NEW, and none in doubt? The caller holds its lock.
+    /// Returns whether a flush has covered all of a large file's data, and none of it is NEW or in
+    /// doubt. The caller holds its lock.
     pub(crate) fn is_settled(&self, ino: Ino, inode: &Inode) -> bool {
         let Some(bulk) = &self.bulk else { return true };
         inode.layout != Layout::Extents
@@ -110,8 +118,9 @@ impl Fs {
                 && (bulk.is_whole() || self.refuse_doubtful_of(inode, FileBlock::ZERO, FileBlock::END).is_ok())
     }
 
-    /// Flushes the data of large files: all that was written to their devices, or, where a device holds writes back, what their
-    /// maps name there. The caller holds no locks, and calls [`Fs::settle_flushed`] for each of them.
+    /// Flushes the data of large files: everything that was written to their devices or, where a
+    /// device holds writes back, what their maps name there. The caller holds no locks, and calls
+    /// [`Fs::settle_flushed`] for each file afterwards.
     pub(crate) fn flush_files(&self, inos: &[Ino]) -> Result<FlushedFiles> {
         let bulk = self.bulk()?;
         if !inos.iter().any(|&ino| bulk.waits_held(ino)) {
@@ -121,7 +130,8 @@ impl Fs {
         let (mut places, mut files) = (Vec::new(), HashMap::new());
         for &ino in inos {
             let Some(found) = self.ranges_to_settle(ino, None, &mut places)? else {
-                // Where a map cannot be read nobody knows the file's blocks: all that was written to its devices.
+                // If a map cannot be read, nobody knows the file's blocks: flush all that was
+                // written to its devices.
                 let flushed = bulk.flush_files(&self.region, inos)?;
                 return Ok(FlushedFiles { flushed, ranges: None });
             };
@@ -145,8 +155,8 @@ impl Fs {
         }
     }
 
-    /// Settles what was written to a device up to write `aged`, which it holds back no longer, and makes all durable that has left
-    /// it. Returns whether anything was settled.
+    /// Settles what was written to a device up to write `aged`, which the device no longer holds
+    /// back, and makes everything durable that has left it. Returns whether anything was settled.
     pub(crate) fn settle_aged(&self, number: u32, aged: u64) -> Result<bool> {
         let bulk = self.bulk()?;
         let (mut places, mut files) = (Vec::new(), Vec::new());
@@ -166,11 +176,13 @@ impl Fs {
         Ok(any)
     }
 
-    /// The NEW ranges of a file that writes up to `aged` have filled, and these writes; without `aged`, all writes so far. Adds to `places`
-    /// where these ranges lie on the devices; without `aged`, where all of the file's data do. `None`: there is nothing to settle, or,
-    /// without `aged`, the map is damaged.
+    /// Returns the NEW ranges of a file that writes up to `aged` have filled, and these writes;
+    /// without `aged`, all writes so far. Adds to `places` where these ranges lie on the devices;
+    /// without `aged`, where all of the file's data lies. Returns `None` if there is nothing to
+    /// settle, or the map is damaged.
     ///
-    /// The numbers are taken under the file's lock: what is listed later has a later number, or a range of its own.
+    /// The write numbers are taken under the file's lock: what is listed later has a later number,
+    /// or a range of its own.
     fn ranges_to_settle(
         &self,
         ino: Ino,
@@ -184,7 +196,7 @@ impl Fs {
         let unmapped = aged.is_none() || new.is_some();
         let new = new.unwrap_or_default();
         let inode = match self.load(ino) {
-            // `clear_new` forgets it, and nothing is to be flushed.
+            // `clear_new` forgets the file, and there is nothing to flush.
             Err(Error::Stale | Error::Corrupt(_)) => return Ok(unmapped.then_some((write, new))),
             other => other?,
         };
@@ -196,7 +208,7 @@ impl Fs {
         }
         let wanted = if aged.is_none() { vec![(FileBlock::ZERO, FileBlock::END)] } else { new.clone() };
         for (from, to) in wanted {
-            // Damage in the map costs this file alone, by age.
+            // When files are settled by age, damage in a map affects its file alone.
             if self.past_damage(ino, self.data_ranges(&inode, from, to, places))?.is_none() {
                 return Ok(None);
             }
@@ -211,12 +223,13 @@ impl Fs {
         self.refuse_doubtful(ino)
     }
 
-    /// Fails if some of a large file cannot be proven to be durable, because its bulk device was closed or lost.
+    /// Fails if some of a large file cannot be proven to be durable because its bulk device was
+    /// closed or lost.
     pub(crate) fn refuse_doubtful(&self, ino: Ino) -> Result<()> {
         self.refuse_doubtful_in(ino, FileBlock::ZERO, FileBlock::END)
     }
 
-    /// The same for blocks `[from, to)`.
+    /// Does the same for blocks `[from, to)`.
     pub(crate) fn refuse_doubtful_in(&self, ino: Ino, from: FileBlock, to: FileBlock) -> Result<()> {
         if self.bulk()?.is_whole() {
             return Ok(());
@@ -241,13 +254,14 @@ impl Fs {
         Ok(())
     }
 
-    /// Clears NEW from the file's extents that completed flushes cover. Under the file's lock the list of such
-    /// ranges cannot change: blocks written after the flush was submitted carry later numbers and stay NEW.
+    /// Clears NEW from the file's extents that completed flushes cover. Under the file's lock the
+    /// list of these ranges cannot change: blocks written after the flush was submitted carry later
+    /// numbers and stay NEW.
     pub(crate) fn clear_new(&self, ino: Ino, flushed: &Flushed) -> Result<()> {
         self.clear_new_of(ino, flushed, None)
     }
 
-    /// The same, but only within `covered`, ascending, where the flush was one of ranges.
+    /// Does the same only within `covered`, ascending, for a flush of ranges.
     fn clear_new_of(&self, ino: Ino, flushed: &Flushed, covered: Option<&[(FileBlock, FileBlock)]>) -> Result<()> {
         let _lock = self.locks.write(ino);
         let bulk = self.bulk()?;
@@ -256,7 +270,7 @@ impl Fs {
             ranges = common(&ranges, covered);
         }
         let mut inode = match self.load(ino) {
-            // Of a record that does not decode nothing can be said, and nothing done to its map.
+            // A record that does not decode tells nothing, and its map cannot be changed.
             Err(Error::Stale | Error::Corrupt(_)) => {
                 bulk.fresh.forget(ino);
                 return Ok(());
@@ -290,8 +304,9 @@ impl Fs {
         Ok(())
     }
 
-    /// At recovery, for an inode with `INODE_HAS_NEW`: after a power loss its NEW blocks may hold anything and become
-    /// unwritten; after a crash of the process alone their data are with the device, and the next flush settles them.
+    /// Recovers an inode with `INODE_HAS_NEW`. After a power loss its NEW blocks may hold anything
+    /// and become unwritten. After a crash of the process alone their data is with the device, and
+    /// the next flush settles them.
     pub(crate) fn recover_new(&self, ino: Ino) -> Result<()> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
@@ -318,7 +333,8 @@ impl Fs {
         self.clear_has_new(ino, &mut inode)
     }
 
-    /// What is NEW on a device that was away meanwhile becomes unwritten, as after a power loss. The caller holds the file's lock.
+    /// Makes NEW blocks on a device that was away unwritten, as after a power loss. The caller
+    /// holds the file's lock.
     fn distrust_new(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
         let bulk = self.bulk()?;
         let all = [(FileBlock::ZERO, FileBlock::END)];
@@ -326,8 +342,8 @@ impl Fs {
         self.change_flags(ino, inode, &ranges, unwritten)
     }
 
-    /// Makes the NEW blocks of all files on a device unwritten, before a device that was away is used again: but for those that its
-    /// cache has held all the time.
+    /// Makes the NEW blocks of all files on a device unwritten, before a device that was away is
+    /// used again. Leaves out the blocks that its cache has held all the time.
     pub(crate) fn distrust_device(&self, number: u32, device: &dyn BlockDevice) -> Result<()> {
         let bulk = self.bulk()?;
         for ino in bulk.fresh.files() {
@@ -347,7 +363,8 @@ impl Fs {
         Ok(())
     }
 
-    /// The blocks of NEW extents within some ranges that `which` chooses. The caller holds the file's lock.
+    /// Returns the blocks of NEW extents within some ranges that `which` chooses. The caller holds
+    /// the file's lock.
     fn new_blocks(
         &self,
         inode: &Inode,
@@ -399,7 +416,7 @@ impl Fs {
     }
 }
 
-/// What two ascending lists of ranges have in common.
+/// Returns what two ascending lists of ranges have in common.
 fn common(one: &[(FileBlock, FileBlock)], other: &[(FileBlock, FileBlock)]) -> Vec<(FileBlock, FileBlock)> {
     let (mut found, mut first, mut second) = (Vec::new(), 0, 0);
     while let (Some(&(from, to)), Some(&(least, most))) = (one.get(first), other.get(second)) {

@@ -1,24 +1,27 @@
-//! How much packing may do beside others, as a function of time, of what they write to the log, and of how full the memory is.
+//! How much packing may do while others work, as a function of time, of what they write to the log,
+//! and of how full the memory is.
 //!
-//! Owns: [`share_percent`], the share of a processor, and [`Load`], which grants time and log bytes at that rate. Rules: no state but
-//! the two balances and what they were counted from, no clock and no I/O; what is not used does not add up beyond [`SAVED_NS`] and
-//! [`SAVED_LOG`]; what was used beyond a grant is taken from the next ones, so that the rates hold however long one file takes.
-//! Left out: idle time, which packing has wholly.
+//! Owns: [`share_percent`], the share of a processor, and [`Load`], which grants time and log bytes
+//! at that rate. Rules: no state but the two balances and what they were counted from, no clock and
+//! no I/O; unused grants do not add up beyond [`SAVED_NS`] and [`SAVED_LOG`]; what was used beyond
+//! a grant is taken from the next ones, so that the rates hold however long one file takes. Left
+//! out: idle time, all of which packing may use.
 
 use shoal_region::Lsn;
 
-/// Memory is filling up from here on, and as good as full there (percent in use).
+/// Memory fills up from the first mark on, and counts as full at the second (percent in use).
 const FILLING: u64 = 70;
 const FULL: u64 = 95;
-/// Most that is granted at once: two ticks of a share, and the length of a slice.
+/// Most time granted at once: two ticks of a share, and the length of a slice.
 const SAVED_NS: u64 = 200_000_000;
 const SLICE_NS: u64 = 50_000_000;
 /// Packing, and the unpacking that it causes, write at most this part of what others write to the log (percent).
 const LOG_PERCENT: u64 = 50;
 const SAVED_LOG: u64 = 16 << 20;
 
-/// The share of a processor that packing may use beside others (percent): `percent`, and more of it as memory fills, so that a store
-/// that is never idle is packed before it is full. None of it if `percent` is 0.
+/// Returns the share of a processor that packing may use while others work (percent): `percent`,
+/// and more as memory fills, so that a store that is never idle is packed before it is full.
+/// Returns 0 if `percent` is 0.
 pub(crate) fn share_percent(percent: u32, used: u64, size: u64) -> u32 {
     if percent == 0 {
         return 0;
@@ -28,18 +31,19 @@ pub(crate) fn share_percent(percent: u32, used: u64, size: u64) -> u32 {
     percent + (100 - percent) * (filled.clamp(FILLING, FULL) - FILLING) as u32 / (FULL - FILLING) as u32
 }
 
-/// What may be used beside others now.
+/// What may be used now while others work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Granted {
     pub ns: u64,
     pub log_bytes: u64,
 }
 
-/// Balances of time (ns) and of log bytes; below 0 where more was used than granted.
+/// Balances of time (ns) and of log bytes; below 0 if more was used than granted.
 pub(crate) struct Load {
     time: i64,
     log: i64,
-    /// Until then (monotonic, ns), and up to there in the log, of it `own` bytes of packing, all is counted.
+    /// Everything is counted until this time (monotonic, ns) and up to this end of the log, which
+    /// includes `own` bytes of packing.
     since_ns: u64,
     seen: Lsn,
     own: u64,
@@ -52,14 +56,15 @@ impl Default for Load {
 }
 
 impl Load {
-    /// The store is idle: nothing is earned, nothing has to be paid.
+    /// Notes that the store is idle: nothing is earned, and no time has to be paid back.
     pub fn rest(&mut self, now: u64, last: Lsn, own: u64) {
         (self.since_ns, self.seen, self.own) = (now, last, own);
         self.time = self.time.max(0);
     }
 
-    /// Grants what `percent` of the time since the last call is worth, and of what others wrote to the log, which is now at `last`;
-    /// `own` are the bytes of packing and unpacking in it, since the store was opened.
+    /// Grants what `percent` of the time since the last call is worth, and a part of what others
+    /// wrote to the log. The log ends at `last` now; packing and unpacking have written `own` bytes
+    /// of it since the store was opened.
     pub fn earn(&mut self, now: u64, percent: u32, last: Lsn, own: u64) -> Granted {
         let percent = i64::from(percent);
         if self.since_ns == 0 {
@@ -69,7 +74,7 @@ impl Load {
         let saved = if percent >= 100 { SLICE_NS as i64 } else { SAVED_NS as i64 * percent / 100 };
         self.time = (self.time + elapsed * percent / 100).min(saved);
         if percent >= 100 {
-            // Without pause: each slice has its time.
+            // Without pause, each slice has its full time.
             self.time = saved;
         }
         let own_since = own.saturating_sub(self.own);
@@ -79,7 +84,7 @@ impl Load {
         Granted { ns: self.time.max(0) as u64, log_bytes: self.log.max(0) as u64 }
     }
 
-    /// Packing has worked for so long.
+    /// Charges the time that packing has worked.
     pub fn spend(&mut self, ns: u64) {
         self.time -= i64::try_from(ns).unwrap_or(i64::MAX);
     }
@@ -102,7 +107,8 @@ mod tests {
         assert_eq!(share_percent(10, 0, 0), 10);
     }
 
-    /// Works in files of `file_ns` for as long as is granted at each of `ticks`; returns all time worked.
+    /// Works on files of `file_ns` for as long as is granted at each of `ticks`; returns all time
+    /// worked.
     fn worked(percent: u32, file_ns: u64, ticks: u64) -> u64 {
         let (mut load, mut all) = (Load::default(), 0);
         for tick in 1..=ticks {
@@ -146,7 +152,7 @@ mod tests {
         for tick in 1..2000 {
             others += 1 << 20;
             let granted = load.earn(tick * TICK, 100, Lsn::new(others + own), own);
-            // Each step writes more than there is, if it may at all; and others unpack.
+            // Each step writes more than was granted, if it may write at all; and others unpack.
             own += if granted.log_bytes > 0 { 3 << 20 } else { 0 } + (1 << 18);
         }
         assert!(own <= others / 2 + SAVED_LOG + (4 << 20), "{own} of {others}");

@@ -1,14 +1,15 @@
 //! Data of files in the region: one slot ([`Layout::Direct`]) or a map of 32 KiB chunks ([`Layout::Chunked`]).
 //!
-//! Functions here build one transaction and change the inode in memory; the caller stores it and commits. After an error
-//! both are to be dropped.
+//! Functions here build one transaction and change the inode in memory. The caller stores the inode
+//! and commits. After an error the caller drops both.
 //! Rules:
 //! - `inode.allocated` follows every piece taken or given.
 //! - A piece's bytes behind the file's end are undefined within the chunk that holds the end; pieces of chunks wholly
 //!   behind it (preallocated) hold zeros. So whoever moves the end zeroes the rest of one chunk only.
 //! - A chunk's slot is as long as what was written into it, and grows by half when that is exceeded, so that a file
 //!   written byte by byte is not copied at every byte. A first write gets the class that fits it.
-//! - A map grows by half, too; above 512 KiB it takes the longest run at once, because a record could not carry the copy.
+//! - A map grows by half, too; above 512 KiB it takes the longest run at once, because a record
+//!   could not carry the copy.
 //!
 //! Left out: locks, times, steps of long operations (`file`), the move to the bulk device (`large`).
 
@@ -25,14 +26,14 @@ use crate::objects::{self, Objects, Placed};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 
-/// Chunks one transaction frees or allocates at most.
+/// Most chunks that one transaction frees or allocates.
 pub(crate) const CHUNKS_PER_STEP: u64 = 2048;
-/// Bytes of data one transaction writes at most. A multiple of [`CHUNK`].
+/// Most bytes of data that one transaction writes. A multiple of [`CHUNK`].
 pub(crate) const STEP_BYTES: u64 = 256 << 10;
-/// Entries of a map at most: one run.
+/// Most entries of a map: one run.
 const MAP_ENTRIES_MAX: u64 = RUN_SEGMENTS_MAX * SEGMENT / 8;
 const HOLE: ChunkRef = ChunkRef::Slot(SlotRef::NONE);
-/// A longer map is not copied any more (bytes).
+/// Longest map that is still copied (bytes).
 const MAP_COPY_MAX: u64 = 512 << 10;
 /// Longest range one entry of a record zeroes (bytes).
 const ZERO_BYTES: u64 = 2 << 20;
@@ -46,7 +47,7 @@ fn zero(tx: &mut Tx<'_>, mut at: Offset, mut len: u64) -> Result<()> {
     Ok(())
 }
 
-/// Chunks the file's pieces can hold: entries of the map, or the one slot.
+/// Returns how many chunks the file's pieces can hold: entries of the map, or the one slot.
 pub(crate) fn chunk_count(inode: &Inode) -> u64 {
     match inode.layout {
         Layout::Direct => 1,
@@ -56,7 +57,7 @@ pub(crate) fn chunk_count(inode: &Inode) -> u64 {
     }
 }
 
-/// What holds a chunk.
+/// Returns what holds a chunk.
 pub(crate) fn chunk_ref(view: &impl View, inode: &Inode, chunk: u64) -> Result<ChunkRef> {
     if chunk >= chunk_count(inode) {
         return Ok(ChunkRef::Slot(SlotRef::NONE));
@@ -68,8 +69,9 @@ pub(crate) fn chunk_ref(view: &impl View, inode: &Inode, chunk: u64) -> Result<C
     }
 }
 
-/// [`chunk_ref`] for what follows it to an object. A map has no sum, but all chunks of a packed group that hold a part of the
-/// file say the same: otherwise the map is damaged, and the object may be another file's.
+/// Does what [`chunk_ref`] does, for a caller that follows the reference to an object. A map has no
+/// sum, but all chunks of a packed group that hold a part of the file have the same entry.
+/// Otherwise the map is damaged, and the object may belong to another file.
 pub(crate) fn sure_ref(view: &impl View, inode: &Inode, chunk: u64) -> Result<ChunkRef> {
     let first = chunk / GROUP_CHUNKS * GROUP_CHUNKS;
     let end = inode.size.div_ceil(CHUNK).min(chunk_count(inode)).min(first + GROUP_CHUNKS);
@@ -94,13 +96,13 @@ fn entry_at(entries: &[u8], number: u64) -> u64 {
     u64::from_le_bytes(entries[number as usize * 8..][..8].try_into().expect("eight bytes"))
 }
 
-/// Are the chunks of a group slots and holes, or one object?
+/// Returns whether the chunks of a group are slots and holes, or one object.
 fn is_group(entries: &[u8]) -> bool {
     let is_packed = entries.chunks_exact(8).any(|entry| entry[7] & 0x80 != 0);
     !is_packed || entries.chunks_exact(8).all(|entry| *entry == entries[..8])
 }
 
-/// The slot of a chunk that is not packed, none for a hole.
+/// Returns the slot of a chunk that is not packed; none for a hole.
 pub(crate) fn chunk_slot(view: &impl View, inode: &Inode, chunk: u64) -> Result<SlotRef> {
     plain(chunk_ref(view, inode, chunk)?)
 }
@@ -109,7 +111,7 @@ fn decode(bits: u64) -> Result<ChunkRef> {
     ChunkRef::decode(bits).ok_or_else(|| Error::Corrupt(format!("chunk map holds {bits:#x}; run `shoal check`")))
 }
 
-/// A chunk that is to change was unpacked before.
+/// Returns the slot of a chunk that is about to change, and was therefore unpacked.
 fn plain(of_chunk: ChunkRef) -> Result<SlotRef> {
     match of_chunk {
         ChunkRef::Slot(slot) => Ok(slot),
@@ -128,8 +130,9 @@ fn set_chunk(tx: &mut Tx<'_>, inode: &mut Inode, chunk: u64, of_chunk: ChunkRef)
     Ok(())
 }
 
-/// Moves what is `wanted` of a chunk's slot, or of the object of a group that begins with it, out of draining segments; returns
-/// how many bytes. The inode does not change: the root is the caller's.
+/// Moves the `wanted` pieces of a chunk out of draining segments: its slot, or the object of a
+/// group that begins with it. Returns how many bytes it moved. The inode does not change: the
+/// caller moves the root.
 pub(crate) fn relocate_chunk(
     tx: &mut Tx<'_>,
     inode: &mut Inode,
@@ -155,7 +158,8 @@ pub(crate) fn relocate_chunk(
     Ok(moved)
 }
 
-/// Puts the bytes `raw` of a group that is packed back into chunks; the last of them has room up to byte `room` of the group.
+/// Puts the bytes `raw` of a packed group back into chunks. The last chunk has room up to byte
+/// `room` of the group.
 pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: &[u8], room: u64) -> Result<()> {
     let first = group * GROUP_CHUNKS;
     let ChunkRef::Packed(object) = chunk_ref(tx, inode, first)? else { return Ok(()) };
@@ -164,7 +168,7 @@ pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: 
     if placed.object.codec == Codec::InPlace {
         slots.extend(placed.pieces());
         give(tx, inode, object)?;
-        // Those behind the end of a file that was cut.
+        // Free the pieces behind the end of a file that was truncated.
         for slot in slots.drain(raw.len().div_ceil(CHUNK as usize)..) {
             give(tx, inode, slot)?;
         }
@@ -179,7 +183,7 @@ pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: 
     put_chunks(tx, inode, first, &slots)
 }
 
-/// Lets another object stand for a packed group.
+/// Puts another object in the place of a packed group's object.
 pub(crate) fn replace_object(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, old: SlotRef, new: SlotRef) -> Result<()> {
     if inode.layout == Layout::Packed {
         inode.root = new;
@@ -193,7 +197,7 @@ pub(crate) fn replace_object(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, old
     Ok(())
 }
 
-/// Lets a packed group have these chunks.
+/// Puts these chunks in the place of a packed group's object.
 fn put_chunks(tx: &mut Tx<'_>, inode: &mut Inode, first: u64, slots: &[SlotRef]) -> Result<()> {
     if let (Layout::Packed, &[slot]) = (inode.layout, slots) {
         (inode.layout, inode.root) = (Layout::Direct, slot);
@@ -211,7 +215,7 @@ fn write_refs(tx: &mut Tx<'_>, inode: &Inode, first: u64, refs: impl Iterator<It
     Ok(tx.write(inode.root.offset() + first * 8, &bytes)?)
 }
 
-/// The chunks of a group that could be packed, all of them there: none where a chunk is a hole, or packed already.
+/// Returns the chunks of a group if they can be packed; `None` if one is a hole, or already packed.
 pub(crate) fn plain_group(view: &impl View, inode: &Inode, group: u64) -> Result<Option<Vec<SlotRef>>> {
     let first = group * GROUP_CHUNKS;
     let chunks = inode.size.div_ceil(CHUNK).min(first + GROUP_CHUNKS);
@@ -225,7 +229,7 @@ pub(crate) fn plain_group(view: &impl View, inode: &Inode, group: u64) -> Result
     Ok((!slots.is_empty()).then_some(slots))
 }
 
-/// Lets an object stand for a group in the place of its chunks; `keep`: they are its pieces.
+/// Puts an object in the place of a group's chunks. With `keep` the chunks stay as its pieces.
 pub(crate) fn pack_group(
     tx: &mut Tx<'_>,
     inode: &mut Inode,
@@ -252,14 +256,15 @@ pub(crate) fn pack_group(
 
 /// Bytes of a read that are in the spill file.
 pub(crate) struct Spilled {
-    /// Where they go.
+    /// Where the bytes go.
     pub out: Range<usize>,
-    /// Byte of the group that they begin with.
+    /// The byte of the group that they begin with.
     pub within: u64,
     pub placed: Placed,
 }
 
-/// Fills `out` from byte `at`, of a file that has nothing in the spill file; the caller has clipped it to the file's size.
+/// Fills `out` from byte `at` of a file that has nothing in the spill file. The caller has clipped
+/// `out` to the file's size.
 pub(crate) fn read(view: &impl View, objects: &Objects, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
     match read_parts(view, objects, inode, at, out)?.is_empty() {
         true => Ok(()),
@@ -267,7 +272,7 @@ pub(crate) fn read(view: &impl View, objects: &Objects, inode: &Inode, at: u64, 
     }
 }
 
-/// Fills `out` from byte `at`, but for what is in the spill file: that is returned.
+/// Fills `out` from byte `at`, and returns the parts that are in the spill file.
 pub(crate) fn read_parts(
     view: &impl View,
     objects: &Objects,
@@ -310,7 +315,7 @@ pub(crate) fn read_parts(
     Ok(spilled)
 }
 
-/// Reads from a file that has a sum: all of it is verified.
+/// Reads from a file that has a sum, and verifies all of it.
 fn read_summed(view: &impl View, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
     let size = inode.size as usize;
     let mut all = Vec::new();
@@ -336,7 +341,7 @@ fn read_summed(view: &impl View, inode: &Inode, at: u64, out: &mut [u8]) -> Resu
     Ok(())
 }
 
-/// The file's bytes are about to change: their sum is no more.
+/// Drops the sum of a file whose bytes are about to change.
 pub(crate) fn forget_sum(inode: &mut Inode) {
     if inode.flags & INODE_SUMMED != 0 {
         inode.flags &= !INODE_SUMMED;
@@ -344,7 +349,8 @@ pub(crate) fn forget_sum(inode: &mut Inode) {
     }
 }
 
-/// Is `at` data, and up to where does that go on at least? Counted without regard to the file's size.
+/// Returns whether `at` is data, and a position up to which that is the same. Ignores the file's
+/// size.
 pub(crate) fn segment_at(view: &impl View, inode: &Inode, at: u64) -> Result<(bool, u64)> {
     let chunk = at / CHUNK;
     if chunk >= chunk_count(inode) {
@@ -386,7 +392,8 @@ fn ensure_map(tx: &mut Tx<'_>, inode: &mut Inode, chunks: u64) -> Result<()> {
     replace_map(tx, inode, bytes)
 }
 
-/// Moves the map to a piece of `bytes`, or makes one; a slot that held the file becomes its first chunk.
+/// Moves the map to a piece of `bytes`, or makes one. A slot that held the file becomes its first
+/// chunk.
 fn replace_map(tx: &mut Tx<'_>, inode: &mut Inode, bytes: u64) -> Result<()> {
     let map = take(tx, inode, bytes)?;
     let mut kept = 0;
@@ -409,8 +416,9 @@ fn replace_map(tx: &mut Tx<'_>, inode: &mut Inode, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Allocates a slot that takes over from `old` (or none): its first `valid` bytes are copied except `[from, to)`, which
-/// the caller writes; all other bytes of the first `readable` are zeros. Frees `old`.
+/// Allocates a slot that takes over from `old` (or none). Copies the first `valid` bytes except
+/// `[from, to)`, which the caller writes, and zeroes all other bytes of the first `readable`. Frees
+/// `old`.
 fn replace_slot(
     tx: &mut Tx<'_>,
     inode: &mut Inode,
@@ -474,7 +482,8 @@ pub(crate) fn write(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -
     Ok(())
 }
 
-/// Writes within the chunk that begins at `base`; returns its slot, another one if the old one was too short.
+/// Writes within the chunk that begins at `base`; returns its slot, a new one if the old one was
+/// too short.
 #[inline]
 fn write_slot(
     tx: &mut Tx<'_>,
@@ -496,7 +505,7 @@ fn write_slot(
     Ok(slot)
 }
 
-/// Moves the file's end to `size`, behind where it is.
+/// Moves the file's end forward to `size`.
 pub(crate) fn extend(tx: &mut Tx<'_>, inode: &mut Inode, size: u64) -> Result<()> {
     forget_sum(inode);
     zero_gap(tx, inode, size)?;
@@ -507,8 +516,9 @@ pub(crate) fn extend(tx: &mut Tx<'_>, inode: &mut Inode, size: u64) -> Result<()
     Ok(())
 }
 
-/// Frees chunks from `keep` on, of those before `upto`, the last ones first and at most [`CHUNKS_PER_STEP`]; returns
-/// what `upto` is to be next time, `keep` when all are free. `settle` must follow in the last transaction.
+/// Frees at most [`CHUNKS_PER_STEP`] of the chunks `[keep, upto)`, the last ones first. Returns the
+/// `upto` for the next call, or `keep` when all are free. `settle` must follow in the last
+/// transaction.
 pub(crate) fn drop_chunks(tx: &mut Tx<'_>, inode: &mut Inode, keep: u64, upto: u64) -> Result<u64> {
     if inode.layout != Layout::Chunked {
         if keep == 0 {
@@ -524,7 +534,8 @@ pub(crate) fn drop_chunks(tx: &mut Tx<'_>, inode: &mut Inode, keep: u64, upto: u
         let first = keep.max(from.saturating_sub(512)).max(from - (CHUNKS_PER_STEP - freed).min(from));
         let entries = &mut bytes[..(from - first) as usize * 8];
         tx.read(inode.root.offset() + first * 8, entries)?;
-        // The rest of a group whose beginning stays is none to free.
+        // The rest of a group whose beginning stays frees nothing, but its entries have to be
+        // zeroed, too.
         is_used |= entries.iter().any(|&byte| byte != 0);
         freed += free_entries(tx, inode, first, entries)?;
         from = first;
@@ -535,7 +546,7 @@ pub(crate) fn drop_chunks(tx: &mut Tx<'_>, inode: &mut Inode, keep: u64, upto: u
     Ok(from.max(keep))
 }
 
-/// After the chunks behind the end are gone: brings pieces down to the size that is left.
+/// Brings pieces down to the size that is left, after the chunks behind the end were freed.
 pub(crate) fn settle(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
     forget_sum(inode);
     if inode.layout == Layout::Chunked {
@@ -562,8 +573,8 @@ pub(crate) fn settle(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
     Ok(())
 }
 
-/// A piece that stays longer than it need be is no reason to fail. Replacing one begins with the allocation, so nothing
-/// was changed when that fails.
+/// Turns a lack of room into `None`: a piece that stays longer than necessary is no reason to fail.
+/// Replacing a piece begins with the allocation, so nothing has changed when that fails.
 fn unless_full<T>(outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Ok(value) => Ok(Some(value)),
@@ -572,8 +583,8 @@ fn unless_full<T>(outcome: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Frees what the entries of a chunk map from number `first` on refer to; returns how many pieces and objects those are. The
-/// first chunk of a group has its object.
+/// Frees what the entries of a chunk map from number `first` on refer to; returns how many pieces
+/// and objects it freed. The first chunk of a group frees the group's object.
 fn free_entries(tx: &mut Tx<'_>, inode: &mut Inode, first: u64, entries: &[u8]) -> Result<u64> {
     let mut freed = 0;
     for (chunk, rest) in (first..).zip((0..entries.len()).step_by(8).map(|at| &entries[at..])) {
@@ -595,7 +606,8 @@ fn free_entries(tx: &mut Tx<'_>, inode: &mut Inode, first: u64, entries: &[u8]) 
     Ok(freed)
 }
 
-/// Frees everything at once; false, and nothing changed, when that is too much for one transaction.
+/// Frees everything at once. Returns false, and changes nothing, if that is too much for one
+/// transaction.
 pub(crate) fn free_all(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
     forget_sum(inode);
     match inode.layout {
@@ -618,8 +630,8 @@ pub(crate) fn free_all(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
     Ok(true)
 }
 
-/// Backs `[at, end)`, at most [`CHUNKS_PER_STEP`] chunks, with slots; with `erase` the range reads as zeros afterwards.
-/// `size` is what the file's size will be.
+/// Backs `[at, end)`, at most [`CHUNKS_PER_STEP`] chunks, with slots. With `erase` the range reads
+/// as zeros afterwards. `size` is the file's size after the change.
 pub(crate) fn allocate(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64, erase: bool, size: u64) -> Result<()> {
     forget_sum(inode);
     if end.max(size) > CHUNK {
@@ -647,14 +659,15 @@ pub(crate) fn allocate(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64, er
     Ok(())
 }
 
-/// Turns `[at, end)`, at most [`CHUNKS_PER_STEP`] chunks, into a hole: frees whole slots and objects, zeroes parts. A group
-/// that is packed lies in the range wholly.
+/// Turns `[at, end)`, at most [`CHUNKS_PER_STEP`] chunks, into a hole: frees whole slots and
+/// objects, zeroes parts. A packed group lies wholly within the range.
 pub(crate) fn punch(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
     forget_sum(inode);
     for chunk in at / CHUNK..end.div_ceil(CHUNK).min(chunk_count(inode)) {
         let base = chunk * CHUNK;
         let (from, to) = (at.max(base) - base, (end - base).min(CHUNK));
-        // The rest of a group follows its first chunk, which is a hole by then.
+        // Only the first chunk of a group is compared with the others: it is a hole by the time
+        // they follow.
         let of_chunk = if chunk.is_multiple_of(GROUP_CHUNKS) { sure_ref } else { chunk_ref }(tx, inode, chunk)?;
         let slot = match of_chunk {
             ChunkRef::Slot(slot) => slot,

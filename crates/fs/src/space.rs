@@ -1,10 +1,12 @@
-//! How full a store is, tier by tier, and where one file's bytes are.
+//! How full a store is, by tier, and where a file's bytes are.
 //!
-//! Owns: [`Usage`], [`StatFs`], [`Placement`]. Rules: `statfs` is derived from `usage`, so that `df` and `shoal df` agree; free
-//! space of a tier is never more than its host can still give, and the room of a host that holds both counts once. The
-//! reserve counts as free, but not as available, and neither do free slots that only pieces of one size can have. Available
-//! is what one program can really write: with a bulk device its free space, because a file of more than the threshold can lie
-//! nowhere else, and small ones spill to it; nothing, when the region takes no more files.
+//! Owns: [`Usage`], [`StatFs`], [`Placement`]. Rules: `statfs` is derived from `usage`, so that
+//! `df` and `shoal df` agree. The free space of a tier is never more than its host can still give,
+//! and the room of a host that holds both tiers counts once. The reserve counts as free but not as
+//! available; so do free slots that only pieces of one size can use. Available is what one program
+//! can really write. With a bulk device that is the device's free space, because a file larger than
+//! the threshold can lie nowhere else, and small ones spill to it. It is nothing when the region
+//! takes no more files.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,7 +26,7 @@ pub struct StatFs {
     pub free: u64,
     /// Free for ordinary use: without the region's reserve.
     pub available: u64,
-    /// Inodes in use plus those there is room for.
+    /// Inodes in use, plus those that there is room for.
     pub files: u64,
     pub files_free: u64,
     pub name_max: u32,
@@ -40,30 +42,32 @@ pub struct Usage {
     pub region_free: u64,
     /// The free bytes that only deleting may use.
     pub region_reserve: u64,
-    /// The part of it that ordinary operations can have, for pieces of any size, once the region is compacted.
+    /// The part of the free bytes that ordinary operations can use, for pieces of any size, once
+    /// the region is compacted.
     pub region_usable: u64,
-    /// The free bytes of the region that are only there while the bulk device leaves them: one host has room for either.
+    /// The free bytes of the region that exist only as long as the bulk device leaves them: one
+    /// host has room for either.
     pub shared_free: u64,
     pub bulk_bytes: u64,
     pub bulk_used: u64,
     /// Free and backed by room on the host.
     pub bulk_free: u64,
-    /// Freed, but not reusable before the log is durable, or (`battery`) before the next image is saved.
+    /// Freed, but not reusable before the log is durable or (`battery`) the next image is saved.
     pub bulk_pending: u64,
     pub inodes: u64,
     pub directories: u64,
     pub large_files: u64,
-    /// Log bytes recovery would replay after a crash now.
+    /// Log bytes that recovery would replay after a crash now.
     pub log_bytes: u64,
 }
 
-/// A piece of a file: where in the file, where on the medium (bytes).
+/// A piece of a file: its place in the file and on the medium (bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlacedRange {
     pub file_at: u64,
     pub len: u64,
     pub at: u64,
-    /// Bytes that it takes on the medium: fewer than its length where it is packed.
+    /// Bytes that the piece takes on the medium: fewer than its length if it is packed.
     pub stored: u64,
     /// True: on the bulk device; false: in the region.
     pub bulk: bool,
@@ -71,7 +75,7 @@ pub struct PlacedRange {
     pub new: bool,
     /// Allocated, never written.
     pub unwritten: bool,
-    /// A part of a small file that is on bulk storage: `at` is its head, in the region.
+    /// The piece belongs to a small file and is on bulk storage: `at` is its head, in the region.
     pub spilled: bool,
 }
 
@@ -86,15 +90,17 @@ pub struct Placement {
 }
 
 const BLOCK: u64 = 4096;
-/// What a file costs beside its bytes: its record, and an entry of 18 bytes and a short name in buckets that are three quarters full.
+/// What a file costs besides its bytes: its record, and an entry of 18 bytes and a short name in
+/// buckets that are three quarters full.
 const FILE_COST: u64 = INODE_RECORD as u64 + 40;
-/// The shares of the region's room that are expected to become inodes and names: 1/64 at least, a half at most. A store of empty
-/// files can still take long ones.
+/// The share of the region's room expected to become inodes and names: at least 1/64, at most a
+/// half. A store of empty files can still take long ones.
 const METADATA_LEAST: u64 = 64;
 const METADATA_MOST: u64 = 2;
 
 impl Usage {
-    /// How much of free bytes of the region becomes inodes and names, if the files to come are as long as those there are.
+    /// Returns how much of the region's `free` bytes becomes inodes and names, if future files are
+    /// as long as the present ones.
     fn metadata_in(&self, free: u64) -> u64 {
         let part = u128::from(free) * u128::from(self.inodes * FILE_COST) / u128::from(self.region_used.max(1));
         (part.min(u128::from(free)) as u64).clamp(free / METADATA_LEAST, free / METADATA_MOST)
@@ -117,7 +123,7 @@ impl Fs {
             log_bytes: self.region.log_bytes(),
             ..Usage::default()
         };
-        // The spill file is nobody's.
+        // The spill file is internal and not counted.
         if let Some(spill_file) = self.spill_file_layout() {
             usage.inodes = usage.inodes.saturating_sub(1);
             usage.large_files = usage.large_files.saturating_sub(u64::from(spill_file == Layout::Extents));
@@ -137,7 +143,7 @@ impl Fs {
             usage.region_usable = space.usable_bytes.min(space.backed_usable_bytes + growth).min(ordinary);
             usage.region_free = space.free_bytes.min(ordinary + usage.region_reserve);
             usage.region_reserve = usage.region_free - ordinary;
-            // Of the free blocks those on the host are there only as far as it has room.
+            // Free blocks on the host count only as far as the host has room for them.
             let (taken, free) = self.bulk.as_ref().map_or((0, 0), Bulk::taken_and_free_on_host);
             let (taken, free) = (taken * BULK_BLOCK, free * BULK_BLOCK);
             let backed = free.min(room.bulk_bytes(log).saturating_sub(taken));
@@ -151,13 +157,14 @@ impl Fs {
         usage
     }
 
-    /// Both tiers together, in units of 4 KiB; agrees with [`Fs::usage`].
+    /// Returns figures for both tiers together, in units of 4 KiB; agrees with [`Fs::usage`].
     pub fn statfs(&self) -> StatFs {
         let usage = self.usage();
         let free = usage.region_free - usage.shared_free + usage.bulk_free + usage.bulk_pending;
-        // The total shrinks with the host's room: what cannot be written is no capacity.
+        // The total shrinks with the host's room: what cannot be written is not capacity.
         let total = usage.region_used + usage.bulk_used + free;
-        // The region's room can be used by pieces of any size once it is compacted; some goes into inodes and names.
+        // Once compacted, the region's room is usable for pieces of any size; some of it becomes
+        // inodes and names.
         let usable = usage.region_usable - usage.metadata_in(usage.region_usable);
         let bulk = usage.bulk_free + usage.bulk_pending;
         let ordinary = if usage.bulk_bytes == 0 {

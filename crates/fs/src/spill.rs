@@ -1,22 +1,28 @@
-//! Spilling: payloads of small files that have not been used for a while move to bulk storage when memory fills, and come back when
-//! they are used and there is room.
+//! Spilling: payloads of small files that have not been used for a while move to bulk storage when
+//! memory fills up, and come back when they are used and there is room.
 //!
-//! A spilled object keeps its head in the region; its payload lies in the *spill file*, a large file without a name, many to a block
-//! (docs/spec/region.md, section 7). Parts: `map` knows which ranges of that file are in use, `warm` which files are, `room` writes
-//! and unmaps its blocks, `write` moves payloads out, `read` reads them and brings them back. Rules, in the order in which things must be
-//! durable:
-//! - Payloads are written to blocks that nothing refers to, flushed, and NEW is cleared by a record; only then come the records that
-//!   make heads refer to them, one for each object, under its inode's lock, if its bytes are still the same. A crash in between leaves
-//!   blocks without users, which are unmapped after the next mount.
-//! - A block of the spill file is written once, as a whole, and unmapped when the last range in it is not in use any more. So what a
-//!   record lets go of is never written over, and invariant 5 is the bulk device's alone.
-//! - No device works under an inode lock. A payload is read without locks, and its sum tells whether it is the one asked for; where it
-//!   is not, the head is looked at again. What fails twice in one place is damage.
-//! - An operation that changes a spilled group has it brought back first ([`Error::Spilled`], `compact`). One that removes or cuts
-//!   it reads nothing.
+//! A spilled object keeps its head in the region. Its payload lies in the *spill file*, a large
+//! file without a name that packs many payloads into a block (docs/spec/region.md, section 7).
+//! Parts: `map` tracks which ranges of the spill file are in use, `warm` tracks how warm files are,
+//! `room` writes and unmaps its blocks, `write` moves payloads out, and `read` reads them and
+//! brings them back.
+//! Rules, in the order in which things must be durable:
+//! - Payloads are written to blocks that nothing refers to and flushed, and a record clears NEW.
+//!   Only then come the records that make heads refer to them: one for each object, under its
+//!   inode's lock, if its bytes are still the same. A crash in between leaves blocks without users,
+//!   which are unmapped after the next mount.
+//! - A block of the spill file is written once, as a whole, and unmapped when the last range in it
+//!   is no longer in use. So what a record frees is never overwritten, and invariant 5 concerns
+//!   only the bulk device.
+//! - No device I/O happens under an inode lock. A payload is read without locks, and its sum tells
+//!   whether it is the right one. If not, the head is looked up again. A payload that fails twice
+//!   in one place is damaged.
+//! - An operation that changes a spilled group has it brought back first ([`Error::Spilled`],
+//!   `compact`). An operation that removes or truncates it reads nothing.
 //!
-//! Locks: the worker's, above all others; the spill file's data lock and inode lock, as for any large file; the map's, below all.
-//! Left out: compression and what is packed at all (`packer`), blocks and their order (`large`, `bulk`).
+//! Locks: the worker's, above all others; the spill file's data lock and inode lock, as for any
+//! large file; the map's, below all.
+//! Left out: compression and what gets packed (`packer`), blocks and their order (`large`, `bulk`).
 
 mod clean;
 mod lost;
@@ -48,27 +54,29 @@ use map::SpillMap;
 use read::Fetched;
 use warm::Warm;
 
-/// From this much of the memory on small files spill, unless an option says otherwise (percent).
+/// Small files spill when this much of the memory is in use, unless an option says otherwise
+/// (percent).
 pub const SPILL_PERCENT: u8 = 85;
-/// It stops so much below, and what was read comes back below that by as much more (percent).
+/// Spilling stops this far below the limit, and files come back only this far below it (percent).
 const SLACK: u64 = 2;
 const BACK_BELOW: u64 = 5;
-/// Files that wait to be brought back at most.
+/// Files queued to be brought back at most.
 const RETURNS_MAX: usize = 1 << 16;
-/// How long files are brought back in a tick, and how many blocks of the inode table are looked at for what is spilled.
+/// Time a tick may spend on bringing files back, and blocks of the inode table that it searches for
+/// spilled ranges.
 const TICK_RETURNS_NS: u64 = 30_000_000;
 const TICK_BLOCKS: u64 = 2048;
-/// Blocks without users are unmapped when there are so many, or when nothing else is to be done.
+/// Blocks without users are unmapped when there are this many, or when there is nothing else to do.
 const SWEEP_BLOCKS: u64 = 64;
-/// For an operation that found no room: bytes of memory to gain at once.
+/// Bytes of memory to gain at once for an operation that found no room.
 const PRESSED_BYTES: u64 = 1 << 20;
-/// Turns of the hand for it at most.
+/// Turns of the hand for such an operation at most.
 const TURNS: u64 = 5;
 
-/// Which files the hand takes.
+/// Which files the clock hand takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
-    /// Those that were not used since it passed last.
+    /// Files that were not used since the hand last passed.
     Cold,
     All,
 }
@@ -76,26 +84,26 @@ enum Which {
 /// How much is spilled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spilled {
-    /// Files, or groups of 128 KiB of longer ones.
+    /// Files, or for longer files groups of 128 KiB.
     pub groups: u64,
-    /// Their bytes.
+    /// Bytes of these groups.
     pub bytes: u64,
-    /// Bytes of bulk storage in use for them.
+    /// Bytes of bulk storage in use for these groups.
     pub stored: u64,
     /// Bytes of the spill file's blocks.
     pub blocks: u64,
-    /// The look at all inodes after a mount is not over: there may be more.
+    /// The scan of all inodes after a mount is not finished: there may be more.
     pub counting: bool,
 }
 
-/// What an open store knows of its spilled files.
+/// An open store's state of spilling.
 pub(crate) struct Spill {
     pub map: Arc<SpillMap>,
     pub warm: Warm,
-    /// The spill file, and above its number the generation; 0: there is none.
+    /// The spill file's inode number, with its generation in the upper half; 0: there is none.
     file: AtomicU64,
     percent: AtomicU8,
-    /// The last operation that found no room could have none by spilling.
+    /// Spilling gained nothing for the last operation that found no room.
     is_stuck: AtomicBool,
     returns: Mutex<Returns>,
     fetched: Mutex<VecDeque<Fetched>>,
@@ -105,23 +113,24 @@ pub(crate) struct Spill {
 /// Files that were read while they were spilled.
 #[derive(Default)]
 struct Returns {
-    /// Those that were in use before since the hand passed: cold ones make room for them.
+    /// Files that had already been used since the hand passed: cold files make room for them.
     again: VecDeque<Ino>,
-    /// Those that come back where there is room.
+    /// Files that come back if there is room.
     once: VecDeque<Ino>,
 }
 
-/// State of the one thread that spills at a time.
+/// State of the only thread that spills at any time.
 #[derive(Default)]
 pub(super) struct Worker {
     packer: Packer,
     load: Load,
-    /// The block of inodes to look at next: for what is spilled, after a mount; for what may be.
+    /// The next block of inodes: to search for spilled ranges after a mount (`seen`), and to search
+    /// for files to spill (`hand`).
     seen: u64,
     hand: u64,
-    /// The block of the spill file to write next; `None`: its end.
+    /// The next block of the spill file to write; `None`: its end.
     next: Option<FileBlock>,
-    /// A pass of cleaning under way, and when the next one may begin (monotonic, ns).
+    /// The cleaning pass in progress, and when the next one may begin (monotonic, ns).
     cleaning: Option<clean::Cleaning>,
     cleaned_ns: u64,
     backoff: Backoff,
@@ -155,14 +164,15 @@ impl Spill {
         Some(Ino::new(self.file.load(Relaxed) as u32)).filter(|ino| !ino.is_none())
     }
 
-    /// Is the inode with this number the spill file still? Of one that was lost another file may have the number.
+    /// Returns whether the inode with this number is still the spill file. If the spill file was
+    /// lost, another file may have its number.
     fn is_file(&self, ino: Ino, inode: &Inode) -> bool {
         let is_it =
             named(ino.get(), inode.generation) == self.file.load(Relaxed) && inode.is_file() && inode.nlink == 1;
         is_it && matches!(inode.layout, Layout::Empty | Layout::Extents)
     }
 
-    /// The file was read while it was spilled.
+    /// Queues a file that was read while it was spilled.
     fn wants_back(&self, ino: Ino, again: bool) {
         let mut returns = self.returns.lock();
         let queue = if again { &mut returns.again } else { &mut returns.once };
@@ -173,7 +183,7 @@ impl Spill {
 }
 
 impl Fs {
-    /// Changes from how much of the memory on small files spill (percent); 0: none do.
+    /// Sets the memory use from which small files spill (percent); 0: none do.
     pub fn set_spill_percent(&self, percent: u8) {
         self.spill.percent.store(percent.min(100), Relaxed);
     }
@@ -182,17 +192,17 @@ impl Fs {
         self.spill.percent.load(Relaxed)
     }
 
-    /// Can small files go to bulk storage?
+    /// Returns whether small files can go to bulk storage.
     pub(crate) fn spills(&self) -> bool {
         self.bulk.is_some() && self.spill_percent() > 0 && self.options.pack_age.is_some()
     }
 
-    /// Does a full memory still take files, because others spill?
+    /// Returns whether a full memory still takes files, because others spill.
     pub(crate) fn makes_room(&self) -> bool {
         self.spills() && !self.spill.is_stuck.load(Relaxed)
     }
 
-    /// The record of the spill file, whose lock the caller holds.
+    /// Loads the inode of the spill file, whose lock the caller holds.
     pub(crate) fn load_spill_file(&self, ino: Ino) -> Result<Inode> {
         match self.load(ino) {
             Ok(inode) if self.spill.is_file(ino, &inode) => Ok(inode),
@@ -201,14 +211,14 @@ impl Fs {
         }
     }
 
-    /// The layout of the spill file, if there is one.
+    /// Returns the layout of the spill file, if there is one.
     pub(crate) fn spill_file_layout(&self) -> Option<Layout> {
         let ino = self.spill.file()?;
         let _lock = self.locks.read(ino);
         self.load_spill_file(ino).ok().map(|inode| inode.layout)
     }
 
-    /// How much is spilled, as far as it is known ([`Spilled::counting`]).
+    /// Returns how much is spilled, as far as it is known ([`Spilled::counting`]).
     pub fn spilled(&self) -> Spilled {
         let spilled = self.spill.map.spilled();
         let blocks = self.spill.file().map_or(0, |ino| {
@@ -218,13 +228,13 @@ impl Fs {
         Spilled { blocks, ..spilled }
     }
 
-    /// The same once all inodes were looked at.
+    /// Does the same after scanning all inodes.
     pub fn count_spilled(&self) -> Result<Spilled> {
         self.look_for_spilled(&mut self.spill.worker.lock(), u64::MAX)?;
         Ok(self.spilled())
     }
 
-    /// Bytes of the spill file's blocks.
+    /// Returns the bytes of the spill file's blocks.
     fn spill_file_bytes(&self, inode: &Inode) -> Result<u64> {
         if inode.layout != Layout::Extents {
             return Ok(0);
@@ -233,28 +243,29 @@ impl Fs {
         Ok(inode.allocated.saturating_sub(map))
     }
 
-    /// The memory in use, and all of it (bytes).
+    /// Returns the memory in use and the total (bytes).
     fn memory(&self) -> (u64, u64) {
         let space = self.region.space();
         let size = space.region_bytes - space.fixed_bytes;
         (size.saturating_sub(space.free_bytes), size)
     }
 
-    /// Bytes in use beyond `percent`.
+    /// Returns the bytes in use beyond `percent`.
     fn memory_above(&self, percent: u64) -> u64 {
         let (used, size) = self.memory();
         used.saturating_sub((u128::from(size) * u128::from(percent) / 100) as u64)
     }
 
-    /// Does memory with `bytes` more stay below the limit of spilling? With spilling off that limit is the default.
+    /// Returns whether memory stays within the spilling limit with `bytes` more. With spilling off,
+    /// the default limit applies.
     pub(crate) fn has_memory_for(&self, bytes: u64) -> bool {
         let percent = if self.spill_percent() == 0 { SPILL_PERCENT } else { self.spill_percent() };
         let (used, size) = self.memory();
         u128::from(used + bytes) * 100 <= u128::from(size) * u128::from(percent)
     }
 
-    /// Background work, meant to be called ten times a second: bounded. An error says why spilling has stopped; it is tried again
-    /// later.
+    /// Does a bounded amount of background work; meant to be called ten times a second. An error
+    /// says why spilling has stopped; it is tried again later.
     pub fn spill_tick(&self) -> Result<()> {
         if self.bulk.is_none() || self.writable().is_err() || self.region.is_log_short() {
             return Ok(());
@@ -262,7 +273,7 @@ impl Fs {
         let Some(mut worker) = self.spill.worker.try_lock() else { return Ok(()) };
         let begun = self.packing.spilling_log_bytes();
         let outcome = self.spill_step(&mut worker);
-        // Not somebody else's work: the store may be idle.
+        // Counted as the store's own work, so that the store can still count as idle.
         self.idle.lock().own_bytes(self.packing.spilling_log_bytes() - begun);
         outcome
     }
@@ -273,13 +284,13 @@ impl Fs {
             self.sweep()?;
         }
         let now = self.clock.monotonic_ns();
-        // Without room for what it writes, cleaning helps nobody: spilling says so.
+        // Cleaning cannot proceed without room for what it writes. Spilling reports that.
         match self.clean_some(worker, now, TICK_BLOCKS) {
             Ok(()) | Err(Error::NoSpace) => {}
             Err(error) => return Err(error),
         }
         let percent = u64::from(self.spill_percent());
-        // Where nothing is to spill, what has still comes back.
+        // With spilling off, spilled files still come back.
         let back = u64::saturating_sub(if percent == 0 { SPILL_PERCENT.into() } else { percent }, BACK_BELOW);
         let (is_full, is_short) = (self.memory_above(percent) > 0, self.memory_above(back) > 0);
         let is_wanted = is_short && !self.spill.returns.lock().again.is_empty();
@@ -301,14 +312,14 @@ impl Fs {
         self.bring_some_back(back)
     }
 
-    /// After an attempt that failed the next ones wait.
+    /// Delays the next attempts after a failed one.
     fn note_outcome(&self, worker: &mut Worker, outcome: Result<()>) -> Result<()> {
         worker.backoff.note(outcome.is_err(), self.clock.monotonic_ns());
         worker.error = outcome.clone().err();
         outcome
     }
 
-    /// Spills until memory is below `percent`, within its share of a processor.
+    /// Spills until memory is below `percent`, within spilling's share of a processor.
     fn spill_some(&self, worker: &mut Worker, percent: u64, now: u64) -> Result<u64> {
         let (used, size) = self.memory();
         let share = share_percent(self.options.pack_load.max(1), used, size);
@@ -320,7 +331,8 @@ impl Fs {
         let (mut gained, mut blocks) = (0, 0);
         let outcome = loop {
             let above = self.memory_above(percent);
-            // One turn of the hand: who is not cold yet has the time to the next tick to be used.
+            // At most one turn of the hand: files that are not cold yet can be used until the next
+            // tick.
             if above == 0 || blocks >= self.table.blocks() || self.clock.monotonic_ns() >= until_ns {
                 break Ok(gained);
             }
@@ -333,7 +345,7 @@ impl Fs {
         outcome
     }
 
-    /// Spills for an operation that found no room; true if that gained any.
+    /// Spills for an operation that found no room. Returns whether that gained any.
     pub(crate) fn spill_for_room(&self, segments: u64) -> Result<bool> {
         if !self.spills() {
             return Ok(false);
@@ -345,11 +357,11 @@ impl Fs {
         }
         let want = (segments * SEGMENT + PRESSED_BYTES).max(self.memory().1 / 32);
         let (mut gained, mut blocks) = (0, 0);
-        // Until the warmest file is cold.
+        // Enough turns for the warmest file to become cold.
         while gained < want && blocks <= TURNS * self.table.blocks() {
             match self.spill_batch(&mut worker, want - gained, u64::MAX, Which::Cold) {
                 Ok(done) => (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1)),
-                // The device's fault is not the caller's: its own answer is that there is no room.
+                // A device error is not the caller's error: the caller reports lack of room.
                 Err(error) => {
                     drop(self.note_outcome(&mut worker, Err(error)));
                     break;
@@ -361,7 +373,7 @@ impl Fs {
         Ok(gained > 0)
     }
 
-    /// Spills all that may be, however warm; returns how many bytes of memory that gained.
+    /// Spills everything that may be spilled, however warm. Returns the bytes of memory gained.
     pub fn spill_all(&self) -> Result<u64> {
         self.writable()?;
         if self.bulk.is_none() {
@@ -377,7 +389,7 @@ impl Fs {
         Ok(gained)
     }
 
-    /// Moves payloads together that share their blocks with few others, and lets go of what is unused then.
+    /// Consolidates payloads from sparsely used blocks, and unmaps the blocks that become unused.
     pub fn clean_spilled(&self) -> Result<()> {
         self.writable()?;
         if self.spill.file().is_none() {
@@ -390,7 +402,8 @@ impl Fs {
         self.sweep().map(drop)
     }
 
-    /// Brings all that is spilled back into memory, as far as there is room; returns how many groups are left.
+    /// Brings everything spilled back into memory, as far as there is room. Returns how many groups
+    /// are left.
     pub fn bring_all_back(&self) -> Result<u64> {
         self.writable()?;
         for block in 0..self.table.blocks() {
@@ -410,7 +423,8 @@ impl Fs {
         Ok(self.spilled().groups)
     }
 
-    /// Unmaps blocks of the spill file for an operation that found no bulk storage; true if there were any.
+    /// Unmaps blocks of the spill file for an operation that found no bulk storage. Returns whether
+    /// there were any.
     pub(crate) fn release_spilled(&self) -> Result<bool> {
         if self.spill.file().is_none() {
             return Ok(false);
@@ -427,7 +441,8 @@ impl Fs {
         Ok(self.sweep()? > 0)
     }
 
-    /// After a mount: goes on with the look at all inodes for ranges of the spill file in use, at up to `most` blocks of the table.
+    /// Continues, after a mount, the scan of all inodes for ranges of the spill file in use, at up
+    /// to `most` blocks of the table.
     fn look_for_spilled(&self, worker: &mut Worker, most: u64) -> Result<()> {
         if self.spill.map.is_whole() {
             return Ok(());

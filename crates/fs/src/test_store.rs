@@ -1,7 +1,7 @@
 //! A store on simulated media for the tests inside this crate.
 //!
-//! The region is battery memory, so that a store may be opened again as often as a test wants. Tests from outside have a
-//! builder of their own (`tests/store`), with every kind of memory.
+//! The region is battery memory, so that a test can open the store as often as it wants. Tests
+//! outside this crate have a builder of their own (`tests/store`), with every kind of memory.
 
 use std::sync::Arc;
 
@@ -20,7 +20,8 @@ pub(crate) struct TestStore {
 }
 
 impl TestStore {
-    /// A new store with `bulk_blocks` blocks of bulk storage, or without bulk storage if that is 0.
+    /// Makes a store with `bulk_blocks` blocks of bulk storage, or without bulk storage if that is
+    /// 0.
     pub fn new(bulk_blocks: u64) -> TestStore {
         let (world, has_bulk, region_bytes) = (World::new(1), bulk_blocks > 0, 16 << 20);
         world.add_memory(region_bytes, SimMemoryKind::Battery);
@@ -43,7 +44,7 @@ impl TestStore {
         store
     }
 
-    /// Opens it; each time takes another `nonce`, above 1.
+    /// Opens the store; each call takes another `nonce`, above 1.
     pub fn open(&self, nonce: u8) -> Fs {
         Fs::open(self.parts(nonce), Options::default()).unwrap().0
     }

@@ -1,11 +1,15 @@
-//! The size above which a file is large: of the store, and as an extended attribute of directories and files.
+//! The size above which a file is large: the store's, and that of directories and files as an
+//! extended attribute.
 //!
-//! The store's is written by `format`; an option or [`Fs::set_threshold`] says otherwise while it is open. `user.shoal.threshold` of a
-//! directory is for files that will be made in it and below, of a file for itself. It is no stored attribute but a number in the
-//! inode's record, which new files and directories inherit; links and renames leave it. What was inherited is not shown as an
-//! attribute: a copy would carry it along as if somebody had asked for it, and nobody could change the tree at its root any more.
-//! A change concerns the next write that finds the file too long, and a rebalancing (`rebalance`). Rules: the store has the feature
-//! before the first number is written. Left out: moving files (`file`, `large`).
+//! `format` writes the store's threshold; an option or [`Fs::set_threshold`] overrides it while the
+//! store is open. The attribute `user.shoal.threshold` of a directory applies to files created in
+//! and below it, that of a file to the file itself. It is not a stored attribute but a number in
+//! the inode's record, which new files and directories inherit. Links and renames leave it
+//! unchanged. An inherited threshold is not shown as an attribute: a copy would carry it along as
+//! if somebody had set it, and changing it at the tree's root would no longer work. A change takes
+//! effect at the next write that finds the file too long, and in a rebalancing (`rebalance`).
+//! Rules: the store has the feature before the first number is written.
+//! Left out: moving files (`file`, `large`).
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,17 +22,17 @@ use crate::{Error, Fs, Ino, Result, flags};
 /// The attribute's name.
 pub const THRESHOLD_ATTRIBUTE: &[u8] = b"user.shoal.threshold";
 
-/// The threshold that a user gave a file or directory.
+/// Returns the threshold that a user gave a file or directory.
 pub(crate) fn own(inode: &Inode) -> Option<u32> {
     Some(inode.threshold).filter(|threshold| threshold.bytes > 0 && !threshold.inherited).map(|own| own.bytes)
 }
 
-/// The attribute's value.
+/// Returns the attribute's value.
 pub(crate) fn value(inode: &Inode) -> Result<Vec<u8>> {
     own(inode).map(|bytes| threshold_text(bytes).into_bytes()).ok_or(Error::NoAttribute)
 }
 
-/// A threshold as it is written: `256K`, `1M`, or bytes.
+/// Formats a threshold: `256K`, `1M`, or bytes.
 pub fn threshold_text(bytes: u32) -> String {
     match bytes {
         0 => "0".into(),
@@ -38,7 +42,7 @@ pub fn threshold_text(bytes: u32) -> String {
     }
 }
 
-/// The bytes of a threshold that was written: a number, K or M behind it.
+/// Parses a threshold: a number, with an optional K or M behind it. Returns its bytes.
 fn parsed(text: &[u8]) -> Option<u32> {
     let text = std::str::from_utf8(text).ok()?;
     let (digits, shift) = match text.as_bytes().last()?.to_ascii_uppercase() {
@@ -46,13 +50,13 @@ fn parsed(text: &[u8]) -> Option<u32> {
         b'M' => (&text[..text.len() - 1], 20),
         _ => (text, 0),
     };
-    // `parse` would take a sign.
+    // `parse` would accept a sign.
     let number: u64 = digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())??;
     let bytes = u32::try_from(number.checked_mul(1 << shift)?).ok()?;
     (THRESHOLD_MIN..=THRESHOLD_MAX).contains(&bytes).then_some(bytes)
 }
 
-/// May the attribute be changed in this way?
+/// Fails if the attribute may not be changed in this way.
 fn check(inode: &Inode, mode: XattrMode) -> Result<()> {
     flags::check_change(inode)?;
     xattr::check_name(inode, THRESHOLD_ATTRIBUTE)?;
@@ -64,17 +68,18 @@ fn check(inode: &Inode, mode: XattrMode) -> Result<()> {
 }
 
 impl Fs {
-    /// The size above which a file is large (bytes), where neither it nor its directory has one of its own.
+    /// Returns the size above which a file is large (bytes), if neither the file nor its directory
+    /// has its own.
     pub fn threshold(&self) -> u64 {
         self.threshold.load(Relaxed)
     }
 
-    /// Changes it until the store is closed; `None`: as the store was formatted.
+    /// Sets that size until the store is closed; `None`: as the store was formatted.
     pub fn set_threshold(&self, bytes: Option<u64>) {
         self.threshold.store(bytes.unwrap_or(self.region.superblock().threshold), Relaxed);
     }
 
-    /// The size above which this file is large (bytes).
+    /// Returns the size above which this file is large (bytes).
     pub(crate) fn threshold_of(&self, inode: &Inode) -> u64 {
         match (&self.bulk, inode.threshold.bytes) {
             (None, _) => u64::MAX,
@@ -86,7 +91,7 @@ impl Fs {
     pub(crate) fn set_own_threshold(&self, ino: Ino, value: &[u8], mode: XattrMode) -> Result<()> {
         let bytes = parsed(value).ok_or(Error::Invalid)?;
         {
-            // Before the store gets the feature, which older programs refuse.
+            // Checked before the store gets the feature, which older programs refuse.
             let _lock = self.locks.read(ino);
             check(&self.load(ino)?, mode)?;
         }

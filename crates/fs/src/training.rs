@@ -1,9 +1,11 @@
-//! When short files get a dictionary, another one, and when an old one goes.
+//! When short files get a dictionary, when another one follows, and when an old one goes.
 //!
-//! Short files that are to be packed wait until a look at them has told whether a dictionary pays. One is trained on most of a
-//! sample and tried on the rest; it becomes the newest if what it saves is worth its room. Trials come at the first 512 short
-//! files, then ever later, up to one in 16,384 files, so contents that drift get a dictionary of their own kind. Old ones
-//! stay for the files that have them. Left out: where dictionaries lie (`dictionaries`).
+//! Short files that are to be packed wait until a trial has told whether a dictionary pays. A
+//! dictionary is trained on most of a sample and tried on the rest. It becomes the newest if what
+//! it saves is worth its room. Trials come at the first 512 short files, then at growing distances,
+//! up to one in 16,384 files, so that contents that drift get a dictionary of their own kind. Old
+//! dictionaries stay for the files that have them. Left out: where dictionaries lie
+//! (`dictionaries`).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,35 +20,36 @@ use crate::packer::{has_data, may_be_packed};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result, small};
 
-/// Short files that wait for each other at most.
+/// Most short files that wait for each other.
 pub(crate) const SHORT_FILES: usize = 4096;
-/// Short files seen before the first trial, and between two at most.
+/// Short files seen before the first trial, and at most between two trials.
 const FIRST_TRIAL: u64 = 512;
 const TRIAL_EVERY: u64 = 16_384;
-/// Bytes of a sample, of which one file in so many is not trained on but tried with.
+/// Bytes to train on; one file of so many is not trained on but tried with.
 const SAMPLE_BYTES: usize = 1 << 20;
 const TRIED_ONE_OF: usize = 8;
-/// Background work looks at all files for users of old dictionaries this often at most.
+/// Least time between two searches of background work for users of old dictionaries.
 const LOOK_EVERY: Duration = Duration::from_secs(600);
-/// Least gain in percent: of a first dictionary, and of one that is to follow another.
+/// Least gain in percent: of a first dictionary, and of one that follows another.
 const GAIN_PERCENT: (u64, u64) = (5, 10);
 
 /// What is known between trials.
 #[derive(Default)]
 pub(crate) struct Training {
-    /// Short files that were to be packed last.
+    /// Short files that were most recently due for packing.
     recent: VecDeque<Ino>,
-    /// How many since the last trial, and how many there are to be before the next; 0 before the first.
+    /// How many short files came since the last trial, and how many make the next one due; 0 before
+    /// the first.
     seen: u64,
     due: u64,
-    /// No look for users of old dictionaries before then (monotonic, ns).
+    /// No search for users of old dictionaries before then (monotonic, ns).
     looks_at_ns: u64,
 }
 
 /// Dictionaries that may go after a look at all files.
 #[derive(Default)]
 pub(crate) struct Users {
-    /// Those that were old when the look began and have met no user yet.
+    /// Dictionaries that were old when the look began and have met no user yet.
     idle: Vec<u16>,
 }
 
@@ -72,7 +75,8 @@ impl Sample {
         })
     }
 
-    /// Bytes of the slots that the files take when they are packed with this dictionary.
+    /// Returns the bytes of the slots that the files take when they are packed with this
+    /// dictionary.
     fn packed(&self, compressor: &mut Compressor, method: Method, dictionary: Option<&Dictionary>) -> u64 {
         let mut payload = Vec::new();
         let slot = |len: usize| class_for(len as u64).map_or(SLOT_MAX, |class| CLASS_SIZES[usize::from(class)].into());
@@ -85,7 +89,8 @@ impl Sample {
 }
 
 impl Fs {
-    /// Looks whether the short ones of these files, which are to be packed next, are worth a dictionary.
+    /// Tries whether the short ones of these files, which are to be packed next, are worth a
+    /// dictionary.
     pub fn consider_dictionary(&self, files: &[Ino]) -> Result<()> {
         let is_short = |ino: Ino| {
             let _lock = self.locks.read(ino);
@@ -96,7 +101,8 @@ impl Fs {
         self.train(&mut self.packer.lock().training, &short)
     }
 
-    /// Looks whether these short files, which are to be packed next, are worth a dictionary. The caller holds the packer's lock.
+    /// Tries whether these short files, which are to be packed next, are worth a dictionary. The
+    /// caller holds the packer's lock.
     pub(crate) fn train(&self, training: &mut Training, short: &[Ino]) -> Result<()> {
         // These files' own methods take a dictionary even if the store's does not.
         let method = Some(self.options.method).filter(|&method| takes_dictionary(method, 1)).unwrap_or_default();
@@ -121,12 +127,13 @@ impl Fs {
         let after = tried.packed(&mut compressor, method, Some(&candidate));
         let percent = if newest.is_some() { GAIN_PERCENT.1 } else { GAIN_PERCENT.0 };
         let gained = before.saturating_sub(after);
-        // Two copies, paid for by the files at hand.
+        // There are two copies, which the files at hand must pay for.
         let pays =
             gained * training.recent.len() as u64 / tried.lengths.len() as u64 >= 2 * candidate.bytes.len() as u64;
         if pays && gained * 100 >= before * percent {
             match self.add_dictionary(candidate.bytes) {
-                // A store without room packs all the more, as it is.
+                // A store without room for a dictionary needs packing all the more, and goes on
+                // without.
                 Ok(()) | Err(Error::NoSpace) => training.due = TRIAL_EVERY,
                 Err(error) => return Err(error),
             }
@@ -134,11 +141,12 @@ impl Fs {
         Ok(())
     }
 
-    /// Contents of these files, spread evenly: those to train on, and those to try with. `None` if there are too few.
+    /// Returns the contents of these files, picked evenly: those to train on, and those to try
+    /// with. `None` if there are too few.
     fn sample(&self, files: &VecDeque<Ino>) -> Result<Option<(Sample, Sample)>> {
         let (mut trained, mut tried) = (Sample::default(), Sample::default());
         let mut contents = Vec::new();
-        // Neighbours are alike: a number without a factor of theirs goes through all.
+        // Neighbours are alike. Steps of this prime visit all files in scattered order.
         let mut at = 0;
         for turn in 0..files.len() {
             at = (at + 2_654_435_761) % files.len();
@@ -155,7 +163,7 @@ impl Fs {
                 continue;
             }
             contents.resize(inode.size as usize, 0);
-            // Damage is met by those who read the file.
+            // Damage is reported to those who read the file.
             if small::read(&self.region, &self.objects, &inode, 0, &mut contents).is_ok() {
                 let sample = if turn % TRIED_ONE_OF == 0 { &mut tried } else { &mut trained };
                 sample.add(&contents);
@@ -164,12 +172,13 @@ impl Fs {
         Ok((tried.lengths.len() >= FIRST_TRIAL as usize / TRIED_ONE_OF / 2).then_some((trained, tried)))
     }
 
-    /// Begins to look for users of old dictionaries.
+    /// Begins a search for users of old dictionaries.
     pub(crate) fn idle_dictionaries(&self) -> Users {
         Users { idle: self.objects.dictionaries.old() }
     }
 
-    /// The same for background work, if there are old ones and the last look is long ago.
+    /// Does the same for background work, if there are old dictionaries and the last search was
+    /// long ago.
     pub(crate) fn look_for_users(&self, training: &mut Training) -> Option<Users> {
         let (now, users) = (self.clock.monotonic_ns(), self.idle_dictionaries());
         if users.idle.is_empty() || now < training.looks_at_ns {
@@ -189,7 +198,7 @@ impl Fs {
             _ => {}
         })?;
         for ino in files {
-            // The object may move without its lock.
+            // The object may move without the file's lock.
             let _lock = self.locks.read(ino);
             let object = self.load(ino).and_then(|inode| match is_user(&inode) {
                 true => Ok(Placed::load(&self.region, inode.root)?.object.dictionary),
@@ -199,17 +208,17 @@ impl Fs {
                 Ok(_) if is_planted(Bug::DictionaryNotNoted) => {}
                 Ok(number) => users.idle.retain(|idle| *idle != number),
                 Err(Error::Stale) => {}
-                // It may have any.
+                // The file may use any of them.
                 Err(_) => users.idle.clear(),
             }
         }
         Ok(())
     }
 
-    /// Forgets the dictionaries that have met no user in a look at all files.
+    /// Forgets the dictionaries that have met no user in a search of all files.
     pub(crate) fn forget_idle(&self, users: Option<&Users>) -> Result<()> {
         match users {
-            // A file whose inode is damaged may come back by a repair.
+            // A repair may bring back a file whose inode is damaged.
             Some(users) if !users.idle.is_empty() && !self.table.damage.is_known() => {
                 self.forget_dictionaries(&users.idle)
             }

@@ -1,8 +1,9 @@
 //! Extended attributes: user, trusted, security, and the two POSIX ACLs.
 //!
-//! One piece per inode, rewritten as a whole; only the attributes of `method` and `threshold` are kept elsewhere. An access ACL is kept
-//! consistent with the mode (see `acl`). Whoever changes a file's data or owner drops its capabilities: the kernel does that, except on
-//! a mount without extended attributes ([`Fs::drop_capabilities`]).
+//! Each inode has one piece for them, rewritten as a whole; only the attributes of `method` and
+//! `threshold` are kept elsewhere. An access ACL is kept consistent with the mode (see `acl`). A
+//! change of a file's data or owner drops its capabilities. The kernel does that, except on a mount
+//! without extended attributes ([`Fs::drop_capabilities`]).
 
 use shoal_format::SlotRef;
 use shoal_format::inode::{Inode, S_IFDIR, S_IFREG};
@@ -14,7 +15,7 @@ use crate::threshold::{self, THRESHOLD_ATTRIBUTE};
 use crate::{Error, Fs, Ino, Result, acl, flags};
 
 const S_ISGID: u16 = 0o2000;
-/// Rights that a program has from its file.
+/// Rights that a program gets from its file.
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// Whether an attribute may, must or must not exist already.
@@ -25,7 +26,7 @@ pub enum XattrMode {
     Replace,
 }
 
-/// Is `name` in a namespace Shoal keeps, and allowed on such an inode?
+/// Fails unless `name` is in a namespace that Shoal keeps, and allowed on this inode.
 pub(crate) fn check_name(inode: &Inode, name: &[u8]) -> Result<()> {
     if name.len() > XATTR_NAME_MAX {
         return Err(Error::Range);
@@ -66,8 +67,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Before a file's data or owner change: takes `security.capability` away, where the kernel does not. It comes first, so that no
-    /// crash leaves changed data with the rights of the old ones.
+    /// Removes `security.capability` where the kernel does not. To be called before a file's data
+    /// or owner changes, so that no crash leaves changed data with the rights of the old data.
     #[inline]
     pub(crate) fn drop_capabilities(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
         if inode.xattr.is_none() || !self.options.drops_capabilities {
@@ -92,8 +93,9 @@ impl Fs {
         self.setxattr_by(ino, name, value, mode, |_| true)
     }
 
-    /// The same for a caller of whom `may_keep_set_gid` tells whether a file of that group stays set-group-id when he
-    /// sets its access ACL: a change of mode by somebody outside of the group takes the bit away, and so does this.
+    /// Does the same, but may clear the set-group-id bit of a file whose access ACL is set.
+    /// `may_keep_set_gid` tells whether a file of the given group keeps the bit: a change of mode
+    /// by somebody outside the group clears it, and so does this.
     pub fn setxattr_by(
         &self,
         ino: Ino,
@@ -167,7 +169,7 @@ impl Fs {
         attributes.into_iter().find(|(have, _)| have == name).map(|(_, value)| value).ok_or(Error::NoAttribute)
     }
 
-    /// All names, each followed by a zero byte.
+    /// Returns all names, each followed by a zero byte.
     pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;

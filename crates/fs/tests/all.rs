@@ -1,7 +1,9 @@
-//! The tests of the file system in one program: `cargo test -p shoal-fs --test all <module>::<part of a name>` runs some.
+//! The tests of the file system in one program: `cargo test -p shoal-fs --test all <module>::<part
+//! of a name>` runs some of them.
 //!
-//! What they are about: data, names, damage, resizing, crashes at every point, two operations at once.
-//! Beside them are `planted` and `recorded`, which need features and change what the whole process does.
+//! They cover data, names, damage, resizing, crashes at every point, and two operations at once.
+//! `planted` and `recorded` are programs of their own, because they need features and change what
+//! the whole process does.
 
 mod actors;
 mod beside_load;

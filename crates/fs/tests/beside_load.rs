@@ -1,6 +1,8 @@
-//! Packing while others commit all the time: it goes on by its share, stays within its part of the log, and idle time is noticed.
+//! Packing while others commit all the time: it gets its share, stays within its part of the log,
+//! and notices idle time.
 //!
-//! The clock stands still within a tick, so these tests bound work and log bytes; the share of time is tested beside its policy.
+//! The clock stands still within a tick, so these tests bound work and log bytes. The share of time
+//! is tested beside its policy.
 
 use std::time::Duration;
 
@@ -33,7 +35,7 @@ fn a_store_that_is_never_idle_is_packed_unless_only_idle_time_is_to_be_used() {
         if pack_load == 0 {
             assert_eq!((counts.packed_bytes, counts.packed_inodes, counts.packing_log_bytes), (0, 0, 0));
         } else {
-            // What is younger than its age and a round between two looks stays.
+            // Data younger than the packing age, plus a round between two looks, stays unpacked.
             assert!(counts.packed_bytes >= 150 * 3000 && counts.unpacked_bytes == 0, "{pack_load}: {counts:?}");
             assert!(counts.packed_inodes >= 100, "{pack_load}: {counts:?}");
         }

@@ -1,6 +1,8 @@
-//! Checksums of what is on the bulk device: damage is found, named, and healed by a write; nothing else counts as damage.
+//! Checksums of the data on the bulk device: damage is found, named, and healed by a write. Nothing
+//! else counts as damage.
 //!
-//! Left out: what is done to a store at random, and what must be true then (`summed`); scrubbing by command (`tests/real`).
+//! Left out: random operations and what must be true after them (`summed`); scrubbing by command
+//! (`tests/real`).
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
@@ -98,7 +100,7 @@ fn a_write_that_fails_in_its_middle_is_no_damage() {
 #[test]
 fn no_crash_makes_damage_of_what_was_written() {
     let setups = KINDS.into_iter().flat_map(|kind| [false, true].map(|cached| Setup { cached, ..setup(kind) }));
-    // The other lives are those of a deep search.
+    // Only a deep search explores all lives.
     let lives = |setup| if crate::crash::deep() { lives(setup) } else { crate::summed::explore(setup, 1) };
     let states: u64 = setups.map(lives).sum();
     assert!(states > 100, "{states}");

@@ -1,7 +1,8 @@
 //! Fragmented memory: what `statfs` says is free can be used, and what is deleted is given back.
 //!
-//! Stores are filled with small files, random ones are deleted, and others of another size are written until there is no
-//! room, with and without compaction in the background before. The checker must find nothing wrong each time.
+//! Stores are filled with small files, random ones are deleted, and files of another size are
+//! written until there is no room, with or without background compaction before. The checker must
+//! find nothing wrong each time.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -62,7 +63,7 @@ impl Store {
         Ok(number)
     }
 
-    /// Creates files until there is no room; also how long the longest took (ms).
+    /// Creates files until there is no room. Also returns how long the slowest creation took (ms).
     fn fill(&mut self, len: impl Fn(u64) -> usize) -> (Vec<(u64, usize)>, f64) {
         let (mut files, mut worst) = (Vec::new(), 0.0f64);
         loop {
@@ -76,7 +77,7 @@ impl Store {
         }
     }
 
-    /// Deletes each file with a probability of `percent`; returns the others.
+    /// Deletes each file with a probability of `percent`. Returns the others.
     fn delete(&mut self, files: Vec<(u64, usize)>, percent: u64, random: &mut Random) -> Vec<(u64, usize)> {
         let mut kept = Vec::new();
         for (number, len) in files {
@@ -107,7 +108,7 @@ impl Store {
         check(self.setup, &self.world, false).expect("the checker finds nothing");
     }
 
-    /// Lets an idle store compact until it has nothing to do; returns the ticks that took.
+    /// Lets an idle store compact until it has nothing to do. Returns the ticks that this took.
     fn idle(&self) -> u32 {
         let mut last = (self.fs.region().last_lsn(), 0);
         for tick in 1..100_000 {
@@ -133,7 +134,8 @@ fn mixed(number: u64) -> usize {
     [100, 700, 1000, 3000, 9000, 20_000][((number * 2_654_435_761) >> 7) as usize % 6]
 }
 
-/// Fills, deletes, and writes files of 4,000 bytes; the share of what was said to be available that could be written.
+/// Fills a store, deletes files, and writes files of 4,000 bytes. Returns how much could be
+/// written, as a share of the space that was said to be available.
 fn refill(segments: u64, percent: u64, first: impl Fn(u64) -> usize, idle: bool) -> f64 {
     let mut store = Store::new(MemoryKind::Battery, segments);
     let mut random = Random::new(percent);
@@ -157,7 +159,7 @@ fn refill(segments: u64, percent: u64, first: impl Fn(u64) -> usize, idle: bool)
 
 #[test]
 fn what_is_said_to_be_available_can_be_used_after_random_deletions() {
-    // Its time grows with more than the size: 16,384 segments take an hour.
+    // The time grows faster than the size: 16,384 segments take an hour.
     let segments = if std::env::var_os("SHOAL_DEEP").is_some() { 4 << 10 } else { 256 };
     for percent in [50, 80, 95] {
         for idle in [false, true] {
@@ -278,7 +280,8 @@ fn an_idle_store_with_nothing_to_gain_is_left_alone() {
     store.verify(&kept);
 }
 
-/// Room for an eighth of the region is all the host gives: what is deleted there can be used by files of another size.
+/// The host gives room for only an eighth of the region. Space of deleted files there can be used
+/// by files of another size.
 #[test]
 fn on_a_full_host_sparse_segments_are_compacted_before_a_creation_fails() {
     for (percent, idle) in [(95, false), (95, true), (60, false)] {

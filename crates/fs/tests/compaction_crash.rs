@@ -1,7 +1,8 @@
 //! Compaction beside everything else: crashes in the middle of it, random operations between its steps, other threads.
 //!
-//! Compaction must not be seen. So the oracle is simple: whatever the moment, the tree that is recovered is the tree there was,
-//! and the checker finds every slot allocated exactly once. A failure prints its seed:
+//! Compaction must not be seen, so the oracle is simple: at any moment, the recovered tree is the
+//! tree that was there, and the checker finds every slot allocated exactly once. A failure prints
+//! its seed:
 //! `SHOAL_SEED=<n> cargo test --release -p shoal-fs --test all compaction_crash`.
 
 use std::collections::BTreeMap;
@@ -78,7 +79,8 @@ fn bytes(tag: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// Files of every layout, many of each size, most of them deleted again: sparse segments of many classes.
+/// Makes files of every layout, many of each size, and deletes most of them again. This leaves
+/// sparse segments of many classes.
 fn sparse(fs: &Fs, random: &mut Random) -> Result<(), Error> {
     let dirs: Vec<Ino> = (0..3)
         .map(|n| fs.mkdir(&CALLER, ROOT, format!("dir{n}").as_bytes(), 0o755).map(|a| a.ino))
@@ -135,7 +137,7 @@ fn is_sound(setup: Setup, world: &World, boot: u8, opening: u32, expected: &Tree
         return Err(format!("another tree, first at {:?}", path.map(|p| String::from_utf8_lossy(p).into_owned())));
     }
     check(setup, world, false)?;
-    // It can be gone on with.
+    // The store can be compacted further.
     fs.compact().map_err(|e| format!("compacting again: {e}"))?;
     if read(&fs).map_err(|e| format!("reading: {e}"))? != *expected {
         return Err("another tree after compacting again".into());
@@ -179,7 +181,7 @@ fn a_crash_at_any_moment_of_compaction_leaves_the_tree_as_it_was() {
     }
 }
 
-/// What a file of the random test holds.
+/// Contents of a file of the random test.
 #[derive(Clone, PartialEq, Eq)]
 struct File {
     ino: Ino,
@@ -234,7 +236,7 @@ impl Walk {
         }
     }
 
-    /// Nothing when the store has no room.
+    /// Returns nothing if the store has no room.
     fn room<T>(outcome: Result<T, Error>) -> Option<T> {
         match outcome {
             Ok(value) => Some(value),
@@ -376,7 +378,7 @@ fn random_operations_between_steps_of_compaction_agree_with_a_plain_model() {
         blocks += walk.blocks;
     }
     println!("{moved} pieces moved, {blocks} inode blocks given back");
-    // How many a search that is to end gets to is a matter of the machine.
+    // How far a search with a time limit gets depends on the machine.
     let least = if is_part { (0, 0) } else { (1000, 10) };
     assert!(moved >= least.0 && blocks >= least.1, "{moved} pieces moved, {blocks} inode blocks given back");
 }

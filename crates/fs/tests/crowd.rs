@@ -1,9 +1,11 @@
-//! Many threads on few files, over a device that takes its time: no byte of another file, no lost attribute, no lost fsync.
+//! Many threads on few files, over a slow device: no byte of another file, no lost attribute, no
+//! lost fsync.
 //!
-//! Files cross the threshold all the time, give up blocks that others get at once, and lose their names and numbers beside
-//! reads, writes and moves of the same file; compaction and gathering run beside them. Every byte written tells its inode's
-//! number. Each thread also has a file whose attributes it alone changes, though all write to it, and one that is its own.
-//! The order is the scheduler's: a seed fixes what is tried, not when.
+//! Files cross the threshold all the time, give up blocks that others get at once, and lose their
+//! names and numbers beside reads, writes and moves of the same file. Compaction and gathering run
+//! beside them. Every byte written tells its inode's number. Each thread also has a file whose
+//! attributes it alone changes, though all write to it, and a file that only it writes. The
+//! scheduler decides the order: a seed fixes what is tried, not when.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -30,7 +32,8 @@ fn name(number: u64) -> Vec<u8> {
     format!("file{number}").into_bytes()
 }
 
-/// What may come of an operation on a file that others remove, on a store that may be full.
+/// Takes the outcome of an operation on a file that others remove, on a store that may be full.
+/// Panics on an error that this does not explain.
 fn allowed<T>(outcome: Result<T, Error>) -> Option<T> {
     match outcome {
         Ok(value) => Some(value),
@@ -46,7 +49,7 @@ struct Member<'a> {
     /// The file whose attributes this thread alone changes, and those of all threads.
     mine: Ino,
     common: &'a [Ino],
-    /// The file that this thread alone writes, and what it holds.
+    /// The file that this thread alone writes, and its contents.
     private: Ino,
     contents: Vec<u8>,
 }
@@ -149,13 +152,14 @@ impl Member<'_> {
     }
 }
 
-/// A store whose bulk device takes up to `delay_us` for a call.
+/// Returns a store whose bulk device takes up to `delay_us` for a call.
 fn slow(kind: MemoryKind, seed: u64, delay_us: u64) -> Store {
     let setup = Setup { kind, threshold: 80 << 10, bulk_blocks: 96, region_bytes: 300 << 16, ..Setup::default() };
     Store::new(setup).hooked(delays(seed, delay_us, &[Moment::Read, Moment::Write, Moment::Flush]))
 }
 
-/// Gathering, compaction, ticks and images beside the others until `going` is false.
+/// Runs gathering, compaction, checkpoints, syncs and ticks beside the others until `going` is
+/// false.
 fn background(fs: &Fs, going: &AtomicBool, seed: u64) {
     let mut random = Random::new(seed);
     while going.load(Ordering::Relaxed) {

@@ -1,8 +1,9 @@
 //! One damaged structure costs its own inode and nothing else, however the store is opened.
 //!
-//! A store with every layout is damaged in one place, then opened after a clean shutdown, after a crash, after a power loss and
-//! read-only: it opens, everything else reads as before, a thousand files can be made (more than one look for free
-//! numbers), everything else can be deleted, and the store closes and opens again.
+//! A store with every layout is damaged in one place, then opened after a clean shutdown, after a
+//! crash, after a power loss and read-only. It opens, everything else reads as before, a thousand
+//! files can be made (which takes more than one search for free numbers), everything else can be
+//! deleted, and the store closes and opens again.
 //! Left out: damage of the fixed areas, which refuses the mount; what the checker says (`crates/check/tests`).
 
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ const SETUP: Setup = Setup {
     cached: false,
 };
 
-/// What is in the store: victims by name, and the contents of everything else in the root.
+/// A store, its victims by name, and the contents of everything else in the root.
 struct Made {
     state: WorldState,
     store: Store,
@@ -59,7 +60,7 @@ fn make_on(setup: Setup) -> Made {
     inodes.insert("direct", write(&store, b"direct", &contents(1, 3000)));
     inodes.insert("chunked", write(&store, b"chunked", &contents(2, 200_000)));
     inodes.insert("large", write(&store, b"large", &contents(3, 700_000)));
-    // Every second block a hole: so many extents that the map has leaves.
+    // Every second block is a hole, which makes so many extents that the map has leaves.
     let many = store.create(b"many");
     for block in 0..300 {
         assert_eq!(fs.write(many, block * 2 * BULK_BLOCK, &contents(4, 5000)), Ok(5000));
@@ -84,14 +85,14 @@ fn make_on(setup: Setup) -> Made {
     }
     store.fs.shutdown().unwrap();
     let state = store.world.snapshot().process_crash();
-    // Once more open and closed, so that the log of what was made is behind the store.
+    // Open and close the store once more, so that the log of the creations is past.
     let again = store.reopened(&state, false);
     again.fs.shutdown().unwrap();
     let state = again.world.snapshot().process_crash();
     Made { state, store: again, inodes, others }
 }
 
-/// What the damages know of the store, and the bytes they change.
+/// What the damages can see of the store, and the bytes they change.
 struct Bytes<'a> {
     fs: &'a Fs,
     inodes: &'a BTreeMap<&'static str, Ino>,
@@ -240,7 +241,7 @@ fn read_others(fs: &Fs, others: &BTreeMap<Vec<u8>, Vec<u8>>, victims: &[&str], c
     }
 }
 
-/// Everything a user may do to the rest of the store.
+/// Does everything that a user may do to the rest of the store.
 fn live_with_it(store: &Store, made: &Made, victims: &[&str], context: &str) {
     let fs = &store.fs;
     read_others(fs, &made.others, victims, context);
@@ -252,7 +253,7 @@ fn live_with_it(store: &Store, made: &Made, victims: &[&str], context: &str) {
     }
     fs.sync().unwrap_or_else(|error| panic!("{context}: sync: {error}"));
     fs.tick().unwrap_or_else(|error| panic!("{context}: tick: {error}"));
-    // Nothing got a number that something else has.
+    // No new file got a number that another file has.
     read_others(fs, &made.others, victims, context);
     for name in made.others.keys() {
         fs.unlink(ROOT, name).unwrap_or_else(|error| panic!("{context}: deleting: {error}"));
@@ -283,7 +284,7 @@ fn every_opening(kind: MemoryKind) {
         damage(&mut bytes);
         let state = damaged(&made.state, kind, &bytes.changes);
         live_with_it(&made.store.reopened(&state, false), &made, victims, &format!("{kind:?}, {what}, clean"));
-        // A crash of what was opened before the damage: something is in the log.
+        // Crash the store that was opened before the damage, so that something is in the log.
         look.create(b"late");
         look.fs.sync().unwrap();
         let crashed = damaged(&look.world.snapshot().process_crash(), kind, &bytes.changes);
@@ -307,7 +308,8 @@ fn a_damaged_structure_in_an_image_costs_its_own_inode_alone() {
     every_opening(MemoryKind::Logged);
 }
 
-/// Carries out what the checker offers, as `shoal check --repair` does, until nothing is offered; the findings left.
+/// Carries out the checker's remedies, as `shoal check --repair` does, until none is offered.
+/// Returns the state and the findings that are left.
 fn repaired(made: &Made, mut state: WorldState, context: &str) -> (WorldState, Vec<Finding>) {
     for _ in 0..8 {
         let world = state.open();
@@ -344,7 +346,7 @@ fn repaired(made: &Made, mut state: WorldState, context: &str) -> (WorldState, V
 #[test]
 fn repair_loses_nothing_readable_and_says_what_is_left() {
     use shoal_check::FindingKind as K;
-    // What these damage has no safe remedy, and keeps others from being certain.
+    // These kinds of damage have no safe remedy, and keep other findings from being certain.
     let left = ["reference", "map", "leaf", "bucket", "node", "attributes", "forged", "truncation", "orphan"];
     let made = make(MemoryKind::Battery);
     let mut sound = 0;
@@ -411,7 +413,7 @@ fn after_a_power_loss_no_new_block_is_read_from_a_map_that_does_not_decode() {
     assert_eq!(store.fs.read(made.inodes["many"], 0, &mut first), Ok(5000));
     assert_eq!(first, [0; 5000], "NEW before the power loss: zeros");
     store.fs.shutdown().unwrap();
-    // Nor later, when nobody remembers the power loss.
+    // Nor are they read later, when nobody remembers the power loss.
     let again = store.reopened(&store.world.snapshot().process_crash(), false);
     assert_eq!(again.fs.read(made.inodes["many"], 0, &mut first), Ok(5000));
     assert_eq!(first, [0; 5000]);

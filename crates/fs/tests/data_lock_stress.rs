@@ -1,9 +1,11 @@
-//! Threads on a few files whose numbers come and go, over a bulk device that is slow, nearly full, and fails now and then.
+//! Threads on a few files whose numbers come and go, over a bulk device that is slow, nearly full,
+//! and fails now and then.
 //!
-//! Every byte tells its file and generation: those who hold a reference write it, those who know only a number write zeros.
-//! So the bytes of a number's earlier user are foreign, too. When all names are gone, no block may be in use: a
-//! reservation that an error or a removal left behind shows.
-//! The order is the scheduler's: a seed fixes what is tried, not when. The like without errors is in `crowd`.
+//! Every byte tells its file and generation. Threads that hold a reference write it, and threads
+//! that know only a number write zeros. So the bytes of a number's earlier user are foreign, too.
+//! When all names are gone, no block may be in use, so a reservation that an error or a removal
+//! left behind shows. The scheduler decides the order: a seed fixes what is tried, not when.
+//! `crowd` does the same without errors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -48,7 +50,7 @@ fn look(fs: &Fs, attr: &Attr, at: u64, len: u64) {
     assert_eq!(foreign, None, "inode {} generation {}: a byte of another file", attr.ino, attr.generation);
 }
 
-/// On a file that is held.
+/// Changes a file that is held.
 fn change(fs: &Fs, random: &mut Random, attr: &Attr) {
     let (ino, at, len) = (attr.ino, random.below(SIZE_MAX), 1 + random.below(120_000));
     match random.below(14) {
@@ -64,7 +66,7 @@ fn change(fs: &Fs, random: &mut Random, attr: &Attr) {
     }
 }
 
-/// On a number that may be another file's by now.
+/// Changes a number that may be another file's by now.
 fn change_unheld(fs: &Fs, random: &mut Random, ino: Ino) {
     let (at, len) = (random.below(SIZE_MAX), 1 + random.below(120_000));
     match random.below(8) {

@@ -1,7 +1,8 @@
 //! Each call of the bulk device fails once, in every operation that uses it, while another one changes the file.
 //!
-//! The inode lock is let go of around these calls (`data_lock.rs`): an error meets a record that is no longer the one the
-//! operation began with. No byte may be foreign or lost, and no block may stay in use for nobody.
+//! The inode lock is released around these calls (`data_lock.rs`), so an error may meet another
+//! record than the one the operation began with. No byte may be foreign or lost, and no block may
+//! stay in use without an owner.
 
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Ino, ROOT, RenameMode, SetAttr, XattrMode, without_flush};
@@ -18,7 +19,8 @@ fn resize(store: &Store, ino: Ino, size: u64) -> Result<(), Error> {
     store.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).map(drop)
 }
 
-/// Operations on a file of bytes 1 (`large`) or 2 (`small`) that put only such bytes there, or zeros.
+/// Returns operations on a file of bytes 1 (`large`) or 2 (`small`), which put only such bytes or
+/// zeros there.
 fn operations() -> Vec<(&'static str, &'static str, Work)> {
     vec![
         ("read", "large", |store, ino| store.fs.read(ino, 70_000, &mut [0; 9000]).map(drop)),
@@ -48,7 +50,7 @@ fn operations() -> Vec<(&'static str, &'static str, Work)> {
     ]
 }
 
-/// Changes beside it, none of which needs the file's data lock.
+/// Returns changes made meanwhile, none of which needs the file's data lock.
 fn besides() -> Vec<(&'static str, Work)> {
     vec![
         ("attributes and names", |store, ino| {
@@ -68,7 +70,7 @@ fn besides() -> Vec<(&'static str, Work)> {
     ]
 }
 
-/// False: the operation makes fewer such calls.
+/// Returns false if the operation makes fewer such calls.
 fn one(
     kind: MemoryKind,
     nth: u32,
@@ -99,7 +101,7 @@ fn one(
     };
     assert!(is_fine, "{context}: {outcome:?}");
     if call.0 == Call::DiskFlush {
-        // Nothing more can be promised; what was promised before is there.
+        // Nothing more can be promised, but what was promised before is there.
         store.after_process_crash();
         return came;
     }

@@ -1,6 +1,7 @@
 //! Dictionaries of short files: trained when they pay, kept while files name them, mended from either copy.
 //!
-//! What is left out is in `model`, `enumeration` and `resize`, which add dictionaries between other operations and at crashes.
+//! Left out: dictionaries added between other operations and at crashes (`model`, `enumeration`,
+//! `resize`).
 
 use std::mem::offset_of;
 
@@ -16,7 +17,7 @@ use shoal_sim::Random;
 use crate::cold::{AGE, Store, create, options, setup};
 use crate::store;
 
-/// A file of one kind of text; the numbers in it make files differ.
+/// Returns a file of one kind of text. The numbers in it make files differ.
 fn text(kind: u64, random: &mut Random) -> Vec<u8> {
     let mut words = Random::new(kind);
     let mut file = String::new();
@@ -64,7 +65,7 @@ fn roots(fs: &Fs) -> [SlotRef; 2] {
     [at, at + 8].map(|at| SlotRef::from_bits(fs.region().read_u64(at).unwrap()).unwrap())
 }
 
-/// The list, which is the same in both copies.
+/// Returns the list, which is the same in both copies.
 fn listed(fs: &Fs) -> Vec<Listed> {
     let lists = roots(fs).map(|list| match list.is_none() {
         true => Vec::new(),
@@ -121,7 +122,7 @@ fn noise_gets_none_and_background_work_trains_as_well() {
     store.close(fs);
 }
 
-/// Background work until everything is packed.
+/// Runs background work until everything is packed.
 fn tick(store: &Store, fs: &Fs) {
     store.clock.advance(20 * AGE.as_nanos() as u64);
     for _ in 0..600 {
@@ -147,7 +148,7 @@ fn other_contents_get_a_dictionary_of_their_own_and_the_old_one_goes_with_its_fi
     let small = |file: &Made| fs.packing_of(file.ino).unwrap().all().stored;
     assert!(small(&later[0]) < small(&new[0]), "{} {}", small(&later[0]), small(&new[0]));
     old.iter().chain(&new).for_each(|file| read(&fs, file).unwrap());
-    // One user keeps it.
+    // One user keeps the old dictionary.
     let unlink = |name: String| fs.unlink(ROOT, name.as_bytes()).unwrap();
     (0..999).for_each(|number| unlink(format!("old{number}")));
     (0..18_000).for_each(|number| unlink(format!("new{number}")));

@@ -1,7 +1,9 @@
-//! Every operation at every alignment about the end of file and the boundaries of chunks and blocks (docs/design/testing.md, T5).
+//! Every operation at every alignment around the end of file and the boundaries of chunks and
+//! blocks (docs/design/testing.md, T5).
 //!
-//! On the three kinds of memory, compared with a plain byte vector, then after a remount, a process crash and power losses;
-//! and writes that fail there. `SHOAL_DEEP=1` leaves no case out.
+//! Each case runs on the three kinds of memory and is compared with a plain byte vector, then again
+//! after a remount, a process crash and power losses. Writes that fail there are tried, too.
+//! `SHOAL_DEEP=1` leaves no case out.
 
 use std::time::Instant;
 

@@ -1,12 +1,14 @@
 //! Crash enumeration of the file system with a past and a future (docs/design/testing.md, T2 to T6).
 //!
-//! Every operation of `workload` alone, after a clean mount, an unsynced past, a sync, a checkpoint or a tick, and followed
-//! by nothing, an fsync, a sync, a checkpoint or a tick. At every event the machine stops, and every state the media
-//! may be left in is recovered and compared with the states the run went through. Each operation of `layouts` likewise,
-//! and random sequences of six. Also media calls that fail, and a full store.
-//! `SHOAL_SEED=<n>` starts from another seed; `SHOAL_EVERY=1` leaves no workload out (about 95,000 states);
-//! `SHOAL_DEEP=1` leaves no state out and runs all pairs of operations; a failure prints the line that runs one state
-//! again.
+//! Every operation of `workload` runs alone, after a clean mount, an unsynced past, a sync, a
+//! checkpoint or a tick, and followed by nothing, an fsync, a sync, a checkpoint or a tick. At
+//! every event the machine stops, and every state that the media may be left in is recovered and
+//! compared with the states that the run went through. The same goes for each operation of
+//! `layouts`, and for random sequences of six. Media calls that fail and a full store are tried,
+//! too.
+//! `SHOAL_SEED=<n>` starts from another seed. `SHOAL_EVERY=1` leaves no workload out (about 95,000
+//! states). `SHOAL_DEEP=1` leaves no state out and runs all pairs of operations. A failure prints
+//! the line that runs one state again.
 
 use std::time::Instant;
 
@@ -25,14 +27,14 @@ const SEED: u64 = 20_260;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
 /// Stores of one kind of memory, each with its workloads; they share the time of a search.
 const GROUNDS: usize = 6;
-/// Failures shown before the rest is not looked at.
+/// Failures after which a search stops.
 const FAILURES_MAX: usize = 5;
 
 fn seed() -> u64 {
     number("SHOAL_SEED").unwrap_or(SEED)
 }
 
-/// Each operation alone, with what may come before and behind it.
+/// Returns each operation alone, with what may come before and after it.
 fn singles(steps: &[workload::Step], with_past: bool) -> Vec<Workload> {
     let mut workloads = Vec::new();
     for step in steps {
@@ -55,7 +57,7 @@ fn singles(steps: &[workload::Step], with_past: bool) -> Vec<Workload> {
     workloads
 }
 
-/// Of files that go in several transactions.
+/// Returns removals of files that take several transactions.
 fn removals() -> Vec<Workload> {
     let all = [
         vec![Unlink("many")],
@@ -102,7 +104,7 @@ fn spilled_files(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> 
         .collect()
 }
 
-/// Each operation on packed inodes, and packing after it.
+/// Returns each operation on packed inodes, with packing after it.
 fn packed(steps: &[workload::Step]) -> Vec<Workload> {
     let mut workloads = Vec::new();
     let mut add = |before, operations| workloads.push(Workload { before, operations, must_succeed: true });
@@ -134,7 +136,8 @@ fn pairs(steps: &[workload::Step]) -> Vec<Workload> {
     workloads
 }
 
-/// Operations on every layout: each alone and followed by its fsync or a sync; and random sequences of six.
+/// Returns operations on every layout: each alone, each followed by its fsync or a sync, and random
+/// sequences of six.
 fn layouts() -> Vec<Workload> {
     let steps = layouts::operations();
     let mut workloads = singles(&steps, deep());
@@ -155,12 +158,12 @@ fn layouts() -> Vec<Workload> {
     workloads
 }
 
-/// What of all workloads and states a kind's run visits: one of so many.
+/// Which workloads and states the run of a kind of memory visits: one in this many.
 #[derive(Clone, Copy)]
 struct Share {
     workloads: u64,
     states: u64,
-    /// Of the states of operations on every layout.
+    /// The same for states of operations on every layout.
     layouts: u64,
 }
 
@@ -178,12 +181,13 @@ fn visit(ground: &Ground, workloads: &[Workload], share: Share) -> u64 {
             break;
         }
         let workload = &workloads[index];
-        // The seed decides, so that another one visits others.
+        // The seed decides, so that another seed visits other workloads.
         if !deep() && !mix(&[ground.seed, index as u64]).is_multiple_of(share.workloads) {
             continue;
         }
         visited += 1;
-        // A run that is to end leaves some states out, so that it sees more points of a workload.
+        // A run with a time limit leaves some states out, so that it sees more points of a
+        // workload.
         let every = match (deep(), budget.is_limited()) {
             (true, false) => 1,
             (true, true) => share.states.div_ceil(8),
@@ -213,7 +217,8 @@ fn ground(setup: Setup) -> Ground {
     Ground::new(setup, seed(), preparation).expect("the store is prepared")
 }
 
-/// Stores and the workloads for each, with what of them is visited when `share` is of the first.
+/// Returns stores, the workloads for each, and the share of them that is visited. `share` is that
+/// of the first.
 fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); GROUNDS] {
     let steps = workload::operations();
     let mut workloads = singles(&steps, true);
@@ -226,7 +231,7 @@ fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); G
     long.extend(packed_files(&workload::long_operations(), &[Before::Mounted]));
     [
         (ground(Setup::two_tiers(kind)), workloads, share),
-        // These are few.
+        // There are few of these.
         (ground(Setup::tight(kind)), sequences(), Share { workloads: 1, ..share }),
         (ground(Setup::layouts(kind)), layouts(), Share { workloads: 2, states: share.layouts, ..share }),
         (ground(Setup::two_tiers(kind)), packed(&steps), Share { workloads: share.workloads.div_ceil(2), ..share }),
@@ -297,8 +302,8 @@ fn every_removal_in_several_transactions_survives_every_crash() {
     }
 }
 
-/// Log, cache and device lose what they lose by themselves: a process leaves the cache as it was at any store, a machine
-/// takes it along, and the device keeps any part of what no flush covered.
+/// Log, cache and device lose data independently. A process crash leaves the cache as it was at any
+/// store, a power loss clears it, and the device keeps any part of the data that no flush covered.
 #[test]
 fn every_operation_behind_a_cache_survives_every_crash() {
     let steps = workload::operations();
@@ -313,7 +318,8 @@ fn every_operation_behind_a_cache_survives_every_crash() {
     assert!(states > 300, "only {states} states were visited");
 }
 
-/// What a failure's line runs again; without one, a state of the first workload for each kind.
+/// Runs the state that a failure's line names again. Without one, runs a state of the first
+/// workload for each kind.
 #[test]
 fn single_states_can_be_visited_by_their_numbers() {
     let variable = |name: &str| std::env::var(name).ok();
@@ -362,7 +368,7 @@ fn every_call_of_the_media_may_fail_in_every_operation() {
         }
         failed += faults::fail_openings(&ground).unwrap_or_else(|e| panic!("{e}"));
         println!("{}: {failed} failing calls in {:.1} s", kind.name(), start.elapsed().as_secs_f64());
-        // How many a search that is to end gets to is a matter of the machine.
+        // How far a search with a time limit gets depends on the machine.
         assert!(failed > if is_part { 0 } else { 100 }, "only {failed} calls were made to fail");
     }
 }

@@ -1,8 +1,9 @@
-//! A bulk device that fails behind a write-back cache: what the cache holds is certain, and outlives the failure.
+//! A bulk device that fails behind a write-back cache: the cache's contents are certain, and
+//! outlive the failure.
 //!
-//! Owns: reads of what is held while the device is closed, what is in doubt and what is not, and both ways to go on: a retry in the same
-//! process, and a clean end with another process behind it. Left out: devices without a cache (`devices`), and the cache itself
-//! (`shoal-writeback`).
+//! Owns: reads of held data while the device is closed, which data is in doubt and which is not,
+//! and both ways to go on: a retry in the same process, and a clean end with another process after
+//! it. Left out: devices without a cache (`devices`), and the cache itself (`shoal-writeback`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,15 +25,15 @@ struct Store {
     boot: Boot,
     fs: Fs,
     second: Arc<Forgetful>,
-    /// Synced, and a page of its first block written over since.
+    /// A synced file. A page of its first block was written over since.
     durable: Ino,
-    /// Never synced.
+    /// A file that was never synced.
     held: Ino,
-    /// An fsync of it meets the failure.
+    /// A file whose fsync meets the failure.
     synced: Ino,
 }
 
-/// The memory of the world that the cache is in.
+/// Returns the number of the world's memory that the cache is in.
 fn memory(kind: MemoryKind) -> usize {
     usize::from(kind.has_ring())
 }
@@ -70,7 +71,7 @@ impl Store {
         self.fs.bulk_states()[1].suspect / BULK_BLOCK
     }
 
-    /// What a reader sees but for the file whose fsync failed.
+    /// Checks what a reader sees, except for the file whose fsync failed.
     fn see(&self, fs: &Fs, when: &str) {
         let mut bytes = vec![1; 2 * BLOCK];
         bytes[4096..8192].fill(4);
@@ -78,7 +79,7 @@ impl Store {
         assert!(read(fs, self.held, 0, 2 * BLOCK) == Ok(vec![5; 2 * BLOCK]), "{when}: what is held");
     }
 
-    /// The store in a process that comes after this one, of this boot or the next, with the device and its cache.
+    /// Opens the store in a later process, of this boot or the next, with the device and its cache.
     fn next(&self, power: bool) -> (World, Fs) {
         let world = self.world.snapshot().process_crash().open();
         let boot = self.boot.after(power);
@@ -134,7 +135,7 @@ fn a_retry_writes_what_was_held_and_leaves_in_doubt_what_was_not() {
             let synced = read(&store.fs, store.synced, 0, BLOCK);
             assert!(if dies { synced == Ok(vec![2; BLOCK]) } else { matches!(synced, Err(Error::Io(_))) });
             assert_eq!(store.in_doubt(), if dies { 0 } else { 2 });
-            // A power loss takes the cache along.
+            // A power loss clears the cache, too.
             let (_, fs) = store.next(true);
             store.see(&fs, "after a power loss");
         });

@@ -1,7 +1,7 @@
 //! A flush that fails is explained: the first failure is kept, and every later refusal names it.
 //!
-//! Each call of the media that makes a store read-only is failed in turn, in the simulation. Left out: what the command
-//! line shows of it (`tests/nbd/slow`).
+//! Each media call whose failure makes a store read-only fails in turn, in the simulation. Left
+//! out: what the command line shows of it (`tests/nbd/slow`).
 
 use crate::data_store::Store;
 use crate::store::Setup;
@@ -11,7 +11,7 @@ use shoal_sim::{Call, Fault, FaultPlan};
 
 #[test]
 fn every_refusal_of_a_failed_store_names_the_first_failure() {
-    // The call that fails, what was under way, and a word of the medium's name.
+    // The call that fails, the operation under way, and a word of the medium's name.
     let cases = [
         (Call::LogAppend, "an append to the log", "log"),
         (Call::LogSync, "the sync of the log", "log"),
@@ -32,7 +32,7 @@ fn every_refusal_of_a_failed_store_names_the_first_failure() {
         assert_eq!(failure.operation, operation, "{failure}");
         assert!(failure.object.contains(object) && failure.cause.contains("os error 5"), "{failure}");
         assert!(failure.at_ns > 2_000_000_000, "{failure:?}");
-        // The medium works again, and something else fails: the first failure is what counts.
+        // The medium works again, and something else fails: the first failure still counts.
         store.world.fail(FaultPlan { call: Call::DiskWrite, nth: 0, for_good: true, fault: Fault::Io });
         let later = [
             store.fs.write(small, 0, b"b").map(drop),

@@ -17,7 +17,7 @@ const KEEP_SIZE: i32 = 1;
 const PUNCH: i32 = 3;
 const ZERO_RANGE: i32 = 16;
 
-/// One file and what it should hold.
+/// One file and its expected contents.
 struct Checked {
     store: Store,
     ino: Ino,
@@ -71,7 +71,7 @@ impl Checked {
         }
     }
 
-    /// All bytes, the size, the seek map and the count of allocated bytes.
+    /// Checks all bytes, the size, the seek map and the count of allocated bytes.
     fn check(&self, context: &str) {
         let fs = &self.store.fs;
         assert_eq!(fs.getattr(self.ino).unwrap().size, self.model.len() as u64, "{context}: size");
@@ -106,7 +106,7 @@ fn filled(random: &mut Random, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Random operations on one file of up to about `span` bytes.
+/// Runs random operations on one file of up to about `span` bytes.
 fn run_model(setup: Setup, seed: u64, steps: usize, span: u64) {
     let mut random = Random::new(seed);
     let mut file = Checked::new(setup);
@@ -426,7 +426,8 @@ fn settling_beside_a_writer_never_vouches_for_data_written_after_the_flush() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for block in 0..60 {
-                // However the machine is loaded, some of it is settled in between.
+                // Wait for a round, so that some blocks are settled in between however the machine
+                // is loaded.
                 let before = rounds.load(Ordering::Acquire);
                 while block % 10 == 9 && rounds.load(Ordering::Acquire) == before {
                     std::thread::yield_now();
@@ -632,7 +633,7 @@ fn an_operation_that_must_not_flush_is_refused_whole_and_passes_afterwards() {
         out.truncate(len);
         out
     };
-    // Promised content that changes its tier, by each operation that can make it.
+    // Each operation that can move promised contents to the other tier.
     let steps: [&dyn Fn(Ino) -> Result<(), Error>; 4] = [
         &|ino| store.fs.write(ino, 60_000, &[2; 50_000]).map(drop),
         &|ino| store.fs.setattr(ino, &SetAttr { size: Some(100_000), ..SetAttr::default() }).map(drop),
@@ -651,7 +652,7 @@ fn an_operation_that_must_not_flush_is_refused_whole_and_passes_afterwards() {
         assert!(body(ino).len() >= 100_000, "step {number}");
         assert_eq!(body(ino)[..50_000], before[..50_000], "step {number}");
         store.check_allocated(ino, "done");
-        // An append behind bytes that were cut off.
+        // An append past bytes that were cut off.
         store.truncate(ino, 90_001);
         let append = |ino| store.fs.write(ino, 95_000, &[3; 10]);
         if matches!(number, 0 | 3) {
@@ -677,7 +678,7 @@ fn without_the_device_only_what_is_in_memory_is_read() {
     assert!(store.fs.spill_all().unwrap() > 0);
     store.fs.write(small, 0, &[1; 100_000]).unwrap();
     store.fs.write(large, 0, &[2; 300_000]).unwrap();
-    // A hole, and bytes behind it.
+    // A hole, and bytes after it.
     store.fs.write(large, 1 << 20, &[3; 10]).unwrap();
     let mut out = vec![0; 100_000];
     let mut read = |ino, at| without_device(|| store.fs.read(ino, at, &mut out)).map(|len| (len, out[0]));

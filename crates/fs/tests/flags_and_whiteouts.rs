@@ -1,7 +1,9 @@
-//! What chattr's flags refuse, what a rename leaves for an overlay, when reads change access times, who keeps
-//! set-group-id under an access ACL, and which changes take a program's capabilities.
+//! Which changes chattr's flags refuse, what a rename leaves for an overlay, when reads change
+//! access times, which files keep set-group-id under an access ACL, and which changes take a
+//! program's capabilities.
 //!
-//! On a store in simulated memory with both tiers. That each of the changes is whole after a crash is the crash search's part.
+//! The store is in simulated memory and has both tiers. The crash search tests that each of the
+//! changes is whole after a crash.
 
 use std::sync::Arc;
 
@@ -153,7 +155,8 @@ fn an_append_only_file_takes_writes_at_its_end_and_keeps_its_names() {
     scene.end();
 }
 
-/// Pages that a kernel writes back begin in front of what was appended: what is there already is no change.
+/// A page that the kernel writes back begins before the appended bytes. Bytes that are there
+/// already are no change.
 #[test]
 fn a_page_with_what_was_appended_is_taken_and_one_with_other_bytes_is_not() {
     let scene = Scene::new();
@@ -172,12 +175,12 @@ fn a_page_with_what_was_appended_is_taken_and_one_with_other_bytes_is_not() {
         assert_eq!(fs.write_of(Writer::Pages, ino, from as u64, &others), Err(REFUSED), "{name}: other bytes");
         assert_eq!(fs.getattr(ino).unwrap().size, len as u64);
         assert_eq!(fs.write_of(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
-        // Written back again, as where nothing was appended.
+        // The page is written back again, as when nothing was appended.
         assert_eq!(fs.write_of(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
         let mut found = vec![0; data.len() + 1];
         assert_eq!(fs.read(ino, 0, &mut found).unwrap(), data.len());
         assert!(found[..data.len()] == data, "{name}");
-        // Written to before there were flags.
+        // These pages were written to before there were flags.
         assert_eq!(fs.write_of(Writer::EarlierPages, ino, from as u64, &others), Ok(others.len()));
         data[from..from + others.len()].copy_from_slice(&others);
         assert_eq!(fs.read(ino, 0, &mut found).unwrap(), data.len());
@@ -201,7 +204,7 @@ fn pages_of_an_append_only_file_arrive_in_any_order_and_each_once() {
             assert_eq!(fs.write_of(Writer::Pages, ino, at(page), &[page as u8 + 1; 4096]), Ok(4096), "{name} {page}");
         }
         assert_eq!(fs.write_of(Writer::Pages, ino, at(1), &[9; 4096]), Err(REFUSED), "{name}: written before");
-        // Behind what comes late there is room by now.
+        // By now there is room allocated after the bytes that come late.
         shoal_fs::keeping_times(|| fs.fallocate(ino, 0, at(4), 50_000)).unwrap();
         assert_eq!(fs.write_of(Writer::Pages, ino, at(4) - 100, &[[4; 100], [5; 100]].concat()), Ok(200), "{name}");
         assert_eq!(fs.write_of(Writer::Pages, ino, at(4), &[6; 100]), Err(REFUSED), "{name}: written before");
@@ -241,7 +244,7 @@ fn a_directory_keeps_its_entries() {
     let changes = |fs: &Fs| {
         [
             fs.unlink(dir, b"f"),
-            // The flags come before what else would refuse it.
+            // The flags are checked before other reasons to refuse.
             fs.rmdir(dir, b"full"),
             fs.rmdir(dir, b"f"),
             fs.unlink(dir, b"full"),
@@ -330,7 +333,7 @@ fn a_rename_leaves_a_whiteout_where_it_is_asked_to() {
             fs.unlink(to, new_name).unwrap();
         }
     }
-    // Directories change their parents' links; what is refused leaves nothing behind.
+    // Directories change their parents' link counts. A refused rename leaves nothing behind.
     fs.mkdir(&CALLER, one, b"sub", 0o755).unwrap();
     fs.rename_with(one, b"sub", two, b"sub", RenameMode::NoReplace, Some(&root)).unwrap();
     assert_eq!((fs.getattr(one).unwrap().nlink, fs.getattr(two).unwrap().nlink), (2, 3));
@@ -426,7 +429,7 @@ fn a_changed_file_loses_its_capabilities_where_the_kernel_does_not_see_them() {
                 fs.unlink(ROOT, b"f").unwrap();
             }
         }
-        // What is refused takes nothing.
+        // A refused change takes no capabilities.
         let ino = scene.file(ROOT, "f", 100);
         fs.setxattr(ino, CAPABILITY, &[1; 20], XattrMode::Any).unwrap();
         scene.set(ino, IMMUTABLE);

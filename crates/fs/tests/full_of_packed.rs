@@ -1,8 +1,9 @@
-//! Stores full of what is packed: they can always be emptied, and then they are empty.
+//! Stores full of packed data and inodes: they can always be emptied, and then they are empty.
 //!
-//! Owns: inodes that hardly compress (times and owners at random, so that there is little to pack for another's room), packing and
-//! changes beside removals, options that forbid packing, and blocks that lost their last inode in an earlier life. Left out: stores
-//! of inodes that are alike, emptied by one thread (`packed`).
+//! Owns: inodes that hardly compress (random times and owners, so that packing makes little room),
+//! packing and changes beside removals, options that forbid packing, and blocks that lost their
+//! last inode in an earlier life. Left out: stores of inodes that are alike, emptied by one thread
+//! (`packed`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +25,7 @@ fn small(kind: MemoryKind) -> Store {
 /// A name, and the directory that it is in.
 type Entry = (Ino, String);
 
-/// Makes files until nothing more fits: some with data, a third with an owner of their own, all with times of their own.
+/// Makes files until nothing more fits: some with data, and a third with their own owner and times.
 fn fill(fs: &Fs, random: &mut Random) -> Vec<Entry> {
     let dirs: Vec<Ino> =
         (0..10).map(|dir| fs.mkdir(&caller(), ROOT, format!("d{dir}").as_bytes(), 0o755).unwrap().ino).collect();
@@ -47,7 +48,7 @@ fn fill(fs: &Fs, random: &mut Random) -> Vec<Entry> {
     }
 }
 
-/// Times that have nothing to do with any others.
+/// Returns times that have nothing to do with any others.
 fn times(random: &mut Random) -> SetAttr {
     let mut time = || Some(TimeChange::At(random.below(1 << 60) as i64));
     SetAttr { atime: time(), mtime: time(), ..Default::default() }
@@ -62,7 +63,7 @@ fn empty(fs: &Fs, names: &[Entry]) {
     }
 }
 
-/// Changes of a full store, which may find no room.
+/// Makes a change on a full store, which may find no room.
 fn change(fs: &Fs, names: &[Entry], random: &mut Random, step: u64) -> Result<(), Error> {
     let (dir, name) = &names[random.index(names.len())];
     if random.below(5) < 2 {
@@ -79,7 +80,7 @@ fn change(fs: &Fs, names: &[Entry], random: &mut Random, step: u64) -> Result<()
     }
 }
 
-/// Files that [`change`] makes, by the number of steps made.
+/// Returns the files that [`change`] may have made in this many steps.
 fn made(names: &[Entry], steps: u64) -> Vec<Entry> {
     (0..=steps).flat_map(|step| names[..10].iter().map(move |(dir, _)| (*dir, format!("w{step}")))).collect()
 }
@@ -181,7 +182,8 @@ fn a_store_whose_options_forbid_packing_can_be_emptied_though_it_is_full_of_pack
         let fs = store.open();
         let mut names = Vec::new();
         let mut dir = ROOT;
-        // There are many directories, and a removal changes the record of its own: many blocks must be made plain.
+        // There are many directories, and a removal changes the record of its directory, so many
+        // blocks must be made plain.
         let mut make = |fs: &Fs| -> Result<(), Error> {
             if names.len() % 100 == 0 {
                 dir = fs.mkdir(&caller(), ROOT, format!("d{}", names.len()).as_bytes(), 0o755)?.ino;
@@ -265,7 +267,8 @@ impl PersistentMemory for Counted {
     }
 }
 
-/// Each pass over all inodes makes room for a few thousand files: what it does for one that it leaves alone must be little.
+/// Each pass over all inodes makes room for a few thousand files, so it must cost little for an
+/// inode that it leaves alone.
 #[test]
 fn a_create_on_a_nearly_full_store_of_packed_files_costs_few_looks_at_others() {
     let mebibytes = number("SHOAL_MEBIBYTES").unwrap_or(16);
@@ -277,7 +280,7 @@ fn a_create_on_a_nearly_full_store_of_packed_files_costs_few_looks_at_others() {
     parts.region.memory = counted.clone();
     let fs = Fs::open(parts, options(Some(AGE))).unwrap().0;
     let (mut dir, mut made) = (ROOT, 0u64);
-    // After so many files: reads of memory, and when that was.
+    // Numbers of files, with the reads of memory by then and the time.
     let mut counts = vec![(0, 0, Instant::now())];
     let last = loop {
         if made.is_multiple_of(1000) {
@@ -308,6 +311,7 @@ fn a_create_on_a_nearly_full_store_of_packed_files_costs_few_looks_at_others() {
             "{mebibytes} MiB, {made} files, from {from}% on: {reads} reads of memory a file, {rate:.0} files a second"
         );
     }
-    // Of a store of 64 MiB, which has four times as many: 330, and 1,430 while all pieces were looked at.
+    // A store of 64 MiB, which has four times as many files, needs 330 reads. It needed 1,430 while
+    // all pieces were looked at.
     assert!(mebibytes > 16 || parts[2].1 < 150, "{} reads of memory for each file", parts[2].1);
 }

@@ -1,6 +1,7 @@
-//! `user.shoal.compress`: who has it, who inherits it, and how data are packed then.
+//! `user.shoal.compress`: which files have it, which inherit it, and how their data is packed.
 //!
-//! What a crash may leave of it is in `enumeration`, its answers among other operations in `model`.
+//! Left out: what a crash may leave of it (`enumeration`), and its answers among other operations
+//! (`model`).
 
 use shoal_format::inode::INODE_SUMMED;
 use shoal_format::superblock::{FEATURE_METHODS, MemoryKind};
@@ -24,7 +25,7 @@ fn get(fs: &Fs, ino: Ino) -> Option<String> {
     value
 }
 
-/// A file of words, which every method shortens.
+/// Makes a file of words, which every method shortens.
 fn file(fs: &Fs, parent: Ino, name: &str) -> Ino {
     let ino = fs.mknod(&caller(), parent, name.as_bytes(), 0o644, 0).unwrap().ino;
     let text = "the quick brown fox jumps over a lazy dog, ".repeat(200);
@@ -32,7 +33,7 @@ fn file(fs: &Fs, parent: Ino, name: &str) -> Ino {
     ino
 }
 
-/// Time passes, and the background packs what has cooled.
+/// Lets time pass while the background packs files that have cooled.
 fn pack(fs: &Fs, store: &Store) {
     for _ in 0..100 {
         store.clock.advance(AGE.as_nanos() as u64 / 2);
@@ -69,7 +70,7 @@ fn what_is_made_in_a_directory_has_its_method_and_so_has_what_is_made_below() {
     fs.removexattr(below, COMPRESS_ATTRIBUTE).unwrap();
     assert_eq!((get(&fs, below), get(&fs, file(&fs, below, "later"))), (None, None));
     set(&fs, deep, "off");
-    // A file that inherits takes no room for it.
+    // A file that inherits the method takes no room for it.
     assert_eq!(fs.placement(deep).unwrap().inode.xattr, shoal_format::SlotRef::NONE);
     assert!(cool(&fs, &store.clock).blocks >= 1);
     store.close(fs);
@@ -92,17 +93,17 @@ fn a_file_is_packed_by_its_own_method_and_by_the_stores_without_one() {
         pack(&fs, &store);
         let forms = [plain, lz4, zstd, off, gone].map(|ino| form_of(&fs, ino));
         assert_eq!(forms, [usual, Form::Lz4, Form::Zstd, Form::Plain, usual], "{of_store}");
-        // Not packed on demand either, and without a checksum.
+        // The file is not packed on demand either, and has no checksum.
         assert_eq!(fs.pack_now(off).unwrap(), Default::default());
         assert_eq!(fs.placement(off).unwrap().inode.flags & INODE_SUMMED, 0);
-        // What is packed stays so until it is written again.
+        // A packed file stays packed until it is written again.
         set(&fs, lz4, "off");
         pack(&fs, &store);
         assert_eq!(form_of(&fs, lz4), Form::Lz4);
         fs.write(lz4, 5, b"x").unwrap();
         pack(&fs, &store);
         assert_eq!(form_of(&fs, lz4), Form::Plain);
-        // Inodes are packed whatever becomes of data.
+        // Inodes are packed whatever the method for data.
         assert!(cool(&fs, &store.clock).blocks >= 1);
         assert_eq!(get(&fs, zstd).as_deref(), Some("zstd:19"));
         store.close(fs);
@@ -153,7 +154,7 @@ fn only_the_values_of_the_option_are_taken() {
     put(b"zstd:7", XattrMode::Create).unwrap();
     assert!(fs.region().has_feature(FEATURE_METHODS));
     assert_eq!(put(b"lz4", XattrMode::Create), Err(Error::Exists));
-    // Other attributes are beside it.
+    // Other attributes do not affect it.
     fs.setxattr(file, b"user.a", b"b", XattrMode::Any).unwrap();
     assert_eq!(fs.listxattr(file).unwrap(), b"user.a\0user.shoal.compress\0");
     fs.removexattr(file, b"user.a").unwrap();
@@ -168,7 +169,7 @@ fn older_programs_refuse_a_store_from_its_first_method_on() {
         let fs = store.open();
         let ino = file(&fs, ROOT, "file");
         set(&fs, ino, "lz4");
-        // A crash right behind it.
+        // Crash right after it.
         store.world = store.world.snapshot().process_crash().open();
         drop(fs);
         let fs = store.open();

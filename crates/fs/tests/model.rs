@@ -1,8 +1,9 @@
 //! Random operations against a plain model of a file tree (docs/design/testing.md).
 //!
-//! A case is a seeded run of operations on a fresh small store, with clean and unclean ends of the process in between,
-//! and a comparison of everything at the end; some stores are so small that they fill up, and must then still be
-//! able to lose everything. Packing and compaction run in between, and must not be seen. A second test lets four threads work beside each other.
+//! A case is a seeded run of operations on a fresh small store, with clean and unclean ends of the
+//! process in between, and a comparison of everything at the end. Some stores are so small that
+//! they fill up, and must still allow everything to be removed. Packing and compaction run in
+//! between, and must not be seen. A second test lets four threads work beside each other.
 //! A failure prints its seed: `SHOAL_SEED=<n> cargo test --release -p shoal-fs --test all model`.
 
 use std::sync::Arc;
@@ -41,7 +42,7 @@ fn setup(random: &mut Random) -> (Setup, bool) {
     (setup, tight)
 }
 
-/// A store and who walks it.
+/// A store and its walker.
 struct Case {
     setup: Setup,
     world: World,
@@ -140,12 +141,13 @@ impl Case {
         Ok(())
     }
 
-    /// Everything can be removed, from a full store too, and the room is there again.
+    /// Checks that everything can be removed, from a full store too, and that the room is there
+    /// again.
     fn empty(&mut self) -> Result<(), String> {
         self.walker.remove_all().map_err(|e| format!("removing everything: {e}"))?;
         self.verify()?;
         self.reopen(true).map_err(|e| format!("emptied: {e}"))?;
-        // What was spilled is given back in the background.
+        // Spilled blocks are given back in the background.
         for _ in 0..2 {
             let fs = &self.walker.fs;
             fs.spill_tick().and_then(|()| fs.sync()).and_then(|()| fs.tick()).map_err(|e| format!("emptied: {e}"))?;

@@ -1,7 +1,8 @@
 //! Packed inodes: the packed table answers as the plain one does, whatever happens between.
 //!
-//! Every test compares with what was there before packing, or with a store on which nothing is packed, and asks the offline
-//! checker, which has a decoder of its own. Crashes between are in `crash`, broken rules in the test `planted`.
+//! Every test compares with the state before packing, or with a store on which nothing is packed,
+//! and asks the offline checker, which has a decoder of its own. Crashes in between are in `crash`,
+//! broken rules in the test `planted`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -85,7 +86,7 @@ fn a_plain_and_a_packed_table_answer_alike() {
     }
 }
 
-/// One change that `step` names, the same on stores in the same state.
+/// Makes the change that `step` names, which is the same on stores in the same state.
 fn change(fs: &Fs, step: u64) {
     let mut random = Random::new(step);
     let name = |random: &mut Random| format!("n{}", random.below(120)).into_bytes();
@@ -102,7 +103,7 @@ fn change(fs: &Fs, step: u64) {
         (8, Ok(ino)) => fs.link(ino, ROOT, &other, false).map(drop),
         (_, Ok(_)) | (_, Err(_)) => fs.mkdir(&who, ROOT, &one, 0o750).map(drop),
     };
-    // What is refused is refused on both.
+    // A change that is refused is refused on both stores.
     let _ = outcome;
 }
 
@@ -210,7 +211,7 @@ fn repair(fs: &Fs, remedy: &Remedy) {
     done.unwrap_or_else(|error| panic!("{remedy}: {error}"));
 }
 
-/// What a salvage finds: the inodes by path.
+/// The inodes that a salvage finds, by path.
 #[derive(Default)]
 struct Found(BTreeMap<Vec<u8>, Inode>);
 
@@ -468,7 +469,8 @@ fn threads_that_read_and_change_inodes_do_not_notice_that_they_are_packed() {
     }
 }
 
-/// Bytes that an empty file takes, with its name and its share of directories and tables, when it is cold.
+/// Measures the bytes that a cold empty file takes, with its name and its share of directories and
+/// tables.
 #[test]
 fn an_empty_file_that_has_cooled_takes_less_than_40_bytes() {
     let count: u64 = if crate::crash::deep() { 1_000_000 } else { 100_000 };

@@ -1,7 +1,8 @@
-//! Damaged objects: an error or the right bytes, and nobody else's room, whatever is done with the file afterwards.
+//! Damaged objects: an error or the right bytes, and no other file's room, whatever is done with
+//! the file afterwards.
 //!
-//! The searches are in `packing`. Left out: single flipped bits that a read must refuse (`packed_files`), stores of packed
-//! inodes alone (`packed`).
+//! The searches are in `packing`. Left out: single flipped bits that a read must refuse
+//! (`packed_files`), stores of packed inodes alone (`packed`).
 
 use crate::crash::{deep, number};
 use crate::packing::damage::{damages, freed_by_repair};

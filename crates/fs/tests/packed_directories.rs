@@ -1,7 +1,8 @@
-//! Packed directories: the same names in the same order whatever form their buckets have, in less room, and an error for every
-//! flipped bit.
+//! Packed directories: the same names in the same order whatever form their buckets have, in less
+//! room, and an error for every flipped bit.
 //!
-//! Crashes are `enumeration`'s, whose trees have directories of every layout; changes beside packing are `crowd`'s and `two_actors`'.
+//! Left out: crashes (`enumeration`, whose trees have directories of every layout), and changes
+//! beside packing (`crowd`, `two_actors`).
 
 use std::collections::BTreeMap;
 
@@ -31,7 +32,7 @@ fn fill(fs: &Fs, dir: Ino, files: u64) {
     }
 }
 
-/// Names, numbers and cookies in the order of the directory, from a cookie on.
+/// Returns names, numbers and cookies in the order of the directory, from a cookie on.
 fn list(fs: &Fs, dir: Ino, from: u64) -> Vec<(Vec<u8>, Ino, u64)> {
     let mut all = Vec::new();
     fs.readdir(dir, from, &mut |entry| {
@@ -69,14 +70,14 @@ fn directories_of_every_size_keep_their_names_and_order_and_take_less() {
     assert!(Tree::read(&fs).unwrap() == tree);
     for (dir, entries) in dirs.iter().zip(&before) {
         assert_eq!(&list(&fs, *dir, 0), entries);
-        // From any position on, one that was handed out before the packing.
+        // A listing goes on from any position that was handed out before the packing.
         for (at, entry) in entries.iter().enumerate().step_by(37) {
             assert_eq!(list(&fs, *dir, entry.2), entries[at + 1..]);
         }
         assert_eq!(fs.lookup(*dir, b"a-file-x.txt", false).unwrap_err(), Error::NotFound);
     }
     store.close(fs);
-    // Removed from the packed buckets, they leave nothing.
+    // Names that are removed from packed buckets leave nothing.
     let fs = store.open_as(None);
     for (&dir, entries) in dirs.iter().zip(&before) {
         for (name, ..) in entries.iter().filter(|entry| !entry.0.starts_with(b".")) {
@@ -88,7 +89,7 @@ fn directories_of_every_size_keep_their_names_and_order_and_take_less() {
     store.close(fs);
 }
 
-/// What a directory is to hold, and the operations on it.
+/// The names that a directory should have, and the operations on it.
 struct Walk<'a> {
     fs: &'a Fs,
     dir: Ino,
@@ -123,7 +124,7 @@ impl Walk<'_> {
         self.names.remove(&name);
     }
 
-    /// To a new name, over another one, or in exchange, within the directory.
+    /// Renames a file within the directory: to a new name, over another one, or in exchange.
     fn rename(&mut self) {
         let Some(from) = self.any() else { return };
         let to = if self.random.below(2) == 0 { self.name() } else { self.any().unwrap() };
@@ -259,7 +260,7 @@ fn background_work_packs_directories_that_have_cooled_and_no_others() {
     ticks(AGE.as_secs() * 2);
     assert!(entry_bytes(&fs) * 2 < plain);
     store.close(fs);
-    // None on a store that is not to pack its metadata.
+    // Nothing is packed on a store that must not pack its metadata.
     let fs = store.open_with(Options { pack_inodes: false, ..options(Some(AGE)) });
     mknod(&fs, ROOT, b"new").unwrap();
     let before = entry_bytes(&fs);
@@ -283,7 +284,7 @@ fn names_can_be_removed_from_packed_directories_of_a_full_store() {
                 at += done as u64;
             }
         }
-        // Whatever is left of room is for names; then there is none for a bucket.
+        // Names take the room that is left, and then there is none for a bucket.
         let refused = (0..).find_map(|n| mknod(&fs, dir, format!("new{n}").as_bytes()).err());
         assert_eq!(refused, Some(Error::NoSpace));
         let mut random = Random::new(3);

@@ -1,6 +1,7 @@
-//! Packed files: the same bytes whatever form they have, an error for every bit that was flipped, and room where none was left.
+//! Packed files: the same bytes whatever form they have, an error for every flipped bit, and room
+//! where none was left.
 //!
-//! What is left out is in `model` and `crash`, which pack between all operations and at every crash.
+//! Left out: packing between all operations and at every crash (`model`, `crash`).
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::data_store::gate::each_seed;
 use crate::packing::crowd::crowd;
 use crate::packing::{alike, beside_a_move, room_meanwhile, written_meanwhile};
 
-/// Bytes that compress, or do not.
+/// Returns bytes that compress, or do not.
 fn data(seed: u64, len: usize, shrinks: bool) -> Vec<u8> {
     let mut out = vec![0; len];
     Random::new(seed).fill(&mut out);
@@ -40,7 +41,7 @@ fn read(fs: &Fs, ino: Ino) -> Result<Vec<u8>, Error> {
     Ok(out)
 }
 
-/// One file of each form.
+/// Makes files of each form.
 fn each_form(fs: &Fs) -> Vec<(Form, Ino, Vec<u8>)> {
     let mut files = Vec::new();
     for (form, name, len, shrinks) in [
@@ -91,7 +92,8 @@ fn every_form_holds_the_same_bytes_and_takes_less_where_it_can() {
     }
 }
 
-/// Places of a packed file's bytes in the region that a sum covers, or a reference leads through.
+/// Returns the places of a packed file's bytes in the region that a checksum covers or a reference
+/// leads through.
 fn covered(fs: &Fs, ino: Ino) -> Vec<(u64, u64)> {
     let placement = fs.placement(ino).unwrap();
     let inode = placement.inode;
@@ -103,7 +105,7 @@ fn covered(fs: &Fs, ino: Ino) -> Vec<(u64, u64)> {
         Layout::Packed => {
             let head = fs.region().read_vec(inode.root.offset(), OBJECT_HEAD).unwrap();
             let object = Object::decode(&head.try_into().unwrap()).unwrap();
-            // The number of users is no part of the sum.
+            // The number of users is not part of the checksum.
             let end = object.payload_at() as u64 + u64::from(object.payload);
             vec![(inode.root.offset().get() + 4, end.min(inode.root.capacity()) - 4)]
         }

@@ -1,9 +1,9 @@
-//! Planted bugs (docs/design/testing.md, T7): rules of the file system are broken one at a time, and the crash tests must
-//! notice.
+//! Planted bugs (docs/design/testing.md, T7): rules of the file system are broken one at a time,
+//! and the crash tests must notice.
 //!
-//! `cargo test --release -p shoal-fs --features planted --test planted -- --nocapture` prints the table. Each bug has a
-//! hunt, the part of a crash test that is aimed at its rule. A hunt that finds something without a bug fails the test, and
-//! so does a bug that stays unnoticed.
+//! `cargo test --release -p shoal-fs --features planted --test planted -- --nocapture` prints the
+//! table. Each bug has a hunt, the part of a crash test that is aimed at its rule. The test fails
+//! if a hunt finds something without a bug, or if a bug stays unnoticed.
 
 #[allow(dead_code, reason = "a part of the pairs is enough")]
 mod actors;
@@ -44,29 +44,30 @@ use shoal_sim::{Budget, Limits};
 use store::Setup;
 
 const SEED: u64 = 20_261;
-/// Runs of the threads, and the steps of each.
+/// Runs of [`Hunt::Crowd`], and the steps of each.
 const CROWDS: u64 = 12;
 const CROWD_STEPS: u64 = 3000;
 
-/// Where a bug is looked for. Each part of a test reports how many states it visited, or the first failure.
+/// The part of a test in which a bug is looked for. Each reports how many states it visited, or the
+/// first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hunt {
     /// Two actors: the past, the operations by number, the blocks of the bulk device.
     Pair(&'static str, usize, u64),
-    /// The same behind a write-back cache.
+    /// Two actors behind a write-back cache: the past, the operations by number.
     CachedPair(&'static str, usize),
-    /// One operation after another, by number.
+    /// A sequence of operations, by number.
     Sequence(usize),
-    /// Operations about the end of a file; the ways it began.
+    /// Operations around the end of a file, by how the file begins.
     Edges(&'static str),
     SavedImage,
     /// Threads on inodes that are packed all the time.
     Crowd,
     /// Bytes that are written in place while their file is packed.
     WrittenMeanwhile,
-    /// Objects of the same head in the same slot, one after the other.
+    /// Objects with the same head in the same slot, one after the other.
     Alike,
-    /// Room that is asked for behind the end of a file that is packed.
+    /// Room that is allocated past the end of a file while it is packed.
     RoomMeanwhile,
     /// Packing beside a move to the bulk device.
     BesideMove,
@@ -78,41 +79,41 @@ enum Hunt {
     StrayReferences,
     /// A flipped bit in a spilled payload.
     SpilledDamage,
-    /// A spilled payload that goes while it is read.
+    /// A spilled payload that is freed while it is read.
     ReadMeanwhile,
     /// Bytes that are written while their file is spilled.
     SpilledMeanwhile,
-    /// Blocks of the spill file let go of, in this process and the next.
+    /// Blocks of the spill file that are freed, in this process and the next.
     Swept,
     /// Crashes while bulk devices are added, emptied and removed.
     Devices,
-    /// A bulk device of two that forgets what a failed flush did not cover.
+    /// One bulk device of two, which loses what a failed flush did not cover.
     FailedFlush,
-    /// Every call of a bulk device of two fails in every operation.
+    /// Every call of one bulk device of two fails in every operation.
     EveryFailure,
-    /// Memory that is restored from a saved image beside changes of the list of devices.
+    /// Memory that is restored from a saved image, beside changes of the list of devices.
     RestoredLists,
     /// Bytes that a process left unsynced when it crashed, and the next one syncs.
     SettledLater,
-    /// A bulk device of two that is away, or older.
+    /// One bulk device of two, which is missing or older.
     AwayOrOlder,
     InAnotherPlace,
     PushedOut,
-    /// One that holds writes back, and fails a flush of ranges.
+    /// A device that holds writes back, and fails a flush of ranges.
     FailedRanges,
     /// Bytes that nobody has synced, on a device that is emptied.
     NewMoves,
     /// Checksums of bulk storage beside crashes.
     Sums,
-    /// The same behind a write-back cache.
+    /// The same checksums behind a write-back cache.
     SumsBehindCache,
-    /// A write over data on a bulk device that fails in its middle.
+    /// A write over data on a bulk device that fails midway.
     FailedWrite,
     /// A flipped bit on a bulk device.
     Flipped,
-    /// One beside bytes that are written.
+    /// A flipped bit beside bytes that are written.
     WrittenInPart,
-    /// One in a spilled payload beside others.
+    /// A flipped bit in a spilled payload beside others.
     Neighbours,
 }
 
@@ -138,7 +139,7 @@ fn sequence(number: usize) -> Vec<Operation> {
         0 => vec![Unlink("A/foo"), Write("A/C/foo", 0, 300_000, 140)],
         2 => vec![PackInodes, Chmod("foo", 0o600)],
         3 => vec![PackAll, Write("bar", 30_000, 9000, 111)],
-        // Then something else: of few states after a removal none might be checked.
+        // More operations follow, because the few states after a removal might all go unchecked.
         4 => vec![PackAll, Unlink("B/foo"), Write("A/bar", 0, 3000, 140), Sync],
         6 => vec![PackAll, SpillAll, Sync],
         7 => vec![Rebalance("A/foo", 1 << 20)],
@@ -212,25 +213,25 @@ fn hunt_of(bug: Bug) -> Hunt {
     }
 }
 
-/// Two actors on a store of the past with this name.
+/// Explores two actors on a store with the past of this name.
 fn go_pair(past: &str, number: usize, blocks: u64, cached: bool) -> Result<u64, String> {
     let limits = Limits { subset_units: 3, torn: 1, each: 2, samples: 4 };
     let bound = Bound { preemptions: 2, schedules: 40, budget: Budget::default() };
     let extent = Extent { bound, limits, check_every: 1, stores: false };
     let past = pasts().into_iter().find(|other| other.name == past).expect("there is such a past");
     let setup = Setup { bulk_blocks: blocks, cached, ..actors::pairs::setup(MemoryKind::Logged) };
-    // Trims are carried out: a late one shows.
+    // Trims are carried out, so a late one shows.
     let ground = Ground::new(setup, SEED, false, &past)?;
     ground.explore(&pair(number), &extent, &Only::default()).map(|count| count.states)
 }
 
-/// One state, of a search that fails where it finds something.
+/// Runs a search that panics if it finds something. It counts as one state.
 fn one(search: impl FnOnce()) -> Result<u64, String> {
     search();
     Ok(1)
 }
 
-/// What the hunt finds: how many states it visited, or the failure.
+/// Runs the hunt. Returns how many states it visited, or the failure.
 fn go(hunt: Hunt) -> Result<u64, String> {
     guard(|| match hunt {
         Hunt::Pair(past, number, blocks) => go_pair(past, number, blocks, false),
@@ -312,7 +313,8 @@ fn go(hunt: Hunt) -> Result<u64, String> {
     })
 }
 
-/// Operations about the end of a file that begins so: how many cases there were, or the first failure.
+/// Tries operations around the end of a file that begins as `name` says. Returns how many cases
+/// there were, or the first failure.
 fn hunt_edges(name: &str) -> Result<u64, String> {
     let mut edges = Edges::new(MemoryKind::Logged);
     if name == "a device that fails" {
@@ -322,7 +324,7 @@ fn hunt_edges(name: &str) -> Result<u64, String> {
         return Ok(edges.cases);
     }
     let start = STARTS.iter().find(|start| start.name == name).ok_or_else(|| format!("no start {name}"))?;
-    // Behind the end, and not at the cut.
+    // Past the end, and not at the cut.
     let after =
         [Write("f", 215_000, 1000, 7), Truncate("f", 250_000), Fallocate("f", PUNCH_HOLE | KEEP_SIZE, 100, 200)];
     for operation in &after {
@@ -334,12 +336,13 @@ fn hunt_edges(name: &str) -> Result<u64, String> {
 #[test]
 fn every_planted_bug_is_caught() {
     let hook = std::panic::take_hook();
-    // A broken rule may well end in a failed assertion: that counts as a catch, and its trace is of no use.
+    // A broken rule may end in a failed assertion. That counts as a catch, and its trace is of no
+    // use.
     std::panic::set_hook(Box::new(|_| {}));
     println!("{:<18} | {:<42} | {:>7} | caught by", "bug", "hunt", "states");
     let mut hunts: BTreeMap<Hunt, Result<u64, String>> = BTreeMap::new();
     let mut wrong = Vec::new();
-    // One of them by its name, or all.
+    // One bug by its name, or all.
     let only = std::env::var("SHOAL_BUG").ok();
     for bug in Bug::ALL.into_iter().filter(|bug| only.as_ref().is_none_or(|only| format!("{bug:?}") == *only)) {
         let hunt = hunt_of(bug);

@@ -1,7 +1,8 @@
-//! `statfs` while a store is filled: what it says is free is what fits.
+//! `statfs` while a store is filled: as much fits as it says is free.
 //!
-//! Owns: the promise at a tenth, half and nine tenths of the way to a full store, in bytes for small files and in inodes for empty
-//! ones. Left out: what deletions leave, and files about as long as a unit of `statfs` (`compaction`).
+//! Owns: the promise at a tenth, half and nine tenths of the way to a full store, in bytes for
+//! small files and in inodes for empty ones. Left out: room after deletions, and files about as
+//! long as a unit of `statfs` (`compaction`).
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use shoal_sim::{Random, SimClock};
 
 use crate::store::{Boot, CALLER, Setup, Watch, format, open_at, open_with};
 
-/// What a file of a kind is filled with.
+/// Contents of the files of a run.
 #[derive(Clone, Copy, Debug)]
 enum Contents {
     Random,
@@ -19,7 +20,7 @@ enum Contents {
     Text,
 }
 
-/// What `statfs` says at a moment.
+/// Free space as `statfs` reports it at a moment.
 #[derive(Clone, Copy, Debug)]
 struct Said {
     bytes: u64,
@@ -31,7 +32,8 @@ fn said(fs: &Fs) -> Said {
     Said { bytes: stat.available * u64::from(stat.block_bytes), files: stat.files_free }
 }
 
-/// Creates files of `len` bytes until there is no room. How many fitted, and what was said before each of them.
+/// Creates files of `len` bytes until there is no room. Returns how many fitted, and what `statfs`
+/// said before each of them.
 fn fill(setup: Setup, len: usize, contents: Contents) -> (u64, Vec<Said>) {
     let world = format(setup, 7);
     let clock = Arc::new(SimClock::new(1_000_000_000));
@@ -72,7 +74,7 @@ fn setup(kind: MemoryKind) -> Setup {
     Setup { kind, region_bytes: 512 << 16, bulk_blocks: 0, ..Setup::default() }
 }
 
-/// What was said on the way to a full store, as shares of what fitted from then on.
+/// Returns what `statfs` said on the way to a full store, as shares of what fitted from then on.
 fn shares(fitted: u64, promises: &[Said], of: impl Fn(&Said, u64) -> f64) -> [f64; 3] {
     [10, 50, 90].map(|percent| {
         let at = fitted * percent / 100;
@@ -90,7 +92,8 @@ fn small_files_fit_into_the_bytes_that_are_said_to_be_free() {
             let shares = shares(fitted, &promises, |said, left| said.bytes as f64 / (left * len as u64) as f64);
             println!("{}, {len} bytes, {contents:?}: {shares:.3?}", kind.name());
             assert!(shares.iter().all(|&share| share <= 1.1), "{}, {len} {contents:?}: {shares:?}", kind.name());
-            // What shrinks is packed before a store is full, and nobody knows how far it will: less is said then.
+            // Compressible files are packed before a store is full. Nobody knows how far they will
+            // shrink, so `statfs` says less.
             let least = if let Contents::Random = contents { 0.9 } else { 0.0 };
             assert!(shares.iter().all(|&share| share >= least), "{}, {len} {contents:?}: {shares:?}", kind.name());
         }
@@ -124,7 +127,7 @@ fn a_process_that_may_use_less_memory_says_so_and_keeps_no_more_of_it_than_it_mu
     let (fitted, promises) = fill_open(&fs, 3000, Contents::Random);
     let shares = shares(fitted, &promises, |said, left| said.bytes as f64 / (left * 3000) as f64);
     assert!(shares.iter().all(|share| (0.8..=1.1).contains(share)), "{shares:?}");
-    // All but the reserve, which is that of so small a region.
+    // All fits except for the reserve, which is that of so small a region.
     let bytes = fitted * 3000;
     assert!(bytes < most && bytes * 10 > most * 7, "{bytes} of {most}");
     fs.shutdown().unwrap();

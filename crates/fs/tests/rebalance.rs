@@ -1,7 +1,7 @@
 //! Rebalancing: files move to the tier where their thresholds put them, and show no difference.
 //!
-//! Owns: what moves and what does not, contents, times, holes, links, room, and a crash of the process. Left out: power losses and two
-//! operations at once (`enumeration`, `two_actors`).
+//! Owns: which files move and which do not, contents, times, holes, links, room, and a process
+//! crash. Left out: power losses and two operations at once (`enumeration`, `two_actors`).
 
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Attr, Error, Fs, Ino, ROOT, Rebalanced, Seek, SetAttr, TimeChange};
@@ -51,12 +51,12 @@ fn rebalance(fs: &Fs, ino: Ino, given: u32) -> Rebalanced {
     }
 }
 
-/// All but the space it takes.
+/// Returns all attributes but the space that the file takes.
 fn shown(fs: &Fs, ino: Ino) -> Attr {
     Attr { blocks: 0, ..fs.getattr(ino).unwrap() }
 }
 
-/// The data and holes of a file in units of 64 KiB.
+/// Tells for each unit of 64 KiB of a file whether it is a hole.
 fn holes(fs: &Fs, ino: Ino) -> Vec<bool> {
     let size = fs.getattr(ino).unwrap().size;
     let is_hole = |at: u64| fs.seek(ino, at, Seek::Data).map_or(true, |data| data >= (at + 65_536).min(size));
@@ -124,7 +124,7 @@ fn holes_stay_holes_and_space_that_was_asked_for_stays_on_bulk_storage() {
         assert_eq!(rebalance(&fs, sparse, 0), Rebalanced::ToMemory);
         assert!(read(&fs, sparse) == data && holes(&fs, sparse) == map, "{len}");
         fs.pack_now(sparse).unwrap();
-        // What was a hole can be written, and what is behind the end is zeros.
+        // Holes can be written, and bytes past the end are zeros.
         write(&fs, sparse, 300_000, b"new");
         let mut data = data;
         data[300_000..300_003].copy_from_slice(b"new");
@@ -158,7 +158,7 @@ fn nothing_comes_into_memory_beyond_the_limit_of_spilling_and_a_full_device_take
     assert!(count(Rebalanced::ToMemory) > 1 && count(Rebalanced::NoRoom) > 1, "{done:?}");
     let usage = fs.usage();
     assert!(usage.region_used * 100 <= (usage.region_used + usage.region_free) * 50, "{usage:?}");
-    // Everything else of the device is taken; what is in memory stays there.
+    // Fill the rest of the device: files in memory stay there.
     let rest = file(&fs, ROOT, "rest", b"");
     let full = (0..).find(|&block| fs.write(rest, block << 16, &[1; 65_536]) != Ok(65_536)).unwrap();
     assert!(full > 10);
@@ -186,7 +186,7 @@ fn thresholds_follow_the_nearest_directory_but_those_that_were_set() {
         assert_eq!(rebalance(&fs, ino, 8192), done);
     }
     assert_eq!([old, below, own].map(|ino| stored(&fs, ino)), [(8192, true), (8192, true), (1 << 20, false)]);
-    // Another one at the top, and none.
+    // Set another threshold at the top, and then none.
     set(&fs, top, "64K");
     assert_eq!(rebalance(&fs, old, fs.threshold_given(below).unwrap()), Rebalanced::ToMemory);
     rebalance(&fs, below, 65_536);
@@ -206,7 +206,7 @@ fn attributes_that_change_beside_a_move_stay() {
     crate::packing::attributes_beside_a_move();
 }
 
-/// A device that reads nothing: the file is as it was, nothing is left over.
+/// When the device cannot be read, the file is as it was, and nothing is left over.
 #[test]
 fn a_file_that_cannot_be_read_stays_where_it_is() {
     for len in [300_000, 900_000] {

@@ -1,11 +1,13 @@
-//! The real log, images and bulk file under crashes: every call they made is recorded, and what a host may hold after any prefix of
-//! these calls is opened by the real code again (docs/design/testing.md, T12).
+//! The real log, images and bulk file under crashes: every call that they make is recorded, and
+//! every state that a host may be in after a prefix of these calls is opened by the real code again
+//! (docs/design/testing.md, T12).
 //!
-//! The simulated media stand for the real ones in every other crash test, so a mistake in the real ones is found here or nowhere:
-//! `every_planted_bug_of_the_host_is_caught` breaks one of their rules at a time. Random operations of the workload run on a store
-//! in a scratch directory (on tmpfs where there is one); the promises of an fsync, sync or checkpoint go into the recording as
-//! marks. Run with `cargo test -p shoal-fs --features recorded --test recorded -- --nocapture`; `SHOAL_SEED=<n>` runs one seed
-//! alone, `SHOAL_DEEP=1` many more.
+//! The simulated media stand for the real ones in every other crash test, so only this test finds a
+//! mistake in the real ones. `every_planted_bug_of_the_host_is_caught` breaks one of their rules at
+//! a time. Random operations of the workload run on a store in a scratch directory (on tmpfs where
+//! there is one). The promises of an fsync, sync or checkpoint go into the recording as marks. Run
+//! with `cargo test -p shoal-fs --features recorded --test recorded -- --nocapture`.
+//! `SHOAL_SEED=<n>` runs one seed alone, `SHOAL_DEEP=1` many more.
 
 #[path = "recorded/disk.rs"]
 mod disk;
@@ -44,13 +46,13 @@ const THRESHOLD: u64 = 80 << 10;
 /// Bytes of a log segment: few, so that segments are named, recycled and crossed often.
 const SEGMENT: u64 = 16 << 10;
 const OPERATIONS: usize = 24;
-/// Recordings of the usual run, and at most of the hunt for one planted bug.
+/// Recordings of the usual run, and the most for one planted bug.
 const SEEDS: u64 = 2;
 const HUNT_SEEDS: u64 = 12;
 /// The first seed tried with a bug that only some recordings show.
 const FIRST_SEEDS: [(Bug, u64); 1] = [(Bug::ReopenedClean, 4)];
 
-/// The recorder is one for the process.
+/// Lets one test run at a time, because the process has only one recorder.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn deep() -> bool {
@@ -138,7 +140,7 @@ fn check(dir: &Path) -> Result<(), String> {
     report.errors.first().map_or(Ok(()), |first| Err(format!("check: {first}")))
 }
 
-/// What has been promised at a mark, as indices of states.
+/// Promises at a mark, as indices of states.
 #[derive(Clone, Default)]
 struct Promise {
     returned: usize,
@@ -169,7 +171,8 @@ fn record(dir: &Path, seed: u64) -> Result<Recording, String> {
         let mut held = Vec::new();
         for number in 0..OPERATIONS {
             if random.below(8) == 0 {
-                // The process dies, and the next one goes on: what the first left in the page cache is the second's to sync.
+                // The process dies, and the next one goes on. It must sync what the first left in
+                // the page cache.
                 held.clear();
                 drop(store);
                 store = open(dir, 1, 3 + number as u64)?;
@@ -185,13 +188,13 @@ fn record(dir: &Path, seed: u64) -> Result<Recording, String> {
                 3 => vec![Operation::Checkpoint],
                 _ => vec![],
             };
-            // With much appended since the last sync the log stores through its maps.
+            // When much was appended since the last sync, the log stores through its maps.
             let burst =
                 [Operation::Write("foo", 0, 70_000, 500 + number as u64), Operation::Write("bar", 0, 5_000, 600)];
             let burst = if random.below(5) == 0 { &burst[..] } else { &[] };
             for operation in burst.iter().chain(std::iter::once(&step.operation)).chain(&behind) {
-                // The operation in flight may be there; what it leaves when cut off is known only afterwards, so the mark
-                // set now is completed then.
+                // The operation in flight may be there. The states that it may leave are known only
+                // afterwards, so the promise of this mark is completed then.
                 recorder::mark(promises.len() as u64);
                 store.clock.advance(1_000_000);
                 let outcome = operation.apply(&mut Actor { fs: &store.fs, clock: &store.clock, held: &mut held });
@@ -229,7 +232,8 @@ struct Counts {
     states: u64,
 }
 
-/// Opens what may be left at `every`-th event and around every sync and change of a name.
+/// Opens the states that may be left at every `every`-th event, and around every sync, rename and
+/// mark.
 fn replay(dir: &Path, recording: &Recording, seed: u64, every: usize, counts: &mut Counts) -> Result<(), String> {
     let mut disk = recording.before.clone();
     let mut mark = None;
@@ -244,7 +248,7 @@ fn replay(dir: &Path, recording: &Recording, seed: u64, every: usize, counts: &m
         changed |= !matches!(event, Event::Mark(_) | Event::SyncBegun { .. });
         if let Event::Mark(number) = event {
             mark = Some(*number as usize);
-            // What was promised with the return of the last operation holds from here on.
+            // The promises of the last operation hold from here on.
             changed = true;
         }
         counts.events += 1;
@@ -330,7 +334,8 @@ fn every_prefix_of_what_the_real_media_do_is_recovered() {
 fn every_planted_bug_of_the_host_is_caught() {
     let _alone = ALONE.lock();
     let hook = std::panic::take_hook();
-    // A broken rule may end in a failed assertion: that is a catch, and its trace is of no use.
+    // A broken rule may end in a failed assertion. That counts as a catch, and its trace is of no
+    // use.
     std::panic::set_hook(Box::new(|_| {}));
     let mut rows = Vec::new();
     for bug in Bug::ALL {

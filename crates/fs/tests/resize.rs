@@ -1,9 +1,11 @@
 //! Another size for a store at rest: contents stay, whatever they are and whenever the work is cut off.
 //!
-//! Stores with random contents go up and down; every step of a resize is a crash point, and every call of a medium may fail.
-//! Each result must be the old or the new store with all contents, sound to the checker, and usable: it takes files, is
-//! checkpointed twice (an image of the other layout must not shine through), shut down and opened again.
-//! `SHOAL_SEED=<n>` starts from another seed; `SHOAL_DEEP=1` runs more seeds and leaves no state out.
+//! Stores with random contents grow and shrink. Every step of a resize is a crash point, and every
+//! call of a medium may fail. Each result must be the old or the new store with all contents, sound
+//! to the checker, and usable: it takes files, is checkpointed until both images are written (an
+//! image of the other layout must not shine through), shut down and opened again.
+//! `SHOAL_SEED=<n>` starts from another seed. `SHOAL_DEEP=1` runs more seeds and leaves no state
+//! out.
 
 mod contents;
 mod store;
@@ -42,7 +44,7 @@ fn close(fs: Fs) {
     fs.shutdown().unwrap();
 }
 
-/// The store holds the tree, is sound, and can be used for as long as it takes both images to be written anew.
+/// Checks that the store holds the tree, is sound, and can be used until both images are rewritten.
 fn judge(media: &mut Media, expected: &Tree, use_it: bool) -> Result<(), String> {
     media.check()?;
     let foreign = media.image_of_another_layout();
@@ -60,7 +62,7 @@ fn judge(media: &mut Media, expected: &Tree, use_it: bool) -> Result<(), String>
         for round in 0..3u64 {
             let name = format!("probe {round}");
             let made = match fs.mknod(&Caller::default(), ROOT, name.as_bytes(), 0o100600, 0) {
-                // In the least size there may be no room in which a packed directory takes a name.
+                // At the least size a packed directory may have no room for another name.
                 Err(Error::NoSpace) => continue,
                 made => made.map_err(|e| e.to_string())?,
             };
@@ -89,7 +91,8 @@ fn judge(media: &mut Media, expected: &Tree, use_it: bool) -> Result<(), String>
     Ok(())
 }
 
-/// The sizes are accepted exactly from the least on that a refusal names.
+/// Raises the limits to the least that a refusal names, until they are accepted. One unit less must
+/// be refused.
 fn least(media: &mut Media, limits: Limits) -> Limits {
     let mut limits = limits;
     for _ in 0..5 {
@@ -179,12 +182,12 @@ fn stores_go_up_and_down_and_keep_what_they_hold() {
     }
 }
 
-/// A store with some of everything, shut down.
+/// Makes a store with some of everything, and shuts it down.
 fn small_store(kind: MemoryKind, bulk_blocks: u64, seed: u64) -> (Media, Tree) {
     let mut media = Media::format(Setup { kind, segments: 100, bulk_blocks }, seed);
     let mut contents = Contents::new(seed, bulk_blocks > 0);
     let fs = media.open();
-    // What lay far behind in the old layout must not shine through where the new one grows.
+    // Data far back in the old layout must not show where the new one grows.
     let name = |number: u32| format!("passing {number}").into_bytes();
     for number in 0..50 {
         let ino = fs.mknod(&Caller::default(), ROOT, &name(number), 0o100600, 0).unwrap().ino;
@@ -192,7 +195,7 @@ fn small_store(kind: MemoryKind, bulk_blocks: u64, seed: u64) -> (Media, Tree) {
         fs.forget(ino, 1);
     }
     contents.change(&fs, 30);
-    // Both images have been written.
+    // The two checkpoints write both images.
     fs.checkpoint().unwrap();
     contents.change(&fs, 10);
     (0..50).for_each(|number| fs.unlink(ROOT, &name(number)).unwrap());
@@ -226,7 +229,8 @@ fn a_resize_cut_off_at_any_step_leaves_the_old_or_the_new_store() {
             points.push(media.world.snapshot());
             let count = points.len();
             for (index, point) in points.into_iter().enumerate() {
-                // Pages are written one like the other; what comes before and behind them is visited whole.
+                // Page writes are all alike, so few of them are visited. The steps before and after
+                // them all are.
                 let edge = index < 4 || index + 8 > count || point.name().contains("sync");
                 if !edge && index % if deep() { 23 } else { 311 } != 0 {
                     continue;
@@ -303,7 +307,7 @@ fn blocks_given_back_stay_absent_and_their_generations_below_those_of_new_files(
             stale.push((attr.ino, attr.generation));
         }
         for number in 0..3000 {
-            // Those of the middle stay.
+            // Files in the middle stay.
             if round < 2 || number / 100 != 15 {
                 fs.unlink(ROOT, &name(number)).unwrap();
             }
@@ -346,7 +350,7 @@ fn inodes_keep_their_form_though_the_table_of_triplets_has_another_one_for_them_
     cool(&fs);
     let packed = fs.packed_inodes().unwrap();
     assert!(packed.inodes > u64::from(OWNERS) - 16, "{packed:?}");
-    // Room in the table, and further files of owners that had none.
+    // Make room in the table, and more files of owners that had none.
     (0..2000).for_each(|number| fs.unlink(ROOT, format!("f{number}").as_bytes()).unwrap());
     (0..500).for_each(|number| make(&fs, OWNERS + number, 1000 + OWNERS - 1 - number));
     cool(&fs);
@@ -369,7 +373,7 @@ fn damage_is_refused_or_costs_nothing() {
         for round in Budget::of_a_search().within(0..if deep() { 4000 } else { 250 }) {
             let mut media = media.over(rested.process_crash().open());
             let (_, flipped) = media.image_memory().unwrap();
-            // Half of them in what is dense: roots and tables.
+            // Half of the damage is where the bytes are dense: in roots and tables.
             let bound = if round % 2 == 0 { flipped.len() } else { 8 << 12 };
             let mut left = 1 + random.below(3);
             while left > 0 {
@@ -389,13 +393,14 @@ fn damage_is_refused_or_costs_nothing() {
                 Err(error) => Err(error.to_string()),
             };
             match outcome {
-                // As it was.
+                // The store is as it was.
                 Err(_) => {
                     refused += 1;
                     assert_eq!(media.limits(), Limits { region_bytes: superblock.region_bytes, bulk_blocks: 300 });
                     media.check().unwrap();
                 }
-                // A clean check: names, attributes and places are whole; bytes of files are for the page sums.
+                // The check is clean: names, attributes and places are whole. Bytes of files are
+                // left to the page checksums.
                 Ok(()) => {
                     carried += 1;
                     media.check().unwrap();

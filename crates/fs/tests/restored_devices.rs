@@ -1,8 +1,9 @@
 //! A `battery` region that is restored from an image older than its bulk devices, and an opening of it that is cut off.
 //!
-//! The memory is lost after mounts that no image knows of. Wherever the first opening of the restored region ends, the next one goes
-//! on without being told that there was a restore, and the checker agrees. Left out: the region's file and who asks for a restore
-//! (the command line's tests).
+//! The memory is lost after mounts that no image knows of. Wherever the first opening of the
+//! restored region ends, the next one goes on without being told that there was a restore, and the
+//! checker agrees. Left out: the region's file and the request for a restore (the command line's
+//! tests).
 
 use std::sync::Arc;
 
@@ -22,12 +23,13 @@ fn saved() -> Setup {
     Setup { saved: true, ..setup(MemoryKind::Battery) }
 }
 
-/// The same bytes in another process.
+/// Returns the same bytes in another process.
 fn again(world: &World) -> World {
     world.snapshot().process_crash().open()
 }
 
-/// A store of two devices that was used in mounts its images know nothing of; the file they know; the next boot.
+/// Makes a store of two devices that was used in mounts which its images do not know. Returns it
+/// with the file that they know and the next boot.
 fn older_than_its_devices() -> (World, Ino, Boot) {
     let mut world = new_world_of(saved());
     let mut boot = Boot::first(true);
@@ -47,7 +49,7 @@ fn older_than_its_devices() -> (World, Ino, Boot) {
     (world, kept, boot.after(false))
 }
 
-/// The store with its memory lost and filled from the newest image, as somebody asked for it.
+/// Returns the store with its memory lost and filled from the newest image, as on request.
 fn restored(world: &World) -> World {
     let world = again(world);
     let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];

@@ -1,7 +1,7 @@
 //! Battery memory that was lost: the store comes back from the image saved last, and large files with it.
 //!
-//! What is tried, and what must come back, is in `saved`. Here as well: a region and an image that have parted ways are
-//! never used together.
+//! `saved` has what is tried, and what must come back. The tests here also check that a region and
+//! an image that have parted ways are never used together.
 
 use crate::data_store::Store;
 use crate::saved::{BLOCKS, explore};
@@ -48,7 +48,8 @@ fn blocks_of_the_saved_image_are_reused_when_nothing_else_is_left() {
     assert!(back.fs.lookup(ROOT, b"file1", false).is_err());
 }
 
-/// A store whose region was away while it went on from its image: the states of both at the end.
+/// Makes a store whose region was away while the store went on from its image. Returns the store
+/// with each of the two regions.
 fn parted() -> (Store, Store) {
     let setup =
         Setup { saved: true, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20, ..Setup::default() };
@@ -57,7 +58,7 @@ fn parted() -> (Store, Store) {
     store.fs.checkpoint().unwrap();
     let away = store.world.snapshot().process_crash();
     let onward = store.restored(&away);
-    // Each region takes the blocks the other one has taken.
+    // Each region takes the same blocks as the other.
     for (store, byte) in [(&store, 1), (&onward, 2)] {
         let ino = store.create(&[b'f', byte]);
         store.fs.write(ino, 0, &vec![byte; (8 * BULK_BLOCK) as usize]).unwrap();
@@ -92,7 +93,7 @@ fn a_region_that_the_store_went_on_without_is_refused() {
             panic!("two regions have used one bulk device, and the older one is accepted");
         }
     }
-    // The newer one is as good as ever.
+    // The newer region can still be used.
     let world = onward.world.snapshot().process_crash().open();
     check_bytes_of(&onward.tried(world).unwrap(), 2);
 }
@@ -104,7 +105,8 @@ fn images_of_before_a_restore_are_refused_by_the_region_it_made() {
     copy_images(&left_behind, &world);
     let refused = onward.tried(world).map(drop).unwrap_err();
     assert!(refused.to_string().contains("image (restored 0 times) is not of this region (restored 1"), "{refused}");
-    // Restored once more from them, with random bits of its own: neither region is taken for the other.
+    // Restore once more from these images, with other random bits. Neither region is taken for the
+    // other.
     let again = left_behind.restored_as(&left_behind.world.snapshot().process_crash(), 8);
     let world = again.world.snapshot().process_crash().open();
     copy_memory(&onward, &world);
@@ -135,7 +137,8 @@ fn an_image_is_clean_until_its_region_may_change() {
     let looked = store.read_only(&store.world.snapshot().process_crash());
     assert!(clean(&looked), "a look changes nothing");
     assert!(!clean(&store.after_process_crash()), "opened again");
-    // Whatever a power loss makes of the moment of opening: where the mark is missing, no record is in the region.
+    // A power loss may hit the opening at any moment. Where the mark is missing, no record is in
+    // the region.
     let closed = store.world.snapshot().process_crash();
     let world = closed.open();
     world.record(true);

@@ -1,6 +1,7 @@
-//! Several bulk devices: what a crash leaves of adding, emptying and removing one, and what a device costs that fails or is away.
+//! Several bulk devices: what a crash leaves of adding, emptying and removing one, and what a
+//! failed or missing device costs.
 //!
-//! What is tried, and what must be true, is in `devices`.
+//! `devices` has what is tried, and what must be true.
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::{FEATURE_DEVICES, MemoryKind};
@@ -116,7 +117,7 @@ fn a_device_whose_writes_fail_gets_no_new_files_and_its_own_can_be_removed() {
     let own = pair.file_on(1, b"own", 1, 3);
     let other = pair.file_on(0, b"other", 2, 6);
     fs.sync().unwrap();
-    // It has most room, so a new file would go there.
+    // The second device has most room, so a new file would go there.
     pair.second.is_dead.store(true, Ordering::Relaxed);
     let new = create(fs, b"new");
     assert_eq!(fs.write(new, 0, &vec![3; 3 * block]), Ok(3 * block), "the first attempt goes elsewhere");
@@ -135,7 +136,7 @@ fn a_device_whose_writes_fail_gets_no_new_files_and_its_own_can_be_removed() {
     fs.sync().unwrap();
     fs.tick().unwrap();
     assert_eq!(fs.bulk_states()[1].used, 0);
-    // Without files it can leave, dead as it is.
+    // Without files the device can leave, though it is dead.
     assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
     assert_eq!(fs.bulk_remove(1), Ok(true));
     assert_eq!(fs.bulk_states().len(), 1);
@@ -190,7 +191,7 @@ fn a_store_of_earlier_programs_gets_the_feature_with_its_second_device() {
     }
 }
 
-/// A disk whose host has room for so many writes.
+/// A disk whose host has room for only this many writes.
 struct Full {
     disk: Arc<SimDisk>,
     writes: AtomicU64,

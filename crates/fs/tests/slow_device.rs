@@ -30,10 +30,10 @@ fn resize(store: &Store, ino: Ino, size: u64) {
 }
 
 type Work = fn(&Store, Ino);
-/// What a change makes of the contents.
+/// Effect of a change on the contents.
 type Effect = fn(&mut Vec<u8>);
 
-/// Operations that use the device, the file each is about, and the call in which it waits.
+/// Returns operations that use the device, the file of each, and the call in which it waits.
 fn slow() -> Vec<(&'static str, &'static str, Moment, Work)> {
     vec![
         ("read", "large", Moment::Read, |store, ino| assert_eq!(store.fs.read(ino, 70_000, &mut [0; 9000]), Ok(9000))),
@@ -127,7 +127,7 @@ fn what_changes_a_file_waits_until_its_move_is_done() {
         let mut expected = vec![2; SMALL + 100_000];
         expect(&mut expected);
         if name == "remove" {
-            // Nobody held it: its number may be another file's at any time.
+            // Nobody held the file, so its number may be another file's at any time.
             assert_eq!(gate.impatient.load(Ordering::Relaxed), 0);
             assert_eq!(outcome, Err(Error::Stale));
             assert!(store.fs.getattr(ino).is_err());
@@ -168,7 +168,7 @@ fn a_file_that_takes_a_name_while_it_moves_is_there_whole_or_the_other_still_is(
         let target = store.create(b"target");
         store.fs.write(target, 0, &[5; 20_000]).unwrap();
     });
-    // Nobody was promised anything of it: the move would do without a flush.
+    // Nothing of the file was promised, so the move would do without a flush.
     let new = store.create(b"tmp");
     store.fs.write(new, 0, &[6; SMALL]).unwrap();
     let grow = || assert_eq!(store.fs.write(new, SMALL as u64, &[6; 50_000]), Ok(50_000));
@@ -193,10 +193,10 @@ fn blocks_that_became_durable_while_they_were_gathered_stay_durable() {
     store.fs.sync().unwrap();
     store.fs.write(large, 0, &[1; 10]).unwrap();
     let gather = || assert!(store.fs.gather_bulk(8, &mut |_| {}).unwrap() > 0);
-    // During the flush that gathering begins with, blocks come that it does not cover.
+    // During the first flush of gathering, blocks are written that it does not cover.
     meet(&gate, Moment::Flush, 0, gather, || {
         assert_eq!(store.fs.write(large, LARGE as u64, &[1; 100_000]), Ok(100_000));
-        // The second copy is that of the blocks which came.
+        // The second copy is that of the new blocks.
         gate.arm(Moment::Read, 1);
         gate.open();
         gate.wait();
@@ -254,7 +254,7 @@ fn blocks_reserved_for_a_file_that_went_away_meanwhile_are_free_again() {
         store.fs.write(small, 0, &[2; SMALL]).unwrap();
     });
     let small = ino(&store, "small");
-    // Free blocks come only with the log's flush.
+    // Blocks become free only with the log's flush.
     store.fs.unlink(ROOT, b"full").unwrap();
     let mut outcome = Ok(0);
     meet(

@@ -1,7 +1,7 @@
 //! Spilled files: small files on bulk storage read, changed, removed, brought back; devices that are full or fail.
 //!
-//! Owns: what callers see of spilling, without crashes. Left out: crashes (`enumeration`), two operations at once (`two_actors`, `crowd`),
-//! random operations (`model`).
+//! Owns: spilling as callers see it, without crashes. Left out: crashes (`enumeration`), two
+//! operations at once (`two_actors`, `crowd`), random operations (`model`).
 
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ fn sparse_blocks_are_cleaned_when_bulk_storage_is_short() {
     spilling::cleaned();
 }
 
-/// Files of all forms: one slot, several chunks, several groups; plain, with a sum, compressed.
+/// Files of all forms: one slot, several chunks, several groups; plain, with a checksum,
+/// compressed.
 #[test]
 fn every_form_spills_and_comes_back_and_changes_as_it_would_in_memory() {
     for packed in [false, true] {
@@ -125,7 +126,8 @@ fn every_form_spills_and_comes_back_and_changes_as_it_would_in_memory() {
     }
 }
 
-/// A cut to nothing, a removal and a rename over a spilled file read nothing, on a device that reads nothing.
+/// A cut to nothing, a removal and a rename over a spilled file read nothing, so they work on a
+/// device that cannot be read.
 #[test]
 fn what_goes_is_not_read() {
     let store = Store::new(setup());
@@ -144,7 +146,8 @@ fn what_goes_is_not_read() {
     assert!(read(&store.fs, inos[3], 0, LEN) == Ok(bytes));
 }
 
-/// Far more than memory holds, and more than bulk storage: what could be written is there, the rest is refused, names go.
+/// Writes far more than memory and bulk storage hold. The files that could be written are there,
+/// the rest is refused, and names can be removed.
 #[test]
 fn a_full_store_with_bulk_storage_takes_more_and_then_refuses_and_empties() {
     let setup = Setup { kind: MemoryKind::Logged, region_bytes: 8 << 20, bulk_blocks: 256, ..Setup::default() };
@@ -177,7 +180,8 @@ fn a_full_store_with_bulk_storage_takes_more_and_then_refuses_and_empties() {
     assert_eq!(after.fs.usage().bulk_used, 0);
 }
 
-/// Metadata find the room that spilled files leave, also where memory is full to the last inode when the first file is to spill.
+/// Metadata gets the room that spilled files leave, even if memory is full to the last inode when
+/// the first file is to spill.
 #[test]
 fn a_memory_full_of_files_has_room_for_names() {
     for segments in 124..132 {
@@ -190,7 +194,7 @@ fn a_memory_full_of_files_has_room_for_names() {
         };
         let store = Store::packing(setup);
         let mut kept = Vec::new();
-        // Until nothing goes in without something going out.
+        // Fill memory until each new file makes another one spill.
         for number in 0..200u64 {
             let bytes = noise(number, 30_000);
             kept.push((make(&store, format!("f{number}").as_bytes(), &bytes), bytes));
@@ -206,7 +210,8 @@ fn a_memory_full_of_files_has_room_for_names() {
     }
 }
 
-/// The hand leaves what is read and takes what is not, and what is read again comes back.
+/// The hand leaves files that are read and takes the others. A spilled file that is read again
+/// comes back.
 #[test]
 fn what_is_used_stays_and_what_is_read_again_comes_back() {
     let mut store =
@@ -235,7 +240,7 @@ fn what_is_used_stays_and_what_is_read_again_comes_back() {
     assert!(files[..40].iter().all(|&ino| !is_spilled(&fs, ino)), "a file in use was spilled");
     let spilled: Vec<_> = files.iter().filter(|&&ino| is_spilled(&fs, ino)).collect();
     assert!(spilled.len() > 100);
-    // Memory is free again: what is read comes back, the rest stays.
+    // Memory is free again, so files that are read come back. The rest stays.
     fs.set_spill_percent(90);
     let back = &spilled[..10];
     for &&ino in back {
@@ -256,7 +261,8 @@ fn what_is_used_stays_and_what_is_read_again_comes_back() {
     store.close(fs);
 }
 
-/// A device that takes no writes: files in memory stay, spilling says why, and goes on when the device does.
+/// While a device takes no writes, files in memory stay and spilling says why. It goes on when the
+/// device does.
 #[test]
 fn a_device_that_fails_stops_spilling_and_nothing_else() {
     let mut store =
@@ -313,7 +319,8 @@ fn an_older_store_gets_the_feature() {
     store.close(fs);
 }
 
-/// The spill file is lost, and its number may be another file's: what was in it cannot be read, and nobody's file takes its place.
+/// The spill file is lost, and its number may be another file's: its contents cannot be read, and
+/// no other file takes its place.
 #[test]
 fn a_spill_file_that_is_lost_costs_its_files_alone() {
     let setup = Setup { bulk_blocks: 100, region_bytes: 16 << 20, ring_bytes: 1 << 20, ..Setup::default() };

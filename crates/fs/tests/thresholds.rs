@@ -1,7 +1,8 @@
-//! `user.shoal.threshold`: who has it, who inherits it, and from which size on files are large then.
+//! `user.shoal.threshold`: which files have it, which inherit it, and from which size on they are
+//! large.
 //!
-//! Owns: the attribute and the store's threshold while it is open. Left out: what there is already (`rebalance`), crashes
-//! (`enumeration`).
+//! Owns: the attribute and the store's threshold while it is open. Left out: files that are there
+//! already (`rebalance`), crashes (`enumeration`).
 
 use shoal_format::superblock::{FEATURE_THRESHOLDS, MemoryKind};
 use shoal_fs::{Error, Fs, Ino, Options, ROOT, RenameMode, SetAttr, THRESHOLD_ATTRIBUTE, XattrMode};
@@ -25,7 +26,7 @@ pub fn get(fs: &Fs, ino: Ino) -> Option<String> {
     value
 }
 
-/// The threshold in the record, and whether the directory said so.
+/// Returns the threshold in the record, and whether it is inherited.
 pub fn stored(fs: &Fs, ino: Ino) -> (u32, bool) {
     let threshold = fs.placement(ino).unwrap().inode.threshold;
     (threshold.bytes, threshold.inherited)
@@ -63,7 +64,7 @@ fn files_made_in_a_directory_and_below_are_large_from_its_threshold_on() {
     for (parent, threshold) in cases {
         let fits = file(&fs, parent, "fits", threshold);
         assert!(!is_large(&fs, fits), "{parent} {threshold}");
-        // By one byte, by a cut to more, by room asked for.
+        // Cross it by a write of one byte, by a truncation to a longer size, and by an allocation.
         fs.write(fits, threshold as u64, b"x").unwrap();
         assert!(is_large(&fs, fits), "{parent} {threshold}");
         let cut = file(&fs, parent, "cut", 10);
@@ -72,7 +73,7 @@ fn files_made_in_a_directory_and_below_are_large_from_its_threshold_on() {
         fs.fallocate(asked, 1, 0, threshold as u64 + 1).unwrap();
         assert!(is_large(&fs, cut) && is_large(&fs, asked), "{parent} {threshold}");
     }
-    // A file may have one of its own, and a change moves nothing by itself.
+    // A file may have its own threshold. A change of it moves nothing by itself.
     let own = file(&fs, below, "own", 20 << 10);
     set(&fs, own, "64K");
     assert!(is_large(&fs, own));
@@ -154,7 +155,7 @@ fn older_programs_refuse_a_store_from_its_first_threshold_on() {
         let fs = store.open();
         let ino = file(&fs, ROOT, "file", 5);
         set(&fs, ino, "8K");
-        // A crash right behind it.
+        // Crash right after it.
         store.world = store.world.snapshot().process_crash().open();
         drop(fs);
         let fs = store.open();

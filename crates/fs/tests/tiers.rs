@@ -1,7 +1,8 @@
 //! Large files and moves between the tiers beside other operations, and across power losses.
 //!
-//! Two operations meet at a call of a medium: the one that makes it waits there until the other is done, or for a while when
-//! the other must wait for it. Everything else is single-threaded, and every state a power loss may leave is opened.
+//! Two operations meet at a call of a medium. The one that makes the call waits there until the
+//! other is done, or for a while if the other must wait for it. Everything else is single-threaded,
+//! and every state that a power loss may leave is opened.
 
 use std::sync::atomic::Ordering;
 
@@ -31,7 +32,7 @@ fn contents(store: &Store, name: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Where `bytes` is not `byte`.
+/// Returns the first position where `bytes` is not `byte`.
 fn other(bytes: &[u8], byte: u8) -> Option<usize> {
     bytes.iter().position(|&b| b != byte)
 }
@@ -57,7 +58,7 @@ fn crash_everywhere(store: &Store, work: impl FnOnce(&Store), check: impl Fn(&St
     }
 }
 
-/// A file in the region of which nobody was promised anything.
+/// Makes a file in the region of which nothing was promised.
 fn young_file(store: &Store) -> Ino {
     let ino = store.create(b"young");
     assert_eq!(store.fs.write(ino, 0, &[0x11; 100_000]), Ok(100_000));
@@ -109,7 +110,7 @@ fn a_move_during_a_sync_of_everything_keeps_the_file() {
         std::thread::scope(|scope| {
             let syncing = scope.spawn(sync);
             gate.wait();
-            // It may have to wait for the flush that waits in the gate.
+            // The write may have to wait for the flush that waits in the gate.
             scope.spawn(|| {
                 store.fs.write(young, 100_000, &[0x22; 100_000]).unwrap();
                 gate.open();
@@ -143,7 +144,7 @@ fn a_file_grown_in_small_writes_moves_without_a_flush_unless_it_was_promised() {
     }
 }
 
-/// What moves the end of a file that was cut at `cut`.
+/// An operation that moves the end of a file that was cut at `cut`.
 type Growth = (&'static str, fn(&Store, Ino, u64));
 
 /// Writes `len` bytes of 1.
@@ -151,7 +152,7 @@ fn put(store: &Store, file: Ino, at: u64, len: u64) {
     assert_eq!(store.fs.write(file, at, &vec![1; len as usize]), Ok(len as usize));
 }
 
-/// Bytes from `at` to the end of its block.
+/// Returns the number of bytes from `at` to the end of its block.
 fn rest(at: u64) -> u64 {
     at.next_multiple_of(BULK_BLOCK) - at
 }
@@ -298,7 +299,8 @@ fn a_write_that_finds_the_region_full_leaves_nothing_behind_the_end() {
             store.fs.write(file, last * BULK_BLOCK, &[0x33; 1_000]).unwrap();
             let size = last * BULK_BLOCK + 1_000;
             fill_region(&store);
-            // From the hole into the last block, or from the end across the block's.
+            // Write from the hole into the last block, or from the end of the file across that of
+            // the block.
             let (at, len) = if at_end { (size, 2 * BULK_BLOCK) } else { (last * BULK_BLOCK - 5_000, 5_000 + 20_000) };
             let before = contents(&store, b"file").unwrap();
             let outcome = store.fs.write(file, at, &vec![0x44; len as usize]);
@@ -346,7 +348,7 @@ fn a_large_file_renamed_over_another_is_there_whole_or_the_other_still_is() {
         let work = |store: &Store| {
             total.set(write(store, if grown { 10_000 } else { 150_000 }));
             store.fs.rename(parent, b"tmp", ROOT, b"target", mode).unwrap();
-            // Somebody else's fsync.
+            // This is another file's fsync.
             store.fs.region().sync().unwrap();
             store.world.set_mark(1);
         };

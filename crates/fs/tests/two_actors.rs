@@ -1,9 +1,10 @@
 //! Two operations at once at crash points (docs/design/testing.md, T11).
 //!
-//! Pairs of operations on stores with a past, on the three kinds of memory, in every schedule with few preemptions; at
-//! every media call the machine stops, and every state is opened and compared with what some order of the two explains
-//! and what had been promised. The usual run takes a share of the pairs of changes, chosen by `SHOAL_SEED`;
-//! `SHOAL_DEEP=1` takes all pairs, pasts, more preemptions and more states. A failure prints the line that runs one state again.
+//! Pairs of operations run on stores with a past, on the three kinds of memory, in every schedule
+//! with few preemptions. At every media call the machine stops, and every state is opened and
+//! compared with the results of both orders and with the promises. The usual run takes a share of
+//! the pairs of changes, chosen by `SHOAL_SEED`. `SHOAL_DEEP=1` takes all pairs, pasts, more
+//! preemptions and more states. A failure prints the line that runs one state again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,7 +22,7 @@ use shoal_sim::{Budget, Limits, Random};
 
 const SEED: u64 = 20_261;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
-/// Failures shown before the rest is not looked at.
+/// Failures after which no further pair is tried.
 const FAILURES_MAX: u64 = 8;
 
 fn extent(budget: Budget) -> Extent {
@@ -84,13 +85,13 @@ fn visit(
 
 fn explore(kind: MemoryKind, field: &Field, share: u64, least: u64) {
     let seed = number("SHOAL_SEED").unwrap_or(SEED);
-    // A search that may end early visits what it can.
+    // A search with a time limit visits what it can.
     let is_whole = number("SHOAL_SHARE").is_none() && !Budget::of_a_search().is_limited();
     let least = if is_whole { least } else { 0 };
     let share = number("SHOAL_SHARE").unwrap_or(if deep() { 1 } else { share });
     let wanted = |index: usize, past: &Past, pair: &[Operation; 2]| {
         let turn = mix(&[seed, kind as u64, past.operations.len() as u64, index as u64]);
-        // What makes durable is where promises are made.
+        // Pairs with a syncing operation are where promises are made, so more of them are visited.
         let share = if share == 1 || syncing().contains(&pair[0]) { share } else { 4 * share };
         pair[0] == Operation::Fsync("G") && past.name == "young" || turn.is_multiple_of(share)
     };
@@ -167,7 +168,8 @@ fn a_file_that_takes_a_name_while_it_moves_or_before_keeps_its_bytes() {
     one_pair(MemoryKind::Logged, &general(), "replaced", [Fsync("G"), Write("F", 66_000, 30_000, 10)]);
 }
 
-/// Others truncate it and write it anew: the cut is not durable before the contents that followed it.
+/// Other programs truncate the file and write it anew. The cut must not be durable before the
+/// contents that follow it.
 #[test]
 fn contents_that_follow_those_cut_off_are_durable_with_the_cut() {
     use Operation::{Checkpoint, Fsync, Sync, Tick, Write};
@@ -194,7 +196,7 @@ fn a_change_beside_the_packing_of_its_file_is_kept() {
     }
 }
 
-/// Sees nothing of a schedule.
+/// Ignores the events of a schedule.
 struct Blind;
 
 impl Watcher for Blind {
@@ -207,7 +209,7 @@ impl Watcher for Blind {
     }
 }
 
-/// On a busy machine a thread waits for more than the other's locks: its turn is not over.
+/// On a busy machine a thread waits for more than the other's locks. That does not end its turn.
 #[test]
 fn an_actor_that_sleeps_before_the_other_begins_keeps_the_turn() {
     let bound = Bound { preemptions: 2, schedules: 24, budget: Budget::default() };
@@ -234,7 +236,7 @@ fn an_actor_that_sleeps_before_the_other_begins_keeps_the_turn() {
     assert_eq!(search(bound, start, done), Ok(2));
 }
 
-/// What a failure's line runs again; without one, the first pair.
+/// Runs the state that a failure's line names again. Without one, runs the first pair.
 #[test]
 fn single_states_can_be_visited_by_their_names() {
     let variable = |name: &str| std::env::var(name).ok();

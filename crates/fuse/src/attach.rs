@@ -1,10 +1,11 @@
 //! Attaching a FUSE connection to a mount point, and detaching it.
 //!
-//! Root mounts by mount(2), others by the set-uid helper `fusermount3`, which passes the device over a socket.
+//! Root mounts with mount(2), other users with the set-uid helper `fusermount3`, which passes the
+//! device over a socket.
+//! Rules: only the mount that was made here is ever unmounted (the kernel's device number tells). A
+//! busy mount is written back, its connection is aborted, and it is detached, so that the store can
+//! be shut down cleanly. Programs still using it get ENOTCONN.
 //! Left out: what goes over the device (`dev_fuse`).
-//! Rules: only the mount that was made here is ever unmounted (the kernel's device number tells); a busy mount is
-//! written back, its connection aborted, and detached, so that the store can be shut down cleanly: the
-//! programs still using it get ENOTCONN.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{File, OpenOptions};
@@ -31,10 +32,11 @@ use crate::options::MountOptions;
 /// Maximum time for writing back pages dirtied through memory maps, before a busy mount is cut off.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
 
-/// Maximum time for the answer of a mount that is served.
+/// Maximum time for a served mount to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-/// Time for programs that look at a mount in passing (`df`, `stat`) and keep it busy for a moment.
+/// Time allowed for programs that look at a mount in passing (`df`, `stat`) and keep it busy for a
+/// moment.
 const PASSERS_BY: Duration = Duration::from_secs(2);
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(10);
 
@@ -46,11 +48,11 @@ pub(crate) struct Attached {
 /// How a mount ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmounted {
-    /// Nobody used it.
+    /// The mount was not in use.
     Idle,
-    /// It was in use and has been cut off.
+    /// The mount was in use and has been cut off.
     Busy,
-    /// It was gone already.
+    /// The mount was already gone.
     Gone,
 }
 
@@ -63,8 +65,8 @@ pub struct Unmounter {
     table: Arc<Table>,
 }
 
-/// The canonical path and the mode of a mount point, or why nothing can be mounted there. To be called before a store
-/// is opened.
+/// Returns the canonical path and the mode of a mount point, or why nothing can be mounted there.
+/// Called before a store is opened.
 pub fn check_mountpoint(mountpoint: &Path) -> Result<(PathBuf, u32), Error> {
     let at = |source| Error::MountPoint { path: mountpoint.into(), source };
     let path = mountpoint.canonicalize().map_err(at)?;
@@ -78,7 +80,7 @@ pub fn check_mountpoint(mountpoint: &Path) -> Result<(PathBuf, u32), Error> {
 pub(crate) fn attach(mountpoint: &Path, options: &MountOptions) -> Result<Attached, Error> {
     let at = |source| Error::MountPoint { path: mountpoint.into(), source };
     let (path, mode) = check_mountpoint(mountpoint)?;
-    // Opened before: a mount that was made must be found, or it would be left behind.
+    // Open the table first: a mount that was made must be found, or it would be left behind.
     let table = Arc::new(Table::open().map_err(at)?);
     let device = match attach_directly(&path, mode, options)? {
         Some(device) => device,
@@ -89,14 +91,15 @@ pub(crate) fn attach(mountpoint: &Path, options: &MountOptions) -> Result<Attach
     match entry {
         Ok(entry) => Ok(Attached { device, unmounter: Unmounter { mountpoint: path, device: entry.device, table } }),
         Err(error) => {
-            // The table cannot be read, so nothing tells this mount from another one; it was made a moment ago.
+            // Nothing tells this mount from another one, since the table cannot be read. But it was
+            // made a moment ago.
             let _ = unmount_path(&path, true);
             Err(at(error))
         }
     }
 }
 
-/// `None` when this user may not call mount(2).
+/// Mounts with mount(2). Returns `None` if this user may not call it.
 fn attach_directly(path: &Path, root_mode: u32, options: &MountOptions) -> Result<Option<OwnedFd>, Error> {
     if !getuid().is_root() {
         return Ok(None);
@@ -121,7 +124,8 @@ fn attach_directly(path: &Path, root_mode: u32, options: &MountOptions) -> Resul
 fn attach_by_fusermount(path: &Path, options: &MountOptions) -> Result<OwnedFd, Error> {
     let failed = |message: String| Error::Fusermount { path: path.into(), message };
     let (ours, theirs) = UnixStream::pair().map_err(|e| failed(e.to_string()))?;
-    // The socket goes to the helper as its standard input: the one descriptor that needs no care about exec.
+    // The socket becomes the helper's standard input: the one descriptor that needs no care about
+    // exec.
     let mut child = Command::new("fusermount3")
         .arg("-o")
         .arg(OsStr::from_bytes(&options.fusermount_list()))
@@ -139,7 +143,7 @@ fn attach_by_fusermount(path: &Path, options: &MountOptions) -> Result<OwnedFd, 
     let received = receive_descriptor(&ours);
     let mut message = String::new();
     if let Some(mut stderr) = child.stderr.take() {
-        // Only used when there is no descriptor; a message cut short is still one.
+        // The message is only used if there is no descriptor. A message cut short still serves.
         let _ = stderr.read_to_string(&mut message);
     }
     let status = child.wait().map_err(|e| failed(e.to_string()))?;
@@ -170,12 +174,13 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 }
 
 impl Unmounter {
-    /// `major:minor` of the mount, as the table of mounts has it.
+    /// `major:minor` of the mount, as listed in the table of mounts.
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// Ends the mount. A busy one is ended by force, after pages of memory maps have been written back.
+    /// Ends the mount. A busy mount is ended by force, after pages of memory maps have been written
+    /// back.
     pub fn unmount(&self) -> Result<Unmounted, Error> {
         let failed = |source| Error::Unmount { path: self.mountpoint.clone(), source };
         if !self.is_mounted().map_err(failed)? {
@@ -193,7 +198,7 @@ impl Unmounter {
         }
     }
 
-    /// Takes the mount away from its path at once, whatever state it is in.
+    /// Detaches the mount from its path at once, whatever state it is in.
     pub(crate) fn detach(&self) -> io::Result<()> {
         if self.is_mounted()? {
             self.try_unmount(UnmountFlags::DETACH, &["-z"])?;
@@ -212,7 +217,8 @@ impl Unmounter {
         }
     }
 
-    /// Runs in a thread of its own: if the request loop hangs, so does the thread that asks it to write.
+    /// Writes back pages of memory maps, in a thread of its own: if the request loop hangs, so does
+    /// the thread that asks it to write.
     fn write_back(&self) {
         let (done, finished) = mpsc::channel();
         let path = self.mountpoint.clone();
@@ -228,10 +234,10 @@ impl Unmounter {
         }
     }
 
-    /// Ends the connection, so that the request loop ends although the mount is in use. Root gets the same by
-    /// umount2(MNT_FORCE); this is for users of `fusermount3`.
+    /// Ends the connection, so that the request loop ends although the mount is in use. Root gets
+    /// the same with umount2(MNT_FORCE); this is for users of `fusermount3`.
     fn abort(&self) {
-        // Impossible where fusectl is not mounted: then the session lasts as long as its last user.
+        // This fails if fusectl is not mounted. The session then lasts as long as its last user.
         let _ = self.abort_by_fusectl();
     }
 
@@ -240,13 +246,14 @@ impl Unmounter {
         std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
     }
 
-    /// Ends the connection and leaves the mount where it is, dead: a program that goes on gets an error, and not the directory below.
+    /// Ends the connection and leaves the dead mount in place. A program that goes on gets an
+    /// error, rather than the directory below.
     pub(crate) fn cut(&self) -> io::Result<()> {
         let aborted = self.abort_by_fusectl();
         if aborted.is_ok() || !self.is_mounted()? {
             return aborted;
         }
-        // A mount in use stays, and is refused as busy after its connection has been ended.
+        // A mount in use stays. The call reports it as busy, after its connection has been ended.
         match rustix::mount::unmount(&self.mountpoint, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::BUSY) => Ok(()),
             Err(_) => aborted,
@@ -256,13 +263,13 @@ impl Unmounter {
     /// Raises the kernel's read-ahead for this mount; 0 leaves it alone.
     pub(crate) fn read_ahead(&self, bytes: u64) {
         if bytes > 0 {
-            // Only root may, and only where sysfs is writable; the default is a matter of speed alone.
+            // Only root may do this, and only if sysfs is writable. It only affects speed.
             let _ = std::fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", self.device), (bytes >> 10).to_string());
         }
     }
 }
 
-/// Tries again while the mount is busy, for [`PASSERS_BY`] at most.
+/// Retries while the mount is busy, for at most [`PASSERS_BY`].
 fn while_busy(mut unmount: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let begin = Instant::now();
     loop {
@@ -286,16 +293,17 @@ pub(crate) fn unmount_by_fusermount(mountpoint: &Path, flags: &[&str]) -> io::Re
     Err(io::Error::new(kind, message))
 }
 
-/// Gives the mount at `mountpoint` the flags of `options`. Before the kernel makes a mount read-only it sends what
-/// memory maps hold. FUSE's own options cannot change.
+/// Gives the mount at `mountpoint` the flags of `options`. Before the kernel makes a mount
+/// read-only, it sends the data of memory maps. FUSE's own options cannot change.
 pub fn remount(mountpoint: &Path, options: &MountOptions) -> io::Result<()> {
-    // Without any of these flags the kernel would keep the old rule for access times.
+    // Without any of these flags, the kernel would keep the old rule for access times.
     let relative = options.access_times == shoal_fs::AccessTimes::Relative;
     let flags = options.flags() | if relative { MountFlags::RELATIME } else { MountFlags::empty() };
     Ok(rustix::mount::mount_remount(mountpoint, flags, c"")?)
 }
 
-/// Ends the mount at `mountpoint`, also one of another process; `lazy` takes it away although it is in use.
+/// Ends the mount at `mountpoint`, even one of another process. `lazy` detaches it although it is
+/// in use.
 pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     while_busy(|| match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
@@ -304,8 +312,8 @@ pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     })
 }
 
-/// Does somebody serve the mount at `mountpoint`? A daemon that does not answer for a while lives. The answer comes from a thread of its
-/// own, since the kernel may make it wait for ever.
+/// Returns whether the mount at `mountpoint` is served. A daemon that does not answer for a while
+/// counts as alive. A thread of its own asks, since the kernel may make it wait forever.
 pub fn is_served(mountpoint: &Path) -> bool {
     let (sender, receiver) = mpsc::sync_channel(1);
     let path = mountpoint.to_path_buf();
@@ -313,7 +321,8 @@ pub fn is_served(mountpoint: &Path) -> bool {
         let _ = sender.send(rustix::fs::statfs(path));
     });
     match asked.map(|_| receiver.recv_timeout(ANSWER_LIMIT)) {
-        // A caller whom the mount does not admit gets an answer by the kernel itself, without numbers.
+        // A caller that the mount does not admit gets an answer from the kernel itself, without
+        // numbers.
         Ok(Ok(Ok(answer))) => answer.f_blocks > 0,
         Ok(Ok(Err(_))) => false,
         Ok(Err(_)) | Err(_) => true,

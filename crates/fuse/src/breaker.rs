@@ -1,10 +1,13 @@
-//! What ends a connection that is not served as it should be, and tells the cause.
+//! Ends a connection whose threads fail, and logs the cause.
 //!
-//! Each thread that serves runs in [`Breaker::watch`]. Requests wait for the thread they came to, so one that ends while the
-//! connection goes on would leave programs waiting for ever. So the first that ends for any other reason than the connection's own end
-//! is logged, and the connection is cut: every waiting program gets an error, the other threads find the end, and the
-//! store is shut down as after an unmount. A panic counts as such an end, where it does not end the process anyway.
-//! Rules: the connection is cut once. What passes is no reason to end ([`shoal_host::Pause`]). Left out: how a connection is cut (`attach`).
+//! Each serving thread runs in [`Breaker::watch`]. Requests wait for the thread that took them, so
+//! a thread that ended while the connection goes on would leave programs waiting forever. The first
+//! thread that ends for any reason but the end of the connection is therefore logged, and the
+//! connection is cut. Every waiting program gets an error, the other threads find the end, and the
+//! store is shut down as after an unmount. A panic counts as such an end, if it does not end the
+//! process anyway.
+//! Rules: the connection is cut once. A passing error is no reason to end ([`shoal_host::Pause`]).
+//! Left out: how a connection is cut (`attach`).
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +25,8 @@ impl Breaker {
         Breaker(Arc::new(Mutex::new(Some(Box::new(cut)))))
     }
 
-    /// Runs the work of the calling thread, which is over without an error only when the connection is.
+    /// Runs the work of the calling thread. The work ends without an error only when the connection
+    /// has ended.
     pub fn watch(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let panics = Panics(self);
         let outcome = work();
@@ -33,7 +37,7 @@ impl Breaker {
         outcome
     }
 
-    /// Ends the connection because the calling thread does.
+    /// Ends the connection because the calling thread ends.
     fn trip(&self, cause: &str) {
         let Some(cut) = self.0.lock().take() else { return };
         let thread = std::thread::current();
@@ -42,7 +46,7 @@ impl Breaker {
             "{name} cannot go on: {cause}; the mount ends, unmount it (`umount -l`) and mount the store again"
         );
         if let Err(error) = cut() {
-            // Only the end of this process closes the connection now, and the store survives that.
+            // Only the end of this process can close the connection now. The store survives that.
             panic!("{name} cannot go on: {cause}; and the connection cannot be ended: {error}");
         }
     }

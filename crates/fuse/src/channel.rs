@@ -1,11 +1,12 @@
 //! The way to the kernel and back: [`Channel`], and the [`Reply`] that a request waits for.
 //!
-//! A transport is one small trait: messages in, messages out. `/dev/fuse` is one; an io_uring ring or a guest's queue
-//! (virtiofs) can be others.
+//! A transport is one small trait: messages in, messages out. `/dev/fuse` is one; an io_uring ring
+//! or a guest's queue (virtiofs) can be others.
 //!
-//! Rules: every request that waits gets exactly one answer. If the code that owes it forgets, the answer is EIO: a
-//! client without an answer waits until the daemon dies, and not even a signal ends the wait. An answer goes to the
-//! channel its request came from, from any thread. It is never longer than the request has room for.
+//! Rules: every request that waits gets exactly one answer. If the code that owes the answer drops
+//! it, the answer is EIO: a client without an answer waits until the daemon dies, and not even a
+//! signal ends the wait. An answer goes to the channel that its request came from, from any thread.
+//! It is never longer than the request has room for.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ pub(crate) trait Channel: Send + Sync {
 /// A channel and its counts.
 pub(crate) struct Port {
     pub channel: Box<dyn Channel>,
-    /// Outlives the channel, for reports: a reader of reports must not keep the connection open.
+    /// Counts that outlive the channel: a reader of reports must not keep the connection open.
     pub counts: Arc<Counts>,
 }
 
@@ -61,7 +62,7 @@ impl Reply {
         }
     }
 
-    /// For a message of which only these fields could be read.
+    /// Makes the reply to a message of which only these fields could be read.
     pub fn to_malformed(unique: u64, opcode: u32, port: &Arc<Port>, began: Instant) -> Reply {
         Reply { port: port.clone(), unique, opcode, bytes_max: 0, began, is_owed: true }
     }
@@ -74,7 +75,8 @@ impl Reply {
         self.answer(error.0, &[], &[]);
     }
 
-    /// Returns true when the kernel took the answer: the references it carries count only then.
+    /// Sends a value. Returns true if the kernel took the answer: the references that it carries
+    /// count only then.
     pub fn value(mut self, value: &(impl IntoBytes + Immutable)) -> bool {
         self.answer(0, value.as_bytes(), &[])
     }
@@ -104,14 +106,14 @@ impl Reply {
         }
         let header = protocol::out_header(self.unique, errno, bytes);
         let pieces = [IoSlice::new(header.as_bytes()), IoSlice::new(front), IoSlice::new(back)];
-        // No empty pieces at the end: the kernel would look at each.
+        // Send no empty pieces at the end: the kernel would look at each.
         let used = if !back.is_empty() { 3 } else { 1 + usize::from(!front.is_empty()) };
-        // Before the answer is sent: the client may ask for the counts next.
+        // Count before the answer is sent: the client may ask for the counts next.
         self.port.counts.note(self.opcode, self.began.elapsed());
         let sent = self.port.channel.send(&pieces[..used]);
         match &sent {
             Ok(()) => {}
-            // Without a receiver the request has been aborted, and no program waits any more.
+            // If there is no receiver, the request has been aborted, and no program waits any more.
             Err(error) if is_withdrawn(error) => tracing::debug!("answer to request {}: {error}", self.opcode),
             Err(error) => tracing::error!("answer to request {}, for which a program waits: {error}", self.opcode),
         }

@@ -1,8 +1,9 @@
 //! Conversions of values in requests: times, rename modes, set-id bits.
 //!
-//! Pure functions. Times are nanoseconds since 1970 in an `i64` (years 1678 to 2262); times outside are clamped. Which
-//! set-id bits a write, a truncation or a change of owner clears is the kernel's rule (`setattr_should_drop_suidgid`,
-//! `setattr_should_drop_sgid`). It is restated here because with HANDLE_KILLPRIV_V2 the daemon applies it.
+//! Pure functions. Times are nanoseconds since 1970 in an `i64` (years 1678 to 2262); times outside
+//! are clamped. The kernel's rule (`setattr_should_drop_suidgid`, `setattr_should_drop_sgid`) says
+//! which set-id bits a write, a truncation or a change of owner clears. It is restated here because
+//! with HANDLE_KILLPRIV_V2 the daemon applies it.
 
 use rustix::fs::{FileType, Mode, RenameFlags};
 use shoal_fs::{RenameMode, SetAttr, TimeChange};
@@ -22,7 +23,8 @@ const NAMED: u32 = setattr::MODE
     | setattr::MTIME_NOW
     | setattr::CTIME;
 
-/// The protocol carries a time as whole seconds, rounded down, and nanoseconds going forward, also before 1970.
+/// Converts a time from the protocol, which has whole seconds, rounded down, and nanoseconds going
+/// forward, even before 1970.
 pub(crate) fn received_ns(seconds: i64, ns: u32) -> i64 {
     let ns = i128::from(seconds) * NS + i128::from(ns);
     ns.clamp(i64::MIN.into(), i64::MAX.into()) as i64
@@ -48,21 +50,22 @@ pub(crate) fn attr_change(asked: &SetattrIn) -> SetAttr {
     }
 }
 
-/// Is this a change of nothing? The kernel asks for it where set-id bits are to go: at chown(2) with neither an owner nor a group, and before
-/// a write. It names the time of change alone where it keeps times.
+/// Returns whether a request changes nothing. The kernel sends such a request to clear set-id bits:
+/// for chown(2) with neither an owner nor a group, and before a write. It names only the time of
+/// change, if the kernel keeps times.
 pub(crate) fn names_nothing(asked: &SetattrIn) -> bool {
     asked.valid & NAMED & !setattr::CTIME == 0
 }
 
-/// Are these the times of a write that the kernel has gathered? They are one and the same, and come with nothing else; a program that sets
-/// the time of change of data alone sets another one.
+/// Returns whether these are the times of a write that the kernel has gathered. Both times are then
+/// equal, and come alone. If a program sets the modification time alone, the two differ.
 pub(crate) fn are_written_times(asked: &SetattrIn) -> bool {
     asked.valid & NAMED == setattr::MTIME | setattr::CTIME
         && (asked.mtime, asked.mtime_ns) == (asked.ctime, asked.ctime_ns)
 }
 
-/// Treatment of the target, and whether the old name becomes a whiteout. `None` for flags that are unknown or exclude
-/// each other: an exchange leaves no name free.
+/// Returns the treatment of the target, and whether the old name becomes a whiteout. `None` for
+/// flags that are unknown or exclude each other: an exchange leaves no name free.
 pub(crate) fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {
     let flags = RenameFlags::from_bits(flags)?;
     let whiteout = flags.contains(RenameFlags::WHITEOUT);

@@ -1,8 +1,9 @@
-//! How many requests there were of each kind, and how long they took in this process.
+//! How many requests of each kind there were, and how long they took in this process.
 //!
-//! The time of a request runs from its receipt until its answer is ready. It contains waiting for locks and devices,
-//! but not the kernel's part. Each thread that serves requests has counts of its own, so that counting costs no shared
-//! cache line; reports add them up. Durations are counted in classes so narrow that a percentile is right to about 12%.
+//! The time of a request runs from its receipt until its answer is ready. It includes waiting for
+//! locks and devices, but not the kernel's part. Each thread that serves requests has its own
+//! counts, so that counting costs no shared cache line; reports add them up. Durations are counted
+//! in classes narrow enough for percentiles to be accurate to about 12%.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::protocol::opcode;
 
 /// Number of classes for each power of two.
 const PARTS: u64 = 4;
-/// Durations below 2 to this power (ns) are all in the first class.
+/// All durations below 2 to this power (ns) are in the first class.
 const SHORTEST_LOG2: u64 = 8;
 const CLASSES: usize = 128;
 
@@ -77,7 +78,7 @@ fn time_of(class: usize) -> u64 {
     ((2 * (PARTS + part) + 1) << log2) / (2 * PARTS)
 }
 
-/// All kinds with at least one request, the most frequent first.
+/// Reports all kinds with at least one request, the most frequent first.
 pub(crate) fn report<'a>(all: impl Iterator<Item = &'a Counts> + Clone) -> Vec<RequestCount> {
     let mut kinds: Vec<RequestCount> = (0..opcode::END as usize)
         .filter_map(|number| {

@@ -1,8 +1,9 @@
 //! The transport of `/dev/fuse`: one `read` for a message in, one `writev` for a message out.
 //!
-//! Each thread reads from a descriptor of its own where the device can be opened again; otherwise all threads read from
-//! the one that was mounted. The kernel hands a request to one reader, whole. A read that ends with ENOENT met a
-//! request that was withdrawn. ENODEV is the end of the connection: it was unmounted or aborted.
+//! Each thread reads from a descriptor of its own if the device can be opened again; otherwise all
+//! threads share the one that was mounted. The kernel gives a whole request to one reader. ENOENT
+//! means that the request was withdrawn. ENODEV means the end of the connection: it was unmounted
+//! or aborted.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,7 +30,8 @@ impl DevFuse {
     pub fn another(&self) -> DevFuse {
         match shoal_host::clone_connection(self.0.as_fd()) {
             Ok(device) => DevFuse::new(device),
-            // Not every container has the device. The shared descriptor serves as well, a little slower.
+            // Not every container has the device. The shared descriptor works as well, a little
+            // slower.
             Err(error) => {
                 tracing::debug!("/dev/fuse: {error}; the threads share one descriptor");
                 self.clone()

@@ -1,6 +1,7 @@
 //! Error numbers of refused requests.
 //!
-//! Numbers are Linux' generic ones, as everywhere in the protocol. ENOSYS is special: the kernel takes it as "never ask again".
+//! The numbers are Linux's generic ones, as everywhere in the protocol. ENOSYS is special: the
+//! kernel takes it as "never ask again".
 
 use rustix::io::Errno as Os;
 

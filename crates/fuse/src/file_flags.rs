@@ -25,13 +25,13 @@ fn to_word(flags: FileFlags, bits: [u32; 4]) -> u32 {
     set.iter().zip(bits).filter(|(set, _)| **set).map(|(_, bit)| bit).sum()
 }
 
-/// The flags of a word; `None` if it has a flag besides those four.
+/// Returns the flags of a word, or `None` if it has a flag besides those four.
 fn from_word(word: u32, bits: [u32; 4]) -> Option<FileFlags> {
     let [immutable, append_only, no_dump, no_atime] = bits.map(|bit| word & bit != 0);
     (word & !bits.iter().sum::<u32>() == 0).then_some(FileFlags { immutable, append_only, no_dump, no_atime })
 }
 
-/// Answer to the two ioctls that read flags: `len` bytes, zeros behind the word.
+/// Answer to the two ioctls that read flags: `len` bytes, with zeros after the word.
 pub(crate) fn answer(command: u32, flags: FileFlags, len: usize) -> Vec<u8> {
     let word = to_word(flags, if command == GET_FLAGS { FLAGS } else { XFLAGS });
     let mut out = word.to_le_bytes().to_vec();
@@ -39,7 +39,8 @@ pub(crate) fn answer(command: u32, flags: FileFlags, len: usize) -> Vec<u8> {
     out
 }
 
-/// Flags that the two setting ioctls ask for; `None` for flags that are not kept, and for projects and extent sizes.
+/// Returns the flags that the two setting ioctls ask for, or `None` for flags that are not kept,
+/// and for projects and extent sizes.
 pub(crate) fn asked(command: u32, data: &[u8]) -> Option<FileFlags> {
     let word = u32::from_le_bytes(*data.first_chunk()?);
     if command == SET_FLAGS {

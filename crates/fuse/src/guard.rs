@@ -1,16 +1,21 @@
-//! The scheduling class of io_uring's queue threads, and the guard that sees to it that nobody starves for it.
+//! The scheduling class of io_uring's queue threads, and the guard that ensures that no program
+//! starves because of it.
 //!
-//! When a queue's thread answers a program on its processor, the kernel looks for an idle processor to wake the program on, and finds
-//! another one: the answering thread keeps this one busy. The next request lands there, and each costs the waking of an idle
-//! processor. A thread of the idle class does not make its processor look busy: program and thread stay together, and a request
-//! takes a half to a third of the time. The price is that such a thread gets nothing while others want its processor.
+//! When a queue's thread answers a program on its processor, the kernel looks for an idle processor
+//! to wake the program on. It finds another one, because the answering thread keeps this one busy.
+//! The next request lands there, and each request costs waking an idle processor. A thread of the
+//! idle class does not make its processor look busy: program and thread stay together, and a
+//! request takes a half to a third of the time. The price is that such a thread gets no time while
+//! other threads want its processor.
 //!
-//! So threads are in the idle class while requests come in numbers and some processor is idle, and one more thread, the guard, looks at
-//! them every 2 ms. One that was runnable throughout and did not run, or whose turns take long to come, goes back to the
-//! normal class at once, for a time that doubles with each failure that comes soon. Where no processor is idle the normal class is as fast. Without
-//! requests all threads are in it, and the guard sleeps.
-//! Rules: [`Policy`] is a pure function of what was seen and when; only the guard changes classes. The class is not used where a
-//! thread could not leave it again, and not on threads for which somebody chose another.
+//! So threads are in the idle class while many requests come and some processor is idle. One more
+//! thread, the guard, checks them every 2 ms. A thread that was runnable all the time but did not
+//! run, or whose turns take long to come, goes back to the normal class at once, for a time that
+//! doubles with each failure that follows soon. If no processor is idle, the normal class is as
+//! fast. Without requests all threads are in the normal class, and the guard sleeps.
+//! Rules: [`Policy`] is a pure function of what was seen and when. Only the guard changes classes.
+//! The class is not used if a thread could not leave it again, nor on threads for which somebody
+//! chose another class.
 
 use std::io;
 use std::sync::Arc;
@@ -21,31 +26,37 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use shoal_host::{Class, Scheduled, Seen};
 
-/// Between two looks while a thread is in the idle class: nobody waits much longer than twice that for it.
+/// Time between two looks while a thread is in the idle class. Nobody waits much longer than twice
+/// this time for the thread.
 const CLOSE: Duration = Duration::from_millis(2);
-/// Between two looks otherwise, and the time over which requests and waits are judged.
+/// Time between two looks otherwise, and the time over which requests and waits are judged.
 const WINDOW: Duration = Duration::from_millis(20);
-/// Requests in a window that make the class worth it.
+/// Minimum requests in a window that make the class worth it.
 const REQUESTS_MIN: u64 = 20;
-/// A turn that takes longer to come, on average over a window, shows that others need the processor.
+/// Longest average wait for a turn over a window. A longer one shows that others need the
+/// processor.
 const WAIT_MAX: Duration = Duration::from_micros(300);
-/// A thread that was in the idle class for this long before it was short of processor time gained more than the two looks that it waited: any
-/// other program that wakes now and then for a few milliseconds makes it wait once, and it may go back soon.
+/// A thread that was in the idle class for this long before it ran short of processor time gained
+/// more than the two looks that it waited, and may go back soon. Any program that wakes now and
+/// then for a few milliseconds makes it wait once.
 const WORTH_IT: Duration = Duration::from_millis(200);
-/// How long a thread stays in the normal class after it was short of processor time: the first time, and at most.
+/// How long a thread stays in the normal class after it was short of processor time: at first, and
+/// at most.
 const BACK_OFF_MIN: Duration = WINDOW;
 const BACK_OFF_MAX: Duration = Duration::from_secs(30);
-/// A thread that ran this long between two looks did not wait, however long its turn is.
+/// A thread that ran this long between two looks was not waiting, however long its turn is.
 const RUN_MIN: Duration = Duration::from_micros(500);
-/// Time over which idle processors are counted: the kernel tells their time in hundredths of a second.
+/// Time over which idle processors are counted: the kernel reports idle time in hundredths of a
+/// second.
 const IDLE_WINDOW: Duration = Duration::from_millis(100);
-/// Idle time of all processors in it that there is to be for the class, and below which it is left.
+/// Idle time of all processors in that window: needed to enter the class, and below which the class
+/// is left.
 const IDLE_TIME: Duration = Duration::from_millis(30);
 const IDLE_TIME_MIN: Duration = Duration::from_millis(10);
-/// So many windows without a request and the guard sleeps.
+/// Windows without a request after which the guard sleeps.
 const QUIET_WINDOWS: u32 = 5;
 
-/// What was seen of a queue's thread at a moment, and the requests that it had taken by then.
+/// Observation of a queue's thread at a moment, with the requests that it had taken by then.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sight {
     at: Duration,
@@ -55,10 +66,10 @@ struct Sight {
     has_idle: bool,
 }
 
-/// The class of one thread, from sight to sight.
+/// The class of one thread, from one observation to the next.
 struct Policy {
     class: Class,
-    /// The last sight, and the one at the beginning of the window.
+    /// The last observation, and the one at the beginning of the window.
     last: Sight,
     window: Sight,
     back_off: Duration,
@@ -81,17 +92,17 @@ impl Policy {
         }
     }
 
-    /// Nothing has come for a while: there is no need to look.
+    /// Returns whether nothing has come for a while, so that there is no need to look.
     fn is_at_rest(&self) -> bool {
         self.class == Class::Normal && self.quiet_windows >= QUIET_WINDOWS
     }
 
-    /// Requests come again after a rest.
+    /// Begins again after a rest, when requests come.
     fn begin(&mut self, sight: Sight) {
         (self.last, self.window, self.quiet_windows) = (sight, sight, 0);
     }
 
-    /// The class from now on.
+    /// Returns the class from now on.
     fn next(&mut self, sight: Sight) -> Class {
         let last = std::mem::replace(&mut self.last, sight);
         let has_moved = last.thread.turns != sight.thread.turns || last.requests != sight.requests;
@@ -122,7 +133,7 @@ impl Policy {
         self.class
     }
 
-    /// The processor belongs to others for now.
+    /// Returns to the normal class, since others need the processor.
     fn fail(&mut self, sight: Sight) -> Class {
         let went_well = sight.at - self.idle_since >= WORTH_IT;
         self.back_off = if went_well { BACK_OFF_MIN } else { BACK_OFF_MAX.min(2 * self.back_off) };
@@ -135,7 +146,7 @@ impl Policy {
 #[derive(Default)]
 struct Queue {
     requests: AtomicU64,
-    /// Its thread may change its class.
+    /// The queue's thread may change its class.
     is_watched: AtomicBool,
     thread: Mutex<Option<Scheduled>>,
 }
@@ -146,7 +157,7 @@ struct Shared {
     has_ended: AtomicBool,
 }
 
-/// What the queues tell the guard.
+/// The queues' way to inform the guard.
 #[derive(Clone)]
 pub(crate) struct Watched {
     shared: Arc<Shared>,
@@ -154,7 +165,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// The calling thread serves queue `number`.
+    /// Records that the calling thread serves queue `number`.
     pub fn enter(&self, number: usize) {
         match Scheduled::this_thread() {
             Ok(thread) => {
@@ -165,13 +176,14 @@ impl Watched {
         }
     }
 
-    /// Queue `number` took a request.
+    /// Records that queue `number` took a request.
     pub fn took(&self, number: usize) {
         let queue = &self.shared.queues[number];
         if !queue.is_watched.load(Ordering::Relaxed) {
             return;
         }
-        // In this order, as the guard says that it sleeps before it counts: one of the two sees the other.
+        // The order matters. The guard announces its sleep before it reads the count, so one of the
+        // two notices the other.
         queue.requests.fetch_add(1, Ordering::SeqCst);
         if self.shared.is_asleep.load(Ordering::SeqCst) && self.shared.is_asleep.swap(false, Ordering::SeqCst) {
             self.guard.unpark();
@@ -186,7 +198,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// None where the class cannot be left again.
+    /// Starts the guard. Returns `None` if threads could not leave the class again.
     pub fn start(queues: usize) -> io::Result<Option<Guard>> {
         if !shoal_host::may_return() {
             tracing::debug!(
@@ -208,14 +220,14 @@ impl Guard {
     pub fn stop(self) {
         self.watched.shared.has_ended.store(true, Ordering::SeqCst);
         self.thread.thread().unpark();
-        // A panic in it has been reported.
+        // A panic in the thread has been reported.
         let _ = self.thread.join();
     }
 }
 
 /// Whether some processor is idle.
 struct IdleTime {
-    /// When it was last looked at, and the time by then.
+    /// When the idle time was last read, and its value then.
     seen: (Duration, Duration),
     has_idle: bool,
 }
@@ -282,7 +294,7 @@ fn look(number: usize, queue: &Queue, policy: &mut Policy, (at, has_idle): (Dura
             tracing::trace!("queue {number}: class {:?}, again after {:?}", policy.class, policy.back_off);
         }
         Ok(()) => {}
-        // The thread has ended, with its connection, or what was allowed no longer is.
+        // The thread has ended with its connection, or a permission was withdrawn.
         Err(error) => {
             tracing::debug!("queue {number} is not watched any more: {error}");
             queue.is_watched.store(false, Ordering::Relaxed);
@@ -296,7 +308,7 @@ fn look(number: usize, queue: &Queue, policy: &mut Policy, (at, has_idle): (Dura
 mod tests {
     use super::*;
 
-    /// A thread as the kernel would show it, in time.
+    /// A thread as the kernel would show it over time.
     struct Thread {
         policy: Policy,
         now: Sight,
@@ -310,8 +322,8 @@ mod tests {
             Thread { policy, now: Sight { has_idle: true, ..Sight::default() }, changes: Vec::new() }
         }
 
-        /// So much time with so many requests a millisecond, each with one turn that it waited for as long as told; without a
-        /// turn at all it stays runnable.
+        /// Lets `time` pass with `requests` a millisecond. Each request takes one turn, after a
+        /// wait of `waits`.
         fn passes(&mut self, time: Duration, requests: u64, waits: Duration) {
             let end = self.now.at + time;
             while self.now.at < end {
@@ -325,7 +337,8 @@ mod tests {
             }
         }
 
-        /// It waits and gets no turn while it is in the idle class; in the normal class it gets one a millisecond.
+        /// Lets the thread wait without a turn while it is in the idle class. In the normal class
+        /// it gets one turn a millisecond.
         fn starves(&mut self, time: Duration) {
             let end = self.now.at + time;
             while self.now.at < end {
@@ -360,7 +373,7 @@ mod tests {
         thread.policy.begin(thread.now);
         thread.passes(SECOND, 20, SHORT);
         assert_eq!(thread.changes, [(SECOND + WINDOW, Class::Idle)]);
-        // And back when they become few, without a penalty.
+        // It goes back when requests become few, without a penalty.
         thread.passes(SECOND, 0, SHORT);
         assert_eq!(thread.changes[1..], [(2 * SECOND + WINDOW, Class::Normal)]);
         assert!(thread.policy.is_at_rest() && thread.policy.not_before.is_zero());
@@ -427,7 +440,8 @@ mod tests {
         assert_eq!(thread.policy.class, Class::Idle);
         thread.passes(WINDOW, 20, 2 * WAIT_MAX);
         assert_eq!(thread.policy.class, Class::Normal);
-        // A failure soon after counts double, one after a while counts as the first.
+        // A failure soon after the last one counts double. A failure after a while counts as the
+        // first.
         for (time, back_off) in [(2 * WINDOW, 2), (3 * WINDOW, 4), (20 * WINDOW, 1)] {
             thread.passes(time, 20, SHORT);
             assert_eq!(thread.policy.class, Class::Idle);

@@ -1,13 +1,16 @@
-//! What still comes by `/dev/fuse` while io_uring serves a connection: FORGET, and INTERRUPT.
+//! Messages that still come by `/dev/fuse` while io_uring serves a connection: FORGET and
+//! INTERRUPT.
 //!
-//! Nobody waits for the answer to a FORGET, but each wakes a thread on another processor, which costs the program that unlinks a
-//! file as much as a request. So one thread alone reads the device, and after a FORGET it waits for a moment: the kernel
-//! gives it all that have gathered in one message. The other threads wait until a queue has ended, after which everything may come
-//! by the device.
-//! What was removed is freed by its FORGET, which the kernel queues before the removal returns. So a request that finds no room, and
-//! one that asks for the free room, first waits until all that is queued is done ([`Lane::settle`], [`with_room`]).
-//! Rules: the reader says that it is busy before it reads. So a device with nothing to read and a reader that is not busy mean
-//! that all is done; they are looked at in this order.
+//! Nobody waits for the answer to a FORGET. But each wakes a thread on another processor, which
+//! costs the program that unlinks a file as much as a request. So only one thread reads the device,
+//! and after a FORGET it waits for a moment: the kernel then gives it all that have gathered in one
+//! message. The other threads wait until a queue has ended, after which everything may come by the
+//! device.
+//! A removed file is freed by its FORGET, which the kernel queues before the removal returns. So a
+//! request that finds no room, or that asks for the free room, first waits until all queued
+//! messages are done ([`Lane::settle`], [`with_room`]).
+//! Rules: the reader says that it is busy before it reads. So if the device has nothing to read and
+//! the reader is not busy, all messages are done. The two are checked in this order.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -20,7 +23,7 @@ use shoal_fs::Error;
 
 /// How long FORGETs gather.
 const GATHER: Duration = Duration::from_millis(1);
-/// How long somebody waits for them at most, if the reader gets no processor, or new ones come without end.
+/// Maximum wait for FORGETs, in case the reader gets no processor or new ones keep coming.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -29,18 +32,18 @@ struct State {
     /// The reader has a message in hand, or is about to read one.
     is_busy: bool,
     reader: Option<ThreadId>,
-    /// Those who wait until all is done.
+    /// Threads that wait until all messages are done.
     waiting: usize,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// A message is done, somebody waits for that, or the lane is open.
+    /// A message is done, a thread waits for that, or the lane is open.
     changed: Condvar,
     device: Arc<OwnedFd>,
 }
 
-/// The device's threads, from the point of view of the queues: [`Lane::open`] lets all of them read.
+/// The device's threads, as the queues see them. [`Lane::open`] lets all of them read.
 #[derive(Clone)]
 pub(crate) struct Lane(Arc<Shared>);
 
@@ -49,7 +52,7 @@ impl Lane {
         Lane(Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), device }))
     }
 
-    /// Everything may come by the device from now on.
+    /// Opens the lane: everything may come by the device from now on.
     pub fn open(&self) {
         self.0.state.lock().is_open = true;
         self.0.changed.notify_all();
@@ -63,16 +66,16 @@ impl Lane {
         }
     }
 
-    /// For the one thread that reads the device, before each read: waits for a message.
+    /// Waits for a message. Called by the one thread that reads the device, before each read.
     pub fn begin(&self) {
-        // An error, as any end of the connection, is found by the read.
+        // The read reports an error, as it does any end of the connection.
         let _ = poll(&mut [PollFd::new(&self.0.device, PollFlags::IN)], None);
         let mut state = self.0.state.lock();
         state.is_busy = true;
         state.reader = Some(std::thread::current().id());
     }
 
-    /// After each message that it has carried out.
+    /// Called by that thread after each message that it has carried out.
     pub fn done(&self) {
         let mut state = self.0.state.lock();
         state.is_busy = false;
@@ -81,7 +84,7 @@ impl Lane {
         }
     }
 
-    /// Lets FORGETs gather for a moment, unless somebody waits for them.
+    /// Lets FORGETs gather for a moment, unless a thread waits for them.
     pub fn gather(&self) {
         let mut state = self.0.state.lock();
         if !state.is_open && state.waiting == 0 {
@@ -89,7 +92,8 @@ impl Lane {
         }
     }
 
-    /// Returns when the FORGETs of all that was removed before have been carried out: true if there was something to wait for.
+    /// Waits until the FORGETs of everything removed before have been carried out. Returns true if
+    /// there was something to wait for.
     pub fn settle(&self) -> bool {
         let deadline = Instant::now() + SETTLE_MAX;
         let mut state = self.0.state.lock();
@@ -116,10 +120,10 @@ impl Lane {
     }
 }
 
-/// Calls `work`, and where it finds no room, once more when all that was removed has been freed.
+/// Calls `work` and, if it finds no room, once more when all removed files have been freed.
 pub(crate) fn with_room<T>(lane: Option<&Lane>, mut work: impl FnMut() -> shoal_fs::Result<T>) -> shoal_fs::Result<T> {
     match work() {
-        // Also without anything to wait for: it may have been freed since.
+        // Retry even if there was nothing to wait for: room may have been freed since.
         Err(Error::NoSpace) if let Some(lane) = lane => {
             lane.settle();
             work()
@@ -165,13 +169,13 @@ mod tests {
             });
             assert!(outcome.is_ok() && needed == 2, "round {round}: {outcome:?} after {needed} attempts");
         }
-        // Where the reader gets nowhere, nobody waits for ever.
+        // If the reader makes no progress, nobody waits forever.
         drop(kernel);
         reader.join().unwrap();
         let begin = Instant::now();
         lane.settle();
         assert!((SETTLE_MAX..10 * SETTLE_MAX).contains(&begin.elapsed()), "{:?}", begin.elapsed());
-        // Nor where others read the device, too.
+        // Nor does anybody if other threads read the device, too.
         lane.open();
         assert!(!lane.settle());
     }

@@ -6,8 +6,8 @@
 //! | `channel` | the way to the kernel and back, as a trait; the answer that a request waits for |
 //! | `dev_fuse` | the transport of `/dev/fuse` |
 //! | `uring` | the transport of io_uring |
-//! | `guard` | the scheduling class of its threads, and that nobody waits for it |
-//! | `lane` | what still comes by `/dev/fuse` beside it |
+//! | `guard` | the scheduling class of its threads, and that no program starves because of it |
+//! | `lane` | messages that still come by `/dev/fuse` beside it |
 //! | `session` | INIT, and the threads that serve requests |
 //! | `breaker` | the end of a connection whose threads fail |
 //! | `service` | from a decoded request to its action, and from the outcome to the answer |
@@ -16,18 +16,19 @@
 //! | `convert` | times, rename flags, set-id bits: pure functions |
 //! | `file_flags` | the ioctls of chattr(1): pure functions |
 //! | `options` | mount options, as kernel flags and option strings |
-//! | `attach` | mount(2), `fusermount3`, unmounting, also of a busy mount |
+//! | `attach` | mount(2), `fusermount3`, and unmounting, even of a busy mount |
 //! | `mount_table` | reading the table of mounts |
 //! | `ticker` | the threads behind `Fs::tick_log`, `Fs::tick_bulk` and `Fs::checkpoint` |
 //! | `syncer` | fsync of large files, whose wait for the bulk device holds up no request thread |
 //! | `waiters` | threads for the other requests that have to wait for the bulk device |
 //!
-//! Rules: no file-system logic here. The store has exactly one mount, so the kernel may cache names, attributes and
-//! pages for ever; any change that the engine makes on its own must be invalidated (it makes one: clearing set-id
-//! bits). The kernel's lookup references are the engine's `hold`/`forget`; there are no file handles. Writes are not
-//! cached here: a write that returned is in the engine, and survives the end of this process. Left out: `syncfs(2)`,
-//! which the kernel does not forward to mounts over `/dev/fuse`; the engine's commit age (1 s) bounds what it would
-//! cover.
+//! Rules: no file-system logic here. The store has exactly one mount, so the kernel may cache
+//! names, attributes and pages forever. Any change of attributes that the kernel does not know of
+//! must be invalidated (there are two: cleared set-id bits, and the time of change after a change
+//! of chattr's flags). The kernel's lookup references are the engine's `hold`/`forget`; there are
+//! no file handles. Writes are not cached here: a write that returned is in the engine, and
+//! survives the end of this process. Left out: `syncfs(2)`, which the kernel does not forward to
+//! mounts over `/dev/fuse`; the engine's commit age (1 s) bounds what it would cover.
 
 #![forbid(unsafe_code)]
 
@@ -99,9 +100,10 @@ pub enum Error {
     Thread(#[source] io::Error),
 }
 
-/// What to do where there is no such device. A lack of descriptors or memory is none of the device.
+/// Returns what to do if the device is missing. A lack of descriptors or memory is not a fault of
+/// the device.
 fn remedy_of_device(source: &io::Error) -> &'static str {
-    // ENODEV and ENXIO: the node is there, and no module.
+    // ENODEV and ENXIO: the node exists, but the module is missing.
     let is_away = matches!(source.raw_os_error(), Some(6 | 19));
     match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
@@ -112,7 +114,7 @@ fn remedy_of_device(source: &io::Error) -> &'static str {
     }
 }
 
-/// What to do about a path that nothing can be mounted on, where that follows from the error.
+/// Returns what to do about a path that nothing can be mounted on, if that follows from the error.
 fn remedy_at(path: &Path, source: &io::Error) -> String {
     match source.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "; name an existing directory".into(),
@@ -132,7 +134,8 @@ pub struct Session {
     unmounter: Unmounter,
 }
 
-/// A mount that goes again unless it is kept: whatever fails on the way to a session, no mount is left behind.
+/// A mount that is undone unless it is kept: whatever fails on the way to a session, no mount is
+/// left behind.
 struct Undone(Option<Unmounter>);
 
 impl Undone {
@@ -154,7 +157,7 @@ pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<S
     let cut = unmounter.clone();
     let breaker = Breaker::new(move || cut.cut());
     let undone = Undone(Some(unmounter));
-    // Behind it, so that the device goes first when both go: the mount is dead by then.
+    // Declared after `undone`, so that the device is dropped first. The mount is then dead.
     let device = device;
     let (ticker, bell) = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
     let (syncer, syncer_thread) =
@@ -169,7 +172,8 @@ pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<S
             Ok(Session { fs, threads, ticker, waiters, readers, syncer, unmounter })
         }
         Err(error) => {
-            // The device is closed by now, so the mount is dead; but for threads that were started before one could not be.
+            // The device is closed by now, so the mount is dead, unless threads were started before
+            // one failed to start.
             if let Some(unmounter) = &undone.0 {
                 let _ = unmounter.cut();
             }
@@ -183,7 +187,7 @@ pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<S
     }
 }
 
-/// Negotiates with the kernel, then serves in threads.
+/// Negotiates with the kernel, then serves requests in threads.
 fn serve(
     fs: &Arc<Fs>,
     device: OwnedFd,
@@ -195,7 +199,7 @@ fn serve(
     let device = DevFuse::new(device);
     let first = Port::new(Box::new(device.clone()));
     let mut wanted = requests::wanted(options);
-    // Before INIT: what was agreed cannot be taken back.
+    // Prepare the rings before INIT: an agreement cannot be taken back.
     let queues = Queues::prepare(options.transport, &mut wanted);
     let agreed = handshake(&first, &wanted)?;
     let mut devices = vec![first];
@@ -204,7 +208,8 @@ fn serve(
         devices.push(Port::new(Box::new(further)));
     }
     let queues = queues.filter(|queues| queues.are_agreed(&agreed));
-    // By io_uring the thread that takes a request serves all others of its processor.
+    // With io_uring, the thread that takes a request serves all other requests of its processor,
+    // too.
     let read_here = if queues.is_some() { 0 } else { options.request_threads() / 2 };
     let (mut guard, mut lane) = (None, None);
     let ways: Vec<_> = match queues {
@@ -230,7 +235,7 @@ impl Session {
         self.unmounter.clone()
     }
 
-    /// Requests of the kernel so far.
+    /// Counts of the kernel's requests so far.
     pub fn request_counts(&self) -> RequestCounts {
         self.threads.counts()
     }
@@ -240,10 +245,11 @@ impl Session {
         self.wait_and(|| {})
     }
 
-    /// The same; `before` ends what else uses the store, before it is shut down.
+    /// The same, but calls `before` to end other uses of the store before it is shut down.
     pub fn wait_and(self, before: impl FnOnce()) -> Result<(), Error> {
         let served = self.threads.join();
-        // In this order: waiting work is still done, and the syncer leaves answers to the log's clock.
+        // The order matters: waiting work is still done, and the syncer leaves answers to the log's
+        // clock.
         self.readers.stop();
         self.waiters.stop();
         self.syncer.stop();

@@ -1,7 +1,8 @@
 //! The kernel's table of mounts (`/proc/self/mountinfo`).
 //!
-//! Pure parsing, and one reader. Of several mounts on one path the last one listed covers the others.
-//! Nothing here touches a mount point: a mount whose daemon is gone or busy must not block the reader of the table.
+//! Pure parsing, and one reader. Of several mounts on one path, the last one listed covers the
+//! others. Nothing here touches a mount point: a mount whose daemon is gone or busy must not block
+//! the reader of the table.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -26,12 +27,12 @@ pub struct MountEntry {
     pub super_options: String,
 }
 
-/// All mounts this process sees, in the order they were made.
+/// All mounts that this process sees, in the order they were made.
 pub fn mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// All mounts that a process sees, by paths of its own.
+/// All mounts that a process sees, with the paths that it sees.
 pub fn mounts_of(pid: u32) -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read(format!("/proc/{pid}/mountinfo"))?))
 }
@@ -41,7 +42,8 @@ pub fn mounted_at(mountpoint: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint))
 }
 
-/// The table, kept open: it can be read where no further descriptor is to be had, which must not keep a mount from being ended.
+/// The table, kept open so that it can be read when no further descriptor is available. A lack of
+/// descriptors must not keep a mount from being ended.
 #[derive(Debug)]
 pub(crate) struct Table(File);
 
@@ -50,7 +52,7 @@ impl Table {
         File::open("/proc/self/mountinfo").map(Table)
     }
 
-    /// As the function of this name.
+    /// Does the same as the function of this name.
     pub fn mounted_at(&self, mountpoint: &Path) -> io::Result<Option<MountEntry>> {
         let (mut text, mut piece) = (Vec::new(), [0; 4096]);
         loop {

@@ -1,11 +1,11 @@
 //! Mount options, and their forms for mount(2), `fusermount3` and the request loop.
 //!
-//! Rules: the kernel checks permissions (`default_permissions`) of every mount that more than one user can reach. POSIX ACLs depend
-//! on it, since the kernel checks both. There is no access for the owner and root: the kernel lets in processes of one user or of
-//! all, and does not ask the daemon about what it has cached.
-//! Unless a number of threads is given there are at least four: a request that waits for a disk must not hold up the
-//! others. Access times are the engine's matter: the kernel keeps none for FUSE, and its flags only show in the table
-//! of mounts.
+//! Rules: the kernel checks permissions (`default_permissions`) of every mount that more than one
+//! user can reach. POSIX ACLs depend on that, since the kernel checks both. Access for the owner
+//! and root alone is impossible: the kernel admits the processes of one user or of all users, and
+//! does not ask the daemon about cached data. Unless a number of threads is given, there are at
+//! least four: a request that waits for a disk must not hold up the others. Access times are kept
+//! by the engine: the kernel keeps none for FUSE, and its flags only show in the table of mounts.
 //! Left out: the fstab syntax, which belongs to the command line.
 
 use std::os::unix::ffi::OsStrExt;
@@ -15,44 +15,47 @@ use std::time::Duration;
 use rustix::mount::MountFlags;
 use shoal_fs::{AccessTimes, Method, PACK_LOAD, SPILL_PERCENT};
 
-/// Threads that serve requests at least, by default, and the part of a limit of memory that their buffers may take together.
+/// Default minimum of threads that serve requests; and the part of a memory limit that their
+/// buffers may take together.
 const THREADS_MIN: usize = 4;
 const THREAD_PART: u64 = 16;
 
-/// Options that `fusermount3` accepts. A mount without root's rights leaves the others out, though the engine obeys
-/// them.
+/// Options that `fusermount3` accepts. A mount without root's rights leaves out the others, though
+/// the engine obeys them.
 const FUSERMOUNT_KNOWS: [&str; 7] = ["ro", "nodev", "nosuid", "noexec", "noatime", "sync", "dirsync"];
 
-/// What has not changed for this long has cooled, unless an option says otherwise.
+/// Time without a change after which data has cooled, unless an option says otherwise.
 pub const PACK_AGE: Duration = Duration::from_secs(30);
 
 /// Processes that may use the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Processes of the user who mounted it (all their user and group ids are his), within the permissions of the files.
+    /// Processes of the user who mounted it (all their user and group ids are that user's), within
+    /// the permissions of the files.
     Owner,
-    /// The same processes, without a check of permissions: the kernel asks for no attributes. It does not look at the user for whom a
-    /// process uses files (`setfsuid`), so such a process of root's has root's rights to what is cached.
+    /// The same processes, without permission checks: the kernel asks for no attributes. It does
+    /// not look at the user for whom a process uses files (`setfsuid`), so such a process of root
+    /// has root's rights to cached data.
     OwnerUnchecked,
     /// Every user, within the permissions of the files.
     All,
 }
 
 impl Access {
-    /// Does the kernel check permission bits and ACLs?
+    /// Returns whether the kernel checks permission bits and ACLs.
     pub fn is_checked(self) -> bool {
         self != Access::OwnerUnchecked
     }
 }
 
-/// The way of requests to the daemon.
+/// How requests reach the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Rings where the kernel offers them.
+    /// Rings if the kernel offers them.
     Auto,
     /// System calls on `/dev/fuse`.
     Dev,
-    /// Rings shared with the kernel, where it has them, or else `/dev/fuse` with a warning.
+    /// Rings shared with the kernel if it has them, otherwise `/dev/fuse` with a warning.
     Uring,
 }
 
@@ -61,29 +64,33 @@ pub struct MountOptions {
     /// The device column of `mount` and `df`: the store's absolute path.
     pub source: PathBuf,
     pub read_only: bool,
-    /// Do without bulk devices that are missing, where the store lists several.
+    /// Do without missing bulk devices, if the store lists several.
     pub degraded: bool,
     pub access: Access,
-    /// Extended attributes and ACLs. Without them the kernel does not ask for `security.capability` before the first
-    /// write to each file: a fifth of the requests that making a small file takes.
+    /// Extended attributes and ACLs. Without them the kernel does not ask for `security.capability`
+    /// before the first write to each file, which saves a fifth of the requests of making a small
+    /// file.
     pub xattrs: bool,
     pub transport: Transport,
-    /// Threads that serve rings leave the processor to the programs they serve (SCHED_IDLE), while that makes requests faster.
+    /// Threads that serve rings leave the processor to the programs they serve (SCHED_IDLE) while
+    /// that makes requests faster.
     pub idle_class: bool,
-    /// The kernel gathers writes. One survives the daemon only from `close`, `fsync` or write-back on.
+    /// The kernel gathers writes. A write survives the daemon only after `close`, `fsync` or
+    /// write-back.
     pub writeback: bool,
     pub nodev: bool,
     pub nosuid: bool,
     pub noexec: bool,
     /// When reads change access times.
     pub access_times: AccessTimes,
-    /// Access times of directories do not change. They never do: this only shows in the table of mounts.
+    /// Access times of directories do not change. They never do; this only shows in the table of
+    /// mounts.
     pub nodiratime: bool,
     /// Symbolic links on this mount are not followed.
     pub nosymfollow: bool,
     /// Every write is followed by an fsync.
     pub synchronous: bool,
-    /// Shown in the table of mounts; changes of directories are in the log in any case.
+    /// Only shown in the table of mounts: changes of directories are in the log in any case.
     pub directories_synchronous: bool,
     /// The kernel may hold time stamps back.
     pub lazytime: bool,
@@ -93,29 +100,29 @@ pub struct MountOptions {
     pub clone_fd: bool,
     /// How far the kernel reads ahead in large files (bytes; 0: its own default). Only root can raise it.
     pub read_ahead_bytes: u64,
-    /// How small files that have cooled are compressed, if otherwise than the store says.
+    /// How cooled small files are compressed, if not as the store says.
     pub compress: Option<Method>,
-    /// What has not changed for this long has cooled.
+    /// Time without a change after which data has cooled.
     pub pack_age: Duration,
-    /// The share of one processor that packing may use while others commit (percent).
+    /// Share of one processor that packing may use while others commit (percent).
     pub pack_load: u32,
-    /// From this much of the memory on small files spill to bulk storage (percent); 0: never.
+    /// Fill level of memory from which small files spill to bulk storage (percent); 0: never.
     pub spill_percent: u8,
-    /// Keep checksums of what is on the bulk storage, or none, if otherwise than the store does.
+    /// Keep checksums of data on bulk storage, or none, if not as the store does.
     pub sums: Option<bool>,
     /// Scrub in idle time when the last scrub is older than this.
     pub scrub_every: Option<Duration>,
-    /// Files longer than this are large (bytes), if otherwise than the store says.
+    /// Files longer than this are large (bytes), if not as the store says.
     pub threshold: Option<u64>,
-    /// Inodes and directories that have cooled are packed, too.
+    /// Cooled inodes and directories are packed, too.
     pub pack_inodes: bool,
-    /// Memory for writes of large files that are held back (bytes; 0: none), if otherwise than usual.
+    /// Memory for held-back writes of large files (bytes; 0: none), if not the default.
     pub cache_bytes: Option<u64>,
-    /// The folder on tmpfs of that memory, if otherwise than usual.
+    /// Directory on tmpfs of that memory, if not the default.
     pub cache_dir: Option<PathBuf>,
-    /// When held writes leave, if otherwise than usual.
+    /// When held writes leave, if not the default.
     pub update_policy: Option<String>,
-    /// Most bytes that leave in a second (0: no bound).
+    /// Maximum bytes that leave in a second (0: no bound).
     pub update_rate: Option<u64>,
 }
 
@@ -222,7 +229,8 @@ impl MountOptions {
     }
 }
 
-/// Threads by default: each keeps a buffer of a long request, so fewer where this process may use less memory than the machine has.
+/// Default number of threads. Each has a buffer for a long request, so there are fewer if this
+/// process may use less memory than the machine has.
 fn threads_for(processors: usize, limit: Option<u64>) -> usize {
     let most = limit.map_or(usize::MAX, |limit| (limit / THREAD_PART / (1 << 20)) as usize);
     processors.min(most).max(THREADS_MIN)

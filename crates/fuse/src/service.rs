@@ -1,7 +1,9 @@
-//! Between the protocol and the actions: a message is decoded, carried out by `requests`, and its answer encoded.
+//! Connects the protocol and the actions: a message is decoded, carried out by `requests`, and its
+//! answer encoded.
 //!
-//! One arm for each operation, without policy, except for two rules of the connection: who may use the mount, and the
-//! answer to messages that cannot be understood (EIO; never ENOSYS, which would switch the operation off for good).
+//! One arm for each operation, without policy, except for two rules of the connection: who may use
+//! the mount, and the answer to messages that cannot be understood (EIO; never ENOSYS, which would
+//! switch the operation off for good).
 
 use std::io;
 use std::sync::Arc;
@@ -30,13 +32,14 @@ pub(crate) struct Service {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Request,
-    /// The same, after the kernel has forgotten inodes.
+    /// Take the next request, after the kernel has forgotten inodes.
     Forgotten,
     /// The connection is over.
     End,
 }
 
-/// The inode of a node that the kernel names. It invents none: a number too great is nobody's, as 0 is.
+/// Returns the inode of a node that the kernel names. The kernel invents no nodes; a number that is
+/// too large becomes 0, which is no inode.
 fn inode(node: u64) -> Ino {
     Ino::try_from(node).unwrap_or(Ino::ZERO)
 }
@@ -81,11 +84,12 @@ impl Service {
         Ok(if matches!(request.operation, Operation::NotifyReply) { Next::Request } else { Next::Forgotten })
     }
 
-    /// May the caller use the mount? Where permissions are checked the kernel has decided. Elsewhere it has looked at the ids of the
-    /// process, not at the user in whose name it uses files.
+    /// Returns whether the caller may use the mount. If permissions are checked, the kernel has
+    /// decided. Otherwise the kernel has looked at the ids of the process, not at the user for whom
+    /// the process uses files.
     fn admits(&self, request: &Request<'_>) -> bool {
         let is_admitted = self.access.is_checked() || request.uid == self.owner;
-        // Times of a file that the kernel has written back, in nobody's name.
+        // The kernel writes back a file's times on nobody's behalf.
         let is_times = |valid: u32| valid & !(setattr::MTIME | setattr::FH) == setattr::CTIME;
         // The kernel also sends these on its own behalf.
         is_admitted
@@ -138,7 +142,7 @@ impl Service {
             Operation::Link { target, name } => self.entry(reply, requests.link(inode(target), node, name)),
             Operation::Open { .. } => opened(reply, requests.open()),
             Operation::Opendir => opened(reply, requests.opendir()),
-            // The kernel then makes a node, looks at nothing else, and sends no RELEASE.
+            // The kernel then makes a node instead, looks at nothing else, and sends no RELEASE.
             Operation::Create { .. } => reply.error(Errno::NOSYS),
             Operation::Tmpfile { mode, umask, .. } => self.created(reply, requests.tmpfile(asker, node, mode, umask)),
             Operation::Read { offset, size } => self.read(reply, node, offset, size, scratch),
@@ -151,7 +155,7 @@ impl Service {
                 });
             }
             Operation::Statfs => value(reply, Ok(statfs(&requests.statfs()))),
-            // There are no handles; a kernel that sends these has the one handle that all opens get.
+            // There are no handles. A kernel that sends these has the one that all opens get.
             Operation::Release | Operation::Releasedir => reply.empty(),
             Operation::Fsync | Operation::Fsyncdir => requests.fsync(node, move |outcome| reply.finish(outcome)),
             Operation::Syncfs => requests.syncfs(move |outcome| reply.finish(outcome)),
@@ -180,8 +184,8 @@ impl Service {
                 requests.copy_range(asker, copy, move |outcome| copied(reply, outcome, wide));
             }
             Operation::Flush => reply.finish(requests.flush(asker, node)),
-            // ACCESS is only asked without default_permissions, and then nothing is
-            // checked. The first INTERRUPT refused so is the last: no long wait here could be called off.
+            // ACCESS is only asked without default_permissions, and then nothing is checked. An
+            // INTERRUPT refused like this is the last one: no long wait here could be cancelled.
             Operation::Access | Operation::Interrupt | Operation::Unknown => reply.error(Errno::NOSYS),
         }
     }
@@ -253,8 +257,9 @@ fn opened(reply: Reply, outcome: Outcome<u32>) {
     value(reply, outcome.map(|flags| OpenOut { flags, ..OpenOut::default() }));
 }
 
-/// Pages that the kernel writes back count as written to it, whatever number the answer has: a write of them that ends short, for
-/// want of space, has failed, or the bytes behind it would be lost without a word.
+/// Fails a short write of pages that the kernel writes back. To the kernel they count as written,
+/// whatever number the answer has, so the bytes after a write cut short for lack of space would be
+/// lost silently.
 fn whole(outcome: Outcome<usize>, least: usize) -> Outcome<usize> {
     match outcome {
         Ok(done) if done < least => Err(shoal_fs::Error::NoSpace.into()),
@@ -306,7 +311,7 @@ fn bytes(reply: Reply, outcome: Outcome<impl AsRef<[u8]>>) {
     }
 }
 
-/// The first `len` bytes of a buffer that grows as needed.
+/// Returns the first `len` bytes of a buffer that grows as needed.
 fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if buffer.len() < len {
         buffer.resize(len, 0);
@@ -314,7 +319,7 @@ fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
     &mut buffer[..len]
 }
 
-/// Answers a query for the size, or the bytes if there is room for them.
+/// Answers a query for the size, or sends the bytes if there is room for them.
 fn sized(reply: Reply, outcome: Outcome<Vec<u8>>, size: u32) {
     match outcome {
         Ok(value) if size == 0 => {

@@ -1,7 +1,9 @@
-//! The whole way of a message, over a real engine in memory and a channel that records what is sent.
+//! The whole path of a message, over a real engine in memory and a channel that records what is
+//! sent.
 //!
-//! Owns: the policy's tests (what is never asked again, references, set-id bits, who is admitted), the rule of one answer within its
-//! room, and the property test of any message. `SHOAL_SEED` chooses other messages, `SHOAL_DEEP` makes more.
+//! Owns: tests of the policy (requests that are never sent again, references, set-id bits, who is
+//! admitted), of the rule that each request gets one answer within its room, and the property test
+//! of any message. `SHOAL_SEED` chooses other messages, `SHOAL_DEEP` makes more.
 //! Left out: bytes and offsets (`protocol`), what programs see (`tests/real`).
 
 use std::collections::HashMap;
@@ -36,7 +38,7 @@ const ROOT: u64 = 1;
 /// Answers sent: errno and body by request.
 type Sent = HashMap<u64, Vec<(i32, Vec<u8>)>>;
 
-/// A kernel that takes every answer, or none, and asks what it is given.
+/// A kernel that takes every answer or none, and sends the requests that it is given.
 #[derive(Clone, Default)]
 struct Kernel(Arc<KernelState>);
 
@@ -109,7 +111,7 @@ impl Mounted {
         self.service.serve(message, &self.port, &mut Vec::new())
     }
 
-    /// Errno and body of the one answer.
+    /// Returns errno and body of the one answer.
     fn ask(&self, opcode: u32, node: u64, body: &[u8]) -> (i32, Vec<u8>) {
         self.ask_as(1000, opcode, node, body)
     }
@@ -191,7 +193,7 @@ fn an_inode_lives_as_long_as_the_kernel_knows_it_and_no_longer() {
     assert_eq!(mount.mode(node), 0o644, "open, as it were");
     mount.serve(&message(opcode::FORGET, node, &1u64.to_ne_bytes())).unwrap();
     assert_eq!(mount.ask(opcode::GETATTR, node, &[0; 16]).0, 116);
-    // An entry the kernel never received is no reference.
+    // An entry that the kernel never received is not a reference.
     mount.kernel.0.is_deaf.store(true, Ordering::Relaxed);
     let body = [MknodIn { mode: 0o100600, ..MknodIn::default() }.as_bytes(), b"lost\0"].concat();
     mount.serve(&message(opcode::MKNOD, ROOT, &body)).unwrap();
@@ -211,7 +213,7 @@ fn an_unnamed_file_gets_a_name_or_goes_with_its_last_reference() {
     assert_eq!((errno, body.len()), (0, 144));
     let entry = EntryOut::read_from_bytes(&body[..128]).unwrap();
     assert_eq!((entry.attr.nlink, entry.attr.mode), (0, 0o100640));
-    // As overlayfs copies a file up: the mode first, then the owner.
+    // Do as overlayfs when it copies a file up: the mode first, then the owner.
     for change in [
         SetattrIn { valid: setattr::MODE, mode: 0o6755, ..SetattrIn::default() },
         SetattrIn {
@@ -251,7 +253,7 @@ fn set_id_bits_go_when_the_kernel_says_so_and_stay_for_root() {
     assert_eq!(set(0o6755, 0, setattr::UID | setattr::KILL_SUIDGID, 1000), 0o755, "a user's chown");
     assert_eq!(set(0o6755, 0, setattr::UID | setattr::KILL_SUIDGID, 0), 0o755, "root's chown to the same owner");
     assert_eq!(set(0o2644, 0, setattr::UID | setattr::KILL_SUIDGID, 0), 0o2644, "no group execution");
-    // The caller's group is 100, as is the file's until here.
+    // The caller's group is 100, and so is the file's until here.
     assert_eq!(set(0o2644, 7, setattr::SIZE | setattr::KILL_SUIDGID, 1000), 0o2644, "a member of the group");
     let change = SetattrIn { valid: setattr::GID, gid: 4_000_000_000, ..SetattrIn::default() };
     mount.ask_as(0, opcode::SETATTR, node, change.as_bytes());
@@ -261,7 +263,7 @@ fn set_id_bits_go_when_the_kernel_says_so_and_stay_for_root() {
     assert_eq!(set(0o6755, 0, 0, 0), 0o755, "root's chown of nothing");
     assert_eq!(set(0o6755, 0, setattr::CTIME, 1000), 0o755, "the owner's");
     assert_eq!(set(0o6755, 0, 0, 1001), 0o6755, "nobody else's");
-    // fallocate does not tell.
+    // fallocate does not tell whether the caller has CAP_FSETID.
     mount.ask_as(
         0,
         opcode::SETATTR,
@@ -295,7 +297,7 @@ fn an_access_acl_takes_set_group_id_when_the_kernel_says_so() {
     assert_eq!(set(&mount, node, &[0, 0]), 0o2000);
     assert_eq!(set(&mount, node, &[protocol::SETXATTR_ACL_KILL_SGID, 0]), 0);
     mount.end();
-    // A kernel that does not tell: the caller's own group decides, which is 100 here.
+    // If the kernel does not tell, the caller's own group decides, which is 100 here.
     let mount = mounted(|_| {}, ALL & !init_flags::SETXATTR_EXT);
     let node = mount.make("f", 0o102654);
     assert_eq!(set(&mount, node, &[]), 0o2000);
@@ -483,7 +485,7 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
         let rest = InitInRest { flags2: (flags >> 32) as u32, ..InitInRest::default() };
         message(opcode::INIT, 0, &[short.as_bytes(), rest.as_bytes()].concat())
     };
-    // All that Linux 6.18 offers, and more.
+    // Offer all flags of Linux 6.18, and more.
     let (agreed, sent) = begin(vec![init(8, 0, 0), init(7, 45, u64::MAX)]);
     let agreed = agreed.unwrap();
     assert_eq!(sent.len(), 2, "its newer version is answered with ours");
@@ -516,7 +518,7 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
 fn once_a_queue_has_ended_all_threads_of_the_device_serve() {
     let mount = mounted(|_| {}, ALL);
     let Mounted { kernel, service, port, threads, fs } = mount;
-    // The queue has no questions: its connection is over at once.
+    // The queue has no requests, so its connection is over at once.
     let (ended, lane) =
         (Port::new(Box::new(Kernel::default())), Lane::new(Arc::new(std::fs::File::open("/dev/null").unwrap().into())));
     let behind = Way::Behind(port, lane.clone());
@@ -565,7 +567,8 @@ fn plausible(random: &mut Random, opcode: u32) -> Vec<u8> {
     body
 }
 
-/// A request without an answer would leave a program waiting, and the kernel refuses an answer that is too long.
+/// A request without an answer would leave a program waiting, and the kernel refuses an answer that
+/// is too long.
 #[test]
 fn any_message_is_answered_once_and_within_its_room() {
     let mut random = random_from_environment();
@@ -578,12 +581,13 @@ fn any_message_is_answered_once_and_within_its_room() {
         let unique = round + 1;
         bytes[8..16].copy_from_slice(&unique.to_ne_bytes());
         if random.below(4) == 0 {
-            // The header's first half is spared: another length is another message, another number another request.
+            // Spare the header's first half: another length makes another message, another number
+            // another request.
             let at = 16 + random.below(bytes.len() as u64 - 16) as usize;
             bytes[at] = random.next_u64() as u8;
         }
         if opcode == opcode::FALLOCATE || opcode == opcode::COPY_FILE_RANGE || opcode == opcode::COPY_FILE_RANGE_64 {
-            // Gigabytes would only take time.
+            // Clear the high bytes: gigabytes would only take time.
             bytes[58..64].fill(0);
             let end = bytes.len().min(88);
             bytes[82..end].fill(0);

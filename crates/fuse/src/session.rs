@@ -1,8 +1,9 @@
 //! The threads that serve a connection: INIT first, then a loop in each.
 //!
-//! Each thread reads into a buffer of its own, allocated once, and has a channel of its own. A thread ends when the connection does. With
-//! an error of its channel, or a panic where that does not end the process (the command line sees to that), the thread takes the
-//! connection with it (`breaker`). The session has ended when all threads have.
+//! Each thread has a buffer of its own, allocated once, and a channel of its own. A thread ends
+//! when the connection does. If it ends with an error of its channel, or with a panic that does not
+//! end the process (the command line makes sure that panics do), it ends the connection, too
+//! (`breaker`). The session has ended when all threads have.
 
 use std::io;
 use std::sync::Arc;
@@ -60,11 +61,11 @@ fn buffer_bytes(write_bytes_max: u32) -> usize {
 
 /// How a thread gets its requests.
 pub(crate) enum Way {
-    /// From `/dev/fuse`, as all others do.
+    /// From `/dev/fuse`, like all other threads.
     Device(Arc<Port>),
     /// From a queue of io_uring.
     Queue(Arc<Port>, Lane),
-    /// From `/dev/fuse` beside queues: what they do not carry.
+    /// From `/dev/fuse` beside queues: the messages that queues do not carry.
     Beside(Arc<Port>, Lane),
     /// From `/dev/fuse` once a queue has ended.
     Behind(Arc<Port>, Lane),
@@ -85,7 +86,8 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Starts one thread for each way. If one cannot be started, those that run go on until the connection ends.
+    /// Starts one thread for each way. If one cannot be started, the others go on until the
+    /// connection ends.
     pub fn start(service: Service, ways: Vec<Way>, guard: Option<Guard>, breaker: &Breaker) -> io::Result<Threads> {
         let service = Arc::new(service);
         let counts = RequestCounts(ways.iter().map(|way| way.port().counts.clone()).collect());
@@ -102,7 +104,7 @@ impl Threads {
         self.counts.clone()
     }
 
-    /// Returns when the connection has ended, with the first error if there was one.
+    /// Waits for the end of the connection. Returns the first error, if there was one.
     pub fn join(self) -> io::Result<()> {
         let mut outcome = Ok(());
         for thread in self.threads {
@@ -117,7 +119,8 @@ impl Threads {
 }
 
 fn serve(service: &Service, way: &Way) -> io::Result<()> {
-    // However this thread ends: what came by its queue may come by the device, and what it read there is read by others.
+    // However this thread ends, its queue's requests may now come by the device, and other threads
+    // must read the device.
     let _opened = match way {
         Way::Queue(_, lane) | Way::Beside(_, lane) => Some(OpensLane(lane)),
         _ => None,

@@ -1,31 +1,34 @@
-//! fsync of large files: a slow bulk device must not take the threads that serve requests.
+//! fsync of large files. A slow bulk device must not block all threads that serve requests.
 //!
-//! A request thread that waits for a flush serves no request meanwhile, and there are few of them. So it first checks
-//! what the fsync needs ([`Fs::fsync_begin`]). An fsync that needs the log alone is answered by the log's group commit,
-//! whose leader is a request thread for one flush: those who came in behind it are the log clock's. An fsync that needs the
-//! bulk device as well is done by the thread that has the *turn*:
-//! - If the turn is free and no fsync waits for it, the request thread takes it and flushes itself, because waking
-//!   another thread may cost a lone client as much as the flush. So at most one request thread waits for the bulk
-//!   device's flush, and none where there are fewer than [`THREADS_MIN`] of them.
+//! A request thread that waits for a flush serves no request meanwhile, and there are few of them.
+//! So it first checks what the fsync needs ([`Fs::fsync_begin`]). An fsync that needs only the log
+//! is answered by the log's group commit. The leader of that commit is a request thread for one
+//! flush; the log clock serves those that came in after it. An fsync that also needs the bulk
+//! device is done by the thread that has the *turn*:
+//! - If the turn is free and no fsync waits for it, the request thread takes it and flushes itself,
+//!   because waking another thread may cost a lone client as much as the flush. So at most one
+//!   request thread waits for the bulk device's flush, and none if there are fewer than
+//!   [`THREADS_MIN`] of them.
 //! - Otherwise the fsync goes to the syncer, a thread of its own. The syncer waits for the turn, takes every fsync sent
 //!   so far, makes one flush that covers them, clears NEW for each, and leaves the answers to the log's group commit.
 //!
-//! All this once for each bulk device: an fsync waits in the lane of the first device that it needs. A lane's thread is started
-//! by the first fsync that is sent there.
+//! All this exists once for each bulk device: an fsync waits in the lane of the first device that
+//! it needs. A lane's thread is started by the first fsync that is sent there.
 //!
 //! There is no deadlock:
-//! - A request thread never waits for the turn: it tries, or sends a message.
-//! - The thread with the turn holds one lock while it flushes, the bulk device's own (`flushing`), whose holders wait
-//!   for the device alone. Then it takes one inode lock at a time. The holder of such a lock may wait for the bulk
-//!   device or for the log's leader, neither of which takes inode locks or the turn. The turn is over before the log's
-//!   group commit.
-//! - A request thread and the syncer lead the log for one flush at most: under load a leader goes on for ever. For the callbacks
-//!   that came in behind that flush they ring the log's clock (`ticker`), whose only work is the log.
-//! - At the end the requests end first. Then the syncer is stopped, which answers all it was sent. Then the log's clock
-//!   ends, after it has served the last ring.
+//! - A request thread never waits for the turn: it tries to take it, or sends a message.
+//! - The thread with the turn holds one lock while it flushes, the bulk device's own (`flushing`),
+//!   whose holders wait only for the device. Then it takes one inode lock at a time. The holder of
+//!   such a lock may wait for the bulk device or for the log's leader, neither of which takes inode
+//!   locks or the turn. The turn ends before the log's group commit.
+//! - A request thread and the syncer lead the log for at most one flush, since under load a leader
+//!   would go on forever. For the callbacks that came in after that flush, they ring the log's
+//!   clock (`ticker`), whose only work is the log.
+//! - At the end, the requests end first. Then the syncer is stopped, after it has answered
+//!   everything it was sent. Then the log's clock ends, after it has served the last ring.
 //!
-//! A store that failed answers every wait with the failure. A panic in the thread ends the process, as everywhere. Left
-//! out: flushes of data without an fsync (`ticker`).
+//! A failed store answers every wait with the failure. A panic in the thread ends the process, as
+//! everywhere. Left out: flushes of data without an fsync (`ticker`).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -55,17 +58,17 @@ enum Message {
 #[derive(Default)]
 struct Turn {
     taken: Mutex<()>,
-    /// Number of fsyncs sent to the syncer and not yet taken by it. While there are any, no other thread takes the
-    /// turn: a request thread could otherwise always be there first.
+    /// Number of fsyncs sent to the syncer and not yet taken by it. While there are any, no other
+    /// thread takes the turn: otherwise a request thread could always come first.
     sent: AtomicUsize,
 }
 
-/// Accepts fsyncs; every user has a clone of its own.
+/// Accepts fsyncs. Every user has a clone of its own.
 #[derive(Clone)]
 pub(crate) struct Syncer {
     fs: Arc<Fs>,
     lanes: Arc<Lanes>,
-    /// May a request thread take the turn?
+    /// A request thread may take the turn.
     takes_turns: bool,
 }
 
@@ -76,7 +79,7 @@ pub(crate) struct SyncerThread {
 
 struct Lanes {
     lanes: Mutex<BTreeMap<u32, Lane>>,
-    /// Held by the one request thread that flushes itself, whatever the device.
+    /// Held by the one request thread that flushes itself, for any device.
     here: Mutex<()>,
     log: Bell,
     breaker: Breaker,
@@ -99,7 +102,8 @@ impl Lanes {
             let breaker = self.breaker.clone();
             let name = if number == 0 { "syncer".into() } else { format!("syncer-{number}") };
             let work = move || {
-                // A thread that serves requests may have started this one: bound to one processor, and in the idle class.
+                // The thread that started this one may serve requests: bound to one processor, and
+                // in the idle class.
                 shoal_host::like_the_process();
                 breaker.watch(|| {
                     serve(&worker, &messages, &turns, &log);
@@ -115,7 +119,8 @@ impl Lanes {
 }
 
 impl Syncer {
-    /// `log` wakes the thread that syncs the log; `threads` serve requests.
+    /// Starts the syncer. `log` wakes the thread that syncs the log. `threads` is the number of
+    /// threads that serve requests.
     pub fn start(fs: &Arc<Fs>, log: Bell, threads: usize, breaker: &Breaker) -> io::Result<(Syncer, SyncerThread)> {
         let lanes = Arc::new(Lanes { lanes: Mutex::default(), here: Mutex::default(), log, breaker: breaker.clone() });
         lanes.lane(fs, 0)?;
@@ -129,7 +134,7 @@ impl Syncer {
             Ok(Fsync::Log(lsn)) => self.sync_log(lsn, done),
             Ok(Fsync::Bulk) => {
                 let Ok((queue, turn)) = self.lanes.lane(&self.fs, self.fs.waits_on(ino)) else {
-                    // There is no thread to be had.
+                    // No thread can be started.
                     return done(self.fs.fsync(ino, false));
                 };
                 match self.flush_here(ino, &turn) {
@@ -137,7 +142,8 @@ impl Syncer {
                     Some(Err(error)) => done(Err(error)),
                     None => {
                         turn.sent.fetch_add(1, Ordering::AcqRel);
-                        // The syncer has ended, and no requests are served any more: a late fsync is carried out here.
+                        // If the syncer has ended, requests are no longer served: a late fsync is
+                        // carried out here.
                         if let Err(mpsc::SendError(Message::Fsync(ino, done))) =
                             queue.send(Message::Fsync(ino, Box::new(done)))
                         {
@@ -157,8 +163,8 @@ impl Syncer {
         }
     }
 
-    /// The bulk device's part of an fsync in this thread, if it may flush and the turn is free. Returns the position of
-    /// the log at which the file is durable.
+    /// Does the bulk device's part of an fsync in this thread, if it may flush and the turn is
+    /// free. Returns the position of the log at which the file is durable.
     fn flush_here(&self, ino: Ino, turn: &Turn) -> Option<Result<Lsn>> {
         if !self.takes_turns || turn.sent.load(Ordering::Acquire) > 0 {
             return None;
@@ -170,11 +176,12 @@ impl Syncer {
 }
 
 impl SyncerThread {
-    /// Returns when every earlier fsync has been answered, or waits for the log alone.
+    /// Stops the threads. Returns when every earlier fsync has been answered, or waits only for the
+    /// log.
     pub fn stop(self) {
         let mut lanes = self.lanes.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         for lane in lanes.values_mut() {
-            // It ends only by this message.
+            // The thread ends only by this message.
             let _ = lane.queue.send(Message::Stop);
             // A panic in the thread has been reported by the panic hook.
             let _ = lane.thread.take().map(JoinHandle::join);
@@ -182,7 +189,7 @@ impl SyncerThread {
     }
 }
 
-/// What the log's group commit calls to answer an fsync.
+/// Makes the callback with which the log's group commit answers an fsync.
 fn answer<E>(done: impl FnOnce(Result<()>) + Send + 'static) -> Box<dyn FnOnce(std::result::Result<(), E>) + Send>
 where
     shoal_fs::Error: From<E>,
@@ -193,7 +200,7 @@ where
 fn serve(fs: &Fs, messages: &Receiver<Message>, turn: &Turn, log: &Bell) {
     let mut stopped = false;
     while !stopped {
-        // All senders gone means the same as a stop.
+        // The loss of all senders means the same as a stop.
         let Ok(first) = messages.recv() else { return };
         // One flush serves all fsyncs that arrive while another thread has the turn.
         let my_turn = turn.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +226,8 @@ fn serve(fs: &Fs, messages: &Receiver<Message>, turn: &Turn, log: &Bell) {
                 Err(error) => done(Err(error)),
             }
         }
-        // The syncer leads one flush of the log; the log's clock serves callbacks that came in meanwhile.
+        // The syncer leads one flush of the log. The log's clock serves callbacks that came in
+        // meanwhile.
         if leaderless && fs.region().sync_once() {
             log.ring();
         }

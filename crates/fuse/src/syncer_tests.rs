@@ -86,7 +86,7 @@ pub(crate) struct Store {
     sync_ms: Arc<AtomicU64>,
 }
 
-/// A new `logged` store with a bulk device; both as fast as memory.
+/// A new `logged` store with a bulk device, both as fast as memory.
 pub(crate) fn store(commit_age_ms: u64) -> Store {
     let world = World::new(1);
     world.add_log();
@@ -256,7 +256,7 @@ fn requests_that_need_no_flush_pass_fsyncs_of_large_files() {
 #[test]
 fn one_request_thread_at_most_waits_for_a_flush() {
     const FLUSH_MS: u64 = 400;
-    // With fewer threads none does.
+    // With fewer threads no request thread waits.
     for (threads, waiting) in [(4, 1), (3, 0)] {
         let store = store(60_000);
         let (ticker, bell) = Ticker::start(&store.fs).unwrap();
@@ -285,7 +285,7 @@ fn one_request_thread_at_most_waits_for_a_flush() {
             .map(|_| answers.recv_timeout(Duration::from_secs(10)).expect("every fsync is answered"))
             .collect();
         assert!(answered.iter().all(|(outcome, _)| outcome.is_ok()), "{answered:?}");
-        // The waiting thread is answered without the help of another one.
+        // The waiting thread gets its answer without the help of another thread.
         assert_eq!(answered.iter().filter(|(_, by)| slow.iter().any(|(_, slow)| slow == by)).count(), waiting);
         thread.stop();
         ticker.stop();
@@ -305,7 +305,7 @@ fn one_flush_serves_all_who_wait() {
         let answer = answer.clone();
         syncer.fsync(ino, move |outcome| answer.send(outcome).unwrap());
     }
-    // The stop is sent behind them: they are answered all the same.
+    // The stop is sent after them, so they are answered all the same.
     thread.stop();
     ticker.stop();
     let outcomes: Vec<_> = answers.try_iter().collect();
@@ -373,7 +373,7 @@ fn a_request_thread_leads_one_flush_of_the_log_however_many_come_behind_it() {
     let longest = std::thread::scope(|scope| {
         let client = |number: u64| {
             let (store, syncer) = (&store, &syncer);
-            // In turns, so that at the end of each flush somebody waits for the next one.
+            // Clients take turns, so that at the end of each flush one of them waits for the next.
             std::thread::sleep(Duration::from_millis(number * SYNC_MS / 2));
             let (mut longest, mut round) = (Duration::ZERO, 0);
             while Instant::now() < end {
@@ -459,7 +459,8 @@ fn a_store_that_failed_answers_every_fsync_with_the_first_failure() {
     }
 }
 
-/// The policy and the processors of this process's thread of that name (proc(5)); a new thread takes a moment to have it.
+/// Returns the policy and the processors of the thread of this name in this process (proc(5)). A
+/// new thread takes a moment to have its name.
 fn scheduling_of(name: &str) -> Option<(String, String)> {
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let task = task.unwrap().path();

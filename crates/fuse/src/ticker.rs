@@ -1,14 +1,18 @@
 //! The threads that give the engine time for its background work.
 //!
 //! Each kind of work has a thread of its own, so that none is late because another is slow:
-//! - `log-clock` calls `Fs::tick_log` about ten times a second (commits by age) and whenever it is rung. It is the only
-//!   thread that may lead the log's group commit for long: it has nothing else to do.
-//! - `bulk-clock` calls `Fs::tick_bulk_device` (data of large files, deferred frees) for the bulk device that is usually the only
-//!   one, and starts such a thread for each further device, `bulk-clock-N`, when it first sees it.
+//! - `log-clock` calls `Fs::tick_log` about ten times a second (commits by age) and whenever it is
+//!   rung. Only this thread may lead the log's group commit for long, since it has nothing else to
+//!   do.
+//! - `bulk-clock` calls `Fs::tick_bulk_device` (data of large files, deferred frees) for the bulk
+//!   device that is usually the only one. It starts such a thread for each further device,
+//!   `bulk-clock-N`, when it first sees the device.
 //! - `checkpoint` writes checkpoints when they are due.
-//! - `spilling` calls `Fs::spill_tick`, which moves cold small files to bulk storage when memory fills, and others back.
-//! - `idle-work` calls `Fs::compact_tick`, which empties sparse segments of the region, and `Fs::pack_tick`, which packs what has
-//!   cooled, while nothing else goes on and, for a share of the time, beside others.
+//! - `spilling` calls `Fs::spill_tick`, which moves cold small files to bulk storage when memory
+//!   fills, and other files back.
+//! - `idle-work` calls `Fs::compact_tick`, which empties sparse segments of the region, and
+//!   `Fs::pack_tick`, which packs cooled data. It works while the store is otherwise idle and, for
+//!   a share of the time, beside other work.
 //! - `forecast` calls `Fs::forecast_tick` every ten seconds and logs when a tier will be full within a day.
 //!
 //! An error is logged when it first appears, and not again until the work has succeeded in between. The failure that
@@ -27,7 +31,7 @@ use shoal_host::{Bell, Stopping};
 
 /// Time between two ticks, and between two checks whether a checkpoint is due.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Time between two looks at what is in use.
+/// Time between two forecasts.
 const FORECAST_PERIOD: Duration = Duration::from_secs(10);
 const NO_ROOM: &str = "checkpoint: no room in the file system that holds the store; free some: it is tried again";
 
@@ -36,7 +40,8 @@ pub(crate) struct Ticker {
     further: Arc<FurtherClocks>,
 }
 
-/// The clocks of further bulk devices, by number. One that was started stays: its device may come back.
+/// The clocks of further bulk devices, by number. A clock that was started stays, since its device
+/// may come back.
 #[derive(Default)]
 struct FurtherClocks(Mutex<BTreeMap<u32, shoal_host::Ticker>>);
 
@@ -59,8 +64,8 @@ fn tick_device(fs: &Fs, told: &AtomicBool, number: u32) -> Result<(), String> {
 }
 
 impl Ticker {
-    /// Starts the threads, unless the store cannot be written to: then it has no background work. The bell wakes
-    /// `log-clock`.
+    /// Starts the threads, unless the store is read-only and so has no background work. The bell
+    /// wakes `log-clock`.
     pub fn start(fs: &Arc<Fs>) -> io::Result<(Ticker, Bell)> {
         if fs.region().is_read_only() {
             return Ok((Ticker { threads: Vec::new(), further: Arc::default() }, Bell::default()));
@@ -96,7 +101,7 @@ impl Ticker {
         });
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
         let idle = reporting(|fs| {
-            // Data first: that changes inodes, which are packed by the other.
+            // Pack data first: that changes inodes, which `compact_tick` packs.
             fs.pack_tick().map_err(|e| format!("packing: {e}"))?;
             fs.compact_tick().map_err(|e| format!("compaction: {e}"))
         });
@@ -108,7 +113,8 @@ impl Ticker {
             }
             flow
         })?;
-        // A thread of its own: it waits for the bulk device, which packing must not. Its error says why spilling has stopped.
+        // Spilling has a thread of its own: it waits for the bulk device, which packing must not.
+        // Its error says why spilling has stopped.
         let spill =
             reporting(|fs| fs.spill_tick().map_err(|e| format!("spilling to bulk storage: {e}; tried again later")));
         let spill = shoal_host::Ticker::start_quiet("spilling", PERIOD, logging(spill))?;
@@ -121,10 +127,10 @@ impl Ticker {
         Ok((Ticker { threads: vec![forecast, spill, idle, checkpoint, bulk, log], further }, bell))
     }
 
-    /// Returns when the work under way, if any, is over.
+    /// Stops the threads. Returns when any work under way is over.
     pub fn stop(self) {
         self.threads.iter().for_each(shoal_host::Ticker::stop);
-        // Nobody starts any more of them.
+        // No more of them are started now.
         let clocks = std::mem::take(&mut *self.further.0.lock().unwrap_or_else(PoisonError::into_inner));
         clocks.values().for_each(shoal_host::Ticker::stop);
     }
@@ -137,7 +143,7 @@ fn tell_outlooks(outlooks: &Outlooks) {
     }
 }
 
-/// What is going to happen, and what to do about it.
+/// Says what is going to happen, and what to do about it.
 fn sentence(tier: &str, outlook: Outlook) -> String {
     let hours = outlook.within.as_secs() / 3600;
     let about = if hours < 2 { format!("{} minutes", outlook.within.as_secs() / 60) } else { format!("{hours} hours") };
@@ -149,7 +155,7 @@ fn sentence(tier: &str, outlook: Outlook) -> String {
     }
 }
 
-/// Logs once why the store is read-only. True when it has failed.
+/// Logs once why the store is read-only. Returns true if it has failed.
 fn tell_failure(fs: &Fs, told: &AtomicBool) -> bool {
     let Some(failure) = fs.region().failure() else { return false };
     if !told.swap(true, Ordering::Relaxed) {
@@ -158,7 +164,7 @@ fn tell_failure(fs: &Fs, told: &AtomicBool) -> bool {
     true
 }
 
-/// A ticker that logs the first error of a series, and its end.
+/// Starts a ticker that logs the first error of a series, and its end.
 fn every(
     name: &str,
     period: Duration,
@@ -167,7 +173,7 @@ fn every(
     shoal_host::Ticker::start(name, period, logging(work))
 }
 
-/// Work for a ticker that logs when it begins to fail, and when it goes on.
+/// Wraps work so that it logs when it begins to fail, and when it succeeds again.
 fn logging(mut work: impl FnMut() -> Result<(), String> + Send) -> impl FnMut(&Stopping) -> ControlFlow<()> + Send {
     let mut failing = false;
     move |_: &Stopping| {

@@ -1,11 +1,15 @@
-//! The transport of io_uring: a queue for each CPU, its thread pinned there, one system call for an answer and the next request.
+//! The transport of io_uring: a queue for each CPU, with its thread pinned there, and one system
+//! call for an answer and the next request.
 //!
-//! A request comes to the queue of the CPU that its program runs on, so program and thread take turns on one CPU and the
-//! kernel need not wake another. Answers are handed in together with the wait for what comes next. One that is ready in
-//! another thread (a sync, a waiter, a reader) is put into its place there, and handed in by the queue's thread, which is woken for it.
-//! Rules: the rings are made before the kernel is told of them, and each queue gets its slots, or the connection would
-//! stand still. A queue's thread that waits for a slow device holds up the CPU's other requests.
-//! Left out: what the kernel sends by `/dev/fuse` all the same: FORGET, and all until the rings are ready.
+//! A request comes to the queue of the CPU that its program runs on, so program and thread take
+//! turns on one CPU and the kernel need not wake another. Answers are handed in together with the
+//! wait for the next request. An answer that is ready in another thread (a sync, a waiter, a
+//! reader) is put into its place there. The queue's thread is woken for it and hands it in.
+//! Rules: the rings are made before the kernel is told of them, and each queue gets its slots;
+//! otherwise the connection would hang. A queue's thread that waits for a slow device holds up the
+//! CPU's other requests.
+//! Left out: messages that the kernel still sends by `/dev/fuse`: FORGET, and everything until the
+//! rings are ready.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,23 +27,25 @@ use crate::guard::{Guard, Watched};
 use crate::options::Transport;
 use crate::protocol::{Agreed, BUFFER_BYTES_MIN, Wanted, init_flags};
 
-/// Memory for requests on their way, of all queues together, at most (bytes). It is taken as it is used.
+/// Maximum memory for requests in flight, of all queues together (bytes). It is taken as it is
+/// used.
 const MEMORY_BYTES: usize = 128 << 20;
-/// Its part of a limit below the machine's memory.
+/// Part of a memory limit that it may take, if the limit is below the machine's memory (one of so
+/// many).
 const LIMIT_PART: usize = 32;
-/// Requests that one queue has on their way, where requests are not cut shorter for it: those that wait for a sync, or for the bulk
-/// device, keep their slot.
+/// Maximum requests in flight in one queue, if requests need not be made shorter for it. Requests
+/// that wait for a sync or for the bulk device keep their slot.
 const SLOTS: usize = 32;
-/// Requests that it has on their way at least, until data cannot be cut shorter.
+/// Minimum requests in flight in one queue, until data cannot be made any shorter.
 const SLOTS_MIN: usize = 8;
-/// Data of a request are never cut shorter than this (bytes).
+/// Minimum length of the data of a request (bytes).
 const DATA_BYTES_MIN: usize = 128 << 10;
 
-/// The switch, `Y` or `N`, which kernels come with off.
+/// The kernel's switch, `Y` or `N`, which is off by default.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const REMEDY: &str = "it takes Linux 6.14 and `echo Y >/sys/module/fuse/parameters/enable_uring` before mounting";
 
-/// Whether the kernel offers it, by what its switch says; the log is told what to do where it does not.
+/// Returns whether the kernel offers io_uring, by its switch. If it does not, logs what to do.
 fn is_offered() -> bool {
     let is_on = std::fs::read_to_string(SWITCH).is_ok_and(|value| value.starts_with('Y'));
     if !is_on {
@@ -48,12 +54,13 @@ fn is_offered() -> bool {
     is_on
 }
 
-/// Memory for the data of all requests: less where this process may use little.
+/// Returns the memory for the data of all requests: less if this process may use little.
 fn memory_bytes(limit: Option<u64>) -> usize {
     limit.map_or(MEMORY_BYTES, |limit| MEMORY_BYTES.min(limit as usize / LIMIT_PART))
 }
 
-/// Slots of each queue and the bytes of their data, on a machine with so many CPUs, in `memory` bytes.
+/// Returns the slots of each queue and the bytes of their data, on a machine with `cpus` CPUs, in
+/// `memory` bytes.
 fn sizes(cpus: usize, data_bytes: usize, memory: usize) -> (usize, usize) {
     let data = (memory / (cpus * SLOTS_MIN)).clamp(DATA_BYTES_MIN, data_bytes.max(DATA_BYTES_MIN));
     ((memory / (cpus * data)).clamp(1, SLOTS), data)
@@ -67,7 +74,7 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// Makes the rings and asks for them in INIT; without them all goes by `/dev/fuse`.
+    /// Makes the rings and asks for them in INIT. Without them everything goes by `/dev/fuse`.
     pub fn prepare(transport: Transport, wanted: &mut Wanted) -> Option<Queues> {
         let is_asked_for = match transport {
             Transport::Dev => false,
@@ -98,7 +105,7 @@ impl Queues {
         self.rings.len()
     }
 
-    /// Whether the kernel agreed.
+    /// Returns whether the kernel agreed.
     pub fn are_agreed(&self, agreed: &Agreed) -> bool {
         let has = agreed.has(init_flags::OVER_IO_URING);
         if !has {
@@ -107,7 +114,7 @@ impl Queues {
         has
     }
 
-    /// A port for each queue. The queues tell `guard`, if there is one.
+    /// Makes a port for each queue. The queues inform `guard`, if there is one.
     pub fn ports(self, device: &DevFuse, guard: Option<&Guard>) -> Vec<Arc<Port>> {
         let (queues, kib) = (self.rings.len(), self.data_bytes >> 10);
         tracing::info!("requests come by io_uring: {queues} queues, each for {} requests of {kib} KiB", self.slots);
@@ -128,9 +135,9 @@ impl Queues {
     }
 }
 
-/// Binds the calling thread to one of its CPUs.
+/// Binds the calling thread to a CPU, which must be one of its own.
 fn bind(cpu: usize) -> io::Result<()> {
-    // The set holds no more of them.
+    // The set cannot hold higher CPU numbers.
     if cpu >= CpuSet::MAX_CPU || !sched_getaffinity(None)?.is_set(cpu) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
@@ -154,9 +161,10 @@ struct Queue {
 }
 
 impl Queue {
-    /// Makes the calling thread the queue's.
+    /// Makes the calling thread the queue's thread.
     fn start(&self, ring: &mut FuseRing) -> io::Result<()> {
-        // One that is offline, or not among those that the daemon was given (taskset(1)): the queue is served from any.
+        // A CPU may be offline, or not among those that the daemon may use (taskset(1)). Its queue
+        // is then served from any CPU.
         if let Err(error) = bind(self.number.into()) {
             tracing::debug!("CPU {}: {error}", self.number);
         }
@@ -187,7 +195,7 @@ impl Channel for Queue {
                 }
                 Taken::Woken => {}
                 Taken::Delayed(error) => tracing::warn!("io_uring: queue {}: {error}; tried again", self.number),
-                // The kernel goes on using a queue that it has used once.
+                // The kernel keeps using a queue that it has used once.
                 Taken::Ended(Some(error)) if self.has_served.load(Ordering::Relaxed) => return Err(error),
                 Taken::Ended(reason) => {
                     if let Some(error) = reason {

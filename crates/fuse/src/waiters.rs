@@ -1,4 +1,5 @@
-//! Threads for requests that have to wait for the bulk device in their middle: for a flush, or to be read.
+//! Threads for requests that have to wait for the bulk device while they run: for a flush or a
+//! read.
 //!
 //! Request threads are few, and a bulk device may take seconds for a flush. So a request that might flush (a write, a
 //! change of size, an allocation, a copy, a rename over a file) is first tried in its request thread without the right
@@ -6,14 +7,16 @@
 //! in a queue, not in a request thread. Only a request for an inode whose lock is held here still waits in its request
 //! thread.
 //!
-//! Work that takes long without a flush comes here at once (`requests`): copies of more than a little, changes of room that may have many pieces.
+//! Work that takes long without a flush comes here at once (`requests`): copies of more than a
+//! little, and changes of room that may have many pieces.
 //!
-//! Reads of the device beyond those that a few request threads make (`requests`) have threads of their own: they are not to wait behind
-//! flushes.
+//! A few request threads read the device themselves (`requests`). Further reads have threads of
+//! their own, so that they do not wait behind flushes.
 //!
-//! There is no deadlock: a thread here holds the inode locks of one operation while it waits for the device, as the
-//! operation's request thread did before. The device's flush needs no lock of the engine and no thread of this crate.
-//! At the end, requests end first, then all queued work is carried out, then the store is shut down.
+//! There is no deadlock: a thread here holds the inode locks of one operation while it waits for
+//! the device, as the operation's request thread did before. The device's flush needs no lock of
+//! the engine and no thread of this crate. At the end, requests end first, then all queued work is
+//! carried out, then the store is shut down.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,9 +27,10 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::breaker::Breaker;
 
-/// Threads that flush. They wait for the same flush: more of them would cost memory and save no time.
+/// Number of threads that flush. They wait for the same flush, so more of them would cost memory
+/// and save no time.
 const THREADS: usize = 8;
-/// Threads that read: as many as a disk has use for.
+/// Number of threads that read: as many as a disk can use.
 const READERS: usize = 16;
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -37,14 +41,14 @@ struct Queue {
     has_ended: bool,
 }
 
-/// One lock and one condition: a hand-over wakes one thread, which is most of what it costs.
+/// One lock and one condition variable: a hand-over wakes one thread, which is most of its cost.
 #[derive(Default)]
 struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
 }
 
-/// Accepts work; every user has a clone of its own.
+/// Accepts work. Every user has a clone of its own.
 #[derive(Clone)]
 pub(crate) struct Waiters(Arc<Shared>);
 
@@ -55,12 +59,12 @@ pub(crate) struct WaiterThreads {
 }
 
 impl Waiters {
-    /// For requests that wait for a flush.
+    /// Starts the threads for requests that wait for a flush.
     pub fn start(breaker: &Breaker) -> io::Result<(Waiters, WaiterThreads)> {
         Waiters::start_as("waiter", THREADS, breaker)
     }
 
-    /// For reads of the device.
+    /// Starts the threads for reads of the device.
     pub fn start_readers(breaker: &Breaker) -> io::Result<(Waiters, WaiterThreads)> {
         Waiters::start_as("reader", READERS, breaker)
     }
@@ -82,7 +86,7 @@ impl Waiters {
         Ok((Waiters(shared), threads))
     }
 
-    /// Runs `work` in one of the threads, or in the calling one if they have ended.
+    /// Runs `work` in one of the threads, or in the calling thread if they have ended.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) {
         let mut queue = self.0.queue.lock();
         if queue.has_ended {
@@ -96,7 +100,7 @@ impl Waiters {
 }
 
 impl WaiterThreads {
-    /// Returns when everything handed in before is done.
+    /// Stops the threads. Returns when all earlier work is done.
     pub fn stop(self) {
         self.shared.queue.lock().has_ended = true;
         self.shared.changed.notify_all();
@@ -107,7 +111,7 @@ impl WaiterThreads {
     }
 }
 
-/// Ends with an error only by a panic.
+/// Carries out work until the end. Never returns an error; only a panic ends it otherwise.
 fn serve(shared: &Shared) -> io::Result<()> {
     let mut queue = shared.queue.lock();
     loop {
@@ -142,7 +146,7 @@ mod tests {
         }
         threads.stop();
         assert_eq!(done.load(Ordering::Relaxed) as usize, 5 * THREADS);
-        // The threads are gone: the caller does the work.
+        // The threads are gone, so the caller does the work.
         let (counted, here) = (done.clone(), std::thread::current().id());
         waiters.run(move || {
             assert_eq!(std::thread::current().id(), here);

@@ -1,9 +1,14 @@
-//! The memory of a write-back cache: a file on tmpfs, mapped, so that what it holds outlives this process.
+//! The memory of a write-back cache: a mapped file on tmpfs, whose contents outlive this process.
 //!
-//! Rules: the file has one user at a time; its memory is taken range by range (`reserve`) before it is stored to, since a store that
-//! found none would end the process (and only once it `may_take` it: a control group without memory kills), and is given back with
-//! `discard`; a file system other than tmpfs is refused, because its pages would be written to a disk, and lost by halves at a power
-//! loss. Left out: the meaning of the bytes (`shoal_format::cache`).
+//! Rules:
+//! - The file has one user at a time.
+//! - Its memory is taken range by range (`reserve`) before it is stored to, since a store that
+//!   finds none would end the process. `may_take` is asked first, because a control group without
+//!   memory kills the process. `discard` gives memory back.
+//! - A file system other than tmpfs is refused: it would write the pages to a disk, and a power
+//!   loss would lose an arbitrary part of them.
+//!
+//! Left out: the meaning of the bytes (`shoal_format::cache`).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,14 +30,14 @@ pub struct CacheFile {
     map: Map,
     file: File,
     path: PathBuf,
-    /// Stores do not reach the file.
+    /// Stores stay in this process and do not reach the file.
     aside: bool,
-    /// A bit for each page that has been written since it got its memory.
+    /// One bit for each page that has been written since it got its memory.
     written: Box<[AtomicU64]>,
 }
 
 impl CacheFile {
-    /// Makes a file of `bytes`, without memory so far, readable by its owner only.
+    /// Creates a file of `bytes`, readable by its owner only. It has no memory yet.
     pub fn create(path: &Path, bytes: u64) -> io::Result<CacheFile> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
@@ -42,13 +47,13 @@ impl CacheFile {
             .map_err(|e| named(path, e))
             .and_then(|()| CacheFile::over(path, file, MapFlags::SHARED));
         if made.is_err() {
-            // The file is ours and empty; leaving it would only take room.
+            // The file is ours and empty. Leaving it would only take up room.
             let _ = calls::remove_file(path);
         }
         made
     }
 
-    /// Opens a file that an earlier process left. With `aside` stores stay in this process.
+    /// Opens a file that an earlier process left. With `aside`, stores stay in this process.
     pub fn open(path: &Path, aside: bool) -> io::Result<CacheFile> {
         let file = open_unlinked(path, Access::reading(aside))?;
         CacheFile::refuse_disks(&file).map_err(|e| named(path, e))?;
@@ -56,7 +61,7 @@ impl CacheFile {
         CacheFile::over(path, file, flags)
     }
 
-    /// Opens a file that may have a user, to look at it. Stores stay in this process.
+    /// Opens a file that may have a user, only to inspect it. Stores stay in this process.
     pub fn peek(path: &Path) -> io::Result<CacheFile> {
         let file = open_unlinked(path, Access::Read)?;
         CacheFile::refuse_disks(&file).map_err(|e| named(path, e))?;
@@ -78,7 +83,7 @@ impl CacheFile {
 
     fn mapped(path: &Path, file: File, flags: MapFlags) -> io::Result<CacheFile> {
         let found = file.metadata().map_err(|e| named(path, e))?;
-        // The kernel lets nobody but the owner have it; a file of another user was put there.
+        // The file was created for its owner alone, so a file of another user was put in its place.
         if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
             let message = "is no file of this user's";
             return Err(named(path, io::Error::new(io::ErrorKind::PermissionDenied, message)));
@@ -89,7 +94,8 @@ impl CacheFile {
         Ok(CacheFile { map, file, path: path.to_path_buf(), aside: flags.contains(MapFlags::PRIVATE), written })
     }
 
-    /// The words of `written` for a range of whole pages, each with the bits of the pages in it.
+    /// The words of `written` that cover a range of whole pages, each with the mask of those pages'
+    /// bits.
     fn bits_of(&self, at: u64, len: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let (first, end) = (at / crate::PAGE_BYTES, (at + len) / crate::PAGE_BYTES);
         (first / 64..end.div_ceil(64)).map(move |word| {
@@ -98,8 +104,9 @@ impl CacheFile {
         })
     }
 
-    /// Writes pages that nothing was written to so far by a system call, since the first store to each of them through the map costs a fault,
-    /// and zeros that are overwritten at once. The map shows them when the call has returned. False: it is left to the map.
+    /// Writes a range that has unwritten pages by a system call. The first store to such a page
+    /// through the map costs a fault, and zeroing that is overwritten at once. The map shows the
+    /// data when the call returns. Returns false if the caller must write through the map.
     fn write_fresh(&self, at: u64, bytes: &[u8]) -> bool {
         let len = bytes.len() as u64;
         let is_whole = at.is_multiple_of(crate::PAGE_BYTES) && len.is_multiple_of(crate::PAGE_BYTES);
@@ -118,7 +125,7 @@ impl CacheFile {
         is_written
     }
 
-    /// Removes the file's name. What was put in its place stays.
+    /// Removes the file's name. Another file that was put in its place stays.
     pub fn remove(&self) -> io::Result<()> {
         remove_held(&self.path, &self.file).map(drop)
     }
@@ -128,7 +135,8 @@ impl CacheFile {
         &self.path
     }
 
-    /// Is the file still there under its name? Without it, nothing that is held outlives this process.
+    /// True if the file still exists under its name. Without the name, held data does not outlive
+    /// this process.
     pub fn is_named(&self) -> bool {
         let own = self.file.metadata().ok();
         let named = std::fs::symlink_metadata(&self.path).ok();
@@ -164,7 +172,8 @@ impl PersistentMemory for CacheFile {
     }
 
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
-        // What is only looked at takes nothing: a page that is gone reads as zeros, which no sum fits.
+        // A cache that is only inspected takes no memory. A page that is gone reads as zeros, which
+        // match no checksum.
         if self.aside {
             return Ok(false);
         }
@@ -177,7 +186,7 @@ impl PersistentMemory for CacheFile {
             for (word, bits) in self.bits_of(at, len) {
                 word.fetch_and(!bits, Ordering::Relaxed);
             }
-            // If the kernel keeps the memory, it is only not given back.
+            // If this fails, the kernel merely keeps the memory.
             let _ = calls::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len);
         }
     }
@@ -209,7 +218,8 @@ mod tests {
         file.reserve(65536, 131072).unwrap();
         assert_eq!(taken(), 131072);
         file.write(65536, &[5; 4096]);
-        // Once by a system call, once through the map; and past a word of the pages written.
+        // The first write uses the system call, the second the map. The range spans more than one
+        // word of `written`.
         for value in [6, 7] {
             file.write(65536, &[value; 131072 - 4096]);
             let mut out = [0; 131072];

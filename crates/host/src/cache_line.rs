@@ -1,8 +1,9 @@
-//! Write-back of cache lines to persistent memory, by the best instruction of the processor.
+//! Write-back of cache lines to persistent memory, by the processor's best instruction.
 //!
-//! `clwb` keeps the line cached, `clflushopt` drops it, `clflush` drops it and is ordered; all three are complete
-//! only after `sfence`. Stores of whole lines can go past the cache (`movntdq`) and need only the fence.
-//! Processors other than x86-64 are not supported: `LineFlush::detect` says so and no map is made.
+//! `clwb` keeps the line cached, `clflushopt` drops it, `clflush` drops it and is ordered. All
+//! three are complete only after `sfence`. Stores of whole lines can bypass the cache (`movntdq`)
+//! and need only the fence. Processors other than x86-64 are not supported: `LineFlush::detect`
+//! fails and no map is made.
 
 use std::io;
 
@@ -18,7 +19,7 @@ pub(crate) enum LineFlush {
 
 #[cfg(target_arch = "x86_64")]
 impl LineFlush {
-    /// The best instruction of this processor.
+    /// Returns the best instruction of this processor.
     pub fn detect() -> io::Result<LineFlush> {
         use std::arch::x86_64::__cpuid_count;
         // SAFETY: every x86-64 processor has the instruction; leaf 0 tells the highest leaf.
@@ -50,14 +51,14 @@ impl LineFlush {
         let mut line = start.wrapping_sub(before);
         for _ in 0..(before + len).div_ceil(LINE_BYTES) {
             match self {
-                // SAFETY: the line holds a byte of the mapped range, pages are whole lines, and `detect` found the
-                // instruction; it changes no contents.
+                // SAFETY: the line holds a byte of the mapped range, pages are whole lines, and
+                // `detect` found the instruction, which changes no contents.
                 LineFlush::WriteBack => unsafe { asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)) },
                 // SAFETY: as above.
                 LineFlush::FlushUnordered => unsafe {
                     asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags))
                 },
-                // SAFETY: as above; every x86-64 processor has it.
+                // SAFETY: as above; every x86-64 processor has this instruction.
                 LineFlush::Flush => unsafe { asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)) },
             }
             line = line.wrapping_add(LINE_BYTES);
@@ -65,10 +66,11 @@ impl LineFlush {
     }
 }
 
-/// Copies whole lines past the cache; complete after the next fence.
+/// Copies whole lines past the cache. The copy is complete after the next fence.
 ///
 /// # Safety
-/// `target` is aligned to a line and `bytes.len()` bytes of it are mapped; the length is a multiple of a line.
+/// `target` is aligned to a line and mapped for `bytes.len()` bytes. The length is a multiple of a
+/// line.
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn stream_lines(target: *mut u8, bytes: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
@@ -77,7 +79,8 @@ pub(crate) unsafe fn stream_lines(target: *mut u8, bytes: &[u8]) {
         // SAFETY: the chunk holds one vector; the load needs no alignment.
         let value = unsafe { _mm_loadu_si128(vector.as_ptr().cast()) };
         let place: *mut __m128i = target.wrapping_add(i * VECTOR_BYTES).cast();
-        // SAFETY: the caller vouches that the target is mapped and aligned to 64 bytes, so each vector is to 16.
+        // SAFETY: the caller vouches that the target is mapped and aligned to 64 bytes, so each
+        // vector is aligned to 16.
         unsafe { _mm_stream_si128(place, value) }
     }
 }
@@ -102,7 +105,7 @@ impl LineFlush {
     }
 
     /// # Safety
-    /// Never called: `detect` makes no value.
+    /// Never called: `detect` always fails, so no value exists.
     pub unsafe fn write_back(self, _start: *mut u8, _len: usize) {}
 }
 

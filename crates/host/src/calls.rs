@@ -1,10 +1,12 @@
-//! The calls that change files: one door, so that tests can record what goes through it.
+//! The calls that change files: a single door, so that tests can record everything that passes.
 //!
-//! Every write, resize, allocation and sync of the store's files goes through a function here; every store into a shared map, and
-//! every name made, given or removed through a held directory, is noted here. Each function is the system call and nothing else; with the feature `recorded` it also tells
-//! the [`crate::recorder`]. A change is recorded after it was made, a sync when it begins and when it ends: so a write that runs
-//! beside a sync never counts as covered by it.
-//! Left out: reads, the store's lock, and what the command line writes (description, process id).
+//! Every write, resize, allocation and sync of the store's files goes through a function here.
+//! Every store into a shared map, and every name created, changed or removed through a held
+//! directory, is noted here. Each function is the system call and nothing else; with the feature
+//! `recorded` it also tells the [`crate::recorder`]. A change is recorded after it was made, a sync
+//! when it begins and when it ends. So a write that runs beside a sync never counts as covered by
+//! it. Left out: reads, the store's lock, and files that the command line writes (description,
+//! process id).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -31,7 +33,7 @@ pub fn set_len(file: &File, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Allocates, punches or zeroes a range, as `flags` say; a signal does not end it.
+/// Allocates, punches or zeroes a range, as `flags` say. A signal does not interrupt it.
 pub fn fallocate(file: &File, flags: FallocateFlags, at: u64, len: u64) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, flags, at, len))?;
     #[cfg(feature = "recorded")]
@@ -54,15 +56,16 @@ pub fn sync_data(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends a range to the disk and waits until it is there. No promise: neither its blocks' place nor a disk's own cache is covered, so
-/// the recorder has nothing of it. Where the call does not exist the sync to come has more to do.
+/// Sends a range to the disk and waits for it. This promises no durability: it covers neither the
+/// metadata that locates the blocks nor the disk's own cache, so the recorder does not note it.
+/// Where the call does not exist, the next sync has more to do.
 pub fn send(file: &File, at: u64, len: u64) -> io::Result<()> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: a system call on a descriptor that is open for as long as `file` lives; no memory is passed.
     let sent = unsafe { libc::sync_file_range(file.as_raw_fd(), at.cast_signed(), len.cast_signed(), flags) };
     match sent {
         0 => Ok(()),
-        // An error of writing is told once: it must not be lost here.
+        // The kernel reports a write error only once, so it must not be lost here.
         _ => match io::Error::last_os_error() {
             e if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ESPIPE | libc::EINTR)) => {
                 Ok(())
@@ -111,7 +114,8 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Notes what was made through a directory's descriptor. The path is the directory's when it was opened.
+/// Notes a file created through a directory's descriptor. `path` begins with the directory's path
+/// at opening.
 pub fn created(file: &File, path: &Path) {
     #[cfg(feature = "recorded")]
     recorder::note(|| Event::Created { file: FileId::of(file), path: path.to_path_buf() });
@@ -119,7 +123,7 @@ pub fn created(file: &File, path: &Path) {
     let _ = (file, path);
 }
 
-/// The same for a name that was given.
+/// Notes a rename, like [`created`].
 pub fn renamed(from: &Path, to: &Path) {
     #[cfg(feature = "recorded")]
     recorder::note(|| Event::Renamed { from: from.to_path_buf(), to: to.to_path_buf() });
@@ -127,7 +131,7 @@ pub fn renamed(from: &Path, to: &Path) {
     let _ = (from, to);
 }
 
-/// The same for a name that was taken away.
+/// Notes a removed name, like [`created`].
 pub fn removed(path: &Path) {
     #[cfg(feature = "recorded")]
     recorder::note(|| Event::Removed { path: path.to_path_buf() });

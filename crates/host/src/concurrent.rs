@@ -1,12 +1,13 @@
 //! Many requests at once on a device that carries out each in `submit`.
 //!
-//! A server has one receiving thread for each connection. If a request takes a millisecond in that thread, a connection
-//! gets a thousand a second, however many it has in flight. [`Concurrent`] hands requests to threads of its own as soon
-//! as it sees that they take long. A device that answers at once, from memory or because it queues requests itself, is
-//! called directly, since a hand-over costs more than such a request.
-//! Rules: a request is submitted to the device after the caller submitted it and before its completion runs, so a flush
-//! covers what it must. Dropping waits for all requests taken. Left out: order among requests in flight, which the
-//! contract does not promise.
+//! A server has one receiving thread for each connection. If a request takes a millisecond in that
+//! thread, a connection gets a thousand a second, however many it has in flight. [`Concurrent`]
+//! hands requests to threads of its own as soon as it sees that they take long. A device that
+//! answers at once, from memory or because it queues requests itself, is called directly, since a
+//! hand-over costs more than such a request. Rules: a request is submitted to the device after the
+//! caller submitted it and before its completion runs, so a flush covers what it must. Dropping
+//! waits for all accepted requests. Left out: order among requests in flight, which the contract
+//! does not promise.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,9 +20,10 @@ use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
 
 use crate::scheduling;
 
-/// Requests that take longer are worth a hand-over (ns).
+/// A request that takes longer is worth a hand-over (ns).
 const SLOW_NS: u64 = 100_000;
-/// The same where the caller has nothing else to do, and many requests: a hand-over takes this long at most (ns).
+/// The same limit for a caller that has nothing else to do and many requests. A hand-over takes at
+/// most this long (ns).
 const SHORT_NS: u64 = 20_000;
 /// Usual depth of a connection's queue.
 const THREADS_MAX: usize = 32;
@@ -39,7 +41,7 @@ struct Shared {
     device: Arc<dyn BlockDevice>,
     queue: Mutex<Queue>,
     changed: Condvar,
-    /// Moving average of what `submit` takes (ns).
+    /// Moving average of the duration of `submit` (ns).
     usual_ns: AtomicU64,
     slow_ns: u64,
 }
@@ -50,7 +52,7 @@ impl Shared {
         self.device.submit(request, done);
         let took = begun.elapsed().as_nanos() as u64;
         let usual = self.usual_ns.load(Ordering::Relaxed);
-        // One of two threads' updates may be lost: it is an average.
+        // One of two concurrent updates may be lost, which an average tolerates.
         self.usual_ns.store(usual - usual / 8 + took / 8, Ordering::Relaxed);
     }
 
@@ -107,7 +109,7 @@ impl BlockDevice for Concurrent {
         if queue.idle <= queue.waiting.len() && queue.threads.len() < THREADS_MAX {
             let shared = self.shared.clone();
             let work = move || {
-                // A thread that is bound to one processor may have started this one.
+                // The calling thread may be bound to one processor, and this thread inherits that.
                 scheduling::like_the_process();
                 shared.work();
             };
@@ -145,7 +147,8 @@ impl Drop for Concurrent {
         };
         self.shared.changed.notify_all();
         for thread in threads {
-            // The last request's completion may drop the device.
+            // The last request's completion may drop the device, so this may run in one of its
+            // threads.
             if thread.thread().id() != thread::current().id() {
                 // A panic in it has been reported.
                 let _ = thread.join();
@@ -161,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes its time for each request, and can do many at once.
+    /// Delays each request, and can serve many at once.
     struct Slow {
         delay: Duration,
         served: AtomicU64,
@@ -199,7 +202,7 @@ mod tests {
         assert_eq!(answers.iter().take(400).count(), 400);
         let took = begun.elapsed();
         assert!(took < Duration::from_millis(400 * 5 / 4), "{took:?} for 400 requests of 5 ms");
-        // Requests taken are carried out, also when the device is dropped.
+        // Accepted requests are carried out even when the device is dropped.
         let answers = ask(&device, 100);
         drop(device);
         assert_eq!((answers.iter().count(), slow.served.load(Ordering::SeqCst)), (100, 500));

@@ -1,13 +1,15 @@
 //! A directory held by its descriptor, and the files in it.
 //!
-//! A path says where something was when somebody looked; a descriptor stays the same directory whatever happens to its names. Whoever serves
-//! a store keeps one of these and reaches the store's files through it, so that a store that is moved goes on working and a store that is
-//! put in its place is never touched. Rules:
-//! - A name is one component, or a path below the directory; no link in it is followed, wherever it leads.
-//! - A file is a regular file. One that is written over by its name has no second name, which could be anybody's file.
-//! - Opening never truncates: the file that was opened is looked at first.
+//! A path says where something was when it was looked up. A descriptor stays the same directory
+//! whatever happens to its names. A process that serves a store keeps one of these and reaches the
+//! store's files through it. So a store that is moved keeps working, and a store that is put in its
+//! place is never touched. Rules:
+//! - A name is one component, or a path below the directory. Links in it are never followed.
+//! - A file is a regular file. A file that is overwritten by its name has no second name, which
+//!   could make it anybody's file.
+//! - Opening never truncates: the opened file is checked first.
 //!
-//! Left out: whose files these are (`shoal_store`), and locks (`store_lock`).
+//! Left out: which store files belong to (`shoal_store`), and locks (`store_lock`).
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -24,15 +26,15 @@ use rustix::io::Errno;
 
 use crate::{calls, named};
 
-/// Readable by the owner only.
+/// Readable and writable by the owner only.
 const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// A note is longer than this only if it is none (bytes).
+/// A longer file is no note (bytes).
 const NOTE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a file is opened for.
+/// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To be looked at: works on a host that takes no writes, and changes nothing.
+    /// For inspection: works on a host that takes no writes, and changes nothing.
     Read,
     Write,
 }
@@ -50,7 +52,7 @@ impl Access {
     }
 }
 
-/// A file or directory, whatever its name: device and inode number.
+/// Identifies a file or directory by device and inode number, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity(u64, u64);
 
@@ -59,7 +61,7 @@ impl Identity {
         file.metadata().map(|found| Identity(found.dev(), found.ino()))
     }
 
-    /// Of what a path leads to now.
+    /// The identity of the file that a path leads to now.
     pub fn at(path: &Path) -> io::Result<Identity> {
         std::fs::metadata(path).map(|found| Identity(found.dev(), found.ino())).map_err(|e| named(path, e))
     }
@@ -69,8 +71,8 @@ impl Identity {
     }
 }
 
-/// A directory's file system and inode number, mixed, and its time of birth where the file system tells it: without one a number may be used
-/// again.
+/// Identifies a directory: its file system and inode number, mixed, and its birth time where the
+/// file system records it. Without a birth time an inode number may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Birth {
     pub place: u64,
@@ -104,17 +106,18 @@ impl Directory {
         Ok(Directory { file: Arc::new(opened.into()), path: path.into() })
     }
 
-    /// Its path when it was opened, for messages.
+    /// The path at opening, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The same, as messages show it.
+    /// The same path, as messages show it.
     pub fn display(&self) -> std::path::Display<'_> {
         self.path.display()
     }
 
-    /// A path that leads to this directory now: where it was opened, or where it has been moved; else one through this process's descriptor.
+    /// A path that leads to this directory now: the one it was opened by, or the one it was moved
+    /// to. If neither does, a path through this process's descriptor.
     pub fn place(&self) -> PathBuf {
         let own = Identity::of(&self.file).ok();
         let leads_here = |path: &Path| own.is_some() && Identity::at(path).ok() == own;
@@ -122,11 +125,12 @@ impl Directory {
         if leads_here(&self.path) {
             return self.path.to_path_buf();
         }
-        // What the kernel names may be another directory: of a file system that was taken away it gives the rest of the path.
+        // The kernel's path may name another directory: if the file system was unmounted, it gives
+        // only the rest of the path.
         std::fs::read_link(&descriptor).ok().filter(|path| leads_here(path)).unwrap_or(descriptor)
     }
 
-    /// A path through the descriptor, for calls that take nothing else.
+    /// A path through the descriptor, for calls that take only paths.
     pub fn through_descriptor(&self, name: &OsStr) -> PathBuf {
         Path::new(&format!("/proc/self/fd/{}", self.file.as_raw_fd())).join(name)
     }
@@ -135,12 +139,14 @@ impl Directory {
         Identity::of(&self.file)
     }
 
-    /// Tells this directory from copies of it, at any time, under any name and through any mount. A copy of the whole file system has the same.
+    /// Tells this directory from copies of it, at any time, under any name and through any mount. A
+    /// copy of the whole file system has the same value.
     pub fn birth(&self) -> io::Result<Birth> {
         let found = rustix::fs::statx(&*self.file, ".", AtFlags::empty(), StatxFlags::INO | StatxFlags::BTIME)?;
         let host = rustix::fs::fstatfs(&*self.file)?;
         let is_born = found.stx_mask & StatxFlags::BTIME.bits() != 0;
-        // The type hides its two words. What is kept must not depend on how a library writes them, so its numbers alone count.
+        // The type hides its two words. The stored value must not depend on how a library formats
+        // them, so only the numbers in its text count.
         let text = format!("{:?}", host.f_fsid);
         let numbers = text.split(|c: char| !c.is_ascii_digit() && c != '-').filter_map(|word| word.parse::<i64>().ok());
         let host = numbers.fold(0u64, |host, word| host.rotate_left(32) ^ u64::from(word.cast_unsigned() as u32));
@@ -148,12 +154,12 @@ impl Directory {
         Ok(Birth { place: host ^ found.stx_ino, born: is_born.then_some(born) })
     }
 
-    /// The directory's own descriptor, to lock it or to ask for its file system.
+    /// The directory's own descriptor, for locking it or querying its file system.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Another opening of the same directory, whose locks are its own.
+    /// Opens the same directory again. The new descriptor has its own locks.
     pub fn opened_again(&self) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&*self.file, ".", flags, Mode::empty());
@@ -165,11 +171,12 @@ impl Directory {
     }
 
     fn open_at(&self, name: &str, flags: OFlags, mode: Mode) -> rustix::io::Result<File> {
-        // A name may lead to a pipe, whose opening would wait for its other end.
+        // A name may lead to a pipe, and opening one would block until its other end is opened.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         match rustix::fs::openat2(&*self.file, name, flags, mode, resolve) {
-            // A kernel or a container without the call: one component without links is the same.
+            // The kernel or container lacks `openat2`. For a single component `O_NOFOLLOW` gives
+            // the same result.
             Err(Errno::NOSYS | Errno::PERM) if is_one_component(name) => {
                 rustix::fs::openat(&*self.file, name, flags, mode).map(File::from)
             }
@@ -184,7 +191,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// Makes a file that its owner alone may read; one that exists is refused.
+    /// Creates a file that only its owner may read. An existing file is refused.
     pub fn create_new(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let file = self.open_at(name, flags, PRIVATE).map_err(|e| self.refusal(name, e))?;
@@ -193,21 +200,22 @@ impl Directory {
         Ok(file)
     }
 
-    /// What root makes in another user's directory is that user's, who must go on using the store without root.
+    /// Gives a file that root created in another user's directory to that user, who must be able to
+    /// use the store without root.
     fn give_to_owner(&self, file: &File) {
         if let Ok(own) = self.file.metadata()
             && own.uid() != 0
         {
-            // Others than root are refused, and own it anyhow.
+            // Without root this fails, but then the caller owns the file already.
             let _ = std::os::unix::fs::fchown(file, Some(own.uid()), Some(own.gid()));
         }
     }
 
-    /// Opens a regular file to write it over, or makes it. Its contents stay.
+    /// Opens a regular file to overwrite it, or creates it. Existing contents stay.
     pub fn open_or_create(&self, name: &str) -> io::Result<File> {
         let file = match self.open_at(name, OFlags::RDWR, Mode::empty()) {
             Err(Errno::NOENT) => match self.create_new(name) {
-                // Somebody was faster.
+                // Another process created it first.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.open_file(name, Access::Write)?,
                 made => made?,
             },
@@ -221,14 +229,14 @@ impl Directory {
         Ok(file)
     }
 
-    /// The same to write behind its end.
+    /// Like [`Directory::open_or_create`], for appending.
     pub fn open_to_append(&self, name: &str) -> io::Result<File> {
         let file = self.open_or_create(name)?;
         rustix::fs::fcntl_setfl(&file, OFlags::APPEND).map_err(|e| self.named(name, e))?;
         Ok(file)
     }
 
-    /// Can nobody but this process's user have put names here?
+    /// True if only this process's user can have created names here.
     fn is_private(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.file.metadata().is_ok_and(|found| found.uid() == own && found.mode() & 0o022 == 0)
@@ -252,7 +260,7 @@ impl Directory {
         }
     }
 
-    /// Contents of a small file; `None`: there is none.
+    /// Contents of a small file. `None` if it does not exist.
     pub fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let file = match self.open_file(name, Access::Read) {
             Ok(file) => file,
@@ -264,24 +272,25 @@ impl Directory {
         Ok(Some(bytes))
     }
 
-    /// The same as text, where it is there and is text.
+    /// The same as text. `None` if the file does not exist or is not text.
     pub fn read_text(&self, name: &str) -> Option<String> {
         String::from_utf8(self.read(name).ok()??).ok()
     }
 
-    /// Writes a small file over. It may be empty after a crash.
+    /// Overwrites a small file. A crash may leave it empty.
     pub fn write_note(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let file = self.open_or_create(name)?;
         file.set_len(0).and_then(|()| file.write_all_at(bytes, 0)).map_err(|e| self.named(name, e))
     }
 
-    /// Puts a small file in the place of another, whole at any time; it is made as `new`. With `durably` its bytes and its name survive a power
-    /// loss from then on.
+    /// Replaces a small file, creating it first under the name `new`. The name `name` leads to a
+    /// whole file at any time. With `durably`, bytes and name survive a power loss once this
+    /// returns.
     pub fn replace(&self, new: &str, name: &str, bytes: &[u8], durably: bool) -> io::Result<()> {
         self.remove(new)?;
         let file = self.create_new(new)?;
         let written = file.write_all_at(bytes, 0).and_then(|()| match durably {
-            // Before it gets its name: a name never leads to less.
+            // Sync before the rename, so that the name never leads to less than the whole file.
             true => file.sync_all(),
             false => Ok(()),
         });
@@ -298,7 +307,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Removes a name that is no directory. None of that name is no error.
+    /// Removes a name that is no directory. A missing name is no error.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&*self.file, name, AtFlags::empty()) {
             Ok(()) => {
@@ -310,7 +319,8 @@ impl Directory {
         }
     }
 
-    /// Removes a directory of plain files. One that holds directories is left, and named.
+    /// Removes a directory of plain files. If it contains a directory, the error names that and the
+    /// directory stays.
     pub fn remove_directory(&self, name: &str) -> io::Result<()> {
         let below = match self.subdirectory(name) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -333,7 +343,7 @@ impl Directory {
         Ok(Directory { file: Arc::new(file), path: self.path.join(name).into() })
     }
 
-    /// Makes a directory for its owner alone.
+    /// Creates a directory for its owner alone.
     pub fn make_directory(&self, name: &str) -> io::Result<Directory> {
         rustix::fs::mkdirat(&*self.file, name, Mode::RWXU).map_err(|e| self.named(name, e))?;
         let made = self.subdirectory(name)?;
@@ -341,7 +351,7 @@ impl Directory {
         Ok(made)
     }
 
-    /// Is there anything of this name? A link counts as itself.
+    /// True if something has this name. Links are not followed.
     pub fn has(&self, name: &str) -> bool {
         self.stat(name).is_some()
     }
@@ -350,29 +360,29 @@ impl Directory {
         rustix::fs::statat(&*self.file, name, AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 
-    /// Is this a directory?
+    /// True if this name is a directory.
     pub fn is_directory(&self, name: &str) -> bool {
         self.stat(name).is_some_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)
     }
 
-    /// Length of a regular file; `None`: there is none of this name.
+    /// Length of a regular file. `None` if there is none of this name.
     pub fn file_bytes(&self, name: &str) -> Option<u64> {
         let found = self.stat(name)?;
         (FileType::from_raw_mode(found.st_mode) == FileType::RegularFile).then_some(found.st_size.cast_unsigned())
     }
 
-    /// Bytes that a file takes of its host; 0: there is none.
+    /// Bytes that a file occupies on its host. 0 if there is no such file.
     pub fn allocated_bytes(&self, name: &str) -> u64 {
         self.stat(name).map_or(0, |found| found.st_blocks.cast_unsigned() * 512)
     }
 
-    /// Does the name lead to this file?
+    /// True if the name leads to this file.
     pub fn is(&self, name: &str, file: &File) -> bool {
         let own = Identity::of(file).ok();
         own.is_some() && self.stat(name).map(|found| Identity::of_stat(&found)) == own
     }
 
-    /// All names but `.` and `..`.
+    /// All names except `.` and `..`.
     pub fn entries(&self) -> io::Result<Vec<OsString>> {
         let listed = Dir::read_from(&*self.file).map_err(|e| named(&self.path, e))?;
         let mut names = Vec::new();
@@ -385,13 +395,13 @@ impl Directory {
         Ok(names)
     }
 
-    /// Makes the names in it durable.
+    /// Makes the names in the directory durable.
     pub fn sync(&self) -> io::Result<()> {
         calls::sync_directory(&self.file, &self.path).map_err(|e| named(&self.path, e))
     }
 }
 
-/// The directory that a path's last component lies in, and that component.
+/// Opens the directory that holds a path's last component, and returns that component too.
 pub(crate) fn in_directory(path: &Path) -> io::Result<(Directory, String)> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().and_then(OsStr::to_str);
@@ -403,7 +413,7 @@ fn is_one_component(name: &str) -> bool {
     !name.is_empty() && !name.contains('/') && name != "." && name != ".."
 }
 
-/// A socket in a directory, opened without being asked anything. No link is followed.
+/// Opens a socket in a directory without connecting to it. Links are not followed.
 pub fn open_socket(directory: &Path, name: &OsStr) -> io::Result<File> {
     let held = Directory::open(directory)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -416,7 +426,7 @@ pub fn open_socket(directory: &Path, name: &OsStr) -> io::Result<File> {
     Ok(file)
 }
 
-/// A file outside of a held directory that no link leads to.
+/// Opens a regular file outside of a held directory. A link as the last component is refused.
 pub fn open_unlinked(path: &Path, access: Access) -> io::Result<File> {
     let flags = access.flags() | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|e| named(path, e))?;
@@ -427,7 +437,7 @@ pub fn open_unlinked(path: &Path, access: Access) -> io::Result<File> {
     Ok(file)
 }
 
-/// Gives a file another name, which must be free.
+/// Renames a file to a name that must be free.
 pub fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     let renamed = rustix::fs::renameat_with(CWD, from, CWD, to, rustix::fs::RenameFlags::NOREPLACE);
     renamed.map_err(|e| named(to, e))?;
@@ -435,16 +445,17 @@ pub fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Is this a regular file of this process's user without any data?
+/// True for a regular file of this process's user that has no data.
 pub fn is_blank(path: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let found = std::fs::symlink_metadata(path);
     found.is_ok_and(|found| found.is_file() && found.uid() == own && found.blocks() == 0)
 }
 
-/// Removes the name of a file that is held, if it still leads to that file; whether it did. What was put in its place stays.
+/// Removes the name of a held file if it still leads to that file, and returns whether it did.
+/// Another file put in its place stays.
 pub fn remove_held(path: &Path, file: &File) -> io::Result<bool> {
-    // The name is looked at and removed in one directory, wherever the path to it leads in between.
+    // Check and remove the name in the same directory, even if the path to it changes in between.
     let (parent, name) = in_directory(path)?;
     if !parent.is(&name, file) {
         return Ok(false);
@@ -482,7 +493,7 @@ mod tests {
     fn links_second_names_and_pipes_are_refused_and_what_they_lead_to_stays() {
         let dir = tempfile::tempdir().unwrap();
         let held = Directory::open(dir.path()).unwrap();
-        // Somebody else may put names here.
+        // Other users may create names here.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let victim = dir.path().join("victim");
         std::fs::write(&victim, "precious").unwrap();

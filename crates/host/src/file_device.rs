@@ -1,12 +1,13 @@
-//! Bulk storage on a file or a block device (`file:PATH`), through the page cache, or past it.
+//! Bulk storage on a file or a block device (`file:PATH`), through the page cache or past it.
 //!
-//! Requests are carried out in `submit`, so their completion runs before it returns; a flush is `fdatasync` and
-//! covers every earlier write. Completed writes are in the page cache, or with the disk, and survive the process.
-//! Past the page cache ([`FileDevice::bypass_cache`]) requests go by buffers that begin on a page; a request that the host's file
-//! system refuses there goes through the page cache, which the kernel keeps coherent.
-//! After a failed flush (or a failed flush of a FUA write) the device refuses further writes. A write that finds no
-//! space may have stored a part of its range; the range is outside every promise until it is written again. The meaning
-//! of the bytes is left to the engines.
+//! Requests are carried out in `submit`, so their completion runs before it returns. A flush is
+//! `fdatasync` and covers every earlier write. Completed writes are in the page cache or on the
+//! disk, and survive the process. Past the page cache ([`FileDevice::bypass_cache`]) requests use
+//! page-aligned buffers. A request that the host's file system refuses there goes through the page
+//! cache, which the kernel keeps coherent. After a failed flush (or a failed flush of a FUA write)
+//! the device refuses further writes. A write that finds no space may have stored a part of its
+//! range; nothing is promised about the range until it is written again. The engines define the
+//! meaning of the bytes.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -25,11 +26,12 @@ use crate::starter::refuse_beyond_limit;
 use crate::store_lock::lock_alone;
 use crate::{calls, host_kind, named, sync_parent};
 
-/// Alignment of requests and the unit no crash tears (bytes).
+/// Alignment of requests, and the unit that no crash tears (bytes).
 const BLOCK_BYTES: u32 = 512;
-/// Unit in which room is taken for writes to come (bytes).
+/// Unit in which room is reserved for later writes (bytes).
 const PIECE_BYTES: u64 = 1 << 16;
-/// Most that one call gives back (bytes): a sync of the log on the same file system waits for the end of such a call.
+/// Most that one trim call gives back (bytes). A log sync on the same file system waits for the
+/// call to end.
 const TRIM_BYTES: u64 = 16 << 20;
 /// Zeros written at a time where the file system cannot zero a range itself.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
@@ -37,7 +39,7 @@ static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 /// Alignment of buffers and ranges past the page cache (bytes).
 const PAGE: usize = 4096;
 
-/// Memory of which a part begins on a page.
+/// A buffer that contains a page-aligned part.
 struct Aligned(Vec<u8>);
 
 impl Aligned {
@@ -45,7 +47,7 @@ impl Aligned {
         Aligned(vec![0; len + PAGE])
     }
 
-    /// Its first `len` bytes from a page's start on.
+    /// The first `len` bytes of the page-aligned part.
     fn bytes(&mut self, len: usize) -> &mut [u8] {
         if self.0.len() < len + PAGE {
             *self = Aligned::new(len);
@@ -75,14 +77,15 @@ pub struct FileDevice {
     /// The same file, opened to bypass the page cache.
     direct: OnceLock<File>,
     path: PathBuf,
-    /// One bit for each piece of the file whose room was taken.
+    /// One bit for each piece of the file whose room is reserved.
     reserved: OnceLock<Box<[AtomicU64]>>,
     bytes: u64,
     poison: Poison,
     name: String,
 }
 
-/// Is it for its host's, or the device's own, sake that a file cannot be written?
+/// True if the host or the device itself takes no writes, so that the file cannot be opened for
+/// writing.
 fn takes_no_writes(error: &io::Error, path: &Path) -> bool {
     match error.kind() {
         io::ErrorKind::ReadOnlyFilesystem => true,
@@ -94,7 +97,8 @@ fn takes_no_writes(error: &io::Error, path: &Path) -> bool {
 }
 
 impl FileDevice {
-    /// Creates a sparse file of `bytes`, readable by its owner only. An existing file is taken only when empty.
+    /// Creates a sparse file of `bytes`, readable by its owner only. An existing file is used only
+    /// if it is empty.
     pub fn create(path: &Path, bytes: u64) -> io::Result<FileDevice> {
         if !bytes.is_multiple_of(BLOCK_BYTES as u64) {
             let message = format!("a size of {bytes} bytes is not a multiple of {BLOCK_BYTES}");
@@ -108,7 +112,7 @@ impl FileDevice {
             let message = "exists and is not an empty file: choose another path, or remove it first";
             return Err(named(path, io::Error::new(io::ErrorKind::AlreadyExists, message)));
         }
-        // Only while it is empty: a file with contents keeps its way of writing.
+        // Set it only while the file is empty: a file with contents keeps its way of writing.
         host_kind::write_in_place(&file);
         refuse_beyond_limit(bytes).map_err(|e| named(path, e))?;
         calls::set_len(&file, bytes).and_then(|()| calls::sync_all(&file)).map_err(|e| named(path, e))?;
@@ -116,19 +120,19 @@ impl FileDevice {
         Ok(Self::over(file, bytes, path))
     }
 
-    /// Opens a file or a block device; a last partial block is not used.
+    /// Opens a file or a block device. A partial block at the end is not used.
     pub fn open(path: &Path) -> io::Result<FileDevice> {
         let opened = OpenOptions::new().read(true).write(true).open(path);
-        // A backup medium: what is written is refused, and everything can be read.
+        // A backup medium is opened read-only: writes are refused, but everything can be read.
         let opened = opened.or_else(|error| match takes_no_writes(&error, path) {
             true => File::open(path),
             false => Err(error),
         });
         let mut file = opened.map_err(|e| named(path, e))?;
-        // The metadata of a block device has no length; its end can be sought.
+        // The metadata of a block device has no length, but seeking finds its end.
         let bytes = file.seek(SeekFrom::End(0)).map_err(|e| named(path, e))?;
         if file.metadata().is_ok_and(|found| found.is_file()) {
-            // A write behind the limit would fail when it has been promised already.
+            // A write beyond the limit would fail only after it was promised.
             refuse_beyond_limit(bytes).map_err(|e| named(path, e))?;
         }
         Ok(Self::over(file, bytes - bytes % BLOCK_BYTES as u64, path))
@@ -139,17 +143,19 @@ impl FileDevice {
         self.file.metadata().map(|found| found.uid())
     }
 
-    /// Gives the file to a user; only root can.
+    /// Gives the file to a user. Only root may.
     pub fn give_to(&self, user: u32) -> io::Result<()> {
         std::os::unix::fs::fchown(&self.file, Some(user), None)
     }
 
-    /// Locks the device against every other process that claims it, as long as this one has it open.
+    /// Locks the device against every other process that claims it, for as long as this process has
+    /// it open.
     pub fn claim(&self) -> io::Result<()> {
         lock_alone(&self.file)
     }
 
-    /// From now on data goes past the page cache, for a user that has a cache of its own. False where the host's file system cannot.
+    /// Sends data past the page cache from now on, for a user that has its own cache. Returns false
+    /// where the host's file system cannot.
     pub fn bypass_cache(&self) -> bool {
         if self.direct.get().is_some() {
             return true;
@@ -159,14 +165,15 @@ impl FileDevice {
             return false;
         };
         let id = |file: &File| file.metadata().map(|m| (m.dev(), m.ino())).ok();
-        // The name may lead to another file by now; and a file system may refuse only when it is used.
+        // The name may lead to another file by now, and a file system may refuse direct I/O only on
+        // first use.
         let is_same = id(&file).is_some() && id(&file) == id(&self.file);
         let mut probe = Aligned::new(PAGE);
         let works = is_same && (self.bytes < PAGE as u64 || file.read_exact_at(probe.bytes(PAGE), 0).is_ok());
         works && self.direct.set(file).is_ok()
     }
 
-    /// The file past the page cache, if a request at `at` of `len` bytes can go there.
+    /// The file past the page cache, if a request of `len` bytes at `at` is aligned for it.
     fn direct(&self, at: u64, len: usize) -> Option<&File> {
         let is_aligned = at.is_multiple_of(PAGE as u64) && len.is_multiple_of(PAGE) && len > 0;
         self.direct.get().filter(|_| is_aligned)
@@ -190,7 +197,7 @@ impl FileDevice {
         Ok(())
     }
 
-    /// The pieces of a range, and the words and bits that stand for them.
+    /// The pieces of a range, each with its word and bit in `reserved`.
     fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, &AtomicU64, u64)> {
         let words = self.reserved.get_or_init(|| {
             let words = self.bytes.div_ceil(PIECE_BYTES).div_ceil(64);
@@ -231,7 +238,7 @@ impl FileDevice {
             let step = end.min((from / TRIM_BYTES + 1) * TRIM_BYTES) - from;
             match calls::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, step) {
                 Ok(()) => from += step,
-                // A hint: a file system that cannot follow it keeps the bytes.
+                // Trim is a hint: a file system that does not support it keeps the bytes.
                 Err(Errno::OPNOTSUPP) => break,
                 Err(e) => return Err(self.io_error(e.into())),
             }
@@ -303,7 +310,8 @@ impl BlockDevice for FileDevice {
         let (Some(first), Some(last)) = (missing.first(), missing.last()) else { return Ok(()) };
         let (from, to) = (first * PIECE_BYTES, ((last + 1) * PIECE_BYTES).min(self.bytes));
         match calls::fallocate(&self.file, FallocateFlags::KEEP_SIZE, from, to - from) {
-            // A block device, and a file system that cannot: no more than before is known.
+            // A block device, or a file system that cannot reserve: room is not guaranteed, as
+            // before.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::SPIPE) => {}
             Err(e) => return Err(self.io_error(e.into())),
         }
@@ -337,7 +345,8 @@ impl BlockDevice for FileDevice {
                 calls::write_all_at(direct, buffer, at)
             });
             match written {
-                // Not a failure of the medium: this file system wants other alignments, or none of it.
+                // Not a failure of the medium: this file system needs other alignments, or has no
+                // direct I/O.
                 Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
                 written => return written.map_err(|e| self.io_error(e)),
             }

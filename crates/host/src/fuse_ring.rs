@@ -1,13 +1,19 @@
-//! A queue of a FUSE connection over io_uring: one system call hands in answers and waits for requests.
+//! A queue of a FUSE connection over io_uring: one system call submits answers and waits for
+//! requests.
 //!
-//! The kernel has one queue for each CPU and serves a connection by its queues once each of them has a slot. A slot is
-//! memory for one request: headers of 288 bytes (the message's header, the operation's structure, what io_uring adds),
-//! and a payload with all that follows. REGISTER gives a slot to the kernel and completes with a request in it;
-//! COMMIT_AND_FETCH takes the answer from the same memory and completes with the next request.
-//! Rules: the kernel writes to a slot only while it has it, between a command and its completion; here it is touched
-//! only outside of that. One thread owns a ring: it starts it, and makes all calls but [`Waker::wake`] and [`Answers::fill`]. A slot
-//! whose request waits for its answer belongs to the thread that takes it from the list of those that wait, until it is handed in.
-//! Left out: what the messages mean, except for their length and number.
+//! The kernel has one queue for each CPU and serves a connection through its queues once each of
+//! them has a slot. A slot is memory for one request: headers of 288 bytes (the message's header,
+//! the operation's structure, io_uring's own part), and a payload for the rest. REGISTER gives a
+//! slot to the kernel and completes with a request in it. COMMIT_AND_FETCH takes the answer from
+//! the same memory and completes with the next request. Rules:
+//! - The kernel writes to a slot only while it owns it, between a command and its completion. This
+//!   process touches the slot only outside of that time.
+//! - One thread owns a ring. It starts the ring and makes all calls except [`Waker::wake`] and
+//!   [`Answers::fill`].
+//! - A slot whose request awaits its answer belongs to the thread that takes it from the `waiting`
+//!   list, until the answer is given back to the owner.
+//!
+//! Left out: the meaning of messages, except for their length and number.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -27,18 +33,20 @@ use crate::Pause;
 
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
-/// Where the operation's structure and io_uring's own part lie in the headers, and their end (`fuse_uring_req_header`).
+/// Offsets of the operation's structure and of io_uring's own part in the headers, and the end of
+/// the headers (`fuse_uring_req_header`).
 const OPERATION_AT: usize = 128;
 const TRANSPORT_AT: usize = 256;
 const HEADERS_BYTES: usize = 288;
-/// `commit_id` and `payload_sz` in io_uring's part.
+/// Offsets of `commit_id` and `payload_sz` in io_uring's part.
 const COMMIT_ID_AT: usize = TRANSPORT_AT + 8;
 const PAYLOAD_BYTES_AT: usize = TRANSPORT_AT + 16;
-/// The header of a message in, and of one out; both have the number of the request at the same place.
+/// Lengths of the headers of an incoming and of an outgoing message. Both hold the request's number
+/// at the same offset.
 const IN_HEADER_BYTES: usize = 40;
 const OUT_HEADER_BYTES: usize = 16;
 const UNIQUE_AT: usize = 8;
-/// The payload begins with a page of its own.
+/// The payload begins on its own page.
 const PAYLOAD_AT: usize = 4096;
 /// Flags of io_uring_enter(2).
 const ENTER_GETEVENTS: u32 = 1;
@@ -57,7 +65,7 @@ struct Range {
 struct Slot {
     memory: NonNull<u8>,
     payload_bytes: usize,
-    /// The two parts, as REGISTER is told of them.
+    /// The headers and the payload, as passed to REGISTER.
     ranges: Box<[Range; 2]>,
 }
 
@@ -77,14 +85,16 @@ impl Slot {
 
     fn read(&self, at: usize, to: &mut [u8]) {
         assert!(at + to.len() <= PAYLOAD_AT + self.payload_bytes);
-        // SAFETY: the range lies within the map (asserted), which lives as long as `self`; the kernel does not write to it now
-        // (the module's rule), no other thread does either, and `to` is memory of Rust's.
+        // SAFETY: the range lies within the map (asserted), which lives as long as `self`. By the
+        // module's rules neither the kernel nor another thread writes to it now. `to` is memory
+        // owned by Rust, outside the map.
         unsafe { std::ptr::copy_nonoverlapping(self.memory.add(at).as_ptr(), to.as_mut_ptr(), to.len()) }
     }
 
     fn write(&self, at: usize, from: &[u8]) {
         assert!(at + from.len() <= PAYLOAD_AT + self.payload_bytes);
-        // SAFETY: as in `read`; neither the kernel nor another thread reads it now, and `from`, a slice of Rust's, is never in the map.
+        // SAFETY: as in `read`; neither the kernel nor another thread reads the range now, and
+        // `from` is a Rust slice, which is never in the map.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.memory.add(at).as_ptr(), from.len()) }
     }
 
@@ -94,7 +104,7 @@ impl Slot {
         bytes
     }
 
-    /// Puts the parts of the request one behind the other.
+    /// Assembles the parts of the request in `buffer` and returns the message's length.
     fn message(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let len = u32::from_ne_bytes(self.number(0)) as usize;
         let payload = u32::from_ne_bytes(self.number(PAYLOAD_BYTES_AT)) as usize;
@@ -116,41 +126,44 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // SAFETY: the map made in `new`, whole; the ring that knows it was closed before (field order in `FuseRing`, which keeps the
-        // slots until then), and commands complete only in calls of its owner, of which there are no more.
+        // SAFETY: this is the whole map made in `new`. The ring that refers to it was closed before
+        // (field order in `FuseRing`, which holds the slots until then). Commands complete only in
+        // calls of the ring's owner, and no more such calls happen.
         let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), PAYLOAD_AT + self.payload_bytes) };
     }
 }
 
-/// A request that waits for its answer: its number, and what the answer is committed with.
+/// A request that awaits its answer: its number, and the commit id for its answer.
 type Waiting = (u64, u64);
 
 struct Slots {
     slots: Vec<Slot>,
-    /// Of each slot.
+    /// The unanswered request of each slot.
     waiting: Mutex<Vec<Option<Waiting>>>,
 }
 
-// SAFETY: the pointers in the slots are to memory that they own, and nothing in them belongs to a thread. A slot's memory is used by one
-// thread at a time: its ring's owner until the request in it waits, and then who took it from `waiting`, under the lock, until it
-// is given to the owner as an `Answer`.
+// SAFETY: the pointers in the slots refer to memory that the slots own, and nothing in them is
+// bound to a thread. One thread at a time uses a slot's memory: the ring's owner until the request
+// in the slot awaits its answer; then the thread that took it from `waiting` under the lock, until
+// it gives the slot to the owner as an `Answer`.
 unsafe impl Send for Slots {}
 // SAFETY: the same.
 unsafe impl Sync for Slots {}
 
-/// An answer that lies in its slot, to be handed in by the ring's owner.
+/// An answer that lies in its slot, to be submitted by the ring's owner.
 #[derive(Debug)]
 pub struct Answer {
     slot: usize,
     commit_id: u64,
 }
 
-/// Takes answers, from any thread.
+/// Accepts answers from any thread.
 #[derive(Clone)]
 pub struct Answers(Arc<Slots>);
 
 impl Answers {
-    /// Puts the answer to a request, a message in pieces, where the kernel will look for it.
+    /// Writes the answer to a request, given in pieces, into the request's slot, where the kernel
+    /// will read it.
     pub fn fill(&self, pieces: &[IoSlice<'_>]) -> io::Result<Answer> {
         let whole = || io::Error::new(io::ErrorKind::InvalidInput, "an answer without a header");
         let (header, first) =
@@ -185,34 +198,35 @@ pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
     pub fn wake(&self) {
-        // Without room the count is high already, which wakes as well.
+        // If the write fails, the count is at its maximum, which also wakes the owner.
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
     }
 }
 
-/// What [`FuseRing::take`] came back with.
+/// Outcome of [`FuseRing::take`].
 #[derive(Debug)]
 pub enum Taken {
-    /// A message of so many bytes.
+    /// A message of this many bytes.
     Request(usize),
     Woken,
-    /// The kernel is short of something, and is asked again: told once.
+    /// The kernel lacks something for now, and the call will be repeated. Reported once for each
+    /// row of failures.
     Delayed(io::Error),
-    /// No slot is left: the connection ended, or the kernel refused them all, for the reason given.
+    /// No slot is left: the connection ended, or the kernel refused all slots for the given reason.
     Ended(Option<io::Error>),
 }
 
 /// A queue and its slots.
 pub struct FuseRing {
-    // Before the slots, so that it is closed before their memory goes.
+    // Declared before the slots, so that the ring is closed before their memory is freed.
     ring: IoUring<Entry128, cqueue::Entry>,
     slots: Arc<Slots>,
     waker: Waker,
-    /// The connection, and which of its queues this is.
+    /// The connection, and the number of this queue.
     device: Option<(OwnedFd, u16)>,
     /// Slots with a request that was not taken yet.
     ready: VecDeque<usize>,
-    /// What has completed and was not looked at yet.
+    /// Completions that were not examined yet.
     done: Vec<(u64, i32)>,
     /// Slots that the kernel has not given up.
     live: usize,
@@ -223,7 +237,8 @@ pub struct FuseRing {
 }
 
 impl FuseRing {
-    /// A ring with so many slots for requests and answers of up to `payload_bytes` besides their headers. Memory is taken as it is used.
+    /// Creates a ring with this many slots, for requests and answers of up to `payload_bytes`
+    /// besides their headers. Memory is taken as it is used.
     pub fn new(slots: usize, payload_bytes: usize) -> io::Result<FuseRing> {
         let entries = (slots as u32 + 1).next_power_of_two();
         let mut builder = IoUring::<Entry128, cqueue::Entry>::builder();
@@ -253,7 +268,7 @@ impl FuseRing {
         Answers(self.slots.clone())
     }
 
-    /// Gives the slots to queue `number` of a connection. The calling thread is the owner from now on.
+    /// Gives the slots to queue `number` of a connection. The calling thread becomes the owner.
     pub fn start(&mut self, connection: BorrowedFd<'_>, number: u16) -> io::Result<()> {
         let device = connection.try_clone_to_owned()?;
         self.ring.submitter().register_enable_rings()?;
@@ -269,21 +284,22 @@ impl FuseRing {
         self.submit()
     }
 
-    /// Waits for the waker.
+    /// Starts a poll for the waker.
     fn listen(&mut self) -> io::Result<()> {
         let poll = opcode::PollAdd::new(Fd(self.waker.0.as_raw_fd()), 1).build().user_data(WOKEN);
         self.push(&poll.into())
     }
 
     fn push(&mut self, entry: &Entry128) -> io::Result<()> {
-        // SAFETY: the entry is complete; what it points to, the slots' ranges and memory, lives longer than the ring.
+        // SAFETY: the entry is complete. The slots' ranges and memory, to which it points, outlive
+        // the ring.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.submit()?;
         }
         Ok(())
     }
 
-    /// Hands in what there is, without waiting for a completion.
+    /// Submits all queued entries without waiting for a completion.
     fn submit(&mut self) -> io::Result<()> {
         while let Some(error) = self.enter(0)? {
             self.pause.after(error)?;
@@ -291,11 +307,11 @@ impl FuseRing {
         Ok(())
     }
 
-    /// Hands in the answers given, and waits for a request or for the waker.
+    /// Submits the queued answers, and waits for a request or for the waker.
     pub fn take(&mut self, buffer: &mut [u8]) -> io::Result<Taken> {
         loop {
             if let Some(slot) = self.ready.pop_front() {
-                // Nobody's answer waits for the work on the next request.
+                // Submit queued answers first: none of them waits for the work on the next request.
                 if !self.ring.submission().is_empty() {
                     self.submit()?;
                 }
@@ -309,12 +325,13 @@ impl FuseRing {
             if self.live == 0 {
                 return Ok(Taken::Ended(self.refused.take().filter(|_| !self.is_over)));
             }
-            // What came with the last handing in is not waited for again.
+            // If the last submission also brought completions, handle those instead of waiting.
             let delayed = if self.done.is_empty() { self.enter(1)? } else { None };
             if self.collect()? {
                 return Ok(Taken::Woken);
             }
-            // After what has completed, which may be what the kernel is short of room for.
+            // Pause only after handling completions, which may free the room that the kernel
+            // lacked.
             if let (Some(error), true) = (delayed, self.ready.is_empty())
                 && self.pause.after(error)?
             {
@@ -323,16 +340,18 @@ impl FuseRing {
         }
     }
 
-    /// Hands in what there is, and waits for so many completions. Returns an error that may pass; what has completed by then makes room.
+    /// Submits all queued entries, and waits for this many completions. Returns an error that may
+    /// pass, after collecting the completions so far, which makes room.
     fn enter(&mut self, completions: usize) -> io::Result<Option<Errno>> {
-        // Otherwise the kernel takes a queue at rest for a wait for a disk: its processor is never idle, and the machine under
-        // pressure of I/O, in all statistics.
+        // Without this flag the kernel counts an idle queue as waiting for a disk. All statistics
+        // would then show a processor that is never idle and a machine under I/O pressure.
         let quiet = if self.ring.params().is_feature_no_iowait() { ENTER_NO_IOWAIT } else { 0 };
-        // Also to make room for completions that found none.
+        // While pausing, this also flushes completions that found no room.
         let flags = if completions > 0 || self.pause.is_on() { ENTER_GETEVENTS | quiet } else { 0 };
         let outcome = loop {
             let count = self.ring.submission().len() as u32;
-            // SAFETY: a system call without an argument beyond numbers; what the entries handed in point to lives longer than the ring.
+            // SAFETY: this system call takes only numbers. The memory to which the submitted
+            // entries point outlives the ring.
             let entered =
                 unsafe { self.ring.submitter().enter::<libc::sigset_t>(count, completions as u32, flags, None) };
             match entered.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO)) {
@@ -346,12 +365,12 @@ impl FuseRing {
                 self.pause = Pause::default();
                 Ok(None)
             }
-            // `Pause` tells which.
+            // `Pause` decides whether the error may pass.
             Err(error) => Ok(Some(error)),
         }
     }
 
-    /// Looks at what has completed; true if it was woken.
+    /// Handles the collected completions. Returns true if the waker fired.
     fn collect(&mut self) -> io::Result<bool> {
         let mut is_woken = false;
         for (what, result) in std::mem::take(&mut self.done) {
@@ -375,7 +394,7 @@ impl FuseRing {
         Ok(is_woken)
     }
 
-    /// Takes an answer. It is handed in by the next [`FuseRing::take`].
+    /// Queues an answer. The next [`FuseRing::take`] submits it.
     pub fn put(&mut self, answer: Answer) -> io::Result<()> {
         let (device, queue) = self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         let entry = command(device, COMMIT_AND_FETCH, *queue, answer.commit_id, answer.slot);
@@ -392,11 +411,12 @@ fn command(device: &OwnedFd, operation: u32, queue: u16, commit_id: u64, slot: u
     entry.build().user_data(slot as u64)
 }
 
-/// Sets `addr` and `len` of an entry, which the crate leaves out for commands.
+/// Sets `addr` and `len` of an entry, which the crate does not set for commands.
 fn patch(entry: &mut Entry128, address: u64, len: u32) {
     const { assert!(size_of::<Entry128>() == 128) };
     let bytes = std::ptr::from_mut(entry).cast::<u8>();
-    // SAFETY: an entry is `struct io_uring_sqe` of 128 bytes (asserted), with `addr` at 16 and `len` at 24, both plain numbers, aligned.
+    // SAFETY: an entry is `struct io_uring_sqe` of 128 bytes (asserted), with `addr` at 16 and
+    // `len` at 24, both aligned plain numbers.
     unsafe {
         bytes.add(16).cast::<u64>().write(address);
         bytes.add(24).cast::<u32>().write(len);
@@ -439,7 +459,7 @@ mod tests {
         let answers = ring.answers();
         assert!(answers.fill(&[IoSlice::new(&answer)]).is_err());
         assert!(answers.fill(&[IoSlice::new(&answer[..15])]).is_err());
-        // One that somebody waits for is taken once, and not if it is longer than its slot.
+        // An awaited answer is taken once, and only if it fits its slot.
         ring.slots.waiting.lock()[1] = Some((9, 77));
         assert!(answers.fill(&[IoSlice::new(&answer), IoSlice::new(&[1; 8193])]).is_err());
         let filled = answers.fill(&[IoSlice::new(&answer), IoSlice::new(b"abc"), IoSlice::new(b"de")]).unwrap();

@@ -1,9 +1,11 @@
-//! Properties of the file system under a store: does it write in place, and can it reserve room?
+//! Properties of the file system under a store: whether it writes in place, and whether it can
+//! reserve room.
 //!
-//! A store into a map whose block must be copied on write needs room at that moment, and a file system without room
-//! answers with SIGBUS. So maps are stored to only where existing blocks are written in place; everywhere else `pwrite`
-//! is used, which can report ENOSPC. XFS counts as copying: blocks it shares with a reflinked copy are copied on write.
-//! Left out: free space (`machine`).
+//! A store into a map whose block must be copied on write needs room at that moment, and a file
+//! system without room answers with SIGBUS. So maps are stored to only where existing blocks are
+//! written in place. Everywhere else `pwrite` is used, which can report ENOSPC. XFS counts as
+//! copying: blocks that it shares with a reflinked copy are copied on write. Left out: free space
+//! (`machine`).
 
 use std::fs::File;
 use std::io;
@@ -13,29 +15,31 @@ use rustix::io::Errno;
 
 use crate::calls;
 
-/// Magic numbers of statfs(2): tmpfs, and with it ext2 to ext4 and ramfs.
+/// Magic numbers of statfs(2): tmpfs, and the file systems that write in place (ext2 to ext4,
+/// tmpfs, ramfs).
 const TMPFS: u32 = 0x0102_1994;
 const IN_PLACE: [u32; 3] = [0xef53, TMPFS, 0x8584_58f6];
 
-/// Is the file in memory, which counts as its user's?
+/// True if the file is on tmpfs, so that its pages are memory charged to their user.
 pub(crate) fn is_tmpfs(file: &File) -> io::Result<bool> {
     Ok(fstatfs(file)?.f_type as u32 == TMPFS)
 }
 
-/// Does the file system of `file` always write existing blocks in place? An unknown one counts as not.
+/// True if the file system of `file` always writes existing blocks in place. False for an unknown
+/// one.
 pub(crate) fn writes_in_place(file: &File) -> bool {
     fstatfs(file).is_ok_and(|s| IN_PLACE.contains(&(s.f_type as u32)))
 }
 
-/// Asks a file system that copies on write to write this empty file, or the files made in this directory, in place.
-/// Only a wish: if it is not granted the guarantee is missing, nothing else.
+/// Asks a file system that copies on write to write this empty file, or files made in this
+/// directory, in place. If it refuses, only that guarantee is missing.
 pub(crate) fn write_in_place(file: &File) {
     if !writes_in_place(file) {
         let _ = ioctl_getflags(file).and_then(|flags| ioctl_setflags(file, flags | IFlags::NOCOW));
     }
 }
 
-/// Takes room for a range; false where the file system cannot.
+/// Reserves room for a range. Returns false where the file system cannot.
 pub(crate) fn allocate(file: &File, at: u64, len: u64) -> io::Result<bool> {
     if len == 0 {
         return Ok(true);

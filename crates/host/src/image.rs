@@ -1,8 +1,9 @@
 //! An image file: a region at rest, a sparse file read and written at positions.
 //!
-//! Bytes never written read as zeros, also behind the end of the file. After a failed sync every further write and sync
-//! is refused: the kernel may have dropped bytes that it could not write, and only a new open can tell. Left to the
-//! region: which bytes make an image valid, and when one is sealed.
+//! Bytes never written read as zeros, even behind the end of the file. After a failed sync every
+//! further write and sync is refused: the kernel may have dropped bytes that it could not write,
+//! and only opening the file again can tell. Left to the region: which bytes make an image valid,
+//! and when one is sealed.
 
 use std::fs::File;
 use std::io;
@@ -28,7 +29,7 @@ impl HostImage {
         Self::create_in(&directory, &name)
     }
 
-    /// The same in a directory that is held.
+    /// Like [`HostImage::create`], in a held directory.
     pub fn create_in(directory: &Directory, name: &str) -> io::Result<HostImage> {
         let file = directory.create_new(name)?;
         host_kind::write_in_place(&file);
@@ -41,7 +42,7 @@ impl HostImage {
         Self::open_in(&directory, &name, Access::Write)
     }
 
-    /// The same in a directory that is held. An image that is opened to be read takes no writes.
+    /// Like [`HostImage::open`], in a held directory. An image opened for reading refuses writes.
     pub fn open_in(directory: &Directory, name: &str, access: Access) -> io::Result<HostImage> {
         Ok(Self::over(directory.open_file(name, access)?, &directory.path().join(name)))
     }
@@ -50,12 +51,12 @@ impl HostImage {
         HostImage { file, poison: Poison::default(), name: format!("image {}", path.display()) }
     }
 
-    /// The file, to map it from.
+    /// The file, for mapping it.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Bytes the image takes on its disk.
+    /// Bytes that the image occupies on its disk.
     pub fn allocated_bytes(&self) -> Result<u64> {
         self.file.metadata().map(|m| m.blocks() * 512).map_err(|e| MediaError::io(self.name.as_str(), e))
     }

@@ -21,9 +21,10 @@
 //! | `ticker` | a thread for periodic work |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
-//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line`, `fuse_device`, `fuse_ring`, `scheduling` and `starter`; each is one
-//! block with its reason, and no reference to mapped memory is ever formed: copies go through raw pointers.
-//! A medium that failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
+//! This is the only crate with `unsafe`. The unsafe operations are in `map`, `cache_line`,
+//! `fuse_device`, `fuse_ring`, `scheduling` and `starter`. Each is one block with its reason, and
+//! no reference to mapped memory is ever formed: copies go through raw pointers. A medium that
+//! failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
 
 mod cache_file;
 mod cache_line;
@@ -88,7 +89,8 @@ pub use ticker::{Bell, Stopping, Ticker};
 /// Size of a page (bytes), the unit of maps and images.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// Adds the object's name to an error of the operating system, which stays its source: the remedy depends on the error's number.
+/// Adds the object's name to an operating system error. The error stays as the source, because the
+/// remedy depends on its number.
 fn named(path: &Path, source: impl Into<io::Error>) -> io::Error {
     let source = source.into();
     io::Error::new(source.kind(), Named { object: path.display().to_string(), source })
@@ -112,7 +114,7 @@ impl std::error::Error for Named {
     }
 }
 
-/// Gives a file another length, durably.
+/// Changes a file's length, durably.
 pub fn set_length_durably(path: &Path, bytes: u64) -> io::Result<()> {
     let file = std::fs::OpenOptions::new().write(true).open(path).map_err(|e| named(path, e))?;
     calls::set_len(&file, bytes).and_then(|()| calls::sync_all(&file)).map_err(|e| named(path, e))

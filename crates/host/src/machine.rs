@@ -1,7 +1,8 @@
 //! Facts about the machine: time, its boot, randomness, free space.
 //!
-//! Wall-clock time may step and is for time stamps only; ages and intervals use the monotonic clock, which counts from
-//! the clock's creation. The boot id tells whether the power was lost since a store was last used.
+//! Wall-clock time may step and is for time stamps only. Ages and intervals use the monotonic
+//! clock, which counts from the clock's creation. The boot id shows whether power was lost since a
+//! store was last used.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -51,7 +52,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Time since the machine was booted (ns), that in which it slept included: what another machine's clock saw pass, too.
+/// Time since boot (ns), including sleep, so that it agrees with the time other machines measure.
 pub fn boottime_ns() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -59,7 +60,8 @@ pub fn boottime_ns() -> u64 {
 
 /// Identifies this boot of the machine.
 pub fn boot_id() -> io::Result<[u8; 16]> {
-    // It stays, and a process without a free descriptor must not take it for another one.
+    // Keep the id: it never changes, and a process without a free descriptor must not take this
+    // boot for another.
     static KNOWN: OnceLock<[u8; 16]> = OnceLock::new();
     if let Some(known) = KNOWN.get() {
         return Ok(*known);
@@ -73,53 +75,54 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
 
 /// Identifies a file or directory and the mount it lies in, within one boot.
 ///
-/// A file system that went down without a sync and is mounted again within one boot has lost what a power loss would
-/// have lost; its mount has another number, where the kernel can tell (from Linux 6.8 on). A copy of the file, or a
-/// snapshot of its subvolume, may lack bytes that were only in the page cache of the original; it has another inode,
-/// time of birth or device number. Another view of the same file system (a bind mount, a mount namespace) has another mount number, too.
+/// A file system that went down without a sync and is mounted again within one boot has lost what a
+/// power loss would have lost. Its mount has a new number, where the kernel can tell (Linux 6.8 and
+/// later). A copy of the file, or a snapshot of its subvolume, may lack bytes that were only in the
+/// page cache of the original. It has another inode, birth time or device number. Another view of
+/// the same file system (a bind mount, a mount namespace) also has another mount number.
 pub fn place_id(path: &Path) -> io::Result<u64> {
     place_of(rustix::fs::CWD, path, rustix::fs::AtFlags::empty()).map_err(|e| named(path, e))
 }
 
-/// The same for a name in a directory that is held; a link is not followed.
+/// Like [`place_id`], for a name in a held directory. A link is not followed.
 pub fn place_id_in(directory: &Directory, name: &str) -> io::Result<u64> {
     place_of(directory, Path::new(name), rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
         .map_err(|e| named(&directory.path().join(name), e))
 }
 
 fn place_of(directory: impl AsFd, path: &Path, flags: rustix::fs::AtFlags) -> rustix::io::Result<u64> {
-    // STATX_MNT_ID_UNIQUE: never used twice in one boot, unlike the number in /proc/self/mountinfo.
+    // STATX_MNT_ID_UNIQUE: never reused within one boot, unlike the number in /proc/self/mountinfo.
     let unique = rustix::fs::StatxFlags::from_bits_retain(0x4000);
     let wanted = unique | rustix::fs::StatxFlags::BASIC_STATS | rustix::fs::StatxFlags::BTIME;
     let found = rustix::fs::statx(directory, path, flags, wanted)?;
     let mount = if found.stx_mask & unique.bits() != 0 { found.stx_mnt_id } else { 0 };
     let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
-    // A file that is removed leaves its inode number to a later one.
+    // The inode number of a removed file may be reused, so the birth time counts too.
     let is_born = found.stx_mask & rustix::fs::StatxFlags::BTIME.bits() != 0;
     let born =
         if is_born { found.stx_btime.tv_sec.cast_unsigned() << 30 ^ u64::from(found.stx_btime.tv_nsec) } else { 0 };
-    // An odd factor between the parts: no two of them cancel each other out.
+    // Multiply by an odd factor between the parts, so that no two parts cancel each other out.
     let mixed = [mount, device, found.stx_ino, born]
         .into_iter()
         .fold(0u64, |id, part| (id ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32));
     Ok(mixed)
 }
 
-/// CPUs that there are or that may be added, as the kernel counts them.
+/// CPUs that are present or may be added, as the kernel counts them.
 pub fn possible_cpus() -> usize {
     let listed = std::fs::read_to_string("/sys/devices/system/cpu/possible");
     let counted = listed.ok().and_then(|list| count_cpus(list.trim()));
     counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
-/// Time that all processors together have been idle since the machine was started.
+/// Idle time of all processors together since boot.
 pub fn idle_time() -> Option<Duration> {
     let ticks = idle_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
     Some(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
 }
 
-/// The same in ticks, from the kernel's statistics. A processor that waits for I/O is idle as well, and a thread that waits for
-/// io_uring may make it look so all the time.
+/// The same in ticks, from the kernel's statistics. A processor that waits for I/O is idle as well.
+/// A thread that waits for io_uring may make it appear to wait for I/O all the time.
 fn idle_ticks(statistics: &str) -> Option<u64> {
     // "cpu user nice system idle iowait ...".
     let mut fields = statistics.strip_prefix("cpu ")?.split_ascii_whitespace().skip(3);
@@ -127,7 +130,7 @@ fn idle_ticks(statistics: &str) -> Option<u64> {
     next()?.checked_add(next()?)
 }
 
-/// How many numbers a list like "0-3,8" has; none if it is no such list.
+/// Counts the numbers in a list like "0-3,8". `None` if the text is no such list.
 fn count_cpus(list: &str) -> Option<usize> {
     let count = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -156,7 +159,7 @@ pub struct HostSpace {
     pub total_bytes: u64,
     /// Free for root.
     pub free_bytes: u64,
-    /// Free for everybody.
+    /// Free for every user.
     pub available_bytes: u64,
 }
 
@@ -164,7 +167,7 @@ pub fn host_free_bytes(path: &Path) -> io::Result<HostSpace> {
     rustix::fs::statvfs(path).map(space).map_err(|e| named(path, e))
 }
 
-/// The same for a directory that is held.
+/// Like [`host_free_bytes`], for a held directory.
 pub fn held_host_bytes(directory: &Directory) -> io::Result<HostSpace> {
     rustix::fs::fstatvfs(directory).map(space).map_err(|e| named(directory.path(), e))
 }

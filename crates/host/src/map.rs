@@ -1,10 +1,13 @@
 //! A range of mapped memory, read and written by copying.
 //!
-//! Rules: every access checks its bounds, also in release builds; no reference into the map is formed, so
-//! that neither a change of the file by another process nor a second mapping can break Rust's aliasing
-//! rules; accesses that overlap must not run at the same time (the callers' contract in `media`).
-//! A page that cannot be read from its file kills the process with SIGBUS: to the store that is a process
-//! crash, which it survives. What a mapping means for durability is left to its users.
+//! Rules:
+//! - Every access checks its bounds, also in release builds.
+//! - No reference into the map is formed, so neither a change of the file by another process nor a
+//!   second mapping can break Rust's aliasing rules.
+//! - Accesses that overlap must not run at the same time (the callers' contract in `media`).
+//!
+//! A page that cannot be read from its file kills the process with SIGBUS. To the store that is a
+//! process crash, which it survives. The users of a mapping decide what it means for durability.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -18,18 +21,19 @@ use crate::PAGE_BYTES;
 #[cfg(feature = "recorded")]
 use crate::recorder::{self, Event, FileId};
 
-/// Bytes one `madvise` call populates: bounds the time the address space is locked for.
+/// Bytes that one `madvise` call populates. Bounds how long the address space is locked.
 const POPULATE_SLICE_BYTES: usize = 16 << 20;
 
 pub(crate) struct Map {
     base: *mut u8,
     len: usize,
-    /// The file that stores change.
+    /// The file that stores through this map change.
     #[cfg(feature = "recorded")]
     file: Option<FileId>,
 }
 
-// SAFETY: the map is plain memory that belongs to this value until it is dropped; nothing in it is bound to a thread.
+// SAFETY: the map is plain memory owned by this value until it is dropped; nothing in it is bound
+// to a thread.
 unsafe impl Send for Map {}
 // SAFETY: shared access copies bytes through raw pointers only; the media contract forbids overlapping accesses at
 // the same time.
@@ -50,7 +54,7 @@ impl Map {
         })
     }
 
-    /// Maps the first `bytes` of `file`, which must have them.
+    /// Maps the first `bytes` of `file`, which must be at least that long.
     pub fn of_file(file: &File, bytes: u64, flags: MapFlags) -> io::Result<Map> {
         let len = length(bytes)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -64,19 +68,20 @@ impl Map {
         })
     }
 
-    /// Replaces the first `bytes` by a private mapping of the start of `file`, which must have them.
+    /// Replaces the first `bytes` by a private mapping of the start of `file`, which must be at
+    /// least that long.
     pub fn overlay_private(&mut self, file: &File, bytes: u64) -> io::Result<()> {
         let len = length(bytes)?;
         self.at(0, len);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: [base, base + len) lies within this map (checked above), is page-aligned, and `&mut self` says that
-        // nobody uses it.
+        // SAFETY: [base, base + len) lies within this map (checked above) and is page-aligned;
+        // `&mut self` guarantees that nothing else uses it.
         unsafe { mm::mmap(self.base.cast(), len, protection, flags, file, 0) }?;
         Ok(())
     }
 
-    /// Asks for huge pages behind `at`; only a hint.
+    /// Asks for huge pages from `at` on; only a hint.
     pub fn prefer_huge_pages(&self, at: u64) {
         let len = self.len - at as usize;
         if len > 0 {
@@ -85,8 +90,9 @@ impl Map {
         }
     }
 
-    /// Gives every page of [at, at + bytes) a private copy. Safe beside other accesses: contents do not change.
-    /// If no page can be had the process ends (SIGBUS); a page never stays shared.
+    /// Gives every page of [at, at + bytes) a private copy. Safe beside other accesses: contents do
+    /// not change. If no memory is left for a page the process ends (SIGBUS); a page never stays
+    /// shared.
     pub fn populate_for_write(&self, at: u64, bytes: u64) {
         let (mut at, end) = (at as usize, (at + bytes) as usize);
         while at < end {
@@ -97,45 +103,47 @@ impl Map {
             match populated {
                 Ok(()) => {}
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => continue,
-                // Linux before 5.14 does not know the advice; for any other error, touching finds out for certain.
+                // Linux before 5.14 does not know the advice. After any other error, touching the
+                // pages shows whether they can be had.
                 Err(_) => self.touch_pages(at, len),
             }
             at += len;
         }
     }
 
-    /// Stores one byte of every page again, unchanged. A compare-and-exchange, because compilers turn
-    /// `fetch_or(0)` into a fenced load, which would leave the page shared with its file.
+    /// Stores one byte of every page again, unchanged. This is a compare-and-exchange, because
+    /// compilers turn `fetch_or(0)` into a fenced load, which would leave the page shared with its
+    /// file.
     pub fn touch_pages(&self, at: usize, len: usize) {
         for page in (at..at + len).step_by(PAGE_BYTES as usize) {
             let byte = self.at(page as u64, 1);
-            // SAFETY: the byte lies within this map, is aligned as any byte is, and the map outlives the call; the
-            // view is atomic, so a neighbour's store is not undone.
+            // SAFETY: the byte lies within this map, a byte is always aligned, and the map outlives
+            // the call. The view is atomic, so it cannot undo another thread's store.
             let byte = unsafe { AtomicU8::from_ptr(byte) };
             let value = byte.load(Ordering::Relaxed);
-            // If it fails, another thread stored to the page in between, which has copied it as well.
+            // On failure another thread stored to the page in between, which also copied it.
             let _ = byte.compare_exchange(value, value, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// Gives the pages of [at, at + bytes) of a private map back to the kernel. Their bytes are lost: zeros, or the
-    /// file's.
+    /// Gives the pages of [at, at + bytes) of a private map back to the kernel. Their bytes are
+    /// lost: the pages read as zeros, or as the file's bytes.
     pub fn drop_pages(&self, at: u64, bytes: u64) {
         let len = usize::try_from(bytes).expect("a range within a map fits the address space");
         let start: *mut c_void = self.at(at, len).cast();
-        // SAFETY: the range lies within this map (checked by `at`); the caller gives up its bytes, and nobody holds a
-        // reference into the map. A refusal leaves the pages as they are.
+        // SAFETY: the range lies within this map (checked by `at`). The caller gives up its bytes,
+        // and no reference into the map exists. If the kernel refuses, the pages stay as they are.
         let _ = unsafe { mm::madvise(start, len, Advice::LinuxDontNeed) };
     }
 
-    /// Refuses huge pages in [at, at + bytes), as far as the map goes; only a hint.
+    /// Forbids huge pages in [at, at + bytes), as far as the map reaches; only a hint.
     pub fn refuse_huge_pages(&self, at: u64, bytes: u64) {
         let len = bytes.min(self.len() - at) as usize;
         // SAFETY: [at, len) lies within this map, and the advice changes no contents.
         let _ = unsafe { mm::madvise(self.at(at, len).cast(), len, Advice::LinuxNoHugepage) };
     }
 
-    /// Pages that take memory of this process or of the page cache.
+    /// Anonymous pages of the map: those that take memory of this process.
     #[cfg(test)]
     pub fn resident_pages(&self) -> usize {
         let kib =
@@ -144,13 +152,14 @@ impl Map {
             / PAGE_BYTES as usize
     }
 
-    /// The kernel's flags of the mapping at `at`, each of two letters.
+    /// The kernel's two-letter flags of the mapping at `at`.
     #[cfg(test)]
     pub fn kernel_flags(&self, at: u64) -> String {
         self.said_by_kernel("VmFlags:", at as usize, 1).concat()
     }
 
-    /// What /proc/self/smaps says behind `key` of each mapping that overlaps `len` bytes at `at`.
+    /// The values that /proc/self/smaps has for `key`, one for each mapping that overlaps `len`
+    /// bytes at `at`.
     #[cfg(test)]
     fn said_by_kernel(&self, key: &str, at: usize, len: usize) -> Vec<String> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").expect("the kernel lists this process's maps");
@@ -180,10 +189,10 @@ impl Map {
         self.len as u64
     }
 
-    /// The address of `len` bytes at `at`.
+    /// Returns the address of `len` bytes at `at`.
     ///
     /// # Panics
-    /// When they are not all within the map.
+    /// If they do not lie entirely within the map.
     #[inline]
     pub fn at(&self, at: u64, len: usize) -> *mut u8 {
         let total = self.len as u64;
@@ -194,8 +203,8 @@ impl Map {
     #[inline]
     pub fn read(&self, at: u64, out: &mut [u8]) {
         let source = self.at(at, out.len());
-        // SAFETY: the source is in bounds (checked by `at`) and mapped while `self` lives; the target is a buffer
-        // of its own, so they do not overlap; bytes need no alignment.
+        // SAFETY: the source is in bounds (checked by `at`) and mapped while `self` lives. The
+        // target is a separate buffer, so they do not overlap; bytes need no alignment.
         unsafe { ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) }
     }
 
@@ -207,8 +216,8 @@ impl Map {
         {
             return self.write_u64(at, u64::from_le_bytes(word));
         }
-        // SAFETY: the target is in bounds (checked by `at`) and mapped while `self` lives; the source is a buffer of
-        // its own, so they do not overlap; bytes need no alignment.
+        // SAFETY: the target is in bounds (checked by `at`) and mapped while `self` lives. The
+        // source is a separate buffer, so they do not overlap; bytes need no alignment.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
         self.note(at, bytes);
     }
@@ -227,8 +236,9 @@ impl Map {
     pub fn read_u64(&self, at: u64) -> u64 {
         let source: *mut u64 = self.at(at, 8).cast();
         if source.is_aligned() {
-            // SAFETY: eight bytes are in bounds (checked by `at`), mapped while `self` lives, and aligned; a store that
-            // may run at the same time is that of `write_u64`, which is atomic as well.
+            // SAFETY: eight bytes are in bounds (checked by `at`), mapped while `self` lives, and
+            // aligned. The only store that may run at the same time is `write_u64`, which is atomic
+            // as well.
             return u64::from_le(unsafe { AtomicU64::from_ptr(source) }.load(Ordering::Acquire));
         }
         // SAFETY: eight bytes are in bounds (checked by `at`); the load does not need alignment.
@@ -239,8 +249,9 @@ impl Map {
     pub fn write_u64(&self, at: u64, value: u64) {
         let target: *mut u64 = self.at(at, 8).cast();
         if target.is_aligned() {
-            // SAFETY: eight bytes are in bounds (checked by `at`), mapped while `self` lives, and aligned; a load that
-            // may run at the same time is that of `read_u64`, which is atomic as well.
+            // SAFETY: eight bytes are in bounds (checked by `at`), mapped while `self` lives, and
+            // aligned. The only load that may run at the same time is `read_u64`, which is atomic
+            // as well.
             unsafe { AtomicU64::from_ptr(target) }.store(value.to_le(), Ordering::Release);
         } else {
             // SAFETY: eight bytes are in bounds (checked by `at`); the store does not need alignment.
@@ -249,7 +260,7 @@ impl Map {
         self.note(at, &value.to_le_bytes());
     }
 
-    /// Tells the recorder of a store; nothing without the feature `recorded`.
+    /// Reports a store to the recorder. Does nothing without the feature `recorded`.
     #[inline]
     pub fn note(&self, at: u64, bytes: &[u8]) {
         #[cfg(feature = "recorded")]
@@ -263,12 +274,13 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly this map, and with the value every way to reach it is gone.
+        // SAFETY: the range is exactly this map, and the map cannot be reached once this value is
+        // gone.
         let _ = unsafe { mm::munmap(self.base.cast(), self.len) };
     }
 }
 
-/// A mapping's length as the address space counts it.
+/// Converts a mapping's length to the address space's type.
 fn length(bytes: u64) -> io::Result<usize> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
         return Err(io::Error::new(

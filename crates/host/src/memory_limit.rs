@@ -1,10 +1,13 @@
-//! How much memory this process may use: the machine's, within the limits of its control groups and its own.
+//! How much memory this process may use: the machine's, within the limits of its control groups and
+//! its own.
 //!
-//! A container is a machine to those in it. Its memory is that of the tightest group on the way up from the process's own, in both versions
-//! of control groups; pages of tmpfs count there like any others, stay counted when their process is gone, and a group without memory
-//! kills instead of refusing. So whoever takes much memory asks first: [`take_memory`].
-//! Rules: groups are looked for anew when the process is moved; limits and use are read anew each time. What cannot be read limits nothing.
-//! Groups above the root of a container are hidden: of the second version nothing of them is known, of the first their limit.
+//! A container looks like a machine from inside. Its memory is that of the tightest group on the
+//! way up from the process's own, in both versions of control groups. Pages of tmpfs count there
+//! like any others and stay counted after their process has ended. A group without memory kills
+//! instead of refusing. So a caller that needs much memory first calls [`take_memory`]. Rules:
+//! groups are searched again when the process is moved; limits and use are read each time. A file
+//! that cannot be read limits nothing. Groups above the root of a container are hidden: in the
+//! second version nothing is known about them, in the first only their limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,15 +16,18 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
 
-/// Above this a number of the kernel's means "no limit" (bytes): the first version has no word for it.
+/// A larger number from the kernel means "no limit" (bytes), for which the first version has no
+/// word.
 const UNLIMITED: u64 = 1 << 60;
-/// Left alone for what does not ask: a part of the memory, at least and at most so many bytes. A machine reclaims from everybody before it
-/// kills, and a group only from itself.
+/// Memory that is left for allocations that do not ask first: one part in this many of the total,
+/// within these bounds (bytes). A machine reclaims from all processes before it kills; a group
+/// reclaims only from itself, so it needs a larger part.
 const KEPT_PART: u64 = 8;
 const KEPT_PART_OF_MACHINE: u64 = 32;
 const KEPT_MIN: u64 = 16 << 20;
 const KEPT_MAX: u64 = 256 << 20;
-/// How long what was read holds; and when it is too little for a caller.
+/// How long a reading stays valid. The shorter time applies when the reading has too little for the
+/// caller.
 const HOLDS: Duration = Duration::from_millis(100);
 const HOLDS_SHORT: Duration = Duration::from_millis(10);
 
@@ -29,22 +35,24 @@ const HOLDS_SHORT: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     pub total: u64,
-    /// Not in use, or used only by what the kernel can drop at once.
+    /// Unused, or used only by pages that the kernel can drop at once.
     pub available: u64,
-    /// The same once pages of files that wait for it have been written.
+    /// The same, once dirty file pages have been written.
     pub available_soon: u64,
-    /// Room for what is in use, on a swap.
+    /// Free swap, where used memory can go.
     pub swap: u64,
     pub is_machine: bool,
 }
 
 impl Memory {
-    /// What may be taken, with something left for others; below zero: so much is to be given back.
+    /// Memory that this process may take, leaving some for others. A negative value must be given
+    /// back.
     fn room(&self) -> i64 {
         self.room_of(self.available)
     }
 
-    /// The same for what is taken little by little, so that files' pages can be written meanwhile. A machine refuses nobody.
+    /// The same for memory that is taken little by little, so that file pages can be written
+    /// meanwhile. A machine never refuses.
     fn room_soon(&self) -> i64 {
         if self.is_machine { i64::MAX } else { self.room_of(self.available_soon) }
     }
@@ -67,16 +75,16 @@ enum Version {
 struct Group {
     version: Version,
     directory: PathBuf,
-    /// The process is in it, and not only below it.
+    /// The process is in this group itself, not only below it.
     is_own: bool,
-    /// What is above it cannot be seen.
+    /// Groups above this one cannot be seen.
     is_top: bool,
 }
 
 /// Finds the groups of a process.
 #[derive(Default)]
 struct Finder {
-    /// `/proc/self/cgroup` when they were looked for.
+    /// `/proc/self/cgroup` at the last search.
     seen: String,
     groups: Vec<Group>,
 }
@@ -88,9 +96,10 @@ struct Reading {
     room_soon: i64,
 }
 
-/// Below this limit the heap keeps little of what it has free (bytes).
+/// Below this limit the heap keeps only little free memory (bytes).
 const HEAP_MATTERS: u64 = 1 << 30;
-/// Larger pieces go back to the kernel when they are freed; fewer arenas than threads share what is free (bytes, number).
+/// Freed pieces larger than this go back to the kernel (bytes). Threads share this many arenas, so
+/// that they share free memory.
 const HEAP_PIECE: i32 = 256 << 10;
 const HEAP_ARENAS: i32 = 2;
 
@@ -105,17 +114,20 @@ pub fn memory_total_bytes() -> u64 {
     limits.fold(machine_bytes(), u64::min)
 }
 
-/// The same, where that is less than the machine has.
+/// The same, if it is less than the machine has.
 pub fn memory_limit_bytes() -> Option<u64> {
     Some(memory_total_bytes()).filter(|total| *total < machine_bytes())
 }
 
-/// Has the heap keep little of what is freed, where a limit leaves this process little. Before threads are started: each gets an arena.
+/// Makes the heap keep only little freed memory, where a limit leaves this process little. Must be
+/// called before threads are started, since each gets an arena.
 ///
-/// Left to itself, glibc's keeps what threads that came and went have used, up to 32 MiB a piece: in a group of 128 MiB more than is left alone for it.
+/// By default glibc's heap keeps what ended threads have used, up to 32 MiB each. In a group of 128
+/// MiB that exceeds the part left for callers that do not ask.
 pub fn keep_heap_small() {
     if memory_limit_bytes().is_some_and(|limit| limit < HEAP_MATTERS) {
-        // SAFETY: parameters of the allocator, which locks itself; what it refuses changes nothing.
+        // SAFETY: these set parameters of the allocator, which locks itself. A value that it
+        // refuses changes nothing.
         #[cfg(target_env = "gnu")]
         unsafe {
             libc::mallopt(libc::M_ARENA_MAX, HEAP_ARENAS);
@@ -124,7 +136,7 @@ pub fn keep_heap_small() {
     }
 }
 
-/// The memory of whatever is tightest: the machine, or a group that this process is in.
+/// Memory of the tightest of these: the machine, and the groups that this process is in.
 pub fn memory() -> Option<Memory> {
     memories().into_iter().min_by_key(Memory::room)
 }
@@ -134,25 +146,26 @@ fn memories() -> Vec<Memory> {
     machine.into_iter().chain(groups().into_iter().filter_map(|group| group.memory())).collect()
 }
 
-/// How much this process may take beside what it has (bytes); below zero: so much is to be given back. The answer may be a tenth of a
-/// second old.
+/// Memory that this process may take in addition to what it has (bytes). A negative value must be
+/// given back. The answer may be a tenth of a second old.
 pub fn memory_room_bytes() -> i64 {
     let mut reading = READING.lock();
     read(&mut reading, HOLDS).room
 }
 
-/// May `bytes` of memory be taken? If so, they count as taken until the kernel counts them.
+/// Asks for `bytes` of memory. If granted, they count as taken until the kernel counts them.
 pub fn take_memory(bytes: u64) -> bool {
     take(bytes, |reading| reading.room)
 }
 
-/// The same for memory that is stored to little by little, and whose lack is told to users: pages of files that wait to be written are
-/// none, and a machine without a group's limit may be asked for more than it has, as it always could.
+/// The same for memory that is stored to little by little, and whose lack is reported to users.
+/// Dirty file pages count as available, and a machine without a group's limit may be asked for more
+/// than it has, as always.
 pub fn take_memory_soon(bytes: u64) -> bool {
     take(bytes, |reading| reading.room_soon)
 }
 
-/// What [`take_memory_soon`] has left (bytes).
+/// What [`take_memory_soon`] can still grant (bytes).
 pub fn memory_room_soon_bytes() -> u64 {
     let mut reading = READING.lock();
     read(&mut reading, HOLDS).room_soon.max(0).cast_unsigned()
@@ -171,7 +184,8 @@ fn take(bytes: u64, room: impl Fn(&Reading) -> i64) -> bool {
     true
 }
 
-/// Files that tell how long tasks of this process's own group, of the second version, stood still for want of memory.
+/// Files that show how long tasks of this process's own group stalled for lack of memory. Only
+/// groups of the second version have them.
 pub fn pressure_files() -> Vec<PathBuf> {
     let own = groups().into_iter().filter(|group| group.is_own && group.version == Version::Two);
     own.map(|group| group.directory.join("memory.pressure")).collect()
@@ -203,7 +217,7 @@ fn machine_bytes() -> u64 {
     info.totalram as u64 * info.mem_unit as u64
 }
 
-/// The machine's memory by /proc/meminfo.
+/// The machine's memory according to /proc/meminfo.
 fn of_machine(text: &str) -> Option<Memory> {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -213,7 +227,8 @@ fn of_machine(text: &str) -> Option<Memory> {
     Some(Memory { total, available, available_soon: available, swap: field("SwapFree").unwrap_or(0), is_machine: true })
 }
 
-/// The groups that limit a process's memory, its own first, by the texts of its `cgroup` and `mountinfo`; `root` is put before their paths.
+/// The groups that limit a process's memory, its own first, from the texts of its `cgroup` and
+/// `mountinfo`. `root` is prepended to their paths.
 fn groups_of(cgroup: &str, mountinfo: &str, root: &Path) -> Vec<Group> {
     let mut found = Vec::new();
     for line in cgroup.lines() {
@@ -225,14 +240,15 @@ fn groups_of(cgroup: &str, mountinfo: &str, root: &Path) -> Vec<Group> {
             list if list.split(',').any(|name| name == "memory") => Version::One,
             _ => continue,
         };
-        // Of several mounts the one that shows most of the way up.
+        // Of several mounts, take the one that shows most of the path up.
         let mounts = mountinfo.lines().filter_map(|line| mount_of(line, version));
         let ways = mounts.map(|(top, at)| (below(&at, &top, path), at, top.len()));
         if let Some((own, top, _)) = ways.min_by_key(|(_, _, hidden)| *hidden) {
             let on = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
             let inside = own.ancestors().take_while(|directory| directory.starts_with(&top));
             for (at, (directory, is_top)) in inside.map(|path| (on(path), path == top)).enumerate() {
-                // Below a group that does not count its children, in the first version, its limit is none of theirs.
+                // In the first version, a group that does not count its children does not limit
+                // them.
                 let counts = fs::read_to_string(directory.join("memory.use_hierarchy"));
                 if at > 0 && version == Version::One && counts.is_ok_and(|counts| counts.trim() == "0") {
                     break;
@@ -244,7 +260,8 @@ fn groups_of(cgroup: &str, mountinfo: &str, root: &Path) -> Vec<Group> {
     found
 }
 
-/// The group at the top of a mount of control groups that has the memory, and where it is mounted.
+/// The topmost group that a mount of the memory controller shows, and where it is mounted. `None`
+/// for other mounts.
 fn mount_of(line: &str, version: Version) -> Option<(String, PathBuf)> {
     let (before, behind) = line.split_once(" - ")?;
     let mut fields = before.split(' ').skip(3);
@@ -258,7 +275,8 @@ fn mount_of(line: &str, version: Version) -> Option<(String, PathBuf)> {
     is_it.then(|| (unescaped(top), PathBuf::from(unescaped(at))))
 }
 
-/// Where group `path` is below a mount at `at` that shows `top`; where it does not show it, the mount itself is all that is known.
+/// The path of group `path` below a mount at `at` that shows `top`. If the mount does not show the
+/// group, only the mount itself is known.
 fn below(at: &Path, top: &str, path: &str) -> PathBuf {
     match Path::new(path).strip_prefix(top) {
         Ok(rest) if !rest.components().any(|part| part == std::path::Component::ParentDir) => at.join(rest),
@@ -266,7 +284,7 @@ fn below(at: &Path, top: &str, path: &str) -> PathBuf {
     }
 }
 
-/// Blanks and the like are written as a backslash and three octal digits.
+/// Undoes mountinfo's escapes: blanks and the like are a backslash and three octal digits.
 fn unescaped(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut out = parts.next().unwrap_or_default().to_string();
@@ -294,10 +312,12 @@ impl Group {
     /// Most memory that the group may use (bytes).
     fn limit(&self) -> Option<u64> {
         match self.version {
-            // Beyond `high` nobody is killed, but everybody is slowed down until it is below again.
+            // Above `high` nothing is killed, but all tasks are slowed down until use falls below
+            // it.
             Version::Two => [self.number("memory.max"), self.number("memory.high")].into_iter().flatten().min(),
             Version::One => {
-                // The kernel's own look upwards, where nobody else can look.
+                // The kernel reports the limit of hidden groups above, which this process cannot
+                // read itself.
                 let above = self.is_top.then(|| field(&self.statistics(), "hierarchical_memory_limit")).flatten();
                 let own = self.number("memory.limit_in_bytes");
                 [own, above.filter(|bytes| *bytes < UNLIMITED)].into_iter().flatten().min()
@@ -317,7 +337,7 @@ impl Group {
         })?;
         let statistics = self.statistics();
         let sum = |names: [&str; 2]| names.iter().filter_map(|name| field(&statistics, name)).sum::<u64>();
-        // Files' pages that need not be written first.
+        // Clean file pages can be dropped at once; dirty ones must be written first.
         let (files, unwritten) = match self.version {
             Version::Two => (["inactive_file", "active_file"], ["file_dirty", "file_writeback"]),
             Version::One => (["total_inactive_file", "total_active_file"], ["total_dirty", "total_writeback"]),
@@ -339,7 +359,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A tree of files, and what it says of a process.
+    /// A tree of control group files, and a process's texts about it.
     struct Tree {
         root: tempfile::TempDir,
         cgroup: &'static str,
@@ -393,7 +413,7 @@ mod tests {
                 ("sys/fs/cgroup/a.slice/b.scope/memory.current", "1\n"),
             ],
         );
-        // 400 MiB are used, of which 50 MiB are clean pages of files.
+        // 400 MiB are used, 50 MiB of them clean file pages.
         assert_eq!((tree.least(), tree.tightest()), (Some(512), Some((512, 162))));
         let soon = tree.groups().iter().find_map(Group::memory).unwrap().available_soon;
         assert_eq!(soon / MIB, 212);
@@ -411,10 +431,11 @@ mod tests {
         ];
         let tree = Tree::new("0::/\n", V2, &files);
         assert_eq!(tree.tightest(), Some((256, 256)));
-        // The mount was made outside: its top has a name that is not below the namespace's root.
+        // The mount was made outside the namespace, so the name of its top is not below the
+        // namespace's root.
         let outside = "31 22 0:27 /.. /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         assert_eq!(Tree::new("0::/\n", outside, &files).least(), Some(256));
-        // A process that was moved out of the namespace.
+        // The process was moved out of the namespace.
         assert_eq!(Tree::new("0::/../elsewhere\n", V2, &files).least(), Some(256));
     }
 
@@ -438,7 +459,7 @@ mod tests {
         ];
         let tree = Tree::new("9:name=systemd:/\n4:memory:/docker/c1\n0::/\n", mounts, &files);
         assert_eq!((tree.least(), tree.tightest()), (Some(512), Some((512, 25))));
-        // Where the parent counts nothing of its children, its limit does not matter.
+        // If the parent does not count its children, its limit does not matter.
         fs::write(tree.root.path().join("sys/fs/cgroup/memory/docker/memory.limit_in_bytes"), "1048576\n").unwrap();
         assert_eq!(tree.least(), Some(1));
         fs::write(tree.root.path().join("sys/fs/cgroup/memory/docker/memory.use_hierarchy"), "0\n").unwrap();

@@ -1,31 +1,33 @@
-//! Pauses between attempts of a system call that fails for a reason that passes.
+//! Pauses between attempts of a system call that fails for a transient reason.
 //!
-//! Owns: which reasons pass, and for how long. The machine is short of memory, or a queue of the kernel's is full: a thread that
-//! serves others must not end for that. Left out: EINTR, after which a call is made again at once.
+//! Owns: which reasons are transient, and for how long. The machine lacks memory, or a queue of the
+//! kernel is full; a thread that serves others must not end because of that. Left out: EINTR, after
+//! which a call is repeated at once.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-/// The first pause and the longest; each is twice the one before.
+/// The first and the longest pause. Each pause is twice as long as the one before.
 const FIRST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(100);
-/// How long a call may fail.
+/// How long a call may keep failing.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The attempts of one call. [`Pause::default`] again after each that succeeds.
+/// The failed attempts of one call. Reset to [`Pause::default`] after each success.
 #[derive(Debug, Default)]
 pub struct Pause(Option<(Instant, Duration)>);
 
 impl Pause {
-    /// The last attempt failed.
+    /// True if the last attempt failed.
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Waits before the call is made again, or returns the error if it does not pass, or has not passed for a minute. True for
-    /// the first failure in a row, which is to be told.
+    /// Waits before the call is repeated. Returns the error if it is not transient, or has
+    /// persisted for a minute. Returns true for the first failure in a row, which the caller
+    /// reports.
     pub fn after(&mut self, error: Errno) -> io::Result<bool> {
         if !matches!(error, Errno::AGAIN | Errno::BUSY | Errno::NOMEM | Errno::NOBUFS) {
             return Err(error.into());

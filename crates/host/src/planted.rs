@@ -1,6 +1,7 @@
 //! Bugs to plant: rules of this crate that a test can break one at a time (docs/design/testing.md, T7 and T12).
 //!
-//! Owns: the list of rules. Left out: the switch (`shoal_media::plantable`), and the harness (`tests/recorded.rs` of `shoal-fs`).
+//! Owns: the list of rules. Left out: the switch (`shoal_media::plantable`), and the harness
+//! (`tests/recorded.rs` of `shoal-fs`).
 
 shoal_media::plantable! {
     /// A rule that can be broken.
@@ -19,7 +20,7 @@ shoal_media::plantable! {
         ImageUnsynced,
         /// The flush of the bulk file does nothing.
         BulkUnflushed,
-        /// An opened log takes bytes that an earlier process left in the page cache for durable.
+        /// Opening a log treats bytes that an earlier process left in the page cache as durable.
         ReopenedClean,
     }
 }

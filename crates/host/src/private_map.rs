@@ -1,12 +1,12 @@
 //! The memory of a `logged` store: private DRAM whose clean pages are read from an image file on demand.
 //!
-//! The whole region is reserved as anonymous memory without commitment; the image's used bytes are mapped
-//! privately over its start. A page becomes ordinary DRAM when it is first stored to; until then the kernel may drop
-//! it and read it again. The image file must therefore not change while pages still come from it:
-//! `detach` copies them all, once, before a checkpoint reuses the file.
-//! Pages the region does not need are dropped (`discard`). Memory that this process may not use is refused (`reserve`): a control
-//! group would kill instead.
-//! Nothing here outlives the process, so write-back and fence do nothing.
+//! The whole region is reserved as anonymous memory without commitment. The image's used bytes are
+//! mapped privately over its start. A page becomes ordinary DRAM when it is first stored to; until
+//! then the kernel may drop it and read it again. The image file must therefore not change while
+//! pages still come from it: `detach` copies them all, once, before a checkpoint reuses the file.
+//! Pages that the region does not need are dropped (`discard`). Memory that this process may not
+//! use is refused (`reserve`), because a control group would kill instead. Nothing here outlives
+//! the process, so write-back and fence do nothing.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -22,19 +22,21 @@ pub struct PrivateMap {
     map: Map,
     /// Bytes at the start that come from the image file.
     image_bytes: u64,
-    /// Those of them that no longer depend on it (bytes); locked while pages are copied.
+    /// The part of the image bytes that no longer depends on the file (bytes). Locked while pages
+    /// are copied.
     detached_bytes: Mutex<u64>,
-    /// Areas in which pages were dropped.
+    /// Numbers of the areas in which pages were dropped.
     thinned: Mutex<HashSet<u64>>,
 }
 
-/// Where pages were dropped, the kernel makes huge pages of those that are left, and takes memory for the gaps again. So the area
-/// around them has none from then on. Areas are long, because each border between two kinds costs the kernel a mapping.
+/// Unit in which huge pages are refused after pages were dropped (bytes). The kernel would
+/// otherwise make huge pages of the remaining pages, which takes memory for the gaps again. Areas
+/// are long, because each border between the two kinds costs the kernel a mapping.
 const AREA_BYTES: u64 = 32 << 20;
 
 impl PrivateMap {
-    /// Memory of `region_bytes`, zero except for the first bytes of an image (its file and how many bytes). Both
-    /// lengths are multiples of the page.
+    /// Creates memory of `region_bytes`. It is zero except for the first bytes of an image (its
+    /// file, and how many bytes of it). Both lengths are multiples of the page size.
     pub fn new(region_bytes: u64, image: Option<(&File, u64)>) -> io::Result<PrivateMap> {
         let mut map = Map::anonymous(region_bytes)?;
         let image_bytes = image.map_or(0, |(_, bytes)| bytes);
@@ -83,8 +85,8 @@ impl PersistentMemory for PrivateMap {
 
     fn fence(&self) {}
 
-    /// Pages over the image are needed in any case; only those behind it may be refused. Nothing is taken: a page gets its memory when it
-    /// is stored to.
+    /// Refuses only pages behind the image; pages over the image are needed in any case. Reserves
+    /// nothing: a page gets its memory when it is stored to.
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
         let more = (at + len).saturating_sub(at.max(self.image_bytes));
         if more > 0 && !take_memory_soon(more) {
@@ -102,8 +104,9 @@ impl PersistentMemory for PrivateMap {
         }
     }
 
-    /// Over the image the present bytes of its file show again, and a checkpoint may change them: the contract leaves
-    /// them undefined. A store to such a page copies it first, so that it is independent from then on.
+    /// Over the image, dropped pages show the current bytes of its file again, which a checkpoint
+    /// may change. The contract leaves them undefined. A store to such a page copies it first, so
+    /// the page is independent from then on.
     fn discard(&self, at: u64, len: u64) {
         self.map.drop_pages(at, len);
         let mut thinned = self.thinned.lock();
@@ -193,7 +196,7 @@ mod tests {
         for page in (0..32).chain(160..256) {
             assert_eq!(memory.read_u64(page * 4096), page + 1, "page {page}");
         }
-        // A page stored again stays, also when the image below changes.
+        // A page stored to again keeps its bytes, even if the image below it changes.
         memory.write_u64(IMAGE / 2, 5);
         file.write_all_at(&vec![1; IMAGE as usize], 0).unwrap();
         assert_eq!(memory.read_u64(IMAGE / 2), 5);

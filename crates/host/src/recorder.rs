@@ -1,8 +1,9 @@
 //! A recording of every change to the store's files, in order, for tests that replay any prefix of it
 //! (docs/design/testing.md, T12).
 //!
-//! One recorder for the process: [`start`] empties it and turns it on, [`take`] turns it off and hands out the events. Tests that
-//! use it run one at a time. Only built with the feature `recorded`; nothing of it is in a release.
+//! There is one recorder for the process. [`start`] empties it and turns it on; [`take`] turns it
+//! off and returns the events. Tests that use it run one at a time. The module is built only with
+//! the feature `recorded`, so no release contains it.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -10,8 +11,8 @@ use std::path::PathBuf;
 
 use parking_lot::Mutex;
 
-/// A file, whatever its name: device and inode number. A number may be used again after its file is gone;
-/// [`Event::Created`] says so.
+/// Identifies a file by device and inode number, whatever its name. A number may be reused after
+/// its file is gone; [`Event::Created`] marks the reuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(u64, u64);
 
@@ -68,7 +69,7 @@ pub enum Event {
     SyncEnded {
         sync: u64,
     },
-    /// The test's own note of what has been promised from here on.
+    /// The test's own note of what is promised from here on.
     Mark(u64),
 }
 
@@ -79,7 +80,7 @@ pub fn start() {
     *EVENTS.lock() = Some(Vec::new());
 }
 
-/// Ends the recording.
+/// Ends the recording and returns its events.
 pub fn take() -> Vec<Event> {
     EVENTS.lock().take().unwrap_or_default()
 }
@@ -94,7 +95,7 @@ pub(crate) fn note(event: impl FnOnce() -> Event) {
     }
 }
 
-/// The number that [`sync_ended`] takes.
+/// Records the start of a sync and returns the number for [`sync_ended`].
 pub(crate) fn sync_begins(what: impl FnOnce() -> Synced) -> u64 {
     let mut events = EVENTS.lock();
     let Some(events) = &mut *events else { return 0 };

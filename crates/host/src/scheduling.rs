@@ -1,9 +1,10 @@
-//! The scheduling class of a thread, and how long the kernel lets it wait for a processor.
+//! The scheduling class of a thread, and how long the kernel makes it wait for a processor.
 //!
-//! A thread of the class SCHED_IDLE runs when no other wants its processor; a processor that only runs such threads counts as idle,
-//! so the kernel wakes others there. Everyone may enter the class; leaving it takes a privilege (`RLIMIT_NICE`, CAP_SYS_NICE), so
-//! [`may_return`] is to be asked first.
-//! Rules: only threads of the default class, SCHED_OTHER, are moved. Somebody chose any other class on purpose.
+//! A thread of the class SCHED_IDLE runs when no other thread wants its processor. A processor that
+//! runs only such threads counts as idle, so the kernel wakes other threads there. Any thread may
+//! enter the class, but leaving it takes a privilege (`RLIMIT_NICE`, CAP_SYS_NICE), so callers
+//! check [`may_return`] first. Rules: only threads of the default class, SCHED_OTHER, are moved.
+//! Any other class was chosen on purpose.
 
 use std::fs::File;
 use std::io;
@@ -20,16 +21,17 @@ pub enum Class {
     Idle,
 }
 
-/// What the kernel says of a thread at one moment; times and counts are since it began.
+/// What the kernel reports about a thread at one moment. Times and counts are since the thread
+/// began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// It runs, or waits for a processor.
+    /// The thread runs or waits for a processor.
     pub is_runnable: bool,
-    /// Time it has run (ns), up to this moment.
+    /// Time the thread has run until now (ns).
     pub ran_ns: u64,
-    /// All its waits for a processor (ns), without one that lasts.
+    /// Sum of all completed waits for a processor (ns). A wait still going on is not included.
     pub waited_ns: u64,
-    /// How often it was given one.
+    /// How often the thread was given a processor.
     pub turns: u64,
 }
 
@@ -41,7 +43,8 @@ pub struct Scheduled {
 }
 
 impl Scheduled {
-    /// The calling thread. Refused where the kernel does not tell how long it waits, and where its class is not the default one.
+    /// Returns a handle to the calling thread. Fails where the kernel does not report how long it
+    /// waits, or if its class is not the default one.
     pub fn this_thread() -> io::Result<Scheduled> {
         let id = gettid();
         let open = |name| File::open(format!("/proc/thread-self/{name}"));
@@ -53,7 +56,7 @@ impl Scheduled {
         Ok(this)
     }
 
-    /// Fails when the thread has ended.
+    /// Reads the thread's current figures. Fails when the thread has ended.
     pub fn look(&self) -> io::Result<Seen> {
         let odd = || io::Error::from(io::ErrorKind::InvalidData);
         let mut room = [0; 512];
@@ -73,13 +76,15 @@ impl Scheduled {
         Ok(if class_number(self.id)? == number(Class::Idle) { Class::Idle } else { Class::Normal })
     }
 
-    /// To be called soon after a [`Scheduled::look`]: the number of a thread that has ended may be given to another one some time.
+    /// Moves the thread to a class. Call it soon after a [`Scheduled::look`]: the id of a thread
+    /// that has ended may be given to another one.
     pub fn set_class(&self, class: Class) -> io::Result<()> {
         set_class(self.id, class)
     }
 }
 
-/// Whether the calling thread may leave the idle class again; afterwards it is in the class it was in.
+/// Tests whether the calling thread may leave the idle class again. Afterwards the thread is in its
+/// former class.
 pub fn may_return() -> bool {
     let this = gettid();
     class_number(this).is_ok_and(|class| class == number(Class::Normal))
@@ -87,13 +92,14 @@ pub fn may_return() -> bool {
         && set_class(this, Class::Normal).is_ok()
 }
 
-/// Gives the calling thread the class and the processors of ordinary threads of this process, whichever thread started it.
+/// Gives the calling thread the class and processors of the process's ordinary threads, whichever
+/// thread started it.
 pub fn like_the_process() {
     let (this, process) = (gettid(), rustix::process::getpid());
     if class_number(this).is_ok_and(|class| class == number(Class::Idle)) {
         let _ = set_class(this, Class::Normal);
     }
-    // Where it is refused the thread works all the same.
+    // If this is refused, the thread works all the same.
     if let Ok(cpus) = sched_getaffinity(Some(process)) {
         let _ = sched_setaffinity(None, &cpus);
     }
@@ -106,9 +112,11 @@ fn number(class: Class) -> i32 {
     }
 }
 
-/// Time that a thread of this process has run, also since its turn began. `schedstat` counts that only at the ticks of the kernel.
+/// Time that a thread of this process has run, including its current turn. `schedstat` counts the
+/// current turn only at the kernel's ticks.
 fn ran_ns(thread: Pid) -> io::Result<u64> {
-    // As the kernel makes the number of a thread's clock: the complement of its id, "of a thread" and "by the scheduler".
+    // The kernel's id for a thread's clock: the complement of the thread id, and the bits for "per
+    // thread" and "scheduler time".
     let clock = !thread.as_raw_nonzero().get() << 3 | 6;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the second argument points to a `timespec` that the kernel writes during the call and does not keep.
@@ -120,16 +128,17 @@ fn ran_ns(thread: Pid) -> io::Result<u64> {
 }
 
 fn class_number(thread: Pid) -> io::Result<i32> {
-    // SAFETY: a system call that takes a number and gives one back; no memory is passed.
+    // SAFETY: a system call that takes a number and returns one; no memory is passed.
     let found = unsafe { libc::syscall(libc::SYS_sched_getscheduler, thread.as_raw_nonzero().get()) };
     if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as i32) }
 }
 
 fn set_class(thread: Pid, class: Class) -> io::Result<()> {
-    // Both classes have no priority but 0.
+    // Both classes have only priority 0.
     let priority = 0i32;
-    // SAFETY: the last argument points to a `struct sched_param`, one `int`, which the kernel reads during the call and does not keep.
-    // By its number, since not every C library's function of this name acts on threads.
+    // SAFETY: the last argument points to a `struct sched_param`, one `int`, which the kernel reads
+    // during the call and does not keep. The raw system call is used because some C libraries'
+    // function of this name does not act on threads.
     let done = unsafe {
         let parameters = std::ptr::from_ref(&priority);
         libc::syscall(libc::SYS_sched_setscheduler, thread.as_raw_nonzero().get(), number(class), parameters)
@@ -144,7 +153,7 @@ mod tests {
     #[test]
     fn a_thread_goes_to_the_idle_class_and_back_and_one_started_there_is_like_the_process() {
         if !may_return() {
-            // Without the privilege nothing is moved, which is all there is to show.
+            // Without the privilege no thread is moved, so there is nothing to test.
             return;
         }
         let this = Scheduled::this_thread().unwrap();
@@ -190,7 +199,7 @@ mod tests {
         }
         drop(end);
         other.join().unwrap();
-        // The kernel takes it out of its table a moment later.
+        // The kernel removes the thread from its table a moment later.
         while scheduled.look().is_ok() {
             std::thread::yield_now();
         }

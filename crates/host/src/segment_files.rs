@@ -1,17 +1,19 @@
-//! The files of the log's directory: their names, and how each is made and removed.
+//! The files of the log's directory: their names, and how each is created and removed.
 //!
 //! | name | is |
 //! |---|---|
 //! | `log-<16 hex digits>` | the segment that begins at this log position |
 //! | `spare-<n>` | a whole segment without meaning, ready for any position |
-//! | `new-<n>` | a spare in the making; leftovers of a killed process are removed when the log takes or makes a segment |
+//! | `new-<n>` | a spare in the making; the log removes those of a killed process when it takes or makes a segment |
 //!
-//! A segment is written full of zeros and made durable under the `new` name before any other name is given to it.
-//! So a `log` or `spare` file has its full length and its blocks at any power loss, stores into its map find room,
-//! and a sync of records writes records only. A file of another name, or a `log` file of another length, stops the open: it is not
-//! ours, or damaged. A `spare` of another length is left alone. Opening changes nothing: a log may be opened only to be read.
-//! On a full host nothing is begun: all of the room is checked and taken before the first zero is written. Errors of
-//! making a segment come as the system gave them, because the caller must tell a lack from a failure.
+//! A segment is filled with zeros and made durable under its `new` name before it gets any other
+//! name. So a `log` or `spare` file has its full length and its blocks after any power loss, stores
+//! into its map find room, and a sync of records writes records only. A file of another name, or a
+//! `log` file of another length, makes opening fail: it does not belong to the log, or it is
+//! damaged. A `spare` of another length is left alone. Opening changes nothing, because a log may
+//! be opened only for reading. On a full host a new segment is not begun: all of its room is
+//! checked and taken before the first zero is written. Errors of creating a segment are passed on
+//! unchanged, because the caller must tell a lack from a failure.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,13 +30,13 @@ use crate::map::Map;
 use crate::planted::{Bug, is_planted};
 use crate::{calls, host_kind};
 
-/// Maximum number of spares kept, on a host with room for them: the segments that a checkpoint of the usual 256 MiB
-/// releases, and one held back.
+/// Maximum number of spares kept, on a host with room for them. These are the segments that a
+/// checkpoint of the usual 256 MiB releases, and one held back.
 pub(crate) const SPARES_MAX: usize = 9;
-/// Zeros that go to the disk together.
+/// Zeros written to the disk at a time (bytes).
 pub(crate) const ZEROS_BYTES: usize = 512 << 10;
 
-/// A step that may fail, by the call it makes.
+/// A step that may fail, named after the call it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Create,
@@ -49,12 +51,12 @@ pub(crate) enum Step {
 #[cfg(test)]
 pub(crate) type Hook = Box<dyn FnMut(Step) -> io::Result<()> + Send>;
 
-/// A segment's file and its mapping; its name is kept beside it.
+/// A segment's file and its mapping. The segment's name is stored elsewhere.
 pub(crate) struct Segment {
     pub file: File,
     /// Present where stores into a map always find room.
     pub map: Option<Map>,
-    /// Appended to since its last sync. Set after the bytes are stored, taken before they are synced.
+    /// Appended to since its last sync. Set after bytes are stored, cleared before they are synced.
     pub dirty: AtomicBool,
 }
 
@@ -76,9 +78,10 @@ pub(crate) struct SegmentFiles {
     segment_bytes: u64,
     next_number: AtomicU64,
     mapped: bool,
-    /// Half-made spares, and whole ones beyond those kept, found when the log was opened.
+    /// Files to remove, found when the log was opened: half-made spares, and whole ones beyond
+    /// those kept.
     leftovers: Mutex<Vec<String>>,
-    /// The spare that is being made, or was last.
+    /// File name of the spare that is being made, or that was made last.
     making: Mutex<String>,
     #[cfg(test)]
     pub before: Mutex<Option<Hook>>,
@@ -130,7 +133,8 @@ impl SegmentFiles {
                 }
                 Some(Name::Spare(number)) => {
                     files.number_after(number);
-                    // A spare of another length holds nothing, and no store should be refused because of it.
+                    // A spare of another length holds nothing, so the store need not be refused
+                    // because of it.
                     if files.directory.file_bytes(&name) == Some(segment_bytes) {
                         if scan.spares.len() < SPARES_MAX {
                             scan.spares.push(Spare { number, segment: files.open_segment(&name)? });
@@ -152,7 +156,7 @@ impl SegmentFiles {
         Ok((files, scan))
     }
 
-    /// New spares get numbers above `found` from now on.
+    /// Makes new spares get numbers above `found` from now on.
     fn number_after(&mut self, found: u64) {
         let next = self.next_number.get_mut();
         *next = found.saturating_add(1).max(*next);
@@ -162,7 +166,8 @@ impl SegmentFiles {
         !self.leftovers.lock().is_empty()
     }
 
-    /// Removes the leftovers that opening found. A file that cannot be removed is found again by the next opening.
+    /// Removes the leftovers that opening found. The next opening finds those that cannot be
+    /// removed.
     pub fn remove_leftovers(&self) {
         let found = std::mem::take(&mut *self.leftovers.lock());
         for name in found {
@@ -192,7 +197,7 @@ impl SegmentFiles {
         Ok(Segment { file, map, dirty: AtomicBool::new(false) })
     }
 
-    /// Files made in the directory from now on are written in place, if the host can be told so.
+    /// Asks the host to write files that are created in the directory from now on in place.
     pub fn write_in_place(&self) {
         host_kind::write_in_place(self.directory.file());
     }
@@ -207,8 +212,10 @@ impl SegmentFiles {
         Ok(())
     }
 
-    /// Makes a spare: zeros, durable, then its name. Gives up between two pieces when `stop` is set. `has_time` is asked for each piece,
-    /// with the bytes written before it; if so, the piece is on the disk when `rest` is called with the time it took.
+    /// Makes a spare: writes zeros, makes them durable, then names the file. Gives up between two
+    /// pieces when `stop` is set. `has_time` is called after each piece with the offset of the
+    /// piece. If it returns true, the piece is sent to the disk, and `rest` is called with the time
+    /// that took.
     pub fn create_spare(
         &self,
         stop: &AtomicBool,
@@ -220,7 +227,7 @@ impl SegmentFiles {
         let temporary = format!("new-{number}");
         self.making.lock().clone_from(&temporary);
         let made = self.fill_segment(&temporary, stop, has_time, rest).and_then(|file| {
-            // The map first: a spare that has its name is counted.
+            // Map before naming: a spare that has its name is counted.
             let segment = self.map(file)?;
             self.directory.rename(&temporary, &spare_name(number))?;
             Ok(segment)
@@ -228,14 +235,15 @@ impl SegmentFiles {
         match made {
             Ok(segment) => Ok(Spare { number, segment }),
             Err(e) => {
-                // A file that cannot be removed is a leftover for the next process; here only its space matters.
+                // If the file cannot be removed, the next process treats it as a leftover. Here
+                // only its space matters.
                 let _ = self.directory.remove(&temporary);
                 Err(e)
             }
         }
     }
 
-    /// Room that the spare that is being made has taken of the host so far.
+    /// Room on the host that the spare in the making has taken so far (bytes).
     pub fn taken_bytes(&self) -> u64 {
         self.directory.allocated_bytes(&self.making.lock()).min(self.segment_bytes)
     }
@@ -248,7 +256,8 @@ impl SegmentFiles {
         rest: &dyn Fn(Duration),
     ) -> io::Result<File> {
         self.step(Step::Create)?;
-        // Not even begun on a full host: other writers there must not find the last room taken for a moment.
+        // Do not even begin on a full host: other writers must not find its last room taken for a
+        // moment.
         let space = rustix::fs::fstatvfs(&self.directory)?;
         if space.f_bavail.saturating_mul(space.f_frsize) < self.segment_bytes {
             return Err(io::ErrorKind::StorageFull.into());
@@ -267,25 +276,27 @@ impl SegmentFiles {
             self.step(Step::Fill)?;
             calls::write_all_at(&file, &zeros[..len], at)?;
             if has_time(at) {
-                // A reader waits behind all writes that are under way on the disk: no more than this piece.
+                // A reader waits behind all writes under way on the disk. Sending each piece limits
+                // them to one piece.
                 calls::send(&file, at, len as u64)?;
                 rest(begun.elapsed());
             }
         }
         self.step(Step::Sync)?;
-        // Length and blocks first, the name afterwards: a name never leads to less than a segment.
+        // Make length and blocks durable before the rename, so that the name never leads to less
+        // than a segment.
         if !is_planted(Bug::SpareUnsynced) {
             calls::sync_all(&file)?;
         }
         Ok(file)
     }
 
-    /// Names a spare after the position it is to hold. Durable with `sync_directory`.
+    /// Names a spare after the position it is to hold. The name is durable after `sync_directory`.
     pub fn rename_to_log(&self, number: u64, start: u64) -> io::Result<()> {
         self.directory.rename(&spare_name(number), &log_name(start))
     }
 
-    /// Makes a segment a spare, without meaning; returns its number.
+    /// Turns a segment into a spare, and returns the spare's number.
     pub fn rename_to_spare(&self, start: u64) -> io::Result<u64> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         self.directory.rename(&log_name(start), &spare_name(number))?;

@@ -1,22 +1,29 @@
 //! The log of a `logged` store: a directory of segment files of equal size, each mapped.
 //!
 //! Position p lies in the segment that begins at p rounded down. Rules:
-//! - All segments an append needs are there before its first byte is stored, so a full disk changes nothing.
-//! - One spare is held back for urgent appends; an ordinary append finds no room instead. So the records that free
-//!   space in the end, and the checkpoint that gives segments back, can always be logged.
-//! - Segments are made ahead by a background thread, as soon as one is taken, and recycled from released ones; stale records
-//!   in them are rejected by the record chain. A segment is durable at full length before it gets a name (`segment_files`).
-//! - A small host gets a short log: beyond `segments_max` an append must wait until something is released.
+//! - All segments that an append needs exist before its first byte is stored, so a full disk
+//!   changes nothing.
+//! - One spare is held back for urgent appends; an ordinary append reports lack of room instead. So
+//!   records that free space in the end, and the checkpoint that gives segments back, can always be
+//!   logged.
+//! - A background thread makes segments ahead, as soon as one is taken. Released segments are
+//!   recycled; the record chain rejects stale records in them. A segment is durable at full length
+//!   before it gets a name (`segment_files`).
+//! - A small host gets a short log: beyond `segments_max` an append must wait until something is
+//!   released.
 //! - Lack of room, descriptors or memory fails the append and nothing else; the end does not move.
-//! - A segment is marked dirty *after* bytes were stored and cleaned *before* it is synced: a byte whose append has
-//!   returned is never missed. Its name was given before, and the directory is synced with it.
-//! - Syncs exclude each other (a second one must not return on the first one's unfinished work), never appends.
+//! - A segment is marked dirty *after* bytes are stored and cleaned *before* it is synced, so a
+//!   byte whose append has returned is never missed. The segment was named before, and the
+//!   directory is synced with it.
+//! - Syncs exclude each other, because a second sync must not return while the first one's work is
+//!   unfinished. They never exclude appends.
 //! - A failed sync or store poisons the log.
 //!
-//! Storing into the map costs a tenth of a `pwrite`, but the sync after it twice as much, and each new page a fault:
-//! callers that sync often, and long appends, get `pwrite`, the others the map. Both meet in the page cache. Where the
-//! host copies on write, a store into the map could end the process for lack of room, so every append uses `pwrite`. The
-//! meaning of the bytes is left to the region.
+//! A store into the map costs a tenth of a `pwrite`, but the sync after it costs twice as much, and
+//! each new page a fault. So callers that sync often, and long appends, use `pwrite`; the others
+//! use the map. Both go to the page cache. Where the host copies on write, a store into the map
+//! could end the process for lack of room, so every append uses `pwrite`. The meaning of the bytes
+//! is left to the region.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,21 +46,23 @@ use crate::{PAGE_BYTES, calls, named};
 pub const SEGMENT_BYTES: u64 = 32 << 20;
 /// With this many bytes appended between two syncs, storing into the map is cheaper than `pwrite`.
 const MAP_BYTES_MIN: u64 = 64 << 10;
-/// From this length on an append costs less by `pwrite` than by a fault for each page of the map.
+/// From this length on, an append by `pwrite` costs less than a fault for each page of the map
+/// (bytes).
 const CALL_BYTES_MIN: u64 = 8 << 10;
 /// Spares that only urgent appends take.
 const HELD_BACK: usize = 1;
-/// Spares made ahead besides that one.
+/// Spares made ahead in addition to that one.
 const AHEAD: usize = 1;
-/// The segment being written, the next one and the one held back: with fewer a log cannot go round.
+/// The segment being written, the next one and the one held back. A log needs all three to go on.
 const SEGMENTS_MIN: u64 = 3;
 /// The log takes at most one part in this many of its host.
 const HOST_SHARE: u64 = 32;
-/// Between two attempts to make a spare that failed.
+/// First and longest pause before another attempt to make a spare.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// How many times as long as a piece of a spare kept the disk, it is left to others before the next piece.
+/// After a piece of a spare, the disk is left to others for this many times as long as the piece
+/// took.
 const RESTS: u32 = 4;
 const REST_MAX: Duration = Duration::from_millis(50);
 
@@ -61,8 +70,8 @@ fn segments_max(host_bytes: u64, segment_bytes: u64) -> usize {
     (host_bytes / HOST_SHARE / segment_bytes).max(SEGMENTS_MIN) as usize
 }
 
-/// Length of the log (bytes) at which a checkpoint should come, on a host of `host_bytes`. Later the log may have no
-/// segment left, and appends wait.
+/// Length of the log (bytes) at which a checkpoint should be made, on a host of `host_bytes`. If it
+/// is made later, the log may run out of segments, and appends wait.
 pub fn log_bytes_max(host_bytes: u64) -> u64 {
     (segments_max(host_bytes, SEGMENT_BYTES) as u64 - 2) * SEGMENT_BYTES / 4 * 3
 }
@@ -75,17 +84,17 @@ pub struct SegmentLog {
 struct Shared {
     files: SegmentFiles,
     segment_bytes: u64,
-    /// Segments of the log, spares included, beyond which none are made for ordinary appends.
+    /// Number of segments, spares included, from which on none are made for ordinary appends.
     segments_max: usize,
     state: Mutex<State>,
-    /// Wakes the preparer, and threads that wait for its spares.
+    /// Wakes the preparer, and threads that wait for a spare.
     changed: Condvar,
     /// Held for the whole of a sync.
     syncing: Mutex<()>,
     directory_dirty: AtomicBool,
     poison: Poison,
     stop: AtomicBool,
-    /// Bytes appended since the last sync that had something to do, and in the interval before it.
+    /// Bytes appended since the last sync, and bytes that the last sync with any appends covered.
     appended_bytes: AtomicU64,
     interval_bytes: AtomicU64,
 }
@@ -93,10 +102,11 @@ struct Shared {
 struct State {
     segments: BTreeMap<u64, Arc<Segment>>,
     spares: Vec<SpareSegment>,
-    /// Where the next append must begin; unknown until the first one.
+    /// Where the next append must begin. Unknown until the first append.
     end: Option<u64>,
     preparing: bool,
-    /// Threads that wait for the spare in the making, with the one that makes it because it needs it.
+    /// Number of threads that wait for the spare in the making. A thread that makes it because it
+    /// needs it counts too.
     waiting: usize,
 }
 
@@ -118,14 +128,14 @@ impl From<Spare> for SpareSegment {
 }
 
 impl SegmentLog {
-    /// Makes the directory of an empty log, with its first segment and the one held back; it must not exist. `segment_bytes`
-    /// is a multiple of the page.
+    /// Creates the directory of an empty log, with the first segment and the one held back. The
+    /// directory must not exist. `segment_bytes` is a multiple of the page size.
     pub fn create(directory: &Path, segment_bytes: u64) -> io::Result<SegmentLog> {
         let (parent, name) = in_directory(directory)?;
         Self::create_in(&parent, &name, segment_bytes)
     }
 
-    /// The same below a directory that is held.
+    /// Like [`SegmentLog::create`], below a held directory.
     pub fn create_in(parent: &Directory, name: &str, segment_bytes: u64) -> io::Result<SegmentLog> {
         let held = parent.make_directory(name)?;
         parent.sync()?;
@@ -143,12 +153,14 @@ impl SegmentLog {
         Ok(log)
     }
 
-    /// Opens a log with every segment there is; a file that is not one of its own is an error that names it.
+    /// Opens a log with all its segments. A file that does not belong to it is an error that names
+    /// the file.
     pub fn open(directory: &Path, segment_bytes: u64) -> io::Result<SegmentLog> {
         Self::over(Directory::open(directory)?, segment_bytes, Access::Write)
     }
 
-    /// The same below a directory that is held. A log that is opened to be read takes no appends.
+    /// Like [`SegmentLog::open`], below a held directory. A log opened for reading takes no
+    /// appends.
     pub fn open_in(parent: &Directory, name: &str, segment_bytes: u64, access: Access) -> io::Result<SegmentLog> {
         Self::over(parent.subdirectory(name)?, segment_bytes, access)
     }
@@ -168,7 +180,8 @@ impl SegmentLog {
             preparing: false,
             waiting: 0,
         };
-        // Bytes and names of an earlier process may not be durable yet: the first sync covers all of them.
+        // Bytes and names of an earlier process may not be durable yet, so the first sync covers
+        // them all.
         for segment in state.segments.values() {
             segment.dirty.store(!is_planted(Bug::ReopenedClean), Ordering::Release);
         }
@@ -191,7 +204,7 @@ impl SegmentLog {
         Ok(SegmentLog { shared, preparer: Some(preparer) })
     }
 
-    /// Bytes the segment files take, spares included.
+    /// Bytes of all segment files, spares included.
     pub fn allocated_bytes(&self) -> u64 {
         self.shared.state.lock().count() as u64 * self.shared.segment_bytes
     }
@@ -200,13 +213,15 @@ impl SegmentLog {
 impl Drop for SegmentLog {
     fn drop(&mut self) {
         {
-            // Under the lock, so that the preparer cannot miss it between its test and its wait.
+            // Set it under the lock, so that the preparer cannot miss it between its test and its
+            // wait.
             let _state = self.shared.state.lock();
             self.shared.stop.store(true, Ordering::Relaxed);
             self.shared.changed.notify_all();
         }
         if let Some(preparer) = self.preparer.take() {
-            // It holds nothing that outlives it; a panic there has been reported by its own thread.
+            // The preparer holds nothing that outlives it. A panic in it has been reported by its
+            // own thread.
             let _ = preparer.join();
         }
     }
@@ -227,7 +242,7 @@ impl Shared {
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        // The name is built from the path, so not before it is needed.
+        // Build the name from the path only when it is needed.
         if self.poison.is_set() { self.poison.refuse(&self.name()) } else { Ok(()) }
     }
 
@@ -235,11 +250,12 @@ impl Shared {
         let mut state = self.state.lock();
         let mut patience = RETRY_FIRST;
         while !self.stop.load(Ordering::Relaxed) {
-            // Before the first append the log is only read, and may belong to a store that is not to be changed.
+            // Before the first append the log is only read, and its store may have to stay
+            // unchanged.
             let appending = state.end.is_some();
             if appending && self.files.has_leftovers() {
                 MutexGuard::unlocked(&mut state, || self.files.remove_leftovers());
-                // The log may have been closed meanwhile.
+                // The log may have been closed in the meantime.
                 continue;
             }
             let wanted = appending
@@ -251,7 +267,7 @@ impl Shared {
             }
             match self.make_spare(&mut state) {
                 Ok(()) => patience = RETRY_FIRST,
-                // A caller that needs it at once tries again itself, and reports the error.
+                // A caller that needs a spare at once retries itself, and reports the error.
                 Err(_) => {
                     self.changed.wait_for(&mut state, patience);
                     patience = (patience * 2).min(RETRY_MAX);
@@ -272,13 +288,15 @@ impl Shared {
         Ok(())
     }
 
-    /// May a spare of which so much is written be made slowly? It is to be whole when half of the segment before it is used.
+    /// True if a spare with this many bytes written may be made slowly. It must be whole when half
+    /// of the current segment is used.
     fn has_time(&self, state: &State, written: u64) -> bool {
         let used = state.end.unwrap_or(0) % self.segment_bytes;
         state.spares.len() >= HELD_BACK && state.waiting == 0 && 2 * used <= written + self.segment_bytes / 8
     }
 
-    /// Leaves the disk to others after a piece of a spare, for a few times as long as the piece kept it, unless somebody waits for the spare.
+    /// Leaves the disk to others after a piece of a spare, for a few times as long as the piece
+    /// took. Ends early if a thread waits for the spare.
     fn rest(&self, took: Duration) {
         let until = Instant::now() + (took * RESTS).min(REST_MAX);
         let mut state = self.state.lock();
@@ -295,8 +313,9 @@ impl Shared {
         }
     }
 
-    /// The usual case: everything lies in one existing segment. Moves the end; if the store then fails the log
-    /// is poisoned and has none.
+    /// Returns the segment if all of the append lies in one existing segment, which is the usual
+    /// case. Moves the end. If the store then fails with anything but a lack, the log is poisoned
+    /// and its end no longer matters.
     fn only_segment_for(&self, position: u64, len: u64) -> Option<Arc<Segment>> {
         let mut state = self.state.lock();
         self.check_end(&state, position);
@@ -312,7 +331,7 @@ impl Shared {
         Some(segment)
     }
 
-    /// The segments of [position, position + len), made where they are missing; moves the end.
+    /// Returns the segments of [position, position + len), making missing ones, and moves the end.
     fn segments_for(&self, position: u64, len: u64, urgent: bool) -> Result<Vec<(u64, Arc<Segment>)>> {
         let mut state = self.state.lock();
         self.check_end(&state, position);
@@ -331,7 +350,7 @@ impl Shared {
             if !urgent && state.count() >= self.segments_max {
                 return Err(MediaError::NoSpace { what: self.name() });
             }
-            // It waits for what it makes itself, too.
+            // This thread also waits for the spare that it makes.
             state.waiting += 1;
             let made = self.make_spare(&mut state);
             state.waiting -= 1;
@@ -375,7 +394,7 @@ impl Shared {
         };
         if let Err(error) = stored {
             if error.is_lack() {
-                // Bytes stored so far lie behind the end, where anything may be.
+                // Bytes stored so far lie behind the end, where contents are arbitrary.
                 self.state.lock().end = Some(position);
             }
             return Err(error);
@@ -397,7 +416,7 @@ impl Shared {
                 stored.map_err(|e| {
                     // A host that copies on write may have no room even for existing blocks.
                     let error = self.io_error(e);
-                    // After any error but a lack the contents of the segment are unknown.
+                    // After any error but a lack, the contents of the segment are unknown.
                     if !error.is_lack() {
                         self.poison.set(&error);
                     }
@@ -420,7 +439,7 @@ impl Shared {
             state.segments.values().filter(|s| s.dirty.swap(false, Ordering::AcqRel)).cloned().collect()
         };
         let appended = self.appended_bytes.swap(0, Ordering::Relaxed);
-        // Timers sync idle logs, too; that tells nothing about appends.
+        // Timers sync idle logs too; such a sync tells nothing about the rate of appends.
         if appended > 0 {
             self.interval_bytes.store(appended, Ordering::Relaxed);
         }

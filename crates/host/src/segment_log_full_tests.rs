@@ -1,7 +1,8 @@
 //! Tests of the segment log on a host that lacks something: room, descriptors, memory, speed.
 //!
-//! Failures are injected before each step of making a segment and before each `pwrite`. Whatever fails: the bytes
-//! appended before are there, a failed append changed nothing, the next try works, nothing is poisoned.
+//! Failures are injected before each step of making a segment and before each `pwrite`. After any
+//! failure, bytes appended before are still there, the failed append has changed nothing, the next
+//! attempt works, and nothing is poisoned.
 
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
@@ -13,7 +14,8 @@ const EMFILE: i32 = 24;
 const ENOMEM: i32 = 12;
 const ENOSPC: i32 = 28;
 
-/// Fails the `nth` step from now on, and all behind it when `for_good`; only steps `of` count.
+/// Fails the `nth` step from now on, and with `for_good` all later ones. Only steps that `of`
+/// selects count.
 fn fail(log: &SegmentLog, of: fn(Step) -> bool, nth: usize, for_good: bool, errno: i32) -> Arc<AtomicUsize> {
     let met = Arc::new(AtomicUsize::new(0));
     let (hits, mut count) = (met.clone(), 0);
@@ -39,7 +41,7 @@ fn making(step: Step) -> bool {
     step != Step::Store
 }
 
-/// Appends until one fails; returns the end and the error.
+/// Appends until an append fails. Returns the end and the error.
 fn append_until_lack(log: &SegmentLog, mut position: u64) -> (u64, MediaError) {
     loop {
         let len = 5000;
@@ -65,7 +67,7 @@ fn an_ordinary_append_leaves_the_segment_held_back_and_an_urgent_one_takes_it() 
     log.append_urgent(end, &pattern(end, 5000)).unwrap();
     end += 5000;
     assert!(log.is_short());
-    // Urgent appends find room for a whole segment more. Then a release gives both kinds room again.
+    // Urgent appends find room for one more segment. Then a release gives both kinds room again.
     while (end + 5000) / SEGMENT == end / SEGMENT {
         log.append_urgent(end, &pattern(end, 5000)).unwrap();
         end += 5000;
@@ -90,7 +92,7 @@ fn a_host_that_is_full_at_any_step_changes_nothing_and_the_next_try_works() {
                 let log = scratch.create();
                 let met = fail(&log, making, nth, for_good, errno);
                 let (mut position, mut failures) = (0, 0);
-                // Six segments; a failure may also have met the preparer alone.
+                // Append six segments. A failure may also have hit only the preparer.
                 while position < 6 * SEGMENT {
                     match log.append(position, &pattern(position, 9000)) {
                         Ok(()) => position += 9000,
@@ -119,7 +121,7 @@ fn a_write_without_room_into_a_segment_that_is_there_is_an_answer() {
     log.append(0, b"abc").unwrap();
     fail(&log, |step| step == Step::Store, 0, false, ENOSPC);
     assert!(matches!(log.append(3, b"def"), Err(MediaError::NoSpace { .. })));
-    // The end has not moved: the same position is taken again.
+    // The end has not moved, so the same position can be appended to again.
     log.append(3, b"ghi").unwrap();
     log.sync().unwrap();
     expect_bytes(&log, b"abcghi\0");
@@ -128,7 +130,7 @@ fn a_write_without_room_into_a_segment_that_is_there_is_an_answer() {
     assert!(matches!(log.append(6, b"x"), Err(MediaError::Poisoned { .. })));
 }
 
-/// The longest that an append waits where segments are made slowly.
+/// The longest wait of an append when segments are made slowly.
 fn longest_append(slow: Duration) -> Duration {
     let scratch = Scratch::new();
     let log = scratch.create();
@@ -154,8 +156,8 @@ fn longest_append(slow: Duration) -> Duration {
 
 #[test]
 fn segments_made_slowly_hold_up_no_append() {
-    // Made in a quarter of a second each, used up in half a second each. On a busy machine the thread that makes them may
-    // come too late for once.
+    // A segment takes a quarter of a second to make and half a second to use up. On a busy machine
+    // the thread that makes them may be late once.
     let slow = Duration::from_millis(250);
     let is_short = (0..3).any(|_| longest_append(slow) < slow / 2);
     assert!(is_short, "three times an append waited for a segment");
@@ -182,7 +184,7 @@ fn a_spare_made_ahead_leaves_the_disk_to_others_and_one_that_is_needed_does_not(
     let begin = Instant::now();
     let mut counted_early = false;
     while pieces() < PIECES || log.allocated_bytes() < 3 * segment {
-        // What it takes of the host is not to come any more.
+        // The room that the spare has taken no longer counts as growth.
         counted_early |= log.growth_bytes() < growth && log.allocated_bytes() < 3 * segment;
         assert!(begin.elapsed() < Duration::from_secs(20), "{} pieces", pieces());
         std::thread::sleep(Duration::from_millis(1));
@@ -197,20 +199,20 @@ fn a_spare_made_ahead_leaves_the_disk_to_others_and_one_that_is_needed_does_not(
     log.append(1 + segment, &segment_of(1 + segment)).unwrap();
     let needed = begin.elapsed();
     assert!(pieces() >= 2 * PIECES && needed < undisturbed / 2, "{needed:?} after {undisturbed:?}");
-    // Nobody waits for this one, but its time comes soon: half of the segment before it is used.
+    // Nobody waits for this spare, but it is needed soon: half of the current segment is used.
     let begin = Instant::now();
     log.append(1 + 2 * segment, &segment_of(0)[..segment as usize / 2]).unwrap();
     while pieces() < 3 * PIECES {
         assert!(begin.elapsed() < undisturbed / 2, "{} pieces after {:?}", pieces(), begin.elapsed());
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Nor does the end of the log wait.
+    // Closing the log does not wait either.
     let begin = Instant::now();
     drop(log);
     assert!(begin.elapsed() < undisturbed / 4, "{:?}", begin.elapsed());
 }
 
-/// Each piece of a spare takes so long from now on.
+/// Makes each piece of a spare take this long from now on.
 fn slow_down(log: &SegmentLog, slow: Duration) {
     *log.shared.files.before.lock() = Some(Box::new(move |step| {
         if step == Step::Fill {
@@ -227,7 +229,7 @@ fn a_spare_that_an_append_makes_itself_is_made_without_rests() {
     let scratch = Scratch::new();
     drop(SegmentLog::create(&scratch.path(), segment).unwrap());
     let log = SegmentLog::open(&scratch.path(), segment).unwrap();
-    // The one that is made ahead fails, and is not tried again soon.
+    // Making a spare ahead fails, and is not tried again soon.
     let tries = fail(&log, |step| step == Step::Create, 0, true, ENOSPC);
     log.append(0, b"x").unwrap();
     let begin = Instant::now();
@@ -253,7 +255,7 @@ fn spares_are_made_ahead_from_the_first_append_after_an_opening() {
     let mut spares = scratch.names().into_iter().filter(|name| name.starts_with("spare-"));
     std::fs::remove_file(scratch.path().join(spares.next().unwrap())).unwrap();
     let log = scratch.open().unwrap();
-    // The thread that makes them has found nothing to do so far.
+    // The thread that makes spares has found nothing to do so far.
     std::thread::sleep(Duration::from_millis(100));
     log.append(1, b"y").unwrap();
     wait_for_a_spare(&log);

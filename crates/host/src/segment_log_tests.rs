@@ -1,7 +1,7 @@
 //! Tests of the segment log against a scratch directory: crossing, recycling, reopening, refusal, concurrency.
 //!
-//! A power loss is not tested here (that needs the simulated media). The tests check that bytes, names and lengths are
-//! right after every step, on both ways of storing.
+//! A power loss is not tested here, since that needs the simulated media. The tests check that
+//! bytes, names and lengths are right after every step, on both ways of storing.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use super::*;
 mod full;
 
 const SEGMENT: u64 = 64 << 10;
-/// Bytes that a log with one segment in use takes.
+/// Bytes of a log with one segment in use.
 const IDLE: u64 = (1 + HELD_BACK + AHEAD) as u64 * SEGMENT;
 
 struct Scratch {
@@ -47,7 +47,7 @@ impl Scratch {
     }
 }
 
-/// Bytes that tell their position.
+/// Bytes derived from their position.
 fn pattern(position: u64, len: usize) -> Vec<u8> {
     (position..position + len as u64).map(|p| (p.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
@@ -63,7 +63,8 @@ fn appends_cross_segments_and_are_read_back_after_reopening() {
     let scratch = Scratch::new();
     let log = scratch.create();
     let mut position = 0;
-    // Lengths from tiny to two and a half segments. The first and the long ones go through pwrite, the last ones through the map.
+    // Use lengths from tiny to two and a half segments. The first and the long ones go through
+    // pwrite, the last ones through the map.
     let square = |i: usize| i * i * 97 + 1;
     for len in (1..40).map(square).chain([2 * SEGMENT as usize + 30_000]).chain((1..40).map(|i| square(1 + i % 8))) {
         log.append(position, &pattern(position, len)).unwrap();
@@ -75,7 +76,7 @@ fn appends_cross_segments_and_are_read_back_after_reopening() {
     drop(log);
     let log = scratch.open().unwrap();
     expect(&log, 0, position as usize);
-    // Recovery found the end in the middle of a segment; appending goes on there.
+    // Recovery found the end in the middle of a segment, and appending continues there.
     log.append(position, &pattern(position, 1000)).unwrap();
     expect(&log, position - 500, 1500);
     let end = (position + 1000).next_multiple_of(SEGMENT);
@@ -121,7 +122,7 @@ fn released_segments_are_recycled_and_no_more_are_kept_than_a_checkpoint_gives()
     log.release((kept + 5) * SEGMENT + 5).unwrap();
     assert_eq!(log.read((kept + 5) * SEGMENT - 1, &mut [0]).unwrap(), 0);
     assert_eq!(scratch.count("log-"), 1);
-    // The preparer may be about to add the one it was asked for.
+    // The preparer may be about to add a spare that was requested.
     assert!(scratch.count("spare-") <= SPARES_MAX + 1, "{:?}", scratch.names());
     let before = scratch.count("spare-");
     log.append(len as u64, &pattern(len as u64, 2 * SEGMENT as usize)).unwrap();
@@ -153,7 +154,7 @@ fn wait_for_a_spare(log: &SegmentLog) {
     panic!("no spare after ten seconds: {} bytes", log.allocated_bytes());
 }
 
-/// Ends the others' loops also when the appender panics.
+/// Ends the other threads' loops even if the appender panics.
 struct SetWhenDropped<'a>(&'a AtomicBool);
 
 impl Drop for SetWhenDropped<'_> {
@@ -209,7 +210,7 @@ fn a_failed_sync_poisons_the_log() {
     let scratch = Scratch::new();
     let log = scratch.create();
     log.append(0, b"abc").unwrap();
-    // A pipe in place of the segment's file: the kernel answers EINVAL to its sync.
+    // Put a pipe in place of the segment's file: the kernel answers its sync with EINVAL.
     let (_reader, writer) = io::pipe().unwrap();
     let broken = Segment { file: std::fs::File::from(OwnedFd::from(writer)), map: None, dirty: AtomicBool::new(true) };
     log.shared.state.lock().segments.insert(SEGMENT, Arc::new(broken));
@@ -231,7 +232,7 @@ fn an_append_that_finds_no_segment_changes_nothing() {
     let log = scratch.create();
     log.append(0, b"abc").unwrap();
     log.append(3, b"def").unwrap();
-    // Creation fails from here on, as it would on a full disk; what is prepared already is used up first.
+    // Creation fails from here on, as on a full disk. Spares that exist are used up first.
     wait_for_a_spare(&log);
     log.shared.stop.store(true, Ordering::Relaxed);
     let error = log.append(6, &vec![1; 3 * SEGMENT as usize]).unwrap_err();

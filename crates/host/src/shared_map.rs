@@ -1,11 +1,12 @@
 //! A region mapped in place: the file behind `battery` or `dax` memory.
 //!
-//! `battery`: a file on tmpfs or hugetlbfs whose pages are RAM. Stores survive this process at once, so write-back and
-//! fence do nothing. A store that finds no page would end the process with SIGBUS, so the region takes pages
-//! (`reserve`) before it uses them: lack of memory is then an error of the call that wanted more.
-//! `dax`: a file on persistent memory, mapped with MAP_SYNC so that cache-line write-back and fence make a store
-//! durable without the kernel. Where the file system refuses MAP_SYNC, stores survive a process crash only, and
-//! `sync` (msync) is what makes them durable; `synchronous` tells which of the two it is.
+//! `battery`: a file on tmpfs or hugetlbfs whose pages are RAM. Stores survive this process at
+//! once, so write-back and fence do nothing. A store that finds no page would end the process with
+//! SIGBUS, so the region takes pages (`reserve`) before it uses them. Lack of memory is then an
+//! error of the call that asked for more. `dax`: a file on persistent memory, mapped with MAP_SYNC
+//! so that cache-line write-back and fence make a store durable without the kernel. Where the file
+//! system refuses MAP_SYNC, stores survive only a process crash, and `sync` (msync) makes them
+//! durable; `synchronous` tells which of the two applies.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -29,7 +30,7 @@ const STREAM_BYTES_MIN: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedKind {
-    /// RAM that outlives the process, and the machine's power as long as its battery holds.
+    /// RAM that outlives the process, and a power loss as long as its battery holds.
     Battery,
     /// Persistent memory.
     Dax,
@@ -42,15 +43,15 @@ pub struct SharedMap {
     /// Set for `dax`.
     flush: Option<LineFlush>,
     synchronous: bool,
-    /// Writes do not reach the file.
+    /// Writes stay in this process and do not reach the file.
     aside: bool,
     poison: Poison,
     name: String,
 }
 
 impl SharedMap {
-    /// Creates the file, readable by its owner only, and maps it. `dax` space is reserved at once, `battery` space
-    /// is taken page by page.
+    /// Creates the file, readable by its owner only, and maps it. `dax` space is reserved at once;
+    /// `battery` space is taken page by page.
     pub fn create(path: &Path, bytes: u64, kind: SharedKind) -> io::Result<SharedMap> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
@@ -60,7 +61,7 @@ impl SharedMap {
             .and_then(|()| Self::map_file(path, file, bytes, kind))
             .and_then(|map| sync_parent(path).map(|()| map));
         if made.is_err() {
-            // The file is ours and empty; leaving it would only stop the next attempt.
+            // The file is ours and empty. Leaving it would only block the next attempt.
             let _ = calls::remove_file(path);
         }
         made
@@ -74,15 +75,15 @@ impl SharedMap {
         }
     }
 
-    /// Maps an existing file as a whole.
+    /// Maps the whole of an existing file.
     pub fn open(path: &Path, kind: SharedKind) -> io::Result<SharedMap> {
         let file = open_unlinked(path, Access::Write)?;
         let bytes = file.metadata().map_err(|e| named(path, e))?.len();
         Self::map_file(path, file, bytes, kind)
     }
 
-    /// Maps an existing file so that stores stay in this process: for a reader that must replay a log to see the
-    /// contents. The file must have no other user meanwhile.
+    /// Maps an existing file so that stores stay in this process, for a reader that must replay a
+    /// log to see the contents. The file must have no other user meanwhile.
     pub fn open_aside(path: &Path, kind: SharedKind) -> io::Result<SharedMap> {
         let file = open_unlinked(path, Access::Read)?;
         let bytes = file.metadata().map_err(|e| named(path, e))?.len();
@@ -116,18 +117,19 @@ impl SharedMap {
         self.file.metadata().ok().map(|found| found.uid())
     }
 
-    /// Gives the file to a user; only root can.
+    /// Gives the file to a user. Only root may.
     pub fn give_to(&self, user: u32) -> io::Result<()> {
         std::os::unix::fs::fchown(&self.file, Some(user), None)
     }
 
-    /// Does a fence alone keep the promise of the memory's kind? False for `dax` without MAP_SYNC: call `sync`.
+    /// True if a fence alone keeps the promise of the memory's kind. False for `dax` without
+    /// MAP_SYNC, where `sync` is needed.
     pub fn synchronous(&self) -> bool {
         self.synchronous
     }
 }
 
-/// Kernels and file systems without the flag answer with either error.
+/// True for both errors with which kernels and file systems without the flag answer.
 fn refuses_map_sync(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::INVAL))
 }
@@ -162,7 +164,7 @@ impl PersistentMemory for SharedMap {
         let (body, tail) = rest.split_at(body);
         let body_at = at + head.len() as u64;
         let tail_at = body_at + body.len() as u64;
-        // One check for the whole range, before any of it is stored.
+        // Check the whole range once, before any of it is stored.
         self.map.at(at, bytes.len());
         let target = self.map.at(body_at, body.len());
         // SAFETY: the target is in bounds (checked by `at`), begins on a line of the page-aligned map, and the
@@ -191,7 +193,8 @@ impl PersistentMemory for SharedMap {
             // All pages were taken when the file was created.
             SharedKind::Dax => Ok(false),
             SharedKind::Battery => {
-                // A region fills from its start: what its file has taken is there already.
+                // A region fills from its start, so the file already has what it needs up to the
+                // bytes taken.
                 let is_memory = host_kind::is_tmpfs(&self.file).unwrap_or(false);
                 let taken = if is_memory { self.file.metadata().map_or(0, |m| m.blocks() * 512) } else { u64::MAX };
                 let more = (at + len).saturating_sub(at.max(taken));
@@ -333,7 +336,7 @@ mod tests {
     fn a_write_through_across_the_end_panics_before_it_stores() {
         let dir = tempfile::tempdir().unwrap();
         let memory = SharedMap::create(&dir.path().join("r"), 4096, SharedKind::Dax).unwrap();
-        // All whole lines would fit, only the last byte does not.
+        // All whole lines would fit; only the last byte does not.
         let stored = std::panic::catch_unwind(|| memory.write_through(4096 - 256, &[1; 257]));
         assert!(stored.is_err());
         assert_eq!(memory.read_u64(4096 - 256), 0);

@@ -1,14 +1,15 @@
-//! The world that a process is started in: descriptors, limits, signals and the mask of modes are inherited, and were made for others.
+//! The environment that a process is started in: it inherits descriptors, limits, signals and the
+//! file mode mask, which were made for other programs.
 //!
 //! | function | for |
 //! |---|---|
-//! | [`as_usual`] | every command, first of all: no signal is blocked, children can be waited for, a limit is told by an error |
-//! | [`keep_descriptors`] | a starter, before it starts a daemon: the daemon gets the descriptors it is given, and no others |
+//! | [`as_usual`] | every command, first: unblocks signals, lets children be waited for, makes file limits errors |
+//! | [`keep_descriptors`] | a starter, before it starts a daemon: the daemon gets only the descriptors it is given |
 //! | [`lift_limits`] | a process that serves for long |
 //! | [`leave_starter`] | a daemon of its own session |
 //!
-//! Rules: limits that do not end a process are the user's (core files, locked memory, processes), and so are its priority, its
-//! processors and its control group. A limit is never lowered.
+//! Rules: limits that do not end a process are the user's (core files, locked memory, processes),
+//! and so are its priority, its processors and its control group. A limit is never lowered.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -16,13 +17,15 @@ use std::os::fd::RawFd;
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Limits that end a process that serves for long, or its requests, though the machine has what it asks for.
+/// Limits that end a long-running process or its requests although the machine has what it asks
+/// for.
 const LIFTED: [Resource; 5] = [Resource::Fsize, Resource::Cpu, Resource::As, Resource::Data, Resource::Nofile];
-/// The highest number of a signal.
+/// The highest signal number.
 const SIGNALS_END: i32 = 64;
 
-/// Undoes what would make any command fail in odd ways: blocked signals, ignored ends of children, a mask that takes the owner's own
-/// rights away. A file that grows past its limit is told by an error, and ends nobody.
+/// Undoes inherited settings that would make any command fail in odd ways: blocked signals, ignored
+/// ends of children, a mode mask that removes the owner's own rights. A file that grows past its
+/// limit gets an error, and the process is not killed.
 pub fn as_usual() {
     set_disposition(libc::SIGCHLD, libc::SIG_DFL);
     set_disposition(libc::SIGXFSZ, libc::SIG_IGN);
@@ -31,8 +34,8 @@ pub fn as_usual() {
     rustix::process::umask(mask & (Mode::RWXG | Mode::RWXO));
 }
 
-/// A daemon's own world: signals do what they do by default (but for writes to nobody and past a limit, which are errors), and its files
-/// are its owner's.
+/// Gives a daemon its own environment: signals have their default effect, except that writes to a
+/// closed pipe and past a limit are errors. Its files are accessible to its owner only.
 pub fn leave_starter() {
     let own = [libc::SIGPIPE, libc::SIGXFSZ];
     for signal in (1..=SIGNALS_END).filter(|signal| !own.contains(signal) && is_ignored(*signal)) {
@@ -40,9 +43,9 @@ pub fn leave_starter() {
     }
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     for resource in LIFTED {
-        // The number of descriptors has a limit of the machine's, and is enough as it is.
+        // The number of descriptors is limited by the machine, and is enough as it is.
         if resource != Resource::Nofile {
-            // Only a privileged process may.
+            // Only a privileged process may do this.
             let _ = setrlimit(resource, Rlimit { current: None, maximum: None });
         }
     }
@@ -56,12 +59,13 @@ pub fn lift_limits() {
     }
 }
 
-/// Most bytes that a file of this process may have, if that is limited.
+/// Maximum length of a file of this process (bytes), if it is limited.
 pub fn file_bytes_max() -> Option<u64> {
     getrlimit(Resource::Fsize).current
 }
 
-/// Refuses a file that will have `bytes` where a limit forbids so many: a write in its middle would fail, long after its beginning.
+/// Refuses a file that will have `bytes` if a limit forbids that. A write in its middle would
+/// otherwise fail, long after the beginning was written.
 pub fn refuse_beyond_limit(bytes: u64) -> io::Result<()> {
     match file_bytes_max().filter(|most| bytes > *most) {
         None => Ok(()),
@@ -75,32 +79,34 @@ pub fn refuse_beyond_limit(bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Is a signal ignored?
+/// True if the signal is ignored.
 pub fn is_ignored(signal: i32) -> bool {
     // SAFETY: all bytes zero are a valid value of this plain structure.
     let mut found: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: nothing is changed; the last argument is a structure that the kernel fills during the call and does not keep.
+    // SAFETY: nothing is changed. The last argument is a structure that the kernel fills during the
+    // call and does not keep.
     let done = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut found) };
     done == 0 && found.sa_sigaction == libc::SIG_IGN
 }
 
 fn set_disposition(signal: i32, handler: libc::sighandler_t) {
-    // SAFETY: the handler is one of the two constants, so no code is called by it. A number that is none is refused.
+    // SAFETY: the handler is one of the two constants, so no code is called through it. An invalid
+    // signal number is refused.
     let _ = unsafe { libc::signal(signal, handler) };
 }
 
-/// Unblocks every signal for this thread, and for those it starts.
+/// Unblocks every signal for this thread and the threads it starts.
 fn block_nothing() {
     // SAFETY: all bytes zero are a valid value of this plain structure.
     let mut none: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: the set is a local variable that the call fills.
     unsafe { libc::sigemptyset(&raw mut none) };
-    // SAFETY: the set is only read during the call, and no old one is asked for.
+    // SAFETY: the set is only read during the call, and no old set is requested.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) };
 }
 
-/// From now on no program that this process starts gets a descriptor beyond the first three: locks, pipes and sockets of whoever started
-/// this process end with their owners.
+/// Makes programs that this process starts inherit only the first three descriptors. Then locks,
+/// pipes and sockets of this process's starter end with their owners.
 pub fn keep_descriptors() {
     // SAFETY: a system call that takes three numbers. It closes nothing in this process.
     let done = unsafe {
@@ -109,11 +115,12 @@ pub fn keep_descriptors() {
     if done == 0 {
         return;
     }
-    // Before Linux 5.11 one by one.
+    // Before Linux 5.11, mark them one by one.
     for entry in std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten() {
         let number = entry.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok());
         if let Some(number) = number.filter(|number| *number > 2) {
-            // SAFETY: sets a flag of a descriptor, by number; one that is closed by now is refused.
+            // SAFETY: sets a flag of a descriptor, by number. A descriptor that is closed by now is
+            // refused.
             let _ = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
     }
@@ -152,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_limit_of_lengths_is_told_in_a_sentence() {
-        // The test's process has none; with one this is shown by tests of the command.
+        // The test process has no limit. Tests of the command show the case with one.
         let limited = file_bytes_max();
         assert_eq!(refuse_beyond_limit(1 << 30).is_err(), limited.is_some_and(|most| most < 1 << 30));
     }

@@ -1,7 +1,9 @@
-//! One user per store: an advisory lock on the store's directory and the file `lock` in it, and on the files and devices outside of it.
+//! One user per store: an advisory lock on the store's directory and the file `lock` in it, and on
+//! the files and devices outside of it.
 //!
-//! The kernel releases it when the process ends, however it ends. The file holds the process id of its owner, for the
-//! message to the next process that wants the store. It stays behind, without meaning, when the lock is released.
+//! The kernel releases the lock when the process ends, however it ends. The file holds the process
+//! id of the lock's owner, for the message to the next process that wants the store. After the
+//! release it stays behind, without meaning.
 
 use std::fs::File;
 use std::io;
@@ -17,11 +19,11 @@ use crate::named;
 /// Holds the process id of the lock's owner.
 const LOCK: &str = "lock";
 
-/// How long to wait for a region that another process has open.
+/// How long to wait for a file that another process has locked.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 pub struct StoreLock {
-    /// `None`: a host that takes no writes, where nobody made one.
+    /// `None` on a host that takes no writes, if the file does not exist.
     file: Option<File>,
     takes_writes: bool,
     directory: Directory,
@@ -29,8 +31,9 @@ pub struct StoreLock {
 }
 
 impl StoreLock {
-    /// Locks the store in `directory`, or names its owner at once (`WouldBlock`). Where the host takes no writes the lock is another
-    /// reader's affair only, and leaves no trace.
+    /// Locks the store in `directory`, or at once fails with an error that names its owner
+    /// (`WouldBlock`). Where the host takes no writes, the lock only excludes other readers, and
+    /// leaves no trace.
     pub fn acquire(directory: &Directory) -> io::Result<StoreLock> {
         let (file, is_written) = match directory.open_or_create(LOCK) {
             Ok(file) => (Some(file), true),
@@ -56,12 +59,13 @@ impl StoreLock {
         Ok(lock)
     }
 
-    /// False: the host takes no writes, and the store can only be read.
+    /// False if the host takes no writes, so that the store can only be read.
     pub fn takes_writes(&self) -> bool {
         self.takes_writes
     }
 
-    /// Is the lock held? Asked through files opened for reading, which leaves the store as it is. An error where that cannot be known.
+    /// True if the lock is held. The files are opened for reading only, which leaves the store as
+    /// it is. Fails where the answer cannot be determined.
     pub fn is_held(directory: &Directory) -> io::Result<bool> {
         let file = existing(directory.open_file(LOCK, Access::Read))?;
         let is_locked = |file: &File| flock(file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK);
@@ -73,20 +77,21 @@ impl StoreLock {
         let text = format!("{}\n", std::process::id());
         let written = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
         match written {
-            // The id is for a message only: a full host must not stop the store from being opened.
+            // The id is only for a message, so a full host must not keep the store from being
+            // opened.
             Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => Ok(()),
             written => written.map_err(|e| named(&self.directory.path().join(LOCK), e)),
         }
     }
 }
 
-/// One user at a time of a file, as long as this value lives.
+/// A lock that gives a file one user at a time, for as long as this value lives.
 #[derive(Debug)]
 pub struct FileLock(File);
 
 impl FileLock {
-    /// Locks the file for this process. `WouldBlock`: another process has it, and did not release it in the moment that
-    /// a process takes to end.
+    /// Locks the file for this process. `WouldBlock`: another process has it, and did not release
+    /// it within the time that a process may take to end.
     pub fn acquire(file: File) -> io::Result<FileLock> {
         lock_alone(&file).map(|()| FileLock(file))
     }
@@ -96,9 +101,9 @@ impl FileLock {
     }
 }
 
-/// Locks a file outside of the store's directory for this process alone. The store's own lock does not cover a copy of
-/// that directory, which names the same file. A process that is ending releases its locks one after the other, so this
-/// one is waited for, briefly.
+/// Locks a file outside of the store's directory for this process alone. The store's own lock does
+/// not cover a copy of that directory, which names the same file. A process that is ending releases
+/// its locks one after the other, so the lock is waited for briefly.
 pub(crate) fn lock_alone(file: &File) -> io::Result<()> {
     let begin = Instant::now();
     loop {
@@ -113,7 +118,8 @@ pub(crate) fn lock_alone(file: &File) -> io::Result<()> {
     }
 }
 
-/// Locks the directory itself, too: somebody may remove the lock's file, and the next one to make it would lock another file.
+/// Locks the directory itself, too. If the lock's file is removed, the next process would create
+/// and lock another file.
 fn lock_directory(directory: &Directory) -> io::Result<File> {
     let opened = directory.opened_again()?;
     match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
@@ -121,7 +127,7 @@ fn lock_directory(directory: &Directory) -> io::Result<File> {
             let message = "is in use by a process whose lock file was removed: unmount it or stop that process first";
             Err(named(directory.path(), io::Error::new(io::ErrorKind::WouldBlock, message)))
         }
-        // Where a directory cannot be locked the file is all there is.
+        // Where a directory cannot be locked, only the file's lock protects the store.
         Ok(()) | Err(_) => Ok(opened),
     }
 }
@@ -138,7 +144,7 @@ fn in_use(directory: &Directory, file: &File) -> io::Error {
     let len = file.read_at(&mut text, 0).unwrap_or(0);
     let owner = match std::str::from_utf8(&text[..len]).unwrap_or("").trim().parse::<u32>() {
         Ok(pid) => format!("process {pid}"),
-        // The owner is between taking the lock and writing its id.
+        // The owner has taken the lock but not written its id yet.
         Err(_) => "another process".into(),
     };
     let message = format!("store {} is in use by {owner}: unmount it or stop that process first", directory.display());
@@ -169,7 +175,7 @@ mod tests {
         drop(first);
         assert!(!is_held(dir.path()));
         let second = locked(dir.path()).unwrap();
-        // Who removes the file does not unlock the store.
+        // Removing the file does not unlock the store.
         std::fs::remove_file(dir.path().join("lock")).unwrap();
         assert!(is_held(dir.path()));
         let error = locked(dir.path()).map(drop).unwrap_err();

@@ -1,8 +1,10 @@
-//! A thread that does the same work again and again, and whenever it is rung, until it is stopped.
+//! A thread that repeats the same work periodically, and whenever its bell is rung, until it is
+//! stopped.
 //!
-//! Rules: the first time is one period after the start; the work is never under way twice; a ring before the end is still
-//! answered, one call answers all rings before it; stopping waits for the work under way, which can ask whether it is to end
-//! soon. A thread that cannot be started is an error of the start, never a ticker that does not tick.
+//! Rules: the work first runs one period after the start, and never twice at the same time. A ring
+//! before the end is still answered; one call answers all rings before it. Stopping waits for the
+//! work under way, which can ask whether it should end soon. A thread that cannot be started is an
+//! error of the start, never a ticker that does not tick.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -24,7 +26,7 @@ struct Shared {
     changed: Condvar,
 }
 
-/// Whether a ticker is to end, for its work.
+/// Tells a ticker's work whether the ticker is to end.
 pub struct Stopping(Arc<Shared>);
 
 impl Stopping {
@@ -32,12 +34,13 @@ impl Stopping {
         self.0.orders.lock().stop
     }
 
-    /// There is more work: the next time comes at once.
+    /// Requests another run at once, because there is more work.
     pub fn again(&self) {
         self.0.orders.lock().rung = true;
     }
 
-    /// Waits for so long, for a ring, or until the end: true at the end. For work in many small steps, too.
+    /// Waits for this period, for a ring, or until the end; true at the end. Also for pauses within
+    /// work of many small steps.
     pub fn wait(&self, period: Duration) -> bool {
         let mut orders = self.0.orders.lock();
         if !orders.stop && !orders.rung {
@@ -47,7 +50,7 @@ impl Stopping {
     }
 }
 
-/// Wakes a ticker's thread before its time. One of no ticker does nothing.
+/// Wakes a ticker's thread before its time. A default bell belongs to no ticker and does nothing.
 #[derive(Clone, Default)]
 pub struct Bell(Arc<Shared>);
 
@@ -61,14 +64,15 @@ impl Bell {
 /// The lowest priority of ordinary threads (nice(1)).
 const LEAST_PRIORITY: i32 = 19;
 
-/// Ticks until it is stopped or dropped.
+/// Runs its work periodically until it is stopped or dropped.
 pub struct Ticker {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Ticker {
-    /// Does `work` once a period in a thread of this name, until the work itself breaks off or the ticker is stopped.
+    /// Runs `work` once a period in a thread of this name, until the work returns `Break` or the
+    /// ticker is stopped.
     pub fn start(
         name: &str,
         period: Duration,
@@ -81,7 +85,7 @@ impl Ticker {
         Ok(Ticker { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// The same in a thread that lets all others have the processor first.
+    /// The same in a thread that yields the processor to all others.
     pub fn start_quiet(
         name: &str,
         period: Duration,
@@ -90,7 +94,7 @@ impl Ticker {
         let mut has_begun = false;
         Ticker::start(name, period, move |stopping| {
             if !std::mem::replace(&mut has_begun, true) {
-                // Where it is refused the work is done all the same.
+                // If this is refused, the work is done all the same.
                 let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LEAST_PRIORITY);
             }
             work(stopping)
@@ -101,7 +105,7 @@ impl Ticker {
         Bell(self.shared.clone())
     }
 
-    /// Returns when the work under way, if any, is over.
+    /// Stops the ticker. Returns when the work under way, if any, is over.
     pub fn stop(&self) {
         self.shared.orders.lock().stop = true;
         self.shared.changed.notify_all();

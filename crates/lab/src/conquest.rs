@@ -3,12 +3,13 @@
 //! | module | owns |
 //! |---|---|
 //! | `large` | the Sprite LFS large-file benchmark |
-//! | `measure` | the benchmarks in turn on all places: rates, run by run |
+//! | `measure` | the benchmarks on all places in turn: rates, run by run |
 //! | `figures` | tables, plots, and the paper's figures beside ours |
 //!
-//! Owns: the experiment's options. Rules: the places take turns within each round, in an order that changes, so that what disturbs
-//! the machine meets all of them; the same seed makes the same calls at each place. Left out: making the mounts, which takes a
-//! privilege (`scripts/bench-conquest` does it).
+//! Owns: the experiment's options. Rules: the places take turns within each round, in changing
+//! order, so that disturbances of the machine affect all of them. The same seed makes the same
+//! calls at each place. Left out: making the mounts, which needs privileges
+//! (`scripts/bench-conquest` does it).
 
 mod figures;
 mod large;
@@ -63,7 +64,7 @@ pub struct Options {
     pub scale: f64,
 }
 
-/// The plan of runs, with `--quick` taken into account.
+/// The plan of runs, after `--quick` is applied.
 #[derive(Clone, Debug)]
 struct Plan {
     at: Vec<Labelled>,
@@ -76,7 +77,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// The paper's number of something, scaled.
+    /// Scales a number of the paper.
     fn scaled(&self, count: u32) -> u32 {
         plan::scaled(count, self.scale)
     }
@@ -90,7 +91,7 @@ impl Options {
         Plan { at, has_engine, parts, has_fsync, seed: self.seed, runs, scale }
     }
 
-    /// The command that makes the same runs.
+    /// Returns the command that repeats the runs.
     fn command(&self, common: &Common) -> String {
         let quick = if common.quick { " --quick" } else { "" };
         let at: String = self.at.iter().map(|place| format!(" --at {place}")).collect();

@@ -1,8 +1,9 @@
 //! The registry of experiments, and the options they share.
 //!
-//! Owns: [`Experiment`], one variant for each, with its options; [`RunArgs`], the options of all. A new experiment is a
-//! module with a type that derives `clap::Args` and implements [`Run`], and its line in [`Experiment`] and in
-//! `Experiment::run_of`; help, completions and manual pages follow from that.
+//! Owns: [`Experiment`], one variant for each, with its options; [`RunArgs`], the options of all. A
+//! new experiment is a module with a type that derives `clap::Args` and implements [`Run`], and its
+//! line in [`Experiment`] and in `Experiment::run_of`. Help, completions and manual pages follow
+//! from that.
 
 use std::path::PathBuf;
 
@@ -15,7 +16,7 @@ use crate::trace::TraceError;
 use crate::tree::TreeError;
 use crate::{conquest, idle_time, inodes, mramfs, netram, small_files, trees, update_policy};
 
-/// Why an experiment could not be run.
+/// The reason why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     #[error("trace: {0}")]
@@ -28,14 +29,14 @@ pub enum LabError {
     Report(#[from] ReportError),
     #[error("{what}: {why}")]
     Option { what: &'static str, why: String },
-    /// A figure could not be measured. (A figure that disagrees with the paper is no error.)
+    /// A figure could not be measured. (A figure that disagrees with the paper is not an error.)
     #[error("{what}: {why}")]
     Broken { what: String, why: String },
 }
 
 /// An experiment with its options.
 pub trait Run {
-    /// The paper whose claims the experiment repeats.
+    /// The paper whose claims the experiment tests.
     const PAPER: &'static str;
 
     fn run(&self, common: &Common) -> Result<Report, LabError>;
@@ -113,7 +114,7 @@ impl Experiment {
     }
 }
 
-/// An experiment in the answer of `shoal lab list`.
+/// An experiment as listed by `shoal lab list`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listed {
     pub name: String,
@@ -131,7 +132,7 @@ struct Line {
     _experiment: Experiment,
 }
 
-/// All experiments.
+/// Lists all experiments.
 pub fn list() -> Vec<Listed> {
     let listed = |command: &clap::Command| Listed {
         name: command.get_name().into(),
@@ -147,7 +148,7 @@ pub fn list() -> Vec<Listed> {
     Line::command().get_subcommands().map(listed).collect()
 }
 
-/// Runs an experiment, and writes its files if asked to; returns the report and the files.
+/// Runs an experiment and writes its files if asked to. Returns the report and the files.
 pub fn run(args: &RunArgs) -> Result<(Report, Vec<PathBuf>), LabError> {
     let report = args.experiment.run_of(&args.common)?;
     let files = args.common.out.as_deref().map_or(Ok(vec![]), |directory| report.write(directory))?;

@@ -1,16 +1,17 @@
-//! `shoal lab run idle-time`: section 5.5 of the virtual-log paper, the worth of idle time to each system.
+//! `shoal lab run idle-time`: section 5.5 of the virtual-log paper, the value of idle time to each
+//! system.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `system` | a system to compare, and the world it runs in |
+//! | `system` | a system to compare, and the world in which it runs |
 //! | `in_place`, `lfs`, `eager` | UFS, LFS with NVRAM, eager writing with and without NVRAM |
 //! | `vlog` | the virtual log inside a simulated drive |
-//! | `points` | which systems are run on which disks, the workload, running it |
+//! | `points` | the systems and disks to run, the workload, and a run |
 //! | `figures` | the paper's figures and claims from the runs |
 //!
-//! Owns: the experiment's options. Disks and file systems are models, the virtual log is the one that serves users; all
-//! times are the simulated clock's. Rules: every system gets the same updates; a point for which a system has no room
-//! is left empty, and the report says so.
+//! Owns: the experiment's options. Disks and file systems are models; the virtual log is the one
+//! that serves users. All times are from the simulated clock. Rules: every system gets the same
+//! updates. A point without room for a system is left empty, and the report says so.
 
 pub mod eager;
 mod figures;
@@ -30,9 +31,9 @@ use lfs::First;
 use points::{DiskKind, Kind, Point, Setup, measure};
 use system::{BLOCK_BYTES, ModelError};
 
-/// How full the disks of figures 10 and 11 are (percent).
+/// Utilisation of the disks of figures 10 and 11 (percent).
 const UTILISATION: u32 = 80;
-/// Burst of the runs without idle time (KB).
+/// Burst size of the runs without idle time (KB).
 const FULL_SPEED_BURST_KB: u32 = 512;
 const QUICK_BURSTS_KB: [u32; 3] = [128, 512, 2048];
 const QUICK_IDLE_MS: [u32; 4] = [0, 200, 1000, 3000];
@@ -120,7 +121,7 @@ impl Options {
         }
     }
 
-    /// The command that makes the same figures.
+    /// Returns the command that repeats the figures.
     fn command(&self, common: &Common) -> String {
         let list = |values: &[u32]| values.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let mut command = "shoal lab run idle-time".to_string();
@@ -144,7 +145,7 @@ impl Options {
     }
 }
 
-/// Points of one figure without their seeds, in the order of the curves.
+/// Returns the points of one figure without their seeds, in the order of the curves.
 fn curves(plan: &Plan, disk: DiskKind) -> Vec<Point> {
     let point = |kind, utilisation, burst_kb: u32, idle_ms: u32| Point {
         kind,

@@ -1,4 +1,4 @@
-//! `shoal lab run inodes`: mramfs' study of inodes, on real trees.
+//! `shoal lab run inodes`: mramfs' study of inodes on real trees.
 //!
 //! | module | owns |
 //! |---|---|
@@ -6,9 +6,10 @@
 //! | `controls` | all inodes at once under general compressors |
 //! | `figures` | the paper's tables and figures from the measurements, and its claims beside ours |
 //!
-//! Owns: the experiment's options, and which compressor is run with which profile: that of the tree itself, the built-in one, and
-//! those of all other trees. Rules: every code is decoded and compared before it is counted; sizes are exact and depend on the trees
-//! alone, speeds are this machine's and carry their spread.
+//! Owns: the experiment's options, and which profiles each compressor uses: the tree's own, the
+//! built-in one, and those of all other trees. Rules: every code is decoded and compared before it
+//! is counted. Sizes are exact and depend only on the trees; speeds are those of this machine and
+//! are given with their spread.
 
 mod controls;
 mod figures;
@@ -38,7 +39,7 @@ pub struct Options {
     pub runs: u32,
 }
 
-/// Inodes of a tree that `--quick` looks at.
+/// Most inodes of a tree under `--quick`.
 const QUICK: usize = 4096;
 
 pub(crate) const PRECISIONS: [Precision; 2] = [Precision::Seconds, Precision::Nanoseconds];
@@ -51,12 +52,13 @@ struct Row {
     own: Measured,
     own_speed: Speed,
     built_in: Option<Measured>,
-    /// Under the profile of the tree that is worst for this one, and which it is.
+    /// The result under the profile of the tree that is worst for this one, and the index of that
+    /// tree.
     worst: Option<(Measured, usize)>,
     worst_speed: Option<Speed>,
 }
 
-/// All that was measured.
+/// All measurements.
 struct Found {
     trees: Vec<Tree>,
     triplets: Vec<Triplets>,

@@ -1,33 +1,34 @@
-//! The lab: the papers' experiments, on Shoal's own code.
+//! The lab: experiments of the papers, on Shoal's own code.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `experiment` | the registry of experiments and the options they share |
 //! | `report` | tables with the paper's figure beside ours; CSV, JSON, SVG |
 //! | `trace` | requests to disks: from traces or from a seed |
-//! | `plan` | how much of the work, and which parts, alike for several experiments |
-//! | `places` | the file systems that are compared, and what they promise |
+//! | `plan` | the amount of work and the parts to run, shared by several experiments |
+//! | `places` | the file systems to compare, and what they promise |
 //! | `median` | medians of a few runs, with intervals |
-//! | `progress` | how far a long experiment is |
+//! | `progress` | progress of a long experiment |
 //! | `parallel` | many runs on several processors |
 //! | `network` | the model of a network, in simulated time |
 //! | `idle_time` | file systems on simulated disks, with and without idle time |
 //! | `netram` | the network RAM disk's policies under a trace and a network |
 //! | `tree` | the inodes of directories and of ext images |
 //! | `profile` | a profile of packed inodes as JSON |
-//! | `stored` | the inodes of a tree as a store has them |
+//! | `stored` | the inodes of a tree as a store keeps them |
 //! | `inodes` | mramfs' compressors of inodes on real trees |
 //! | `processor` | processor time of a thread |
 //! | `small_files` | compressors of file data on real trees |
 //! | `target` | calls on files, of a store in this process or of any directory |
 //! | `postmark` | PostMark: many small files, as of a mail server |
 //! | `conquest` | Conquest's benchmarks, on any file systems side by side and on the engine |
-//! | `trees` | what a person does to a source tree, on any file systems side by side |
+//! | `trees` | everyday work on a source tree, on any file systems side by side |
 //! | `mramfs` | mramfs' benchmarks of the file system, on the engine and on directories |
-//! | `update_policy` | update policies in front of a simulated disk, and the waiting of readers |
+//! | `update_policy` | update policies in front of a simulated disk, and the response times of reads |
 //!
-//! Rules: the code under test is the code that serves users, never a copy of it; only the world around it is modelled,
-//! and the model's time is called simulated wherever it is shown; one seed makes one result.
+//! Rules: the code under test is the code that serves users, never a copy of it. Only the world
+//! around it is modelled, and the model's time is called simulated wherever it is shown. The same
+//! seed gives the same result.
 
 #![forbid(unsafe_code)]
 

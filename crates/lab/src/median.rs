@@ -1,9 +1,10 @@
-//! Medians of a few runs, and how sure they are.
+//! Medians of a few runs, and their confidence.
 //!
-//! Owns: [`Median`], with an interval that holds the true median with 90% and more. Rules: it comes from the order of the runs
-//! alone: nothing is assumed of their distribution. Of fewer than five runs the interval is all that was measured.
+//! Owns: [`Median`], with an interval that contains the true median with at least 90% confidence.
+//! Rules: the interval depends only on the order of the runs, without any assumption about their
+//! distribution. For fewer than five runs the interval is the whole range measured.
 
-/// Confidence of an interval, at least.
+/// Least confidence of an interval.
 const CONFIDENCE: f64 = 0.9;
 
 /// A median, and an interval for the true one.
@@ -25,13 +26,14 @@ impl Median {
     }
 }
 
-/// How many of the least and of the greatest of `count` values an interval for the median may leave out. Each value is below the
-/// median with probability 1/2; all is given where even the whole range is less sure than that.
+/// Returns how many of the least and of the greatest of `count` values an interval for the median
+/// may leave out. Each value is below the median with probability 1/2. The result is 0 if even the
+/// whole range has less confidence than required.
 fn cut_off(count: usize) -> usize {
     let mut tail = 0.5f64.powi(count as i32);
     let mut term = tail;
     let mut cut = 0;
-    // `tail`: the probability that at most `cut` values are below the median.
+    // `tail` is the probability that at most `cut` values are below the median.
     while cut + 1 < count.div_ceil(2) {
         term *= (count - cut) as f64 / (cut + 1) as f64;
         tail += term;

@@ -2,13 +2,14 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `variants` | the ways the engine can keep the files, and the store in this process for each |
-//! | `measure` | the workloads in turn on all places: times, and what the region holds |
+//! | `variants` | the ways in which the engine can keep the files, and the store in this process for each |
+//! | `measure` | the workloads on all places in turn: times, and the contents of the region |
 //! | `figures` | tables, plot, and the thesis's figures beside ours |
 //!
-//! Owns: the experiment's options. The workloads are PostMark and the making and unlinking of empty files. Rules: places take
-//! turns within each run, so that what disturbs the machine meets all of them; all runs have one seed, so that their spread
-//! is the machine's. Left out: the build (all file systems within 5%), and other file systems' mounts, which the user makes.
+//! Owns: the experiment's options. The workloads are PostMark and the creation and unlinking of
+//! empty files. Rules: places take turns within each run, so that disturbances of the machine
+//! affect all of them. All runs have the same seed, so their spread is the machine's. Left out: the
+//! build (all file systems are within 5%), and mounts of other file systems, which the user makes.
 
 mod figures;
 mod measure;
@@ -57,7 +58,7 @@ pub struct Options {
     pub compress: Method,
 }
 
-/// The plan of runs, with `--quick` taken into account.
+/// The plan of runs, after `--quick` is applied.
 #[derive(Clone, Debug)]
 struct Plan {
     at: Vec<PathBuf>,
@@ -78,7 +79,7 @@ impl Options {
         Plan { at: self.at.clone(), has_engine, rounds, seed: self.seed, runs, scale, packing }
     }
 
-    /// The command that makes the same runs.
+    /// Returns the command that repeats the runs.
     fn command(&self, common: &Common) -> String {
         let quick = if common.quick { " --quick" } else { "" };
         let at: String = self.at.iter().map(|path| format!(" --at {}", path.display())).collect();

@@ -3,13 +3,13 @@
 //! | module | owns |
 //! |---|---|
 //! | `model` | the engine under a network in simulated time |
-//! | `points` | the disks that are run, and the size of their donors |
+//! | `points` | the disks to run, and the size of their donors |
 //! | `figures` | the paper's figures and table from the runs |
 //!
-//! Owns: the experiment's options, and the choice of requests. The paper's trace (12 days of the busiest disk of a
-//! traced machine) is not public in that form; a week of one workstation's main disk is. Sized to what the trace
-//! touches, such a disk is full, so that cleaning happens. Rules: without a trace a synthetic workload takes its place,
-//! and the report says so first.
+//! Owns: the experiment's options, and the choice of requests. The paper's trace (12 days of the
+//! busiest disk of a traced machine) is not public in that form; a week of one workstation's main
+//! disk is. A disk sized to what the trace touches is full, so that cleaning happens. Rules:
+//! without a trace a synthetic workload replaces it, and the report says so first.
 
 mod figures;
 pub mod model;
@@ -28,12 +28,12 @@ use crate::trace::{self, Kind, Request};
 use model::{ModelError, Pace};
 use points::{Figures, Room, Setup, Variant, measure_all};
 
-/// Where the trace lies beside a checkout.
+/// Location of the trace beside a checkout.
 const TRACE_BESIDE: &str = "../shared/data/ajw.1week.srt";
 /// Requests of a quick run.
 const QUICK_REQUESTS: usize = 12_000;
 const QUICK_EXTRA: [u32; 4] = [10, 20, 50, 100];
-/// The paper's claims are made here (percent).
+/// Extra space at which the paper makes its claims (percent).
 const CLAIMED_AT: u32 = 20;
 const BLOCK_BYTES: u32 = 1024;
 const BUFFER_BLOCKS: u16 = 8;
@@ -182,7 +182,7 @@ impl Options {
         })
     }
 
-    /// The command that makes the same figures.
+    /// Returns the command that repeats the figures.
     fn command(&self, common: &Common) -> String {
         let mut command = "shoal lab run netram".to_string();
         let mut add = |text: String| command += &format!(" {text}");
@@ -257,7 +257,7 @@ impl Run for Options {
         let extra = self.extra(common.quick);
         let fixed = [Variant::NONE, Variant::CACHED, Variant::MIRRORED].map(|variant| (variant, Room::Plenty));
         let striped = [Variant::CACHING, Variant::adaptive(1), Variant::adaptive(2), Variant::adaptive(3)];
-        // The fullest disks take longest, so they are first.
+        // Start the fullest disks first, because they take longest.
         let full = extra.iter().flat_map(|&extra| striped.map(|variant| (variant, Room::Extra(extra))));
         let points: Vec<(Variant, Room)> = full.chain(fixed).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -271,7 +271,7 @@ impl Run for Options {
             };
             match outcome {
                 Ok(figures) => runs.push(figures),
-                // Too little room for this policy is a result; anything else is a fault.
+                // Too little room for this policy is a result. Anything else is a fault.
                 Err(
                     why @ (ModelError::Refused(_) | ModelError::Failed { why: shoal_netram::DiskError::NoSpace, .. }),
                 ) => {

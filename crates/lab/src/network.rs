@@ -1,9 +1,10 @@
-//! The model of a network: the cost to the client of a message to or from a donor.
+//! The model of a network: the client's cost of a message to or from a donor.
 //!
-//! Owns: [`Link`], the client's one link to all donors. A transfer of n bytes takes the latency and n bytes at the
-//! bandwidth, and nothing else goes over the link meanwhile: the paper adds up transfer times the same way. Its network
-//! is ATM at 155 Mbit/s; a message through TCP/IP on the workstations of its time took about a millisecond. All time
-//! here is simulated. Left out: contention at the donors and between clients, losses, cells and headers.
+//! Owns: [`Link`], the client's one link to all donors. A transfer of n bytes takes the latency
+//! plus the time of n bytes at the bandwidth, and nothing else uses the link meanwhile; the paper
+//! adds up transfer times in the same way. Its network is ATM at 155 Mbit/s; a message through
+//! TCP/IP on the workstations of its time took about a millisecond. All time here is simulated.
+//! Left out: contention at the donors and between clients, losses, cells and headers.
 
 /// Properties of a network.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -18,7 +19,7 @@ impl Network {
     /// The paper's network.
     pub const ATM: Network = Network { latency_us: 1000.0, mbit: 155.0 };
 
-    /// Simulated time of one message of `bytes` (ns).
+    /// Returns the simulated time of one message of `bytes` (ns).
     pub fn transfer_ns(&self, bytes: u64) -> u64 {
         (self.latency_us * 1000.0 + bytes as f64 * 8000.0 / self.mbit).round() as u64
     }
@@ -38,7 +39,7 @@ impl Link {
         Link { network, free_at_ns: 0, busy_ns: 0, messages: 0 }
     }
 
-    /// Queues a message of `bytes` at `now_ns`; returns the end of its transfer and its cost (ns).
+    /// Queues a message of `bytes` at `now_ns`. Returns the end of its transfer and its cost (ns).
     pub fn send(&mut self, bytes: u64, now_ns: u64) -> (u64, u64) {
         let cost_ns = self.network.transfer_ns(bytes);
         self.free_at_ns = self.free_at_ns.max(now_ns) + cost_ns;
@@ -47,12 +48,12 @@ impl Link {
         (self.free_at_ns, cost_ns)
     }
 
-    /// When everything queued has been transferred.
+    /// Returns the time at which everything queued has been transferred.
     pub fn idle_at(&self, now_ns: u64) -> u64 {
         self.free_at_ns.max(now_ns)
     }
 
-    /// Time the link was transferring (ns).
+    /// Returns the time during which the link was transferring (ns).
     pub fn busy_ns(&self) -> u64 {
         self.busy_ns
     }

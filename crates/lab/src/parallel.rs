@@ -1,13 +1,13 @@
 //! Many runs on several processors.
 //!
-//! Rules: results come in the order of the points, whichever thread made them; a run that panics ends all. Left out:
-//! the number of threads, which the user may choose.
+//! Rules: results are in the order of the points, whichever thread made them. A run that panics
+//! ends all. Left out: the number of threads, which the user may choose.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Measures each point, on `threads` threads.
+/// Measures each point, using `threads` threads.
 pub fn map<P: Sync, R: Send>(points: &[P], threads: usize, measure: impl Fn(&P) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let take = || {

@@ -1,8 +1,9 @@
 //! The file systems that an experiment compares.
 //!
-//! Owns: [`Labelled`], a directory and its label as given on the command line; [`Place`], one of them or the engine in this
-//! process; [`Kind`], what a directory's file system is, by its magic number; the table of places. Rules: what a place keeps when
-//! the machine fails is said beside its figures, because a file system that promises nothing has less to do. Left out: making and
+//! Owns: [`Labelled`], a directory and its label as given on the command line; [`Place`], one of
+//! them or the engine in this process; [`Kind`], the type of a directory's file system, by its
+//! magic number; the table of places. Rules: the figures state what each place keeps when the
+//! machine fails, because a file system that promises nothing has less to do. Left out: making and
 //! mounting them.
 
 use std::fmt;
@@ -38,10 +39,10 @@ impl fmt::Display for Labelled {
     }
 }
 
-/// Kinds of file systems, as far as figures differ by them.
+/// Kinds of file systems that matter for the figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The engine in this process, on memory that it takes for battery-backed.
+    /// The engine in this process, on memory that it treats as battery-backed.
     Engine,
     Tmpfs,
     Ramfs,
@@ -54,7 +55,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// By `f_type` of statfs(2).
+    /// Returns the kind for an `f_type` of statfs(2).
     fn of(magic: u64) -> Kind {
         match magic {
             0x0102_1994 => Kind::Tmpfs,
@@ -80,12 +81,13 @@ impl Kind {
         }
     }
 
-    /// Is everything in memory, and gone with it?
+    /// Returns whether everything is in memory and vanishes with it.
     pub fn is_memory(self) -> bool {
         matches!(self, Kind::Tmpfs | Kind::Ramfs)
     }
 
-    /// What is there after the machine failed, of files that were not synced and of files that were.
+    /// Describes what survives a failure of the machine: of files that were not synced, and of
+    /// files that were.
     pub fn survives(self) -> &'static str {
         match self {
             Kind::Engine => "all that returned, if its memory keeps",
@@ -97,12 +99,12 @@ impl Kind {
     }
 }
 
-/// Where a benchmark runs.
+/// A place where a benchmark runs.
 #[derive(Clone, Debug)]
 pub struct Place {
     pub label: String,
     pub kind: Kind,
-    /// None: the engine in this process.
+    /// None for the engine in this process.
     pub directory: Option<PathBuf>,
 }
 
@@ -123,13 +125,14 @@ impl Place {
         })
     }
 
-    /// Shoal, in whichever form: by its label, for a FUSE mount does not say whose it is.
+    /// Returns whether this is Shoal in any form. The label decides, because a FUSE mount does not
+    /// show its owner.
     pub fn is_shoal(&self) -> bool {
         self.label.contains("shoal")
     }
 }
 
-/// The places with what they keep.
+/// Tabulates the places and what they keep.
 pub fn table(places: &[Place]) -> Table {
     let mut table = Table::new(
         "places",

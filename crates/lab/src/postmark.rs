@@ -1,16 +1,19 @@
-//! PostMark: many small files that are made, read, appended to and removed, as by a mail server.
+//! PostMark: many small files that are created, read, appended to and removed, as on a mail server.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `contents` | the bytes in the files |
+//! | `contents` | the contents of the files |
 //! | `tests` | calls and counts, and both kinds of target against a model |
 //!
-//! Owns: [`Workload`], the calls as a function of a seed, and [`run`], which makes them on any [`Target`] and times the three
-//! phases: create, transactions, delete. After Katcher's program, version 1.5: a transaction is a read or an append, and then a
-//! create or a delete; an append is left out when the file has the greatest size already. Rules: the calls are drawn before the
-//! clock runs; directories are made and removed outside of it; every read's length is compared.
-//! A share of the files may be large, as in Conquest's variant. Differences: contents are text and not random letters; blocks have 4096 bytes, because the original's of 512 reach the
-//! system through a buffer; any number of files may live at once.
+//! Owns: [`Workload`], the calls as a function of a seed, and [`run`], which makes them on any
+//! [`Target`] and times the three phases: create, transactions, delete. Based on Katcher's program,
+//! version 1.5: a transaction is a read or an append, followed by a create or a delete. An append
+//! is omitted when the file already has the greatest size.
+//! Rules: the calls are drawn before timing starts; directories are created and removed outside of
+//! the measured time; every read's length is verified. A share of the files may be large, as in
+//! Conquest's variant.
+//! Differences: contents are text instead of random letters. Blocks have 4096 bytes, because the
+//! original's of 512 reach the system through a buffer. Any number of files may live at once.
 
 mod contents;
 #[cfg(test)]
@@ -25,27 +28,28 @@ pub use contents::{Contents, RANDOM_ONE_OF};
 use crate::processor::ProcessorTime;
 use crate::target::{Failed, Outcome, Target};
 
-/// Parameters, with PostMark's defaults but for the blocks.
+/// Parameters, with PostMark's defaults except for the blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub seed: u64,
     /// Files of the create phase.
     pub files: u32,
     pub transactions: u32,
-    /// Sizes of new files (bytes), both ends included. No append makes a file longer than the second.
+    /// Sizes of new files (bytes), both inclusive. No append makes a file longer than the second.
     pub size_min: u32,
     pub size_max: u32,
-    /// Of a thousand new files, those with sizes between the next two (bytes, both ends included); Conquest's addition.
+    /// Files per thousand new ones whose size lies between the next two values (bytes, both
+    /// inclusive). This is Conquest's addition.
     pub large_of_thousand: u32,
     pub large_min: u32,
     pub large_max: u32,
-    /// Directories that the files are drawn into; 0: all in one.
+    /// Directories among which the files are distributed; 0: all in one.
     pub directories: u32,
-    /// Of ten transactions, those that read; the others append.
+    /// Reads per ten transactions; the others append.
     pub reads_of_ten: u8,
-    /// Of ten transactions, those that create; the others delete.
+    /// Creates per ten transactions; the others delete.
     pub creates_of_ten: u8,
-    /// Unit of reading and of writing (bytes).
+    /// Unit of reading; the next is that of writing (bytes).
     pub read_block: usize,
     pub write_block: usize,
 }
@@ -71,14 +75,14 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Longest file (bytes).
+    /// Returns the length of the longest file (bytes).
     pub fn len_max(&self) -> u32 {
         if self.large_of_thousand > 0 { self.size_max.max(self.large_max) } else { self.size_max }
     }
 
-    /// Least and greatest size of a new file.
+    /// Draws the least and greatest size of a new file.
     fn draw_sizes(&self, random: &mut Random) -> (u32, u32) {
-        // Nothing is drawn where there is nothing to choose: the calls of plain PostMark stay those of its seed.
+        // Draw nothing if there is no choice, so that a seed of plain PostMark keeps its calls.
         let is_large = self.large_of_thousand > 0 && random.below(1000) < self.large_of_thousand.into();
         if is_large { (self.large_min, self.large_max) } else { (self.size_min, self.size_max) }
     }
@@ -103,7 +107,7 @@ impl Phase {
     }
 }
 
-/// A call on a file; `from` is a place in the contents, `len` in bytes.
+/// A call on a file. `from` is an offset in the contents, `len` is in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Create { file: u32, from: u32, len: u32 },
@@ -143,12 +147,12 @@ impl Counts {
     }
 }
 
-/// The calls of a phase and their result.
+/// The calls of a phase and their totals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
     pub operations: Vec<Operation>,
     pub counts: Counts,
-    /// Files after the phase, and the bytes in them.
+    /// Files after the phase; then the bytes in them.
     pub live_files: u64,
     pub live_bytes: u64,
 }
@@ -158,25 +162,25 @@ pub struct Calls {
 pub struct Workload {
     pub config: Config,
     pub contents: Contents,
-    /// In the order of [`Phase::ALL`].
+    /// Calls in the order of [`Phase::ALL`].
     pub phases: [Calls; 3],
-    /// Transactions drawn; fewer than asked for when no file was left.
+    /// Transactions drawn; fewer than requested if no file was left.
     pub transactions: u64,
-    /// Files that live at once, at most.
+    /// Most files that live at once.
     pub live_files_max: u64,
-    /// Appends left out because the file had the greatest size.
+    /// Appends omitted because the file had the greatest size.
     pub full: u64,
     /// The path of each file by its number.
     paths: Vec<String>,
 }
 
-/// A file that lives while calls are drawn.
+/// A file that exists at this point while calls are drawn.
 #[derive(Clone, Copy)]
 struct Live {
     file: u32,
     from: usize,
     len: u32,
-    /// No append makes it longer.
+    /// Length beyond which no append goes.
     len_max: u32,
 }
 
@@ -216,7 +220,7 @@ impl Draw<'_> {
         self.push(Operation::Read { file, len });
     }
 
-    /// False: the file has the greatest size.
+    /// Draws an append. Returns false if the file has the greatest size.
     fn append(&mut self) -> bool {
         let at = self.random.index(self.live.len());
         let Live { file, from, len: old, len_max } = self.live[at];
@@ -249,7 +253,7 @@ fn directory(number: u64) -> String {
 }
 
 impl Workload {
-    /// Draws all calls. One configuration makes the same calls on every machine.
+    /// Draws all calls. The same configuration gives the same calls on every machine.
     pub fn generate(config: &Config) -> Workload {
         assert!(config.size_min <= config.size_max, "sizes from {} to {}", config.size_min, config.size_max);
         assert!(config.large_min <= config.large_max, "sizes from {} to {}", config.large_min, config.large_max);
@@ -257,7 +261,7 @@ impl Workload {
         let mut draw = Draw {
             config,
             contents: &contents,
-            // Another stream than that of the contents.
+            // Use a different stream from that of the contents.
             random: Random::new(!config.seed),
             live: vec![],
             live_files_max: 0,
@@ -290,7 +294,7 @@ impl Workload {
         Workload { config: config.clone(), contents, phases, transactions, live_files_max, full, paths }
     }
 
-    /// All files as they are created: path and contents.
+    /// Returns path and contents of all files at their creation.
     pub fn created(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.phases.iter().flat_map(|calls| &calls.operations).filter_map(|operation| match *operation {
             Operation::Create { file, from, len } => {
@@ -305,15 +309,16 @@ impl Workload {
     }
 }
 
-/// How long a phase took (seconds).
+/// Duration of a phase (seconds).
 #[derive(Clone, Copy, Debug)]
 pub struct Took {
     pub elapsed_s: f64,
-    /// Processor time of the calling thread: all of it for a store in this process, the caller's share otherwise.
+    /// Processor time of the calling thread. For a store in this process this is all of it,
+    /// otherwise the caller's share.
     pub processor_s: f64,
 }
 
-/// Pauses of a program that has other things to do, too.
+/// Pauses of a program that also does other work.
 #[derive(Clone, Copy, Debug)]
 pub struct Pauses {
     /// Calls between two pauses.
@@ -321,12 +326,12 @@ pub struct Pauses {
     pub pause: Duration,
 }
 
-/// Makes all calls, and tells after each phase how long it took. The root is empty before and after.
+/// Makes all calls and reports the duration after each phase. The root is empty before and after.
 pub fn run<T: Target>(workload: &Workload, target: &T, done: &mut dyn FnMut(Phase, Took)) -> Outcome<()> {
     run_with(workload, target, None, done)
 }
 
-/// The same with pauses, which do not count.
+/// Like [`run`], with pauses that do not count.
 pub fn run_with<T: Target>(
     workload: &Workload,
     target: &T,

@@ -14,7 +14,7 @@ impl ProcessorTime {
         ProcessorTime(now.tv_sec as f64 + now.tv_nsec as f64 / 1e9)
     }
 
-    /// Seconds since then, more than 0.
+    /// Returns the seconds since then, more than 0.
     pub fn elapsed_s(self) -> f64 {
         (ProcessorTime::now().0 - self.0).max(1e-9)
     }

@@ -1,11 +1,11 @@
-//! A profile as JSON: the tables with which inodes are packed, and the counts they come from.
+//! A profile as JSON: the tables that pack inodes, and the counts they come from.
 //!
 //! Owns the keys of `shoal profile --json`. Left out: making the profile (`shoal-pack`) and reading the trees (`tree`).
 
 use serde_json::{Value, json};
 use shoal_pack::{Census, Kind, Precision, Profile, ProfileFile};
 
-/// Values listed for each field, the most frequent first.
+/// Most values listed for each field, the most frequent first.
 const LISTED: usize = 50;
 
 fn precision_name(precision: Precision) -> &'static str {
@@ -15,7 +15,7 @@ fn precision_name(precision: Precision) -> &'static str {
     }
 }
 
-/// The report on `file`, which was made from the `census` of `inodes` inodes.
+/// Reports on `file`, which was made from the `census` of `inodes` inodes.
 pub fn report(inodes: usize, census: &Census, file: &ProfileFile) -> Value {
     let triplets: Vec<Value> = census
         .triplets()
@@ -23,7 +23,7 @@ pub fn report(inodes: usize, census: &Census, file: &ProfileFile) -> Value {
         .collect();
     let mut frequencies = json!({});
     for precision in [Precision::Seconds, Precision::Nanoseconds] {
-        // All-or-nothing counts mode, uid and gid by themselves; triplets are above.
+        // All-or-nothing counts mode, uid and gid separately; triplets are above.
         let Some(fields) = census.fields(Kind::AllOrNothing, precision) else { continue };
         for (name, counts) in fields.fields() {
             let sorted = counts.sorted();

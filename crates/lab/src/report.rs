@@ -4,9 +4,10 @@
 //! |---|---|
 //! | `plot` | a line plot as SVG |
 //!
-//! Owns: [`Report`], [`Table`], and how they look on a terminal, as CSV and as JSON. A [`Comparison`] puts the paper's
-//! figure beside ours. Rules: every table says in its title whether its time is simulated; a cell that was not measured
-//! is empty, never 0; files are named after the experiment and the table.
+//! Owns: [`Report`], [`Table`], and their form on a terminal, as CSV and as JSON. A [`Comparison`]
+//! puts the paper's figure beside ours. Rules: the title of every table says whether its time is
+//! simulated. A cell that was not measured is empty, never 0. Files are named after the experiment
+//! and the table.
 
 mod plot;
 
@@ -18,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 pub use plot::{Plot, Series, Style};
 
-/// Why a report could not be written.
+/// The reason why a report could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     #[error("{path}: {source}")]
@@ -34,9 +35,9 @@ pub enum ReportError {
 pub enum Cell {
     Text(String),
     Count(u64),
-    /// A number, and the decimals it is shown with.
+    /// A number and the decimals to show.
     Number(f64, usize),
-    /// Not measured, or not given by the paper.
+    /// Not measured, or not given in the paper.
     Empty,
 }
 
@@ -108,7 +109,8 @@ impl Table {
         &self.rows
     }
 
-    /// For a terminal: text to the left, numbers to the right, two spaces between columns.
+    /// Formats the table for a terminal: text to the left, numbers to the right, two spaces between
+    /// columns.
     pub fn to_text(&self) -> String {
         let cells: Vec<Vec<String>> = self.rows.iter().map(|row| row.iter().map(Cell::text).collect()).collect();
         let width = |column: usize| {
@@ -180,11 +182,11 @@ impl Comparison {
 #[derive(Debug)]
 pub struct Report {
     pub experiment: String,
-    /// The command that makes it again.
+    /// The command that repeats the experiment.
     pub command: String,
     /// Seed of the random numbers, if the experiment uses any.
     pub seed: Option<u64>,
-    /// Parts that were left out or replaced; they are printed on standard error, too.
+    /// Parts that were left out or replaced. They are also printed on standard error.
     pub skipped: Vec<String>,
     /// Remarks that a reader of the figures needs.
     pub notes: Vec<String>,
@@ -233,8 +235,8 @@ impl Report {
         value
     }
 
-    /// Writes all tables as CSV, all plots as SVG and everything as JSON into a directory, made if it is not there;
-    /// returns the files.
+    /// Writes all tables as CSV, all plots as SVG and everything as JSON into a directory, which is
+    /// created if necessary. Returns the files.
     pub fn write(&self, directory: &Path) -> Result<Vec<PathBuf>, ReportError> {
         let failed = |path: &Path| {
             let path = path.to_path_buf();

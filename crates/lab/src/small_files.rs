@@ -1,14 +1,15 @@
-//! `shoal lab run small-files`: mramfs' study of small files, on real trees.
+//! `shoal lab run small-files`: mramfs' study of small files on real trees.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `compressors` | the compressors, each behind one trait |
+//! | `compressors` | the compressors, all behind one trait |
 //! | `lzrw1` | LZRW1, for which no maintained library exists |
 //! | `measure` | files in memory, and their sizes and speeds under each compressor |
 //! | `figures` | table 4.1 and figures 4.1 to 4.3, and the paper's figures beside ours |
 //!
-//! Owns: the experiment's options. Rules: files of 1 byte to 128 KiB, drawn by a seed if there are too many; every file
-//! is decompressed and compared; a dictionary is trained on files that are not measured.
+//! Owns: the experiment's options. Rules: files of 1 byte to 128 KiB, drawn by a seed if there are
+//! too many. Every file is decompressed and compared. A dictionary is trained on files that are not
+//! measured.
 
 mod compressors;
 mod figures;
@@ -41,7 +42,7 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// Files that `--quick` measures, in bytes together.
+/// Total size of the files that `--quick` measures (bytes).
 const QUICK: u64 = 4 << 20;
 
 impl Run for Options {

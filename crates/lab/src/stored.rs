@@ -1,9 +1,12 @@
-//! A tree's inodes as a store of Shoal has them once they have cooled: what a profile for a store is made from.
+//! A tree's inodes as a store of Shoal keeps them after they have cooled: the input for a store's
+//! profile.
 //!
-//! The tree's own records say nothing of layout, places and sums, and a store's inodes have little else that is long. So these
-//! fields are filled in by rules of thumb: data take two fifths when packed, files below 256 bytes do not shrink. Times of birth and
-//! change are a store's own, in whole nanoseconds, where other file systems stamp files with the tick of a timer. A wrong guess
-//! makes codes longer and no record wrong. Left out: the form of these fields (`docs/spec/pack.md`, "Inodes of a store").
+//! The tree's own records do not contain layout, places and sums, but a store's inodes have little
+//! else that is long. Rules of thumb fill in these fields: packed data takes two fifths, files
+//! below 256 bytes do not shrink. Times of birth and change are a store's own, in whole
+//! nanoseconds, where other file systems stamp files with timer ticks. A wrong guess makes codes
+//! longer but no record wrong. Left out: the form of these fields (`docs/spec/pack.md`, "Inodes of
+//! a store").
 
 use shoal_format::inode::{CHUNK, INODE_SUMMED, Layout};
 use shoal_format::object::{GROUP, OBJECT_HEAD, piece_sizes};
@@ -12,37 +15,39 @@ use shoal_format::{BULK_BLOCK, Offset, SlotRef};
 use shoal_pack::{BLOCK_INODES, Record};
 use shoal_sim::Random;
 
-/// Set in the stored form of a reference to a slot.
+/// Bit that is set in the stored form of a reference to a slot.
 const IS_SLOT: u64 = 1 << 46;
 /// Files below this (bytes) rarely shrink by an eighth.
 const SHRINKS: u64 = 256;
-/// Files above this (bytes) are large, unless a store says otherwise.
+/// Files above this (bytes) are large by default.
 const THRESHOLD: u64 = 1 << 20;
-/// Time between two files, and that of making one (ns); files that changed so soon after they were written were made where they are.
+/// Longest time between two files, and that to create one (ns). A file that changed sooner than the
+/// third value after it was written was created in place, not copied.
 const BETWEEN_NS: u64 = 1_000_000;
 const MAKING_NS: u64 = 500_000;
 const MADE_NS: u64 = 5_000_000_000;
 /// Bytes of a small directory's bucket, and of its extended attributes.
 const BUCKET: u64 = 256;
 const ATTRIBUTES: u64 = 64;
-/// Places are counted in these units (bytes) and below this limit: which ones is chance, and nothing depends on them.
+/// Unit (bytes) and limit of places. The places are random, and nothing depends on them.
 const UNIT: u64 = 16;
 const PLACES: u64 = 1 << 36;
 
-/// The records as a store would have them. The same records give the same result.
+/// Converts the records to those that a store would have. The same records give the same result.
 pub fn as_stored(records: &[Record]) -> Vec<Record> {
     let mut random = Random::new(records.len() as u64);
     let inodes = records.len() as u64;
     let mut clock_ns = records.iter().map(|record| record.ctime).max().unwrap_or_default();
     let dated = |(at, record): (usize, &Record)| {
-        // Every other block as a copy that keeps the tree's times, the others as if programs had made them in the store.
+        // Treat every other block as a copy that keeps the tree's times, and the others as files
+        // created in the store.
         let record = own_times(record, (at / BLOCK_INODES).is_multiple_of(2), &mut clock_ns, &mut random);
         stored(&record, inodes, &mut random)
     };
     records.iter().enumerate().map(dated).collect()
 }
 
-/// The record with times that a store gives it at `clock_ns`, which moves on.
+/// Returns the record with the times that a store gives it at `clock_ns`, and advances the clock.
 fn own_times(record: &Record, is_copy: bool, clock_ns: &mut i64, random: &mut Random) -> Record {
     let mut after = |most_ns: u64| {
         *clock_ns = clock_ns.saturating_add(1 + random.below(most_ns) as i64);
@@ -93,7 +98,7 @@ fn stored(record: &Record, inodes: u64, random: &mut Random) -> Record {
         (0o4, _) => {
             record.data = reference(BUCKET);
             record.parent = 1 + random.below(inodes) as u32;
-            // The number of entries; most directories have few.
+            // The size of a directory is its number of entries. Most directories have few.
             let most = 4 << random.below(5);
             record.size = 1 + random.below(most);
         }
@@ -105,7 +110,7 @@ fn stored(record: &Record, inodes: u64, random: &mut Random) -> Record {
     record
 }
 
-/// Sizes of the pieces of an object with so many bytes of a file.
+/// Returns the sizes of the pieces of an object that holds `bytes` bytes of a file.
 fn object(bytes: u64) -> Vec<u64> {
     piece_sizes(OBJECT_HEAD as u64 + bytes * 2 / 5)
 }

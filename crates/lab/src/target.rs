@@ -1,9 +1,12 @@
-//! The calls of a workload on small files, and the two things they are made on.
+//! The calls of a workload on small files, and the two kinds of target for them.
 //!
-//! Owns: [`Target`]; [`Engine`], a store in this process without mount or system call; [`Directory`], a directory of any file
-//! system. Rules: paths are relative to the target's root, with `/` between names; every call walks its path, as a system call
-//! does; a file is read and written in blocks of the caller's; a synced directory makes each file durable before it is closed.
-//! Left out: fsync on a store in this process, whose memory is durable at return, and of directories.
+//! Owns: [`Target`]; [`Engine`], a store in this process without mount or system call;
+//! [`Directory`], a directory of any file system. Rules: paths are relative to the target's root,
+//! with `/` between names. Every call walks its path, as a system call does. The caller chooses the
+//! blocks in which a file is read and written. A synced directory makes each file durable before
+//! closing it.
+//! Left out: fsync on a store in this process, whose memory is durable at return, and fsync of
+//! directories.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -28,25 +31,25 @@ impl Failed {
 
 pub type Outcome<T> = Result<T, Failed>;
 
-/// A place for files.
+/// A place that holds files.
 pub trait Target {
     fn make_directory(&self, path: &str) -> Outcome<()>;
 
     /// Removes an empty directory.
     fn remove_directory(&self, path: &str) -> Outcome<()>;
 
-    /// Makes a file that was not there, written in pieces of at most `block` bytes.
+    /// Creates a new file, written in pieces of at most `block` bytes.
     fn create(&self, path: &str, contents: &[u8], block: usize) -> Outcome<()>;
 
-    /// Reads a file to its end in pieces as long as `buffer`, and shows each.
+    /// Reads a file to its end in pieces as long as `buffer`, and passes each to `each`.
     fn read(&self, path: &str, buffer: &mut [u8], each: &mut dyn FnMut(&[u8])) -> Outcome<()>;
 
-    /// Writes behind the end of a file, in pieces of at most `block` bytes.
+    /// Appends to a file in pieces of at most `block` bytes.
     fn append(&self, path: &str, contents: &[u8], block: usize) -> Outcome<()>;
 
     fn unlink(&self, path: &str) -> Outcome<()>;
 
-    /// Names in the root.
+    /// Counts the names in the root.
     fn entries(&self) -> Outcome<u64>;
 }
 
@@ -54,7 +57,7 @@ pub trait Target {
 pub struct Engine<'a>(pub &'a Fs);
 
 impl Engine<'_> {
-    /// The directory of a path, and the name in it.
+    /// Returns the directory of a path and the name in it.
     pub(crate) fn parent<'p>(&self, path: &'p str) -> shoal_fs::Result<(Ino, &'p [u8])> {
         match path.rsplit_once('/') {
             Some((directory, name)) => Ok((self.0.resolve(directory.as_bytes())?, name.as_bytes())),
@@ -144,7 +147,7 @@ impl Target for Engine<'_> {
     }
 }
 
-/// A new directory in one of the user's; it is removed with all it holds when this is dropped.
+/// A new directory inside one of the user's. It is removed with its contents when dropped.
 #[derive(Debug)]
 pub struct Directory {
     root: PathBuf,
@@ -158,7 +161,7 @@ impl Directory {
         Ok(Directory { root, is_synced: false })
     }
 
-    /// From now on each file that is written is synced before it is closed.
+    /// Sets whether each written file is synced before it is closed.
     pub fn synced(mut self, is_synced: bool) -> Directory {
         self.is_synced = is_synced;
         self
@@ -180,7 +183,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // The run has been measured or has failed with an error of its own.
+        // The run has been measured, or has failed with its own error.
         let _ = fs::remove_dir_all(&self.root);
     }
 }
@@ -208,7 +211,7 @@ impl Target for Directory {
                     other => other?,
                 };
                 each(&buffer[..len]);
-                // A regular file gives less than asked for at its end only.
+                // A regular file gives less than requested only at its end.
                 if len < buffer.len() {
                     return Ok(());
                 }

@@ -2,13 +2,14 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `srt` | DiskSim's SRT format, as the HP traces of 1992 have it |
+//! | `srt` | DiskSim's SRT format, used by the HP traces of 1992 |
 //! | `csv` | a plain format for everything else, read and written |
-//! | `shape` | from a big sparse disk to a small full one; several copies on a larger disk |
+//! | `shape` | conversion from a big sparse disk to a small full one; several copies on a larger disk |
 //! | `synthetic` | a workload from a seed, for machines without a trace |
 //!
-//! Rules: readers answer wrong bytes with a typed error that names the offset, and hold no more than the requests
-//! themselves; addresses and lengths of a [`Request`] are in bytes, so that each experiment chooses its own block size.
+//! Rules: readers answer wrong bytes with a typed error that names the offset, and hold nothing but
+//! the requests. Addresses and lengths of a [`Request`] are in bytes, so that each experiment
+//! chooses its own block size.
 
 pub mod csv;
 pub mod shape;
@@ -19,9 +20,9 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-/// Longest request a reader takes (bytes): a file with longer ones is not a disk trace.
+/// Longest request that a reader accepts (bytes): a file with longer ones is not a disk trace.
 pub const REQUEST_BYTES_MAX: u32 = 64 << 20;
-/// Most requests a reader takes; at 32 bytes each in memory.
+/// Most requests that a reader accepts. Each takes 32 bytes in memory.
 pub const REQUESTS_MAX: usize = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,18 +34,18 @@ pub enum Kind {
 /// One request to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Since the start of the trace (ns).
+    /// Time since the start of the trace (ns).
     pub time_ns: u64,
     pub kind: Kind,
-    /// First byte.
+    /// Address of the first byte.
     pub at: u64,
-    /// Bytes; never 0.
+    /// Length (bytes); never 0.
     pub len: u32,
-    /// Which disk, where a trace has several; 0 in formats without devices.
+    /// The disk, if a trace has several; 0 in formats without devices.
     pub device: u32,
 }
 
-/// Why a trace cannot be used.
+/// The reason why a trace cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     #[error("{path}: {source}")]
@@ -69,7 +70,7 @@ pub enum TraceError {
     In { path: PathBuf, source: Box<TraceError> },
 }
 
-/// Reads a trace file: CSV if it is named so, else SRT.
+/// Reads a trace file: CSV if its name ends so, otherwise SRT.
 pub fn open(path: &Path) -> Result<Vec<Request>, TraceError> {
     let file = File::open(path).map_err(|source| TraceError::Open { path: path.into(), source })?;
     let is_csv = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
@@ -78,7 +79,7 @@ pub fn open(path: &Path) -> Result<Vec<Request>, TraceError> {
     requests.map_err(|source| TraceError::In { path: path.into(), source: Box::new(source) })
 }
 
-/// The devices of a trace with their numbers of requests, busiest first.
+/// Returns the devices of a trace with their numbers of requests, the busiest first.
 pub fn devices(requests: &[Request]) -> Vec<(u32, usize)> {
     let mut counts = std::collections::BTreeMap::new();
     for request in requests {
@@ -89,7 +90,7 @@ pub fn devices(requests: &[Request]) -> Vec<(u32, usize)> {
     counts
 }
 
-/// The requests to one device; `None`: to the busiest.
+/// Returns the requests to one device, or to the busiest one for `None`.
 pub fn of_device(requests: &[Request], device: Option<u32>) -> Result<(u32, Vec<Request>), TraceError> {
     let devices = devices(requests);
     let device = device.or(devices.first().map(|(busiest, _)| *busiest)).ok_or(TraceError::Empty)?;

@@ -1,12 +1,14 @@
-//! Real trees: the inodes of a directory, or of a file system of the ext family in a file or on a device.
+//! Real trees: the inodes of a directory, or of a file system of the ext family in a file or on a
+//! device.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `ext` | a reader of inode tables that trusts nothing it reads |
 //!
-//! Owns: [`Tree`] and [`scan`]. A directory is walked within its file system and read by `stat`, so generations, flags and extended
-//! attributes are not seen; an image has them. Records come in the order of inode numbers, each inode once. Rules: nothing is
-//! written, nothing outside the tree is read, and what cannot be read is counted and told.
+//! Owns: [`Tree`] and [`scan`]. A directory is walked within its file system and read with `stat`,
+//! which does not show generations, flags and extended attributes; an image has them. Records are
+//! in the order of inode numbers, each inode once. Rules: nothing is written, nothing outside the
+//! tree is read, and unreadable parts are counted and reported.
 
 mod ext;
 
@@ -20,7 +22,7 @@ use shoal_pack::Record;
 
 pub use ext::{ImageError, RAW};
 
-/// Why a tree could not be read.
+/// The reason why a tree could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
     #[error("{path}: {source}")]
@@ -37,7 +39,7 @@ pub struct Tree {
     /// The tree's path, as given.
     pub name: String,
     pub records: Vec<Record>,
-    /// The first 128 bytes of each inode, where the tree is an image.
+    /// The first 128 bytes of each inode, if the tree is an image.
     pub raw: Option<Vec<[u8; RAW]>>,
     /// Directories and inodes that could not be read.
     pub unread: u64,
@@ -61,7 +63,7 @@ fn record_of(metadata: &Metadata) -> Record {
         ctime,
         mtime: ns(metadata.mtime(), metadata.mtime_nsec()),
         atime: ns(metadata.atime(), metadata.atime_nsec()),
-        // If the file system keeps no time of birth, the time of the last change stands for it.
+        // If the file system has no birth time, use the time of the last change.
         btime: metadata.created().ok().and_then(since).unwrap_or(ctime),
         generation: 1,
         rdev: metadata.rdev() as u32,
@@ -69,7 +71,7 @@ fn record_of(metadata: &Metadata) -> Record {
     }
 }
 
-/// Files of a directory, with what `stat` says of them, and how many could not be read.
+/// Returns the files of a directory with their `stat` data, and how many could not be read.
 pub fn walk(root: &Path) -> Result<(Vec<(PathBuf, Metadata)>, u64), TreeError> {
     let read = |source| TreeError::Read { path: root.to_path_buf(), source };
     let top = fs::symlink_metadata(root).map_err(read)?;

@@ -1,16 +1,16 @@
-//! `shoal lab run trees`: what a person does to a source tree, on live file systems side by side.
+//! `shoal lab run trees`: everyday work on a source tree, on live file systems side by side.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `shape` | a source tree made from a seed, and its tar file |
-//! | `source` | what all places work on: the tar file and the git repository, made once |
+//! | `source` | the input for all places: the tar file and the git repository, made once |
 //! | `programs` | tar, cp, git and rm as child processes, with a time limit |
-//! | `measure` | the work in turn at all places: seconds and rates, run by run |
-//! | `figures` | tables, the plot, and what must be known to read them |
+//! | `measure` | the work on all places in turn: seconds and rates, run by run |
+//! | `figures` | tables, the plot, and what readers must know about them |
 //!
-//! Owns: the experiment's options. Rules: real programs do the work on trees; the places take turns within each round, in an order
-//! that changes; a program that is missing leaves its part out, and the report says so. Left out: making the mounts, which takes
-//! a privilege (`scripts/bench-trees` does it).
+//! Owns: the experiment's options. Rules: real programs do the work on trees. The places take turns
+//! within each round, in changing order. A missing program leaves its part out, and the report says
+//! so. Left out: making the mounts, which needs privileges (`scripts/bench-trees` does it).
 
 mod figures;
 mod measure;
@@ -81,7 +81,7 @@ pub struct Options {
     pub timeout: u32,
 }
 
-/// The plan of runs, with `--quick` taken into account.
+/// The plan of runs, after `--quick` is applied.
 #[derive(Clone, Debug)]
 struct Plan {
     at: Vec<Labelled>,
@@ -93,12 +93,12 @@ struct Plan {
     runs: u32,
     scale: f64,
     timeout: Duration,
-    /// Directories of programs, as in the environment's `PATH`.
+    /// Directories to search for programs, in the form of the environment's `PATH`.
     path: OsString,
 }
 
 impl Plan {
-    /// A number of files or calls, scaled.
+    /// Scales a number of files or calls.
     fn scaled(&self, count: u32) -> u32 {
         plan::scaled(count, self.scale)
     }
@@ -111,7 +111,7 @@ impl Plan {
 impl Options {
     fn plan(&self, is_quick: bool) -> Result<Plan, LabError> {
         for (number, place) in self.at.iter().enumerate() {
-            // The labels are columns of one table.
+            // The labels are columns of one table, so they must differ.
             if place.label == figures::OPERATION || self.at[..number].iter().any(|other| other.label == place.label) {
                 let why = format!("{} names two columns; give each place a label of its own", place.label);
                 return Err(LabError::Option { what: "--at", why });
@@ -133,7 +133,7 @@ impl Options {
         })
     }
 
-    /// The command that makes the same runs.
+    /// Returns the command that repeats the runs.
     fn command(&self, common: &Common) -> String {
         let quick = if common.quick { " --quick" } else { "" };
         let at: String = self.at.iter().map(|place| format!(" --at {place}")).collect();

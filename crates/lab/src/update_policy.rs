@@ -3,16 +3,17 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `layout` | the report's disks with their caches, and the places of files on them |
+//! | `layout` | the report's disks with their caches, and the placement of files on them |
 //! | `machine` | a cache, a policy, a writer, a reader and a disk in simulated time |
 //! | `remote` | a disk behind a network, on a server that may have non-volatile memory |
-//! | `points` | the machines that are run |
+//! | `points` | the machines to run |
 //! | `build` | a recorded build under the policies: counts and bursts |
 //! | `figures` | the report's figures and tables from the runs |
 //! | `claims` | the report's claims beside our results |
 //!
-//! Owns: the experiment's options. The policies are those that serve users (`shoal-writeback`); caches, disks and programs are
-//! models, and all times are the simulated clock's. Rules: every figure comes out of a run, and every run out of one seed.
+//! Owns: the experiment's options. The policies are those that serve users (`shoal-writeback`);
+//! caches, disks and programs are models. All times are from the simulated clock. Rules: every
+//! figure comes from a run, and every run from one seed.
 
 mod build;
 mod claims;
@@ -77,7 +78,7 @@ pub struct Options {
     pub threads: Option<usize>,
 }
 
-/// The plan of runs, with `--quick` taken into account.
+/// The plan of runs, after `--quick` is applied.
 #[derive(Clone, Debug)]
 struct Plan {
     disks: Vec<DiskModel>,
@@ -117,7 +118,7 @@ impl Options {
         }
     }
 
-    /// The command that makes the same figures.
+    /// Returns the command that repeats the figures.
     fn command(&self, common: &Common) -> String {
         let disks: Vec<&str> = self.disk.iter().map(|disk| disk.name()).collect();
         let queue = if self.queue == Queue::Fifo { "fifo" } else { "elevator" };

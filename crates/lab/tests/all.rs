@@ -1,6 +1,6 @@
-//! The tests of the experiments in one program: `--test all <module>::<part of a name>` runs some.
-//! What they share is compiled and linked once, and long tests run beside each other.
-//! What they are about: studies whose results are known.
+//! The tests of the experiments in one program: `--test all <module>::<part of a name>` runs some
+//! of them. Shared code is compiled and linked once, and long tests run in parallel. Subjects:
+//! studies whose results are known.
 
 mod common;
 mod conquest;

@@ -1,7 +1,8 @@
 //! Conquest's benchmarks as a whole: properties of small runs on any machine.
 //!
-//! Owns: a run through the command line on the engine and in directories: every benchmark is there for each place that can have it,
-//! what is left out is said, directories are empty at the end. Left out: speed, which tests do not assert.
+//! Owns: a run through the command line on the engine and in directories. Every benchmark appears
+//! for each place that can run it, omissions are reported, and directories are empty at the end.
+//! Left out: speed, which tests do not assert.
 
 use crate::common::{args, is_refused, report, rows};
 
@@ -22,12 +23,13 @@ fn a_small_run_on_the_engine_and_in_two_directories() {
         assert_eq!(std::fs::read_dir(directory).unwrap().count(), 0, "{directory} is empty again");
     }
     let phases_at = |place: &str| rows(&found, "rates").iter().filter(|row| row["place"] == place).count();
-    // Small files without and with fsync, three sizes of large files, PostMark of six sizes and one with fsync, seven shares.
+    // Small files without and with fsync, three sizes of large files, PostMark of six sizes and one
+    // with fsync, seven shares.
     let all = 2 * 3 + 3 * 5 + 7 * 4 + 7 * 4;
     assert_eq!(phases_at("shoal-x"), all);
-    // Not the files of 100 MB, and of the mixed ones only those without large files.
+    // All except the files of 100 MB and the mixed ones with large files.
     assert_eq!(phases_at("tmpfs"), all - 5 - 6 * 4);
-    // Nor anything synced, nor the files of 1.01 MB.
+    // Also nothing synced, and no files of 1.01 MB.
     assert_eq!(phases_at("shoal, in this process"), all - 2 * 5 - 6 * 4 - 3 - 4);
     let skipped = found["skipped"].as_array().unwrap();
     assert_eq!(skipped.len(), 7 + (2 + 6 + 2));
@@ -35,7 +37,7 @@ fn a_small_run_on_the_engine_and_in_two_directories() {
         let of = |column: &str| row[column].as_f64().unwrap();
         assert!(0.0 < of("low") && of("low") <= of("rate") && of("rate") <= of("high"), "{row}");
     }
-    // Both forms of Shoal, against the only place in memory; nothing here is ext by name.
+    // Both forms of Shoal against the only place in memory; no label here says ext.
     let claims = rows(&found, "comparison");
     assert!(claims.iter().any(|row| row["figure"].as_str().unwrap().contains("shoal, in this process to tmpfs")));
     let tmpfs = rows(&found, "places").iter().find(|row| row["place"] == "tmpfs").unwrap();

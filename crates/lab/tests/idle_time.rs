@@ -1,7 +1,8 @@
 //! The idle-time experiment as a whole: properties on any machine, for any seed.
 //!
-//! Owns: properties of a small run through its command line: its tables and plots are there, time is called simulated,
-//! and the main claim holds. Left out: the systems one by one (their modules), the paper's figures (its page).
+//! Owns: properties of a small run through its command line: its tables and plots are there, time
+//! is called simulated, and the main claim holds. Left out: the individual systems (their modules),
+//! the paper's figures (its page).
 
 use crate::common::rows;
 use serde_json::Value;
@@ -10,7 +11,7 @@ fn report(options: &str) -> (Value, Vec<String>) {
     crate::common::report(&format!("idle-time {options}"))
 }
 
-/// The numbers of a table's column, from top to bottom.
+/// Returns the numbers of a table's column, from top to bottom.
 fn column(report: &Value, table: &str, column: &str) -> Vec<f64> {
     rows(report, table).iter().map(|row| row[column].as_f64().unwrap()).collect()
 }

@@ -1,10 +1,11 @@
 //! The simulator and the live disk agree: the same requests cause the same transfers.
 //!
-//! Owns: one list of requests, through the engine under the model of a network and through `shoal_netram::Disk` over
-//! donors in memory, one request at a time; all counters of the engine must be equal, and the bytes at the end must be
-//! right. Donors answer in the order of the requests on both sides, because the groups that the cleaner finds depend on
-//! the order of answers. Time-outs and idle cleaning are off, because they depend on the clock, and the two clocks
-//! differ by design.
+//! Owns: one list of requests, run through the engine under the model of a network and through
+//! `shoal_netram::Disk` over donors in memory, one request at a time. All counters of the engine
+//! must be equal, and the bytes at the end must be right. Donors answer in the order of the
+//! requests on both sides, because the groups that the cleaner finds depend on the order of
+//! answers. Time-outs and idle cleaning are off, because they depend on the clock, and the two
+//! clocks differ by design.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,7 +38,8 @@ impl Clock for Stopwatch {
     }
 }
 
-/// Counts the requests that threads other than the test's carry out: the disk's ticker may take over its work.
+/// Counts the requests that threads other than the test's carry out, because the disk's ticker may
+/// take over its work.
 struct Foreign {
     test: ThreadId,
     count: AtomicU64,
@@ -54,7 +56,7 @@ impl Foreign {
 /// A request on its way to a donor.
 type Asked = (Arc<Mutex<Vec<u8>>>, DeviceRequest, Completion);
 
-/// The network: answers come in the order of asking.
+/// The network. Answers come in the order of the requests.
 type Queue = Arc<Mutex<VecDeque<Asked>>>;
 
 struct Donor {
@@ -104,15 +106,17 @@ impl Live {
         self.foreign.count.load(Ordering::SeqCst)
     }
 
-    /// Lets donors answer until nothing is on its way; `seen`: the foreign work there had been when it began.
+    /// Lets donors answer until nothing is in flight. `seen` is the count of foreign work when it
+    /// began.
     fn settle(&self, mut seen: u64) {
         loop {
-            // Bound to a name, the lock would be held while the donor answers.
+            // The guard must not have a name: the lock would be held while the donor answers.
             while let Some((memory, request, done)) = { self.queue.lock().pop_front() } {
                 let result = carry_out(&mut memory.lock(), request);
                 done(result);
             }
-            // Our own thread asks donors before it returns; if the ticker did some of it, it may still be at it.
+            // This thread asks donors before it returns. If the ticker did some of the work, it may
+            // still be running.
             let now = self.noted();
             if now == seen && self.queue.lock().is_empty() {
                 return;
@@ -124,7 +128,7 @@ impl Live {
         }
     }
 
-    /// Submits, and waits for the answer and until nothing is on its way.
+    /// Submits a request, and waits for the answer and until nothing is in flight.
     fn ask(&self, request: DeviceRequest) -> Vec<u8> {
         let before = self.noted();
         let (sender, receiver) = mpsc::channel();

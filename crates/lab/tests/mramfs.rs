@@ -1,8 +1,8 @@
 //! mramfs' benchmarks as a whole: properties of small runs on any machine.
 //!
-//! Owns: a run through the command line on the engine and in a directory: every table is there, places take turns, counts
-//! agree between places and seeds decide them, the store is empty at the end. Left out: speed, which tests do not
-//! assert; the calls themselves (beside `postmark`).
+//! Owns: a run through the command line on the engine and in a directory. Every table is there,
+//! places take turns, counts agree between places and depend on the seed, and the store is empty at
+//! the end. Left out: speed, which tests do not assert; the calls themselves (beside `postmark`).
 
 use crate::common::{args, report, rows};
 use serde_json::Value;
@@ -35,7 +35,7 @@ fn a_small_run_on_the_engine_and_in_a_directory() {
         assert!(of("least") <= of("total s") && of("total s") <= of("most"), "{row}");
         assert!(of("transactions s") > 0.0 && of("transactions/s") > 0.0);
     }
-    // Three workloads at all places, and a long one on the engines, twice each.
+    // Three workloads at all places, and a long one on the engines, two runs each.
     assert_eq!(rows(&found, "runs").len(), 2 * (3 * all.len() + engines.len()));
     for row in &rows(&found, "counts")[..2] {
         let of = |column: &str| at(row, column).as_u64().unwrap();

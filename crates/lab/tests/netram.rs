@@ -1,7 +1,7 @@
 //! The simulation of the network RAM disk's policies: properties on any machine, with or without the trace.
 //!
-//! Owns: properties of whole runs, on a synthetic workload. That no read returns wrong bytes is checked by the model
-//! within each of them. Left out: agreement with the live disk (`live`).
+//! Owns: properties of whole runs on a synthetic workload. The model verifies within each run that
+//! no read returns wrong bytes. Left out: agreement with the live disk (`live`).
 
 use shoal_lab::netram::model::Pace;
 use shoal_lab::netram::points::{Room, Setup, Variant, measure, measure_all};

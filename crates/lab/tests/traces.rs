@@ -1,7 +1,9 @@
-//! The trace of 1992, if it lies beside the checkout: its known numbers, and the properties of a small disk made of it.
+//! The trace of 1992, if it lies beside the checkout: its known numbers, and the properties of a
+//! small disk made from it.
 //!
-//! Owns: the numbers others have counted in the same file. Without the trace the tests are skipped with a message.
-//! Readers on hostile bytes are tested beside their code, on traces made there.
+//! Owns: the numbers that others have counted in the same file. Without the trace the tests are
+//! skipped with a message. Readers on hostile bytes are tested beside their code, on generated
+//! traces.
 
 use std::path::Path;
 
@@ -50,7 +52,7 @@ fn a_small_disk_gets_the_same_requests() {
     for (sparse, dense) in main.iter().zip(&dense) {
         assert_eq!((sparse.time_ns, sparse.kind, sparse.len), (dense.time_ns, dense.kind, dense.len));
     }
-    // Requests that continue each other still do.
+    // Requests that continued each other still do.
     let continued = |requests: &[trace::Request]| {
         requests.windows(2).filter(|pair| pair[0].at + u64::from(pair[0].len) == pair[1].at).count()
     };

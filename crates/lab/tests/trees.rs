@@ -1,8 +1,9 @@
 //! The work on source trees as a whole: properties of small runs on any machine.
 //!
-//! Owns: a run through the command line in two directories: every operation is there for each place, directories are empty at the
-//! end, a tree of the user's is taken; what is wrong is refused. Left out: speed, which tests do not assert, and dropping the
-//! kernel's caches, from which everything else on this machine would suffer.
+//! Owns: a run through the command line in two directories. Every operation appears for each place,
+//! directories are empty at the end, and a user's tree is accepted; wrong options are refused. Left
+//! out: speed, which tests do not assert, and dropping the kernel's caches, which would slow down
+//! everything else on this machine.
 
 use std::fs;
 use std::path::Path;
@@ -48,7 +49,7 @@ fn a_small_run_in_two_directories() {
         let figure = |place: &str| row[place].as_str().unwrap().split(' ').next().unwrap().parse::<f64>().unwrap();
         assert!(figure("shoal-x") >= 0.0 && figure("y") >= 0.0, "{row}");
     }
-    // Nine operations and three numbers of threads, at two places in two rounds.
+    // Nine operations and three thread counts, at two places in two rounds.
     let runs = rows(&found, "runs");
     assert_eq!(runs.len(), (9 + 3) * 2 * 2);
     assert!(runs.iter().all(|row| row["value"].as_f64().unwrap() > 0.0));

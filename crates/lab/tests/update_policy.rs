@@ -1,9 +1,11 @@
 //! The update-policy experiment as a whole: properties on any machine.
 //!
-//! Owns: properties of small runs through the command line: tables and plots are there, time is called simulated, one
-//! seed makes one result, and the report's main claims hold: bursts of periodic update make reads wait for seconds,
-//! ageing block by block does not, and yielding or shaping ends the waiting behind a cache that was dirtied at once.
-//! Left out: the policies (their crate), the disks (`sim`), the report's figures to the digit (its page).
+//! Owns: properties of small runs through the command line. Tables and plots are there, time is
+//! called simulated, and the same seed gives the same result. The report's main claims hold: bursts
+//! of periodic update make reads wait for seconds, ageing block by block does not, and yielding or
+//! shaping ends the waiting behind a cache that became dirty at once.
+//! Left out: the policies (their crate), the disks (`sim`), the report's figures to the digit (its
+//! page).
 
 use crate::common::rows;
 use serde_json::Value;
@@ -12,7 +14,7 @@ fn report(options: &str) -> (Value, Vec<String>) {
     crate::common::report(&format!("update-policy {options}"))
 }
 
-/// The figure of a disk's row that has `name` in `column`.
+/// Returns a figure from the disk's row that has `name` in `column`.
 fn figure(report: &Value, table: &str, disk: &str, column: &str, name: &str, of: &str) -> f64 {
     let row = rows(report, table).iter().find(|row| row["disk"] == disk && row[column] == name);
     row.unwrap_or_else(|| panic!("{table}: no {name}"))[of].as_f64().unwrap()
@@ -70,13 +72,15 @@ fn a_remote_disk_costs_the_network_and_its_memory_takes_writes_off_the_readers_w
     let names = ["asynchronous, PU", "delayed, PU", "delayed, AIPU"];
     for name in names {
         let local = figure(&found, "summary", "RZ58", "configuration", name, "mean ms");
-        // Two messages of 1 ms, and 8 KB at 10 Mbit/s; fewer writes beside them than the faster machine's.
+        // Two messages of 1 ms, and 8 KB at 10 Mbit/s; fewer writes run beside them than on the
+        // faster machine.
         assert!(
             of("figure-5", name, "mean ms") > 15.0 + 8.5 && of("figure-5", name, "mean ms") < local + 25.0,
             "{name}"
         );
     }
-    // A cache written at once keeps readers waiting, far or near, unless the server's memory takes it.
+    // A cache written at once keeps readers waiting, local or remote, unless the server's memory
+    // absorbs it.
     assert!(of("figure-5", "delayed, PU", "worst ms") > 3000.0 && of("figure-5", "delayed, AIPU", "worst ms") < 800.0);
     for name in names {
         let (without, with) = (of("figure-5", name, "mean ms"), of("figure-5", &format!("{name}, memory"), "mean ms"));

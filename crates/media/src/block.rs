@@ -1,7 +1,8 @@
 //! Block devices: requests and completions.
 //!
-//! Owns: the trait [`BlockDevice`] with its contract, and blocking helpers on top of it. Completion is by callback, so that many
-//! requests can be in flight without an async runtime in the trait. Left out: queues and retries (each device's own).
+//! Owns: the trait [`BlockDevice`] with its contract, and blocking helpers on top of it. Requests
+//! complete by callback, so that many can be in flight without an async runtime in the trait. Left
+//! out: queues and retries (each device's own).
 
 use std::cell::Cell;
 use std::sync::mpsc;
@@ -26,11 +27,12 @@ pub struct BlockGeometry {
 pub enum Request {
     /// Fill the buffer from byte `at`.
     Read { at: u64, buffer: Vec<u8> },
-    /// Store the buffer at byte `at`; with `fua` it is durable at completion.
+    /// Store the buffer at byte `at`. With `fua` the data is durable at completion.
     Write { at: u64, buffer: Vec<u8>, fua: bool },
-    /// Complete when every write *completed* before this was submitted is durable.
+    /// Complete when every write that completed before this request was submitted is durable.
     Flush,
-    /// The range's contents are not needed: until it is written again it reads as zeros or as anything it held before.
+    /// The range's contents are no longer needed. Until it is written again, it reads as zeros or
+    /// as anything it held before.
     Trim { at: u64, len: u64 },
     /// The range reads as zeros afterwards.
     WriteZeroes { at: u64, len: u64, fua: bool },
@@ -53,69 +55,77 @@ pub type Completion = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 /// A block device with many requests in flight.
 ///
 /// Contract:
-/// - Requests in flight at the same time may be carried out in any order; a caller that needs an order waits for the
-///   completion.
+/// - Requests in flight at the same time may be carried out in any order. A caller that needs an
+///   order waits for the completion.
 /// - A flush covers every write completed before the flush was submitted, and no other.
 /// - After a power loss unflushed writes may survive in any subset, each torn at `atomic_bytes`.
-/// - After a failed flush every further write, flush, trim and zeroing fails with `Poisoned`; reads go on. A device that keeps what it
-///   could not flush goes on instead: a later flush covers that as well.
+/// - After a failed flush every further write, flush, trim and zeroing fails with `Poisoned`; reads
+///   continue to work. A device that keeps the data it failed to flush may instead keep working: a
+///   later flush covers that data as well.
 /// - A completion may run before `submit` returns.
 pub trait BlockDevice: Send + Sync {
     fn geometry(&self) -> BlockGeometry;
 
     fn submit(&self, request: Request, done: Completion);
 
-    /// Blocking flush of what covers these ranges (start and length in bytes): every write to them that completed before the call is
-    /// durable when it returns. It may cover more. A device that holds no writes back has no use for the ranges. A failure is
-    /// a failed flush.
+    /// Flushes these ranges (start and length in bytes) and waits: every write to them that
+    /// completed before the call is durable on return. The flush may cover more. A device that
+    /// holds no writes back ignores the ranges. A failure counts as a failed flush.
     fn flush_ranges(&self, ranges: &[(u64, u64)]) -> Result<()> {
         let _ = ranges;
         wait(self, Request::Flush).map(drop)
     }
 
-    /// Takes the room that a write to this range will need, so that a write that is held back does not find none later.
-    /// `NoSpace`: there is none, and nothing was changed. A device that has its room for itself has nothing to do.
+    /// Takes the room that a write to this range will need, so that a write that is held back
+    /// cannot run out of space later. On `NoSpace` nothing was changed. A device whose room is its
+    /// own has nothing to do.
     fn reserve(&self, at: u64, len: u64) -> Result<()> {
         let _ = (at, len);
         Ok(())
     }
 
-    /// For how long completed writes may be held back from the medium unless a flush asks for them (ns); 0: they leave at
-    /// once. A caller that flushes by age alone waits for so long first, and then flushes ranges.
+    /// How long completed writes may be held back from the medium unless a flush asks for them
+    /// (ns). With 0 they go to the medium at once. A caller that flushes only by age first waits
+    /// this long, then flushes ranges.
     fn held_for_ns(&self) -> u64 {
         0
     }
 
-    /// How many bytes of this range are held back: reading these asks no medium.
+    /// Bytes of this range that are held back. Reading them does not reach the medium.
     fn held_in(&self, at: u64, len: u64) -> u64 {
         let _ = (at, len);
         0
     }
 
-    /// A flush has failed, and no other is asked for: from now on nothing that is held back leaves.
+    /// Stops all writes to the medium: a flush has failed and the caller will not ask for another.
+    /// Data that is held back stays held from now on.
     fn give_up(&self) {}
 
-    /// May a write to this range have left and be lost, because no flush that completed has covered it? Asked after
-    /// [`BlockDevice::give_up`]; a device that holds nothing back cannot tell.
+    /// True if a write to this range may have been sent to the medium and lost, because no
+    /// completed flush covered it. Asked after [`BlockDevice::give_up`]. A device that holds
+    /// nothing back cannot tell, so it returns true.
     fn may_have_lost(&self, at: u64, len: u64) -> bool {
         let _ = (at, len);
         true
     }
 
-    /// The first call of a store's opening. `continues`: blocks that an earlier process of this store held back, and that
-    /// outlived it, belong to the store; otherwise they are another life's, and are dropped.
+    /// Settles whom blocks held back by an earlier process belong to. This is the first call when a
+    /// store is opened. With `continues` the surviving blocks belong to this store; otherwise they
+    /// are left from another life of it and are dropped.
     fn adopt(&self, continues: bool) {
         let _ = continues;
     }
 
-    /// Blocking read into a borrowed buffer. Devices that can do without the request's own buffer override it.
+    /// Blocking read into a borrowed buffer. Devices that do not need the request's own buffer
+    /// override it.
     fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
         let buffer = wait(self, Request::Read { at, buffer: vec![0; out.len()] })?;
         out.copy_from_slice(&buffer);
         Ok(())
     }
 
-    /// Blocking write from a borrowed buffer. Devices that can do without the request's own buffer override it.
+    /// Blocking write from a borrowed buffer. Devices that do not need the request's own buffer
+    /// override it.
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
         wait(self, Request::Write { at, buffer: bytes.to_vec(), fua: false }).map(drop)
     }
@@ -125,13 +135,14 @@ thread_local! {
     static BEFORE_WAIT: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// For threads that put work off, such as sending messages: `then` runs whenever the calling thread is about to wait
-/// for a request, which may depend on that work.
+/// Sets a function that runs whenever the calling thread is about to wait for a request. It is for
+/// threads that defer work, such as sending messages, on which the request may depend.
 pub fn before_this_thread_waits(then: fn()) {
     BEFORE_WAIT.set(Some(then));
 }
 
-/// Called before waiting for anything else that may depend on requests, such as a lock whose holder waits for one.
+/// Runs the calling thread's function. Called before a wait for anything else that may depend on
+/// requests, such as a lock whose holder waits for one.
 pub fn about_to_wait() {
     BEFORE_WAIT.get().into_iter().for_each(|then| then());
 }
@@ -142,11 +153,11 @@ pub fn wait(device: &(impl BlockDevice + ?Sized), request: Request) -> Result<Ve
     device.submit(
         request,
         Box::new(move |result| {
-            // The receiver waits below; it cannot be gone.
+            // The receiver waits below, so it still exists.
             let _ = sender.send(result);
         }),
     );
-    // A device that completed at once leaves nothing to wait for.
+    // If the device completed at once, there is nothing to wait for.
     match receiver.try_recv() {
         Ok(result) => return result,
         Err(_) => about_to_wait(),

@@ -17,15 +17,17 @@ pub trait ImageFile: Send + Sync {
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Takes room for a range, so that writing it later finds some; contents do not change. False where the host cannot
-    /// promise that. A lack of room may leave a part of the range reserved.
+    /// Takes room for a range, so that writing it later cannot run out of space. Contents do not
+    /// change. Returns false where the host cannot promise that. On a lack of room a part of the
+    /// range may stay reserved.
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
         let _ = (at, len);
         Ok(false)
     }
 
-    /// Cuts the image off behind `bytes` and gives the room back: that part reads as zeros. Until the next sync a power
-    /// loss may leave any part of it. For images that are not in use any more; a read-only image refuses.
+    /// Cuts the image off behind `bytes` and gives the room back. The part cut off reads as zeros;
+    /// until the next sync a power loss may leave any part of it. For images that are no longer in
+    /// use. A read-only image refuses.
     fn truncate(&self, bytes: u64) -> Result<()> {
         let _ = bytes;
         Err(MediaError::io("image", std::io::ErrorKind::Unsupported.into()))
@@ -33,13 +35,13 @@ pub trait ImageFile: Send + Sync {
 
     fn sync(&self) -> Result<()>;
 
-    /// Bytes up to the last one that was ever written, where the medium knows.
+    /// End of the last byte ever written (bytes), where the medium knows it.
     fn stored_bytes(&self) -> Result<Option<u64>> {
         Ok(None)
     }
 }
 
-/// An image that was never written, for a reader that asks for both; it refuses to be written.
+/// An image that was never written, for a reader that asks for both. It refuses writes.
 pub struct BlankImage;
 
 fn refuse_blank() -> Result<()> {

@@ -1,9 +1,9 @@
-//! The traits Shoal's engines meet the world through, with their contracts.
+//! The traits through which Shoal's engines reach the outside world, with their contracts.
 //!
-//! Every store, flush, fence, log write and block request goes through one of these (testing.md, T1). `host`
-//! implements them over maps and files, `sim` over recorded memory with crash states. Each contract says
-//! what is atomic, what is ordered, and what a crash may do; engines rely on nothing else.
-//! A *process crash* ends the program but not the machine; a *power loss* ends both.
+//! Every store, flush, fence, log write and block request goes through one of these (testing.md,
+//! T1). `host` implements them over maps and files, `sim` over recorded memory with crash states.
+//! Each contract says what is atomic, what is ordered, and what a crash may do; engines rely on
+//! nothing else. A *process crash* ends the program but not the machine; a *power loss* ends both.
 
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,8 @@ pub use log::LogDevice;
 pub use memory::PersistentMemory;
 pub use poison::Poison;
 
-/// Too many open files, in the machine and in the process: the standard library has no kind for them.
+/// Too many open files, in the machine and in the process. The standard library has no `ErrorKind`
+/// for them.
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
 
@@ -37,19 +38,21 @@ pub enum MediaError {
     /// The medium has no room for more; nothing was changed.
     #[error("{what}: no space left on the device that holds it")]
     NoSpace { what: String },
-    /// The process or the machine lacks something for the moment, such as file descriptors or memory; nothing was changed.
+    /// The process or the machine lacks something for now, such as file descriptors or memory.
+    /// Nothing was changed.
     #[error("{what}: {source}; try again")]
     Busy { what: String, source: Arc<std::io::Error> },
     /// The request lies outside the medium or is not aligned to its blocks.
     #[error("{what}: request at byte {at}, {len} bytes, is outside the device or not aligned")]
     OutOfRange { what: String, at: u64, len: u64 },
-    /// A flush failed before: the device refuses further writes until it is opened again.
+    /// An earlier flush failed: the device refuses further writes until it is opened again.
     #[error("{what}: refuses writes after a failed flush ({cause})")]
     Poisoned { what: String, cause: Arc<str> },
 }
 
 impl MediaError {
-    /// From an operating system error; `what` names the object ("log segment 3", "bulk file /x").
+    /// Makes an error from an operating system error. `what` names the object ("log segment 3",
+    /// "bulk file /x").
     pub fn io(what: impl Into<String>, source: std::io::Error) -> MediaError {
         if source.kind() == std::io::ErrorKind::StorageFull || source.kind() == std::io::ErrorKind::QuotaExceeded {
             return MediaError::NoSpace { what: what.into() };
@@ -61,13 +64,13 @@ impl MediaError {
         MediaError::Io { what: what.into(), source }
     }
 
-    /// True if the call changed nothing and may succeed later: its medium is as good as before.
+    /// True if the call changed nothing and may succeed later. The medium is as good as before.
     pub fn is_lack(&self) -> bool {
         matches!(self, MediaError::NoSpace { .. } | MediaError::Busy { .. })
     }
 }
 
-/// The operating system's number of an error, which may have got a name on its way.
+/// The operating system's error number, even if the error has been wrapped with a name on its way.
 fn number(error: &std::io::Error) -> Option<i32> {
     let below = || std::error::Error::source(error)?.downcast_ref().and_then(number);
     error.raw_os_error().or_else(below)
@@ -79,7 +82,8 @@ pub type Result<T> = std::result::Result<T, MediaError>;
 pub trait Clock: Send + Sync {
     /// Nanoseconds since 1970, for time stamps. May step.
     fn now_ns(&self) -> i64;
-    /// The same at the kernel's last timer tick, with which it stamps files itself: at most some milliseconds ago.
+    /// The same at the kernel's last timer tick, which the kernel uses for its own file time
+    /// stamps. At most a few milliseconds ago.
     fn tick_ns(&self) -> i64 {
         self.now_ns()
     }

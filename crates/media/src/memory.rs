@@ -1,23 +1,28 @@
 //! Byte-addressable memory that holds a region.
 //!
-//! Owns: the trait [`PersistentMemory`] with its contract: what a store, a write-back and a fence promise, and what a crash leaves.
-//! Left out: who may touch which bytes when (the region's and the file system's locks).
+//! Owns: the trait [`PersistentMemory`] with its contract: what a store, a write-back and a fence
+//! promise, and what a crash leaves. Left out: which thread may access which bytes when (the
+//! region's and the file system's locks).
 
 use crate::Result;
 
 /// A region's memory. Offsets are bytes from its start; an access outside it is a bug and panics.
 ///
 /// Contract:
-/// - `write` and `zero` are ordinary stores: visible to `read` at once, in program order. On a persistent medium they
-///   may become durable at any time, in any order, in units of 8 aligned bytes, until written back.
-/// - `write_back` starts the write-back of the cache lines of a range; `fence` returns when every line written back
-///   before it (by this thread) is durable. `write_through` is a store and a write-back of the same bytes.
-/// - After a process crash all stores are there, for memory that outlives the process. After a power loss a
-///   fenced line is there; any subset of the others may be, each torn at 8 bytes.
-/// - For memory that does not outlive the process (the DRAM of `logged` memory) write-back and fence do nothing.
-/// - Accesses that overlap must not run at the same time; the caller's locks see to that. There is one exception: `read_u64`
-///   of eight aligned bytes may run beside a store of just these bytes (`write_u64`, or `write` of eight bytes). It gives the old
-///   or the new word, and a reader of the new one sees all stores of that thread before it.
+/// - `write` and `zero` are ordinary stores: visible to `read` at once, in program order. On a
+///   persistent medium they may become durable at any time, in any order, in units of 8 aligned
+///   bytes, until written back.
+/// - `write_back` starts the write-back of the cache lines of a range. `fence` returns when every
+///   line written back before it (by this thread) is durable. `write_through` is a store and a
+///   write-back of the same bytes.
+/// - If the memory outlives the process, all stores survive a process crash. After a power loss
+///   every fenced line is there; any subset of the others may be, each torn at 8 bytes.
+/// - For memory that does not outlive the process (the DRAM of `logged` memory) write-back and
+///   fence do nothing.
+/// - Accesses that overlap must not run at the same time; the caller's locks ensure that. There is
+///   one exception: `read_u64` of eight aligned bytes may run beside a store of exactly these bytes
+///   (`write_u64`, or `write` of eight bytes). It returns the old or the new word. A reader of the
+///   new word sees all earlier stores of the storing thread.
 pub trait PersistentMemory: Send + Sync {
     /// Length (bytes).
     fn len(&self) -> u64;
@@ -42,34 +47,38 @@ pub trait PersistentMemory: Send + Sync {
 
     fn fence(&self);
 
-    /// Makes every store before it as durable as this memory can, through the kernel where a fence is not enough.
+    /// Makes every earlier store as durable as this memory can, through the kernel where a fence is
+    /// not enough.
     fn sync(&self) -> Result<()> {
         self.fence();
         Ok(())
     }
 
-    /// Takes the memory a range needs, so that stores to it find it; contents do not change. False where nothing has to
-    /// be taken, or the host cannot promise it.
+    /// Takes the memory that a range needs, so that later stores to it find memory. Contents do not
+    /// change. Returns false where nothing has to be taken, or where the host cannot promise it.
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
         let _ = (at, len);
         Ok(false)
     }
 
-    /// Is there memory for `len` bytes that have none yet? Asked before [`PersistentMemory::reserve`] where a host that is asked for more
-    /// than it has ends the process.
+    /// True if there is memory for `len` bytes that have none yet. Asked before
+    /// [`PersistentMemory::reserve`] on hosts that kill a process for asking for more memory than
+    /// there is.
     fn may_take(&self, len: u64) -> bool {
         let _ = len;
         true
     }
 
-    /// Makes the first `bytes` independent of the image file they may still be read from, so that the file can be
-    /// overwritten. Contents do not change. Called before a checkpoint reuses an image.
+    /// Makes the first `bytes` independent of the image file they may still be mapped from, so that
+    /// the file can be overwritten. Contents do not change. Called before a checkpoint reuses an
+    /// image.
     fn detach(&self, bytes: u64) {
         let _ = bytes;
     }
 
-    /// The bytes of a range are not needed any more: their memory may be reused. Until they are stored again their
-    /// contents are undefined, and may change by themselves. Both numbers are multiples of the page.
+    /// Discards a range whose bytes are no longer needed, so that its memory may be reused. Until
+    /// stored again, its contents are undefined and may change by themselves. Both numbers are
+    /// multiples of the page size.
     fn discard(&self, at: u64, len: u64) {
         let _ = (at, len);
     }

@@ -1,11 +1,12 @@
 //! Bugs to plant, so that tests can show that they would find them (docs/design/testing.md, T7).
 //!
-//! Owns: the macro that turns a list of rules into an enum `Bug` and its switch. Rules: with the feature `planted` of
-//! the calling crate, one bug at a time is switched on for the whole process. Without it `is_planted` is `false` at
-//! compile time, and nothing of this is left in the program. Left out: the bugs themselves, and the tests that search
-//! for them.
+//! Owns: the macro that turns a list of rules into an enum `Bug` and its switch. Rules: with the
+//! feature `planted` of the calling crate, one bug at a time is switched on for the whole process.
+//! Without it `is_planted` is `false` at compile time, and none of this is left in the program.
+//! Left out: the bugs themselves, and the tests that search for them.
 
-/// Makes `Bug`, `Bug::ALL`, `plant` and, for the crate alone, `is_planted`. `ALL` and `plant` come with the feature `planted`.
+/// Defines `Bug` and, for the crate alone, `is_planted`. The feature `planted` adds `Bug::ALL` and
+/// `plant`.
 ///
 /// ```
 /// mod planted {
@@ -39,7 +40,7 @@ macro_rules! plantable {
 
             use super::Bug;
 
-            /// The number of the bug, from 1 on.
+            /// The planted bug's number, counted from 1. 0: none.
             static PLANTED: AtomicU32 = AtomicU32::new(0);
 
             /// Switches one bug on, or all off.

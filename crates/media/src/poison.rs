@@ -1,19 +1,20 @@
 //! The cause of a medium's first failed flush, kept for later refusals.
 //!
-//! Owns: [`Poison`]. Every later refusal names the first cause: by the time somebody reads a message, the error that
-//! matters is long past. Left out: which failures poison (each medium's own contract).
+//! Owns: [`Poison`]. Every later refusal names the first cause, because by the time somebody reads a
+//! message the error that matters is long past. Left out: which failures poison (each medium's own
+//! contract).
 
 use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
 
 use crate::{MediaError, Result};
 
-/// Not set while the medium is in order; set once and for good.
+/// Unset while the medium works; set once and for good.
 #[derive(Debug, Default)]
 pub struct Poison(OnceLock<Arc<str>>);
 
 impl Poison {
-    /// From now on the medium refuses writes because of `cause`, unless it already does because of an earlier one.
+    /// Makes the medium refuse writes from now on because of `cause`. An earlier cause stays.
     pub fn set(&self, cause: impl Display) {
         self.0.get_or_init(|| cause.to_string().into());
     }

@@ -1,7 +1,7 @@
 //! Copies between NBD exports and files with many requests in flight.
 //!
-//! `copy FROM TO` where each is an NBD URI or the path of a file; a file to write to must exist and be long enough.
-//! Prints bytes and seconds. `copy --list URI` prints the exports of a server.
+//! `copy FROM TO`, where each is an NBD URI or the path of a file. A file to write to must exist
+//! and be long enough. Prints bytes and seconds. `copy --list URI` prints the exports of a server.
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};

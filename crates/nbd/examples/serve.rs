@@ -1,9 +1,10 @@
 //! Serves memory or a file over NBD until standard input ends.
 //!
-//! `serve unix:PATH|HOST:PORT memory:MIB|file:PATH [--name NAME] [--tls DIRECTORY] [--read-only] [--insecure]`
-//! prints `listening on ADDRESS` when clients can connect. The directory holds `server-cert.pem`, `server-key.pem`
-//! and, to demand client certificates, `ca-cert.pem`. The memory export has a context `shoal:redundancy` that calls
-//! every other MiB single, to have something to show.
+//! `serve unix:PATH|HOST:PORT memory:MIB|file:PATH [--name NAME] [--tls DIRECTORY] [--read-only]
+//! [--insecure]` prints `listening on ADDRESS` when clients can connect. The directory holds
+//! `server-cert.pem`, `server-key.pem` and, to demand client certificates, `ca-cert.pem`. The
+//! memory export has a context `shoal:redundancy` that calls every other MiB single, to have
+//! something to show.
 
 mod memory;
 

@@ -1,8 +1,8 @@
 //! Addresses that servers listen on and clients connect to.
 //!
-//! Clients are given URIs as `doc/uri.md` of the NetworkBlockDevice project describes them: `nbd://HOST[:PORT]/NAME`,
-//! `nbd+unix:///NAME?socket=PATH`, and both with `nbds` for TLS. Parameters that are not understood are errors.
-//! Servers are given `unix:PATH` or `HOST:PORT`.
+//! Clients take URIs as described in `doc/uri.md` of the NetworkBlockDevice project:
+//! `nbd://HOST[:PORT]/NAME`, `nbd+unix:///NAME?socket=PATH`, and both with `nbds` for TLS. Unknown
+//! parameters are errors. Servers take `unix:PATH` or `HOST:PORT`.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -37,7 +37,7 @@ pub struct Uri {
     pub tls: bool,
     /// Directory of the client's certificates (`tls-certificates`).
     pub certificates: Option<PathBuf>,
-    /// Name to check the server's certificate against, if not the host's (`tls-hostname`).
+    /// Name that the server's certificate must have, if not the host's (`tls-hostname`).
     pub server_name: Option<String>,
 }
 
@@ -95,7 +95,7 @@ impl FromStr for Uri {
 /// Shown in place of a secret.
 const HIDDEN: &str = "***";
 
-/// The text of a URI, valid or not, without the secret behind the export's name.
+/// The text of a URI, valid or not, without the secret after the export's name.
 fn without_secret(text: &str) -> String {
     let Some(path) = text.find("://").and_then(|at| text[at + 3..].find('/').map(|slash| at + 4 + slash)) else {
         return text.into();
@@ -107,7 +107,8 @@ fn without_secret(text: &str) -> String {
 }
 
 impl Uri {
-    /// The URI of the export `name` on a server that listens there; the path of a socket becomes absolute.
+    /// The URI of the export `name` on a server that listens at `listen`. The path of a socket
+    /// becomes absolute.
     pub fn of_export(listen: &Listen, name: &str, tls: bool) -> Uri {
         let place = match listen {
             Listen::Tcp(address) => Place::Tcp { host: address.ip().to_string(), port: address.port() },
@@ -116,7 +117,8 @@ impl Uri {
         Uri { place, name: name.into(), tls, certificates: None, server_name: None }
     }
 
-    /// The same without the secret that may follow the export's name (`NAME:SECRET`): for messages.
+    /// The same URI without the secret that may follow the export's name (`NAME:SECRET`), for
+    /// messages.
     pub fn without_secret(&self) -> Uri {
         let name = match self.name.split_once(':') {
             Some((name, _)) => format!("{name}:{HIDDEN}"),

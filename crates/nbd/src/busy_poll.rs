@@ -1,10 +1,11 @@
-//! Watching a socket for a moment before sleeping on it.
+//! Polls a socket briefly before sleeping on it.
 //!
-//! A client that waits for each answer asks again within microseconds; putting the thread to sleep and waking it takes
-//! several times as long. Owns: when that pays ([`BusyPoll`]). Rules: each watch in vain makes the next ones rarer, down
-//! to one wait in a thousand, so that a connection that is idle, or whose requests do not depend on answers, costs
-//! nothing. Between two looks other threads go first, and on a single processor no thread watches. Left out:
-//! connections under TLS, whose records cost more than a wake-up.
+//! A client that waits for each answer sends its next request within microseconds. Putting the
+//! thread to sleep and waking it takes several times as long. Owns: when polling pays
+//! ([`BusyPoll`]). Rules: each watch in vain makes the next ones rarer, down to one wait in a
+//! thousand, so that a connection that is idle, or whose requests do not depend on answers, costs
+//! nothing. Other threads run between two polls, and on a single processor no thread polls. Left
+//! out: connections under TLS, whose records cost more than a wake-up.
 
 use std::io;
 use std::thread;
@@ -12,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use crate::channel::Channel;
 
-/// Longer than a client needs to take an answer and ask again, no longer than a wake-up takes.
+/// Longest watch: longer than a client needs to take an answer and ask again, but no longer than a
+/// wake-up takes.
 const MOMENT: Duration = Duration::from_micros(40);
-/// Waits without a watch after many in vain.
+/// Maximum waits skipped after many watches in vain.
 const RARELY: u32 = 1023;
 
 pub(crate) struct BusyPoll {
-    /// Waits to go without one.
+    /// Waits still to pass without a watch.
     skip: u32,
     /// Waits that the next watch in vain will skip.
     backoff: u32,
@@ -37,7 +39,7 @@ impl BusyPoll {
             self.skip -= 1;
             return Ok(None);
         }
-        // Bytes that are there already say nothing about watching.
+        // Bytes that have arrived already say nothing about whether watching pays.
         if let Some(received) = channel.recv_now(out)? {
             return Ok(Some(received));
         }
@@ -74,7 +76,7 @@ mod tests {
             assert_eq!(watch.recv(&channel, &mut out).unwrap(), None);
         }
         assert!(watches < 30, "{watches} of 10,000");
-        // Its turn comes again, and the bytes there are taken.
+        // The next watch comes in time, and finds the bytes.
         io::Write::write_all(&mut there, b"request").unwrap();
         let found = (0..=RARELY).find_map(|_| watch.recv(&channel, &mut out).unwrap());
         assert_eq!((found, &out[..7]), (Some(7), &b"request"[..]));

@@ -1,9 +1,10 @@
 //! One connection's bytes: a TCP or UNIX socket, in the clear or under TLS.
 //!
-//! One thread receives at a time, one sends at a time, both may run together. TLS keeps one state for both
-//! directions: its lock is held while records are made or opened, never while the socket is waited for. Sending can be
-//! Sending can be told not to wait, so that a thread may try to send without being held up by a slow peer. Left to
-//! `outbox` and to the two ends: the meaning of the bytes, and who sends when.
+//! One thread receives at a time and one sends at a time; both may run together. TLS keeps one
+//! state for both directions. Its lock is held while records are made or opened, never while
+//! waiting for the socket. Sending can be told not to wait, so that a thread may try to send
+//! without being held up by a slow peer. Left to `outbox` and to the two ends: the meaning of the
+//! bytes, and who sends when.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -46,14 +47,14 @@ impl Socket {
     }
 
     fn shutdown(&self, how: Shutdown) {
-        // It fails only for a socket that is not connected any more, which is what is wanted.
+        // This fails only for a socket that is no longer connected, which is the goal.
         let _ = match self {
             Socket::Tcp(stream) => stream.shutdown(how),
             Socket::Unix(stream) => stream.shutdown(how),
         };
     }
 
-    /// Time-outs of single system calls; `None` waits for ever.
+    /// Time-outs of single system calls; `None` waits forever.
     fn set_timeouts(&self, read: Option<Duration>, write: Option<Duration>) -> io::Result<()> {
         match self {
             Socket::Tcp(stream) => stream.set_read_timeout(read).and_then(|()| stream.set_write_timeout(write)),
@@ -74,7 +75,7 @@ pub(crate) struct Channel {
     tls: OnceLock<Mutex<Tls>>,
 }
 
-/// Ciphertext asked from the socket at once (bytes): four records.
+/// Ciphertext asked of the socket at once (bytes): four records.
 const RECORDS_BYTES: usize = 64 << 10;
 
 impl Channel {
@@ -95,12 +96,12 @@ impl Channel {
         self.socket.set_timeouts(read, write)
     }
 
-    /// Ends both directions: threads that wait for the socket wake up.
+    /// Ends both directions. Threads that wait for the socket wake up.
     pub(crate) fn shutdown(&self) {
         self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Ends receiving; bytes that the peer has sent already can still be read.
+    /// Ends receiving. Bytes that the peer has already sent can still be read.
     pub(crate) fn shutdown_receiving(&self) {
         self.socket.shutdown(Shutdown::Read);
     }
@@ -109,15 +110,16 @@ impl Channel {
         self.socket.shutdown(Shutdown::Write);
     }
 
-    /// Tells the kernel what becomes of unsent bytes when the socket is closed, also by the death of this process. Kept bytes are
-    /// sent on, for minutes if need be; others are thrown away.
+    /// Tells the kernel what to do with unsent bytes when the socket is closed, including by the
+    /// death of this process. The kernel goes on sending kept bytes, for minutes if necessary, and
+    /// discards others.
     pub(crate) fn keep_unsent(&self, keep: bool) {
-        // It fails only for a socket that is not connected any more.
+        // This fails only for a socket that is no longer connected.
         let _ = sockopt::set_socket_linger(&self.socket, if keep { None } else { Some(Duration::ZERO) });
     }
 
-    /// Says goodbye to a refused peer, and reads what it still sends: closing over unread bytes would make the kernel
-    /// throw away the refusal before the peer reads it.
+    /// Says goodbye to a refused peer and reads what it still sends. If the socket were closed with
+    /// unread bytes, the kernel would discard the refusal before the peer reads it.
     pub(crate) fn linger(&self, deadline: Instant) {
         self.socket.shutdown(Shutdown::Write);
         let (mut waste, mut left) = ([0; 4096], 64);
@@ -130,7 +132,7 @@ impl Channel {
         }
     }
 
-    /// The TLS handshake; everything afterwards goes through it.
+    /// Performs the TLS handshake. Everything afterwards goes through TLS.
     pub(crate) fn start_tls(&self, mut session: rustls::Connection, deadline: Instant) -> io::Result<()> {
         while session.is_handshaking() || session.wants_write() {
             let left = remaining(deadline)?;
@@ -191,7 +193,7 @@ impl Channel {
         }
     }
 
-    /// Bytes that are there already, in the clear: only for a channel without TLS. `None` if there are none.
+    /// Receives bytes that have already arrived, or returns `None`. Only for a channel without TLS.
     pub(crate) fn recv_now(&self, out: &mut [u8]) -> io::Result<Option<usize>> {
         match rustix::net::recv(&self.socket, out, RecvFlags::DONTWAIT) {
             Ok((received, _)) => Ok(Some(received)),
@@ -200,12 +202,12 @@ impl Channel {
         }
     }
 
-    /// Sends some of the bytes, in the clear: only for a channel without TLS, or for its records.
+    /// Sends some of the bytes as they are: only for a channel without TLS, or for TLS records.
     pub(crate) fn send_raw(&self, slices: &[IoSlice<'_>], wait: bool) -> io::Result<usize> {
         self.socket.send(slices, wait)
     }
 
-    /// Appends records of `plain` to `records`, with any message of TLS itself.
+    /// Appends the TLS records of `plain` to `records`, with any message of TLS itself.
     pub(crate) fn seal(&self, plain: &[u8], close: bool, records: &mut Vec<u8>) -> io::Result<()> {
         let Some(tls) = self.tls.get() else { return Ok(()) };
         let mut tls = tls.lock();
@@ -219,12 +221,12 @@ impl Channel {
         Ok(())
     }
 
-    /// TLS itself has something to send (an answer to a key update).
+    /// Returns whether TLS itself has something to send (an answer to a key update).
     pub(crate) fn wants_to_send(&self) -> bool {
         self.tls.get().is_some_and(|tls| tls.lock().session.wants_write())
     }
 
-    /// Sends everything and waits; for the handshake, when no other thread sends.
+    /// Sends everything, and waits for it. Only for the handshake, when no other thread sends.
     pub(crate) fn send_all(&self, plain: &[u8], deadline: Instant) -> io::Result<()> {
         let mut sealed = Vec::new();
         self.seal(plain, false, &mut sealed)?;
@@ -252,14 +254,14 @@ impl Channel {
     }
 }
 
-/// A host that was switched off sends nothing. Without probes a connection to it would stay open for ever, and with it
-/// all that is held for it.
+/// Turns on probes. A host that is switched off sends nothing, so without probes a connection to
+/// it, and everything held for it, would stay forever.
 fn notice_vanished_peers(stream: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
     sockopt::set_tcp_keepcnt(stream, 3)?;
-    // The same for data sent and not acknowledged (milliseconds).
+    // The same for data that was sent but not acknowledged (milliseconds).
     sockopt::set_tcp_user_timeout(stream, 60_000)
 }
 
@@ -268,11 +270,11 @@ fn remaining(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "time-out"));
     }
-    // A time-out of less than a tick of the kernel's clock would round to "wait for ever".
+    // A time-out of less than a tick of the kernel's clock would round to "wait forever".
     Ok(left.max(Duration::from_millis(1)))
 }
 
-/// The kernel reports a socket's time-out as "would block".
+/// Converts the "would block" that the kernel reports for a socket's time-out.
 fn timed_out(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::WouldBlock {
         return io::Error::new(io::ErrorKind::TimedOut, "time-out");
@@ -280,7 +282,7 @@ fn timed_out(error: io::Error) -> io::Error {
     error
 }
 
-/// The socket as TLS wants it during its handshake.
+/// The socket as TLS uses it during its handshake.
 struct Blocking<'a>(&'a Socket);
 
 impl Read for Blocking<'_> {

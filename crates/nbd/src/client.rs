@@ -1,11 +1,12 @@
 //! The client: a remote export as a block device, with many requests in flight.
 //!
-//! `submit` never waits for the network: bytes that the socket does not take at once are left to a writer thread, and
-//! replies are completed by a receiving thread. A lost connection, a reply that breaks the protocol, or a request
-//! unanswered for too long ends the connection: every request in flight and every later one fails with `Lost`. So does
-//! a request that the server refuses because it is shutting down. Connecting again is the caller's decision. Features
-//! that the server lacks are made up for where the contract allows (zeroes are written, a FUA write is followed by a
-//! flush, a trim is left undone) and refused where it does not (no flush without one).
+//! `submit` never waits for the network: a writer thread sends the bytes that the socket does not
+//! take at once, and a receiving thread completes replies. A lost connection, a reply that breaks
+//! the protocol, or a request unanswered for too long ends the connection: every request in flight
+//! and every later one fails with `Lost`. So does a request that the server refuses because it is
+//! shutting down. Connecting again is the caller's decision. Features that the server lacks are
+//! emulated where the contract allows (zeroes are written, a FUA write is followed by a flush, a
+//! trim is omitted) and refused where it does not (no flush without one).
 
 use std::io;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ use crate::wire::transmission::*;
 /// Maximum number of time-outs for which a request may be unanswered while others are answered.
 const BUSY_TIMEOUTS_MAX: u32 = 10;
 
-/// Inside the `MediaError::Io` of every request that a lost connection took with it.
+/// Found in the `MediaError::Io` of every request that failed because the connection was lost.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("connection lost: {why}")]
 pub struct Lost {
@@ -40,7 +41,8 @@ pub struct Lost {
 }
 
 impl Lost {
-    /// Whether the error says that the connection is gone, rather than that the request failed.
+    /// Returns the loss if the error says that the connection is gone, rather than that the request
+    /// failed.
     pub fn of(error: &MediaError) -> Option<&Lost> {
         match error {
             MediaError::Io { source, .. } => source.get_ref()?.downcast_ref(),
@@ -52,19 +54,21 @@ impl Lost {
 /// How a client behaves.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
-    /// Maximum time from connect to the transmission phase, without resolving the name.
+    /// Maximum time from connect to the transmission phase, excluding name resolution.
     pub connect_timeout: Duration,
-    /// Maximum time that a request may be unanswered; then the connection ends.
+    /// Maximum time that a request may be unanswered. Then the connection ends.
     pub request_timeout: Duration,
-    /// Used instead of the certificates the URI names.
+    /// Used instead of the certificates that the URI names.
     pub tls: Option<TlsClient>,
-    /// Metadata contexts to ask for. Those the server does not have are left out.
+    /// Metadata contexts to ask for. Contexts that the server does not have are left out.
     pub contexts: Vec<String>,
     /// The client that the connection belongs to; see [`Claim`].
     pub claim: Option<Claim>,
-    /// Length of a write that is never torn (bytes), as the device's owner knows it; the protocol promises none.
+    /// Length of a write that is never torn (bytes), if the device's owner knows it. The protocol
+    /// promises none.
     pub atomic_bytes: u32,
-    /// Let a flush succeed on a server that knows none: its owner says it has no cache that could lose writes.
+    /// Let a flush succeed on a server that has no flush: the owner says that it has no cache that
+    /// could lose writes.
     pub flush_may_be_missing: bool,
 }
 
@@ -112,14 +116,15 @@ impl Client {
         let Step::Agreed(mut agreed) = step else {
             unreachable!("a handshake that asks for an export ends with one or with an error")
         };
-        // The claim is no context for requests.
+        // The claim is not a context for requests.
         let contexts = agreed.contexts.len();
         agreed.contexts.retain(|context| Some(&context.name) != claim.as_ref());
         let is_claimed = agreed.contexts.len() < contexts;
         let io = |source| ConnectError::Io { uri: name.clone(), source };
         let tick = (options.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
         channel.set_timeouts(Some(tick), Some(options.request_timeout)).map_err(io)?;
-        // If this process is killed, the next client may be at work before the kernel has sent what this one left.
+        // If this process is killed, the next client may start before the kernel has sent the bytes
+        // that this one left.
         channel.keep_unsent(false);
         let in_flight = InFlight::default();
         let returned = {
@@ -155,13 +160,13 @@ impl Client {
         &self.shared.agreed
     }
 
-    /// Does the server know which client the connection belongs to? Then no request of an older one can take effect any
-    /// more.
+    /// Returns whether the server knows which client the connection belongs to. Then no request of
+    /// an older connection can take effect any more.
     pub fn is_claimed(&self) -> bool {
         self.shared.is_claimed
     }
 
-    /// Why the connection is over, once it is.
+    /// Returns why the connection is over, once it is.
     pub fn lost(&self) -> Option<MediaError> {
         self.shared.in_flight.lost()
     }
@@ -170,7 +175,8 @@ impl Client {
         self.shared.in_flight.len()
     }
 
-    /// The extents of a context from `at` on; they may end before or behind the range. Waits.
+    /// Returns the extents of a context from `at` on. They may end before or after the end of the
+    /// range. Waits.
     pub fn block_status(&self, context: &str, at: u64, len: u32, one: bool) -> Result<Vec<Extent>, MediaError> {
         let shared = &self.shared;
         let known = shared.agreed.contexts.iter().find(|known| known.name == context);
@@ -198,7 +204,7 @@ impl Client {
         Ok(statuses.into_iter().find(|(of, _)| *of == id).map(|(_, extents)| extents).unwrap_or_default())
     }
 
-    /// Tells the server that the range will be wanted. Waits for its answer, not for its cache.
+    /// Tells the server that the range will be needed. Waits for its answer, not for its cache.
     pub fn cache(&self, at: u64, len: u32) -> Result<(), MediaError> {
         self.shared.check_range(at, len.into())?;
         if self.shared.agreed.flags & FLAG_SEND_CACHE == 0 {
@@ -207,7 +213,8 @@ impl Client {
         self.call(0, CMD_CACHE, at, len)
     }
 
-    /// Zeroes with the protocol's own flags (`CMD_FLAG_NO_HOLE`, `CMD_FLAG_FAST_ZERO`, `CMD_FLAG_FUA`). Waits.
+    /// Zeroes a range with the protocol's own flags (`CMD_FLAG_NO_HOLE`, `CMD_FLAG_FAST_ZERO`,
+    /// `CMD_FLAG_FUA`). Waits.
     pub fn write_zeroes(&self, at: u64, len: u32, flags: u16) -> Result<(), MediaError> {
         self.shared.check_range(at, len.into())?;
         self.call(flags, CMD_WRITE_ZEROES, at, len)
@@ -235,13 +242,13 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // The requests of a lost connection were repeated on another one, or done elsewhere.
+        // The requests of a lost connection were repeated on another connection, or done elsewhere.
         self.channel.keep_unsent(self.lost().is_none());
         let head = RequestHeader { flags: 0, command: CMD_DISC, cookie: 0, at: 0, len: 0 }.encode();
         self.shared.outbox.push(Frame { head, ..Frame::default() });
         self.shared.outbox.flush();
         self.shared.outbox.close();
-        // A server that still reads gets the goodbye; the receiving thread sees the end at once.
+        // A server that still reads gets the goodbye. The receiving thread sees the end at once.
         self.channel.shutdown_sending();
         self.channel.shutdown_receiving();
         let here = thread::current().id();
@@ -313,7 +320,8 @@ impl Shared {
             Request::Flush => {
                 let shared = self.clone();
                 let poison: Completion = Box::new(move |result| {
-                    // A lost connection says nothing of the device: the caller repeats the flush on a new one.
+                    // A lost connection says nothing about the device: the caller repeats the flush
+                    // on a new one.
                     if let Some(error) = result.as_ref().err().filter(|error| Lost::of(error).is_none()) {
                         shared.poison.set(error);
                     }
@@ -355,10 +363,10 @@ impl Shared {
         }
     }
 
-    /// Longest request of its kind (bytes).
+    /// Longest request of this kind (bytes).
     fn piece_bytes(&self, request: &Request) -> u64 {
         match request {
-            // No data travels, so only the field's width bounds it.
+            // A trim carries no data, so only the field's width bounds it.
             Request::Trim { .. } => 1 << 30,
             _ => self.request_bytes_max.into(),
         }
@@ -390,7 +398,8 @@ impl Shared {
     /// The error of a request that the server refused.
     fn failed(&self, expect: Expect, error: u32, message: String) -> MediaError {
         if error == ESHUTDOWN {
-            // Not the device's error: the server is shutting down, and has not carried the request out.
+            // This is not the device's error: the server is shutting down and has not carried out
+            // the request.
             let why = "the server is shutting down".into();
             return self.io(io::Error::new(io::ErrorKind::ConnectionAborted, Lost { why }));
         }
@@ -419,7 +428,7 @@ fn receive_all(shared: &Arc<Shared>, mut input: Input, timeout: Duration, tick: 
             return Ok(());
         }
         looked = Instant::now();
-        // A server that answers others is busy, not gone; but none is busy for ever.
+        // A server that answers other requests is busy, not gone; but no server is busy forever.
         let progress = shared.in_flight.answered().map_or(Duration::MAX, |answered| answered.elapsed());
         match shared.in_flight.oldest() {
             Some(oldest)
@@ -439,7 +448,7 @@ fn receive_all(shared: &Arc<Shared>, mut input: Input, timeout: Duration, tick: 
             Err(error) => break error,
         }
     };
-    // The sending side may know the reason better: only it sees a peer that reads nothing.
+    // The sending side may know the reason better: only it notices a peer that reads nothing.
     let (kind, why) = shared.outbox.failure().unwrap_or((ended.kind(), ended.to_string()));
     shared.in_flight.lose(shared.io(io::Error::new(kind, Lost { why })));
     flush_held();
@@ -457,7 +466,7 @@ fn request_bytes_max(agreed: &Agreed) -> u32 {
 fn geometry(agreed: &Agreed, options: &ClientOptions) -> BlockGeometry {
     let block_bytes = match agreed.sizes {
         Some(sizes) => sizes.minimum,
-        // Unless the server says otherwise it can do sectors, if its export consists of them.
+        // Unless the server says otherwise, it supports sectors if its export consists of them.
         None => 1 << agreed.bytes.trailing_zeros().min(9),
     };
     BlockGeometry {

@@ -1,16 +1,18 @@
 //! The client of an export: one at a time, and one connection of it at a time.
 //!
-//! A connection may name its client when it asks for contexts: `shoal:open=ID` to become the client, `shoal:again=ID`
-//! to remain it after a connection broke, `shoal:seize=ID` to take the export over, `shoal:ask=ID` to learn whether it
-//! could be opened, which changes nothing. `ID` is 32 digits, and may be followed by `.` and 16 digits of an *epoch*. Other
-//! servers answer as for any unknown context.
-//! Rules: before a connection that names a client transmits, every older one that did is closed, and the requests it
-//! had sent are done or never will be (a *fence*). So a client may repeat the requests it had in flight. A client keeps
-//! the export while it is connected, and for `KEPT` after a connection broke; then another one may open it. A client
-//! that another one has followed is told so. Epochs come from whoever decides between servers: a client that comes
-//! again with a higher one than the holder's became the client elsewhere, and is it here, too. While there is a holder
-//! connections that name no client change nothing. IDs with the same first half belong to one lock: its holder proves that
-//! other clients with such IDs are dead.
+//! A connection may name its client when it asks for contexts: `shoal:open=ID` to become the
+//! client, `shoal:again=ID` to remain it after a connection broke, `shoal:seize=ID` to take the
+//! export over, `shoal:ask=ID` to learn whether it could be opened, which changes nothing. `ID` is
+//! 32 digits, optionally followed by `.` and 16 digits of an *epoch*. Other servers treat these as
+//! unknown contexts.
+//! Rules: before a connection that names a client transmits, every older connection that named one
+//! is closed, and its requests are done or never will be (a *fence*). So a client may repeat the
+//! requests it had in flight. A client keeps the export while it is connected, and for `KEPT` after
+//! a connection broke; then another client may open it. A client that was followed by another one
+//! is told so. Epochs come from the party that decides between servers: a client that comes again
+//! with a higher epoch than the holder's became the client elsewhere, and becomes it here, too.
+//! While there is a holder, connections that name no client change nothing. IDs with the same first
+//! half belong to one lock, whose holder proves that other clients with such IDs are dead.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,17 +23,18 @@ use crate::channel::Channel;
 
 pub type ClientId = [u8; 16];
 
-/// How long a client whose connection broke may take to come back before another may have its export.
+/// How long a client whose connection broke may take to come back before another client may have
+/// its export.
 const KEPT: Duration = Duration::from_secs(10);
-/// Time for an older connection to finish the requests it was sent.
+/// Time for an older connection to finish the requests it received.
 const FENCE: Duration = Duration::from_secs(8);
-/// Part of the refusal of a client that another one has followed.
+/// Part of the refusal of a client that was followed by another one.
 pub const TAKEN_OVER: &str = "another client has taken this area over";
 
 /// A connection's claim on the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// Could it be opened?
+    /// Asks whether the export could be opened.
     Ask(ClientId, u64),
     Open(ClientId, u64),
     Again(ClientId, u64),
@@ -87,18 +90,18 @@ impl Claim {
 struct Connection {
     number: u64,
     client: ClientId,
-    /// Present once its requests are taken.
+    /// Present once the connection's requests are accepted.
     channel: Option<Arc<Channel>>,
-    /// To be closed as soon as it has a channel.
+    /// The connection must be closed as soon as it has a channel.
     is_over: bool,
 }
 
 #[derive(Default)]
 struct State {
     holder: Option<ClientId>,
-    /// The highest of any client's.
+    /// The highest epoch of any client.
     epoch: u64,
-    /// When its last connection broke.
+    /// When the holder's last connection broke.
     broke: Option<Instant>,
     connections: Vec<Connection>,
     last_number: u64,
@@ -112,13 +115,13 @@ pub struct Clients {
 }
 
 impl State {
-    /// Is the holder connected, or may it come back?
+    /// Returns whether the holder is connected or may come back.
     fn is_held(&self) -> bool {
         let connected = self.connections.iter().any(|connection| Some(connection.client) == self.holder);
         connected || self.broke.is_some_and(|broke| broke.elapsed() < KEPT)
     }
 
-    /// Why this claim is turned down.
+    /// Returns why this claim is refused, if it is.
     fn refusal(&self, claim: Claim) -> Option<String> {
         let (_, client, epoch) = claim.parts();
         let holder = self.holder.filter(|holder| *holder != client)?;
@@ -135,18 +138,18 @@ impl State {
 }
 
 impl Clients {
-    /// Would this claim be turned down? Changes nothing.
+    /// Fails if this claim would be refused. Changes nothing.
     pub(crate) fn ask(&self, claim: Claim) -> Result<(), String> {
         self.state.lock().refusal(claim).map_or(Ok(()), Err)
     }
 
-    /// May a connection that names no client change anything?
+    /// Returns whether a connection that names no client may change anything.
     pub(crate) fn may_write_unnamed(&self) -> bool {
         let state = self.state.lock();
         state.holder.is_none() || !state.is_held()
     }
 
-    /// Lets a connection in after all older ones are over; an error says why not.
+    /// Admits a connection after all older ones have ended. An error says why it is refused.
     pub(crate) fn admit(self: &Arc<Self>, claim: Claim) -> Result<Ticket, String> {
         let client = claim.client();
         let mut state = self.state.lock();
@@ -176,7 +179,8 @@ impl Clients {
     }
 }
 
-/// A connection's place among the clients. Dropping it says that the connection's requests are done.
+/// A connection's place among the clients. Dropping it says that the connection's requests are
+/// done.
 pub(crate) struct Ticket {
     clients: Arc<Clients>,
     number: u64,
@@ -184,7 +188,7 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// False if a newer connection has come meanwhile.
+    /// Gives the connection its channel. Returns false if a newer connection has come meanwhile.
     pub(crate) fn attach(&self, channel: &Arc<Channel>) -> bool {
         let mut state = self.clients.state.lock();
         let own = state.connections.iter_mut().find(|connection| connection.number == self.number);
@@ -243,7 +247,7 @@ mod tests {
         let mut first = clients.admit(Claim::Open(id(1, 1), 0)).unwrap();
         assert!(clients.admit(Claim::Open(id(2, 2), 0)).is_err_and(|why| why.contains("--takeover")));
         drop(first);
-        // It broke: for a while it may come back.
+        // The connection broke: for a while the client may come back.
         assert!(clients.admit(Claim::Open(id(2, 2), 0)).is_err());
         first = clients.admit(Claim::Again(id(1, 1), 0)).unwrap();
         first.said_goodbye = true;
@@ -253,7 +257,7 @@ mod tests {
         drop(second);
         drop(clients.admit(Claim::Seize(id(3, 3), 0)).unwrap());
         assert!(clients.admit(Claim::Again(id(2, 2), 0)).is_err_and(|why| why == TAKEN_OVER));
-        // Of one lock: the former one is dead.
+        // Both clients belong to one lock, so the former one is dead.
         drop(clients.admit(Claim::Open(id(3, 4), 0)).unwrap());
     }
 

@@ -1,7 +1,7 @@
-//! Making a connection: socket, handshake, TLS.
+//! Connecting: socket, handshake, TLS.
 //!
-//! One deadline holds for all of it. A URI that asks for TLS gets TLS or an error, never a connection in the clear.
-//! Left to `client`: the use of the connection.
+//! One deadline covers all of it. A URI that asks for TLS gets TLS or an error, never a connection
+//! in the clear. Left to `client`: the use of the connection.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -34,13 +34,14 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Has another client followed this one? (The protocol has no number for it, only the words.)
+    /// Returns whether another client has followed this one. (The protocol has no number for it,
+    /// only the words.)
     pub fn is_taken_over(&self) -> bool {
         matches!(self, ConnectError::Handshake { source, .. } if source.to_string().contains(TAKEN_OVER))
     }
 }
 
-/// The exports of a server; the URI's own name does not matter.
+/// Lists the exports of a server. The export name in the URI does not matter.
 pub fn list(uri: &Uri, options: &ClientOptions) -> Result<Vec<ListEntry>, ConnectError> {
     let wish = Wish { tls: uri.tls, list: true, ..Wish::default() };
     match shake_hands(uri, wish, options)? {
@@ -105,8 +106,9 @@ pub(crate) fn shake_hands(
     }
 }
 
-/// The reason why sending failed. A server that refuses our certificate says so after its side of the TLS handshake,
-/// when we may already be sending: its alert says more than "broken pipe".
+/// Finds the reason why sending failed. A server that refuses our certificate says so after its
+/// side of the TLS handshake, when we may already be sending. Its alert says more than "broken
+/// pipe".
 fn refusal(channel: &Channel, error: io::Error, deadline: Instant) -> io::Error {
     match channel.recv_until(&mut [0; 256], deadline) {
         Err(alert) if alert.kind() == io::ErrorKind::InvalidData => alert,

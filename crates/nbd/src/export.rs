@@ -1,9 +1,10 @@
 //! Offers of a server: exports, their catalog, and status contexts.
 //!
-//! An export is a block device under a name with the promises its owner makes for it (one cache behind all
-//! connections, fast zeroing, read-only). A catalog finds exports by name and may make them on demand or refuse them
-//! with a reason; it is asked again in each step of a handshake, so it must be cheap and must not reserve anything for
-//! good before a device is used. An export lives as long as a connection holds it: its drop is the disconnection.
+//! An export is a block device under a name, with the promises that its owner makes for it (one
+//! cache behind all connections, fast zeroing, read-only). A catalog finds exports by name, and may
+//! make them on demand or refuse them with a reason. It is asked again in each step of a handshake,
+//! so it must be cheap and must not reserve anything permanently before a device is used. An export
+//! lives as long as a connection holds it; dropping it means disconnection.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,12 +25,13 @@ pub trait BlockStatus: Send + Sync {
     /// `namespace:leaf`, constant.
     fn context(&self) -> &str;
 
-    /// Consecutive extents from `at` on, at most `extents_max`, together at most `len` bytes; the range lies within
-    /// the export. Called on the connection's thread: it may wait, but holds up that connection's requests.
+    /// Returns consecutive extents from `at` on: at most `extents_max`, and together at most `len`
+    /// bytes. The range lies within the export. Called on the connection's thread: it may wait, but
+    /// holds up that connection's requests.
     fn status(&self, at: u64, len: u32, extents_max: usize) -> Result<Vec<Extent>, MediaError>;
 }
 
-/// `base:allocation` of a device that does not know its holes: all is data.
+/// `base:allocation` of a device that does not know its holes: everything is data.
 struct Allocated;
 
 impl BlockStatus for Allocated {
@@ -87,7 +89,7 @@ impl Export {
             name,
             description: String::new(),
             device,
-            // No aligned request could reach a rest shorter than a block.
+            // No aligned request could reach a remainder shorter than a block.
             bytes: geometry.bytes / u64::from(minimum) * u64::from(minimum),
             sizes: BlockSizes { minimum, preferred: minimum.max(4096), maximum: REQUEST_BYTES_MAX },
             read_only: false,
@@ -99,7 +101,7 @@ impl Export {
         })
     }
 
-    /// Text for people, shown in lists; cut at the protocol's bound.
+    /// Text for people, shown in lists. Truncated at the protocol's bound.
     pub fn description(mut self, text: &str) -> Export {
         self.description = text.chars().filter(|c| *c != '\0').take(TEXT_BYTES_MAX / 4).collect();
         self
@@ -122,7 +124,7 @@ impl Export {
         self
     }
 
-    /// One client at a time, among those that say who they are.
+    /// Admits one client at a time, among those that name themselves.
     pub fn clients(mut self, clients: Arc<Clients>) -> Export {
         self.clients = Some(clients);
         self
@@ -134,7 +136,7 @@ impl Export {
         self
     }
 
-    /// Adds a status context; one named `base:allocation` takes the place of "all is data".
+    /// Adds a status context. A context named `base:allocation` replaces "all is data".
     pub fn context(mut self, status: Arc<dyn BlockStatus>) -> Result<Export, ExportError> {
         let name = status.context();
         let whole = name.split_once(':').is_some_and(|(space, leaf)| !space.is_empty() && !leaf.is_empty());
@@ -157,8 +159,8 @@ impl Export {
         flags | if structured { FLAG_SEND_DF } else { 0 }
     }
 
-    /// Contexts that a query names; with `wildcards`, `namespace:` names all of that namespace. The place among all
-    /// contexts is the context's id.
+    /// Returns the contexts that a query names. With `wildcards`, `namespace:` names all contexts
+    /// of that namespace. The position among all contexts, from 1, is the context's id.
     pub(crate) fn matching(&self, queries: &[String], wildcards: bool) -> Vec<(u32, Arc<dyn BlockStatus>)> {
         let wanted = |name: &str| {
             let named = |query: &String| query == name || wildcards && query.ends_with(':') && name.starts_with(query);
@@ -180,7 +182,8 @@ impl std::fmt::Debug for Export {
 pub struct Peer {
     /// Address, for messages.
     pub address: String,
-    /// The host it comes from, an IPv4 one always as such; none for a UNIX socket.
+    /// The host that the client connects from, always as IPv4 if it has an IPv4 address; none for a
+    /// UNIX socket.
     pub ip: Option<IpAddr>,
     /// TLS is on, and the client's certificate was checked if the server demands one.
     pub tls: bool,
@@ -207,11 +210,11 @@ pub trait Catalog: Send + Sync {
     /// Exports that `LIST` shows; others may exist.
     fn list(&self, peer: &Peer) -> Vec<ListEntry>;
 
-    /// The empty name asks for the default export.
+    /// Finds an export. The empty name asks for the default export.
     fn find(&self, name: &str, peer: &Peer) -> Result<Arc<Export>, Refusal>;
 }
 
-/// A fixed list; the first is the default export.
+/// A fixed list. The first is the default export.
 impl Catalog for Vec<Arc<Export>> {
     fn list(&self, _peer: &Peer) -> Vec<ListEntry> {
         let entry =

@@ -1,9 +1,9 @@
 //! The open connections of a server, and which of them gives way when there are too many.
 //!
-//! A client that opens connections and leaves them must not lock the others out. Handshakes have places of their own,
-//! and the oldest gives way to the next. One address cannot have all places. Where there is no place left, a connection
-//! that has never asked for anything gives way, or the one that has been quiet for longest. A client at work keeps its
-//! place.
+//! A client that opens connections and leaves them idle must not lock the others out. Handshakes
+//! have places of their own, and the oldest gives way to the next. One address cannot have all
+//! places. If there is no place left, a connection that has never asked for anything gives way, or
+//! else the one that has been quiet for longest. An active client keeps its place.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -22,10 +22,10 @@ pub(crate) struct Guest {
     ip: Option<IpAddr>,
     begun: Instant,
     serving: AtomicBool,
-    /// Requests so far, and how many there were when it last paused.
+    /// Requests so far, and how many there were at the last pause.
     requests: AtomicU64,
     paused_at: AtomicU64,
-    /// When it began to pause (milliseconds after `begun`).
+    /// When the last pause began (milliseconds after `begun`).
     paused_ms: AtomicU64,
 }
 
@@ -42,18 +42,18 @@ impl Guest {
         }
     }
 
-    /// The handshake is over.
+    /// Records that the handshake is over.
     pub(crate) fn serves(&self) {
         self.paused_ms.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
         self.serving.store(true, Ordering::Relaxed);
     }
 
-    /// A request has come. Only the receiving thread says so.
+    /// Records that a request has come. Only the receiving thread calls this.
     pub(crate) fn asks(&self) {
         self.requests.store(self.requests.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// The receiving thread is about to wait.
+    /// Records that the receiving thread is about to wait.
     pub(crate) fn pauses(&self) {
         let requests = self.requests.load(Ordering::Relaxed);
         if requests != self.paused_at.load(Ordering::Relaxed) {
@@ -66,7 +66,7 @@ impl Guest {
         self.serving.load(Ordering::Relaxed)
     }
 
-    /// For how long it has asked for nothing.
+    /// How long the connection has asked for nothing.
     fn quiet(&self) -> Duration {
         if self.requests.load(Ordering::Relaxed) != self.paused_at.load(Ordering::Relaxed) {
             return Duration::ZERO;
@@ -75,7 +75,7 @@ impl Guest {
     }
 }
 
-/// Turned away: there is no place.
+/// Error: there is no place for the connection.
 pub(crate) struct Full;
 
 #[derive(Default)]
@@ -86,7 +86,7 @@ pub(crate) struct Guests {
 }
 
 impl Guests {
-    /// Finds a place for a connection, if need be that of another one.
+    /// Finds a place for a connection, if necessary that of another one.
     pub(crate) fn admit(
         &self,
         id: u64,
@@ -120,7 +120,7 @@ impl Guests {
         }
     }
 
-    /// The connection is over.
+    /// Removes a connection that is over.
     pub(crate) fn leave(&self, id: u64) {
         if let Some(guest) = self.open.lock().remove(&id) {
             guest.channel.shutdown();
@@ -141,7 +141,7 @@ impl Guests {
         self.open.lock().values().for_each(|guest| each(&guest.channel));
     }
 
-    /// Waits until all have left, or for the deadline. Returns how many are there.
+    /// Waits until all have left or the deadline has passed. Returns how many are left.
     pub(crate) fn wait_for_all(&self, deadline: Instant) -> usize {
         let mut open = self.open.lock();
         while !open.is_empty() && !self.left.wait_until(&mut open, deadline).timed_out() {}
@@ -149,7 +149,8 @@ impl Guests {
     }
 }
 
-/// The connection to give way: first one that never asked for anything, then the one quiet for longest.
+/// Returns the connection to give way: preferably one that never asked for anything, otherwise the
+/// one that has been quiet for longest.
 fn quietest(open: &HashMap<u64, Arc<Guest>>, limits: &Limits, among: impl Fn(&Guest) -> bool) -> Option<u64> {
     let candidates = open.iter().filter(|(_, guest)| among(guest) && guest.is_serving());
     let quiet = candidates.map(|(id, guest)| (*id, guest.requests.load(Ordering::Relaxed) == 0, guest.quiet()));

@@ -1,9 +1,10 @@
 //! The client's requests in flight, by cookie.
 //!
-//! A cookie is a slot number and the slot's generation: one that was never given out, or was answered already, is
-//! recognised as unknown. A request is over when it is answered *and* its buffer came back from the sending side
-//! (a reply may overtake the hand-over); then its completion runs, outside the lock, exactly once. When the connection
-//! is lost all requests fail with the same reason, and none is taken any more.
+//! A cookie is a slot number and the slot's generation, so a cookie that was never given out, or
+//! was already answered, is recognised as unknown. A request is over when it is answered *and* its
+//! buffer came back from the sending side (a reply may overtake the hand-over). Then its completion
+//! runs, outside the lock, exactly once. When the connection is lost, all requests fail with the
+//! same reason, and no more are accepted.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,7 +34,8 @@ pub(crate) enum Expect {
 /// One request in flight.
 pub(crate) struct Entry {
     pub(crate) expect: Expect,
-    /// For a read the buffer to fill; for a write empty until the sending side hands it back.
+    /// For a read, the buffer to fill. For a write, empty until the sending side hands the buffer
+    /// back.
     pub(crate) buffer: Vec<u8>,
     pub(crate) buffer_is_out: bool,
     pub(crate) statuses: Statuses,
@@ -78,7 +80,7 @@ struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
     lost: Option<MediaError>,
-    /// When answers were last seen to have come.
+    /// When answers were last found to have come.
     answered: Option<Instant>,
     /// Answers have come since `answered` was asked for.
     is_moving: bool,
@@ -103,7 +105,7 @@ impl Slots {
 pub(crate) struct InFlight(Arc<Mutex<Slots>>);
 
 impl InFlight {
-    /// Returns the request's cookie, never 0. After a loss the request fails at once.
+    /// Takes a request and returns its cookie, never 0. After a loss the request fails at once.
     pub(crate) fn insert(&self, entry: Entry) -> Option<u64> {
         let mut slots = self.0.lock();
         if let Some(lost) = slots.lost.clone() {
@@ -124,7 +126,7 @@ impl InFlight {
         Some(u64::from(slot.generation) << 32 | u64::from(index))
     }
 
-    /// The reply expected for this cookie, unless it is not in flight or answered already.
+    /// Returns the reply expected for this cookie, unless it is not in flight or already answered.
     pub(crate) fn expected(&self, cookie: u64) -> Option<Expect> {
         self.0.lock().entry(cookie).filter(|entry| entry.outcome.is_none()).map(|entry| entry.expect)
     }
@@ -140,7 +142,7 @@ impl InFlight {
         }
     }
 
-    /// Adds a status; false if the context has answered before.
+    /// Adds a status. Returns false if the context has already answered.
     pub(crate) fn add_status(&self, cookie: u64, id: u32, extents: Vec<Extent>) -> bool {
         let mut slots = self.0.lock();
         let Some(entry) = slots.entry(cookie) else { return true };
@@ -155,12 +157,12 @@ impl InFlight {
         self.0.lock().entry(cookie).map_or(0, |entry| entry.statuses.len())
     }
 
-    /// The final reply has come.
+    /// Records the outcome of a request whose final reply has come.
     pub(crate) fn answer(&self, cookie: u64, outcome: Result<(), MediaError>) {
         self.settle(cookie, |entry| entry.outcome = Some(outcome));
     }
 
-    /// A write's buffer comes back from the sending side.
+    /// Takes a write's buffer back from the sending side.
     pub(crate) fn give_back(&self, cookie: u64, buffer: Vec<u8>) {
         self.settle(cookie, |entry| {
             entry.buffer = buffer;
@@ -205,7 +207,7 @@ impl InFlight {
         self.0.lock().lost.clone()
     }
 
-    /// When answers last came, as exactly as the calls of this function can tell.
+    /// Returns when answers last came, as precisely as the calls of this function can tell.
     pub(crate) fn answered(&self) -> Option<Instant> {
         let mut slots = self.0.lock();
         if std::mem::take(&mut slots.is_moving) {

@@ -1,7 +1,7 @@
 //! Buffered receiving: headers come in bulk, payloads go straight to their buffers.
 //!
-//! `idle` runs before every wait for the socket and after every time-out of one: the place to send what has been held
-//! back for a batch, and to check deadlines. An error it returns ends the wait.
+//! `idle` runs before every wait for the socket and after every time-out of a wait. It sends what
+//! was held back for a batch, and checks deadlines. An error from it ends the wait.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::busy_poll::BusyPoll;
 use crate::channel::Channel;
 
-/// Bytes asked from the socket at once.
+/// Bytes asked of the socket at once.
 const BUFFER_BYTES: usize = 64 << 10;
 
 pub(crate) struct Input {
@@ -23,10 +23,10 @@ pub(crate) struct Input {
     end: usize,
 }
 
-/// Limits how long a message may be half received.
+/// Limits how long a message may remain half received.
 struct Stall {
     limit: Duration,
-    /// When the first wait in vain ended; `told` says that there was one.
+    /// When the first wait in vain ended. `told` says that there was one.
     since: Option<Instant>,
     told: Arc<AtomicBool>,
 }
@@ -49,7 +49,7 @@ impl Stall {
 }
 
 impl Input {
-    /// `early` are bytes received already.
+    /// Makes an input. `early` are bytes already received.
     pub(crate) fn new(channel: Arc<Channel>, early: &[u8]) -> Input {
         let mut buffer = vec![0; BUFFER_BYTES.max(early.len())];
         buffer[..early.len()].copy_from_slice(early);
@@ -62,13 +62,15 @@ impl Input {
         self
     }
 
-    /// Ends the connection when a message has been half received for `limit`; until then `told` says that it is.
+    /// Ends the connection when a message has been half received for `limit`. Until then `told` is
+    /// set while one is half received and nothing comes.
     pub(crate) fn stalling(mut self, limit: Duration, told: Arc<AtomicBool>) -> Input {
         self.stall = Some(Stall { limit, since: None, told });
         self
     }
 
-    /// The next `N` bytes; `None` at the end of the stream, which may only come between two messages.
+    /// Returns the next `N` bytes, or `None` at the end of the stream, which may only come between
+    /// two messages.
     pub(crate) fn header<const N: usize>(
         &mut self,
         idle: &mut dyn FnMut() -> io::Result<()>,
@@ -96,7 +98,7 @@ impl Input {
         self.start += buffered;
         let mut at = buffered;
         while at < out.len() {
-            // The last bytes of a small payload come with the headers behind it in one call.
+            // Receive the last bytes of a payload together with the headers behind it in one call.
             let left = out.len() - at;
             if left < BUFFER_BYTES / 4 {
                 (self.start, self.end) =

@@ -1,11 +1,12 @@
 //! Linux's network block device protocol: a server for any `BlockDevice`, and a client that is one.
 //!
-//! `wire` has the bytes, `negotiation` the handshake as state machines without I/O, `limits` the limits on a peer.
-//! Server: `export` (what is offered), `clients` (the client of an export), `server` (listening), `guests`
-//! (connections), `pool` (their memory), `session` (requests). Client: `connect`, `client`, `inflight`, `replies`,
-//! `pieces`; `link` is a client that connects again. Both stand on `channel` (socket, TLS), `input` and `busy_poll`
-//! (receiving) and `outbox` (sending).
-//! Threads: each connection has one that receives, and one that sends what no other thread could send without waiting.
+//! `wire` has the bytes, `negotiation` the handshake as state machines without I/O, `limits` the
+//! limits on a peer. Server: `export` (what is offered), `clients` (the client of an export),
+//! `server` (listening), `guests` (connections), `pool` (their memory), `session` (requests).
+//! Client: `connect`, `client`, `inflight`, `replies`, `pieces`; `link` is a client that connects
+//! again. Both use `channel` (socket, TLS), `input` and `busy_poll` (receiving) and `outbox`
+//! (sending). Threads: each connection has one thread that receives, and one that sends what no
+//! other thread could send without waiting.
 //! Left out: oldstyle, extended headers (refused), TLS with pre-shared keys, resizing.
 
 #![forbid(unsafe_code)]

@@ -1,7 +1,8 @@
 //! Limits on one peer: sizes, counts and times.
 //!
-//! Every number a peer sends is checked against one of these before memory is taken or time is spent for it. The
-//! defaults serve every client tested; a server for strangers may lower them, none may be switched off.
+//! Every number that a peer sends is checked against one of these before memory is taken or time is
+//! spent for it. The defaults serve every client tested. A server for strangers may lower them; no
+//! limit can be switched off.
 
 use std::time::Duration;
 
@@ -22,15 +23,16 @@ pub struct Limits {
     pub server_bytes: usize,
     /// Connections at the same time.
     pub connections: usize,
-    /// Connections before the transmission phase: the oldest gives way to the next.
+    /// Connections before the transmission phase. The oldest gives way to the next.
     pub handshakes: usize,
     /// Connections from one address; UNIX sockets have none.
     pub address_connections: usize,
     /// A connection without requests for this long gives way to a new one when there are too many.
     pub quiet: Duration,
-    /// From accept to the transmission phase, TLS included.
+    /// Maximum time from accept to the transmission phase, including TLS.
     pub handshake: Duration,
-    /// How long a client may leave replies unread, or a request half sent, before it is disconnected.
+    /// How long a client may leave replies unread, or a request half sent, before it is
+    /// disconnected.
     pub stalled: Duration,
     /// Extents in one block status reply.
     pub extents: usize,
@@ -39,7 +41,7 @@ pub struct Limits {
 /// Bytes that a request without data counts against `in_flight_bytes`.
 pub const REQUEST_COST_BYTES: usize = 512;
 
-/// Above this an option's data is not even skipped (bytes).
+/// Longest option data that is skipped (bytes). Longer data ends the connection.
 pub const OPTION_SKIP_BYTES_MAX: u32 = 1 << 20;
 
 impl Default for Limits {
@@ -61,7 +63,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Raises limits that would stop legal requests for good.
+    /// Raises limits that would block legal requests forever.
     pub fn checked(mut self) -> Limits {
         self.in_flight_bytes = self.in_flight_bytes.max(REQUEST_BYTES_MAX as usize + REQUEST_COST_BYTES);
         self.server_bytes = self.server_bytes.max(self.in_flight_bytes);

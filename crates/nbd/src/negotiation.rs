@@ -1,8 +1,9 @@
-//! The handshake as state machines free of I/O: bytes in, bytes and one step out.
+//! The handshake as state machines without I/O: bytes in, bytes and one step out.
 //!
-//! Both sides work alike: `advance` looks at the input, consumes at most one message of it, appends what must be sent,
-//! and says how to go on. The caller moves bytes, keeps the deadline, and upgrades to TLS when told. Nothing learnt
-//! before TLS counts after it, and bytes that arrived before the upgrade are never read as if they came through it.
+//! Both sides work alike: `advance` looks at the input, consumes at most one message of it, appends
+//! what must be sent, and says how to go on. The caller moves bytes, keeps the deadline, and
+//! upgrades to TLS when told. Nothing learnt before TLS counts after it. Bytes that arrived before
+//! the upgrade are never read as if they came through TLS.
 
 pub mod client;
 pub mod server;

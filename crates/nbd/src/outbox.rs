@@ -1,14 +1,16 @@
-//! The sending side of a connection: frames from any thread, in order, without a hand-over where none is needed.
+//! The sending side of a connection: frames from any thread, in order, without a hand-over unless
+//! it is needed.
 //!
-//! The pushing thread sends its frame and any pushed meanwhile, as long as the socket takes them at once. The rest is
-//! left to the connection's writer thread, so that no other thread ever waits for a slow peer. Frames pushed by a
-//! receiving thread, for whichever connection, are held until it is about to wait, so that one system call answers a
-//! batch of requests, or passes it on. Such a thread calls [`flush_held`] before anything that waits. (Rejected: always
-//! handing over to the writer costs a thread switch per request, half the speed at depth 1. Sending from the receiving
-//! thread alone would wait for slow devices and slow peers alike.)
+//! The pushing thread sends its frame and any pushed meanwhile, as long as the socket takes them at
+//! once. The rest is left to the connection's writer thread, so that no other thread ever waits for
+//! a slow peer. Frames pushed by a receiving thread, for any connection, are held until that thread
+//! is about to wait, so that one system call answers or forwards a batch of requests. Such a thread
+//! calls [`flush_held`] before anything that waits. (Rejected: always handing over to the writer
+//! costs a thread switch per request, half the speed at depth 1. Sending from the receiving thread
+//! alone would wait for slow devices and slow peers alike.)
 //!
-//! Frames can have a cost: `acquire` waits until the costs taken and not yet sent stay within the connection's budget,
-//! and those of all connections within the server's (`pool`).
+//! Frames can have a cost: `acquire` waits until the costs taken and not yet sent are within the
+//! connection's budget, and those of all connections within the server's (`pool`).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -28,13 +30,13 @@ use crate::wire::transmission::Head;
 pub(crate) struct Frame {
     pub(crate) head: Head,
     pub(crate) body: Vec<u8>,
-    /// Handed back with the body; 0 if it need not be.
+    /// Handed back with the body; 0 if it need not be handed back.
     pub(crate) tag: u64,
     /// Cost that `acquire` took for it (bytes).
     pub(crate) cost: usize,
 }
 
-/// Gets tag and body of each frame that was sent or never will be.
+/// Receives the tag and body of each frame that was sent or never will be.
 pub(crate) type Returned = Box<dyn Fn(u64, Vec<u8>) + Send + Sync>;
 
 #[derive(Default)]
@@ -42,7 +44,7 @@ struct State {
     queue: VecDeque<Frame>,
     /// A thread is in `pump`, or the writer has been told to enter it.
     sending: bool,
-    /// The writer shall go on where another thread stopped.
+    /// The writer must go on where another thread stopped.
     backlog: bool,
     closed: bool,
     failure: Option<(io::ErrorKind, String)>,
@@ -56,11 +58,11 @@ struct Stalls {
     sending: Arc<AtomicBool>,
 }
 
-/// Frames being sent; they belong to the sending thread.
+/// Frames being sent. They belong to the sending thread.
 #[derive(Default)]
 struct Sending {
     frames: VecDeque<Frame>,
-    /// Bytes of the first frame that are sent.
+    /// Bytes of the first frame already sent.
     sent: usize,
     plain: Vec<u8>,
     records: Vec<u8>,
@@ -71,7 +73,7 @@ pub(crate) struct Outbox {
     channel: Arc<Channel>,
     budget: usize,
     pool: Option<Arc<Pool>>,
-    /// How long the other side may read nothing; a system call waits no longer than that.
+    /// How long the other side may read nothing. A system call waits no longer than that.
     stalled: Duration,
     stalls: Stalls,
     returned: Returned,
@@ -85,9 +87,9 @@ pub(crate) struct Outbox {
 
 /// Frames sent by one system call: two slices each, well below the kernel's 1024.
 const FRAMES_AT_ONCE: usize = 64;
-/// Bytes put under TLS before they are sent.
+/// Bytes encrypted before they are sent.
 const SEAL_BYTES: usize = 256 << 10;
-/// System calls a thread does for others before the writer takes over.
+/// System calls that a thread makes for others before the writer takes over.
 const ROUNDS_MAX: usize = 32;
 
 thread_local! {
@@ -98,12 +100,13 @@ thread_local! {
 /// Makes the calling thread a receiving one: from now on the frames it pushes wait for [`flush_held`].
 pub(crate) fn hold_on_this_thread() {
     HELD.set(Some(Vec::new()));
-    // For a device that asks another one and waits for it.
+    // Needed by a device that sends requests to another one and waits for it.
     shoal_media::block::before_this_thread_waits(flush_held);
 }
 
-/// Sends the frames that the calling thread holds, until there are none. A request whose answer came before its buffer
-/// was back completes while it is being sent, and its completion may push more, for other connections.
+/// Sends the frames that the calling thread holds, until there are none. A request that was
+/// answered before its buffer was back completes while the frames are being sent, and its
+/// completion may push more frames, for other connections.
 pub(crate) fn flush_held() {
     while let Some(held) =
         HELD.with_borrow_mut(|held| held.as_mut().filter(|held| !held.is_empty()).map(std::mem::take))
@@ -128,7 +131,8 @@ impl Outbox {
         }
     }
 
-    /// The outbox of one connection of many, whose client may read nothing for `stalled`.
+    /// Makes this the outbox of one of a server's connections, whose client may read nothing for
+    /// `stalled`.
     pub(crate) fn of_server(mut self, pool: Arc<Pool>, stalled: Duration) -> Arc<Outbox> {
         self.pool = Some(pool.clone());
         self.stalled = stalled;
@@ -137,7 +141,8 @@ impl Outbox {
         outbox
     }
 
-    /// Set by the receiving side while a request is half sent and nothing comes.
+    /// Returns the flag that the receiving side sets while a request is half sent and nothing
+    /// comes.
     pub(crate) fn sending_stalls(&self) -> Arc<AtomicBool> {
         self.stalls.sending.clone()
     }
@@ -170,13 +175,13 @@ impl Outbox {
                 state.used += cost;
                 return Ok(());
             }
-            // Frames held back may be all that keeps the budget taken.
+            // The frames held back may be the ones that use up the budget.
             if !state.queue.is_empty() && !state.sending {
                 state.sending = true;
                 MutexGuard::unlocked(&mut state, || self.pump(false));
                 continue;
             }
-            // So may frames for other connections: the answers come from there.
+            // So may frames for other connections, because the answers come from there.
             if std::mem::take(&mut holding) {
                 MutexGuard::unlocked(&mut state, flush_held);
                 continue;
@@ -200,7 +205,7 @@ impl Outbox {
         }
     }
 
-    /// Sends the frame, now or soon. After a failure it is handed back at once.
+    /// Sends a frame, now or soon. After a failure it is handed back at once.
     pub(crate) fn push(self: &Arc<Outbox>, frame: Frame) {
         let mut state = self.state.lock();
         if state.failure.is_some() || state.closed {
@@ -217,7 +222,7 @@ impl Outbox {
         self.pump(false);
     }
 
-    /// Leaves sending to the calling thread's next [`flush_held`], if it is one that receives.
+    /// Leaves sending to the calling thread's next [`flush_held`], if it is a receiving thread.
     fn is_held(self: &Arc<Outbox>) -> bool {
         HELD.with_borrow_mut(|held| {
             let Some(held) = held else { return false };
@@ -242,7 +247,7 @@ impl Outbox {
         self.pump(false);
     }
 
-    /// Waits until everything acquired and pushed is sent, or cannot be.
+    /// Waits until everything acquired and pushed is sent or cannot be sent.
     pub(crate) fn drain(&self) {
         flush_held();
         self.flush();
@@ -257,7 +262,8 @@ impl Outbox {
         }
     }
 
-    /// Takes no more frames and ends the writer. TLS is told that this is the end, if the peer still listens.
+    /// Stops taking frames and ends the writer. TLS sends its closing message if the peer still
+    /// listens.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         let polite = !state.closed && state.failure.is_none() && !state.sending;
@@ -266,7 +272,7 @@ impl Outbox {
         drop(state);
         if polite && self.channel.is_tls() {
             let mut records = Vec::new();
-            // One try without waiting: a peer that does not read needs no farewell.
+            // Try once without waiting: a peer that does not read needs no farewell.
             if self.channel.seal(&[], true, &mut records).is_ok() {
                 let _ = self.channel.send_raw(&[IoSlice::new(&records)], false);
             }
@@ -292,7 +298,8 @@ impl Outbox {
         }
     }
 
-    /// Sends until nothing is left. The caller has set `sending`; it is cleared here, or stays for the writer.
+    /// Sends until nothing is left. The caller has set `sending`. It is cleared here, or stays set
+    /// for the writer.
     fn pump(&self, wait: bool) {
         let mut sending = self.sending.lock();
         let mut rounds = 0;
@@ -328,7 +335,7 @@ impl Outbox {
         }
     }
 
-    /// Takes the frames pushed meanwhile; without any, sending ends.
+    /// Takes the frames pushed meanwhile. If there are none, sending ends.
     fn next_batch(&self, sending: &mut Sending) -> bool {
         let mut state = self.state.lock();
         if state.queue.is_empty() && !self.channel.wants_to_send() {
@@ -398,7 +405,7 @@ impl Outbox {
         (self.returned)(frame.tag, frame.body);
     }
 
-    /// Nothing more can be sent: the connection is over.
+    /// Ends the connection, since nothing more can be sent.
     fn fail(&self, error: io::Error) {
         let stalled = error.kind() == io::ErrorKind::WouldBlock;
         let kind = if stalled { io::ErrorKind::TimedOut } else { error.kind() };
@@ -446,7 +453,7 @@ mod tests {
         Frame { body: body.to_vec(), ..Frame::default() }
     }
 
-    /// On a thread of its own: whether it holds back is a thread's property.
+    /// Runs a test on a thread of its own, since holding frames back is a property of a thread.
     fn receiving_thread(run: impl FnOnce() + Send + 'static) {
         let run = || {
             hold_on_this_thread();
@@ -473,7 +480,8 @@ mod tests {
     fn what_a_sent_frame_brings_is_not_held_back() {
         receiving_thread(|| {
             let (answers, mut client) = outbox(|_, _| ());
-            // As a write that was answered already: with its buffer back it is over, and its completion answers a client.
+            // Models a write that was already answered: once its buffer is back it is over, and its
+            // completion answers a client.
             let (requests, _donor) = outbox(move |_, _| answers.push(frame(b"answer")));
             requests.push(frame(b"write"));
             flush_held();

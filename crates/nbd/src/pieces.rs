@@ -1,7 +1,8 @@
-//! Requests longer than a server takes, carried out piece by piece.
+//! Requests longer than a server accepts, carried out piece by piece.
 //!
-//! One piece after the other: each is as long as the server allows, so nothing is gained by having several in flight,
-//! and the first error ends the run with nothing left behind. A flag for durability goes with every piece.
+//! Pieces are sent one after another. Each is as long as the server allows, so having several in
+//! flight gains nothing, and the first error ends the run with nothing left in flight. A flag for
+//! durability goes with every piece.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use shoal_media::{Completion, MediaError, Request};
 
 use crate::client::Shared;
 
-/// Whether the request is longer than `max` bytes.
+/// Returns whether the request is longer than `max` bytes.
 pub(crate) fn are_needed(request: &Request, max: u64) -> bool {
     length(request) > max
 }
@@ -35,8 +36,8 @@ pub(crate) fn run(shared: Arc<Shared>, whole: Request, piece_bytes: u64, done: C
 }
 
 impl Run {
-    /// Submits the next piece. It is completed by the receiving thread, so this does not grow the stack; only the
-    /// error of a lost connection completes at once, and that ends the run.
+    /// Submits the next piece. The receiving thread completes it, so this does not grow the stack.
+    /// Only the error of a lost connection completes at once, and that ends the run.
     fn step(mut self) {
         let left = length(&self.whole) - self.next;
         if left == 0 {

@@ -1,9 +1,10 @@
 //! Memory of a whole server: the limit on the buffers of all connections together.
 //!
-//! A connection takes from the pool what it takes from its own budget, and waits while the pool is empty. A client that
-//! neither reads its replies nor finishes its request could keep the others waiting for ever. So a request that has
-//! waited for [`PATIENCE`] ends one of the connections whose client makes no progress: the one that holds most. Buffers
-//! kept for later requests count separately; when there are too many, further ones are not kept.
+//! A connection takes from the pool what it takes from its own budget, and waits while the pool is
+//! empty. A client that neither reads its replies nor finishes its request could keep the others
+//! waiting forever. So a request that has waited for [`PATIENCE`] ends one of the connections whose
+//! client makes no progress: the one that holds most. Buffers kept for later requests count
+//! separately; when there are too many, no more are kept.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::outbox::Outbox;
 
-/// How long a request waits for memory before a stalled client is ended for it.
+/// How long a request waits for memory before it ends a stalled client.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two checks for stalled clients.
 const LOOK: Duration = Duration::from_millis(100);
@@ -40,14 +41,14 @@ impl Pool {
         }
     }
 
-    /// Connections that may be ended for the others' sake.
+    /// Adds a connection that may be ended for the sake of the others.
     pub(crate) fn join(&self, outbox: Weak<Outbox>) {
         let mut members = self.members.lock();
         members.retain(|member| member.strong_count() > 0);
         members.push(outbox);
     }
 
-    /// Takes `bytes` if they are free; an unused pool gives any number.
+    /// Takes `bytes` if they are free. An unused pool gives any number.
     pub(crate) fn try_take(&self, bytes: usize) -> bool {
         let fits = |used: usize| (used == 0 || used + bytes <= self.limit).then_some(used + bytes);
         self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
@@ -65,7 +66,7 @@ impl Pool {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Waits a moment until bytes are given back. `begun` is when the caller began to wait.
+    /// Waits briefly for bytes to be given back. `begun` is when the caller began to wait.
     pub(crate) fn wait(&self, begun: Instant) {
         if begun.elapsed() >= PATIENCE {
             self.end_stalled();
@@ -84,7 +85,7 @@ impl Pool {
         }
     }
 
-    /// May a buffer of `bytes` be kept for later?
+    /// Returns whether a buffer of `bytes` may be kept for later, and counts it if so.
     pub(crate) fn keep(&self, bytes: usize) -> bool {
         let fits = |spare: usize| (spare + bytes <= self.limit / 4).then_some(spare + bytes);
         self.spare.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()

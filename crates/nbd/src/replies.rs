@@ -1,8 +1,9 @@
 //! The client's receiving side: every reply is checked against the request it claims to answer.
 //!
-//! Anything a correct server cannot send ends the connection: an unknown cookie, a simple reply where a structured
-//! one was agreed on, data outside its request, twice, or not all of it, a payload longer than its kind can have.
-//! Nothing is allocated by a length the server sends beyond what the request itself bounds.
+//! Anything that a correct server cannot send ends the connection: an unknown cookie; a simple
+//! reply where a structured one was agreed on; data outside its request, sent twice, or incomplete;
+//! a payload longer than its kind can have. No memory is allocated by a length from the server
+//! beyond what the request itself bounds.
 
 use std::io;
 
@@ -52,7 +53,7 @@ struct Partial {
     error: Option<(u32, String)>,
 }
 
-/// Makes the error a request fails with, from code and message.
+/// Makes the error that a request fails with, from code and message.
 pub(crate) type Fail<'a> = &'a dyn Fn(Expect, u32, String) -> shoal_media::MediaError;
 
 pub(crate) struct Replies<'a> {
@@ -61,7 +62,7 @@ pub(crate) struct Replies<'a> {
     /// Ids of the contexts agreed on.
     pub(crate) contexts: &'a [u32],
     pub(crate) fail: Fail<'a>,
-    /// Replies of several chunks that have begun; bounded by the requests in flight.
+    /// Incomplete replies of several chunks; bounded by the requests in flight.
     partial: Vec<Partial>,
 }
 
@@ -70,7 +71,7 @@ impl<'a> Replies<'a> {
         Replies { in_flight, structured, contexts, fail, partial: vec![] }
     }
 
-    /// Receives one message; false at the end of the stream.
+    /// Receives one message. Returns false at the end of the stream.
     pub(crate) fn receive(&mut self, input: &mut Input, idle: &mut dyn FnMut() -> io::Result<()>) -> io::Result<bool> {
         let Some(head) = input.header::<SIMPLE_REPLY_BYTES>(idle)? else { return Ok(false) };
         let magic = [head[0], head[1], head[2], head[3]];
@@ -147,7 +148,7 @@ impl<'a> Replies<'a> {
                 let whole = part == u64::from(len) && done;
                 let offset = self.claim(cookie, at, len, from, part, whole)?;
                 let mut buffer = self.in_flight.take_buffer(cookie);
-                // Absent only if the connection was lost meanwhile.
+                // The buffer is absent only if the connection was lost meanwhile.
                 let received = match buffer.get_mut(offset..offset + part as usize) {
                     Some(out) => input.payload(out, idle),
                     None => input.skip(part as usize, idle),
@@ -192,8 +193,8 @@ impl<'a> Replies<'a> {
         if done { self.last(cookie, expect) } else { Ok(()) }
     }
 
-    /// Marks a part of a read as present and returns where it lies in the buffer. With `whole`, no other part may
-    /// have come, and none is remembered.
+    /// Marks a part of a read as present and returns its offset in the buffer. With `whole`, no
+    /// other part may have come, and none is remembered.
     fn claim(&mut self, cookie: u64, at: u64, len: u32, from: u64, part: u64, whole: bool) -> io::Result<usize> {
         let wrong = ReplyError::WrongRange { at: from, len: part };
         let offset = from.checked_sub(at).filter(|offset| *offset <= u64::from(len)).ok_or(wrong.clone())?;
@@ -205,7 +206,8 @@ impl<'a> Replies<'a> {
         }
         let partial = self.partial(cookie)?;
         partial.chunks += 1;
-        // Servers cut at 512 bytes or coarser; a server that sends single bytes is out to use up memory.
+        // Servers split at 512 bytes or more. A server that sends single bytes is trying to use up
+        // memory.
         if partial.chunks > 64 + len / 512 {
             return Err(ReplyError::TooManyChunks.into());
         }
@@ -233,7 +235,7 @@ impl<'a> Replies<'a> {
         Ok(&mut self.partial[at])
     }
 
-    /// The final chunk of a reply has come.
+    /// Finishes a reply whose final chunk has come.
     fn last(&mut self, cookie: u64, expect: Expect) -> io::Result<()> {
         let known = self.partial.iter().position(|partial| partial.cookie == cookie);
         let partial = known.map(|at| self.partial.swap_remove(at));

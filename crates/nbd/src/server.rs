@@ -1,9 +1,10 @@
-//! The server: listens, limits, and runs one connection per pair of threads.
+//! The server: listens, enforces limits, and runs each connection on a pair of threads.
 //!
-//! Blocking threads, no async runtime: a server has tens of connections, each deep in requests, and what counts is the
-//! cost of one request. A listener beyond loopback needs TLS or the owner's word (`insecure`). Connections for which
-//! there is no place (`guests`) are closed unread. Shutting down stops accepting and lets every connection finish the
-//! requests it has taken; after a grace period it cuts those that are still there.
+//! It uses blocking threads and no async runtime: a server has tens of connections, each deep in
+//! requests, and the cost of one request matters most. A listener beyond loopback needs TLS or the
+//! owner's word (`insecure`). Connections for which there is no place (`guests`) are closed unread.
+//! Shutting down stops accepting and lets every connection finish the requests it has taken. After
+//! a grace period it cuts the remaining connections.
 
 use std::io;
 use std::net::TcpListener;
@@ -45,16 +46,17 @@ pub enum ServerError {
 /// How a server behaves.
 #[derive(Debug, Clone, Default)]
 pub struct ServerOptions {
-    /// With keys, TLS is required of every client.
+    /// If set, TLS is required of every client.
     pub tls: Option<TlsServer>,
-    /// Listen beyond loopback without TLS.
+    /// Allows listening beyond loopback without TLS.
     pub insecure: bool,
     pub limits: Limits,
 }
 
 /// Time for a refused client to read the reason.
 const FAREWELL: Duration = Duration::from_millis(250);
-/// Longest single wait for a client; after it the server checks how long the client has made no progress.
+/// Longest single wait for a client. After it the server checks how long the client has made no
+/// progress.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Counters of a server.
@@ -64,7 +66,7 @@ pub struct ServerCounts {
     pub accepted: u64,
     /// Connections closed unread because there were too many at once.
     pub turned_away: u64,
-    /// Connections ended to make place for others.
+    /// Connections ended to make room for others.
     pub gave_way: u64,
     /// Memory that the requests of all connections hold (bytes).
     pub held_bytes: usize,
@@ -143,7 +145,7 @@ impl Server {
         Ok(Server { shared, listener, accepting: Some(accepting), address: bound })
     }
 
-    /// Where it listens; the port is the real one if 0 was asked for.
+    /// Where the server listens. The port is the real one if 0 was asked for.
     pub fn address(&self) -> &Listen {
         &self.address
     }
@@ -176,7 +178,7 @@ impl Server {
         };
         let _ = accepting.join();
         if let Listen::Unix(path) = &self.address {
-            // It may have been removed already; nothing depends on it.
+            // The file may already have been removed; nothing depends on it.
             let _ = std::fs::remove_file(path);
         }
         let deadline = Instant::now() + grace;
@@ -184,7 +186,7 @@ impl Server {
         guests.for_each(Channel::shutdown_receiving);
         let cut = guests.wait_for_all(deadline);
         guests.for_each(Channel::shutdown);
-        // A device that never completes a request must not hold up its server's owner for ever.
+        // A device that never completes a request must not hold up the server's owner forever.
         guests.wait_for_all(Instant::now() + Duration::from_secs(1));
         cut
     }
@@ -196,8 +198,8 @@ impl Drop for Server {
     }
 }
 
-/// Binds under another name, restricts it, and moves it into place: the socket is never open to others, and one that
-/// a dead server left behind is replaced.
+/// Binds under another name, restricts access, and moves the socket into place. So the socket is
+/// never open to others, and a socket left behind by a dead server is replaced.
 fn bind_unix(path: &Path) -> Result<UnixListener, ServerError> {
     let address = format!("unix:{}", path.display());
     let failed = |source| ServerError::Listen { address: address.clone(), source };
@@ -239,13 +241,14 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) {
             return;
         }
         let Ok((socket, peer)) = accepted else {
-            // Out of descriptors, or the client is gone already. Wait a moment rather than spin.
+            // There are no descriptors left, or the client is already gone. Wait a moment rather
+            // than spin.
             thread::sleep(Duration::from_millis(10));
             continue;
         };
         let channel = Arc::new(Channel::new(socket));
         next_id += 1;
-        // Counted before the channel is dropped: a client that sees the end may ask for the count.
+        // Count before the channel is dropped: a client that sees the end may ask for the count.
         let admitted = shared.guests.admit(next_id, &channel, peer.ip, &shared.options.limits);
         let Ok(guest) = admitted.map_err(|Full| shared.counters.turned_away.fetch_add(1, Ordering::Relaxed)) else {
             continue;
@@ -258,13 +261,13 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) {
             connection(&ended.shared, &guest, peer);
         };
         if thread::Builder::new().name(format!("nbd-{id}")).spawn(run).is_err() {
-            // No thread for it: the client sees the connection close.
+            // There is no thread for it, so the client sees the connection close.
             shared.guests.leave(id);
         }
     }
 }
 
-/// Takes a connection off the list, also when its thread panics.
+/// Removes a connection from the list, even if its thread panics.
 struct Ended {
     shared: Arc<Shared>,
     id: u64,
@@ -282,7 +285,8 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
         Ok(Some(agreed)) => agreed,
         Ok(None) => return,
         Err(_) => {
-            // The client has been told what the protocol can tell; a server's log is its owner's business.
+            // The client has been told what the protocol can tell. A log is the business of the
+            // server's owner.
             shared.counters.failed_handshakes.fetch_add(1, Ordering::Relaxed);
             return channel.linger(Instant::now() + FAREWELL);
         }
@@ -292,7 +296,7 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
         return;
     }
     let mut session = session;
-    // Dropped last, when the connection's requests are done.
+    // The ticket is dropped last, when the connection's requests are done.
     let mut ticket = session.ticket.take();
     if ticket.as_ref().is_some_and(|ticket| !ticket.attach(channel)) {
         return;
@@ -313,7 +317,8 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
     let closing = &shared.closing;
     let named = ticket.is_some();
     let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, guest, closing, named };
-    // However it ended, requests taken are finished, and answered as far as the client listens.
+    // However the connection ends, accepted requests are finished, and answered while the client
+    // still listens.
     let input = Input::new(channel.clone(), &early).watching().stalling(limits.stalled, outbox.sending_stalls());
     let ended = transmission.run(input);
     if let Some(ticket) = &mut ticket {
@@ -326,7 +331,8 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
     drop(ticket);
 }
 
-/// The whole handshake. Returns what was agreed on and the bytes that arrived behind it, or nothing if the client left.
+/// Performs the whole handshake. Returns the session and the bytes that arrived after the
+/// handshake, or nothing if the client left.
 fn shake_hands(shared: &Shared, guest: &Guest, peer: Peer) -> io::Result<Option<(Session, Vec<u8>)>> {
     let ServerOptions { tls, limits, .. } = &shared.options;
     let channel = &guest.channel;
@@ -348,7 +354,8 @@ fn shake_hands(shared: &Shared, guest: &Guest, peer: Peer) -> io::Result<Option<
         };
         input.drain(..consumed);
         if matches!(step, Step::Transmission(_)) {
-            // Before the client knows: a client that counts on its place must not give way as half-open.
+            // Do this before the client knows: a client that counts on its place must not give way
+            // as half-open.
             guest.serves();
         }
         channel.send_all(&out, deadline)?;

@@ -1,10 +1,11 @@
 //! The server's transmission phase: requests in, device calls, replies out.
 //!
-//! One thread receives; completions reply from whatever thread the device runs them on. Each request is checked before
-//! anything is taken for it: known command, flags that belong to it, range within the export without overflow, blocks
-//! whole, budget free. A request that is wrong but well-formed gets an error and the connection goes on; its
-//! payload is skipped. A wrong magic number or a payload beyond the bound ends the connection.
-//! At the end every request taken is still carried out, and answered if the client still listens.
+//! One thread receives; completions reply from whatever thread the device runs them on. Each
+//! request is checked before anything is taken for it: known command, flags that belong to it,
+//! range within the export without overflow, whole blocks, free budget. A request that is wrong but
+//! well-formed gets an error and the connection goes on; its payload is skipped. A wrong magic
+//! number or a payload beyond the bound ends the connection. At the end, every accepted request is
+//! still carried out, and answered if the client still listens.
 
 use std::io;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::wire::transmission::*;
 const SPARE_BUFFERS_MAX: usize = 64;
 const SPARE_BUFFER_BYTES_MAX: usize = 1 << 20;
 
-/// Buffers of finished requests. They hold this connection's data only.
+/// Buffers of finished requests, which hold only this connection's data.
 pub(crate) struct Spares {
     buffers: Mutex<Vec<Vec<u8>>>,
     pool: Arc<Pool>,
@@ -107,7 +108,7 @@ impl Answer {
         self.send(head, body);
     }
 
-    /// After a device's completion of a request without data to return.
+    /// Replies after the device completed a request without data to return.
     fn finish(self, result: Result<Vec<u8>, MediaError>) {
         match result {
             Ok(buffer) => {
@@ -147,7 +148,8 @@ pub(crate) struct Transmission<'a> {
     pub(crate) named: bool,
 }
 
-/// Zeroing without holes is carried out as a write, and needs as much memory.
+/// Returns whether a request is a zeroing without holes, which is carried out as a write and needs
+/// as much memory.
 fn zeroes_by_writing(header: &RequestHeader) -> bool {
     header.command == CMD_WRITE_ZEROES && header.flags & CMD_FLAG_NO_HOLE != 0
 }
@@ -155,12 +157,12 @@ fn zeroes_by_writing(header: &RequestHeader) -> bool {
 /// How a client left.
 pub(crate) enum Goodbye {
     Said,
-    /// The connection just ended.
+    /// The connection ended without a goodbye.
     Missing,
 }
 
 impl Transmission<'_> {
-    /// Serves until the client ends it, breaks the protocol, or the server closes.
+    /// Serves until the client disconnects or breaks the protocol, or the server closes.
     pub(crate) fn run(&self, mut input: Input) -> io::Result<Goodbye> {
         let outbox = self.outbox.clone();
         let mut idle = move || {
@@ -191,8 +193,8 @@ impl Transmission<'_> {
             return Err(invalid_data(format!("write of {len} bytes, at most {REQUEST_BYTES_MAX} are taken")));
         }
         let checked = if self.closing.load(Ordering::Relaxed) {
-            // Requests still on their way are answered rather than dropped: closing over unread requests would make the
-            // kernel throw away replies that were sent.
+            // Requests still on their way are answered, not dropped: if the socket were closed with
+            // unread requests, the kernel would discard replies that were sent.
             Err((ESHUTDOWN, "the server is shutting down".to_string()))
         } else {
             self.check(&header)
@@ -235,8 +237,8 @@ impl Transmission<'_> {
             CMD_WRITE => {
                 let mut buffer = self.spares.take(len as usize);
                 if let Err(error) = input.payload(&mut buffer, idle) {
-                    // The budget must come back for the end to be noticed. A client that is cut off because this server
-                    // shuts down may still read the answer.
+                    // The budget must be released for the end to be noticed. A client that is cut
+                    // off because this server shuts down may still read the answer.
                     answer.failed((ESHUTDOWN, String::new()));
                     return Err(error);
                 }
@@ -246,7 +248,7 @@ impl Transmission<'_> {
             CMD_TRIM => {
                 let flushed = self.session.export.clone();
                 let then = move |result: Result<Vec<u8>, MediaError>| match result {
-                    // A trim cannot be asked to be durable; a flush makes it so.
+                    // A trim cannot be made durable by itself, so a flush follows it.
                     Ok(_) if fua => {
                         flushed.device.submit(Request::Flush, Box::new(move |result| answer.finish(result)))
                     }
@@ -264,13 +266,13 @@ impl Transmission<'_> {
                 device.submit(zeroes, Box::new(move |result| answer.finish(result)));
             }
             CMD_BLOCK_STATUS => self.block_status(header, answer),
-            // The device has no such hint, and none is promised.
+            // The device has no such hint, and the protocol promises no effect.
             _ => answer.done(),
         }
         Ok(())
     }
 
-    /// Whether the request may be carried out at all.
+    /// Checks whether the request may be carried out at all.
     fn check(&self, header: &RequestHeader) -> Result<(), Failed> {
         let RequestHeader { flags, command, at, len, .. } = *header;
         let export = &*self.session.export;
@@ -299,7 +301,8 @@ impl Transmission<'_> {
         if command == CMD_FLUSH {
             return if at == 0 && len == 0 { Ok(()) } else { einval("a flush has no range") };
         }
-        // Without overflow: `at + len` is computed only once `at` is known to be small.
+        // Avoid overflow: `export.bytes - at` is computed only once `at` is known to be within the
+        // export.
         if at > export.bytes || u64::from(len) > export.bytes - at {
             let beyond = if matches!(command, CMD_WRITE | CMD_WRITE_ZEROES) { ENOSPC } else { EINVAL };
             return Err((beyond, format!("range beyond the end of the export ({} bytes)", export.bytes)));
@@ -327,7 +330,8 @@ impl Transmission<'_> {
         Ok(())
     }
 
-    /// One chunk for each context. They go out as one frame, so an error can still take their place.
+    /// Replies with one chunk for each context. They go out as one frame, so an error can still
+    /// replace them.
     fn block_status(&self, header: &RequestHeader, answer: Answer) {
         let one = header.flags & CMD_FLAG_REQ_ONE != 0;
         let max = if one { 1 } else { self.limits.extents };
@@ -355,8 +359,8 @@ impl Transmission<'_> {
     }
 }
 
-/// The extents of one context, made to fit the protocol's rules whatever the context says: none empty, none beyond the
-/// request, equal neighbours joined, at most `max`, at least one.
+/// Returns the extents of one context, made to fit the protocol's rules whatever the context says:
+/// none empty, none beyond the request, equal neighbours joined, at most `max`, at least one.
 fn extents(
     export: &Export,
     context: &dyn BlockStatus,

@@ -1,9 +1,10 @@
 //! Keys and trust for TLS, with X.509 certificates.
 //!
-//! Files are PEM, and a directory holds them under the names the other NBD programs use: `ca-cert.pem`,
-//! `server-cert.pem`, `server-key.pem`, `client-cert.pem`, `client-key.pem`. A server with a `ca-cert.pem` demands a
-//! client certificate signed by it. TLS with pre-shared keys (the `psk` of other NBD programs) is left out:
-//! rustls has no external keys (its issue 174); client certificates serve the same end.
+//! Files are PEM, and a directory holds them under the names that other NBD programs use:
+//! `ca-cert.pem`, `server-cert.pem`, `server-key.pem`, `client-cert.pem`, `client-key.pem`. A
+//! server with a `ca-cert.pem` demands a client certificate signed by it.
+//! Left out: TLS with pre-shared keys (the `psk` of other NBD programs). rustls has no external
+//! keys (its issue 174), and client certificates serve the same purpose.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,19 +29,20 @@ pub enum TlsError {
 #[derive(Clone, Debug)]
 pub struct TlsServer(Arc<ServerConfig>);
 
-/// A client's trust, and keys if the server demands them.
+/// The certificates that a client trusts, and its own keys if the server demands them.
 #[derive(Clone, Debug)]
 pub struct TlsClient(Arc<ClientConfig>);
 
 impl TlsServer {
-    /// From a directory of files under their usual names.
+    /// Reads the files of a directory under their usual names.
     pub fn from_directory(directory: &Path) -> Result<TlsServer, TlsError> {
         let ca = directory.join("ca-cert.pem");
         let client_ca = ca.exists().then_some(ca.as_path());
         TlsServer::from_files(&directory.join("server-cert.pem"), &directory.join("server-key.pem"), client_ca)
     }
 
-    /// With `client_ca`, clients must show a certificate signed by it.
+    /// Reads a certificate and its key. With `client_ca`, clients must show a certificate signed by
+    /// it.
     pub fn from_files(certificate: &Path, key: &Path, client_ca: Option<&Path>) -> Result<TlsServer, TlsError> {
         let provider = provider();
         let settings = |why: String| TlsError::Settings { path: certificate.to_path_buf(), why };
@@ -66,14 +68,15 @@ impl TlsServer {
 }
 
 impl TlsClient {
-    /// From a directory of files under their usual names; the client's own are optional.
+    /// Reads the files of a directory under their usual names. The client's own are optional.
     pub fn from_directory(directory: &Path) -> Result<TlsClient, TlsError> {
         let (certificate, key) = (directory.join("client-cert.pem"), directory.join("client-key.pem"));
         let own = certificate.exists().then_some((certificate.as_path(), key.as_path()));
         TlsClient::from_files(&directory.join("ca-cert.pem"), own)
     }
 
-    /// Trusts servers whose certificate `ca` signed, and shows `own` (certificate, key) to those that ask.
+    /// Trusts servers whose certificate `ca` signed, and shows `own` (certificate, key) to servers
+    /// that ask.
     pub fn from_files(ca: &Path, own: Option<(&Path, &Path)>) -> Result<TlsClient, TlsError> {
         let settings = |why: String| TlsError::Settings { path: ca.to_path_buf(), why };
         let builder = ClientConfig::builder_with_provider(provider())

@@ -1,9 +1,10 @@
 //! The bytes of the NBD protocol: constants, and pure encoding and decoding.
 //!
-//! Source: `doc/proto.md` of the NetworkBlockDevice project; names follow it without the `NBD_` prefix. All integers
-//! are big-endian. Every decoder takes a complete message whose length the caller has bounded first, checks each inner
-//! length against the bytes left, and returns a typed error: no input panics, and nothing is allocated that is larger
-//! than the input. The order of messages is left to `negotiation` and to the two ends of the connection.
+//! Source: `doc/proto.md` of the NetworkBlockDevice project. Names follow it without the `NBD_`
+//! prefix. All integers are big-endian. Every decoder takes a complete message whose length the
+//! caller has bounded, checks each inner length against the bytes left, and returns a typed error.
+//! No input causes a panic or an allocation larger than the input. The order of messages is left to
+//! `negotiation` and to the two ends of the connection.
 
 pub mod handshake;
 pub mod transmission;
@@ -116,7 +117,8 @@ pub(crate) fn text(what: &'static str, bytes: &[u8]) -> Result<String, WireError
     std::str::from_utf8(bytes).map(str::to_string).map_err(|_| WireError::Text { what })
 }
 
-/// A message of the other side meant for people. Hostile bytes end up on terminals, so only printable text stays.
+/// A message from the other side, meant for people. Hostile bytes may end up on terminals, so only
+/// printable text stays.
 pub(crate) fn message(bytes: &[u8]) -> String {
     let shown = &bytes[..bytes.len().min(TEXT_BYTES_MAX)];
     String::from_utf8_lossy(shown).chars().map(|c| if c.is_control() { '?' } else { c }).collect()

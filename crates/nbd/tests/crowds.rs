@@ -1,4 +1,5 @@
-//! Many clients at once, most of them up to no good: what they cost the server, and that the others are served.
+//! Many clients at once, most of them malicious: what they cost the server, and that the others are
+//! served.
 //!
 //! Owns: budgets of memory and places. Left out: what one client sends wrong (`hostile_client`).
 

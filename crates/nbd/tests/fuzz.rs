@@ -1,8 +1,8 @@
 //! Seeded fuzzing of every decoder and of whole conversations with both ends.
 //!
-//! Inputs are honest messages with bytes flipped, cut, repeated and lengths blown up, and plain noise. Expected: an
-//! answer or a typed error, in bounded time and memory, never a panic, and a server that still serves.
-//! `NBD_FUZZ_ROUNDS` multiplies the rounds.
+//! Inputs are honest messages with bytes flipped, cut, repeated and lengths blown up, and plain
+//! noise. Expected: an answer or a typed error, in bounded time and memory, never a panic, and a
+//! server that still serves. `NBD_FUZZ_ROUNDS` multiplies the rounds.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -36,7 +36,7 @@ fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
                 let copy = bytes[at..].to_vec();
                 bytes.extend(copy);
             }
-            // A length or an offset blown up.
+            // Blow up a length or an offset.
             4 => bytes[at..].iter_mut().take(4).for_each(|byte| *byte = 0xff),
             _ => bytes.insert(at, random.next_u64() as u8),
         }
@@ -132,7 +132,8 @@ fn what_is_encoded_is_decoded_again() {
     }
 }
 
-/// The server's machine, fed any bytes in any pieces, always gets on or stops.
+/// The server's state machine always makes progress or stops, whatever bytes it gets in whatever
+/// pieces.
 #[test]
 fn the_servers_handshake_survives_any_conversation() {
     let catalog: Vec<_> = vec![Arc::new(export(memory(MIB, 1)))];
@@ -194,7 +195,7 @@ fn the_clients_handshake_survives_any_conversation() {
                     if consumed > 0 {
                         continue;
                     }
-                    // Mostly answer what was asked last.
+                    // Mostly answer the last option.
                     let asked = out.rchunks(1).count().min(16);
                     let option = [OPT_GO, OPT_STRUCTURED_REPLY, OPT_SET_META_CONTEXT, OPT_LIST, OPT_STARTTLS];
                     let kinds = [REP_ACK, REP_INFO, REP_SERVER, REP_META_CONTEXT, REP_ERR_UNSUP, REP_ERR_TLS_REQD];
@@ -246,7 +247,7 @@ fn a_live_server_survives_damaged_conversations_in_bounded_time_and_memory() {
         talk.extend(tail);
         raw.send(&talk);
         let _ = raw.0.shutdown(std::net::Shutdown::Write);
-        // Everything it has to say, until it closes.
+        // Read everything that it sends, until it closes.
         let mut said = 0;
         let mut chunk = [0; 65536];
         while let Ok(read) = raw.0.read(&mut chunk) {
@@ -269,7 +270,7 @@ fn a_live_client_survives_damaged_servers_and_completes_every_request() {
     let socket = directory.path().join("s");
     let listener = UnixListener::bind(&socket).unwrap();
     let count = rounds(300);
-    // An honest server in the middle of which somebody damages bytes.
+    // Put an honest server behind a proxy that damages bytes.
     let world = World::of_memory(MIB);
     let upstream = world.socket.clone();
     std::thread::spawn(move || {
@@ -283,7 +284,7 @@ fn a_live_client_survives_damaged_servers_and_completes_every_request() {
                 let _ = to.shutdown(std::net::Shutdown::Write);
             });
             std::thread::spawn(move || {
-                // The handshake mostly stays whole, or little would ever be reached behind it.
+                // The handshake mostly stays intact, or little would ever be reached after it.
                 let mut whole = if random.below(5) == 0 { 0 } else { 190 };
                 let mut chunk = [0; 2048];
                 while let Ok(read @ 1..) = up.read(&mut chunk) {
@@ -318,7 +319,7 @@ fn a_live_client_survives_damaged_servers_and_completes_every_request() {
                 assert!(result.as_ref().map_or(true, |buffer| buffer.len() == 2000));
                 sender.send(result.is_ok()).unwrap();
             };
-            // A damaged size may make the export smaller than the range; that is an answer too.
+            // A damaged size may make the export smaller than the range. That is an answer, too.
             client.submit(Request::Read { at: block * 2000, buffer: vec![0; 2000] }, Box::new(done));
         }
         for _ in 0..16 {

@@ -176,7 +176,8 @@ fn a_slow_handshake_ends_at_its_time_limit_and_options_are_counted() {
     let world = World::new(vec![export(memory(MIB, 1))], ServerOptions { limits, ..ServerOptions::default() });
     let started = Instant::now();
     let mut slow = world.raw();
-    // One byte at a time keeps each read short but not the whole; no option is ever complete.
+    // One byte at a time keeps each read short, but not the whole handshake. No option is ever
+    // complete.
     let mut bytes = option_header(OPT_GO, 60_000).into_iter().chain(std::iter::repeat(0));
     while world.server.counts().failed_handshakes == 0 {
         assert!(started.elapsed() < Duration::from_secs(3), "the limit is for the whole handshake");
@@ -199,7 +200,7 @@ fn a_client_that_reads_no_replies_costs_its_budget_and_is_cut_off() {
     let mut greedy = world.raw();
     greedy.go("disk");
     greedy.0.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
-    // 64 GiB of replies asked for.
+    // This asks for 64 GiB of replies.
     let request = |cookie| RequestHeader { flags: 0, command: CMD_READ, cookie, at: 0, len: 16 << 20 };
     greedy.send(&(0..4096).flat_map(|cookie| request(cookie).encode().bytes().to_vec()).collect::<Vec<u8>>());
     let deadline = Instant::now() + Duration::from_secs(8);

@@ -75,13 +75,14 @@ fn next_request(stream: &mut UnixStream) -> RequestHeader {
     RequestHeader::decode(&header).unwrap()
 }
 
-/// Reads 4096 bytes at 8192 from a server that answers with what `reply` makes of the cookie.
+/// Reads 4096 bytes at 8192 from a server that answers with the bytes that `reply` makes from the
+/// cookie.
 fn read_with(structured: bool, reply: impl FnOnce(u64) -> Vec<u8> + Send + 'static) -> Result<Vec<u8>, MediaError> {
     let directory = server(move |stream| {
         shake_hands(stream, structured, MIB, SIZES);
         let request = next_request(stream);
         let _ = stream.write_all(&reply(request.cookie));
-        // Stays until the client leaves.
+        // Stay until the client leaves.
         let _ = stream.read(&mut [0; 64]);
     });
     let client = connect(&directory).unwrap();
@@ -217,7 +218,8 @@ fn a_reply_to_a_cookie_answered_before_loses_the_connection_for_the_next_request
     assert_eq!(buffer, [1; 512], "and the caller's buffer is untouched");
 }
 
-/// A client that gives a connection up throws its unsent requests away. They would reach the server after newer ones.
+/// A client that gives up a connection discards its unsent requests. They would reach the server
+/// after newer ones.
 #[test]
 fn a_connection_given_up_sends_nothing_more() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -226,7 +228,7 @@ fn a_connection_given_up_sends_nothing_more() {
     let server = thread::spawn(move || {
         let mut stream = listener.accept().unwrap().0;
         shake_hands(&mut stream, true, 64 * MIB, SIZES);
-        // Stands still until the client has left.
+        // Read nothing until the client has left.
         is_gone.recv().unwrap();
         std::io::copy(&mut stream, &mut std::io::sink())
     });

@@ -15,7 +15,8 @@ use shoal_nbd::{
 };
 use shoal_sim::Random;
 
-/// Completes on a thread of its own, each request after another while, so in another order than submitted.
+/// Completes each request on a thread of its own, after a varying delay, so in a different order
+/// than submitted.
 struct Late {
     inner: Arc<dyn BlockDevice>,
     count: AtomicU64,
@@ -168,7 +169,8 @@ fn several_connections_see_each_others_flushed_writes() {
 fn a_server_over_another_one_answers_all_its_connections() {
     let far = World::of_memory(MIB);
     let near = World::new(vec![export(Arc::new(far.client()))], ServerOptions::default());
-    // Its threads send each other's requests and answers; one that sleeps on an answer would leave a client waiting.
+    // Its threads send each other's requests and answers. A thread that sleeps with an unsent
+    // answer would leave a client waiting.
     let options = ClientOptions { request_timeout: Duration::from_secs(5), ..ClientOptions::default() };
     let exchange = |number: u64| {
         let client = Client::connect(&near.uri(), &options).unwrap();
@@ -222,7 +224,8 @@ fn zeroing_knows_no_hole_and_fast() {
     assert!(error.to_string().contains("no faster"), "{error}");
 }
 
-/// Alternates every 64 KiB, badly: empty, overlong and too many extents that the server has to put right.
+/// Alternates every 64 KiB, with errors: empty, overlong and too many extents, which the server has
+/// to correct.
 struct Stripes;
 
 impl BlockStatus for Stripes {
@@ -305,7 +308,7 @@ fn a_request_nobody_answers_ends_the_connection_and_all_in_flight() {
     assert!(Lost::of(&shoal_media::read(&client, 0, &mut [0; 512]).unwrap_err()).is_some());
     assert!(Lost::of(&shoal_media::flush(&client).unwrap_err()).is_some(), "a flush that was lost is no failed one");
     assert!(client.lost().is_some());
-    // The device never lets go of its requests: the server must come down all the same.
+    // The device never completes its requests. The server must shut down all the same.
     let started = Instant::now();
     assert_eq!(world.server.shut_down(Duration::from_millis(100)), 1);
     assert!(started.elapsed() < Duration::from_secs(3));
@@ -322,13 +325,14 @@ fn shutting_down_finishes_what_was_taken_and_wakes_idle_clients() {
         let done = move |result: Result<_, MediaError>| sender.send(result.map(drop)).unwrap();
         busy.submit(Request::Write { at: block * 512, buffer: vec![1; 512], fua: false }, Box::new(done));
     }
-    // Once one is answered the server has most of them.
+    // Once one is answered, the server has most of them.
     receiver.recv_timeout(Duration::from_secs(5)).unwrap().unwrap();
     let started = Instant::now();
     assert_eq!(world.server.shut_down(Duration::from_secs(5)), 0, "none had to be cut");
     assert!(started.elapsed() < Duration::from_secs(4));
     for _ in 1..64 {
-        // Done, or lost with the server: but never an error of the device, and never without an answer.
+        // A request is done, or lost with the server. It never fails with an error of the device,
+        // and is never left without an answer.
         let answer = receiver.recv_timeout(Duration::from_secs(5)).expect("an answer");
         answer.unwrap_or_else(|error| assert!(Lost::of(&error).is_some(), "{error}"));
     }

@@ -18,7 +18,7 @@ use shoal_nbd::{
     Uri,
 };
 
-/// Fills a directory with an authority and certificates by it, under the usual file names.
+/// Fills a directory with an authority and its certificates, under the usual file names.
 fn certificates(directory: &Path, server_name: &str, with_client: bool) {
     let authority_key = KeyPair::generate().unwrap();
     let mut authority = CertificateParams::new(vec![]).unwrap();
@@ -99,7 +99,8 @@ fn wrong_names_strange_authorities_and_missing_certificates_are_refused() {
     assert!(error(world.connect("nbds", &other_name)).contains("certificate"));
     assert!(error(world.connect("nbds", "")).contains("tls-certificates=DIRECTORY"));
     assert!(error(world.connect("nbds", "&tls-certificates=/nowhere")).contains("ca-cert.pem"));
-    // Right authority, but nothing of its own to show: TLS 1.3 reports that with the first answer.
+    // The client knows the right authority but has no certificate. TLS 1.3 reports that with the
+    // first answer.
     let without = TlsClient::from_files(&world.directory.path().join("ca-cert.pem"), None).unwrap();
     let options = ClientOptions { tls: Some(without), ..ClientOptions::default() };
     let uri: Uri = format!("nbds+unix:///disk?socket={}", world.directory.path().join("s").display()).parse().unwrap();
@@ -139,7 +140,7 @@ fn option(option: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Feeds whole messages to a handshake; returns the last step.
+/// Feeds whole messages to a handshake, and returns the last step.
 fn feed(handshake: &mut Handshake, bytes: &[u8]) -> Result<(Step, Vec<u8>), HandshakeError> {
     let mut out = vec![];
     let (consumed, step) = handshake.advance(bytes, &mut out)?;
@@ -153,7 +154,8 @@ fn structured_replies_and_contexts_agreed_on_before_starttls_are_forgotten() {
     let limits = Limits::default();
     let contexts = MetaRequest { name: "disk".into(), queries: vec!["base:allocation".into()] }.encode();
     let go = ExportRequest { name: "disk".into(), infos: vec![] }.encode();
-    // TLS is required for the machine to offer it, so the state to be lost is put there through a plain one first.
+    // The state machine offers TLS only if it is required, so the state to be lost is put there
+    // through a plain one first.
     for upgrade in [false, true] {
         let mut handshake = Handshake::new(&catalog as &dyn Catalog, &limits, Peer::default(), false, &mut vec![]);
         feed(&mut handshake, &3u32.to_be_bytes()).unwrap();

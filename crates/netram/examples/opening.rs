@@ -1,9 +1,12 @@
-//! How long a full disk takes to open by its checkpoint, what it reads, and what memory it needs.
+//! Measures how long a full disk takes to open by its checkpoint, what it reads, and how much
+//! memory it needs.
 //!
-//! `cargo run --release -p shoal-netram --example opening -- GIB DONORS [SHARE]`: a disk of so many GiB of 4 KiB blocks, buffer 8, one parity
-//! unit, is simulated as it is when it is full and a checkpoint has been made, and 1/SHARE (128) of its units were written since.
-//! Donors are functions of an address: what they hold is computed when it is read. Left out: the network; the bytes of each donor say
-//! what it adds. Prints CPU time, bytes read from each donor, and memory (steady, and at the peak).
+//! `cargo run --release -p shoal-netram --example opening -- GIB DONORS [SHARE]` simulates a full
+//! disk of GIB GiB with 4 KiB blocks, buffer 8 and one parity unit. A checkpoint has been made, and
+//! 1/SHARE (128) of the units were written since. Donors are functions of an address: their
+//! contents are computed when they are read. Left out: the network; the bytes read from each donor
+//! say what it adds. Prints CPU time, bytes read from each donor, and memory (steady, and at the
+//! peak).
 
 use std::collections::HashMap;
 
@@ -19,7 +22,8 @@ const BUFFER: u64 = 8;
 const UUID: [u8; 16] = [9; 16];
 const NUMBER: u64 = 65537;
 
-/// A disk: group `g` is unit `g` of each donor, and holds blocks `g * slots` and those behind it, written in this order.
+/// A disk: group `g` is unit `g` of each donor. It holds `slots` consecutive blocks from block
+/// `g * slots` on, written in this order.
 struct Model {
     donors: u64,
     groups: u64,
@@ -28,7 +32,8 @@ struct Model {
     layout: Layout,
     header_bytes: usize,
     unit_bytes: u64,
-    /// Groups from here on were written since the checkpoint began: they hold blocks spread over the disk.
+    /// Groups from here on were written since the checkpoint began. They hold blocks spread over
+    /// the disk.
     fresh: u64,
     /// The first page of the table.
     table_from: u64,
@@ -74,7 +79,7 @@ impl Model {
         (block as u32).wrapping_mul(2_654_435_761) | 1
     }
 
-    /// The block in a slot of a group. Those written since are anywhere.
+    /// Returns the block in a slot of a group. Blocks written since the checkpoint are anywhere.
     fn block(&self, group: u64, slot: u64) -> u64 {
         let n = group * self.slots() + slot;
         if group < self.fresh { n } else { n.wrapping_mul(6_364_136_223_846_793_005) % self.blocks }
@@ -135,7 +140,7 @@ impl Model {
         }
         let entry = |slot: u64| {
             let block = self.block(unit, slot);
-            // What was written since is something else.
+            // Blocks written since the checkpoint have other contents.
             let sum = if unit < self.fresh { Self::sum(block) } else { !Self::sum(block) };
             UnitEntry { block: block as u32, sum, sequence: unit * self.slots() + slot + 1 }
         };
@@ -162,7 +167,7 @@ impl Model {
         bytes
     }
 
-    /// Is each block what its newest copy says?
+    /// Checks that each block has the sum of its newest copy.
     fn compare(&self, found: &[Option<u32>]) {
         let mut written = vec![false; found.len()];
         for group in self.fresh..self.groups {
@@ -221,44 +226,44 @@ impl Model {
     }
 }
 
-/// A figure of this process in bytes.
+/// Reads a figure of this process (bytes).
 fn memory(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// Seconds this thread has computed.
+/// CPU time of this thread (s).
 fn cpu() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
 }
 
-/// What opening took.
+/// The cost of opening.
 pub struct Figures {
     pub seconds: f64,
     pub operations: u64,
-    /// Read from the donor that was read most.
+    /// Bytes read from the donor that was read most.
     pub read_bytes: u64,
-    /// Memory for each block of the disk, when it is open and at the peak (bytes).
+    /// Memory for each block of the disk, when open and at the peak (bytes).
     pub memory: f64,
     pub peak: f64,
 }
 
-/// Opens a full disk of so many GiB of which 1/`share` was written since its checkpoint began.
+/// Opens a full disk of `gib` GiB of which 1/`share` was written since its checkpoint began.
 pub fn open(gib: u64, donors: u64, share: u64) -> Figures {
     let model = Model::new(gib, donors, share);
     let fits = units(model.bytes(), SUPERBLOCK_BYTES as u64, model.unit_bytes as usize, BUFFER as usize);
     assert_eq!(fits, model.units, "units of a donor");
     let config = Config { checkpoints: true, idle_cleaning: false, ..Config::default() };
     let info = |n: u64| DonorInfo { name: format!("donor{n}"), bytes: model.bytes() };
-    // The peak is counted from here: a disk opened before in this process does not count.
+    // Count the peak from here: a disk opened earlier in this process does not count.
     std::fs::write("/proc/self/clear_refs", "5").expect("the peak of the memory can be reset");
     let before = memory("VmRSS");
     let mut begun = cpu();
     let infos = (0..donors).map(|n| (info(n), Some(model.superblock(n)))).collect();
     let mut engine = Engine::open(&config, infos, 0).expect("a disk");
-    // What the donors take to compute their answers is not the engine's time.
+    // The time that donors take to compute their answers is not the engine's.
     let mut seconds = cpu() - begun;
     let (mut read, mut operations) = (HashMap::<u16, u64>::new(), 0);
     let mut now = 0;

@@ -1,17 +1,18 @@
 //! Inputs and outputs of the engine: requests, operations on donors, completions.
 //!
-//! Owns: the vocabulary. Every donor operation and every request carries a ticket; the answer names it. Left out: who
-//! carries operations out (`disk` over real devices, the simulation over a model of time).
+//! Owns: the vocabulary. Every donor operation and every request carries a ticket, which the answer
+//! names. Left out: carrying operations out (`disk` over real devices, the simulation over a model
+//! of time).
 
-/// Place of a donor in the engine's table. The place of one that is gone may become another's.
+/// Index of a donor in the engine's table. Another donor may reuse the index of one that is gone.
 pub type DonorId = u16;
 
-/// A donor as the engine gets to know it.
+/// A donor as its caller presents it to the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorInfo {
-    /// For messages and status: an address.
+    /// Address, for messages and status.
     pub name: String,
-    /// Memory it offers (bytes).
+    /// Memory that the donor offers (bytes).
     pub bytes: u64,
 }
 
@@ -26,7 +27,7 @@ pub enum DonorOp {
         at: u64,
         bytes: Vec<u8>,
     },
-    /// The range's bytes are not needed; it need not read as zeros.
+    /// The range's contents are no longer needed. It need not read as zeros.
     Trim {
         at: u64,
         len: u64,
@@ -36,15 +37,16 @@ pub enum DonorOp {
 /// How an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// The donor answered that it could not. A write may have been done in part; the donor is there.
+    /// The donor is reachable and answered that it could not. A write may have been done in part.
     Refused,
-    /// The connection broke; the donor is there again. The operation was carried out, or was not, or still may be.
+    /// The connection broke, and the donor is reachable again. The operation may have been carried
+    /// out, may not have been, or may still be carried out.
     Uncertain,
     /// The donor cannot be reached. It may come back ([`crate::Engine::back`]).
     Away,
 }
 
-/// Why a donor did not do it.
+/// Why a donor operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct DonorError {
@@ -76,9 +78,10 @@ pub enum Purpose {
 /// Why a donor that can be reached is not taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotBack {
-    /// It is one of the disk's; not all it was asked before is answered yet, or it is not away at all.
+    /// It belongs to the disk, but earlier operations on it are still unanswered, or it is not away
+    /// at all.
     Later,
-    /// It is none of the disk's, or no more.
+    /// It does not belong to the disk, or does so no longer.
     Stranger,
 }
 
@@ -87,19 +90,19 @@ pub enum NotBack {
 pub struct ForgetCost {
     /// Blocks that would be lost at once.
     pub lost: u64,
-    /// Blocks that could be had only when donors return that are missing, too.
+    /// Blocks that could only be read once other missing donors return.
     pub waiting: u64,
-    /// These donors.
+    /// Names of those missing donors.
     pub away: Vec<String>,
 }
 
-/// A task for the engine's caller.
+/// Work for the engine's caller.
 #[derive(Debug)]
 pub enum Action {
     /// Carry out `op` on `donor`, then call [`crate::Engine::done`] with the ticket. Operations in flight at the same
     /// time may be carried out in any order.
     Donor { ticket: u64, donor: DonorId, op: DonorOp, purpose: Purpose },
-    /// The request submitted with this ticket is over; the buffer is the request's own.
+    /// The request submitted with this ticket has ended. The buffer is the request's own.
     Complete { ticket: u64, result: Result<Vec<u8>, DiskError> },
 }
 

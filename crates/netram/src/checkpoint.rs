@@ -1,21 +1,26 @@
-//! Checkpoints of the map: what most units hold, written down so that opening need not look at each of them.
+//! Checkpoints of the map: what most units hold, written down so that opening need not look at each
+//! of them.
 //!
-//! A checkpoint only makes opening faster. It counts if the superblocks of all donors name it and all its pieces are
-//! there; where anything about it is in doubt, opening looks at all units, as if there were none. Rules:
-//! - A round goes through groups, then through the block table, a page at a time, while writing goes on. A page is
-//!   true at the moment it is made. A block that is in no group of the pages is marked: opening has to *look* for it.
-//! - Groups of the pages were sealed, complete and safe when the round began. Units that are in none of them are
-//!   named in the logs (`window`), unless nothing is written to them: entries since the round began are found there,
-//!   and they are newer.
-//! - Superblocks name it only when all that the pages may speak of is safe: what they leave out is found at opening,
-//!   then.
-//! - Lists of trims that came since the round began are kept as long as it counts: what they hide may be in the pages.
-//! - The former checkpoint counts until superblocks name the next one, and uses the other half. Until one of both is
-//!   known to count, units are named in both logs.
-//! - A change of membership, a piece that cannot be written, or a loss ends a checkpoint. Units that were closed for
-//!   it are opened when the donors know that.
+//! A checkpoint only makes opening faster. It counts if the superblocks of all donors name it and
+//! all its pieces are there. If anything about it is in doubt, opening looks at all units, as if
+//! there were no checkpoint. Rules:
+//! - A round goes through groups, then through the block table, a page at a time, while writes
+//!   continue. A page is true at the moment it is made. A block that is in no group of the pages is
+//!   marked: opening must *look* for it.
+//! - Groups of the pages were sealed, complete and safe when the round began. Units in none of
+//!   these groups are named in the logs (`window`), unless nothing is written to them. Opening
+//!   finds entries written since the round began there, and these are newer than the pages.
+//! - Superblocks name a checkpoint only when everything that its pages may describe is safe. Then
+//!   opening finds what the pages leave out.
+//! - Lists of trims written since the round began are kept as long as the checkpoint counts,
+//!   because the pages may contain what they hide.
+//! - The former checkpoint counts until superblocks name the next one, which uses the other half.
+//!   Units are named in both logs until one of the two is known to count.
+//! - A change of membership, a piece that cannot be written, or a loss ends a checkpoint. Units
+//!   that were closed for it are opened once the donors know that.
 //!
-//! Left out: opening from a checkpoint (`load`), what is on donors (`shoal_format::ram_checkpoint`).
+//! Left out: opening from a checkpoint (`load`), the bytes on donors
+//! (`shoal_format::ram_checkpoint`).
 
 pub(crate) mod ending;
 pub(crate) mod pages;
@@ -37,13 +42,14 @@ use crate::state::donors::{Donor, DonorState};
 use crate::state::units::Log;
 use crate::task::{Core, Op, join};
 
-/// A round begins when this share of the units of a donor, and at least `NAMED_MIN`, was named since the last one; in
-/// an idle gap a smaller share is enough.
+/// Share of a donor's units, at least `NAMED_MIN` units, that must have been named since the last
+/// round before the next one begins. In an idle gap the smaller share is enough.
 const NAMED_SHARE: u32 = 16;
 const NAMED_IDLE_SHARE: u32 = 128;
 const NAMED_MIN: u32 = 1024;
 impl State {
-    /// Everything about checkpoints that the donors are there for.
+    /// Returns whether a checkpoint can be made: every counting donor is fit for it, the epoch is
+    /// stored, and nothing that opening found is unsettled.
     pub fn is_calm(&self) -> bool {
         let fit = |number: usize, donor: &Donor| {
             let is_used = donor.state == DonorState::Active && !donor.stale && donor.scanned && donor.refusals == 0;
@@ -83,14 +89,14 @@ impl State {
         checkpoints.named == valid.number && self.donors.iter().enumerate().any(|(n, donor)| full(n, donor))
     }
 
-    /// Begins a round, if it is time for one; its number.
+    /// Begins a round if one is due. Returns its number.
     fn begin_round(&mut self) -> Option<u64> {
         if !self.is_due() || !self.is_calm() {
             return None;
         }
         let valid = self.checkpoints.valid.map(|valid| valid.number);
         let mut number = self.checkpoints.last.max(self.epoch.number() << 16).max(valid.unwrap_or(0)) + 1;
-        // Not in the half of the one that counts.
+        // Use the half that the counting checkpoint does not use.
         number += valid.is_some_and(|valid| valid % 2 == number % 2) as u64;
         self.checkpoints.last = number;
         for donor in self.donors.iter_mut().filter(|donor| donor.counts()) {
@@ -125,7 +131,7 @@ pub(crate) async fn keeper(core: Arc<Core>) {
             state.counts.checkpoints += 1;
             state.checkpoints.retry_delay_ns = 0;
         } else if state.is_in_round(number) && !state.checkpoints.round.as_ref().is_some_and(|round| round.named) {
-            // The one that counts goes on counting.
+            // The former checkpoint keeps counting.
             state.checkpoints.round = None;
             state.retry_round_later();
             state.end_logs(&[NEXT]);
@@ -134,14 +140,14 @@ pub(crate) async fn keeper(core: Arc<Core>) {
     }
 }
 
-/// One round. `None`: it came to nothing.
+/// Runs one round. `None`: it did not complete.
 async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
     let donors: Vec<usize> = {
         let state = core.lock();
         (0..state.donors.len()).filter(|&n| state.donors[n].units.log(NEXT).is_some()).collect()
     };
     let pages = write_pages(core, number, &donors).await?;
-    // The blocks that the pages leave to be looked for must be on the donors, or newer copies of them.
+    // Blocks that the pages leave to be looked for, or newer copies of them, must be on the donors.
     let reached = core.lock().next_sequence;
     if !is_planted(Bug::CheckpointEarly) {
         flush(core).await.ok()?;
@@ -186,7 +192,7 @@ async fn write_roots(core: &Arc<Core>, number: u64, donors: &[usize], pages: &Wr
     (!join(ops).await).then_some(())
 }
 
-/// Has the superblocks name the checkpoint; it counts when enough donors have them.
+/// Lets the superblocks name the checkpoint. It counts when enough donors have them.
 async fn name(core: &Arc<Core>, number: u64) -> Option<()> {
     {
         let state = &mut *core.lock();
@@ -216,7 +222,8 @@ async fn name(core: &Arc<Core>, number: u64) -> Option<()> {
     Some(())
 }
 
-/// Names the units that opening is to look at: all that no page speaks of, but free ones that are closed from now on.
+/// Names the units that opening must look at: all that no page describes, except free units that
+/// stay closed.
 async fn write_lists(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<()> {
     let mut lists: Vec<Vec<u32>> = Vec::new();
     {

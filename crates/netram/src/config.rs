@@ -1,7 +1,8 @@
 //! How a disk is laid over its donors: policy, redundancy, sizes.
 //!
-//! Owns: [`Policy`], [`Config`], what they are called on a command line, and which combinations make sense. The
-//! policies are those of the paper; all of them run through one engine and differ in the numbers of [`Plan`].
+//! Owns: [`Policy`], [`Config`], their names on a command line, and which combinations make sense.
+//! The policies are those of the paper. All run through one engine and differ only in the numbers
+//! of [`Plan`].
 
 use std::str::FromStr;
 
@@ -12,19 +13,19 @@ use crate::api::DiskError;
 /// How blocks are spread and protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Each request goes to a donor at once; nothing survives the loss of one.
+    /// Each request goes to a donor at once. Nothing survives the loss of a donor.
     None,
-    /// Blocks are collected and sent in batches; nothing survives the loss of a donor.
+    /// Blocks are collected and sent in batches. Nothing survives the loss of a donor.
     Cached,
     /// Each request goes to two donors (or more, with `parity` above 1) at once.
     Mirrored,
-    /// Each request goes to a donor at once, and the parity it changes to another.
+    /// Each request goes to a donor at once, and its changed parity to another donor at once.
     Basic,
-    /// Each request goes to a donor at once, the parity when its group is full.
+    /// Each request goes to a donor at once. Parity follows when its group is full.
     Logging,
-    /// Blocks are collected in one cache and sent with their parity when it is full.
+    /// Blocks are collected in one cache and sent with their parity when the cache is full.
     Caching,
-    /// Like `Caching`, with a cache for each of several streams of consecutive blocks, and one for the rest.
+    /// Like `Caching`, with one cache for each of several sequential streams and one for the rest.
     Adaptive,
 }
 
@@ -71,7 +72,7 @@ impl FromStr for Policy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub policy: Policy,
-    /// Names the disk on its donors.
+    /// Identifies the disk on its donors.
     pub uuid: [u8; 16],
     /// Logical block: unit of placement (bytes, a power of two from 512 to 65536).
     pub block_bytes: u32,
@@ -79,31 +80,32 @@ pub struct Config {
     pub buffer_blocks: u16,
     /// Donors that may be lost at the same time.
     pub parity: u8,
-    /// Stream caches of `Adaptive`, the victim's not counted.
+    /// Stream caches of `Adaptive`, not counting the victim.
     pub streams: u8,
-    /// Parity always on the last donors; else it rotates.
+    /// Keeps parity on the last donors; otherwise parity rotates.
     pub dedicated_parity: bool,
-    /// Donors a group spreads over, parity included; 0: all of them.
+    /// Donors a group spreads over, including parity; 0: all donors.
     pub width: u8,
-    /// Room beyond data and parity, so that cleaning finds something to gain (percent of the data).
+    /// Room beyond data and parity that lets cleaning gain space (percent of the data).
     pub spare_percent: u32,
-    /// Size of the disk (bytes); `None`: what the donors hold.
+    /// Size of the disk (bytes); `None`: as much as the donors hold.
     pub bytes: Option<u64>,
     /// Clean in idle gaps, not only when space is short.
     pub idle_cleaning: bool,
-    /// Groups that are emptied at the same time at most, when space is short.
+    /// Maximum number of groups emptied at the same time when space is short.
     pub victims: u8,
-    /// Blocks are sent when they have waited in a cache for this time (ms); 0: only when the cache is full or a flush
-    /// comes.
+    /// How long blocks may wait in a cache before they are sent (ms); 0: they wait for a full cache
+    /// or a flush.
     pub timeout_ms: u32,
-    /// A new disk has room for checkpoints of its map; they are made and used. Without, all units are looked at when
-    /// it is opened.
+    /// A new disk reserves room for checkpoints of its map, and makes and uses them. Without
+    /// checkpoints, opening looks at all units.
     pub checkpoints: bool,
-    /// Units of each donor that a checkpoint leaves open ahead; 0: as fits its size.
+    /// Units of each donor that a checkpoint leaves open ahead; 0: a number that fits the donor's
+    /// size.
     pub window_units: u32,
     /// How long requests wait for donors that are away before they fail (ms).
     pub patience_ms: u32,
-    /// The sums of blocks: of a disk that exists they are what it was made with.
+    /// Checksum of blocks. An existing disk keeps the one it was made with.
     pub sums: Sums,
 }
 
@@ -138,11 +140,11 @@ pub struct Plan {
     pub data: usize,
     /// Parity units of a group.
     pub parity: usize,
-    /// Stream caches. With one there is no victim: that is plain parity caching.
+    /// Stream caches. With one there is no victim: this is plain parity caching.
     pub streams: usize,
     /// Blocks of a buffer: 1 where nothing is collected.
     pub buffer: usize,
-    /// A write is acknowledged when it is in the cache; else when it has been sent.
+    /// A write is acknowledged when it is in the cache; otherwise when it has been sent.
     pub cached: bool,
     /// Data is sent with each request.
     pub data_at_once: bool,
@@ -151,7 +153,7 @@ pub struct Plan {
 }
 
 impl Config {
-    /// The plan for this many donors, or why there is none.
+    /// Returns the plan for this many donors, or why there is none.
     pub fn plan(&self, donors: usize) -> Result<Plan, DiskError> {
         let wrong = |text: String| Err(DiskError::Config(text));
         if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {

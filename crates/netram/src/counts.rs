@@ -1,7 +1,7 @@
 //! Counters of what a disk has done and moved.
 //!
-//! Owns: [`Counts`]. Rules: all but `mapped` grow from the moment the disk was opened; `mapped` says how it is now.
-//! Left out: the picture of one moment (`status`).
+//! Owns: [`Counts`]. Rules: all counters except `mapped` start when the disk is opened; `mapped` is
+//! the present value. Left out: the snapshot of one moment (`status`).
 
 use crate::api::Purpose;
 
@@ -26,7 +26,8 @@ pub struct Counts {
     pub absorbed: u64,
     /// Blocks written that held nothing before.
     pub unmapped_written: u64,
-    /// Blocks sent to donors: written ones, parity, and those the cleaner moved (with their parity).
+    /// Blocks sent to donors: written blocks, parity, and blocks that the cleaner moved (with their
+    /// parity).
     pub sent_data: u64,
     pub sent_parity: u64,
     pub cleaned_data: u64,
@@ -36,10 +37,10 @@ pub struct Counts {
     pub groups_cleaned: u64,
     /// Blocks computed from parity.
     pub reconstructed: u64,
-    /// Checkpoints of the map that were completed, and whether the disk was opened from one.
+    /// Completed checkpoints of the map, and whether the disk was opened from one.
     pub checkpoints: u64,
     pub opened_by_checkpoint: bool,
-    /// By [`Purpose`].
+    /// Indexed by [`Purpose`].
     pub traffic: [Traffic; 5],
 }
 

@@ -1,11 +1,11 @@
-//! The network RAM disk as a block device: an engine, and donors that are block devices themselves.
+//! The network RAM disk as a block device: an engine over donors that are block devices themselves.
 //!
-//! Owns: the lock around the engine, the tickets of requests, and a thread that lets time go on. Rules: no donor is
-//! called and no request completed while the engine is locked; actions are carried out by one thread at a time, so
-//! that donors that complete at once cannot nest without end. A failed flush poisons nothing: the engine keeps what is
-//! not safe, so a later flush covers it (`state::unflushed`). A
-//! device's error is the donor's refusal, unless it has a [`DonorError`] inside that says more. Left out: finding
-//! donors and connecting again (their owner's).
+//! Owns: the lock around the engine, the tickets of requests, and a thread that tells the engine
+//! the time. Rules: no donor is called and no request completed while the engine is locked. One
+//! thread at a time carries actions out, so donors that complete at once cannot nest without end. A
+//! failed flush poisons nothing: the engine keeps what is not safe, so a later flush covers it
+//! (`state::unflushed`). A device's error is the donor's refusal, unless a [`DonorError`] inside
+//! says more. Left out: finding donors and reconnecting (the caller does both).
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,18 +25,18 @@ use crate::spread::Numbered;
 use crate::state::room::DrainRoom;
 use crate::status::Status;
 
-/// Between two looks at time-outs and idle gaps.
+/// Time between two checks of time-outs and idle gaps.
 const TICK: Duration = Duration::from_millis(50);
 
 struct Shared {
     engine: Mutex<Engine>,
     donors: RwLock<Vec<Option<Arc<dyn BlockDevice>>>>,
     clock: Arc<dyn Clock>,
-    /// Requests under way, and whether they read.
+    /// Requests in flight, each with whether it reads.
     requests: Mutex<Numbered<u64, (Completion, bool)>>,
     permit: OnceLock<Arc<dyn Permit>>,
     held: Mutex<Vec<Held>>,
-    /// Another client has the disk.
+    /// Another client owns the disk.
     over: AtomicBool,
     patience_ns: u64,
     next_ticket: AtomicU64,
@@ -48,7 +48,7 @@ struct Shared {
 #[derive(Default)]
 struct Actions {
     waiting: VecDeque<Action>,
-    /// A thread is carrying them out.
+    /// A thread is carrying actions out.
     running: bool,
 }
 
@@ -65,15 +65,15 @@ pub struct Disk {
     ticker: Option<JoinHandle<()>>,
 }
 
-/// Whether this client still has the disk.
+/// Whether this client still owns the disk.
 pub trait Permit: Send + Sync {
-    /// May it change donors, and acknowledge changes?
+    /// Returns whether the client may change donors and acknowledge changes.
     fn may_change(&self) -> bool;
-    /// May it answer reads?
+    /// Returns whether the client may answer reads.
     fn may_read(&self) -> bool;
 }
 
-/// An answer that waits until this client may give it.
+/// An answer held back until this client may give it.
 struct Held {
     since_ns: u64,
     reads: bool,
@@ -85,14 +85,15 @@ struct Held {
 pub type DonorDevice = (DonorInfo, Arc<dyn BlockDevice>);
 
 impl Disk {
-    /// A new disk. The former contents of the donors are lost.
+    /// Creates a new disk. The former contents of the donors are lost.
     pub fn create(config: &Config, donors: Vec<DonorDevice>, clock: Arc<dyn Clock>) -> Result<Disk, DiskError> {
         let (infos, devices): (Vec<_>, Vec<_>) = donors.into_iter().unzip();
         let engine = Engine::create(config, infos, clock.monotonic_ns())?;
         Ok(Disk::start(config, engine, devices.into_iter().map(Some).collect(), clock))
     }
 
-    /// The disk that is on the donors. Each comes with its first 4096 bytes; one that cannot be reached is left out.
+    /// Opens the disk that is on the donors. Each donor comes with its first 4096 bytes. Donors
+    /// that cannot be reached are left out.
     pub fn open(
         config: &Config,
         donors: Vec<(DonorDevice, Vec<u8>)>,
@@ -107,7 +108,7 @@ impl Disk {
             infos.push((info, Some(superblock)));
         }
         let engine = Engine::open(config, infos, clock.monotonic_ns())?;
-        // The engine has an order of its own, with places for donors that are not there.
+        // The engine orders donors itself and keeps places for those that are not there.
         let order: Vec<_> = engine.status().donors.iter().map(|donor| devices.remove(&donor.name)).collect();
         Ok(Disk::start(config, engine, order, clock))
     }
@@ -150,17 +151,17 @@ impl Disk {
         self.shared.engine.lock().status()
     }
 
-    /// The donor is gone: its data is rebuilt on the others.
+    /// Reports that a donor is gone. Its data is rebuilt on the others.
     pub fn lost(&self, donor: DonorId) {
         self.shared.with(|engine, now| engine.lost(donor, now));
     }
 
-    /// Whether the stored data would fit without this donor.
+    /// Returns whether the stored data would fit without this donor.
     pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
         self.shared.engine.lock().drain_room(donor)
     }
 
-    /// Everything is moved off the donor; then it is not used any more.
+    /// Moves everything off the donor and then stops using it.
     pub fn drain(&self, donor: DonorId) {
         self.shared.with(|engine, now| engine.drain(donor, now));
     }
@@ -168,19 +169,19 @@ impl Disk {
     /// Adds an empty donor; see [`Engine::add`].
     pub fn add(&self, info: DonorInfo, device: Arc<dyn BlockDevice>, has_past: bool) -> Result<DonorId, DiskError> {
         let (id, former) = {
-            // Before anybody can ask it.
+            // Keep the lock until the device is in place: before that, nobody may ask the donor.
             let mut donors = self.shared.donors.write();
             let mut engine = self.shared.engine.lock();
             let id = engine.add(info, has_past, self.shared.clock.monotonic_ns())?;
             (id, put(&mut donors, id, device))
         };
-        // Its drop may wait for threads that ask for other donors.
+        // Dropping it may wait for threads that ask other donors, so the lock must be free.
         drop(former);
         self.shared.with(|_, _| ());
         Ok(id)
     }
 
-    /// A donor that was away is there again; see [`Engine::back`].
+    /// Takes back a donor that was away; see [`Engine::back`].
     pub fn back(
         &self,
         info: DonorInfo,
@@ -199,22 +200,22 @@ impl Disk {
         Ok(id)
     }
 
-    /// The donor is given up for good: what only it holds is lost.
+    /// Gives the donor up for good: data that only it holds is lost.
     pub fn forget(&self, donor: DonorId) -> Result<(), DiskError> {
         self.shared.with(|engine, now| engine.forget(donor, now))
     }
 
-    /// What [`Disk::forget`] would cost now.
+    /// Returns what [`Disk::forget`] would cost now.
     pub fn forget_cost(&self, donor: DonorId) -> Result<ForgetCost, DiskError> {
         self.shared.engine.lock().forget_cost(donor)
     }
 
-    /// Everything on the donors is read and compared; see [`Engine::scrub`].
+    /// Reads and compares everything on the donors; see [`Engine::scrub`].
     pub fn scrub(&self) -> bool {
         self.shared.with(|engine, now| engine.scrub(now))
     }
 
-    /// Another client has the disk now.
+    /// Stops the disk because another client owns it now.
     pub fn taken_over(&self) {
         self.shared.over.store(true, Ordering::SeqCst);
         self.shared.with(|engine, now| engine.taken_over(now));
@@ -225,17 +226,19 @@ impl Disk {
         self.shared.over.load(Ordering::SeqCst)
     }
 
-    /// Once: from now on donors are changed, and requests answered, only while this client has the disk.
+    /// Sets the permit, once. From now on donors are changed and requests answered only while this
+    /// client owns the disk.
     pub fn permitted_by(&self, permit: Arc<dyn Permit>) {
         assert!(self.shared.permit.set(permit).is_ok(), "a disk has one permit");
     }
 
-    /// The donor in use, or away, whose superblock this is, and its name.
+    /// Finds the donor whose superblock this is. Returns its number, its name, and whether it is in
+    /// use.
     pub fn donor_of(&self, front: &[u8]) -> Option<(DonorId, String, bool)> {
         self.shared.engine.lock().donor_of(front)
     }
 
-    /// Donors that are not used any more are let go of.
+    /// Drops the devices of donors that are no longer used.
     fn release(shared: &Shared) {
         let vacant = shared.engine.lock().vacant();
         let held = |donors: &[Option<Arc<dyn BlockDevice>>], number: DonorId| {
@@ -246,7 +249,7 @@ impl Disk {
         }
         let former: Vec<_> = {
             let mut donors = shared.donors.write();
-            // Once more: a place may have been taken meanwhile.
+            // Look again: a place may have been taken meanwhile.
             let vacant = shared.engine.lock().vacant();
             vacant.into_iter().filter_map(|number| donors.get_mut(number as usize).and_then(Option::take)).collect()
         };
@@ -254,7 +257,7 @@ impl Disk {
     }
 }
 
-/// Puts a donor's device at its place; returns the one that was there.
+/// Puts a donor's device at its place and returns the device that was there.
 fn put(
     donors: &mut Vec<Option<Arc<dyn BlockDevice>>>,
     id: DonorId,
@@ -275,8 +278,8 @@ impl Drop for Disk {
             // A panic there has been reported.
             let _ = ticker.join();
         }
-        // Here, and not in whichever of their completions is the last: they may end with waiting for their threads, whose
-        // completions ask for other donors, so without the lock.
+        // Drop the donors here, not in whichever completion happens to be the last. Dropping them
+        // may wait for their threads, whose completions ask other donors, so the lock must be free.
         let donors = std::mem::take(&mut *self.shared.donors.write());
         drop(donors);
     }
@@ -293,7 +296,8 @@ fn tick(shared: &Weak<Shared>, stop: &Stop) {
     }
 }
 
-/// The donor's trouble behind a device's error: the [`DonorError`] that its connection put inside, else a refusal.
+/// Returns the donor's trouble behind a device's error: the [`DonorError`] that its connection put
+/// inside, or else a refusal.
 fn trouble_of(error: &MediaError) -> DonorError {
     let own = match error {
         MediaError::Io { source, .. } => source.get_ref().and_then(|inner| inner.downcast_ref::<DonorError>()),
@@ -364,7 +368,7 @@ impl Shared {
         self.permit.get().is_none_or(|permit| if reads { permit.may_read() } else { permit.may_change() })
     }
 
-    /// Answers what had to wait, if it may be answered by now, or has waited too long.
+    /// Completes held answers that may be given by now, and fails those that have waited too long.
     fn answer_held(&self) {
         let now = self.clock.monotonic_ns();
         let is_over = self.over.load(Ordering::SeqCst);
@@ -386,7 +390,8 @@ impl Shared {
     }
 
     fn ask(self: &Arc<Shared>, ticket: u64, donor: DonorId, op: DonorOp) {
-        // Held while the donor takes the request: a disk that is dropped meanwhile must not leave the donor's last owner here.
+        // Hold the lock while the donor takes the request: if the disk is dropped meanwhile, this
+        // must not become the donor's last owner.
         let donors = self.donors.read();
         let shared = self.clone();
         if !matches!(op, DonorOp::Read { .. }) && !self.may(false) {
@@ -438,7 +443,7 @@ mod tests {
     use crate::Policy;
     use std::sync::atomic::AtomicBool;
 
-    /// A device with a thread that takes its time, and that its drop waits for.
+    /// A device with a slow thread that its drop waits for.
     struct Slow {
         requests: Option<mpsc::Sender<(Request, Completion)>>,
         worker: Option<JoinHandle<()>>,
@@ -497,7 +502,7 @@ mod tests {
             let done = move |result: Result<_, MediaError>| sender.send(result.is_ok()).unwrap_or_default();
             disk.submit(Request::Write { at: 0, buffer: vec![1; 64 << 10], fua: true }, Box::new(done));
             drop(disk);
-            // Done or failed, or dropped with the disk.
+            // The request may end well, fail, or be dropped with the disk.
             let _ = answer.recv_timeout(Duration::from_secs(5));
             let begun = std::time::Instant::now();
             while Arc::strong_count(&flag) > 1 && begun.elapsed() < Duration::from_secs(5) {

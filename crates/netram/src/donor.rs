@@ -1,16 +1,18 @@
-//! A donor's memory: areas of sparse memory under one quota, compressed when cold, given up clean.
+//! A donor's memory: areas of sparse memory under one quota, compressed when cold, wiped when given
+//! up.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `area` | a block device in memory; grant, revocation, compaction |
-//! | `chunk` | the memory itself: where it comes from, and that it never goes back with a client's bytes in it |
+//! | `chunk` | the memory itself: where it comes from, and wiping a client's bytes before it goes back |
 //! | `pack` | compression of chunks |
-//! | `quota` | how much is lent at most |
-//! | `pressure` | when a machine needs its memory itself |
+//! | `quota` | the limit on what is lent |
+//! | `pressure` | when the machine itself needs its memory |
 //!
-//! Rules: the sizes of all areas together never exceed the quota; memory is zero when it is granted and zeroed when it
-//! is revoked, so no client sees another's bytes; what is pressed or old comes in as numbers and times. Left out:
-//! sockets, names, secrets and the reading of /proc (the `shoal donate` command).
+//! Rules: the sizes of all areas together never exceed the quota. Memory is zero when it is granted
+//! and zeroed when it is revoked, so no client sees another's bytes. Pressure and age come in as
+//! numbers and times. Left out: sockets, names, secrets and the reading of /proc (the
+//! `shoal donate` command).
 
 mod area;
 mod chunk;

@@ -1,8 +1,9 @@
 //! The engine: a disk's state and its jobs, driven by events.
 //!
-//! Owns: creating and opening a disk, and the door through which requests, answers, losses and time come in and
-//! actions go out. Rules: an event is handled completely before the call returns; the same events in the same order
-//! give the same actions. Left out: carrying operations out, and time (the caller's).
+//! Owns: creating and opening a disk, and the interface through which requests, answers, losses and
+//! time come in and actions go out. Rules: an event is handled completely before the call returns;
+//! the same events in the same order give the same actions. Left out: carrying operations out, and
+//! the clock (the caller has it).
 
 use shoal_media::Request;
 
@@ -43,7 +44,7 @@ use crate::upkeep::reflush;
 use crate::upkeep::repair;
 use crate::upkeep::scrub;
 
-/// Requests are multiples of this, whatever the size of blocks (bytes).
+/// Alignment of requests, whatever the block size (bytes).
 pub const SECTOR_BYTES: u32 = 512;
 
 /// A network RAM disk without its network.
@@ -52,13 +53,13 @@ pub struct Engine {
     jobs: Jobs,
 }
 
-/// The disk a donor belongs to, and the epoch it knows. `None`: the donor is blank.
+/// Returns the disk a donor belongs to and the epoch it knows. `None`: the donor is blank.
 pub fn identify(superblock: &[u8]) -> Option<([u8; 16], u64)> {
     DiskSuperblock::decode(superblock).ok().map(|found| (found.uuid, found.epoch))
 }
 
-/// Each kind of request has a job of its own. One job for all kinds would be as large as the largest of them, and the
-/// allocator has no blocks of that size at hand.
+/// Starts the job of a request. Each kind of request has its own job: one job for all kinds would
+/// be as large as the largest of them, and the allocator keeps no blocks of that size at hand.
 pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
     let core = core.clone();
     let schedule = &mut state.schedule;
@@ -74,15 +75,15 @@ pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: R
     }
 }
 
-/// The donors of a disk, by the superblocks of those that could be read.
+/// The donors of a disk, according to the superblocks that could be read.
 #[derive(Clone, Debug)]
 pub struct Members {
     pub quorum: Quorum,
-    /// Number and birth of each of them, in the order given; `None`: it is none of the disk's.
+    /// Number and birth of each donor, in the order given; `None`: it does not belong to the disk.
     pub places: Vec<Option<(DonorId, u32)>>,
 }
 
-/// Which of these donors belong to the disk. Each is given by its first bytes. `None`: none of them does.
+/// Finds out which donors belong to the disk. Each is given by its first bytes. `None`: none does.
 pub fn members(fronts: &[&[u8]], disk: &[u8; 16]) -> Option<Members> {
     let own = |front: &&[u8]| DiskSuperblock::decode(front).ok().filter(|superblock| superblock.uuid == *disk);
     let found: Vec<Option<DiskSuperblock>> = fronts.iter().map(own).collect();
@@ -95,19 +96,19 @@ pub fn members(fronts: &[&[u8]], disk: &[u8; 16]) -> Option<Members> {
     Some(Members { quorum: Quorum { counting, parity: newest.parity.into() }, places })
 }
 
-/// A group that a donor did not take is saved elsewhere.
+/// Saves elsewhere a group that a donor did not take.
 fn rescue(core: &Arc<Core>, lost: DonorLost) {
     abandon(core, &mut core.lock(), lost.group);
 }
 
-/// A donor of the disk that is there: the epoch and the slot of its superblock.
+/// A donor of the disk that can be reached, with the epoch and the slot of its superblock.
 struct Present {
     info: DonorInfo,
     epoch: u64,
     slot: Option<usize>,
 }
 
-/// The configuration of a disk that was found.
+/// Returns the configuration of a disk that was found.
 fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
     let policy = Policy::ALL[superblock.policy as usize];
     Config {
@@ -124,10 +125,10 @@ fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
     }
 }
 
-/// Are enough donors there to find every block of the disk?
+/// Fails unless enough donors are there to find every block of the disk.
 fn enough(present: &[Option<Present>], places: &[DonorPlace], parity: usize) -> Result<(), DiskError> {
     let counting = places.iter().filter(|place| counts(place)).count();
-    // One that was away at an opening before is no help.
+    // A donor that was away at an earlier opening does not help.
     let helps =
         |(present, place): &(&Option<Present>, &DonorPlace)| present.is_some() && place.standing == Standing::Counts;
     let have = present.iter().zip(places).filter(helps).count();
@@ -137,8 +138,8 @@ fn enough(present: &[Option<Present>], places: &[DonorPlace], parity: usize) -> 
     }
 }
 
-/// A donor that holds nothing of the disk joins while that is being opened. It gets a place behind the others: the places of
-/// donors that are gone are not used again before the map is there.
+/// Lets a donor that holds nothing of the disk join while the disk is being opened. It gets a place
+/// behind the others: places of donors that are gone are not reused before the map is complete.
 fn join(state: &mut State, info: DonorInfo) -> Result<(), DiskError> {
     if state.donors.len() >= ram::DONORS_MAX {
         return Err(too_many());
@@ -149,7 +150,7 @@ fn join(state: &mut State, info: DonorInfo) -> Result<(), DiskError> {
     Ok(())
 }
 
-/// A donor of a disk that is being opened; `present`: it is there.
+/// Builds a donor of a disk that is being opened. `present`: `None` if it cannot be reached.
 fn found_donor(state: &State, number: usize, present: Option<Present>, place: &DonorPlace) -> Donor {
     let there = present.is_some();
     let present = present.unwrap_or_else(|| {
@@ -174,7 +175,7 @@ fn found_donor(state: &State, number: usize, present: Option<Present>, place: &D
 }
 
 impl Engine {
-    /// A new disk on donors whose contents do not matter.
+    /// Makes a new disk on donors whose contents do not matter.
     pub fn create(config: &Config, donors: Vec<DonorInfo>, now_ns: u64) -> Result<Engine, DiskError> {
         let plan = config.plan(donors.len())?;
         let mut state = State::new(config, plan, now_ns);
@@ -189,8 +190,8 @@ impl Engine {
         Ok(Engine::start(core))
     }
 
-    /// A disk found on its donors. `superblocks`: the first 4096 bytes of each donor; `None` where it cannot be
-    /// reached. Donors that hold nothing of this disk join it empty.
+    /// Opens a disk found on its donors. The first 4096 bytes of each donor are given; `None`: it
+    /// cannot be reached. Donors that hold nothing of this disk join it empty.
     pub fn open(config: &Config, donors: Vec<(DonorInfo, Option<Vec<u8>>)>, now_ns: u64) -> Result<Engine, DiskError> {
         let wrong = |text: String| Err(DiskError::Config(text));
         let (slots, found): (Vec<Option<usize>>, Vec<Option<DiskSuperblock>>) = donors
@@ -200,7 +201,7 @@ impl Engine {
         let Some(mut newest) = found.iter().flatten().max_by_key(|superblock| superblock.epoch).cloned() else {
             return match donors.iter().all(|(_, bytes)| bytes.is_some()) {
                 true => wrong("no donor holds a disk; create one".into()),
-                // Perhaps one of those that are away.
+                // The disk may be on one of those that are away.
                 false => Err(DiskError::TooFewDonors { have: 0, need: 1 }),
             };
         };
@@ -231,7 +232,8 @@ impl Engine {
                     }
                     *place = Some(Present { info, epoch: own.epoch, slot });
                 }
-                // Stale, or never part of it; one that cannot be reached is not given a place.
+                // The donor is stale or was never part of the disk. A donor that cannot be reached
+                // gets no place.
                 _ if bytes.is_some() => blank.push(info),
                 _ => {}
             }
@@ -289,12 +291,14 @@ impl Engine {
         self.core.shape.block_bytes as u32
     }
 
-    /// True when the map is complete and the donors know the present epoch: requests are served at once.
+    /// Returns whether the map is complete and the donors know the present epoch, so that requests
+    /// are served at once.
     pub fn is_ready(&self) -> bool {
         self.core.lock().ready
     }
 
-    /// Submits a request. `ticket` is unique among those in flight; [`Action::Complete`] will name it.
+    /// Submits a request. `ticket` is unique among those in flight, and [`Action::Complete`] will
+    /// name it.
     pub fn submit(&mut self, ticket: u64, request: Request, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -330,7 +334,8 @@ impl Engine {
         self.run();
     }
 
-    /// The answer to [`Action::Donor`]: the bytes that were read, or no bytes for a write or trim.
+    /// Takes the answer to [`Action::Donor`]: the bytes that were read, or no bytes for a write or
+    /// trim.
     pub fn done(&mut self, ticket: u64, result: Result<Vec<u8>, DonorError>, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -339,7 +344,7 @@ impl Engine {
             if let Some(asked) = asked {
                 membership::answered(&self.core, state, asked, &result);
             }
-            // Nobody waits any more for one that came too late.
+            // Nobody waits any more for an answer that came too late.
             if !asked.is_some_and(|asked| asked.expired) {
                 state.schedule.answer(ticket, result);
             }
@@ -347,15 +352,16 @@ impl Engine {
         self.run();
     }
 
-    /// A donor cannot be reached. Its operations in flight must still be answered, with [`crate::Trouble::Away`].
+    /// Reports that a donor cannot be reached. Its operations in flight must still be answered,
+    /// with [`crate::Trouble::Away`].
     pub fn lost(&mut self, donor: DonorId, now_ns: u64) {
         self.core.lock().now_ns = now_ns;
         absence::miss(&self.core, &mut self.core.lock(), donor);
         self.run();
     }
 
-    /// A donor is there again. `superblock`: its first bytes; `fenced`: nothing that was sent to it before can reach it
-    /// any more. Returns its number.
+    /// Reports that a donor can be reached again, and returns its number. `superblock`: its first
+    /// bytes; `fenced`: no operation sent to it before can reach it any more.
     pub fn back(&mut self, info: DonorInfo, superblock: &[u8], fenced: bool, now_ns: u64) -> Result<DonorId, NotBack> {
         let id = {
             let state = &mut *self.core.lock();
@@ -366,8 +372,8 @@ impl Engine {
         id
     }
 
-    /// Gives a donor up for good: data that only it holds is lost. Refused while the disk is being opened, because a
-    /// lost block could not be told from one that was never written.
+    /// Gives a donor up for good: data that only it holds is lost. Refused while the disk is being
+    /// opened, because a lost block could not be told from one that was never written.
     pub fn forget(&mut self, donor: DonorId, now_ns: u64) -> Result<(), DiskError> {
         {
             let state = &mut *self.core.lock();
@@ -381,7 +387,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What [`Engine::forget`] would cost now.
+    /// Returns what [`Engine::forget`] would cost now.
     pub fn forget_cost(&self, donor: DonorId) -> Result<ForgetCost, DiskError> {
         let state = self.core.lock();
         match state.ready {
@@ -390,7 +396,8 @@ impl Engine {
         }
     }
 
-    /// The donor of the disk whose superblock these bytes hold: its number, its name, and whether it is there.
+    /// Finds the donor of the disk whose superblock these bytes hold. Returns its number, its name,
+    /// and whether it is in use.
     pub fn donor_of(&self, front: &[u8]) -> Option<(DonorId, String, bool)> {
         let state = self.core.lock();
         let own = DiskSuperblock::decode(front).ok().filter(|own| own.uuid == state.config.uuid)?;
@@ -400,14 +407,15 @@ impl Engine {
         same.then(|| (number, donor.info.name.clone(), donor.state.is_in_use()))
     }
 
-    /// Donors that are not used any more and have nothing to answer.
+    /// Lists donors that are no longer used and owe no answer.
     pub fn vacant(&self) -> Vec<DonorId> {
         let state = self.core.lock();
         let vacant = |&number: &usize| state.donors[number].is_over() && !state.schedule.is_asked(number as DonorId);
         (0..state.donors.len()).filter(vacant).map(|number| number as DonorId).collect()
     }
 
-    /// Another client has the disk now: nothing is sent to donors any more, every request fails.
+    /// Stops the disk because another client owns it now: nothing more is sent to donors, and every
+    /// request fails.
     pub fn taken_over(&mut self, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -418,8 +426,8 @@ impl Engine {
         self.run();
     }
 
-    /// Adds an empty donor. With `has_past`, writes of former connections may still reach it: it gets no units before it has answered
-    /// for a while.
+    /// Adds an empty donor. With `has_past`, writes of former connections may still reach it, so it
+    /// gets no units before it has answered for a while.
     pub fn add(&mut self, donor: DonorInfo, has_past: bool, now_ns: u64) -> Result<DonorId, DiskError> {
         let id = {
             let state = &mut *self.core.lock();
@@ -438,13 +446,13 @@ impl Engine {
         Ok(id)
     }
 
-    /// Whether the stored data would fit without this donor.
+    /// Returns whether the stored data would fit without this donor.
     pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
         self.core.lock().drain_room(donor)
     }
 
-    /// Everything is moved off a donor; then it is not used any more. Ask [`Engine::drain_room`] first: without room
-    /// elsewhere the donor stays in use.
+    /// Moves everything off a donor and then stops using it. Ask [`Engine::drain_room`] first:
+    /// without room elsewhere the donor stays in use.
     pub fn drain(&mut self, donor: DonorId, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -454,7 +462,8 @@ impl Engine {
         self.run();
     }
 
-    /// Everything on the donors is read and compared, beside requests. False if that is under way already.
+    /// Reads and compares everything on the donors while requests go on. Returns false if a scrub
+    /// is already under way.
     pub fn scrub(&mut self, now_ns: u64) -> bool {
         let is_new = {
             let state = &mut *self.core.lock();
@@ -466,7 +475,7 @@ impl Engine {
         is_new
     }
 
-    /// Time goes on: call it about twenty times a second.
+    /// Lets time pass. Call it about twenty times a second.
     pub fn tick(&mut self, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -486,7 +495,7 @@ impl Engine {
                 if !state.notes.is_empty() && now_ns.saturating_sub(state.last_request_ns) >= timeout_ns {
                     let core = self.core.clone();
                     state.schedule.spawn(async move {
-                        // An error is the next flush's to report.
+                        // Ignore an error here: the next flush reports it.
                         let _ = write::flush(&core).await;
                     });
                 }
@@ -496,7 +505,7 @@ impl Engine {
         self.run();
     }
 
-    /// The operations and completions to carry out now; each is given once.
+    /// Takes the operations and completions to carry out now. Each is returned once.
     pub fn actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.core.lock().actions)
     }
@@ -506,14 +515,15 @@ impl Engine {
         self.core.lock().schedule.untaken()
     }
 
-    /// The checksum of each block that holds something, for tests.
+    /// Returns the checksum of each block that holds something, for tests.
     #[doc(hidden)]
     pub fn checksums(&self) -> Vec<Option<u32>> {
         let state = self.core.lock();
         (0..state.map.blocks() as u32).map(|block| state.map.find(block).map(|(_, sum)| sum)).collect()
     }
 
-    /// Whether each unit is one thing only and each block is in a group that is there, for tests.
+    /// Checks that each unit has one use only and that each block is in an existing group, for
+    /// tests.
     #[doc(hidden)]
     pub fn audit(&self) -> Result<(), String> {
         self.core.lock().audit()
@@ -529,7 +539,7 @@ fn too_many() -> DiskError {
     DiskError::Config(format!("a disk has at most {most} donors; drain one that is not needed first"))
 }
 
-/// Size of a new disk in blocks.
+/// Returns the size of a new disk in blocks.
 fn blocks(state: &State) -> Result<u64, DiskError> {
     let config = &state.config;
     let usable = state.groups_max().saturating_sub(state.groups_kept()) * state.map.slots() as u64;

@@ -12,19 +12,19 @@
 //! | `parity`, `spread`, `counts` | XOR and Reed-Solomon over rows; maps by numbers; counters |
 //! | `planted` | bugs to plant in tests |
 //! | `state` | what the engine knows: groups, the block map, donors, notes, checkpoints; steps that never wait |
-//! | `status` | the picture of a moment |
+//! | `status` | a snapshot of the engine's state for the user |
 //! | `task` | jobs that wait for donors and conditions |
 //! | `requests` | reading, writing, flushing, trimming; sending groups |
 //! | `membership` | donors that go away, come back, join and are forgotten; epochs |
 //! | `upkeep` | background work: gaining room, restoring redundancy, draining and evening out donors |
 //! | `checkpoint` | writing down the map, so that opening need not look at every unit |
 //! | `opening` | opening a disk: by a checkpoint, or by the headers of all units |
-//! | `engine` | creating and opening, events in, actions out |
+//! | `engine` | creating and opening a disk; events in, actions out |
 //! | `disk` | the engine as a block device over donors that are block devices |
 //! | `ownership` | one client at a time: leases on donors |
 //! | `donor` | the other side: memory lent to clients |
 //!
-//! No two modules use each other; `use crate::` shows what each needs.
+//! No two modules use each other. The `use crate::` lines show what each needs.
 
 #![forbid(unsafe_code)]
 

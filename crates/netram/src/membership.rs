@@ -2,23 +2,24 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `pace` | a donor that answers late, or not at all |
-//! | `absence` | a donor that cannot be reached |
+//! | `pace` | donors that answer late or not at all |
+//! | `absence` | donors that cannot be reached |
 //! | `epochs` | telling the donors which of them belong to the disk |
-//! | `headers` | reads that are repeated until the donor answers or is given up; headers of units |
-//! | `graft` | taking back what a donor holds that was away when the disk was opened |
+//! | `headers` | reads repeated until the donor answers or is given up; headers of units |
+//! | `graft` | taking back the contents of a donor that was away when the disk was opened |
 //!
 //! Rules:
-//! - A donor that cannot be reached is *missing*. It stays one of the disk's: what it holds is rebuilt elsewhere
-//!   where the others suffice for that, and it is taken back as it was when it returns. Only when nothing of the disk
-//!   refers to it any more does an epoch exclude it. So no epoch ever commits a loss; only [`forget`], an
-//!   administrator's word, does.
-//! - A write that a donor refuses is done elsewhere. The donor gets nothing new for a moment and goes on being read.
-//! - A donor that was away while the disk was opened is *stale*: what only it knows did not exist for the client
-//!   since. It is looked at when it returns (`graft`); until then the superblocks of the others say that it is no
-//!   source.
+//! - A donor that cannot be reached is *missing*. It still belongs to the disk: its contents are
+//!   rebuilt elsewhere where the other donors suffice, and it is taken back as it was when it
+//!   returns. An epoch excludes it only when nothing of the disk refers to it any more. So no epoch
+//!   ever commits a loss. Only [`forget`], at an administrator's request, does.
+//! - A write that a donor refuses is done elsewhere. For a moment the donor gets nothing new, but
+//!   it is still read.
+//! - A donor that was away while the disk was opened is *stale*: for the client, what only it knows
+//!   has not existed since. Its units are scanned when it returns (`graft`). Until then the
+//!   superblocks of the others say that it is no source.
 //!
-//! Left out: restoring redundancy (`upkeep`), noticing absence and return (the engine's caller).
+//! Left out: restoring redundancy (`upkeep`), detecting absence and return (the engine's caller).
 
 pub(crate) mod absence;
 pub(crate) mod epochs;
@@ -44,7 +45,7 @@ use crate::state::schedule::{Answer, Asked};
 use crate::task::Core;
 
 const REFUSED_DOUBLED_MAX: u32 = 6;
-/// A donor answered.
+/// Handles a donor's answer.
 pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result: &Answer) {
     let now = state.now_ns;
     let donor = &mut state.donors[asked.donor as usize];
@@ -91,7 +92,7 @@ pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result
     }
 }
 
-/// A donor is there again. See [`crate::Engine::back`].
+/// Takes back a donor that can be reached again. See [`crate::Engine::back`].
 pub(crate) fn back(
     core: &Arc<Core>,
     state: &mut State,
@@ -131,12 +132,12 @@ pub(crate) fn back(
     if returns {
         state.schedule.spawn(graft(core.clone(), number));
     }
-    // It may have missed some.
+    // The donor may have missed some epochs.
     new_epoch(state, false);
     Ok(number)
 }
 
-/// Gives a donor up for good. Epochs go on counting it until the losses are in lists on the donors.
+/// Gives a donor up for good. Epochs keep counting it until lists on the donors record the losses.
 pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
     miss(core, state, number);
     let Some(donor) = state.donors.get_mut(number as usize) else { return };
@@ -149,8 +150,8 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
     }
 }
 
-/// Blocks that no donor can give back any more are lost. Nothing but donors given up for good counts: others may come
-/// back.
+/// Declares blocks lost that no donor can return any more. Only donors given up for good matter:
+/// others may come back.
 fn lose_what_is_gone(state: &mut State) {
     let mut lost: Vec<(u32, Location)> = Vec::new();
     for block in 0..state.map.blocks() as u32 {
@@ -171,7 +172,8 @@ fn lose_what_is_gone(state: &mut State) {
 }
 
 impl State {
-    /// Is more of this block's row on donors given up for good than parity could give back?
+    /// Returns whether donors given up for good hold more of this block's row than parity could
+    /// restore.
     fn is_beyond_parity(&self, at: Location) -> bool {
         let missing = |at: Location, unit: usize| {
             let member = self.groups[at.group].members[unit];
@@ -182,7 +184,7 @@ impl State {
         })
     }
 
-    /// The same for units that are gone by some other measure.
+    /// Applies the same test with another definition of a unit that is gone.
     fn exceeds_parity(&self, at: Location, is_gone: impl Fn(usize) -> bool) -> bool {
         let group = &self.groups[at.group];
         if group.is_in_memory() || !is_gone(at.unit) {
@@ -194,7 +196,7 @@ impl State {
         missing > parity
     }
 
-    /// What giving this donor up would cost now.
+    /// Returns what giving up this donor would cost now.
     pub fn forget_cost(&self, number: DonorId) -> ForgetCost {
         let mut cost = ForgetCost { lost: 0, waiting: 0, away: Vec::new() };
         for block in 0..self.map.blocks() as u32 {
@@ -217,7 +219,7 @@ impl State {
     }
 }
 
-/// The steps that depend on time alone.
+/// Runs the steps that depend on time alone.
 pub(crate) fn tick(core: &Arc<Core>, state: &mut State) {
     pace::look(core, state);
     state.count_donors();
@@ -228,8 +230,9 @@ pub(crate) fn tick(core: &Arc<Core>, state: &mut State) {
 }
 
 impl State {
-    /// Requests are served when the donors know the present epoch: before, a disk could not be found again, or a
-    /// donor that is missing now could come back after the client's next death with entries that nobody has seen.
+    /// Serves requests once the donors know the present epoch. Earlier, a disk might not be found
+    /// again, or a donor that is missing now could return after the client's next death with
+    /// entries that nobody has seen.
     pub fn serve_when_known(&mut self, core: &Arc<Core>) {
         let core = core.clone();
         self.schedule.spawn(async move {
@@ -247,7 +250,7 @@ impl State {
     }
 }
 
-/// Excludes donors that are not there and that nothing refers to any more. Runs as long as the disk.
+/// Excludes absent donors that nothing refers to any more. Runs as long as the disk.
 pub(crate) async fn excluder(core: Arc<Core>) {
     loop {
         let number = core.until(to_exclude).await;

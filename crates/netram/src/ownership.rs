@@ -1,16 +1,20 @@
-//! Whose a disk is: what a client reads and writes on the donors before it has the disk, and as long as it has it.
+//! Who owns a disk: what a client reads and writes on the donors before and while it owns the disk.
 //!
-//! Owns: [`Entry`], the way in; [`Tenure`], the time in which a client may acknowledge; [`Quorum`], how many donors decide.
-//! Why it is right: docs/design/netram.md ("One client").
+//! Owns: [`Entry`], how a client enters; [`Tenure`], the time in which a client may acknowledge;
+//! [`Quorum`], how many donors decide. Why it is right: docs/design/netram.md ("One client").
 //! Rules:
-//! - A client writes to one place of each donor, and others choose other places: a late write hides nobody's lease. Where two
-//!   clients chose one at the same moment, the one whose lease is gone renews no more.
-//! - It enters with a lease on all donors but as many as there is parity, and acknowledges while leases on one donor more
-//!   than there is parity are younger than [`TERM_NS`]. Two such sets have a donor in common.
-//! - It waits for a term after it wrote, always: whoever may acknowledge something has renewed since, and is seen.
-//! - It reads before it renews, and a renewal counts from the moment its read began. Time is the caller's, and includes that in
-//!   which the machine slept.
-//! - A donor that knows its clients (*fenced*) has ended the former one's connections: nobody else writes there.
+//! - A client writes to one place on each donor, and other clients choose other places: a late
+//!   write hides no other lease. If two clients choose one place at the same moment, the client
+//!   whose lease is overwritten stops renewing.
+//! - It enters with a lease on all donors but as many as there is parity. It acknowledges while
+//!   leases on one donor more than there is parity are younger than [`TERM_NS`]. Two such sets have
+//!   a donor in common.
+//! - After its write it waits for a term, unless all donors are fenced: any client that may still
+//!   acknowledge has renewed since then, and is seen.
+//! - It reads before it renews, and a renewal counts from the moment its read began. The caller
+//!   supplies the time, which includes the time the machine slept.
+//! - A donor that knows its clients (*fenced*) has closed the former client's connections: no other
+//!   client writes there.
 //!
 //! Left out: reading and writing (the caller), donors of ours that grant or refuse (`shoal_nbd::Claim`).
 
@@ -20,11 +24,12 @@ use shoal_format::ram::{LEASES, Lease, LeaseClaim, Leases};
 
 use crate::planted::{Bug, is_planted};
 
-/// Between two renewals.
+/// Time between two renewals.
 pub const RENEW_NS: u64 = 500_000_000;
 /// How long a renewal holds.
 pub const TERM_NS: u64 = 2_000_000_000;
-/// How long a client that comes waits for the former one's term to end: a quarter more, for clocks that run at different rates.
+/// How long an entering client waits for the former client's term to end. The extra quarter allows
+/// for clocks of different rates.
 pub const WAIT_NS: u64 = TERM_NS + TERM_NS / 4;
 
 /// How many donors decide.
@@ -32,18 +37,18 @@ pub const WAIT_NS: u64 = TERM_NS + TERM_NS / 4;
 pub struct Quorum {
     /// Donors that belong to the disk.
     pub counting: usize,
-    /// Of which so many may be lost.
+    /// How many of them may be lost.
     pub parity: usize,
 }
 
 impl Quorum {
-    /// Donors with which a client enters.
+    /// Donors that a client needs to enter.
     pub fn enters(self) -> usize {
         let all_but_parity = self.counting.saturating_sub(self.parity);
         (all_but_parity - usize::from(is_planted(Bug::QuorumSmall) && all_but_parity > 1)).max(1)
     }
 
-    /// Donors with which it goes on.
+    /// Donors that a client needs to go on.
     pub fn holds(self) -> usize {
         (self.parity + 1).min(self.counting).max(1)
     }
@@ -59,7 +64,8 @@ pub struct Look {
 /// The leases on each donor; `None`: it could not be read.
 pub type Looks = Vec<Option<Look>>;
 
-/// The place of a client's lease among those on a donor. Clients begin to look for one at different places.
+/// Chooses the place of a client's lease on a donor. Different clients begin their search at
+/// different places.
 pub fn place_of(leases: &Leases, client: &[u8; 16]) -> usize {
     let first = usize::from(client[15]) % LEASES;
     let rank = |place: &usize| {
@@ -74,7 +80,7 @@ pub fn place_of(leases: &Leases, client: &[u8; 16]) -> usize {
     (0..LEASES).min_by_key(rank).expect("there are places")
 }
 
-/// The length that a donor had when it was last in use (bytes); 0: not known.
+/// Returns the length of a donor when it was last in use (bytes); 0: not known.
 pub fn bytes_of(leases: &Leases) -> u64 {
     let newest = leases.iter().flatten().filter(|lease| lease.bytes > 0).max_by_key(|lease| lease.epoch);
     newest.map_or(0, |lease| lease.bytes)
@@ -84,12 +90,12 @@ fn order(lease: &Lease) -> (u64, [u8; 16]) {
     (lease.epoch, lease.client)
 }
 
-/// What a client that enters does next.
+/// The next step of a client that is entering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Read the leases on all donors.
     Read,
-    /// Write its own to all of them.
+    /// Write the client's own lease to all of them.
     Write {
         claim: LeaseClaim,
         epoch: u64,
@@ -98,7 +104,7 @@ pub enum Step {
     Wait {
         ns: u64,
     },
-    /// It has the disk, with this epoch; its term began with the last read.
+    /// The client owns the disk with this epoch. Its term began with the last read.
     Entered {
         epoch: u64,
     },
@@ -107,18 +113,18 @@ pub enum Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Another client lives: on this donor.
+    /// Another client is alive, as this donor shows.
     Held { donor: usize },
     /// Too few donors took or showed the lease.
     TooFew { have: usize, need: usize },
 }
 
-/// What came of a step.
+/// The outcome of a step.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     Began,
     Read(Looks),
-    /// Which donors took it.
+    /// Which donors took the lease.
     Written(Vec<bool>),
     Waited,
 }
@@ -133,21 +139,22 @@ enum Phase {
     GivesUp(Refusal),
 }
 
-/// A client's way in.
+/// The protocol by which a client enters.
 #[derive(Debug)]
 pub struct Entry {
     client: [u8; 16],
     takeover: bool,
     quorum: Quorum,
-    /// What it calls each donor in its leases: two addresses of one donor show one mark.
+    /// The client's mark for each donor, stored in its leases: two addresses of one donor show one
+    /// mark.
     marks: Vec<u64>,
     phase: Phase,
     epoch: u64,
-    /// What changes against this is alive.
+    /// What the donors showed before. A lease that changes belongs to a live client.
     before: Looks,
-    /// A donor does not know its clients.
+    /// At least one donor does not know its clients, so the client must wait.
     waits: bool,
-    /// Donors that took its lease before it waited, and showed it afterwards.
+    /// Donors that took this client's lease before the wait and showed it afterwards.
     shown: Vec<bool>,
 }
 
@@ -166,7 +173,8 @@ impl Entry {
         }
     }
 
-    /// Whether a donor showed this client's lease before it entered. Of two addresses of one donor, one did.
+    /// Returns whether a donor showed this client's lease before it entered. Of two addresses of
+    /// one donor, only one did.
     pub fn was_shown(&self, donor: usize) -> bool {
         self.shown.get(donor).is_some_and(|shown| *shown)
     }
@@ -208,7 +216,7 @@ impl Entry {
         }
         let leases = || looks.iter().flatten().flat_map(|look| look.leases.iter().flatten());
         self.epoch = leases().map(|lease| lease.epoch).max().unwrap_or(0) + 1;
-        // Whoever had the disk after this one has waited for its end.
+        // A client that owned the disk after this one has already waited for its end.
         let owns = |lease: &&Lease| lease.claim == LeaseClaim::Owns;
         let owned = leases().filter(owns).map(|lease| lease.epoch).max().unwrap_or(0);
         let rival = |look: &Look| !look.fenced && self.rivals(look).any(|lease| lease.epoch >= owned);
@@ -228,7 +236,8 @@ impl Entry {
         Step::Write { claim, epoch: self.epoch, released: false }
     }
 
-    /// Its lease is on the donors, and the term of any client that did not renew since is over.
+    /// Continues after the claim: this client's lease is on the donors, and the term of every
+    /// client that has not renewed since is over.
     fn claimed(&mut self, looks: &Looks) -> Step {
         let own = |lease: &Lease, mark: u64| {
             (lease.client, lease.epoch) == (self.client, self.epoch)
@@ -237,7 +246,7 @@ impl Entry {
         let shows = |(look, mark): (&Option<Look>, &u64)| {
             look.as_ref().is_some_and(|look| look.leases.iter().flatten().any(|lease| own(lease, *mark)))
         };
-        // A donor that took it later was not waited for.
+        // A donor that took the lease later was not waited for.
         let counts = |(is, was): (bool, &bool)| is && (*was || is_planted(Bug::TakenLate));
         self.shown = looks.iter().zip(&self.marks).map(shows).zip(&self.shown).map(counts).collect();
         if let Some(refusal) = self.missing(&self.shown) {
@@ -250,13 +259,14 @@ impl Entry {
         Step::Write { claim: LeaseClaim::Owns, epoch: self.epoch, released: false }
     }
 
-    /// Leases of clients that may live: those with the same lock as this one are dead.
+    /// Returns leases of clients that may be alive. Those with the same lock as this client are
+    /// dead.
     fn rivals<'a>(&'a self, look: &'a Look) -> impl Iterator<Item = &'a Lease> {
         look.leases.iter().flatten().filter(|lease| !lease.released && lease.client[..8] != self.client[..8])
     }
 
-    /// A donor on which another client shows that it lives, or has got ahead. `claimed`: this one's lease is there, so that
-    /// those who come behind it have seen it.
+    /// Finds a donor on which another client is alive or has got ahead. `claimed`: this client's
+    /// lease is on the donors, so clients behind it have seen it.
     fn alive(&self, looks: &Looks, claimed: bool) -> Option<usize> {
         if is_planted(Bug::LeaseUnchecked) {
             return None;
@@ -267,7 +277,7 @@ impl Entry {
             let before = self.before.get(place).and_then(Option::as_ref);
             let was =
                 |lease: &Lease| before.is_some_and(|before| before.leases.iter().flatten().any(|old| old == lease));
-            // Of a donor that was not read before nothing can be said.
+            // Nothing can be said of a donor that was not read before.
             let moves = |lease: &&Lease| before.is_some() && !was(lease);
             let gives_way = |lease: &Lease| order(lease) < own && (self.takeover || lease.claim != LeaseClaim::Owns);
             let lives = self.rivals(look).filter(moves).any(|lease| !(claimed && gives_way(lease)));
@@ -284,7 +294,7 @@ impl Entry {
         (have < need).then_some(Refusal::TooFew { have, need })
     }
 
-    /// Whoever comes next need not wait for this one.
+    /// Releases the claim, so that the next client need not wait for this one.
     fn give_up(&mut self, refusal: Refusal) -> Step {
         if self.phase == Phase::Watches {
             return Step::Refused(refusal);
@@ -299,14 +309,14 @@ fn wait_ns() -> u64 {
     if is_planted(Bug::TakeoverAtOnce) { 0 } else { WAIT_NS }
 }
 
-/// What a client finds on a donor before it renews its lease there.
+/// The decision after reading a donor's leases, before the client renews its own there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// Write it to this place. `asked`: another client waits for the end of this one.
+    /// Write the lease to this place. `asked`: another client waits for this client's end.
     Write { place: usize, asked: bool },
-    /// Another client has the disk, as far as this donor goes.
+    /// As far as this donor shows, another client owns the disk.
     Superseded,
-    /// It is not the donor that it was.
+    /// It is not the same donor as before.
     Stranger,
 }
 
@@ -317,13 +327,13 @@ struct Kept {
     superseded: bool,
 }
 
-/// The time in which a client has the disk.
+/// The time in which a client owns the disk.
 #[derive(Debug)]
 pub struct Tenure {
     client: [u8; 16],
     pub epoch: u64,
     holds: usize,
-    /// By their marks.
+    /// By mark.
     donors: BTreeMap<u64, Kept>,
 }
 
@@ -332,28 +342,29 @@ impl Tenure {
         Tenure { client, epoch, holds: quorum.holds(), donors: BTreeMap::new() }
     }
 
-    /// A donor has this client's lease, by a write whose read began then.
+    /// Adds a donor that has this client's lease, written after a read that began at `from_ns`.
     pub fn takes_in(&mut self, mark: u64, from_ns: u64) {
         self.donors.insert(mark, Kept { from_ns: Some(from_ns), superseded: false });
     }
 
-    /// A donor says itself that another client has it.
+    /// Records that a donor reports another client as its owner.
     pub fn lost_to_another(&mut self, mark: u64) {
         self.donors.entry(mark).or_default().superseded = true;
     }
 
-    /// The disk has this donor no more.
+    /// Removes a donor that no longer belongs to the disk.
     pub fn lets_go(&mut self, mark: u64) {
         self.donors.remove(&mark);
     }
 
-    /// What to do about the leases that were found on a donor.
+    /// Decides what to do about the leases found on a donor.
     pub fn seen(&mut self, mark: u64, leases: &Leases) -> Renewal {
         let place = place_of(leases, &self.client);
         let own = leases[place].filter(|lease| lease.client == self.client);
         let is_new = self.donors.get(&mark).is_none_or(|kept| kept.from_ns.is_none());
-        // Before the first renewal through a connection its donor has no lease of this client, or the one that a former connection left.
-        // A donor that has forgotten this client's lease may have forgotten other clients', too.
+        // Before the first renewal through a connection, its donor has no lease of this client, or
+        // the one left by a former connection. A donor that forgot this client's lease may have
+        // forgotten other clients' leases, too.
         let is_it = match own {
             Some(own) => own.mark == mark || is_new && !self.donors.contains_key(&own.mark),
             None => is_new,
@@ -372,7 +383,7 @@ impl Tenure {
         Renewal::Write { place, asked: leases.iter().flatten().any(asked) }
     }
 
-    /// Do these leases say that another client has the disk, or takes it?
+    /// Returns whether these leases say that another client owns the disk or is taking it.
     pub fn is_superseded(&self, leases: &Leases) -> bool {
         let ahead = |lease: &&Lease| order(lease) > (self.epoch, self.client);
         leases.iter().flatten().filter(ahead).any(|lease| match lease.claim {
@@ -382,8 +393,8 @@ impl Tenure {
         })
     }
 
-    /// A renewal is done: its read began at `from_ns`. One of a client that was late does not count where another waits for its
-    /// end: that one may have found it ended.
+    /// Records a renewal whose read began at `from_ns`. A late client's renewal does not count if
+    /// another client waits for its end, because that client may have found it ended.
     pub fn renewed(&mut self, mark: u64, from_ns: u64, asked: bool, now_ns: u64) {
         let late = asked && !self.may_change(now_ns) && !is_planted(Bug::LateRenewed);
         let from_ns = if is_planted(Bug::RenewedAtEnd) { now_ns } else { from_ns };
@@ -394,7 +405,7 @@ impl Tenure {
         }
     }
 
-    /// Until when the newest renewals of so many donors hold (ns).
+    /// Until when the newest renewals of this many donors hold (ns).
     fn until_ns(&self, donors: usize) -> u64 {
         let mut from: Vec<u64> =
             self.donors.values().filter(|kept| !kept.superseded).filter_map(|kept| kept.from_ns).collect();
@@ -403,12 +414,13 @@ impl Tenure {
         from.get(donors - 1).map_or(0, |from| from + term_ns)
     }
 
-    /// Until when this client may acknowledge changes.
+    /// Until when this client may acknowledge changes (ns).
     pub fn changes_until_ns(&self) -> u64 {
         self.until_ns(self.holds)
     }
 
-    /// Until when it may answer reads. Donors that are gone cannot say that another client has the disk.
+    /// Until when this client may answer reads (ns). Donors that are gone cannot report another
+    /// owner.
     pub fn reads_until_ns(&self) -> u64 {
         self.until_ns(1)
     }
@@ -417,7 +429,7 @@ impl Tenure {
         now_ns < self.changes_until_ns()
     }
 
-    /// Has another client the disk?
+    /// Returns whether another client owns the disk.
     pub fn is_over(&self) -> bool {
         let left = self.donors.values().filter(|kept| !kept.superseded).count();
         let superseded = self.donors.len() - left;

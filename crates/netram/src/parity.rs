@@ -1,11 +1,12 @@
 //! Parity of rows: XOR for one lost unit, Reed-Solomon for more.
 //!
-//! A row is the block at one place of every data unit of a group; a unit that has none there counts as zeros. Owns:
-//! computing the parity of a row, and a missing data block from the rest of its row. Left out: where blocks are.
+//! A row is the block at one place of every data unit of a group. A unit that has no block there
+//! counts as zeros. Owns: computing the parity of a row, and a missing data block from the rest of
+//! its row. Left out: where blocks are.
 
 /// XORs `from` into `into`.
 pub(crate) fn add(into: &mut [u8], from: &[u8]) {
-    // Words of 8 bytes: the compiler makes vector instructions of this.
+    // The compiler turns words of 8 bytes into vector instructions.
     let (head, tail) = into.as_chunks_mut::<8>();
     let (from_head, from_tail) = from.as_chunks::<8>();
     for (a, b) in head.iter_mut().zip(from_head) {
@@ -16,7 +17,7 @@ pub(crate) fn add(into: &mut [u8], from: &[u8]) {
     }
 }
 
-/// The `parity` blocks of a row; `None` where a unit has no block.
+/// Computes the `parity` blocks of a row; `None` where a unit has no block.
 pub(crate) fn encode(row: &[Option<&[u8]>], parity: usize, block_bytes: usize) -> Vec<Vec<u8>> {
     if parity == 1 {
         let mut sum = vec![0; block_bytes];
@@ -28,8 +29,9 @@ pub(crate) fn encode(row: &[Option<&[u8]>], parity: usize, block_bytes: usize) -
     reed_solomon_simd::encode(row.len(), parity, row).expect("counts and sizes are within the code's limits")
 }
 
-/// The block of data unit `wanted`, from the others of its row. `row`: what is there of the data (`None`: missing),
-/// with units that have no block as zeros; `parity`: what is there of the parity. `None` when too much is missing.
+/// Computes the block of data unit `wanted` from the others of its row. `row`: the data that is
+/// there (`None`: missing), with units that have no block as zeros. `parity`: the parity that is
+/// there. Returns `None` if too much is missing.
 pub(crate) fn decode(wanted: usize, row: &[Option<Vec<u8>>], parity: &[Option<Vec<u8>>]) -> Option<Vec<u8>> {
     if parity.len() == 1 {
         let mut sum = parity[0].clone()?;
@@ -50,10 +52,10 @@ pub(crate) fn decode(wanted: usize, row: &[Option<Vec<u8>>], parity: &[Option<Ve
     restored.remove(&wanted)
 }
 
-/// Recovers a missing block from a row whose only parity block was not written completely: the parity is a former
-/// version, or begins with a newer version and ends with a former one. `others`: the other blocks, in the order in
-/// which the parity came to cover them; `step`: the newer version ends at a multiple of this many bytes. `fits` decides
-/// which version it is.
+/// Recovers a missing block from a row whose only parity block was not written completely. The
+/// parity is a former version, or begins with a newer version and ends with a former one. `others`:
+/// the other blocks, in the order in which parity came to cover them. `step`: the newer version
+/// ends at a multiple of this many bytes. `fits` decides which version it is.
 pub(crate) fn of_former(
     parity: &[u8],
     others: &[Option<Vec<u8>>],
@@ -73,7 +75,7 @@ pub(crate) fn of_former(
     })
 }
 
-/// The first bytes of one block before the rest of another, if that fits.
+/// Returns the first bytes of one block followed by the rest of another, if a cut fits.
 fn spliced(first: &[u8], second: &[u8], fits: impl Fn(&[u8]) -> bool, step: usize) -> Option<Vec<u8>> {
     let mut spliced = second.to_vec();
     for (n, part) in first.chunks(step).enumerate() {
@@ -100,7 +102,7 @@ mod tests {
         for (data, parity) in [(1, 1), (3, 1), (8, 1), (1, 2), (3, 2), (5, 3), (12, 4)] {
             let blocks: Vec<Vec<u8>> =
                 (0..data).map(|n| (0..512).map(|i| (i * (n + 3) % 251) as u8).collect()).collect();
-            // The last unit has no block in this row, if there are several.
+            // With several units, the last one has no block in this row.
             let has = |n: usize| n == 0 || n + 1 < data;
             let row: Vec<Option<&[u8]>> = (0..data).map(|n| has(n).then_some(&blocks[n][..])).collect();
             let code = encode(&row, parity, 512);
@@ -141,7 +143,7 @@ mod tests {
                 assert!(found(&others, 1), "{newer} over {former}, cut at {cut}");
                 let is_whole = newer == former || cut == 0;
                 assert_eq!(found(&others, 512), is_whole || cut == 512, "{newer} over {former}, cut at {cut}");
-                // What is not there cannot be taken away.
+                // A block that is not there cannot be subtracted.
                 let covered = if cut == 0 { former } else { newer };
                 assert_eq!(found(&[others[0].clone(), None], 1), covered <= 1, "{newer} over {former}, cut at {cut}");
             }

@@ -6,11 +6,11 @@
 shoal_media::plantable! {
     /// A rule of the engine, left out.
     pub enum Bug {
-        /// Parity that covers new blocks is sent beside them, not after them.
+        /// Parity that covers new blocks is sent along with them, not after them.
         ParityFirst,
         /// A flush ends when data is stored, before parity covers it.
         FlushEarly,
-        /// A dead group is freed before what took its blocks' place is safe.
+        /// A dead group is freed before the successors of its blocks are safe.
         FreeEarly,
         /// Headers of freed units are not erased.
         NoErase,
@@ -18,7 +18,7 @@ shoal_media::plantable! {
         NoChecksum,
         /// A flush does not write lists of trims.
         TrimForgotten,
-        /// Units count although their donor was given up in the meantime.
+        /// Units count although their donor has been given up since.
         StaleUnits,
         /// Repair puts two units of a group on one donor.
         SharedDonor,
@@ -26,123 +26,124 @@ shoal_media::plantable! {
         ServeEarly,
         /// A block of a missing unit counts although the rest of its row is not there.
         MissingRow,
-        /// Units of a lost donor's group in memory are freed while writes to them are on their way.
+        /// Units of an in-memory group that lost a donor are freed while writes to them are in
+        /// flight.
         AbandonEarly,
-        /// The successor of a block that was dead before it was safe does not wait for both.
+        /// The successor of a block that died before it was safe does not wait for both.
         DropDead,
         /// The cleaner does not compare checksums.
         CleanUnchecked,
-        /// A read does not ask whether the block is lost.
+        /// A read does not check whether the block is lost.
         LostZeros,
         /// A unit that a late write may still reach is used again.
         TaintedReused,
-        /// It is used again at once when its server answers.
+        /// A tainted unit is used again as soon as its server answers.
         QuarantineShort,
         /// A donor that joins with a past gets units at once.
         PastForgotten,
-        /// A block that cannot be had at the moment is given up.
+        /// A block that cannot be read at the moment is given up.
         LossAtOnce,
-        /// Opening does not wait until enough donors have been looked at.
+        /// Opening does not wait until enough donors have been scanned.
         OpenEarly,
-        /// Opening goes on counting on a donor that has gone since it was looked at.
+        /// Opening still counts on a donor that went away after it was scanned.
         LookedAtGone,
         /// Losses are not read when the disk is opened.
         LossForgotten,
-        /// A donor that was away at one opening is believed at the next one.
+        /// A donor that was away at one opening is trusted at the next one.
         StaleCounts,
-        /// A donor is a source again while its units list entries that no opening has seen.
+        /// A donor serves as a source again while its units list entries that no opening has seen.
         NewsKept,
-        /// A parity that was away gives back what opening did not find.
+        /// A parity unit that was away brings back blocks that opening did not find.
         AbsentComputed,
-        /// Blocks count that were written in part when the client died.
+        /// Blocks that were written in part when the client died count.
         TornCounts,
-        /// A flush does not cover what opening found without parity.
+        /// A flush does not cover the blocks that opening found without parity.
         FoundUnprotected,
-        /// Older copies of what opening found without parity are freed at once.
+        /// Older copies of blocks that opening found without parity are freed at once.
         FoundFreed,
-        /// Headers call entries safe that opening has only seen, or that are not there.
+        /// Headers declare entries safe that opening has only seen, or that are not there.
         DoubtForgotten,
         /// When a doubted copy is not there, the copy before it does not count again.
         NoStepBack,
         /// A donor that joins stores its birth before the others know it.
         BornTwice,
-        /// When a parity grew in part, its former version is not tried.
+        /// When a parity unit was extended in part, its former version is not tried.
         FormerForgotten,
-        /// A superblock is written over the newest one.
+        /// A superblock overwrites the newest one.
         SlotOverwritten,
-        /// A unit that grows is written over its newest header.
+        /// A unit that grows overwrites its newest header.
         HeaderOverwritten,
         /// Lists of trims are dropped while an older copy is still to be erased.
         TrimDropped,
-        /// A unit is written to before it is known that opening will look at it.
+        /// A unit is written to before opening is certain to look at it.
         ClosedUsed,
-        /// A unit is written to while the list that names it is on its way.
+        /// A unit is written to while the list that names it is being written.
         ListLate,
         /// Units are named while the lists of a round are being written.
         ListsMixed,
-        /// Units that become open are not named.
+        /// Units that become open are named in no list.
         ListForgotten,
-        /// A checkpoint counts before all that its pages may speak of is safe.
+        /// A checkpoint counts before everything its pages may describe is safe.
         CheckpointEarly,
-        /// Lists of trims are dropped although a checkpoint may still have the blocks that they hide.
+        /// Lists of trims are dropped although a checkpoint may still contain the blocks they hide.
         CheckpointTrimDropped,
-        /// A page speaks of a group that came to the place of one it may speak of.
+        /// A page describes a group that took the place of one it may describe.
         PlaceReused,
         /// Superblocks go on naming a checkpoint whose logs have ended.
         CheckpointKept,
-        /// Opening from a checkpoint leaves units of its groups where they were.
+        /// Opening from a checkpoint ignores that units of its groups have moved.
         MovedForgotten,
-        /// A list of trims that is not safe ends copies that the pages know; these are freed at once.
+        /// Copies that the pages know and an unsafe list of trims ended are freed at once.
         TrimmedUnheld,
-        /// Forgetting a donor takes those that are only missing for gone, too.
+        /// Forgetting a donor also gives up donors that are only missing.
         MissingForgotten,
-        /// Repair does not compare what it computes.
+        /// Repair does not verify what it computes.
         RebuildUnchecked,
-        /// A drain does not compare what it copies.
+        /// A drain does not verify what it copies.
         CopyUnchecked,
         /// A header that could not be read is taken for an empty one.
         UnreadEmpty,
         /// A unit with a write that was not answered in time is used again before the answer.
         LateReused,
-        /// Damage that reads find is not entered.
+        /// Damage found by reads is not recorded.
         DamageIgnored,
-        /// A scrub does not look at parity.
+        /// A scrub does not check parity.
         ParityUnscrubbed,
-        /// Opening from a checkpoint takes blocks that are to be looked for as trimmed.
+        /// Opening from a checkpoint treats blocks that it must look for as trimmed.
         LookForgotten,
         /// A client that takes a disk over does not wait until the former one has ended.
         TakeoverAtOnce,
-        /// Leases of other clients are not looked at.
+        /// Leases of other clients are ignored.
         LeaseUnchecked,
         /// A client goes on without renewing its lease.
         LeaseNotRenewed,
         /// A client enters with one donor too few.
         QuorumSmall,
-        /// A donor is not asked whether it is the one that it was.
+        /// A donor's identity is not checked.
         DonorUnnumbered,
         /// A renewal counts from its end, not from the moment its read began.
         RenewedAtEnd,
-        /// A renewal of a client that was late counts although another one waits for its end.
+        /// A late client's renewal counts although another client waits for its end.
         LateRenewed,
-        /// A donor that took a lease after the wait had begun counts for the client that waited.
+        /// A donor that took a client's lease after the wait had begun counts for that client.
         TakenLate,
-        /// A flush does not wait for what a failed one was to cover.
+        /// A flush does not wait for what a failed one had to cover.
         FailedTaken,
-        /// Blocks that donors have without parity are not among those that are told to be unflushed.
+        /// Blocks that donors hold without parity are not reported as unflushed.
         UnflushedStored,
-        /// A try to make a failed flush good ends what is told of it, however it ended.
+        /// An attempt to make a failed flush good ends the report of it, whatever its outcome.
         TriedTold,
-        /// A unit is no more damaged although the donor did not take what repair wrote.
+        /// A unit no longer counts as damaged although the donor did not take what repair wrote.
         MendedUnstored,
-        /// A scrub takes a unit that was not read for damaged.
+        /// A scrub treats a unit that was not read as damaged.
         UnreadDamaged,
-        /// A scrub does not look at groups that are being filled.
+        /// A scrub skips groups that are being filled.
         OpenUnscrubbed,
-        /// Groups with units on a donor that is missing are not told to be degraded.
+        /// Groups with units on a missing donor are not reported as degraded.
         MissingUntold,
         /// An epoch counts with one donor too few.
         EpochSmall,
-        /// What waits for other donors that are away is not told before a donor is forgotten.
+        /// Forgetting a donor does not report what waits for other donors that are away.
         WaitingUntold,
     }
 }

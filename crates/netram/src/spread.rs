@@ -1,6 +1,6 @@
-//! Maps by numbers of our own: blocks, jobs, tickets. Owns: [`Numbered`], [`Numbers`] and their hash. The engine
-//! gives these numbers away itself, so nobody can choose them to collide, and a hash with a secret is not needed.
-//! Several such maps are asked for each request.
+//! Maps keyed by our own numbers: blocks, jobs, tickets. Owns: [`Numbered`], [`Numbers`] and their
+//! hash. Nobody else chooses these numbers to make them collide, so the hash needs no secret. Each
+//! request looks up several such maps, so it must be fast.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

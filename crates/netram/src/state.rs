@@ -1,28 +1,31 @@
-//! The engine's state: owners of its parts, and the few steps that change several of them at once.
+//! The engine's state: its parts, each with one owner, and the few steps that change several of
+//! them.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `place`, `bits`, `unit` | members of groups and locations of blocks; sets of numbers; sizes of units and how one grows |
-//! | `memory`, `group` | groups in memory; all groups, and the orders in which they are looked for |
-//! | `map`, `notes` | where each block is; what was trimmed or lost and is in no list yet |
+//! | `place`, `bits`, `unit` | members of groups and locations of blocks; sets of numbers; unit sizes and growth |
+//! | `memory`, `group` | groups in memory; all groups, and the orders in which jobs search them |
+//! | `map`, `notes` | where each block is; trims and losses that are in no list yet |
 //! | `open_groups` | the groups that are being filled |
 //! | `units`, `donors`, `pace` | the units of one donor; the donor itself; how fast it answers |
 //! | `epoch`, `checkpoints` | the number of the present membership; the checkpoint that counts and the next one |
-//! | `repairs`, `retry`, `shortage` | what repair has to do; which groups need it, and trying again; whether room is short |
-//! | `doubt`, `found` | what opening found and is not safe yet |
-//! | `unflushed`, `damage`, `scrubs` | a flush that failed; blocks that donors give back other than they were sent; looking for them |
+//! | `repairs`, `retry`, `shortage` | work and groups for repair; trying again; whether room is short |
+//! | `doubt`, `found` | blocks that opening found and that are not safe yet |
+//! | `unflushed`, `damage`, `scrubs` | a failed flush; blocks that fail their checksum; scrubbing |
 //! | `schedule` | jobs, and what they wait for |
-//! | `roster`, `room`, `fill`, `horizon` | questions and steps that need several of these |
+//! | `roster`, `room`, `fill`, `horizon` | queries and steps that need several of these |
 //!
-//! Rules that no part keeps alone:
+//! Rules that no single part can keep:
 //! - A location is a group, one of its data units and a row. A block of an open group is in memory until the group is
 //!   sealed.
-//! - *Stored*: the donor has answered. *Safe*: stored, and its group's parity covers it. A flush waits for safe blocks.
-//! - A unit that grows keeps its former version until the new one is there (`unit`). While a group grows, data units
-//!   are stored before the parity that covers them: the parity on the donors never speaks of blocks that are not
-//!   there.
-//! - A group whose blocks are all dead is freed only when the blocks that took their places are safe, and its headers
-//!   are erased before its units are used again. As long as something is still to be erased, lists of trims are kept.
+//! - *Stored*: the donor has answered. *Safe*: stored, and covered by its group's parity. A flush
+//!   waits until blocks are safe.
+//! - A unit that grows keeps its former version until the new one is stored (`unit`). While a group
+//!   grows, data units are stored before the parity that covers them, so parity on the donors never
+//!   covers blocks that are not there.
+//! - A group whose blocks are all dead is freed only when their successors are safe. Its headers
+//!   are erased before its units are used again. Lists of trims are kept as long as anything is
+//!   still to be erased.
 //!
 //! Left out: everything that waits (`requests`, `upkeep`, `membership`, `opening`, `checkpoint`).
 
@@ -85,16 +88,16 @@ pub(crate) struct State {
     pub open: OpenGroups,
     pub map: BlockMap,
     pub notes: Notes,
-    /// The next entry gets this sequence.
+    /// Sequence of the next entry.
     pub next_sequence: u64,
     pub shortage: Shortage,
     pub leveling: Leveling,
     pub repairs: Repairs,
     pub checkpoints: Checkpoints,
     pub opening: Opening,
-    /// Blocks that opening found and that are not safe.
+    /// Blocks that opening found and that are not safe yet.
     pub found: FoundUnsafe,
-    /// The map is complete: requests are served.
+    /// The map is complete, and requests are served.
     pub ready: bool,
     pub failure: Option<DiskError>,
     pub unflushed: Unflushed,
@@ -102,9 +105,9 @@ pub(crate) struct State {
     pub scrubs: Scrubs,
     pub now_ns: u64,
     pub last_request_ns: u64,
-    /// Since when too few donors are there to write to.
+    /// When the donors became too few to write to; `None`: they are enough.
     pub few_since_ns: Option<u64>,
-    /// Reads that ask other donors because one is late.
+    /// Reads in flight that ask other donors because one is late.
     pub hedges: usize,
     pub counts: Counts,
     pub actions: Vec<Action>,
@@ -150,23 +153,23 @@ impl State {
         }
     }
 
-    /// Something a condition reads has changed.
+    /// Tells waiting jobs that something their conditions read has changed.
     pub fn wake(&mut self) {
         self.schedule.changed = true;
     }
 
-    /// The sequence of a new entry or range.
+    /// Takes the sequence for a new entry or range.
     pub fn take_sequence(&mut self) -> u64 {
         self.next_sequence += 1;
         self.next_sequence - 1
     }
 
-    /// This sequence is in use.
+    /// Marks a sequence as used: later ones are higher.
     pub fn meets_sequence(&mut self, sequence: u64) {
         self.next_sequence = self.next_sequence.max(sequence + 1);
     }
 
-    /// The bytes of a block that is in memory.
+    /// Returns the bytes of a block if it is in memory.
     pub fn in_memory(&self, at: Location) -> Option<&[u8]> {
         let memory = self.groups[at.group].memory()?;
         Some(memory.block(at.unit, at.row, self.shape.block_bytes))
@@ -185,10 +188,11 @@ impl State {
         true
     }
 
-    /// One block of the group is dead.
+    /// Counts one block of the group as dead.
     pub fn kill(&mut self, index: u32) {
         let killed = self.groups.kill(index, self.next_sequence);
-        // Repair is over only when the block's new copy is safe, and there may be no other reason to flush it.
+        // Repair is over only when the block's new copy is safe, and there may be no other reason
+        // to flush it.
         if killed.ends_repair {
             self.repairs.moves();
         }
@@ -197,7 +201,7 @@ impl State {
         }
     }
 
-    /// Does the block of this entry still count there?
+    /// Returns whether the entry's block still counts at this location.
     pub fn lives(&self, block: u32, at: Location) -> bool {
         match block {
             TRIMMED | LOST => self.groups[at.group].notes().contains(&(at.unit, at.row)),
@@ -205,31 +209,31 @@ impl State {
         }
     }
 
-    /// A list of trimmed ranges counts no more.
+    /// Ends a list of trimmed ranges: it no longer counts.
     pub fn kill_note(&mut self, at: Location) {
         if self.groups[at.group].remove_note((at.unit, at.row)) {
             self.kill(at.group);
         }
     }
 
-    /// Repair could not do everything: once more later.
+    /// Schedules another repair attempt, because this one was incomplete.
     pub fn retry_later(&mut self) {
         self.repairs.retry_later(self.now_ns);
     }
 
-    /// A job has ended its work on a group.
+    /// Ends a job's claim on a group.
     pub fn release(&mut self, index: u32) {
         self.groups.release(index);
         self.wake();
     }
 
-    /// Opening begins anew.
+    /// Forgets all groups, because opening starts again.
     pub fn forget_groups(&mut self) {
         self.groups.clear();
         self.opening.strays.clear();
     }
 
-    /// The group's place may be used again; its units are the caller's business.
+    /// Removes a group and frees its place. The caller handles its units.
     pub fn remove_group(&mut self, index: u32) -> Group {
         self.checkpoints.forget_group(index);
         self.groups.remove(index)

@@ -1,7 +1,7 @@
 //! The status of a disk: donors, groups, redundancy, repair, and traffic.
 //!
-//! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status is a picture of one
-//! moment; counters grow from the disk's opening on. Left out: how it is printed.
+//! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status
+//! is a snapshot of one moment; counters start when the disk is opened. Left out: printing.
 
 use crate::api::DiskError;
 use crate::config::Policy;
@@ -18,35 +18,35 @@ pub struct DonorStatus {
     pub state: DonorState,
     pub bytes: u64,
     pub used_bytes: u64,
-    /// Blocks that it gave back other than it was sent.
+    /// Blocks that it returned with other contents than it was sent.
     pub damaged: u64,
-    /// Average of its last answers.
+    /// Average latency of its last answers.
     pub latency_ns: u64,
-    /// Writes that it refused, and that it did not answer in time.
+    /// Writes that it refused; writes that it did not answer in time.
     pub refused: u64,
     pub unanswered: u64,
-    /// It gets nothing new, and why.
+    /// Why it gets nothing new; `None`: it is not set aside.
     pub aside: Option<Aside>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RepairStatus {
-    /// Groups that needed repair since the last loss or drain, and those done.
+    /// Groups that needed repair since the last loss or drain, and how many are done.
     pub groups: u64,
     pub groups_done: u64,
     pub running_ns: u64,
-    /// Estimated from the pace so far; `None` before there is one.
+    /// Estimated from the rate so far; `None` before there is one.
     pub left_ns: Option<u64>,
 }
 
-/// Blocks that donors gave back other than they were sent.
+/// Blocks that donors returned with other contents than they were sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DamageStatus {
-    /// Since the disk was opened.
+    /// Blocks found since the disk was opened.
     pub found: u64,
-    /// Of them not written anew yet.
+    /// How many of them have not been written again yet.
     pub unrepaired: u64,
-    /// For how long the last one is known.
+    /// How long ago the last one was found.
     pub last_ns_ago: Option<u64>,
 }
 
@@ -54,19 +54,19 @@ pub struct DamageStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubStatus {
     pub completed: u64,
-    /// Groups that were looked at, and all of them, of the one under way.
+    /// Progress of the running scrub: groups examined, and all groups.
     pub progress: Option<(u64, u64)>,
-    /// How long ago the last one ended, and the damaged blocks that were found meanwhile.
+    /// How long ago the last scrub ended (ns), and how many damaged blocks were found during it.
     pub last: Option<(u64, u64)>,
 }
 
 /// A failed flush.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnflushedStatus {
-    /// For how long.
+    /// How long ago it failed.
     pub ns: u64,
     pub why: DiskError,
-    /// Blocks that are in memory here and not safe on donors.
+    /// Blocks in memory here that are not safe on donors.
     pub blocks: u64,
 }
 
@@ -79,27 +79,27 @@ pub struct Status {
     pub data_units: usize,
     pub parity_units: usize,
     pub epoch: u64,
-    /// All donors know which of them count.
+    /// All donors know which donors count.
     pub epoch_stored: bool,
     pub donors: Vec<DonorStatus>,
     pub groups: u64,
     pub groups_open: u64,
     /// Groups with fewer units than they should have, or with a unit that is damaged.
     pub groups_degraded: u64,
-    /// Blocks of data that would be lost with one more donor, beyond what the policy accepts.
+    /// Data blocks that one more donor loss would lose, beyond what the policy accepts.
     pub blocks_unprotected: u64,
     pub blocks_lost: u64,
     pub damage: DamageStatus,
     pub scrub: ScrubStatus,
-    /// A flush failed, and none that came later has ended.
+    /// A flush failed, and no later one has succeeded.
     pub unflushed: Option<UnflushedStatus>,
     /// Every request fails, for this reason.
     pub failure: Option<DiskError>,
-    /// A request found no room, and nothing is on its way that would make some.
+    /// A request found no room, and nothing in progress will make some.
     pub full: bool,
     pub repair: Option<RepairStatus>,
     pub counts: Counts,
-    /// Why the disk was opened without a checkpoint, if it may have them.
+    /// Why a disk that may have checkpoints was opened without one.
     pub checkpoint_unused: Option<&'static str>,
     /// Memory of the block table (bytes).
     pub table_bytes: u64,
@@ -174,7 +174,7 @@ impl State {
         let told = |state: DonorState| state != DonorState::Missing || !is_planted(Bug::MissingUntold);
         let lost = |donor: u16| self.donors[donor as usize].is_absent() && told(self.donors[donor as usize].state);
         let horizon = self.horizon();
-        // A dead group counts while what took its blocks' place is not safe.
+        // A dead group counts until the successors of its blocks are safe.
         let degraded = groups().filter(|group| {
             !group.is_in_memory()
                 && (group.live() > 0 || group.killed() > horizon)
@@ -212,7 +212,7 @@ impl State {
             full: self.shortage.is_stuck(),
             repair,
             counts: Counts { mapped: self.map.mapped(), ..self.counts },
-            // Before, nobody knows.
+            // Unknown before the disk is ready.
             checkpoint_unused: self.checkpoints.unused.filter(|_| self.ready),
             table_bytes: self.map.blocks() * 8,
         }

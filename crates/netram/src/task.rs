@@ -1,9 +1,10 @@
 //! A small executor: jobs of several steps, driven by the answers of donors.
 //!
-//! Owns: [`Core`], the engine's state with its jobs' waiting lists, and the two things a job can wait for: a donor's
-//! answer ([`Op`]) and a condition on the state ([`Core::until`]). Rules: a job holds the state's lock only between
-//! two waits; a step that changes something a condition reads calls [`State::wake`]. There is no thread, no clock and
-//! no real waker: the engine polls what became ready when an event comes in, in a fixed order.
+//! Owns: [`Core`], the engine's state with its jobs' waiting lists, and the two things a job can
+//! wait for: a donor's answer ([`Op`]) and a condition on the state ([`Core::until`]). Rules: a job
+//! holds the state's lock only between two waits. A step that changes something a condition reads
+//! calls [`State::wake`]. There is no thread, no clock and no real waker: when an event comes in,
+//! the engine polls what became ready, in a fixed order.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -30,10 +31,10 @@ pub(crate) struct Core {
     state: Mutex<State>,
 }
 
-/// In place of a donor where there is none.
+/// Stands for a donor where there is none.
 pub(crate) const NOBODY: DonorId = DonorId::MAX;
 
-/// A donor's answer to come.
+/// A donor's pending answer.
 pub(crate) struct Op {
     core: Arc<Core>,
     ticket: u64,
@@ -55,7 +56,7 @@ impl Future for Op {
     }
 }
 
-/// Runs all futures at the same time; their results in the same order.
+/// Runs all futures at the same time. Returns their results in the same order.
 pub(crate) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut running: Vec<_> = futures.into_iter().map(Box::pin).map(Some).collect();
     let mut results: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
@@ -93,11 +94,11 @@ impl<T, C: FnMut(&mut State) -> Option<T> + Unpin> Future for Until<C> {
     }
 }
 
-/// The same for what only time makes true.
+/// Like `Until`, for conditions that only time makes true.
 struct UntilLate<C> {
     core: Arc<Core>,
     condition: C,
-    /// The tick after which it was asked.
+    /// The tick at which the condition was last checked.
     asked: Option<u64>,
 }
 
@@ -130,14 +131,15 @@ impl Core {
         self.state.lock()
     }
 
-    /// Asks a donor; the operation is on its way when this returns. One that is away has answered already. After a
-    /// takeover only reads for requests are answered, with an error.
+    /// Asks a donor. The operation is in flight when this returns. If the donor is away, the answer
+    /// is already an error. After a takeover only reads for requests are answered, with an error.
     pub fn op(self: &Arc<Core>, state: &mut State, donor: DonorId, op: DonorOp, purpose: Purpose) -> Op {
         state.schedule.last_ticket += 1;
         let ticket = state.schedule.last_ticket;
         let stopped = state.failure == Some(DiskError::TakenOver);
         if stopped && purpose != Purpose::Read {
-            // Never answered: background work stops here. Told that the donor is away, it would ask again at once, for ever.
+            // Leave it unanswered, so that background work stops here. If told that the donor is
+            // away, it would ask again at once, for ever.
         } else if donor == NOBODY || stopped || state.donors[donor as usize].is_absent() {
             let error = DonorError::new(Trouble::Away, "the donor is not there");
             state.schedule.answers.insert(ticket, Err(error));
@@ -159,7 +161,7 @@ impl Core {
         Op { core: self.clone(), ticket }
     }
 
-    /// Reads blocks of a unit; of one that does not exist the answer is an error.
+    /// Reads blocks of a unit. The answer is an error if the unit does not exist.
     pub fn read(self: &Arc<Core>, state: &mut State, member: Member, rows: Range<usize>, purpose: Purpose) -> Op {
         let len = (rows.len() * state.shape.block_bytes) as u32;
         match member.exists() {
@@ -170,7 +172,7 @@ impl Core {
         }
     }
 
-    /// Waits until `condition` gives a value; it is asked again after every [`State::wake`].
+    /// Waits until `condition` gives a value. It is checked again after every [`State::wake`].
     pub fn until<T>(
         self: &Arc<Core>,
         condition: impl FnMut(&mut State) -> Option<T> + Unpin,
@@ -178,22 +180,23 @@ impl Core {
         Until { core: self.clone(), condition }
     }
 
-    /// Waits until `condition` holds; it is asked again after every tick only, since very many jobs may wait.
+    /// Waits until `condition` holds. It is checked again only after every tick, since very many
+    /// jobs may wait.
     pub fn until_late(self: &Arc<Core>, condition: impl FnMut(&State) -> bool + Unpin) -> impl Future<Output = ()> {
         UntilLate { core: self.clone(), condition, asked: None }
     }
 }
 
-/// The jobs that are not finished.
+/// The unfinished jobs.
 #[derive(Default)]
 pub(crate) struct Jobs {
     jobs: Numbered<u64, Job>,
-    /// Those that are polled in this round.
+    /// Jobs polled in this round.
     seen: Numbers<u64>,
 }
 
 impl Jobs {
-    /// Polls until nothing is ready. `lost` takes care of groups that a donor did not take.
+    /// Polls until nothing is ready. `lost` handles groups that a donor did not take.
     pub fn run(&mut self, core: &Arc<Core>, lost: impl Fn(&Arc<Core>, DonorLost)) {
         loop {
             let (spawned, ready) = {
@@ -202,7 +205,8 @@ impl Jobs {
                 if std::mem::take(&mut schedule.changed) {
                     ready.append(&mut schedule.watchers);
                 }
-                // A job that waits for several things is there several times; each poll would enter it as often again.
+                // A job that waits for several things is listed several times, and each poll would
+                // list it as often again.
                 self.seen.clear();
                 ready.retain(|&job| self.seen.insert(job));
                 (std::mem::take(&mut schedule.spawned), ready)
@@ -230,7 +234,7 @@ impl Jobs {
     }
 }
 
-/// Lets a job go on as far as it can. True if it has ended.
+/// Lets a job run as far as it can. Returns whether it has ended.
 pub(crate) fn is_over(core: &Arc<Core>, id: u64, job: &mut Job, lost: &impl Fn(&Arc<Core>, DonorLost)) -> bool {
     core.lock().schedule.current = id;
     match job.poll(&mut Context::from_waker(Waker::noop())) {
@@ -241,7 +245,7 @@ pub(crate) fn is_over(core: &Arc<Core>, id: u64, job: &mut Job, lost: &impl Fn(&
     true
 }
 
-/// Waits for all; true if any failed.
+/// Waits for all operations. Returns whether any failed.
 pub(crate) async fn join(ops: Vec<Op>) -> bool {
     let mut failed = false;
     for op in ops {
@@ -250,7 +254,7 @@ pub(crate) async fn join(ops: Vec<Op>) -> bool {
     failed
 }
 
-/// Waits for a moment.
+/// Waits for `ns`.
 pub(crate) async fn pause(core: &Arc<Core>, ns: u64) {
     let until = core.lock().now_ns + ns;
     core.until(move |state| (state.now_ns >= until).then_some(())).await;

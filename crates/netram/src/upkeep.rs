@@ -1,17 +1,17 @@
-//! Background work: gaining room, restoring redundancy, emptying and evening out donors.
+//! Background work: gaining room, restoring redundancy, emptying and levelling donors.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `empty` | moving the live blocks of a group into others |
 //! | `rebuild` | computing a lost unit, or copying one that is still there |
-//! | `repair` | bringing the units of groups onto donors that keep them |
-//! | `drain` | emptying a donor that is to leave |
-//! | `level` | evening out donors of which one is full while another is empty |
-//! | `clean` | which group is emptied next to gain room |
+//! | `repair` | moving the units of groups to donors that keep them |
+//! | `drain` | emptying a donor that must leave |
+//! | `level` | moving units from full donors to empty ones |
+//! | `clean` | choosing the next group to empty to gain room |
 //! | `reflush` | making good a flush that failed |
 //! | `scrub` | reading everything, to find damage |
-//! | `reclaim` | from dead groups to free units |
-//! | `stuck` | what is tried when a job waits for room and nothing is on its way |
+//! | `reclaim` | turning dead groups into free units |
+//! | `stuck` | last resorts when a job waits for room and nothing is in flight |
 
 pub(crate) mod clean;
 pub(crate) mod drain;

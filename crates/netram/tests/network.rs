@@ -1,9 +1,11 @@
 //! The engine under a simulated clock, network, donors and client (docs/design/testing.md, T9).
 //!
-//! One seed drives everything: which policy and sizes, the requests, latencies and reordering, partitions, donors that die and come
-//! back with old memory, drains, the client's death at any step. Within the parity's tolerance no flushed block is
-//! lost, no wrong byte is read, and nothing hangs. A failure prints its seed:
-//! `SHOAL_SEED=<n> cargo test --release -p shoal-netram --test network -- --nocapture`; more seeds: `SHOAL_SEEDS=10000`.
+//! One seed drives everything: policy and sizes, requests, latencies and reordering, partitions,
+//! donors that die and come back with old memory, drains, and the client's death at any step.
+//! Within the parity's tolerance no flushed block is lost, no wrong byte is read, and nothing
+//! hangs. A failure prints its seed:
+//! `SHOAL_SEED=<n> cargo test --release -p shoal-netram --test network -- --nocapture`; more seeds:
+//! `SHOAL_SEEDS=10000`.
 
 mod world;
 
@@ -54,7 +56,8 @@ fn without_faults_the_disk_behaves_like_memory() {
     println!("{reads} sectors read");
 }
 
-/// More blocks at once than may be on their way: those behind wait, and nobody is told that there is no room.
+/// Writes more blocks at once than may be in flight. The rest wait, and no request reports that
+/// there is no room.
 #[test]
 fn a_burst_waits_for_what_is_on_the_way() {
     for policy in Policy::ALL {
@@ -84,7 +87,7 @@ fn a_disk_with_the_former_sums_keeps_them() {
             world.flush().expect("taken");
             world.settle().expect("answered");
             world.check_all().expect("what was written");
-            // What a later program asks for is for new disks.
+            // Sums that a later program asks for apply to new disks only.
             world.config = config.clone();
             world.restart(&[0, 1, 2, 3]).unwrap_or_else(|error| panic!("round {round}: {error}"));
             world.settle().expect("opened");
@@ -114,7 +117,7 @@ fn a_donor_that_is_away_for_one_restart_brings_nothing_back() {
     println!("{restarts} restarts");
 }
 
-/// Runs lives, and tells all that fail before it fails itself.
+/// Runs lives. Prints all failures before it fails itself.
 fn lives<T>(name: &str, many: u64, life: impl Fn(u64) -> Result<T, DiskError> + std::panic::RefUnwindSafe) -> Vec<T> {
     let first = std::env::var("SHOAL_FIRST").map_or(0, |first| first.parse().expect("SHOAL_FIRST is a number"));
     let many = std::env::var("SHOAL_SEEDS").map_or(many, |many| many.parse().expect("SHOAL_SEEDS is a number"));
@@ -147,7 +150,7 @@ fn hiccups_are_no_losses() {
     lives("hiccups", 100, world::unkind::hiccups);
 }
 
-/// Places of donors are used again, and what is not used any more is let go of.
+/// Places of donors are reused, and donors that are no longer used are let go.
 #[test]
 fn donors_come_and_go_by_the_thousand() {
     let config = Config { block_bytes: 512, buffer_blocks: 2, uuid: [7; 16], ..Config::default() };
@@ -190,7 +193,7 @@ fn what_is_given_up_fails_to_be_read_for_ever() {
     assert!(failed > 0, "nothing was lost that could be told");
 }
 
-/// Donors that answer late, or leave writes unanswered and do them in the end, cost nothing.
+/// Donors that answer late, or leave writes unanswered and do them in the end, cause no errors.
 #[test]
 fn slow_and_silent_donors_change_nothing() {
     let lived = lives("paces", 100, world::paces::paces);
@@ -200,7 +203,8 @@ fn slow_and_silent_donors_change_nothing() {
     assert!(unanswered > 100 && slow > 10, "{unanswered} writes and {slow} slow donors prove little");
 }
 
-/// A server that is not ours may do what a broken connection left behind. Its units are not used for a while, and then again.
+/// A server that is not ours may carry out what a broken connection left behind. The units
+/// concerned are unused for a while and then used again.
 #[test]
 fn connections_that_break_again_and_again_use_up_no_room() {
     let lived = lives("breaks", 10, world::paces::breaks);
@@ -217,7 +221,8 @@ fn connections_that_break_again_and_again_use_up_no_room() {
     lives("breaks and leaves", 10, world::paces::breaks_and_leaves);
 }
 
-/// What the report says of redundancy and damage is so: every donor can be done without when it says that all is well.
+/// The report on redundancy and damage is true: when it says that all is well, the disk can do
+/// without any donor.
 #[test]
 fn the_report_says_what_is_so() {
     let lived = lives("told", 60, world::truth::told);
@@ -232,7 +237,7 @@ fn the_report_says_what_is_so() {
     assert!(well > 200 && damaged > 500, "{well} reports and {damaged} damaged blocks prove little");
 }
 
-/// Seeds of lives that found a fault once.
+/// Seeds of lives that once found a fault.
 #[test]
 fn lives_that_failed_once_do_not_fail_again() {
     for seed in [
@@ -248,13 +253,13 @@ fn lives_that_failed_once_do_not_fail_again() {
             panic!("brief: seed {seed}: {error:.800}");
         }
     }
-    // A scrub passed over what a donor refused to give back.
+    // A scrub skipped units that a donor refused to return.
     for seed in [5, 58] {
         if let Err(error) = world::truth::told(seed) {
             panic!("told: seed {seed}: {error:.800}");
         }
     }
-    // A flush that failed at once was tried again for ever, at the same moment.
+    // A flush that failed at once was retried for ever at the same simulated moment.
     if let Err(error) = world::truth::half_forgotten(7).and(world::truth::unflushed(5)) {
         panic!("half forgotten and unflushed: {error:.800}");
     }
@@ -278,7 +283,7 @@ fn at_whatever_step_a_client_dies_the_next_one_finds_what_was_flushed() {
 
 type Faults = std::collections::BTreeMap<&'static str, u64>;
 
-/// Runs a hundred lives; the faults in all of them.
+/// Runs a hundred lives and returns the faults in all of them.
 fn faults(name: &str, life: fn(u64) -> Result<Faults, DiskError>) -> Faults {
     let mut all = Faults::new();
     for life in lives(name, 100, life) {
@@ -301,10 +306,11 @@ fn a_client_that_goes_on_beside_a_newer_one_does_nothing() {
     assert!(alone || count("client stands still") > 100 && count("report compared") > 40, "{faults:?} proves little");
 }
 
-/// What lives are called, how many there are, and one of them.
+/// The name of a kind of life, how many to run, and the function that runs one.
 type Kind = (&'static str, u64, fn(u64) -> Result<(), DiskError>);
 
-/// The same lives with checkpoints, which are made all the time; each opening by one finds what one finds without.
+/// The same lives with checkpoints, which are made all the time. Each opening with one finds what
+/// an opening without finds.
 #[test]
 fn an_opening_by_a_checkpoint_finds_what_is_there() {
     let compared = || world::oracle::COMPARED.load(std::sync::atomic::Ordering::Relaxed);
@@ -326,7 +332,8 @@ fn an_opening_by_a_checkpoint_finds_what_is_there() {
     assert!(compared() > 500 || only.is_some(), "{} openings by a checkpoint prove nothing", compared());
 }
 
-/// A donor that refuses for a moment, and connections that break, do not keep a drain that was admitted from ending.
+/// Donors that refuse for a moment and broken connections do not stop an admitted drain from
+/// ending.
 #[test]
 fn a_drain_that_was_admitted_ends_in_an_unkind_world() {
     let drains: Vec<u64> = lives("drain", 200, world::unkind::drained).into_iter().filter(|&tries| tries > 0).collect();

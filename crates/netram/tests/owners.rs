@@ -1,4 +1,5 @@
-//! One client at a time has a disk, whatever clients, donors, ways and clocks do (docs/design/netram.md, "One client").
+//! One client at a time owns a disk, whatever clients, donors, paths and clocks do
+//! (docs/design/netram.md, "One client").
 //!
 //! `SHOAL_SEEDS=10000` tries more lives, `SHOAL_SEED=5` one.
 
@@ -11,8 +12,8 @@ fn each_rule_of_leases_holds_where_it_is_needed() {
     }
 }
 
-/// Lives that once broke the rule: two addresses of one donor counted twice when a client entered; a donor counted that took the
-/// lease after the wait had begun.
+/// Lives that once broke the rule: two addresses of one donor counted twice when a client entered;
+/// a donor counted that took the lease after the wait had begun.
 const TELLING: [u64; 2] = [33150, 117_726];
 
 #[test]
@@ -29,7 +30,7 @@ fn no_client_acknowledges_anything_beside_a_newer_one() {
     for seed in seeds.clone() {
         served += clients::life(seed).unwrap_or_else(|why| panic!("SHOAL_SEED={seed}: {why}"));
     }
-    // Lives in which nobody has the disk show nothing.
+    // Lives in which no client owns the disk show nothing.
     assert!(
         seeds.end - seeds.start == 1 || served > (seeds.end - seeds.start) / 2,
         "{served} clients had the disk in {seeds:?}"

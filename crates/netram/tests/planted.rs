@@ -1,7 +1,8 @@
-//! Every rule of the engine is broken once, and the storm must notice (docs/design/testing.md, T7).
+//! Breaks every rule of the engine once. The tests must notice (docs/design/testing.md, T7).
 //!
-//! `cargo test --release -p shoal-netram --features planted --test planted -- --nocapture` prints the list with the seed that
-//! caught each bug; `SHOAL_BUG=NoErase` tries one, `SHOAL_SEEDS=10000` more lives. One test, because a planted bug is planted for the whole process.
+//! `cargo test --release -p shoal-netram --features planted --test planted -- --nocapture` prints
+//! the list with the seed that caught each bug; `SHOAL_BUG=NoErase` tries one, `SHOAL_SEEDS=10000`
+//! more lives. All bugs are in one test, because a bug is planted for the whole process.
 
 mod clients;
 mod world;
@@ -15,11 +16,11 @@ use world::oracle;
 use world::storm::{restless, stormy};
 use world::unkind::{everything, forgetting, hiccups, late};
 
-/// Lives tried for each bug, of each kind.
+/// Lives of each kind tried for each bug.
 const SEEDS: u64 = 1000;
-/// Brief lives, which are tried before.
+/// Brief lives, which are tried first.
 const BRIEF_SEEDS: u64 = 3000;
-/// Seeds of lives that show a rare bug; they are tried first.
+/// Seeds of lives that show a rare bug. They are tried before the others.
 const TELLING: [u64; 13] = [1846, 510, 533, 44, 23, 38, 1, 9, 36, 57, 119, 491, 842];
 const BRIEF_TELLING: [u64; 9] = [80, 24, 49, 53, 157, 815, 1009, 1867, 2193];
 
@@ -37,7 +38,7 @@ const OF_CHECKPOINTS: [Bug; 11] = [
     Bug::TrimmedUnheld,
     Bug::LookForgotten,
 ];
-/// Bugs of the leases, which lives of several clients show.
+/// Bugs of the leases, shown by lives of several clients.
 const OF_OWNERS: [Bug; 8] = [
     Bug::TakeoverAtOnce,
     Bug::LeaseUnchecked,
@@ -48,14 +49,15 @@ const OF_OWNERS: [Bug; 8] = [
     Bug::LateRenewed,
     Bug::TakenLate,
 ];
-/// Rules whose breach no life shows yet. They were taken for caught for as long as the switch turned on another bug beside each of
-/// them; lives that show them are still to be written. `SHOAL_BUG` tries one.
+/// Rules whose breach no life shows yet. They were believed caught as long as the switch also
+/// turned on another bug with each of them. Lives that show them must still be written. `SHOAL_BUG`
+/// tries one.
 const UNSEEN: [Bug; 4] = [Bug::CheckpointTrimDropped, Bug::PlaceReused, Bug::MovedForgotten, Bug::TrimmedUnheld];
-/// Seeds of lives that show one of them.
+/// Seeds of lives that show a rare bug of checkpoints.
 const CHECKPOINT_TELLING: [u64; 1] = [578];
 const CHECKPOINT_BRIEF_TELLING: [u64; 2] = [54, 317];
 
-/// Bugs about damage and what is told of it, and of donors that are only missing.
+/// Bugs about damage, reports, and donors that are only missing.
 const OF_TRUTH: [Bug; 13] = [
     Bug::LateReused,
     Bug::MissingForgotten,
@@ -72,7 +74,7 @@ const OF_TRUTH: [Bug; 13] = [
     Bug::WaitingUntold,
 ];
 
-/// Bugs of units that late writes may reach, which lives with broken connections show.
+/// Bugs of units that late writes may reach, shown by lives with broken connections.
 const OF_QUARANTINE: [Bug; 3] = [Bug::TaintedReused, Bug::QuarantineShort, Bug::PastForgotten];
 
 type Life = fn(u64) -> Result<(), DiskError>;
@@ -125,7 +127,7 @@ fn a_brief_one(seed: u64) -> Result<(), DiskError> {
     brief(seed).map(|_| ())
 }
 
-/// Why a life failed, if it did.
+/// Returns why a life failed, if it did.
 fn failure(life: Life, seed: u64) -> Option<String> {
     match std::panic::catch_unwind(|| life(seed)) {
         Ok(Ok(())) => None,
@@ -172,7 +174,7 @@ fn every_planted_bug_is_caught() {
         };
         let caught = lives.into_iter().find_map(|(life, seed)| {
             let how = failure(life, seed)?;
-            // It must be the bug that failed.
+            // The life must succeed without the bug.
             plant(None);
             let sound = failure(life, seed).is_none();
             plant(Some(bug));

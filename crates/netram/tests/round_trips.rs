@@ -1,8 +1,9 @@
-//! How many round trips wait for each other: a full disk, a read without a donor, and a donor that stands still.
+//! How many round trips follow each other: on a full disk, for a read without a donor, and with a
+//! donor that stands still.
 //!
-//! Each operation on a donor is answered one millisecond after it was asked for, however many are on their way; processors and
-//! bandwidth cost nothing. So the figures, in simulated time, are the same on every machine.
-//! Left out: faults (`network`), and what a real network carries (`tests/nbd/ramdisk`).
+//! Each donor operation is answered one millisecond after the request, however many are in flight.
+//! Processors and bandwidth cost nothing. So the figures, in simulated time, are the same on every
+//! machine. Left out: faults (`network`), and what a real network carries (`tests/nbd/ramdisk`).
 
 use std::collections::BTreeMap;
 
@@ -19,14 +20,14 @@ struct Bench {
     engine: Engine,
     donors: Vec<Vec<u8>>,
     now: u64,
-    /// By the time of the answer.
+    /// Operations in flight, by the time of the answer.
     flights: BTreeMap<(u64, u64), (u64, usize, DonorOp)>,
     next: u64,
     next_tick: u64,
     in_flight: usize,
-    /// What was read last.
+    /// The result of the last read.
     read: Vec<u8>,
-    /// A donor that answers only from this time on.
+    /// A donor that answers only from this time on (ns).
     still: Option<(usize, u64)>,
 }
 
@@ -72,7 +73,7 @@ impl Bench {
         }
     }
 
-    /// The next answer or tick.
+    /// Runs the next answer or tick.
     fn step(&mut self) {
         let due = self.flights.first_key_value().map_or(u64::MAX, |(&(due, _), _)| due);
         match (due <= self.next_tick).then(|| self.flights.pop_first()).flatten() {
@@ -109,7 +110,7 @@ impl Bench {
         self.collect();
     }
 
-    /// Reads blocks, of which each is filled with its number; how long that took.
+    /// Reads blocks that are each filled with their number. Returns how long that took (ns).
     fn read_ns(&mut self, first: usize, count: usize) -> u64 {
         let begun = self.now;
         self.next += 1;
@@ -126,7 +127,7 @@ impl Bench {
         self.now - begun
     }
 
-    /// A disk of which some blocks hold their numbers, safe on the donors.
+    /// Makes a disk with some blocks that hold their numbers, safe on the donors.
     fn filled(blocks: usize) -> Bench {
         let mut bench = Bench::new(4, 16 << 20);
         for block in 0..blocks {
@@ -149,7 +150,7 @@ impl Bench {
         bench
     }
 
-    /// Writes to random blocks a simulated second.
+    /// Measures writes to random blocks per simulated second.
     fn writes_a_second(&mut self, random: &mut Random, blocks: u64, count: u64) -> u64 {
         let begun = self.now;
         for _ in 0..count {
@@ -169,7 +170,7 @@ fn a_full_disk_over_a_millisecond_takes_5000_writes_a_second() {
     let mut random = Random::new(1);
     let half = bench.writes_a_second(&mut random, blocks / 4, blocks / 4);
     (0..blocks).for_each(|block| bench.write(block));
-    // The first round finds whole groups dead, which costs nothing.
+    // The first round finds whole groups dead, which are free to clean.
     bench.writes_a_second(&mut random, blocks, blocks / 2);
     let full = bench.writes_a_second(&mut random, blocks, blocks);
     println!("{blocks} blocks: {half} writes a second where there is room, {full} on the full disk");
@@ -195,7 +196,7 @@ fn a_donor_that_stands_still_does_not_keep_readers_waiting() {
         let took = bench.read_ns(first, 100);
         println!("while donor {donor} stands still: {took} ns");
         assert!(took < 200_000_000, "{took} ns");
-        // It goes on, and what it then answers is nobody's any more.
+        // The donor goes on, and nobody needs its answers any more.
         bench.still = None;
         while !bench.flights.is_empty() {
             bench.step();

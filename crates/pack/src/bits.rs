@@ -1,16 +1,16 @@
 //! Bits in a code, the first in the lowest bit of the first byte.
 //!
-//! Owns: [`BitWriter`] and [`BitReader`] over buffers of a fixed size. Rules: neither panics, whatever is asked of it; a writer
-//! that ran out of room says so by its length, a reader that ran past the end of its code by `end`. Both handle whole
-//! words, so the buffers are longer than any code.
+//! Owns: [`BitWriter`] and [`BitReader`] over buffers of a fixed size. Rules: neither ever panics.
+//! The length of a writer shows that it ran out of room; `end` shows that a reader ran past the end
+//! of its code. Both handle whole words, so the buffers are longer than any code.
 
 use shoal_format::FormatError;
 
 use crate::record::STRIPPED;
 
-/// Bytes a writer has room for: more than the fields of any record take under any profile.
+/// Room of a writer (bytes): more than the fields of any record take under any profile.
 pub(crate) const ROOM: usize = 256;
-/// Most bits put or taken in one step.
+/// Most bits to put or take in one step.
 pub(crate) const STEP_BITS: u32 = 56;
 
 pub(crate) struct BitWriter {
@@ -30,13 +30,13 @@ impl BitWriter {
         (self.at, self.word, self.bits) = (0, 0, 0);
     }
 
-    /// Appends the low `bits` (at most [`STEP_BITS`]) of a value that has no others.
+    /// Appends the low `bits` (at most [`STEP_BITS`]) of `value`, whose other bits are zero.
     #[inline]
     pub fn put(&mut self, value: u64, bits: u32) {
         debug_assert!(bits <= STEP_BITS && value >> bits == 0, "{value:#x} in {bits} bits");
         self.word |= value << self.bits;
         self.bits += bits;
-        // Bits that do not fit are lost; the length tells.
+        // Bits that do not fit are lost; the length shows it.
         if let Some(out) = self.out.get_mut(self.at..self.at + 8) {
             out.copy_from_slice(&self.word.to_le_bytes());
         }
@@ -57,19 +57,21 @@ impl BitWriter {
         }
     }
 
-    /// Bits written so far.
+    /// Returns the number of bits written.
     pub fn len(&self) -> usize {
         self.at * 8 + self.bits as usize
     }
 
-    /// The code and what is behind it, where it has at most `STRIPPED` bytes, and its length.
+    /// Returns the start of the buffer, which holds the code and arbitrary bytes behind it, and the
+    /// code's length; none if the code is longer than `STRIPPED` bytes.
     #[inline]
     pub fn whole(&self) -> Option<(&[u8; STRIPPED], usize)> {
         let len = self.len().div_ceil(8);
         if len > STRIPPED { None } else { Some((self.out.first_chunk()?, len)) }
     }
 
-    /// The code, padded with zeros to whole bytes; none if it is longer than `len_max` bytes.
+    /// Returns the code, padded with zeros to whole bytes; none if it is longer than `len_max`
+    /// bytes.
     #[inline]
     pub fn code(&self, len_max: usize) -> Option<&[u8]> {
         let len = self.len().div_ceil(8);
@@ -77,10 +79,11 @@ impl BitWriter {
     }
 }
 
-/// Bytes behind a code that a reader loads with its last bits.
+/// Bytes behind a code that a reader loads together with its last bits.
 const BEHIND: usize = 8;
 
-/// A code of at most [`STRIPPED`] bytes with room behind it, so that a reader may load whole words.
+/// Copies a code of at most [`STRIPPED`] bytes and adds room behind it, so that a reader may load
+/// whole words.
 #[inline]
 pub(crate) fn padded(code: &[u8]) -> Result<[u8; STRIPPED + BEHIND], FormatError> {
     let mut bytes = [0; STRIPPED + BEHIND];
@@ -96,13 +99,15 @@ pub(crate) struct BitReader<'a> {
 }
 
 impl<'a> BitReader<'a> {
-    /// Reads a code of `len` bytes at the beginning of `bytes`, which are 8 more at least for the fast way.
+    /// Creates a reader of a code of `len` bytes at the beginning of `bytes`. The fast path needs
+    /// at least 8 more bytes.
     #[inline]
     pub fn new(bytes: &'a [u8], len: usize) -> BitReader<'a> {
         BitReader { bytes, at: 0, end: len as u32 * 8 }
     }
 
-    /// The next bits, at least [`STEP_BITS`] of them; those behind the code are anything, those behind the bytes zero.
+    /// Returns the next bits, at least [`STEP_BITS`] of them. Bits behind the code are arbitrary;
+    /// bits behind the buffer are zero.
     #[inline]
     pub fn peek(&self) -> u64 {
         let byte = (self.at / 8) as usize;
@@ -146,7 +151,7 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// Whether the code ended just here: nothing is missing, and the rest is padding.
+    /// Checks that the code ends here: nothing is missing, and the rest is padding.
     #[inline]
     pub fn end(&self) -> Result<(), FormatError> {
         let what = "inode code";

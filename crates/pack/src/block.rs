@@ -1,9 +1,10 @@
 //! Sixteen inodes in a block, each decodable by itself.
 //!
-//! Owns: [`pack`] and [`Block`]. A block begins with a checksum, the number of its profile in the store, its bases and 16 length
-//! bytes; the codes follow. The sum of the lengths before a code is its place, so nothing is searched. A free number keeps the
-//! generation of its last user. Of several profiles the one that makes the block smallest is taken. One item may be replaced; the
-//! others then keep their codes. The table of the layout is in `docs/spec/pack.md`.
+//! Owns: [`pack`] and [`Block`]. A block begins with a checksum, the number of its profile in the
+//! store, its bases and 16 length bytes; the codes follow. The sum of the preceding lengths is a
+//! code's place, so no search is needed. A free number keeps the generation of its last user. Of
+//! several profiles, packing takes the one that makes the block smallest. One item may be replaced;
+//! the others then keep their codes. The table of the layout is in `docs/spec/pack.md`.
 
 use shoal_format::{FormatError, checksum};
 
@@ -23,17 +24,17 @@ pub const BLOCK_MAX: usize = HEAD + BASES_MAX * 8 + BLOCK_INODES + BLOCK_INODES 
 /// Marks the length byte of a free number whose generation follows.
 const FREE: u8 = 0x80;
 
-/// An inode number of a block.
+/// The state of one inode number of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// Not in use; the generation of its last user.
+    /// Not in use. Keeps the generation of its last user.
     Free {
         generation: u32,
     },
     Used(Record),
 }
 
-/// Room for a packed block.
+/// Buffer for a packed block.
 #[derive(Clone, Debug)]
 pub struct BlockBytes {
     bytes: [u8; BLOCK_MAX],
@@ -56,7 +57,7 @@ impl BlockBytes {
         self.len += bytes.len();
     }
 
-    /// Begins a block; returns where its length bytes are.
+    /// Begins a block. Returns the place of its length bytes.
     fn begin(&mut self, number: u8, bases: &Bases) -> usize {
         self.len = 4;
         let bases = bases.times();
@@ -69,14 +70,15 @@ impl BlockBytes {
         lengths
     }
 
-    /// Appends the last generation of a free number; returns its length byte.
+    /// Appends the last generation of a free number. Returns its length byte.
     fn push_free(&mut self, generation: u32) -> u8 {
         let bytes = (32 - generation.leading_zeros()).div_ceil(8) as usize;
         self.push(&generation.to_le_bytes()[..bytes]);
         if bytes == 0 { 0 } else { FREE | bytes as u8 }
     }
 
-    /// Appends a record's code under the profile, if it has one; returns its length byte.
+    /// Appends a record's code under the profile and returns its length byte; none if it has no
+    /// code.
     fn push_code(
         &mut self,
         record: &Record,
@@ -90,7 +92,8 @@ impl BlockBytes {
             return None;
         }
         let (bytes, len) = writer.whole()?;
-        // Copied with the bytes behind it, which the next code overwrites: a copy of a known length is one move.
+        // The copy includes the bytes behind the code, which the next code overwrites: a copy of
+        // constant length compiles to a plain move.
         self.bytes[self.len..self.len + STRIPPED].copy_from_slice(bytes);
         self.len += len;
         Some(len as u8)
@@ -128,14 +131,14 @@ impl BlockBytes {
     }
 }
 
-/// A block to be packed, with the times of the inodes in use.
+/// A block to pack, with the times of its inodes in use.
 struct Unpacked<'a> {
     items: &'a [Item; BLOCK_INODES],
     times: &'a [[Split; TIMES]],
 }
 
-/// Packs a block under the profile that makes it smallest; profiles are numbered by their places. Without any, all records
-/// are written verbatim.
+/// Packs a block under the profile that makes it smallest. A profile's number is its index. Without
+/// profiles, all records are written verbatim.
 pub fn pack(items: &[Item; BLOCK_INODES], profiles: &[Hybrid], triplets: &Triplets, out: &mut BlockBytes) {
     let mut times = [[Split::default(); TIMES]; BLOCK_INODES];
     let mut used = 0;
@@ -172,7 +175,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Opens a block whose checksum is right and whose lengths are its own.
+    /// Opens a block. Checks its checksum and that its lengths add up.
     pub fn open(bytes: &'a [u8]) -> Result<Block<'a>, FormatError> {
         let what = "packed inodes";
         let short = |expected: usize| FormatError::Short { what, expected, found: bytes.len() };
@@ -210,49 +213,52 @@ impl<'a> Block<'a> {
         Ok(Block { profile, bases, lengths, starts, codes, overhead: bytes.len() - codes.len() })
     }
 
-    /// Opens the block at the beginning of `slot`, whose rest is anything.
+    /// Opens the block at the beginning of `slot`. Bytes behind the block are ignored.
     pub fn open_in(slot: &'a [u8]) -> Result<Block<'a>, FormatError> {
         let lengths_at = HEAD + usize::from(slot.get(HEAD - 1).copied().unwrap_or(0)) * 8;
         let lengths = slot.get(lengths_at..lengths_at + BLOCK_INODES).unwrap_or_default();
         let codes: usize = lengths.iter().map(|length| usize::from(length & !FREE)).sum();
-        // A wrong end gives a wrong checksum.
+        // A wrong end leads to a wrong checksum.
         Block::open(slot.get(..lengths_at + BLOCK_INODES + codes).unwrap_or(slot))
     }
 
-    /// Bytes of the block.
+    /// Returns the size of the block (bytes).
     pub fn total(&self) -> usize {
         self.overhead + self.codes.len()
     }
 
-    /// Whether the inode at a place has a code under the profile: it is in use and not written verbatim.
+    /// Returns whether the inode at a place has a code under the profile, that is, whether it is in
+    /// use and not verbatim.
     pub fn has_code(&self, place: usize) -> bool {
         self.lengths.get(place).is_some_and(|length| (1..=STRIPPED).contains(&usize::from(*length)))
     }
 
-    /// Inodes in use.
+    /// Counts the inodes in use.
     pub fn used(&self) -> usize {
         self.lengths.iter().filter(|length| (1..FREE).contains(*length)).count()
     }
 
-    /// The number of the profile that decodes it.
+    /// Returns the number of the profile that decodes the block.
     pub fn profile(&self) -> u8 {
         self.profile
     }
 
-    /// Bytes other than codes.
+    /// Returns the number of bytes other than codes.
     pub fn overhead(&self) -> usize {
         self.overhead
     }
 
-    /// Bytes by which [`Block::replace`] makes the block longer at most, if the item at `place` stays in use.
+    /// Returns the most bytes by which [`Block::replace`] lengthens the block while the item at
+    /// `place` stays in use.
     pub fn growth_max(&self, place: usize) -> usize {
         let longest = if self.has_code(place) { STRIPPED } else { VERBATIM_MAX };
         longest - usize::from(self.lengths[place] & !FREE)
     }
 
-    /// Writes the block with another item at a place, and all others as they are. False if the item has no form like that of the
-    /// one before: a record in use stays a code, or stays verbatim, so that the users of triplets do not change. A number that
-    /// becomes free makes the block longer only where its generation is longer than the code.
+    /// Writes the block with another item at a place and all others unchanged. Returns false if the
+    /// item cannot keep the form of the previous one: a record in use stays a code or stays
+    /// verbatim, so that the users of triplets do not change. A number that becomes free lengthens
+    /// the block only if its generation is longer than the code.
     pub fn replace(
         &self,
         place: usize,
@@ -285,7 +291,7 @@ impl<'a> Block<'a> {
         true
     }
 
-    /// The inode at a place below [`BLOCK_INODES`].
+    /// Returns the inode at a place below [`BLOCK_INODES`].
     #[inline]
     pub fn get(&self, place: usize, profiles: &[Hybrid], triplets: &Triplets) -> Result<Item, FormatError> {
         let what = "packed inodes";
@@ -307,10 +313,10 @@ impl<'a> Block<'a> {
         let record = match profiles.get(usize::from(self.profile)) {
             Some(profile) if length <= STRIPPED => {
                 let context = Context { triplets, bases: self.bases };
-                // The bytes of the next codes let the reader load whole words.
+                // Loading whole words reads into the next codes.
                 profile.read(BitReader::new(&self.codes[start..], length), &context)?
             }
-            // Verbatim records need no profile; a code that needs one is refused.
+            // Verbatim records need no profile. A code that needs one is refused.
             _ => Record::read_verbatim(&self.codes[start..start + length])?,
         };
         Ok(Item::Used(record))

@@ -1,8 +1,9 @@
-//! Field codes as bytes, for profiles.
+//! Field codes as bytes, as profiles store them.
 //!
-//! Owns: [`Source`], a cursor that never panics, and how a [`FieldCode`] is written and read. A reader knows the width of each
-//! field from its place, so it is not stored. Rules: a code that was read is one that some tree could have had: values
-//! fit the field and differ, lengths are a complete code, and a table of values is not within another one.
+//! Owns: [`Source`], a cursor that never panics, and reading and writing of a [`FieldCode`]. A
+//! field's place implies its width, so the width is not stored. Rules: reading accepts only codes
+//! that some tree could have had: values fit the field and differ, lengths are a complete code, and
+//! a table of values is not nested in another one.
 
 use std::collections::HashSet;
 
@@ -39,7 +40,7 @@ impl<'a> Source<'a> {
         Ok(u16::from_le_bytes([bytes[0], bytes[1]]))
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// Reads a number of seven bits a byte, the lowest first.
     pub fn number(&mut self) -> Result<u64, FormatError> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
@@ -56,7 +57,7 @@ impl<'a> Source<'a> {
         Err(refuse("number", value))
     }
 
-    /// Lengths of codes, two in a byte.
+    /// Reads lengths of codes, two in a byte.
     pub fn lengths(&mut self, count: usize) -> Result<Huffman, FormatError> {
         let bytes = self.take(count.div_ceil(2))?;
         let lengths: Vec<u8> = bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect();
@@ -116,7 +117,7 @@ impl FieldCode {
         }
     }
 
-    /// The code of a field of `width` bits.
+    /// Reads the code of a field of `width` bits.
     pub fn read(source: &mut Source, width: u8) -> Result<FieldCode, FormatError> {
         let code = FieldCode::read_plain(source, width)?;
         match code {
@@ -140,7 +141,7 @@ impl FieldCode {
         }
     }
 
-    /// A code that has no other one within; none for one that has.
+    /// Reads a code that contains no other code; none if it would contain one.
     fn read_plain(source: &mut Source, width: u8) -> Result<Option<FieldCode>, FormatError> {
         Ok(Some(match source.u8()? {
             0 => FieldCode::Raw { width },
@@ -159,7 +160,7 @@ impl FieldCode {
                 FieldCode::Short { bits, width }
             }
             3 => return Ok(None),
-            // 0 to 64 bits, and OTHER.
+            // Lengths of 0 to 64 bits, and OTHER.
             4 => FieldCode::Lengths { huffman: source.lengths(66)?, width },
             5 => {
                 let count = source.u8()?;
@@ -171,12 +172,12 @@ impl FieldCode {
     }
 }
 
-/// One field's code of a profile, to be read by people.
+/// The code of one field of a profile, in readable form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Described {
     pub field: String,
     pub code: &'static str,
-    /// A value, a length or the first value of a bucket, and the bits of its code.
+    /// A value, a length or the first value of a bucket, with the bits of its code.
     pub rows: Vec<(String, u32)>,
 }
 

@@ -1,9 +1,10 @@
 //! The parts common to all compressors of inodes.
 //!
-//! Owns: the trait [`Codec`], so that one study compares them all; [`Code`], a buffer for the code of one inode; [`Field`], for which widths are
-//! told apart. Rules: a code of more than [`STRIPPED`] bytes is the verbatim form, a shorter one is the codec's; so the
-//! form needs no mark, and no code is longer than the verbatim form. Decoding depends on the codec's tables, the
-//! store's triplets and the bases of the block, all of which are in the store.
+//! Owns: the trait [`Codec`], so that one study compares all compressors; [`Code`], a buffer for
+//! the code of one inode; [`Field`], the parts whose widths are reported. Rules: a code of more
+//! than [`STRIPPED`] bytes is the verbatim form, a shorter one is the codec's. The form therefore
+//! needs no mark, and no code is longer than the verbatim form. Decoding depends on the codec's
+//! tables, the store's triplets and the bases of the block, all of which are in the store.
 
 use shoal_format::FormatError;
 
@@ -41,7 +42,7 @@ impl Code {
         &self.bytes[..self.len]
     }
 
-    /// Takes the code written, or the verbatim form if that is too long or there is no code.
+    /// Sets the code that was written, or the verbatim form if there is no code or it is too long.
     #[inline]
     pub(crate) fn set(&mut self, record: &Record, written: Option<&BitWriter>) {
         match written.and_then(|writer| writer.code(STRIPPED)) {
@@ -54,7 +55,7 @@ impl Code {
     }
 }
 
-/// Parts of a code whose widths are of interest.
+/// Parts of a code whose widths are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     Mode,
@@ -72,7 +73,7 @@ pub enum Field {
     Btime,
     /// Flags, generation, device number, attributes, allocation, parent, layout.
     Optional,
-    /// Where the data lie.
+    /// Location of the data.
     Data,
 }
 
@@ -112,18 +113,18 @@ impl Field {
     }
 }
 
-/// Bits of each field, by its place in [`Field::ALL`].
+/// Bits of each field, indexed by its place in [`Field::ALL`].
 pub type Widths = [u32; Field::ALL.len()];
 
-/// A compressor of inodes, made for a tree.
+/// A compressor of inodes, made for a kind of tree.
 pub trait Codec {
-    /// The code of a record. Never fails: a record that the codec cannot hold is written verbatim.
+    /// Encodes a record. Never fails: a record that the codec cannot hold is written verbatim.
     fn encode(&self, record: &Record, context: &Context, out: &mut Code);
 
-    /// The record of a code that `encode` made under the same context; damaged ones give an error or another record, never
-    /// a panic.
+    /// Decodes a code that `encode` made under the same context. A damaged code gives an error or
+    /// another record, never a panic.
     fn decode(&self, code: &[u8], context: &Context) -> Result<Record, FormatError>;
 
-    /// Bits that `encode` takes for each field; none where it writes the record verbatim.
+    /// Returns the bits that `encode` takes for each field; none if it writes the record verbatim.
     fn widths(&self, record: &Record, context: &Context) -> Option<Widths>;
 }

@@ -1,8 +1,10 @@
-//! Compressors of files' data, each call for itself: up to 128 KiB in, a payload of a packed object out.
+//! Compressors of file data. Each call is independent: it turns up to 128 KiB into the payload of a
+//! packed object.
 //!
-//! What will not shrink costs little: formats that are compressed already are known by their first bytes, and the first
-//! 4 KiB of the others are tried with the fastest codec. Short data have little in themselves to refer to: they may have a
-//! dictionary, which is trained on others like them. Left out: where payloads lie, when data have cooled.
+//! Incompressible data costs little. Formats that are already compressed are recognized by their
+//! first bytes, and 4 KiB of other data are tried with the fastest codec. Short data has little to
+//! refer back to, so it may use a dictionary trained on similar data. Left out: where payloads lie,
+//! and when data has cooled.
 
 use std::fmt;
 use std::io;
@@ -16,9 +18,9 @@ use zstd::zstd_safe::CParameter;
 /// How a store compresses files' data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Method {
-    /// Not at all.
+    /// No compression.
     Off,
-    /// What suits most: zstd at a low level.
+    /// The best choice for most data: zstd at a low level.
     #[default]
     Auto,
     Lz4,
@@ -31,7 +33,7 @@ const LEVEL: i32 = 3;
 const LEVEL_MAX: i32 = 19;
 
 impl Method {
-    /// The code in an inode's record (`docs/spec/region.md`).
+    /// Returns the code in an inode's record (`docs/spec/region.md`).
     pub fn code(self) -> u8 {
         match self {
             Method::Off => 1,
@@ -41,7 +43,7 @@ impl Method {
         }
     }
 
-    /// `None`: that of the store, or no code of a method.
+    /// Decodes a method; `None` for the store's own method or an unknown code.
     pub fn of_code(code: u8) -> Option<Method> {
         match code {
             1 => Some(Method::Off),
@@ -84,7 +86,7 @@ impl fmt::Display for Method {
     }
 }
 
-/// First bytes of formats whose data are compressed already.
+/// First bytes of formats whose data is already compressed.
 const COMPRESSED: [(usize, &[u8]); 18] = [
     (0, b"\x1f\x8b"),
     (0, b"BZh"),
@@ -106,7 +108,7 @@ const COMPRESSED: [(usize, &[u8]); 18] = [
     (0, b"wOF2"),
 ];
 
-/// Bytes of a trial, and the shortest data worth one.
+/// Bytes of a trial, and the shortest data worth a trial.
 const TRIAL: usize = 4096;
 const TRIED: usize = 4 * TRIAL;
 
@@ -114,16 +116,16 @@ fn is_compressed_format(bytes: &[u8]) -> bool {
     COMPRESSED.iter().any(|&(at, magic)| bytes.get(at..at + magic.len()) == Some(magic))
 }
 
-/// Bytes that short data may refer to.
+/// Bytes that short data may refer back to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dictionary {
-    /// As objects name it.
+    /// The number by which objects name it.
     pub number: u16,
     pub bytes: Vec<u8>,
 }
 
-/// Trains a dictionary on these data, which lie in `samples` one behind the other; `None` where they are too few or too
-/// different from each other.
+/// Trains a dictionary on the data in `samples`, which lie one behind the other. Returns `None` if
+/// they are too few or too different from each other.
 pub fn train(samples: &[u8], lengths: &[usize]) -> Option<Vec<u8>> {
     zstd::dict::from_continuous(samples, lengths, DICTIONARY_BYTES_MAX).ok()
 }
@@ -135,7 +137,7 @@ struct WithDictionary {
     zstd: zstd::bulk::Compressor<'static>,
 }
 
-/// Compresses; keeps its tables between calls.
+/// A compressor that keeps its tables between calls.
 pub struct Compressor {
     zstd: zstd::bulk::Compressor<'static>,
     level: i32,
@@ -153,8 +155,9 @@ impl Compressor {
         })
     }
 
-    /// Fills `out` with a payload of at most `most` bytes; `None` if there is none that short. `dictionary` is for data that
-    /// may have one ([`takes_dictionary`]), for others it is ignored.
+    /// Fills `out` with a payload of at most `most` bytes. Returns `None` if no payload is that
+    /// short. `dictionary` applies to data that may have one ([`takes_dictionary`]) and is ignored
+    /// for other data.
     pub fn compress(
         &mut self,
         method: Method,
@@ -188,7 +191,7 @@ impl Compressor {
             }
         };
         out.resize(most, 0);
-        // A payload that is too long is no error but the answer.
+        // A payload that is too long is a result, not an error.
         let len = zstd.compress_to_buffer(bytes, &mut out[..]).ok()?;
         out.truncate(len);
         Some(codec)
@@ -198,7 +201,7 @@ impl Compressor {
         let is_ready = |with: &WithDictionary| with.number == dictionary.number && with.level == level;
         if !self.with_dictionary.as_ref().is_some_and(is_ready) {
             let mut zstd = zstd::bulk::Compressor::with_dictionary(level, &dictionary.bytes).ok()?;
-            // The object has the number.
+            // The object stores the number.
             zstd.set_parameter(CParameter::DictIdFlag(false)).ok()?;
             self.with_dictionary = Some(WithDictionary { number: dictionary.number, level, zstd });
         }
@@ -206,16 +209,16 @@ impl Compressor {
     }
 
     fn trial_shrinks(&mut self, bytes: &[u8]) -> bool {
-        // From the middle: beginnings have headers.
+        // Take the middle: files begin with headers.
         let middle = &bytes[bytes.len() / 2..][..TRIAL];
         self.trial.resize(lz4_flex::block::get_maximum_output_size(TRIAL), 0);
         let len = lz4_flex::block::compress_into(middle, &mut self.trial);
-        // Bytes of few kinds shrink under zstd even if LZ4 finds no repetition in them.
+        // Data with few distinct bytes shrinks under zstd even if LZ4 finds no repetition.
         len.is_ok_and(|len| len < TRIAL - TRIAL / 32) || entropy_is_low(middle)
     }
 }
 
-/// Would a code of single bytes save a sixteenth?
+/// Returns whether an entropy code of single bytes would save a sixteenth.
 fn entropy_is_low(bytes: &[u8]) -> bool {
     let mut counts = [0_u32; 256];
     bytes.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
@@ -224,12 +227,12 @@ fn entropy_is_low(bytes: &[u8]) -> bool {
     bits < len * 7.5
 }
 
-/// May data of this length have a dictionary under this method?
+/// Returns whether data of this length may have a dictionary under this method.
 pub fn takes_dictionary(method: Method, len: u64) -> bool {
     matches!(method, Method::Auto | Method::Zstd(_)) && len <= u64::from(DICTIONARY_FILE)
 }
 
-/// Decompresses; keeps its tables between calls.
+/// A decompressor that keeps its tables between calls.
 pub struct Decompressor {
     zstd: zstd::bulk::Decompressor<'static>,
 }
@@ -239,12 +242,13 @@ impl Decompressor {
         Ok(Decompressor { zstd: zstd::bulk::Decompressor::new()? })
     }
 
-    /// For payloads made with this dictionary.
+    /// Creates a decompressor for payloads made with this dictionary.
     pub fn with_dictionary(bytes: &[u8]) -> io::Result<Decompressor> {
         Ok(Decompressor { zstd: zstd::bulk::Decompressor::with_dictionary(bytes)? })
     }
 
-    /// Fills `out`, which is as long as the data were; false if the payload does not hold that many bytes.
+    /// Fills `out`, whose length is that of the original data. Returns false if the payload does
+    /// not hold that many bytes.
     pub fn decompress(&mut self, codec: Codec, payload: &[u8], out: &mut [u8]) -> bool {
         match codec {
             Codec::InPlace => false,

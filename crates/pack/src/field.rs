@@ -1,8 +1,9 @@
 //! Codes of one field: a number of up to 64 bits.
 //!
-//! Owns: [`FieldCode`], the paper's three ways to code a field, and how each is made from the [`Counts`] of a tree. Rules: every number of
-//! the field's width has a code under every table; a number that a table does not know follows its OTHER symbol in full. `best` takes
-//! the shortest code for the tree: that is the hybrid the paper leaves to future work.
+//! Owns: [`FieldCode`], the paper's three ways to code a field, and their construction from the
+//! [`Counts`] of a tree. Rules: every number of the field's width has a code under every table; a
+//! number that a table does not know follows its OTHER symbol in full. `best` takes the shortest
+//! code for the tree: that is the hybrid the paper leaves to future work.
 
 use std::collections::HashMap;
 
@@ -12,9 +13,9 @@ use crate::bits::{BitReader, BitWriter};
 use crate::gamma::Gamma;
 use crate::huffman::Huffman;
 
-/// Most values a table of values holds, beside OTHER.
+/// Most values in a table of values, in addition to OTHER.
 pub(crate) const VALUES_MAX: usize = 511;
-/// Values below this share of all are coded as OTHER: 0.1%, as in the paper.
+/// Values below this share of all values are coded as OTHER: 0.1%, as in the paper.
 const SHARE_MIN: f64 = 0.001;
 /// The symbol for lengths that a table does not know.
 const OTHER_LENGTH: usize = 65;
@@ -34,12 +35,12 @@ impl Counts {
         self.counts.is_empty()
     }
 
-    /// Are there values, and is none below `least`?
+    /// Returns whether there are values and none is below `least`.
     pub fn are_all_from(&self, least: u64) -> bool {
         !self.counts.is_empty() && self.counts.keys().all(|value| *value >= least)
     }
 
-    /// Values and counts, the most frequent first; equal ones by value.
+    /// Returns values and counts, the most frequent first, ties by value.
     pub fn sorted(&self) -> Vec<(u64, u64)> {
         let mut sorted: Vec<(u64, u64)> = self.counts.iter().map(|(value, count)| (*value, *count)).collect();
         sorted.sort_unstable_by_key(|(value, count)| (u64::MAX - count, *value));
@@ -52,9 +53,9 @@ impl Counts {
 pub(crate) struct Values {
     pub values: Vec<u64>,
     pub huffman: Huffman,
-    /// Code of the numbers behind OTHER.
+    /// Code of the numbers that follow OTHER.
     pub other: Box<FieldCode>,
-    /// Symbol + 1 by a value's place; 0 is nothing.
+    /// Hash table of symbol + 1; 0 marks an empty place.
     places: Vec<u16>,
 }
 
@@ -72,7 +73,7 @@ impl Values {
         Values { values, huffman, other: Box::new(other), places }
     }
 
-    /// The symbol of a value, or of OTHER.
+    /// Returns the symbol of a value, or OTHER.
     #[inline]
     fn symbol(&self, value: u64) -> usize {
         let mut at = place(value, self.places.len().trailing_zeros());
@@ -93,17 +94,18 @@ fn place(value: u64, bits: u32) -> usize {
 
 #[derive(Clone, Debug)]
 pub(crate) enum FieldCode {
-    /// All bits.
+    /// The whole field.
     Raw { width: u8 },
-    /// All-or-nothing, type A: a bit, then the whole field unless it is the common value.
+    /// All-or-nothing, type A: a bit, then the whole field unless it has the common value.
     Common { value: u64, width: u8 },
-    /// All-or-nothing, type B: a bit, then few bits or the whole field.
+    /// All-or-nothing, type B: a bit, then a few bits or the whole field.
     Short { bits: u8, width: u8 },
     /// A Huffman code for each frequent value.
     Values(Values),
-    /// A Huffman code for the length of the value, then its bits below the highest; OTHER, then the whole field.
+    /// A Huffman code for the length of the value, then its bits below the highest. OTHER is
+    /// followed by the whole field.
     Lengths { huffman: Huffman, width: u8 },
-    /// A gamma code with a table for the field.
+    /// A gamma code with a table made for the field.
     Gamma(Gamma),
 }
 
@@ -113,13 +115,13 @@ fn length_of(value: u64) -> u32 {
 }
 
 impl FieldCode {
-    /// For a field of which nothing is known: the shorter the number, the shorter its code.
+    /// Returns a code for a field without statistics: the shorter the number, the shorter its code.
     pub fn unknown(width: u8) -> FieldCode {
         let buckets: Vec<u8> = [4, 8, 12, 16, 24, 32, 48].into_iter().filter(|bits| *bits < width).collect();
         FieldCode::Gamma(Gamma::new(&buckets, width).expect("few buckets"))
     }
 
-    /// The shorter of the two all-or-nothing codes. The paper's were made by hand.
+    /// Returns the shorter of the two all-or-nothing codes. The paper's were chosen by hand.
     pub fn all_or_nothing(counts: &Counts, width: u8) -> FieldCode {
         let sorted = counts.sorted();
         let common = FieldCode::Common { value: sorted.first().map_or(0, |(value, _)| *value), width };
@@ -127,25 +129,25 @@ impl FieldCode {
         shortest(std::iter::once(common).chain(short), &sorted)
     }
 
-    /// Huffman codes of the frequent values; all others follow OTHER in the code `other`.
+    /// Builds Huffman codes of the frequent values. All others follow OTHER in the code `other`.
     pub fn values(counts: &Counts, other: FieldCode) -> FieldCode {
         let total: u64 = counts.counts.values().sum();
         FieldCode::frequent_values(counts, (total as f64 * SHARE_MIN).ceil() as u64, other)
     }
 
-    /// Huffman codes of the values that occur at least `least` times.
+    /// Builds Huffman codes of the values that occur at least `least` times.
     pub fn frequent_values(counts: &Counts, least: u64, other: FieldCode) -> FieldCode {
         let sorted = counts.sorted();
         let kept: Vec<(u64, u64)> =
             sorted.iter().copied().take_while(|(_, count)| *count >= least).take(VALUES_MAX).collect();
         let mut weights: Vec<u64> = kept.iter().map(|(_, count)| *count).collect();
-        // At first OTHER has the least frequency; then it inherits those of the values left out.
+        // OTHER starts with the least frequency, then inherits the counts of the values left out.
         weights.push(1 + sorted[kept.len()..].iter().map(|(_, count)| count).sum::<u64>());
         let values = kept.into_iter().map(|(value, _)| value).collect();
         FieldCode::Values(Values::new(values, Huffman::from_counts(&weights), other))
     }
 
-    /// Huffman codes of the frequent lengths.
+    /// Builds Huffman codes of the frequent lengths.
     pub fn lengths(counts: &Counts, width: u8) -> FieldCode {
         let mut by_length = [0u64; 65];
         for (value, count) in counts.sorted() {
@@ -160,7 +162,8 @@ impl FieldCode {
             }
         }
         weights[OTHER_LENGTH] += total - weights[..OTHER_LENGTH].iter().sum::<u64>();
-        // Lengths that do not occur get the longest codes, not none: a known length is shorter than OTHER.
+        // Lengths that do not occur still get codes, the longest ones: a known length is shorter
+        // than OTHER.
         FieldCode::Lengths { huffman: Huffman::from_counts(&weights), width }
     }
 
@@ -168,7 +171,7 @@ impl FieldCode {
         FieldCode::Gamma(Gamma::best(&counts.sorted(), width))
     }
 
-    /// The shortest code for these counts.
+    /// Returns the shortest code for these counts.
     pub fn best(counts: &Counts, width: u8) -> FieldCode {
         if counts.is_empty() {
             return FieldCode::unknown(width);
@@ -179,7 +182,7 @@ impl FieldCode {
         shortest([general, values, FieldCode::all_or_nothing(counts, width)], &sorted)
     }
 
-    /// Bits of a value's code.
+    /// Returns the bits of a value's code.
     #[inline]
     pub fn cost(&self, value: u64) -> u32 {
         match self {
@@ -343,7 +346,8 @@ mod tests {
 
     #[test]
     fn the_papers_all_or_nothing_rules_hold() {
-        // Table 3.2: the common value is one bit, another one a bit and the field; few bits are a bit and these bits.
+        // Table 3.2: the common value takes one bit, any other one bit and the field. A short value
+        // takes one bit and its few bits.
         let common = FieldCode::Common { value: 0, width: 32 };
         assert_eq!((common.cost(0), common.cost(1000)), (1, 33));
         let short = FieldCode::Short { bits: 16, width: 64 };

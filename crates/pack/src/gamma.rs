@@ -1,9 +1,11 @@
-//! The paper's gamma code: a unary prefix chooses a bucket, a table says how many bits the place within it has.
+//! The paper's gamma code: a unary prefix chooses a bucket, and a table gives the bits of the place
+//! within the bucket.
 //!
-//! Owns: [`Gamma`]. Bucket k begins where bucket k-1 ends, so no value has two codes. The last bucket takes all values that are
-//! left, in as many bits as the field has, so that each value has a code. The paper's tables were built by "a very simple
-//! method", and it asks whether there is an algorithm for the best one: `best` finds the best sequence of buckets that end at
-//! powers of two by dynamic programming, then improves it step by step under the true costs.
+//! Owns: [`Gamma`]. Bucket k begins where bucket k-1 ends, so no value has two codes. The last
+//! bucket takes all remaining values in as many bits as the field has, so each value has a code.
+//! The paper built its tables by "a very simple method" and asks whether there is an algorithm for
+//! the best one. Here `best` finds the best sequence of buckets that end at powers of two by
+//! dynamic programming, then improves it step by step under the true costs.
 
 use shoal_format::FormatError;
 
@@ -21,7 +23,7 @@ pub(crate) struct Gamma {
 }
 
 impl Gamma {
-    /// A table of these buckets and a last one for values of `width` bits.
+    /// Creates a table of these buckets and a last one for values of `width` bits.
     pub fn new(buckets: &[u8], width: u8) -> Result<Gamma, FormatError> {
         let refuse = |found: u64| FormatError::Range { what: "profile", field: "gamma table", found };
         if buckets.len() >= BUCKETS_MAX || width > 64 {
@@ -40,7 +42,7 @@ impl Gamma {
         Ok(Gamma { bits, first })
     }
 
-    /// The best table found for values with these counts.
+    /// Returns the best table found for values with these counts.
     pub fn best(counts: &[(u64, u64)], width: u8) -> Gamma {
         let mut by_length = [0u64; 65];
         for (value, count) in counts {
@@ -50,7 +52,8 @@ impl Gamma {
         let bits = |gamma: &Gamma| counts.iter().map(|(value, count)| gamma.cost(*value) as u64 * count).sum::<u64>();
         let mut buckets = powers_of_two(&by_length, width);
         let mut best = make(&buckets).map_or(u64::MAX, |gamma| bits(&gamma));
-        // Buckets shift those behind them, so the true costs ask for other bits than the powers of two.
+        // Each bucket shifts those behind it, so under the true costs other bits than the powers of
+        // two may be better.
         loop {
             let mut better = None;
             for at in 0..buckets.len() {
@@ -80,13 +83,13 @@ impl Gamma {
         make(&buckets).or_else(|| make(&[])).expect("a table of one bucket")
     }
 
-    /// Bits within each bucket but the last, and the field's width.
+    /// Returns the bits within each bucket but the last, and the field's width.
     pub fn table(&self) -> (&[u8], u8) {
         let (width, buckets) = self.bits.split_last().expect("there is a last bucket");
         (buckets, *width)
     }
 
-    /// The first value of each bucket.
+    /// Returns the first value of each bucket.
     pub fn firsts(&self) -> &[u64] {
         &self.first
     }
@@ -123,10 +126,12 @@ impl Gamma {
     }
 }
 
-/// The best buckets when bucket k holds the values of some successive lengths, in as many bits as the longest has.
+/// Returns the best buckets if bucket k holds the values of some successive lengths, in as many
+/// bits as the longest has.
 fn powers_of_two(by_length: &[u64; 65], width: u8) -> Vec<u8> {
     let width = usize::from(width);
-    // cost[k][l]: bits of all values of less than l bits in k buckets, and where the last of them begins.
+    // cost[k][l]: bits of all values shorter than l bits in k buckets, and where the last bucket
+    // begins.
     let mut cost = vec![[(u64::MAX, 0usize); 66]; BUCKETS_MAX];
     cost[0][0] = (0, 0);
     for k in 1..BUCKETS_MAX {
@@ -170,7 +175,8 @@ mod tests {
 
     #[test]
     fn the_papers_table_has_the_papers_buckets() {
-        // Table 3.3: 1, 3, 7 and 12 bits begin at 0, 2, 10 and 138; its fourth bucket ends at 4233.
+        // Table 3.3: buckets of 1, 3, 7 and 12 bits begin at 0, 2, 10 and 138; the fourth ends at
+        // 4233.
         let gamma = Gamma::new(&[1, 3, 7, 12], 32).unwrap();
         assert_eq!(gamma.first, [0, 2, 10, 138, 4234]);
         let costs = [(0, 2), (1, 2), (2, 5), (9, 5), (10, 10), (137, 10), (138, 16), (4233, 16), (4234, 37)];

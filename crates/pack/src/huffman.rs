@@ -1,34 +1,35 @@
 //! Canonical Huffman codes of limited length.
 //!
-//! Owns: [`Huffman`], made from frequencies or from the lengths of its codes, which determine the codes. Lengths come from the
-//! package-merge algorithm, so they are the best there are under the limit. Rules: lengths that are not a complete code are
-//! refused, so every bit string decodes to some symbol, and one look-up of [`LEN_MAX`] bits finds it. An alphabet of one symbol has
-//! a code of no bits.
+//! Owns: [`Huffman`], made from frequencies or from the lengths of its codes, which determine the
+//! codes. Lengths come from the package-merge algorithm, so they are optimal under the limit.
+//! Rules: lengths that do not form a complete code are refused, so every bit string decodes to some
+//! symbol, and one look-up of [`LEN_MAX`] bits finds it. An alphabet of one symbol has a code of no
+//! bits.
 
 use shoal_format::FormatError;
 
 use crate::bits::{BitReader, BitWriter};
 
-/// Longest code in bits.
+/// Length of the longest code (bits).
 pub(crate) const LEN_MAX: u32 = 12;
-/// Longest code of a small alphabet: its table then stays in the fastest cache.
+/// Length of the longest code of a small alphabet. Its table then stays in the fastest cache.
 const LEN_MAX_SMALL: u32 = 9;
-/// Symbols of a small alphabet at most.
+/// Most symbols of a small alphabet.
 const SMALL: usize = 80;
 /// Most symbols of an alphabet.
 pub(crate) const SYMBOLS_MAX: usize = 1024;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Huffman {
-    /// Code and its length, by symbol; the code's first bit is its lowest.
+    /// Code and length by symbol. The first bit of a code is its lowest.
     codes: Vec<(u16, u8)>,
-    /// Symbol and, in the low four bits, length, by the next `look` bits.
+    /// Symbol, and its length in the low four bits, indexed by the next `look` bits.
     table: Vec<u16>,
     look: u32,
 }
 
 impl Huffman {
-    /// The best code for symbols with these counts. A count of 0 is taken as 1.
+    /// Builds the best code for symbols with these counts. A count of 0 is taken as 1.
     pub fn from_counts(counts: &[u64]) -> Huffman {
         assert!((1..=SYMBOLS_MAX).contains(&counts.len()), "an alphabet has 1 to {SYMBOLS_MAX} symbols");
         Huffman::from_lengths(&lengths(counts)).expect("package-merge gives complete codes")
@@ -77,7 +78,7 @@ impl Huffman {
         self.codes.iter().map(|(_, length)| *length)
     }
 
-    /// Bits of a symbol's code.
+    /// Returns the bits of a symbol's code.
     #[inline]
     pub fn cost(&self, symbol: usize) -> u32 {
         self.codes[symbol].1.into()
@@ -89,7 +90,7 @@ impl Huffman {
         out.put(code.into(), length.into());
     }
 
-    /// A symbol's code with more bits behind it, in one step; together at most 56 bits.
+    /// Appends a symbol's code and more bits behind it in one step, at most 56 bits together.
     #[inline]
     pub fn put_with(&self, out: &mut BitWriter, symbol: usize, value: u64, bits: u32) {
         let (code, length) = self.codes[symbol];
@@ -104,16 +105,16 @@ impl Huffman {
     }
 }
 
-/// Lengths of the codes of symbols with these counts, by package-merge: as many rounds as a code may have bits, in each
-/// of which the symbols, sorted, are merged with pairs of the round before. The length of a symbol is the number of
-/// times it is among the items chosen last.
+/// Computes code lengths from counts by package-merge. There are as many rounds as a code may have
+/// bits. Each round merges the sorted symbols with pairs of the previous round. The length of a
+/// symbol is the number of times it is among the items chosen last.
 fn lengths(counts: &[u64]) -> Vec<u8> {
     if counts.len() == 1 {
         return vec![0];
     }
     let mut symbols: Vec<(u64, usize)> = counts.iter().enumerate().map(|(s, &count)| (count.max(1), s)).collect();
     symbols.sort_unstable();
-    // A package: its weight, and the two it was made of in the round before.
+    // An item of a round: a symbol, or a pair of items of the previous round.
     #[derive(Clone, Copy)]
     enum Item {
         Symbol(usize),
@@ -132,7 +133,8 @@ fn lengths(counts: &[u64]) -> Vec<u8> {
     let mut lengths = vec![0; counts.len()];
     let mut chosen = 2 * counts.len() - 2;
     for round in rounds.iter().rev() {
-        // The items chosen of a round are its first ones; so are the pairs among them, of the round before.
+        // The chosen items of a round are its first ones. The pairs among them are therefore the
+        // first pairs of the previous round.
         let mut pairs = 0;
         for (_, item) in &round[..chosen] {
             match item {
@@ -151,7 +153,7 @@ mod tests {
     use crate::record::STRIPPED;
     use shoal_sim::Random;
 
-    /// Bits of the best code without a limit: the sum of all merges.
+    /// Returns the bits of the best code without a limit: the sum of all merges.
     fn unlimited(counts: &[u64]) -> u64 {
         let mut heap: Vec<u64> = counts.to_vec();
         let mut bits = 0;
@@ -173,7 +175,7 @@ mod tests {
             let bits: u64 = counts.iter().enumerate().map(|(symbol, count)| count * u64::from(code.cost(symbol))).sum();
             assert_eq!(bits, unlimited(&counts), "seed {seed}");
         }
-        // Fibonacci numbers would have codes of 40 bits.
+        // Without the limit, Fibonacci numbers would give codes of 40 bits.
         let mut counts = vec![1u64, 1];
         while counts.len() < 40 {
             counts.push(counts[counts.len() - 1] + counts[counts.len() - 2]);

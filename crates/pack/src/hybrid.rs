@@ -1,14 +1,17 @@
-//! Shoal's own compressor: for each field, or for the record as a whole, the code that is shortest.
+//! Shoal's own compressor: the shortest code for each field, or for the record as a whole.
 //!
-//! Owns: [`Hybrid`], and [`HybridCounts`], from which it is made. A code is
+//! Owns: [`Hybrid`], and [`HybridCounts`], from which it is made. A code consists of
 //!
-//! 1. the triplet, as one the profile knows or as an index into the store's table;
-//! 2. the *head*, one symbol for all that is usual about an inode of this type: which optional fields there are, whether it has
-//!    one link, and the relation of each time (`times`). An absent field costs nothing, since the usual heads are a few bits;
-//! 3. links unless one, the size by the inode's type, the differences of the times, the optional fields.
+//! 1. the triplet, either one that the profile knows or an index into the store's table;
+//! 2. the *head*, one symbol for everything that is usual about an inode of this type: which
+//!    optional fields there are, whether it has one link, and the relation of each time (`times`).
+//!    An absent field costs nothing extra, because the usual heads take only a few bits;
+//! 3. the links unless there is one, the size by the inode's type, the differences of the times,
+//!    and the optional fields.
 //!
-//! Each of these fields has the code that was shortest for the profile's tree: Huffman of values or of lengths, gamma, or
-//! all-or-nothing. Rules: a code that would be longer than the stripped record gives way to the verbatim form.
+//! Each of these fields has the code that was shortest for the profile's tree: Huffman of values or
+//! of lengths, gamma, or all-or-nothing. Rules: the verbatim form replaces a code that would be
+//! longer than the stripped record.
 
 use std::collections::HashMap;
 
@@ -24,17 +27,17 @@ use crate::record::{OPTIONAL, Record, STRIPPED, TIMES};
 use crate::times::{self, Bases, Chosen, RELATION_BITS, Split, UNITS};
 use crate::triplet::Triplet;
 
-/// Types of inodes with tables of their own: files, directories, symbolic links, all others.
+/// Inode types with tables of their own: files, directories, symbolic links, all others.
 pub(crate) const TYPES: usize = 4;
-/// Bits of a head: the optional fields, one link, four relations.
+/// Bits of a head: the optional fields, whether there is one link, four relations.
 const HEAD_BITS: u8 = 8 + 1 + (TIMES as u32 * RELATION_BITS) as u8;
 /// Bits of an index into the store's triplets.
 const TRIPLET_BITS: u8 = 14;
 /// Widths of the optional fields.
 const OPTIONAL_WIDTHS: [u8; OPTIONAL] = [32, 32, 32, 64, 64, 64, 32, 8];
-/// Set in a store's references to slots, which nothing else reaches.
+/// Bit set only in a store's references to slots.
 const IS_SLOT: u64 = 1 << 46;
-/// Place of the data's reference among the optional fields.
+/// Place of the data reference among the optional fields.
 const DATA: usize = 4;
 
 #[inline]
@@ -87,14 +90,14 @@ impl HybridCounts {
         }
     }
 
-    /// Triplets, the most frequent first.
+    /// Returns the triplets, the most frequent first.
     pub fn triplets(&self) -> Vec<(Triplet, u64)> {
         let mut sorted: Vec<(Triplet, u64)> = self.triplets.iter().map(|(triplet, count)| (*triplet, *count)).collect();
         sorted.sort_unstable_by_key(|(triplet, count)| (u64::MAX - count, *triplet));
         sorted
     }
 
-    /// The compressor for this tree.
+    /// Builds the compressor for this tree.
     pub fn codec(&self) -> Hybrid {
         let head = |counts: &Counts| {
             let other = FieldCode::Raw { width: HEAD_BITS };
@@ -108,7 +111,8 @@ impl HybridCounts {
         codes.push(field(&self.links, 32));
         codes.extend(self.sizes.iter().map(|counts| field(counts, 64)));
         codes.extend(self.times.iter().flatten().map(|counts| field(counts, 64)));
-        // A store's references get codes that are as long wherever a piece lies: a resize moves pieces and encodes in place.
+        // References of a store get codes of the same length wherever a piece lies, because a
+        // resize moves pieces and encodes in place.
         let optional = |(counts, width): (&Counts, u8)| match counts.are_all_from(IS_SLOT) {
             true => FieldCode::lengths(counts, width),
             false => field(counts, width),
@@ -125,13 +129,14 @@ impl HybridCounts {
     }
 }
 
-/// Codes of the triplets a profile knows; OTHER is followed by an index into the store's table.
+/// Codes of the triplets that a profile knows. OTHER is followed by an index into the store's
+/// table.
 #[derive(Clone, Debug)]
 pub(crate) struct TripletCode {
     pub known: Vec<Triplet>,
     pub huffman: Huffman,
     other: Gamma,
-    /// Symbol + 1 by a triplet's place; 0 is nothing.
+    /// Hash table of symbol + 1; 0 marks an empty place.
     places: Vec<u16>,
 }
 
@@ -162,7 +167,7 @@ impl TripletCode {
         }
     }
 
-    /// Whether the triplet has a code.
+    /// Appends a triplet's code. Returns whether the triplet has one.
     #[inline]
     fn put(&self, out: &mut BitWriter, triplet: Triplet, context: &Context) -> bool {
         let symbol = self.symbol(triplet);
@@ -194,30 +199,32 @@ impl TripletCode {
     }
 }
 
-/// Places of the fields' codes.
+/// Places of the codes of the fields.
 const LINKS: usize = TYPES;
 const SIZES: usize = LINKS + 1;
 const TIMES_AT: usize = SIZES + TYPES;
 const OPTIONAL_AT: usize = TIMES_AT + TIMES * UNITS;
 
-/// The compressor.
+/// Shoal's own compressor with its tables.
 #[derive(Clone, Debug)]
 pub struct Hybrid {
     pub(crate) triplets: TripletCode,
-    /// Heads by type, links, sizes by type, differences by time and unit, optional fields.
+    /// Codes of heads by type, links, sizes by type, differences by time and unit, and optional
+    /// fields.
     pub(crate) codes: Box<[FieldCode; Hybrid::FIELDS]>,
 }
 
 impl Hybrid {
-    /// Whether the profile has a code for a triplet; others are named by an index into the store's table.
+    /// Returns whether the profile has a code for a triplet. An index into the store's table names
+    /// any other.
     pub fn knows(&self, triplet: Triplet) -> bool {
         self.triplets.symbol(triplet) < self.triplets.known.len()
     }
 
-    /// Codes of fields in a profile.
+    /// Number of field codes in a profile.
     pub(crate) const FIELDS: usize = OPTIONAL_AT + OPTIONAL;
 
-    /// The codes of all fields.
+    /// Describes the codes of all fields.
     pub(crate) fn describe(&self) -> Vec<Described> {
         let types = ["file", "directory", "symbolic link", "other"];
         let times = ["ctime", "btime", "mtime", "atime"];
@@ -238,7 +245,7 @@ impl Hybrid {
         all
     }
 
-    /// Widths of the fields, in the order of the codes.
+    /// Returns the width of a field, in the order of the codes.
     pub(crate) fn width(field: usize) -> u8 {
         match field {
             0..LINKS => HEAD_BITS,
@@ -250,7 +257,7 @@ impl Hybrid {
 }
 
 impl Hybrid {
-    /// Appends the code of a record with these times; returns whether it has one.
+    /// Appends the code of a record with these times. Returns whether it has one.
     #[inline]
     pub(crate) fn write(
         &self,
@@ -282,7 +289,7 @@ impl Hybrid {
         true
     }
 
-    /// Decodes a code of at most [`STRIPPED`] bytes, which begins and ends anywhere within the reader's bytes.
+    /// Decodes a code of at most [`STRIPPED`] bytes at any place within the reader's bytes.
     #[inline]
     pub(crate) fn read(&self, mut reader: BitReader, context: &Context) -> Result<Record, FormatError> {
         let what = "inode code";
@@ -410,7 +417,7 @@ mod tests {
                 let len = random.below(120) as usize;
                 let bytes = random.bytes(len);
                 if let Ok(record) = codec.decode(&bytes, &context) {
-                    // A record that was read is one like any other.
+                    // A record that decodes also encodes.
                     let mut code = Code::default();
                     codec.encode(&record, &context, &mut code);
                     assert_eq!(codec.decode(code.bytes(), &context), Ok(record), "seed {seed}");
@@ -426,7 +433,7 @@ mod tests {
     fn references_of_a_store_have_codes_of_one_length_wherever_they_lead() {
         let mut random = Random::new(7);
         let mut own = tree(5, 800);
-        // A few places are those of most, as in a small store, and all are low.
+        // Most records share a few places, all of them low, as in a small store.
         for record in &mut own {
             record.data = IS_SLOT | random.below(4) << 40 | random.below(3) << 16;
             record.xattr = if random.below(9) == 0 { IS_SLOT | 3 << 40 | 0x20000 } else { 0 };
@@ -455,7 +462,7 @@ mod tests {
             };
             records.chunks(16).map(of).sum()
         };
-        // One inode has them all; the others must not pay for it.
+        // One inode has all optional fields; the others must not pay for it.
         let mut with = own.clone();
         with[5] = Record { flags: 1, rdev: 2, xattr: 3, generation: 7, ..with[5] };
         let (without, with) = (bits(&own), bits(&with));

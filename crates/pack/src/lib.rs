@@ -1,21 +1,22 @@
-//! Codes for what has cooled. Inodes: small, each decodable by itself, never longer than the plain form and one byte. Data
-//! of files: up to 128 KiB at a time.
+//! Codes for data that has cooled. Inodes: small codes, each decodable by itself, at most one byte
+//! longer than the plain form. File data: up to 128 KiB at a time.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `record` | what is known about an inode; its stripped and its verbatim form |
-//! | `triplet` | owner, group and mode of many inodes, each combination once |
+//! | `record` | all fields of an inode; its stripped and its verbatim form |
+//! | `triplet` | the table of owner, group and mode, with each combination once |
 //! | `bits`, `huffman`, `gamma`, `field` | bits, and the codes of one field |
 //! | `codec` | the trait of all compressors |
 //! | `paper` | the compressors of mramfs, for the study |
 //! | `times`, `hybrid` | Shoal's own compressor |
 //! | `block` | sixteen inodes together |
 //! | `profile`, `bytes` | the tables of compressors for a kind of tree, in a file or a store |
-//! | `data` | what compresses files' data, and what leaves alone what will not shrink |
+//! | `data` | compression of file data, and detection of data that does not shrink |
 //!
-//! Rules: pure functions of bytes and tables; no I/O, no clock, no threads. Tables have a fixed size, encoding and decoding
-//! of inodes allocate nothing. Decoding depends on nothing but what is in the store, never panics, and accepts only codes that
-//! encoding could have made. The bytes are in `docs/spec/pack.md`, the reasons in `docs/design/pack.md`.
+//! Rules: pure functions of bytes and tables; no I/O, no clock, no threads. Tables have a fixed
+//! size; encoding and decoding of inodes allocate nothing. Decoding depends only on what is in the
+//! store, never panics, and accepts only codes that encoding could have made. The bytes are in
+//! `docs/spec/pack.md`, the reasons in `docs/design/pack.md`.
 
 #![forbid(unsafe_code)]
 

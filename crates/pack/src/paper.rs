@@ -1,11 +1,15 @@
-//! The compressors of mramfs: each field of an inode by itself, all under one kind of code.
+//! The compressors of mramfs: each field of an inode is coded separately, all with one kind of
+//! code.
 //!
-//! Owns: [`FieldCodec`], which is all-or-nothing, Huffman or gamma by the tables in it, or the mixture of them that the paper proposes
-//! as future work; [`FieldCounts`], from which a tree's tables are made. The first two code mode, uid and gid each by itself, gamma and
-//! the mixture an index into the table of triplets. Times are coded as in the paper: ctime from an epoch, mtime from ctime, atime from
-//! mtime. The sign of a difference is its lowest bit, which the paper leaves open.
+//! Owns: [`FieldCodec`], which is all-or-nothing, Huffman or gamma, depending on its tables, or the
+//! mixture of them that the paper proposes as future work; [`FieldCounts`], from which a tree's
+//! tables are made. The first two code mode, uid and gid separately. Gamma and the mixture code an
+//! index into the table of triplets. Times are coded as in the paper: ctime from an epoch, mtime
+//! from ctime, atime from mtime. The sign of a difference is its lowest bit, a detail that the
+//! paper leaves open.
 //!
-//! Left out: pointers, parents and the other fields mramfs did not have; records with any of them are written verbatim.
+//! Left out: pointers, parents and the other fields that mramfs did not have. Records with any of
+//! them are written verbatim.
 
 use shoal_format::FormatError;
 
@@ -45,12 +49,12 @@ impl Kind {
 /// Precision of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// Whole seconds, and no time of birth, as in ext2.
+    /// Whole seconds and no birth time, as in ext2.
     Seconds,
     Nanoseconds,
 }
 
-/// Fields in the order of the code. Which are used depends on the kind and on the precision.
+/// Fields in the order of the code. Kind and precision determine which are used.
 const FIELDS: [Field; 13] = [
     Field::Mode,
     Field::Uid,
@@ -85,11 +89,11 @@ const NAMES: [&str; FIELDS.len()] = [
 const TRIPLET: usize = 3;
 const BTIME: usize = 9;
 
-/// 2000-01-01 in seconds since 1970: the millennium that the paper counts ctime from.
+/// 2000-01-01 in seconds since 1970: the millennium from which the paper counts ctime.
 const EPOCH_S: i64 = 946_684_800;
 pub(crate) const S_NS: i64 = 1_000_000_000;
 
-/// A signed number with its sign in the lowest bit.
+/// Moves the sign of a number into its lowest bit.
 #[inline]
 pub(crate) fn zigzag(value: i64) -> u64 {
     (value << 1 ^ value >> 63) as u64
@@ -100,7 +104,7 @@ pub(crate) fn unzigzag(value: u64) -> i64 {
     (value >> 1) as i64 ^ -((value & 1) as i64)
 }
 
-/// The fields of a codec.
+/// Determines the fields of a codec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     precision: Precision,
@@ -123,7 +127,7 @@ impl Shape {
             Field::Triplet => 14,
             Field::Size => 64,
             Field::Ctime | Field::Mtime | Field::Atime | Field::Btime => match self.precision {
-                // A difference of two times of 32 bits, and its sign.
+                // A difference of two 32-bit times, and its sign.
                 Precision::Seconds => 33,
                 Precision::Nanoseconds => 64,
             },
@@ -131,7 +135,7 @@ impl Shape {
         }
     }
 
-    /// The numbers that are coded; none if they do not hold the record.
+    /// Returns the numbers to code; none if they cannot hold the record.
     #[inline]
     fn split(self, record: &Record, context: &Context) -> Option<[u64; FIELDS.len()]> {
         if record.xattr | record.data | record.allocated | u64::from(record.parent) | u64::from(record.layout) != 0 {
@@ -217,7 +221,7 @@ impl FieldCounts {
         FieldCounts { kind, shape, counts: vec![Counts::default(); FIELDS.len()] }
     }
 
-    /// Counts a record; returns whether the codec can hold it.
+    /// Counts a record. Returns whether the codec can hold it.
     pub fn add(&mut self, record: &Record, context: &Context) -> bool {
         let Some(values) = self.shape.split(record, context) else { return false };
         for (counts, value) in self.counts.iter_mut().zip(values) {
@@ -226,12 +230,12 @@ impl FieldCounts {
         true
     }
 
-    /// Names and counts of the fields in use.
+    /// Returns the names and counts of the fields in use.
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &Counts)> {
         (0..FIELDS.len()).filter(|field| self.shape.uses(*field)).map(|field| (NAMES[field], &self.counts[field]))
     }
 
-    /// The compressor for this tree.
+    /// Builds the compressor for this tree.
     pub fn codec(&self) -> FieldCodec {
         let code = |field: usize| {
             let (counts, width) = (&self.counts[field], self.shape.width(field));
@@ -252,7 +256,7 @@ impl FieldCounts {
     }
 }
 
-/// A compressor that codes each field by itself.
+/// A compressor that codes each field separately.
 #[derive(Clone, Debug)]
 pub struct FieldCodec {
     shape: Shape,
@@ -260,7 +264,7 @@ pub struct FieldCodec {
 }
 
 impl FieldCodec {
-    /// The codes of the fields it uses.
+    /// Describes the codes of the fields in use.
     pub(crate) fn describe(&self) -> Vec<Described> {
         (0..FIELDS.len())
             .filter(|field| self.shape.uses(*field))
@@ -268,12 +272,12 @@ impl FieldCodec {
             .collect()
     }
 
-    /// The codes of the fields, also of those it does not use.
+    /// Returns the codes of all fields, including unused ones.
     pub(crate) fn codes(&self) -> &[FieldCode] {
         &self.codes
     }
 
-    /// A codec of codes that `code` reads, one for each field's width.
+    /// Builds a codec whose codes come from `code`, which is called with the width of each field.
     pub(crate) fn read(
         kind: Kind,
         precision: Precision,

@@ -1,9 +1,11 @@
 //! Profiles: the tables of compressors for a kind of tree, as a file and in a store.
 //!
-//! Owns: [`Census`], which counts a tree; [`Profile`], one compressor made from it; [`ProfileFile`], several of them as bytes, with the
-//! command that made them; the built-in profiles. The codes themselves are stored (values, lengths, buckets), not
-//! the counts they came from: a later program that builds other codes from the same counts still decodes. Rules: bytes whose
-//! checksum, version or tables are wrong are refused; the table of the layout is in `docs/spec/pack.md`.
+//! Owns: [`Census`], which counts a tree; [`Profile`], one compressor made from it;
+//! [`ProfileFile`], several of them as bytes, with the command that made them; the built-in
+//! profiles. A profile stores the codes themselves (values, lengths, buckets), not the counts they
+//! came from, so a later program that builds other codes from the same counts can still decode.
+//! Rules: bytes whose checksum, version or tables are wrong are refused; the table of the layout is
+//! in `docs/spec/pack.md`.
 
 use std::collections::HashMap;
 
@@ -20,12 +22,12 @@ use crate::triplet::{Triplet, Triplets};
 
 const MAGIC: [u8; 8] = *b"SHPROFIL";
 const VERSION: u32 = 1;
-/// Bytes before those that are summed: magic, version, checksum.
+/// Bytes before the summed ones: magic, version, checksum.
 const HEAD: usize = 16;
-/// Most profiles of a file, and of a store.
+/// Most profiles in a file or a store.
 pub const PROFILES_MAX: usize = 16;
 
-/// Made by the command that its first bytes name.
+/// The built-in profiles. The first bytes name the command that made them.
 static BUILT_IN: &[u8] = include_bytes!("../data/built-in.profile");
 
 /// Counts of a tree, for all compressors and both precisions.
@@ -34,17 +36,19 @@ pub struct Census {
     fields: Vec<(Kind, Precision, FieldCounts)>,
     hybrid: [(Precision, HybridCounts); 2],
     triplets: Triplets,
-    /// Records that the paper's compressors can only write verbatim.
+    /// Records that the paper's compressors can write only verbatim.
     pub verbatim: u64,
 }
 
 impl Census {
-    /// Counts trees of records, each in the order of inode numbers; sixteen neighbours are a block.
+    /// Counts trees of records, each in the order of inode numbers. Sixteen adjacent records are a
+    /// block.
     pub fn of(trees: &[&[Record]]) -> Census {
         Census::with_stored(trees, trees)
     }
 
-    /// The same; Shoal's own compressor is made from `stored`, the trees' inodes as a store has them.
+    /// Like [`Census::of`], but makes Shoal's own compressor from `stored`, the trees' inodes as a
+    /// store has them.
     pub fn with_stored(trees: &[&[Record]], stored: &[&[Record]]) -> Census {
         let triplets = by_frequency(trees.iter().copied().flatten());
         let fields = Kind::ALL.into_iter().flat_map(|kind| {
@@ -78,17 +82,17 @@ impl Census {
         census
     }
 
-    /// Triplets of the trees and how many inodes have each, the most frequent first.
+    /// Returns the trees' triplets and the number of inodes with each, the most frequent first.
     pub fn triplets(&self) -> impl Iterator<Item = (Triplet, u64)> {
         self.triplets.entries().map(|(_, triplet, users)| (triplet, users))
     }
 
-    /// The counts of each field, as the paper splits inodes.
+    /// Returns the counts of each field, with inodes split as in the paper.
     pub fn fields(&self, kind: Kind, precision: Precision) -> Option<&FieldCounts> {
         self.fields.iter().find(|entry| (entry.0, entry.1) == (kind, precision)).map(|entry| &entry.2)
     }
 
-    /// All compressors for these trees.
+    /// Builds all compressors for these trees.
     pub fn profiles(&self) -> Vec<Profile> {
         let fields = self.fields.iter().map(|(kind, precision, counts)| Profile {
             precision: *precision,
@@ -102,7 +106,8 @@ impl Census {
     }
 }
 
-/// A table of the triplets of these records, the most frequent first; those that do not fit are left out.
+/// Builds a table of the triplets of these records, the most frequent first. Triplets that do not
+/// fit are left out.
 pub fn by_frequency<'a>(records: impl Iterator<Item = &'a Record>) -> Triplets {
     let mut counts: HashMap<Triplet, u64> = HashMap::new();
     for record in records {
@@ -125,7 +130,7 @@ pub enum Tables {
 /// A compressor made for a kind of tree.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// Precision of the times it was made from.
+    /// Precision of the times from which it was made.
     pub precision: Precision,
     pub tables: Tables,
 }
@@ -138,7 +143,7 @@ impl Profile {
         }
     }
 
-    /// Name of the compressor.
+    /// Returns the name of the compressor.
     pub fn name(&self) -> &'static str {
         match &self.tables {
             Tables::Fields(kind, _) => kind.name(),
@@ -146,7 +151,7 @@ impl Profile {
         }
     }
 
-    /// Its tables, to be read by people.
+    /// Describes its tables in readable form.
     pub fn describe(&self) -> Vec<Described> {
         match &self.tables {
             Tables::Fields(_, codec) => codec.describe(),
@@ -219,30 +224,31 @@ impl Profile {
 /// Several profiles, and where they come from.
 #[derive(Clone, Debug)]
 pub struct ProfileFile {
-    /// The command that made them; at most 65,535 bytes of it are kept.
+    /// The command that made the profiles; at most 65,535 bytes of it are kept.
     pub comment: String,
     pub profiles: Vec<Profile>,
 }
 
 impl ProfileFile {
-    /// The profiles that every program has.
+    /// Returns the profiles that are built into every program.
     pub fn built_in() -> ProfileFile {
         ProfileFile::from_bytes(BUILT_IN).expect("the built-in profiles are tested")
     }
 
-    /// The profile of a compressor, by its name, for times of this precision.
+    /// Finds a compressor's profile by name, for times of this precision.
     pub fn find(&self, name: &str, precision: Precision) -> Option<&Profile> {
         self.profiles.iter().find(|profile| profile.name() == name && profile.precision == precision)
     }
 
-    /// The profiles that a store packs its inodes with: Shoal's own compressors, those for nanoseconds first.
+    /// Returns the profiles with which a store packs its inodes: Shoal's own compressors, those for
+    /// nanoseconds first.
     pub fn of_store(&self) -> ProfileFile {
         let of = |precision| self.profiles.iter().filter(move |p| p.name() == "hybrid" && p.precision == precision);
         let profiles = of(Precision::Nanoseconds).chain(of(Precision::Seconds)).cloned().collect();
         ProfileFile { comment: self.comment.clone(), profiles }
     }
 
-    /// The profiles of several files as one file, with their comments.
+    /// Joins the profiles and comments of several files into one file.
     pub fn join(files: impl IntoIterator<Item = ProfileFile>) -> ProfileFile {
         let mut joined = ProfileFile { comment: String::new(), profiles: Vec::new() };
         for file in files {
@@ -252,7 +258,8 @@ impl ProfileFile {
         joined
     }
 
-    /// The compressors of a store's profiles, by number; none if one of them is not Shoal's own.
+    /// Returns the compressors of a store's profiles by number; none if one of them is not Shoal's
+    /// own.
     pub fn into_hybrids(self) -> Option<Vec<Hybrid>> {
         let hybrid = |profile: Profile| match profile.tables {
             Tables::Hybrid(hybrid) => Some(*hybrid),

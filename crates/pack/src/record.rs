@@ -1,12 +1,14 @@
 //! The record of an inode, and its stripped form.
 //!
-//! Owns: [`Record`], what a code must give back; the stripped form, which is the fields POSIX asks for in 54 bytes; the
-//! *verbatim* form, which is one byte that says which optional fields follow, the stripped form, and these fields.
-//! The verbatim form holds every record there is, so that no code is ever longer than it. Rules: decoding never panics and
-//! accepts only bytes that encoding writes.
+//! Owns: [`Record`], the value that a code must reproduce; the stripped form, which holds the
+//! fields that POSIX asks for in 54 bytes; the *verbatim* form, which is one byte that says which
+//! optional fields follow, the stripped form, and these fields. The verbatim form holds every
+//! possible record, so no code is ever longer. Rules: decoding never panics and accepts only bytes
+//! that encoding writes.
 //!
-//! Optional fields are 0 where they are absent. Callers with a field whose usual value is another one hand in the
-//! difference from it, as `generation` does here. The table of the layout is in `docs/spec/pack.md`.
+//! Absent optional fields are 0. A caller with a field whose usual value is not 0 passes the
+//! difference from that value, as `generation` does here. The table of the layout is in
+//! `docs/spec/pack.md`.
 
 use shoal_format::FormatError;
 
@@ -23,7 +25,7 @@ const OPTIONAL_BYTES: [usize; OPTIONAL] = [4, 4, 4, 8, 8, 8, 4, 1];
 /// Times of a record, in the order in which they are coded.
 pub const TIMES: usize = 4;
 
-/// All that is known about an inode.
+/// All fields of an inode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     pub mode: u16,
@@ -37,12 +39,12 @@ pub struct Record {
     pub atime: i64,
     pub btime: i64,
     pub flags: u32,
-    /// 1 for the first user of an inode's number, which is the usual value.
+    /// 1, the usual value, for the first user of an inode's number.
     pub generation: u32,
     pub rdev: u32,
-    /// Where the extended attributes lie, in the caller's terms.
+    /// Location of the extended attributes, in the caller's terms.
     pub xattr: u64,
-    /// Where the data lie, in the caller's terms.
+    /// Location of the data, in the caller's terms.
     pub data: u64,
     /// Bytes allocated, as the difference from what the caller derives from the other fields.
     pub allocated: u64,
@@ -64,15 +66,17 @@ impl Record {
         [self.ctime, self.btime, self.mtime, self.atime] = times;
     }
 
-    /// The record with times in whole seconds and no time of birth but that of its last change, as ext2 keeps it.
+    /// Returns the record with times in whole seconds and its birth time set to that of the last
+    /// change, as ext2 keeps it.
     pub fn in_seconds(&self) -> Record {
-        // The first second there is begins before the first nanosecond.
+        // The second of the earliest possible time begins before that time and is not
+        // representable, so it is clamped.
         let whole = |time: i64| time.div_euclid(1_000_000_000).max(i64::MIN / 1_000_000_000) * 1_000_000_000;
         let ctime = whole(self.ctime);
         Record { ctime, btime: ctime, mtime: whole(self.mtime), atime: whole(self.atime), ..*self }
     }
 
-    /// The optional fields; 0 is absent.
+    /// Returns the optional fields; 0 is absent.
     #[inline]
     pub(crate) fn optional(&self) -> [u64; OPTIONAL] {
         [
@@ -87,7 +91,8 @@ impl Record {
         ]
     }
 
-    /// The opposite of `optional`; a value its field cannot hold is refused.
+    /// Sets the optional fields, as the inverse of `optional`. Refuses a value that its field
+    /// cannot hold.
     pub(crate) fn set_optional(&mut self, values: [u64; OPTIONAL]) -> Result<(), FormatError> {
         let narrow = |value: u64| {
             u32::try_from(value).map_err(|_| FormatError::Range { what: "inode code", field: "optional", found: value })
@@ -107,7 +112,7 @@ impl Record {
         Ok(())
     }
 
-    /// Which optional fields are there, one bit each.
+    /// Returns which optional fields are present, one bit each.
     #[inline]
     pub(crate) fn mask(&self) -> u8 {
         let values = self.optional();
@@ -117,13 +122,13 @@ impl Record {
         (0..OPTIONAL).fold(0, |mask, field| mask | u8::from(values[field] != 0) << field)
     }
 
-    /// Bytes of the verbatim form.
+    /// Returns the length of the verbatim form (bytes).
     pub fn verbatim_len(&self) -> usize {
         let mask = self.mask();
         1 + STRIPPED + (0..OPTIONAL).filter(|field| mask >> field & 1 == 1).map(|f| OPTIONAL_BYTES[f]).sum::<usize>()
     }
 
-    /// The stripped form.
+    /// Returns the stripped form.
     pub fn strip(&self) -> [u8; STRIPPED] {
         let mut out = [0; STRIPPED];
         out[..2].copy_from_slice(&self.mode.to_le_bytes());
@@ -155,7 +160,7 @@ impl Record {
         }
     }
 
-    /// Writes the verbatim form; returns its length, which is above [`STRIPPED`].
+    /// Writes the verbatim form. Returns its length, which is above [`STRIPPED`].
     pub(crate) fn write_verbatim(&self, out: &mut [u8; VERBATIM_MAX]) -> usize {
         let (mask, values) = (self.mask(), self.optional());
         out[0] = mask;

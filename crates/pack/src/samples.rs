@@ -1,14 +1,15 @@
-//! Records for tests: trees as programs make them, and records without any sense.
+//! Records for tests: realistic trees, and arbitrary records.
 //!
-//! Owns: the shapes that tests of all modules share, each from one seed. Rules: a tree's records have neighbours like them, so that
-//! tables and bases have something to find; an arbitrary record may hold any value in any field.
+//! Owns: record shapes shared by the tests of all modules, each made from one seed. Rules:
+//! neighbours in a tree resemble each other, so that tables and bases have something to find. An
+//! arbitrary record may hold any value in any field.
 
 use shoal_sim::Random;
 
 use crate::record::Record;
 use crate::triplet::Triplets;
 
-/// Any record at all; small and absent values are as frequent as large ones.
+/// Returns an arbitrary record. Small and absent values are as frequent as large ones.
 pub(crate) fn arbitrary(random: &mut Random) -> Record {
     let mut any = |bits: u64| {
         let value = random.next_u64();
@@ -34,7 +35,7 @@ pub(crate) fn arbitrary(random: &mut Random) -> Record {
     record
 }
 
-/// A tree of files and directories whose times and owners resemble each other.
+/// Returns a tree of files and directories whose times and owners resemble each other.
 pub(crate) fn tree(seed: u64, files: usize) -> Vec<Record> {
     let mut random = Random::new(seed);
     let mut now = 1_700_000_000_000_000_000i64 + random.below(1 << 50) as i64;
@@ -63,7 +64,7 @@ pub(crate) fn tree(seed: u64, files: usize) -> Vec<Record> {
         .collect()
 }
 
-/// A table with the triplets of these records.
+/// Builds a table with the triplets of these records.
 pub(crate) fn context_of<'a>(records: impl Iterator<Item = &'a Record>) -> Triplets {
     let mut triplets = Triplets::new();
     for record in records {

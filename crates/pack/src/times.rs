@@ -1,12 +1,14 @@
 //! Times as differences from other times, in the largest unit that divides them.
 //!
-//! Owns: which reference and which unit a time is coded with, and the times a block offers as references. A time refers to a base of
-//! its block or to a time of the same inode coded before it. Units are a second (what archives keep), 4 ms and 1 ms (the
-//! ticks with which kernels stamp files, whose phase is the same for all files of an hour), and a nanosecond. The choice is
-//! a *relation*, a small number; the relations of all four times are coded as one symbol, since programs leave few patterns:
-//! a file just written, one unpacked from an archive, one whose mode was changed.
+//! Owns: the choice of reference and unit for each time, and the times that a block offers as
+//! references. A time refers to a base of its block or to a time of the same inode that is coded
+//! before it. Units are a second (the precision of archives), 4 ms and 1 ms (the ticks with which
+//! kernels stamp files, whose phase is the same for all files of an hour), and a nanosecond. The
+//! choice is a *relation*, a small number. The relations of all four times are coded as one symbol,
+//! because programs leave few patterns: a file just written, one unpacked from an archive, one
+//! whose mode was changed.
 //!
-//! Rules: choosing is deterministic but not part of the format: any relation that is allowed decodes.
+//! Rules: choosing is deterministic but not part of the format: every allowed relation decodes.
 
 use shoal_format::FormatError;
 
@@ -17,14 +19,14 @@ use crate::record::{Record, TIMES};
 pub(crate) const UNITS: usize = 4;
 /// Units in nanoseconds.
 const UNIT_NS: [i64; UNITS] = [S_NS, 4_000_000, 1_000_000, 1];
-/// Bits that a unit saves, rounded.
+/// Bits that each unit saves, rounded.
 const UNIT_BITS: [u32; UNITS] = [30, 22, 20, 0];
-/// Classes of one reference: equal, or one of the units.
+/// Relations per reference: equal, or one of the units.
 const OF_REFERENCE: usize = 1 + UNITS;
 /// Bits of a relation.
 pub(crate) const RELATION_BITS: u32 = 5;
 
-/// A time, and its parts below the units.
+/// A time and its remainders below the larger units.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Split {
     time: i64,
@@ -40,16 +42,16 @@ impl Split {
         Split { time, below_s, below_4ms: below_s % 4_000_000, below_1ms: below_s % 1_000_000 }
     }
 
-    /// The largest unit that divides the difference from another time.
+    /// Returns the largest unit that divides the difference from another time.
     #[inline]
     fn unit(self, from: Split) -> usize {
-        // Sums instead of branches: each unit divides the one before.
+        // Sums avoid branches: each unit divides the previous one.
         3 - usize::from(self.below_1ms == from.below_1ms)
             - usize::from(self.below_4ms == from.below_4ms)
             - usize::from(self.below_s == from.below_s)
     }
 
-    /// About how many bits the difference from another time takes, which is not equal.
+    /// Estimates the bits of the difference from another time, which must not be equal.
     #[inline]
     fn bits(self, from: Split) -> u32 {
         let difference = self.time.wrapping_sub(from.time);
@@ -58,13 +60,13 @@ impl Split {
     }
 }
 
-/// The times of a record in the order in which they are coded.
+/// Returns the times of a record in the order in which they are coded.
 #[inline]
 pub(crate) fn split(record: &Record) -> [Split; TIMES] {
     record.times().map(Split::new)
 }
 
-/// The times a block offers as references.
+/// The times that a block offers as references.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bases {
     splits: [Split; BASES_MAX],
@@ -72,7 +74,7 @@ pub struct Bases {
 }
 
 impl Bases {
-    /// These bases, at most [`BASES_MAX`] of them.
+    /// Creates bases from these times, at most [`BASES_MAX`] of them.
     pub fn new(times: &[i64]) -> Bases {
         let mut bases = Bases::default();
         for time in times.iter().take(BASES_MAX) {
@@ -91,15 +93,15 @@ impl Bases {
     }
 }
 
-/// How the times of a record are coded.
+/// The coded form of the times of a record.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Chosen {
-    /// By the order of coding.
+    /// In the order of coding.
     pub relations: [u8; TIMES],
     pub differences: [u64; TIMES],
 }
 
-/// The unit of a relation; none when the time is equal to its reference.
+/// Returns the unit of a relation; none if the time equals its reference.
 #[inline]
 pub(crate) fn unit_of(relation: u8) -> Option<usize> {
     (usize::from(relation) % OF_REFERENCE).checked_sub(1)
@@ -112,14 +114,15 @@ pub(crate) fn choose(times: &[Split; TIMES], bases: &Bases) -> Chosen {
     references[BASES_MAX..].copy_from_slice(times);
     let mut chosen = Chosen::default();
     for (at, time) in times.iter().enumerate() {
-        // Of equal ones the first: times of the same inode, since they are the more regular pattern.
+        // Of equal references take the first. Times of the same inode come first, because they are
+        // the more regular pattern.
         let bases = 0..bases.count.max(1);
         let mut all = (BASES_MAX..BASES_MAX + at).chain(bases.clone());
         if let Some(reference) = all.find(|reference| references[*reference].time == time.time) {
             chosen.relations[at] = (reference * OF_REFERENCE) as u8;
             continue;
         }
-        // No branches here: which of different ones is the nearest cannot be foretold.
+        // No branches here: which of the different references is nearest is unpredictable.
         let mut best = u32::MAX;
         for (earlier, reference) in times[..at].iter().zip(0u32..) {
             best = best.min(time.bits(*earlier) << 4 | reference);
@@ -127,14 +130,15 @@ pub(crate) fn choose(times: &[Split; TIMES], bases: &Bases) -> Chosen {
         for reference in bases {
             best = best.min(time.bits(references[reference]) << 4 | (TIMES + reference) as u32);
         }
-        // Times of the inode are numbered behind the bases.
+        // Here the inode's own times are numbered before the bases; among `references` they follow
+        // the bases.
         let place = best as usize & 15;
         let reference = if place < TIMES { place + BASES_MAX } else { place - TIMES };
         let difference = time.time.wrapping_sub(references[reference].time);
         let mut unit = time.unit(references[reference]);
         let mut quotient = difference / UNIT_NS[unit];
         if quotient.wrapping_mul(UNIT_NS[unit]) != difference {
-            // The difference of two times in different ages of the world has overflowed.
+            // The difference of two times that lie far apart has overflowed.
             (unit, quotient) = (3, difference);
         }
         chosen.differences[at] = zigzag(quotient);
@@ -143,7 +147,7 @@ pub(crate) fn choose(times: &[Split; TIMES], bases: &Bases) -> Chosen {
     chosen
 }
 
-/// The opposite of `choose`.
+/// Restores the times, as the inverse of `choose`.
 #[inline]
 pub(crate) fn restore(chosen: &Chosen, bases: &Bases) -> Result<[i64; TIMES], FormatError> {
     let mut references = [0; BASES_MAX + TIMES];
@@ -164,15 +168,16 @@ pub(crate) fn restore(chosen: &Chosen, bases: &Bases) -> Result<[i64; TIMES], Fo
     Ok(times)
 }
 
-/// Bits a further base must save in its block: those it takes, and some for what it costs to choose among more.
+/// Bits that one more base must save in its block: its own bits, and some for the cost of choosing
+/// among more bases.
 const GAIN_MIN: u32 = 80;
 /// Records of a block.
 const RECORDS: usize = 16;
 
 impl Bases {
-    /// The bases of a block of at most 16 records: those of a few candidates that save the most. Candidates are the most
-    /// frequent ctime, btime, mtime and atime, or one of the middle where all differ; to try all times would take longer
-    /// than the coding.
+    /// Chooses the bases of a block of at most 16 records: those of a few candidates that save the
+    /// most. Candidates are the most frequent ctime, btime, mtime and atime, or an arbitrary one
+    /// where all differ. Trying all times would take longer than the coding.
     pub fn of(records: &[Record]) -> Bases {
         let mut splits = [[Split::default(); TIMES]; RECORDS];
         let count = records.len().min(RECORDS);
@@ -182,7 +187,7 @@ impl Bases {
         Bases::of_times(&splits[..count])
     }
 
-    /// The same for the times of at most 16 records.
+    /// Like [`Bases::of`], for the times of at most 16 records.
     pub(crate) fn of_times(records: &[[Split; TIMES]]) -> Bases {
         let origin = records.first().map_or(0, |times| times[0].time);
         let mut columns = [Column::default(); TIMES];
@@ -193,7 +198,8 @@ impl Bases {
                 frequent[at].add(*time);
             }
         }
-        // Cost of each time with the references so far: at first those within its inode.
+        // Cost of each time with the references so far. At first these are the earlier times of the
+        // inode.
         let mut costs = [[0u32; RECORDS]; TIMES];
         costs[0][..records.len().min(RECORDS)].fill(64);
         for at in 1..TIMES {
@@ -202,7 +208,7 @@ impl Bases {
                 let other = columns[at].costs(|row| earlier.at(row));
                 least.iter_mut().zip(other).for_each(|(least, other)| *least = (*least).min(other));
             }
-            // Rows without a record stay at 0, and so gain nothing.
+            // Rows without a record stay at 0 and so gain nothing.
             costs[at][..records.len().min(RECORDS)].copy_from_slice(&least[..records.len().min(RECORDS)]);
         }
         let (mut candidates, mut count) = ([Split::default(); TIMES], 0);
@@ -238,7 +244,8 @@ impl Bases {
     }
 }
 
-/// A time as coarse as it takes to judge distances: in units of 2^30 ns from an origin, and the parts below the units.
+/// A time with just enough precision to judge distances: units of 2^30 ns from an origin, and the
+/// remainders below the larger units.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     coarse: i32,
@@ -250,13 +257,13 @@ struct Place {
 impl Place {
     #[inline]
     fn new(split: Split, origin: i64) -> Place {
-        // 2^29 units are eighteen years; anything farther away is just far.
+        // 2^29 units are eighteen years. Anything farther away only counts as far.
         let coarse = (split.time.wrapping_sub(origin) >> 30).clamp(-(1 << 29), 1 << 29) as i32;
         Place { coarse, below_s: split.below_s, below_4ms: split.below_4ms, below_1ms: split.below_1ms }
     }
 }
 
-/// The times of one kind of a block's records, in arrays over which the compiler makes vector code.
+/// One of the four times of each record in a block, in arrays that the compiler can vectorize.
 #[derive(Clone, Copy, Debug, Default)]
 struct Column {
     coarse: [i32; RECORDS],
@@ -285,14 +292,15 @@ impl Column {
         }
     }
 
-    /// About how many bits each time takes as a difference from a reference.
+    /// Estimates the bits that each time takes as a difference from a reference.
     #[inline]
     fn costs(&self, from: impl Fn(usize) -> Place) -> [u32; RECORDS] {
         let mut costs = [0; RECORDS];
         for (row, cost) in costs.iter_mut().enumerate() {
             let from = from(row);
             let apart = (self.coarse[row] - from.coarse).abs();
-            // The exponent of a float is the length of the number; 127 is that of 1. Of nothing it is 0.
+            // The exponent of a float gives the length of the number: 127 stands for 1. The length
+            // of 0 is 0.
             let length = ((apart as f32).to_bits() >> 23).saturating_sub(126);
             let saved = u32::from(self.below_1ms[row] == from.below_1ms) * 20
                 + u32::from(self.below_4ms[row] == from.below_4ms) * 2
@@ -303,8 +311,8 @@ impl Column {
     }
 }
 
-/// A time that occurs often among those shown to it: counts by a hash, so two times may count as one, which costs no more
-/// than a worse candidate.
+/// Finds a frequent time among those shown to it. It counts by a hash, so two times may count as
+/// one; the only cost is a worse candidate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Frequent {
     counts: [u8; RECORDS],
@@ -377,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_block_gets_a_base_for_each_cluster_of_its_times() {
-        // Unpacked now, from an archive of long ago.
+        // Unpacked now, from an old archive.
         let (now, then) = (1_700_000_000_123_456_789, 1_500_000_000 * S_NS);
         let unpacked = |at: i64| {
             let mut record = Record::default();

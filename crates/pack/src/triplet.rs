@@ -1,14 +1,16 @@
-//! Owner, group and mode of many inodes, each combination once.
+//! Owner, group and mode of many inodes, with each combination stored once.
 //!
-//! Owns: [`Triplets`], the table a store shares: an index for each combination in use and a count of the inodes that use
-//! it. mramfs calls the entries pseudo-ACLs. Rules: an index stays with its combination while anything refers to it; the lowest free
-//! index is given out first, since small ones have short codes; the table has a limit, and when it is full the caller
-//! writes the record verbatim. Left out: where the table is kept; `entries` and `restore` are for the code that keeps it.
+//! Owns: [`Triplets`], the table that a store shares: an index for each combination in use and a
+//! count of the inodes that use it. mramfs calls the entries pseudo-ACLs. Rules: an index stays
+//! with its combination while anything refers to it. The lowest free index is given out first,
+//! because small ones have short codes. The table has a limit; when it is full the caller writes
+//! the record verbatim. Left out: where the table is kept; `entries` and `restore` are for the code
+//! that keeps it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Most combinations in a table: an index has 14 bits at most, as in the paper.
+/// Most combinations in a table: an index has at most 14 bits, as in the paper.
 pub const TRIPLETS_MAX: usize = 1 << 14;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,7 +21,7 @@ pub struct Triplet {
 }
 
 impl Triplet {
-    /// Spreads the combinations over a table of `1 << bits` places.
+    /// Hashes the combination to a place in a table of `1 << bits` places.
     #[inline]
     pub(crate) fn place(&self, bits: u32) -> usize {
         let mixed = (u64::from(self.uid) << 32 | u64::from(self.gid)) ^ u64::from(self.mode) << 20;
@@ -27,7 +29,7 @@ impl Triplet {
     }
 }
 
-/// A hash for the few triplets of a store; no user can choose enough of them to make it slow.
+/// A hash for the few triplets of a store. No user can choose enough of them to make it slow.
 #[derive(Clone, Default)]
 struct Mix(u64);
 
@@ -64,7 +66,7 @@ impl Triplets {
         Triplets::default()
     }
 
-    /// The index of a combination, for one more user; none when the table is full.
+    /// Returns the index of a combination and adds a user; none when the table is full.
     pub fn acquire(&mut self, triplet: Triplet) -> Option<u16> {
         if let Some(&index) = self.index_of.get(&triplet) {
             self.entries[usize::from(index)].1 += 1;
@@ -108,12 +110,12 @@ impl Triplets {
         (*users > 0).then_some(*triplet)
     }
 
-    /// Inodes that use a combination.
+    /// Counts the inodes that use a combination.
     pub fn users(&self, triplet: Triplet) -> u64 {
         self.find(triplet).map_or(0, |index| self.entries[usize::from(index)].1)
     }
 
-    /// Combinations in use.
+    /// Counts the combinations in use.
     pub fn len(&self) -> usize {
         self.index_of.len()
     }
@@ -122,14 +124,14 @@ impl Triplets {
         self.index_of.is_empty()
     }
 
-    /// Index, combination and users of all in use.
+    /// Returns index, combination and users of every combination in use.
     pub fn entries(&self) -> impl Iterator<Item = (u16, Triplet, u64)> {
         let used = self.entries.iter().enumerate().filter(|(_, (_, users))| *users > 0);
         used.map(|(index, (triplet, users))| (index as u16, *triplet, *users))
     }
 
-    /// The table with these entries, in any order; none if two contradict each other, or an index or count is out of
-    /// range.
+    /// Restores the table from its entries, in any order; none if two contradict each other, or an
+    /// index or count is out of range.
     pub fn restore(entries: impl IntoIterator<Item = (u16, Triplet, u64)>) -> Option<Triplets> {
         let mut table = Triplets::default();
         for (index, triplet, users) in entries {

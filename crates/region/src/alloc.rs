@@ -1,17 +1,21 @@
 //! The allocator: 64 KiB segments, cut into slots of one size class each, or joined to runs.
 //!
-//! Two copies of its state: the persistent one (segment table and bitmaps, changed only by log records) and the volatile
-//! one here, which decides. An allocation takes a slot from the volatile state at once and sets its persistent
-//! bit when the transaction commits; an abort gives it back. A free clears the persistent bit with the
-//! transaction's record and returns the slot to the volatile state afterwards, still under the commit lock.
-//! Giving a segment to a class is a record of its own: it is harmless if the transaction that wanted it aborts.
-//! The bitmaps that lie in their segments are read when a segment is first needed, if the image said how many of its slots
-//! are in use: otherwise a mount would read every segment. Every change of a bitmap reads it before ([`Region::check_allocated`]);
-//! so does emptying a segment or taking it from its class.
-//! The last 1/32 of the segments serve only transactions that free space in the end; so do the last of those that have room
-//! on the host (`room`). How sparse segments are emptied, and free ones given back to the machine: `drain`.
+//! State exists twice: the persistent copy (segment table and bitmaps, changed only by log records)
+//! and the volatile copy here, which decides. An allocation takes a slot from the volatile state at
+//! once and sets its persistent bit when the transaction commits; an abort gives it back. A free
+//! clears the persistent bit with the transaction's record and returns the slot to the volatile
+//! state afterwards, still under the commit lock. A segment is given to a class by a record of its
+//! own, which is harmless if the transaction that wanted it aborts.
+//! A bitmap inside its segment is read when the segment is first needed, provided the image said
+//! how many of its slots are in use. Otherwise a mount would read every segment. Every change of a
+//! bitmap reads it first ([`Region::check_allocated`]). So does emptying a segment or taking it
+//! from its class.
+//! The last 1/32 of the segments serve only transactions that free space in the end. So do the last
+//! segments that have room on the host (`room`). `drain` empties sparse segments and gives the
+//! memory of free segments back to the machine.
 //!
-//! One file of over 500 lines: every function keeps the same counts of segments and slots, which are private to it.
+//! One file of over 500 lines: every function maintains the same private counts of segments and
+//! slots.
 
 use std::sync::Arc;
 
@@ -37,7 +41,8 @@ pub struct Space {
     pub fixed_bytes: u64,
     /// Free segments and free slots, the reserve included.
     pub free_bytes: u64,
-    /// The part of `free_bytes` that can hold pieces of any size once sparse segments are compacted, without the reserve.
+    /// The part of `free_bytes`, without the reserve, that can hold pieces of any size once sparse
+    /// segments are compacted.
     pub usable_bytes: u64,
     /// The part of `usable_bytes` that needs no more room on the host.
     pub backed_usable_bytes: u64,
@@ -45,16 +50,17 @@ pub struct Space {
     pub reserve_bytes: u64,
     /// Bytes up to the last segment ever used: what an image holds.
     pub touched_bytes: u64,
-    /// The part of `free_bytes` that ordinary transactions can have without more room on the host.
+    /// The part of `free_bytes` that ordinary transactions can use without more room on the host.
     pub backed_bytes: u64,
-    /// The part of the region that has its room on the host.
+    /// The part of the region that has room reserved on the host.
     pub reserved_bytes: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Usage {
     Free,
-    /// Taken for a class whose record is not in the log yet: the allocator's lock is free meanwhile.
+    /// Taken for a class whose record is not in the log yet. The allocator's lock is not held
+    /// meanwhile.
     Assigning,
     Slots(u8),
     Run,
@@ -63,25 +69,26 @@ pub(crate) enum Usage {
 
 pub(crate) struct Segment {
     pub usage: Usage,
-    /// In the list of segments with free slots of its class.
+    /// In the list of segments of its class that have free slots.
     pub listed: bool,
     /// Being emptied (`drain`): nothing is allocated here.
     pub draining: bool,
-    /// Was drained in vain, and no slot was freed here since.
+    /// Was drained without success, and no slot was freed here since.
     pub stuck: bool,
     /// Whether its memory was given back (`drain`).
     pub rest: Rest,
-    /// Free here, but of a class in the table still: the bitmap at its start, all zeros, is needed by the next opening.
+    /// Free here, but the table still assigns it to a class. The next opening needs the zeroed
+    /// bitmap at its start.
     pub has_bitmap: bool,
     /// Free slots.
     pub free: u16,
-    /// No word of the bitmap before this one has a free slot.
+    /// No word of the bitmap before this index has a free slot.
     hint: u16,
     /// Bits in use, for classes of at most 64 slots.
     word: u64,
-    /// Bits in use, for the others; none while the bitmap is not read.
+    /// Bits in use, for larger classes; `None` until the bitmap is read.
     words: Option<Box<[u64]>>,
-    /// `free` is what the image said; the bitmap is in the region's memory only.
+    /// `free` comes from the image; the bitmap has not been read from the region's memory.
     unread: bool,
 }
 
@@ -103,7 +110,8 @@ impl Segment {
     }
 }
 
-/// How many slots of each segment are in use, for classes whose bitmap lies in the segment; [`UNKNOWN`]: read it.
+/// Slots in use per segment, for classes whose bitmap lies in the segment. [`UNKNOWN`] means: read
+/// the bitmap.
 pub(crate) type UsedSlots = Vec<u16>;
 pub(crate) const UNKNOWN: u16 = u16::MAX;
 
@@ -112,7 +120,7 @@ pub(crate) struct Allocator {
     pub segments: Vec<Segment>,
     pub partial: [Vec<u32>; CLASSES],
     pub free_segments: u64,
-    /// Segments of some class without a slot in use.
+    /// Segments of some class with no slot in use.
     pub empty_segments: u64,
     free_slot_bytes: u64,
     /// Segments of each class, and slots in use in them.
@@ -120,16 +128,18 @@ pub(crate) struct Allocator {
     pub class_used: [u64; CLASSES],
     pub drain: Drain,
     pub reserve: u64,
-    /// Free segments beside the reserve that ordinary transactions leave: a limit below the layout's.
+    /// Free segments, in addition to the reserve, that ordinary transactions must leave. Lowers the
+    /// limit below that of the layout.
     pub withheld: u64,
     pub cursor: usize,
     pub high: u64,
     fixed: u64,
-    /// Segments with room on the host, from the region's start.
+    /// Segments with room on the host, counted from the region's start.
     pub backed: u64,
 }
 
-/// Part of a region's segments that only transactions which free space may take, and how many at least.
+/// The reserve as a fraction of the region's segments, and its minimum. Only transactions that free
+/// space may take it.
 const RESERVE_PART: u64 = 32;
 const RESERVE_MIN: u64 = 2;
 
@@ -137,7 +147,7 @@ fn entry_at(superblock: &Superblock, segment: u64) -> Offset {
     superblock.segment_table + segment * SEGMENT_ENTRY
 }
 
-/// Where the bit of a slot is: the word's offset and the bit.
+/// Returns the location of a slot's bit: the offset of its word, and the mask.
 fn bit_of(superblock: &Superblock, slot: SlotRef) -> (Offset, u64) {
     let (slots, _) = class_geometry(slot.class());
     let index = slot.index() as u64;
@@ -153,7 +163,7 @@ fn bitmap_of(memory: &dyn PersistentMemory, segment: usize, slots: u32) -> Box<[
     (0..slots.div_ceil(64) as u64).map(|word| memory.read_u64(segment as u64 * SEGMENT + word * 8)).collect()
 }
 
-/// Bits behind the last slot are in use: no writer sets them.
+/// Returns whether bits past the last slot are set. No writer sets them.
 fn has_spare_bits(words: &[u64], slots: u32) -> bool {
     let spare = slots % 64;
     spare != 0 && words[words.len() - 1] >> spare != 0
@@ -167,7 +177,7 @@ pub(crate) fn reserve_fixed(memory: &dyn PersistentMemory, superblock: &Superblo
 }
 
 impl Allocator {
-    /// Builds the volatile state from the table, and from bitmaps where `used` does not say enough.
+    /// Builds the volatile state from the table, and from bitmaps where `used` gives no count.
     pub fn load(memory: &Arc<dyn PersistentMemory>, superblock: &Superblock, used: &[u16]) -> Result<Allocator> {
         let fixed = superblock.reserved_segments();
         let mut table = vec![0; (superblock.segment_count * SEGMENT_ENTRY) as usize];
@@ -203,7 +213,7 @@ impl Allocator {
             let mut segment = Segment { word: bitmap, ..Segment::new(Usage::Free) };
             match usage {
                 SegmentUse::Free => {
-                    // Only replay can have stored to it in this life.
+                    // Only replay can have written to it since the opening.
                     segment.rest = Rest::Given;
                     alloc.free_segments += 1;
                 }
@@ -231,7 +241,8 @@ impl Allocator {
         Ok(alloc)
     }
 
-    /// Takes up a segment of slots; `said` is the number of slots in use according to an image. False: its bitmap is damaged.
+    /// Adds a segment of slots. `said` is the number of slots in use according to an image. Returns
+    /// false if the bitmap is damaged.
     fn load_slots(&mut self, segment: &mut Segment, number: usize, class: u8, said: Option<u16>) -> bool {
         let (slots, _) = class_geometry(class);
         let used = match said.map(u32::from).filter(|&used| used <= slots) {
@@ -266,7 +277,8 @@ impl Allocator {
         self.high * SEGMENT
     }
 
-    /// What `load` can be told later of `segments`: slots in use, in transactions or for good.
+    /// Returns the slots in use for each of `segments`, committed or not, in the form that `load`
+    /// takes later.
     pub fn used_slots(&self, segments: std::ops::Range<usize>) -> impl Iterator<Item = u16> {
         let end = segments.end.min(self.high as usize);
         self.segments[segments.start.min(end)..end].iter().map(|segment| match segment.usage {
@@ -277,8 +289,9 @@ impl Allocator {
 
     /// Reads the bitmap of a segment that has slots, unless it was read before.
     ///
-    /// No transaction that changes it is under way: it would have read it. What the image said may count slots that were
-    /// in a transaction and never came to be; now they are free.
+    /// No transaction that changes the bitmap is under way: it would have read the bitmap first.
+    /// The image's count may include slots of transactions that never committed. Those slots become
+    /// free here.
     pub fn read_bitmap(&mut self, number: usize) {
         let segment = &mut self.segments[number];
         let Usage::Slots(class) = segment.usage else { return };
@@ -288,7 +301,7 @@ impl Allocator {
         let (slots, _) = class_geometry(class);
         let mut words = bitmap_of(self.memory.as_ref(), number, slots);
         if has_spare_bits(&words, slots) {
-            // Damaged: nothing is allocated from it. The checker names it.
+            // A damaged bitmap: allocate nothing from this segment. The checker reports it.
             words.fill(u64::MAX);
         }
         let used: u32 = words.iter().map(|w| w.count_ones()).sum();
@@ -311,7 +324,8 @@ impl Allocator {
         loop {
             let number = *self.partial[class as usize].last()?;
             let segment = &mut self.segments[number as usize];
-            // The list may name segments that were given to another class, or are being emptied, since.
+            // The list may still name segments that were given to another class or are being
+            // drained.
             if segment.usage != Usage::Slots(class) || segment.free == 0 || segment.draining {
                 if segment.usage == Usage::Slots(class) {
                     segment.listed = false;
@@ -353,7 +367,8 @@ impl Allocator {
         let number = slot.segment() as usize;
         if slot.is_run() {
             for segment in &mut self.segments[number..number + slot.run_segments() as usize] {
-                // If the run's transaction was not committed, the table still gives the segment to the class it had.
+                // If the run's transaction did not commit, the table still assigns the segment to
+                // its former class.
                 *segment = Segment { has_bitmap: segment.has_bitmap, ..Segment::new(Usage::Free) };
             }
             self.free_segments += slot.run_segments();
@@ -388,7 +403,7 @@ impl Allocator {
         }
     }
 
-    /// Segments that only transactions may have which free space in the end.
+    /// Segments that only transactions that free space in the end may take.
     pub fn kept(&self) -> u64 {
         self.reserve + self.withheld
     }
@@ -398,17 +413,17 @@ impl Allocator {
         free >= segments + if reclaim || is_planted(Bug::ReserveForAll) { 0 } else { self.kept() }
     }
 
-    /// Segments before this one have room on the host for such a transaction.
+    /// Such a transaction finds room on the host for the segments before this one.
     pub fn limit(&self, reclaim: bool) -> u64 {
         let count = self.segments.len() as u64;
-        // With room for all of the region its own reserve is the narrower one.
+        // If the whole region is backed, its own reserve is the tighter limit.
         match self.backed >= count || reclaim {
             true => self.backed.min(count),
             false => self.backed.saturating_sub(HELD_BACK),
         }
     }
 
-    /// Next free segment with room on the host, lowest first from the cursor.
+    /// Takes the next free segment with room on the host, lowest first from the cursor.
     fn take_segment(&mut self, reclaim: bool) -> Option<usize> {
         let limit = self.limit(reclaim) as usize;
         if self.free_segments == 0 {
@@ -423,7 +438,7 @@ impl Allocator {
         Some(found)
     }
 
-    /// The first segment that is free, whether or not it has room.
+    /// Returns the first free segment, with or without room on the host.
     fn first_free(&self) -> Option<u64> {
         (self.free_segments > 0)
             .then(|| (0..self.segments.len()).find(|&number| self.is_free(number)))
@@ -431,7 +446,7 @@ impl Allocator {
             .map(|found| found as u64)
     }
 
-    /// An empty segment of some class, for another one.
+    /// Takes an empty segment from its class, to be given to another class.
     fn take_empty(&mut self) -> Option<usize> {
         if self.empty_segments == 0 {
             return None;
@@ -443,7 +458,7 @@ impl Allocator {
         Some(found)
     }
 
-    /// Has the segment a class, and no slot in use?
+    /// Returns whether the segment has a class and no slot in use.
     pub fn is_empty_slots(&mut self, number: usize) -> bool {
         let segment = &self.segments[number];
         let empty = |segment: &Segment| matches!(segment.usage, Usage::Slots(class) if segment.free as u32 == class_geometry(class).0);
@@ -453,7 +468,7 @@ impl Allocator {
         empty(&self.segments[number])
     }
 
-    /// Takes an empty segment away from its class.
+    /// Takes an empty segment from its class.
     pub fn strip(&mut self, number: usize) {
         let Usage::Slots(class) = self.segments[number].usage else { unreachable!("an empty segment has a class") };
         self.empty_segments -= 1;
@@ -479,7 +494,7 @@ impl Allocator {
     }
 }
 
-/// The error for a caller that was refused `segments` after the region tried to grow.
+/// Returns the error for a caller that was refused `segments` after the region tried to grow.
 fn refused(grown: Result<()>, segments: u64) -> Error {
     match grown {
         Ok(()) | Err(Error::NoSpace) => drain::denied(segments),
@@ -491,7 +506,7 @@ impl Region {
     /// How full the region is.
     pub fn space(&self) -> Space {
         let alloc = self.alloc.lock();
-        // Withheld segments are no part of the region for now; those taken nevertheless are.
+        // Withheld segments do not count as part of the region, except those already in use.
         let withheld = alloc.withheld.min(alloc.free_segments) * SEGMENT;
         Space {
             region_bytes: self.superblock.region_bytes - withheld,
@@ -508,25 +523,26 @@ impl Region {
         }
     }
 
-    /// More than half of the segments that only transactions which free space may take are there.
+    /// Returns whether more than half of the reserve is free or empty.
     pub fn has_half_reserve(&self) -> bool {
         let alloc = self.alloc.lock();
         alloc.free_segments + alloc.empty_segments > alloc.reserve / 2
     }
 
-    /// Reserves further free segments for transactions that free space.
+    /// Keeps this many more free segments for transactions that free space.
     pub fn withhold(&self, segments: u64) {
         self.alloc.lock().withheld = segments;
     }
 
-    /// The reserve is that of a region without the withheld segments.
+    /// Sizes the reserve for a region without the withheld segments.
     pub fn reserve_for_less(&self) {
         let mut alloc = self.alloc.lock();
         let count = alloc.segments.len() as u64 - alloc.fixed;
         alloc.reserve = (count.saturating_sub(alloc.withheld) / RESERVE_PART).max(RESERVE_MIN);
     }
 
-    /// Segments that could be withheld now: free ones, and those compaction could free, without the reserve.
+    /// Returns how many segments could be withheld now: free segments and those that compaction
+    /// could free, without the reserve.
     pub fn spare_segments(&self) -> u64 {
         let alloc = self.alloc.lock();
         (alloc.free_segments + alloc.empty_segments + alloc.gainable()).saturating_sub(alloc.reserve)
@@ -555,7 +571,7 @@ impl Region {
                 if let Some(number) = alloc.take_segment(reclaim) {
                     break (state, number);
                 }
-                // First more room, then what other classes have left over.
+                // Try to get more room first, then what other classes have left over.
                 if let Some(unbacked) = alloc.first_free().filter(|_| grown.is_ok()) {
                     drop(alloc);
                     drop(state);
@@ -566,8 +582,8 @@ impl Region {
                     break (state, number);
                 }
             }
-            // Emptying a segment must not cost a transaction that frees space the last slots of a class. Others come back when it
-            // is empty.
+            // Draining must not deny the last slots of a class to a transaction that frees space.
+            // Other transactions retry when the segment is empty.
             if reclaim {
                 alloc.undrain(class);
             }
@@ -577,7 +593,7 @@ impl Region {
         let assigned = self.log_assignment(&mut state, number as u64, class, reclaim);
         let mut alloc = self.alloc.lock();
         if let Err(error) = assigned {
-            // The table says of it what it said before: `has_bitmap` stays.
+            // The table is unchanged, so `has_bitmap` stays.
             alloc.segments[number].usage = Usage::Free;
             alloc.drain.touched += 1;
             alloc.cursor = alloc.cursor.min(number);
@@ -597,7 +613,7 @@ impl Region {
             ..Segment::new(Usage::Slots(class))
         };
         if slots % 64 != 0 {
-            // Bits behind the last slot are never free.
+            // Bits past the last slot are never free.
             let used = u64::MAX << (slots % 64);
             match &mut segment.words {
                 None => {}
@@ -608,7 +624,7 @@ impl Region {
         alloc.take_slot(class).ok_or(Error::NoSpace)
     }
 
-    /// Logs that a segment belongs to a class from now on, with an empty bitmap.
+    /// Logs that a segment belongs to a class from now on and that its bitmap is empty.
     fn log_assignment(&self, state: &mut CommitState, number: u64, class: u8, urgent: bool) -> Result<()> {
         let mut record = vec![0; RECORD_HEADER];
         let entry = SegmentEntry::new(SegmentUse::Slots(class));
@@ -657,13 +673,14 @@ impl Region {
         Ok(SlotRef::run(Offset::of_segment(start as u64), segments))
     }
 
-    /// Returns pieces to the volatile state: after the commit that freed them, or when their transaction aborts.
+    /// Returns pieces to the volatile state, after the commit that freed them or when their
+    /// transaction aborts.
     pub(crate) fn release(&self, slots: &[SlotRef]) {
         let mut alloc = self.alloc.lock();
         slots.iter().for_each(|&slot| alloc.give_back(slot));
     }
 
-    /// A reference about to be freed must name a piece that is allocated.
+    /// Checks that a reference about to be freed names an allocated piece.
     pub(crate) fn check_allocated(&self, slot: SlotRef) -> Result<()> {
         let number = slot.segment();
         let wrong = || Error::corrupt("slot reference", slot.offset().get(), slot.bits());
@@ -689,7 +706,7 @@ impl Region {
     }
 }
 
-/// The persistent side of an allocation.
+/// Logs the persistent side of an allocation.
 pub(crate) fn log_allocate(tx: &mut Tx<'_>, slot: SlotRef) -> Result<()> {
     let superblock = *tx.superblock();
     if !slot.is_run() {
@@ -704,7 +721,7 @@ pub(crate) fn log_allocate(tx: &mut Tx<'_>, slot: SlotRef) -> Result<()> {
     tx.write(entry_at(&superblock, slot.segment()), &entries)
 }
 
-/// The persistent side of a free.
+/// Logs the persistent side of a free.
 pub(crate) fn log_free(tx: &mut Tx<'_>, slot: SlotRef) -> Result<()> {
     let superblock = *tx.superblock();
     if !slot.is_run() {

@@ -1,13 +1,17 @@
 //! Checkpoints: a fuzzy copy of the region into the older of two images, sealed by an anchor.
 //!
-//! Copying runs beside transactions, a few pages at a time under the commit lock. A page copied early lacks later changes,
-//! and a page copied late has changes from behind the starting point; both are right after replaying the log
-//! from the start of the copy, because entries are absolute. Order, each step durable before the next begins:
-//! old anchors of the target gone; pages, sums and stale map; log past the end of the copy (invariant 4); new anchor.
-//! A region with a ring is saved as it stands instead, under one hold of the commit lock: the ring is too short to replay what
-//! changes during a copy. Its image names no boot, so whoever opens a region filled from it ([`crate::restore`]) is told of a power loss.
-//! An image file: region bytes, then from `region_bytes` on one CRC32C for every page, then the stale map: which pages of
-//! the *other* image differ from this one, so that the next checkpoint after a mount need not write everything.
+//! Copying runs beside transactions, a few pages at a time under the commit lock. A page copied
+//! early lacks later changes, and a page copied late has changes made after the start. Replaying
+//! the log from the start of the copy makes both right, because entries are absolute. Each step is
+//! durable before the next begins: clear the target's old anchors; write pages, sums and stale map;
+//! make the log durable past the end of the copy (invariant 4); write the new anchor.
+//! A region with a ring is saved as it is, under one hold of the commit lock: the ring is too short
+//! to replay what changes during a copy. Its image names no boot, so a region filled from it
+//! ([`crate::restore`]) reports a power loss when opened.
+//! An image file holds the region's bytes, then, at `region_bytes`, one sum for every page, then
+//! the stale map, then the used slots of each segment. The stale map says which pages of the
+//! *other* image differ from this one, so that the next checkpoint after a mount need not write
+//! everything.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,13 +35,15 @@ pub(crate) struct CheckpointState {
     current: Option<usize>,
     /// Generation of the current image's anchor.
     generation: u64,
-    /// Pages of the other image that were already stale when the current one was begun; `None`: all.
+    /// Pages of the other image that were already stale when the current one was begun. `None`: all
+    /// pages.
     stale: Option<Vec<u64>>,
-    /// The image the memory may still read through to.
+    /// The image that the memory may still read through to.
     mapped: Option<usize>,
-    /// Images this mount has written: what they hold is known. Of the others it is not ([`standby`]).
+    /// Images this mount has written. Their contents are known; other images need a check
+    /// ([`standby`]).
     written: [bool; 2],
-    /// Where the log ended when the last checkpoint found no room; none since one was sealed.
+    /// Where the log ended when the last checkpoint failed; `None` since one was sealed.
     pub failed_at: Option<crate::Lsn>,
 }
 
@@ -57,15 +63,17 @@ pub(crate) fn used_at(superblock: &Superblock) -> u64 {
     (stale_at(superblock) + STALE_HEADER as u64 + words * 8).next_multiple_of(PAGE)
 }
 
-/// Segments whose used slots are counted under one hold of the allocator's lock.
+/// Segments for which the used slots are collected under one hold of the allocator's lock.
 const COUNT_SEGMENTS: usize = 16 << 10;
 
 /// Header of the used slots: generation (u64), segments (u32), checksum of generation, segments and counts (u32).
 pub(crate) const USED_HEADER: usize = 16;
 
-/// The slots in use when the image with `anchor` was sealed; empty if it does not say.
+/// Returns the slots in use when the image with `anchor` was sealed; empty if the image does not
+/// say.
 ///
-/// Right for each segment whose bitmap no later record touches, but for slots of transactions that were never committed.
+/// A count is exact for each segment whose bitmap no later record touches, except that it includes
+/// slots of transactions that were never committed.
 pub(crate) fn used_slots(
     images: &[Arc<dyn ImageFile>; 2],
     superblock: &Superblock,
@@ -103,7 +111,7 @@ pub fn newest_image(images: &[Arc<dyn ImageFile>; 2]) -> Result<(usize, Superblo
         Ok((superblock, anchor))
     };
     match (read(images[0].as_ref()), read(images[1].as_ref())) {
-        // An image that cannot be read may be the newest: falling back to the older one would undo what it holds.
+        // An unreadable image may be the newest. Falling back to the older one would undo changes.
         (Err(error @ Error::Media(_)), _) | (_, Err(error @ Error::Media(_))) => Err(error),
         (Ok((s0, a0)), Ok((s1, a1))) => {
             if s0.uuid != s1.uuid {
@@ -111,13 +119,14 @@ pub fn newest_image(images: &[Arc<dyn ImageFile>; 2]) -> Result<(usize, Superblo
             }
             Ok(if a0.generation.get() > a1.generation.get() { (0, s0, a0) } else { (1, s1, a1) })
         }
-        // A sound superblock of a later program: what the other image would be replayed with may hold what we cannot read.
+        // A sound superblock of a later program. The log that the other image would be replayed
+        // with may hold records that this program cannot read.
         (Err(error @ Error::Format(FormatError::Features { .. })), Ok(_))
         | (Ok(_), Err(error @ Error::Format(FormatError::Features { .. }))) => Err(error),
         (Ok((s, a)), Err(_)) => Ok((0, s, a)),
         (Err(_), Ok((s, a))) => Ok((1, s, a)),
         (Err(Error::Format(first)), Err(Error::Format(second))) => {
-            // A version or feature we do not know says more than a missing magic.
+            // An unknown version or feature says more than a missing magic.
             let telling = |e: &FormatError| matches!(e, FormatError::Version { .. } | FormatError::Features { .. });
             match (telling(&first), telling(&second)) {
                 (true, _) => Err(first.into()),
@@ -129,8 +138,9 @@ pub fn newest_image(images: &[Arc<dyn ImageFile>; 2]) -> Result<(usize, Superblo
     }
 }
 
-/// Compares the fixed areas of a mapped image (superblock, roots, segment table, bulk bitmap) with their sums: what
-/// every later step relies on. The rest is for the offline checker, because it would cost reading the whole image.
+/// Compares the fixed areas of a mapped image (superblock, roots, segment table, bulk bitmap) with
+/// their sums, because every later step relies on them. The rest is left to the offline checker,
+/// since it would cost reading the whole image.
 pub(crate) fn verify_fixed(
     memory: &dyn PersistentMemory,
     image: &dyn ImageFile,
@@ -158,7 +168,7 @@ pub(crate) fn verify_fixed(
 }
 
 impl CheckpointState {
-    /// After a mount: which image is in use, and what is known of the other one.
+    /// Sets, after a mount, which image is in use and what is known of the other one.
     pub fn restore(
         &mut self,
         images: Option<&[Arc<dyn ImageFile>; 2]>,
@@ -167,7 +177,7 @@ impl CheckpointState {
     ) -> Result<()> {
         let Some(images) = images else { return Ok(()) };
         if superblock.memory_kind.has_ring() {
-            // The region is its own truth; the first save of a mount writes a whole image.
+            // The region itself is authoritative. The first save of a mount writes a whole image.
             match newest_image(images) {
                 Ok((current, saved, anchor)) if saved.uuid == superblock.uuid => {
                     empty_other_layout(images[1 - current].as_ref(), superblock)?;
@@ -212,14 +222,15 @@ impl CheckpointState {
 }
 
 impl Region {
-    /// Writes the region into the older image and seals it. The log before its start is then free.
-    /// Runs beside transactions; a region with a ring lets them wait. Does nothing for memory without images.
+    /// Writes the region into the older image and seals it. The log before the start of the copy is
+    /// then free. Transactions continue meanwhile, but in a region with a ring they wait. Does
+    /// nothing for memory without images.
     pub fn checkpoint(&self) -> Result<()> {
         self.write_image(false)
     }
 
-    /// The last thing done to a region: everything durable, image sealed as clean, ring head moved.
-    /// No transaction may run at the same time or afterwards.
+    /// Makes everything durable, moves the ring's head and seals an image as clean. Must be the
+    /// last operation on a region. No transaction may run at the same time or afterwards.
     pub fn shutdown(&self) -> Result<()> {
         self.writable()?;
         self.sync()?;
@@ -232,8 +243,8 @@ impl Region {
         Ok(())
     }
 
-    /// Reads what the newest saved image of a region with a ring holds at `at`: what the region would be again if its memory
-    /// were lost. False if there is no such image.
+    /// Reads what the newest saved image of a region with a ring holds at `at`: the contents that a
+    /// restore would bring back if the memory were lost. Returns false if there is no such image.
     pub fn read_saved(&self, at: Offset, out: &mut [u8]) -> Result<bool> {
         let state = self.checkpoint.lock();
         match (&self.images, state.current) {
@@ -248,7 +259,7 @@ impl Region {
     /// Moves the ring's head to its end and marks the region clean.
     fn seal_ring(&self) -> Result<()> {
         let mut state = self.commit.lock();
-        // All applied lines before the anchor that lets go of their records.
+        // All applied lines must be durable before the anchor releases their records.
         self.memory.fence();
         state.anchor_generation += 1;
         let anchor = self.anchor(&state, state.end, state.end, state.salt, ANCHOR_CLEAN);
@@ -275,14 +286,15 @@ impl Region {
         let outcome = self.copy_and_seal(images, state, clean, &mut fresh);
         state.failed_at = outcome.is_err().then(|| self.last_lsn());
         if let Err(error) = &outcome {
-            // The image is not sealed and the old one still counts: lack of room is no reason to stop.
+            // The new image is not sealed and the old one still counts, so lack of room does not
+            // poison the region.
             if let Error::Media(error) = error
                 && !error.is_lack()
             {
                 self.poison("a checkpoint", error);
             }
-            // The pages taken off the dirty map are in no image: the next checkpoint must write them, and the one after
-            // it must know them for stale in the other image.
+            // The pages taken off the dirty map are in no image. The next checkpoint must write
+            // them, and the one after it must know that they are stale in the other image.
             if !is_planted(Bug::FailedPages) {
                 for (dirty, bits) in self.dirty.iter().zip(&fresh) {
                     dirty.fetch_or(*bits, Ordering::Relaxed);
@@ -292,7 +304,7 @@ impl Region {
         outcome
     }
 
-    /// `fresh` gets the pages taken off the dirty map.
+    /// `fresh` receives the pages taken off the dirty map.
     fn copy_and_seal(
         &self,
         images: &[Arc<dyn ImageFile>; 2],
@@ -309,7 +321,7 @@ impl Region {
             state.mapped = None;
         }
         self.distrust_standby(images, state, target);
-        // The target must not pass for valid while it is written.
+        // The target must not pass as valid while it is written.
         if !is_planted(Bug::Invalidation) {
             image.write(ANCHOR_AT[0], &vec![0; PAGE as usize])?;
             image.sync()?;
@@ -327,7 +339,7 @@ impl Region {
         let copied = self.last_lsn();
         let mut commit = standing.unwrap_or_else(|| self.commit.lock());
         let generation = if ring {
-            // The ring's anchors have their own count: they alternate between two places by it.
+            // The ring's anchors have their own count, which selects one of two places for each.
             commit.anchor_generation.max(state.generation + 1)
         } else {
             commit.anchor_generation += 1;
@@ -342,7 +354,8 @@ impl Region {
         if !ring {
             self.write_used_slots(image, generation)?;
         }
-        // Pages durable, and the log durable past the end of the copy, before the anchor says so (invariant 4).
+        // The pages must be durable, and the log durable past the end of the copy, before the
+        // anchor says so (invariant 4).
         image.sync()?;
         self.sync_to(copied)?;
         image.write(ANCHOR_AT[0], anchor.as_bytes())?;
@@ -360,7 +373,8 @@ impl Region {
         Ok(())
     }
 
-    /// Copies the pages that the image lacks, with their sums. With a ring the caller holds the commit lock.
+    /// Copies the pages that the image lacks, with their sums. With a ring, the caller holds the
+    /// commit lock.
     fn copy_pages(
         &self,
         images: &[Arc<dyn ImageFile>; 2],
@@ -394,7 +408,7 @@ impl Region {
                 self.memory.read(first * PAGE, bytes);
             }
             image.write(first * PAGE, bytes)?;
-            // Pages that memory has from an image of an earlier mount may have decayed there.
+            // Pages that memory took from an image of an earlier mount may have decayed there.
             let inherits = |page: u64| {
                 !ring
                     && state.current.is_some_and(|current| !state.written[current])
@@ -406,9 +420,10 @@ impl Region {
         Ok(())
     }
 
-    /// Adds to the stale pages of an image that an earlier mount wrote those that are not what they should be.
+    /// Adds to the stale pages of an image from an earlier mount those pages whose contents are
+    /// wrong.
     fn distrust_standby(&self, images: &[Arc<dyn ImageFile>; 2], state: &mut CheckpointState, target: usize) {
-        // A comparison would also find what these bugs leave behind, and hide them.
+        // The comparison would also find, and so hide, what these bugs leave behind.
         if state.written[target]
             || [Bug::Unverified, Bug::Invalidation, Bug::StaleMap, Bug::FailedPages].into_iter().any(is_planted)
         {
@@ -438,8 +453,9 @@ impl Region {
         Ok(())
     }
 
-    /// Counts beside running transactions: a slot is taken before its record and given back after it, so what is counted is
-    /// in use, or about to be, or a record behind the copy's start touches its bitmap.
+    /// Writes the used slots while transactions run. A slot is taken before its record is logged
+    /// and given back after it. So each counted slot is in use, is about to be, or has its bitmap
+    /// touched by a record after the start of the copy.
     fn write_used_slots(&self, image: &dyn ImageFile, generation: u64) -> Result<()> {
         let mut counts: Vec<u8> = Vec::new();
         for first in (0..self.superblock.segment_count as usize).step_by(COUNT_SEGMENTS) {

@@ -1,22 +1,26 @@
-//! Emptying sparse segments, and giving the memory of free ones back.
+//! Emptying sparse segments and giving back the memory of free ones.
 //!
-//! A segment belongs to one size class, and is free for others only when its last slot is. Random deletions leave a few slots
-//! in each: much is free, and nothing can be had. So segments with few slots in use are chosen ([`Region::drain`]), nothing is
-//! allocated in them any more, and the caller, who knows what lies in them, moves it into other segments of the class
-//! ([`Tx::relocate`]). A segment is free when its last slot is.
+//! A segment belongs to one size class, and is free for others only when its last slot is free.
+//! Random deletions leave a few slots in each segment: much space is free, and none of it is usable
+//! for another class. So [`Region::drain`] chooses segments with few slots in use. Nothing is
+//! allocated in them any more, and the caller, who knows their contents, moves these into other
+//! segments of the class ([`Tx::relocate`]). A segment is free when its last slot is.
 //! Rules:
-//! - Draining is volatile, and only a preference about new allocations: forgetting it costs nothing, and a transaction that
-//!   frees space ends it for a class it finds no slot of.
-//! - Segments are chosen only if the class's free slots elsewhere suffice. Moving takes no free segment, and ends by itself:
-//!   a class without surplus has nothing to choose.
-//! - Bytes of free segments are undefined. No reader relies on them, so their memory may go ([`Region::discard_free`]); but
-//!   for the bitmap of a segment that is free only in the volatile state, and of a class for whoever opens the region next.
-//! - What the image said of an unread segment may name too many slots in use, never too few. That is good enough for choosing;
-//!   the bitmap is read before a segment is drained.
-//! - A segment that is emptied behind the room on the host stays with its class: it may be taken from there, but as a free one
-//!   not before there is more room.
+//! - Draining is volatile, and only a preference about new allocations. Forgetting it costs
+//!   nothing. A transaction that frees space ends it for a class in which it finds no slot.
+//! - Segments are chosen only if the class's free slots elsewhere suffice. Moving takes no free
+//!   segment, and ends by itself: a class without surplus has nothing to choose.
+//! - Bytes of free segments are undefined. No reader relies on them, so their memory may be
+//!   discarded ([`Region::discard_free`]). The exception is the bitmap of a segment that is free
+//!   only in the volatile state: the table still assigns it to a class, and the next opening reads
+//!   the bitmap.
+//! - The image's count for an unread segment may be too high, never too low. That is good enough
+//!   for choosing. The bitmap is read before a segment is drained.
+//! - A segment emptied beyond the room on the host stays with its class. It can be taken for
+//!   another class, but it becomes a free segment only when there is more room.
 //!
-//! Left out: finding what lies in a segment, and when it is worth the work (the engine above).
+//! Left out: finding the contents of a segment, and deciding when draining is worth the work (the
+//! engine above).
 
 use std::cell::Cell;
 
@@ -28,7 +32,8 @@ use crate::{Error, Region, Result, Tx, View};
 
 /// Segments looked at under one hold of the allocator's lock.
 const SLICE: usize = 16 << 10;
-/// Segments that begin to drain under one hold of that lock: the bitmap of each may have to be read from a disk.
+/// Segments that begin to drain under one hold of that lock. The bitmap of each may have to be read
+/// from a disk.
 const BEGIN_SLICE: usize = 32;
 /// Segments whose memory is given back under one hold of the allocator's lock (2 MiB).
 const DISCARD_SLICE: usize = 32;
@@ -37,14 +42,14 @@ thread_local! {
     static DENIED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Notes that this thread was refused `segments`, and returns the error for it.
+/// Records that this thread was refused `segments`, and returns the error for it.
 pub(crate) fn denied(segments: u64) -> Error {
     DENIED.set(segments);
     Error::NoSpace
 }
 
-/// The segments this thread was last refused, 0 if none since the last call: tells a caller with [`Error::NoSpace`] whether
-/// and how much compaction may help.
+/// Returns how many segments this thread was last refused, 0 if none since the last call. Tells a
+/// caller with [`Error::NoSpace`] whether compaction may help, and how much is needed.
 pub fn take_denied() -> u64 {
     DENIED.replace(0)
 }
@@ -54,20 +59,20 @@ pub fn take_denied() -> u64 {
 pub(crate) enum Rest {
     /// Used since its memory was given back.
     Touched,
-    /// The same, and free at an earlier look.
+    /// Used since then, and found free by one call of [`Region::discard_free`].
     Resting,
     /// Given back.
     Given,
 }
 
-/// The allocator's state about all this.
+/// The allocator's state for draining and discarding.
 #[derive(Default)]
 pub(crate) struct Drain {
     /// Segments being emptied.
     draining: u64,
     /// Free segments with [`Rest`] other than given.
     pub touched: u64,
-    /// Neighbours being freed for a run: nothing else is to take them.
+    /// Neighbours being freed for a run: nothing else may take them.
     window: Option<(usize, usize)>,
 }
 
@@ -97,7 +102,7 @@ impl Victims {
         (0..self.words.len() * 64).filter(|&s| self.words[s / 64] >> (s % 64) & 1 == 1)
     }
 
-    /// Does the slot lie in one of them?
+    /// Returns whether the slot lies in one of the chosen segments.
     #[inline]
     pub fn contains(&self, slot: SlotRef) -> bool {
         let segment = slot.segment() as usize;
@@ -127,12 +132,12 @@ impl Candidate {
 }
 
 impl Allocator {
-    /// Free, and not kept for a run in the making.
+    /// Returns whether the segment is free and not kept for a run being assembled.
     pub fn is_free(&self, number: usize) -> bool {
         self.segments[number].usage == Usage::Free && !self.drain.holds(number)
     }
 
-    /// A free segment is about to be used.
+    /// Marks the memory of a free segment as used again.
     pub fn leave_rest(&mut self, number: usize) {
         if self.segments[number].rest != Rest::Given {
             self.drain.touched -= 1;
@@ -140,7 +145,7 @@ impl Allocator {
         self.segments[number].rest = Rest::Touched;
     }
 
-    /// Takes the empty segments away from their classes.
+    /// Takes empty segments that have room on the host away from their classes.
     pub fn strip_empty(&mut self) {
         for number in 0..self.limit(true) as usize {
             if self.is_empty_slots(number) {
@@ -150,7 +155,7 @@ impl Allocator {
         }
     }
 
-    /// The last slot of a draining segment was freed.
+    /// Frees a draining segment whose last slot was freed.
     pub fn drained(&mut self, number: usize) {
         if number as u64 >= self.limit(true) {
             return self.undrain_one(number, false);
@@ -175,7 +180,7 @@ impl Allocator {
         }
     }
 
-    /// Lets allocations of `class` have the slots of its draining segments again.
+    /// Makes the slots in draining segments of `class` available to allocations again.
     pub fn undrain(&mut self, class: u8) {
         if self.drain.draining == 0 {
             return;
@@ -187,24 +192,26 @@ impl Allocator {
         }
     }
 
-    /// Begins to empty a segment, if it still is what the candidate says.
+    /// Begins to drain a segment if it still matches the candidate.
     fn begin(&mut self, candidate: &Candidate) -> bool {
         if self.segments[candidate.number].usage != Usage::Slots(candidate.class) {
             return false;
         }
         self.read_bitmap(candidate.number);
         let segment = &mut self.segments[candidate.number];
-        // Empty ones, as a bitmap may show only when it is read, are there to be taken.
+        // Skip empty segments, which can be taken at once. Reading the bitmap may have shown one to
+        // be empty.
         if segment.draining || segment.free as u32 == class_geometry(candidate.class).0 {
             return false;
         }
-        // The list still names it; `take_slot` passes over it. `listed` stays true as long as it does.
+        // The list still names the segment, and `take_slot` skips it. `listed` stays true as long
+        // as the list names it.
         segment.draining = true;
         self.drain.draining += 1;
         true
     }
 
-    /// Segments that compaction could free at most.
+    /// Upper bound of the segments that compaction could free.
     pub fn gainable(&self) -> u64 {
         let gain = |class: usize| {
             let needed = self.class_used[class].div_ceil(class_geometry(class as u8).0 as u64);
@@ -214,7 +221,7 @@ impl Allocator {
         (0..CLASSES).map(gain).sum::<u64>().saturating_sub(self.empty_segments)
     }
 
-    /// Segments that could be had for pieces of any size, the reserve left out.
+    /// Segments usable for pieces of any size, without the reserve.
     pub fn usable_segments(&self) -> u64 {
         (self.free_segments + self.empty_segments + self.gainable()).saturating_sub(self.kept())
     }
@@ -225,20 +232,20 @@ impl Allocator {
         if limit >= count {
             return self.free_segments;
         }
-        // Behind the last one ever used all are free.
+        // All segments past the last one ever used are free.
         let used_to = self.high.max(limit).min(count);
         let between = (limit..used_to).filter(|&s| self.segments[s as usize].usage == Usage::Free).count() as u64;
         self.free_segments.saturating_sub(between + count - used_to)
     }
 
-    /// Segments an ordinary transaction could have now, without more room on the host.
+    /// Segments an ordinary transaction could take now, without more room on the host.
     fn available(&self) -> u64 {
         (self.free_segments + self.empty_segments)
             .saturating_sub(self.kept())
             .min(self.free_within_limit() + self.empty_segments)
     }
 
-    /// Those of [`Allocator::usable_segments`] that need no more room on the host.
+    /// The part of [`Allocator::usable_segments`] that needs no more room on the host.
     pub fn backed_usable_segments(&self) -> u64 {
         self.usable_segments().min(self.free_within_limit() + self.empty_segments + self.gainable())
     }
@@ -253,7 +260,8 @@ impl Allocator {
     }
 }
 
-/// Number of candidates of a class, in ascending order of their used slots, that can be emptied into the others.
+/// Returns how many of a class's candidates, in ascending order of their used slots, can be emptied
+/// into the remaining segments.
 fn feasible(candidates: &[Candidate], class: u8, free: u64) -> usize {
     let slots = class_geometry(class).0 as u64;
     let (mut room, mut moved) = (free, 0);
@@ -268,13 +276,15 @@ fn feasible(candidates: &[Candidate], class: u8, free: u64) -> usize {
 }
 
 impl Region {
-    /// Segments that compaction could free at most, free ones not counted; and segments free now, the reserve left out.
+    /// Returns an upper bound of the segments that compaction could free, not counting free ones,
+    /// and the segments free now without the reserve.
     pub fn gainable_segments(&self) -> (u64, u64) {
         let alloc = self.alloc.lock();
         (alloc.gainable(), (alloc.free_segments + alloc.empty_segments).saturating_sub(alloc.kept()))
     }
 
-    /// Could an ordinary transaction have `segments` now, as a run if more than one, without more room on the host?
+    /// Returns whether an ordinary transaction could take `segments` now, as a run if more than
+    /// one, without more room on the host.
     pub fn has_room(&self, segments: u64) -> bool {
         let mut alloc = self.alloc.lock();
         alloc.available() >= segments && (segments <= 1 || alloc.has_run(segments))
@@ -285,13 +295,14 @@ impl Region {
         self.alloc.lock().available()
     }
 
-    /// Segments chosen and not yet empty.
+    /// Segments chosen and not empty yet.
     pub fn draining_segments(&self) -> u64 {
         self.alloc.lock().drain.draining
     }
 
-    /// Chooses up to `want` segments with the fewest bytes in use, at most `bytes` of them together, and stops allocating
-    /// there. `stuck`: also those that were drained in vain before.
+    /// Chooses up to `want` segments with the fewest bytes in use, at most `bytes` in total, and
+    /// stops allocating there. With `stuck`, segments that were drained without success before are
+    /// chosen too.
     pub fn drain(&self, want: u64, bytes: u64, stuck: bool) -> Victims {
         let mut candidates: [Vec<Candidate>; CLASSES] = [const { Vec::new() }; CLASSES];
         let mut free = [0u64; CLASSES];
@@ -313,7 +324,8 @@ impl Region {
             list.truncate(feasible(&list, class as u8, free[class]));
             chosen.extend(list);
         }
-        // The cheapest of all classes: of each class they are the first of its list, so they stay feasible.
+        // Take the cheapest of all classes. They come first in the list of their class, so they
+        // stay feasible.
         chosen.sort_unstable_by_key(|c| (c.bytes(), c.number));
         let mut sum = 0;
         let within = |c: &Candidate| {
@@ -324,10 +336,11 @@ impl Region {
         self.begin_drain(&chosen)
     }
 
-    /// Chooses `segments` neighbours that can be emptied with the fewest bytes moved, and keeps them for whoever calls
-    /// [`Region::end_drain`] and allocates a run then.
+    /// Chooses `segments` neighbours that can be emptied with the fewest bytes moved. They are kept
+    /// until [`Region::end_drain`], so that the caller can allocate a run then.
     pub fn drain_run(&self, segments: u64) -> Option<Victims> {
-        // No run is free, so fewer segments than a run's lie behind the last one used: they may be part of the best place.
+        // No run is free, so fewer segments than the run needs lie past the last used one. They may
+        // be part of the best place, so try to get room for them.
         let _ = self.grow(self.superblock.segment_count, false);
         let mut alloc = self.alloc.lock();
         alloc.strip_empty();
@@ -389,7 +402,8 @@ impl Region {
         victims
     }
 
-    /// Ends what [`Region::drain`] began: what is not empty now is used again. Returns how many segments that are.
+    /// Ends what [`Region::drain`] began: segments that are not empty by now are used again.
+    /// Returns the number of those segments.
     pub fn end_drain(&self, victims: &Victims) -> u64 {
         let mut alloc = self.alloc.lock();
         let before = alloc.drain.draining;
@@ -398,7 +412,7 @@ impl Region {
         before - alloc.drain.draining
     }
 
-    /// Calls `look` for each segment, some under each hold of the lock.
+    /// Calls `look` for each segment, a slice of them under each hold of the lock.
     fn slices(&self, mut look: impl FnMut(usize, &Segment)) {
         let mut from = 0;
         loop {
@@ -412,8 +426,8 @@ impl Region {
         }
     }
 
-    /// Gives back the memory of segments that were free at the last call already; returns how many bytes. Empty segments
-    /// leave their class in the same way.
+    /// Gives back the memory of segments that were already free at the last call, and returns the
+    /// number of bytes. Empty segments leave their class in the same way.
     pub fn discard_free(&self) -> u64 {
         let (mut from, mut bytes) = (0, 0);
         loop {
@@ -427,7 +441,7 @@ impl Region {
                     alloc.segments[from].rest = Rest::Given;
                     alloc.drain.touched -= 1;
                     let kept = if alloc.segments[from].has_bitmap { PAGE } else { 0 };
-                    // Under the lock, so that nobody gets it meanwhile.
+                    // Under the lock, so that nobody takes the segment meanwhile.
                     self.memory.discard(from as u64 * SEGMENT + kept, SEGMENT - kept);
                     (bytes, left) = (bytes + SEGMENT - kept, left - 1);
                 } else if alloc.segments[from].rest == Rest::Touched {
@@ -447,13 +461,14 @@ impl Region {
         }
     }
 
-    /// Lets empty segments leave their classes: an ordinary transaction takes slots of its class from an empty segment even where
-    /// only the reserve is left.
+    /// Takes empty segments away from their classes. Otherwise an ordinary transaction takes slots
+    /// from an empty segment of its class even when only the reserve is left.
     pub fn strip_empty(&self) {
         self.alloc.lock().strip_empty();
     }
 
-    /// A slot of `class` outside of draining segments, without taking a free segment.
+    /// Allocates a slot of the same class outside draining segments, without taking a free segment.
+    /// Returns `None` if the segment of `old` is not draining.
     fn allocate_beside(&self, old: SlotRef) -> Option<SlotRef> {
         let mut alloc = self.alloc.lock();
         if !alloc.segments.get(old.segment() as usize)?.draining {
@@ -464,8 +479,9 @@ impl Region {
 }
 
 impl Tx<'_> {
-    /// Moves a slot out of a draining segment: allocates one of the same class elsewhere, copies, frees the old one. The
-    /// caller stores the new reference. `None`, and nothing done: the segment is not draining, or there is no slot.
+    /// Moves a slot out of a draining segment: allocates a slot of the same class elsewhere, copies
+    /// the bytes and frees the old slot. The caller stores the new reference. Returns `None` and
+    /// does nothing if the segment is not draining or no slot is available.
     pub fn relocate(&mut self, old: SlotRef) -> Result<Option<SlotRef>> {
         let bytes = self.read_vec(old.offset(), old.capacity() as usize)?;
         let Some(new) = self.region().allocate_beside(old) else { return Ok(None) };

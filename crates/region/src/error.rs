@@ -1,7 +1,8 @@
 //! Errors of a region.
 //!
-//! Owns: [`Error`], and [`Failure`], why a region takes no more commits. Lack of space and too large a transaction are the caller's to handle; damage names the offset and the value found;
-//! failures of media come through as they are. Only bugs panic.
+//! Owns: [`Error`], and [`Failure`], the reason why a region refuses commits. The caller handles
+//! lack of space and oversized transactions. Damage names the offset and the value found. Media
+//! failures are passed through. Only bugs panic.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +27,8 @@ pub enum Error {
     TooSmall { have: u64, need: u64 },
     #[error("the anchor belongs to another store")]
     Foreign,
-    /// A restore has left this region behind: the bulk device has gone on without it. Both numbers count restores.
+    /// A restore has left this region behind: the store has continued on the bulk device without
+    /// it. Both numbers count restores.
     #[error(
         "the region (restored {region} times) is older than the saved image (restored {image} times): the store has gone \
          on from an image, without this region"
@@ -37,7 +39,7 @@ pub enum Error {
          back from a backup, or have been used elsewhere"
     )]
     ImageOlder { region: u64, image: u64 },
-    /// Positions of the log: where the region's ends, and up to where the image has everything.
+    /// Log positions: the region's end, and the position up to which the image has everything.
     #[error(
         "the region ends at log position {end}, and the saved image has all up to {saved}: the region is an older copy, put \
          back"
@@ -50,7 +52,8 @@ pub enum Error {
     ImageBehind { end: Lsn, saved: Lsn },
     #[error("the log ends at {end}, before the image's seal at {sealed}: log segments are missing or damaged")]
     LogShort { end: Lsn, sealed: Lsn },
-    /// A record in the middle of the log does not count: what follows it would be given up in silence.
+    /// A record in the middle of the log does not count. The records after it would be lost
+    /// silently.
     #[error("the log is damaged at position {at}: records that belong to it follow from {next} on, and would be lost")]
     LogGap { at: Lsn, next: Lsn },
     #[error("logged memory needs a log and two images")]
@@ -63,16 +66,16 @@ pub enum Error {
     Media(#[from] MediaError),
 }
 
-/// The failure that ended a region's commits: the first one, whatever failed afterwards.
+/// The first failure that ended a region's commits. Later failures do not replace it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The operation that failed: "the sync of the log".
+    /// The operation that failed, for example "the sync of the log".
     pub operation: &'static str,
     /// The device or file, as its medium names it.
     pub object: String,
     /// The medium's answer, with the operating system's error number where there is one.
     pub cause: String,
-    /// By the store's clock (nanoseconds since 1970); 0 where nobody gave the region a clock.
+    /// Time by the store's clock (nanoseconds since 1970); 0 if the region was given no clock.
     pub at_ns: i64,
 }
 
@@ -87,7 +90,7 @@ impl Failure {
         Failure { operation, object, cause, at_ns: 0 }
     }
 
-    /// Consequence for the store's users, and the remedy.
+    /// The consequence for the store's users, and the remedy.
     pub fn consequence(&self) -> &'static str {
         "the store is read-only until it is mounted again: what an fsync confirmed before is safe, changes that none \
          confirmed may be lost; look after the device, then unmount and mount again"

@@ -1,9 +1,10 @@
 //! Adds an incompatible feature to a store that was made without it.
 //!
-//! Older programs must refuse the store from before the first record that needs the feature. Memory with a ring is what they
-//! read first, so its superblock changes in place: the bit, then the checksum, which decides ([`FEATURE_PACKED`]). `logged`
-//! memory is built from an image, so a checkpoint writes and seals the new superblock; the older image cannot be
-//! replayed any more then, because the log before the newer one is released.
+//! Older programs must refuse the store from before the first record that needs the feature. They
+//! read memory with a ring first, so its superblock changes in place: first the bit, then the
+//! checksum, which decides ([`FEATURE_PACKED`]). `logged` memory is built from an image, so a
+//! checkpoint writes and seals the new superblock. The older image cannot be replayed any more
+//! then, because the log before the newer one is released.
 //!
 //! [`FEATURE_PACKED`]: shoal_format::superblock::FEATURE_PACKED
 
@@ -15,7 +16,7 @@ use shoal_format::{Offset, PAGE};
 
 use crate::{Region, Result};
 
-/// The words of the superblock that change: the features, and the one with the checksum.
+/// Offsets of the superblock's words that change: the features, and the word with the checksum.
 const FEATURES: usize = offset_of!(SuperblockRecord, features_incompat);
 const CHECKSUM: usize = offset_of!(SuperblockRecord, crc) / 8 * 8;
 
@@ -24,9 +25,9 @@ impl Region {
         self.features.load(Ordering::Acquire) & feature == feature
     }
 
-    /// Adds an incompatible feature; it is durable when this returns. Nothing is done when the store has it.
+    /// Adds an incompatible feature, durable on return. Does nothing if the store has it already.
     pub fn add_feature(&self, feature: u64) -> Result<()> {
-        // Without the lock: a checkpoint under way holds it for as long as an image takes.
+        // Check without the lock, which a checkpoint holds while it writes an image.
         if self.has_feature(feature) {
             return Ok(());
         }

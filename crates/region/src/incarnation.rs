@@ -1,13 +1,17 @@
-//! Which of a `battery` region and its saved images is the store: they may have parted ways.
+//! Decides which of a `battery` region and its saved images is the store, because the two may have
+//! diverged.
 //!
-//! The memory of a region can be absent for a while (its file system is not mounted), and the store go on from its image;
-//! then two regions exist that share one bulk device, and each would show the other's bytes as its own. So a restore
-//! begins a new *incarnation*: its number is in the anchors of the region and of both images, and a region of another
-//! one is refused ([`compare`]), and so is one whose log ends where the image says it cannot: an older copy that was put back. An image that is *clean* holds all that the region held; the mark is taken off before
-//! the first record of a mount, so that whoever finds the region gone knows whether the image lacks anything.
+//! A region's memory can be absent for a while (its file system is not mounted) while the store
+//! continues from its image. Then two regions share one bulk device, and each would show the
+//! other's bytes as its own. So a restore begins a new *incarnation*. Its number is in the anchors
+//! of the region and of both images. A region of another incarnation is refused ([`compare`]). So
+//! is a region whose log ends where the image says it cannot: an older copy that was put back. A
+//! *clean* image holds everything the region held. The mark is removed before the first record of a
+//! mount, so that it shows whether the image lacks anything if the region is lost.
 //!
-//! Rules: images learn of a new incarnation durably before its region can be found ([`restore`] returns then). Marks go
-//! to the second anchor slot, which counts among equal generations; the first one keeps what it held.
+//! Rules: images record a new incarnation durably before [`restore`] returns, so before its region
+//! can be found. Marks go to the second anchor slot, which wins among equal generations. The first
+//! slot keeps its contents.
 //! Left out: whether to restore, and where the region's file is (the store's directory knows).
 
 use std::cmp::Ordering;
@@ -23,17 +27,17 @@ use crate::checkpoint::sums_at;
 use crate::seal::empty_other_layout;
 use crate::{Error, Lsn, Result, newest_image};
 
-/// An incarnation is the number of restores, with this many random bits below it: two copies of the images that are both
-/// restored from part ways as well.
+/// Number of random bits below the count of restores in an incarnation. They make two copies of the
+/// same images diverge when both are restored.
 const RANDOM_BITS: u32 = 32;
 
-/// The incarnation behind `last`.
+/// Returns the incarnation that follows `last`.
 pub fn next_incarnation(last: u64, random: u32) -> u64 {
     ((last >> RANDOM_BITS) + 1) << RANDOM_BITS | random as u64
 }
 
-/// Refuses a region that is not of the incarnation the images are of, or not at a position they leave possible; `end` is where
-/// its log ends. Images that hold nothing yet say nothing.
+/// Refuses a region whose incarnation differs from that of the images, or whose log position
+/// contradicts them. `end` is where its log ends. Empty images are ignored.
 pub fn compare(
     images: &[Arc<dyn ImageFile>; 2],
     superblock: &Superblock,
@@ -52,7 +56,7 @@ pub fn compare(
         return Err(if older { Error::RegionOlder { region, image } } else { Error::ImageOlder { region, image } });
     }
     let saved = newest.replay_from();
-    // An older program does not take the mark off an image that falls behind.
+    // An older program does not remove the mark from an image that falls behind.
     let marked = superblock.features & FEATURE_INCARNATION != 0 && newest.flags.get() & ANCHOR_CLEAN != 0;
     match end.cmp(&saved) {
         Ordering::Less => Err(Error::RegionBehind { end, saved }),
@@ -61,7 +65,7 @@ pub fn compare(
     }
 }
 
-/// Notes durably that the region is about to change, and the image no longer holds all of it.
+/// Records durably that the region is about to change, so that the image no longer holds all of it.
 pub(crate) fn mark_in_use(image: &dyn ImageFile, anchor: AnchorRecord) -> Result<()> {
     if anchor.flags.get() & ANCHOR_CLEAN == 0 {
         return Ok(());
@@ -75,7 +79,7 @@ fn write_second(image: &dyn ImageFile, anchor: AnchorRecord) -> Result<()> {
     Ok(image.sync()?)
 }
 
-/// Puts a superblock into an image, with the sum of its page; a sync is still to come.
+/// Puts a superblock and the sum of its page into an image. The caller must sync it.
 fn write_superblock(image: &dyn ImageFile, superblock: &Superblock) -> Result<()> {
     let mut page = vec![0; PAGE as usize];
     image.read(SUPERBLOCK_AT, &mut page)?;
@@ -85,16 +89,18 @@ fn write_superblock(image: &dyn ImageFile, superblock: &Superblock) -> Result<()
     Ok(image.write(sums_at(superblock), &superblock.sums().of_page(0, &page).to_le_bytes())?)
 }
 
-/// Makes memory that has an image's bytes the region the image holds.
+/// Turns memory that holds an image's bytes into the region that the image describes.
 pub fn place_anchor(anchor: &AnchorRecord, memory: &dyn PersistentMemory) {
     memory.zero(ANCHOR_AT[0], PAGE);
-    // In the place its generation gives it: the ring's next anchor must not overwrite the only one.
+    // Use the slot that belongs to its generation: the ring's next anchor must not overwrite the
+    // only one.
     memory.write(ANCHOR_AT[(anchor.generation.get() % 2) as usize], anchor.as_bytes());
     memory.write_back(ANCHOR_AT[0], PAGE);
     memory.fence();
 }
 
-/// The bulk devices may have changed since the image was written: their checksums are those of that time.
+/// Clears the checksums of bulk blocks. The bulk devices may have changed since the image was
+/// written.
 fn forget_block_sums(memory: &dyn PersistentMemory, superblock: &Superblock) -> Result<()> {
     let mut page = vec![0; PAGE as usize];
     memory.read(BULK_LIST_AT.get(), &mut page);
@@ -110,8 +116,9 @@ fn forget_block_sums(memory: &dyn PersistentMemory, superblock: &Superblock) -> 
     Ok(())
 }
 
-/// Notes durably, in a region that was just restored because its memory is known to be lost, that each bulk device with a mark may
-/// be of a later time until it has a new one. For before the region can be found: an opening may be cut off ahead of that mark.
+/// Records durably that each bulk device with a mark may be of a later time until it has a new
+/// mark. For a region that was just restored because its memory is known to be lost. Must run
+/// before the region can be found, because an opening may be cut off before it writes that mark.
 pub fn let_devices_be_later(memory: &dyn PersistentMemory) -> Result<()> {
     let mut page = vec![0; PAGE as usize];
     memory.read(SUPERBLOCK_AT, &mut page);
@@ -125,8 +132,9 @@ pub fn let_devices_be_later(memory: &dyn PersistentMemory) -> Result<()> {
     Ok(())
 }
 
-/// Makes memory, blank before, the region the newest image holds, in a new incarnation: behind the image's, and behind
-/// `refused`, that of a region set aside for it. `memory` is the store's region when this has returned, and no other is.
+/// Fills blank memory with the region of the newest image, in a new incarnation. Its number follows
+/// that of the image and `refused`, the incarnation of a region set aside. On return, `memory` is
+/// the store's only valid region.
 pub fn restore(
     images: &[Arc<dyn ImageFile>; 2],
     memory: &dyn PersistentMemory,
@@ -144,7 +152,8 @@ pub fn restore(
         images[newest].read(at, bytes)?;
         memory.write(at, bytes);
     }
-    // A program that knows nothing of incarnations must open neither the region nor what was left behind for it.
+    // A program that does not know incarnations must open neither the region nor the one left
+    // behind.
     let marked = Superblock { features: superblock.features | FEATURE_INCARNATION, ..superblock };
     memory.write(SUPERBLOCK_AT, &marked.encode());
     if saved.flags.get() & ANCHOR_CLEAN == 0 {
@@ -153,7 +162,8 @@ pub fn restore(
     memory.write_back(0, used);
     let incarnation = next_incarnation(saved.incarnation.get().max(refused), random).into();
     place_anchor(&AnchorRecord { incarnation, ..saved }.sealed(), memory);
-    // The newest first: it alone decides. The other one, should the newest be damaged one day, must not speak for the past.
+    // Update the newest image first, because it alone decides. The other image must not vouch for
+    // the past if the newest is damaged one day.
     for image in [&images[newest], &images[1 - newest]] {
         if let Some((other, anchor)) = read(image.as_ref())?
             && other.uuid == superblock.uuid
@@ -166,7 +176,7 @@ pub fn restore(
     Ok(())
 }
 
-/// An image's superblock and anchor, if it counts.
+/// Reads an image's superblock and anchor if the image is valid.
 fn read(image: &dyn ImageFile) -> Result<Option<(Superblock, AnchorRecord)>> {
     let mut page = vec![0; PAGE as usize];
     image.read(SUPERBLOCK_AT, &mut page)?;

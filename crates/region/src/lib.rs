@@ -1,18 +1,20 @@
-//! The persistent heap everything in Shoal's memory lives in.
+//! The persistent heap that holds all of Shoal's metadata and small files.
 //!
 //! Owns: the allocator, transactions, the log, checkpoints and recovery. Knows bytes, not files.
-//! One mechanism, physical redo without steal: a [`Tx`] collects its changes in a volatile overlay; commit appends one
-//! record to the log and then applies it. Invariants (numbered as in `docs/spec/region.md`):
+//! One mechanism, physical redo without steal: a [`Tx`] collects its changes in a volatile overlay.
+//! Commit appends one record to the log and then applies it. Invariants (numbered as in
+//! `docs/spec/region.md`):
 //! 1. A record is in the log (on `dax`: fenced) before any byte it covers changes.
 //! 2. LSNs are assigned, and records applied, under one commit lock, so log order is apply order.
-//! 3. Recovery yields a prefix of the log; entries are absolute, so replay is idempotent.
+//! 3. Recovery yields a prefix of the log. Entries are absolute, so replay is idempotent.
 //! 4. An image is sealed only when the log is durable past the end of its copying.
-//! 6. After a failed append or flush the region is poisoned: reads go on, commits fail.
+//! 6. After a failed append or flush the region is poisoned: reads continue, commits fail.
 //!
 //! Threads: none of its own. Callers hold their own locks over the bytes they change; the commit lock orders
 //! the rest. Lock order: growing, checkpoint, commit, allocator, sync state.
 //!
-//! One file of over 500 lines: opening, committing and the questions to a region, whose parts are in the modules below.
+//! One file of over 500 lines: it opens a region, commits, and answers queries. The parts of a
+//! region are in the modules below.
 
 #![forbid(unsafe_code)]
 
@@ -61,29 +63,30 @@ pub use tx::{LetGo, Tx, View};
 /// The media a region is made of.
 #[derive(Clone)]
 pub struct Parts {
-    /// `logged`: private memory that holds the newest image; else the region itself.
+    /// `logged`: private memory that holds the newest image. Other kinds: the region itself.
     pub memory: Arc<dyn PersistentMemory>,
-    /// `logged` only: the other kinds log into a ring of the region.
+    /// `logged` only: other kinds log into a ring in the region.
     pub log: Option<Arc<dyn LogDevice>>,
-    /// `logged`: the two images. `battery`: where the region is saved, if anywhere.
+    /// `logged`: the two images. `battery`: the files the region is saved to, if any.
     pub images: Option<[Arc<dyn ImageFile>; 2]>,
     /// Identifies this boot of the machine.
     pub boot_id: [u8; 16],
-    /// Random bytes, new for every opening: they make the log's checksum chain unique.
+    /// Random bytes, new for every opening. They make the log's checksum chain unique.
     pub nonce: [u8; 16],
 }
 
-/// Finds and work of opening a region.
+/// What opening a region found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// The store was unmounted cleanly.
     pub clean: bool,
-    /// It was, and no opening settled since, though some may have been refused or cut off.
+    /// The store was unmounted cleanly, and no opening has settled since. Some openings may have
+    /// been refused or cut off.
     pub unchanged: bool,
     /// The machine went down since the store was last open: completed but unflushed bulk writes may be gone.
     pub power_lost: bool,
-    /// The log was last written in just the period that this opening names: what outlives a process only, in memory that the
-    /// period identifies, still belongs to the store.
+    /// The log was last written in the period that this opening names. Memory that the period
+    /// identifies and that outlives only a process still belongs to the store.
     pub continues: bool,
     /// The period that the log named last.
     pub boot_id: [u8; 16],
@@ -95,7 +98,7 @@ pub struct Recovery {
 
 /// An open region.
 pub struct Region {
-    /// As it was when the region was opened; only `features` has what was added since.
+    /// The superblock as read at opening. Only `features` includes what was added since.
     pub(crate) superblock: Superblock,
     pub(crate) features: AtomicU64,
     pub(crate) memory: Arc<dyn PersistentMemory>,
@@ -104,9 +107,9 @@ pub struct Region {
     pub(crate) boot_id: [u8; 16],
     pub(crate) commit: Mutex<CommitState>,
     pub(crate) alloc: Mutex<alloc::Allocator>,
-    /// Held while room for more segments is reserved.
+    /// Held while space for more segments is reserved.
     pub(crate) growing: Mutex<()>,
-    /// Checkpoints that have released log.
+    /// Number of checkpoints that have released log space.
     pub(crate) releases: AtomicU64,
     pub(crate) checkpoint: Mutex<checkpoint::CheckpointState>,
     pub(crate) sync: Mutex<sync::SyncState>,
@@ -115,14 +118,14 @@ pub struct Region {
     /// End of the log: the LSN of the next record.
     pub(crate) end: AtomicU64,
     pub(crate) durable: AtomicU64,
-    /// Why no commit is taken any more.
+    /// The reason why commits are refused.
     pub(crate) failure: OnceLock<Arc<Failure>>,
     clock: OnceLock<Arc<dyn Clock>>,
     pub(crate) on_let_go: OnceLock<OnLetGo>,
     read_only: bool,
 }
 
-/// Is told after each commit what its transaction has let go of ([`Tx::let_go`]).
+/// Callback that receives, after each commit, what the transaction has let go of ([`Tx::let_go`]).
 pub type OnLetGo = Box<dyn Fn(&[LetGo]) + Send + Sync>;
 
 /// State of the log's end, guarded by the commit lock.
@@ -130,18 +133,20 @@ pub(crate) struct CommitState {
     pub end: Lsn,
     /// Header checksum of the last record.
     pub salt: u32,
-    /// The boot that log and anchors name: the present one, once what a power loss cost has been put right.
+    /// The boot that the log and the anchors name. It becomes the present boot once the damage of a
+    /// power loss is repaired.
     pub boot_id: [u8; 16],
-    /// Ring: records from here on may be needed by recovery. Log: start of the newest sealed image's replay.
+    /// Ring: recovery may need the records from here on. Log: start of the newest sealed image's
+    /// replay.
     pub head: Lsn,
     pub anchor_generation: u64,
-    /// How often this region was restored from an image.
+    /// Number of times this region was restored from an image.
     pub incarnation: u64,
     /// Everything before this position has been promised to a caller ([`Region::promise`]).
     pub promised: Lsn,
 }
 
-/// What a record's header says of its payload.
+/// The fields of a record's header that describe its payload.
 #[derive(Clone, Copy)]
 pub(crate) struct Payload {
     /// Bytes, without padding.
@@ -179,7 +184,7 @@ impl Region {
         if superblock.memory_kind.has_ring() {
             region.advance_ring(&mut region.commit.lock(), 0)?;
         }
-        // The superblock last: a half-made region has no magic.
+        // Write the superblock last: a half-made region has no magic.
         region.memory.write_through(SUPERBLOCK_AT, &superblock.encode());
         region.memory.fence();
         region.mark_dirty(Offset::ZERO, reserved * SEGMENT);
@@ -194,10 +199,11 @@ impl Region {
         Region::open_naming(parts, read_only, true, &|_| false)
     }
 
-    /// Like [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
-    /// caller that puts something right after a power loss would otherwise, if its process ends in the middle of
-    /// that, be told by the next opening that no power loss had been. `is_present` knows the other names of the present boot, which
-    /// an earlier opening gave it; the memory has been replayed when it is asked.
+    /// Like [`Region::open`], but after a power loss the log keeps naming the earlier boot until
+    /// [`Region::settle`]. Otherwise, if the process ended in the middle of its repairs after a
+    /// power loss, the next opening would see no power loss. `is_present` recognizes other names
+    /// that an earlier opening gave to the present boot. It is called after the memory has been
+    /// replayed.
     pub fn open_unsettled(
         parts: Parts,
         read_only: bool,
@@ -206,8 +212,8 @@ impl Region {
         Region::open_naming(parts, read_only, false, is_present)
     }
 
-    /// Notes that the damage of a power loss has been put right, by records before this call. Durable when this has returned:
-    /// from now on a power loss may cost something.
+    /// Records that the damage of a power loss has been repaired, by records before this call. The
+    /// note is durable on return. From then on a power loss may cost data again.
     pub fn settle(&self, nonce: [u8; 16]) -> Result<()> {
         if self.read_only {
             return Ok(());
@@ -215,7 +221,9 @@ impl Region {
         self.with_log_room(true, || {
             let mut state = self.commit.lock();
             if state.boot_id == self.boot_id {
-                // What an opening that does not get here leaves is of the same period. A transaction it never leaves after a clean end.
+                // An opening cut off before this point names the same period, so the period cannot
+                // show that this opening settled. An empty transaction can: after a clean end, an
+                // unsettled opening leaves none.
                 return self.append(&mut state, RecordKind::Tx, &[]);
             }
             let earlier = std::mem::replace(&mut state.boot_id, self.boot_id);
@@ -253,9 +261,9 @@ impl Region {
         }
         let dirty = dirty_bitmap(&superblock, parts.images.is_some());
         if superblock.memory_kind.properties().write_back && !is_planted(Bug::ReplayFence) {
-            // If the last process died before a fence, its stores may be only in the cache. The anchor must be durable
-            // before the other slot is overwritten, and a record before it is applied (invariant 1): a power loss
-            // could otherwise leave no anchor at all, or half of the changes of a lost record.
+            // Stores of a process that died before a fence may exist only in the cache. The anchor
+            // must be durable before the other slot is overwritten, and a record before it is
+            // applied (invariant 1): else a power loss may leave no anchor, or half of a record.
             parts.memory.write_back(ANCHOR_AT[0], PAGE);
             parts.memory.write_back(superblock.ring.get(), superblock.ring_bytes);
             parts.memory.fence();
@@ -271,19 +279,19 @@ impl Region {
         if !superblock.memory_kind.has_ring() {
             log_end::refuse_gap(log.as_ref(), &superblock, &replayed, recovery.power_lost)?;
         }
-        // An opening that did not settle left no period of its own.
+        // An opening that did not settle left no period of its own in the log.
         let was_closed = anchor.flags.get() & ANCHOR_CLEAN != 0 && last_boot == anchor.boot_id;
         recovery.unchanged = was_closed && recovery.records == 0;
         recovery.clean = recovery.unchanged && recovery.bytes == 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
         let (head, anchor_generation) = (anchor.replay_from(), anchor.generation.get());
         let incarnation = anchor.incarnation.get();
-        // Every record found may have been promised in an earlier life.
+        // A caller in an earlier life may have been promised any record found.
         let promised = end;
         let state = CommitState { end, salt, boot_id, head, anchor_generation, incarnation, promised };
-        // Records replayed from a log file may still be only in the page cache.
+        // Records replayed from a log file may exist only in the page cache.
         let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_to() };
-        // The image's count says nothing about segments that replay touched.
+        // The image's counts are not valid for segments that replay touched.
         let is_touched = |page: u64| dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1;
         for (segment, used) in used.iter_mut().enumerate() {
             if is_touched(segment as u64 * (SEGMENT / PAGE)) && !is_planted(Bug::TouchedCounted) {
@@ -300,8 +308,8 @@ impl Region {
             region.checkpoint.get_mut().restore(region.images.as_ref(), &superblock, &anchor)?;
             region.back_used()?;
             region.with_log_room(true, || region.append_epoch(&mut region.commit.lock(), nonce))?;
-            // A record that recovery found lost must stay lost once a caller saw the store without it: a torn epoch record over
-            // the remains of the old tail could otherwise complete a record that was cut off there.
+            // A lost record must stay lost once a caller has seen the store without it. A torn
+            // epoch record over the remains of the old tail could complete a record cut off there.
             if !is_planted(Bug::EpochSync) {
                 region.sync()?;
             }
@@ -359,12 +367,13 @@ impl Region {
         Tx::new(self, false)
     }
 
-    /// Starts a transaction that may use the reserve: for operations that free space in the end.
+    /// Starts a transaction that may use the reserve, for operations that free space in the end.
     pub fn begin_reclaim(&self) -> Tx<'_> {
         Tx::new(self, true)
     }
 
-    /// End of the log: an operation committed before this call is durable when [`Region::durable_lsn`] reaches it.
+    /// End of the log. An operation committed before this call is durable when
+    /// [`Region::durable_lsn`] reaches it.
     pub fn last_lsn(&self) -> Lsn {
         Lsn::new(self.end.load(Ordering::Acquire))
     }
@@ -374,7 +383,7 @@ impl Region {
         Lsn::new(self.durable.load(Ordering::Acquire))
     }
 
-    /// A flush failed: commits are refused.
+    /// Returns whether commits are refused because a flush or an append failed.
     pub fn is_poisoned(&self) -> bool {
         self.failure.get().is_some()
     }
@@ -384,15 +393,15 @@ impl Region {
         self.failure.get().cloned()
     }
 
-    /// Sets who is told what transactions have let go of.
+    /// Sets the callback that is told what transactions have let go of.
     pub fn set_on_let_go(&self, tell: OnLetGo) {
         // Set once, when the store is opened.
         let _ = self.on_let_go.set(tell);
     }
 
-    /// The clock a failure's time is taken from.
+    /// Sets the clock that failures take their time from.
     pub fn set_clock(&self, clock: Arc<dyn Clock>) {
-        // The first one given stays.
+        // The first clock set stays.
         let _ = self.clock.set(clock);
     }
 
@@ -400,20 +409,22 @@ impl Region {
         self.read_only
     }
 
-    /// Log bytes recovery would replay now.
+    /// Bytes of log that recovery would replay now.
     pub fn log_bytes(&self) -> u64 {
         let commit = self.commit.lock();
         commit.end - commit.head
     }
 
-    /// Runs `read` while no transaction applies: for looking at bytes whose locks the caller does not hold.
+    /// Runs `read` while no transaction applies, to look at bytes whose locks the caller does not
+    /// hold.
     pub fn while_still<T>(&self, read: impl FnOnce() -> T) -> T {
         let _commit = self.commit.lock();
         read()
     }
 
-    /// A flush failed, of this region's media or of a device its contents speak of: no commit any more (invariant 6).
-    /// `operation` says what was under way. Only the first failure is kept: the others follow from it.
+    /// Poisons the region after a failed append or flush, of its own media or of a device its
+    /// contents refer to: commits are refused from now on (invariant 6). `operation` names the
+    /// operation that failed. Only the first failure is kept, because the others follow from it.
     pub fn poison(&self, operation: &'static str, error: &shoal_media::MediaError) {
         self.failure.get_or_init(|| {
             let at_ns = self.clock.get().map_or(0, |clock| clock.now_ns());
@@ -431,9 +442,10 @@ impl Region {
         }
     }
 
-    /// Ends the payload of `record`, which is header space and entries: a transaction vouches for what is durable by now; the padding is added.
+    /// Completes the payload of `record`, which holds header space and entries. A transaction also
+    /// vouches for what is durable by now. Padding is added.
     pub(crate) fn end_payload(&self, kind: RecordKind, record: &mut Vec<u8>) -> Payload {
-        // In a ring each record is durable before the next, which says the same.
+        // In a ring, each record is durable before the next, so no vouch is needed.
         if kind == RecordKind::Tx && !self.superblock.memory_kind.has_ring() {
             vouch(self.durable_lsn(), self.superblock.hash_seed).encode(record);
         }
@@ -484,7 +496,7 @@ impl Region {
         self.end.store(state.end.get(), Ordering::Release);
         if self.superblock.memory_kind.has_ring() {
             self.durable.store(state.end.get(), Ordering::Release);
-            // Durable at once: a caller that sees its effect may rely on it.
+            // The record is durable at once, so a caller that sees its effect may rely on it.
             state.promised = state.end;
         }
         Ok(state.end)
@@ -500,7 +512,8 @@ impl Region {
             let (at, len) = entry.range();
             self.mark_dirty(at, len);
         }
-        // Another thread may move the ring's head next, and its fence does not cover what this one wrote back.
+        // Another thread may move the ring's head next, and its fence does not cover what this
+        // thread wrote back.
         if self.superblock.memory_kind.properties().write_back {
             self.memory.fence();
         }
@@ -518,9 +531,10 @@ impl Region {
         self.commit_record(state, kind, &mut record, payload, true).map(drop)
     }
 
-    /// Moves the ring's head to its end: every record has been applied under the commit lock.
+    /// Moves the ring's head to its end. Every record before it has been applied under the commit
+    /// lock.
     fn advance_ring(&self, state: &mut CommitState, flags: u32) -> Result<()> {
-        // The applied lines must be durable before the anchor lets go of their records.
+        // The applied lines must be durable before the anchor releases their records.
         self.memory.fence();
         state.anchor_generation += 1;
         let anchor = self.anchor(state, state.end, state.end, state.salt, flags);
@@ -554,7 +568,7 @@ impl Region {
     }
 }
 
-/// Superblock and newest anchor of a region, which belong together.
+/// Reads the superblock and the newest anchor of a region, and checks that they belong together.
 fn read_head(memory: &dyn PersistentMemory) -> Result<(Superblock, AnchorRecord)> {
     let mut page = vec![0; PAGE as usize];
     if memory.len() < 4 * PAGE {

@@ -1,9 +1,11 @@
 //! Where the log ends, and whether it may end there.
 //!
-//! Replay stops at the first record that does not count. The difference between a cut-off append and damage in the middle of the log is in
-//! `shoal_format::gap` and `shoal_format::vouch`; here the bytes behind the end are read, and a log that goes on is refused. A ring is walked to its end before
-//! anything is applied: it lies in the store's own memory, and old records over newer bytes would be no state of the store.
-//! Left out: reading on behind the damage, which is a salvage's business.
+//! Replay stops at the first record that does not count. `shoal_format::gap` and
+//! `shoal_format::vouch` tell a cut-off append from damage in the middle of the log. This module
+//! reads the bytes past the end and refuses a log that continues there. A ring is walked to its end
+//! before anything is applied: it lies in the store's own memory, and old records applied over
+//! newer bytes would give no state the store ever had.
+//! Left out: reading on past the damage, which is for salvage tools.
 
 use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
 use shoal_format::superblock::{AnchorRecord, Superblock};
@@ -15,7 +17,7 @@ use crate::replay::{Replayed, replay};
 use crate::ring::RingLog;
 use crate::{Error, Lsn, Result};
 
-/// Where the log of a region in place ends; an error if that is no end.
+/// Returns where the log of a region in place ends, or an error if records follow that end.
 pub fn ring_end(
     memory: &std::sync::Arc<dyn PersistentMemory>,
     superblock: &Superblock,
@@ -23,7 +25,7 @@ pub fn ring_end(
 ) -> Result<Lsn> {
     let log = RingLog::new(memory.clone(), superblock);
     let Replayed { end, salt, .. } = replay(superblock, anchor, None, &log, &[], [0; 16])?;
-    // At most one turn of the ring is log.
+    // The log fills at most one turn of the ring.
     let limit = anchor.replay_from().saturating_add(superblock.ring_bytes);
     let mut bytes = vec![0; limit.saturating_since(end) as usize];
     let len = log.read(end.get(), &mut bytes)?;
@@ -33,8 +35,9 @@ pub fn ring_end(
     next.map_or(Ok(end), |next| Err(Error::LogGap { at: end, next: next.lsn() }))
 }
 
-/// Was this region filled from an image, and never opened to an end for writing? An image names no boot, and an opening
-/// names its own when all else is done ([`Region::settle`](crate::Region::settle)).
+/// Returns whether this region was filled from an image and no opening for writing completed since.
+/// An image names no boot, and an opening names its own boot last
+/// ([`Region::settle`](crate::Region::settle)).
 pub fn is_unused(
     memory: &std::sync::Arc<dyn PersistentMemory>,
     superblock: &Superblock,
@@ -44,8 +47,9 @@ pub fn is_unused(
     Ok(replay(superblock, anchor, None, &log, &[], [0; 16])?.last_boot == [0; 16])
 }
 
-/// Refuses a log on a device that goes on behind its end: the chain does, or a record there is a witness. A power loss takes what it likes of a
-/// tail that was not synced, so only what vouches for a flush beyond the end counts after one.
+/// Refuses a log on a device that continues past its end: the next record of the chain follows, or
+/// a record there is a witness. After a power loss, any part of an unsynced tail may be missing, so
+/// only records that vouch for a flush past the end count then.
 pub(crate) fn refuse_gap(
     log: &dyn LogDevice,
     superblock: &Superblock,
@@ -74,7 +78,7 @@ pub(crate) fn refuse_gap(
     }
 }
 
-/// Reads to the end of `out` or of the log.
+/// Reads until `out` is full or the log ends.
 fn fill(log: &dyn LogDevice, at: Lsn, out: &mut [u8]) -> Result<usize> {
     let mut len = 0;
     while len < out.len() {
@@ -86,7 +90,8 @@ fn fill(log: &dyn LogDevice, at: Lsn, out: &mut [u8]) -> Result<usize> {
     Ok(len)
 }
 
-/// Refuses a log of which a part is missing: its segments are made one behind the other.
+/// Refuses a log of which a part is missing. Segments are created in order, so none follows a
+/// missing one.
 pub(crate) fn refuse_hole(log: &dyn LogDevice, end: Lsn) -> Result<()> {
     log.resumes_behind(end.get()).map_or(Ok(()), |next| Err(Error::LogGap { at: end, next: Lsn::new(next) }))
 }

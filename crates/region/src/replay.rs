@@ -1,6 +1,7 @@
-//! Replay: from an anchor on, every record of the log whose chain holds is applied again.
+//! Replay applies every record of the log again, from an anchor on, for as long as the chain holds.
 //!
-//! Rules: the first record that does not count ends the log; all entries of a record are validated before the first is applied.
+//! Rules: the first record that does not count ends the log. All entries of a record are validated
+//! before the first is applied.
 //! Left out: whether the end is where it should be (`log_end`).
 
 use std::sync::atomic::AtomicU64;
@@ -12,7 +13,7 @@ use shoal_media::{LogDevice, PersistentMemory};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Lsn, Recovery, Result, mark_dirty};
 
-/// Applies one entry; on memory that needs it, starts its write-back.
+/// Applies one entry and starts its write-back, on memory that needs it.
 pub(crate) fn apply(memory: &dyn PersistentMemory, entry: &Entry<'_>) {
     let (at, len) = entry.range();
     let at = at.get();
@@ -25,19 +26,20 @@ pub(crate) fn apply(memory: &dyn PersistentMemory, entry: &Entry<'_>) {
     memory.write_back(at, len);
 }
 
-/// What a replay came to.
+/// The result of a replay.
 pub(crate) struct Replayed {
     pub end: Lsn,
     /// Checksum of the last header.
     pub salt: u32,
-    /// Where the last mount's records begin: behind its epoch record; where replay began, if there was none.
+    /// Where the last mount's records begin: after its epoch record, or at the start of replay if
+    /// there was none.
     pub life: Lsn,
-    /// The boot the log names last.
+    /// The boot that the log named last.
     pub last_boot: [u8; 16],
     pub recovery: Recovery,
 }
 
-/// Replays the log from the anchor until the chain breaks. Without `memory` nothing is applied.
+/// Replays the log from the anchor until the chain breaks. Without `memory`, nothing is applied.
 pub(crate) fn replay(
     superblock: &Superblock,
     anchor: &AnchorRecord,
@@ -51,7 +53,7 @@ pub(crate) fn replay(
     let mut recovery = Recovery::default();
     let mut last_boot = anchor.boot_id;
     let mut reader = LogReader { log, buffer: Vec::new(), start: lsn, ahead: LogReader::AHEAD_FIRST };
-    // A ring holds at most its size: without this bound a damaged ring could be read round and round.
+    // A ring holds at most its size. Without this bound, a damaged ring could be read endlessly.
     let limit = if superblock.memory_kind.has_ring() { lsn + superblock.ring_bytes } else { Lsn::MAX };
     while let Some(bytes) = reader.at(lsn, RECORD_HEADER)? {
         let expected =
@@ -106,7 +108,7 @@ struct LogReader<'a> {
     buffer: Vec<u8>,
     /// Position of the buffer's first byte.
     start: Lsn,
-    /// Bytes of the next read: few at first, for most logs are short.
+    /// Bytes of the next read: few at first, because most logs are short.
     ahead: usize,
 }
 
@@ -114,7 +116,7 @@ impl LogReader<'_> {
     const AHEAD_FIRST: usize = 64 << 10;
     const AHEAD_MAX: usize = 4 << 20;
 
-    /// `len` bytes at `lsn`, or `None` where the log has no more.
+    /// Returns `len` bytes at `lsn`, or `None` if the log ends before.
     fn at(&mut self, lsn: Lsn, len: usize) -> Result<Option<&[u8]>> {
         debug_assert!(len <= RECORD_PAYLOAD_MAX + 2 * RECORD_HEADER);
         let mut from = (lsn - self.start) as usize;

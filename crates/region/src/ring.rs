@@ -19,7 +19,8 @@ impl RingLog {
         RingLog { memory, start: superblock.ring.get(), bytes: superblock.ring_bytes }
     }
 
-    /// The piece up to the ring's end and the piece from its start.
+    /// Returns the offset of a position, and how many of `len` bytes fit before the ring's end. The
+    /// rest goes to its start.
     fn split(&self, position: u64, len: usize) -> (u64, usize) {
         let at = position % self.bytes;
         (self.start + at, len.min((self.bytes - at) as usize))

@@ -1,10 +1,12 @@
 //! Room on the host: for the log's next segment, and for the images to grow.
 //!
-//! Two promises. An append that finds no room waits for a checkpoint, which gives the log back what recovery does not need any
-//! more, and is tried once more. And a checkpoint never runs out of room half-way: before the region takes a segment behind
-//! all it ever used, room for it is reserved in the memory's file and in both images, some segments ahead. The last
-//! [`HELD_BACK`] of what is reserved serve only transactions that free space in the end; so a full host can be emptied.
-//! Lock order: growing before all others; a thread that holds the commit lock never waits here.
+//! Two guarantees. First, an append that finds no room waits for a checkpoint, which releases the
+//! part of the log that recovery no longer needs, and is then retried once. Second, a checkpoint
+//! never runs out of room half-way: before the region uses a segment past all earlier ones, room
+//! for it is reserved in the memory's file and in both images, some segments ahead. The last
+//! [`HELD_BACK`] reserved segments serve only transactions that free space in the end, so that a
+//! full host can be emptied.
+//! Lock order: growing before all others. A thread that holds the commit lock never waits here.
 
 use shoal_format::superblock::Superblock;
 use shoal_format::{PAGE, SEGMENT};
@@ -13,9 +15,9 @@ use shoal_media::ImageFile;
 use crate::checkpoint::{STALE_HEADER, USED_HEADER, stale_at, sums_at, used_at};
 use crate::{Error, Region, Result};
 
-/// Reserved segments that ordinary transactions leave.
+/// Reserved segments that ordinary transactions must leave.
 pub(crate) const HELD_BACK: u64 = 16;
-/// Segments reserved at a time: an eighth of the region, within these bounds.
+/// Bounds of the segments reserved ahead: an eighth of those needed so far.
 const STEP_MIN: u64 = 64;
 const STEP_MAX: u64 = 1024;
 
@@ -24,8 +26,8 @@ fn lack_is_no_space(error: shoal_media::MediaError) -> Error {
 }
 
 impl Region {
-    /// Runs what appends to the log, and once more after a checkpoint when the log had no room. `attempt` takes the commit lock
-    /// itself, and has changed nothing when it fails so.
+    /// Runs an append to the log, and retries it after a checkpoint if the log had no room.
+    /// `attempt` takes the commit lock itself and must change nothing when it fails this way.
     pub(crate) fn with_log_room<T>(&self, urgent: bool, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let seen = self.releases.load(std::sync::atomic::Ordering::Acquire);
         match attempt() {
@@ -37,7 +39,8 @@ impl Region {
         }
     }
 
-    /// Is it worth trying again? `seen`: releases before the attempt that failed.
+    /// Makes room in the log, and returns whether a retry is worthwhile. `seen` is the count of
+    /// releases before the failed attempt.
     fn make_log_room(&self, urgent: bool, seen: u64) -> Result<bool> {
         let Some(images) = self.images.as_ref().filter(|_| !self.superblock.memory_kind.has_ring()) else {
             return Ok(false);
@@ -47,8 +50,9 @@ impl Region {
             return Ok(true);
         }
         let end = self.last_lsn();
-        // An ordinary operation does not repeat what failed when the log was as it is now: on a full host every one would write
-        // half an image in vain.
+        // An ordinary operation does not repeat a checkpoint that failed with the log in its
+        // present state. On a full host, every operation would otherwise write half an image in
+        // vain.
         if !self.log.gains_by_release(end.get()) || (!urgent && state.failed_at == Some(end)) {
             return Ok(false);
         }
@@ -59,12 +63,12 @@ impl Region {
         }
     }
 
-    /// Appends find less room than they should, and a checkpoint would make some.
+    /// Returns whether the log is short of room and a checkpoint would make some.
     pub fn wants_checkpoint(&self) -> bool {
         self.log.is_short() && self.log.gains_by_release(self.last_lsn().get())
     }
 
-    /// Appends find less room than they should.
+    /// Returns whether the log is short of room.
     pub fn is_log_short(&self) -> bool {
         self.log.is_short()
     }
@@ -74,7 +78,7 @@ impl Region {
         self.log.growth_bytes()
     }
 
-    /// Reserves room up to segment `needed`, and ahead if there is more.
+    /// Reserves room up to segment `needed`, and further ahead if the host has more.
     pub(crate) fn grow(&self, needed: u64, reclaim: bool) -> Result<()> {
         let _one_at_a_time = self.growing.lock();
         let (backed, limit) = {
@@ -95,8 +99,8 @@ impl Region {
         Ok(())
     }
 
-    /// After opening: the region's used bytes must have their room, and there must be some for transactions that free space. What the host does
-    /// not give now is asked for again when the region grows.
+    /// Reserves room after opening: for the region's used bytes, and for transactions that free
+    /// space. What the host does not give now is requested again when the region grows.
     pub(crate) fn back_used(&self) -> Result<()> {
         let high = self.alloc.lock().used_bytes() / SEGMENT;
         let needed = high.min(self.superblock.segment_count);
@@ -109,7 +113,7 @@ impl Region {
         }
     }
 
-    /// Takes the room of segments [from, to).
+    /// Reserves room for segments [from, to).
     fn reserve_room(&self, from: u64, to: u64) -> Result<()> {
         if to <= from {
             return Ok(());
@@ -123,7 +127,8 @@ impl Region {
     }
 }
 
-/// The range's pages, their sums, and the stale map and the counts of used slots up to them: all that a checkpoint writes.
+/// Reserves all that a checkpoint writes for a range: its pages, their sums, and the stale map and
+/// the counts of used slots up to the range's end.
 fn reserve_in_image(image: &dyn ImageFile, superblock: &Superblock, at: u64, len: u64) -> shoal_media::Result<()> {
     image.reserve(at, len)?;
     image.reserve(sums_at(superblock) + at / PAGE * 4, len / PAGE * 4)?;

@@ -1,10 +1,13 @@
-//! Writing an image from bytes at rest: for tools that make a store from another one, or give it another layout.
+//! Writing an image from bytes at rest, for tools that make a store from another one or change its
+//! layout.
 //!
-//! Order as in a checkpoint: pages and sums durable before the anchor that makes the image count. Pages of zeros are not
-//! written, so that the image is as sparse as its contents allow.
-//! An image may be one of *another layout*: the superblock in it differs from that of the image that counts. Its pages and sums
-//! mean nothing then, and it is emptied before it is used. To be known for that at any moment, its superblock is durable before
-//! the first other page is written, and is the last thing that goes. Left out: what the pages hold, and where they come from.
+//! The order is that of a checkpoint: pages and sums are durable before the anchor that makes the
+//! image count. Pages of zeros are not written, so that the image is as sparse as its contents
+//! allow.
+//! An image may have *another layout*: its superblock differs from that of the image that counts.
+//! Its pages and sums mean nothing then, and it is emptied before use. It must be recognizable at
+//! any moment, so its superblock is durable before the first other page is written, and is the last
+//! thing removed. Left out: the contents of the pages, and where they come from.
 
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
 use shoal_format::{PAGE, SEGMENT};
@@ -14,8 +17,8 @@ use zerocopy::IntoBytes;
 use crate::Result;
 use crate::checkpoint::sums_at;
 
-/// Makes `image`, blank before, the region whose segments `read` gives. `anchor` names their number in `used_bytes`; the
-/// superblock is put into its place.
+/// Writes a region into the blank `image`. `read` supplies its segments, `anchor.used_bytes` gives
+/// their total size, and the superblock is put in place.
 pub fn write_image(
     image: &dyn ImageFile,
     superblock: &Superblock,
@@ -26,7 +29,8 @@ pub fn write_image(
     seal_image(image, anchor)
 }
 
-/// All of [`write_image`] but the anchor: durable, and it does not count yet.
+/// Does everything [`write_image`] does except for the anchor. The pages are durable, but the image
+/// does not count yet.
 pub fn write_pages(
     image: &dyn ImageFile,
     superblock: &Superblock,
@@ -56,7 +60,7 @@ pub fn write_pages(
             )?;
         }
     }
-    // A mount maps all of the used bytes, which must be there.
+    // A mount maps all of the used bytes, so the file must extend over them.
     let last = used_bytes - 1;
     let mut byte = [0];
     image.read(last, &mut byte)?;
@@ -64,13 +68,14 @@ pub fn write_pages(
     Ok(image.sync()?)
 }
 
-/// Makes an image count whose pages are durable.
+/// Makes an image count. Its pages must be durable.
 pub fn seal_image(image: &dyn ImageFile, anchor: AnchorRecord) -> Result<()> {
     image.write(ANCHOR_AT[0], anchor.sealed().as_bytes())?;
     Ok(image.sync()?)
 }
 
-/// Makes an image blank, durably. Cut off at any moment it is an image that does not count, and is of its layout still.
+/// Makes an image blank, durably. If cut off at any moment, it leaves an image that does not count
+/// and still has its own layout.
 pub fn empty_image(image: &dyn ImageFile) -> Result<()> {
     image.write(ANCHOR_AT[0], &vec![0; PAGE as usize])?;
     image.sync()?;
@@ -80,7 +85,8 @@ pub fn empty_image(image: &dyn ImageFile) -> Result<()> {
     Ok(image.sync()?)
 }
 
-/// Empties an image beside the one that counts if it has another layout than `superblock`: a change of the layout was cut off.
+/// Empties the image beside the one that counts if its layout differs from `superblock`: a change
+/// of layout was cut off. Returns whether it did.
 pub(crate) fn empty_other_layout(image: &dyn ImageFile, superblock: &Superblock) -> Result<bool> {
     let mut page = vec![0; PAGE as usize];
     image.read(SUPERBLOCK_AT, &mut page)?;

@@ -1,14 +1,16 @@
-//! The standby image before a checkpoint adds to it: pages stay in place only if they are known to be right.
+//! Checks the standby image before a checkpoint adds to it: pages stay in place only if they are
+//! known to be right.
 //!
-//! A checkpoint writes what changed since its target was written last, and leaves the rest. Between two mounts, anything may
-//! have happened to the rest: a cut file, a decayed sector, an older copy put back. So before the first checkpoint of a mount
-//! into an image every page it would leave is compared with the sum that the *current* image has for it; a page of another
+//! A checkpoint writes what changed since its target was last written, and leaves the other pages.
+//! Between two mounts, anything may have happened to these: a truncated file, a decayed sector, an
+//! older copy put back. So before the first checkpoint of a mount into an image, every page it
+//! would leave is compared with the sum that the *current* image has for it. A page with another
 //! sum is written anew. Later checkpoints of the same mount trust what this one wrote.
-//! A page of the current image itself may have decayed. Copied with a fresh sum it would pass for sound everywhere; it keeps its old
-//! one ([`inherited_sums`]), so that a checker still finds it.
+//! A page of the current image itself may have decayed. Copied with a fresh sum, it would pass as
+//! sound everywhere. It keeps its old sum ([`inherited_sums`]), so that a checker still finds it.
 //!
-//! Cost: reading the target once in a mount, in the thread that writes the checkpoint; nothing at mount. No lock of the
-//! region's is held but that of checkpoints.
+//! Cost: one read of the target per mount, in the thread that writes the checkpoint; nothing at
+//! mount. Of the region's locks, only the checkpoint lock is held.
 
 use std::sync::Arc;
 
@@ -25,8 +27,9 @@ fn sum_of(sums: &[u8], page: usize) -> u32 {
     u32::from_le_bytes(sums[page * 4..page * 4 + 4].try_into().expect("four bytes"))
 }
 
-/// Calls `mark` for each of the first `pages` pages of image `target` that does not have the bytes the other image's sums
-/// name, or cannot be read; `leave` says which pages would be left as they are.
+/// Calls `mark` for each of the first `pages` pages of image `target` that cannot be read or whose
+/// bytes do not match the other image's sums. `leave` says which pages would be left in place; only
+/// these are checked.
 pub(crate) fn mark_unsound(
     images: &[Arc<dyn ImageFile>; 2],
     target: usize,
@@ -55,7 +58,7 @@ pub(crate) fn mark_unsound(
             let found = &bytes[at * PAGE as usize..][..PAGE as usize];
             let (own, named) = (sum_of(own, at), sum_of(named, at));
             let sound = match named {
-                // Never written to the one image, and not to the other.
+                // Never written in either image.
                 0 if own == 0 => found.iter().all(|&byte| byte == 0),
                 _ => own == named && superblock.sums().of_page(page, found) == named,
             };
@@ -66,8 +69,9 @@ pub(crate) fn mark_unsound(
     }
 }
 
-/// The sums of `bytes`, pages from `first` on, as they go to the next image. `unchanged` says which pages memory has from the
-/// image `current` and nobody has changed since: of those whose sum there is wrong it is kept.
+/// Returns the sums of `bytes`, pages from `first` on, for the next image. `unchanged` says which
+/// pages memory took from the image `current` and nobody changed since. If such a page does not
+/// match its sum there, that sum is kept.
 pub(crate) fn inherited_sums(
     current: &dyn ImageFile,
     superblock: &Superblock,
@@ -94,7 +98,8 @@ pub(crate) fn inherited_sums(
         if named_sum == sum_of(&sums, at) || number == ANCHOR_AT[0] / PAGE {
             continue;
         }
-        // Memory that was discarded has other bytes than the image, and nothing is wrong with either.
+        // Discarded memory differs from the image although neither is damaged, so check the image's
+        // own page.
         let decayed = current.read(number * PAGE, &mut page).is_ok()
             && superblock.sums().of_page(number, &page) != named_sum
             && (named_sum != 0 || page.iter().any(|&byte| byte != 0));

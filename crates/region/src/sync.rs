@@ -1,21 +1,24 @@
-//! Group commit: one flush of the log makes everything appended before it durable, for all who wait.
+//! Group commit: one flush of the log makes everything appended before it durable, for all waiters.
 //!
-//! A caller that finds no flush running becomes the leader and flushes; the others either block until a flush covers them or
-//! leave a callback that the leader runs. A failed flush poisons the region and fails all who wait.
+//! A caller that finds no flush running becomes the leader and flushes. The others block until a
+//! flush covers them, or leave a callback that the leader runs. A failed flush poisons the region
+//! and fails all waiters.
 //!
-//! **Promises.** Bytes in the region may be let go of in favour of a copy on another device that is not flushed yet, as long
-//! as nobody was promised them. The durable position does not tell: a flush under way will vouch for everything before
-//! its target, and a flush may begin and end between a look at the position and a commit. So the region keeps what was
-//! promised:
-//! - Before a flush begins, its target becomes promised, under the commit lock ([`Region::promise`]). Every flush goes
-//!   through `lead`: those of [`Region::sync_to`] and of callbacks, by age, of a checkpoint, of the shutdown.
-//! - Whoever promises more than the log's flush, as an fsync that also flushes a second device, calls
-//!   [`Region::promise`] before it looks at what there is to flush.
-//! - With a ring a record is durable at its commit, so it is promised there.
-//! - What a mount finds counts as promised.
+//! **Promises.** Bytes in the region may be dropped in favour of an unflushed copy on another
+//! device, as long as they were promised to nobody. The durable position cannot show that: a flush
+//! under way will make everything before its target durable, and a whole flush may fit between
+//! reading the position and a commit. So the region tracks what was promised:
+//! - Before a flush begins, its target becomes promised, under the commit lock
+//!   ([`Region::promise`]). Every flush goes through `lead`: for [`Region::sync_to`], for
+//!   callbacks, by age, for a checkpoint, at shutdown.
+//! - A caller that promises more than the log's flush, such as an fsync that also flushes a second
+//!   device, calls [`Region::promise`] before it looks for data to flush.
+//! - With a ring, a record is durable at its commit, so it is promised there.
+//! - Everything that a mount finds counts as promised.
 //!
-//! [`crate::Tx::commit_unpromised`] compares under the commit lock. It therefore comes either before a promise, whose
-//! maker then finds the new state and flushes what that needs, or behind it, and is refused.
+//! [`crate::Tx::commit_unpromised`] compares under the commit lock. If it comes before a promise,
+//! the promising caller finds the new state and flushes what that state needs. If it comes after
+//! the promise, it is refused.
 
 use std::sync::atomic::Ordering;
 
@@ -52,11 +55,12 @@ impl Region {
         }
     }
 
-    /// Leaves `done` for whoever flushes the log next; calls it at once when nothing has to be flushed. True when nobody
-    /// is flushing: then the caller must see to it that somebody calls [`Region::sync_waiting`].
+    /// Leaves `done` for the next flush of the log, or calls it at once if nothing has to be
+    /// flushed. Returns true if nobody is flushing. The caller must then make sure that somebody
+    /// calls [`Region::sync_waiting`].
     ///
-    /// For threads that must not become the leader: a leader flushes as long as callbacks come in, which under load is
-    /// without end.
+    /// For threads that must not become the leader. A leader flushes as long as callbacks come in,
+    /// which may never end under load.
     pub fn sync_later(&self, lsn: Lsn, done: Done) -> bool {
         let mut state = self.sync.lock();
         if self.durable_lsn() >= lsn {
@@ -73,7 +77,7 @@ impl Region {
         !state.flushing
     }
 
-    /// Flushes for the callbacks that wait, unless somebody is doing it already.
+    /// Flushes for the waiting callbacks, unless somebody is flushing already.
     pub fn sync_waiting(&self) -> Result<()> {
         let mut state = self.sync.lock();
         if state.flushing || state.waiting.is_empty() {
@@ -84,8 +88,8 @@ impl Region {
         self.lead(false).map(drop)
     }
 
-    /// Flushes once for the callbacks that wait, unless somebody is doing it already. True when others came in
-    /// meanwhile and nobody flushes for them: as for [`Region::sync_later`].
+    /// Flushes once for the waiting callbacks, unless somebody is flushing already. Returns true if
+    /// more callbacks arrived meanwhile and nobody flushes for them, as in [`Region::sync_later`].
     pub fn sync_once(&self) -> bool {
         let mut state = self.sync.lock();
         if state.flushing || state.waiting.is_empty() {
@@ -102,20 +106,22 @@ impl Region {
         self.sync_to(self.last_lsn())
     }
 
-    /// Promises everything committed before the call: from now on no [`crate::Tx::commit_unpromised`] lets go of any of
-    /// it. Returns its end.
+    /// Promises everything committed before the call: no [`crate::Tx::commit_unpromised`] may drop
+    /// any of it from now on. Returns the end of the log.
     pub fn promise(&self) -> Lsn {
         let mut state = self.commit.lock();
         state.promised = state.end;
         state.end
     }
 
-    /// Everything before this position has been promised to a caller. Only a hint: the next promise may come at once.
+    /// Returns the position up to which everything has been promised to callers. Only a hint: the
+    /// next promise may come at once.
     pub fn promised_lsn(&self) -> Lsn {
         self.commit.lock().promised
     }
 
-    /// Flushes until no callback is left, or `once`; true when some are left then. The caller has set `flushing`.
+    /// Flushes until no callback is left, or only once with `once`. Returns true if callbacks are
+    /// left. The caller has set `flushing`.
     fn lead(&self, once: bool) -> Result<bool> {
         loop {
             let target = if is_planted(Bug::LatePromise) { self.last_lsn() } else { self.promise() };

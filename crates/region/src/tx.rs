@@ -1,7 +1,8 @@
 //! Transactions: a volatile overlay that becomes one log record.
 //!
-//! A transaction reads its own writes (bit changes excepted: only the allocators use those, on words nobody reads through
-//! a transaction). Dropping it undoes everything, because nothing was done. It is bounded by what one record may hold.
+//! A transaction reads its own writes. Bit changes are an exception: only the allocators make them,
+//! on words that nobody reads through a transaction. Dropping a transaction is an abort and needs
+//! no undo. Its size is limited by what one record may hold.
 
 use std::cell::RefCell;
 
@@ -12,9 +13,9 @@ use shoal_format::{Offset, SlotRef};
 use crate::planted::{Bug, is_planted};
 use crate::{CommitState, Error, Lsn, Region, Result};
 
-/// Something region bytes can be read through.
+/// A source of region bytes.
 pub trait View {
-    /// Fills `out` from `at`. Bytes outside the region are corruption: some reference leads astray.
+    /// Fills `out` from `at`. An offset outside the region is corruption: some reference is wrong.
     fn read(&self, at: Offset, out: &mut [u8]) -> Result<()>;
 
     fn read_u64(&self, at: Offset) -> Result<u64> {
@@ -49,7 +50,8 @@ impl View for Region {
     }
 }
 
-/// One write of the overlay: where in the region, how long, where in the record (`ZEROS`: no bytes stored).
+/// One write of the overlay: its place in the region, its length, and the offset of its data in the
+/// record (`ZEROS`: no bytes stored).
 #[derive(Clone, Copy)]
 struct BufferedWrite {
     at: Offset,
@@ -59,7 +61,7 @@ struct BufferedWrite {
 
 const ZEROS: usize = usize::MAX;
 
-/// Buffers a transaction needs; kept per thread, so that small transactions allocate nothing.
+/// Buffers of a transaction, kept per thread so that small transactions allocate nothing.
 #[derive(Default)]
 struct Buffers {
     record: Vec<u8>,
@@ -69,13 +71,14 @@ struct Buffers {
     let_go: Vec<LetGo>,
 }
 
-/// Something outside the region that nothing in the region refers to any more once the transaction has committed.
+/// Something outside the region that nothing in the region refers to once the transaction has
+/// committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LetGo {
-    /// Where it is (bytes), on what the owner of [`Region::on_let_go`] knows.
+    /// Byte offset on the medium that the owner of [`Region::on_let_go`] knows.
     pub at: u64,
     pub bytes: u64,
-    /// Bytes that it stood for.
+    /// Number of bytes that it stood for.
     pub stood_for: u64,
 }
 
@@ -83,10 +86,10 @@ thread_local! {
     static SPARE: RefCell<Vec<Buffers>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Buffers above this are not kept (bytes).
+/// Buffers larger than this are not kept (bytes).
 const SPARE_BYTES_MAX: usize = 512 << 10;
 
-/// A transaction in the making.
+/// A transaction in progress.
 pub struct Tx<'r> {
     region: &'r Region,
     buffers: Buffers,
@@ -108,12 +111,12 @@ impl<'r> Tx<'r> {
         self.region
     }
 
-    /// From here on a drop of the transaction gives `slot` back.
+    /// Registers an allocated slot, so that dropping the transaction gives it back.
     pub(crate) fn allocated(&mut self, slot: SlotRef) {
         self.buffers.allocated.push(slot);
     }
 
-    /// May it use the room kept for transactions that free some?
+    /// Returns whether it may use the space kept for transactions that free some.
     pub fn is_reclaim(&self) -> bool {
         self.reclaim
     }
@@ -137,8 +140,8 @@ impl<'r> Tx<'r> {
     /// Stores `bytes` at `at`.
     pub fn write(&mut self, at: Offset, bytes: &[u8]) -> Result<()> {
         self.bound(at, bytes.len() as u64)?;
-        // The same record written again (an inode, mostly) replaces the first version, unless something that overlaps
-        // was written in between.
+        // Writing the same record again (usually an inode) replaces the first version, unless an
+        // overlapping write came in between.
         for piece in self.buffers.pieces.iter().rev() {
             if piece.at == at && piece.len == bytes.len() as u64 && piece.data != ZEROS {
                 self.buffers.record[piece.data..piece.data + bytes.len()].copy_from_slice(bytes);
@@ -179,7 +182,7 @@ impl<'r> Tx<'r> {
         Ok(())
     }
 
-    /// Allocates a piece of at least `len` bytes. Its contents are whatever was there before.
+    /// Allocates a piece of at least `len` bytes. Its old contents remain.
     pub fn alloc(&mut self, len: u64) -> Result<SlotRef> {
         self.room(16 + 16 * 256)?;
         let slot = self.region.allocate(len, self.reclaim)?;
@@ -208,19 +211,20 @@ impl<'r> Tx<'r> {
         Ok(())
     }
 
-    /// Remembers that the transaction drops the last reference to something outside the region; [`Region::on_let_go`] tells of it after
-    /// the commit, and never if there is none.
+    /// Records that the transaction drops the last reference to something outside the region.
+    /// [`Region::on_let_go`] reports it after the commit, and never if the transaction does not
+    /// commit.
     pub fn let_go(&mut self, what: LetGo) {
         self.buffers.let_go.push(what);
     }
 
-    /// Appends the record and applies it. Returns the end of the log behind it: the operation is durable once the
-    /// region is durable up to there.
+    /// Appends the record and applies it. Returns the end of the log after it. The operation is
+    /// durable once the region is durable up to that position.
     pub fn commit(self) -> Result<Lsn> {
         Ok(self.commit_if(|_| true)?.expect("nothing was asked"))
     }
 
-    /// Bytes that its record will take in the log.
+    /// Bytes that the record will take in the log.
     pub fn log_bytes(&self) -> u64 {
         match self.payload_bytes() {
             0 => 0,
@@ -229,9 +233,10 @@ impl<'r> Tx<'r> {
         }
     }
 
-    /// Commits if nothing at or behind the record that ends at `birth` was promised to anybody yet (`sync.rs`); else the
-    /// transaction is undone, and `None` says so. For records that let go of bytes logged by that record or later ones
-    /// while their new copy, on another device, is not durable.
+    /// Commits if nothing at or after the record that ends at `birth` has been promised to anybody
+    /// (`sync.rs`). Otherwise undoes the transaction and returns `None`. For records that let go of
+    /// bytes logged by that record or later ones while the new copy of these bytes, on another
+    /// device, is not durable.
     pub fn commit_unpromised(self, birth: Lsn) -> Result<Option<Lsn>> {
         self.commit_if(|state| state.promised < birth)
     }
@@ -253,8 +258,8 @@ impl<'r> Tx<'r> {
             Ok(Some((lsn, state)))
         })?;
         let Some((lsn, state)) = committed else { return Ok(None) };
-        // The allocations are the region's now; the frees become visible under the commit lock, so that nobody
-        // can log an allocation of a freed slot before the record that freed it.
+        // The allocations now belong to the region. The frees become visible under the commit lock,
+        // so that nobody can log an allocation of a freed slot before the record that freed it.
         self.buffers.allocated.clear();
         if is_planted(Bug::FreeAtOnce) {
             self.buffers.freed.clear();

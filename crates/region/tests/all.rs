@@ -1,6 +1,6 @@
-//! The tests of region and log in one program: `--test all <module>::<part of a name>` runs some.
-//! Beside it is `planted`, which needs a feature and changes what the whole process does.
-//! What they are about: crashes, promises, boots, slots.
+//! All tests of region and log in one program: `--test all <module>::<part of a name>` runs some.
+//! Only `planted` is separate: it needs a feature and changes the behavior of the whole process.
+//! Topics: crashes, promises, boots, slots.
 
 mod assignment;
 mod boots;

@@ -1,7 +1,8 @@
-//! A run must not be given a segment that is on its way to a class.
+//! A run must not get a segment that is being assigned to a class.
 //!
-//! Between the choice of the segment and the end of the record that assigns it the allocator's lock is free. A log whose append
-//! waits at a gate holds the assignment there while another thread asks for a run.
+//! The allocator's lock is free between the choice of the segment and the end of the record that
+//! assigns it. A log whose append waits at a gate holds the assignment there while another thread
+//! asks for a run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -26,7 +27,8 @@ impl LogDevice for Gate {
     fn append(&self, position: u64, bytes: &[u8]) -> Result<()> {
         if self.armed.swap(false, Ordering::SeqCst) {
             self.entered.lock().unwrap().send(()).unwrap();
-            // A run that waits for the commit lock is as good an answer: then nobody opens the gate.
+            // If the run waits for the commit lock, nobody opens the gate. That is a correct
+            // outcome too.
             let _ = self.go_on.lock().unwrap().recv_timeout(Duration::from_secs(1));
         }
         self.inner.append(position, bytes)

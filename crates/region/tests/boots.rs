@@ -1,6 +1,6 @@
-//! Which boot a log names, and what that says about a power loss.
+//! The boot that a log names, and how it shows a power loss.
 //!
-//! An earlier program named the boot in another way; its name counts as well.
+//! An earlier program named the boot differently. That name counts as well.
 
 use shoal_format::{PAGE, SEGMENT};
 use shoal_region::{Parts, Region, newest_image};

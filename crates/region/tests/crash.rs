@@ -1,10 +1,12 @@
 //! Crash enumeration of the region, for each kind of memory (docs/design/testing.md, T1 to T4).
 //!
-//! Seeded runs of transactions, syncs, checkpoints and restarts; at every event the machine stops, and every state the
-//! media may be left in is recovered and compared with the model's prefix of transactions, byte for byte, the
-//! allocator's tables included. By turns: recovery twice, crashes during recovery to depth two, further work and
-//! another crash, and an allocation of everything that is left.
-//! A failure prints its seed: `SHOAL_SEED=<n> cargo test --release -p shoal-region --test all crash -- --nocapture`.
+//! Seeded runs of transactions, syncs, checkpoints and restarts. The machine stops at every event.
+//! Every state the media may be left in is recovered and compared with the model's prefix of
+//! transactions, byte for byte, including the allocator's tables. Some states also get: a second
+//! recovery, crashes during recovery to depth two, further work and another crash, and an
+//! allocation of everything that is left.
+//! A failure prints its seed: `SHOAL_SEED=<n> cargo test --release -p shoal-region --test all crash
+//! -- --nocapture`.
 
 use std::sync::Arc;
 
@@ -69,7 +71,8 @@ fn battery_memory_that_was_lost_comes_back_from_its_saved_image() {
         tx.commit().unwrap();
         places.push(slot);
         region.shutdown().unwrap();
-        // Every other round the memory is lost and filled from the image again, as after a long power failure.
+        // In every other round the memory is lost and filled from the image again, as after a long
+        // power failure.
         if round % 2 == 0 {
             let images = parts(kept.clone(), 0).images.unwrap();
             let (number, _, anchor) = newest_image(&images).unwrap();

@@ -1,6 +1,6 @@
-//! A feature is added to a store in use: a crash at any moment leaves a store that opens with all that was promised, and older
-//! programs refuse it from before [`Region::add_feature`] returns. A store that knows nothing of the feature is made by taking
-//! its bit from a new one.
+//! Adds a feature to a store in use. A crash at any moment leaves a store that opens with
+//! everything that was promised, and older programs refuse it from before [`Region::add_feature`]
+//! returns. Removing the feature's bit from a new store simulates a store made without the feature.
 
 use shoal_format::superblock::{FEATURE_PACKED, Geometry, MemoryKind, SUPERBLOCK_AT, Superblock};
 use shoal_format::{FormatError, PAGE, SlotRef};
@@ -18,7 +18,8 @@ fn superblock(memory: &dyn PersistentMemory) -> Superblock {
     Superblock::decode(&page).unwrap()
 }
 
-/// A store with one slot of ones, as a program made it that knows nothing of the feature; `shutdown` seals its media.
+/// Makes a store with one slot of ones, as by a program without the feature. `shutdown` seals its
+/// media.
 fn made_before(region: &Region, memory: &dyn PersistentMemory) -> SlotRef {
     let with = superblock(memory);
     memory.write(SUPERBLOCK_AT, &Superblock { features: with.features & !FEATURE_PACKED, ..with }.encode());
@@ -99,7 +100,7 @@ fn logged_memory_has_the_feature_in_the_newest_image() {
         let (_, newest, _) = newest_image(&logged::images(&state.open())).unwrap();
         assert_ne!(newest.features & FEATURE_PACKED, 0, "{}", state.name());
     }
-    // A store that has it is left as it is.
+    // A store that has the feature is left unchanged.
     let generation = newest_image(&logged::images(&world)).unwrap().2.generation;
     region.add_feature(FEATURE_PACKED).unwrap();
     assert_eq!(newest_image(&logged::images(&world)).unwrap().2.generation, generation);

@@ -1,9 +1,9 @@
-//! Planted bugs (docs/design/testing.md, T7): each ordering rule and check of the region is broken in turn, and the crash
-//! enumeration must notice.
+//! Planted bugs (docs/design/testing.md, T7): each ordering rule and check of the region is broken
+//! in turn, and the crash enumeration must notice.
 //!
 //! `cargo test --release -p shoal-region --features planted --test planted -- --nocapture` prints the table.
-//! A bug that stays unnoticed within the budget fails the test, except for those listed as needless with the reason why
-//! nothing can go wrong without them under the media's contracts.
+//! A bug that stays unnoticed within the budget fails the test. Exceptions are listed as needless,
+//! with the reason why nothing can go wrong without them under the media's contracts.
 
 mod logged;
 mod machine;
@@ -17,18 +17,18 @@ use machine::{Plan, explore, limits};
 use shoal_format::superblock::MemoryKind;
 use shoal_region::planted::{Bug, plant};
 
-/// Runs tried before a bug counts as unnoticed.
+/// Runs before a bug counts as unnoticed.
 const RUNS: u64 = 40;
 
-/// Rules without which no state goes wrong, and why they are kept.
+/// Rules whose absence breaks no state, and why they are kept.
 const NEEDLESS: [(Bug, &str); 2] = [
     (Bug::Detach, "a page still read from an image is only ever overwritten with its own bytes"),
     (Bug::Unverified, "only damage between two mounts tells, which no crash makes; `shoal` has tests with damage"),
 ];
-/// Runs tried with those.
+/// Runs for each of these.
 const NEEDLESS_RUNS: u64 = 1;
 
-/// The first run tried with a bug that only one in a dozen notices.
+/// First run for bugs that only about one run in a dozen notices.
 const FIRST_RUNS: [(Bug, u64); 2] = [(Bug::EpochSync, 32), (Bug::Salt, 12)];
 
 struct Catch {
@@ -37,13 +37,14 @@ struct Catch {
     states: u64,
 }
 
-/// What a test finds.
+/// Returns the failure of a test, if it fails.
 fn found(test: fn()) -> Option<String> {
     std::panic::catch_unwind(test).err().map(|_| "a failed assertion".to_owned())
 }
 
 fn hunt(kind: MemoryKind, bug: Option<Bug>, media: Plant, runs: u64) -> Result<Catch, u64> {
-    // Torn pages under an old anchor are also found by comparing them: one net is taken away to see the other.
+    // Comparing pages also finds torn pages under an old anchor. Disable the comparison to see
+    // whether the rule itself is tested.
     plant(bug.or((media == Plant::InvalidationSync).then_some(Bug::Unverified)));
     let mut states = 0;
     let mut caught = None;
@@ -51,21 +52,22 @@ fn hunt(kind: MemoryKind, bug: Option<Bug>, media: Plant, runs: u64) -> Result<C
     let mut last = first;
     for run in first..first + runs {
         last = run;
-        // Battery memory loses nothing: only a crash between two stores can tell.
+        // Battery memory loses nothing, so only a crash between two stores can reveal the bug.
         let stores = kind == MemoryKind::Battery;
         let plan = Plan { seed: 77_000 + run, kind, plant: media, steps: 120, limits: limits(), stores };
         if bug == Some(Bug::LatePromise) {
-            // It takes two operations at once, and no crash.
+            // Needs two operations at once, and no crash.
             caught = promise::a_flush_under_way_is_a_promise().err();
             break;
         }
         if bug == Some(Bug::Vouching) {
-            // It takes a disk that lies, and no crash loses what was flushed.
+            // Needs a disk that lies. No crash loses flushed data.
             caught = witness::lost_appends_are_found().err();
             break;
         }
         if bug == Some(Bug::TouchedCounted) {
-            // The counts are wrong, and no piece is given to two: it takes a look at what is counted.
+            // The counts are wrong, but no piece is given out twice. Only a look at the counts
+            // shows it.
             caught = found(slots::a_mount_reads_no_bitmap_that_nothing_asks_for);
             break;
         }
@@ -105,14 +107,16 @@ fn every_planted_bug_is_caught() {
         _ => Logged,
     };
     let hook = std::panic::take_hook();
-    // A broken rule may well end in a failed assertion: that counts as a catch, and its trace is of no use.
+    // A broken rule may end in a failed assertion. That counts as a catch, and its trace is
+    // useless.
     std::panic::set_hook(Box::new(|_| {}));
     println!("{:<52} | {:<8} | {:>3} | {:>9} | caught by", "bug", "memory", "run", "states");
     let mut unnoticed = Vec::new();
-    // Told one by one: a time-out then says which one took its time.
+    // Print results one by one, so that a time-out shows which one was slow.
     let mut tell = |name: String, kind: MemoryKind, outcome: Result<Catch, u64>, needless: Option<&str>| match outcome {
         Ok(Catch { by, run, states }) => {
-            // The innermost reason; where and how the crash came about is in front of it.
+            // Print only the innermost reason. The text before it says where and how the crash
+            // occurred.
             let reason: String = by.rsplit("): ").next().unwrap_or(&by).chars().take(100).collect();
             println!("{name:<52} | {:<8} | {run:>3} | {states:>9} | {reason}", kind.name());
         }

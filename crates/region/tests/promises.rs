@@ -1,7 +1,8 @@
-//! What is promised is known before a flush begins, and a record that lets go of promised bytes is refused.
+//! A promise is recorded before a flush begins, and a record that lets go of promised bytes is
+//! refused.
 //!
-//! The cases are in `promise`, which the hunt for planted bugs uses too. Left out: what the file system makes of it
-//! (`crates/fs/tests/tiers.rs`).
+//! The cases are in `promise`, which the search for planted bugs uses too. Left out: how the file
+//! system uses promises (`crates/fs/tests/tiers.rs`).
 
 #[test]
 fn a_record_that_lets_go_of_bytes_is_refused_from_the_moment_a_flush_promises_them() {

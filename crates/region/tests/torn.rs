@@ -1,8 +1,8 @@
-//! A torn append over reused log space, whose bytes are those of a record of the same shape.
+//! A torn append over reused log space that holds a record of the same shape.
 //!
-//! What programs write again and again often ends with its own checksum, inode records among it. Here the part of an append
-//! that a power loss takes is such bytes, and the reused space has older ones of the same kind at the same place: the
-//! record must not count with them.
+//! Data that programs write repeatedly, such as inode records, often ends with its own checksum.
+//! Here a power loss takes such bytes from an append, and the reused space has older bytes of the
+//! same kind at the same place. The record must not count with them.
 
 use std::sync::Arc;
 
@@ -17,12 +17,13 @@ use shoal_sim::{Limits, SimMemoryKind, World};
 use crate::logged::{geometry, images, parts, world};
 
 const SECTOR: usize = 512;
-/// Bytes of a record: header, the word before its data, the data, what it vouches for.
+/// Bytes of a record: header, the word before its data, the data, and the vouching entry.
 const RECORD: usize = 2 * SECTOR;
 const DATA: usize = RECORD - RECORD_HEADER - 8 - VOUCH_BYTES;
 const REGION_BYTES: u64 = 32 << 16;
 
-/// Data that begin with `value` as far as the record's first sector goes, and end with bytes under their own checksum.
+/// Returns data that holds `value` up to the end of the record's first sector, and ends with bytes
+/// and their own checksum.
 fn data(value: u8) -> Vec<u8> {
     let sealed = [value; 92];
     let mut data = vec![value; DATA - SECTOR];
@@ -60,7 +61,7 @@ fn a_torn_record_does_not_count_with_the_end_of_an_older_one() {
     let slot = tx.alloc(2 * RECORD as u64).unwrap();
     tx.write(slot.offset(), &[1; 8]).unwrap();
     tx.commit().unwrap();
-    // From here on records begin where sectors do.
+    // From here on, records begin at sector boundaries.
     region.checkpoint().unwrap();
     let missing = 2 * RECORD - (region.last_lsn().get() as usize + RECORD_HEADER + 8 + VOUCH_BYTES) % RECORD;
     let mut tx = region.begin();
@@ -85,7 +86,7 @@ fn a_torn_record_does_not_count_with_the_end_of_an_older_one() {
     assert!(torn >= 4 * 200, "{torn}");
 }
 
-/// Makes the images of a store at rest what an earlier version wrote.
+/// Turns the images of a store at rest into those of an earlier version.
 fn made_before(world: &World) {
     for image in images(world) {
         let mut page = vec![0; PAGE as usize];

@@ -1,6 +1,7 @@
-//! A mount reads the bitmaps of segments when it needs them, and keeps some segments for what frees others.
+//! A mount reads the bitmaps of segments when it needs them, and keeps some segments for
+//! transactions that free others.
 //!
-//! Left out: how that is tried (`slots`).
+//! Left out: the cases themselves (`slots`).
 
 use crate::slots;
 

@@ -1,8 +1,8 @@
-//! Records behind the end of a log that bear witness of more (`format::vouch`): lost writes are found, and nothing a crash leaves is
-//! taken for one.
+//! Records after the end of a log that are witnesses of more (`format::vouch`): lost writes are
+//! found, and nothing that a crash leaves is mistaken for one.
 //!
-//! The cases for lost writes are in `witness`, which the hunt for planted bugs uses too. That no crash state of other runs is refused is
-//! part of the enumeration in `crash`.
+//! The cases for lost writes are in `witness`, which the search for planted bugs uses too. The
+//! enumeration in `crash` checks that no crash state of other runs is refused.
 
 use shoal_region::{Error, Region};
 use shoal_sim::World;
@@ -23,7 +23,7 @@ fn records_that_no_flush_covered_are_missed_after_the_death_of_the_process_alone
     (1..8).for_each(|n| commit(&region, slot, n, 100));
     let point = world.snapshot();
     assert!(matches!(last(&point.process_crash().open(), slot, 1), Err(Error::LogGap { .. })));
-    // The power may have taken them.
+    // A power loss may have taken them.
     assert_eq!(last(&point.process_crash().open(), slot, 2).unwrap(), 1);
 }
 
@@ -61,7 +61,7 @@ fn after_a_checkpoint_lost_records_are_found_and_what_it_holds_is_not_missed() {
     assert!(matches!(found, Err(Error::LogGap { .. })), "{found:?}");
 }
 
-/// All that a power loss may leave of some records, gone on from, and cut off again.
+/// Opens the store in `boot`, commits records of these lengths, and returns the last one's number.
 fn go_on(world: &World, slot: shoal_format::SlotRef, boot: u8, lens: &[usize]) -> u64 {
     let (region, _) = Region::open(media(world, boot), false).unwrap();
     for (n, &len) in (100 * u64::from(boot)..).zip(lens) {
@@ -75,14 +75,14 @@ fn the_tail_that_a_power_loss_left_behind_is_no_witness_in_any_later_life() {
     let (world, region, slot) = store();
     (1..4).for_each(|n| commit(&region, slot, n, 700));
     region.sync().unwrap();
-    // Some of it vouches for the flush: none of it is there for sure.
+    // Some of the records vouch for the flush, but none of them is certain to be there.
     (4..9).for_each(|n| commit(&region, slot, n, 700));
     let mut states = 0;
     for first in world.snapshot().power_losses(&limits()) {
         let now = first.open();
         let kept = last(&now, slot, 2).unwrap();
         assert!((3..9).contains(&kept), "{}: {kept}", first.name());
-        // A life that ends within the old tail, and one that begins in the middle of it and goes on.
+        // Lives of several lengths, which end within the old tail or continue past it.
         for lens in [&[30][..], &[600, 30], &[700, 700, 30]] {
             let second = now.snapshot().process_crash().open();
             let written = go_on(&second, slot, 2, lens);

@@ -4,20 +4,20 @@
 
 use std::time::{Duration, Instant};
 
-/// The time of one search: `SHOAL_DEEP_SECONDS`, which `cargo xtask deep` sets; without it a search goes to its end.
-/// The default is without a limit.
+/// The time limit of one search, from `SHOAL_DEEP_SECONDS`, which `cargo xtask deep` sets. Without
+/// the variable a search runs to its end. The default has no limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Budget {
     until: Option<Instant>,
 }
 
 impl Budget {
-    /// Begins now.
+    /// Starts the budget of a whole search.
     pub fn of_a_search() -> Budget {
         Budget::of_a_part(1)
     }
 
-    /// The same for one of several parts of a search.
+    /// Starts the budget of one of `parts` equal parts of a search.
     pub fn of_a_part(parts: u32) -> Budget {
         let seconds = std::env::var("SHOAL_DEEP_SECONDS").ok();
         let seconds = seconds.map(|text| text.parse().expect("SHOAL_DEEP_SECONDS is a number"));
@@ -32,7 +32,7 @@ impl Budget {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// The items up to the one at which the time is over. The first is always among them.
+    /// Returns the items until time runs out. The first item is always included.
     pub fn within<T>(self, items: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
         items.into_iter().enumerate().take_while(move |(turn, _)| *turn == 0 || !self.is_spent()).map(|(_, item)| item)
     }

@@ -1,7 +1,7 @@
 //! A clock that stands still until it is told to move.
 //!
-//! Wall time and monotonic time move together, so that a test decides about every age and interval. Left out: time zones, leaps,
-//! drift.
+//! Wall time and monotonic time move together, so a test controls every age and interval. Left out:
+//! time zones, leap seconds, drift.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -13,18 +13,18 @@ pub struct SimClock {
 }
 
 impl SimClock {
-    /// `now_ns` is the wall-clock time; the monotonic clock begins at 0.
+    /// Creates a clock at wall-clock time `now_ns`. The monotonic clock starts at 0.
     pub fn new(now_ns: i64) -> SimClock {
         SimClock { now_ns: AtomicI64::new(now_ns), monotonic_ns: AtomicU64::new(0) }
     }
 
-    /// Lets time pass on both clocks.
+    /// Advances both clocks.
     pub fn advance(&self, by_ns: u64) {
         self.now_ns.fetch_add(by_ns as i64, Ordering::AcqRel);
         self.monotonic_ns.fetch_add(by_ns, Ordering::AcqRel);
     }
 
-    /// Steps the wall clock, forward or back; the monotonic clock is not touched.
+    /// Steps the wall clock forward or back. The monotonic clock does not change.
     pub fn set_now(&self, now_ns: i64) {
         self.now_ns.store(now_ns, Ordering::Release);
     }

@@ -1,14 +1,17 @@
-//! Crash points and the states of the media a crash may leave (testing.md, T2).
+//! Crash points, and the media states that a crash may leave behind (testing.md, T2).
 //!
-//! A process crash leaves everything visible, and leaves it in flight. A power loss leaves the durable contents plus,
-//! of each unit in flight (line or sector), nothing, all, or something between:
-//! - up to `subset_units` units: every subset, then `torn` samples in which units are torn as well;
-//! - more: nothing, all, each medium alone and missing, each unit alone and missing (at most `each` of them,
-//!   evenly spread), then `samples` samples in which every medium loses writes on its own and units may be torn.
+//! A process crash keeps everything visible, and keeps it in flight. A power loss keeps the durable
+//! contents. Of each unit in flight (line or sector) it keeps nothing, all, or something in
+//! between:
+//! - up to `subset_units` units: every subset, then `torn` samples that also tear units;
+//! - more units: nothing, all, each medium alone and each missing, each unit alone and each missing
+//!   (at most `each` of them, evenly spread), then `samples` samples in which every medium loses
+//!   writes independently and units may be torn.
 //!
-//! Torn means: an older version of the unit; for a line a cut between two stores at a word of 8 bytes, or any subset
-//! of its words; for a sector of the log garbage in the bytes behind the synced end.
-//! The states of a point are the same in every run: a state is named by seed, event and its number.
+//! A torn unit is one of these: an older version; for a line, a cut between two stores at a word of
+//! 8 bytes, or any subset of its words; for a sector of the log, garbage in the bytes behind the
+//! synced end.
+//! The states of a point are the same in every run. A seed, an event and a number name a state.
 
 use std::sync::Arc;
 
@@ -20,14 +23,14 @@ use crate::world::{Medium, Shape, World};
 
 const WORD_BYTES: usize = 8;
 
-/// Limits on the states of a power loss that are visited.
+/// Limits on the power-loss states to visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Units in flight up to which all subsets are visited (at most 20).
+    /// Largest number of units in flight for which all subsets are visited (at most 20).
     pub subset_units: usize,
     /// Torn states in addition to all subsets.
     pub torn: usize,
-    /// Units visited alone and missing when there are too many for all subsets.
+    /// Units to visit alone and missing when there are too many for all subsets.
     pub each: usize,
     /// Seeded samples when there are too many for all subsets.
     pub samples: usize,
@@ -40,7 +43,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// A handful of states for each point, for long runs.
+    /// Returns limits that allow a handful of states for each point, for long runs.
     pub fn few() -> Limits {
         Limits { subset_units: 3, torn: 2, each: 4, samples: 4 }
     }
@@ -57,10 +60,10 @@ pub struct CrashPoint {
     pub(crate) media: Vec<Medium>,
 }
 
-/// The units in flight that survive in one state.
+/// Selects the units in flight that survive in one state.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
-    /// By the bits of a mask.
+    /// The units whose bits are set in the mask.
     Subset(u64),
     Nothing,
     All,
@@ -73,41 +76,41 @@ enum Choice {
 }
 
 impl CrashPoint {
-    /// Events before this point.
+    /// Returns the number of events before this point.
     pub fn event(&self) -> u64 {
         self.event
     }
 
-    /// The harness's mark when the point was taken.
+    /// Returns the harness's mark at the time the point was taken.
     pub fn mark(&self) -> u64 {
         self.mark
     }
 
-    /// The event that was about to happen, for messages.
+    /// Names the event that was about to happen, for messages.
     pub fn name(&self) -> String {
         format!("seed {} event {} before {} of {}", self.seed, self.event, self.what, self.medium)
     }
 
-    /// Units in flight over all media.
+    /// Counts the units in flight over all media.
     pub fn in_flight(&self) -> usize {
         self.media.iter().map(|m| m.pending.units().len()).sum()
     }
 
-    /// The program ends, the machine does not.
+    /// Returns the state after the program ends and the machine continues.
     pub fn process_crash(&self) -> WorldState {
         let mut media = self.media.clone();
         media.iter_mut().for_each(close);
         WorldState { media, seed: self.seed, name: format!("{}: process crash", self.name()) }
     }
 
-    /// Program and machine end; every state the limits allow for, in a fixed order.
+    /// Returns every state that the limits allow after program and machine stop, in a fixed order.
     pub fn power_losses(&self, limits: &Limits) -> impl Iterator<Item = WorldState> + use<> {
         let point = self.clone();
         let choices = self.choices(limits);
         choices.into_iter().enumerate().map(move |(number, choice)| point.power_loss(number, choice))
     }
 
-    /// Only the state with this number, to run a failure again.
+    /// Returns only the state with this number, to reproduce a failure.
     pub fn power_loss_number(&self, limits: &Limits, number: usize) -> Option<WorldState> {
         self.choices(limits).get(number).map(|&choice| self.power_loss(number, choice))
     }
@@ -167,7 +170,7 @@ impl CrashPoint {
     }
 }
 
-/// Forgets what lived in the process.
+/// Drops the state that lived in the process.
 fn close(medium: &mut Medium) {
     medium.poisoned = None;
     if let Shape::Log(log) = &mut medium.shape {
@@ -175,7 +178,7 @@ fn close(medium: &mut Medium) {
     }
 }
 
-/// A medium on its way through a power loss.
+/// A medium during a power loss.
 struct Survivor {
     medium: Medium,
     unit_bytes: usize,
@@ -209,7 +212,7 @@ impl Survivor {
             Shape::Memory { .. } => {
                 let words = self.unit_bytes / WORD_BYTES;
                 let mut torn = before.to_vec();
-                // The words that changed, so that the cut falls within the store.
+                // Only words that changed count, so that the cut falls within the store.
                 let word = |i: usize| i * WORD_BYTES..(i + 1) * WORD_BYTES;
                 let mut changed: Vec<usize> = (0..words).filter(|&i| before[word(i)] != after[word(i)]).collect();
                 if random.below(2) == 0 {
@@ -239,20 +242,20 @@ impl Survivor {
         self.medium.durable = self.medium.current.clone();
         self.medium.pending.clear();
         if let Shape::Log(LogShape { segments, durable_extent, synced_end, high, .. }) = &mut self.medium.shape {
-            // A segment nobody synced is there only if something in it survived.
+            // An unsynced segment exists only if something in it survived.
             *durable_extent = self.survived_end.next_multiple_of(SIM_SEGMENT_BYTES).max(*durable_extent);
             *segments = segments.and_then(|(first, extent)| {
                 let extent = extent.min(*durable_extent);
                 (first < extent).then_some((first, extent))
             });
-            // All bytes on the disk now stay.
+            // All bytes now on the disk are durable.
             *synced_end = *high;
         }
         self.medium
     }
 }
 
-/// The media as a crash left them; they can be opened any number of times.
+/// The media as a crash left them. They can be opened any number of times.
 #[derive(Clone)]
 pub struct WorldState {
     media: Vec<Medium>,
@@ -261,13 +264,13 @@ pub struct WorldState {
 }
 
 impl WorldState {
-    /// A new world over these contents: no faults, not recording, events from 0. Its media are found by number
-    /// (`World::log(0)`); volatile memory is gone.
+    /// Opens a new world over these contents, without faults or recording, with events from 0. Its
+    /// media are found by number (`World::log(0)`). Volatile memory is gone.
     pub fn open(&self) -> World {
         World::over(self.seed, self.media.clone())
     }
 
-    /// Seed, event and choice, for messages.
+    /// Returns seed, event and choice, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -337,7 +340,7 @@ mod tests {
         assert_eq!(seen, [[true; 2]; 2]);
     }
 
-    /// 0 or 1 when every byte is that.
+    /// Returns the value of all bytes if they are all 0 or all 1.
     fn uniform(bytes: &[u8]) -> Option<usize> {
         bytes.iter().all(|&b| b == bytes[0] && b < 2).then_some(bytes[0] as usize)
     }
@@ -380,7 +383,7 @@ mod tests {
         log.append(1, b"b").unwrap();
         let points = world.points();
         let what: Vec<_> = points.iter().map(|p| (p.what, p.mark, p.in_flight())).collect();
-        // A call that finds nothing changed since the last point takes none, unless the mark moved.
+        // A call with no change since the last point takes no point, unless the mark moved.
         assert_eq!(what, [("append", 0, 0), ("sync", 1, 1), ("sync", 1, 0), ("fence", 1, 1), ("append", 2, 1)]);
         assert!(points[1].name().contains("before sync of log 0"));
         assert!(world.points().is_empty());

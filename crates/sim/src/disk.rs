@@ -1,8 +1,9 @@
-//! Bulk storage: a disk with a volatile cache of which a power loss leaves any subset of sectors.
+//! Bulk storage: a disk with a volatile cache. A power loss keeps any subset of the cached sectors.
 //!
-//! Requests are carried out in `submit`, outside the world's lock when the completion runs, so that a completion may
-//! use the media. Flush and FUA are what makes a write durable. A trimmed range reads as zeros at once; after a
-//! power loss it may hold its former bytes again (ranges above 1 MiB are zeros for certain, to bound the states).
+//! `submit` carries out requests and runs the completion outside the world's lock, so that a
+//! completion may use the media. Only a flush or FUA makes a write durable. A trimmed range reads
+//! as zeros at once. After a power loss it may hold its former bytes again, except that ranges
+//! above 1 MiB are always zeros, to bound the number of states.
 
 use std::thread::current;
 
@@ -82,7 +83,7 @@ impl SimDisk {
 
     fn flush(&self) -> Result<()> {
         announce("flush");
-        // Others may write before it ends.
+        // Other threads may write before the flush ends.
         let covered = is_watched().then(|| self.shared.lock().media[self.index].begin_flush(current().id()));
         if covered.is_some() {
             announce("flush ends");

@@ -1,8 +1,8 @@
-//! Faults on demand: which media call fails, how, and whether for good.
+//! Faults on demand: which media call fails, how, and whether permanently.
 //!
-//! Calls are counted per kind over the whole world from its creation; a plan counts from the moment it is made.
-//! The consequences of a failure (poisoning, nothing changed on NoSpace) are the media's own contract, kept in
-//! their modules.
+//! The world counts calls per kind from its creation; a plan counts from the moment it is made. The
+//! consequences of a failure (poisoning, no change on NoSpace) belong to the contract of each
+//! medium and are implemented there.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,7 +24,7 @@ pub enum Call {
     /// Writes, zeroings and trims.
     DiskWrite,
     DiskFlush,
-    /// A fence of `dax` memory; it can only lie.
+    /// A fence of `dax` memory. It can only lie.
     Fence,
 }
 
@@ -51,11 +51,11 @@ pub enum Fault {
     Io,
     /// ENOSPC; nothing is changed.
     NoSpace,
-    /// The call reports success and does nothing: a planted bug. Reads are carried out all the same.
+    /// The call reports success and does nothing, to plant a bug. Reads are carried out anyway.
     Lie,
 }
 
-/// The `nth` call (0 is the next) of a kind fails, and all after it when `for_good`.
+/// Makes the `nth` call of a kind fail (0 is the next one), and all later calls if `for_good`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultPlan {
     pub call: Call,
@@ -67,7 +67,7 @@ pub struct FaultPlan {
 #[derive(Default)]
 pub(crate) struct Faults {
     counts: HashMap<Call, u64>,
-    /// With the count of its call when the plan was made.
+    /// Each plan with the call count at the time it was made.
     plans: Vec<(FaultPlan, u64)>,
     pub hits: u64,
 }
@@ -85,7 +85,7 @@ impl Faults {
         self.counts.get(&call).copied().unwrap_or(0)
     }
 
-    /// Counts a call and says whether it fails.
+    /// Counts a call and returns the fault it meets, if any.
     pub fn meet(&mut self, call: Call) -> Option<Fault> {
         let count = self.counts.entry(call).or_default();
         let this = *count;
@@ -100,7 +100,7 @@ impl Faults {
     }
 }
 
-/// The error a medium reports for a fault; `Lie` has none.
+/// Returns the error that a medium reports for a fault. `Lie` has none.
 pub(crate) fn error(what: &str, fault: Fault) -> MediaError {
     const EIO: i32 = 5;
     match fault {

@@ -1,7 +1,8 @@
-//! A host file system with little room: what images have taken, and when it is full.
+//! A host file system with little room: what the images occupy, and when the host is full.
 //!
-//! An image takes whole pages, by writing or by reserving them, and keeps them. The log keeps count of its segments itself. From
-//! [`crate::World::fill_host`] on both get no more than was left then; before, the host has room for everything.
+//! An image takes whole pages by writing or reserving them, and keeps them. The log counts its own
+//! segments. Before [`crate::World::fill_host`] the host has room for everything. After it, both
+//! get only what the call left.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,8 @@ use shoal_media::{MediaError, Result};
 
 const PAGE: u64 = 4096;
 
-/// The pages an image has on its host, as ranges that neither touch nor overlap, and how many more there are.
+/// The pages that an image occupies on its host, as ranges that neither touch nor overlap, and the
+/// number of pages it may still take.
 #[derive(Clone, Default)]
 pub(crate) struct Taken {
     ranges: BTreeMap<u64, u64>,
@@ -17,7 +19,7 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Takes the pages of a range of bytes; changes nothing when there are not enough.
+    /// Takes the pages of a byte range. Changes nothing if too few pages are left.
     pub fn take(&mut self, what: &str, at: u64, len: u64) -> Result<()> {
         if len == 0 {
             return Ok(());
@@ -38,7 +40,7 @@ impl Taken {
         Ok(())
     }
 
-    /// Gives back the pages from byte `from` on.
+    /// Returns the pages from byte `from` on to the host.
     pub fn give_back(&mut self, from: u64) {
         let first = from.div_ceil(PAGE);
         let mut given = 0;

@@ -1,7 +1,8 @@
-//! An image: a sparse file whose unsynced sectors survive a power loss in any subset.
+//! An image: a sparse file. Any subset of its unsynced sectors survives a power loss.
 //!
-//! Reads see every completed write; a crash state picks, sector by sector, one of the versions written since the last sync. A lying
-//! sync (a planted fault) reports success and keeps everything pending.
+//! Reads see every completed write. A crash state picks, for each sector, one of the versions
+//! written since the last sync. A lying sync (a planted fault) reports success and keeps everything
+//! pending.
 
 use shoal_media::{ImageFile, Result};
 
@@ -19,7 +20,7 @@ impl SimImage {
         SimImage { shared, index }
     }
 
-    /// Reads as a page fault would: no call that could be counted or fail.
+    /// Reads as a page fault does: the call is not counted and cannot fail.
     pub(crate) fn peek(&self, at: u64, out: &mut [u8]) {
         self.shared.lock().media[self.index].current.read(at, out);
     }
@@ -78,7 +79,7 @@ impl ImageFile for SimImage {
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         inner.boundary(self.index, "truncate", true);
-        // Counted with the writes: it is one to a reader.
+        // Counts as a write, because a reader sees it as one.
         if !inner.fault(Call::ImageWrite, self.index).map_err(|(error, _)| error)? {
             inner.media[self.index].cut(bytes);
         }

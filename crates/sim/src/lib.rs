@@ -1,8 +1,9 @@
-//! The media traits in memory, recorded, with every state a crash may leave them in.
+//! In-memory implementations of the media traits. They record every state that a crash may leave.
 //!
-//! A [`World`] owns the media of one store. A test runs an engine on them while the world records crash points, then
-//! opens the engine anew on every state of every point. Recovery runs on a world of its own ([`WorldState::open`]),
-//! which can record and crash again. Everything is a function of the seed and of the calls made.
+//! A [`World`] owns the media of one store. A test runs an engine on them while the world records
+//! crash points. It then opens the engine again on every state of every point. Recovery runs on its
+//! own world ([`WorldState::open`]), which can record and crash again. Everything is a function of
+//! the seed and the calls made.
 //!
 //! ```
 //! use shoal_media::LogDevice;
@@ -41,7 +42,7 @@
 //! | `memory`, `log`, `image`, `disk` | the traits of `media` |
 //! | `fault` | calls that fail, once or for good, or lie |
 //! | `mechanical` | disks with an arm and platters, in simulated time |
-//! | `turn` | a thread's say before each of its calls, for schedules of several threads |
+//! | `turn` | a hook before each call of a thread, to schedule several threads |
 //! | `budget` | how long a search may take |
 //! | `host` | how much room the file system under the images has |
 //! | `pending`, `pages` | writes in flight by unit; bytes that are shared between snapshots |

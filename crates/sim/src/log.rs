@@ -1,9 +1,10 @@
-//! The log: segments that come, are recycled with their stale bytes, and go.
+//! The log: segments that are added, recycled with their stale bytes, and removed.
 //!
-//! Sectors of unsynced appends survive a power loss in any subset. A sector that holds synced bytes keeps them; the
-//! bytes behind the synced end may be anything. A segment that was added since the last sync may be missing.
-//! A new segment holds the bytes of a released one where there is one, so that recovery meets stale records.
-//! Released segments are gone in every crash state: an engine may not read before its release anyway.
+//! Any subset of the sectors of unsynced appends survives a power loss. A sector with synced bytes
+//! keeps them; the bytes behind the synced end may be anything. A segment added since the last sync
+//! may be missing. A new segment reuses the bytes of a released one if there is one, so that
+//! recovery meets stale records. Released segments are gone in every crash state, because an engine
+//! must not read before its release position anyway.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,12 +18,12 @@ use crate::world::{Inner, Medium, Shape, Shared};
 
 /// Bytes of a segment of the simulated log.
 pub const SIM_SEGMENT_BYTES: u64 = 64 << 10;
-/// Released segments whose bytes come back.
+/// Most released segments kept for reuse.
 const SPARES_MAX: usize = 4;
 
 #[derive(Clone, Default)]
 pub(crate) struct LogShape {
-    /// First and last+1 byte for which there is a segment; none before the first append.
+    /// First and last + 1 byte of the existing segments; none before the first append.
     pub segments: Option<(u64, u64)>,
     /// End of the segments and end of the appended bytes at the last sync.
     pub durable_extent: u64,
@@ -37,12 +38,12 @@ pub(crate) struct LogShape {
 }
 
 impl LogShape {
-    /// Segments there are.
+    /// Counts the existing segments.
     pub fn count(&self) -> u64 {
         self.segments.map_or(0, |(first, extent)| (extent - first) / SIM_SEGMENT_BYTES)
     }
 
-    /// Segments there are once there is one for every byte before `end`.
+    /// Counts the segments once every byte before `end` has one.
     fn count_at(&self, position: u64, end: u64) -> u64 {
         let (first, extent) = self.segments.unwrap_or((position - position % SIM_SEGMENT_BYTES, 0));
         (extent.max(end.next_multiple_of(SIM_SEGMENT_BYTES)) - first) / SIM_SEGMENT_BYTES
@@ -50,9 +51,10 @@ impl LogShape {
 }
 
 impl LogShape {
-    /// End of the segments, end of the appended bytes.
+    /// Returns the end of the segments and the end of the appended bytes.
     fn reach(&self) -> (u64, u64) {
-        // Before the first append after opening the end is unknown; all that is there is durable all the same.
+        // The end is unknown between opening and the first append, but everything present is
+        // durable.
         (self.segments.map_or(0, |(_, extent)| extent), self.end.unwrap_or(self.high))
     }
 }
@@ -82,7 +84,7 @@ fn extend(medium: &mut Medium, position: u64, end: u64) {
         (first, first)
     });
     while extent < end {
-        // The bytes a segment is born with are durable before it gets its name.
+        // The initial bytes of a segment are durable before the segment gets its name.
         let at = extent;
         match shape(medium).spares.pop_front() {
             Some(stale) => {
@@ -112,7 +114,7 @@ impl SimLog {
         if fault == Fault::Io {
             let medium = &mut inner.media[self.index];
             medium.poisoned = Some(error.to_string().into());
-            // The disk gave out halfway.
+            // The disk fails halfway through the append.
             let half = &bytes[..bytes.len() / 2];
             extend(medium, position, position + half.len() as u64);
             medium.write(position, half);
@@ -177,7 +179,7 @@ impl LogDevice for SimLog {
 
     fn sync(&self) -> Result<()> {
         announce("sync");
-        // Others may append before it ends.
+        // Other threads may append before the sync ends.
         let covered = is_watched().then(|| {
             let medium = &mut self.shared.lock().media[self.index];
             let (units, reach) = (medium.begin_flush(current().id()), shape(medium).reach());

@@ -4,20 +4,23 @@
 //! |---|---|
 //! | `drive` | the figures of a drive: seek curve, rotation, zones, buffer; five drives |
 //! | `geometry` | where a sector lies: cylinder, head, angle, with skew |
-//! | `mechanism` | the moving state: what a request costs, and where a write could begin soonest |
-//! | `queue` | requests that wait for the disk: first come first served, or in the order of an elevator |
+//! | `mechanism` | the moving state: what a request costs, and where a write can begin soonest |
+//! | `queue` | requests that wait for the disk, served first come first served or in elevator order |
 //!
-//! Owns: [`MechanicalDisk`], a block device whose requests let time pass on a [`SimClock`], and the free choice of place
-//! ([`Head`]) that eager writing needs. The platter's angle is a function of the clock alone, at every instant:
-//! whoever advances the clock turns the platter, and one sequence of requests takes the same time on every machine.
+//! Owns: [`MechanicalDisk`], a block device whose requests advance a [`SimClock`], and the free
+//! choice of place ([`Head`]) that eager writing needs. The platter's angle is a function of the
+//! clock alone: whoever advances the clock turns the platter. The same sequence of requests takes
+//! the same time on every machine.
 //!
-//! The time of a request consists of, in this order: the drive's overhead, seek and head switch, rotational wait, transfer with
-//! the switches inside it. Requests are carried out one at a time, in `submit`. [`MechanicalDisk::internal`] is the
-//! same disk as its own firmware sees it: requests without the overhead of a command, so that a virtual log inside the drive
-//! pays [`MechanicalDisk::command`] once for each request of the host and nothing for its own.
+//! The time of a request consists of these parts, in this order: the drive's overhead, seek and
+//! head switch, rotational wait, and transfer, including switches during it. `submit` carries out
+//! one request at a time. [`MechanicalDisk::internal`] is the same disk as its own firmware sees
+//! it: its requests have no command overhead. A virtual log inside the drive therefore pays
+//! [`MechanicalDisk::command`] once for each request of the host and nothing for its own requests.
 //!
-//! Left out: a volatile write cache (a completed write is on the platter), crashes and faults (`disk`), thermal
-//! recalibration, spare sectors, and the bus, which is busy while the arm moves; only hits in the buffer pay for it.
+//! Left out: a volatile write cache (a completed write is on the platter), crashes and faults
+//! (`disk`), thermal recalibration, spare sectors, and the bus. The bus works while the arm moves;
+//! only buffer hits pay for it.
 
 mod drive;
 mod geometry;
@@ -39,7 +42,8 @@ use crate::SimClock;
 use crate::pages::Pages;
 use mechanism::Mechanism;
 
-/// A disk with an arm and platters, or the view of it from inside the drive. Clones share everything.
+/// A disk with an arm and platters, or the view of it from inside the drive. Clones share all
+/// state.
 #[derive(Clone)]
 pub struct MechanicalDisk {
     shared: Arc<Shared>,
@@ -60,7 +64,7 @@ struct Moving {
 }
 
 impl MechanicalDisk {
-    /// A disk of zeros whose arm is at cylinder 0, head 0.
+    /// Creates a disk of zeros with its arm at cylinder 0, head 0.
     ///
     /// # Panics
     /// When the drive's figures make no disk, such as a track that is not whole blocks.
@@ -71,12 +75,12 @@ impl MechanicalDisk {
         MechanicalDisk { shared: Arc::new(shared), is_internal: false }
     }
 
-    /// The same disk without the overhead of a command: for what runs inside the drive.
+    /// Returns the same disk without command overhead, for code that runs inside the drive.
     pub fn internal(&self) -> MechanicalDisk {
         MechanicalDisk { shared: self.shared.clone(), is_internal: true }
     }
 
-    /// Lets the overhead of one command pass, in which nothing moves but the platter.
+    /// Lets the overhead of one command pass. Only the platter moves during it.
     pub fn command(&self) {
         self.shared.moving.lock().spent.overhead_ns += self.shared.drive.overhead_ns;
         self.shared.clock.advance(self.shared.drive.overhead_ns);
@@ -90,17 +94,18 @@ impl MechanicalDisk {
         &self.shared.geometry
     }
 
-    /// Time spent on all requests, through every view.
+    /// Returns the time spent on all requests, through every view.
     pub fn spent(&self) -> Spent {
         self.shared.moving.lock().spent
     }
 
-    /// Position of arm and platter at this instant.
+    /// Returns the current position of arm and platter.
     pub fn position(&self) -> Position {
         self.shared.moving.lock().mechanism.position(&self.shared.site(), self.now_ns())
     }
 
-    /// Time until a write of this block could begin if it were submitted now (ns): overhead, arm, rotation.
+    /// Returns the time until a write of this block could begin if it were submitted now (ns):
+    /// overhead, arm and rotation.
     pub fn wait_ns(&self, block: u64) -> u64 {
         let (start_ns, moving) = (self.start_ns(), self.shared.moving.lock());
         start_ns + moving.mechanism.wait_ns(&self.shared.site(), self.now_ns(), start_ns, block)
@@ -110,7 +115,7 @@ impl MechanicalDisk {
         self.shared.clock.monotonic_ns()
     }
 
-    /// Time before the arm moves (ns).
+    /// Returns the time before the arm moves (ns).
     fn start_ns(&self) -> u64 {
         if self.is_internal { 0 } else { self.shared.drive.overhead_ns }
     }
@@ -124,7 +129,7 @@ impl MechanicalDisk {
         Ok(at / sector_bytes..(at + len) / sector_bytes)
     }
 
-    /// Lets a request's time pass; what it does to the bytes happens at its end.
+    /// Carries out a request and lets its time pass. Its effect on the bytes happens at its end.
     fn carry_out(
         &self,
         at: u64,
@@ -172,7 +177,7 @@ impl BlockDevice for MechanicalDisk {
                 bytes.zero(at, len);
                 Ok(vec![])
             }),
-            // Nothing moves: what was written is on the platter, and freed bytes stay where they are.
+            // Nothing moves: written data is on the platter, and freed bytes stay where they are.
             Request::Flush => self.carry_out(0, 0, false, |_| Ok(vec![])),
             Request::Trim { at, len } => {
                 self.sectors(at, len).and_then(|_| self.carry_out(0, 0, false, |_| Ok(vec![])))

@@ -1,10 +1,11 @@
 //! Region memory: `dax` and `battery` memory of a world, and the private DRAM of a `logged` store.
 //!
-//! `dax` keeps, per cache line, what was stored since the line was last fenced. A write-back is bound to its thread: a
-//! fence makes durable what the same thread wrote back before, as of the write-back. `battery` loses nothing.
-//! Volatile memory belongs to no world and is gone after a crash. It can lie over an image as `host`'s private
-//! map does: a page comes from the image's *present* contents until it is first stored to or detached, so an
-//! engine that overwrites an image without detaching sees its memory change.
+//! `dax` memory keeps, per cache line, what was stored since the line was last fenced. A write-back
+//! belongs to its thread: a fence makes durable what the same thread wrote back before, as of the
+//! write-back. `battery` memory loses nothing. Volatile memory belongs to no world and is gone
+//! after a crash. It can lie over an image as `host`'s private map does: a page comes from the
+//! image's *present* contents until it is first stored to or detached. An engine that overwrites an
+//! image without detaching therefore sees its memory change.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,9 +24,9 @@ const PAGE_BYTES: usize = 4096;
 /// Memory that outlives its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimMemoryKind {
-    /// Survives a power loss line by line, as fenced.
+    /// Survives a power loss line by line, as far as lines were fenced.
     Dax,
-    /// Survives a power loss as it is.
+    /// Survives a power loss unchanged.
     Battery,
 }
 
@@ -45,7 +46,7 @@ const DISCARDED: u8 = 0xdb;
 struct Volatile {
     own: Pages,
     image: Option<Arc<SimImage>>,
-    /// Pages that come from the image still; empty when none does.
+    /// Pages that still come from the image; empty if none does.
     attached: Vec<bool>,
 }
 
@@ -54,7 +55,8 @@ impl SimMemory {
         SimMemory { backing: Backing::World { shared, index, kind }, bytes }
     }
 
-    /// Private DRAM, zero except for the first bytes of an image; both lengths are multiples of 4096.
+    /// Creates private DRAM that is zero except for the first bytes of an image. Both lengths are
+    /// multiples of 4096.
     pub fn volatile(bytes: u64, image: Option<(Arc<SimImage>, u64)>) -> Arc<SimMemory> {
         let image_bytes = image.as_ref().map_or(0, |&(_, len)| len);
         assert!(image_bytes <= bytes && image_bytes.is_multiple_of(PAGE_BYTES as u64), "an image of whole pages");
@@ -70,7 +72,7 @@ impl SimMemory {
 }
 
 impl Volatile {
-    /// Pages of a range that may come from the image.
+    /// Returns the pages of a range that may come from the image.
     fn pages(&self, at: u64, len: usize) -> Range<usize> {
         let page_bytes = PAGE_BYTES as u64;
         let end = (at + len as u64).div_ceil(page_bytes).min(self.attached.len() as u64);
@@ -170,7 +172,8 @@ impl PersistentMemory for SimMemory {
             let thread = thread::current().id();
             let lines = inner.written_back.remove(&(*index, thread)).unwrap_or_default();
             inner.boundary(*index, "fence", !lines.is_empty());
-            // A fence has no result: of the faults only the lie makes sense, and every fault acts as one.
+            // A fence has no result. Only the lie makes sense as its fault, so every fault acts as
+            // a lie.
             if inner.faults.meet(Call::Fence).is_some() {
                 return;
             }
@@ -184,7 +187,7 @@ impl PersistentMemory for SimMemory {
     fn discard(&self, at: u64, len: u64) {
         self.check(at, len);
         assert!((at | len).is_multiple_of(PAGE_BYTES as u64), "whole pages are discarded");
-        // Bytes that nobody wrote, so that a reader who relies on them shows.
+        // Fill with bytes that nobody wrote, to expose a reader that relies on them.
         if let Backing::Volatile(volatile) = &self.backing {
             let volatile = &mut *volatile.write();
             volatile.detach(at, len as usize);

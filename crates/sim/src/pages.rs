@@ -1,7 +1,8 @@
-//! A sparse array of bytes that is copied in no time: pages of 4 KiB, shared until one side writes.
+//! A sparse byte array with cheap copies: pages of 4 KiB, shared until one side writes.
 //!
-//! Bytes never written are zero and take no room. A clone shares everything; a write to a clone copies the page
-//! and the path to it. So thousands of snapshots cost what changed between them.
+//! Bytes never written are zero and take no memory. A clone shares everything; a write to a clone
+//! copies the page and the path to it. Thousands of snapshots therefore cost only what changed
+//! between them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +19,8 @@ pub(crate) struct Pages {
     chunks: Arc<BTreeMap<u64, Chunk>>,
 }
 
-/// Cuts [at, at + len) at page ends: page start, offset in the page, range in the buffer.
+/// Splits [at, at + len) at page ends. Yields page start, offset in the page, and range in the
+/// buffer.
 fn pieces(at: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -32,7 +34,7 @@ fn pieces(at: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Ra
 }
 
 impl Pages {
-    /// At least `bytes` bytes of value `byte`, all of them one shared page.
+    /// Creates an array of at least `bytes` bytes of value `byte`, all in one shared page.
     pub fn filled(bytes: u64, byte: u8) -> Pages {
         let page: Page = Arc::new([byte; PAGE_BYTES as usize]);
         let chunk: Chunk = Arc::new(std::array::from_fn(|_| Some(page.clone())));
@@ -59,7 +61,7 @@ impl Pages {
         }
     }
 
-    /// A bound of the bytes ever written.
+    /// Returns an upper bound of the bytes ever written.
     pub fn end(&self) -> u64 {
         self.chunks.last_key_value().map_or(0, |(last, _)| (last + 1) * CHUNK_BYTES)
     }

@@ -1,9 +1,10 @@
-//! Writes that are visible but not durable, by the unit that no crash tears at a larger grain.
+//! Writes that are visible but not durable, grouped by the unit that a crash keeps or loses.
 //!
-//! A unit is a cache line (64 bytes) of memory or a sector (512 bytes) of a file. Each keeps the contents it had after
-//! each write since it was last durable, oldest first: what a power loss leaves of it is the durable contents or one
-//! of these versions (or, for a line, a mixture by words of 8 bytes, which `crash` makes).
-//! A write that changes nothing adds no version. Which units survive together is decided in `crash`.
+//! A unit is a cache line (64 bytes) of memory or a sector (512 bytes) of a file. Each keeps its
+//! contents after each write since it was last durable, oldest first. A power loss leaves the
+//! durable contents or one of these versions; for a line it may also leave a mixture by words of 8
+//! bytes, which `crash` makes. A write that changes nothing adds no version. `crash` decides which
+//! units survive together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +12,14 @@ use std::thread::ThreadId;
 
 use crate::pages::Pages;
 
-/// Versions kept of a unit; of more, the middle ones are forgotten.
+/// Most versions kept of a unit. Beyond that, versions in the middle are dropped.
 const VERSIONS_MAX: usize = 12;
 
 #[derive(Clone, Default)]
 pub(crate) struct Unit {
     /// Whole contents of the unit after each write.
     pub versions: Vec<Arc<[u8]>>,
-    /// Threads that started a write-back, and how many of the versions it covered.
+    /// Threads that started a write-back, each with the number of versions it covers.
     marks: Vec<(ThreadId, usize)>,
 }
 
@@ -42,7 +43,7 @@ impl Pending {
         if len == 0 { 0..0 } else { at / unit..(at + len).div_ceil(unit) }
     }
 
-    /// Notes that [at, at + len) of `current` was written over what was `durable` or pending.
+    /// Records that [at, at + len) of `current` was written over `durable` or pending contents.
     pub fn note(&mut self, durable: &Pages, current: &Pages, at: u64, len: u64) {
         let mut before = vec![0; self.unit_bytes];
         for index in self.indices(at, len) {
@@ -64,12 +65,12 @@ impl Pending {
         }
     }
 
-    /// Everything visible has become durable.
+    /// Forgets all units: everything visible is durable.
     pub fn clear(&mut self) {
         self.units = Arc::default();
     }
 
-    /// Forgets the units in `[at, at + len)`: they are durable now, or have lost their meaning.
+    /// Forgets the units in `[at, at + len)`, because they are durable or no longer matter.
     pub fn forget(&mut self, at: u64, len: u64) {
         for index in self.indices(at, len) {
             if self.units.contains_key(&index) {
@@ -78,7 +79,8 @@ impl Pending {
         }
     }
 
-    /// `thread` starts the write-back of the units of [at, at + len); returns those with something to write.
+    /// Starts a write-back by `thread` of the units of [at, at + len). Returns the units with
+    /// something to write.
     pub fn mark(&mut self, thread: ThreadId, at: u64, len: u64) -> Vec<u64> {
         let range = self.indices(at, len);
         let touched: Vec<u64> = self.units.range(range).map(|(&index, _)| index).collect();
@@ -91,7 +93,7 @@ impl Pending {
         touched
     }
 
-    /// `thread` fences: what it wrote back of this unit becomes durable.
+    /// Fences `thread`: what it wrote back of this unit becomes durable.
     pub fn settle(&mut self, thread: ThreadId, index: u64, durable: &mut Pages) {
         if !self.units.contains_key(&index) {
             return;
@@ -112,7 +114,8 @@ impl Pending {
 }
 
 impl Unit {
-    /// Bounds the versions; the last one and those a write-back covers exactly are kept.
+    /// Drops one version if there are too many. Keeps the last version and each version at which a
+    /// write-back ends.
     fn forget_one_of_many(&mut self) {
         if self.versions.len() <= VERSIONS_MAX {
             return;

@@ -1,6 +1,7 @@
 //! The simulation's only source of chance: splitmix64, a pure function of its seed.
 //!
-//! One seed makes one run, on every machine and in every version. Not for secrets, and not for statistics: states to try only need to differ.
+//! One seed gives the same run on every machine and in every version. It is not for secrets, and
+//! not for statistics: states to try only need to differ.
 
 #[derive(Clone, Debug)]
 pub struct Random {
@@ -20,12 +21,12 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound
     }
 
-    /// An index of something so long; 0 when it is empty.
+    /// Returns an index into a sequence of length `len`; 0 if it is empty.
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len.max(1) as u64) as usize
     }
@@ -46,7 +47,7 @@ impl Random {
         bytes
     }
 
-    /// The items in another order.
+    /// Returns the items in a random order.
     pub fn shuffled<T>(&mut self, items: impl IntoIterator<Item = T>) -> Vec<T> {
         let mut items: Vec<T> = items.into_iter().collect();
         for end in (1..items.len()).rev() {

@@ -1,9 +1,10 @@
-//! A thread's last word before each of its media calls, for tests that decide who of several threads goes on.
+//! A hook before each media call of a thread, for tests that schedule several threads.
 //!
-//! Owns: a hook of the calling thread, which every call that changes a log, an image or a disk runs first, before it
-//! takes the world's lock. A hook may wait; whoever else runs meanwhile finds the world free. A flush of a disk and a sync
-//! of a log announce their end as well, and cover what was written before they began: what another thread writes in
-//! between is in flight. Left out: memory, whose stores are too many for turns, reads, and the schedules themselves
+//! Owns: a hook of the calling thread. Every call that changes a log, an image or a disk runs it
+//! first, before taking the world's lock. A hook may wait; other threads can use the world
+//! meanwhile. A flush of a disk and a sync of a log also announce their end. They cover what was
+//! written before they began; what another thread writes in between stays in flight. Left out:
+//! memory, whose stores are too many for turns, reads, and the schedules themselves
 //! (`crates/fs/tests/actors`).
 
 use std::cell::RefCell;
@@ -16,19 +17,19 @@ thread_local! {
     static HOOK: RefCell<Option<BeforeCall>> = const { RefCell::new(None) };
 }
 
-/// From now on `hook` runs before each media call of this thread, or nothing does.
+/// Sets the hook that runs before each media call of this thread, or removes it.
 pub fn before_calls(hook: Option<BeforeCall>) {
     HOOK.set(hook);
 }
 
 pub(crate) fn announce(what: &'static str) {
-    // The hook may make media calls of its own: it is not borrowed while it runs.
+    // The hook may make media calls itself, so it is not borrowed while it runs.
     if let Some(hook) = HOOK.with_borrow(Clone::clone) {
         hook(what);
     }
 }
 
-/// Does anybody wait for this thread's announcements? If not, nothing happens between two of them.
+/// Returns whether a hook observes this thread. If not, nothing happens between two announcements.
 pub(crate) fn is_watched() -> bool {
     HOOK.with_borrow(Option::is_some)
 }
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!(events, [0, 1, 1, 2, 3, 4, 5, 6, 7, 7]);
     }
 
-    /// The first bytes of log and disk in every state a power loss may leave.
+    /// Returns the first bytes of log and disk in every state that a power loss may leave.
     fn first_bytes(world: &World) -> BTreeSet<[u8; 2]> {
         let states = world.snapshot();
         let found = states.power_losses(&Limits::default()).map(|state| {

@@ -1,10 +1,11 @@
 //! The world: a set of media under one event counter, one lock, one seed and one fault plan.
 //!
-//! Every mutation, fence, sync and flush is an event. While recording is on, a crash point is taken *before* each event
-//! at a boundary (log append, write of image or disk, fence, sync, flush, release); with `record_stores` also before
-//! each store to `dax` or `battery` memory. Taking the point first means: everything before is in flight at its
-//! worst, and the last event's effect is in the next point (`snapshot` gives the one after the end).
-//! A point carries the harness's `mark`, which says what had been promised by then.
+//! Every mutation, fence, sync and flush is an event. While recording is on, a crash point is taken
+//! *before* each event at a boundary (log append, write of image or disk, fence, sync, flush,
+//! release). With `record_stores`, one is also taken before each store to `dax` or `battery`
+//! memory. A point taken first has everything before it in flight at its worst; the next point has
+//! the event's effect (`snapshot` gives the point after the last event). A point carries the
+//! harness's `mark`, which says what had been promised by then.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,12 +41,12 @@ pub(crate) enum Shape {
 pub(crate) struct Medium {
     pub name: Arc<str>,
     pub shape: Shape,
-    /// The bytes that survive a power loss for certain.
+    /// The bytes that certainly survive a power loss.
     pub durable: Pages,
-    /// The bytes that reads see and a process crash leaves.
+    /// The bytes that reads see and that survive a process crash.
     pub current: Pages,
     pub pending: Pending,
-    /// The first failure; the medium has refused writes since.
+    /// The first failure. The medium has refused writes since then.
     pub poisoned: Option<Arc<str>>,
 }
 
@@ -67,18 +68,18 @@ impl Medium {
         self.pending.note(&self.durable, &self.current, at, len);
     }
 
-    /// Everything visible becomes durable.
+    /// Makes everything visible durable.
     pub fn settle(&mut self) {
         self.durable = self.current.clone();
         self.pending.clear();
     }
 
-    /// The units that a flush of `thread` covers if it begins now.
+    /// Returns the units that a flush by `thread` covers if it begins now.
     pub fn begin_flush(&mut self, thread: ThreadId) -> Vec<u64> {
         self.pending.mark(thread, 0, u64::MAX)
     }
 
-    /// The flush that covers `units` ends: they become durable as they were when it began.
+    /// Ends the flush that covers `units`: they become durable as of its beginning.
     pub fn end_flush(&mut self, thread: ThreadId, units: &[u64]) {
         for &unit in units {
             self.pending.settle(thread, unit, &mut self.durable);
@@ -89,7 +90,7 @@ impl Medium {
 pub(crate) struct Inner {
     pub media: Vec<Medium>,
     pub faults: Faults,
-    /// Lines each thread wrote back since its last fence, by medium.
+    /// Lines that each thread wrote back since its last fence, by medium.
     pub written_back: HashMap<(usize, ThreadId), Vec<u64>>,
     seed: u64,
     event: u64,
@@ -97,7 +98,7 @@ pub(crate) struct Inner {
     record: bool,
     record_stores: bool,
     points: Vec<CrashPoint>,
-    /// Something changed since the last point.
+    /// Whether something changed since the last point.
     changed: bool,
 }
 
@@ -123,17 +124,18 @@ impl Inner {
         self.changed |= changes;
     }
 
-    /// An event at which crash points are taken. `changes` is false when the call finds nothing to do.
+    /// Counts an event at which a crash point is taken. `changes` is false when the call finds
+    /// nothing to do.
     pub fn boundary(&mut self, medium: usize, what: &'static str, changes: bool) {
         self.count(medium, what, changes, self.record);
     }
 
-    /// A store to memory.
+    /// Counts a store to memory.
     pub fn store(&mut self, medium: usize, what: &'static str) {
         self.count(medium, what, true, self.record && self.record_stores);
     }
 
-    /// Counts the call; the error it fails with, or whether it is to lie.
+    /// Counts the call. Returns the error it fails with, or whether it lies.
     pub fn fault(&mut self, call: Call, medium: usize) -> std::result::Result<bool, (MediaError, Fault)> {
         match self.faults.meet(call) {
             None => Ok(false),
@@ -152,7 +154,8 @@ pub struct World {
 }
 
 impl World {
-    /// An empty world. The seed drives the samples of crash states and the garbage in them.
+    /// Creates an empty world. The seed determines the samples of crash states and the garbage in
+    /// them.
     pub fn new(seed: u64) -> World {
         World::over(seed, Vec::new())
     }
@@ -191,7 +194,7 @@ impl World {
         inner.media.len() - 1
     }
 
-    /// Index and shape of the medium that is `number` among those of its kind.
+    /// Finds medium number `number` among those of its kind. Returns its index and shape.
     fn find(&self, kind: &str, is_kind: fn(&Shape) -> bool, number: usize) -> (usize, Shape) {
         let inner = self.inner();
         let mut found = inner.media.iter().enumerate().filter(|(_, m)| is_kind(&m.shape));
@@ -223,7 +226,7 @@ impl World {
         Arc::new(SimDisk::new(self.shared.clone(), index, bytes))
     }
 
-    /// Adds a disk that somebody used before: every byte of it is `byte`, durably.
+    /// Adds a used disk: every byte is durably `byte`.
     pub fn add_used_disk(&self, bytes: u64, byte: u8) -> Arc<SimDisk> {
         let disk = self.add_disk(bytes);
         let mut inner = self.inner();
@@ -234,7 +237,7 @@ impl World {
         disk
     }
 
-    /// The memory that was added as number `number`, from 0.
+    /// Returns memory number `number` in the order of addition, from 0.
     pub fn memory(&self, number: usize) -> Arc<SimMemory> {
         match self.find("memory", is_memory, number) {
             (index, Shape::Memory { bytes, kind }) => {
@@ -244,17 +247,17 @@ impl World {
         }
     }
 
-    /// The log that was added as number `number`, from 0.
+    /// Returns log number `number` in the order of addition, from 0.
     pub fn log(&self, number: usize) -> Arc<SimLog> {
         Arc::new(SimLog::new(self.shared.clone(), self.find("log", is_log, number).0))
     }
 
-    /// The image that was added as number `number`, from 0.
+    /// Returns image number `number` in the order of addition, from 0.
     pub fn image(&self, number: usize) -> Arc<SimImage> {
         Arc::new(SimImage::new(self.shared.clone(), self.find("image", is_image, number).0))
     }
 
-    /// The disk that was added as number `number`, from 0.
+    /// Returns disk number `number` in the order of addition, from 0.
     pub fn disk(&self, number: usize) -> Arc<SimDisk> {
         match self.find("disk", is_disk, number) {
             (index, Shape::Disk { bytes }) => Arc::new(SimDisk::new(self.shared.clone(), index, bytes)),
@@ -262,8 +265,8 @@ impl World {
         }
     }
 
-    /// From now on the host has room for so many segments more in each log, one of them held back, and pages in each image. What
-    /// a log releases it may use again.
+    /// Limits the host from now on to `segments` more segments for each log, one of them held back,
+    /// and `pages` more pages for each image. A log may reuse what it releases.
     pub fn fill_host(&self, segments: u64, pages: u64) {
         for medium in &mut self.inner().media {
             match &mut medium.shape {
@@ -274,7 +277,7 @@ impl World {
         }
     }
 
-    /// Takes crash points from now on, or no more.
+    /// Starts or stops taking crash points.
     pub fn record(&self, on: bool) {
         self.inner().record = on;
     }
@@ -284,42 +287,44 @@ impl World {
         self.inner().record_stores = on;
     }
 
-    /// Sets the promises made to the harness so far (say, operations returned). Points taken later carry the mark.
+    /// Sets the number of promises made to the harness so far (say, operations returned). Later
+    /// points carry the mark.
     pub fn set_mark(&self, mark: u64) {
         self.inner().mark = mark;
     }
 
-    /// Events so far.
+    /// Returns the number of events so far.
     pub fn events(&self) -> u64 {
         self.inner().event
     }
 
-    /// The crash points recorded so far, oldest first; they are handed over, not copied.
+    /// Takes the crash points recorded so far, oldest first.
     pub fn points(&self) -> Vec<CrashPoint> {
         std::mem::take(&mut self.inner().points)
     }
 
-    /// A crash point at this moment, recorded or not.
+    /// Returns a crash point for this moment, whether or not the world is recording.
     pub fn snapshot(&self) -> CrashPoint {
         self.inner().point(None, "snapshot")
     }
 
-    /// Adds a fault; several plans can wait at the same time.
+    /// Adds a fault. Several plans can wait at the same time.
     pub fn fail(&self, plan: FaultPlan) {
         self.inner().faults.plan(plan);
     }
 
-    /// Drops all plans. Media that were poisoned stay so: open the world anew (`snapshot().process_crash().open()`).
+    /// Drops all plans. Poisoned media stay poisoned: open the world again
+    /// (`snapshot().process_crash().open()`).
     pub fn clear_faults(&self) {
         self.inner().faults.clear();
     }
 
-    /// Calls of a kind so far, failed ones included.
+    /// Counts the calls of a kind so far, including failed ones.
     pub fn calls(&self, call: Call) -> u64 {
         self.inner().faults.count(call)
     }
 
-    /// Calls that failed or lied so far.
+    /// Counts the calls so far that failed or lied.
     pub fn fault_hits(&self) -> u64 {
         self.inner().faults.hits
     }

@@ -1,8 +1,9 @@
 //! The mechanical disks against closed forms.
 //!
-//! Owns: what a simulated disk must agree with though it was not derived from it: the average way to a free sector on a track and
-//! in a cylinder, which the virtual-log paper gives; transfer rates and access times that follow from a drive's
-//! figures. Tolerances are those of the claim, 10%; where the form is exact they are tighter. Seeds are constants.
+//! Owns: results that a simulated disk must match though it was not derived from them: the average
+//! wait for a free sector on a track and in a cylinder, which the virtual-log paper gives; transfer
+//! rates and access times that follow from a drive's figures. Tolerances are those of the claim,
+//! 10%, or tighter where the form is exact. Seeds are constants.
 
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ fn turn_to_a_boundary(disk: &MechanicalDisk, clock: &SimClock, random: &mut Rand
     clock.advance((angle_ns + drive.revolution_ns - disk.position().angle_ns) % drive.revolution_ns);
 }
 
-/// `count` places, of which exactly a fraction `free` is free, at random.
+/// Returns `count` places at random, of which exactly a fraction `free` is free.
 fn pattern(count: usize, free: f64, random: &mut Random) -> Vec<bool> {
     let mut places = vec![false; count];
     places[..(count as f64 * free).round() as usize].fill(true);
@@ -67,7 +68,7 @@ fn the_way_to_a_free_sector_of_a_track_is_the_closed_form() {
 /// E[min(x, y)] in sectors: P(x) = p(1-p)^x on the head's own track; y = head switch + the same over t-1 tracks.
 fn within_a_cylinder(p: f64, tracks: u32, switch_sectors: f64) -> f64 {
     let p_others = 1.0 - (1.0 - p).powi(tracks as i32 - 1);
-    // E[min] is the integral of P(x > s) P(y > s); y's steps begin behind the switch.
+    // E[min] is the integral of P(x > s) P(y > s). The steps of y begin behind the switch.
     let (step, mut sum, mut s) = (1.0 / 64.0, 0.0, 0.5 / 64.0);
     while s < 2000.0 {
         let beyond = |p: f64, s: f64| if s < 0.0 { 1.0 } else { (1.0 - p).powf(s.floor() + 1.0) };
@@ -80,7 +81,7 @@ fn within_a_cylinder(p: f64, tracks: u32, switch_sectors: f64) -> f64 {
 #[test]
 fn the_way_to_a_free_sector_of_a_cylinder_is_the_closed_form() {
     let hp_table = Drive { head_switch_ns: 2_500_000, ..Drive::hp97560() };
-    // The paper's values at 80% utilisation (ms); its table has the head switch of 2.5 ms.
+    // The paper's values at 80% utilisation (ms). Its table has a head switch of 2.5 ms.
     for (drive, paper_ms, seed) in [(hp_table, 0.78, 3), (Drive::st19101(), 0.09, 4)] {
         let name = drive.name;
         let (disk, clock) = disk(drive.slice(1).with_single_sectors());
@@ -157,7 +158,7 @@ fn a_long_transfer_runs_at_the_rate_of_tracks_with_their_skew() {
         let skews = f64::from(switches * zone.track_skew + 2 * zone.cylinder_skew) / per_track;
         let turns = f64::from(3 * tracks) + skews;
         let form_ns = turns * disk.drive().revolution_ns as f64 + disk.drive().overhead_ns as f64;
-        // Up to one turn is spent waiting for the first sector.
+        // The wait for the first sector takes up to one turn.
         let first_ns = (disk.drive().revolution_ns - disk.drive().overhead_ns % disk.drive().revolution_ns) as f64;
         close(clock.monotonic_ns() as f64, form_ns + first_ns, 0.001, &format!("{name}: a slice written at once"));
         let spent = disk.spent();
@@ -165,7 +166,7 @@ fn a_long_transfer_runs_at_the_rate_of_tracks_with_their_skew() {
         assert_eq!((spent.requests, spent.overhead_ns), (1, disk.drive().overhead_ns));
         assert_eq!(spent.total_ns(), clock.monotonic_ns());
     }
-    // HP 97560: 72 sectors in 14.99 ms are 2.46 MB/s on a track, 2.2 MB/s over many.
+    // HP 97560: 72 sectors in 14.99 ms are 2.46 MB/s on one track and 2.2 MB/s over many.
     let (hp, clock) = disk(Drive::hp97560().slice(1));
     let bytes = hp.geometry().bytes;
     block::write(&hp, 0, &vec![7; bytes as usize]).unwrap();
@@ -207,14 +208,14 @@ fn inside_the_drive_only_a_command_costs_overhead() {
     let first = inside.nearest(&|_| true).unwrap();
     block::write(&inside, first * 4096, &[1; 4096]).unwrap();
     let after_first_ns = clock.monotonic_ns();
-    // Its neighbour begins at this very instant.
+    // The neighbouring block begins at this very instant.
     let next = inside.nearest(&|block| block != first).unwrap();
     assert_eq!(inside.wait_ns(next), 0);
     block::write(&inside, next * 4096, &[2; 4096]).unwrap();
     let block_ns = 8.0 * inside.drive().sector_ns(&inside.drive().zones[0]);
     assert!(((clock.monotonic_ns() - after_first_ns) as f64 - block_ns).abs() < 2.0);
     assert_eq!(host.spent().overhead_ns, host.drive().overhead_ns);
-    // From outside the one behind it has gone by before the command is understood.
+    // For the host, the next block has passed the head before the overhead of the command is over.
     let rotation_ns = host.spent().rotation_ns;
     block::write(&host, (next + 1) * 4096, &[3; 4096]).unwrap();
     assert_eq!(host.spent().overhead_ns, 2 * host.drive().overhead_ns);
@@ -263,7 +264,8 @@ fn a_read_behind_a_read_comes_from_the_buffer_and_a_write_ends_that() {
     let bus_ns = (4096.0 / 10e6 * 1e9) as u64;
     assert_eq!(timed(4096, 4096), disk.drive().overhead_ns + bus_ns, "it was read while nothing else was to do");
     assert_eq!(disk.spent().buffer_hits, 1);
-    // Small reads in order never lose a turn: each waits for its overhead and for the platter, at most.
+    // Small sequential reads never lose a turn: each waits at most for its overhead and for the
+    // platter.
     let blocks = 2..90;
     let each_ns = blocks.clone().map(|block| timed(block * 4096, 4096)).sum::<u64>() as f64 / 88.0;
     assert!((2.6e6..3.0e6).contains(&each_ns), "{each_ns} ns for each of many reads in order");
@@ -307,7 +309,8 @@ fn one_sequence_of_requests_takes_one_time() {
     assert_eq!(run(), run());
 }
 
-/// Seek and half a turn of random reads of one sector over a whole disk: what makers call the mean access time.
+/// Checks seek and half a turn of random one-sector reads over a whole disk: what makers call the
+/// mean access time.
 #[test]
 fn the_disks_of_the_update_report_have_its_access_times_and_rates() {
     for (drive, access_ms, rates) in [(Drive::rz58(), 18.0, [3.8, 5.0]), (Drive::rz57(), 23.0, [2.2, 2.2])] {

@@ -2,7 +2,8 @@
 //!
 //!     cargo run --example embed -- /tmp/notes "buy milk"
 //!
-//! Makes the store in the directory named if there is none, adds a note, and lists all notes with their times.
+//! Makes a store in the given directory if there is none, adds a note, and lists all notes with
+//! their times.
 
 use std::error::Error;
 use std::path::Path;
@@ -24,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let volume = Volume::open(directory)?;
     volume.create_dir_all("notes")?;
     let number = volume.read_dir("notes")?.count();
-    // Written under another name first, so that a note is there whole or not at all.
+    // Write the note under another name first, so that it is there whole or not at all.
     let file = volume.create("notes.new")?;
     file.write_all_at(note.as_encoded_bytes(), 0)?;
     file.sync_all()?;

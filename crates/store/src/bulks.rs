@@ -1,10 +1,11 @@
 //! The bulk devices of an open store: added, emptied and removed, lost and found.
 //!
-//! The region's list of devices counts; the description says where to find each. Order: a new device is in the description before
-//! the region lists it, and one that was removed leaves the description after the region's list. So a device that is listed
-//! can always be found, and one that only the description names is nobody's: it is forgotten when the store is opened next.
-//! Emptying a device is the work of a thread; it goes on after the next mount if it is cut off.
-//! Left out: moving the data and the marks (the engine), kinds of devices.
+//! The region's list of devices is authoritative; the description says where to find each one.
+//! Order: a new device is written to the description before the region lists it, and a removed
+//! device leaves the description after the region's list. So a listed device can always be found. A
+//! device that only the description names belongs to nobody, and the next opening forgets it. A
+//! thread empties a device; if it is interrupted, the next mount continues. Left out: moving the
+//! data and the marks (the engine), kinds of devices.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -37,12 +38,12 @@ use crate::progress::Progress;
 use crate::store::{Devices, Opened, Store};
 use crate::{own_ground, user};
 
-/// Pause of the thread that empties a device, when it finds nothing that it could move.
+/// Pause of the thread that empties a device, after it finds nothing to move.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long a device is asked for that its last user is just letting go of.
+/// How long to wait for a device that its last user is just releasing.
 const REOPEN_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A change of a store's bulk devices. A device is named by its number or by its name, as [`BulkReport`] has them.
+/// A change of a store's bulk devices. Devices go by number or name, as [`BulkReport`] shows them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BulkChange {
@@ -55,11 +56,11 @@ pub enum BulkChange {
     Remove {
         device: String,
     },
-    /// Calls that off.
+    /// Cancels the removal of a device.
     Keep {
         device: String,
     },
-    /// Uses a device again that was lost or refuses writes.
+    /// Uses a device again after it was lost or refused writes.
     Retry {
         device: String,
     },
@@ -78,19 +79,19 @@ pub struct BulkReport {
     pub free_bytes: u64,
     /// Bytes in doubt since a flush failed: reading them is an error.
     pub suspect_bytes: u64,
-    /// Checksums are kept of what is on it.
+    /// Checksums are kept of the data on it.
     #[serde(default)]
     pub checksums: bool,
-    /// Places that were found damaged in this mount, and not written since.
+    /// Places that were found damaged in this mount and not written since.
     #[serde(default)]
     pub damaged: u64,
-    /// Why it is lost or refuses writes, or why it cannot be emptied.
+    /// Why the device is lost, refuses writes or cannot be emptied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
-    /// Bytes held back in front of it, where there is a write-back cache.
+    /// Bytes held back in front of the device, if it has a write-back cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_bytes: Option<u64>,
-    /// Bytes moved off it since it began to leave, in this mount.
+    /// Bytes moved off the device since it began to leave, in this mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved_bytes: Option<u64>,
 }
@@ -122,13 +123,13 @@ impl BulkReport {
     }
 }
 
-/// Writes that a device did not get before the store was closed.
+/// Writes that did not reach a device before the store was closed.
 pub(crate) struct Undelivered {
     number: u32,
     device: String,
     files: usize,
     bytes: u64,
-    /// The cache that keeps them; without one they are lost.
+    /// The cache that keeps the writes. Without one they are lost.
     place: Option<PathBuf>,
 }
 
@@ -154,14 +155,14 @@ impl fmt::Display for Undelivered {
     }
 }
 
-/// The thread that empties a device.
+/// State of the thread that empties a device.
 struct Drain {
     number: u32,
     moved: AtomicU64,
     stopped: AtomicBool,
-    /// It is to look again at once.
+    /// Makes the thread look again at once.
     again: AtomicBool,
-    /// Why it does not get on.
+    /// Why the thread makes no progress.
     cause: Mutex<Option<String>>,
 }
 
@@ -173,13 +174,13 @@ pub(crate) struct Bulks {
     devices: Mutex<Vec<(u32, Arc<dyn Device>)>>,
     /// The write-back caches in front of devices.
     held: Mutex<Vec<HeldWrites>>,
-    /// Files of caches that were let go of, and may still be in use for moments, and their rules.
+    /// Files and rules of released caches. A file may still be in use for a moment.
     let_go: Mutex<Vec<(u32, Weak<CacheFile>, Rule)>>,
     held_on_host: HeldOnHost,
     host_files: HostFiles,
     drains: Mutex<Vec<Arc<Drain>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// One change at a time.
+    /// Allows one change at a time.
     changing: Mutex<()>,
     closing: Arc<AtomicBool>,
     /// The number of the store's mount, if it is mounted.
@@ -207,18 +208,18 @@ impl Bulks {
         }
     }
 
-    /// With the mount whose files no device may lie on.
+    /// Sets the mount. No bulk device's files may lie in it.
     pub fn mounted_as(self, device: &str) -> Bulks {
         Bulks { mount: Some(device.into()), ..self }
     }
 
-    /// A device in the store's own mount would wait for itself.
+    /// Refuses a device in the store's own mount, because it would wait for itself.
     fn refuse_within_mount(&self, name: &DeviceName) -> Outcome<()> {
         let Some(mount) = &self.mount else { return Ok(()) };
         own_ground::refuse_within(&name.without_secrets().to_string(), name.files(), mount)
     }
 
-    /// The same for a store that was just opened.
+    /// Like [`Bulks::new`], for a store that was just opened.
     pub fn of(opened: Opened, directory: &Directory, description: &Description) -> Bulks {
         Bulks::new(Arc::new(opened.fs), directory, description, opened.devices)
     }
@@ -227,7 +228,8 @@ impl Bulks {
         self.description.lock().clone()
     }
 
-    /// The store was opened for writing: forgets devices that the region does not list, and goes on with those that are leaving.
+    /// Prepares the devices of a store that was opened for writing: forgets devices that the region
+    /// does not list, and continues to empty those that are leaving.
     pub fn take_up(self: &Arc<Self>) -> Outcome<()> {
         let states = self.fs.bulk_states();
         let listed = |number: u32| states.iter().any(|state| state.number == number);
@@ -253,14 +255,14 @@ impl Bulks {
         Ok(())
     }
 
-    /// Changes the donors of the network RAM disk among the devices; what was done, in words.
+    /// Changes the donors of the network RAM disk. Returns what was done, in words.
     pub fn change_donors(&self, change: DonorChange, donor: &str) -> Outcome<String> {
         let devices = self.devices.lock().clone();
         let has_donors = |device: &Arc<dyn Device>| device.name().kind().name == "netram";
         let chosen = devices.iter().find(|(_, device)| has_donors(device)).or(devices.first());
         let (number, device) = chosen.ok_or_else(|| Failure::new(self.directory.display(), "has no bulk storage"))?;
         let done = device.change(change, donor)?;
-        // The description names the new donor, so that the next mount finds it.
+        // Store the new donor in the description, so that the next mount finds it.
         let new = BulkPlace::Device(device.name().to_string());
         self.change(|description| match number {
             0 => description.bulk = Some(new),
@@ -276,12 +278,12 @@ impl Bulks {
         self.devices.lock().iter().find(|(number, _)| *number == 0).map(|(_, device)| device.clone())
     }
 
-    /// What is held back in front of devices.
+    /// Reports on the writes held in front of devices.
     pub fn cache_reports(&self) -> Vec<CacheReport> {
         self.held.lock().iter().map(HeldWrites::report).collect()
     }
 
-    /// Changes the policy of held writes, or their rate at each device.
+    /// Changes the policy of held writes, or their rate for each device.
     pub fn set_policy(&self, policy: Option<&str>, rate: Option<u64>) -> Outcome<()> {
         let held = self.held.lock();
         if held.is_empty() {
@@ -292,12 +294,12 @@ impl Bulks {
         changed.map_err(|error| Failure::new("update policy", error).misuse())
     }
 
-    /// The devices' own reports, but that of the first.
+    /// Reports of all devices except the first.
     pub fn more_reports(&self) -> Vec<DeviceReport> {
         self.devices.lock().iter().filter(|(number, _)| *number != 0).map(|(_, device)| device.report()).collect()
     }
 
-    /// Problems of the devices, a sentence each.
+    /// Problems of the devices, each as a sentence.
     pub fn troubles(&self) -> Vec<String> {
         let devices = self.devices.lock().clone();
         let of = |(number, device): &(u32, Arc<dyn Device>)| {
@@ -337,7 +339,7 @@ impl Bulks {
         })
     }
 
-    /// Carries out a change; a removal goes on in a thread. Returns what was done, in words.
+    /// Carries out a change. A removal continues in a thread. Returns what was done, in words.
     pub fn carry_out(self: &Arc<Self>, change: &BulkChange) -> Outcome<String> {
         let _one_at_a_time = self.changing.lock();
         if self.closing.load(Ordering::Acquire) {
@@ -384,7 +386,7 @@ impl Bulks {
         let states = self.fs.bulk_states();
         let free = |number: &u32| states.iter().all(|state| state.number != *number);
         let mut numbers = (1..BULK_DEVICES_MAX as u32).filter(free).collect::<Vec<_>>();
-        // One that had a cache in this mount comes last: its place is taken until the store is closed.
+        // Prefer numbers without a cache in this mount: its place is taken until the store closes.
         numbers.sort_by_key(|number| self.directory.has(&cache_note(*number)));
         let number = numbers.first().copied().ok_or_else(|| {
             Failure::new(text, format!("the store has {BULK_DEVICES_MAX} bulk devices, as many as it can"))
@@ -395,7 +397,7 @@ impl Bulks {
             Some(path) => BulkPlace::File(path.strip_prefix(self.directory.place()).unwrap_or(path).to_path_buf()),
             None => BulkPlace::Device(name.to_string()),
         };
-        // Before the region lists it: a device that is listed must be found.
+        // Write this before the region lists the device: a listed device must be found.
         self.change(|description| {
             description.more_bulk.retain(|place| place.number != number);
             description.more_bulk.push(NumberedPlace { number, uuid: uuid_text(&uuid), place: place.clone() });
@@ -411,7 +413,7 @@ impl Bulks {
             self.change(|description| description.more_bulk.retain(|place| place.number != number))?;
             place.path(&self.directory).iter().for_each(|path| self.host_files.remove(path));
             if let (true, Some(path)) = (made, name.path()) {
-                // Nobody has used the file that was just made.
+                // The file was just made, so nobody has used it.
                 let _ = std::fs::remove_file(path);
             }
             return Err(Failure::new(name.without_secrets(), error));
@@ -456,7 +458,7 @@ impl Bulks {
         place.name(&self.directory).map(|name| self.refuse_within_mount(&name)).unwrap_or(Ok(()))?;
         let (mut opened, mut front) = (None, None);
         let open = || {
-            // Its last users let go of it within moments.
+            // The device's last users release it within moments.
             self.devices.lock().retain(|(known, _)| *known != number);
             let begin = Instant::now();
             self.let_go_of_cache(number, begin)?;
@@ -475,7 +477,8 @@ impl Bulks {
             Ok((engine, place.on_host(&self.directory)))
         };
         self.fs.bulk_retry(number, open).during(&what)?;
-        // Only now: what is held must neither go to a device that is another one, nor leave before it is known what is held.
+        // Drive the cache only now. Held data must not go to another device, and nothing may leave
+        // before it is known what is held.
         if let Some(front) = front {
             if place.path(&self.directory).is_some_and(|path| self.host_files.has(&path)) {
                 self.held_on_host.note(number, &front.filter);
@@ -487,7 +490,8 @@ impl Bulks {
         Ok(())
     }
 
-    /// What is held for a device that is opened again stays in the cache's file, which has one user at a time.
+    /// Releases the cache of a device that is opened again, and waits until the cache's file is
+    /// free, since it has one user at a time. Held data stays in the file.
     fn let_go_of_cache(&self, number: u32, begin: Instant) -> Result<(), String> {
         self.held_on_host.forget(number);
         let mut held = self.held.lock();
@@ -508,8 +512,9 @@ impl Bulks {
         Ok(())
     }
 
-    /// The cache that the device had, to be in front of it again: newer data must not go to it behind the cache's back, since a crash would
-    /// lay what is held over them. All that is held is this store's, and leaves in time.
+    /// Reopens the cache that the device had, to put it in front of the device again. Newer data
+    /// must not bypass it: after a crash the held data would be laid over the newer data. All held
+    /// data belongs to this store and leaves in time.
     fn front_again(&self, number: u32, device: &Arc<dyn Device>) -> Outcome<Option<InFront>> {
         let of_others = self.held.lock().first().map(HeldWrites::rule);
         let rule = self.let_go.lock().iter().find(|(known, ..)| *known == number).map(|(.., rule)| *rule);
@@ -522,7 +527,7 @@ impl Bulks {
         let mut drains = self.drains.lock();
         drains.retain(|drain| !drain.stopped.load(Ordering::Acquire));
         if let Some(drain) = drains.iter().find(|drain| drain.number == number) {
-            // What stopped it may be over.
+            // The reason why the thread made no progress may be gone.
             *drain.cause.lock() = None;
             drain.again.store(true, Ordering::Release);
             return Ok(());
@@ -537,7 +542,7 @@ impl Bulks {
         drains.push(drain.clone());
         let (bulks, closing) = (Arc::downgrade(self), self.closing.clone());
         let work = move || {
-            // A store that is closed meanwhile is not kept open by this thread.
+            // The reference is weak, so this thread does not keep a closed store open.
             while let Some(bulks) = bulks.upgrade() {
                 match bulks.drain_once(&drain) {
                     Ok(true) => break,
@@ -572,7 +577,7 @@ impl Bulks {
         drain.stopped.load(Ordering::Acquire) || self.closing.load(Ordering::Acquire)
     }
 
-    /// One pass over the files; true when the device has left.
+    /// Makes one pass over the files. Returns true when the device has left.
     fn drain_once(&self, drain: &Drain) -> Outcome<bool> {
         let number = drain.number;
         let what = format!("bulk device {number}");
@@ -603,16 +608,16 @@ impl Bulks {
         }
     }
 
-    /// The region does not list the device any more.
+    /// Completes a removal after the region has dropped the device from its list.
     fn removed(&self, number: u32) -> Outcome<()> {
         let path = self.description().place_of(number).and_then(|place| place.path(&self.directory));
         path.iter().for_each(|path| self.host_files.remove(path));
         self.change(|description| {
             description.more_bulk.retain(|place| place.number != number);
-            // Its place stays until the store is closed: with it a crash is told from a power loss.
+            // The first device's place stays until the store closes: the period depends on it.
             description.first_removed |= number == 0;
         })?;
-        // Nothing is held for it any more. The log names the cache until the store is closed, so its file stays.
+        // Nothing is held any more. The log names the cache until then, so its file stays.
         self.held_on_host.forget(number);
         self.held.lock().retain(|cache| cache.device() != number);
         let gone: Vec<_> = self.devices.lock().extract_if(.., |(known, _)| *known == number).collect();
@@ -623,7 +628,7 @@ impl Bulks {
         Ok(())
     }
 
-    /// Removes a device in this thread: for a store that is not mounted.
+    /// Removes a device in the calling thread, for a store that is not mounted.
     pub fn remove_here(self: &Arc<Self>, device: &str, moved: &dyn Fn(u64)) -> Outcome<String> {
         let number = self.find(device)?;
         self.leave(number)?;
@@ -643,7 +648,7 @@ impl Bulks {
         Ok(format!("bulk device {number} is empty and removed"))
     }
 
-    /// No more work on the devices: the store is about to be closed.
+    /// Stops work on the devices, because the store is about to be closed.
     pub fn stop(&self) {
         self.closing.store(true, Ordering::Release);
         let _one_at_a_time = self.changing.lock();
@@ -653,7 +658,7 @@ impl Bulks {
         }
     }
 
-    /// What is held for devices that are missing or have failed, of a store that was closed.
+    /// Writes held for devices that are missing or have failed. Called after the store was closed.
     pub fn undelivered(&self) -> Vec<Undelivered> {
         let description = self.description();
         let period = user::period(&self.directory, description.bulk_path(&self.directory));
@@ -678,14 +683,14 @@ impl Bulks {
         reports.into_iter().filter(is_away).filter_map(of).collect()
     }
 
-    /// Closes the devices of a store that was closed; `clean`: nothing is left to recover.
+    /// Closes the devices after the store was closed. `clean`: nothing is left to recover.
     pub fn close(&self, clean: bool) {
-        // Their threads have nothing left to write.
+        // The caches' threads have nothing left to write.
         self.held.lock().clear();
         let devices = std::mem::take(&mut *self.devices.lock());
         for (_, device) in devices {
             if let Err(failure) = device.close() {
-                // The store is clean all the same; its bulk device takes longer to open next time.
+                // The store is clean all the same, but this device takes longer to open next time.
                 warn!("{failure}");
             }
         }
@@ -697,7 +702,7 @@ impl Bulks {
         }
     }
 
-    /// The paths of files with data on a device, with how many bytes.
+    /// The paths of files with data on a device, with the number of bytes.
     pub fn files(&self, device: &str) -> Outcome<Vec<BulkFile>> {
         let number = self.find(device)?;
         let found = self.fs.bulk_files(number).during(device)?;
@@ -725,7 +730,7 @@ impl Store {
         Bulks::of(opened, &self.directory, &self.description).files(device)
     }
 
-    /// Changes the bulk devices of a store that is not mounted; a removal is complete when this returns.
+    /// Changes the bulk devices of a store that is not mounted. On return a removal is complete.
     pub fn change_bulks(&self, change: &BulkChange, watched: &dyn Progress) -> Outcome<String> {
         let opened = self.open(Options { degraded: true, ..Options::default() })?;
         let bulks = Arc::new(Bulks::of(opened, &self.directory, &self.description));
@@ -756,7 +761,7 @@ pub struct BulkFile {
     pub bytes: u64,
 }
 
-/// Opens a device to be added, or makes the file; whether it was made.
+/// Opens a device to be added, or creates its file. Returns whether the file was created.
 fn make_or_open(
     name: &DeviceName,
     size_bytes: Option<u64>,
@@ -776,9 +781,9 @@ fn make_or_open(
                 Some(bytes) => bytes,
                 None => shoal_host::host_free_bytes(parent).during(path.display())?.total_bytes,
             };
-            // With room for the mark behind the last block.
+            // Include room for the mark behind the last block.
             let file = FileDevice::create(path, bytes / BULK_BLOCK * BULK_BLOCK + BULK_BLOCK).during(path.display())?;
-            // Only a description that speaks for others needs it, so this is root.
+            // `writer` is set only for another user's description, so this process is root.
             writer.map_or(Ok(()), |writer| file.give_to(writer)).during(path.display())?;
             made = true;
         }
@@ -787,7 +792,7 @@ fn make_or_open(
     let block_device = device.block_device();
     if !made {
         refuse_if_not_empty(&*block_device, name.without_secrets(), force)?;
-        // A hint to the device, so that old data takes no space any more.
+        // This is a hint to the device, so that old data takes no space any more.
         let _ = shoal_media::trim(&*block_device, 0, block_device.geometry().bytes);
     }
     Ok((device, made))

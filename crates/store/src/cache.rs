@@ -1,18 +1,26 @@
-//! The write-back caches of a store: their files on tmpfs, found again after a crash, and the threads that drive them.
+//! The write-back caches of a store: their files on tmpfs, found again after a crash, and the
+//! threads that drive them.
 //!
-//! Each bulk device has its own. A file in the store's directory (`cache`, `cache.1` ...) names it, and the period of its life. Rules:
-//! - The identities of all caches in use are part of the period that the log names, so a cache that is gone, of another boot or
-//!   damaged makes the opening one after a power loss, and one that the log's period does not contain is another life's: it is dropped.
-//! - A copy of the store's directory names the same cache. It has another period, and leaves the cache alone.
-//! - A cache that outlived its process goes on being used: the name and the identity stay, and so does its size.
-//! - After a clean end nothing is held, and the file goes, with its name. What is held for a device that is missing or has failed stays,
-//!   beyond a clean end, too: the next mount with the device has it written. The log's period, which ends with that of the last
-//!   process, tells whether it still is the store's.
-//! - Where a device is missing, its cache stays until the device is back: no power was lost for the others.
-//! - A cache has no more memory than this process may use beside everything else, whatever its size says: it grows while there is room,
-//!   and where that gets less the oldest blocks leave and memory goes back. One that is found with more is written before the store is
+//! Each bulk device has its own cache. A file in the store's directory (`cache`, `cache.1` ...)
+//! names the cache and the period in which it was made. Rules:
+//! - The identities of all caches in use are part of the period that the log names. So if a cache
+//!   is gone, damaged or of another boot, opening proceeds as after a power loss. A cache that the
+//!   log's period does not contain belongs to another life of the store and is dropped.
+//! - A copy of the store's directory names the same cache. It has another period, and leaves the
+//!   cache alone.
+//! - A cache that outlived its process stays in use, with its name, its identity and its size.
+//! - After a clean end nothing is held, and the cache's file and the file that names it are
+//!   removed. Writes held for a device that is missing or has failed stay beyond a clean end: the
+//!   next mount with the device writes them. Whether they still belong to the store shows in the
+//!   log's period, which is that of the last process.
+//! - If a device is missing, its cache stays until the device is back: no power was lost for the
+//!   other devices.
+//! - Whatever its size says, a cache has no more memory than this process may use beside everything
+//!   else. It grows while there is room; when room gets short, the oldest blocks leave and memory
+//!   is given back. The excess of a cache that is found with more is written before the store is
 //!   served.
-//! - Where there is no memory to share, a store is served without a cache, and says so in one line.
+//! - If there is no memory to spare, the store is served without a cache, and the log says so in
+//!   one line.
 //!
 //! Left out: what is held and when it leaves (`shoal-writeback`).
 
@@ -37,26 +45,28 @@ use crate::description::Description;
 use crate::names::{CACHES_EMPTIED, cache_note};
 use crate::user;
 
-/// Memory for held blocks at most, unless an option says otherwise (bytes), and the part of all that this process may use.
+/// Maximum memory for held blocks unless an option says otherwise: this many bytes, or one part in
+/// this many of the memory that this process may use, whichever is less.
 const CACHE_BYTES_MAX: u64 = 1 << 30;
 const CACHE_PART: u64 = 8;
-/// The least that is worth it (bytes): what is under way needs some of it.
+/// Smallest useful size (bytes). Writes under way need some of it.
 const CACHE_BYTES_MIN: u64 = 16 << 20;
 /// Where caches are, unless an option says otherwise.
 pub(crate) const DIRECTORY: &str = "/dev/shm";
-/// Time between two looks at what is due.
+/// Time between two checks for due blocks.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Between two pieces of memory that are given back to the host: 64 MB a second.
+/// Pause after a piece of memory was given back to the host: 64 MB a second.
 const GIVING_PAUSE: Duration = Duration::from_millis(1);
-/// Between two looks at a cache that is being emptied.
+/// Pause between two checks of a cache that is being emptied.
 const SHORT_PAUSE: Duration = Duration::from_micros(100);
 /// Bytes of a block as policies count them.
 const LINE_BYTES: u64 = 65536;
 
-/// The caches as a mount wants them.
+/// The caches that a mount requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// Most bytes held, for all devices together; 0: none; `None`: an eighth of the memory this process may use, 1 GiB at most.
+    /// Most bytes held for all devices together. 0: none. `None`: an eighth of the memory this
+    /// process may use, at most 1 GiB.
     pub bytes: Option<u64>,
     /// A folder on tmpfs.
     pub directory: Option<PathBuf>,
@@ -64,7 +74,7 @@ pub struct CacheOptions {
 }
 
 impl CacheOptions {
-    /// Of one of so many devices.
+    /// Size of the cache of one of `devices` devices (bytes); 0: none.
     fn size(&self, devices: u64) -> u64 {
         let usual = (shoal_host::memory_total_bytes() / CACHE_PART).min(CACHE_BYTES_MAX);
         match self.bytes.unwrap_or(usual) {
@@ -74,8 +84,8 @@ impl CacheOptions {
     }
 }
 
-/// The rule of a policy as people write it, and of a bound on the bytes that leave in a second; what is `None` stays as it is
-/// in `before`.
+/// Makes a rule of a policy in text form and of a bound on the bytes that leave in a second (0:
+/// none). A value of `None` is taken from `before`.
 pub fn rule_of(policy: Option<&str>, rate_bytes: Option<u64>, before: &Rule) -> Result<Rule, String> {
     let policy = policy.map_or(Ok(before.policy), str::parse::<Policy>)?;
     let shape = match rate_bytes {
@@ -88,13 +98,14 @@ pub fn rule_of(policy: Option<&str>, rate_bytes: Option<u64>, before: &Rule) -> 
             age_max_ns: 0,
         }),
     };
-    // What was held back for so long again goes in any case.
+    // Blocks held for twice the policy's longest time leave in spite of the bound.
     let shape = shape.map(|shape| Shape { age_max_ns: 2 * Rule::of(policy).held_ns_max(), ..shape });
     Ok(Rule { policy, shape })
 }
 
-/// Are these periods of one boot and one log? Their second halves differ where the first bulk device was away, or is in another place; for that
-/// device the list in the region says what follows.
+/// True if these periods are of one boot and one log. Their second halves differ if the first bulk
+/// device was missing or is in another place; for that device the list in the region says what
+/// follows.
 fn are_of_one_life(period: &[u8; 16], other: &[u8; 16]) -> bool {
     period[..8] == other[..8]
 }
@@ -112,7 +123,7 @@ impl Note {
         Some(Note { path: path.into(), period: parse_uuid(period)? })
     }
 
-    /// The note, if it is of this life of the store.
+    /// Reads the note, if it is of this life of the store.
     fn of(directory: &Directory, device: u32, period: &[u8; 16]) -> Option<Note> {
         Note::read(directory, device).filter(|note| are_of_one_life(&note.period, period))
     }
@@ -129,12 +140,12 @@ pub(crate) struct StoreCache {
     is_new: bool,
 }
 
-/// A bulk device's cache, driven.
+/// A bulk device's cache with the thread that drives it.
 pub struct HeldWrites {
     device: u32,
     filter: WriteBack,
     file: Arc<CacheFile>,
-    /// None: the device is not there, and nothing leaves.
+    /// `None` if the device is missing; then nothing leaves.
     ticker: Option<Ticker>,
     path: PathBuf,
 }
@@ -148,7 +159,7 @@ pub struct CacheReport {
     pub policy: String,
     /// Writes wait in the cache: the policy is not write-through.
     pub holds: bool,
-    /// Bytes that may leave in a second, if that is bounded.
+    /// Bytes that may leave in a second, if bounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bytes: Option<u64>,
     pub place: String,
@@ -156,19 +167,19 @@ pub struct CacheReport {
     pub size_bytes: u64,
     /// Age of the oldest held data (ms).
     pub oldest_ms: Option<u64>,
-    /// Requests that bulk storage got since the store was opened.
+    /// Requests that bulk storage received since the store was opened.
     pub device_reads: u64,
     pub device_writes: u64,
     pub device_written_bytes: u64,
     pub device_flushes: u64,
 }
 
-/// What a process that was cut off left of a device's cache.
+/// What a killed process left of a device's cache.
 pub(crate) enum Left {
     Nothing,
-    /// It is another device's, which had the number before.
+    /// The cache belongs to another device that had this number before.
     Other,
-    /// It cannot be used, as after a power loss.
+    /// The cache cannot be used, as after a power loss.
     Lost,
     Cache(StoreCache),
 }
@@ -191,7 +202,8 @@ impl StoreCache {
             }
         };
         let is_own = header_of(directory, &file).is_some();
-        // A smaller device in the place of the one that is missing is refused by its size or mark: what is held for the other one stays.
+        // Ignore the size here, so that held data of a missing device stays. A smaller device in
+        // its place is refused later, by its size or mark.
         let owner = &Owner { device_bytes: u64::MAX, ..*owner };
         match open(&file, owner) {
             Ok(cache) => {
@@ -202,7 +214,7 @@ impl StoreCache {
             Err(error) => {
                 lost(&error);
                 if !read_only && is_own && !matches!(error, CacheError::Other("another store")) {
-                    // It is of no use any more, and takes memory.
+                    // The cache is useless now, and takes memory.
                     let _ = file.remove();
                 }
                 Left::Lost
@@ -210,7 +222,7 @@ impl StoreCache {
         }
     }
 
-    /// Lays what is held over bytes of bulk storage that were read from `at` on.
+    /// Lays held data over bytes that were read from bulk storage at `at`.
     pub fn lay_over(&self, at: u64, out: &mut [u8]) {
         self.cache.lay_over(at, out);
     }
@@ -220,7 +232,7 @@ impl StoreCache {
         self.cache.found_in(at, len)
     }
 
-    /// A new cache of one of `devices` devices, or the reason why there is none.
+    /// Makes a cache for one of `devices` devices. The error is the reason why there is none.
     pub fn make(
         directory: &Directory,
         device: u32,
@@ -237,7 +249,8 @@ impl StoreCache {
         let made_file = file.clone();
         let made = Cache::create(file.clone(), bytes, owner, identity, true).map_err(Failure::of);
         let made = made.and_then(|cache| {
-            // Whole before it has its name. It need not be durable: after a power loss there is no cache either.
+            // Complete the cache before naming it. The note need not be durable: after a power loss
+            // there is no cache either.
             let text = format!("{}\n{}\n", path.display(), uuid_text(period));
             directory.replace("cache.new", &cache_note(device), text.as_bytes(), false).map_err(Failure::of)?;
             Ok(cache)
@@ -251,11 +264,12 @@ impl StoreCache {
         }
     }
 
-    /// The device with the cache in front, and what drives it.
+    /// Puts the cache in front of the device, and returns it with what is needed to drive it.
     pub fn in_front(self, device: &Arc<dyn Device>, clock: Arc<dyn Clock>, rule: Rule) -> InFront {
         let StoreCache { device: number, cache, file, path, identity, is_new } = self;
         let filter = WriteBack::new(device.uncached_device(), clock, rule, cache);
-        // Nothing leaves beside the reads that tell which device this is, nor for somebody who only reads the store.
+        // This bell does nothing. So nothing leaves while the device is being identified, nor for a
+        // process that only reads the store.
         filter.set_bell(Arc::new(|| ()));
         InFront { device: number, filter, file, path, identity, is_new }
     }
@@ -282,10 +296,12 @@ impl Within {
         Within { most: filter.memory_bytes_max() }
     }
 
-    /// Is there more than there may be?
+    /// Sets the cache's limit from the current room. Returns true if the cache has more memory than
+    /// that.
     fn look(&self, filter: &WriteBack) -> bool {
         let has = filter.memory_bytes();
-        // Nothing is to be given back, and what is taken is asked for: an idle store need not look.
+        // A cache without memory has none to give back, and asks before it takes any. So an idle
+        // store need not read the limits.
         let room = if has == 0 { i64::MAX } else { shoal_host::memory_room_bytes() };
         filter.set_memory(has.saturating_add_signed(room).min(self.most));
         filter.has_excess()
@@ -293,8 +309,9 @@ impl Within {
 }
 
 impl InFront {
-    /// Writes what was found until the cache has no more memory than it may have: before the store is served, because a process beyond its
-    /// limit is killed. Of a device that does not take it everything stays.
+    /// Writes held blocks until the cache has no more memory than it may have. This happens before
+    /// the store is served, because a process beyond its limit is killed. If the device fails, the
+    /// rest stays held.
     pub fn write_excess(&self) {
         let within = Within::new(&self.filter);
         if !within.look(&self.filter) {
@@ -313,7 +330,8 @@ impl InFront {
         );
     }
 
-    /// The store was refused: a cache that was made for it goes, one that was left stays.
+    /// Cleans up after the store was refused: removes a cache that was made for it, and leaves one
+    /// that was found.
     pub fn withdraw(&self, directory: &Directory) {
         if self.is_new {
             let _ = directory.remove(&cache_note(self.device));
@@ -321,7 +339,7 @@ impl InFront {
         }
     }
 
-    /// Starts the thread that writes what is due, if the device is there.
+    /// Starts the thread that writes due blocks, if the device is there.
     pub fn drive(self, is_there: bool) -> Outcome<HeldWrites> {
         let InFront { device, filter, file, path, .. } = self;
         if !is_there {
@@ -340,7 +358,8 @@ impl InFront {
             }
             loop {
                 let is_short = limited.look(&ticked);
-                // Where memory is short it goes back at once: others are killed for it.
+                // If memory is short, give it back without pauses: the lack may get other processes
+                // killed.
                 if !ticked.tick() || stopping.wait(if is_short { Duration::ZERO } else { GIVING_PAUSE }) {
                     break;
                 }
@@ -364,7 +383,7 @@ impl HeldWrites {
         self.filter.report().rule
     }
 
-    /// How it is now.
+    /// The current state of the cache.
     pub fn report(&self) -> CacheReport {
         let of = self.filter.report();
         let rate = |shape: Shape| shape.blocks_per_tick_max * LINE_BYTES * (S_NS / shape.tick_ns);
@@ -384,7 +403,7 @@ impl HeldWrites {
         }
     }
 
-    /// Changes the policy, or the rate, for what is held and what comes.
+    /// Changes the policy or the rate, for writes held now and later.
     pub fn change(&self, policy: Option<&str>, rate_bytes: Option<u64>) -> Result<(), String> {
         let rule = rule_of(policy, rate_bytes, &self.filter.report().rule)?;
         self.filter.set_rule(rule);
@@ -396,13 +415,14 @@ impl HeldWrites {
         self.filter.held_bytes()
     }
 
-    /// The same, of a range of the device.
+    /// The same for a range of the device.
     pub(crate) fn held_in(&self, at: u64, len: u64) -> u64 {
         self.filter.held_in(at, len)
     }
 
-    /// Lets go of the cache: what it holds stays in its file. The device is failed or away, so nothing leaves any more. The file
-    /// is in use as long as the value returned can be upgraded.
+    /// Releases the cache. Held data stays in its file. The device has failed or is missing, so
+    /// nothing leaves any more. The file is in use for as long as the returned value can be
+    /// upgraded.
     pub(crate) fn let_go(self) -> Weak<CacheFile> {
         let file = Arc::downgrade(&self.file);
         drop(self);
@@ -416,7 +436,7 @@ impl Drop for HeldWrites {
     }
 }
 
-/// What is held for devices on a store's host: it takes its room there when it leaves.
+/// Caches of devices on the store's host. Held data takes its room there only when it leaves.
 #[derive(Clone, Default)]
 pub(crate) struct HeldOnHost(Arc<Mutex<Vec<(u32, WriteBack)>>>);
 
@@ -436,23 +456,25 @@ impl HeldOnHost {
     }
 }
 
-/// Whose a cache is: that of a device whose owner has this uuid, of the store in `directory`.
+/// The owner that a cache's header names: a device whose owner has this uuid, of the store in
+/// `directory`.
 pub(crate) fn owner(directory: &Directory, uuid: &str, device_bytes: u64) -> Outcome<Owner> {
     Ok(Owner { store: parse_uuid(uuid).unwrap_or_default(), boot_id: life(directory)?, device_bytes })
 }
 
-/// What a cache's file says of whose it is: this boot, and in its first half the store's directory. So a note that names another store's
-/// cache is not believed, whoever wrote it.
+/// The part of a cache's header that ties it to this boot and, in its first half, to the store's
+/// directory. So a note that names another store's cache is not trusted, whoever wrote it.
 fn life(directory: &Directory) -> Outcome<[u8; 16]> {
     let mut life = shoal_host::boot_id().during("boot id")?;
-    // Through any mount: the period tells mounts apart where a file system that went down matters.
+    // This is the same through any mount. The period tells mounts apart, where it matters that a
+    // file system went down.
     let birth = directory.birth().during(directory.display())?;
     let place = birth.place ^ birth.born.unwrap_or(0).rotate_left(32);
     life.iter_mut().zip(place.to_le_bytes()).for_each(|(byte, place)| *byte ^= place);
     Ok(life)
 }
 
-/// The cache in a file, if it is this owner's. Earlier programs noted the boot alone.
+/// Opens the cache in a file, if it belongs to this owner. Earlier programs recorded only the boot.
 fn open(file: &Arc<CacheFile>, owner: &Owner) -> Result<Cache, CacheError> {
     let opened = Cache::open(file.clone(), owner);
     match (&opened, shoal_host::boot_id()) {
@@ -463,7 +485,7 @@ fn open(file: &Arc<CacheFile>, owner: &Owner) -> Result<Cache, CacheError> {
     }
 }
 
-/// The header of a file that says that it is a cache of the store in `directory`.
+/// The header of a file, if it says that it is a cache of the store in `directory`.
 fn header_of(directory: &Directory, file: &CacheFile) -> Option<CacheHeader> {
     let mut bytes = [0; CacheHeader::BYTES];
     if file.len() < bytes.len() as u64 {
@@ -471,7 +493,7 @@ fn header_of(directory: &Directory, file: &CacheFile) -> Option<CacheHeader> {
     }
     file.read(0, &mut bytes);
     let header = CacheHeader::decode(&bytes, file.len()).ok()?;
-    // That of an earlier program names no directory; it must name the store at least.
+    // A header of an earlier program names no directory, but it must at least name this store.
     let is_known = |uuid: String| parse_uuid(&uuid) == Some(header.store);
     let is_stores = || {
         let owners = Description::read(directory).map(|of| of.cache_owners()).unwrap_or_default();
@@ -483,7 +505,8 @@ fn header_of(directory: &Directory, file: &CacheFile) -> Option<CacheHeader> {
     }
 }
 
-/// The period with caches: a store that was used with other ones, or with none, was used in another period.
+/// Mixes the identities of caches into a period. A store that was used with other caches, or with
+/// none, was used in another period.
 pub(crate) fn period_with<'a>(mut period: [u8; 16], identities: impl IntoIterator<Item = &'a [u8; 16]>) -> [u8; 16] {
     for identity in identities {
         period.iter_mut().zip(identity).for_each(|(byte, other)| *byte ^= other);
@@ -491,7 +514,7 @@ pub(crate) fn period_with<'a>(mut period: [u8; 16], identities: impl IntoIterato
     period
 }
 
-/// The periods that a log may name in which some of these caches were in use.
+/// All periods that a log may name if any of these caches were in use.
 pub(crate) fn periods(period: [u8; 16], identities: &[[u8; 16]]) -> Vec<[u8; 16]> {
     let mut periods = vec![period];
     for identity in identities {
@@ -501,14 +524,16 @@ pub(crate) fn periods(period: [u8; 16], identities: &[[u8; 16]]) -> Vec<[u8; 16]
     periods
 }
 
-/// Which of these caches were in use in a period that a log names; none if it is none of theirs.
+/// Which of these caches were in use in the period that a log names. Empty if it is none of their
+/// periods.
 pub(crate) fn in_use(period: [u8; 16], identities: &[[u8; 16]], named: &[u8; 16]) -> Vec<[u8; 16]> {
     let number = periods(period, identities).iter().position(|period| are_of_one_life(period, named)).unwrap_or(0);
     let chosen = identities.iter().enumerate().filter(|(bit, _)| number >> bit & 1 == 1);
     chosen.map(|(_, identity)| *identity).collect()
 }
 
-/// The cache that a device of a store in use has, in front of it, not driven yet. None: it had none when the store was opened.
+/// Reopens the cache that a device of a store in use has, in front of the device and not driven
+/// yet. `None` if it had none when the store was opened, or that one cannot be used.
 pub(crate) fn left_of(
     directory: &Directory,
     description: &Description,
@@ -531,13 +556,13 @@ fn numbers() -> std::ops::Range<u32> {
     0..BULK_DEVICES_MAX as u32
 }
 
-/// Takes away the caches of a store that is formatted anew.
+/// Removes the caches of a store that is formatted again.
 pub(crate) fn remove_all(directory: &Directory, period: &[u8; 16]) {
     numbers().for_each(|device| remove_one(directory, device, period));
     let _ = directory.remove(CACHES_EMPTIED);
 }
 
-/// Takes away the caches of a store that is clean, but for those that hold writes for devices of the store.
+/// Removes the caches of a clean store, except those that hold writes for its devices.
 pub(crate) fn remove(directory: &Directory, description: &Description, period: &[u8; 16]) {
     let kept = kept(directory, description, period);
     let goes = |device: &u32| kept.iter().all(|kept| kept.device != *device);
@@ -545,13 +570,13 @@ pub(crate) fn remove(directory: &Directory, description: &Description, period: &
     if gone.is_empty() && kept.is_empty() {
         let _ = directory.remove(CACHES_EMPTIED);
     } else {
-        // The log's period is that of all of them together: without this what stays would look like another life's, and an opening that is
-        // cut off like a power loss.
+        // The log's period includes the identities of all caches. Without this note, those that
+        // stay would look like another life's, and an interrupted opening like a power loss.
         let together = gone.iter().fold([0; 16], |together, (_, identity)| period_with(together, [identity]));
         let text = format!("{}\n{}\n", uuid_text(period), uuid_text(&together));
         match directory.write_note(CACHES_EMPTIED, text.as_bytes()) {
             Err(error) if !kept.is_empty() => {
-                // All of them stay, so the next mount finds those of the period together.
+                // All caches stay, so the next mount finds all those of the period.
                 warn!("{error}; the write-back caches stay until the next clean end");
                 return;
             }
@@ -561,14 +586,14 @@ pub(crate) fn remove(directory: &Directory, description: &Description, period: &
     numbers().filter(goes).for_each(|device| remove_one(directory, device, period));
 }
 
-/// The caches that the last clean end of this period took away beside those that it left: their identities, mixed.
+/// The mixed identities of the caches that the last clean end of this period removed.
 pub(crate) fn emptied(directory: &Directory, period: &[u8; 16]) -> Option<[u8; 16]> {
     let text = directory.read_text(CACHES_EMPTIED)?;
     let (of, together) = text.trim_end_matches('\n').split_once('\n')?;
     parse_uuid(together).filter(|_| parse_uuid(of).is_some_and(|of| are_of_one_life(&of, period)))
 }
 
-/// A cache that holds writes which its device did not get.
+/// A cache that holds writes that did not reach its device.
 pub(crate) struct Kept {
     pub device: u32,
     pub path: PathBuf,
@@ -580,13 +605,14 @@ impl Kept {
         self.cache.found_bytes()
     }
 
-    /// Of a range of the device.
+    /// The same for a range of the device.
     pub fn bytes_in(&self, at: u64, len: u64) -> u64 {
         self.cache.found_in(at, len)
     }
 }
 
-/// What the caches of a store that is not in use keep for devices that did not get it: the device, the bytes, and the cache's file.
+/// Writes held for devices that did not get them, in a store that is not in use: the device, the
+/// bytes, and the cache's file.
 pub fn kept_writes(directory: &Path) -> Vec<(u32, u64, PathBuf)> {
     let Ok(directory) = &Directory::open(directory) else { return Vec::new() };
     let Ok(description) = Description::read(directory) else { return Vec::new() };
@@ -595,7 +621,8 @@ pub fn kept_writes(directory: &Path) -> Vec<(u32, u64, PathBuf)> {
     kept.into_iter().map(|kept| (kept.device, kept.bytes(), kept.path)).collect()
 }
 
-/// The caches of this period that hold writes. They may be in use: what is held for a device that is open comes and goes.
+/// The caches of this period that hold writes. They may be in use, so what they hold for an open
+/// device changes.
 pub(crate) fn kept(directory: &Directory, description: &Description, period: &[u8; 16]) -> Vec<Kept> {
     let look = |(device, uuid): (u32, String)| {
         let note = Note::of(directory, device, period)?;
@@ -606,9 +633,10 @@ pub(crate) fn kept(directory: &Directory, description: &Description, period: &[u
     description.cache_owners().into_iter().filter_map(look).collect()
 }
 
-/// Takes away the cache of a device that gets another one.
+/// Removes the cache of a device that gets another one.
 pub(crate) fn remove_one(directory: &Directory, device: u32, period: &[u8; 16]) {
-    // What cannot be removed is found to be of another life. A note whose host went down may be empty.
+    // If the file cannot be removed, it is later found to be of another life. The note may be empty
+    // after its host went down.
     if let Some(note) = Note::of(directory, device, period)
         && let Ok(file) = CacheFile::peek(&note.path)
     {
@@ -620,7 +648,8 @@ pub(crate) fn remove_one(directory: &Directory, device: u32, period: &[u8; 16]) 
     let _ = directory.remove(&cache_note(device));
 }
 
-/// The identities of the caches that processes of this period left, by device, as far as their files say.
+/// The identities of the caches that processes of this period left, by device, as far as their
+/// files can be read.
 pub(crate) fn identities(directory: &Directory, period: &[u8; 16]) -> Vec<(u32, [u8; 16])> {
     identities_of(directory, period, |path| CacheFile::open(path, true))
 }
@@ -638,7 +667,7 @@ fn identities_of(
     numbers().filter_map(identity).collect()
 }
 
-/// Was there a cache that cannot be opened any more?
+/// True if there was a cache that cannot be opened any more.
 pub(crate) fn is_lost(directory: &Directory, description: &Description) -> bool {
     let Ok(boot_id) = life(directory) else { return numbers().any(|d| Note::read(directory, d).is_some()) };
     let owners = description.cache_owners();
@@ -649,7 +678,7 @@ pub(crate) fn is_lost(directory: &Directory, description: &Description) -> bool 
         let opened = CacheFile::open(&note.path, true).map(|file| open(&Arc::new(file), &owner).map(drop));
         match opened {
             Ok(Ok(())) => false,
-            // Of a device that was removed, which has left it empty.
+            // The cache is of a removed device that had this number. The removal left it empty.
             Ok(Err(CacheError::Other("another store"))) => device == 0,
             Ok(Err(_)) | Err(_) => true,
         }

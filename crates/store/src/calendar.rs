@@ -18,7 +18,8 @@ impl Moment {
     /// From seconds since 1970.
     fn of(seconds: i64) -> Moment {
         let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-        // Years are counted from March, so that the leap day is the last of its year. An era has 400 years.
+        // Count years from March, so that the leap day is the last of its year. An era has 400
+        // years.
         let shifted = days + 719_468;
         let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
         let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -31,14 +32,14 @@ impl Moment {
     }
 }
 
-/// `2026-03-14 09:26:53 UTC`; a moment before 1970 counts as its beginning.
+/// Formats a time as `2026-03-14 09:26:53 UTC`. A time before 1970 is shown as the start of 1970.
 pub fn text(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let Moment { year, month, day, hour, minute, second } = Moment::of(seconds as i64);
     format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
-/// `2026-11-22T05:04:03Z`, from nanoseconds since 1970.
+/// Formats nanoseconds since 1970 as `2026-11-22T05:04:03Z`.
 pub fn stamp(ns: i64) -> String {
     let Moment { year, month, day, hour, minute, second } = Moment::of(ns.div_euclid(1_000_000_000));
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")

@@ -1,7 +1,7 @@
 //! Verifying a store that is not in use.
 //!
-//! The checker itself is `shoal-check`, which shares no code with the engine; this module opens the media for it. The
-//! store's lock is held during the check. Left out: remedies (`repair`).
+//! The checker itself is `shoal-check`, which shares no code with the engine; this module opens the
+//! media for it and holds the store's lock during the check. Left out: remedies (`repair`).
 
 use shoal_check::{BulkDevices, BulkOpener, Finding, FindingKind, Report, Source, Stage};
 use shoal_devices::{During, Failure, Outcome};
@@ -12,15 +12,16 @@ use crate::salvage::{bulk_data, bulk_device};
 use crate::store::Store;
 
 impl Store {
-    /// Verifies the store, with the checksums of its pages and of spilled files, or without.
+    /// Verifies the store. With `sums` this includes the checksums of its pages and of spilled
+    /// files.
     pub fn check(&self, sums: bool, watched: &dyn Progress) -> Outcome<Report> {
         self.verify(sums, sums, watched)
     }
 
     fn verify(&self, sums: bool, payloads: bool, watched: &dyn Progress) -> Outcome<Report> {
-        // The size of bulk storage on a server is not asked for, so that a store can be checked while the server is
-        // away.
-        // Of several devices each may be away: a note says so.
+        // The size of bulk storage on a server is not queried, so that a store can be checked while
+        // the server is away. If the store lists several devices, each may be missing; a note then
+        // says so.
         let bulk_bytes = match self.bulk_file_bytes() {
             Err(_) if self.description.has_bulk_list() => None,
             found => found?,
@@ -44,7 +45,8 @@ impl Store {
             }
         };
         let bulk: Option<&BulkOpener<'_>> = if payloads { Some(&open) } else { None };
-        // Whatever is verified: no mount takes a store whose parts are of different times.
+        // Devices are compared in any case: a mount refuses a store whose parts are of different
+        // times.
         let find = |entry: &BulkDeviceEntry| bulk_device(&self.directory, &self.description, entry);
         let devices = Some(BulkDevices { find: &find, restored: region.restored });
         let source = Source { image, log: region.log.as_deref(), bulk_bytes, power_lost, sums, bulk, devices };
@@ -57,10 +59,11 @@ impl Store {
         Ok(report)
     }
 
-    /// For operations that write a store's bytes again: a reference that cannot be read cannot be moved, and new sums
-    /// over bytes that do not match the old ones would hide the damage.
+    /// Refuses a damaged store. Called before operations that write a store's bytes again: a
+    /// reference that cannot be read cannot be moved, and new sums over bytes that do not match the
+    /// old ones would hide the damage.
     pub(crate) fn refuse_damaged(&self, watched: &dyn Progress) -> Outcome<()> {
-        // What is on bulk storage stays there, or is read and verified when it is copied.
+        // Data on bulk storage stays there, or is read and verified when it is copied.
         let report = self.verify(true, false, watched)?;
         let Some(error) = report.errors.first() else { return Ok(()) };
         let (name, count) = (self.directory.display(), report.errors.len());

@@ -1,11 +1,13 @@
-//! A server's control socket (`STORE/control` of a mount's daemon): one JSON line asks, one JSON line answers.
+//! A server's control socket (`STORE/control` of a mount's daemon): one JSON line asks, one JSON
+//! line answers.
 //!
-//! Some questions only the process that has the store or device open can answer: `df` and `inspect` of a mounted store,
-//! the `status` of its bulk devices or of a served one, and changes of
-//! bulk devices and of a network RAM disk's donors. Only the owner may
-//! use the socket. Its path is taken relative to the open directory, because the address of a UNIX socket holds 108
-//! bytes and a store may lie deeper. Rules: clients are answered beside each other, but for changes, which come one after the other; every
-//! client has a bounded time, and so has whoever asks, since the process may be stopped. Nothing here changes the contents of a store.
+//! Some questions can be answered only by the process that has the store or device open: `df` and
+//! `inspect` of a mounted store, the `status` of its bulk devices or of a served device. The same
+//! holds for changes of bulk devices and of a network RAM disk's donors. Only the owner may use the
+//! socket. Its path is taken relative to the open directory, because the address of a UNIX socket
+//! holds 108 bytes and a store may lie deeper. Rules: clients are answered concurrently, except
+//! that changes run one after the other. Every client has a time limit, and so has an asker, since
+//! the process may be stopped. Nothing here changes the contents of a store.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -28,19 +30,20 @@ use crate::bulks::BulkChange;
 use crate::holder;
 use crate::names::CONTROL;
 
-/// Longest question (bytes). A path in it has at most 4096 bytes, each up to 6 in JSON.
+/// Longest question (bytes). A path in it has at most 4096 bytes, and each byte takes up to 6 in
+/// JSON.
 const QUESTION_BYTES_MAX: usize = 64 << 10;
-/// Clients that are answered beside each other.
+/// Maximum number of clients answered at a time.
 const CLIENTS_MAX: usize = 64;
-/// Before another client is taken, when there was no descriptor for the last.
+/// Pause before the next accept, when no descriptor was free.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a client may take to ask, which it does at once unless something is wrong with it.
+/// How long a client may take to send its question. A healthy client sends it at once.
 const QUESTION_PATIENCE: Duration = Duration::from_secs(5);
 /// Time-out of most answers.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time-out of the question who serves a mount, which needs nothing but a thread.
+/// Time-out of [`Question::Who`], which needs nothing but a thread.
 const WHO_PATIENCE: Duration = Duration::from_secs(3);
-/// After that much silence the other process is looked at.
+/// After this much silence the asker checks whether the other process is stopped.
 const GLANCE: Duration = Duration::from_millis(200);
 /// How long a client may take to read an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
@@ -54,7 +57,7 @@ pub enum Question {
     /// The process, and the mount it serves ([`Who`]).
     Who,
     Df,
-    /// The path's bytes, which need not be text.
+    /// The file at this path. The path is bytes, which need not be text.
     Inspect {
         path: Vec<u8>,
     },
@@ -62,42 +65,45 @@ pub enum Question {
     Files {
         path: Vec<u8>,
     },
-    /// Packs these files and directories now; none: compacts the memory.
+    /// Packs these files and directories now. If the list is empty, compacts the memory.
     Pack {
         files: Vec<u64>,
     },
-    /// What at and below a path is not where its threshold puts it.
+    /// Lists the files at and below a path that are not on the tier where their threshold puts
+    /// them.
     Misplaced {
         path: Vec<u8>,
     },
-    /// Moves the first of these there.
+    /// Moves the first of these files to that tier.
     Rebalance {
         items: Vec<crate::rebalance::Item>,
     },
-    /// Reads some of bulk storage, from a byte of a file on, and compares it with its checksums.
+    /// Reads a part of bulk storage, starting at a byte of a file, and compares it with its
+    /// checksums.
     Scrub {
         inode: u64,
         byte: u64,
     },
     /// The state of the device, and a mount's requests by kind.
     Status,
-    /// A change of the mount. A change to read-only is answered when everything is durable.
+    /// Changes the mount. A change to read-only is answered when everything is durable.
     Remount {
         read_only: bool,
         access_times: String,
-        /// From how much of the memory on small files spill; as it is if absent.
+        /// Part of the memory (percent) above which small files spill. Unchanged if absent.
         #[serde(default)]
         spill_percent: Option<u8>,
-        /// From which size on files are large; as it is if absent.
+        /// Size above which files are large (bytes). Unchanged if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         threshold_bytes: Option<u64>,
-        /// Another update policy, and another bound on what leaves in a second (0: none).
+        /// A new update policy, and a new bound on the bytes written back in a second (0: none).
+        /// Unchanged if absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         update_policy: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         update_rate: Option<u64>,
     },
-    /// New limits within the layout; `None` leaves a limit as it is.
+    /// Sets new limits within the layout. `None` leaves a limit as it is.
     Resize {
         memory_bytes: Option<u64>,
         bulk_bytes: Option<u64>,
@@ -107,13 +113,13 @@ pub enum Question {
         change: DonorChange,
         donor: String,
     },
-    /// A change of the bulk devices. A removal goes on after the answer.
+    /// A change of the bulk devices. A removal continues after the answer.
     Bulk {
         change: BulkChange,
     },
     /// The bulk devices.
     Bulks,
-    /// The files on one of them.
+    /// The files on one bulk device.
     BulkFiles {
         device: String,
     },
@@ -122,7 +128,7 @@ pub enum Question {
 /// A process that serves a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
-    /// As the process itself knows it; another process namespace has another number.
+    /// The process's own id for itself. Another process namespace has another number.
     pub pid: u32,
     pub mountpoint: PathBuf,
     /// The mount's number, `major:minor`.
@@ -138,7 +144,7 @@ pub enum Answer {
 }
 
 impl Question {
-    /// Those are carried out one at a time; all others are answered beside them.
+    /// True for questions that are carried out one at a time. All others are answered beside them.
     fn changes(&self) -> bool {
         match self {
             Question::Pack { .. }
@@ -159,7 +165,7 @@ impl Question {
         }
     }
 
-    /// How long its answer is waited for.
+    /// How long to wait for the answer.
     fn patience(&self) -> Duration {
         match self {
             Question::Who => WHO_PATIENCE,
@@ -174,10 +180,10 @@ impl Question {
     }
 }
 
-/// A report on the largest store is shorter (bytes).
+/// Bound on an answer (bytes). A report on the largest store is shorter.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
-/// Clients that may wait to be taken.
+/// Maximum number of clients that wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// Opens the socket of a store and answers in threads of its own until the process ends.
@@ -188,7 +194,8 @@ pub(crate) fn serve(
     serve_at(&directory.through_descriptor(OsStr::new(CONTROL)), answer)
 }
 
-/// The same with a name of its own. Every client has a thread, so that one that says nothing holds up no other.
+/// Like `serve`, for a socket at `path`. Every client gets a thread, so that a silent client delays
+/// no other.
 pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + Sync + 'static) -> io::Result<()> {
     let listener = listen(path)?;
     let changing = Mutex::new(());
@@ -200,12 +207,12 @@ pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + Sync +
     let clients = Arc::new(());
     std::thread::Builder::new().name("control".into()).spawn(move || {
         for stream in listener.incoming() {
-            // No descriptor is free: the client waits in the queue.
+            // No descriptor is free, so the client waits in the queue.
             let Ok(stream) = stream else {
                 std::thread::sleep(PAUSE);
                 continue;
             };
-            // The count is that of the values that the threads hold.
+            // The count is the number of clones that the client threads hold.
             if Arc::strong_count(&clients) > CLIENTS_MAX {
                 turn_away(&stream);
                 continue;
@@ -217,7 +224,7 @@ pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + Sync +
                     tracing::debug!("control socket: {error}");
                 }
             };
-            // Without a thread the client sees its connection end.
+            // Without a thread the connection closes, which the client sees.
             if let Err(error) = std::thread::Builder::new().name("control-client".into()).spawn(conversation) {
                 tracing::warn!("control socket: {error}");
             }
@@ -226,8 +233,9 @@ pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + Sync +
     Ok(())
 }
 
-/// A listener with this name. The socket gets its name after it listens and only its owner may use it, so a connection by
-/// that name is answered. A socket that a dead process left behind is replaced.
+/// Opens a listener with this name. The socket gets its name only after it listens, and only its
+/// owner may use it, so a connection by that name is answered. A socket that a dead process left
+/// behind is replaced.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let (directory, name) = parts(path)?;
     let mut fresh = name.to_owned();
@@ -239,7 +247,8 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     }
     let opened = File::open(directory)?;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // Its name gets the mode of the socket. A later chmod would go by the name, which may lead elsewhere by then.
+    // The name gets the socket's mode. A later chmod would use the name, which may lead elsewhere
+    // by then.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
     net::bind(&socket, &SocketAddrUnix::new(short_path(&opened, &fresh))?)?;
     let listening = net::listen(&socket, BACKLOG).map_err(io::Error::from).and_then(|()| fs::rename(&fresh_path, path));
@@ -247,7 +256,8 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(UnixListener::from(socket))
 }
 
-/// Makes the directory of a socket, for its owner alone. A socket that answers already is refused with `AddrInUse`.
+/// Makes the directory of a socket, for its owner alone. Refuses a socket that is already answered,
+/// with `AddrInUse`.
 pub fn prepare_at(path: &Path) -> io::Result<()> {
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
@@ -261,16 +271,17 @@ pub fn prepare_at(path: &Path) -> io::Result<()> {
 
 /// Removes the socket of a store.
 pub(crate) fn remove(directory: &Directory) {
-    // A socket that could not be removed refuses connections, which clients understand as well.
+    // If the socket cannot be removed, it refuses connections, which clients understand as well.
     let _ = directory.remove(CONTROL);
 }
 
-/// The same with a name of its own.
+/// Like `remove`, for a socket at `path`.
 pub fn remove_at(path: &Path) {
     let _ = fs::remove_file(path);
 }
 
-/// Reads one question and answers it. Both have a time that begins anew with no byte: a line that dribbles in is cut off like silence.
+/// Reads one question and answers it. Each has a time limit that received bytes do not extend, so a
+/// line that dribbles in is cut off like silence.
 fn converse(stream: &UnixStream, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
     let line = question(stream, Instant::now() + QUESTION_PATIENCE)?;
     let answer = match serde_json::from_slice(&line) {
@@ -290,7 +301,7 @@ fn converse(stream: &UnixStream, answer: &dyn Fn(Question) -> Answer) -> io::Res
     Ok(())
 }
 
-/// The line of a question, or all up to the end of what is sent.
+/// Reads a question: its line, or everything until the client stops sending.
 fn question(stream: &UnixStream, end: Instant) -> io::Result<Vec<u8>> {
     let (mut line, mut piece) = (Vec::new(), [0; 4096]);
     while line.last() != Some(&b'\n') {
@@ -306,13 +317,13 @@ fn question(stream: &UnixStream, end: Instant) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// The time left, of which there must be some.
+/// The time left. Fails with `TimedOut` if there is none.
 fn until(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Tells a client that too many others are there. It is not waited for.
+/// Tells a client that too many others are there, without waiting for it.
 fn turn_away(stream: &UnixStream) {
     let told = format!("{CLIENTS_MAX} clients are being answered; try again in a moment");
     if let (Ok(()), Ok(mut text)) = (stream.set_nonblocking(true), serde_json::to_string(&Answer::Error(told))) {
@@ -321,19 +332,19 @@ fn turn_away(stream: &UnixStream) {
     }
 }
 
-/// What became of a question.
+/// The outcome of a question.
 enum Reply {
     Answered(Answer),
     /// No process listens.
     Nobody,
-    /// Nothing was said in this time.
+    /// No answer came within this time.
     Silence(Duration),
 }
 
-/// Asks the daemon of a store; `None` when there is none.
+/// Asks the daemon of a store. `None` if there is no daemon.
 pub fn ask(directory: &Path, question: &Question) -> Outcome<Option<serde_json::Value>> {
     let what = format!("daemon of {}", directory.display());
-    // A stopped process will not answer, however long it is waited for.
+    // A stopped process never answers, so it is not waited for.
     let is_stopped = || holder::of(directory).is_some_and(holder::is_stopped);
     match exchange(&directory.join(CONTROL), question, &is_stopped).map_err(|error| refused(&what, error))? {
         Reply::Answered(Answer::Ok(value)) => Ok(Some(value)),
@@ -366,13 +377,13 @@ fn refused(what: &str, error: io::Error) -> Failure {
     }
 }
 
-/// What the daemon of a store says of itself.
+/// What the daemon of a store reports about itself.
 pub(crate) enum Said {
     Who(Who),
-    /// It answers, but not that: one of an earlier version, or another user's.
+    /// It answers, but not this question: it is of an earlier version, or belongs to another user.
     Other,
     Nobody,
-    /// Nothing in this time.
+    /// No answer came within this time.
     Nothing(Duration),
 }
 
@@ -386,7 +397,7 @@ pub(crate) fn said(directory: &Path) -> Said {
     }
 }
 
-/// Which mount the daemon of a store serves; `None` where there is no daemon, or it does not say.
+/// Asks which mount the daemon of a store serves. `None` if there is no daemon, or it does not say.
 pub(crate) fn who(directory: &Path) -> Outcome<Option<Who>> {
     match said(directory) {
         Said::Who(who) => Ok(Some(who)),
@@ -395,7 +406,8 @@ pub(crate) fn who(directory: &Path) -> Outcome<Option<Who>> {
     }
 }
 
-/// One question and its answer, or silence for as long as the question has, or until there is a reason to give up.
+/// Sends one question and waits for its answer. Gives up after the question's time-out, or at a
+/// pause in the answer if `give_up` returns true.
 fn exchange(path: &Path, question: &Question, give_up: &dyn Fn() -> bool) -> io::Result<Reply> {
     let (begin, patience) = (Instant::now(), question.patience());
     let stream = match connect(path) {
@@ -403,14 +415,14 @@ fn exchange(path: &Path, question: &Question, give_up: &dyn Fn() -> bool) -> io:
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
             return Ok(Reply::Nobody);
         }
-        // Its queue is full, and it takes nobody out of it.
+        // The process's queue is full, and it accepts no client.
         Err(error) if is_silence(&error) => return Ok(Reply::Silence(begin.elapsed())),
         Err(error) => return Err(error),
     };
     let mut text = serde_json::to_string(question)?;
     text.push('\n');
     stream.set_read_timeout(Some(GLANCE))?;
-    // A client that is turned away sees the reason, though it could not ask.
+    // A client that is turned away can read the reason even if sending its question failed.
     let sent = (&stream).write_all(text.as_bytes());
     let (mut answers, mut line) = (BufReader::new((&stream).take(ANSWER_BYTES_MAX)), Vec::new());
     loop {
@@ -418,7 +430,7 @@ fn exchange(path: &Path, question: &Question, give_up: &dyn Fn() -> bool) -> io:
             Ok(_) if line.is_empty() => return sent.and(Err(io::ErrorKind::UnexpectedEof.into())),
             Ok(_) if line.last() != Some(&b'\n') => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => return Ok(Reply::Answered(serde_json::from_slice(&line)?)),
-            // What has come so far is kept in the line.
+            // The part received so far stays in `line`.
             Err(error) if is_silence(&error) && begin.elapsed() < patience && !give_up() => {}
             Err(error) if is_silence(&error) => return Ok(Reply::Silence(begin.elapsed())),
             Err(error) => return Err(error),
@@ -430,7 +442,7 @@ fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-/// Connects within a bound: the queue of a stopped process fills.
+/// Connects within a time limit, since the queue of a stopped process fills up.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let (directory, name) = parts(path)?;
     // A link might lead to the daemon of another store.
@@ -473,7 +485,7 @@ mod tests {
         assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap()["x"], 1);
         let error = ask(&deep, &Question::Inspect { path: vec![47, 255] }).unwrap_err().to_string();
         assert!(error.ends_with("no [47, 255]"), "{error}");
-        // A second daemon (after a crash of the first) takes the name over.
+        // A second daemon, started after a crash of the first, takes over the name.
         serve(&held, |_| Answer::Ok(serde_json::json!(2))).unwrap();
         assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap(), 2);
         remove(&held);
@@ -527,7 +539,7 @@ mod tests {
         let mut endless = connected();
         while endless.write_all(&[b'x'; 4096]).is_ok() {}
         assert!(begin.elapsed() < PATIENCE);
-        // With as many as there may be, further ones are told.
+        // At the maximum number of clients, further ones are turned away with a message.
         let more: Vec<_> = (0..4).map(|_| connected()).collect();
         let told = ask(dir.path(), &Question::Df).unwrap_err().to_string();
         assert!(told.contains("clients are being answered; try again"), "{told}");
@@ -571,7 +583,7 @@ mod tests {
         let begin = Instant::now();
         let Said::Nothing(_) = said(dir.path()) else { panic!("it was silent") };
         assert!((WHO_PATIENCE..WHO_PATIENCE + PATIENCE).contains(&begin.elapsed()), "{:?}", begin.elapsed());
-        // Its queue is full at some time.
+        // Fill its queue.
         let mut waiting = Vec::new();
         while let Ok(stream) = connect(&dir.path().join(CONTROL)) {
             waiting.push(stream);

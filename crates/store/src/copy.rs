@@ -1,11 +1,12 @@
-//! Copies a store compactly: the copy has the same contents and leaves out space that the original takes but does not
-//! use.
+//! Copies a store compactly. The copy has the same contents, without the space that the original
+//! takes but does not use.
 //!
-//! A damaged original is refused: its pages would get new sums, and the copy would look sound. The original is opened
-//! without writing: newest image, log replayed in memory. Its used segments become one image, its used bulk blocks a
-//! sparse file for each bulk device. Orphans and unfinished truncations are settled in the copy, by opening it once. The description is
-//! written last, after a check, so an interrupted copy is not a store. The copy has a uuid of its own, because a store
-//! accepts any region or bulk device with its uuid.
+//! A damaged original is refused: its pages would get new sums, and the copy would look sound. The
+//! original is opened without writing: newest image, log replayed in memory. Its used segments
+//! become one image, its used bulk blocks a sparse file for each bulk device. Orphans and
+//! unfinished truncations are settled in the copy, by opening it once. The description is written
+//! last, after a check, so an interrupted copy is not a store. The copy has its own uuid, because a
+//! store accepts any region or bulk device with its uuid.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -35,9 +36,9 @@ const COPY_BLOCKS: u64 = 64;
 /// How a copy is made.
 #[derive(Clone, Debug, Default)]
 pub struct CopyOptions {
-    /// Memory of the copy; needed when the original has `battery` or `dax` memory.
+    /// Memory of the copy. Required when the original has `battery` or `dax` memory.
     pub memory: Option<MemoryChoice>,
-    /// The copy replaces the store, and has its uuid.
+    /// Give the copy the store's uuid, because it replaces the store.
     pub keep_uuid: bool,
 }
 
@@ -53,7 +54,8 @@ pub struct Copied {
 }
 
 impl Store {
-    /// Copies the store, which stays as it is, into a directory that is empty or not there yet.
+    /// Copies the store into a directory that is empty or does not exist yet. The store stays as it
+    /// is.
     pub fn copy_to(&self, new: &Path, options: &CopyOptions, watched: &dyn Progress) -> Outcome<Copied> {
         let memory = memory_of_copy(&self.description.memory, options)?;
         refuse_place(new, self.directory.path())?;
@@ -99,12 +101,12 @@ impl Store {
         let Opened { fs, recovery, devices: Devices { engine, .. }, .. } = original;
         let mut bulk_bytes = 0;
         for entry in devices(fs)? {
-            // With what a process that was cut off held back.
+            // Includes the data that a killed process held back.
             let device = engine.iter().find(|(number, _)| *number == entry.number).map(|(_, device)| device);
             let device = device.ok_or_else(|| Failure::new(format!("bulk device {}", entry.number), "is not there"))?;
             bulk_bytes += copy_bulk(fs, &**device, &entry, &superblock.uuid, &copy.directory, watched)?;
         }
-        // Bulk data that is not yet durable in the original has been read, and is durable in the copy.
+        // Bulk data not yet durable in the original has been read, and is durable in the copy.
         let whole = !recovery.power_lost;
         let region_bytes = write_region(fs, &copy, superblock, recovery.clean, whole)?;
         let copy = if recovery.clean { copy } else { finish(copy)? };
@@ -131,7 +133,7 @@ fn refuse_place(new: &Path, source: &Path) -> Outcome<()> {
     if directory::is_within(&absolute, source) {
         return Err(Failure::new(new.display(), "lies in the store").remedy("name another directory"));
     }
-    // The lock of an earlier attempt may be lost.
+    // A lock file left by an earlier attempt may be there.
     directory::refuse_filled(&absolute, new, &[LOCK])
 }
 
@@ -141,7 +143,7 @@ fn missing(path: &Path) -> Vec<PathBuf> {
     absolute.ancestors().take_while(|above| !above.exists()).map(Path::to_path_buf).collect()
 }
 
-/// Removes the directories that this copy made, except those that are no longer empty.
+/// Removes the directories that this copy made, except those that are not empty.
 fn remove_empty(made_here: &[PathBuf]) {
     made_here.iter().for_each(|directory| drop(fs::remove_dir(directory)));
 }
@@ -171,8 +173,9 @@ fn devices(fs: &Fs) -> Outcome<Vec<BulkDeviceEntry>> {
     Ok(listed.unwrap_or_else(|| only_device(superblock).into_iter().collect()))
 }
 
-/// Copies a device's blocks in use, and its mark for store `uuid`, into a sparse file of the copy; returns their bytes. Blocks in
-/// doubt are copied as they are: the copy's region says that they are.
+/// Copies a device's used blocks, and its mark for store `uuid`, into a sparse file of the copy.
+/// Returns the bytes of those blocks. Blocks in doubt are copied as they are, since the copy's
+/// region marks them too.
 fn copy_bulk(
     fs: &Fs,
     device: &dyn BlockDevice,
@@ -184,7 +187,7 @@ fn copy_bulk(
     let name = bulk_file(entry.number);
     let path = directory.path().join(&name);
     let file = directory.create_new(&name).map_err(Failure::of)?;
-    // With room for the mark, also where there is none yet.
+    // Includes room for the mark, even if there is none yet.
     file.set_len((entry.blocks + 1) * BULK_BLOCK).during(path.display())?;
     watched.begin("large files (blocks)", entry.blocks);
     let bitmap = entry.bitmap_at(fs.region().superblock());
@@ -231,7 +234,8 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
             && let page = &mut out[BULK_LIST_AT.get() as usize..][..PAGE as usize]
             && let Some(mut devices) = decode_list(page, fs.region().superblock())?
         {
-            // Where the copy's devices are it finds itself; all they have is durable.
+            // The copy determines where its devices are when it is opened. All data on them is
+            // durable.
             devices.iter_mut().for_each(|device| device.place = 0);
             let list = encode_list(&devices);
             page[..list.len()].copy_from_slice(&list);
@@ -264,7 +268,7 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
     }
     .sealed();
     if superblock.memory_kind.properties().images {
-        // The copy's own region, where it has a file, is restored from the image.
+        // If the copy's region has a file, opening restores it from the image.
         let [image, _] = images::create(directory)?;
         shoal_region::write_image(&*image, superblock, anchor, read).during("image")?;
     } else {
@@ -282,7 +286,7 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
     Ok(space.region_bytes - space.fixed_bytes - space.free_bytes)
 }
 
-/// Recovers the copy, as a mount would, and seals it; only the sealed image stays.
+/// Recovers the copy, as a mount would, and seals it. Only the sealed image stays.
 fn finish(copy: Store) -> Outcome<Store> {
     let copy = copy.restoring(true);
     let opened = copy.open(Options::default())?;
@@ -296,7 +300,7 @@ fn finish(copy: Store) -> Outcome<Store> {
     Ok(copy)
 }
 
-/// Removes the copy after a failure. A directory that was there before stays.
+/// Removes the copy after a failure. A directory that existed before stays.
 fn clear(directory: &Directory, description: &Description, made_here: &[PathBuf]) {
     let names = [IMAGES[0], IMAGES[1], BULK, DESCRIPTION_NEW].map(String::from);
     let more = description.more_bulk.iter().map(|place| bulk_file(place.number));

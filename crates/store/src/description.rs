@@ -1,7 +1,8 @@
 //! A store's description: the file `shoal.json` in its directory.
 //!
-//! Rules: the description is the last file written when a store is made and the first one removed when it goes,
-//! atomically, so a directory without it is not a store. Left out: the contents of the media.
+//! Rules: the description is the last file written when a store is made and the first one removed
+//! when it is deleted. Both are atomic, so a directory without it is not a store. Left out: the
+//! contents of the media.
 
 use std::io::{self, BufReader};
 use std::os::unix::fs::MetadataExt;
@@ -28,21 +29,23 @@ pub struct Description {
     /// The first bulk device was removed; `bulk` still names it until the store is unmounted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub first_removed: bool,
-    /// Further bulk devices. The region has the list that counts; this says where to find them.
+    /// Further bulk devices. The region's list of devices is authoritative; this list says where to
+    /// find them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more_bulk: Vec<NumberedPlace>,
-    /// How small files that have cooled are compressed. Stores of earlier programs do not say.
+    /// How cold small files are compressed. Missing in stores of earlier programs.
     #[serde(default, with = "method_text")]
     pub compress: Method,
-    /// The directory that the store was made in. A copy of it names what is the original's. Stores of earlier programs do not say.
+    /// The directory that the store was made in. In a copy of that directory, it shows that outside
+    /// files named here may be the original's. Missing in stores of earlier programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) origin: Option<String>,
-    /// The user whose word it is; `None`: this process's.
+    /// The user who owns the description file. `None`: this process made it.
     #[serde(skip)]
     pub(crate) owner: Option<u32>,
 }
 
-/// A compression in the description: its name.
+/// Serializes a compression method as its name.
 mod method_text {
     use super::Method;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -60,7 +63,7 @@ mod method_text {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BulkPlace {
-    /// A file or a block device; relative to the store's directory.
+    /// A file or a block device. A relative path starts at the store's directory.
     File(PathBuf),
     /// Any other device, by its name.
     Device(String),
@@ -70,7 +73,7 @@ pub enum BulkPlace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumberedPlace {
     pub number: u32,
-    /// As the device's mark has it.
+    /// The uuid in the device's mark.
     pub uuid: String,
     pub place: BulkPlace,
 }
@@ -92,7 +95,8 @@ impl BulkPlace {
         }
     }
 
-    /// The host's number for where the device is; 0 where it is on no host, or cannot be asked for.
+    /// The host's number for the device's place. 0 if the device is on no host, or the number
+    /// cannot be read.
     pub(crate) fn on_host(&self, directory: &Directory) -> u64 {
         self.path(directory).and_then(|path| shoal_host::place_id(&path).ok()).unwrap_or(0)
     }
@@ -108,7 +112,7 @@ impl BulkPlace {
         }
     }
 
-    /// The place as people read it; a relative path is shown within `directory`.
+    /// The place for people. A relative path is shown within `directory`.
     pub fn text(&self, directory: &Path) -> String {
         match self {
             BulkPlace::File(file) => directory.join(file).display().to_string(),
@@ -117,7 +121,7 @@ impl BulkPlace {
     }
 }
 
-/// A path of the description: one below the store is where the store is now.
+/// Resolves a path of the description. A relative path starts at the store's current place.
 fn at(directory: &Directory, file: &Path) -> PathBuf {
     if file.is_absolute() { file.to_path_buf() } else { directory.place().join(file) }
 }
@@ -125,11 +129,11 @@ fn at(directory: &Directory, file: &Path) -> PathBuf {
 /// Where `format` puts the bulk storage of a new store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BulkChoice {
-    /// Nowhere: there are no large files.
+    /// No bulk storage: there are no large files.
     None,
-    /// A file, which is made, or a block device.
+    /// A file, which is created, or a block device.
     File(PathBuf),
-    /// Any other device; it is there already.
+    /// Any other device, which must exist already.
     Device(shoal_devices::DeviceName),
 }
 
@@ -197,34 +201,37 @@ impl Description {
         Ok(description)
     }
 
-    /// Makes the directory a store, atomically.
+    /// Writes the description atomically, which makes the directory a store.
     pub fn write(&self, directory: &Directory) -> Outcome<()> {
         let mut text = serde_json::to_string_pretty(self).during(DESCRIPTION)?;
         text.push('\n');
         directory.replace(DESCRIPTION_NEW, DESCRIPTION, text.as_bytes(), true).map_err(Failure::of)
     }
 
-    /// The same for a store that is made in this directory.
+    /// Adds the origin, for a store that is made in this directory.
     pub(crate) fn made_in(self, directory: &Directory) -> Outcome<Description> {
         Ok(Description { origin: origin(directory)?, ..self })
     }
 
-    /// Was the store made in this directory, whatever that is called now?
+    /// True if the store was made in this directory, whatever the directory is called now.
     pub(crate) fn is_made_in(&self, directory: &Directory) -> bool {
         self.origin.is_some() && origin(directory).is_ok_and(|origin| origin == self.origin)
     }
 
-    /// Was it made in another one? Then what it names outside may be the original's.
+    /// True if the store was made in another directory. Outside files that it names may then be the
+    /// original's.
     pub(crate) fn is_copied_to(&self, directory: &Directory) -> bool {
         self.origin.is_some() && !self.is_made_in(directory)
     }
 
-    /// Whose word the description is, where it is neither root's nor this process's: it speaks for that user's files alone.
+    /// The description's owner, if that is neither root nor this process's user. Such a description
+    /// may name only that user's files.
     pub(crate) fn foreign_owner(&self) -> Option<u32> {
         self.owner.filter(|owner| *owner != 0 && *owner != rustix::process::geteuid().as_raw())
     }
 
-    /// Refuses what lies outside of the store and belongs to somebody who did not write the description.
+    /// Refuses an object outside of the store that belongs to another user than a foreign owner of
+    /// the description.
     pub(crate) fn refuse_foreign(&self, what: impl std::fmt::Display, owner: Option<u32>) -> Outcome<()> {
         match self.foreign_owner() {
             Some(writer) if owner != Some(writer) => {
@@ -251,18 +258,20 @@ impl Description {
         first.into_iter().chain(self.more_bulk.iter().map(|place| (place.number, place.uuid.clone()))).collect()
     }
 
-    /// Does the store list more than the bulk device it was formatted with?
+    /// True if the store lists more than the bulk device it was formatted with, or has removed that
+    /// one.
     pub fn has_bulk_list(&self) -> bool {
         self.first_removed || !self.more_bulk.is_empty()
     }
 
-    /// The file or block device of the first bulk device of the store in `directory`, where it is one.
+    /// The path of the store's first bulk device, if it is a file or a block device.
     pub(crate) fn bulk_path(&self, directory: &Directory) -> Option<PathBuf> {
         self.bulk.as_ref().and_then(|place| place.path(directory))
     }
 }
 
-/// A directory, in words that no copy of it has; none where its file system has no times of birth.
+/// Identifies a directory in a way that no copy of it shares. `None` if its file system has no
+/// birth times.
 fn origin(directory: &Directory) -> Outcome<Option<String>> {
     let Birth { place, born } = directory.birth().map_err(Failure::of)?;
     Ok(born.map(|born| format!("{place:016x}{born:016x}")))
@@ -273,12 +282,13 @@ pub(crate) fn no_store(directory: &Path) -> Failure {
     Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
 }
 
-/// Is there a region or a log in the directory, whether it has a description or not?
+/// True if the directory holds an image or a log, with or without a description.
 pub(crate) fn has_parts(directory: &Directory) -> bool {
     IMAGES.iter().chain([&LOG]).any(|name| directory.has(name))
 }
 
-/// The error for a store without a description: lost, or not written yet when the making was cut off.
+/// The error for a store without a description: it was lost, or not written yet when `format` was
+/// interrupted.
 pub(crate) fn missing(directory: &Path) -> Failure {
     let store = directory.display();
     Failure::new(directory.join(DESCRIPTION).display(), "is missing, and the rest of a store is there").remedy(format!(
@@ -287,7 +297,7 @@ pub(crate) fn missing(directory: &Path) -> Failure {
     ))
 }
 
-/// The error for a description that cannot be read; the other files of the store may be whole.
+/// The error for an unreadable description. The other files of the store may be intact.
 fn unreadable(directory: &Path, error: Box<dyn std::error::Error + Send + Sync>) -> Failure {
     let store = directory.display();
     Failure::new(directory.join(DESCRIPTION).display(), error)

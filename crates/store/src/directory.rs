@@ -22,12 +22,13 @@ use crate::{holder, user};
 pub(crate) struct Prepared {
     pub directory: Directory,
     pub lock: StoreLock,
-    /// What the earlier store named outside of it and that stays, in words.
+    /// Message about a region that the earlier store named outside of the directory and that stays.
     pub left: Option<String>,
 }
 
-/// Makes the directory, or removes an earlier store from it; refuses a directory that holds anything else. `region` is where the new
-/// store's region is to be, if it is a file. Outside of the directory nothing is removed but what is proven to be the earlier store's.
+/// Makes the directory, or removes an earlier store from it. Refuses a directory that holds
+/// anything else. `region` is the path of the new store's region, if it is a file. Outside of the
+/// directory, only files proven to be the earlier store's are removed.
 pub(crate) fn prepare(directory: &Path, region: Option<&Path>, force: bool) -> Outcome<Prepared> {
     match fs::DirBuilder::new().recursive(true).mode(0o700).create(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -60,9 +61,10 @@ pub(crate) fn prepare(directory: &Path, region: Option<&Path>, force: bool) -> O
         return Err(Failure::new(region.display(), why)
             .remedy("name another file for the region, or remove this one when nobody needs it"));
     }
-    // The description goes first: from here on there is no store.
+    // The store ends when its description is removed. Its caches go before that, while the
+    // description still names them.
     if let Some(period) = old.as_ref().and_then(|old| user::period(&directory, old.bulk_path(&directory)).ok()) {
-        // What it held is lost with it, and must not take memory for ever.
+        // Data held in the caches is lost with the store, and must not take memory forever.
         cache::remove_all(&directory, &period);
     }
     directory.remove(DESCRIPTION).map_err(Failure::of)?;
@@ -87,7 +89,7 @@ fn remove(directory: &Directory, name: &str) -> Outcome<()> {
     .map_err(Failure::of)
 }
 
-/// Does this path lie in the directory, or is it the directory itself?
+/// True if this path lies in the directory or is the directory itself.
 pub(crate) fn is_within(absolute: &Path, directory: &Path) -> bool {
     absolute.ancestors().any(|above| above.canonicalize().is_ok_and(|above| above == directory))
 }

@@ -1,7 +1,8 @@
 //! Makes a new, empty store.
 //!
-//! Sizes are limits, not allocations: memory is taken as files arrive, the bulk file is sparse. Rules: wrong arguments are
-//! refused before anything is made; the description is written when everything else is in place.
+//! Sizes are limits, not allocations: memory is taken as files arrive, and the bulk file is sparse.
+//! Rules: wrong arguments are refused before anything is made. The description is written after
+//! everything else is in place.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,24 +33,25 @@ const THRESHOLD_BYTES_MAX: u64 = 64 << 20;
 /// A log ring holds at least a few of the largest records.
 const RING_BYTES: std::ops::RangeInclusive<u64> = 4 << 20..=64 << 20;
 
-/// How a store is to be made.
+/// How to make a store.
 #[derive(Clone, Debug)]
 pub struct FormatOptions {
     /// The memory for metadata and small files.
     pub memory: MemoryChoice,
-    /// Limit of metadata and small files; half of the memory that this process may use unless named.
+    /// Limit of metadata and small files. `None`: half of the memory that this process may use.
     pub memory_bytes: Option<u64>,
-    /// Where the data of large files goes; into a file in the store unless named.
+    /// Where the data of large files goes. `None`: into a file in the store.
     pub bulk: Option<BulkChoice>,
-    /// Limit of the bulk storage; the size of its file system or device unless named.
+    /// Limit of the bulk storage. `None`: the size of its file system or device.
     pub bulk_bytes: Option<u64>,
     /// Files longer than this are large.
     pub threshold_bytes: u64,
-    /// How small files that have cooled are compressed.
+    /// How cold small files are compressed.
     pub compress: Method,
-    /// Files of `shoal profile`, with which inodes that have cooled are packed; without any the built-in profiles.
+    /// Files of `shoal profile`, used for packing cold inodes. If empty, the built-in profiles are
+    /// used.
     pub profiles: Vec<PathBuf>,
-    /// Keep checksums of what is on the bulk storage.
+    /// Keep checksums of the data on bulk storage.
     pub sums: bool,
     /// Replace an existing store, and overwrite a device that holds data.
     pub force: bool,
@@ -87,7 +89,7 @@ pub struct Formatted {
 }
 
 impl Store {
-    /// Makes a store in this directory, which is empty or does not exist.
+    /// Makes a store in this directory, which must be empty or not exist.
     pub fn format(directory: &Path, options: &FormatOptions) -> Outcome<Formatted> {
         let memory_bytes = memory_bytes(options.memory_bytes)?;
         refuse_misuse(options)?;
@@ -170,7 +172,7 @@ fn refuse_misuse(options: &FormatOptions) -> Outcome<()> {
     Ok(())
 }
 
-/// The memory wanted, with an absolute path. The directory of its file must exist.
+/// The requested memory, with an absolute path. The directory of its file must exist.
 fn memory_place(wanted: &MemoryChoice) -> Outcome<MemoryChoice> {
     let memory = wanted.absolute().during("memory")?;
     if let Some((path, parent)) = memory.path().and_then(|path| Some((path, path.parent()?))) {
@@ -179,8 +181,8 @@ fn memory_place(wanted: &MemoryChoice) -> Outcome<MemoryChoice> {
     Ok(memory)
 }
 
-/// Refuses a place where bulk storage cannot be. Called before the store's directory is made, so that a refused format
-/// leaves nothing behind.
+/// Refuses a path where bulk storage cannot be. Called before the store's directory is made, so
+/// that a refused format leaves nothing behind.
 fn refuse_bulk_place(directory: &Path, options: &FormatOptions) -> Outcome<()> {
     let Some(BulkChoice::File(path)) = &options.bulk else { return Ok(()) };
     let path = std::path::absolute(path).during(path.display())?;
@@ -211,7 +213,7 @@ fn geometry(
     })
 }
 
-/// The size of a region: the one wanted, or else the default.
+/// The size of a region: the requested one, or else the default.
 pub(crate) fn memory_bytes(wanted: Option<u64>) -> Outcome<u64> {
     let bytes = wanted.unwrap_or_else(|| (shoal_host::memory_total_bytes() / 2).max(MEMORY_BYTES_MIN));
     if !(MEMORY_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) {
@@ -221,7 +223,7 @@ pub(crate) fn memory_bytes(wanted: Option<u64>) -> Outcome<u64> {
     Ok(bytes / SEGMENT * SEGMENT)
 }
 
-/// Makes or opens the bulk storage; returns its place as the description names it, and its usable size.
+/// Makes or opens the bulk storage. Returns its place for the description, and its usable size.
 fn prepare_bulk(held: &Directory, options: &FormatOptions) -> Outcome<(Option<BulkPlace>, u64)> {
     let directory = held.path();
     let file = match &options.bulk {
@@ -253,7 +255,7 @@ fn prepare_bulk(held: &Directory, options: &FormatOptions) -> Outcome<(Option<Bu
             }
         } / BULK_BLOCK
             * BULK_BLOCK;
-        // With room for the mark that the first of several devices has behind its last block.
+        // Include room for the mark that the first of several devices has behind its last block.
         FileDevice::create(&path, bytes + BULK_BLOCK).during("bulk storage")?;
         bytes
     };
@@ -271,7 +273,7 @@ fn open_empty(name: &shoal_devices::DeviceName, options: &FormatOptions) -> Outc
     let device: Arc<dyn Device> = opened.map(Arc::from).map_err(|failure| failure.within("bulk storage"))?;
     let block_device = device.block_device();
     refuse_if_not_empty(&*block_device, name, options.force)?;
-    // A hint to the device, so that old data takes no space any more.
+    // This is a hint to the device, so that old data takes no space any more.
     let _ = shoal_media::trim(&*block_device, 0, block_device.geometry().bytes);
     Ok(device)
 }

@@ -1,8 +1,9 @@
-//! The process that has a store, by what it holds; and where its mount is.
+//! Finds the process that has a store, by what it holds, and the places where the store is mounted.
 //!
-//! Only lists of the kernel count: the owner of the lock (/proc/locks), its open files, and the tables of mounts of all processes that can
-//! be seen, for a mount may live on in a mount namespace of a container. Rules: nothing here touches a mount point, and a daemon is asked
-//! for a bounded time only, because it may be stopped. Left out: taking the lock (`user`).
+//! Only the kernel's lists count: the owner of the lock (/proc/locks), its open files, and the
+//! mount tables of all visible processes, since a mount may live on in the mount namespace of a
+//! container. Rules: nothing here touches a mount point. A daemon is asked only with a time limit,
+//! because it may be stopped. Left out: taking the lock (`user`).
 
 use std::collections::HashSet;
 use std::fs;
@@ -21,18 +22,19 @@ use crate::{calendar, place, user};
 
 /// A daemon that looks alive for this long is taken to be alive.
 const LIFE_SIGN: Duration = Duration::from_millis(200);
-/// How long a process is waited for that cannot be seen, so that nobody knows whether it is ending.
+/// How long to wait for a process that cannot be seen, since it may be ending.
 const UNSEEN: Duration = Duration::from_secs(3);
-/// Between two searches of all processes.
+/// Pause between two searches of all processes.
 const BETWEEN_SEARCHES: Duration = Duration::from_millis(500);
-/// Ticks of a second in /proc/PID/stat, on every machine.
+/// Ticks per second in /proc/PID/stat, on every machine.
 const TICKS: u64 = 100;
 
 /// A place where a store is mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Seen {
     pub mountpoint: PathBuf,
-    /// The number of the mount namespace, and a process in it; `None` for this process's own.
+    /// The number of the mount namespace and a process in it. `None` for this process's own
+    /// namespace.
     pub namespace: Option<(u64, u32)>,
 }
 
@@ -46,7 +48,7 @@ impl Seen {
         }
     }
 
-    /// The command that unmounts it there.
+    /// The command that unmounts the store there.
     pub fn unmounting(&self) -> String {
         let at = self.mountpoint.display();
         match self.namespace {
@@ -56,24 +58,24 @@ impl Seen {
     }
 }
 
-/// The process that has the store's lock, if it can be seen from here.
+/// The process that has the store's lock, if it is visible from here.
 pub fn of(directory: &Path) -> Option<u32> {
     user::lock_owner(&Directory::open(directory).ok()?)
 }
 
-/// Was the process stopped, by SIGSTOP or a debugger?
+/// True if the process is stopped, by SIGSTOP or a debugger.
 pub fn is_stopped(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("State:").is_some_and(|state| state.trim().starts_with(['T', 't'])))
 }
 
-/// Process, command and beginning, in words.
+/// The process, its command and its start time, in words.
 pub fn words(pid: u32) -> String {
     let since = since(pid).map_or(String::new(), |since| format!(", since {since}"));
     format!("process {pid} (`{}`{since})", command(pid))
 }
 
-/// The program of a process, and the word behind it where that is a command of ours.
+/// The program of a process, followed by its command if the program is `shoal`.
 fn command(pid: u32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
@@ -93,7 +95,7 @@ fn since(pid: u32) -> Option<String> {
     Some(calendar::text(UNIX_EPOCH + Duration::from_secs(boot + ticks / TICKS)))
 }
 
-/// Where the mount with this number is, in every mount namespace that a process shows.
+/// The places of the mount with this number, in the mount namespaces of all visible processes.
 pub fn mounts_with(device: &str) -> Vec<Seen> {
     mounts_where(|entry| entry.device == device)
 }
@@ -123,9 +125,9 @@ fn mounts_where(is_it: impl Fn(&MountEntry) -> bool) -> Vec<Seen> {
 
 /// The mounts that a process serves.
 struct Served {
-    /// Their numbers, where the kernel tells (since Linux 6.17).
+    /// Numbers of the mounts, where the kernel reports them (since Linux 6.17).
     devices: Vec<String>,
-    /// It serves one whose number the kernel does not tell.
+    /// The process serves a mount whose number the kernel does not report.
     unnamed: bool,
 }
 
@@ -135,18 +137,19 @@ fn served_by(pid: u32) -> Served {
     let number = |link: PathBuf| -> Option<String> {
         let information = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", link.file_name()?.to_str()?)).ok()?;
         let number = information.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
-        // The kernel has such mounts on devices without a major number.
+        // Such mounts are on devices whose major number is 0.
         Some(format!("0:{}", number.trim()))
     };
     let found: Vec<_> = open.map(|link| link.path()).filter(is_connection).map(number).collect();
     Served { unnamed: found.contains(&None), devices: found.into_iter().flatten().collect() }
 }
 
-/// The directory of the store that a mount shows: its source, unless the store was moved since and its daemon is found where it is.
+/// The directory of the store that a mount shows. This is the mount's source, unless the store was
+/// moved since and its daemon is found at the new place.
 pub fn store_of(entry: &MountEntry) -> Outcome<PathBuf> {
     let source = entry.source.clone();
     place::passable(&source)?;
-    // Any user may mount something that calls itself anybody's store.
+    // Any user may mount something that claims to be another user's store.
     let mounter = entry.super_options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
     let owner = fs::metadata(&source).ok().map(|found| found.uid());
     if mounter.is_some_and(|mounter: u32| mounter != 0 && owner.is_some_and(|owner| owner != mounter)) {
@@ -157,7 +160,7 @@ pub fn store_of(entry: &MountEntry) -> Outcome<PathBuf> {
     let is_its = |pid: u32, directory: &Path| served_by(pid).devices.contains(&entry.device) || is_there(directory);
     match control::said(&source) {
         Said::Who(who) if who.device == entry.device => Ok(source),
-        // Another store's daemon answers there, or none.
+        // Another store's daemon answers there.
         Said::Who(_) => moved(is_its).ok_or_else(|| {
             let cause = format!("is not served by the daemon of {}", source.display());
             Failure::new(entry.mountpoint.display(), cause).remedy("name the store's own directory")
@@ -167,14 +170,15 @@ pub fn store_of(entry: &MountEntry) -> Outcome<PathBuf> {
     }
 }
 
-/// The directory of a store that some daemon has locked, by the path that its lock's file has now.
+/// The directory of a store that a suitable daemon has locked, by the current path of its lock
+/// file.
 fn moved(is_it: impl Fn(u32, &Path) -> bool) -> Option<PathBuf> {
     let processes = fs::read_dir("/proc").ok()?.flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter_map(|pid| {
         let links: Vec<_> = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten().collect();
         let open = || links.iter().filter_map(|link| fs::read_link(link.path()).ok());
-        // Only who serves a mount is looked at.
+        // Skip processes that serve no mount.
         open().find(|path| path == Path::new("/dev/fuse"))?;
         let lock = open().find(|path| path.file_name().is_some_and(|name| name == LOCK))?;
         let directory = lock.parent()?.to_path_buf();
@@ -183,23 +187,24 @@ fn moved(is_it: impl Fn(u32, &Path) -> bool) -> Option<PathBuf> {
     .next()
 }
 
-/// Which process serves a mount.
+/// The process that serves a mount.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Server {
-    /// This one does, or did a moment ago.
+    /// This process serves it, or did a moment ago.
     Process(u32),
-    /// It is dead.
+    /// The mount is dead.
     Nobody,
-    /// It is dead, and this process has the store and serves another mount of it.
+    /// The mount is dead. This process has the store and serves another mount of it.
     Elsewhere(u32),
-    /// A process that cannot be seen from here, or does not say.
+    /// A process that is not visible from here, or does not say.
     Unknown,
 }
 
-/// Who serves the mount of the store in `directory` that has this number?
+/// Finds the process that serves the mount with this number, of the store in `directory`.
 pub fn server(directory: &Path, device: &str) -> Outcome<Server> {
     let Some(pid) = of(directory) else {
-        // Taken by a process that is not to be seen, or free; or the store is gone, or another user's.
+        // The store is locked by an invisible process, or free; or the store is gone, or belongs to
+        // another user.
         return Ok(match user::is_in_use(directory) {
             Ok(false) => Server::Nobody,
             Ok(true) | Err(_) => Server::Unknown,
@@ -217,7 +222,7 @@ pub fn server(directory: &Path, device: &str) -> Outcome<Server> {
     })
 }
 
-/// Where the store in `directory` is mounted by this process, as far as that can be seen.
+/// The places where this process has the store in `directory` mounted, as far as they are visible.
 pub fn mounts_by(pid: u32, directory: &Path) -> Vec<Seen> {
     let mut served = served_by(pid);
     if served.unnamed
@@ -227,13 +232,14 @@ pub fn mounts_by(pid: u32, directory: &Path) -> Vec<Seen> {
         served.unnamed = false;
     }
     mounts_where(|entry| match served.unnamed {
-        // By name, which is all there is.
+        // Only the source's name is left to compare.
         true => entry.source == directory,
         false => served.devices.contains(&entry.device),
     })
 }
 
-/// The failure of a command that needs a store which another process has: who, since when, where, and what to do.
+/// The failure of a command that needs a store which another process has. It tells which process,
+/// since when, where, and what to do.
 pub fn in_use(directory: &Path) -> Failure {
     let what = format!("store {}", directory.display());
     let Some(pid) = of(directory) else {
@@ -260,7 +266,7 @@ pub fn in_use(directory: &Path) -> Failure {
     }
 }
 
-/// The failure of a question to the daemon of a store that it has not answered in time.
+/// The failure of a question that a store's daemon has not answered in time.
 pub(crate) fn silent(directory: &Path, waited: Duration) -> Failure {
     let what = format!("daemon of {}", directory.display());
     match of(directory) {
@@ -272,13 +278,13 @@ pub(crate) fn silent(directory: &Path, waited: Duration) -> Failure {
     }
 }
 
-/// The failure of what needs a process that is stopped.
+/// The failure of an operation that needs a stopped process.
 pub fn stopped(what: String, pid: u32) -> Failure {
     Failure::new(what, format!("{} does not answer: it is stopped", words(pid)))
         .remedy(format!("run `kill -CONT {pid}` to let it go on"))
 }
 
-/// Fails if the daemon of a mount does not answer, without having touched the mount.
+/// Fails if the daemon of a mount does not answer. The mount itself is not touched.
 pub(crate) fn refuse_silent(entry: &MountEntry) -> Outcome<()> {
     place::passable(&entry.source)?;
     match control::said(&entry.source) {
@@ -287,7 +293,7 @@ pub(crate) fn refuse_silent(entry: &MountEntry) -> Outcome<()> {
     }
 }
 
-/// Watches the user of a store for a process that waits for it.
+/// Watches a store's user on behalf of a process that waits for the store.
 pub(crate) struct Watch<'a> {
     directory: &'a Path,
     begin: Instant,
@@ -301,7 +307,8 @@ impl<'a> Watch<'a> {
         Watch { directory, begin: Instant::now(), unseen: None, seen_alive: None, searched: None }
     }
 
-    /// Waiting is of no use: the user has the store mounted and is not ending, or it is stopped.
+    /// True if waiting is useless: the user has the store mounted and is not ending, or it is
+    /// stopped.
     pub fn will_stay(&mut self) -> bool {
         if place::is_mounted(self.directory) && !user::holder(self.directory).is_none_or(user::is_ending) {
             // A dying process may look alive for a moment.

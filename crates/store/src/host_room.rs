@@ -1,7 +1,8 @@
 //! Asks the file systems under a store how much space they have left.
 //!
-//! Log and images are in the store's directory; the memory's file and the bulk file may be elsewhere. A file system
-//! that cannot be asked counts as one with enough room, since a write that finds none is told so.
+//! Log and images are in the store's directory; the memory's file and the bulk file may be
+//! elsewhere. A file system that cannot be queried counts as one with enough room, since a write
+//! that finds none gets an error.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,16 +16,18 @@ use shoal_host::Directory;
 
 use crate::memory::MemoryChoice;
 
-/// Bytes kept free for log and images on a host that holds bulk data as well; on a small host a fixed part of it.
+/// Room kept free for log and images on a host that also holds bulk data: this many bytes, or on a
+/// small host one part in this many.
 const HEADROOM_BYTES: u64 = 64 << 20;
 const HEADROOM_PART: u64 = 16;
 
-/// The bulk devices of a store that are files on one host: the first one's, or, where that is none, the store's.
+/// The bulk devices of a store that are files on one host. That is the host of the first device, or
+/// of the store if the first is no file.
 #[derive(Clone, Default)]
 pub(crate) struct HostFiles(Arc<Mutex<Vec<PathBuf>>>);
 
 impl HostFiles {
-    /// Notes a further file, if it is one and lies there; whether it does.
+    /// Adds a further device if it is a file on this host. Returns whether it is.
     pub fn add(&self, directory: &Path, path: &Path) -> bool {
         let mut files = self.0.lock();
         let host = files.first().map_or(directory, PathBuf::as_path);
@@ -43,7 +46,7 @@ impl HostFiles {
         self.0.lock().retain(|known| known != path);
     }
 
-    /// Notes the first device, wherever it lies, if it is a file.
+    /// Adds the first device if it is a file, on whatever host.
     pub fn first(&self, path: Option<PathBuf>) {
         // Only a file shares its host's space; a block device has its own.
         self.0.lock().extend(path.filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file())));
@@ -58,13 +61,14 @@ fn device(path: &Path) -> Option<u64> {
     fs::metadata(path).map(|m| m.dev()).ok()
 }
 
-/// The question for a store in `directory`; `files` are its bulk storage where that is files.
+/// The function that queries the room of a store in `directory`. `files` are its bulk devices that
+/// are files.
 pub(crate) fn probe(directory: &Directory, memory: &MemoryChoice, files: &HostFiles) -> Room {
     let (directory, files) = (directory.clone(), files.clone());
     let own_device = directory.file().metadata().map(|m| m.dev()).ok();
     let properties = memory.kind().properties();
     let file = memory.path().filter(|_| properties.on_demand).map(|path| parent(path));
-    // Memory whose images are files is this process's, or counts as its own.
+    // Memory with images takes this process's memory, or counts against it.
     let is_own = properties.images;
     Arc::new(move || {
         let host = shoal_host::held_host_bytes(&directory).ok();

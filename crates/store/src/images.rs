@@ -22,13 +22,13 @@ pub fn open(directory: &Directory, access: Access) -> Outcome<[Arc<HostImage>; 2
     Ok([open(IMAGES[0])?, open(IMAGES[1])?])
 }
 
-/// Makes empty images.
+/// Creates empty images.
 pub fn create(directory: &Directory) -> Outcome<[Arc<HostImage>; 2]> {
     let create = |name| HostImage::create_in(directory, name).map(Arc::new).during("image");
     Ok([create(IMAGES[0])?, create(IMAGES[1])?])
 }
 
-/// The images as the engine takes them.
+/// The images in the form that the engine takes.
 pub fn shared(images: &[Arc<HostImage>; 2]) -> [Arc<dyn ImageFile>; 2] {
     [images[0].clone(), images[1].clone()]
 }

@@ -1,6 +1,7 @@
 //! How one file is stored: its inode's fields, where its record is, and every piece of its data.
 //!
-//! The report travels as JSON, because only the process that has a mounted store open can make it.
+//! The report is passed as JSON, because only the process that has a mounted store open can make
+//! it.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -39,25 +40,28 @@ pub struct FileReport {
     /// Offset of the inode's record in the region.
     pub record_at: u64,
     pub has_xattrs: bool,
-    /// How the file is packed, or new files of the directory, if not as the store says.
+    /// How the file is packed (for a directory, its new files), if that differs from the store's
+    /// setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<String>,
-    /// Above which size the file is large, or new files of the directory, if not as the store says.
+    /// Size above which the file is large (for a directory, its new files), if that differs from
+    /// the store's setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threshold_bytes: Option<u64>,
-    /// The directory said so; a rebalancing follows it.
+    /// The threshold came from the directory. A rebalance follows the directory.
     #[serde(default)]
     pub threshold_inherited: bool,
     pub pieces: Vec<PieceReport>,
-    /// Large files: extents, and how many runs of blocks on one device they make.
+    /// For large files: the number of extents, and the number of contiguous runs on one device that
+    /// they form.
     #[serde(default)]
     pub extents: u64,
     #[serde(default)]
     pub fragments: u64,
-    /// Small files: of a directory those below it.
+    /// For small files; for a directory, the files below it.
     #[serde(default)]
     pub packed: Packed,
-    /// Of a directory: regular files below it.
+    /// For a directory: regular files below it.
     #[serde(default)]
     pub files_below: u64,
 }
@@ -67,7 +71,7 @@ pub struct FileReport {
 pub struct PieceReport {
     pub file_at: u64,
     pub bytes: u64,
-    /// Bytes that it takes: fewer where it is packed.
+    /// Bytes that the piece occupies, fewer if it is packed.
     #[serde(default)]
     pub stored_bytes: u64,
     /// `memory` or `bulk`.
@@ -79,7 +83,7 @@ pub struct PieceReport {
     pub at: u64,
     /// Written, but perhaps not yet durable.
     pub new: bool,
-    /// Allocated, never written.
+    /// Allocated but never written.
     pub unwritten: bool,
     /// A part of a small file that is on bulk storage; `at` is its head in memory.
     #[serde(default)]
@@ -210,7 +214,7 @@ mod tests {
             let mut value = [0; 20];
             match rustix::fs::getxattr(at(path), attribute, &mut value[..]) {
                 Ok(len) => assert_eq!(&value[..len], expected, "{path}"),
-                // The host keeps no such attributes; the report of the salvage says so.
+                // The host does not support such attributes; the salvage report says so.
                 Err(rustix::io::Errno::OPNOTSUPP) => {}
                 Err(error) => panic!("{path}: {error}"),
             }

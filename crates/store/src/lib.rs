@@ -1,10 +1,11 @@
 //! Stores: making, opening, describing, checking, copying, resizing and saving them.
 //!
-//! A store is a directory: a description, the media of a region (metadata and small files), and bulk storage for large files.
+//! A store is a directory: a description, the media of a region (metadata and small files), and bulk
+//! storage for large files.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `names`, `description`, `directory`, `user` | the files of a store's directory, the description that makes it a store, its user |
+//! | `names`, `description`, `directory`, `user` | a store's files, the description that makes it a store, its user |
 //! | `memory`, `images`, `media`, `host_room` | kinds of memory, and putting a store's media together |
 //! | `store` | a store this process has to itself, and its file system |
 //! | `bulks`, `paths` | the bulk devices of an open store; names of inodes |
@@ -31,8 +32,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Errors are sentences that name the object and the remedy ([`Failure`]). Reports are plain data that serde knows; printing is
-//! the caller's. Left out: signals and logs of a daemon, the command line.
+//! Errors are sentences that name the object and the remedy ([`Failure`]). Reports are plain data
+//! that serde can serialize; the caller prints them. Left out: signals and logs of a daemon, the
+//! command line.
 
 #![forbid(unsafe_code)]
 

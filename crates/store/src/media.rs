@@ -1,7 +1,8 @@
 //! Putting a store's media together: the region's, and bulk storage.
 //!
-//! Rules: opening makes nothing; the error for a missing part says how to bring it back. A file of the bulk storage has
-//! one user at a time, even when a copy of the store's directory names it, too.
+//! Rules: opening creates nothing; the error for a missing part says how to bring it back. A file
+//! of the bulk storage has one user at a time, even if a copy of the store's directory also names
+//! it.
 
 use std::sync::Arc;
 
@@ -26,26 +27,27 @@ pub(crate) struct Media {
     pub parts: Parts,
     /// The first bulk device, if there is one.
     pub bulk: Option<Arc<dyn Device>>,
-    /// The write-back caches in front of devices that are there.
+    /// The write-back caches in front of the devices that are present.
     pub caches: Vec<InFront>,
     /// The period without caches.
     pub period: [u8; 16],
     /// The identities of caches that an earlier process left.
     pub left: Vec<[u8; 16]>,
-    /// Those of caches that it emptied and took away beside them.
+    /// The mixed identities of further caches that the earlier process emptied and removed.
     pub emptied: Option<[u8; 16]>,
-    /// The further ones that could be opened, by number.
+    /// The further devices that could be opened, by number.
     pub more: Vec<(u32, Arc<dyn Device>)>,
-    /// All devices as the engine uses them, with what is held in front of them.
+    /// All devices as the engine uses them, behind their write-back caches.
     pub engine: Vec<(u32, Arc<dyn BlockDevice>)>,
-    /// All of the further ones, as the engine takes them.
+    /// All further devices in the form that the engine takes.
     pub given: Vec<GivenDevice>,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
 }
 
 impl Store {
-    /// With `degraded`, bulk devices of a store that lists several may be missing.
+    /// Opens the store's media. With `degraded`, bulk devices may be missing if the store lists
+    /// several.
     pub(crate) fn open_media(
         &self,
         read_only: bool,
@@ -77,7 +79,7 @@ impl Store {
         Ok(media)
     }
 
-    /// The further devices as the engine takes them.
+    /// The further devices in the form that the engine takes.
     fn given(&self, media: &Media, lost: &[(u32, String)], host: &HostFiles) -> Vec<GivenDevice> {
         let given = |numbered: &NumberedPlace| {
             let number = numbered.number;
@@ -97,22 +99,22 @@ impl Store {
         self.description.more_bulk.iter().map(given).collect()
     }
 
-    /// Opens the caches that are left of the devices that are there, or makes new ones if they are wanted, and takes their identities
-    /// into the period.
+    /// Opens the caches that were left for the present devices, or makes new ones if they are
+    /// wanted, and adds their identities to the period.
     fn put_caches_in_front(&self, media: &mut Media, read_only: bool, wanted: Option<&CacheOptions>) -> Outcome<()> {
         let mut identities = cache::identities(&self.directory, &media.period);
         let devices: Vec<_> = media.bulk.iter().map(|bulk| (0, bulk.clone())).chain(media.more.clone()).collect();
         let mut made = Vec::new();
         for (number, device) in &devices {
             let opened = self.cache(*number, devices.len(), &*device.block_device(), &media.period, read_only, wanted);
-            // Refused: what was made before goes again.
+            // On a refusal, remove the caches made before.
             let (cache, is_lost) =
                 opened.inspect_err(|_| made.iter().for_each(|it: &InFront| it.withdraw(&self.directory)))?;
             if is_lost {
                 identities.retain(|(known, _)| known != number);
             }
             let engine = match cache {
-                // Without a cache every write goes to the device at once, and the bulk tier's cache is the host's.
+                // Without a cache every write goes to the device at once, and only the host caches the bulk tier.
                 None => device.block_device(),
                 Some((cache, rule)) => {
                     let front = cache.in_front(device, media.parts.clock.clone(), rule);
@@ -126,14 +128,15 @@ impl Store {
         media.parts.bulk = media.engine.iter().find(|(number, _)| *number == 0).map(|(_, device)| device.clone());
         media.left = identities.iter().map(|(_, identity)| *identity).collect();
         media.emptied = cache::emptied(&self.directory, &media.period);
-        // Those of devices that are missing count on: they may come back.
+        // Caches of missing devices still count, since the devices may come back.
         let new = made.iter().filter(|front| !media.left.contains(&front.identity)).map(|front| &front.identity);
         media.parts.region.boot_id = cache::period_with(media.period, media.left.iter().chain(new));
         media.caches = made;
         Ok(())
     }
 
-    /// The cache that is left of a device, or a new one if one is wanted, and its rule; whether one is lost.
+    /// The cache that was left for a device, or a new one if one is wanted, with its rule. Also
+    /// returns whether a cache was lost.
     fn cache(
         &self,
         number: u32,
@@ -150,8 +153,9 @@ impl Store {
         let is_lost = match StoreCache::left(&self.directory, number, &owner, period, read_only) {
             Left::Cache(left) => return Ok((Some((left, rule)), false)),
             Left::Lost => true,
-            // Its place is taken until the store has been closed: the log may name the one that is there, and a process that ends before it
-            // has named another would have lost that.
+            // The place stays taken until the store has been closed. The log may name the cache
+            // that is there. If this process ended before it named another, that cache would be
+            // lost.
             Left::Other => return Ok((None, false)),
             Left::Nothing => false,
         };
@@ -167,7 +171,7 @@ impl Store {
         cache::remove_one(&self.directory, number, period);
         match StoreCache::make(&self.directory, number, devices, &owner, period, wanted) {
             Ok(made) => Ok((Some((made, rule)), is_lost)),
-            // A folder that was named must do; of the usual one nothing was promised.
+            // A folder that the user named must work; the usual folder was not promised.
             Err(failure) if wanted.directory.is_some() => Err(failure.within("write-back cache")),
             Err(failure) => {
                 warn!("no write-back cache, large files are written at once: {failure}");
@@ -182,7 +186,7 @@ impl Store {
         cache::owner(&self.directory, &uuid.unwrap_or_default(), bulk.geometry().bytes)
     }
 
-    /// Says how to do without a device of several.
+    /// Adds to the failure how to mount without one of several devices.
     fn hint(&self, failure: Failure) -> Failure {
         if !self.description.has_bulk_list() {
             return failure;
@@ -213,7 +217,7 @@ impl Store {
 }
 
 impl Media {
-    /// Without caches and further devices.
+    /// Puts the media together, without caches and further devices.
     fn assemble(region: RegionMedia, bulk: Option<Arc<dyn Device>>, period: [u8; 16]) -> Outcome<Media> {
         let RegionMedia { memory, log, images, survives_power_loss } = region;
         let nonce = shoal_host::random_bytes().during("random numbers")?;
@@ -225,7 +229,7 @@ impl Media {
     }
 }
 
-/// Opens the device at a place that the description of the store in `directory` names.
+/// Opens the device at a place that the store's description names.
 pub(crate) fn open_place(
     directory: &Directory,
     description: &Description,
@@ -237,7 +241,7 @@ pub(crate) fn open_place(
     Ok(Arc::from(device))
 }
 
-/// Makes the media of a new store in an empty directory.
+/// Creates the media of a new store in an empty directory.
 pub(crate) fn create_media(
     directory: &Directory,
     description: &Description,

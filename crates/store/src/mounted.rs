@@ -1,8 +1,8 @@
-//! A store that this process serves to the kernel, and answers for on its control socket.
+//! A store that this process serves to the kernel, with its control socket.
 //!
-//! Order: a dead mount of the same store is cleared away, then come store, mount and control socket. When the mount is
-//! gone the store is shut down and its bulk device closed. Left out: signals, the daemon's log and its session (the
-//! command line's).
+//! Order: first a dead mount of the same store is removed, then the store, the mount and the
+//! control socket are opened. When the mount is gone, the store is shut down and its bulk device
+//! closed. Left out: signals, the daemon's log and its session (the command line's).
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -34,13 +34,14 @@ use crate::status::{RequestReport, Status};
 use crate::store::{Opened, Store};
 use crate::{own_ground, rebalance, scrub};
 
-/// Work of opening a store for a mount.
+/// The work of opening a store for a mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recovered {
-    /// The store had been unmounted cleanly: nothing to recover.
+    /// The store was unmounted cleanly, so there was nothing to recover.
     pub clean: bool,
     pub power_lost: bool,
-    /// Bulk devices that were found in another place than before the crash: their hosts may have lost what no flush had covered.
+    /// Bulk devices found in another place than before the crash. Their hosts may have lost writes
+    /// that no flush had covered.
     #[serde(default)]
     pub bulk_moved: Vec<u32>,
     pub records: u64,
@@ -71,11 +72,12 @@ pub struct Mounted {
 }
 
 impl Store {
-    /// Removes a mount of this store that answers nothing, because its daemon died or could not end it.
+    /// Removes a mount of this store that does not answer, because its daemon died or could not end
+    /// it.
     pub fn clear_dead_mount(&self, mountpoint: &Path) -> Outcome<()> {
         let is_ours = is_mounted_from(self.directory.path(), mountpoint)?;
-        // This process holds the store's lock, so no daemon serves this store any more. Another store may have been at its path before, and
-        // be mounted still.
+        // This process holds the store's lock, so no daemon serves this store any more. But another
+        // store may have been at this path before and still be mounted.
         if is_ours && !shoal_fuse::is_served(mountpoint) {
             shoal_fuse::unmount_path(mountpoint, true).during(mountpoint.display())?;
             warn!("took away the dead mount on {}", mountpoint.display());
@@ -83,10 +85,10 @@ impl Store {
         Ok(())
     }
 
-    /// Mounts the store. When this returns, the mount point answers, and the control socket too.
+    /// Mounts the store. When this returns, the mount point and the control socket answer.
     pub fn mount(self, mountpoint: &Path, options: &MountOptions) -> Outcome<Mounted> {
         self.clear_dead_mount(mountpoint)?;
-        // Checked before the store is opened, so that a refused mount leaves the store as it was.
+        // Check before opening the store, so that a refused mount leaves the store as it was.
         shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::of)?;
         own_ground::refuse_mountpoint(&self.directory, &self.description, options.cache_dir.as_deref(), mountpoint)?;
         let begin = Instant::now();
@@ -125,7 +127,7 @@ impl Store {
             self.write_pid()?;
         }
         let session = shoal_fuse::mount(fs.clone(), mountpoint, options).map_err(|error| {
-            // The mount failed: the store is left clean.
+            // The mount failed, so leave the store clean.
             if !options.read_only && fs.shutdown().is_ok() {
                 self.remove_pid();
             }
@@ -157,7 +159,7 @@ impl Store {
         };
         let mounted = Mounted { store: self, session, bulks, scrubber, read_only: options.read_only, recovered };
         if let Err(failure) = listening.and(scrubbing) {
-            // The mount is of no use without its socket, and without what it was told to do; the first error is reported.
+            // A mount without its socket or its work is useless. The first error is reported.
             let _ = mounted.unmounter().unmount();
             let _ = mounted.wait();
             return Err(failure);
@@ -172,7 +174,7 @@ impl Mounted {
         self.store.directory()
     }
 
-    /// Work of opening the store.
+    /// The work of opening the store.
     pub fn recovered(&self) -> &Recovered {
         &self.recovered
     }
@@ -182,7 +184,7 @@ impl Mounted {
         self.session.unmounter()
     }
 
-    /// Serves until the mount is gone, however it went, and leaves the store clean.
+    /// Serves until the mount is gone for any reason, and leaves the store clean.
     pub fn wait(self) -> Outcome<()> {
         let store = &self.store;
         let name = store.directory.display();
@@ -196,14 +198,15 @@ impl Mounted {
         let undelivered = if is_clean && !self.read_only { self.bulks.undelivered() } else { Vec::new() };
         undelivered.iter().for_each(|writes| if writes.is_lost() { error!("{writes}") } else { warn!("{writes}") });
         if let Some(lost) = undelivered.iter().find(|writes| writes.is_lost()) {
-            // The note of a process that was cut off stays: the next mount takes what is not known to be durable for lost.
+            // The process's note stays, as after a crash: the next mount treats writes not known to
+            // be durable as lost.
             self.bulks.close(false);
             return Err(Failure::new(format_args!("store {name}"), lost.to_string())
                 .remedy("mount it again; files that lost writes have zeros or older contents in their place"));
         }
         self.bulks.close(is_clean && !self.read_only);
         match &outcome {
-            // An error of the connection does not matter any more, since the store is clean.
+            // An error of the connection no longer matters, since the store is clean.
             Ok(()) | Err(shoal_fuse::Error::Connection(_)) => {
                 if self.read_only {
                     info!("{name} is unmounted, as it was");
@@ -218,9 +221,10 @@ impl Mounted {
     }
 }
 
-/// Is the store in `directory` mounted on `mountpoint`, by the kernel's table? The daemon may be dead.
+/// True if the store in `directory` is mounted on `mountpoint`, according to the kernel's table.
+/// The daemon may be dead.
 pub fn is_mounted_from(directory: &Path, mountpoint: &Path) -> Outcome<bool> {
-    // A dead mount has no canonical path itself.
+    // A dead mount point cannot be canonicalized, but its parent can.
     let parent = mountpoint.parent().and_then(|parent| parent.canonicalize().ok());
     let resolved = mountpoint.canonicalize().ok().or_else(|| Some(parent?.join(mountpoint.file_name()?)));
     let mounted = mount_table::mounted_at(resolved.as_deref().unwrap_or(mountpoint)).during("table of mounts")?;
@@ -229,7 +233,8 @@ pub fn is_mounted_from(directory: &Path, mountpoint: &Path) -> Outcome<bool> {
 
 fn listen(directory: &Directory, asked: Asked) -> Outcome<()> {
     match control::serve(directory, move |question| asked.answer(question)) {
-        // A full host has no inode for the socket. The store is served without it, so that files can be deleted.
+        // A full host has no inode for the socket. Serve the store without it, so that files can be
+        // deleted.
         Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::ReadOnlyFilesystem) => {
             warn!(
                 "control socket: {error}; `df`, `inspect` and `status` of this mount work again once there is room and it is remounted"
@@ -240,7 +245,7 @@ fn listen(directory: &Directory, asked: Asked) -> Outcome<()> {
     }
 }
 
-/// State that the control socket answers from.
+/// State for answers on the control socket.
 struct Asked {
     fs: Arc<Fs>,
     directory: Directory,
@@ -326,7 +331,7 @@ fn value(report: impl Serialize) -> Outcome<serde_json::Value> {
 const ACCESS_TIMES: [(&str, AccessTimes); 3] =
     [("relative", AccessTimes::Relative), ("always", AccessTimes::Always), ("never", AccessTimes::Never)];
 
-/// The word for a rule of access times in [`Question::Remount`].
+/// The name of a rule for access times in [`Question::Remount`].
 pub fn access_times_name(rule: AccessTimes) -> &'static str {
     ACCESS_TIMES.iter().find(|(_, known)| *known == rule).map_or("", |(name, _)| name)
 }
@@ -339,7 +344,7 @@ fn remount(fs: &Fs, directory: &Path, read_only: bool, access_times: &str) -> Ou
         return Err(Failure::new(directory.display(), "the store was opened for reading")
             .remedy("unmount it, and mount it without `ro`"));
     }
-    // The kernel refuses writes by programs; access times are written by the engine, so it must stop.
+    // The kernel refuses writes by programs, but the engine writes access times, so it must stop.
     fs.set_access_times(if read_only { AccessTimes::Never } else { rule });
     if read_only { fs.sync().during(directory.display()) } else { Ok(()) }
 }

@@ -2,15 +2,15 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `shoal.json` | the description: version, uuid, kind of memory, where the bulk storage is; written last by `format` |
+//! | `shoal.json` | the description: version, uuid, memory, place of the bulk storage; `format` writes it last |
 //! | `image.0`, `image.1` | the region at rest (of `logged` and `battery` memory) |
 //! | `log/` | the log of `logged` memory |
 //! | `bulk` | data of large files, unless it is kept elsewhere |
-//! | `cache`, `cache.1` to `cache.15` | the places of the bulk devices' write-back caches while there are any |
-//! | `cache.emptied` | which caches the last clean end took away |
+//! | `cache`, `cache.1` to `cache.15` | the places of the bulk devices' write-back caches, while there are any |
+//! | `cache.emptied` | which caches the last clean end removed |
 //! | `bulk.1` to `bulk.15` | further bulk devices of a copy |
-//! | `scrubbed` | the result of the last scrub that came to its end |
-//! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
+//! | `scrubbed` | the result of the last complete scrub |
+//! | `lock`, `pid`, `control`, `shoal.log` | the lock for one user; the daemon's process id, socket and log |
 
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 
@@ -29,11 +29,12 @@ const CACHE: &str = "cache";
 /// The result of the last scrub.
 pub(crate) const SCRUBBED: &str = "scrubbed";
 pub(crate) const SCRUBBED_NEW: &str = "scrubbed.new";
-/// Which caches a clean end took away beside one that stayed.
+/// Records which caches a clean end removed.
 pub(crate) const CACHES_EMPTIED: &str = "cache.emptied";
 /// The log of the daemon that serves a mount.
 pub const DAEMON_LOG: &str = "shoal.log";
-/// Everything a store's directory may hold, but for the files of further bulk devices ([`is_of_bulk`]).
+/// Everything that a store's directory may hold, except the files of further bulk devices
+/// ([`is_of_bulk`]).
 pub(crate) const OWN_NAMES: [&str; 16] = [
     DESCRIPTION,
     DESCRIPTION_NEW,
@@ -63,7 +64,7 @@ pub(crate) fn cache_note(number: u32) -> String {
     if number == 0 { CACHE.into() } else { format!("{CACHE}.{number}") }
 }
 
-/// Is that a file of a further bulk device?
+/// True for a file of a further bulk device or of its cache.
 pub(crate) fn is_of_bulk(name: &str) -> bool {
     (1..BULK_DEVICES_MAX as u32).any(|number| bulk_file(number) == name || cache_note(number) == name)
 }

@@ -1,9 +1,11 @@
-//! The ground a store stands on: its files, what they lie on, and what that lies on.
+//! The ground a store stands on: its files, what they lie on, and so on downwards.
 //!
-//! A store that is mounted over its own files, or whose bulk storage lies in its own mount, waits for itself, and no signal ends that. The
-//! ground is followed through block devices on files, overlays and the mounts of other stores, so a circle is seen however long it is.
-//! Rules: files are compared by device and inode number, never by name; nothing is touched behind a daemon that does not answer.
-//! Left out: circles through servers (NBD, donors) and through file systems of other programs in user space, which cannot be seen.
+//! A store that is mounted over its own files, or whose bulk storage lies in its own mount, waits
+//! for itself, and no signal ends that. The ground is followed through block devices on files,
+//! overlays and the mounts of other stores, so a circle of any length is found. Rules: files are
+//! compared by device and inode number, never by name. Nothing behind a daemon that does not answer
+//! is touched. Left out: circles through servers (NBD, donors) and through other programs' file
+//! systems in user space, which cannot be seen.
 
 use std::collections::HashSet;
 use std::fs::{self, Metadata};
@@ -19,22 +21,22 @@ use crate::description::Description;
 use crate::names::LOG;
 use crate::place;
 
-/// A file, or the place of one that does not exist yet.
+/// A file, or the place of a file that does not exist yet.
 struct Ground {
     path: PathBuf,
     /// The file system's number, `major:minor`.
     device: String,
-    /// The other store whose file it is.
+    /// The store that the file belongs to, if it is another one.
     of: Option<PathBuf>,
 }
 
-/// Something to be followed.
+/// A file or device whose ground is still to be found.
 enum Step {
     File(PathBuf),
     Device(String),
 }
 
-/// Refuses a mount point that covers what the store in `directory` needs.
+/// Refuses a mount point that covers a file that the store in `directory` needs.
 pub(crate) fn refuse_mountpoint(
     directory: &Directory,
     description: &Description,
@@ -57,7 +59,8 @@ pub(crate) fn refuse_mountpoint(
     Ok(())
 }
 
-/// Refuses a bulk device of which something lies in the mount with the number `device`. `name` is for the message.
+/// Refuses a bulk device that has files in the mount with the number `device`, at any depth. `name`
+/// is for the message.
 pub(crate) fn refuse_within(name: &str, files: Vec<PathBuf>, device: &str) -> Outcome<()> {
     match follow(files)?.iter().find(|ground| ground.device == device) {
         None => Ok(()),
@@ -69,7 +72,7 @@ pub(crate) fn refuse_within(name: &str, files: Vec<PathBuf>, device: &str) -> Ou
     }
 }
 
-/// What a store has open, or opens by name.
+/// The files that a store has open or opens by name.
 fn files(directory: &Directory, description: &Description) -> Vec<PathBuf> {
     let mut files = vec![directory.place(), directory.place().join(LOG)];
     files.extend(description.memory.path().map(PathBuf::from));
@@ -82,7 +85,7 @@ fn files(directory: &Directory, description: &Description) -> Vec<PathBuf> {
     files
 }
 
-/// All that these files stand on, themselves among it.
+/// Everything that these files stand on, including themselves.
 fn follow(files: Vec<PathBuf>) -> Outcome<Vec<Ground>> {
     let mounts = mount_table::mounts().during("table of mounts")?;
     let (mut found, mut known) = (Vec::new(), HashSet::new());
@@ -103,7 +106,7 @@ fn follow(files: Vec<PathBuf>) -> Outcome<Vec<Ground>> {
         };
         for device in devices.into_iter().filter(|device| known.insert(device.clone())) {
             let entry = mounts.iter().rfind(|entry| entry.device == device);
-            // The number of a file on btrfs is in no table.
+            // The device number of a file on btrfs is in no table.
             let entry = entry.or_else(|| mounts.iter().rfind(|entry| Some(&entry.mountpoint) == at.as_ref()));
             let entry = entry.or_else(|| place::covering_mount(&mounts, at.as_deref()?));
             match entry {
@@ -119,7 +122,7 @@ fn follow(files: Vec<PathBuf>) -> Outcome<Vec<Ground>> {
     Ok(found)
 }
 
-/// The path without links, or that of the nearest directory that is there.
+/// The path without links. If it does not exist, its nearest existing ancestor.
 fn existing(path: &Path) -> Option<(PathBuf, Metadata)> {
     let path = std::path::absolute(path).ok()?;
     let found = path.ancestors().find_map(|above| above.canonicalize().ok())?;
@@ -132,7 +135,7 @@ fn number(device: u64) -> String {
 }
 
 fn of_store(directory: &Path) -> Vec<Step> {
-    // One that cannot be read has at least its directory.
+    // If the description cannot be read, at least the directory is known.
     let described = place::passable(directory).and_then(|()| {
         let held = Directory::open(directory).map_err(Failure::of)?;
         Description::read(&held).map(|of| files(&held, &of))
@@ -151,7 +154,8 @@ fn below_mount(entry: &MountEntry) -> Vec<Step> {
     layers.flat_map(|layers| layers.split(':')).map(|layer| Step::File(layer.into())).collect()
 }
 
-/// The file behind a loop device, the devices behind a mapped one, the disk of a partition.
+/// The devices below one: the file behind a loop device, the devices behind a mapped one, the disk
+/// of a partition.
 fn below_device(device: &str) -> Vec<Step> {
     let Ok(block) = Path::new("/sys/dev/block").join(device).canonicalize() else { return Vec::new() };
     let read = |path: PathBuf| fs::read_to_string(path).ok().map(|text| text.trim_end_matches('\n').to_string());
@@ -184,7 +188,7 @@ mod tests {
             let told = refuse(covering, None).unwrap_err();
             assert!(told.contains("would cover ") && told.contains("; choose a directory"), "{covering}: {told}");
         }
-        // The bulk file is not there yet, and its place counts.
+        // The bulk file does not exist yet, but its place counts.
         assert!(!at("out/bulk").exists());
         assert_eq!(refuse("s/m", None), Ok(()));
         assert!(refuse("s/m", Some(&at("s/m/cache"))).is_err());

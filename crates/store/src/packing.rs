@@ -1,6 +1,7 @@
-//! What packing gains: reports on a store, on a tree in it, and packing now.
+//! Reports on what packing saves, in a store or a tree in it, and packing on request.
 //!
-//! Packing goes in batches of files, so that a daemon answers other questions in between and its caller sees progress.
+//! Files are packed in batches, so that a daemon answers other questions in between and its caller
+//! sees progress.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
@@ -13,38 +14,38 @@ use shoal_fs::{Error, FORMS, Fs, Ino, PackingCounts, PackingReport, Share};
 use crate::control::{self, Question};
 use crate::{Progress, Store};
 
-/// Files of a batch.
+/// Files in a batch.
 const BATCH: usize = 256;
 
-/// Small files' bytes and what they take in memory.
+/// Sizes of small files, raw and in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packed {
     /// Bytes of small files.
     pub raw_bytes: u64,
-    /// Bytes that they take.
+    /// Bytes that they occupy.
     pub stored_bytes: u64,
-    /// By the form they have.
+    /// The same for each form in use.
     pub forms: Vec<PackedForm>,
 }
 
-/// Files, or groups of 128 KiB of longer ones, of one form.
+/// Files of one form; of longer files, their groups of 128 KiB.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedForm {
-    /// `plain`, `checksum` (plain with one), `stored`, `lz4`, `zstd` or `zstd+dict`.
+    /// `plain`, `checksum` (plain with a checksum), `stored`, `lz4`, `zstd` or `zstd+dict`.
     pub form: String,
     pub groups: u64,
     pub raw_bytes: u64,
     pub stored_bytes: u64,
 }
 
-/// What inodes and directory entries take.
+/// Memory that inodes and directory entries occupy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metadata {
     pub inodes: u64,
     pub inode_bytes: u64,
     pub entries: u64,
     pub entry_bytes: u64,
-    /// Dictionaries that short files are packed with, and the bytes of both copies.
+    /// Dictionaries for packing short files, and the bytes of both copies of each.
     pub dictionaries: u64,
     pub dictionary_bytes: u64,
 }
@@ -62,7 +63,7 @@ impl Packed {
         Packed { raw_bytes: bytes, stored_bytes: stored, forms: used.map(form).collect() }
     }
 
-    /// Stored bytes in percent of the raw ones; `None` without any.
+    /// Stored bytes in percent of the raw bytes. `None` if there are no raw bytes.
     pub fn percent(&self) -> Option<u64> {
         (self.raw_bytes > 0).then(|| (self.stored_bytes * 100).div_ceil(self.raw_bytes))
     }
@@ -78,12 +79,12 @@ impl Metadata {
 /// What packing has done since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackingWork {
-    /// Bytes of files that were packed, and of those that a change made plain again.
+    /// Bytes of files that were packed, and of files that a change unpacked again.
     pub packed_bytes: u64,
     pub unpacked_bytes: u64,
     pub packed_inodes: u64,
     pub unpacked_inodes: u64,
-    /// Bytes of the log that packing wrote, and unpacking.
+    /// Log bytes written by packing and by unpacking.
     pub packing_log_bytes: u64,
     pub unpacking_log_bytes: u64,
 }
@@ -101,29 +102,29 @@ impl From<PackingCounts> for PackingWork {
     }
 }
 
-/// Result of packing.
+/// Result of a packing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compacted {
-    /// Of an answer to [`Question::Pack`](control::Question::Pack) also directories.
+    /// In an answer to [`control::Question::Pack`] this includes directories.
     pub files: u64,
-    /// Bytes that files took before, of those that were packed, and what they take now.
+    /// Bytes of the packed files before and after.
     pub before_bytes: u64,
     pub after_bytes: u64,
-    /// Files that somebody was changing.
+    /// Files that were being changed.
     pub busy: u64,
-    /// Files that found no room to be packed: a full store compacts all the same.
+    /// Files that could not be packed for lack of room. A full store is compacted all the same.
     #[serde(default)]
     pub no_room: u64,
 }
 
-/// Regular files, each once, and directories.
+/// Regular files, each listed once, and directories.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Below {
     pub files: Vec<u64>,
     pub directories: Vec<u64>,
 }
 
-/// What there is at and below a path.
+/// The regular files and directories at and below a path.
 pub fn below(fs: &Fs, path: &Path) -> Outcome<Below> {
     let resolved = fs.resolve(path.as_os_str().as_bytes()).during(path.display());
     let ino = resolved.map_err(|failure| failure.remedy("name a path within the store"))?;
@@ -145,7 +146,7 @@ pub fn below(fs: &Fs, path: &Path) -> Outcome<Below> {
             true
         });
         match listed {
-            // It went meanwhile, or is damaged: what can be reached counts.
+            // The directory was removed meanwhile, or is damaged. List what can be reached.
             Ok(()) | Err(Error::Stale | Error::NotFound | Error::Corrupt(_)) => {}
             Err(error) => return Err(error).during(path.display()),
         }
@@ -169,22 +170,22 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
                 compacted.after_bytes += done.after;
                 compacted.busy += u64::from(done.busy > 0);
             }
-            // It went meanwhile, or is damaged: `check` names it.
+            // The file was removed meanwhile, or is damaged; `check` names damaged ones.
             Err(Error::Stale | Error::Corrupt(_)) => {}
             Err(Error::NoSpace) => compacted.no_room += 1,
             Err(error) => return Err(error).during("packing"),
         }
     }
     if files.is_empty() {
-        // Ends with the first pass that gains nothing.
+        // Compaction ends with the first pass that gains nothing.
         fs.compact().during("compaction")?;
-        // Moving data makes inodes plain.
+        // Moving data unpacks inodes.
         fs.pack_inodes_now().during("packing of inodes")?;
     }
     Ok(compacted)
 }
 
-/// What the files at and below a path take.
+/// The number of files at and below a path, and their sizes.
 pub fn packed_below(fs: &Fs, path: &Path) -> Outcome<(u64, Packed)> {
     let files = below(fs, path)?.files;
     let mut all = PackingReport::default();
@@ -197,7 +198,8 @@ pub fn packed_below(fs: &Fs, path: &Path) -> Outcome<(u64, Packed)> {
     Ok((files.len() as u64, Packed::of(&all)))
 }
 
-/// Packs all files and directories at and below a path of the store in `directory` now, and compacts its memory; by its daemon if it is mounted.
+/// Packs all files and directories at and below a path of the store in `directory` now, and
+/// compacts its memory. If the store is mounted, its daemon does the work.
 pub fn compact(directory: &Path, path: &Path, progress: &dyn Progress) -> Outcome<Compacted> {
     let question = Question::Files { path: path.as_os_str().as_bytes().to_vec() };
     if let Some(files) = control::ask(directory, &question)? {

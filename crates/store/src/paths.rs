@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use shoal_devices::{During, Outcome};
 use shoal_fs::{Error, Fs, Ino, ROOT};
 
-/// What to call an inode that no name leads to.
+/// A description of an inode that has no name.
 pub(crate) fn nameless(fs: &Fs, ino: Ino) -> String {
     match fs.is_spill_file(ino) {
         true => "(small files that have spilled)".to_string(),
@@ -15,7 +15,7 @@ pub(crate) fn nameless(fs: &Fs, ino: Ino) -> String {
     }
 }
 
-/// A path of each of these inodes, as far as a name leads to them.
+/// A path for each of these inodes that has a name.
 pub(crate) fn of(fs: &Fs, inos: impl Iterator<Item = Ino>) -> Outcome<HashMap<Ino, String>> {
     let wanted: HashSet<Ino> = inos.collect();
     let mut found = HashMap::new();
@@ -33,7 +33,7 @@ pub(crate) fn of(fs: &Fs, inos: impl Iterator<Item = Ino>) -> Outcome<HashMap<In
             true
         });
         match listed {
-            // It went meanwhile, or is damaged: what can be reached counts.
+            // The directory was removed meanwhile, or is damaged. Use what can be reached.
             Ok(()) | Err(Error::Stale | Error::NotFound | Error::Corrupt(_)) => {}
             Err(error) => return Err(error).during(path),
         }

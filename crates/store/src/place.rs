@@ -1,7 +1,8 @@
 //! Finding a store from a path: its own directory, or a mount point of it.
 //!
-//! The table of mounts is read first, because a mount without its daemon answers every other question with an error, and one whose daemon
-//! is stopped answers none: nothing is touched on a way through mounts of stores before their daemons have answered.
+//! The table of mounts is read first. A mount whose daemon is gone answers every other question
+//! with an error, and a mount whose daemon is stopped does not answer at all. So on a path through
+//! mounts of stores, nothing is touched before their daemons have answered.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,17 +17,17 @@ use crate::description::{has_parts, missing};
 use crate::holder;
 use crate::names::DESCRIPTION;
 
-/// Links that are followed on the way to a file, as by the kernel.
+/// Maximum number of links followed on the way to a file, as in the kernel.
 const LINKS_MAX: u32 = 40;
 
-/// The store's directory, and where it is mounted, if it is.
+/// A store's directory, and its mount point if it is mounted.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Place {
     pub store: PathBuf,
     pub mountpoint: Option<PathBuf>,
 }
 
-/// The store that a path means: its own directory, or a mount point of it.
+/// Finds the store that a path means: its own directory, or a mount point of it.
 pub fn find(path: &Path) -> Outcome<Place> {
     let absolute = std::path::absolute(path).during(path.display())?;
     let mounts = mount_table::mounts().during("table of mounts")?;
@@ -49,7 +50,8 @@ pub fn find(path: &Path) -> Outcome<Place> {
     Ok(Place { store: canonical, mountpoint })
 }
 
-/// The store of a path that is a store, a mount point of one, or lies within such a mount; and the path within the store.
+/// Finds the store of a path that is a store, a mount point of one, or lies within such a mount.
+/// Also returns the path within the store.
 pub fn find_within(path: &Path) -> Outcome<(Place, PathBuf)> {
     let not_a_store = match find(path) {
         Ok(place) => return Ok((place, PathBuf::from("/"))),
@@ -68,29 +70,30 @@ pub fn find_within(path: &Path) -> Outcome<(Place, PathBuf)> {
     }
 }
 
-/// The mounted store that a path lies in, and the path within it.
+/// The mounted store that contains a path, and the path within it.
 fn covering<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<(&'a MountEntry, PathBuf)> {
     let entry = covering_mount(mounts, path)?;
     let within = path.strip_prefix(&entry.mountpoint).ok()?;
     (entry.file_system_type == FILE_SYSTEM_TYPE).then(|| (entry, Path::new("/").join(within)))
 }
 
-/// The mount that a path without links lies in, or is the root of.
+/// The mount that contains a path without links. The path may be the mount's root.
 pub(crate) fn covering_mount<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
     let covers = |entry: &&MountEntry| path.starts_with(&entry.mountpoint);
-    // Of several the deepest shows, and of those at one place the last.
+    // The deepest mount is visible; of several at one place, the last.
     mounts.iter().filter(covers).max_by_key(|entry| entry.mountpoint.as_os_str().len())
 }
 
-/// Fails if the way to `path` leads through a mounted store whose daemon does not answer. A call on such a path would never return, and
-/// no signal would end it. Nothing is touched on the way before its daemon has answered; `path` itself may be a mount point, and is not.
+/// Fails if the way to `path` leads through a mounted store whose daemon does not answer. A call on
+/// such a path would never return, and no signal would end it. Nothing is touched on the way before
+/// its daemon has answered. `path` itself may be a mount point, and is not touched.
 pub fn passable(path: &Path) -> Outcome<()> {
     let absolute = std::path::absolute(path).during(path.display())?;
     let mounts = mount_table::mounts().during("table of mounts")?;
     let mut left: Vec<OsString> = names(&absolute);
     let (mut at, mut links) = (PathBuf::from("/"), 0);
     while let Some(name) = left.pop() {
-        // From here on the directory is looked into.
+        // The next name is looked up in this directory.
         if let Some(entry) = visible_at(&mounts, &at) {
             holder::refuse_silent(entry)?;
         }
@@ -99,7 +102,7 @@ pub fn passable(path: &Path) -> Outcome<()> {
             continue;
         }
         at.push(name);
-        // Reading the link of a mount's root asks no daemon.
+        // Reading a mount's root as a link does not reach its daemon.
         if let Ok(target) = fs::read_link(&at) {
             links += 1;
             if links > LINKS_MAX {
@@ -125,11 +128,11 @@ fn names(path: &Path) -> Vec<OsString> {
     names.collect()
 }
 
-/// Fails if something that does not answer is mounted at or above `path`, where a store is to be mounted.
+/// Fails if a mount at or above `path` does not answer. Called before a store is mounted there.
 pub fn refuse_silent_at(path: &Path) -> Outcome<()> {
     passable(path)?;
     let mounts = mount_table::mounts().during("table of mounts")?;
-    // One that does not exist is refused by whoever mounts there.
+    // The mount call refuses a mount point that does not exist.
     let Ok(path) = path.canonicalize() else { return Ok(()) };
     visible_at(&mounts, &path).map_or(Ok(()), holder::refuse_silent)
 }
@@ -149,7 +152,7 @@ pub fn mount_at(path: &Path) -> Outcome<MountEntry> {
     })
 }
 
-/// Is the store mounted anywhere?
+/// True if the store is mounted anywhere.
 pub fn is_mounted(store: &Path) -> bool {
     mount_table::mounts().is_ok_and(|mounts| mounted_store(&mounts, store).is_some())
 }
@@ -161,7 +164,7 @@ fn visible_at<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntr
 fn mounted_store<'a>(mounts: &'a [MountEntry], store: &Path) -> Option<&'a MountEntry> {
     let of_store = |entry: &&MountEntry| entry.file_system_type == FILE_SYSTEM_TYPE;
     let by_name = mounts.iter().rfind(|entry| of_store(entry) && entry.source == store);
-    // It may be seen under another path, as through a bind mount.
+    // The store may be visible under another path, as through a bind mount.
     let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
     let of_it = || {
         let wanted = identity(store)?;

@@ -1,7 +1,8 @@
-//! The profiles that a store's inodes are packed with: files of `shoal profile` at `format`, and what a report says of them.
+//! The profiles for packing a store's inodes: files of `shoal profile` given to `format`, and their
+//! description in a report.
 //!
-//! Rules: a file is read and refused before anything of a store is made; an error names the file and the remedy. Left out: where
-//! a store keeps its profiles (the file system's).
+//! Rules: a file is read, and refused if necessary, before any part of a store is made. An error
+//! names the file and the remedy. Left out: where a store keeps its profiles (the file system's).
 
 use std::fs::File;
 use std::io::Read;
@@ -13,27 +14,27 @@ use shoal_devices::{During, Failure, Outcome};
 use shoal_format::FormatError;
 use shoal_fs::{Fs, PROFILES_MAX, ProfileFile, STORE_PROFILES_BYTES};
 
-/// Longer files (bytes) are no profiles, whatever they begin with.
+/// A longer file (bytes) is no profile, whatever it begins with.
 const FILE_BYTES_MAX: u64 = 8 << 20;
 const MAKE_ONE: &str = "make one with `shoal profile --out FILE DIR`";
 
 /// The profiles of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeProfiles {
-    /// They are those that every program has.
+    /// They are the built-in profiles of the program.
     pub built_in: bool,
     pub profiles: usize,
-    /// The commands that made them, a line for each file.
+    /// The commands that made them, one line for each file.
     pub comment: String,
 }
 
 impl InodeProfiles {
-    /// What the store has, or will have when its first inodes are packed.
+    /// The profiles that the store has, or will get when its first inodes are packed.
     pub fn of(fs: &Fs) -> InodeProfiles {
         InodeProfiles::new(fs.inode_profiles().as_ref())
     }
 
-    /// Without a file the built-in ones.
+    /// The profiles in `file`, or the built-in ones.
     pub(crate) fn new(file: Option<&ProfileFile>) -> InodeProfiles {
         let built_in = ProfileFile::built_in().of_store();
         let file = file.unwrap_or(&built_in);
@@ -41,7 +42,8 @@ impl InodeProfiles {
         InodeProfiles { built_in: is_built_in, profiles: file.profiles.len(), comment: file.comment.clone() }
     }
 
-    /// One line. A comment is text of a file from anywhere, so control characters are left out.
+    /// Describes the profiles in one line. A comment is text of an arbitrary file, so control
+    /// characters are removed.
     pub fn text(&self) -> String {
         let lines = self.comment.lines().map(|line| line.chars().filter(|c| !c.is_control()).collect::<String>());
         match self.built_in {
@@ -51,7 +53,7 @@ impl InodeProfiles {
     }
 }
 
-/// The profiles of these files as a store takes them; `None` without files.
+/// Joins the profiles of these files in the form that a store takes. `None` without files.
 pub(crate) fn read(paths: &[PathBuf]) -> Outcome<Option<ProfileFile>> {
     if paths.is_empty() {
         return Ok(None);

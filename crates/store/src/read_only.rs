@@ -1,6 +1,7 @@
 //! The failure that made a mounted store read-only, for `df` and `status`.
 //!
-//! Owns the report, which travels as JSON over the control socket, and its text. The daemon's log has the same words.
+//! Owns: the report, which is passed as JSON over the control socket, and its text. The daemon's
+//! log uses the same words.
 
 use serde::{Deserialize, Serialize};
 use shoal_fs::{Failure, Fs};
@@ -14,21 +15,21 @@ pub struct ReadOnly {
     pub operation: String,
     /// The device or file that failed.
     pub object: String,
-    /// Its error.
+    /// The error it returned.
     pub cause: String,
     /// Time of the failure (UTC).
     pub time: String,
-    /// The consequence, and the remedy.
+    /// The consequence and the remedy.
     pub consequence: String,
 }
 
 impl ReadOnly {
-    /// `None`: the store is in order.
+    /// The failure of an open file system. `None` if nothing has failed.
     pub fn of(fs: &Fs) -> Option<ReadOnly> {
         fs.region().failure().map(|failure| ReadOnly::from(&*failure))
     }
 
-    /// Two lines and an empty one.
+    /// Formats the failure as two lines and an empty one.
     pub fn text(&self) -> String {
         let ReadOnly { operation, object, cause, time, consequence } = self;
         format!("READ-ONLY since {time}: {operation} failed: {object}: {cause}\n{consequence}\n\n")

@@ -1,9 +1,11 @@
-//! Moving files to the tiers where their thresholds put them: in a whole store, or below a path in it.
+//! Moving files to the tiers where their thresholds put them: in a whole store, or below a path in
+//! it.
 //!
-//! One look at the tree tells what is not in its place; then files are moved, in batches of about half a second, so that a daemon
-//! answers other questions in between. Ctrl-C stops the command between two files. What was moved is in its place, so the next
-//! command goes on with the rest. Files that leave memory go first, because they make room; then come files into memory, short ones
-//! first, because so the most of them find room.
+//! A walk over the tree lists the misplaced files. Then files are moved in batches of about half a
+//! second, so that a daemon answers other questions in between. Ctrl-C stops the command between
+//! two files. Moved files are in their place, so the next command continues with the rest. Files
+//! that leave memory go first, because they make room. Then files move into memory, shortest first,
+//! so that as many as possible find room.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +19,7 @@ use shoal_fs::{Error, Fs, Ino, Misplaced, ROOT, Rebalanced as Done};
 use crate::control::{self, Question};
 use crate::{Progress, Store};
 
-/// Files of a question, and how long the daemon works before it answers.
+/// Files in a question, and how long the daemon works before it answers.
 const BATCH: usize = 256;
 const BATCH_TIME: Duration = Duration::from_millis(500);
 
@@ -28,7 +30,7 @@ pub struct Item {
     pub generation: u32,
     /// The threshold that its directory gives (0: the store's).
     pub threshold: u32,
-    /// Bytes to move; 0: it only gets this threshold.
+    /// Bytes to move. 0: only the threshold is set.
     pub bytes: u64,
     pub to_memory: bool,
 }
@@ -36,7 +38,7 @@ pub struct Item {
 /// Result of rebalancing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rebalanced {
-    /// Files and directories that were not as their thresholds say, as far as they were looked at.
+    /// Misplaced files and directories that were handled.
     pub looked_at: u64,
     pub to_bulk: u64,
     pub to_bulk_bytes: u64,
@@ -44,7 +46,7 @@ pub struct Rebalanced {
     pub to_memory_bytes: u64,
     /// Files that found no room on the other tier.
     pub no_room: u64,
-    /// Files with space that was asked for, or longer than any threshold: they stay on their tier.
+    /// Files with preallocated space, or longer than any threshold. They stay on their tier.
     pub stay: u64,
     /// Files that could not be read; `check` names them.
     pub unreadable: u64,
@@ -63,7 +65,8 @@ impl Rebalanced {
     }
 }
 
-/// What is not in its place at and below a path, in the order in which it is to be moved.
+/// The misplaced files and directories at and below a path, in the order in which they are to be
+/// moved.
 pub fn misplaced(fs: &Fs, path: &Path) -> Outcome<Vec<Item>> {
     let name = path.as_os_str().as_bytes();
     let resolved = fs.resolve(name).during(path.display());
@@ -93,12 +96,12 @@ pub fn misplaced(fs: &Fs, path: &Path) -> Outcome<Vec<Item>> {
         });
         let given = match listed {
             Ok(given) => given,
-            // It went meanwhile, or is damaged: what can be reached counts.
+            // The directory was removed meanwhile, or is damaged. List what can be reached.
             Err(Error::Stale | Error::NotFound | Error::Corrupt(_)) => continue,
             Err(error) => return Err(error).during(path.display()),
         };
         for (ino, is_directory) in files {
-            // A file with several names follows the directory that is met first.
+            // A file with several names follows the directory that is reached first.
             if seen.insert(ino) {
                 look_at(fs, ino, given, &mut items)?;
             }
@@ -122,7 +125,7 @@ fn look_at(fs: &Fs, ino: Ino, threshold: u32, items: &mut Vec<Item>) -> Outcome<
     }
 }
 
-/// Moves the first of `items` for about half a second, at least one of them.
+/// Moves the first of `items`, for about half a second but at least one of them.
 pub fn rebalance(fs: &Fs, items: &[Item]) -> Outcome<Rebalanced> {
     let mut done = Rebalanced::default();
     let begin = Instant::now();
@@ -149,7 +152,8 @@ pub fn rebalance(fs: &Fs, items: &[Item]) -> Outcome<Rebalanced> {
     Ok(done)
 }
 
-/// Moves what is not in its place at and below a path of the store in `directory`; by its daemon if it is mounted.
+/// Moves misplaced files at and below a path of the store in `directory`. If the store is mounted,
+/// its daemon does the work.
 pub fn rebalance_below(directory: &Path, path: &Path, progress: &dyn Progress) -> Outcome<Rebalanced> {
     let question = Question::Misplaced { path: path.as_os_str().as_bytes().to_vec() };
     if let Some(items) = control::ask(directory, &question)? {
@@ -175,7 +179,7 @@ fn in_batches(
     let mut rest = items;
     while !rest.is_empty() {
         let done = work(&rest[..rest.len().min(BATCH)])?;
-        // One that says it did nothing is not asked for ever.
+        // Advance by at least one item, so that a daemon that reports no work is not asked forever.
         rest = &rest[(done.looked_at.max(1) as usize).min(rest.len())..];
         all.add(&done);
         progress.at(all.looked_at);

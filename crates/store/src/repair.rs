@@ -1,10 +1,11 @@
-//! Carries out the remedies the checker offers, through the engine.
+//! Carries out the remedies that the checker offers, through the engine.
 //!
-//! A pass checks the store, lists the changes and makes them; passes follow until no finding with a remedy is left.
-//! Records that do not decode are freed first, because only a check that could read everything knows what is
-//! unreferenced. Each pass opens the store as a mount does, which runs recovery, and closes it clean, so a crash in the
-//! middle leaves a store that opens. As with `fsck -p` there are no questions. Findings without a remedy are left and
-//! named; `salvage` saves the files of such a store.
+//! A pass checks the store, lists the changes and makes them. Passes follow until no finding with a
+//! remedy is left. Records that do not decode are freed first, because only a check that could read
+//! everything knows what is unreferenced. Each pass opens the store as a mount does, which runs
+//! recovery, and closes it clean. So a crash in the middle leaves a store that opens. As with `fsck
+//! -p` there are no questions. Findings without a remedy are left and named; `salvage` saves the
+//! files of such a store.
 
 use shoal_check::{FindingKind, Remedy, Report};
 use shoal_devices::{Failure, Outcome};
@@ -13,7 +14,7 @@ use shoal_fs::{Fs, Options};
 use crate::progress::Progress;
 use crate::store::Store;
 
-/// Most passes: a remedy may bring further findings to light.
+/// Maximum number of passes. A remedy may reveal further findings.
 const PASSES_MAX: usize = 8;
 
 /// Result of a repair.
@@ -26,7 +27,8 @@ pub struct Repaired {
 }
 
 impl Store {
-    /// Makes the changes that are safe, beginning with the findings of `report`. Each is reported before it is made.
+    /// Makes the changes that are safe, beginning with the findings of `report`. Each change is
+    /// reported before it is made.
     pub fn repair(
         &self,
         mut report: Report,
@@ -45,7 +47,7 @@ impl Store {
             if report.remedies.is_empty() && !settles {
                 break;
             }
-            // A pass would be refused as a mount is, and must not have told of changes by then.
+            // A pass would be refused as a mount is, so it must not report changes first.
             if let Some(finding) = report.errors.iter().find(|finding| finding.kind.refuses_mounts()) {
                 obstacle = Some(finding.to_string());
                 break;
@@ -64,8 +66,8 @@ impl Store {
     }
 
     fn pass(&self, remedies: &[Remedy], note: &mut dyn FnMut(String)) -> Outcome<()> {
-        // Recovery waits until link counts are corrected: it would reclaim a file with a name whose count is 0 by
-        // mistake.
+        // Recovery must wait until link counts are corrected. It would reclaim a file that has a
+        // name but a wrong count of 0.
         let options = Options { recover: remedies.is_empty(), ..Options::default() };
         if remedies.is_empty() {
             note("count inodes again, and finish interrupted operations".into());
@@ -88,7 +90,7 @@ impl Store {
     }
 }
 
-/// Is this finding settled by recovery, which looks at all inodes?
+/// True if recovery settles this finding by examining all inodes.
 fn is_settled_by_opening(kind: FindingKind) -> bool {
     use FindingKind::{NewData, Orphan, RootCounts, Truncation};
     matches!(kind, NewData | Orphan | RootCounts | Truncation)

@@ -1,7 +1,7 @@
-//! Contents of a store, tier by tier, and the cost of a crash.
+//! The contents of a store, tier by tier, and the possible losses in a crash.
 //!
-//! "Used" is neither free nor waiting for reuse. The report travels as JSON, because only the process that has a
-//! mounted store open can make it. Left out: its text (the command line's).
+//! "Used" space is neither free nor waiting for reuse. The report is passed as JSON, because only
+//! the process that has a mounted store open can make it. Left out: its text (the command line's).
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ pub struct StoreReport {
     pub store: String,
     pub uuid: String,
     pub mountpoint: Option<String>,
-    /// Why the store is read-only since something failed; absent while it is in order.
+    /// The failure that made the store read-only. Absent while nothing has failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<ReadOnly>,
     pub memory: Tier,
@@ -37,23 +37,25 @@ pub struct StoreReport {
     /// The bulk devices, one by one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bulks: Vec<BulkReport>,
-    /// Problems of bulk devices, a sentence each: since when they exist, and what the user has to do.
+    /// Problems of bulk devices, each as a sentence: since when it exists, and what the user has to
+    /// do.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<String>,
-    /// Checksums of what is on the bulk storage.
+    /// Checksums of the data on bulk storage.
     #[serde(default)]
     pub checksums: Checksums,
     pub memory_kind: String,
     pub files: Files,
     /// Files longer than this are large.
     pub threshold_bytes: u64,
-    /// When the tiers will be full at the rate at which they grow; absent where that cannot be said.
+    /// When the tiers will be full at their current rate of growth. Absent where that cannot be
+    /// estimated.
     #[serde(default)]
     pub forecast: Forecast,
     /// Log that recovery would replay after a crash now.
     pub log_bytes: u64,
     pub compression: String,
-    /// Small files' bytes and what they take.
+    /// Sizes of small files, raw and in memory.
     #[serde(default)]
     pub packed: Packed,
     /// Small files on bulk storage.
@@ -62,10 +64,10 @@ pub struct StoreReport {
     /// What packing has done since the store was opened.
     #[serde(default)]
     pub packing: PackingWork,
-    /// What inodes and directory entries take.
+    /// Memory that inodes and directory entries occupy.
     #[serde(default)]
     pub metadata: Metadata,
-    /// What inodes are packed with.
+    /// The profiles that inodes are packed with.
     #[serde(default)]
     pub inode_profiles: InodeProfiles,
     pub loss: LossBounds,
@@ -73,12 +75,12 @@ pub struct StoreReport {
     pub statfs: StatFs,
 }
 
-/// Checksums of what is on the bulk storage.
+/// Checksums of the data on bulk storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checksums {
-    /// Memory that they take; 0: none are kept.
+    /// Memory that the checksums occupy. 0: none are kept.
     pub memory_bytes: u64,
-    /// Places found damaged in this mount, and not written since.
+    /// Places found damaged in this mount and not written since.
     pub damaged: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_scrub: Option<LastScrub>,
@@ -92,7 +94,7 @@ pub struct Tier {
     pub size_bytes: u64,
     pub used_bytes: u64,
     pub free_bytes: u64,
-    /// Part of the free bytes: usable by deletions only (memory), or free again soon (bulk).
+    /// Part of the free bytes: usable only by deletions (memory), or free again soon (bulk).
     pub reserved_bytes: u64,
 }
 
@@ -101,12 +103,12 @@ pub struct Tier {
 pub struct SpilledFiles {
     pub groups: u64,
     pub raw_bytes: u64,
-    /// Bytes that they take in their blocks, and bytes of these blocks.
+    /// Bytes that the files occupy in their blocks, and bytes of these blocks.
     pub stored_bytes: u64,
     pub block_bytes: u64,
-    /// Memory in use from which on files spill (percent); 0: none do.
+    /// Memory use at which files begin to spill (percent). 0: none spill.
     pub from_percent: u8,
-    /// Not all files were looked at since the store was opened: there may be more.
+    /// Not all files have been counted since the store was opened, so there may be more.
     pub counting: bool,
 }
 
@@ -127,11 +129,11 @@ pub struct Forecast {
     pub bulk: Option<FullIn>,
 }
 
-/// When so much of a tier will be in use.
+/// When a part of a tier will be in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FullIn {
     pub seconds: u64,
-    /// 100, or of the memory that from which on small files spill.
+    /// That part: 100, or for memory the use at which small files begin to spill (percent).
     pub percent: u8,
 }
 
@@ -147,9 +149,9 @@ impl Forecast {
 pub struct Files {
     pub inodes: u64,
     pub directories: u64,
-    /// Files whose data is on the bulk storage.
+    /// Files whose data is on bulk storage.
     pub large_files: u64,
-    /// Inodes found damaged since the store was opened; `shoal check --repair` settles them.
+    /// Inodes found damaged since the store was opened. `shoal check --repair` settles them.
     #[serde(default)]
     pub damaged: u64,
 }
@@ -174,10 +176,10 @@ impl StoreReport {
         mountpoint: Option<&Path>,
         survives_power_loss: bool,
     ) -> StoreReport {
-        // Where it is now.
+        // The store's current path.
         let place = held.place();
         let directory = place.as_path();
-        // Damage is in the number of damaged inodes.
+        // Errors are ignored: the number of damaged inodes shows the damage.
         let packing = fs.packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
         let states = fs.bulk_states();
@@ -248,9 +250,9 @@ impl StoreReport {
 }
 
 impl StoreReport {
-    /// The same for a store with write-back caches, or none.
+    /// Adds the store's write-back caches, if any.
     pub fn with_caches(mut self, caches: Vec<CacheReport>) -> StoreReport {
-        // They have one policy.
+        // All caches have the same policy.
         if let Some(cache) = caches.iter().find(|cache| cache.holds) {
             self.loss.power_loss += &format!(", and of large files what {} holds back", cache.policy);
         }
@@ -263,7 +265,7 @@ impl Store {
     /// Opens the store for reading, with its log replayed in memory, and reports its state.
     pub fn report(&self) -> Outcome<StoreReport> {
         let opened = self.open(Options { read_only: true, degraded: true, ..Options::default() })?;
-        // Damage is in the number of damaged inodes.
+        // Errors are ignored: the number of damaged inodes shows the damage.
         let _ = opened.fs.count_spilled();
         Ok(StoreReport::of(&opened.fs, &self.directory, &self.description, None, opened.survives_power_loss))
     }

@@ -1,14 +1,20 @@
 //! Changing the limits of a store.
 //!
-//! A store that is not mounted gets another layout ([`shoal_fs::Relayout`]): its region is written in the new layout
-//! into the image that is not current. The seal of that image is the switch, so the store is whole whenever the work is
-//! interrupted.
-//! Order: check (a damaged store is refused, because pieces that cannot be read cannot be moved), open and close, so
-//! that one clean image is all of the store; bulk storage grows; the new image is written and checked; a `battery`
-//! region is removed (the next mount restores it from the image); seal; the old image and the end of bulk storage go.
-//! The process that serves a mounted store changes its limits within its layout, which are two numbers in the roots
-//! ([`shoal_fs::Fs::set_limits`]); more than that needs it unmounted. A smaller size may need compaction first, as
-//! ordinary work of the file system: the region is compacted, and blocks of large files move to the front.
+//! A store that is not mounted can get a new layout ([`shoal_fs::Relayout`]): its region is written
+//! in the new layout into the image that is not current. The seal of that image is the switch, so
+//! the store is whole whenever the work is interrupted.
+//!
+//! Order:
+//! 1. Check. A damaged store is refused, because pieces that cannot be read cannot be moved.
+//! 2. Open and close, so that one clean image is all of the store.
+//! 3. Grow bulk storage. Write the new image and check it.
+//! 4. Remove a `battery` region (the next mount restores it from the image). Seal.
+//! 5. Remove the old image and the end of bulk storage.
+//!
+//! The process that serves a mounted store changes its limits within its layout, which are two
+//! numbers in the roots ([`shoal_fs::Fs::set_limits`]); other changes need it unmounted. A smaller
+//! size may need compaction first, as ordinary work of the file system: the region is compacted,
+//! and blocks of large files move to the front.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +38,7 @@ use crate::names::LOG;
 use crate::progress::Progress;
 use crate::store::Store;
 
-/// The limits wanted; `None` leaves a limit as it is.
+/// The requested limits. `None` leaves a limit as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     pub memory_bytes: Option<u64>,
@@ -49,7 +55,7 @@ pub struct Resized {
     pub bulk_bytes_before: u64,
 }
 
-/// Changes the limits of an open file system within its layout; the store is in `directory`.
+/// Changes the limits of an open file system within its layout. The store is in `directory`.
 pub(crate) fn resize_mounted(fs: &Fs, directory: &Directory, sizes: &Sizes) -> Outcome<Resized> {
     let Sizes { memory_bytes, bulk_bytes } = *sizes;
     let name = directory.display();
@@ -98,7 +104,8 @@ fn no_bulk() -> Failure {
     Failure::new("--bulk-size", "the store has no bulk storage").remedy(remedy).misuse()
 }
 
-/// The size of one device among others, or of one that took the first one's place, is what it was added with.
+/// Refuses a bulk size if the store has or had several devices. Each of them, also one that
+/// replaced the first, keeps the size that it was added with.
 fn refuse_several(directory: &Path, description: &Description) -> Outcome<()> {
     if !description.has_bulk_list() {
         return Ok(());
@@ -123,7 +130,7 @@ fn refuse_several(directory: &Path, description: &Description) -> Outcome<()> {
 }
 
 impl Store {
-    /// Changes the store's limits, with another layout where they need one.
+    /// Changes the store's limits, with a new layout if they need one.
     pub fn resize(&self, sizes: &Sizes, watched: &dyn Progress) -> Outcome<Resized> {
         let memory = self.description.memory.kind();
         if !memory.properties().images {
@@ -136,7 +143,7 @@ impl Store {
         self.refuse_damaged(watched)?;
         let (before, device_bytes) = self.lift_limits(sizes)?;
         let (rest, plan, device_bytes) = self.plan_resize(sizes, device_bytes, watched)?;
-        // A limit below the layout's stays unless it was named.
+        // A limit below the layout's stays unless the user named a new one.
         let kept = |named: Option<u64>, layout: u64, before: u64| if named.is_some() { layout } else { before };
         let layout = plan.superblock();
         let resized = Resized {
@@ -148,7 +155,7 @@ impl Store {
         };
         let device_needs = layout.bulk_blocks * BULK_BLOCK;
         let give_bulk = |bytes: u64| match bulk_file(self) {
-            // Behind the blocks of the first of several devices is its mark.
+            // The first of several devices has its mark behind its blocks.
             Some(_) if self.description.has_bulk_list() => Ok(()),
             Some(path) => shoal_host::set_length_durably(&path, bytes + BULK_BLOCK).during("bulk storage"),
             None => Ok(()),
@@ -160,7 +167,8 @@ impl Store {
             let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
             let mut incarnation = rest.anchor.incarnation.get();
             if memory.has_incarnations() {
-                // The new incarnation tells the region from an older copy that is put back by hand.
+                // The new incarnation distinguishes the region from an older copy that is put back
+                // by hand.
                 incarnation = shoal_region::next_incarnation(incarnation, random);
             }
             let mut steps = HostSteps { store: self, bulk_bytes: device_needs, watched };
@@ -174,8 +182,8 @@ impl Store {
         Ok(resized)
     }
 
-    /// Opens and closes the store. A limit that is to grow up to the layout's needs no other layout and is lifted here.
-    /// Returns the limits before, and the size of the bulk device.
+    /// Opens and closes the store. A limit that is to grow to the layout's size needs no new layout
+    /// and is lifted here. Returns the limits before, and the size of the bulk device.
     fn lift_limits(&self, sizes: &Sizes) -> Outcome<(Limits, Option<u64>)> {
         let mut before = Limits { region_bytes: 0, bulk_blocks: 0 };
         let device_bytes = self.settle(|fs| {
@@ -192,7 +200,8 @@ impl Store {
         Ok((before, device_bytes))
     }
 
-    /// Moves data that is in the way of the new limits; returns the layout wanted.
+    /// Moves data out of the way of the new limits. Returns the store at rest, the new layout, and
+    /// the size of the bulk device.
     fn plan_resize(
         &self,
         sizes: &Sizes,
@@ -204,7 +213,7 @@ impl Store {
         refuse_small_device(self, &limits, device_bytes)?;
         let mut planned = rest.plan(self, limits)?;
         if let Err(Refused::Memory { .. }) = planned {
-            // Deletions leave segments with a slot or two in use.
+            // Deletions leave segments in which only a slot or two are used.
             watched.begin("compacting memory", 0);
             device_bytes = self.settle(|fs| fs.compact().map(drop))?;
             watched.end();
@@ -305,7 +314,7 @@ impl Steps for HostSteps<'_> {
 
     fn before_seal(&mut self) -> shoal_fs::Result<()> {
         match self.store.description.memory.path() {
-            // That of a directory that was copied may be the original's.
+            // If the store's directory is a copy, the region may be the original's.
             Some(path) => OwnRegion::with_uuid(path, &self.store.description.uuid)
                 .and_then(|own| match self.store.description.is_copied_to(&self.store.directory) {
                     true => own.map_or(Ok(()), |own| own.put_aside().map(drop)),
@@ -331,12 +340,12 @@ fn limits(sizes: &Sizes, old: &Superblock) -> Outcome<Limits> {
     Ok(limits)
 }
 
-/// The bulk storage where it is a file, whose length can change.
+/// The path of the bulk storage if it is a file, whose length can change.
 fn bulk_file(store: &Store) -> Option<PathBuf> {
     store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()))
 }
 
-/// Refuses limits beyond a device's size; a file grows.
+/// Refuses limits beyond a device's size. A file can grow.
 fn refuse_small_device(store: &Store, limits: &Limits, device_bytes: Option<u64>) -> Outcome<()> {
     match (bulk_file(store), device_bytes) {
         (None, Some(bytes)) if limits.bulk_blocks > bytes / BULK_BLOCK => {
@@ -347,7 +356,7 @@ fn refuse_small_device(store: &Store, limits: &Limits, device_bytes: Option<u64>
     }
 }
 
-/// Is this the size wanted, in whole units?
+/// True if the requested size equals this one in whole segments.
 fn wants(size: Option<u64>, bytes: u64) -> bool {
     size.is_some_and(|size| size / SEGMENT == bytes / SEGMENT)
 }

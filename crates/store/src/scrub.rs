@@ -1,8 +1,10 @@
-//! Reading a store's bulk storage through: what is damaged is named while there may be another copy of it.
+//! Reading through a store's bulk storage, so that damage is found while another copy may still
+//! exist.
 //!
-//! A mounted store's daemon does the work, a step of half a second or so for each question, and in idle time where the mount asks for
-//! it. When a scrub is over, the store's directory has its result (`scrubbed`). Stopped before, it leaves none, and the next
-//! one begins anew: there is no harm in reading twice.
+//! For a mounted store its daemon does the work, a step of about half a second for each question,
+//! and in idle time if the mount asks for it. A complete scrub leaves its result in the store's
+//! directory (`scrubbed`). An interrupted scrub leaves none, and the next one starts over: reading
+//! twice does no harm.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -19,41 +21,41 @@ use crate::control::{self, Question};
 use crate::names::{SCRUBBED, SCRUBBED_NEW};
 use crate::{Progress, Store, paths};
 
-/// Bytes of a step.
+/// Bytes in a step.
 const STEP: u64 = 32 << 20;
-/// Bytes of a step in idle time, and the time between two: 40 MB in a second.
+/// Bytes in a step in idle time, and the time between two steps: 40 MB a second.
 const IDLE_STEP: u64 = 4 << 20;
 const IDLE_PERIOD: Duration = Duration::from_millis(100);
-/// Findings that are kept.
+/// Maximum number of findings kept.
 const FINDINGS_MAX: usize = 10_000;
 
-/// Where a scrub goes on.
+/// The position where a scrub continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     pub inode: u64,
     pub byte: u64,
 }
 
-/// A block of a file that is not as it was written, or cannot be read.
+/// A block of a file that differs from what was written, or cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub path: String,
     pub inode: u64,
-    /// Where in the file the block of 64 KiB begins.
+    /// Offset in the file where the block of 64 KiB begins.
     pub byte: u64,
-    /// The checksum says so; otherwise the device does.
+    /// True if the checksum shows the damage; false if the device reported an error.
     pub damaged: bool,
     pub cause: String,
 }
 
-/// What a scrub, or a step of one, has done.
+/// The work done by a scrub or by one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubReport {
     /// Bytes of large and spilled files that were read.
     pub read_bytes: u64,
     /// Bytes among them that had no checksum and have one now.
     pub covered_bytes: u64,
-    /// Bytes among them that have none: the store keeps none, or none for them.
+    /// Bytes among them without a checksum: the store keeps none, or none for them.
     pub without_bytes: u64,
     pub findings: Vec<Finding>,
 }
@@ -68,7 +70,7 @@ impl ScrubReport {
     }
 }
 
-/// An answer of the daemon.
+/// The daemon's answer about one step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Step {
     pub done: ScrubReport,
@@ -77,7 +79,7 @@ pub struct Step {
     pub total_bytes: u64,
 }
 
-/// The result of the last scrub that came to its end.
+/// The result of the last complete scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastScrub {
     /// When it ended (seconds since 1970).
@@ -88,7 +90,7 @@ pub struct LastScrub {
 }
 
 impl LastScrub {
-    /// What the directory of a store has of it.
+    /// Reads the result from a store's directory.
     pub(crate) fn of(directory: &Directory) -> Option<LastScrub> {
         serde_json::from_slice(&directory.read(SCRUBBED).ok()??).ok()
     }
@@ -102,7 +104,7 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Keeps the result of a scrub that is over.
+/// Stores the result of a complete scrub.
 fn keep(directory: &Directory, report: &ScrubReport) -> Outcome<()> {
     let last =
         LastScrub { ended: now().as_secs(), read_bytes: report.read_bytes, findings: report.findings.len() as u64 };
@@ -131,7 +133,7 @@ fn named(fs: &Fs, done: Scrubbed) -> Outcome<ScrubReport> {
     })
 }
 
-/// A step of a scrub.
+/// Does one step of a scrub.
 pub fn step(fs: &Fs, from: Place) -> Outcome<Step> {
     let place = ScrubPlace { ino: from.inode, byte: from.byte };
     let mut done = fs.scrub_step(place, STEP).during("scrub")?;
@@ -139,8 +141,8 @@ pub fn step(fs: &Fs, from: Place) -> Outcome<Step> {
     Ok(Step { done: named(fs, done)?, next, total_bytes: fs.usage().bulk_used })
 }
 
-/// Scrubs the store in `directory`; by its daemon if it is mounted. The second outcome is that of keeping the result: on a full host
-/// what was found is still told.
+/// Scrubs the store in `directory`. If it is mounted, its daemon does the work. The second outcome
+/// is that of storing the result, so that findings are reported even on a full host.
 pub fn scrub(directory: &Path, progress: &dyn Progress) -> Outcome<(ScrubReport, Outcome<()>)> {
     let ask = |place: Place| {
         let answer = control::ask(directory, &Question::Scrub { inode: place.inode, byte: place.byte })?;
@@ -174,7 +176,7 @@ fn all(first: Step, progress: &dyn Progress, next: &dyn Fn(Place) -> Outcome<Ste
     Ok(report)
 }
 
-/// Scrubs in idle time: a scrub begins when the last one is older than `every`.
+/// Scrubs in idle time. A scrub begins when the last one is older than `every`.
 pub(crate) fn start(fs: Arc<Fs>, directory: Directory, every: Duration) -> Outcome<Ticker> {
     let mut under_way: Option<(ScrubPlace, ScrubReport)> = None;
     let mut due = LastScrub::of(&directory).is_none_or(|last| last.age() >= every);

@@ -1,9 +1,9 @@
-//! The state of what a process serves: an exported device, or a mounted store with its bulk device and the kernel's
-//! requests.
+//! The state that a serving process reports: of an exported device, or of a mounted store with its
+//! bulk device and the kernel's requests.
 //!
-//! The report travels as JSON over a control socket. A request is a round trip between a program's system call and the
-//! daemon, which is most of the call's cost. Its times are the daemon's share, from the arrival of the request to the
-//! answer.
+//! The report is passed as JSON over a control socket. A request is a round trip between a
+//! program's system call and the daemon, which is most of the call's cost. Its times are the
+//! daemon's share, from the arrival of the request to the answer.
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::DeviceReport;
@@ -24,7 +24,8 @@ pub struct Status {
     /// The failure that made that store read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<ReadOnly>,
-    /// The served device, or the store's first bulk device. `None`: the store has no bulk storage, or is without that device.
+    /// The served device, or the store's first bulk device. `None` if the store has no bulk
+    /// storage, or that device is missing.
     pub device: Option<DeviceReport>,
     /// Writes held back in front of the store's bulk devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -57,7 +58,7 @@ pub struct RequestReport {
     pub name: String,
     pub count: u64,
     pub total_ns: u64,
-    /// Percentiles are right to about 12%.
+    /// Percentiles are accurate to about 12%.
     pub p50_ns: u64,
     pub p99_ns: u64,
     pub max_ns: u64,

@@ -1,6 +1,7 @@
 //! A store held by this process alone: opening its file system, and closing it.
 //!
-//! Rules: a process that opens media holds the lock. A store that was closed is clean: the next opening has nothing to recover.
+//! Rules: a process that opens media holds the lock. A store that was closed is clean, so the next
+//! opening has nothing to recover.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ pub struct Store {
 /// A store's file system, opened, with its bulk storage.
 pub struct Opened {
     pub fs: Fs,
-    /// Work of recovery.
+    /// What recovery had to do.
     pub recovery: Recovery,
     pub devices: Devices,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
@@ -52,16 +53,16 @@ pub struct Devices {
     pub bulk: Option<Arc<dyn Device>>,
     /// The write-back caches in front of devices. Their threads end with these values.
     pub caches: Vec<HeldWrites>,
-    /// The further ones that are there, by number.
+    /// The further devices that are present, by number.
     pub more_bulk: Vec<(u32, Arc<dyn Device>)>,
-    /// All of them as the engine uses them, with what is held in front of them.
+    /// All of them as the engine uses them, behind their write-back caches.
     pub(crate) engine: Vec<(u32, Arc<dyn BlockDevice>)>,
     pub(crate) host_files: HostFiles,
     pub(crate) held: HeldOnHost,
 }
 
 impl Devices {
-    /// Closes them, after the file system was shut down.
+    /// Closes the devices, after the file system was shut down.
     pub(crate) fn close(&self) -> Outcome<()> {
         let more = self.more_bulk.iter().map(|(_, bulk)| bulk);
         self.bulk.iter().chain(more).try_for_each(|bulk| bulk.close())
@@ -80,9 +81,9 @@ impl Store {
         }
     }
 
-    /// Takes the store for this process. Waits, for `patience` at most, if the store is in use but not mounted (any
-    /// more), or if its daemon was killed and the kernel is still tearing it down: mount and lock last until its memory
-    /// is freed.
+    /// Takes the store for this process. Waits, for at most `patience`, if the store is in use but
+    /// not mounted (any more), or if its daemon was killed and the kernel is still tearing it down:
+    /// mount and lock last until the daemon's memory is freed.
     pub fn acquire(directory: &Path, patience: Duration) -> Outcome<Store> {
         Store::describe(directory)?;
         let path = directory.canonicalize().during(directory.display())?;
@@ -112,8 +113,8 @@ impl Store {
         Store::acquire(&place.store, LEAVING_PATIENCE)
     }
 
-    /// With `restore`, opening goes on from the saved image of `battery` memory even if that is not complete or the
-    /// region is damaged.
+    /// With `restore`, opening uses the saved image of `battery` memory even if the image is
+    /// incomplete or the region is damaged.
     pub fn restoring(mut self, restore: bool) -> Store {
         self.restore = restore;
         self
@@ -124,12 +125,12 @@ impl Store {
         self.directory.path()
     }
 
-    /// The contents of its description file.
+    /// The contents of the store's description file.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// The store, as opening its memory's media needs to know it.
+    /// The facts about the store that opening its memory's media needs.
     pub(crate) fn resting(&self) -> Resting<'_> {
         Resting {
             directory: &self.directory,
@@ -144,12 +145,14 @@ impl Store {
         Store { directory, description, restore: false, lock }
     }
 
-    /// Opens the file system in the store. A write-back cache that an earlier process left is used, and written at once.
+    /// Opens the file system in the store. A write-back cache that an earlier process left is used,
+    /// and its contents are written at once.
     pub fn open(&self, options: Options) -> Outcome<Opened> {
         self.open_with(options, None)
     }
 
-    /// The same, with write-back caches in front of the bulk devices if they are wanted and can be had.
+    /// The same, with write-back caches in front of the bulk devices if they are wanted and can be
+    /// made.
     pub fn open_with(&self, mut options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
         let host_files = HostFiles::default();
         host_files.first(self.bulk_path().filter(|_| !self.description.first_removed));
@@ -178,7 +181,7 @@ impl Store {
         let opened = self.open_engine(&media, &caches, &held, &host_files, options);
         let (fs, recovery) = opened.inspect_err(|_| caches.iter().for_each(|it| it.withdraw(&self.directory)))?;
         self.tell_of_limit(&fs);
-        // Of a device that is not there, or is not the one it should be, nothing is written.
+        // Nothing is written to a device that is missing or is not the expected one.
         let states = fs.bulk_states();
         let is_there = |number| states.iter().any(|state| state.number == number && !state.lost);
         caches.iter().filter(|front| !read_only && is_there(front.device)).for_each(InFront::write_excess);
@@ -202,7 +205,7 @@ impl Store {
         })
     }
 
-    /// Where this process may use less memory than the store's layout has.
+    /// Logs a limit that leaves this process less memory than the store's layout has.
     fn tell_of_limit(&self, fs: &Fs) {
         let Some(most) = self.description.memory.bytes_within_limit() else { return };
         let (used, whole) = (fs.usage().region_used, fs.region().superblock().region_bytes);
@@ -239,15 +242,16 @@ impl Store {
                 options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
             let probe = host_room::probe(&self.directory, &self.description.memory, host_files);
             let held = held.clone();
-            // What is held takes its room when it leaves.
+            // Held data takes its room on the host only when it is written, so it is subtracted
+            // here.
             options.room = Some(Arc::new(move || {
                 let mut room = probe();
                 room.region = room.region.saturating_sub(if room.shared { held.bytes() } else { 0 });
                 room
             }));
         }
-        // A log that names the period without a cache was last written when nothing was held for its device. Nor is it a power loss that
-        // a device is missing.
+        // A log that names the period without some cache was last written when that cache held
+        // nothing. A missing device is no power loss either.
         let earlier: Vec<_> = media.left.iter().copied().chain(media.emptied).collect();
         options.earlier_boot_ids = cache::periods(media.period, &earlier);
         options.earlier_boot_ids.push(shoal_host::boot_id().during("boot id")?);
@@ -278,12 +282,12 @@ impl Store {
         memory::damaged(self.directory.path(), error)
     }
 
-    /// The file or block device of the bulk storage, where it is one.
+    /// The path of the bulk storage, if it is a file or a block device.
     pub(crate) fn bulk_path(&self) -> Option<PathBuf> {
         self.description.bulk_path(&self.directory)
     }
 
-    /// Size of the bulk storage where it is a file or a block device.
+    /// Size of the bulk storage, if it is a file or a block device.
     pub(crate) fn bulk_file_bytes(&self) -> Outcome<Option<u64>> {
         if self.bulk_path().is_none() {
             return Ok(None);
@@ -291,19 +295,19 @@ impl Store {
         Ok(self.open_bulk()?.map(|bulk| bulk.block_device().geometry().bytes))
     }
 
-    /// Identifies the period in which only a crash of this process can lose data: this boot, these mounts of the file
-    /// systems that hold log and bulk storage, and these files. A store last used in another period counts as after a
-    /// power loss.
+    /// Identifies the period in which only a crash of this process can lose data: this boot, these
+    /// mounts of the file systems that hold log and bulk storage, and these files. A store last
+    /// used in another period is treated as after a power loss.
     pub(crate) fn period(&self) -> Outcome<[u8; 16]> {
         period(&self.directory, self.bulk_path())
     }
 
-    /// Notes that this process serves the store in the present period.
+    /// Notes that this process serves the store in the current period.
     pub fn write_pid(&self) -> Outcome<()> {
         let boot = self.period()?;
         let note = format!("{}\n{}\n", std::process::id(), uuid_text(&boot));
         match self.directory.write_note(PID, note.as_bytes()) {
-            // The file only names the daemon, so a store is served without it.
+            // The file only names the daemon, so the store is served without it.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                 tracing::warn!("{error}; make room there");
                 Ok(())
@@ -312,7 +316,7 @@ impl Store {
         }
     }
 
-    /// True if no process that served the store was cut off.
+    /// True if the last process that served the store closed it.
     pub(crate) fn was_unmounted(&self) -> bool {
         !self.directory.has(PID)
     }
@@ -322,18 +326,19 @@ impl Store {
         // If the file cannot be removed, the next check assumes a crash, which is safe.
         let _ = self.directory.remove(PID);
         if let Ok(period) = self.period() {
-            // Devices may have been removed since this process read it.
+            // Devices may have been removed since this process read the description.
             let now = Description::read(&self.directory);
             cache::remove(&self.directory, now.as_ref().unwrap_or(&self.description), &period);
         }
     }
 
-    /// Did the machine, or a file system below, go down while the store was mounted?
+    /// True if the machine, or a file system below, went down while the store was mounted.
     pub(crate) fn power_was_lost(&self) -> bool {
         user::power_was_lost(&self.directory, self.bulk_path()) || cache::is_lost(&self.directory, &self.description)
     }
 
-    /// Opens the store in `directory`, which is not mounted, as a mount would, calls `work`, and closes the store clean.
+    /// Opens the store in `directory` as a mount would, calls `work`, and closes the store clean.
+    /// The store must not be mounted.
     pub(crate) fn at_rest<T>(directory: &Path, work: impl FnOnce(&Fs) -> Outcome<T>) -> Outcome<T> {
         let store = Store::acquire(directory, LEAVING_PATIENCE)?;
         let opened = store.open(Options { method: store.description.compress, ..Options::default() })?;
@@ -343,7 +348,8 @@ impl Store {
         outcome
     }
 
-    /// Opens the store, calls `work`, and closes the store clean; returns the size of its bulk device.
+    /// Opens the store, calls `work`, and closes the store clean. Returns the size of its bulk
+    /// device.
     pub(crate) fn settle(&self, work: impl FnOnce(&Fs) -> shoal_fs::Result<()>) -> Outcome<Option<u64>> {
         let opened = self.open(Options::default())?;
         let worked = work(&opened.fs);

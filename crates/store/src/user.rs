@@ -1,7 +1,8 @@
-//! The user of a store: its lock, the process behind it, and whether an earlier process was cut off.
+//! The user of a store: its lock, its process, and whether an earlier process was interrupted.
 //!
-//! Rules: a process that opens media holds the lock. A process that serves a store for writing notes its process number
-//! with the period in which that number counts, and removes the note when the store is clean.
+//! Rules: a process that opens media holds the lock. A process that serves a store for writing
+//! notes its process id with the period in which that id counts, and removes the note when the
+//! store is clean.
 
 use std::fs;
 use std::io;
@@ -13,20 +14,22 @@ use shoal_host::{Access, Directory, StoreLock};
 
 use crate::names::{LOCK, LOG, PID};
 
-/// Did the machine, or the file system of the log, go down while the store was mounted, and was the bulk storage in another place, if it is the
-/// file `bulk`? The note is not synced: a store without one is clean, or lost it with the power, as one whose note is not whole did.
+/// Tells whether the machine or the log's file system went down while the store was mounted, and
+/// whether bulk storage was in another place, if it is the file `bulk`. The note is not synced. A
+/// store without one is clean or lost it with the power, so it counts as having gone down. An
+/// incomplete note counts as both.
 pub(crate) fn what_went_down(directory: &Directory, bulk: Option<PathBuf>) -> (bool, bool) {
     let Some(text) = directory.read_text(PID) else { return (true, false) };
     let Some(then) = text.lines().nth(1).and_then(parse_uuid) else { return (true, true) };
     let now = period(directory, bulk).unwrap_or_default();
-    // Earlier versions noted the boot alone.
+    // Earlier versions noted only the boot.
     if shoal_host::boot_id().is_ok_and(|boot| boot == then) {
         return (false, false);
     }
     (now[..8] != then[..8], now[8..] != then[8..])
 }
 
-/// Did any of these happen?
+/// True if either of these happened.
 pub(crate) fn power_was_lost(directory: &Directory, bulk: Option<PathBuf>) -> bool {
     what_went_down(directory, bulk) != (false, false)
 }
@@ -39,7 +42,8 @@ pub(crate) fn lock(directory: &Directory) -> Outcome<StoreLock> {
     })
 }
 
-/// Does another process use the store? Asking leaves no trace. An error where that cannot be known.
+/// True if another process uses the store. Asking leaves no trace. Fails where that cannot be
+/// determined.
 pub fn is_in_use(directory: &Path) -> io::Result<bool> {
     StoreLock::is_held(&Directory::open(directory)?)
 }
@@ -52,24 +56,25 @@ pub fn writer(directory: &Path) -> Option<u32> {
 /// The process that holds the store's lock, or was the last to hold it.
 pub fn holder(directory: &Path) -> Option<u32> {
     let held = Directory::open(directory).ok()?;
-    // On a full host the file may be empty, but the kernel knows the lock's owner.
+    // On a full host the lock file may be empty, but the kernel knows the lock's owner.
     lock_owner(&held).or_else(|| first_number(&held, LOCK)).or_else(|| first_number(&held, PID))
 }
 
 /// The process that the kernel lists as the lock's owner.
 pub(crate) fn lock_owner(directory: &Directory) -> Option<u32> {
-    // Somebody may have removed the lock's file; the directory is locked as well.
+    // The lock file may have been removed; the directory is locked as well.
     let lock = directory.open_file(LOCK, Access::Read).ok().and_then(|file| owner_of(&file, LOCK));
     lock.or_else(|| owner_of(directory.file(), directory.path().file_name()?.to_str()?))
 }
 
-/// The process that has a file locked, and open by this name.
+/// The process that has locked this file and has it open under this name.
 fn owner_of(file: &fs::File, name: &str) -> Option<u32> {
     let lock = file.metadata().ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
     owners(&locks, lock.ino()).into_iter().find(|pid| {
-        // On btrfs the device number differs from the one that stat(2) gives, so the open files are compared. The name narrows them:
-        // another file of that process may lie where nobody answers.
+        // On btrfs the device number in /proc/locks differs from that of stat(2), so the open files
+        // are compared. Only links with this name are followed, because another file of that
+        // process may lie on a file system that does not respond.
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         let is_named = |link: &Path| fs::read_link(link).is_ok_and(|open| open.file_name().is_some_and(|n| n == name));
         let is_it = |file: fs::Metadata| (file.dev(), file.ino()) == (lock.dev(), lock.ino());
@@ -77,7 +82,8 @@ fn owner_of(file: &fs::File, name: &str) -> Option<u32> {
     })
 }
 
-/// Processes that hold a whole-file lock of an inode of this number, from the text of /proc/locks.
+/// Processes that hold a whole-file lock on an inode with this number, from the text of
+/// /proc/locks.
 fn owners(locks: &str, inode: u64) -> Vec<u32> {
     let owner = |line: &str| -> Option<u32> {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -87,7 +93,7 @@ fn owners(locks: &str, inode: u64) -> Vec<u32> {
     locks.lines().filter_map(owner).collect()
 }
 
-/// Is the process gone, killed, or releasing its memory?
+/// True if the process is gone, killed, or releasing its memory.
 pub(crate) fn is_ending(pid: u32) -> bool {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     looks_ending(&read("stat"), &read("status"))
@@ -96,7 +102,7 @@ pub(crate) fn is_ending(pid: u32) -> bool {
 fn looks_ending(stat: &str, status: &str) -> bool {
     const EXITING: u64 = 4;
     const KILL_PENDING: u64 = 1 << 8;
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain anything.
     let Some((_, fields)) = stat.rsplit_once(')') else { return true };
     let fields: Vec<&str> = fields.split_whitespace().collect();
     let flags = fields.get(6).and_then(|flags| flags.parse().ok()).unwrap_or(0u64);
@@ -148,7 +154,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         assert!(!is_ending(child.id()));
         child.kill().unwrap();
-        // The child is not waited for, so it is dying first and a zombie then; both must count as ending.
+        // The child is not waited for, so it is first dying and then a zombie; both must count as ending.
         assert!(is_ending(child.id()) || (0..100).any(|_| is_ending(child.id())));
         child.wait().unwrap();
         assert!(is_ending(child.id()));

@@ -1,7 +1,9 @@
-//! Writes of large files that a process held back when it was cut off, and every later opening of the store.
+//! Writes of large files that a process held back when it was killed, seen by every kind of later
+//! opening.
 //!
-//! A store is opened with a cache, written to, and dropped without a shutdown: its process is gone, its cache is there. Left out:
-//! the machine's death, which takes the cache along (`crates/fs/tests/enumeration.rs`), and real kills (`tests/real/held`).
+//! A test opens a store with a cache, writes to it, and drops it without a shutdown. That leaves
+//! what a killed process leaves: no process, but its cache. Left out: the machine's death, which
+//! takes the cache along (`crates/fs/tests/enumeration.rs`), and real kills (`tests/real/held`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +29,7 @@ fn format(path: &Path) {
     Store::format(path, &options).unwrap();
 }
 
-/// Writes a large file of these bytes and is cut off.
+/// Writes a large file of these bytes, then ends like a killed process.
 fn write_and_die(path: &Path, byte: u8) {
     let store = acquire(path);
     let Opened { fs, devices, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
@@ -67,7 +69,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What a test left held would take memory until the next boot.
+        // A cache that a test leaves would take memory until the next boot.
         for entry in fs::read_dir(self.0.path()).into_iter().flatten().flatten() {
             if entry.path().join("cache").exists() {
                 let _ = fs::remove_file(cache_of(&entry.path()));
@@ -82,7 +84,7 @@ fn what_was_held_is_there_for_readers_salvage_and_the_next_user() {
     let path = scratch.store();
     write_and_die(&path, 7);
     let cache = cache_of(&path);
-    // A reader leaves everything as it is.
+    // A reader changes nothing.
     for _ in 0..2 {
         let volume = Volume::open_read_only(&path).unwrap();
         assert!(contents(&volume) == vec![7; BYTES]);
@@ -135,7 +137,8 @@ fn a_cache_of_another_life_is_dropped() {
     let scratch = Scratch::new();
     let path = scratch.store();
     write_and_die(&path, 7);
-    // A program without caches has the store in between: it finds a power loss, writes, and is cut off.
+    // In between, a program without caches uses the store: it finds a power loss, writes, and is
+    // killed.
     let (note, aside) = (path.join("cache"), scratch.0.path().join("note"));
     fs::rename(&note, &aside).unwrap();
     {

@@ -1,7 +1,8 @@
-//! Writes that a process held back in front of several bulk devices when it was cut off, and later openings of the store.
+//! Writes that a process held back in front of several bulk devices when it was killed, and later
+//! openings of the store.
 //!
-//! As in `held`, a process is cut off by dropping what it opened. Left out: changes of the devices of a mounted store, and real
-//! kills (`tests/nbd/devices`).
+//! As in `held`, dropping what a process opened stands for killing it. Left out: changes of the
+//! devices of a mounted store, and real kills (`tests/nbd/devices`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use shoal_fs::{Caller, Error, Fs, Options, ROOT};
 use shoal_store::{BulkChange, CacheOptions, FormatOptions, Opened, Store, Volume, rule_of};
 
 const BYTES: usize = 3 << 20;
-/// A file for each device.
+/// One file for each device.
 const FILES: [&str; 2] = ["on0", "on1"];
 
 fn wanted() -> CacheOptions {
@@ -26,7 +27,7 @@ fn acquire(path: &Path) -> Store {
 struct Scratch(tempfile::TempDir);
 
 impl Scratch {
-    /// With a store of two devices.
+    /// Makes a store with two devices.
     fn new() -> Scratch {
         let scratch = Scratch(tempfile::tempdir().unwrap());
         let options =
@@ -46,12 +47,12 @@ impl Scratch {
         self.0.path().join(["store/bulk", "device"][number])
     }
 
-    /// A device is missing from now on.
+    /// Makes a device disappear.
     fn take_away(&self, number: usize) {
         fs::rename(self.device(number), self.0.path().join("away")).unwrap();
     }
 
-    /// It is back, instead of whatever is in its place.
+    /// Puts the device back, in place of any other file there.
     fn bring_back(&self, number: usize) {
         fs::rename(self.0.path().join("away"), self.device(number)).unwrap();
     }
@@ -73,7 +74,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Writes a file of these bytes on each device, which its cache holds back.
+/// Writes a file of these bytes on each device. The device's cache holds it back.
 fn write(fs: &Fs, byte: u8) {
     for (number, name) in FILES.iter().enumerate() {
         let other = 1 - number as u32;
@@ -124,14 +125,15 @@ fn what_was_held_for_each_device_is_there_for_all_readers_and_goes_with_a_clean_
     let copy = scratch.0.path().join("copy");
     acquire(&path).copy_to(&copy, &Default::default(), &()).unwrap();
     assert!(all(&Volume::open_read_only(&copy).unwrap(), 7));
-    // Again, with the same caches.
+    // Once more, with the same caches.
     write_and_die(&scratch, 8);
     assert_eq!([scratch.cache(0), scratch.cache(1)], caches);
     let volume = Volume::open(&path).unwrap();
     assert!(all(&volume, 8));
     volume.close().unwrap();
     assert!(caches.iter().all(|cache| !cache.exists()) && !scratch.note(0).exists() && !scratch.note(1).exists());
-    // Else an opening that is cut off here would look like a power loss to the next one.
+    // Without this file, an interrupted opening at this point would look like a power loss to the
+    // next one.
     assert!(path.join("cache.emptied").exists(), "the log's period is known");
     assert!(all(&Volume::open_read_only(&path).unwrap(), 8));
 }
@@ -157,7 +159,8 @@ fn the_loss_of_one_cache_is_a_power_loss() {
 fn a_device_without_a_cache_so_far_gets_one_beside_those_that_are_left() {
     let scratch = Scratch::new();
     write_and_die(&scratch, 7);
-    // As if the second one had been added while the store was mounted: the log does not name its cache.
+    // As if the second device had been added while the store was mounted: the log does not name its
+    // cache.
     let (note, aside) = (scratch.note(1), scratch.0.path().join("aside"));
     let second = scratch.cache(1);
     fs::rename(&note, &aside).unwrap();
@@ -171,7 +174,7 @@ fn a_device_without_a_cache_so_far_gets_one_beside_those_that_are_left() {
     }
     assert_ne!(scratch.cache(1), second);
     fs::remove_file(&second).unwrap();
-    // The one that came last alone is gone with its device's name: nothing was held there that was not synced, but nobody knows.
+    // The note names the new cache, so losing the old one is no power loss.
     let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
     assert!(!recovery.power_lost);
     assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![9; BYTES])));
@@ -205,7 +208,7 @@ fn nothing_that_is_due_goes_to_another_file_in_the_place_of_a_device_nor_leaves_
         fs::remove_file(scratch.device(number)).unwrap();
         scratch.bring_back(number);
     }
-    // By an opening for writing, and a change of the policy.
+    // The same with an opening for writing, and a change of the policy.
     scratch.take_away(1);
     let len = fs::metadata(scratch.0.path().join("away")).unwrap().len();
     fs::write(scratch.device(1), vec![0; len as usize]).unwrap();
@@ -267,7 +270,7 @@ fn a_device_that_is_missing_after_a_crash_costs_the_other_nothing_and_its_cache_
         scratch.bring_back(lost);
         let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
         assert!(!recovery.power_lost, "{lost}");
-        // The device was away while the store was used, but its cache has held all of it.
+        // The device was away while the store was used, but its cache has held everything.
         assert!(FILES.iter().all(|name| read(&fs, name) == Ok(vec![7; BYTES])), "{lost}");
         fs.shutdown().unwrap();
         store.remove_pid();
@@ -300,7 +303,7 @@ fn what_is_held_for_a_device_that_is_missing_outlives_a_clean_end() {
         store.remove_pid();
         assert!(!cache.exists() && !scratch.note(lost).exists(), "{lost}");
         drop((fs, store));
-        // Without any cache: the device has it.
+        // Without any cache, the device has the data.
         let volume = Volume::open_read_only(scratch.store()).unwrap();
         assert!(FILES.iter().all(|name| volume.read(name).unwrap() == vec![7; BYTES]), "{lost}");
     }
@@ -316,7 +319,7 @@ fn a_device_whose_host_went_down_has_what_is_held_and_nothing_that_no_flush_cove
             let Opened { fs, devices, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
             store.write_pid().unwrap();
             write(&fs, 7);
-            // The devices have it, and no flush has covered it.
+            // The devices get the data, but no flush covers it.
             devices.caches.iter().for_each(|cache| cache.change(Some("write-through"), None).unwrap());
             while devices.caches.iter().any(|cache| cache.held_bytes() > 0) {
                 std::thread::sleep(Duration::from_millis(1));
@@ -327,7 +330,8 @@ fn a_device_whose_host_went_down_has_what_is_held_and_nothing_that_no_flush_cove
                 assert_eq!(fs.write(ino, PART as u64, &vec![8; PART]).unwrap(), PART);
             }
         }
-        // The host comes up without what it had not written; in its place is what the blocks had before, or anything.
+        // The host comes up without the data it had not written. The blocks hold older contents, or
+        // anything.
         let (device, old) = (scratch.device(lost), scratch.0.path().join("old"));
         let bytes = fs::read(&device).unwrap();
         let forgotten: Vec<u8> = bytes
@@ -377,7 +381,7 @@ fn what_was_kept_for_a_device_does_not_go_over_what_was_written_without_it() {
     store.remove_pid();
     drop(fs);
     scratch.bring_back(1);
-    // A program that does not find the cache has the store in between.
+    // In between, a program that does not find the cache uses the store.
     let (note, aside) = (scratch.note(1), scratch.0.path().join("note"));
     fs::rename(&note, &aside).unwrap();
     {
@@ -401,7 +405,7 @@ fn a_smaller_file_in_the_place_of_a_device_costs_nothing_that_is_held_for_it() {
         write_and_die(&scratch, 7);
         let cache = scratch.cache(lost);
         scratch.take_away(lost);
-        // Somebody has begun to make a new one.
+        // Somebody has begun to make a new device.
         fs::write(scratch.device(lost), [0; 1 << 20]).unwrap();
         let store = acquire(&scratch.store());
         for is_degraded in [false, true] {
@@ -432,7 +436,7 @@ fn a_clean_end_on_a_full_host_keeps_what_is_held_for_a_device_that_is_missing() 
         let store = acquire(&scratch.store());
         let Opened { fs, .. } = store.open_with(degraded(), Some(&wanted())).unwrap();
         fs.shutdown().unwrap();
-        // Nothing can be written in its place.
+        // The directory prevents the note from being written.
         let emptied = scratch.store().join("cache.emptied");
         fs::create_dir(&emptied).unwrap();
         store.remove_pid();
@@ -510,7 +514,7 @@ fn an_fsync_does_not_vouch_for_data_on_a_device_that_is_missing_after_a_crash() 
         store.remove_pid();
         drop((fs, store));
         scratch.bring_back(lost);
-        // Over what is there: nothing is NEW.
+        // Overwrite existing blocks, so that no extent is NEW.
         write_and_die(&scratch, 7);
         scratch.take_away(lost);
         let store = acquire(&scratch.store());

@@ -1,12 +1,14 @@
-//! Checkpoints of the map: they spare the next opening most of the log.
+//! Checkpoints of the map: they save the next opening from reading most of the log.
 //!
-//! Owns: the round that writes the map blocks changed since the round before, each to the place that does not count; the directory
-//! that makes them count; the list of segments that may have been opened since a round began. The layout is in
-//! `shoal_format::vlog::map`; reading it is in `load`. All of it is under the lock of the log.
-//! Rules: (1) no block of a segment is written before a list that names the segment is durable; (2) a checkpoint counts
-//! by the tail record alone, which is written when all it refers to, and every record it may reflect, is durable; (3)
-//! of a complete checkpoint no map block, directory or list is overwritten before a durable tail record names its
-//! successor; (4) every map block changed since a round began is dirty for the next one.
+//! Owns: the round that writes the map blocks changed since the round before, each to its unused
+//! place; the directory that makes them count; the list of segments that may have been opened since
+//! a round began. The layout is in `shoal_format::vlog::map`, reading in `load`. The lock of the
+//! log covers all of it.
+//! Rules: (1) no block of a segment is written before a list that names the segment is durable; (2)
+//! a checkpoint counts by the tail record alone, which is written when all it refers to, and every
+//! record it may reflect, is durable; (3) no map block, directory or list of a complete checkpoint
+//! is overwritten before a durable tail record names its successor; (4) every map block changed
+//! since a round began is dirty for the next one.
 
 use std::sync::atomic::Ordering;
 
@@ -23,20 +25,21 @@ use crate::state::State;
 
 /// Pieces of a map block, unless a test wants fewer.
 pub(crate) const MAP_PIECES: u32 = MAP_PIECES_MAX;
-/// Map blocks written at once at most.
+/// Maximum number of map blocks in one write.
 const RUN_BLOCKS: usize = 64;
-/// Map blocks written at least for each segment that is opened during a round.
+/// Minimum number of map blocks written for each segment opened during a round.
 const QUOTA_MIN: u32 = 8;
-/// A smaller part of the log is soon looked through (segments).
+/// Minimum distance of rounds (segments): a smaller part of the log is searched quickly.
 const SEGMENTS_MIN: u32 = 1024;
 
-/// Segments opened between two rounds: a sixteenth of the log. Recovery looks through half as many more at most. If all
-/// of the map changes in between, rounds add 3% to the blocks written.
+/// Segments opened between two rounds: a sixteenth of the log, within bounds. Recovery searches at
+/// most half as many more. If the whole map changes in between, rounds add 3% to the blocks
+/// written.
 pub(crate) fn segments_between(segments: u32) -> u32 {
     (segments / 16).max(SEGMENTS_MIN).min(segments / 4).max(1)
 }
 
-/// Blocks of a list: enough although a full disk names its segments a few at a time.
+/// Blocks of a list: enough even though a full disk names its segments a few at a time.
 pub(crate) fn list_blocks(segments: u32) -> u32 {
     segments_between(segments) / 2 + 8
 }
@@ -81,11 +84,11 @@ impl Bits {
 
 /// A list of segments.
 pub(crate) struct Listing {
-    /// Number of the checkpoint that began, or will be complete, with it.
+    /// Number of the checkpoint that was complete, or will be complete, with this list.
     pub number: u64,
     pub after: u64,
     pub side: u8,
-    /// Number of its blocks that are written.
+    /// Number of its blocks already written.
     pub used: u32,
     /// Segments opened since it began.
     pub opened: u32,
@@ -94,16 +97,16 @@ pub(crate) struct Listing {
 pub(crate) struct Round {
     /// Map blocks to write.
     pub pending: Bits,
-    /// Map blocks to write for each segment that is opened.
+    /// Map blocks to write for each segment opened.
     pub quota: u32,
 }
 
 /// The checkpoints of a disk with a map area.
 pub(crate) struct Checkpoints {
-    /// None: there is no complete one, and no round has begun since.
+    /// `None`: no checkpoint is complete, and no round has begun since.
     pub listing: Option<Listing>,
     pub round: Option<Round>,
-    /// For each map block: checksum, place, and whether it was ever written.
+    /// For each map block: its checksum, its place, and whether it was ever written.
     pub sums: Vec<u32>,
     pub slots: Bits,
     pub present: Bits,
@@ -139,7 +142,8 @@ fn piece_of(state: &State, index: u32) -> MapPiece {
 }
 
 impl VirtualLog {
-    /// Called before a block is written that may open a segment: goes on with the round, and names the segment durably.
+    /// Continues the round and names the segment durably, before a block is written that may open a
+    /// segment.
     pub(crate) fn prepare_opening(&self, log: &mut Log) -> Result<()> {
         if log.checkpoints.is_none() || !self.state.read().space.opens_next() {
             return Ok(());
@@ -160,7 +164,7 @@ impl VirtualLog {
         })
     }
 
-    /// One step in a gap; false when nothing is to be done.
+    /// Does one step in a gap. Returns false if there is nothing to do.
     pub(crate) fn checkpoint_step(&self, log: &mut Log) -> Result<bool> {
         self.with_checkpoints(log, |log, checkpoints| {
             if checkpoints.round.is_some() {
@@ -186,7 +190,8 @@ impl VirtualLog {
         done
     }
 
-    /// Begins a round: later changes are left to the next one, and segments are named in a list of this one.
+    /// Begins a round. Later changes are left to the next round, and segments are named in this
+    /// round's list.
     fn begin_round(&self, log: &mut Log, checkpoints: &mut Checkpoints) -> Result<()> {
         let number = log.written;
         let last = checkpoints.listing.as_ref().map_or(0, |listing| listing.number);
@@ -215,7 +220,7 @@ impl VirtualLog {
         if self.write_map(checkpoints, blocks)? { Ok(()) } else { self.complete_round(log, checkpoints) }
     }
 
-    /// Writes up to `blocks` map blocks; false when none is left.
+    /// Writes up to `blocks` map blocks. Returns false if none is left.
     fn write_map(&self, checkpoints: &mut Checkpoints, blocks: u32) -> Result<bool> {
         let Checkpoints { listing: Some(listing), round: Some(round), sums, slots, present } = checkpoints else {
             return Ok(false);
@@ -279,7 +284,8 @@ impl VirtualLog {
                 self.write_blocks(self.superblock.directory_at(side, from), &std::mem::take(&mut run))?;
             }
         }
-        // The map blocks, the directory, the list, and all records that the map may reflect.
+        // Makes durable the map blocks, the directory, the list, and all records that the map may
+        // reflect.
         if !is_planted(Bug::CheckpointUnflushed) {
             self.flush_device(log)?;
         }
@@ -290,7 +296,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Names the segment opened next in a list, which is durable when this returns.
+    /// Names the segment opened next in a list, durably on return.
     fn name_next(&self, log: &mut Log, checkpoints: &mut Checkpoints) -> Result<()> {
         if checkpoints.listing.is_none() {
             return Ok(());
@@ -305,7 +311,8 @@ impl VirtualLog {
                 checkpoints.listing.as_ref().is_some_and(|listing| listing.used == self.superblock.list_blocks())
             };
             if is_full(checkpoints) {
-                // No room is needed to complete a round, and the next one begins with an empty list.
+                // Completing a round needs no list space, and the next round begins with an empty
+                // list.
                 while checkpoints.round.is_some() {
                     self.go_on(log, checkpoints, u32::MAX)?;
                 }
@@ -319,14 +326,14 @@ impl VirtualLog {
                 self.append_names(checkpoints, names)?;
             }
         }
-        // Names that only later openings need become durable by another flush.
+        // Names that only later openings need become durable with a later flush.
         if self.state.read().space.naming() == Naming::Now && !is_planted(Bug::NamesUnflushed) {
             self.flush_device(log)?;
         }
         Ok(())
     }
 
-    /// Adds segments to the list, durably after the next flush.
+    /// Adds segments to the list. They are durable after the next flush.
     pub(crate) fn append_names(&self, checkpoints: &mut Checkpoints, names: Vec<u32>) -> Result<()> {
         let Some(listing) = &mut checkpoints.listing else { return Ok(()) };
         self.state.write().space.named(&names);
@@ -340,7 +347,8 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Gives the checkpoint up: until a round is complete, a crash means that the whole log is looked through.
+    /// Gives the checkpoint up. Until a round is complete, recovery from a crash searches the whole
+    /// log.
     pub(crate) fn forget_checkpoint(&self, log: &mut Log, checkpoints: &mut Checkpoints) -> Result<()> {
         log.complete = None;
         self.write_tails(log)?;

@@ -1,10 +1,11 @@
-//! Gaining room, a block at a time.
+//! Reclaiming space, a block at a time.
 //!
-//! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. Blocks in use there are written
-//! elsewhere, with the pieces of the map that lie there; when the records that say so are announced, the segment is
-//! free. Rules: one step does one read or one write, so that a request never waits for more (beyond the cost of a bad
-//! place); a block that was written in the meantime is not moved; one that cannot be read, or whose checksum is wrong,
-//! stays where it is. A request that finds too little room runs the steps itself (invariant 4).
+//! Owns: which segment is emptied, and how far that has come; tracks are in `tracks`. Blocks in use
+//! are written elsewhere, with the pieces of the map that lie there. The segment is free when the
+//! records that say so are announced. Rules: one step does one read or one write, so that a request
+//! never waits longer (except for a bad place). A block written in the meantime is not moved. A
+//! block that cannot be read, or whose checksum is wrong, stays in place. A request that finds too
+//! little space runs the steps itself (invariant 4).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,39 +18,40 @@ use crate::Choice;
 use crate::disk::{Change, Log, VirtualLog};
 use crate::write::{By, Item};
 
-/// Requests gain room themselves when no more segments than this are free or wait for an announcement.
+/// Requests empty segments themselves if at most this many are free or waiting for an announcement.
 const FREE_SEGMENTS_MIN: usize = 5;
-/// With no more free segments than this they announce the waiting ones, instead of leaving it to a flush.
+/// With at most this many free segments, requests announce the waiting ones instead of leaving that
+/// to a flush.
 const FREE_SEGMENTS_LEAST: usize = 3;
-/// On a disk without segments they announce the blocks left when fewer than this are free.
+/// On a disk without segments, requests announce the blocks left when fewer than this are free.
 const FREE_BLOCKS_MIN: u32 = 64;
-/// Segments emptied in a gap before they are made free together, while there are enough.
+/// Segments emptied in a gap before they are freed together, as long as enough are free.
 const WAITING_SEGMENTS: usize = 4;
 /// Blocks gathered before they are written: enough to fill records.
 const MOVES: usize = 2 * PIECES_MAX;
-/// Largest part in use (percent) of a segment that is worth emptying in a gap.
+/// Maximum used part (percent) of a segment worth emptying in a gap.
 const WORTH_PERCENT: u32 = 70;
 
 /// A segment or track that is being emptied.
 #[derive(Default)]
 pub(crate) struct Emptying {
     pub blocks: Range<u32>,
-    /// Logical blocks that were in it, and where.
+    /// Logical blocks that were in it, and their entries.
     pub todo: VecDeque<(u32, Entry)>,
     /// Bytes of the segment or track, from block `image_at` on.
     pub image: Vec<u8>,
     pub image_at: u32,
     pub moves: Vec<Item>,
-    /// For a track: for each block, whether one of the track's may go there.
+    /// For a track: whether each block may take one of the track's blocks.
     pub holes: Vec<bool>,
-    /// For a track: blocks moved, not yet in a record.
+    /// For a track: blocks moved but not yet in a record.
     pub placed: Vec<(u32, Entry, Entry)>,
     /// Something in it cannot be moved.
     pub damaged: bool,
 }
 
 impl VirtualLog {
-    /// One step in a gap; false when nothing is worth doing.
+    /// Does one step in a gap. Returns false if nothing is worth doing.
     pub fn compact_step(&self) -> Result<bool> {
         self.writable()?;
         let mut log = self.lock();
@@ -59,14 +61,14 @@ impl VirtualLog {
         }
     }
 
-    /// Makes enough room before a request writes, whatever that takes.
+    /// Makes enough space before a request writes, whatever the cost.
     pub(crate) fn make_room(&self, log: &mut Log) -> Result<()> {
         if self.options.head.is_some() {
             let (free, left) = {
                 let state = self.state.read();
                 (state.space.free_blocks(), state.space.left_blocks())
             };
-            // An announcement itself leaves a block: that of the announcement before.
+            // An announcement itself leaves one block, that of the previous announcement.
             if free < FREE_BLOCKS_MIN && left > 1 {
                 self.announce(log, By::Request)?;
             }
@@ -76,7 +78,7 @@ impl VirtualLog {
         while rounds > 0 {
             let (free, waiting) = self.free_and_waiting();
             if free <= FREE_SEGMENTS_LEAST && waiting > 0 {
-                // The flushes of requests would do the same, but not soon enough.
+                // Flushes by requests would do the same, but too late.
                 self.announce(log, By::Compactor)?;
             } else if free + waiting > FREE_SEGMENTS_MIN || !self.step_segment(log, true)? {
                 return Ok(());
@@ -86,7 +88,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Segments that are free, and those that an announcement makes free.
+    /// Returns the free segments, and those that an announcement makes free.
     fn free_and_waiting(&self) -> (usize, usize) {
         let state = self.state.read();
         (state.space.free_segments(), state.space.waiting_segments())
@@ -100,7 +102,7 @@ impl VirtualLog {
         let finished = emptying.todo.is_empty();
         emptying.moves.sort_by_key(|item| item.logical);
         let held = self.hold(&emptying.moves);
-        // After an error they stay in memory: reads still find them.
+        // After an error the moves stay in memory, so that reads still find them.
         self.write_items(log, &emptying.moves, &[], By::Compactor)?;
         self.release(&held);
         self.counts.moved.fetch_add(emptying.moves.len() as u64, Ordering::Relaxed);
@@ -113,7 +115,7 @@ impl VirtualLog {
         Ok(true)
     }
 
-    /// Takes over blocks that are still in their places and intact, until there are `most` moves.
+    /// Turns blocks that are still in place and intact into moves, up to `most`.
     pub(crate) fn gather(&self, emptying: &mut Emptying, most: usize) {
         while emptying.moves.len() < most
             && let Some((logical, entry)) = emptying.todo.pop_front()
@@ -134,7 +136,7 @@ impl VirtualLog {
 
     pub(crate) fn finish(&self, log: &mut Log, emptying: Emptying) -> Result<()> {
         if emptying.damaged {
-            // Not tried again and again.
+            // Do not try it again and again.
             log.stuck.insert(emptying.blocks.start);
         }
         self.rewrite_pieces(log, emptying.blocks)?;
@@ -142,7 +144,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Writes the pieces of the records in a range again, so that these records do not count any more.
+    /// Writes the pieces of the records in a range again, so that those records cease to count.
     fn rewrite_pieces(&self, log: &mut Log, blocks: Range<u32>) -> Result<()> {
         let pieces = {
             let state = self.state.read();
@@ -200,7 +202,7 @@ impl VirtualLog {
             Ok(image) => image,
             Err(error) => {
                 log.stuck.insert(start);
-                // A request goes on with the next one; a gap ends.
+                // A request continues with the next segment. Work in a gap ends.
                 return if needed { Ok(true) } else { Err(error) };
             }
         };
@@ -209,8 +211,9 @@ impl VirtualLog {
         Ok(true)
     }
 
-    /// Reads blocks that are to be moved. On a device with bad places the others are read; zeros in place of these fail
-    /// the checksum, unless zeros were there. An error only if nothing at all can be read.
+    /// Reads blocks that are to be moved. On a device with bad places, the readable blocks are
+    /// read; the others become zeros, which fail the checksum unless they were zeros. Returns an
+    /// error only if nothing can be read.
     pub(crate) fn read_image(&self, blocks: Range<u32>) -> Result<Vec<u8>> {
         let mut image = vec![0; blocks.len() * BLOCK];
         let Err(error) = block::read(&*self.device, blocks.start as u64 * BLOCK as u64, &mut image) else {
@@ -226,15 +229,15 @@ impl VirtualLog {
         if found { Ok(image) } else { Err(error) }
     }
 
-    /// Enough free segments for a burst: a quarter of what the spare part leaves. More would be bought with moves of data that
-    /// may be overwritten anyway.
+    /// Number of free segments that is enough for a burst: a quarter of what full data would leave.
+    /// More would cost moves of data that may be overwritten anyway.
     fn enough_segments(&self) -> usize {
         let segments = self.superblock.segments() as usize;
         let full = (self.superblock.logical_blocks / self.superblock.segment_blocks) as usize;
         (segments.saturating_sub(full) / 4).max(FREE_SEGMENTS_MIN + 2)
     }
 
-    /// Logical blocks that are in a segment now: its own records list them.
+    /// Returns the logical blocks that are in a segment now, from the segment's own records.
     fn data_in(&self, blocks: Range<u32>, image: &[u8]) -> VecDeque<(u32, Entry)> {
         let state = self.state.read();
         let mut found = VecDeque::new();
@@ -259,7 +262,7 @@ impl VirtualLog {
         }
         let records = state.records_within(blocks.clone()).len();
         let (_, counting) = state.space.count(&blocks);
-        // Some are missing only if a record cannot be read.
+        // Blocks are missing only if a record cannot be read. Search the whole map then.
         if found.len() + records < counting {
             return state.map.iter().filter(|(_, entry)| blocks.contains(&entry.at)).collect();
         }

@@ -1,11 +1,11 @@
 //! The device: requests, batches, flushes.
 //!
-//! Owns: the batch that gathers written blocks until it is full, flushed, or old; the order of locks (log, then batch
-//! or state, never both); counters. A write completes when it is in the batch. The thread that fills the batch, or
-//! flushes, writes it out; others meanwhile fill the next one. One flush of the device below serves all waiting
-//! threads. Rules: a read looks into the batch first, then at the map, and compares the bytes with their checksum; a
-//! block that fails is looked up again while no thread writes. After a failed write or flush nothing is written any
-//! more.
+//! Owns: the batch that gathers written blocks until it is full, flushed, or old; the lock order
+//! (log, then batch or state, never both); counters. A write completes when it is in the batch. The
+//! thread that fills the batch, or flushes, writes it out, while others fill the next one. One
+//! flush of the device below serves all waiting threads. Rules: a read looks into the batch first,
+//! then at the map, and compares the bytes with their checksum. A block that fails is looked up
+//! again while no thread writes. After a failed write or flush, nothing is written any more.
 
 mod lookup;
 
@@ -27,16 +27,16 @@ use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::write::{By, Item};
 
-/// Requests need not be aligned to blocks, only to this (bytes).
+/// Requests need to be aligned only to this (bytes), not to blocks.
 const SECTOR: u64 = 512;
-/// Blocks gathered at most before they are written.
+/// Maximum number of blocks gathered before they are written.
 const BATCH_BLOCKS: usize = 256;
 const STRIPES: usize = 64;
 
 #[derive(Clone)]
 pub(crate) enum Change {
     Data(Arc<[u8]>),
-    /// Reads as zeros, takes no room.
+    /// Reads as zeros, takes no space.
     Nowhere,
 }
 
@@ -45,11 +45,11 @@ type Batch = BTreeMap<u32, Change>;
 #[derive(Default)]
 struct Front {
     open: Batch,
-    /// The batch being written; the map refers to it already.
+    /// The batch being written. The map refers to it already.
     writing: Batch,
     /// Number of changes ever put into a batch.
     tickets: u64,
-    /// When the first change of the open batch came (ns).
+    /// When the first change of the open batch arrived (ns).
     since_ns: u64,
 }
 
@@ -65,14 +65,14 @@ pub(crate) struct Log {
     pub unflushed_records: u32,
     pub flushed_tickets: u64,
     pub emptying: Option<Emptying>,
-    /// First blocks of segments and tracks that cannot be emptied.
+    /// First blocks of the segments and tracks that cannot be emptied.
     pub stuck: HashSet<u32>,
     pub tail_generation: u64,
     /// The complete checkpoint, as the tail record names it.
     pub complete: Option<Checkpoint>,
     /// Present on a disk with a map area.
     pub checkpoints: Option<Checkpoints>,
-    /// Tracks of a disk with a head, once they were needed.
+    /// Tracks of a disk with a head, filled when first needed.
     pub tracks: Vec<Range<u32>>,
 }
 
@@ -99,16 +99,16 @@ pub struct Status {
     pub logical_bytes: u64,
     /// Bytes of the log.
     pub log_bytes: u64,
-    /// Bytes in use, or left and not yet free again.
+    /// Bytes in use, or left and not free yet.
     pub used_bytes: u64,
-    /// Bytes left, free again after the next flush.
+    /// Bytes left, which become free after the next flush.
     pub left_bytes: u64,
     pub segments: u32,
     pub free_segments: u32,
     pub live_records: u64,
     /// Memory of the map (bytes).
     pub map_bytes: u64,
-    /// Memory of all else kept for each block, piece and record (bytes).
+    /// Memory of everything else kept for blocks, pieces and records (bytes).
     pub beside_bytes: u64,
     /// Blocks the disk was asked to write.
     pub host_blocks: u64,
@@ -118,24 +118,25 @@ pub struct Status {
     pub moved_blocks: u64,
     /// Segments or tracks it emptied.
     pub emptied: u64,
-    /// Blocks it could not move because they could not be read, or their checksum was wrong.
+    /// Blocks it could not move because they were unreadable or had a wrong checksum.
     pub damaged_blocks: u64,
     /// Flushes of the device below.
     pub flushes: u64,
     /// Checkpoints completed.
     pub checkpoints: u64,
-    /// False on a disk that has no room for any.
+    /// False on a disk that has no room for checkpoints.
     pub has_checkpoints: bool,
 }
 
 impl Status {
-    /// Blocks written to the device below for each block written to the disk.
+    /// Ratio of blocks written to the device below to blocks written to the disk.
     pub fn write_amplification(&self) -> f64 {
         self.device_blocks as f64 / (self.host_blocks as f64).max(1.0)
     }
 }
 
-/// An open virtual-log disk. It has no thread: work for gaps is called from outside, see [`crate::Disk`].
+/// An open virtual-log disk. It has no thread of its own: [`crate::VirtualLogDisk`] runs the work
+/// for gaps.
 pub struct VirtualLog {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -145,7 +146,7 @@ pub struct VirtualLog {
     pub(crate) log: Mutex<Log>,
     pub(crate) counts: Counts,
     front: Mutex<Front>,
-    /// A block written in part is read, changed and put back with its stripe held.
+    /// A partial write reads, changes and puts back its block while it holds the block's stripe.
     stripes: Box<[Mutex<()>]>,
     arrivals: Arrivals,
     poison: Poison,
@@ -216,7 +217,7 @@ impl VirtualLog {
         if self.poison.is_set() { self.poison.refuse(&self.name()) } else { Ok(()) }
     }
 
-    /// Number of changes for which the room kept free is enough.
+    /// Returns the number of changes for which the space kept free is enough.
     pub(crate) fn items_at_once(&self) -> usize {
         match self.superblock.segment_blocks {
             0 => ((self.superblock.physical_blocks - self.superblock.logical_blocks) as usize / 4).clamp(4, PIECES_MAX),
@@ -232,7 +233,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Notes when a request comes and goes.
+    /// Records when a request comes and goes.
     fn attend<T>(&self, request: impl FnOnce() -> T) -> T {
         self.arrivals.came(self.clock.monotonic_ns());
         let answer = request();
@@ -284,7 +285,7 @@ impl VirtualLog {
         if fua { self.flush_all() } else { self.write_if_full() }
     }
 
-    /// Writes within one block.
+    /// Writes bytes within one block.
     fn write_part(&self, logical: u32, within: usize, bytes: &[u8]) -> Result<()> {
         let _stripe = self.stripe(logical);
         if bytes.len() == BLOCK {
@@ -298,7 +299,8 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Makes blocks read as zeros. Parts of blocks are written as zeros if `exact`, otherwise left alone.
+    /// Makes blocks read as zeros. Partial blocks are overwritten with zeros if `exact`, otherwise
+    /// left alone.
     fn drop_range(&self, at: u64, len: u64, exact: bool) -> Result<()> {
         self.writable()?;
         self.check(at, len)?;
@@ -328,20 +330,20 @@ impl VirtualLog {
             return Ok(());
         }
         let mut log = self.lock();
-        // Another thread may have been first.
+        // Another thread may have written the batch first.
         if self.front.lock().open.len() < BATCH_BLOCKS {
             return Ok(());
         }
         self.write_batch(&mut log).map(drop)
     }
 
-    /// Keeps the compactor's moves in memory while they are written, as a batch is; returns those that were not there
-    /// yet.
+    /// Keeps the compactor's moves in memory while they are written, like a batch. Returns those
+    /// that were not there yet.
     pub(crate) fn hold(&self, moves: &[Item]) -> Vec<u32> {
         let mut front = self.front.lock();
         let mut held = Vec::with_capacity(moves.len());
         for item in moves {
-            // The block that a request is about to write is newer.
+            // A block that a request is about to write is newer.
             if let Slot::Vacant(slot) = front.writing.entry(item.logical) {
                 slot.insert(item.change.clone());
                 held.push(item.logical);
@@ -370,12 +372,12 @@ impl VirtualLog {
         self.arrivals.is_gap(self.clock.monotonic_ns())
     }
 
-    /// Writes the changes waiting in memory, without a flush.
+    /// Writes the changes that wait in memory, without a flush.
     pub fn write_waiting(&self) -> Result<()> {
         self.write_batch(&mut self.lock()).map(drop)
     }
 
-    /// Writes the batch; returns the last change in it.
+    /// Writes the batch and returns the number of the last change in it.
     fn write_batch(&self, log: &mut Log) -> Result<u64> {
         self.writable()?;
         let (items, tickets) = {
@@ -387,7 +389,7 @@ impl VirtualLog {
         if !items.is_empty() {
             for some in items.chunks(self.items_at_once()) {
                 let written = self.make_room(log).and_then(|()| self.write_items(log, some, &[], By::Request));
-                // After an error the batch stays where it is: reads still find it.
+                // After an error the batch stays in place, so that reads still find it.
                 written.inspect_err(|error| self.poison(error))?;
             }
             self.front.lock().writing.clear();
@@ -401,7 +403,7 @@ impl VirtualLog {
         let wanted = self.front.lock().tickets;
         let mut log = self.lock();
         if log.flushed_tickets >= wanted {
-            // A flush that began since has covered it, if it did not fail.
+            // A flush that began since then covers it, unless that flush failed.
             return self.writable();
         }
         let tickets = self.write_batch(&mut log)?;
@@ -410,7 +412,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Flushes the device below: every record written is durable then.
+    /// Flushes the device below. Every record written is durable afterwards.
     pub(crate) fn flush_device(&self, log: &mut Log) -> Result<()> {
         self.writable()?;
         if !is_planted(Bug::FlushEarly) {
@@ -427,7 +429,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Makes blocks that were left free again, if there are any.
+    /// Makes the blocks that were left free again, if there are any.
     pub(crate) fn announce(&self, log: &mut Log, by: By) -> Result<()> {
         self.flush_device(log)?;
         if self.state.read().space.left_blocks() > 0 {
@@ -437,7 +439,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Flushes, and writes down where the log ends. No request may follow.
+    /// Flushes, and records where the log ends. No request may follow.
     pub fn close(&self) -> Result<()> {
         self.flush_all()?;
         let mut log = self.lock();
@@ -455,8 +457,8 @@ impl VirtualLog {
     }
 }
 
-/// Takes a lock that is held while the device below is waited for; the wait may depend on work that this thread has put
-/// off.
+/// Takes a lock that may be held during waits for the device below. Such a wait may depend on work
+/// that this thread has put off.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.try_lock().unwrap_or_else(|| {
         block::about_to_wait();
@@ -464,7 +466,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     })
 }
 
-/// Logical block and byte within it.
+/// Returns the logical block, and the byte within it.
 fn place(at: u64) -> (u32, usize) {
     ((at / BLOCK as u64) as u32, (at % BLOCK as u64) as usize)
 }
@@ -475,7 +477,7 @@ impl BlockDevice for VirtualLog {
             bytes: self.superblock.logical_blocks as u64 * BLOCK as u64,
             block_bytes: SECTOR as u32,
             atomic_bytes: BLOCK as u32,
-            // The batch is in this process.
+            // The batch lives in this process.
             survives_process: false,
         }
     }

@@ -1,7 +1,7 @@
 //! The map in memory: 8 bytes for each logical block.
 //!
-//! Owns: how an entry is packed. Zero is nowhere, so that blocks never mapped take no memory: the allocation comes
-//! zeroed, and stays untouched.
+//! Owns: the packing of an entry. Zero means unmapped, so that blocks never mapped take no memory:
+//! the allocation comes zeroed and stays untouched.
 
 use shoal_format::vlog::{Entry, PIECE_BLOCKS};
 
@@ -17,7 +17,7 @@ fn unpack(word: u64) -> Entry {
 }
 
 impl Map {
-    /// Everything is nowhere.
+    /// Makes a map in which no block is mapped.
     pub fn new(logical_blocks: u32) -> Map {
         Map(vec![0; logical_blocks as usize])
     }
@@ -30,17 +30,17 @@ impl Map {
         unpack(self.0[logical as usize])
     }
 
-    /// The entry of a block; `None` behind the end.
+    /// Returns the entry of a block, or `None` past the end.
     pub fn find(&self, logical: u32) -> Option<Entry> {
         self.0.get(logical as usize).copied().map(unpack)
     }
 
-    /// Sets an entry; returns the former one.
+    /// Sets an entry and returns the former one.
     pub fn replace(&mut self, logical: u32, entry: Entry) -> Entry {
         unpack(std::mem::replace(&mut self.0[logical as usize], pack(entry)))
     }
 
-    /// Entries from a block on.
+    /// Returns the entries from a block on.
     pub fn from(&self, logical: u32) -> impl Iterator<Item = Entry> + '_ {
         self.0[logical as usize..].iter().copied().map(unpack)
     }
@@ -55,7 +55,7 @@ impl Map {
         entries
     }
 
-    /// Sets the entries of a piece; those behind the end are left out.
+    /// Sets the entries of a piece, except those past the end.
     pub fn set_piece(&mut self, index: u32, entries: &[Entry; PIECE_BLOCKS as usize]) {
         let first = (index * PIECE_BLOCKS) as usize;
         self.0[first..].iter_mut().zip(entries).for_each(|(word, &entry)| *word = pack(entry));

@@ -1,8 +1,9 @@
 //! Gaps between requests, and the thread that uses them.
 //!
-//! Owns: when the disk counts as idle (no request for several times the usual distance between two), and [`Disk`], a
-//! virtual log with a thread that writes changes that waited too long, and runs the compactor while no request comes.
-//! Rules: the compactor is asked block by block, so that a request waits for one block at most. Left out: what the
+//! Owns: when the disk counts as idle (no request for several times the usual distance between
+//! two), and [`VirtualLogDisk`], a virtual log with a thread that writes changes that waited too
+//! long and runs the compactor while no request comes. Rules: the thread checks for requests
+//! between the compactor's steps, so that a request waits for one step at most. Left out: what the
 //! compactor does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
 
 use crate::disk::VirtualLog;
 
-/// Time between two looks for a gap.
+/// Time between two checks for a gap.
 const TICK: Duration = Duration::from_millis(5);
 /// A shorter pause is no gap (ns).
 const GAP_MIN_NS: u64 = 5_000_000;
@@ -29,7 +30,7 @@ const WRITE_AGE_NS: u64 = 100_000_000;
 /// Times at which requests come and go.
 #[derive(Default)]
 pub(crate) struct Arrivals {
-    /// When the last one came or went.
+    /// When the last request came or went.
     last_ns: AtomicU64,
     under_way: AtomicU64,
     /// Moving average of the distances.
@@ -40,13 +41,14 @@ impl Arrivals {
     pub fn came(&self, now: u64) {
         self.under_way.fetch_add(1, Ordering::Relaxed);
         let last = self.last_ns.swap(now, Ordering::Relaxed);
-        // A pause counts as its limit: one long night must not make the next day's gaps invisible.
+        // Cap the pause: one long night must not hide the gaps of the next day.
         let distance = now.saturating_sub(last).min(GAP_MAX_NS);
         let old = self.distance_ns.load(Ordering::Relaxed);
         self.distance_ns.store(old - old / 8 + distance / 8, Ordering::Relaxed);
     }
 
-    /// While a request is carried out, however long that takes, there is no gap.
+    /// Marks the end of a request. There is no gap while a request is under way, however long it
+    /// takes.
     pub fn went(&self, now: u64) {
         self.last_ns.store(now, Ordering::Relaxed);
         self.under_way.fetch_sub(1, Ordering::Relaxed);
@@ -69,7 +71,8 @@ struct Stop {
     changed: Condvar,
 }
 
-/// A virtual log that uses gaps by itself. Dropping it closes the disk: the next opening finds its end at once.
+/// A virtual log that uses gaps by itself. Dropping it closes the disk, so that the next opening
+/// finds the end of the log at once.
 pub struct VirtualLogDisk {
     log: Arc<VirtualLog>,
     stop: Arc<Stop>,
@@ -113,7 +116,7 @@ impl Drop for VirtualLogDisk {
         *self.stop.stopped.lock() = true;
         self.stop.changed.notify_all();
         if let Some(ticker) = self.ticker.take() {
-            // A panic there has been reported.
+            // A panic of the thread has been reported already.
             let _ = ticker.join();
         }
         // A disk that cannot be closed is recovered when it is opened again.
@@ -129,14 +132,16 @@ fn work(log: &Weak<VirtualLog>, stop: &Stop) {
         let Some(log) = log.upgrade().filter(|_| !*stopped) else { continue };
         drop(stopped);
         if use_gap(&log, stop, &mut looked_after).is_err() {
-            // A failed write poisons the disk, and requests are told. It is not tried again before the next request.
+            // A failed write poisons the disk, and later requests report it. Do not retry before
+            // the next request.
             looked_after = Some(log.last_request_ns());
         }
         stopped = stop.stopped.lock();
     }
 }
 
-/// `looked_after`: the last request when a look found nothing worth doing. Until the next request that stays true.
+/// Uses a gap, if there is one. `looked_after` is the last request before a look that found nothing
+/// worth doing; the result holds until the next request.
 fn use_gap(log: &VirtualLog, stop: &Stop, looked_after: &mut Option<u64>) -> Result<()> {
     if log.waits_for() > WRITE_AGE_NS {
         log.write_waiting()?;

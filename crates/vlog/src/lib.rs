@@ -1,31 +1,34 @@
-//! The virtual-log disk: a block device that writes every block where it is cheapest, and finds it again.
+//! The virtual-log disk: a block device that writes every block to the cheapest place and can find
+//! it again.
 //!
-//! A [`VirtualLog`] lies over another block device. No block has a place of its own: each write goes to the open
-//! segment (or, where the head of a disk is known, to the nearest free block), and with it a record that holds the
-//! changed pieces of the map. Records link to older ones, so that the log is its own index. Random writes become
-//! sequential ones. The compactor gathers the blocks they leave behind, in gaps between requests.
+//! A [`VirtualLog`] lies on top of another block device. No block has a fixed place. Each write
+//! goes to the open segment (or, where the head position of a disk is known, to the nearest free
+//! block), together with a record that holds the changed pieces of the map. Records link to older
+//! ones, so the log is its own index. Random writes become sequential ones. The compactor gathers
+//! the blocks that remain in use, in gaps between requests.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `disk` | the device: requests, batches, flushes; `disk::lookup`: reading |
 //! | `entries` | the map in memory |
-//! | `state` | pieces, live records, and what a record changes in them |
-//! | `space` | which blocks are free, and when a block that was left is free again |
-//! | `write` | from a batch to records and data on the device |
-//! | `compact`, `tracks` | gaining room, a block at a time: segments, tracks |
-//! | `recover` | formatting, opening: from the tail record or a checkpoint, otherwise by a scan |
-//! | `search` | the map as it comes together from records |
-//! | `checkpoint`, `load` | checkpoints of the map: writing them, reading them |
-//! | `read` | many reads in flight |
+//! | `state` | pieces, live records, and the effect of a record on them |
+//! | `space` | which blocks are free, and when a block that was left becomes free again |
+//! | `write` | turning a batch into records and data on the device |
+//! | `compact`, `tracks` | reclaiming space, a block at a time: segments, tracks |
+//! | `recover` | formatting, and opening from the tail record or a checkpoint, otherwise by a scan |
+//! | `search` | building the map from records |
+//! | `checkpoint`, `load` | writing and reading checkpoints of the map |
+//! | `read` | keeping many reads in flight |
 //! | `idle` | gaps between requests, and the thread that uses them |
 //! | `planted` | bugs to plant in tests |
 //!
-//! Contract: a block of 4096 bytes is written as a whole or not at all, whatever the device below tears. A write that
-//! completed is in memory; a flush, or a write with FUA, makes it durable. After a crash every block holds its last
-//! flushed contents, or something written to it later.
-//! Invariants: (1) a block is used again only when a *durable* record says that its successor is durable; (2) recovery
-//! believes a record that may not have been flushed only for entries whose data has the right checksum; (3) writes that
-//! recovery found lost are lost for good before the first read; (4) no request needs the compactor to have run.
+//! Contract: a block of 4096 bytes is written as a whole or not at all, even if the device below
+//! tears writes. A completed write is in memory. A flush, or a write with FUA, makes it durable.
+//! After a crash, every block holds its last flushed contents, or something written to it later.
+//! Invariants: (1) a block is reused only when a *durable* record says that its successor is
+//! durable; (2) recovery believes a record that may not have been flushed only for entries whose
+//! data has the right checksum; (3) writes that recovery found lost stay lost, from before the
+//! first read; (4) no request depends on the compactor having run.
 
 #![forbid(unsafe_code)]
 
@@ -61,7 +64,7 @@ pub use search::Progress;
 /// Bytes of a block.
 pub const BLOCK_BYTES: u32 = BLOCK as u32;
 
-/// Failure to make or open a disk.
+/// A failure to make or open a disk.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum VlogError {
     #[error("{0}")]
@@ -76,10 +79,10 @@ pub enum VlogError {
     Option { what: &'static str, why: String },
     #[error("block {at} is used twice; the device has been changed by something else; restore it from a copy")]
     Twice { at: u32 },
-    /// Pieces of the map are not where they must be: the device lost or changed bytes.
+    /// Pieces of the map are missing: the device lost or changed bytes.
     #[error("{lost} of {mapped} pieces of the map are damaged or missing; restore the device from a copy")]
     Damaged { lost: u32, mapped: u32 },
-    /// The disk was closed, and the log does not lead to the record that it was closed with.
+    /// The disk was closed, but the log does not lead to the record with which it was closed.
     #[error(
         "records before the one in block {at}, with which the disk was closed, are damaged or missing; restore the device from a copy"
     )]
@@ -89,7 +92,7 @@ pub enum VlogError {
 /// How blocks are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// One behind the other, into segments of `blocks` blocks.
+    /// One after the other, into segments of `blocks` blocks.
     Segments { blocks: u32 },
     /// Into any free block: for a device whose head position is known.
     Anywhere,
@@ -102,11 +105,13 @@ pub struct FormatOptions {
     /// Random; see [`shoal_format::vlog::Superblock::salt`].
     pub salt: u64,
     pub placement: Placement,
-    /// Part of the log that is never filled with data (percent); the more, the less the compactor has to do.
+    /// Part of the log that is never filled with data (percent). A larger part makes less work for
+    /// the compactor.
     pub spare_percent: u8,
-    /// Size of the disk; all that `spare_percent` leaves if not given.
+    /// Size of the disk. `None`: all that `spare_percent` leaves.
     pub bytes: Option<u64>,
-    /// Pieces of a map block; 0: no checkpoints, as earlier versions made disks. With [`Placement::Anywhere`] there are none anyway.
+    /// Pieces of a map block. 0: no checkpoints, as on disks made by earlier versions. Disks with
+    /// [`Placement::Anywhere`] never have checkpoints.
     pub map_pieces: u32,
 }
 
@@ -123,10 +128,10 @@ impl Default for FormatOptions {
     }
 }
 
-/// The usual part of the log without data (percent).
+/// Default spare part of the log (percent).
 pub const SPARE_PERCENT: u8 = 20;
-/// Smallest such part (percent): with less, emptying a segment gains so little room that a write costs ten times its
-/// size and more.
+/// Smallest spare part (percent). With less, emptying a segment gains so little space that a write
+/// costs ten times its size or more.
 pub const SPARE_PERCENT_MIN: u8 = 10;
 
 /// Which segment or track is emptied next.
@@ -134,17 +139,17 @@ pub const SPARE_PERCENT_MIN: u8 = 10;
 pub enum Choice {
     /// The one with the fewest blocks in use.
     Greedy,
-    /// The one whose room is worth most for its age: (1 - u) * age / (1 + u).
+    /// The one whose free space, weighted by its age, is worth most: (1 - u) * age / (1 + u).
     #[default]
     CostBenefit,
 }
 
-/// How a disk is run.
+/// Runtime options of a disk.
 #[derive(Clone, Default)]
 pub struct Options {
     /// The head of the device below, for a disk with [`Placement::Anywhere`].
     pub head: Option<Arc<dyn Head>>,
     pub choice: Choice,
-    /// Called now and then while the log is looked through.
+    /// Progress callback, called now and then while the log is searched.
     pub watch: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }

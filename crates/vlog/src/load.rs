@@ -1,8 +1,9 @@
 //! Reading a checkpoint of the map, and the lists of the segments that may have changed since.
 //!
-//! Owns: whether a checkpoint can be trusted. It can if its directory is whole, every map block the directory names has
-//! the checksum that the directory names, its list begins, and nothing says that a newer one was complete. Otherwise
-//! all of it is dropped, and the log is looked through: an older version is never taken instead.
+//! Owns: whether a checkpoint can be trusted. It can if its directory is whole, every map block has
+//! the checksum that the directory names, its list begins, and nothing shows that a newer one was
+//! complete. Otherwise the whole checkpoint is dropped and the log is searched. An older version is
+//! never used instead.
 
 use std::cell::Cell;
 
@@ -19,11 +20,11 @@ pub(crate) struct Loaded {
     pub checkpoints: Checkpoints,
     /// Segments that may hold later records.
     pub segments: Bits,
-    /// Segments in the list that goes on.
+    /// Segments in the list that is continued.
     pub named: Vec<u32>,
 }
 
-/// Runs of blocks of an area.
+/// Returns the reads that cover an area.
 fn runs(at: u32, blocks: u32) -> impl Iterator<Item = Read<u32>> {
     (0..blocks).step_by(RUN_BLOCKS as usize).map(move |index| Read {
         at: at + index,
@@ -33,7 +34,8 @@ fn runs(at: u32, blocks: u32) -> impl Iterator<Item = Read<u32>> {
 }
 
 impl Search<'_> {
-    /// Takes the map of a checkpoint; `None` if it cannot be trusted: then `self` must not be used any more.
+    /// Takes the map of a checkpoint. Returns `None` if it cannot be trusted; `self` must not be
+    /// used any more then.
     pub fn load(&mut self, complete: Complete) -> Result<Option<Loaded>> {
         let superblock = self.superblock;
         let Some(mut checkpoints) = self.load_directory(complete)? else { return Ok(None) };
@@ -57,13 +59,13 @@ impl Search<'_> {
             opened: named.len() as u32,
         });
         if side != complete.side {
-            // The map blocks to write are known when the records were read.
+            // The map blocks to write are known after the records were read.
             checkpoints.round = Some(Round { pending: Bits::new(superblock.map_blocks()), quota: 0 });
         }
         Ok(Some(Loaded { checkpoints, segments, named }))
     }
 
-    /// Looks through the segments that a checkpoint does not cover.
+    /// Searches the segments that a checkpoint does not cover.
     pub fn scan_listed(&mut self, loaded: &Loaded) -> Result<()> {
         let count = self.superblock.segments();
         self.scan_segments(each_set(&loaded.segments, count), loaded.segments.count())
@@ -101,7 +103,8 @@ impl Search<'_> {
         Ok(whole.get().then_some(checkpoints))
     }
 
-    /// The blocks of a checkpoint's own list, or of the one that has begun after it; `None` if a newer checkpoint was complete.
+    /// Loads the blocks of a checkpoint's own list, or of the list begun after it. Returns `None`
+    /// if a newer checkpoint was complete.
     fn load_list(&mut self, side: u8, complete: Complete, begun: bool) -> Result<Option<Vec<List>>> {
         let superblock = self.superblock;
         let mut lists: Vec<List> = Vec::new();
@@ -121,7 +124,7 @@ impl Search<'_> {
             let reads = (0..2u8).map(|copy| Read { at: superblock.list_at(side, copy, from), blocks, what: copy });
             read_each(self.device, reads, |read, bytes| {
                 self.blocks_read += read.blocks as u64;
-                // One copy may have what the other one lacks.
+                // One copy may have what the other lacks.
                 copies[read.what as usize] = bytes.unwrap_or_else(|_| vec![0; read.blocks as usize * BLOCK]);
                 Ok(None)
             })?;
@@ -140,7 +143,7 @@ impl Search<'_> {
         Ok(Some(lists))
     }
 
-    /// False if a map block is not the one that the directory means.
+    /// Loads the map blocks. Returns false if one does not match the directory.
     fn load_map(&mut self, checkpoints: &Checkpoints, complete: Complete) -> Result<bool> {
         let superblock = self.superblock;
         let blocks = superblock.map_blocks();

@@ -1,22 +1,23 @@
-//! Bugs to plant, so that the tests can show that they would find them (docs/design/testing.md, T7).
+//! Bugs to plant, so that the tests can show that they find them (docs/design/testing.md, T7).
 //!
-//! Owns: the list of rules that can be broken. Each bug leaves out one ordering or one test that the design says is needed.
+//! Owns: the list of rules that can be broken. Each bug omits one ordering or one check that the
+//! design requires.
 //! Left out: the switch (`shoal_media::plantable`) and the harness (`tests/planted.rs`).
 
 shoal_media::plantable! {
-    /// A rule of the disk, left out.
+    /// A broken rule of the disk.
     pub enum Bug {
-        /// A flush ends without one of the device below.
+        /// A flush ends without a flush of the device below.
         FlushEarly,
-        /// A block is used again at once.
+        /// A block is reused at once.
         FreeAtOnce,
-        /// A block is used again when its successor is durable, though no durable record says so.
+        /// A block is reused when its successor is durable, although no durable record says so.
         FreeUnannounced,
         /// Recovery believes records that may not have been flushed without looking at the data.
         NoVerify,
         /// Recovery writes before the records it found are durable.
         FoundUnflushed,
-        /// Recovery does not write down what it found.
+        /// Recovery does not write what it found.
         NoSettle,
         /// Recovery does not wait until its own records are durable.
         SettleUnflushed,
@@ -24,29 +25,29 @@ shoal_media::plantable! {
         StaleTail,
         /// Records left without a link to them are forgotten.
         LostLinks,
-        /// A block that is being moved is moved although it was written in the meantime.
+        /// A block is moved although it was written since the move began.
         MoveStale,
-        /// Such a block is taken for unchanged when it lies where it lay.
+        /// A block written since counts as unchanged if it lies in the same place.
         MoveByPlace,
-        /// Numbers go on right behind the last one that was found.
+        /// Numbers continue directly after the last one found.
         NoJump,
         /// Blocks read are not compared with their checksums.
         NoChecksum,
         /// A segment is opened before the list that names it is durable.
         NamesUnflushed,
-        /// A segment that is opened is not named.
+        /// An opened segment is not named.
         SegmentUnnamed,
         /// The segment that is open when a round begins is not named in its list.
         OpenUnnamed,
         /// Recovery does not look at the list of a round that has begun.
         ListIgnored,
-        /// A map block is written over its version that counts.
+        /// A map block overwrites the version that counts.
         MapInPlace,
         /// A round leaves out map blocks that have changed.
         DirtyForgotten,
         /// A checkpoint counts before what it refers to is durable.
         CheckpointUnflushed,
-        /// Any whole version of a map block is taken.
+        /// Any intact version of a map block is accepted.
         AnyVersion,
     }
 }

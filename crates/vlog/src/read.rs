@@ -1,7 +1,7 @@
 //! Many reads in flight, with no more than a few in memory.
 //!
-//! Owns: the number of reads in flight while a disk is opened. One read may ask for another, as a record does that
-//! names the next. Left out: what is read, and why.
+//! Owns: the number of reads in flight while a disk is opened. One read may ask for another, as
+//! when a record names the next one. Left out: what is read, and why.
 
 use std::sync::mpsc;
 
@@ -18,7 +18,7 @@ pub(crate) struct Read<T> {
     pub what: T,
 }
 
-/// Reads all that are `waiting`, and those that `take` asks for in answer, in any order.
+/// Performs all `waiting` reads, and those that `take` requests in answer, in any order.
 pub(crate) fn read_each<T>(
     device: &dyn BlockDevice,
     mut waiting: impl Iterator<Item = Read<T>>,
@@ -37,7 +37,7 @@ pub(crate) fn read_each<T>(
             let request = Request::Read { at: read.at as u64 * BLOCK as u64, buffer };
             slots[slot] = Some(read);
             let sender = sender.clone();
-            // After an error the others are not received.
+            // After an error the remaining results have no receiver.
             device.submit(request, Box::new(move |result| drop(sender.send((slot, result)))));
         }
         if free.len() == READS {

@@ -1,14 +1,14 @@
-//! Formatting, and opening: from a checkpoint or the tail record, otherwise by a scan.
+//! Formatting, and opening from a checkpoint or the tail record, otherwise by a scan.
 //!
-//! A disk with a map area has a checkpoint: it is read, and then the records of the segments that its lists name.
-//! Without one the tail record of a disk that was closed names the newest log record, and all that count are reached
-//! from it. Where neither can be trusted the log is scanned: in segments only the records, each of which says where the
-//! next one is.
-//! Records up to the highest number that any of them calls durable are the base. Those behind it may have survived
-//! without their data: of these only the entries they changed are believed, and only if the data has the right
-//! checksum. Rules: entries believed are written down and made durable, and then announced, before the disk is used:
-//! until then nothing that the base refers to is overwritten. Numbers go on far behind the last one seen, because a
-//! torn record may hide later ones.
+//! A disk with a map area has a checkpoint. Opening reads it, and then the records of the segments
+//! that its lists name. Without a checkpoint, the tail record of a closed disk names the newest log
+//! record, from which all records that count are reached. If neither can be trusted, the log is
+//! scanned. In segments only the records are read, because each says where the next one is.
+//! Records up to the highest number that any record calls durable are the base. Records after the
+//! base may have survived without their data. Only the entries they changed are believed, and only
+//! if the data has the right checksum. Rules: believed entries are written, made durable and then
+//! announced before the disk is used. Nothing that the base refers to is overwritten before that.
+//! Numbers continue far after the last one seen, because a torn record may hide later ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -30,12 +30,13 @@ use crate::state::State;
 use crate::write::By;
 use crate::{FormatOptions, Options, Placement, SPARE_PERCENT_MIN, VlogError};
 
-/// Segments beside the spare part: open, reserved, and those that requests keep free.
+/// Segments in addition to the spare part: the open one, the reserved ones, and those that requests
+/// keep free.
 const EXTRA_SEGMENTS: u32 = 7;
 const SEGMENTS_MIN: u32 = 12;
-/// Without segments nothing has to be emptied for a write to find room.
+/// Minimum without segments, where a write finds space without emptying anything.
 const SPARE_ANYWHERE_MIN: u8 = 3;
-/// More records than can lie behind the last one that was durable.
+/// Exceeds the number of records that can follow the last durable one.
 pub(crate) const HIDDEN_MAX: u64 = 1 << 14;
 
 /// Report on the opening of a disk.
@@ -43,21 +44,21 @@ pub(crate) const HIDDEN_MAX: u64 = 1 << 14;
 pub struct Recovery {
     /// The disk had been closed.
     pub clean: bool,
-    /// A checkpoint was read, and only the log behind it.
+    /// A checkpoint was read, and only the log after it.
     pub checkpoint: bool,
     /// Blocks that were read to find the map.
     pub blocks_read: u64,
     /// Records found.
     pub records: u64,
-    /// Those of them that may not have been durable.
+    /// Number of those records that may not have been durable.
     pub unsure: u64,
-    /// Blocks whose last writes, never flushed, are lost.
+    /// Blocks whose last, unflushed writes are lost.
     pub lost: u64,
     /// Time it took (ns).
     pub took_ns: u64,
 }
 
-/// The uuid of the disk whose first block this is.
+/// Returns the uuid of the disk whose first block is given.
 pub fn identify(block: &[u8]) -> Option<[u8; 16]> {
     Superblock::decode(block).ok().map(|superblock| superblock.uuid)
 }
@@ -88,7 +89,8 @@ fn plan(bytes: u64, options: &FormatOptions) -> std::result::Result<Superblock, 
         let why = format!("{} pieces; up to {MAP_PIECES_MAX}", options.map_pieces);
         return Err(VlogError::Option { what: "map block", why });
     }
-    // How many segments a log of `log` blocks has, and how many blocks of data it can hold.
+    // Returns the number of segments of a log of `log` blocks, and how many blocks of data it can
+    // hold.
     let divide = |log: u64| {
         let segments = (log / segment_blocks.max(1) as u64) as u32;
         let usable = match segment_blocks {
@@ -104,7 +106,7 @@ fn plan(bytes: u64, options: &FormatOptions) -> std::result::Result<Superblock, 
     };
     let log_min = if segment_blocks > 0 { SEGMENTS_MIN as u64 * segment_blocks as u64 } else { 96 };
     let log_and_area = (physical_blocks as u64).saturating_sub(LOG_AT as u64);
-    // The area of a log that leaves no room for one is more than enough.
+    // The area sized for a log that fills all the space is more than enough.
     let log = log_and_area.saturating_sub(area_for(log_and_area));
     if log < log_min {
         let mut need = log_min;
@@ -133,7 +135,8 @@ fn plan(bytes: u64, options: &FormatOptions) -> std::result::Result<Superblock, 
     Ok(Superblock { uuid, salt, logical_blocks, physical_blocks, segment_blocks, area, sums: Sums::Xxh3 })
 }
 
-/// The first checkpoint of a new disk: nothing is mapped, and the first segment may hold records.
+/// Writes the first checkpoint of a new disk: nothing is mapped, and the first segment may hold
+/// records.
 fn format_area(device: &dyn BlockDevice, superblock: &Superblock, number: u64) -> Result<Option<Checkpoint>> {
     if superblock.area.is_none() {
         return Ok(None);
@@ -152,11 +155,11 @@ fn format_area(device: &dyn BlockDevice, superblock: &Superblock, number: u64) -
 }
 
 impl VirtualLog {
-    /// Makes a new, empty disk; what the device holds is lost.
+    /// Makes a new, empty disk. The device's contents are lost.
     pub fn format(device: &dyn BlockDevice, options: &FormatOptions) -> std::result::Result<Superblock, VlogError> {
         let superblock = plan(device.geometry().bytes, options)?;
         let at = |block: u32| block as u64 * BLOCK as u64;
-        // There is no disk until the end.
+        // No valid disk exists until the end.
         for copy in SUPERBLOCK_AT {
             block::write(device, at(copy), &[0; BLOCK])?;
         }
@@ -178,7 +181,7 @@ impl VirtualLog {
         Ok(superblock)
     }
 
-    /// Opens a disk, closed or after any crash.
+    /// Opens a disk that was closed, or that any crash left behind.
     pub fn open(
         device: Arc<dyn BlockDevice>,
         clock: Arc<dyn Clock>,
@@ -217,12 +220,12 @@ impl VirtualLog {
         Ok((disk, recovery))
     }
 
-    /// Writes the state found, so that it is the only one from now on.
+    /// Writes the recovered state, so that it is the only one from now on.
     fn settle(&self, pieces: &[u32], clean: bool) -> Result<()> {
         let mut log = self.lock();
         let log = &mut *log;
-        // Records found may be in a cache only, if a process died and not the machine: a power loss could then leave
-        // the next writes without the records that allowed them.
+        // If a process died and not the machine, the records found may exist only in a cache. A
+        // power loss could then keep the next writes but lose the records that allowed them.
         if !is_planted(Bug::FoundUnflushed) {
             block::flush(&*self.device).inspect_err(|error| self.poison(error))?;
         }
@@ -254,7 +257,8 @@ impl VirtualLog {
         self.flush_device(log)
     }
 
-    /// Names the segment that recovery opens; if there is no room left in the list, the checkpoint is given up instead.
+    /// Names the segment that recovery opens. Forgets the checkpoint instead if the list has no
+    /// room left.
     fn name_for_settling(&self, log: &mut Log, checkpoints: &mut Checkpoints) -> Result<()> {
         if self.state.write().space.named_first() {
             return Ok(());
@@ -269,8 +273,8 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Writes the tail record of an open disk to both places: if one is damaged, the other one spares the scan that
-    /// would follow from an older record.
+    /// Writes the tail record of an open disk to both places. If one is damaged, the other avoids
+    /// the scan that an older record would cause.
     pub(crate) fn write_tails(&self, log: &mut Log) -> Result<()> {
         if is_planted(Bug::StaleTail) {
             return Ok(());
@@ -279,7 +283,7 @@ impl VirtualLog {
         self.write_tail(log, None)
     }
 
-    /// Writes the tail record: of a closed disk with `root`, of an open one without.
+    /// Writes the tail record of a closed disk (`root` given) or of an open one.
     pub(crate) fn write_tail(&self, log: &mut Log, root: Option<Link>) -> Result<()> {
         log.tail_generation += 1;
         let (generation, durable, checkpoint) = (log.tail_generation, self.state.read().durable, log.complete);
@@ -310,8 +314,9 @@ fn read_superblock(device: &dyn BlockDevice, has_head: bool) -> std::result::Res
     Ok(superblock)
 }
 
-/// Looks for the map: in the checkpoint, from the links of the record that a closed disk ends with, or in all of the log.
-/// Returns the checkpoint if it was used, and whether the disk was found as it was closed.
+/// Looks for the map: in the checkpoint, through the links of a closed disk's last record, or in
+/// the whole log. Returns the checkpoint if it was used, and whether the disk was found as it was
+/// closed.
 fn find_map<'a>(
     mut search: Search<'a>,
     superblock: &Superblock,
@@ -328,7 +333,7 @@ fn find_map<'a>(
         search.scan_listed(listed)?;
         if let Some(root) = closed_at {
             clean = search.ends_with(root, complete.map(|complete| complete.number))?;
-            // A checkpoint that does not lead to the end of a closed disk is not believed.
+            // Reject a checkpoint that does not lead to the end of a closed disk.
             loaded = loaded.filter(|_| clean);
         }
     }
@@ -349,13 +354,15 @@ fn find_map<'a>(
         };
     }
     if let Some(root) = closed_at.filter(|&root| !clean && search.ends_before(root)) {
-        // Nothing was written since it was closed: missing records are damaged, and those they replaced would be old.
+        // Nothing was written since the disk was closed, so missing records are damaged, and the
+        // pieces found instead would be stale.
         return Err(VlogError::Cut { at: root.at });
     }
     Ok((search, loaded, clean))
 }
 
-/// The checkpoints of a disk with a map area: those of the loaded one, whose round then has all dirty map blocks to write.
+/// Returns the checkpoints of a disk with a map area. If a round was under way in the loaded one,
+/// it now has all dirty map blocks to write.
 fn checkpoints_of(superblock: &Superblock, state: &mut State, loaded: Option<Loaded>) -> Checkpoints {
     let Some(mut loaded) = loaded else { return Checkpoints::new(superblock) };
     state.space.rename(0);
@@ -367,7 +374,7 @@ fn checkpoints_of(superblock: &Superblock, state: &mut State, loaded: Option<Loa
     loaded.checkpoints
 }
 
-/// The newer of the tail records, if one can be read.
+/// Reads the newer of the tail records, if any is readable.
 fn read_tail(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Option<Tail>> {
     let mut newest: Option<Tail> = None;
     for at in TAIL_AT {
@@ -380,7 +387,7 @@ fn read_tail(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Option
     Ok(newest)
 }
 
-/// Checksums of the blocks that records behind the base refer to, as they are on the device.
+/// Reads the blocks that records after the base refer to, and returns their checksums.
 fn sums_of(device: &dyn BlockDevice, sums: Sums, later: &BTreeMap<u64, Record>) -> Result<HashMap<u32, Result<u32>>> {
     let mut places = BTreeSet::new();
     for piece in later.values().flat_map(|record| &record.pieces) {
@@ -396,7 +403,8 @@ fn sums_of(device: &dyn BlockDevice, sums: Sums, later: &BTreeMap<u64, Record>) 
     Ok(found)
 }
 
-/// Applies the entries that can be believed of records behind the base; returns the pieces they change.
+/// Applies the entries that can be believed from records after the base. Returns the pieces they
+/// change.
 fn believe(
     device: &dyn BlockDevice,
     state: &mut State,
@@ -408,13 +416,15 @@ fn believe(
     let seq = state.next_seq;
     let sums = sums_of(device, state.superblock.sums, &later)?;
     for record in later.values() {
-        // It may have been flushed, so it must not be overwritten before its entries are written again.
+        // The record may have been flushed, so its block must not be overwritten before its entries
+        // are written again.
         if !state.space.is_used(record.at) {
             state.space.take(record.at);
             state.space.leave(record.at, seq);
         }
         for piece in &record.pieces {
-            // Also where it changed nothing: other entries in it may come from a record that is lost.
+            // Include pieces where it changed nothing: other entries may come from a record that is
+            // lost.
             pieces.insert(piece.index);
             for (n, &entry) in piece.entries.iter().enumerate() {
                 let logical = piece.index * PIECE_BLOCKS + n as u32;
@@ -425,12 +435,12 @@ fn believe(
                 if state.map.get(logical) == entry {
                     continue;
                 }
-                // An unflushed write cannot be in a place that the base uses.
+                // An unflushed write cannot lie in a block that the base uses.
                 let is_free = |at: u32| state.space.blocks().contains(&at) && !state.space.is_used(at);
                 let possible = entry.at == 0 || is_free(entry.at);
                 let sure = entry.at == 0 || is_planted(Bug::NoVerify);
                 let is_intact = || match sums.get(&entry.at) {
-                    // It may have been flushed, so it cannot be called lost.
+                    // The write may have been flushed, so it cannot be declared lost.
                     Some(Err(error)) => Err(error.clone()),
                     Some(Ok(sum)) => Ok(*sum == entry.sum || is_planted(Bug::NoChecksum)),
                     None => Ok(false),

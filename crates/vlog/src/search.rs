@@ -1,9 +1,10 @@
-//! The map as it comes together from records: from the links of the newest one, from a checkpoint and the segments behind it, or
-//! from all of the log.
+//! Builds the map from records: from the links of the newest one, from a checkpoint and the
+//! segments after it, or from the whole log.
 //!
-//! Owns: which version of a piece is the newest; which records are durable (the base), and those behind it. The outcome
-//! does not depend on the order of finding. In memory are the map, 12 bytes for each piece, and records that no other
-//! one has called durable so far. Left out: which of the latter are believed (`recover`).
+//! Owns: which version of a piece is the newest; which records are durable (the base), and which
+//! follow it. The outcome does not depend on the order in which records are found. Memory holds the
+//! map, 12 bytes for each piece, and the records that no other record has called durable so far.
+//! Left out: which of the latter are believed (`recover`).
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -20,15 +21,15 @@ use crate::read::{READS, Read, read_each};
 use crate::recover::HIDDEN_MAX;
 use crate::state::{Header, State};
 
-/// Blocks of one read where all are looked at.
+/// Blocks per read when all blocks are examined.
 pub(crate) const RUN_BLOCKS: u32 = 64;
-/// Segments looked through, or map blocks read, between two reports.
+/// Segments searched, or map blocks read, between two reports.
 const REPORTED: u64 = 1024;
 
 /// Progress of opening a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// The checkpoint is being read; then segments are looked through.
+    /// True while the checkpoint is read, false while segments are searched.
     pub checkpoint: bool,
     pub done: u64,
     pub total: u64,
@@ -40,16 +41,16 @@ pub(crate) struct Search<'a> {
     pub device: &'a dyn BlockDevice,
     pub superblock: Superblock,
     map: Map,
-    /// For each piece the number of the record its state was taken from, and the record's block.
+    /// For each piece: the number of the record its state was taken from, and that record's block.
     taken_from: Vec<u64>,
     piece_at: Vec<u32>,
     /// Pieces that some record holds.
     pieces_found: u32,
-    /// Records that are durable, by number. Only links need them.
+    /// Durable records, by number. Only links need them.
     headers: BTreeMap<u64, Header>,
-    /// Records that no other one has called durable so far.
+    /// Records that no other record has called durable so far.
     later: BTreeMap<u64, Record>,
-    /// Number and pieces of the newest record that is durable.
+    /// Number of the newest durable record, and the pieces it counts as mapped.
     newest: (u64, u32),
     pub durable: u64,
     pub blocks_read: u64,
@@ -60,7 +61,7 @@ pub(crate) struct Search<'a> {
 /// The outcome of a search.
 pub(crate) struct Found {
     pub state: State,
-    /// Records behind the base.
+    /// Records after the base.
     pub later: BTreeMap<u64, Record>,
 }
 
@@ -83,11 +84,11 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Forgets all that was found.
+    /// Starts over and forgets everything found.
     pub fn again(self) -> Search<'a> {
         let (device, superblock, blocks_read) = (self.device, self.superblock, self.blocks_read);
         let watch = self.watch.clone();
-        // Two maps at once may be too much.
+        // There may not be enough memory for two maps at once.
         drop(self);
         Search { blocks_read, ..Search::new(device, superblock, watch) }
     }
@@ -114,7 +115,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The record is durable: its pieces count unless a newer one has them.
+    /// Takes a durable record: its pieces count unless a newer record has them.
     fn take(&mut self, record: Record) {
         self.newest = self.newest.max((record.seq, record.mapped));
         let mut counts = record.pieces.is_empty();
@@ -139,7 +140,7 @@ impl<'a> Search<'a> {
         self.map.set_piece(index, entries);
     }
 
-    /// Follows the links from the newest record; false if pieces are missing.
+    /// Follows the links from the newest record. Returns false if pieces are missing.
     pub fn walk(&mut self, root: Link) -> Result<bool> {
         self.durable = root.seq;
         let (mut wave, mut seen) = (vec![root], HashSet::from([root]));
@@ -153,7 +154,7 @@ impl<'a> Search<'a> {
             let reads = links.into_iter().map(|link| Read { at: link.at, blocks: 1, what: link });
             read_each(self.device, reads, |read, bytes| {
                 let link = read.what;
-                // Another number: the record meant did not count any more.
+                // A different number means that the linked record did not count any more.
                 let Some(record) = self.decode(&bytes?, link.at).filter(|record| record.seq == link.seq) else {
                     return Ok(None);
                 };
@@ -175,7 +176,7 @@ impl<'a> Search<'a> {
         self.scan_segments(0..self.superblock.segments(), self.superblock.segments())
     }
 
-    /// Every block may be a record.
+    /// Examines all blocks, since every block may be a record.
     fn scan_all(&mut self) -> Result<()> {
         let end = self.superblock.log_end();
         let runs = (LOG_AT..end).step_by(RUN_BLOCKS as usize);
@@ -192,7 +193,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Only the records of some segments: each says where the next one is.
+    /// Reads only the records of some segments. Each record says where the next one is.
     pub fn scan_segments(&mut self, segments: impl Iterator<Item = u32>, total: u32) -> Result<()> {
         let size = self.superblock.segment_blocks;
         let reads = segments.map(|n| Read { at: LOG_AT + n * size, blocks: 1, what: 0u64 });
@@ -205,7 +206,7 @@ impl<'a> Search<'a> {
                 done += 1;
                 self.report(false, done, total.into());
             }
-            // A lower number: the segment's former life.
+            // A lower number belongs to an earlier use of the segment.
             let Some(record) = self.decode(&bytes?, at).filter(|record| record.seq > last) else { return Ok(None) };
             let end = LOG_AT + ((at - LOG_AT) / size + 1) * size;
             let following = at.saturating_add(record.skip as u32);
@@ -215,15 +216,15 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Was nothing found behind this record?
+    /// Returns whether nothing was found after this record.
     pub fn ends_before(&self, root: Link) -> bool {
         self.later.is_empty() && self.newest.0 <= root.seq
     }
 
-    /// Is `root` the newest record, with nothing missing or behind it? `number`: the checkpoint that the search began
-    /// with.
+    /// Returns whether `root` is the newest record, with nothing missing and nothing after it.
+    /// `number` is the checkpoint that the search began with.
     pub fn ends_with(&self, root: Link, number: Option<u64>) -> Result<bool> {
-        // Records that the checkpoint covers are not looked for; a later one must have been found.
+        // The search skips records that the checkpoint covers. A later record must have been found.
         let is_reached = self.newest.0 == root.seq || number.is_some_and(|number| root.seq <= number);
         if !(is_reached && self.ends_before(root)) {
             return Ok(false);
@@ -241,8 +242,8 @@ impl<'a> Search<'a> {
         Ok(end == Some(self.pieces_found))
     }
 
-    /// The base, and the records behind it. `root`: the disk was closed. `number`: the checkpoint that the search began
-    /// with; map blocks changed since are dirty.
+    /// Returns the base and the records after it. `root` is set if the disk was closed. `number` is
+    /// the checkpoint that the search began with; map blocks changed since then are dirty.
     pub fn into_found(mut self, root: Option<Link>, number: Option<u64>) -> std::result::Result<Found, VlogError> {
         let (found, mapped) = (self.pieces_found, self.newest.1);
         if found < mapped {
@@ -261,7 +262,7 @@ impl<'a> Search<'a> {
                 state.mark_dirty(index);
             }
             drop(std::mem::take(&mut self.taken_from));
-            // Pieces that no record holds are nowhere, and are not touched.
+            // Pieces that no record holds are unmapped and are not touched.
             for (index, _) in (0..).zip(&self.piece_at).filter(|&(_, &at)| at != 0) {
                 for entry in self.map.piece(index).iter().filter(|entry| entry.at != 0) {
                     take(&mut state, entry.at)?;
@@ -294,7 +295,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Segments to look through.
+/// Returns the numbers of the set bits.
 pub(crate) fn each_set(bits: &Bits, count: u32) -> impl Iterator<Item = u32> + '_ {
     (0..count).filter(|&n| bits.get(n))
 }

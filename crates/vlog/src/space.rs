@@ -1,8 +1,10 @@
-//! Which blocks of the log are free, and when a block that was left is free again.
+//! Which blocks of the log are free, and when a block that was left becomes free again.
 //!
-//! Owns: one bit for each block, a count for each segment, the list of free segments, the queue of blocks that were left.
-//! Rules: a block that was left stays in use until its successor is announced durable (invariant 1 of the crate); a segment is written
-//! from its start, once, and is free again when nothing in it is in use. Left out: what is in the blocks.
+//! Owns: one bit for each block, a count for each segment, the list of free segments, the queue of
+//! blocks that were left. A block is *left* when its contents have a successor.
+//! Rules: a block that was left stays in use until its successor is announced durable (invariant 1
+//! of the crate). A segment is written once, from its start, and becomes free when nothing in it is
+//! in use. Left out: the contents of the blocks.
 
 use std::collections::VecDeque;
 
@@ -18,7 +20,8 @@ pub(crate) struct Space {
     /// Bits of the blocks in `left`.
     left_bits: Vec<u64>,
     used_blocks: u32,
-    /// Blocks left, with the number of the last record of the change that left them; numbers ascend.
+    /// Blocks that were left, with the number of the last record of the change that left them.
+    /// Numbers ascend.
     left: VecDeque<(u64, u32)>,
     segments: Option<Segments>,
     blocks: std::ops::Range<u32>,
@@ -30,32 +33,32 @@ struct Segments {
     used: Vec<u32>,
     /// Blocks left and not free yet.
     left: Vec<u32>,
-    /// Number of the newest record when it was closed, for its age.
+    /// Number of the newest record when the segment was closed, to tell its age.
     closed_at: Vec<u64>,
-    /// In the order in which they became free, so that all wear alike.
+    /// In the order in which they became free, to level wear.
     free: VecDeque<u32>,
     /// Number of segments that wait for an announcement.
     waiting: usize,
     open: Option<Open>,
-    /// For each segment, whether a list names it; empty if none need be named.
+    /// Whether a list names each segment. Empty if no segment needs a name.
     named: Vec<Named>,
-    /// Named since the last flush.
+    /// Segments named since the last flush.
     unflushed: Vec<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Named {
     No,
-    /// The list is written.
+    /// The list is written, but not flushed.
     Written,
     Durable,
 }
 
-/// Is the segment opened next named in a durable list?
+/// Whether a durable list names the segment that is opened next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Naming {
     Done,
-    /// It is, but not the one behind it.
+    /// It is named, but the one after it is not.
     Soon,
     Now,
 }
@@ -142,12 +145,12 @@ impl Space {
         self.segments.as_ref().map_or(0, |segments| segments.free.len())
     }
 
-    /// Segments that an announcement makes free: all that is in use there was left.
+    /// Number of segments that an announcement frees, because everything in use there was left.
     pub fn waiting_segments(&self) -> usize {
         self.segments.as_ref().map_or(0, |segments| segments.waiting)
     }
 
-    /// Takes a block. While a disk is opened that may happen more than once for one block.
+    /// Takes a block. While a disk is opened, a block may be taken more than once.
     pub fn take(&mut self, block: u32) {
         if self.is_used(block) {
             return;
@@ -159,7 +162,8 @@ impl Space {
         }
     }
 
-    /// While a disk is opened, before anything is left: takes a block; false if it was taken already.
+    /// While a disk is opened, before any block is left: takes a block. Returns false if it was
+    /// taken already.
     pub fn take_found(&mut self, block: u32) -> bool {
         let (word, bit) = (&mut self.used[block as usize / 64], 1 << (block % 64));
         if *word & bit != 0 {
@@ -173,7 +177,7 @@ impl Space {
         true
     }
 
-    /// The block does not count any more once record `seq` does.
+    /// Leaves a block: it ceases to count once record `seq` does.
     pub fn leave(&mut self, block: u32, seq: u64) {
         debug_assert!(self.is_used(block), "block {block} left while free");
         if is_planted(Bug::FreeAtOnce) {
@@ -186,7 +190,7 @@ impl Space {
         }
     }
 
-    /// Frees a block that was taken and not written to.
+    /// Frees a block that was taken but not written.
     pub fn free(&mut self, block: u32) {
         debug_assert!(self.is_used(block), "block {block} freed while free");
         self.used[block as usize / 64] &= !(1 << (block % 64));
@@ -211,7 +215,7 @@ impl Space {
         }
     }
 
-    /// After the blocks in use were taken: lists the segments without any.
+    /// Lists the segments with no block in use, after all blocks in use were taken.
     pub fn settle(&mut self) {
         if let Some(segments) = &mut self.segments {
             segments.shut();
@@ -219,8 +223,9 @@ impl Space {
         }
     }
 
-    /// Room in the open segment: its next block and how many there are; opens another one when less than two are left, for a
-    /// record and data. `None` when no segment may be opened.
+    /// Returns the next block of the open segment and the number of blocks that remain in it. Opens
+    /// another segment if fewer than two remain, since a record and data need two. Returns `None`
+    /// if no segment may be opened.
     pub fn room(&mut self, compacting: bool, seq: u64) -> Option<(u32, u32)> {
         let segments = self.segments.as_mut().expect("a disk with segments");
         if segments.opens_next() {
@@ -236,7 +241,7 @@ impl Space {
         Some((LOG_AT + open.segment * segments.blocks + open.written, segments.blocks - open.written))
     }
 
-    /// For recovery: opens a segment, even of the last reserve.
+    /// For recovery: opens a segment, even from the reserve.
     pub fn open_any(&mut self) -> bool {
         let Some(segments) = &mut self.segments else { return false };
         segments.shut();
@@ -245,9 +250,9 @@ impl Space {
         segments.open.is_some()
     }
 
-    // Which segments are named in a list.
+    // Naming of segments in a list.
 
-    /// Does the next chunk open a segment?
+    /// Returns whether the next chunk opens a segment.
     pub fn opens_next(&self) -> bool {
         self.segments.as_ref().is_some_and(Segments::opens_next)
     }
@@ -264,14 +269,14 @@ impl Space {
         }
     }
 
-    /// Free segments that no list names.
+    /// Returns free segments that no list names.
     pub fn unnamed(&self, most: usize) -> Vec<u32> {
         let Some(segments) = &self.segments else { return vec![] };
         let unnamed = segments.free.iter().filter(|&&segment| segments.named.get(segment as usize) == Some(&Named::No));
         unnamed.copied().take(most).collect()
     }
 
-    /// Begins a new list; returns the segments that it must name first.
+    /// Begins a new list, and returns the segments that it must name first.
     pub fn rename(&mut self, most: usize) -> Vec<u32> {
         let Some(segments) = &mut self.segments else { return vec![] };
         segments.named = vec![Named::No; segments.used.len()];
@@ -297,14 +302,15 @@ impl Space {
         }
     }
 
-    /// No segment need be named any more.
+    /// Ends naming: no segment needs a name any more.
     pub fn name_nothing(&mut self) {
         if let Some(segments) = &mut self.segments {
             (segments.named, segments.unflushed) = (Vec::new(), Vec::new());
         }
     }
 
-    /// For recovery: makes the first free segment that is named durably the next to be opened; false if there is none.
+    /// For recovery: moves the first free segment that is named durably to the front, so that it is
+    /// opened next. Returns false if there is none.
     pub fn named_first(&mut self) -> bool {
         let Some(segments) = &mut self.segments else { return true };
         if segments.named.is_empty() {
@@ -318,14 +324,14 @@ impl Space {
         true
     }
 
-    /// Moves on by blocks of the open segment, which are written to in order.
+    /// Advances over blocks of the open segment, which is written in order.
     pub fn advance(&mut self, blocks: u32) {
         if let Some(open) = self.segments.as_mut().and_then(|segments| segments.open.as_mut()) {
             open.written += blocks;
         }
     }
 
-    /// Segments that could be emptied; not those that will be free anyway.
+    /// Returns the segments that could be emptied, except those that become free anyway.
     pub fn candidates(&self) -> impl Iterator<Item = Candidate> + '_ {
         let segments = self.segments.as_ref();
         let open = segments.and_then(|segments| segments.open).map(|open| open.segment);
@@ -343,7 +349,8 @@ impl Segments {
         self.open.is_none_or(|open| open.written + 2 > self.blocks)
     }
 
-    /// A segment that recovery does not look for must not be written.
+    /// Checks that recovery would search the segment opened next. Other segments must not be
+    /// written.
     fn assert_named(&self) {
         if let Some(&first) = self.free.front()
             && let Some(&named) = self.named.get(first as usize)
@@ -357,7 +364,7 @@ impl Segments {
         used > 0 && used == left && self.open.is_none_or(|open| open.segment != number)
     }
 
-    /// Changes how many blocks of a block's segment are in use, and were left; returns the segment.
+    /// Changes the counts of used and left blocks in a block's segment, and returns the segment.
     fn adjust(&mut self, block: u32, change: impl FnOnce(&mut u32, &mut u32)) -> u32 {
         let number = (block - LOG_AT) / self.blocks;
         self.waiting -= usize::from(self.is_waiting(number));

@@ -1,8 +1,10 @@
-//! The map, its pieces, the records that count, and what a new record changes in them.
+//! The map, its pieces, the records that count, and the effect of a new record on them.
 //!
-//! Owns: where every logical block is; which record holds each piece; which of the records that count no other one links to.
-//! Rules: a record counts while it holds the newest version of a piece; when it ceases to, the next records
-//! take over its links (the bypass), so that all that count are reached from the newest. Left out: I/O, placement.
+//! Owns: the place of every logical block; the record that holds each piece; the records that count
+//! and that no other record links to.
+//! Rules: a record counts while it holds the newest version of a piece. When it ceases to count,
+//! the next records take over its links (the bypass), so that all records that count can be reached
+//! from the newest. Left out: I/O, placement.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,27 +19,30 @@ pub(crate) struct State {
     pub superblock: Superblock,
     pub map: Map,
     pub space: Space,
-    /// For each piece the record that holds it; 0: it never existed, all its blocks are nowhere.
+    /// The record that holds each piece. 0: the piece never existed, and none of its blocks is
+    /// mapped.
     piece_at: Vec<u32>,
     mapped: u32,
     records: HashMap<u32, Live>,
-    /// Records that count and that no other one links to, the newest last. A disk with checkpoints needs no links.
+    /// Records that count and that no other record links to, newest last. A disk with checkpoints
+    /// needs no links.
     unlinked: Vec<Link>,
-    /// With checkpoints: the newest record, and its block if it holds no pieces. It is left when there is a newer one.
+    /// With checkpoints: the newest record, and its block if it holds no pieces. That block is left
+    /// when a newer record exists.
     last: Option<Link>,
     bare: Option<u32>,
     /// Map blocks that changed since a round began.
     dirty: Bits,
-    /// Records that had few pieces left when they were put here.
+    /// Records that had few pieces left when they were added here.
     sparse: Vec<u32>,
     pub next_seq: u64,
     /// Records up to this one are durable.
     pub durable: u64,
-    /// Records up to this one are announced: a durable record in the device below calls them durable.
+    /// Records up to this one are announced: a durable record on the device calls them durable.
     pub announced: u64,
 }
 
-/// A record with at most this many pieces left has them written again when there is room.
+/// The pieces of a record that has at most this many left are written again when a record has room.
 const SPARSE: u32 = 8;
 
 /// A record that counts, or that is still needed for its links.
@@ -49,7 +54,7 @@ struct Live {
     links: Box<[Link]>,
 }
 
-/// The part of a record that is kept after it was read.
+/// The part of a record that is kept after reading it.
 pub(crate) struct Header {
     pub at: u32,
     pub pieces: Vec<u32>,
@@ -64,7 +69,7 @@ pub(crate) struct Changed {
 }
 
 impl Changed {
-    /// Adds a block to a list; blocks come in ascending order.
+    /// Adds a block to a list. Blocks come in ascending order.
     pub fn mark(list: &mut Vec<Changed>, logical: u32) {
         let (index, mask) = (logical / PIECE_BLOCKS, 1 << (logical % PIECE_BLOCKS));
         match list.last_mut().filter(|last| last.index == index) {
@@ -73,7 +78,7 @@ impl Changed {
         }
     }
 
-    /// Adds a piece that is to be written again as it is.
+    /// Adds a piece to be written again unchanged.
     pub fn mark_unchanged(list: &mut Vec<Changed>, index: u32) {
         if list.iter().all(|other| other.index != index) {
             list.push(Changed { index, mask: 0 });
@@ -113,10 +118,10 @@ impl State {
         self.records.len()
     }
 
-    /// Bytes of memory for the map, and for all that is kept beside it.
+    /// Bytes of memory for the map, and for everything else kept here.
     pub fn memory(&self) -> (u64, u64) {
         let links = if self.has_links() { LINKS_MAX / 4 * size_of::<Link>() } else { 0 };
-        // An allocation takes a header and is rounded up; up to half of the table is empty.
+        // An allocation has a header and is rounded up. Up to half of the table is empty.
         let record = (PIECES_MAX * 4 + 16 + links) as u64;
         let slot = (size_of::<(u32, Live)>() + 1) as u64 * 8 / 7;
         let beside = self.piece_at.len() as u64 * 4
@@ -129,7 +134,8 @@ impl State {
         (self.map.bytes(), beside)
     }
 
-    /// Gives a logical block another place and leaves the old one. `seq`: the last record of this change.
+    /// Moves a logical block to another place and leaves the old one. `seq` is the last record of
+    /// this change.
     pub fn put(&mut self, logical: u32, entry: Entry, seq: u64) {
         let old = self.map.replace(logical, entry);
         if old.at != 0 {
@@ -137,13 +143,13 @@ impl State {
         }
     }
 
-    /// The number of the record that a change which writes `records` more ends with.
+    /// Returns the number of the last record of a change that writes `records` more records.
     pub fn last_of(&self, records: u32) -> u64 {
         self.next_seq + records.max(1) as u64 - 1
     }
 
-    /// Makes the next record, to be written to block `at`, which is in use: the entries are those of the map as it is
-    /// now. The rest of the room goes to pieces of records with few left.
+    /// Makes the next record, to be written to block `at`, which is in use. Entries are taken from
+    /// the map as it is now. The remaining room goes to pieces of records that have few left.
     pub fn record(&mut self, at: u32, skip: u16, changed: &[Changed]) -> Record {
         debug_assert!(changed.len() <= PIECES_MAX);
         let seq = self.next_seq;
@@ -177,17 +183,17 @@ impl State {
         Record { at, seq, durable: self.durable, skip, mapped: self.mapped, pieces, links }
     }
 
-    /// Without a map area all records that count are to be reached from the newest.
+    /// Without a map area, all records that count must be reachable from the newest.
     fn has_links(&self) -> bool {
         self.superblock.area.is_none()
     }
 
-    /// The record that holds a piece; 0 if none ever did.
+    /// Returns the record that holds a piece, or 0 if none ever did.
     pub fn record_of(&self, index: u32) -> u32 {
         self.piece_at[index as usize]
     }
 
-    /// Notes that the map block of a piece differs from what the last round wrote.
+    /// Marks the map block of a piece as different from what the last round wrote.
     pub fn mark_dirty(&mut self, index: u32) {
         if let Some(area) = self.superblock.area {
             self.dirty.set(index / area.map_pieces, true);
@@ -198,10 +204,10 @@ impl State {
         (0..self.superblock.map_blocks()).for_each(|block| self.dirty.set(block, true));
     }
 
-    /// Hands over the map blocks that have changed so far.
+    /// Returns the map blocks that changed so far, and starts a new set.
     pub fn take_dirty(&mut self) -> Bits {
         if is_planted(Bug::DirtyForgotten) {
-            // Every other one only: otherwise rounds would write nothing at all.
+            // Drop only every other one. Otherwise rounds would write nothing at all.
             let mut some = Bits::new(self.superblock.map_blocks());
             (0..self.superblock.map_blocks()).step_by(2).for_each(|n| some.set(n, self.dirty.get(n)));
             self.dirty = Bits::new(self.superblock.map_blocks());
@@ -223,7 +229,7 @@ impl State {
         }
     }
 
-    /// Takes a piece from the record that holds it.
+    /// Removes a piece from the record that holds it.
     fn supersede(&mut self, index: u32, seq: u64) {
         let at = self.piece_at[index as usize];
         let Some(live) = self.records.get_mut(&at) else { return };
@@ -237,7 +243,7 @@ impl State {
         }
     }
 
-    /// A record that counts no more: others take over its links.
+    /// Drops a record that no longer counts. Others take over its links.
     fn drop_record(&mut self, at: u32, seq: u64) {
         if let Some(live) = self.records.remove(&at) {
             if !is_planted(Bug::LostLinks) {
@@ -251,7 +257,7 @@ impl State {
         self.records.get(&link.at).is_some_and(|live| live.seq == link.seq)
     }
 
-    /// Links for the next record, the newest first.
+    /// Takes links for the next record, newest first.
     fn take_links(&mut self, seq: u64) -> Vec<Link> {
         let mut links = Vec::new();
         while links.len() < LINKS_MAX
@@ -261,7 +267,7 @@ impl State {
                 continue;
             }
             if self.records[&link.at].newest == 0 {
-                // It was there only for its links.
+                // The record was kept only for its links.
                 self.drop_record(link.at, seq);
                 continue;
             }
@@ -270,7 +276,7 @@ impl State {
         links
     }
 
-    /// The newest record, if all that count are reached from it.
+    /// Returns the newest record if all that count are reached from it.
     pub fn root(&mut self) -> Option<Link> {
         if !self.has_links() {
             return self.last;
@@ -284,14 +290,14 @@ impl State {
         }
     }
 
-    /// Pieces whose newest version lies in one of these records.
+    /// Returns the pieces whose newest version lies in one of these records.
     pub fn pieces_within<'a>(&'a self, records: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
         records.iter().filter_map(|at| self.records.get(at)).flat_map(|live| {
             live.pieces.iter().enumerate().filter(|(n, _)| live.newest >> n & 1 == 1).map(|(_, &index)| index)
         })
     }
 
-    /// Records whose blocks lie in a range.
+    /// Returns the records whose blocks lie in a range.
     pub fn records_within(&self, blocks: std::ops::Range<u32>) -> Vec<u32> {
         if (blocks.len()) < self.records.len() {
             return blocks.filter(|at| self.records.contains_key(at)).collect();
@@ -299,12 +305,14 @@ impl State {
         self.records.keys().copied().filter(|at| blocks.contains(at)).collect()
     }
 
-    /// A record that only holds links may hold a segment: the next record takes them over.
+    /// Returns whether a record holds only links. Such a record may keep a segment in use until the
+    /// next record takes its links over.
     pub fn is_bare(&self, at: u32) -> bool {
         self.records.get(&at).is_some_and(|live| live.newest == 0)
     }
 
-    /// While a disk is opened: a record that holds the newest version of some pieces. Its block is in use.
+    /// While opening a disk: adds a record that holds the newest version of some pieces. Its block
+    /// is in use.
     pub fn found(&mut self, seq: u64, header: &Header, newest: impl Fn(u32) -> bool) {
         let (pieces, links) = (header.pieces.clone().into(), header.links.clone().into());
         let mut live = Live { seq, newest: 0, pieces, links };
@@ -321,9 +329,9 @@ impl State {
         self.records.insert(header.at, live);
     }
 
-    /// While a disk with checkpoints is opened: takes all of the map at once. Records are those that hold pieces, and
-    /// the newest one if the disk was closed; returns their blocks. `None` if a record is said to hold more pieces than
-    /// it can.
+    /// While opening a disk with checkpoints: takes the whole map at once. The records are those
+    /// that hold pieces and, if the disk was closed, the newest one. Returns their blocks, or
+    /// `None` if a record would hold more pieces than it can.
     pub fn loaded(&mut self, map: Map, piece_at: Vec<u32>, last: Option<Link>) -> Option<Vec<u32>> {
         (self.map, self.piece_at, self.last) = (map, piece_at, last);
         let mut held: Vec<(u32, u32)> =
@@ -351,7 +359,8 @@ impl State {
         Some(self.records.keys().copied().collect())
     }
 
-    /// After all records were found: finds those that no other one links to. `root` is kept, if only for its links.
+    /// Finds the records that no other record links to, after all records were found. `root` is
+    /// kept even if only for its links.
     pub fn link_up(&mut self, root: Option<Link>) {
         let linked: HashSet<Link> = self.records.values().flat_map(|live| live.links.iter().copied()).collect();
         let mut unlinked: Vec<Link> = self.records.iter().map(|(&at, live)| Link { at, seq: live.seq }).collect();

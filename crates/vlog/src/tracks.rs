@@ -1,8 +1,9 @@
-//! Gaining room where the head is known: tracks.
+//! Reclaiming space where the head position is known: tracks.
 //!
-//! A track is emptied into the holes of others that are partly filled, so that the head finds tracks with nothing on them and can
-//! write there without looking. Owns the steps: read the blocks to be moved at once, write block by block, then the record.
-//! Rules: those of `compact`; a move that finds no hole is given up, for nothing depends on it.
+//! A track is emptied into the holes of other, partly filled tracks, so that the head finds empty
+//! tracks and can write there without searching. Owns the steps: read the blocks to be moved at
+//! once, write them block by block, then write the record. Rules: those of `compact`. A move that
+//! finds no hole is given up, since nothing depends on it.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -15,9 +16,9 @@ use crate::disk::{Change, Log, VirtualLog};
 use crate::state::Changed;
 use crate::write::{By, Item, is_unchanged};
 
-/// Blocks left before their release is asked for.
+/// Maximum number of blocks left before their release is requested.
 const LEFT_MAX: u32 = 64;
-/// With fewer free blocks, beside those of a request, nothing is moved.
+/// Nothing is moved with fewer free blocks than this, in addition to those of a request.
 const MOVES_FREE_MIN: usize = 8;
 /// Blocks that the record of moves may need: itself, and a bare one.
 const RECORD_BLOCKS: u32 = 2;
@@ -53,14 +54,16 @@ impl VirtualLog {
         self.state.read().space.free_blocks() as usize > self.items_at_once() + MOVES_FREE_MIN
     }
 
-    /// Moves that no record lists yet hold two blocks for one; they are free again at once.
+    /// Gives up moves that no record lists yet. They hold two blocks instead of one, and the new
+    /// ones are free again at once.
     pub(crate) fn give_up(&self, log: &mut Log) {
         let placed = log.emptying.take().map_or(vec![], |emptying| emptying.placed);
         let mut state = self.state.write();
         placed.iter().for_each(|(_, _, entry)| state.space.free(entry.at));
     }
 
-    /// Reads the part of the track that is to be moved, at once; then takes over as many blocks as fit into a record.
+    /// Reads the part of the track that is to be moved, at once. Then prepares moves of as many
+    /// blocks as fit into a record.
     fn read_track(&self, emptying: &mut Emptying) -> Result<()> {
         let places = emptying.todo.iter().map(|(_, entry)| entry.at);
         if emptying.image.is_empty()
@@ -104,7 +107,7 @@ impl VirtualLog {
         for (logical, from, entry) in placed {
             let mut state = self.state.write();
             if !is_unchanged(&state, logical, from) {
-                // Written in the meantime.
+                // The block was written in the meantime.
                 state.space.free(entry.at);
                 continue;
             }
@@ -119,8 +122,9 @@ impl VirtualLog {
         self.write_record_anywhere(log, &mut wanted, &mut changed, head, &|at| holes[at as usize])
     }
 
-    /// For each block: does it lie on a track, other than this one, with blocks that count? The compactor writes only
-    /// there: if it began new tracks while it empties others it would never come to rest.
+    /// Returns, for each block, whether it lies on a track, other than `but`, that is partly filled
+    /// with blocks that count. The compactor writes only there: if it began new tracks while
+    /// emptying others, it would never finish.
     pub(crate) fn partly_filled(&self, tracks: &[Range<u32>], but: &Range<u32>) -> Vec<bool> {
         let state = self.state.read();
         let mut allowed = vec![false; state.space.blocks().end as usize];
@@ -143,13 +147,13 @@ impl VirtualLog {
         }
         let state = self.state.read();
         let counted = log.tracks.iter().map(|track| (track, state.space.count(track)));
-        // Blocks that are only left on a track go by themselves.
+        // Tracks whose blocks were all left become free by themselves.
         let partly = counted.filter(|(track, (used, counting))| *counting > 0 && *used < track.len());
         let partly: Vec<_> = partly.map(|(track, (used, _))| (track, used)).collect();
         let holes: usize = partly.iter().map(|(track, used)| track.len() - used).sum();
         let worth = partly.into_iter().filter(|(track, _)| !log.stuck.contains(&track.start));
         let Some((track, used)) = worth.min_by_key(|(_, used)| *used) else { return Ok(false) };
-        // Elsewhere there must be room for it, and for the records.
+        // The other tracks must have room for the blocks and for the records.
         if holes - (track.len() - used) < used + used / PIECES_MAX + 2 {
             return Ok(false);
         }

@@ -1,9 +1,11 @@
-//! From a batch to records and data on the device.
+//! Turning a batch into records and data on the device.
 //!
-//! Segments: as many changes as fit into the open one become a *chunk*, records first and the data they list behind them, in
-//! one write. Anywhere: each data block goes to the block that the head reaches first, then the record that lists them.
-//! Rules: the map says where data will be before it is there, so a reader looks into the batch being written first;
-//! after a failed write nothing may be written any more. Callers hold the log.
+//! Segments: as many changes as fit into the open segment become a *chunk*, records first and the
+//! data they list after them, in one write. Anywhere: each data block goes to the block that the
+//! head reaches first, followed by the record that lists them.
+//! Rules: the map names the place of data before the data is there, so a reader looks into the
+//! batch being written first. After a failed write nothing may be written any more. Callers hold
+//! the log.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,15 +17,16 @@ use crate::disk::{Change, Log, VirtualLog};
 use crate::planted::{Bug, is_planted};
 use crate::state::{Changed, State};
 
-/// Maximum blocks written between two flushes of the device below: recovery looks through as many.
+/// Maximum number of blocks written between two flushes of the device below. Recovery searches as
+/// many.
 const UNFLUSHED_BLOCKS: u32 = 4096;
 
 /// A change of one logical block.
 pub(crate) struct Item {
     pub logical: u32,
     pub change: Change,
-    /// Set for a move of the compactor: it applies only if the block still has this entry. The place alone would not
-    /// do, it may have been used again.
+    /// Set for a move of the compactor, which applies only if the block still has this entry.
+    /// Comparing the place alone would not be enough, because it may have been reused.
     pub from: Option<Entry>,
 }
 
@@ -40,20 +43,20 @@ impl Item {
     }
 }
 
-/// Has nobody written the block since it had this entry?
+/// Returns whether nobody has written the block since it had this entry.
 pub(crate) fn is_unchanged(state: &State, logical: u32, from: Entry) -> bool {
     let now = state.map.get(logical);
     is_planted(Bug::MoveStale) || now == from || is_planted(Bug::MoveByPlace) && now.at == from.at
 }
 
-/// The writer, on which it depends which reserve of segments may be used.
+/// The writer. It determines how much of the segment reserve may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     Request,
     Compactor,
 }
 
-/// Blocks for one write, made with the state locked.
+/// Blocks for one write, assembled with the state locked.
 struct Chunk {
     at: u32,
     bytes: Vec<u8>,
@@ -64,7 +67,7 @@ struct Chunk {
 }
 
 impl VirtualLog {
-    /// Writes changes, in ascending order of their blocks, and the pieces `rewritten` again.
+    /// Writes changes, in ascending order of their blocks, and rewrites the pieces `rewritten`.
     pub(crate) fn write_items(&self, log: &mut Log, items: &[Item], rewritten: &[u32], by: By) -> Result<()> {
         if items.is_empty() && rewritten.is_empty() {
             return Ok(());
@@ -75,7 +78,8 @@ impl VirtualLog {
         }
     }
 
-    /// Writes a record without changes, for its header. The compactor's lies in a hole, but not in the blocks `but`.
+    /// Writes a record without changes, for its header. The compactor's record goes to a hole
+    /// outside the blocks `but`.
     pub(crate) fn write_bare_record(&self, log: &mut Log, by: By, but: &Range<u32>) -> Result<()> {
         let Some(head) = self.options.head.clone() else {
             return self.write_segments(log, &[], &[], by);
@@ -85,7 +89,7 @@ impl VirtualLog {
         self.write_record_anywhere(log, &mut vec![], &mut vec![], &*head, &also)
     }
 
-    /// Without changes and pieces it writes a bare record.
+    /// Writes changes and pieces into segments; a bare record if there are none.
     fn write_segments(&self, log: &mut Log, mut items: &[Item], mut rewritten: &[u32], by: By) -> Result<()> {
         loop {
             self.prepare_opening(log)?;
@@ -112,7 +116,7 @@ impl VirtualLog {
         self.wrote(log, chunk.last, chunk.says, (chunk.bytes.len() / BLOCK) as u32, chunk.records)
     }
 
-    /// Bounds the blocks that recovery would look through, and the records it would write again.
+    /// Bounds the blocks that recovery would search, and the records it would write again.
     fn wrote(&self, log: &mut Log, last: u64, says: u64, blocks: u32, records: u32) -> Result<()> {
         (log.written, log.says) = (last, says);
         log.unflushed_blocks += blocks;
@@ -121,8 +125,8 @@ impl VirtualLog {
         if too_many { self.flush_device(log) } else { Ok(()) }
     }
 
-    /// Maximum records of a chunk, and of unflushed ones before another chunk: recovery writes as many again into one
-    /// segment.
+    /// Maximum number of records in a chunk, and of unflushed records before another chunk.
+    /// Recovery writes as many again into one segment.
     fn records_max(&self) -> u32 {
         match self.superblock.segment_blocks {
             0 => UNFLUSHED_BLOCKS,
@@ -135,7 +139,7 @@ impl VirtualLog {
         block::write(&*self.device, at as u64 * BLOCK as u64, bytes).inspect_err(|error| self.poison(error))
     }
 
-    /// Writes only to blocks that `also` allows.
+    /// Writes to blocks near the head, preferring those that `also` allows.
     pub(crate) fn write_anywhere(
         &self,
         log: &mut Log,
@@ -177,7 +181,7 @@ impl VirtualLog {
         self.write_record_anywhere(log, &mut placed, &mut changed, head, also)
     }
 
-    /// Writes the record that lists data in its new places. Both lists are empty afterwards.
+    /// Writes the record that lists data in its new places. Empties both lists.
     pub(crate) fn write_record_anywhere(
         &self,
         log: &mut Log,
@@ -202,13 +206,13 @@ impl VirtualLog {
         self.wrote(log, record.seq, record.durable, blocks, 1)
     }
 
-    /// Takes the nearest free block that `also` allows, or any if there is none.
+    /// Takes the nearest free block that `also` allows, or any free block if there is none.
     fn take_nearest(&self, log: &mut Log, head: &dyn Head, also: &dyn Fn(u32) -> bool) -> Result<u32> {
         let found = self.take_free(head, also).or_else(|| self.take_free(head, &|_| true));
         if let Some(at) = found {
             return Ok(at);
         }
-        // Blocks left since the last flush, and those that the compactor holds.
+        // Reclaim the blocks left since the last flush, and those that the compactor holds.
         self.give_up(log);
         self.flush_device(log)?;
         self.take_free(head, &|_| true).ok_or_else(|| self.no_space())
@@ -230,7 +234,8 @@ impl VirtualLog {
     }
 }
 
-/// Makes a chunk of as many changes as fit; returns how many changes and rewritten pieces are in it.
+/// Makes a chunk of as many changes as fit. Returns how many changes and rewritten pieces it
+/// covers.
 fn fill(state: &mut State, (at, room): (u32, u32), items: &[Item], rewritten: &[u32]) -> (Chunk, usize, usize) {
     debug_assert!(at >= LOG_AT && room >= 2);
     let most = state.superblock.segment_blocks / 4;

@@ -1,6 +1,6 @@
-//! The tests of the virtual log in one program: `--test all <module>::<part of a name>` runs some.
-//! Beside it is `planted`, which needs a feature and changes what the whole process does.
-//! What they are about: models, crashes, checkpoints, damage.
+//! All tests of the virtual log in one program: `--test all <module>::<part of a name>` runs some.
+//! Only `planted` is separate: it needs a feature and changes the behavior of the whole process.
+//! Topics: models, crashes, checkpoints, damage.
 
 mod checkpoint;
 mod common;

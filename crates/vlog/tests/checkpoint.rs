@@ -1,7 +1,8 @@
-//! Checkpoints under faults of the device, and at the size they are for.
+//! Checkpoints under device faults, and at the disk sizes they are made for.
 //!
-//! A device that changes, loses or keeps back one block of the map area or one tail record must cost time at most:
-//! reads return what was written. Crashes are in `crash`; the purpose of each rule is in `planted`.
+//! A device that changes, loses or delays one block of the map area or one tail record must cost
+//! only time: reads return what was written. Crashes are in `crash`. `planted` shows the purpose of
+//! each rule.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -79,14 +80,15 @@ fn opening_after_a_crash_reads_what_changed_since() {
     assert!(read[0] * 2 < read[1], "{read:?}");
 }
 
-/// A device of any size, of which only written blocks are in memory; others are made up when they are read.
+/// A device of any size that keeps only written blocks in memory. Other blocks are generated when
+/// read.
 struct Sparse {
     bytes: u64,
     written: Mutex<HashMap<u64, Vec<u8>>>,
     made_up: Box<dyn Fn(u32) -> Option<Vec<u8>> + Send + Sync>,
     read: AtomicU64,
     reads: AtomicU64,
-    /// Time spent on making up blocks (ns).
+    /// Time spent generating blocks (ns).
     took_ns: AtomicU64,
 }
 
@@ -123,14 +125,15 @@ impl BlockDevice for Sparse {
     }
 }
 
-/// Where a full disk has its blocks: chunks of a record and 52 times 8 blocks, or, worst for memory, of records with nine pieces.
+/// Placement of blocks on a full disk: chunks of a record and 52 times 8 blocks, or, worst for
+/// memory, of records with nine pieces.
 #[derive(Clone, Copy)]
 struct Shape {
     pieces: u32,
 }
 
 impl Shape {
-    /// The record of a piece.
+    /// Returns the record of a piece.
     fn record(self, piece: u32) -> u32 {
         LOG_AT + piece / self.pieces * (1 + self.pieces * PIECE_BLOCKS)
     }
@@ -147,7 +150,8 @@ impl Shape {
     }
 }
 
-/// A full disk of `bytes` bytes after a crash. Its checkpoint is far older than its newest record.
+/// Makes a full disk of `bytes` bytes after a crash. Its checkpoint is far older than its newest
+/// record.
 fn full(bytes: u64, shape: Shape) -> Arc<Sparse> {
     const NUMBER: u64 = 1 << 30;
     let template = Sparse {
@@ -158,7 +162,7 @@ fn full(bytes: u64, shape: Shape) -> Arc<Sparse> {
         reads: AtomicU64::new(0),
         took_ns: AtomicU64::new(0),
     };
-    // The layout is that of `format`; what it writes is not.
+    // Only the layout from `format` is used, not what it writes.
     let superblock = VirtualLog::format(&template, &FormatOptions { salt: 77, ..FormatOptions::default() }).unwrap();
     let Area { at, map_pieces, .. } = superblock.area.unwrap();
     let blocks = superblock.map_blocks();
@@ -183,7 +187,7 @@ fn full(bytes: u64, shape: Shape) -> Arc<Sparse> {
         put(at, Tail { generation: 8 + n as u64, root: None, durable: NUMBER, checkpoint }.encode(&superblock));
     }
     (0..).zip(directories).for_each(|(n, block)| put(superblock.directory_at(0, n), block));
-    // All segments that a round lets pass before the next one: records of 52 changes in each of them, five to a segment.
+    // All segments that may be opened between two rounds, each with five records of 52 changes.
     let data = shape.record(superblock.pieces() - 1) + PIECES_MAX as u32 * PIECE_BLOCKS;
     let first = data.div_ceil(256) + 1;
     let segments: Vec<u32> = (first..superblock.segments().min(first + superblock.segments() / 16)).collect();
@@ -216,13 +220,13 @@ fn memory_bytes(what: &str) -> u64 {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_large_full_disk_is_opened_with_little_memory() {
-    // A whole one of 1 TiB takes 3 GB of memory.
+    // A full disk of 1 TiB takes 3 GB of memory.
     let bytes = if std::env::var_os("SHOAL_DEEP").is_some() { 1 << 40 } else { 32u64 << 30 };
-    // The worst first: the other one takes the memory it frees.
+    // The worst shape first, because the other one reuses the memory it frees.
     for shape in [Shape { pieces: 9 }, Shape { pieces: 52 }] {
         let device = full(bytes, shape);
         let before = memory_bytes("VmRSS");
-        // The greatest so far is forgotten.
+        // Reset the peak memory.
         let _ = std::fs::write("/proc/self/clear_refs", "5");
         let began = Instant::now();
         let opened = VirtualLog::open(device.clone(), Arc::new(SimClock::new(0)), Options::default());

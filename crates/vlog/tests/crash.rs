@@ -1,8 +1,9 @@
-//! Crash enumeration (docs/design/testing.md, T2 to T4): after every event of a random life, every state the device
-//! may be in, and for some of them every event of the recovery.
+//! Crash enumeration (docs/design/testing.md, T2 to T4): after every event of a random life, every
+//! state the device may be in, and for some of these states every event of the recovery.
 //!
-//! The workload covers the log, the map and the compactor; the judge is in `common`: flushed contents are there, others
-//! are old or new, never torn, never foreign, and contents found once stay.
+//! The workload covers the log, the map and the compactor. The judge in `common` requires that
+//! flushed contents are there, that others are old or new, never torn or foreign, and that contents
+//! found once stay.
 
 use crate::common::{Kind, Plan, Tried, enumerate};
 use shoal_sim::{Budget, Limits};
@@ -13,7 +14,7 @@ fn visit_seeds(kind: Kind, mut seeds: std::ops::Range<u64>) {
         seeds.end += 500;
     }
     for seed in Budget::of_a_search().within(seeds) {
-        // Young disks, and disks whose compactor is at work.
+        // Both young disks and disks whose compactor is at work.
         let warm_up = [0, 40, 160, 400][seed as usize % 4];
         let limits = Limits { subset_units: 4, torn: 4, each: 10, samples: 12 };
         let plan = Plan { warm_up, steps: 25, limits, every_second: 61 };
@@ -21,7 +22,7 @@ fn visit_seeds(kind: Kind, mut seeds: std::ops::Range<u64>) {
         enumerate(kind, seed, &plan, &mut tried).unwrap_or_else(|error| panic!("{kind:?}, seed {seed}: {error}"));
     }
     println!("{kind:?}: {lives} lives, {} states, {} after a second crash", tried.states, tried.second);
-    // For each life: how many there are is a matter of time.
+    // Per life, because the number of lives depends on the time available.
     assert!(lives > 0 && tried.states > 180 * lives && tried.second > 18 * lives, "too few states");
 }
 

@@ -1,7 +1,9 @@
-//! Damaged and hostile devices: opening and reading them ends, with a result or a typed error, and never panics.
+//! Damaged and hostile devices: opening and reading them ends with a result or a typed error, and
+//! never panics.
 //!
-//! Bytes are changed at random; records, superblock and tail are also forged with right checksums, as an attacker could
-//! do who knows the salt. A disk that can be opened can be read, written, compacted, closed and opened again.
+//! Bytes are changed at random. Records, superblock and tail are also forged with correct
+//! checksums, as by an attacker who knows the salt. A disk that can be opened can be read, written,
+//! compacted, closed and opened again.
 
 use crate::common::{BLOCK, Kind, Life, ask};
 use shoal_format::vlog::map::{Directory, List, MapPiece, decode_map, encode_map};
@@ -9,7 +11,7 @@ use shoal_format::vlog::{Checkpoint, Link, Record, Superblock, TAIL_AT, Tail};
 use shoal_media::{BlockDevice, Request};
 use shoal_sim::{Random, World};
 
-/// A device with a life behind it, closed or not.
+/// Returns the bytes of a device after a random life, closed or not.
 fn used(kind: Kind, seed: u64) -> Vec<u8> {
     let world = World::new(seed);
     let device = world.add_disk(kind.blocks() * BLOCK as u64);
@@ -31,7 +33,7 @@ fn use_it(kind: Kind, bytes: &[u8], random: &mut Random, hides: bool) -> bool {
     assert!(recovery.blocks_read <= 4 * kind.blocks(), "{recovery:?}");
     let size = disk.geometry().bytes;
     for at in (0..size).step_by(BLOCK) {
-        // An error is an answer.
+        // An error is an acceptable answer.
         let _ = disk.read_into(at, &mut [0; BLOCK]);
     }
     for n in 0..60u64 {
@@ -106,7 +108,7 @@ fn forged_records_are_survived() {
     }
 }
 
-/// Forged map blocks, named by a directory that has their checksums; and forged lists.
+/// Tests forged map blocks, with a directory that has their checksums, and forged lists.
 #[test]
 fn forged_checkpoints_are_survived() {
     let (mut opened, mut loaded) = (0, 0);
@@ -154,7 +156,7 @@ fn forged_checkpoints_are_survived() {
         let device = world.add_disk(bytes.len() as u64);
         device.write_from(0, &bytes).unwrap();
         loaded += kind.open(device).is_ok_and(|(_, recovery)| recovery.checkpoint) as u32;
-        // A list that leaves out segments hides their records.
+        // A list that omits segments hides their records.
         opened += use_it(kind, &bytes, &mut random, seed % 3 == 0) as u32;
     }
     assert!(opened > 20 && loaded > 20, "{opened} could be opened, {loaded} of them from the checkpoint");

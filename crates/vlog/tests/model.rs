@@ -1,7 +1,8 @@
-//! The disk against a plain array, under random requests, clean ends and crashes of the process; full disks; threads.
+//! Compares the disk with a plain array under random requests, clean ends and process crashes. Also
+//! full disks and threads.
 //!
-//! Shown here, because the harness in `common` alone cannot: the disk stays usable when every block of it is written,
-//! requests that come at the same time do not disturb each other, and a damaged device is noticed.
+//! The harness in `common` cannot show these: the disk stays usable when every block is written,
+//! concurrent requests do not disturb each other, and a damaged device is noticed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -41,7 +42,7 @@ fn random_requests_agree_with_an_array() {
 
 #[test]
 fn room_is_found_in_long_lives_too() {
-    // Seeds that once lost blocks held by the compactor, and some more.
+    // Seeds that once lost blocks held by the compactor, and a few others.
     for seed in [91, 92, 255, 386].into_iter().chain(2000..2030) {
         for kind in [Kind::Segments, Kind::Anywhere] {
             let (_world, mut life) = life(kind, seed);
@@ -60,7 +61,7 @@ fn crashes_follow_each_other() {
             for _ in 0..life.random.below(60) {
                 life.step();
             }
-            // The process dies; now and then the machine with it.
+            // The process dies, sometimes together with the machine.
             let point = world.snapshot();
             let state = match life.random.below(2) {
                 0 => point.process_crash(),
@@ -78,7 +79,7 @@ fn crashes_follow_each_other() {
     }
 }
 
-/// Fills a disk and writes to it at random; returns its write amplification.
+/// Fills a disk, writes to it at random and returns its write amplification.
 fn fill_and_write(disk: &VirtualLog, writes: u64) -> f64 {
     let blocks = disk.geometry().bytes / BLOCK as u64;
     let mut random = Random::new(5);
@@ -150,7 +151,7 @@ fn threads_do_not_disturb_each_other() {
     let disk = &opened.unwrap().0;
     let share = disk.geometry().bytes / 512 / 4;
     let stop = &AtomicU32::new(0);
-    /// Also counts a thread that fails.
+    /// Counts a thread even if it fails.
     struct Done<'a>(&'a AtomicU32);
     impl Drop for Done<'_> {
         fn drop(&mut self) {
@@ -164,7 +165,7 @@ fn threads_do_not_disturb_each_other() {
                 let mut random = Random::new(thread);
                 let mut model = vec![0u8; share as usize];
                 for n in 0..3000 {
-                    // Sectors of all threads are in the same blocks.
+                    // The sectors of all threads share the same blocks.
                     let mine = random.below(share);
                     let at = (mine * 4 + thread) * 512;
                     if random.below(2) == 0 {
@@ -189,7 +190,7 @@ fn threads_do_not_disturb_each_other() {
     });
 }
 
-/// A device whose flush needs another thread to go on.
+/// A device whose flush needs another thread to continue.
 struct Needy {
     inner: Arc<dyn BlockDevice>,
     entered: Sender<()>,
@@ -230,7 +231,7 @@ fn a_thread_does_what_it_put_off_before_it_waits_for_another_one() {
     thread::scope(|scope| {
         let write = |at: u64| ask(disk, Request::Write { at, buffer: vec![1; BLOCK], fua: true }).unwrap();
         scope.spawn(move || write(0));
-        // It holds the log now, and waits for its device.
+        // The thread holds the log now, and waits for its device.
         has_entered.recv().unwrap();
         scope.spawn(move || {
             PUT_OFF.set(Some(helper));
@@ -259,7 +260,7 @@ fn a_block_that_the_device_changed_is_an_error_and_stays_one() {
     assert_eq!(damaged(disk), 1);
     let error = (0..4u64).find_map(|n| disk.read_into(n * BLOCK as u64, &mut [0; BLOCK]).err()).unwrap().to_string();
     assert!(error.contains("checksum"), "{error}");
-    // The compactor leaves it where it is, and goes on with others.
+    // The compactor leaves the block in place and continues with others.
     let blocks = disk.geometry().bytes / BLOCK as u64;
     for n in 0..4000u64 {
         let block = 4 + n * 7 % (blocks - 4);
@@ -267,12 +268,12 @@ fn a_block_that_the_device_changed_is_an_error_and_stays_one() {
     }
     assert_eq!(damaged(disk), 1);
     assert!(disk.status().damaged_blocks >= 1);
-    // Writing it heals it.
+    // Writing the block heals it.
     (0..4u64).for_each(|n| disk.write_from(n * BLOCK as u64, &[9; BLOCK]).unwrap());
     assert_eq!(damaged(disk), 0);
 }
 
-/// A device with a place that cannot be read.
+/// A device with a block that cannot be read.
 struct BadPlace {
     inner: Arc<dyn BlockDevice>,
     at: AtomicU64,
@@ -318,12 +319,12 @@ fn a_place_that_cannot_be_read_is_left_alone_and_the_rest_goes_on() {
         }
         assert!(disk.status().damaged_blocks >= 1, "{kind:?}: it was met");
         disk.close().unwrap();
-        // It has forgotten where that was.
+        // The reopened disk no longer knows where the bad block is.
         let disk = kind.open(device).unwrap().0;
         assert!(disk.read_into(0, &mut [0; BLOCK]).is_err(), "{kind:?}");
         let mut out = [0; BLOCK];
         (1..blocks).for_each(|block| disk.read_into(block * BLOCK as u64, &mut out).unwrap());
-        // Where little else is left it may be all that is in its place.
+        // After these trims, the bad block may be the only used one in its segment or track.
         for block in (1..blocks).filter(|block| block % 40 != 0) {
             ask(&disk, Request::Trim { at: block * BLOCK as u64, len: BLOCK as u64 }).unwrap();
         }

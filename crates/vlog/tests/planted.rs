@@ -1,7 +1,8 @@
 //! Every rule of the disk, broken in turn, must be noticed (docs/design/testing.md, T7).
 //!
-//! Each bug is searched for with the workloads of the other tests, over growing seeds; the first life that fails names it. A bug
-//! that none of them notices fails this test: then the rule is needless, or the tests are blind.
+//! The workloads of the other tests search for each bug, over growing seeds. The first life that
+//! fails catches it. A bug that none of them notices fails this test: either the rule is needless,
+//! or the tests are blind.
 
 mod common;
 
@@ -12,12 +13,12 @@ use shoal_media::BlockDevice;
 use shoal_sim::{Limits, World};
 use shoal_vlog::planted::{Bug, plant};
 
-/// Lives tried for each bug at most.
+/// Maximum number of lives tried for each bug.
 const SEEDS: u64 = 400;
-/// Tried first: seeds that found bugs which few lives show.
+/// Tried first: seeds that caught bugs which few lives show.
 const TELLING: [u64; 5] = [13, 133, 273, 176, 321];
 
-/// Crashes and clean ends one after the other, then a device that changes a block.
+/// Alternates crashes and clean ends, then tries a device that changes a block.
 fn live(kind: Kind, seed: u64) -> Result<(), String> {
     let mut world = World::new(seed);
     let device = world.add_disk(kind.blocks() * BLOCK as u64);
@@ -38,7 +39,7 @@ fn live(kind: Kind, seed: u64) -> Result<(), String> {
     let device = world.disk(0);
     let (disk, _) = kind.open(device.clone()).map_err(|error| error.to_string())?;
     let before = common::read_all(&disk)?;
-    // Wrong bytes in every block: every read must fail, or be right.
+    // Put wrong bytes into every block. Every read must fail or be right.
     for at in 4..kind.blocks() {
         device.write_from(at * BLOCK as u64, &[0xee; 512]).map_err(|error| error.to_string())?;
     }
@@ -52,7 +53,8 @@ fn live(kind: Kind, seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Many small records, none flushed, of which a power loss leaves some behind one that it tears; then a few in their place.
+/// Writes many small unflushed records, of which a power loss keeps some after one that it tears,
+/// and then a few records in their place.
 fn hide(seed: u64) -> Result<(), String> {
     let kind = Kind::Segments;
     let mut world = World::new(seed);
@@ -78,7 +80,7 @@ fn hide(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// The first failing life of these seeds.
+/// Returns the failure of the first failing life of these seeds.
 fn search(bug: Option<Bug>, seeds: impl Iterator<Item = u64>) -> Option<String> {
     let mut tried = Tried::default();
     for seed in seeds {
@@ -110,7 +112,7 @@ fn search(bug: Option<Bug>, seeds: impl Iterator<Item = u64>) -> Option<String> 
 
 #[test]
 fn every_planted_bug_is_caught() {
-    // Without a bug the same lives pass, so the failures below are due to the bugs.
+    // The same lives pass without a bug, so the failures below are due to the bugs.
     assert_eq!(search(None, 0..40), None);
     std::panic::set_hook(Box::new(|_| ()));
     let mut missed = vec![];

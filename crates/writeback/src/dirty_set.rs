@@ -1,10 +1,12 @@
 //! The dirty blocks of a cache in the order of their age, and the choice among them.
 //!
-//! Owns: [`DirtySet`]. A block is clean (not here), waiting, or being written; one that is modified while it is being written is
-//! both, with an age of its own for the newer data, and is not handed out again before the first write has ended.
-//! Rules: the age of a waiting block is that of its oldest data that no device holds; a choice looks at the blocks it
-//! hands out and at one more. Left out: the data, and how long a failed write waits before it is tried again: until the
-//! caller calls [`DirtySet::failed`].
+//! Owns: [`DirtySet`]. A block is clean (not in the set), waiting, or being written. A block that
+//! is modified while it is being written is both: its newer data have an age of their own, and it
+//! is not handed out again before the first write has ended.
+//! Rules: a waiting block has the age of its oldest data that no device holds. A choice examines
+//! the blocks it hands out and one more.
+//! Left out: the data, and the delay before a failed write is retried. The caller sets the delay by
+//! when it calls [`DirtySet::failed`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -24,7 +26,7 @@ struct Waiting {
 struct Writing {
     file: FileId,
     since_ns: u64,
-    /// When it was first modified after it was handed out (ns).
+    /// When the block was first modified after it was handed out (ns).
     again_ns: Option<u64>,
 }
 
@@ -36,7 +38,7 @@ pub struct Counts {
     /// Modifications of blocks that were dirty already: writes saved.
     pub modified: u64,
     pub chosen: u64,
-    /// Blocks looked at to choose.
+    /// Blocks examined in order to choose.
     pub examined: u64,
     /// Blocks that the report's algorithm would have looked at: every waiting block at every tick of the policy. For a
     /// policy without ticks, one timer for each block chosen.
@@ -75,7 +77,8 @@ impl DirtySet {
         (self.rule, self.given) = (rule, (0, 0));
     }
 
-    /// A block of a file was modified in the cache. Returns false if it was dirty already, so that nothing changed.
+    /// Records that a block of a file was modified in the cache. Returns false if it was already
+    /// dirty, so that nothing changed.
     pub fn dirtied(&mut self, block: BlockId, file: FileId, now_ns: u64) -> bool {
         self.pass_ticks(now_ns);
         let is_new = match self.writing.get_mut(&block) {
@@ -96,8 +99,9 @@ impl DirtySet {
         is_new
     }
 
-    /// The write of a block that was handed out has completed. Returns whether the block waits again, because it was modified
-    /// in the meantime: it may be due sooner than what [`DirtySet::next_ns`] said before.
+    /// Records that the write of a handed-out block has completed. Returns whether the block waits
+    /// again because it was modified in the meantime. It may then be due sooner than
+    /// [`DirtySet::next_ns`] said before.
     pub fn cleaned(&mut self, block: BlockId, now_ns: u64) -> bool {
         self.pass_ticks(now_ns);
         match self.writing.remove(&block) {
@@ -109,7 +113,8 @@ impl DirtySet {
         }
     }
 
-    /// The write of a block that was handed out has failed: it waits again, with the age it had.
+    /// Records that the write of a handed-out block has failed. The block waits again with its old
+    /// age.
     pub fn failed(&mut self, block: BlockId, now_ns: u64) {
         self.pass_ticks(now_ns);
         if let Some(Writing { file, since_ns, .. }) = self.writing.remove(&block) {
@@ -117,7 +122,8 @@ impl DirtySet {
         }
     }
 
-    /// The contents of a block are obsolete. A write under way must still be ended by `cleaned` or `failed`.
+    /// Records that the contents of a block are obsolete. A write under way must still be ended by
+    /// `cleaned` or `failed`.
     pub fn discarded(&mut self, block: BlockId, now_ns: u64) {
         self.pass_ticks(now_ns);
         self.leave(block);
@@ -177,9 +183,9 @@ impl DirtySet {
         self.take(block, now_ns).then_some(block)
     }
 
-    /// When `choose` should be called again (ns), after a call at `now_ns`. None: no block waits. It should also be
-    /// called when a write fails or leaves its block dirty, and, if the rule depends on the load
-    /// ([`Rule::goes_by_load`]), when the load changes.
+    /// Returns when `choose` should be called next (ns), after a call at `now_ns`; `None` if no
+    /// block waits. It should also be called when a write fails or leaves its block dirty and, if
+    /// the rule depends on the load ([`Rule::goes_by_load`]), when the load changes.
     pub fn next_ns(&self, now_ns: u64) -> Option<u64> {
         let (&(since_ns, _), _) = self.order.first_key_value()?;
         let due_ns = self.rule.policy.due_ns(since_ns);
@@ -200,7 +206,7 @@ impl DirtySet {
         writing.or_else(|| self.waiting.get(&block).map(|waiting| waiting.age.0))
     }
 
-    /// When the oldest data was first dirtied that no device is known to hold (ns).
+    /// When the oldest data that no device is known to hold was first dirtied (ns).
     pub fn oldest_ns(&self) -> Option<u64> {
         let waiting = self.order.first_key_value().map(|((since_ns, _), _)| *since_ns);
         let writing = self.writing.values().map(|writing| writing.since_ns).min();
@@ -253,7 +259,7 @@ impl DirtySet {
         }
     }
 
-    /// Hands out a due block, and the other waiting blocks of its file that may go.
+    /// Hands out a due block, and as many other waiting blocks of its file as are allowed.
     fn hand_out_file(&mut self, block: BlockId, allowed: u64, chosen: &mut Vec<BlockId>) {
         let Some(Waiting { file, .. }) = self.waiting.get(&block).copied() else { return };
         self.hand_out(block, chosen);
@@ -264,7 +270,7 @@ impl DirtySet {
         }
     }
 
-    /// Hands out every waiting block that may go.
+    /// Hands out as many waiting blocks as are allowed, and at least one.
     fn hand_out_all(&mut self, allowed: u64, chosen: &mut Vec<BlockId>) {
         let blocks: Vec<BlockId> = self.order.values().copied().collect();
         for block in blocks.into_iter().take(allowed.saturating_sub(chosen.len() as u64).max(1) as usize) {

@@ -1,20 +1,25 @@
 //! A block device that holds writes back for as long as an update policy says.
 //!
-//! The filter stands between a writer and a device. Written blocks are kept in a [`Cache`] until the dirty set hands them out;
-//! neighbours leave as one write. Under write-through, with nothing held, requests go straight to the device. Rules:
-//! - A write completes at once if the policy lets it wait and there is memory for it; if there is none it waits until other
-//!   blocks have left. Room on the device is taken first, so a write that found none is told at once. Otherwise it completes when its blocks are on the device.
-//! - A flush waits until everything completed before it is on the device, and flushes that; a flush of ranges does so for these
-//!   ranges. A device that has nothing new since its last flush is left alone.
-//! - No two writes of a block are under way at the same time, so none overtakes another; a zeroing or trim waits for those
-//!   under way in its range.
-//! - Reads see the data written last, whether memory or the device holds it.
-//! - A failed write fails the requests that wait for it, and poisons the device for further changes; held blocks stay
-//!   readable, and in the cache.
-//! - Memory that the cache may not have any more is given back once what is held there has left.
-//! - Blocks found in the cache count from [`BlockDevice::adopt`] on, or never.
+//! The filter stands between a writer and a device. Written blocks are kept in a [`Cache`] until
+//! the dirty set hands them out; neighbours leave as one write. Under write-through, with nothing
+//! held, requests go straight to the device. Rules:
+//! - A write that may wait under the policy completes once it is in memory. If memory is full, it
+//!   first waits until other blocks have left. Any other write completes when its blocks are on the
+//!   device. Room on the device is reserved first, so a write for which there is none fails at
+//!   once.
+//! - A flush waits until every write completed before it is on the device, then flushes the device.
+//!   A flush of ranges waits only for these ranges. A device with nothing new since its last flush
+//!   is not flushed.
+//! - No two writes of a block are under way at the same time, so none overtakes another. A zeroing
+//!   or trim waits for the writes under way in its range.
+//! - Reads see the data written last, whether memory or the device holds them.
+//! - A failed write fails the requests that wait for it, and poisons the device for further
+//!   changes. Held blocks stay in the cache and remain readable.
+//! - When the cache's memory limit is lowered, the excess is given back once its blocks have left.
+//! - Blocks found in the cache count only after [`BlockDevice::adopt`], if at all.
 //!
-//! Left out: time. The owner of the filter calls [`WriteBack::tick`], often, or when [`WriteBack::next_ns`] says so.
+//! Left out: time. The owner of the filter calls [`WriteBack::tick`] often, or when
+//! [`WriteBack::next_ns`] says so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,15 +35,16 @@ use crate::readers::Readers;
 use crate::slots::{Cache, SlotBytes};
 use crate::state::{LINE_BLOCKS, Run, State, Step, Then};
 
-/// Where the filter's time begins on the clock's (ns): 30 days before, so that what an earlier process held keeps its age.
+/// Added to the clock's time (ns). The filter's time begins 30 days earlier, so that blocks held by
+/// an earlier process keep their age.
 const BEFORE_NS: u64 = 30 * 24 * 3600 * S_NS;
 const BLOCK: usize = CACHE_SLOT as usize;
-/// Buffers kept for writes: fresh memory costs a fault for each page.
+/// Maximum write buffers kept for reuse.
 const BUFFERS_MAX: usize = 8;
 /// Empty groups of slots kept for the next writes.
 const GROUPS_KEPT: u64 = 8;
 
-/// Requests that the device below got.
+/// Requests sent to the device below.
 #[derive(Default)]
 struct Counts {
     reads: AtomicU64,
@@ -54,23 +60,25 @@ struct Inner {
     slots: SlotBytes,
     readers: Arc<Readers>,
     survives: bool,
-    /// Write-through, and nothing is held: requests need not be looked at.
+    /// The rule is write-through and nothing is held, so requests bypass the cache.
     passes: AtomicBool,
     counts: Counts,
     state: Mutex<State>,
     bell: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
-    /// Buffers of writes that have completed: new memory costs a page fault for each of its pages.
+    /// Buffers of completed writes, kept because new memory costs a page fault for each of its
+    /// pages.
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// Held while memory is taken ahead or given back; before the state, and never by a request.
+    /// Locked while memory is taken ahead or given back. Locked before `state`, and never by a
+    /// request.
     memory: Mutex<Giving>,
 }
 
-/// Memory on its way back to the host.
+/// Memory being given back to the host.
 #[derive(Default)]
 struct Giving {
-    /// A group that is out of use, and how many of its bytes are given back.
+    /// The group being given back, and how many of its bytes already are.
     begun: Option<(u64, u64)>,
-    /// Groups that follow.
+    /// Further groups to give back.
     groups: u64,
 }
 
@@ -78,14 +86,14 @@ struct Giving {
 #[derive(Clone)]
 pub struct WriteBack(Arc<Inner>);
 
-/// How a filter is.
+/// State of a filter.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub rule: Rule,
-    /// Bytes that no device is known to hold, and most bytes held.
+    /// Bytes that no device is known to hold, and the most that the cache can hold.
     pub held_bytes: u64,
     pub capacity_bytes: u64,
-    /// For how long the oldest of them have been held (ns).
+    /// How long the oldest of these bytes have been held (ns).
     pub oldest_ns: Option<u64>,
     /// Requests that reached the device below.
     pub reads: u64,
@@ -96,7 +104,7 @@ pub struct Report {
 }
 
 impl WriteBack {
-    /// The device below has blocks of at most 4 KiB.
+    /// Puts a cache in front of a device whose blocks are at most 4 KiB.
     pub fn new(below: Arc<dyn BlockDevice>, clock: Arc<dyn Clock>, rule: Rule, cache: Cache) -> WriteBack {
         let bytes = below.geometry().bytes / CACHE_SLOT * CACHE_SLOT;
         let survives = cache.survives_process();
@@ -124,20 +132,22 @@ impl WriteBack {
     pub fn set_rule(&self, rule: Rule) {
         let mut state = self.0.state.lock();
         state.set_rule(rule, self.0.now_ns());
-        // The device may have got changes that went past.
+        // Changes may have bypassed the cache, so the next flush must reach the device.
         state.changes += 1;
         self.0.note_passage(&state);
         self.0.ring_or_go_on(state);
     }
 
-    /// `ring` is called when there is work though nobody waits for it; the owner then calls [`WriteBack::tick`] in a thread of
-    /// its own. Without it that work is done in the thread of the request that made it.
+    /// Sets the callback for work that no request waits for. When `ring` is called, the owner calls
+    /// [`WriteBack::tick`] in a thread of its own. Without a bell, the thread of the request that
+    /// caused the work does it.
     pub fn set_bell(&self, ring: Arc<dyn Fn() + Send + Sync>) {
         *self.0.bell.lock() = Some(ring);
     }
 
-    /// Writes the blocks that are due, takes memory for writes to come, and gives a piece of it back if some is not needed. True: there is
-    /// more to give back, which waits for the next call, a moment later: all at once it would keep a processor for which readers wait.
+    /// Writes the blocks that are due, takes memory for writes to come, and gives back a piece of
+    /// unneeded memory. Returns true if there is more to give back at the next call, a moment
+    /// later. Giving all of it back at once would occupy a processor that readers wait for.
     pub fn tick(&self) -> bool {
         let mut memory = self.0.memory.lock();
         self.0.take_ahead();
@@ -156,18 +166,20 @@ impl WriteBack {
         self.0.state.lock().slots.memory_bytes_max()
     }
 
-    /// From now on the cache may have so many bytes of memory. If it has more, what is held there leaves, the oldest first, and each
-    /// following [`WriteBack::tick`] gives memory back; nothing new is held in it meanwhile.
+    /// Limits the cache to `bytes` of memory. If it has more, held blocks leave, the oldest first,
+    /// and each following [`WriteBack::tick`] gives memory back. Nothing new is held in the excess
+    /// meanwhile.
     pub fn set_memory(&self, bytes: u64) {
         self.0.state.lock().slots.set_memory(bytes);
     }
 
-    /// Has the cache more memory than it may have?
+    /// Returns whether the cache has more memory than its limit.
     pub fn has_excess(&self) -> bool {
         self.0.state.lock().slots.excess() > 0
     }
 
-    /// When to call [`WriteBack::tick`] next (ns of the clock); `None`: when something is written.
+    /// Returns when to call [`WriteBack::tick`] next (ns of the clock), or `None` if not before the
+    /// next write.
     pub fn next_ns(&self) -> Option<u64> {
         let next_ns = self.0.state.lock().dirty.next_ns(self.0.now_ns());
         next_ns.map(|next_ns| next_ns.saturating_sub(BEFORE_NS))
@@ -293,7 +305,7 @@ impl BlockDevice for WriteBack {
 
 /// The held blocks of a range, as they were at one moment.
 enum Newer {
-    /// The range is not one of whole blocks: the device says what is wrong with it.
+    /// The range does not consist of whole blocks. The device reports the error.
     Wrong,
     Some(Vec<(u64, Box<[u8]>)>),
 }
@@ -313,8 +325,8 @@ impl Inner {
         (self.now_ns(), self.clock.now_ns())
     }
 
-    /// Takes memory for as many writes as came lately between two calls: the host needs long for it, and a write that does it itself
-    /// makes all others wait.
+    /// Takes as much memory ahead as recent writes needed between two calls. The host is slow to
+    /// provide it, and a write that took it itself would make all others wait.
     fn take_ahead(&self) {
         let mut state = self.state.lock();
         state.slots.count_taken();
@@ -324,7 +336,7 @@ impl Inner {
         }
     }
 
-    /// Gives a piece of memory back. True: there is more.
+    /// Gives a piece of memory back. Returns true if there is more.
     fn give_back(&self, giving: &mut Giving) -> bool {
         let mut state = self.state.lock();
         let keep = (state.held_blocks() / 256).min(GROUPS_KEPT);
@@ -374,7 +386,8 @@ impl Inner {
         Ok(at / CACHE_SLOT..(at + len) / CACHE_SLOT)
     }
 
-    /// What is not held at this moment is on the device already: the device is read after this.
+    /// Returns the held blocks of a range. The caller reads the device afterwards: blocks not held
+    /// at this moment are already there.
     fn newer(&self, at: u64, len: u64) -> Newer {
         let Ok(blocks) = self.blocks(at, len) else { return Newer::Wrong };
         let state = self.state.lock();
@@ -396,7 +409,8 @@ impl Inner {
         self.mind_reads();
     }
 
-    /// A read has begun, or ended.
+    /// Looks at the held blocks again after a read has begun or ended, if the rule depends on
+    /// reads.
     fn mind_reads(self: &Arc<Inner>) {
         if self.readers.are_minded() {
             let state = self.state.lock();
@@ -454,7 +468,8 @@ impl Inner {
         self.below.submit(Request::Read { at, buffer }, Box::new(read));
     }
 
-    /// Waits for the versions of now in `ranges`, or of everything, to be on the device; then flushes it.
+    /// Waits until the present versions in `ranges`, or of all blocks, are on the device, then
+    /// flushes it.
     fn flush(self: &Arc<Inner>, ranges: Option<&[(u64, u64)]>, done: Completion) {
         let now_ns = self.now_ns();
         let mut state = self.state.lock();
@@ -507,9 +522,10 @@ impl Inner {
         Some(Ok(()))
     }
 
-    /// May a write for which there are no slots go to the device itself, beside what is held? A long one costs the device no more that
-    /// way, and need not wait for slots that a line's write-back frees, nor be copied there and back. Not where a rule says how
-    /// fast or beside which reads the device is written, nor before older contents of the same blocks.
+    /// Returns whether a write for which there are no slots may go straight to the device, past the
+    /// held blocks. A long write costs the device no more that way, need not wait for a write-back
+    /// to free slots, and is not copied in and out of the cache. A write may not go past if the
+    /// rule goes by the load, or if older contents of its blocks are held.
     fn may_go_past(&self, at: u64, len: u64) -> bool {
         let state = self.state.lock();
         let Ok(range) = self.blocks(at, len) else { return false };
@@ -524,12 +540,12 @@ impl Inner {
     fn write_past(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.count_write(bytes.len() as u64);
         let outcome = self.below.write_from(at, bytes);
-        // Counted also when it failed: some of it may have reached the device.
+        // Count a failed write too: some of it may have reached the device.
         self.state.lock().changed(at / CACHE_SLOT..(at + bytes.len() as u64).div_ceil(CACHE_SLOT));
         outcome
     }
 
-    /// Gives slots back into which nothing was stored.
+    /// Gives back slots into which nothing was stored.
     fn give_up(self: &Arc<Inner>, slots: Vec<u64>) {
         let mut state = self.state.lock();
         state.storing -= 1;
@@ -538,7 +554,7 @@ impl Inner {
         self.go_on(state);
     }
 
-    /// Copies bytes into slots that are taken, and then lets them count.
+    /// Copies bytes into taken slots, then publishes them.
     fn store(&self, at: u64, bytes: &[u8], slots: &[u64]) -> MutexGuard<'_, State> {
         let first = at / CACHE_SLOT;
         let blocks = || (first..).zip(slots).zip(bytes.chunks_exact(BLOCK));
@@ -579,7 +595,8 @@ impl Inner {
         let Some(slots) = (!waits).then(|| state.slots.take(count, now_ns)).flatten() else {
             let request = Request::Write { at, buffer, fua };
             if count > state.slots.capacity(now_ns) {
-                // There is no memory for it at all: after what is held of the range, it goes to the device itself.
+                // The cache is too small for it. It goes straight to the device, after the held
+                // blocks of its range.
                 let lines = state.lines_in(Some(range));
                 state.wait_for(lines, Then::Submit(request, done), now_ns);
             } else if again {
@@ -611,7 +628,7 @@ impl Inner {
         done(Ok(buffer));
     }
 
-    /// Nobody waits: the work is left to the owner's thread, if there is one.
+    /// Leaves work that no request waits for to the owner's thread. Without a bell, does it here.
     fn ring_or_go_on(self: &Arc<Inner>, state: MutexGuard<'_, State>) {
         let bell = self.bell.lock().clone();
         let Some(ring) = bell else { return self.go_on(state) };
@@ -650,7 +667,7 @@ impl Inner {
     /// Sends a change to the device as it is.
     fn change_below(self: &Arc<Inner>, request: Request, done: Completion) {
         let inner = self.clone();
-        // Of what is trimmed nobody will ask for the contents.
+        // The contents of a trimmed range are not needed, so none of its lines becomes uncovered.
         let (at, len) = if matches!(request, Request::Trim { .. }) { (0, 0) } else { request.range() };
         let changed = move |result| {
             inner.state.lock().changed(at / CACHE_SLOT..(at + len).div_ceil(CACHE_SLOT));
@@ -681,7 +698,7 @@ impl Inner {
         self.pass(Request::Flush, Box::new(flushed));
     }
 
-    /// A buffer with whatever was in it, if one was kept.
+    /// Returns a kept buffer with its old contents, or an empty one.
     fn take_buffer(&self) -> Vec<u8> {
         self.buffers.lock().pop().unwrap_or_default()
     }

@@ -4,16 +4,16 @@
 //! |---|---|
 //! | `policy` | when a block is due under each policy; what holds due blocks back |
 //! | `dirty_set` | the dirty blocks in the order of their age, and the choice among them |
-//! | `slots` | the memory of held blocks, which may outlive the process: what is stored before what |
-//! | `filter`, `state` | a block device that holds writes back there and asks the others when they leave |
+//! | `slots` | the memory of held blocks, which may outlive the process; the order of its stores |
+//! | `filter`, `state` | a block device that holds writes back in slots, and asks the other modules when they leave |
 //! | `words` | rules as people write them |
 //!
-//! A policy is a pure function of the time a block was *first* dirtied: no state, no I/O, no thread, no clock of its own. The
-//! caller says what time it is (nanoseconds of a monotonic clock) and how the device is loaded, and writes what
-//! [`DirtySet::choose`] hands out.
+//! A policy is a pure function of the time a block was *first* dirtied. It has no state, no I/O, no
+//! thread and no clock of its own. The caller passes the time (nanoseconds of a monotonic clock)
+//! and the load of the device, and writes the blocks that [`DirtySet::choose`] hands out.
 //!
-//! Rules: a block that is modified again keeps its first time; blocks leave oldest first; no block is handed out while a
-//! write of it is under way; a block older than its bound is held back by nothing.
+//! Rules: a block that is modified again keeps its first time. Blocks leave oldest first. No block
+//! is handed out while a write of it is under way. Nothing holds back a block older than its bound.
 //!
 //! ```
 //! use shoal_writeback::{BlockId, DirtySet, FileId, Load, Policy, Rule, S_NS};
@@ -27,8 +27,9 @@
 //! assert!(set.is_empty());
 //! ```
 //!
-//! Left out of the two policy modules: writing, merging of neighbours, and waiting. Metadata that a system writes every
-//! 30 seconds whatever the policy for data, as the report's does, is a set of its own under [`Policy::Periodic`].
+//! Left out of the two policy modules: writing, merging of neighbours, and waiting. Metadata that a
+//! system writes every 30 seconds whatever the policy for data, as the report's system does, belong
+//! in a set of their own under [`Policy::Periodic`].
 
 #![forbid(unsafe_code)]
 

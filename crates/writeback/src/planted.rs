@@ -7,15 +7,15 @@ shoal_media::plantable! {
     pub enum Bug {
         /// The entry that names a slot is stored before the slot's bytes.
         EntryFirst,
-        /// The bytes of a held block are overwritten where they are.
+        /// The bytes of a held block are overwritten in place.
         InPlace,
-        /// The entry of an older version goes before that of the newer one is there.
+        /// The entry of an older version is cleared before that of the newer version is stored.
         OldGoesFirst,
         /// A slot is free again when its write begins, not when it has ended.
         FreeBeforeWritten,
-        /// A group's word is stored before the group has its memory emptied.
+        /// A group's word is stored although its index was not zeroed.
         StaleGroup,
-        /// Blocks held for another life are taken for this one's.
+        /// Blocks held for another life of the store are adopted.
         AdoptAny,
         /// A flush does not wait for blocks that are being written.
         FlushSkipsLeaving,
@@ -23,13 +23,13 @@ shoal_media::plantable! {
         RangeNoFlush,
         /// A write that has failed is forgotten.
         FailureForgotten,
-        /// A long write goes to the device before older contents of its blocks that are held.
+        /// A long write goes to the device before older held contents of its blocks.
         PastOlder,
-        /// Loaded entries are believed without their sums.
+        /// Loaded entries are trusted although their sums were not checked.
         SumsUnread,
         /// A write that completes after a flush of the device has failed takes its blocks out of the cache.
         DroppedInDoubt,
-        /// What has left the cache since the last flush is in no doubt after a failed one.
+        /// Blocks that left the cache since the last flush are not in doubt after a failed flush.
         DoubtForgotten,
         /// A flush of the device covers changes that reached it while it was under way.
         CoversLater,

@@ -26,14 +26,15 @@ pub enum Policy {
     PeriodicReadPriority { interval_ns: u64, age_max_ns: u64 },
     /// Due as under AIPU; they yield to reads until they are `age_max_ns` old.
     IntervalReadPriority { age_ns: u64, grain_ns: u64, age_max_ns: u64 },
-    /// Sprite's: at each multiple of the scan, all blocks of files whose oldest has the age.
+    /// Sprite's: at each multiple of the scan, all blocks of files whose oldest block has the age.
     Sprite { age_ns: u64, scan_ns: u64 },
-    /// For a disk that is to stand still: all blocks when the oldest has the age, or when something else wakes the disk.
+    /// For a disk that should stand still: all blocks, when the oldest has the age or something
+    /// else wakes the disk.
     Idle { age_ns: u64 },
 }
 
-/// Writes that a policy with read priority hands to a device at the same time: an arriving read waits for no more of
-/// them.
+/// Maximum writes that a policy with read priority gives a device at the same time. An arriving
+/// read waits for no more than these.
 pub(crate) const READ_PRIORITY_DEPTH: u64 = 1;
 
 impl Policy {
@@ -57,8 +58,8 @@ impl Policy {
         }
     }
 
-    /// When a block first dirtied at `since_ns` is due (ns). Under Sprite's rule an older block of its file may take it
-    /// along sooner.
+    /// Returns when a block first dirtied at `since_ns` is due (ns). Under Sprite's rule an older
+    /// block of its file may take it along sooner.
     pub fn due_ns(&self, since_ns: u64) -> u64 {
         match *self {
             Policy::WriteThrough => since_ns,
@@ -127,7 +128,7 @@ pub struct Shape {
     pub tick_ns: u64,
     /// Writes that the device has at the same time, at most.
     pub queue_depth_max: u64,
-    /// A block of this age is held back no longer (ns).
+    /// Age from which a block is held back no longer (ns).
     pub age_max_ns: u64,
 }
 
@@ -153,8 +154,8 @@ impl Rule {
         self.shape.is_some() || self.policy.yields_to_reads()
     }
 
-    /// The time from which nothing holds a block back (ns): when it is due or, if due blocks may be held back, at its
-    /// bound, but never before it is due.
+    /// Returns the time from which nothing holds a block back (ns): when it is due or, if due
+    /// blocks may be held back, at its bound, but never before it is due.
     pub fn overdue_ns(&self, since_ns: u64) -> u64 {
         let bounds = [self.policy.age_max_ns(), self.shape.map(|shape| shape.age_max_ns)];
         let bound_ns = bounds.into_iter().flatten().min().unwrap_or(0);
@@ -165,12 +166,12 @@ impl Rule {
     pub fn held_ns_max(&self) -> u64 {
         match self.policy {
             Policy::WriteThrough => 0,
-            // A block dirtied just behind a tick waits for the next one.
+            // A block dirtied just after a tick waits for the next one.
             policy => self.overdue_ns(1).saturating_sub(1).max(policy.due_ns(policy.grain_ns().unwrap_or(0))),
         }
     }
 
-    /// Blocks that may leave now though they are not overdue, when `given` have left in this tick.
+    /// Blocks that may leave now though they are not overdue, after `given` have left in this tick.
     pub(crate) fn allowance(&self, load: &Load, given: u64) -> u64 {
         let mut allowed = u64::MAX;
         if self.policy.yields_to_reads() {

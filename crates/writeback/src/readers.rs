@@ -1,16 +1,17 @@
-//! Reads that are on the device: how many, and when the last one went there.
+//! Reads under way on the device: how many, and when the last one began.
 //!
-//! Counted without the filter's lock, since most rules do not ask. Left out: what is held, for which a read takes the lock (`filter`).
+//! Reads are counted without the filter's lock, since most rules do not depend on them. Left out:
+//! held blocks, for which a read takes the lock (`filter`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(crate) struct Readers {
     waiting: AtomicU64,
-    /// When the device last had a read.
+    /// When the last read began (ns).
     last_ns: AtomicU64,
-    /// The device had a read since this was last taken.
+    /// A read has begun since this was last taken.
     woke: AtomicBool,
-    /// The rule may ask for another look when a read begins or ends.
+    /// The rule may want another look at the held blocks when a read begins or ends.
     minded: AtomicBool,
 }
 
@@ -24,7 +25,7 @@ impl Readers {
         }
     }
 
-    /// A read goes to the device.
+    /// Records that a read goes to the device.
     pub fn begin(&self, now_ns: u64) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.last_ns.store(now_ns, Ordering::Relaxed);

@@ -1,14 +1,19 @@
 //! The memory of held blocks: slots in groups, which take memory when they are needed and give it back.
 //!
-//! Owns: [`Cache`], a memory made or found; [`Slots`], which of its slots are free. Rules, so that a process that ends at any
-//! instruction leaves the old version of each block or the new one:
-//! - The bytes of a block go to a free slot, and only then the entry that names it, its first word last.
-//! - The entry of the older version goes after that of the newer one is there. Of two entries the higher version counts.
-//! - An entry goes when the device has completed the write of its block; only then is its slot used again.
-//! - A group has its memory before its word says so, and its word is taken back before the memory is given back.
+//! Owns: [`Cache`], memory newly made or found; [`Slots`], which of its slots are free. Rules,
+//! which ensure that a process that ends at any instruction leaves the old or the new version of
+//! each block:
+//! - The bytes of a block are stored in a free slot before the entry that names the slot. The
+//!   entry's first word is stored last.
+//! - The entry of the older version is cleared after that of the newer one is stored. If a block
+//!   has two entries, the higher version counts.
+//! - An entry is cleared when the device has completed the write of its block. Only then is its
+//!   slot reused.
+//! - A group's word is set after the group has its memory, and cleared before the memory is given
+//!   back.
 //!
-//! What is found is verified whole before any of it counts: a changed byte makes the cache count as lost. Left out: which
-//! blocks are held, and when they leave (`state`).
+//! A found cache is verified as a whole before any of it counts: one changed byte makes all of it
+//! count as lost. Left out: which blocks are held, and when they leave (`state`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,12 +33,12 @@ use crate::planted::{Bug, is_planted};
 pub(crate) struct Found {
     pub block: u64,
     pub version: u64,
-    /// When it was first dirtied (ns since 1970).
+    /// When the block was first dirtied (ns since 1970).
     pub since_ns: u64,
     pub slot: u64,
 }
 
-/// Why what was found is not this store's cache, whole.
+/// Why a found cache is not this store's, or not whole.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CacheError {
     #[error("{0}")]
@@ -59,7 +64,7 @@ pub struct Cache {
     is_new: bool,
 }
 
-/// Whose a cache is.
+/// The store, the boot of the machine and the device that a cache belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub store: [u8; 16],
@@ -77,7 +82,8 @@ impl Cache {
         (held_bytes / (CACHE_GROUP_SLOTS * CACHE_SLOT)).clamp(1, CACHE_GROUPS_MAX)
     }
 
-    /// Makes memory of [`Cache::memory_bytes`], which reads as zeros, a cache. The header is stored last.
+    /// Makes a cache in memory of [`Cache::memory_bytes`] that reads as zeros. The header is stored
+    /// last.
     pub fn create(
         memory: Arc<dyn PersistentMemory>,
         held_bytes: u64,
@@ -100,7 +106,7 @@ impl Cache {
         })
     }
 
-    /// Takes memory for the cache of `owner` that an earlier process left, verified.
+    /// Opens and verifies the cache of `owner` that an earlier process left in `memory`.
     pub fn open(memory: Arc<dyn PersistentMemory>, owner: &Owner) -> std::result::Result<Cache, CacheError> {
         let mut bytes = [0; CacheHeader::BYTES];
         if memory.len() < bytes.len() as u64 {
@@ -132,7 +138,7 @@ impl Cache {
             survives_process: true,
             is_new: false,
         };
-        // A smaller device may have had the name of this one when the cache was made.
+        // The device of this name may have been smaller when the cache was made.
         cache.load(header.device_bytes.get().max(owner.device_bytes) / CACHE_SLOT)?;
         Ok(cache)
     }
@@ -144,7 +150,7 @@ impl Cache {
             if !decode_group_word(group, self.memory.read_u64(group_word_at(group)))? {
                 continue;
             }
-            // A page of it that is gone would be looked for in vain at the first access.
+            // Reserve the group, so that no page of it is missing at the first access.
             self.memory.reserve(group_at(self.groups, group), CACHE_GROUP)?;
             self.present.insert(group);
             self.memory.read(group_at(self.groups, group), &mut index);
@@ -174,17 +180,17 @@ impl Cache {
         Ok(())
     }
 
-    /// Random: tells this cache from every other.
+    /// Random number that tells this cache from every other.
     pub fn identity(&self) -> &[u8; 16] {
         &self.identity
     }
 
-    /// Bytes of blocks that were found.
+    /// Bytes of the found blocks.
     pub fn found_bytes(&self) -> u64 {
         self.found.len() as u64 * CACHE_SLOT
     }
 
-    /// How many bytes of a range of the device were found.
+    /// Bytes of a range of the device that were found in the cache.
     pub fn found_in(&self, at: u64, len: u64) -> u64 {
         let end = at + len;
         let first = self.found.partition_point(|found| (found.block + 1) * CACHE_SLOT <= at);
@@ -193,7 +199,7 @@ impl Cache {
         within.map(|start| (start + CACHE_SLOT).min(end) - start.max(at)).sum()
     }
 
-    /// Lays what was found over bytes of the device that were read from `at` on, for a reader that only reads.
+    /// Lays the found blocks over bytes read from the device at `at`, for a caller that only reads.
     pub fn lay_over(&self, at: u64, out: &mut [u8]) {
         let end = at + out.len() as u64;
         let first = self.found.partition_point(|found| (found.block + 1) * CACHE_SLOT <= at);
@@ -216,7 +222,8 @@ impl Cache {
         let taken: BTreeSet<u64> = found.iter().map(|found| found.slot).collect();
         let absent: BTreeSet<u64> = (0..groups).filter(|group| !present.contains(group)).collect();
         if !is_new {
-            // Memory that was being taken or given back when the process ended belongs to no group, and nobody else would give it back.
+            // Memory being taken or given back when the process ended belongs to no group. Nothing
+            // else would give it back.
             absent.iter().for_each(|group| memory.discard(group_at(groups, *group), CACHE_GROUP));
         }
         let mut slots = Slots {
@@ -239,7 +246,7 @@ impl Cache {
         for group in present {
             let all = group * CACHE_GROUP_SLOTS..(group + 1) * CACHE_GROUP_SLOTS;
             for slot in all.rev().filter(|slot| !taken.contains(slot)) {
-                // An older version's entry, which a newer one has replaced.
+                // The slot may have the entry of an older version that a newer one has replaced.
                 slots.clear(slot);
                 slots.put_back(slot);
             }
@@ -253,34 +260,35 @@ pub(crate) struct Slots {
     memory: Arc<dyn PersistentMemory>,
     identity: [u8; 16],
     groups: u64,
-    /// Free slots of the groups that have memory and any free.
+    /// Free slots by group, of groups that have memory and a free slot.
     free: BTreeMap<u64, Vec<u64>>,
     /// Groups without memory.
     absent: BTreeSet<u64>,
     free_count: u64,
-    /// Groups with memory of which no slot is taken, and the fewest there were since the look at `looked_ns`.
+    /// Groups with memory and no taken slot, and the fewest of these since the look at `looked_ns`.
     empty: u64,
     idle: u64,
     looked_ns: u64,
-    /// Slots taken since they were last counted, and the most that were, between the last two looks and since then.
+    /// Slots taken since the last count, and the highest counts: between the last two looks, and
+    /// since the last look.
     taken: u64,
     most_taken: (u64, u64),
-    /// The host had no memory; it is not asked again before then.
+    /// When a host that had no memory is asked again (ns).
     lacks_until_ns: u64,
-    /// Groups that may have memory: fewer than all where the host has little left for this process.
+    /// Maximum groups with memory: fewer than all if the host has little left for this process.
     most: u64,
     /// Slots whose bytes are being copied without the lock, and those of them that were freed meanwhile.
     copying: BTreeSet<u64>,
     left: Vec<u64>,
 }
 
-/// How long a host without memory is not asked again (ns).
+/// How long a host that had no memory is not asked again (ns).
 const LACK_NS: u64 = 1_000_000_000;
-/// Most slots that get memory before it is asked for.
+/// Maximum slots that get memory ahead of demand.
 const AHEAD_MAX: u64 = 8 * CACHE_GROUP_SLOTS;
-/// How long memory is kept that nobody needs (ns).
+/// How long unneeded memory is kept (ns).
 const IDLE_NS: u64 = 1_000_000_000;
-/// Given back in one call, which keeps a processor, and the file's lock, for a twentieth of a millisecond.
+/// Bytes given back in one call, which occupies a processor and the file's lock for 0.05 ms.
 const PIECE_BYTES: u64 = 64 << 10;
 
 impl Slots {
@@ -294,27 +302,27 @@ impl Slots {
         self.present() * CACHE_GROUP
     }
 
-    /// The same when all groups have memory.
+    /// Bytes of all groups, if all had memory.
     pub fn memory_bytes_max(&self) -> u64 {
         self.groups * CACHE_GROUP
     }
 
-    /// From now on groups may have so many bytes of memory together.
+    /// Limits the memory of all groups together to `bytes`.
     pub fn set_memory(&mut self, bytes: u64) {
         self.most = (bytes / CACHE_GROUP).min(self.groups);
     }
 
-    /// Groups that have memory, beyond those that may.
+    /// Groups with memory beyond the limit.
     pub fn excess(&self) -> u64 {
         self.present().saturating_sub(self.most)
     }
 
-    /// Held blocks must leave before as much memory can be given back as is to be.
+    /// Returns whether held blocks must leave before all excess memory can be given back.
     pub fn is_crowded(&self) -> bool {
         self.excess() > self.empty
     }
 
-    /// The first group that is to be emptied, with all behind it: only those before it are used any more.
+    /// The first of the groups to be emptied. Only the groups before it are still used.
     fn end(&self) -> u64 {
         match self.excess() {
             0 => self.groups,
@@ -322,7 +330,7 @@ impl Slots {
         }
     }
 
-    /// Slots that there are, or could be.
+    /// Slots that exist, or could be given memory.
     pub fn capacity(&self, now_ns: u64) -> u64 {
         match now_ns < self.lacks_until_ns {
             true => self.present().min(self.most) * CACHE_GROUP_SLOTS,
@@ -366,7 +374,7 @@ impl Slots {
         self.free_count -= count;
         self.taken += count;
         self.idle = self.idle.min(self.empty);
-        // So that those which lie together are written as one piece.
+        // Sort them, so that adjacent slots are written as one piece.
         taken.sort_unstable();
         Some(taken)
     }
@@ -378,24 +386,26 @@ impl Slots {
         self.grown(group, taken, now_ns)
     }
 
-    /// To be called many times a second: what was taken since the last time, the next ones may need, too.
+    /// Counts the slots taken since the last call, since the next writes may need as many. Called
+    /// many times a second.
     pub fn count_taken(&mut self) {
         self.most_taken.1 = self.most_taken.1.max(std::mem::take(&mut self.taken));
     }
 
-    /// Slots that are to be free before they are asked for: twice what was taken at a time lately.
+    /// Slots to keep free ahead of demand: twice the highest recent count.
     fn ahead(&self) -> u64 {
         (2 * self.most_taken.0.max(self.most_taken.1)).min(AHEAD_MAX)
     }
 
-    /// A group that is to get memory ahead ([`SlotBytes::take_memory`], then [`Slots::grown`]).
+    /// Takes a group that is to get memory ahead of demand ([`SlotBytes::take_memory`], then
+    /// [`Slots::grown`]).
     pub fn next_ahead(&mut self, now_ns: u64) -> Option<u64> {
         let may = self.present() < self.most && now_ns >= self.lacks_until_ns;
         let is_due = self.free_count < self.ahead() && may;
         is_due.then(|| self.absent.pop_first()).flatten()
     }
 
-    /// A group has memory, or the host had none for it.
+    /// Records whether a group got memory (`taken`) or the host had none for it.
     pub fn grown(&mut self, group: u64, taken: bool, now_ns: u64) -> bool {
         if taken {
             self.memory.write_u64(group_word_at(group), group_word(group));
@@ -416,8 +426,9 @@ impl Slots {
         self.free_count += 1;
     }
 
-    /// How many groups have memory that was not needed for [`IDLE_NS`], beyond `keep` of them; `None` until it is time for a look. What is
-    /// needed again and again stays: taking memory costs more than copying into it.
+    /// Returns how many groups beyond `keep` have memory that was not needed for [`IDLE_NS`], or
+    /// `None` until it is time for a look. Memory that is needed again and again stays: taking
+    /// memory costs more than copying into it.
     pub fn idle_groups(&mut self, now_ns: u64, keep: u64) -> Option<u64> {
         if self.excess() > 0 {
             return Some(self.excess().min(self.empty));
@@ -431,7 +442,8 @@ impl Slots {
         Some(idle.saturating_sub(keep.max(self.ahead().div_ceil(CACHE_GROUP_SLOTS))))
     }
 
-    /// Takes a group out of use whose memory is to be given back ([`SlotBytes::discard`] to its end, then [`Slots::given_back`]).
+    /// Takes a group out of use, so that its memory can be given back ([`SlotBytes::discard`] to
+    /// its end, then [`Slots::given_back`]).
     pub fn take_empty(&mut self) -> Option<u64> {
         let is_empty = |(group, slots): (&u64, &Vec<u64>)| (slots.len() as u64 == CACHE_GROUP_SLOTS).then_some(*group);
         // The first groups are the next to be used.
@@ -444,22 +456,23 @@ impl Slots {
         Some(group)
     }
 
-    /// The group has no memory any more.
+    /// Records that a group no longer has memory.
     pub fn given_back(&mut self, group: u64) {
         self.absent.insert(group);
     }
 
-    /// A hand to store bytes into taken slots, and to read held ones, without the lock.
+    /// Returns access to the slots' bytes, to store into taken slots and read held ones without the
+    /// lock.
     pub fn bytes(&self) -> SlotBytes {
         SlotBytes { memory: self.memory.clone(), groups: self.groups }
     }
 
-    /// Names a slot whose bytes are stored: from now on it counts.
+    /// Stores the entry of a slot whose bytes are stored. From now on the slot counts.
     pub fn publish(&self, slot: u64, block: u64, version: u64, since_ns: u64, sum: u64) {
         let entry = CacheEntry::new(&self.identity, slot, block, version, since_ns, sum);
         let at = entry_at(self.groups, slot);
         self.memory.write(at + 8, &entry.as_bytes()[8..]);
-        // Last, and in one store: it makes the entry count.
+        // This store of one word comes last: it makes the entry count.
         self.memory.write_u64(at, entry.block.get());
     }
 
@@ -467,13 +480,13 @@ impl Slots {
         self.memory.write_u64(entry_at(self.groups, slot), 0);
     }
 
-    /// The slot's block is on the device, or has a newer version in another slot.
+    /// Frees a slot whose block is on the device, or has a newer version in another slot.
     pub fn free(&mut self, slot: u64) {
         self.clear(slot);
         self.reuse(slot);
     }
 
-    /// Gives a taken slot back that names nothing.
+    /// Gives back a taken slot that has no entry.
     pub fn reuse(&mut self, slot: u64) {
         match self.copying.contains(&slot) {
             true => self.left.push(slot),
@@ -481,7 +494,7 @@ impl Slots {
         }
     }
 
-    /// The slot's bytes are copied without the lock from now on, until [`Slots::copied`].
+    /// Marks a slot whose bytes are copied without the lock, until [`Slots::copied`].
     pub fn copying(&mut self, slot: u64) {
         self.copying.insert(slot);
     }
@@ -509,7 +522,7 @@ impl SlotBytes {
         self.memory.write(slot_at(self.groups, slot), bytes);
     }
 
-    /// Stores the bytes of several blocks; slots that lie one behind the other in one piece.
+    /// Stores the bytes of several blocks. Adjacent slots are written as one piece.
     pub fn write_all(&self, slots: &[u64], bytes: &[u8]) {
         let lie_together = |a: &u64, b: &u64| slot_at(self.groups, *b) == slot_at(self.groups, *a) + CACHE_SLOT;
         let mut rest = bytes;
@@ -520,21 +533,23 @@ impl SlotBytes {
         }
     }
 
-    /// Takes memory for a group that is out of use: false if the host has none. It takes long: without the lock, if it can be.
+    /// Takes memory for a group that is out of use. Returns false if the host has none. This is
+    /// slow, so it is done without the lock where possible.
     pub fn take_memory(&self, group: u64) -> bool {
         let at = group_at(self.groups, group);
         if !self.memory.may_take(CACHE_GROUP) || self.memory.reserve(at, CACHE_GROUP).is_err() {
             return false;
         }
         if !is_planted(Bug::StaleGroup) {
-            // Where memory cannot be given back, entries of an earlier use would count.
+            // Entries of an earlier use would count if the memory was not really given back.
             self.memory.zero(at, CACHE_GROUP_INDEX);
         }
         true
     }
 
-    /// Gives back the next piece of the memory of a group that is out of use, of which `done` bytes are given back: how many there are
-    /// then, or `None` after the last. It takes long: without the lock.
+    /// Gives back the next piece of the memory of a group that is out of use, after `done` bytes of
+    /// it. Returns how many bytes are then given back, or `None` after the last piece. This is
+    /// slow, so it is done without the lock.
     pub fn discard(&self, group: u64, done: u64) -> Option<u64> {
         let len = PIECE_BYTES.min(CACHE_GROUP - done);
         self.memory.discard(group_at(self.groups, group) + done, len);

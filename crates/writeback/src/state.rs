@@ -1,11 +1,14 @@
-//! What a write-back cache holds, what is on its way to the device, and the requests that wait for it.
+//! The blocks a write-back cache holds, the writes on their way to the device, and the requests
+//! that wait for them.
 //!
-//! Owns: [`State`], guarded by the filter's lock; no I/O. Blocks of 4 KiB are held; they are dirtied, chosen and written in
-//! *lines* of sixteen (a block of bulk storage), so the dirty set has one entry for each. Rules:
-//! - A line is waiting, going (chosen) or leaving (being written); no two writes of a line are under way.
-//! - A request that waits for a line waits for the versions its blocks had when it came. A block's *oldest* version that no
-//!   device is known to hold decides.
-//! - A few writes are under way at a time, so a read waits behind no more of them.
+//! Owns: [`State`], guarded by the filter's lock; no I/O. The cache holds blocks of 4 KiB. They are
+//! dirtied, chosen and written in *lines* of sixteen (one block of bulk storage), so the dirty set
+//! has one entry for each line. Rules:
+//! - A line is waiting, going (chosen) or leaving (being written). No two writes of a line are
+//!   under way.
+//! - A request that waits for a line waits for the versions its blocks had when the request came.
+//!   The *oldest* version of a block that no device is known to hold decides.
+//! - Only a few writes are under way at a time, so a read waits behind no more than these.
 //!
 //! Left out: copying, submitting and completing (`filter`).
 
@@ -28,10 +31,11 @@ pub(crate) const FILE: FileId = FileId(0);
 pub(crate) const LINE_BLOCKS: u64 = 16;
 /// Longest write into which neighbours are joined (blocks): 1 MiB.
 const JOINED_BLOCKS_MAX: usize = 256;
-/// Writes under way at a time, and their bytes.
+/// Maximum writes under way at a time, and their bytes.
 const WRITES_MAX: u64 = 16;
 const WRITES_BYTES_MAX: u64 = 4 << 20;
-/// The same for writes that nobody waits for, while the device has readers, and how long it counts as having them (ns).
+/// The same for writes that no request waits for, while the device has readers; and how long after
+/// a read it counts as having them (ns).
 const ASIDE_WRITES_MAX: u64 = 2;
 const ASIDE_BYTES_MAX: u64 = 256 << 10;
 const READERS_NS: u64 = S_NS;
@@ -43,7 +47,7 @@ fn within(block: u64) -> usize {
     (block % LINE_BLOCKS) as usize
 }
 
-/// May a rule ask for another look when a read begins or ends?
+/// Returns whether a rule may want another look when a read begins or ends.
 fn minds_reads(rule: &Rule) -> bool {
     rule.goes_by_load() || matches!(rule.policy, Policy::Idle { .. })
 }
@@ -52,7 +56,7 @@ fn minds_reads(rule: &Rule) -> bool {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub slot: u64,
-    /// Number of the modification that the contents are from.
+    /// Number of the modification that made these contents.
     pub version: u64,
     /// The first modification that no device is known to hold.
     oldest: u64,
@@ -120,35 +124,35 @@ pub(crate) struct State {
     pub slots: Slots,
     lines: BTreeMap<u64, Line>,
     held: u64,
-    /// Lines handed out and not yet on their way: those somebody waits for, and the others.
+    /// Lines handed out but not yet being written: those that a request waits for, and the others.
     urgent: VecDeque<u64>,
     going: VecDeque<u64>,
     leaving: HashMap<u64, Leaving>,
-    /// Writes of leaving lines that are to be sent yet.
+    /// Writes of leaving lines that are not sent yet.
     outgoing: VecDeque<Run>,
     waiters: HashMap<u64, Waiter>,
     /// Waiters of a line, with the version each needs.
     wanted: BTreeMap<u64, Vec<(u64, u64)>>,
     ready: Vec<Then>,
     next_waiter: u64,
-    /// Writes that wait for memory, in their order.
+    /// Writes that wait for memory, in order of arrival.
     pub blocked: VecDeque<(Request, Completion)>,
     pub version: u64,
-    /// Writes whose bytes are on their way into slots.
+    /// Writes whose bytes are being copied into slots.
     pub storing: u64,
     pub readers: Arc<Readers>,
     writes: u64,
     writes_bytes: u64,
-    /// Changes that reached the device, and those of them that a completed flush of it covers.
+    /// Changes that reached the device, and how many of them a completed flush covers.
     pub changes: u64,
     pub flushed: u64,
     /// Lines that reached the device and that no completed flush has covered, with the last change of each.
     uncovered: HashMap<u64, u64>,
-    /// Blocks an earlier process held, until it is known whose they are.
+    /// Blocks that an earlier process held, until [`State::adopt`] decides about them.
     pub found: Vec<Found>,
     /// A write failed.
     pub failure: Option<MediaError>,
-    /// A thread is carrying out steps, and looks again when it is asked to.
+    /// A thread is carrying out steps. It looks again if `look_again` is set.
     pub is_running: bool,
     pub look_again: bool,
 }
@@ -195,20 +199,20 @@ impl State {
         }
     }
 
-    /// Some of a range of blocks changed on the device, or may have.
+    /// Records that some of a range of blocks changed on the device, or may have.
     pub fn changed(&mut self, range: std::ops::Range<u64>) {
         self.changes += 1;
         let lines = range.start / LINE_BLOCKS..range.end.div_ceil(LINE_BLOCKS);
         self.uncovered.extend(lines.map(|line| (line, self.changes)));
     }
 
-    /// A flush has completed that covers the changes up to this one.
+    /// Records a completed flush that covers the changes up to this one.
     pub fn covered(&mut self, changes: u64) {
         self.flushed = self.flushed.max(changes);
         self.uncovered.retain(|_, last| *last > changes);
     }
 
-    /// Is there a change of a range of blocks on the device that no completed flush has covered?
+    /// Returns whether the device has a change in a range of blocks that no completed flush covers.
     pub fn is_uncovered(&self, range: std::ops::Range<u64>) -> bool {
         let mut lines = range.start / LINE_BLOCKS..range.end.div_ceil(LINE_BLOCKS);
         !is_planted(Bug::DoubtForgotten) && lines.any(|line| self.uncovered.contains_key(&line))
@@ -218,7 +222,7 @@ impl State {
         self.held
     }
 
-    /// Nothing is held, on its way or awaited.
+    /// Returns whether nothing is held, on its way or awaited.
     pub fn is_idle(&self) -> bool {
         let queued = self.urgent.is_empty() && self.going.is_empty() && self.leaving.is_empty();
         self.held == 0
@@ -229,7 +233,8 @@ impl State {
             && self.found.is_empty()
     }
 
-    /// Is there something for [`State::plan`] to do soon, though nobody waits?
+    /// Returns whether [`State::plan`] should run soon because memory is short: writes are blocked,
+    /// the cache must shrink, or it is 7/8 full.
     pub fn is_pressed(&self, now_ns: u64) -> bool {
         !self.blocked.is_empty() || self.slots.is_crowded() || self.held * 8 >= self.slots.capacity(now_ns) * 7
     }
@@ -239,7 +244,8 @@ impl State {
         Load { reads_waiting: self.readers.waiting(), writes_queued: queued }
     }
 
-    /// Takes the new contents of a block, which lie in `slot`. The old version's slot is free when the new one counts.
+    /// Takes the new contents of a block, which lie in `slot`. The old version's slot is freed once
+    /// the new version counts.
     pub fn hold(&mut self, block: u64, slot: u64, sum: u64, now: (u64, i64)) {
         self.version += 1;
         let (version, line) = (self.version, block / LINE_BLOCKS);
@@ -262,7 +268,7 @@ impl State {
         }
     }
 
-    /// Where a held block is now.
+    /// Slot of a held block.
     pub fn slot_of(&self, block: u64) -> Option<u64> {
         self.lines.get(&(block / LINE_BLOCKS))?.blocks[within(block)].map(|held| held.slot)
     }
@@ -278,7 +284,7 @@ impl State {
         self.version = self.version.max(found.version);
     }
 
-    /// Decides about the blocks that were found.
+    /// Holds the found blocks from now on if `continues`, and frees their slots otherwise.
     pub fn adopt(&mut self, continues: bool, now: (u64, i64)) {
         let mut found = std::mem::take(&mut self.found);
         // The oldest first: a line has the age of its oldest block.
@@ -311,7 +317,7 @@ impl State {
         }
     }
 
-    /// A block is not held any more.
+    /// Stops holding a block, and frees its slot.
     fn release(&mut self, block: u64, slot: u64, now_ns: u64) {
         let number = block / LINE_BLOCKS;
         let Some(line) = self.lines.get_mut(&number) else { return };
@@ -333,12 +339,13 @@ impl State {
         self.readers.set_minded(minds_reads(&rule));
     }
 
-    /// Does the rule ask for another look now that a read has begun or ended?
+    /// Returns whether the rule wants another look now that a read has begun or ended.
     pub fn minds_reads(&self) -> bool {
         self.dirty.rule().goes_by_load() || minds_reads(self.dirty.rule()) && self.held > 0
     }
 
-    /// Lines of a range that hold something or are being written; all, without a range.
+    /// Lines of a range that hold something or are being written; all such lines if there is no
+    /// range.
     pub fn lines_in(&self, range: Option<std::ops::Range<u64>>) -> BTreeSet<u64> {
         let (from, to) =
             range.map_or((0, u64::MAX), |range| (range.start / LINE_BLOCKS, range.end.div_ceil(LINE_BLOCKS)));
@@ -346,7 +353,7 @@ impl State {
         self.lines.range(from..to).map(|(line, _)| *line).chain(leaving.copied()).collect()
     }
 
-    /// A request waits until the device has the present version of these lines.
+    /// Makes a request wait until the device has the present versions of these lines.
     pub fn wait_for(&mut self, lines: BTreeSet<u64>, then: Then, now_ns: u64) {
         let (id, version) = (self.next_waiter, self.version);
         self.next_waiter += 1;
@@ -367,14 +374,15 @@ impl State {
         }
     }
 
-    /// Somebody waits for a line: it goes before those that are only due.
+    /// Moves a line that a request waits for ahead of those that are only due.
     fn hurry(&mut self, line: u64, now_ns: u64) {
         if self.dirty.take(BlockId(line), now_ns) {
             self.urgent.push_back(line);
         }
     }
 
-    /// Tells the waiters of a line that is not being written what the device has.
+    /// Releases the waiters of a line whose versions are on the device. The line is not being
+    /// written.
     fn answer(&mut self, number: u64) {
         let Some(mut wanted) = self.wanted.remove(&number) else { return };
         wanted.retain(|&(id, version)| {
@@ -394,7 +402,7 @@ impl State {
         }
     }
 
-    /// The steps that can be made now.
+    /// Returns the steps that can be made now.
     pub fn plan(&mut self, now_ns: u64) -> Vec<Step> {
         let mut steps = Vec::new();
         for then in std::mem::take(&mut self.ready) {
@@ -404,7 +412,7 @@ impl State {
             });
         }
         if let Some(failure) = self.failure.clone() {
-            // Nobody's write is carried out any more: what is held stays, and can be read.
+            // No write is carried out any more. Held blocks stay, and can be read.
             for Waiter { then: Then::Complete(done, _) | Then::Submit(_, done), .. } in
                 std::mem::take(&mut self.waiters).into_values()
             {
@@ -414,7 +422,8 @@ impl State {
                 steps.push(Step::Complete(done, Err(failure.clone())));
             }
             self.wanted.clear();
-            // Never sent: their lines are held again, as if the writes had failed.
+            // These writes were never sent. Their lines are held again, as if the writes had
+            // failed.
             for run in std::mem::take(&mut self.outgoing) {
                 self.slots.copied(run.blocks.iter().map(|held| held.slot));
                 self.sent(&run);
@@ -446,7 +455,7 @@ impl State {
         steps
     }
 
-    /// Hands out what is due, and the oldest lines where memory is short.
+    /// Hands out the lines that are due and, if memory is short, the oldest lines.
     fn choose(&mut self, now_ns: u64) {
         let load = self.load();
         let mut chosen: Vec<u64> = self.dirty.choose(now_ns, &load).into_iter().map(|BlockId(line)| line).collect();
@@ -464,14 +473,15 @@ impl State {
         self.going.extend(chosen);
     }
 
-    /// Does what leaves go beside readers, and nobody waits for it? Then in small steps.
+    /// Returns whether lines leave while the device has readers and no request waits for the lines.
+    /// They then leave in small steps.
     fn is_aside(&self, now_ns: u64) -> bool {
         let has_readers = self.readers.waiting() > 0 || now_ns < self.readers.last_ns() + READERS_NS;
         let is_wanted = |run: &Run| run.lines().any(|line| self.wanted.contains_key(&line));
         has_readers && self.urgent.is_empty() && !self.is_pressed(now_ns) && !self.outgoing.iter().any(is_wanted)
     }
 
-    /// May another write be on its way?
+    /// Returns whether another write may be sent.
     fn may_write(&self, now_ns: u64) -> bool {
         match self.is_aside(now_ns) {
             true => self.writes < ASIDE_WRITES_MAX && self.writes_bytes < ASIDE_BYTES_MAX,
@@ -479,7 +489,7 @@ impl State {
         }
     }
 
-    /// Neighbouring lines that go next.
+    /// Takes the neighbouring lines to be written next.
     fn next_lines(&mut self, now_ns: u64) -> Option<Vec<u64>> {
         let bytes = if self.is_aside(now_ns) { ASIDE_BYTES_MAX } else { JOINED_BLOCKS_MAX as u64 * CACHE_SLOT };
         let most = (bytes / CACHE_SLOT / LINE_BLOCKS) as usize;
@@ -491,7 +501,7 @@ impl State {
         Some(lines)
     }
 
-    /// Lines leave, each stretch of held blocks as one write.
+    /// Starts to write lines. Each stretch of held blocks becomes one write.
     fn leave(&mut self, lines: &[u64], now_ns: u64) {
         let mut runs: Vec<Run> = Vec::new();
         for &line in lines {
@@ -524,7 +534,7 @@ impl State {
         self.outgoing.extend(runs);
     }
 
-    /// A write of blocks is under way.
+    /// Records that a write of blocks is under way.
     fn sent(&mut self, run: &Run) {
         self.writes += 1;
         self.writes_bytes += run.blocks.len() as u64 * CACHE_SLOT;
@@ -533,11 +543,12 @@ impl State {
         }
     }
 
-    /// A write of blocks has ended.
+    /// Records that a write of blocks has ended.
     pub fn written(&mut self, run: &Run, result: Result<()>, now_ns: u64) {
         self.writes -= 1;
         self.writes_bytes -= run.blocks.len() as u64 * CACHE_SLOT;
-        // What was under way when a flush failed stays held: no flush of the device will cover it.
+        // Blocks being written when a flush failed stay held: no flush of the device will cover
+        // them.
         let failed = result.is_err() || self.failure.is_some() && !is_planted(Bug::DroppedInDoubt);
         if failed {
             self.changes += 1;
@@ -555,7 +566,8 @@ impl State {
                         self.slots.free(written.slot);
                     }
                 }
-                // Modified while it was being written: the device has nothing of what came after.
+                // The block was modified while it was being written. The device has none of the
+                // later versions.
                 Some(held) => held.oldest = held.oldest.max(written.version + 1),
                 None => {}
             }
@@ -587,7 +599,8 @@ impl State {
             self.lines.remove(&line);
             self.dirty.discarded(BlockId(line), now_ns);
         } else if !failed && self.dirty.since_ns(BlockId(line)).is_none() {
-            // Some of it was dirtied before it was chosen, and copied before: never, but nothing held may be forgotten.
+            // This should never happen: the line holds blocks, but the dirty set calls it clean.
+            // Mark it dirty so that no held block is forgotten.
             self.dirty.dirtied(BlockId(line), FILE, now_ns);
         }
         self.answer(line);

@@ -1,6 +1,6 @@
 //! Rules as people write them: `aipu:30s`, `purp:30s:60s`, `sprite:30s:5s`, `write-through`, `hold:10m`.
 //!
-//! Left out: the shape, which an option of its own gives.
+//! Left out: the shape, which has an option of its own.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use crate::policy::{Policy, Rule};
 /// Longest time in a rule (ns): a week.
 const LONGEST_NS: u64 = 7 * 24 * 3600 * S_NS;
 
-/// A time such as `30s`, `500ms`, `10m`, `2h`; a bare number is seconds.
+/// Parses a time such as `30s`, `500ms`, `10m` or `2h`. A bare number is seconds.
 pub fn parse_time(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit_ns = match &text[digits.len()..] {

@@ -14,7 +14,7 @@ struct Held {
     block: BlockId,
     file: FileId,
     since_ns: u64,
-    /// Order of arrival among equals.
+    /// Order of arrival among blocks of equal age.
     at: u64,
 }
 

@@ -1,6 +1,7 @@
-//! A cache that outlives its process: it ends at any store into its memory, and the next life finds what this one was told.
+//! A cache that outlives its process. The process ends at any store into the cache's memory, and
+//! the next life finds everything that was answered.
 //!
-//! Left out: the worlds that are lived in (`lives`), and the rules that are broken on purpose (`planted`).
+//! Left out: the worlds (`lives`), and the rules that are broken on purpose (`planted`).
 
 mod lives;
 

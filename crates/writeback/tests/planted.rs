@@ -1,4 +1,5 @@
-//! Planted bugs (docs/design/testing.md, T7): rules of the write-back cache are broken one at a time, and lives must notice.
+//! Planted bugs (docs/design/testing.md, T7): rules of the write-back cache are broken one at a
+//! time, and lives must notice.
 //!
 //! Rules: no life finds anything without a bug. Left out: the lives (`lives`), the list of rules (`src/planted.rs`).
 
@@ -20,7 +21,7 @@ fn every_planted_bug_is_found() {
     let mut missed = vec![];
     for bug in Bug::ALL {
         plant(Some(bug));
-        // A bug that breaks the filter's own books is found, too.
+        // A bug that makes the filter panic counts as found, too.
         let finds = |seed| std::panic::catch_unwind(|| lives(seed)).map_or(true, |outcome| outcome.is_err());
         if (0..20).all(|cut| rewritten(cut).is_ok()) && overwritten().is_ok() && !(0..300).any(finds) {
             missed.push(bug);

@@ -1,11 +1,16 @@
-//! Real threads on the filter, over a device that takes its time, life after life.
+//! Real threads on the filter, over a slow device, life after life.
 //!
-//! Writers have blocks of their own, of which they know the number written last; some of their lines lie 65,536 apart, and some belong to
-//! all of them. Readers look at any block, the rule changes, memory is refused now and then, taken ahead and given back. A life ends at
-//! any store of any thread: from then on neither the memory nor the device takes anything, and nobody believes an answer. Rules:
-//! - A read finds what was answered before it began, or something newer, whether memory or the device has it.
-//! - After a flush the device has what was answered before it. No two writes of a block are under way at the device.
-//! - The next life finds all that the last one answered; of what was under way the old or the new, block by block.
+//! Each writer has blocks of its own, and knows the number that it last wrote to each. Some lines
+//! of a writer lie 65,536 apart, and some lines belong to all writers. Readers look at any block,
+//! the rule changes, and memory is refused now and then, taken ahead and given back. A life ends at
+//! any store of any thread: from then on neither the memory nor the device takes anything, and no
+//! answer counts. Rules:
+//! - A read finds the data of writes answered before it began, or something newer, whether memory
+//!   or the device has it.
+//! - After a flush the device has the data of all writes answered before it. No two writes of a
+//!   block are under way at the device.
+//! - The next life finds the data of all writes that the last one answered. Of a write under way it
+//!   finds the old or the new data, block by block.
 //! - Every request is answered in the end.
 //!
 //! Left out: power losses and failures of the device (`filter.rs`, `lives`). A longer run: `SHOAL_THREADS_S=300`.
@@ -25,19 +30,19 @@ use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 
 const BLOCK: u64 = 4096;
 const LINE: u64 = 16;
-/// Lines so far apart are counted together.
+/// Lines this far apart are counted together.
 const APART: u64 = 65_536;
 const WRITERS: u64 = 3;
 const READERS: u64 = 2;
 const OWNER: Owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: 4 * APART * LINE * BLOCK };
-/// A second of the filter's is some milliseconds of ours.
+/// Speed-up of the filter's time: one of its seconds is a few milliseconds of real time.
 const HASTE: u64 = 200;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// In the number that a read must find at least: the block was zeroed after that.
+/// Flag in the least number that a read must find: the block was zeroed after that.
 const ZEROED: u64 = 1 << 63;
 
-/// The end of a life, of which every store and every answer asks first.
+/// The end of a life, which every store and every answer checks first.
 #[derive(Default)]
 struct End(AtomicBool);
 
@@ -117,29 +122,31 @@ impl Clock for Time {
     }
 }
 
-/// A block of the device, and what its owner knows of it.
+/// A block of the device, and its owner's knowledge of it.
 #[derive(Default)]
 struct Place {
-    /// What the device has.
+    /// The number that the device has.
     number: AtomicU64,
-    /// Writes of it that the device has before it.
+    /// Writes of the block under way at the device.
     under_way: AtomicU64,
-    /// The number that was written last, answered or not; what a read must find at least; how often it was trimmed or zeroed.
+    /// The number that was written last, answered or not; the least number that a read must find;
+    /// and how often the block was trimmed or zeroed.
     begun: AtomicU64,
     least: AtomicU64,
     cleared: AtomicU64,
 }
 
 impl Place {
-    /// What must be found from now on, and the state of the block it is true for. While its owner clears it nothing is promised: until the
-    /// owner has said so, `least` is what was written before.
+    /// Returns the least number that must be found from now on, and the state of the block for
+    /// which that holds. While the owner clears the block, nothing is promised: until the owner has
+    /// recorded the change, `least` is the number written before.
     fn promise(&self) -> (u64, u64) {
         let cleared = self.cleared.load(SeqCst);
         let least = if cleared.is_multiple_of(2) { self.least.load(SeqCst) } else { 0 };
         (least, cleared)
     }
 
-    /// Is this number, found after such a promise, a wrong one?
+    /// Returns whether this number, found after the promise, breaks it.
     fn breaks(&self, promise: (u64, u64), found: u64) -> bool {
         let least = promise.0 & !ZEROED;
         let is_old = if promise.0 & ZEROED > 0 { found > 0 && found <= least } else { found < least };
@@ -165,7 +172,7 @@ struct Disk {
     queue: Mutex<Vec<(Request, Completion)>>,
     came: Condvar,
     random: Mutex<Random>,
-    /// A request takes so long at most (µs).
+    /// Maximum duration of a request (µs).
     slow_us: u64,
     closed: AtomicBool,
 }
@@ -277,9 +284,9 @@ impl BlockDevice for Disk {
     }
 }
 
-/// Stretches of blocks, each with its writer.
+/// Returns stretches of blocks, each with its writer.
 fn stretches() -> Vec<(u64, u64, u64)> {
-    // Lines of which each writer has some blocks.
+    // Each writer has some blocks of these lines.
     let shared = [0, APART, 2 * APART].into_iter().flat_map(|line| line * LINE..(line + 1) * LINE);
     let mut all: Vec<_> = shared.map(|block| (block, 1, block % WRITERS)).collect();
     for writer in 0..WRITERS {
@@ -302,7 +309,7 @@ fn rule(random: &mut Random) -> Rule {
     rules[random.below(rules.len() as u64) as usize]
 }
 
-/// What all threads of a life have.
+/// State shared by all threads of a life.
 struct Life {
     filter: WriteBack,
     places: Places,
@@ -310,12 +317,13 @@ struct Life {
     /// Writers rest.
     is_quiet: AtomicBool,
     is_giving: AtomicBool,
-    /// The owner of the filter is rung.
+    /// Set when the filter's bell rings.
     rung: Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl Life {
-    /// Compares a read with what was promised before it began. False: the life was over before it ended, so it may show anything.
+    /// Compares a read with the promises from before it began. Returns false if the life was over
+    /// before the read ended, so that it may show anything.
     fn look(&self, first: u64, blocks: u64, is_lent: bool) -> bool {
         let promised: Vec<_> = (first..first + blocks).map(|block| self.places[&block].promise()).collect();
         let mut bytes = contents(u64::MAX, blocks);
@@ -371,7 +379,7 @@ impl Life {
             3..6 => block::wait(&self.filter, Request::Write { at, buffer: bytes, fua: false }).map(drop),
             _ => self.filter.write_from(at, &bytes),
         };
-        // Nobody was answered after the end.
+        // No answer after the end counts.
         if self.end.is_over() {
             return;
         }
@@ -382,7 +390,7 @@ impl Life {
         }
     }
 
-    /// After a flush the device has what was answered before.
+    /// Flushes, and checks that the device then has the data of all writes answered before.
     fn flush(&self, range: Option<(u64, u64)>) {
         let (first, blocks) = range.unwrap_or((0, u64::MAX));
         let covered = self.places.iter().filter(|(block, _)| (first..).contains(block) && *block - first < blocks);
@@ -401,7 +409,7 @@ impl Life {
         }
     }
 
-    /// Into the time when memory goes back; sometimes writers come again meanwhile.
+    /// Rests until memory is given back. Sometimes writers start again meanwhile.
     fn rest(&self, random: &mut Random) {
         self.is_quiet.store(true, SeqCst);
         self.flush(None);
@@ -431,7 +439,7 @@ impl Life {
     }
 }
 
-/// What goes from life to life.
+/// State that is kept from life to life.
 struct World {
     groups: u64,
     words: Arc<[AtomicU64]>,
@@ -448,7 +456,7 @@ impl World {
         World { groups, words: zeros(Cache::memory_bytes(groups << 20) / 8), places, numbers: zeros(WRITERS) }
     }
 
-    /// The filter and its device at the beginning of a life.
+    /// Makes the filter and its device at the beginning of a life.
     fn begin(&self, random: &mut Random, is_first: bool) -> (Arc<Life>, Arc<Disk>) {
         let end = Arc::new(End::default());
         let memory = Arc::new(Memory {
@@ -470,7 +478,7 @@ impl World {
             true => Cache::create(memory.clone(), self.groups << 20, &OWNER, [3; 16], true).expect("memory"),
             false => Cache::open(memory.clone(), &OWNER).expect("the cache as the last life left it"),
         };
-        // Memory that is there already is not refused.
+        // Memory that exists already is not refused.
         memory.refused_percent.store([0, 0, 30, 100][random.below(4) as usize], SeqCst);
         let filter = WriteBack::new(disk.clone(), Arc::new(Time(Instant::now())), rule(random), cache);
         let rung = Arc::<(Mutex<bool>, Condvar)>::default();
@@ -487,7 +495,8 @@ impl World {
         (Arc::new(life), disk)
     }
 
-    /// What the last life answered is there, and does not become older again.
+    /// Checks that the data of all writes answered in the last life are there, and records that
+    /// they never become older.
     fn inherit(&self, life: &Life) {
         for (&block, place) in self.places.iter() {
             assert!(life.look(block, 1, true));
@@ -537,7 +546,7 @@ impl World {
         workers
     }
 
-    /// One life, after another.
+    /// Lives one life, after another.
     fn live(&self, seed: u64, is_first: bool) {
         let mut random = Random::new(seed);
         let (life, disk) = self.begin(&mut random, is_first);
@@ -559,7 +568,7 @@ impl World {
         }
         life.end.0.store(true, SeqCst);
         finish(workers, "a request is never answered");
-        // The device last: the ticker may have sent it something.
+        // Stop the device last: the ticker may have sent it something.
         driven.store(false, SeqCst);
         finish(vec![ticker], "the ticker never ends");
         disk.closed.store(true, SeqCst);
@@ -602,7 +611,7 @@ fn finish(threads: Vec<JoinHandle<()>>, hangs: &str) {
 fn threads_see_what_was_answered_before_life_after_life() {
     let seconds = std::env::var("SHOAL_THREADS_S").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
     let (begun, mut lives) = (Instant::now(), 0);
-    // Threads make each run another one, whatever the seed.
+    // Threads make each run different, whatever the seed.
     let mut seed = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
     while begun.elapsed() < Duration::from_secs(seconds) {
         seed += 1;

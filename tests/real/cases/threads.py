@@ -130,9 +130,9 @@ def ends(transport, injected):
     clients, daemon, strace = disturbed(transport, injected)
     try:
         wait(lambda: all(client.process.poll() is not None for client in clients), f"clients get an error after {injected}")
-        strace.terminate()
-        strace.wait(20)
+        # strace ends with the daemon: told to leave one that is ending, it may wait for ever.
         wait(lambda: not exists(daemon), f"the daemon ends after {injected}")
+        strace.wait(20)
         try:
             os.stat(MOUNT + "/x")
             sys.exit("the dead mount answers")

@@ -1,7 +1,8 @@
-//! Codes of packed inodes, read bit by bit as `docs/spec/pack.md` has them.
+//! Codes of packed inodes, read bit by bit as specified in `docs/spec/pack.md`.
 //!
-//! Owns: bits, field codes, and the compressors of a profile file. Shares no code with the engine's decoder, which reads whole words by
-//! tables. Rules: hostile bytes give a sentence, never a panic; a profile that no tree could have had is refused.
+//! Owns: bits, field codes, and the compressors of a profile file. Shares no code with the engine's
+//! decoder, which reads whole words through tables. Rules: hostile bytes give a sentence, never a
+//! panic; a profile that no tree could have had is refused.
 
 use std::collections::HashSet;
 
@@ -12,7 +13,8 @@ pub(super) type Read<T> = Result<T, String>;
 /// Most entries of a table of values or triplets.
 const VALUES_MAX: u64 = 511;
 const PROFILES_MAX: u8 = 16;
-/// Widths of the fields of a hybrid profile: heads by type, links, sizes by type, differences by time and unit, optional fields.
+/// Widths of the fields of a hybrid profile: heads by type, links, sizes by type, differences by
+/// time and unit, optional fields.
 const WIDTHS: [u8; 33] = {
     let mut widths = [64; 33];
     let mut at = 0;
@@ -48,12 +50,12 @@ impl<'a> Bits<'a> {
         Ok(bit.into())
     }
 
-    /// A number of up to 64 bits, the lowest first.
+    /// Reads a number of up to 64 bits, the lowest first.
     pub fn number(&mut self, bits: u8) -> Read<u64> {
         (0..bits).try_fold(0, |value, place| Ok(value | self.bit()? << place))
     }
 
-    /// Nothing but padding is left.
+    /// Checks that only padding is left.
     pub fn end(mut self) -> Read<()> {
         if self.bytes.len() * 8 - self.at >= 8 {
             return Err("a code is longer than its fields".into());
@@ -67,7 +69,7 @@ impl<'a> Bits<'a> {
     }
 }
 
-/// The lengths of a canonical Huffman code, by symbol.
+/// A canonical Huffman code, as the lengths by symbol.
 struct Huffman(Vec<u8>);
 
 impl Huffman {
@@ -106,7 +108,7 @@ impl Huffman {
     }
 }
 
-/// The code of a field, whose width in bits comes last.
+/// The code of a field. The last value is the field's width in bits.
 enum Field {
     Raw(u8),
     Common(u64, u8),
@@ -205,7 +207,7 @@ fn gamma(bits: &mut Bits<'_>, buckets: &[u8], width: u8) -> Read<u64> {
     }
 }
 
-/// Owner, group and mode.
+/// Uid, gid and mode.
 pub(super) type Triplet = (u32, u32, u16);
 
 /// A hybrid profile.
@@ -215,7 +217,7 @@ pub(super) struct Profile {
     fields: Vec<Field>,
 }
 
-/// A record as its code says; times in the order ctime, btime, mtime, atime.
+/// A decoded record. The times are in the order ctime, btime, mtime, atime.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Stripped {
     pub triplet: Triplet,
@@ -254,7 +256,7 @@ impl Profile {
         Ok(Profile { known, triplets, fields })
     }
 
-    /// Reads a code; `find` knows the triplets of the store.
+    /// Decodes a code. `find` looks up a triplet of the store.
     pub fn decode(&self, code: &[u8], bases: &[i64], find: &dyn Fn(u64) -> Option<Triplet>) -> Read<Stripped> {
         let mut bits = Bits::new(code);
         let mut record = Stripped::default();
@@ -309,7 +311,7 @@ impl Profile {
     }
 }
 
-/// The profiles of a profile file.
+/// Reads the profiles of a profile file.
 pub(super) fn profiles(file: &[u8]) -> Read<Vec<Profile>> {
     let mut source = Bytes(file);
     if source.take(8)? != b"SHPROFIL" || source.take(4)? != 1u32.to_le_bytes() {
@@ -347,7 +349,7 @@ impl<'a> Bytes<'a> {
         Ok(self.take(1)?[0])
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// Reads a number of seven bits a byte, the lowest first.
     fn number(&mut self) -> Read<u64> {
         let mut value = 0u64;
         for place in 0..10 {

@@ -1,7 +1,9 @@
-//! Inode blocks of a damaged store, plain and packed: their records, and blocks that the table does not lead to.
+//! Inode blocks of a damaged store, plain and packed: their records, and blocks that the table does
+//! not reach.
 //!
-//! Rules: a record that decodes counts, whatever is beside it. A stray block must look like one: of a plain one most records decode, a
-//! packed one has the right checksum and all of them do.
+//! Rules: a record that decodes counts, whatever surrounds it. A stray block must look like an
+//! inode block: most records of a plain block decode; a packed block has the right checksum and all
+//! of its records decode.
 
 use std::collections::HashSet;
 
@@ -16,21 +18,21 @@ use crate::CheckError;
 use crate::dictionaries::Dictionaries;
 use crate::packed::{self, Tables};
 
-/// The class of plain blocks; packed ones are of lower classes.
+/// The class of plain blocks. Packed blocks have lower classes.
 const BLOCK_CLASS: u8 = match class_for(INODE_BLOCK) {
     Some(class) => class,
     None => panic!("blocks are slots"),
 };
 
-/// Where a record lies.
+/// Location of a record.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     Plain(Offset),
-    /// The place in a packed block.
+    /// A record's place in a packed block.
     Packed(SlotRef, usize),
 }
 
-/// Where a record of a block lies.
+/// Returns the location of a record of a block.
 pub(super) fn place_in(block: SlotRef, place: usize) -> Place {
     match block.capacity() {
         INODE_BLOCK => Place::Plain(block.offset() + (place * INODE_RECORD) as u64),
@@ -39,7 +41,8 @@ pub(super) fn place_in(block: SlotRef, place: usize) -> Place {
 }
 
 impl Walk<'_, '_> {
-    /// Reads the tables of packed blocks and the dictionaries from whichever copies have them.
+    /// Reads the tables of packed blocks and the dictionaries, each from whichever copies have
+    /// them.
     pub(super) fn read_tables(&mut self, roots: &Roots) -> Result<(), CheckError> {
         let slots = packed::copies(roots).into_iter().flatten().filter(|slot| self.fits(*slot));
         let (mut found, mut defects) = (Vec::new(), Vec::new());
@@ -52,12 +55,12 @@ impl Walk<'_, '_> {
             self.lost(None, None, "neither copy of the tables of packed inodes can be read".into());
         }
         let mut piece = |slot: SlotRef, _: &str| if self.fits(slot) { self.piece(slot).map(Some) } else { Ok(None) };
-        // Files whose dictionary is lost are named, each.
+        // Each file whose dictionary is lost is named later.
         self.dictionaries = Dictionaries::read(roots, &mut piece, &mut Vec::new())?;
         Ok(())
     }
 
-    /// The inode whose record lies there, if it is in use and decodes.
+    /// Returns the inode whose record lies at `place`, if it is in use and decodes.
     pub(super) fn inode(&self, place: Place) -> Result<Option<Inode>, CheckError> {
         let slot = match place {
             Place::Plain(at) => {
@@ -73,7 +76,7 @@ impl Walk<'_, '_> {
         Ok(slot.and_then(|slot| if let InodeSlot::Used(inode) = slot { Some(inode) } else { None }))
     }
 
-    /// The records of a block in either form; none where one does not decode.
+    /// Reads the records of a block in either form; none for a record that does not decode.
     fn records_of(&self, slot: SlotRef) -> Result<Vec<Option<InodeSlot>>, CheckError> {
         let bytes = self.piece(slot)?;
         if slot.capacity() == INODE_BLOCK {
@@ -86,7 +89,7 @@ impl Walk<'_, '_> {
         })
     }
 
-    /// Takes the records of a block.
+    /// Collects the records of a block.
     pub(super) fn block(&mut self, number: u64, slot: SlotRef) -> Result<(), CheckError> {
         for (place, record) in self.records_of(slot)?.into_iter().enumerate() {
             let Some(ino) = Ino::in_block(number, place) else { break };
@@ -99,13 +102,14 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// Allocated pieces that look like inode blocks and are not part of the table.
+    /// Finds allocated pieces that look like inode blocks and are not part of the table.
     pub(super) fn stray_blocks(&self, reached: &HashSet<Offset>) -> Result<Vec<SlotRef>, CheckError> {
         let mut strays = Vec::new();
         for segment in self.superblock.reserved_segments()..self.superblock.segment_count {
             let mut entry = [0; SEGMENT_ENTRY as usize];
             self.read(self.superblock.segment_table + segment * SEGMENT_ENTRY, &mut entry)?;
-            // A table entry that does not decode may belong to any class; plain blocks are looked for.
+            // A table entry that does not decode may belong to any class. Search it for plain
+            // blocks.
             let (class, bits) = match SegmentEntry::decode(&entry) {
                 Ok((SegmentUse::Slots(class), bits)) if class <= BLOCK_CLASS => (class, bits),
                 Ok(_) => continue,

@@ -1,7 +1,8 @@
-//! One inode of a damaged store: its attributes, target and data, as far as they are readable.
+//! One inode of a damaged store: the readable part of its attributes, target and data.
 //!
-//! Rules: holes stay holes; extents marked UNWRITTEN, or NEW after a power loss, are holes; bytes in a page with a
-//! wrong sum, and blocks of bulk storage with one, are sent as found and named, because most of them are right.
+//! Rules: holes stay holes. Extents marked UNWRITTEN, or NEW after a power loss, are holes. Bytes
+//! in a page or bulk block with a wrong sum are sent as found and named, because most of them are
+//! right.
 
 use shoal_format::bulk_list::blocks_end;
 use shoal_format::extent::{
@@ -16,11 +17,11 @@ use zerocopy::FromBytes;
 use super::{Item, Walk};
 use crate::{CheckError, objects};
 
-/// Bytes of the bulk device read at once.
+/// Bytes of the bulk device to read at once.
 const READ_BYTES: u64 = 1 << 20;
 
 impl Walk<'_, '_> {
-    /// Makes an inode with its contents; false if it could not be made.
+    /// Creates an inode with its contents. Returns false if it could not be created.
     pub(super) fn make(&mut self, ino: Ino, inode: &Inode, path: &[u8]) -> Result<bool, CheckError> {
         let attributes = self.attributes(inode, path)?;
         let mut target = Vec::new();
@@ -34,7 +35,7 @@ impl Walk<'_, '_> {
             self.name_bad_page(path, inode.root, 0, inode.size);
         }
         if !self.sink.make(&Item { path, inode, target: &target, attributes: &attributes }) {
-            // The sink has said why.
+            // The sink has reported the reason.
             self.found.losses += 1;
             return Ok(false);
         }
@@ -85,7 +86,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Sends a piece that holds the bytes of the file from `file_at`.
+    /// Sends a piece that holds the bytes of the file from `file_at` on.
     fn slot(&mut self, path: &[u8], inode: &Inode, slot: SlotRef, file_at: u64) -> Result<(), CheckError> {
         let len = inode.size.saturating_sub(file_at).min(slot.capacity()).min(CHUNK);
         if len == 0 {
@@ -103,7 +104,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// Sends what a packed object holds of the file from `file_at`.
+    /// Sends the part of the file from `file_at` on that a packed object holds.
     fn object(&mut self, path: &[u8], inode: &Inode, slot: SlotRef, file_at: u64) -> Result<(), CheckError> {
         let end = inode.size.min(file_at + GROUP);
         if file_at >= end {
@@ -156,12 +157,13 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// Sends what the chunks of a group hold, the first of which begins at byte `at` of the file.
+    /// Sends the chunks of a group. The first one begins at byte `at` of the file.
     fn group(&mut self, path: &[u8], inode: &Inode, at: u64, entries: &[u64]) -> Result<(), CheckError> {
         let refs: Vec<_> = entries.iter().map(|&bits| ChunkRef::decode(bits)).collect();
         let is_packed = |of_chunk: &&Option<ChunkRef>| matches!(of_chunk, Some(ChunkRef::Packed(_)));
         if let Some(Some(ChunkRef::Packed(one))) = refs.iter().find(is_packed) {
-            // All chunks of a packed group name its object. Where some are damaged, most of them do.
+            // All chunks of a packed group name its object. If some references are damaged, most
+            // chunks still do.
             let named = |object: SlotRef| refs.iter().filter(|&&of| of == Some(ChunkRef::Packed(object))).count();
             if named(*one) == refs.len() {
                 return self.object(path, inode, *one, at);
@@ -190,7 +192,8 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// Reads the map of the spill file, which is not copied: its files are.
+    /// Reads the map of the spill file. The spill file itself is not copied, only the files spilled
+    /// to it.
     pub(super) fn find_spill_file(&mut self) -> Result<(), CheckError> {
         let mut bytes = [0; size_of::<Roots>()];
         self.read(ROOTS_AT, &mut bytes)?;
@@ -216,7 +219,7 @@ impl Walk<'_, '_> {
         flags & EXTENT_UNWRITTEN != 0 || flags & EXTENT_NEW != 0 && self.source.power_lost
     }
 
-    /// The payload of a spilled object.
+    /// Reads the payload of a spilled object.
     fn spilled(&self, place: SpillPlace, len: usize) -> Result<Vec<u8>, String> {
         let bulk = self.source.bulk.ok_or("the bulk storage cannot be read")?;
         let (mut payload, mut done) = (vec![0; len], 0);
@@ -241,7 +244,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// The extents of a file, as they are found.
+    /// Reads the extents of a file as stored.
     fn extent_records(&mut self, path: &[u8], inode: &Inode) -> Result<Vec<ExtentRecord>, CheckError> {
         let Some(root) = self.extent_items(path, inode.root)? else { return Ok(Vec::new()) };
         let leaves = if root.0 == 0 {
@@ -262,7 +265,7 @@ impl Walk<'_, '_> {
         Ok(items.map(|item| ExtentRecord::read_from_bytes(item).expect("size is given")).collect())
     }
 
-    /// Kind and items of a node of an extent map.
+    /// Returns kind and items of a node of an extent map.
     fn extent_items(&mut self, path: &[u8], slot: SlotRef) -> Result<Option<(u32, Vec<u8>)>, CheckError> {
         if !self.fits(slot) {
             self.lost(Some(path), None, "a part of its extent map is nowhere: data may read as a hole".into());
@@ -282,7 +285,8 @@ impl Walk<'_, '_> {
         Ok(Some((kind, bytes.split_off(EXTENT_HEADER))))
     }
 
-    /// Sends the data of one extent, which begins at `from` or later (file blocks); returns where it ends.
+    /// Sends the data of one extent, which must begin at `from` or later (file blocks). Returns the
+    /// end of the extent.
     fn extent(
         &mut self,
         path: &[u8],
@@ -313,7 +317,8 @@ impl Walk<'_, '_> {
         while at < end {
             let len = READ_BYTES.min(end - at);
             let place = first.byte() + (at - start);
-            // Whole blocks where they can be had: a checksum may reach behind the file's end.
+            // Read whole blocks if possible, because a checksum may cover bytes behind the file's
+            // end.
             let mut part = &mut buffer[..len.next_multiple_of(BULK_BLOCK) as usize];
             let mut read = bulk.read(place, part);
             if read.is_err() && part.len() as u64 > len {
@@ -325,7 +330,8 @@ impl Walk<'_, '_> {
                     if flags & EXTENT_NEW != 0 && self.was_away(first) {
                         self.keep_held(path, (at, at + len), place, part);
                     }
-                    // What no flush has covered may not be on the device, or not yet.
+                    // Unflushed data may not be on the device, or not yet, so its checksums do not
+                    // count.
                     let is_new = flags & EXTENT_NEW != 0;
                     let wrong = if is_new { Vec::new() } else { self.wrong_ranges(place, part)? };
                     self.found.bytes += len;
@@ -343,7 +349,7 @@ impl Walk<'_, '_> {
         Ok(blocks.end)
     }
 
-    /// Of NEW bytes on a device that may have lost them only what its cache holds is the file's.
+    /// Keeps only the cached part of NEW bytes, for a device that may have lost the rest.
     fn keep_held(&mut self, path: &[u8], range: (u64, u64), place: u64, part: &mut [u8]) {
         for (at, block) in (0..).step_by(BULK_BLOCK as usize).zip(part.chunks_mut(BULK_BLOCK as usize)) {
             if !self.source.bulk.is_some_and(|bulk| bulk.is_held(place + at, block.len() as u64)) {

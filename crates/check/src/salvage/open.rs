@@ -1,10 +1,11 @@
 //! Finds the region of a damaged store: the best image, and as much of the log as continues it.
 //!
-//! Rules: the newest image that replays up to its seal is the store; an older image replaces it only if the newest is
-//! damaged. An older image that replays past the newest one's seal holds everything that the newest held. An image with
-//! an anchor is better than one without. Each image has a layout of its own: after a resize the other image may still have
-//! the one before, and then the log does not continue it, and none of its pages replaces one. The superblock of an image
-//! that has lost it comes from the other image. Single pages are `pages`' business.
+//! Rules: the newest image that replays up to its seal is the store; an older image replaces it
+//! only if the newest is damaged. An older image that replays past the newest one's seal holds
+//! everything that the newest held. An image with an anchor is better than one without. Each image
+//! has its own layout: after a resize the other image may still have the previous one; then the log
+//! does not continue it, and none of its pages can serve as a replacement. An image that lost its
+//! superblock takes the one of the other image. `pages` handles single pages.
 
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, Superblock};
 use shoal_format::{Lsn, Offset, PAGE, SEGMENT};
@@ -19,13 +20,13 @@ pub(super) struct Opened<'a> {
     pub superblock: Superblock,
     pub region: Region<'a>,
     pub bad_pages: BadPages,
-    /// It is not an image that the region in memory has outlived.
+    /// Whether the region is current, that is, not an image that the region in memory has outlived.
     pub is_current: bool,
-    /// What is remarkable about the log and no loss.
+    /// Remarks about the log that are not losses.
     pub notes: Vec<String>,
 }
 
-/// An image, or the region in place, with the faults of the whole.
+/// An image, or the region in place, with its faults.
 struct Candidate<'a> {
     base: Base<'a>,
     name: &'static str,
@@ -36,9 +37,9 @@ struct Candidate<'a> {
     notes: Vec<String>,
     /// The image has no superblock of its own.
     headless: bool,
-    /// The newest image has another layout, so the log does not continue this one.
+    /// The newest image has another layout, so the log does not continue this image.
     is_left_behind: bool,
-    /// Bytes that are left, if the image's end is missing.
+    /// Bytes that are left if the image's end is missing.
     cut: Option<u64>,
     /// End of the log that continues the image.
     end: Lsn,
@@ -124,7 +125,7 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
         candidates.push(candidate);
     }
     let generation = |candidate: &Candidate<'_>| candidate.anchor.as_ref().map_or(0, |anchor| anchor.generation.get());
-    // The newest first; one without an anchor last.
+    // The newest comes first, an image without an anchor last.
     candidates.sort_by_key(|candidate| std::cmp::Reverse(generation(candidate)));
     let mut candidates = candidates.into_iter();
     let Some(newest) = candidates.next() else { return Ok(None) };
@@ -132,13 +133,13 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
     opened(source, chosen, other, losses).map(Some)
 }
 
-/// Do two superblocks say the same of where things lie?
+/// Returns whether two superblocks describe the same layout.
 fn same_layout(one: &Superblock, other: &Superblock) -> bool {
-    // Features are added without a change of layout, to one image after the other.
+    // Features are added to one image after the other, without a change of layout.
     Superblock { features: other.features, ..*one } == *other
 }
 
-/// The region of the image that was chosen.
+/// Opens the region of the chosen image.
 fn opened<'a>(
     source: &SalvageSource<'a>,
     chosen: Candidate<'a>,
@@ -153,7 +154,7 @@ fn opened<'a>(
         let region = Region::new(chosen.base, superblock.region_bytes, stored);
         return Ok(Opened { superblock, region, bad_pages: BadPages::default(), is_current: false, notes: Vec::new() });
     };
-    // The other image, at rest and after its log.
+    // The other image supplies pages, both as stored and after replay of its log.
     let other = other.filter(|other| same_layout(&other.superblock, &superblock));
     let rest = other.as_ref().map(|other| other.base);
     let mut found = pages::mend(chosen.base, chosen.cut, &superblock, &anchor, rest)?;
@@ -172,7 +173,8 @@ fn opened<'a>(
     Ok(Opened { superblock, region, bad_pages: found.bad, is_current, notes: chosen.notes })
 }
 
-/// Chooses the image that is the store, and the one that may supply pages. Adds the faults that follow from the choice.
+/// Chooses the image that is the store, and the one that may supply pages. Adds the faults that
+/// follow from the choice.
 fn choose<'a>(
     mut newest: Candidate<'a>,
     other: Option<Candidate<'a>>,
@@ -183,7 +185,7 @@ fn choose<'a>(
         return (newest, Some(other));
     }
     if !other.is_left_behind && newest.sealed().is_some_and(|sealed| other.end >= sealed) {
-        // The log since the older image was written holds everything that the newest has.
+        // The log since the older image was written covers everything in the newest one.
         return (other, Some(newest));
     }
     if newest.faults.len() == 1 && newest.headless {
@@ -196,7 +198,7 @@ fn choose<'a>(
     (other, None)
 }
 
-/// Bytes a medium without an anchor may hold.
+/// Returns the most bytes that a medium without an anchor may hold.
 fn stored(base: &Base<'_>, superblock: &Superblock) -> u64 {
     match base {
         Base::Image(_) => superblock.region_bytes,
@@ -213,7 +215,7 @@ struct Replayed<'a> {
     end: Lsn,
 }
 
-/// `patches` are pages that are better than those of `base`.
+/// Replays the log. `patches` replace pages of `base`.
 fn replayed<'a>(
     source: &SalvageSource<'a>,
     superblock: &Superblock,
@@ -258,7 +260,8 @@ fn replayed<'a>(
                  between them may be wrong or missing"
             ));
         } else {
-            // A power loss takes any part of a log in files that was not synced. In front of the seal, the cut below is the loss.
+            // In a file-based log, a power loss drops any part that was not synced. Before the
+            // seal, the cut reported below is the loss.
             notes.push(format!(
                 "the power was lost, and the log breaks off at position {at}: records from {next} on are left out, as a mount leaves them \
                  out, because nothing had promised them"

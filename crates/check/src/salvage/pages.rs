@@ -1,8 +1,9 @@
 //! Single damaged pages of an image, and their replacement from the other image.
 //!
-//! Rules: a page of the other image with the sum that the damaged page should have is the same page. If the other image
-//! replays to the same end of the log, its replayed page replaces the damaged one. Any other older page is used only
-//! where nothing is left of the newer one, and files with bytes in it are named.
+//! Rules: a page of the other image whose sum is that of the damaged page is the same page. If the
+//! other image replays to the same end of the log, its replayed page replaces the damaged one. Any
+//! other older page is used only if nothing is left of the newer one, and files with bytes in it
+//! are named.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ enum Content {
 #[derive(Default)]
 pub(super) struct BadPages(BTreeMap<u64, Content>);
 
-/// A bad page, as messages name it.
+/// A bad page as named in messages.
 pub(super) struct BadPage(u64, Content);
 
 impl std::fmt::Display for BadPage {
@@ -43,7 +44,7 @@ impl BadPages {
         self.0.is_empty()
     }
 
-    /// The first bad page in `[at, at + len)`.
+    /// Returns the first bad page in `[at, at + len)`.
     pub fn first_in(&self, at: u64, len: u64) -> Option<BadPage> {
         if self.0.is_empty() || len == 0 {
             return None;
@@ -51,7 +52,7 @@ impl BadPages {
         self.0.range(at / PAGE..=(at + len - 1) / PAGE).next().map(|(&page, &content)| BadPage(page, content))
     }
 
-    /// The number of bad pages, in words.
+    /// Describes the number of bad pages.
     pub fn sentence(&self) -> Vec<String> {
         let count = |wanted| self.0.values().filter(|&&content| content == wanted).count();
         let found = count(Content::Found);
@@ -77,11 +78,11 @@ pub(super) struct Mended {
     pub bad: BadPages,
 }
 
-/// Bytes the image has, if its end is missing.
+/// Returns the bytes that the image has, if its end is missing.
 pub(super) fn cut(base: &Base<'_>, superblock: &Superblock, anchor: &AnchorRecord) -> Result<Option<u64>, CheckError> {
     let Base::Image(image) = base else { return Ok(None) };
     let pages = anchor.used_bytes.get().min(superblock.region_bytes).div_ceil(PAGE);
-    // The sum of the last page that was written is followed by the stale map.
+    // The sum of the last page that was written precedes the stale map.
     let whole = superblock.region_bytes.next_multiple_of(PAGE) + if pages > 0 { 4 } else { 0 };
     Ok(image.stored_bytes()?.filter(|&stored| stored < whole))
 }
@@ -92,7 +93,7 @@ fn sum(base: &Base<'_>, superblock: &Superblock, page: u64) -> Result<u32, Check
     Ok(u32::from_le_bytes(sum))
 }
 
-/// Finds the damaged pages of the image `base`, and their replacements in `other`.
+/// Finds the damaged pages of the image `base` and their replacements in `other`.
 pub(super) fn mend(
     base: Base<'_>,
     cut: Option<u64>,
@@ -105,7 +106,7 @@ pub(super) fn mend(
         return Ok(mended);
     }
     let used = anchor.used_bytes.get().min(superblock.region_bytes);
-    // An image that was cut has no sums.
+    // A truncated image has no sums.
     let wrong: Vec<u64> = match cut {
         Some(bytes) => (bytes / PAGE..used.div_ceil(PAGE)).collect(),
         None => {
@@ -137,7 +138,8 @@ pub(super) fn mend(
     Ok(mended)
 }
 
-/// Takes pages that are still bad from another region that was replayed to the same end, from an image where their sums are right.
+/// Replaces pages that are still bad with those of another region that was replayed to the same
+/// end. Takes only pages whose sums are right in that region's image.
 pub(super) fn take_replayed(
     region: &mut Region<'_>,
     other: &Region<'_>,

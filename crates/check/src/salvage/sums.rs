@@ -1,8 +1,10 @@
-//! Bulk blocks compared with their checksums: what a device has changed by itself is copied, and named.
+//! Comparison of bulk blocks with their checksums: data that a device has changed by itself is
+//! copied, and named.
 //!
-//! The sums count only where the region is what the devices went along with: not where something of image or log is missing, nor in
-//! an image that a region in memory has outlived. A sum in a page that is not known to be right, or in an open leaf, counts for
-//! nothing. Left out: spilled objects, which have sums of their own.
+//! The sums count only if region and devices were in use together. They do not count if some of the
+//! image or log is missing, or in an image that a region in memory has outlived. A sum in a page
+//! that is not known to be right, or in an open leaf, does not count. Left out: spilled objects,
+//! which have sums of their own.
 
 use std::ops::Range;
 
@@ -13,7 +15,8 @@ use super::Walk;
 use crate::CheckError;
 
 impl Walk<'_, '_> {
-    /// The ranges of bulk storage in `[at, at + bytes.len())` whose bytes are not as their checksums say. `at` begins a block.
+    /// Returns the ranges of bulk storage in `[at, at + bytes.len())` whose bytes do not match
+    /// their checksums. `at` is the beginning of a block.
     pub(super) fn wrong_ranges(&self, at: u64, bytes: &[u8]) -> Result<Vec<Range<u64>>, CheckError> {
         let mut wrong: Vec<Range<u64>> = Vec::new();
         let device = self.devices.iter().find(|device| (device.first()..device.end()).contains(&(at / BULK_BLOCK)));
@@ -44,8 +47,8 @@ impl Walk<'_, '_> {
         Ok(wrong)
     }
 
-    /// A number of up to 8 bytes in the region. In a page that is not known to be right all bits are set in an entry, which is no reference
-    /// then, and none in a sum: the sum does not count.
+    /// Reads a number of up to 8 bytes in the region. In a page that is not known to be right, an
+    /// entry reads as all ones, which is no reference, and a sum as zero, which does not count.
     fn known(&self, at: Offset, bytes: u64) -> Result<u64, CheckError> {
         if self.bad_page(at, bytes).is_some() {
             return Ok(if bytes == BLOCK_SUM { 0 } else { u64::MAX });

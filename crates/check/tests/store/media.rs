@@ -1,6 +1,7 @@
 //! Read-only media in memory: an image, a log and a region.
 //!
-//! Rules: as the media traits say; an image reads as zeros where nothing was written, a memory panics outside itself.
+//! Rules: they follow the media traits. An image reads as zeros where nothing was written; a memory
+//! panics on access outside itself.
 //! Left out: writing, which a checker must never do; every attempt panics.
 
 use shoal_media::{ImageFile, LogDevice, PersistentMemory, Result};
@@ -47,7 +48,7 @@ impl LogDevice for Log {
         let Some(from) = position.checked_sub(self.start).filter(|&from| from < self.bytes.len() as u64) else {
             return Ok(0);
         };
-        // At most 100 bytes: a reader must not rely on getting all it asks for.
+        // Return at most 100 bytes: a reader must not rely on getting all it asks for.
         let n = (self.bytes.len() - from as usize).min(out.len()).min(100);
         out[..n].copy_from_slice(&self.bytes[from as usize..from as usize + n]);
         Ok(n)

@@ -1,8 +1,9 @@
-//! Builds small stores by hand, with the format crate's encoders and nothing else, and puts them on media of bytes.
+//! Builds small stores by hand, using only the format crate's encoders, and puts them on media of
+//! bytes.
 //!
-//! What it owns: a region in a vector, a slot allocator without freeing, directories written when the store is
-//! finished, images with page sums, a log. Edits after that leave everything else as it was.
-//! Left out: everything an engine does; these bytes are the specification's, not an engine's.
+//! Owns: a region in a vector, a slot allocator without freeing, directories written when the store
+//! is finished, images with page sums, a log. Later edits leave everything else unchanged.
+//! Left out: everything an engine does; these bytes follow the specification, not an engine.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
@@ -36,15 +37,15 @@ pub struct Store {
     pub anchor: AnchorRecord,
     /// The region.
     pub bytes: Vec<u8>,
-    /// Records from [`FIRST_LSN`].
+    /// Records from [`FIRST_LSN`] on.
     pub log: Vec<u8>,
     pub salt: u32,
     pub inodes: BTreeMap<u32, Inode>,
     entries: BTreeMap<u32, Vec<(Vec<u8>, u32, u8)>>,
-    /// Next segment, and per class the segment in use with its next slot.
+    /// Next segment. `open` has, for each class, the segment in use and its next slot.
     next_segment: u64,
     open: BTreeMap<u8, (u64, u32)>,
-    /// Root of the inode table, with its height.
+    /// Root and height of the inode table.
     table: SlotRef,
     height: u32,
     blocks: BTreeMap<u32, SlotRef>,
@@ -75,7 +76,7 @@ pub fn empty_inode(mode: u16) -> Inode {
 }
 
 impl Store {
-    /// A store with an empty root directory, not yet finished.
+    /// Creates a store with an empty root directory, not yet finished.
     pub fn new(memory_kind: MemoryKind, segments: u64) -> Store {
         let superblock = Superblock::layout(Geometry {
             memory_kind,
@@ -118,7 +119,7 @@ impl Store {
         store
     }
 
-    /// A finished store with one of everything. Inodes: see the constants of `sample`.
+    /// Creates a finished store with one of everything. Inodes: see the constants of `sample`.
     pub fn sample(memory_kind: MemoryKind) -> Store {
         use sample::*;
         let mut s = Store::new(memory_kind, 64);
@@ -175,7 +176,7 @@ impl Store {
         s
     }
 
-    /// A finished store of few pages, for tests that visit every bit.
+    /// Creates a finished store of few pages, for tests that visit every bit.
     pub fn tiny() -> Store {
         let mut s = Store::new(MemoryKind::Logged, 8);
         s.add_data(1, b"file", 2, b"a few bytes");
@@ -301,7 +302,7 @@ impl Store {
         self.set_roots(self.table.bits(), self.height, blocks as u64);
     }
 
-    /// Puts an inode block into the table, which grows at its root.
+    /// Puts an inode block into the table. The table grows at its root.
     fn hang(&mut self, number: u32, block: SlotRef) {
         while number as u64 >= TABLE_FANOUT.pow(self.height) {
             let below = self.table;
@@ -383,7 +384,7 @@ impl Store {
         self.blocks[&(ino / 16)].offset() + ino as u64 % 16 * INODE_RECORD as u64
     }
 
-    /// Changes an inode of a finished store, and nothing else.
+    /// Changes only one inode of a finished store.
     pub fn edit(&mut self, ino: u32, change: impl FnOnce(&mut Inode)) {
         let mut inode = self.inodes.get(&ino).copied().unwrap_or(empty_inode(0));
         change(&mut inode);
@@ -391,7 +392,7 @@ impl Store {
         self.write(self.inode_at(ino), &inode.encode());
     }
 
-    /// Packs the bucket of a DirPacked directory where it lies; the bytes in use.
+    /// Packs the bucket of a DirPacked directory in place. Returns the bytes in use.
     pub fn pack_bucket(&mut self, directory: u32) -> usize {
         let slot = self.inodes[&directory].root;
         let from = slot.offset().get() as usize;
@@ -411,7 +412,7 @@ impl Store {
         change(&mut self.bytes[at..at + len]);
     }
 
-    /// Appends a record to the log; returns its position.
+    /// Appends a record to the log. Returns its position.
     pub fn append(&mut self, kind: RecordKind, payload: &[u8]) -> u64 {
         let lsn = FIRST_LSN + self.log.len() as u64;
         let header = RecordHeader::new(
@@ -440,13 +441,13 @@ impl Store {
         self.inodes.values().filter(|inode| counts(inode)).count() as u64
     }
 
-    /// As a clean unmount leaves it.
+    /// Puts the store into the state after a clean unmount.
     pub fn set_clean(&mut self) {
         self.set_roots(self.table.bits(), self.height, self.word(ROOTS_AT + 16));
         self.anchor.flags = ANCHOR_CLEAN.into();
     }
 
-    /// The image with anchor and sums.
+    /// Returns the image with anchor and sums.
     pub fn image(&self) -> Vec<u8> {
         self.seal(self.bytes.clone())
     }
@@ -465,7 +466,7 @@ impl Store {
         bytes
     }
 
-    /// The same without a copy.
+    /// Like [`Store::image`], without a copy.
     pub fn into_image(mut self) -> Vec<u8> {
         let bytes = std::mem::take(&mut self.bytes);
         self.seal(bytes)
@@ -483,7 +484,7 @@ impl Store {
         check_images([&Image(self.image()), &Image(Vec::new())], &self.log_device())
     }
 
-    /// The same with bulk devices.
+    /// Checks the store together with bulk devices.
     pub fn check_with(&self, devices: BulkDevices<'_>) -> Report {
         let (image, nothing, log, memory) = (Image(self.image()), Image(Vec::new()), self.log_device(), self.memory());
         let has_ring = self.superblock.memory_kind.has_ring();
@@ -494,7 +495,7 @@ impl Store {
         check(source, &mut |_| {}).unwrap()
     }
 
-    /// The region in place, the log in its ring.
+    /// Returns the region in place, with the log in its ring.
     pub fn memory(&self) -> Memory {
         let mut bytes = self.bytes.clone();
         let mut anchor = self.anchor;

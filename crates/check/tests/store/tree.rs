@@ -1,7 +1,8 @@
 //! A second, simple reader of a finished region: every path with its inode and its contents.
 //!
-//! Rules: it trusts what it reads, so it is for regions the checker called sound; small files only, no log.
-//! Left out: extents and chunks, which the tests that need this do not use.
+//! Rules: it trusts what it reads, so it is only for regions that the checker found sound; small
+//! files only, no log.
+//! Left out: extents and chunks, which the tests using it do not need.
 
 use std::collections::BTreeMap;
 

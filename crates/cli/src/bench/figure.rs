@@ -1,6 +1,7 @@
-//! One figure of a bench report: rates over several rounds, by their median and their spread.
+//! One figure of a bench report: the median and spread of a rate over several rounds.
 //!
-//! Owns [`Sample`], one round of one kind of work, and [`Figure`], the line that the samples of all rounds make.
+//! Owns [`Sample`], one round of one kind of work, and [`Figure`], the report line computed from
+//! the samples of all rounds.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::requests::Requests;
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub operations: u64,
-    /// Bytes moved; 0 where a rate in bytes says nothing.
+    /// Bytes moved; 0 if a rate in bytes is meaningless.
     pub bytes: u64,
     pub time: Duration,
 }
@@ -25,11 +26,11 @@ pub struct Figure {
     pub threads: usize,
     pub operations: u64,
     pub operations_per_s: Spread,
-    /// Time between two operations of one thread, at the median.
+    /// Median time between two operations of one thread.
     pub us_per_operation: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mib_per_s: Option<Spread>,
-    /// The kernel's requests for one operation, by name, over all rounds.
+    /// The kernel's requests per operation, by name, over all rounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<BTreeMap<String, f64>>,
 }
@@ -68,7 +69,7 @@ impl Figure {
         }
     }
 
-    /// With the requests that were counted in all rounds together.
+    /// Adds the requests counted over all rounds.
     pub fn with_requests(self, samples: &[Sample], requests: &Requests) -> Figure {
         let operations: u64 = samples.iter().map(|sample| sample.operations).sum();
         let each = requests.iter().map(|(name, &count)| (name.clone(), count as f64 / operations as f64));

@@ -1,7 +1,8 @@
 //! The large-file measurements: sequential write and read in 1 MiB pieces, random reads and writes of 4 KiB.
 //!
-//! Written data is made durable within the measured time. Before each read the page cache is asked to drop the file, so
-//! that the file system is measured and not the page cache (unless the file system has no other copy).
+//! Written data is made durable within the measured time. Before each read the page cache is asked
+//! to drop the file, so that the measurement shows the file system instead of the page cache
+//! (unless the file system has no other copy).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,7 +18,7 @@ use super::figure::Sample;
 
 const PIECE_BYTES: u64 = 1 << 20;
 const PAGE_BYTES: u64 = 4096;
-/// Random operations per round, at most.
+/// Most random operations per round.
 const RANDOM_OPERATIONS_MAX: u64 = 4096;
 
 pub fn run(

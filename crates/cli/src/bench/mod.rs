@@ -1,11 +1,12 @@
-//! `shoal bench`: the same work on any file system, so that two can be compared.
+//! `shoal bench`: the same work on any file system, to compare two of them.
 //!
-//! Small files: create + write + close, stat, read, unlink, in directories of at most 1000 files, optionally created with an
-//! fsync each. One large file: sequential and random, written data made durable inside the measured time, reads
-//! after the page cache was told to drop the file. Every figure is the median of several rounds with its
-//! spread; order and contents come from a seed.
-//! On a mounted store the kernel's requests for each operation are shown as well, if asked for.
-//! Rules: everything happens in one new directory, which is removed also after an error.
+//! Small files: create + write + close, stat, read, unlink, in directories of at most 1000 files,
+//! optionally created with an fsync each. One large file: sequential and random access; written
+//! data is made durable inside the measured time, and reads follow a request to the page cache to
+//! drop the file. Every figure is the median of several rounds with its spread; order and contents
+//! come from a seed. On a mounted store the report can also show the kernel's requests for each
+//! operation.
+//! Rules: everything happens in one new directory, which is removed even after an error.
 
 mod figure;
 mod large;
@@ -25,7 +26,7 @@ use crate::args::BenchArgs;
 use crate::json;
 use crate::progress;
 
-/// Files created with an fsync each, at most: on a disk each takes milliseconds.
+/// Most files created with an fsync each: on a disk each takes milliseconds.
 const FSYNC_FILES_MAX: u64 = 1000;
 /// Threads of the second fsync measurement: enough to share flushes.
 const FSYNC_THREADS: usize = 16;
@@ -38,7 +39,7 @@ pub struct Report {
     pub results: Vec<Figure>,
 }
 
-/// The directory everything happens in; removed when dropped.
+/// The working directory of the benchmark; removed when dropped.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -70,7 +71,8 @@ pub fn run(args: &BenchArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// The samples of one kind of work, by so many threads, and the requests during all of them.
+/// The samples of one kind of work with a given number of threads, and the requests during all of
+/// them.
 struct Row {
     name: String,
     threads: usize,
@@ -78,14 +80,14 @@ struct Row {
     requests: Requests,
 }
 
-/// What has been measured, and the requests of the mount meanwhile.
+/// The measurements so far, and a counter of the mount's requests.
 struct Table {
     rows: Vec<Row>,
     counter: Option<Counter>,
 }
 
 impl Table {
-    /// What comes next is not a measurement.
+    /// Discards the requests counted since the last measurement.
     fn skip(&mut self) -> std::io::Result<()> {
         self.counter.as_mut().map_or(Ok(()), |counter| counter.since().map(drop))
     }
@@ -153,11 +155,11 @@ fn measure(args: &BenchArgs, directory: &Path, scratch: &Path, counter: Option<C
     })
 }
 
-/// The type of the file system that holds a (canonical) path.
+/// Returns the type of the file system that holds a (canonical) path.
 fn file_system_of(path: &Path) -> String {
     let mounts = shoal_fuse::mount_table::mounts().unwrap_or_default();
     let holding = mounts.into_iter().filter(|entry| path.starts_with(&entry.mountpoint));
-    // `max_by_key` takes the last of equals: the mount that covers the others.
+    // `max_by_key` returns the last of equal elements: the mount that covers the others.
     let deepest = holding.max_by_key(|entry| entry.mountpoint.components().count());
     deepest.map_or("unknown".into(), |entry| entry.file_system_type)
 }

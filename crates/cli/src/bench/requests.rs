@@ -1,7 +1,7 @@
-//! What the kernel asks of a mounted store while it is measured, by kind of request.
+//! The kernel's requests to a mounted store during a measurement, by kind.
 //!
-//! The daemon counts; here its counts are asked for between measurements. Left out: FORGET and STATFS, which the kernel sends when
-//! it likes, and which no operation waits for.
+//! The daemon counts; this module asks for its counts between measurements. Left out: FORGET and
+//! STATFS, which the kernel sends at any time and which no operation waits for.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,7 +22,7 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Of the mount that `directory` lies in.
+    /// Creates a counter for the mount that contains `directory`.
     pub fn of(directory: &Path) -> Outcome<Counter> {
         let (place, _) = place::find_within(directory).map_err(|failure| {
             failure.remedy("`--requests` counts those of a mounted store: name a directory below its mount point")
@@ -32,7 +32,7 @@ impl Counter {
         Ok(counter)
     }
 
-    /// Those since the last call.
+    /// Returns the requests since the last call.
     pub fn since(&mut self) -> io::Result<Requests> {
         let now = self.counts().map_err(|failure| io::Error::other(failure.to_string()))?;
         let before = std::mem::replace(&mut self.last, now);

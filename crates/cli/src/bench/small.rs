@@ -1,7 +1,8 @@
 //! The small-file measurements: create, stat, read, unlink.
 //!
-//! Every thread has its own directories and files; a phase is timed from the moment all threads start it until the
-//! last has finished. Files are visited in random order except when they are made.
+//! Every thread has its own directories and files. A phase is timed from the moment all threads
+//! start it until the last one has finished. Files are visited in random order, except when they
+//! are created.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -30,8 +31,8 @@ pub fn run(scratch: &Path, work: &Work, report: &mut dyn FnMut(&str, Sample) -> 
     let each = work.files.div_ceil(work.threads as u64);
     let start = Barrier::new(work.threads + 1);
     let end = Barrier::new(work.threads + 1);
-    // All workers are made before the first thread starts: if making one failed later, the started threads would wait
-    // for ever.
+    // Create all workers before the first thread starts. If creating a worker failed later, the
+    // started threads would wait forever.
     let workers: Vec<Worker> =
         (0..work.threads).map(|i| Worker::new(scratch, work, i, each)).collect::<io::Result<_>>()?;
     let outcome = std::thread::scope(|scope| {
@@ -58,7 +59,7 @@ pub fn run(scratch: &Path, work: &Work, report: &mut dyn FnMut(&str, Sample) -> 
             end.wait();
             let operations = each * work.threads as u64;
             let sample = Sample { operations, bytes: 0, time: begin.elapsed() };
-            // The threads wait for this one, also after an error.
+            // The threads wait for this one, even after an error.
             reported = reported.and_then(|()| report(phase, sample));
         }
         let results = threads.into_iter().map(|thread| thread.join().expect("a worker returns its errors"));

@@ -1,7 +1,7 @@
 //! A store in real files, for tests that damage its media.
 //!
-//! Needs /dev/fuse, and root or fusermount3. Every program runs under `timeout`; every mount is undone at the end, also
-//! by a panic.
+//! Needs /dev/fuse, and root or fusermount3. Every program runs under `timeout`; every mount is
+//! undone at the end, even after a panic.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ pub struct Scene {
 pub type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
 impl Scene {
-    /// An empty store, made with these options.
+    /// Makes an empty store with these options.
     pub fn new(format: &[&str]) -> Scene {
         assert!(Path::new("/dev/fuse").exists(), "/dev/fuse is missing: these tests need FUSE");
         let scene = Scene { dir: tempfile::tempdir().unwrap() };
@@ -30,12 +30,12 @@ impl Scene {
         scene
     }
 
-    /// `logged` memory.
+    /// Makes a store with `logged` memory.
     pub fn logged() -> Scene {
         Scene::new(&["--memory-size", "32M", "--bulk-size", "16M"])
     }
 
-    /// `battery` memory, in a file beside the store.
+    /// Makes a store with `battery` memory in a file beside it.
     pub fn battery() -> Scene {
         Scene::new(&["--memory", "battery=region", "--memory-size", "16M", "--bulk-size", "16M"])
     }
@@ -52,7 +52,7 @@ impl Scene {
         command.current_dir(self.dir.path()).output().unwrap()
     }
 
-    /// Runs a program that must exit with this code; returns its output.
+    /// Runs a program that must exit with this code. Returns its output.
     pub fn exits(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
@@ -82,7 +82,7 @@ impl Scene {
         fs::write(self.at("mnt").join(name), bytes).unwrap();
     }
 
-    /// The tree under the mount point.
+    /// Reads the tree under the mount point.
     pub fn tree(&self) -> Tree {
         read_tree(&self.at("mnt"))
     }
@@ -91,21 +91,21 @@ impl Scene {
         File::options().read(true).write(true).open(self.at(name)).unwrap()
     }
 
-    /// Superblock and anchor of a file that holds a region.
+    /// Reads superblock and anchor of a file that holds a region.
     pub fn head(&self, name: &str) -> (Superblock, AnchorRecord) {
         let mut pages = vec![0; 2 * PAGE as usize];
         self.open(name).read_exact_at(&mut pages, 0).unwrap();
         (Superblock::decode(&pages).unwrap(), AnchorRecord::newest(&pages[PAGE as usize..]).unwrap())
     }
 
-    /// Name of the image that counts, and of the other.
+    /// Returns the names of the valid image and of the other one.
     pub fn images(&self) -> (&'static str, &'static str) {
         let names = ["store/image.0", "store/image.1"];
         let generation = |name: &str| self.head(name).1.generation.get();
         if generation(names[0]) > generation(names[1]) { (names[0], names[1]) } else { (names[1], names[0]) }
     }
 
-    /// The offset of these bytes in a file.
+    /// Returns the offset of these bytes in a file.
     pub fn find(&self, name: &str, wanted: &[u8]) -> u64 {
         let bytes = fs::read(self.at(name)).unwrap();
         bytes.windows(wanted.len()).position(|found| found == wanted).expect("the bytes are there") as u64
@@ -118,8 +118,8 @@ impl Scene {
         file.write_all_at(&[byte[0] ^ 1], at).unwrap();
     }
 
-    /// Sums of the store's files and of a region beside them, which must not change. The lock is left out, because its
-    /// holder is written into it.
+    /// Sums the store's files and a region beside them, which must not change. Leaves out the lock,
+    /// which contains its holder.
     pub fn sums(&self) -> BTreeMap<PathBuf, u32> {
         let mut sums = BTreeMap::new();
         let mut paths = vec![self.at("store"), self.at("region")];
@@ -135,7 +135,8 @@ impl Scene {
     }
 }
 
-/// Gives the pages of an image that hold the bytes of `range` right sums. Bytes behind the end of the file count as zeros.
+/// Corrects the sums of the pages of an image that hold the bytes of `range`. Bytes behind the end
+/// of the file count as zeros.
 pub fn seal(image: &File, superblock: &Superblock, range: Range<u64>) {
     for number in range.start / PAGE..range.end.div_ceil(PAGE) {
         let mut page = vec![0; PAGE as usize];
@@ -152,7 +153,7 @@ impl Drop for Scene {
     }
 }
 
-/// The tree below `top`; a file that cannot be read has the error as its contents.
+/// Reads the tree below `top`. The contents of an unreadable file are the error.
 pub fn read_tree(top: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut folders = vec![top.to_path_buf()];

@@ -1,8 +1,8 @@
-//! Every kind of damage that a store's files can have, done to the files of a real store.
+//! Every possible kind of damage to a store's files, applied to the files of a real store.
 //!
-//! Rules: the same seed does the same damage; a kind does nothing if the store lacks the part it damages (a ring, bulk
-//! storage). With `sealed` the page sums of the image are right afterwards, as if a writer with a bug had done the
-//! damage.
+//! Rules: the same seed does the same damage. A kind does nothing if the store lacks the part it
+//! damages (a ring, bulk storage). With `sealed` the page sums of the image are correct afterwards,
+//! as if a buggy writer had done the damage.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -68,7 +68,7 @@ pub struct Targets {
     pub records: Vec<u64>,
 }
 
-/// One file of a store that holds a region, and how it is to be changed.
+/// One file of a store that holds a region, and how to change it.
 struct Medium<'a> {
     scene: &'a Scene,
     name: &'static str,
@@ -93,7 +93,7 @@ impl Medium<'_> {
         }
     }
 
-    /// Flips a bit, or overwrites a few bytes, in `len` bytes from `at`.
+    /// Flips a bit, or overwrites a few bytes, within `len` bytes from `at`.
     fn hurt(&self, at: u64, len: u64, random: &mut Random) {
         let at = at + random.below(len.max(1));
         match random.below(3) {
@@ -109,14 +109,14 @@ impl Medium<'_> {
         }
     }
 
-    /// A random piece of some inode, as chosen by `pick`.
+    /// Returns a random piece of some inode, as chosen by `pick`.
     fn piece(&self, targets: &Targets, random: &mut Random, pick: impl Fn(&Inode) -> SlotRef) -> Option<SlotRef> {
         let inodes = targets.records.iter().filter_map(|&at| self.inode(at));
         let pieces: Vec<SlotRef> = inodes.map(|inode| pick(&inode)).filter(|piece| !piece.is_none()).collect();
         pieces.get(random.index(pieces.len())).copied()
     }
 
-    /// A random page with data, other than the first two.
+    /// Returns a random page with data, except the first two.
     fn page(&self, random: &mut Random) -> u64 {
         let ring = self.superblock.ring.page()..(self.superblock.ring + self.superblock.ring_bytes).page();
         let bytes = self.bytes(0, self.used as usize);
@@ -126,7 +126,7 @@ impl Medium<'_> {
     }
 }
 
-/// The files of a store that may be damaged, by their names in the scene.
+/// Returns the files of a store that may be damaged, by their names in the scene.
 pub fn files(scene: &Scene) -> Vec<String> {
     let mut names: Vec<String> = ["region", "store/image.0", "store/image.1", "store/bulk", "store/shoal.json"]
         .into_iter()
@@ -160,12 +160,12 @@ fn media<'a>(scene: &'a Scene, random: &mut Random) -> Vec<Medium<'a>> {
     });
     let mut whole: Vec<_> = heads.into_iter().flatten().collect();
     whole.sort_by_key(|(_, generation)| std::cmp::Reverse(*generation));
-    // The newest alone, or both.
+    // Damage only the newest, or both.
     whole.truncate(1 + random.below(2) as usize);
     whole.into_iter().map(|(name, _)| medium(name, sealed)).collect()
 }
 
-/// Does the damage; returns a description.
+/// Does the damage. Returns a description.
 pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String {
     let mut random = Random::new(seed);
     let names = files(scene);
@@ -231,7 +231,7 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
     let mut told = Vec::new();
     let seed = random.next_u64();
     for medium in media(scene, &mut random) {
-        // Both images are hurt alike.
+        // Both images get the same damage.
         let mut random = Random::new(seed);
         let at = one(&medium, targets, kind, &mut random);
         told.push(format!("{kind:?} at {at:#x} of {}{}", medium.name, if medium.sealed { ", sealed" } else { "" }));
@@ -239,7 +239,7 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
     told.join("; ")
 }
 
-/// Damages the bytes of a region; returns the offset.
+/// Damages the bytes of a region. Returns the offset.
 fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) -> u64 {
     let superblock = medium.superblock;
     let record = targets.records[random.below(targets.records.len() as u64) as usize];
@@ -315,7 +315,7 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
     }
 }
 
-/// Changes a field of every anchor that is there, and gives it a right checksum.
+/// Changes a field of every anchor and corrects its checksum.
 fn forge_anchors(medium: &Medium<'_>, random: &mut Random) {
     for at in ANCHOR_AT {
         let mut anchor = medium.bytes(at, 128);
@@ -335,7 +335,7 @@ fn forge_anchors(medium: &Medium<'_>, random: &mut Random) {
     }
 }
 
-/// Changes a field of the inode record at `record`, and gives it a right checksum.
+/// Changes a field of the inode record at `record` and corrects its checksum.
 fn forge_record(medium: &Medium<'_>, targets: &Targets, record: u64, random: &mut Random) {
     let mut bytes = medium.bytes(record, INODE_RECORD);
     let field = [0, 2, 3, 4, 16, 64, 72, 80, 88][random.below(9) as usize];

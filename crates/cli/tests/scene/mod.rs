@@ -16,14 +16,15 @@ pub struct Scene {
     pub dir: tempfile::TempDir,
 }
 
-/// The command under test with a time-out. The terminal is not inherited: a daemon that kept it open would keep its reader waiting.
+/// Returns the command under test with a time-out. It does not inherit the terminal: a daemon that
+/// kept it open would keep its reader waiting.
 pub fn shoal(args: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new("timeout");
     command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
     command
 }
 
-/// What a command that must succeed said.
+/// Returns the output of a command that must succeed.
 pub fn succeeded(args: &[impl Debug], output: Output) -> String {
     assert!(output.status.success(), "shoal {args:?}: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
@@ -87,12 +88,12 @@ impl Scene {
         std::os::unix::fs::symlink("d1/f1", mnt.join("link")).unwrap();
         let sparse = fs::File::create(mnt.join("sparse")).unwrap();
         sparse.write_all_at(b"far away", 300 << 20).unwrap();
-        // Space that was used and is free again.
+        // Leave space that was used and is free again.
         fs::write(mnt.join("gone"), vec![9; 40 << 20]).unwrap();
         fs::remove_file(mnt.join("gone")).unwrap();
     }
 
-    /// Every path of the mount: inode, mode, links, size, time, and a sum of the contents.
+    /// Returns every path of the mount: inode, mode, links, size, time, and a sum of the contents.
     pub fn tree(&self) -> Tree {
         let mut found = BTreeMap::new();
         let mut left = vec![self.at("mnt")];

@@ -1,11 +1,13 @@
 //! Limits how fast a host may guess names and secrets.
 //!
-//! Once a host was wrong, each of its clients waits before what it says is looked at, longer after more wrong answers, up to
-//! `WAIT_MAX`. A right guess waits as well: if it were answered sooner, silence would mean "wrong", and a guesser need not
-//! wait for it. Each client waits by itself, and none is refused: a queue would let a guesser lock out the honest
-//! clients of its host. So a host guesses at most once a wait on each of its connections, of which the server
-//! has few that are not admitted yet (`shoal_nbd::Limits`). Other hosts do not wait, nor do clients of a UNIX socket,
-//! which is open to its owner alone. Hosts are forgotten a minute after their last wrong answer.
+//! After a wrong answer of a host, each of its clients waits before its own answer is checked. The
+//! wait grows with further wrong answers, up to `WAIT_MAX`. A right guess waits as well: if it were
+//! answered sooner, silence would mean "wrong", and a guesser need not wait for it. Each client
+//! waits by itself, and none is refused, since a queue would let a guesser lock out the honest
+//! clients of its host. So a host guesses at most once per wait on each of its connections, and the
+//! server allows few connections that are not admitted yet (`shoal_nbd::Limits`). Other hosts do
+//! not wait, nor do clients of a UNIX socket, which is open only to its owner. Hosts are forgotten
+//! a minute after their last wrong answer.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,14 +15,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Wait after the first wrong answer; it doubles with each.
+/// Wait after the first wrong answer. It doubles with each further one.
 const DELAY: Duration = Duration::from_millis(100);
 const DOUBLINGS_MAX: u32 = 4;
 /// Longest wait.
 #[cfg(test)]
 const WAIT_MAX: Duration = Duration::from_millis(100 << DOUBLINGS_MAX);
 const FORGET_AFTER: Duration = Duration::from_secs(60);
-/// Hosts remembered. If more of them guess, those beyond count as one.
+/// Maximum hosts remembered. If more hosts guess, the excess counts as one.
 const HOSTS_MAX: usize = 4096;
 
 /// A host whose guesses count together; `None` for all hosts beyond the table.
@@ -43,7 +45,7 @@ pub struct Guesses {
 }
 
 impl Guesses {
-    /// How long a client has to wait before its guess is checked.
+    /// Returns how long a client has to wait before its guess is checked.
     pub fn wait(&self, ip: IpAddr, now: Instant) -> Duration {
         let hosts = self.hosts.lock();
         let host = host(ip);
@@ -71,7 +73,7 @@ impl Guesses {
     }
 }
 
-/// Hosts with IPv6 have at least 2^64 addresses each.
+/// Returns the host of an address. Hosts with IPv6 have at least 2^64 addresses each.
 fn host(ip: IpAddr) -> Host {
     Some(match ip {
         IpAddr::V4(_) => ip,

@@ -1,10 +1,11 @@
 //! The areas lent, by name: granted when asked for, taken back when no client holds them.
 //!
-//! A name is granted its area at the first step of its first handshake, so that the answer is the truth; connections
-//! hold it through their export. An empty area that no client holds gives way to a client that needs the room, so
-//! asking reserves nothing for good. One with contents is kept for a client that comes back, for as long as the terms
-//! say. Connections of one name share the area: one memory is behind all of them. Areas are zeroed outside the lock,
-//! and by name: another holder of one (compaction) must not keep its room from being free.
+//! A name is granted its area at the first step of its first handshake, so that the answer is
+//! reliable. Connections hold the area through their export. An empty area that no client holds
+//! gives way to a client that needs the room, so asking reserves nothing permanently. An area with
+//! contents is kept for its client as long as the terms say. All connections of a name share one
+//! area. Areas are zeroed outside the lock, and explicitly rather than when they are dropped:
+//! another holder of the area (compaction) must not delay the release of its room.
 
 mod guesses;
 mod names;
@@ -32,7 +33,8 @@ pub use names::{Allow, Names};
 /// `base:allocation`: a hole that reads as zeros.
 const HOLE_AND_ZERO: u32 = 3;
 
-/// A client that asks for the state of memory does so every second.
+/// Longest time since the last question for a client to count as asking for the state of memory.
+/// Such clients ask every second.
 const ASKS_WITHIN: Duration = Duration::from_secs(3);
 
 /// Terms on which memory is lent.
@@ -48,9 +50,10 @@ struct Lent {
     area: Arc<Area>,
     clients: Arc<Clients>,
     export: Weak<Export>,
-    /// When a client last asked whether this machine needs its memory, or connected: one that asks empties it.
+    /// When a client last asked whether this machine needs its memory, or connected. A client that
+    /// asks moves its data elsewhere when told so.
     asked: Arc<Mutex<Option<Instant>>>,
-    /// When it was first seen without a connection.
+    /// When the area was first seen without a connection.
     unheld: Option<Instant>,
 }
 
@@ -60,7 +63,7 @@ impl Lent {
     }
 }
 
-/// Clients turned down.
+/// Refused clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
     pub count: u64,
@@ -76,7 +79,7 @@ pub struct Lender {
     quota: Arc<Quota>,
     terms: Terms,
     pressed: Arc<AtomicBool>,
-    /// Nothing is granted any more.
+    /// No more areas are granted.
     closed: AtomicBool,
     areas: Mutex<BTreeMap<String, Lent>>,
 }
@@ -95,7 +98,7 @@ impl Lender {
         }
     }
 
-    /// Returns what was set before.
+    /// Sets whether this machine is short of memory. Returns the previous setting.
     pub fn set_pressed(&self, pressed: bool) -> bool {
         let before = self.pressed.swap(pressed, Ordering::SeqCst);
         let areas = self.areas.lock();
@@ -106,12 +109,13 @@ impl Lender {
         before
     }
 
-    /// Clients that asked for a name that may not borrow, or with a wrong secret.
+    /// Clients that asked for a name that may not borrow, or gave a wrong secret.
     pub fn refused(&self) -> Refused {
         self.refused.lock().clone()
     }
 
-    /// The name that a client asks for, after the wait that its host's wrong answers have earned it.
+    /// Returns the name that a client asks for, after the wait that its host's wrong answers have
+    /// earned.
     fn admit<'a>(&self, asked: &'a str, peer: &Peer) -> Result<&'a str, Refusal> {
         let host = peer.ip.filter(|_| self.names.have_secrets());
         if let Some(host) = host {
@@ -122,7 +126,7 @@ impl Lender {
             self.guesses.wrong(host, Instant::now());
         }
         admitted.ok_or_else(|| {
-            // Counted without the name asked for, which may be a secret.
+            // Do not record the requested name, which may be a secret.
             let mut refused = self.refused.lock();
             refused.count += 1;
             refused.last.clone_from(&peer.address);
@@ -131,7 +135,8 @@ impl Lender {
         })
     }
 
-    /// Takes back areas that no client has held for as long as the terms say. Returns names and seconds.
+    /// Takes back areas that no client has held for as long as the terms say. Returns their names
+    /// and the seconds without a client.
     pub fn revoke_unheld(&self, now: Instant) -> Vec<(String, u64)> {
         let keep = self.terms.keep;
         let expired = self.take(|lent| {
@@ -149,20 +154,20 @@ impl Lender {
         revoked.collect()
     }
 
-    /// Asks the clients to do without this donor, and grants nothing any more.
+    /// Asks the clients to do without this donor, and grants no more areas.
     pub fn leave(&self) {
         self.close();
-        // Clients empty a donor that needs its memory; whatever for.
+        // Clients empty a donor that needs its memory, whatever the reason.
         self.set_pressed(true);
     }
 
-    /// Do clients still have contents here that can be asked to move them?
+    /// Returns whether clients that can be asked to move their contents still have any here.
     pub fn is_needed(&self) -> bool {
         let asks = |lent: &Lent| lent.asked.lock().is_some_and(|asked| asked.elapsed() < ASKS_WITHIN);
         self.areas.lock().values().any(|lent| lent.is_held() && !lent.area.is_blank() && asks(lent))
     }
 
-    /// Grants nothing any more.
+    /// Stops granting areas.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
     }
@@ -216,7 +221,7 @@ impl Lender {
         }
         let new = || Area::new(format!("area {name:?}"), self.terms.area_bytes, &self.quota, self.terms.compression);
         let granted = new().or_else(|_| {
-            // Quick: there is nothing in them to zero.
+            // This is quick: there is nothing in these areas to zero.
             areas.retain(|_, lent| {
                 let stays = lent.is_held() || !lent.area.is_blank();
                 if !stays {

@@ -1,8 +1,9 @@
 //! The names that may borrow, as `--allow` lists them, some with a secret.
 //!
-//! A client asks for the export `NAME`, or `NAME:SECRET`; the empty name means `default`. Without a list every name is
-//! allowed. Whether a name is unknown or its secret wrong cannot be told from the answer, nor (secrets being
-//! compared in constant time, also where there is none) from how long it takes. Secrets are kept out of messages.
+//! A client asks for the export `NAME`, or `NAME:SECRET`; the empty name means `default`. Without a
+//! list every name is allowed. The answer does not show whether the name is unknown or the secret
+//! wrong. Neither does its time, since secrets are compared in constant time, even where there is
+//! none. Secrets are kept out of messages.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,10 +15,10 @@ use subtle::ConstantTimeEq;
 
 use crate::failure::{During, Failure, Outcome};
 
-/// Stands for the empty name.
+/// Name that the empty name stands for.
 pub const DEFAULT: &str = "default";
 
-/// A name and its secret have to fit an export name with room to spare.
+/// Maximum bytes of a name or a secret: both have to fit an export name with room to spare.
 const BYTES_MAX: usize = 1024;
 
 /// `--allow NAME[:SECRET_FILE]`.
@@ -48,7 +49,7 @@ fn fits(text: &str) -> bool {
 
 /// The names that may borrow.
 pub struct Names {
-    /// `None`: every name may.
+    /// `None`: every name may borrow.
     listed: Option<BTreeMap<String, Option<String>>>,
 }
 
@@ -69,7 +70,7 @@ impl Names {
         self.listed.iter().flat_map(BTreeMap::values).any(Option::is_some)
     }
 
-    /// Names that may be shown: none where there are secrets to guess, and none without a list.
+    /// Names that may be shown: none if there are secrets to guess, and none without a list.
     pub fn public(&self) -> Vec<&str> {
         if self.have_secrets() {
             return vec![];
@@ -81,7 +82,7 @@ impl Names {
         self.listed.is_some()
     }
 
-    /// The name that a client asks for, if it may have it.
+    /// Returns the name that a client asks for, if the client may have it.
     pub fn admit<'a>(&self, asked: &'a str) -> Option<&'a str> {
         let (name, given) = match asked.split_once(':') {
             Some((name, secret)) => (name, Some(secret)),
@@ -95,7 +96,7 @@ impl Names {
                 let secret = entry.and_then(Option::as_deref);
                 let same =
                     bool::from(secret.unwrap_or_default().as_bytes().ct_eq(given.unwrap_or_default().as_bytes()));
-                // Both have a secret or neither has: an empty secret is not the same as none.
+                // Both must have a secret, or neither: an empty secret is not the same as none.
                 same & entry.is_some() & (secret.is_some() == given.is_some())
             }
         };

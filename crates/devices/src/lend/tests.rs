@@ -32,13 +32,13 @@ fn asking_reserves_nothing_for_good() {
     let error = find(&lender, "passer-by").err().unwrap();
     assert_eq!(error, "no room for an area of 1 MiB: 0 B of 1 MiB are free; ask another donor");
     assert_eq!(lender.areas().len(), 1);
-    // With contents it is kept although no client holds it, and without them it gives way.
+    // An area with contents is kept although no client holds it. Without contents it gives way.
     let device = area(&lender, "client");
     write(&*device, 0, &[1; 512]).unwrap();
     drop(held);
     assert!(find(&lender, "passer-by").is_err());
     trim(&*device, 0, MIB).unwrap();
-    // `device` is still held, as it is in a pass of the compaction.
+    // `device` is still held, as during a pass of the compaction.
     assert!(find(&lender, "passer-by").is_ok());
 }
 
@@ -54,7 +54,7 @@ fn an_area_is_taken_back_when_nobody_held_it_for_long_enough() {
     drop(held);
     assert!(lender.revoke_unheld(at(200)).is_empty(), "the time begins when it is first seen unheld");
     assert!(lender.revoke_unheld(at(209)).is_empty());
-    // The client comes back, finds what it left, and goes: the time begins anew.
+    // The client comes back, finds its contents, and goes: the time begins again.
     drop(find(&lender, "a").unwrap());
     assert!(lender.revoke_unheld(at(211)).is_empty());
     let mut out = [0; 512];
@@ -95,7 +95,7 @@ fn under_pressure_nothing_new_is_granted_and_what_is_lent_stays() {
     assert!(error.contains("needs its memory itself"), "{error}");
     assert!(find(&lender, "a").is_ok());
     assert_eq!(lender.compact(1, 0).chunks, 1);
-    // Read while tight: it stays packed.
+    // A chunk that is read under pressure stays packed.
     read(&*device, 0, &mut [0; 512]).unwrap();
     assert_eq!(lender.usage().packed_bytes, 64 << 10);
     assert!(lender.set_pressed(false));

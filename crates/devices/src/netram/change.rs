@@ -1,8 +1,9 @@
-//! An administrator's changes of a network RAM disk's donors: add, drain, lost, forget; and what forgetting would cost, and scrubs.
+//! An administrator's changes of a network RAM disk's donors: add, drain, lost, forget. Also the
+//! cost of forgetting, and scrubs.
 //!
-//! Rules: each change is answered when it has begun, and says in words what follows from it. A donor that was sent away stays
-//! away until it is added again. Left out: what the disk does about it (`shoal_netram`), donors that come and go by themselves
-//! (`keeper`).
+//! Rules: each change is answered when it has begun, and the answer says in words what follows. A
+//! donor that was dismissed stays away until it is added again. Left out: what the disk does about
+//! it (`shoal_netram`), donors that come and go by themselves (`keeper`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use crate::failure::{Failure, Outcome};
 use crate::size::human;
 use crate::uuid::uuid_text;
 
-/// Time in which its donors learn of a change of the disk's members: a few round trips.
+/// Time in which the donors learn of a change of the disk's members: a few round trips.
 const SETTLING: Duration = Duration::from_secs(3);
 
 impl Inner {
@@ -34,7 +35,7 @@ impl Inner {
         }
     }
 
-    /// A donor that the disk uses.
+    /// Finds a donor that the disk uses.
     fn in_use(&self, donor: &Donor) -> Outcome<(Arc<Disk>, DonorId)> {
         find(&Arc::downgrade(&self.disk), &donor.to_string()).ok_or_else(|| {
             Failure::new(format_args!("donor {donor}"), "not in use by this disk")
@@ -61,7 +62,8 @@ impl Inner {
                 let cause = format!("is in use by this disk already, as donor {other}");
                 return Err(Failure::new(format_args!("donor {name}"), cause));
             }
-            // It holds what the disk misses, unless an administrator has given it up and the others have it all.
+            // It holds blocks that the disk misses, unless an administrator has given it up and the
+            // other donors have them all.
             Some((id, _, false)) if !self.dismissed.lock().contains(&name) || self.misses(id) => {
                 return Ok(self.expect_back(donor));
             }
@@ -69,33 +71,34 @@ impl Inner {
         }
         // The keeper may be about to release the former member.
         let _joining = self.joining.lock();
-        // The former member's connection would take the donor back from the new one's.
+        // The former member's connection would take the donor back from the new connection.
         let former = self.members.lock().remove(&name);
-        // Without the lock: its thread may be reporting pressure.
+        // Drop it without the lock: its thread may be reporting pressure.
         drop(former);
         one.link
             .claim(Claim::Open(self.ownership.client, self.ownership.epoch()))
             .map_err(|error| lease::refused(&one.donor, &error))?;
-        // While the donors learn of a former change, the number of one that left cannot be another's yet.
+        // Until all donors have learnt of a former change, the number of a donor that left cannot
+        // be reused.
         let begun = Instant::now();
         while !self.disk.status().epoch_stored && begun.elapsed() < SETTLING {
             std::thread::sleep(Duration::from_millis(2));
         }
-        // It may have been emptied only just now: it is not to be emptied again.
+        // The donor may have been emptied just now. It must not be emptied again.
         if self.leaving.lock().remove(&name).is_some() {
             self.dismissed.lock().insert(name.clone());
         }
         self.take_in(&one)?;
-        // Not before: the keeper would take it back meanwhile.
+        // Not before this point: the keeper would take the donor back meanwhile.
         Ok(self.expect_back(donor))
     }
 
-    /// Would blocks be lost if what a donor held never came back?
+    /// Returns whether blocks would be lost if a donor's contents never came back.
     fn misses(&self, id: DonorId) -> bool {
         self.disk.forget_cost(id).map_or(true, |cost| cost.lost + cost.waiting > 0)
     }
 
-    /// The keeper takes it back when it is not there.
+    /// Lets the keeper take a donor back whenever it is missing.
     fn expect_back(&self, donor: Donor) -> String {
         let name = donor.to_string();
         self.leaving.lock().remove(&name);
@@ -142,7 +145,7 @@ impl Inner {
         }
     }
 
-    /// The donor of this name that the disk still refers to.
+    /// Finds the donor of this name that the disk still refers to.
     fn referred(&self, name: &str) -> Outcome<(DonorStatus, DonorId)> {
         let mut status = self.disk.status();
         let named = |donor: &DonorStatus| donor.name == name || donor.name.split(' ').next() == Some(name);
@@ -174,7 +177,7 @@ impl Inner {
         Ok(format!("if donor {name} is forgotten now, {}; nothing was changed", self.cost_of(name, id)?))
     }
 
-    /// Takes an administrator's word that a donor will not come back.
+    /// Forgets a donor, on an administrator's word that it will not come back.
     fn forget(&self, name: &str) -> Outcome<String> {
         let (donor, id) = self.referred(name)?;
         let cost = self.cost_of(name, id)?;

@@ -1,9 +1,12 @@
-//! Keeps a network RAM disk's donors: takes back those that can be reached again, and lets go of those that are not needed any more.
+//! Keeps a network RAM disk's donors: takes back those that can be reached again, and releases
+//! those that are no longer needed.
 //!
-//! Rules: once a second. A donor that still holds what it held is taken back as it was, under whatever address. Its former client has a lower
-//! epoch than this one. A donor that came back empty joins anew. A donor that holds something else, or whose contents are not certain, is left
-//! alone. A donor that an administrator has sent away stays away, and is emptied again and again, less and less often, while the others have no room for it.
-//! One that was emptied because it needed its memory comes back when it no longer does.
+//! Rules: the keeper runs once a second. A donor that still has its former contents is taken back
+//! as it was, under any address; its former client has a lower epoch than this one. A donor that
+//! came back empty joins anew. A donor that holds something else, or whose contents are uncertain,
+//! is left alone. A donor that an administrator has dismissed stays away. While the others have no
+//! room for its contents, emptying it is retried, less and less often. A donor that was emptied
+//! because its machine needed the memory comes back when it no longer does.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -21,19 +24,22 @@ use super::{Inner, drain_if_it_fits, find, give_back, stop};
 use crate::donor_link::DonorLink;
 
 const EVERY: Duration = Duration::from_secs(1);
-/// How late a request of a former connection may be carried out, as far as a wait can tell.
+/// How late a request of a former connection may be carried out: an estimate, since no wait is
+/// certain.
 const LATE: Duration = Duration::from_secs(3);
-/// A donor that could not be emptied is emptied again after this, then after twice as long, up to the longest.
+/// A donor that could not be emptied is emptied again after this time, then after twice as long, up
+/// to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// When a drain that was given up for want of room is begun again.
+/// When a drain that was given up for lack of room is retried, and the pause after that.
 #[derive(Default)]
 pub(super) struct Leaving {
     again: Option<(Instant, Duration)>,
 }
 
-/// Looks after the donors once a second, until it is stopped or the disk is gone.
+/// Starts the keeper. It looks after the donors once a second, until it is stopped or the disk is
+/// gone.
 pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
     let inner = Arc::downgrade(inner);
     Ticker::start("netram-keeper", EVERY, move |stopping| {
@@ -55,7 +61,8 @@ pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
 }
 
 impl Inner {
-    /// Connections that lead to another donor, or to one that has forgotten what it was told.
+    /// Drops connections that lead to another donor, or to a donor that has forgotten what it was
+    /// told.
     fn dismiss_strangers(&self) {
         for mark in self.ownership.take_strangers() {
             let name =
@@ -71,9 +78,10 @@ impl Inner {
         }
     }
 
-    /// Donors that have a superblock by now: one that is found empty later has lost it, and everything else.
+    /// Takes donors off the list of emptied ones once they have a superblock. If such a donor is
+    /// found empty later, it has lost the superblock and everything else.
     fn know_their_disk(&self) {
-        // A status looks at every group.
+        // Avoid a status, which looks at every group.
         if self.emptied.lock().is_empty() {
             return;
         }
@@ -83,9 +91,10 @@ impl Inner {
         self.emptied.lock().retain(|name| !knows(name));
     }
 
-    /// Ends connections to donors that are not used any more, which gives them their memory back.
+    /// Ends connections to donors that are no longer used, which gives them their memory back.
     fn let_go(&self) {
-        // A donor that joined again after this look would be taken for the one that left, and lose its contents.
+        // Without this lock, a donor that joined again after this look would be taken for the one
+        // that left, and lose its contents.
         let _joining = self.joining.lock();
         let status = self.disk.status();
         let states = |name: &str| {
@@ -114,7 +123,7 @@ impl Inner {
         }
     }
 
-    /// Empties donors that need their memory themselves, as soon as the others have room.
+    /// Empties donors whose machines need the memory, as soon as the others have room.
     fn relieve(&self) {
         let members = self.members.lock();
         let pressed: Vec<String> =
@@ -127,10 +136,10 @@ impl Inner {
         }
     }
 
-    /// Dismisses donors that are to leave and are empty. A drain that was given up for want of room leaves its donor in
-    /// use; it is begun again while the stored data fits on the others.
+    /// Dismisses donors that are to leave and are empty. A drain that was given up for lack of room
+    /// leaves its donor in use. It is retried while the stored data fits on the others.
     fn see_off(&self) {
-        // First, so that no donor is sent away between the look and the change.
+        // Lock first, so that no donor is dismissed between the look and the change.
         let mut leaving = self.leaving.lock();
         let status = self.disk.status();
         if !status.ready {
@@ -160,7 +169,7 @@ impl Inner {
         });
     }
 
-    /// Donors that were named, are missing, and were not sent away.
+    /// Returns the donors that were named, are missing, and were not dismissed.
     fn absent(&self) -> Vec<Donor> {
         let status = self.disk.status();
         let here = |name: &str| status.donors.iter().any(|donor| donor.name == name && donor.state.is_in_use());
@@ -201,7 +210,7 @@ impl Inner {
             return debug!("donor {donor} has forgotten what it was told last");
         }
         if !one.link.is_fenced() {
-            // Requests sent through former connections arrive first.
+            // Let requests sent through former connections arrive first.
             std::thread::sleep(LATE);
         }
         let Ok(front) = one.link.front() else { return };
@@ -219,7 +228,7 @@ impl Inner {
         }
     }
 
-    /// A donor of ours says that another client has it.
+    /// Handles a donor's report that another client has it.
     fn is_lost_to_another(&self, name: &str) {
         let mark = self.members.lock().get(name).map(|member| member.link.mark());
         if let Some(mark) = mark {

@@ -1,11 +1,13 @@
 //! The right of one client to a disk: how it is acquired, renewed and released.
 //!
-//! Rules: all donors are asked before one is claimed, and what few refuse stands against what the others grant (a *quorum*,
-//! `shoal_netram::ownership`). Donors of ours know their client and let nobody else write (`shoal_nbd::Claim`); on others the lease
-//! of a client that was there is waited for. A thread of its own renews the leases, and waits for no donor. Where a
-//! donor does not know its clients, the disk changes and acknowledges nothing when the lease was not renewed in time.
-//! The first half of a client's id stands for the lock file it holds: a client that holds the same file knows that the
-//! others are dead. Left out: the rules of leases (`shoal_netram::ownership`).
+//! Rules: all donors are asked before one is claimed. A few refusals do not count if enough of the
+//! others grant the disk (a *quorum*, `shoal_netram::ownership`). Shoal donors know their client
+//! and let nobody else write (`shoal_nbd::Claim`). On other servers, a client waits for the end of
+//! the former client's lease. A thread of its own renews the leases, and waits for no donor. If a
+//! donor does not know its clients, the disk changes and acknowledges nothing unless the lease was
+//! renewed in time. The first half of a client's id stands for the lock file that it holds: a
+//! client that holds the same file knows that the others are dead. Left out: the rules of leases
+//! (`shoal_netram::ownership`).
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -38,7 +40,7 @@ use crate::failure::{During, Failure, Outcome};
 /// Time-out for reading or writing the leases of a donor. A donor that takes longer is left out.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A new id: half of it for the lock, half at random.
+/// Makes a new id: half of it stands for the lock, half is random.
 pub(super) fn client_id(lock: Option<&File>) -> Outcome<ClientId> {
     let mut id: ClientId = shoal_host::random_bytes().during("random numbers")?;
     if let Some(found) = lock.and_then(|lock| lock.metadata().ok()) {
@@ -67,11 +69,11 @@ pub(super) struct Ownership {
     renewals: AtomicU64,
     changes_until_ns: AtomicU64,
     reads_until_ns: AtomicU64,
-    /// A donor is in use that does not know its clients.
+    /// A donor that does not know its clients is in use.
     timed: AtomicBool,
-    /// Marks of donors that turned out to be others.
+    /// Marks of connections that turned out to lead to other donors.
     strangers: Mutex<Vec<u64>>,
-    /// By mark, the newest lease that was taken through each connection.
+    /// The newest lease that was taken through each connection, by mark.
     taken: Mutex<HashMap<u64, u64>>,
 }
 
@@ -90,7 +92,7 @@ impl Ownership {
         self.tenure.lock().epoch
     }
 
-    /// A claim of this client's on a donor that it has had already, or comes back to.
+    /// Returns a claim on a donor that this client has had before, or comes back to.
     pub(super) fn again(&self) -> Claim {
         Claim::Again(self.client, self.epoch())
     }
@@ -99,7 +101,8 @@ impl Ownership {
         self.tenure.lock().is_over()
     }
 
-    /// The disk uses this donor from now on; its lease is written with the next renewal.
+    /// Records that the disk uses this donor from now on. Its lease is written with the next
+    /// renewal.
     pub(super) fn uses(&self, link: &DonorLink) {
         if !link.is_fenced() {
             self.timed.store(true, Ordering::SeqCst);
@@ -112,7 +115,7 @@ impl Ownership {
         self.publish(&tenure);
     }
 
-    /// A donor of ours says that another client has it.
+    /// Records a donor's report that another client has it.
     pub(super) fn lost_to_another(&self, mark: u64) {
         let mut tenure = self.tenure.lock();
         tenure.lost_to_another(mark);
@@ -141,7 +144,7 @@ impl Ownership {
         }
     }
 
-    /// Reads the leases of a donor and renews this client's there. Waits for nothing.
+    /// Reads the leases of a donor and renews this client's lease there. Waits for nothing.
     fn renew(self: &Arc<Self>, link: &Arc<DonorLink>) {
         if !link.begins_renewal() {
             return;
@@ -201,25 +204,26 @@ impl Ownership {
         self.taken.lock().insert(link.mark(), renewed);
     }
 
-    /// Has this donor, found through a new connection, forgotten the last lease that it took through its former one, as a restored snapshot has?
+    /// Returns whether this donor, found through a new connection, has forgotten the last lease
+    /// that it took through its former connection, as a restored snapshot does.
     pub(super) fn has_gone_back(&self, front: &[u8]) -> bool {
         let own = own_lease(&Lease::of_front(front, &self.uuid), &self.client);
         own.is_some_and(|own| self.taken.lock().get(&own.mark).is_some_and(|renewed| own.renewed < *renewed))
     }
 
-    /// Has another client been on this donor since?
+    /// Returns whether another client has used this donor since.
     pub(super) fn is_anothers(&self, front: &[u8]) -> bool {
         self.tenure.lock().is_superseded(&Lease::of_front(front, &self.uuid))
     }
 
-    /// Releases the leases, so that the next client does not wait for their end.
+    /// Releases the leases, so that the next client does not wait for them to end.
     pub(super) fn release(&self, links: &[Arc<DonorLink>]) {
         let epoch = self.epoch();
         // From here on this client changes nothing.
         self.changes_until_ns.store(0, Ordering::SeqCst);
         self.timed.store(true, Ordering::SeqCst);
         let deadline = Instant::now() + PATIENCE;
-        // A renewal under way must not come after it.
+        // A renewal under way must not be written after the release.
         while links.iter().any(|link| link.is_renewing()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -238,8 +242,8 @@ fn write_of(place: usize, lease: &Lease) -> Request {
     Request::Write { at: (LEASE_AT + place * LEASE_BYTES) as u64, buffer: lease.encode(), fua: false }
 }
 
-/// Sends each donor a request, and waits for the answers for as long as the patience lasts. `None`: no request, an
-/// error, or no answer.
+/// Sends each donor a request, and waits for the answers for up to [`PATIENCE`]. `None`: no
+/// request, an error, or no answer.
 fn ask_all(links: &[&DonorLink], requests: Vec<Option<Request>>) -> Vec<Option<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel();
     let mut open = 0;
@@ -248,7 +252,7 @@ fn ask_all(links: &[&DonorLink], requests: Vec<Option<Request>>) -> Vec<Option<V
         let sender = sender.clone();
         open += 1;
         let done: Completion = Box::new(move |result| {
-            // Nobody waits for one that is late.
+            // Nobody waits for a late answer.
             let _ = sender.send((number, result.ok()));
         });
         link.submit(request, done);
@@ -263,7 +267,7 @@ fn ask_all(links: &[&DonorLink], requests: Vec<Option<Request>>) -> Vec<Option<V
     answers
 }
 
-/// The leases on each donor. Without a disk, those of any.
+/// Reads the leases on each donor: those of a disk, or of any disk if there is none.
 fn read_all(links: &[&DonorLink], disk: Option<&[u8; 16]>) -> Vec<Option<Leases>> {
     let read = || Some(Request::Read { at: LEASE_AT as u64, buffer: vec![0; LEASES * LEASE_BYTES] });
     let all = ask_all(links, links.iter().map(|_| read()).collect());
@@ -274,19 +278,21 @@ fn read_all(links: &[&DonorLink], disk: Option<&[u8; 16]>) -> Vec<Option<Leases>
     all.into_iter().map(|bytes| bytes.map(decoded)).collect()
 }
 
-/// The disk that a client opens, and on which terms.
+/// The disk that a client opens, and the terms.
 pub(super) struct Wish<'a> {
     pub(super) client: ClientId,
     pub(super) uuid: &'a [u8; 16],
     pub(super) takeover: bool,
     pub(super) quorum: Quorum,
-    /// Of each donor reached: does it belong to the disk?
+    /// Whether each reached donor belongs to the disk.
     pub(super) belongs: Vec<bool>,
-    /// The disk is new: its donors must not be any other's either, and are left as they were where it is not made.
+    /// The disk is new. Its donors must not belong to another client either, and they are left as
+    /// they were if the disk is not made.
     pub(super) is_new: bool,
 }
 
-/// Gets the disk for this client. Returns the donors that are its own now, with their present contents.
+/// Acquires the disk for this client. Returns the donors that are now its own, with their present
+/// contents.
 pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached>, Arc<Ownership>)> {
     let claimed = claim(&reached, wish)?;
     let mut own: Vec<(&Reached, bool)> = Vec::new();
@@ -319,7 +325,8 @@ pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached
     Ok((entered, ownership))
 }
 
-/// Claims donors of ours: all are asked first, and none is taken unless enough grant it.
+/// Claims the donors that know their clients. All are asked first, and none is taken unless enough
+/// grant it.
 fn claim(reached: &[&Reached], wish: &Wish) -> Outcome<Vec<Outcome<()>>> {
     let leases = reached.iter().flat_map(|one| Lease::of_front(&one.front, wish.uuid));
     let epochs = leases.flatten().map(|lease| lease.epoch);
@@ -335,7 +342,7 @@ fn claim(reached: &[&Reached], wish: &Wish) -> Outcome<Vec<Outcome<()>>> {
         let claim = match (wish.takeover, granted[number]) {
             (true, _) => Claim::Seize(client, epoch),
             (false, true) => Claim::Open(client, epoch),
-            // The others have decided.
+            // The other donors have decided.
             (false, false) => Claim::Again(client, epoch),
         };
         one.link.claim(claim).map_err(|error| refused(&one.donor, &error))
@@ -352,7 +359,8 @@ fn together<T: Send>(reached: &[&Reached], each: impl Fn(usize, &Reached) -> T +
     })
 }
 
-/// Have enough donors of the disk granted it? The error is one of theirs. Where too few were reached, the leases say so.
+/// Checks that enough donors of the disk have granted it. The error is one of theirs. If too few
+/// donors were reached, the leases show it.
 fn enough(answers: Vec<Outcome<()>>, wish: &Wish) -> Outcome<Vec<Outcome<()>>> {
     let is_refusal = |(answer, belongs): (&Outcome<()>, &bool)| *belongs && answer.is_err();
     let refusals = answers.iter().zip(&wish.belongs).filter(|&(answer, belongs)| is_refusal((answer, belongs))).count();
@@ -389,7 +397,7 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                 from_ns = boottime_ns();
                 let found = read_all(&links, (!wish.is_new).then_some(wish.uuid));
                 for (place, leases) in places.iter_mut().zip(&found) {
-                    // Of what was read before, another client may have taken the place.
+                    // Forget the place that was read before: another client may have taken it.
                     *place = leases.as_ref().map(|leases| place_of(leases, &wish.client));
                 }
                 for (mark, leases) in marks.iter_mut().zip(&found) {
@@ -401,7 +409,7 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                 Came::Read(found.into_iter().zip(own).map(look).collect::<Looks>())
             }
             Step::Write { claim, epoch, released } => {
-                // It may have stood still: what it read says nothing any more.
+                // This client may have been suspended, so what it read no longer counts.
                 if boottime_ns().saturating_sub(from_ns) > 2 * PATIENCE.as_nanos() as u64 && !released {
                     return Err(Failure::new("network RAM disk", "opening it took too long").remedy("try again"));
                 }
@@ -466,12 +474,12 @@ fn own_lease(leases: &Leases, client: &ClientId) -> Option<Lease> {
     leases.iter().flatten().find(|lease| lease.client == *client).copied()
 }
 
-/// The mark in it.
+/// The mark in this client's lease.
 fn own_mark(leases: &Leases, client: &ClientId) -> Option<u64> {
     own_lease(leases, client).map(|lease| lease.mark)
 }
 
-/// A donor that is another one under another address: it shows that one's mark.
+/// Finds a donor named twice under different addresses: the one shows the mark of the other.
 fn twice(links: &[&DonorLink], marks: &[Option<u64>]) -> Option<(usize, usize)> {
     links.iter().zip(marks).enumerate().find_map(|(one, (link, mark))| {
         let mark = mark.filter(|mark| *mark != link.mark())?;
@@ -483,7 +491,8 @@ fn is_the_same(one: &Donor, other: &Donor) -> Failure {
     Failure::new(format_args!("donor {one}"), format!("is the same as donor {other}")).remedy("name each donor once")
 }
 
-/// Renews the leases until it is stopped or the disk is gone. A donor that hangs keeps nothing from the others.
+/// Starts renewing the leases, until it is stopped or the disk is gone. A donor that hangs does not
+/// delay the others.
 pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
     let inner = Arc::downgrade(inner);
     Ticker::start("netram-lease", Duration::from_nanos(RENEW_NS), move |_| {

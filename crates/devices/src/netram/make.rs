@@ -1,9 +1,11 @@
 //! Makes a network RAM disk (`shoal format netram:DONOR,DONOR,...?OPTIONS`).
 //!
-//! Rules: this is the only way to make one. Serving and mounting open an existing disk: donors that restarted hold nothing, and an
-//! empty disk in place of a full one would be a silent loss. All donors must be there, and each must be told. A
-//! donor that holds something is overwritten only with `--force`, one that a client has open never. A disk that cannot be
-//! made at all is refused before a donor is written to; a later failure leaves the donors blank.
+//! Rules: this is the only way to make a disk. Serving and mounting open an existing disk:
+//! restarted donors hold nothing, and an empty disk in place of a full one would be a silent loss.
+//! All donors must be there, and each must learn that it belongs to the disk. A donor that holds
+//! something is overwritten only with `--force`; a donor that a client has open, never. A disk that
+//! cannot be made at all is refused before any donor is written to. A later failure leaves the
+//! donors blank.
 
 use std::fmt;
 use std::sync::Arc;
@@ -62,7 +64,7 @@ impl Made for MadeNetram {
     }
 }
 
-/// Makes a disk of this name, all of it.
+/// Makes a complete disk of this name.
 pub(super) fn make(text: &str, options: &MakeOptions) -> Outcome<Box<dyn Made>> {
     let wrong = |what: &str, cause: &str, remedy: &str| Err(Failure::new(what, cause).remedy(remedy).misuse());
     let rest = text.strip_prefix("netram:").unwrap_or(text);
@@ -90,7 +92,7 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     let uuid = new_uuid();
     let what = || format!("network RAM disk {}", uuid_text(&uuid));
     let config = shoal_netram::Config { uuid, ..wanted.config.clone() };
-    // An engine without its donors says whether there can be such a disk.
+    // An engine without its donors tells whether such a disk is possible.
     let infos = reached.iter().map(|one| one.info()).collect();
     Engine::create(&config, infos, 0).map_err(|error| Failure::new("network RAM disk", error))?;
     let lock = lock(&uuid)?;
@@ -99,11 +101,12 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     let belongs = vec![true; reached.len()];
     let wish = lease::Wish { client, uuid: &uuid, takeover: false, quorum, belongs, is_new: true };
     let (reached, ownership) = lease::enter(reached, &wish)?;
-    // Once more: before the claim another client may have made a disk there.
+    // Check again: another client may have made a disk there before the claim.
     refuse_if_it_holds_a_disk(&reached.iter().collect::<Vec<_>>(), force)?;
     let made = write(&config, &reached, &ownership).map_err(|failure| failure.within(&what()));
     if made.is_err() {
-        // A half-made disk would be in the way of the next attempt; a donor that cannot be written to holds nothing.
+        // A half-made disk would be in the way of the next attempt. A donor that cannot be written
+        // to holds nothing.
         reached.iter().for_each(|one| drop(one.wipe()));
     }
     // The next client need not wait for this one.
@@ -140,7 +143,7 @@ fn refuse_if_it_holds_a_disk(reached: &[&Reached], force: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// Writes the disk's superblock to every donor; returns the size of the disk.
+/// Writes the disk's superblock to every donor. Returns the size of the disk.
 fn write(config: &shoal_netram::Config, reached: &[Reached], ownership: &Ownership) -> Outcome<u64> {
     for one in reached {
         one.wipe()?;
@@ -166,7 +169,7 @@ fn write(config: &shoal_netram::Config, reached: &[Reached], ownership: &Ownersh
     }
 }
 
-/// A donor that does not say yet that it belongs to the disk.
+/// Returns a donor that does not say yet that it belongs to the disk.
 fn first_without(reached: &[Reached], uuid: &[u8; 16]) -> Option<String> {
     let knows = |number: usize, one: &Reached| {
         let own = one.link.front().ok().and_then(|front| DiskSuperblock::decode(&front).ok());

@@ -1,8 +1,9 @@
-//! A network RAM disk put together: connections to its donors, the disk over them, and what is said about both.
+//! A network RAM disk put together: connections to its donors, the disk over them, and reports on
+//! both.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `name` | what a disk is called: its donors and options |
+//! | `name` | the name of a disk: its donors and options |
 //! | `reach` | connections to donors, and which disk they hold |
 //! | `lease` | one client at a time |
 //! | `make` | new disks |
@@ -12,8 +13,9 @@
 //! | `told` | changes of the status, in the log |
 //!
 //! Rules: opening never makes a disk (`make` does). One client has a disk open at a time. A donor
-//! under memory pressure is drained while another could take its blocks. Donors that went away are taken back when they
-//! can be reached again. Left out: where blocks go (`shoal_netram`), short breaks of connections (`shoal_nbd::Link`).
+//! under memory pressure is drained if the others could take its blocks. Donors that went away are
+//! taken back when they can be reached again. Left out: where blocks go (`shoal_netram`), short
+//! breaks of connections (`shoal_nbd::Link`).
 
 mod change;
 mod keeper;
@@ -51,7 +53,7 @@ pub static KIND: Kind = Kind {
     name: "netram",
     words: "network RAM disk",
     schemes: &["netram"],
-    // Leases and the keeper's work.
+    // Opening writes leases, and starts the keeper.
     opening_writes: true,
     opens_files: true,
     parse: |text| text.strip_prefix("netram:").map(|rest| Netram::parse(rest).map(DeviceName::new)),
@@ -62,7 +64,7 @@ pub static KIND: Kind = Kind {
 /// The unit donors are read and written in (bytes).
 const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
 
-/// Requests that need a missing donor wait for this multiple of `lost-after`.
+/// How long requests wait for a missing donor, as a multiple of `lost-after`.
 const PATIENCE: u32 = 6;
 
 /// An open network RAM disk.
@@ -78,17 +80,18 @@ struct Inner {
     disk: Arc<Disk>,
     uuid: [u8; 16],
     ownership: Arc<Ownership>,
-    /// The description with which it is opened again.
+    /// The description with which the disk is opened again.
     name: Mutex<Netram>,
     export: String,
     members: Arc<Mutex<BTreeMap<String, Member>>>,
-    /// Held while a donor joins or is let go of: what is found out of the one must not be acted on after the other.
+    /// Held while a donor joins or is released, so that findings from before the one are not acted
+    /// on after the other.
     joining: Mutex<()>,
-    /// Donors that are not to be taken back.
+    /// Donors that must not be taken back.
     dismissed: Mutex<BTreeSet<String>>,
-    /// Donors that are to be emptied, and dismissed then.
+    /// Donors to be emptied, and then dismissed.
     leaving: Mutex<BTreeMap<String, keeper::Leaving>>,
-    /// Donors that were emptied by this process, and do not know their disk yet.
+    /// Donors that this process emptied, and that do not have the disk's superblock yet.
     emptied: Mutex<BTreeSet<String>>,
     told: Mutex<told::Told>,
 }
@@ -108,7 +111,8 @@ impl NetramDisk {
         let Some(uuid) = which_disk(wanted, &reached)? else { return Err(not_there(wanted, tried)) };
         let lock = lock(&uuid)?;
         let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
-        // A client that has the disk open is noticed before anything is written, and has stopped before anything is read.
+        // A client that has the disk open is noticed before anything is written, and has stopped
+        // before anything is read.
         let fronts: Vec<&[u8]> = reached.iter().map(|one| &*one.front).collect();
         let members = shoal_netram::members(&fronts, &uuid).expect("one was found");
         let belongs = members.places.iter().map(Option::is_some).collect();
@@ -127,7 +131,8 @@ impl NetramDisk {
             one.link.belongs_to(uuid, one.disk() == Some(uuid));
             one.link.is_at(one.place());
         }
-        // A donor that is away is waited for longer than it takes to notice that it is: most come back.
+        // Wait for a missing donor longer than it takes to notice the loss, since most donors come
+        // back.
         let patience_ms = (wanted.lost_after * PATIENCE).as_millis().try_into().unwrap_or(u32::MAX);
         let config = shoal_netram::Config { uuid, patience_ms, ..wanted.config.clone() };
         for error in tried.iter().filter_map(|(_, reached)| reached.as_ref().err()) {
@@ -146,7 +151,7 @@ impl NetramDisk {
             warn!("the disk was made with policy={}, and keeps it", policy.name());
         }
         info!("network RAM disk {} opened", uuid_text(&uuid));
-        // From here on it is this disk, and no other.
+        // From here on the name stands for this disk only.
         let mut name = Netram { uuid: Some(uuid), ..wanted.clone() };
         name.config.policy = policy;
         let name = Mutex::new(name);
@@ -192,7 +197,7 @@ impl Device for NetramDisk {
         report::troubles(&self.inner.report())
     }
 
-    /// The disk has no user any more.
+    /// Ends the use of the disk: stops its threads and releases its leases.
     fn close(&self) -> Outcome<()> {
         self.keeper.stop();
         self.renewals.stop();
@@ -209,7 +214,7 @@ impl Device for NetramDisk {
     }
 }
 
-/// `shoal:redundancy`: 1 where the loss of a donor would lose data.
+/// `shoal:redundancy`: 1 if the loss of a donor would lose data.
 struct Redundancy(Arc<Inner>);
 
 impl BlockStatus for Redundancy {
@@ -218,7 +223,8 @@ impl BlockStatus for Redundancy {
     }
 
     fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {
-        // One state for the whole disk: which blocks a repair has done already changes while the answer travels.
+        // Report one state for the whole disk: the set of repaired blocks changes while the answer
+        // travels.
         Ok(vec![Extent { len, flags: u32::from(!self.0.report().survives_a_loss()) }])
     }
 }
@@ -228,7 +234,7 @@ impl Inner {
         self.members.lock().values().map(|member| member.link.clone()).collect()
     }
 
-    /// Tells the disk what happens to this donor from here on.
+    /// Adds a member, and tells the disk of its events from here on.
     fn join(&self, name: &str, link: Arc<DonorLink>) {
         let lost = {
             let (disk, name) = (Arc::downgrade(&self.disk), name.to_string());
@@ -266,10 +272,10 @@ impl Inner {
             }
         };
         self.ownership.uses(&link);
-        // First, so that what the listener is told at once has a place.
+        // Insert the member first, so that an event told at once finds it.
         let former = self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
         former.iter().for_each(|former| self.ownership.lets_go(former.link.mark()));
-        // Without the lock: its thread may be telling of its pressure.
+        // Drop it without the lock: its thread may be reporting pressure.
         drop(former);
         link.listen(LinkListener {
             lost: Some(Box::new(lost)),
@@ -281,7 +287,8 @@ impl Inner {
     /// Takes in a donor whose contents do not matter.
     fn take_in(&self, one: &Reached) -> Outcome<()> {
         let name = one.donor.to_string();
-        // A server that is empty, although nobody has emptied it, was started anew: nothing of its former connections is left.
+        // A server that is empty, although this process has not emptied it, was restarted, so
+        // nothing is left of its former connections.
         let was_emptied = !self.emptied.lock().insert(name.clone());
         let has_past = !one.link.is_fenced() && (was_emptied || !one.is_blank());
         one.wipe()?;
@@ -294,7 +301,7 @@ impl Inner {
     }
 }
 
-/// The donor of this name that is in use. One that left may have had the same name.
+/// Finds the donor of this name that is in use. A donor that left may have had the same name.
 fn find(disk: &Weak<Disk>, name: &str) -> Option<(Arc<Disk>, DonorId)> {
     let disk = disk.upgrade()?;
     let in_use = |donor: &DonorStatus| donor.name == name && donor.state.is_in_use();
@@ -302,7 +309,7 @@ fn find(disk: &Weak<Disk>, name: &str) -> Option<(Arc<Disk>, DonorId)> {
     Some((disk, id as DonorId))
 }
 
-/// Another client has the disk.
+/// Stops the disk, since another client has it.
 fn stop(disk: &Disk) {
     if disk.is_taken_over() {
         return;
@@ -311,7 +318,7 @@ fn stop(disk: &Disk) {
     disk.taken_over();
 }
 
-/// Empties a donor where what is stored fits on the others. False if not.
+/// Empties a donor if its contents fit on the others. Returns false if they do not.
 fn drain_if_it_fits(disk: &Disk, id: DonorId) -> bool {
     let fits = disk.drain_room(id).fits();
     if fits {
@@ -320,13 +327,13 @@ fn drain_if_it_fits(disk: &Disk, id: DonorId) -> bool {
     fits
 }
 
-/// Gives a donor its memory back, if what is stored fits on the others. False if not.
+/// Gives a donor its memory back if its contents fit on the others. Returns false if they do not.
 fn give_back(disk: &Disk, id: DonorId, name: &str) -> bool {
     let status = disk.status();
     let is_active = |donor: &DonorStatus| donor.state == DonorState::Active;
     let active = status.donors.iter().filter(|donor| is_active(donor)).count();
     if !status.donors.get(id as usize).is_some_and(is_active) {
-        // It is being emptied already, or does not hold anything yet.
+        // The donor is already being emptied, or holds nothing yet.
         return true;
     }
     let is_emptied = active > status.parity_units + 1 && drain_if_it_fits(disk, id);
@@ -336,7 +343,8 @@ fn give_back(disk: &Disk, id: DonorId, name: &str) -> bool {
     is_emptied
 }
 
-/// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen: leases can.
+/// Locks a disk, since two processes that open it would destroy it. Processes of other users and
+/// machines do not see the lock; leases keep them out.
 fn lock(uuid: &[u8; 16]) -> Outcome<Option<FileLock>> {
     let uuid = uuid_text(uuid);
     crate::disk_lock::lock("netram", &uuid, format_args!("network RAM disk {uuid}"))

@@ -1,8 +1,9 @@
 //! The name of a network RAM disk: `netram:DONOR,DONOR,...?OPTIONS`.
 //!
-//! A donor is `unix:PATH`, `HOST:PORT` or an NBD URI. Commas separate donors, so one within a donor's URI is written %2C. The
-//! disk's options come after the last `?`, unless that `?` is the last donor's own: a URI's first, followed by a parameter of
-//! URIs (`socket`, `tls-...`).
+//! A donor is `unix:PATH`, `HOST:PORT` or an NBD URI. Commas separate donors, so a comma within a
+//! donor's URI is written %2C. The disk's options come after the last `?`, unless that `?` belongs
+//! to the last donor: it is the first in a URI, and a parameter of URIs follows (`socket`,
+//! `tls-...`).
 //! Left out: what the options mean (`shoal_netram::Config`), opening.
 
 use std::path::{Path, PathBuf};
@@ -29,9 +30,9 @@ pub(super) const LOST_AFTER: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Netram {
     pub donors: Vec<Donor>,
-    /// Without its uuid.
+    /// The configuration, without the uuid.
     pub config: Config,
-    /// The disk that must be there; any, if `None`.
+    /// The disk that must be there; any disk if `None`.
     pub uuid: Option<[u8; 16]>,
     /// This client's name at the donors.
     pub name: String,
@@ -50,7 +51,7 @@ pub enum Donor {
     Uri(Uri),
 }
 
-/// Donors and options.
+/// Splits a text into donors and options.
 fn split_options(text: &str) -> (&str, &str) {
     let Some((front, query)) = text.rsplit_once('?') else { return (text, "") };
     let donor = front.rsplit(',').next().unwrap_or(front);
@@ -59,7 +60,7 @@ fn split_options(text: &str) -> (&str, &str) {
 }
 
 impl Netram {
-    /// Parses the text behind `netram:`.
+    /// Parses the text after `netram:`.
     pub(super) fn parse(text: &str) -> Result<Netram, String> {
         let (donors, options) = split_options(text);
         if donors.is_empty() {
@@ -183,7 +184,7 @@ impl fmt::Display for Donor {
 }
 
 impl Donor {
-    /// The donor as it may be shown to people.
+    /// The donor in a form that may be shown to people.
     pub fn without_secret(self) -> Donor {
         match self {
             Donor::Uri(uri) => Donor::Uri(uri.without_secret()),
@@ -191,7 +192,7 @@ impl Donor {
         }
     }
 
-    /// The donor's address. `export` is asked for unless the donor's own URI names one.
+    /// The donor's address. It asks for `export` unless the donor's own URI names an export.
     pub fn uri(&self, export: &str, certificates: Option<&Path>) -> Uri {
         let bare = |place| Uri {
             place,

@@ -1,10 +1,11 @@
 //! Reaching the donors of a network RAM disk, and what they hold.
 //!
-//! Owns the decision which disk is there: donors that carry the superblock of one disk hold it, blank ones may join it; several
-//! disks, another disk than the one asked for, or none at all, are errors that name the donors.
-//! Rules: a donor that refuses us (wrong secret, no room), that holds something else, or that is shorter than it was, is missing like
-//! one that cannot be reached: the disk's redundancy may allow it. A new disk needs all of its donors. All donors are tried
-//! at the same time.
+//! Owns the decision which disk is there. Donors that carry the superblock of one disk hold it;
+//! blank donors may join it. Several disks, a disk other than the one asked for, or none at all are
+//! errors that name the donors.
+//! Rules: a donor counts as missing if it refuses us (wrong secret, no room), holds something else,
+//! is shorter than it was, or cannot be reached. The disk's redundancy may allow that. A new disk
+//! needs all of its donors. All donors are tried at the same time.
 
 use std::sync::Arc;
 use std::{fmt, fs};
@@ -35,12 +36,13 @@ impl Reached {
         identify(&self.front).map(|(uuid, _)| uuid)
     }
 
-    /// Its number on its disk, and its birth.
+    /// The donor's number on its disk, and its birth.
     pub(super) fn place(&self) -> Option<(u16, u32)> {
         DiskSuperblock::decode(&self.front).ok().map(|own| own.place())
     }
 
-    /// Is it shorter than when it was last in use? What it held beyond its end is gone.
+    /// Returns an error if the donor is shorter than when it was last in use. Its contents beyond
+    /// the new end are gone.
     pub(super) fn cut_short(&self) -> Option<Failure> {
         let leases = Lease::of_front(&self.front, &self.disk().unwrap_or_default());
         let (had, has) = (bytes_of(&leases), self.link.geometry().bytes);
@@ -62,14 +64,15 @@ impl Reached {
         self.front.iter().all(|&byte| byte == 0)
     }
 
-    /// An older disk's superblock would be found beside the new one's.
+    /// Zeroes the donor's start. An older disk's superblock would otherwise be found beside the new
+    /// one's.
     pub(super) fn wipe(&self) -> Outcome<()> {
         let wiped = self.link.write_from(0, &[0; FRONT_BYTES]);
         wiped.during(format_args!("donor {}", self.donor))
     }
 }
 
-/// The export that this client asks donors for: its name, with its secret if it has one.
+/// Returns the export that this client asks donors for: its name, with its secret if it has one.
 pub(super) fn export_name(wanted: &Netram) -> Outcome<String> {
     let Some(path) = &wanted.secret else { return Ok(wanted.name.clone()) };
     let text = fs::read_to_string(path).during(format_args!("secret {}", path.display()))?;
@@ -91,9 +94,9 @@ impl fmt::Display for NotReached {
 
 /// Reason why a donor was not reached.
 pub(super) enum NotReached {
-    /// Its machine or its server is away.
+    /// The donor's machine or server is away.
     Away(String),
-    /// It answers, but cannot be used.
+    /// The donor answers, but cannot be used.
     Unfit(Failure),
 }
 
@@ -112,7 +115,7 @@ pub(super) fn reach(donor: &Donor, wanted: &Netram, export: &str) -> Result<Reac
         NotReached::Unfit(Failure::new(format_args!("donor {donor}"), cause).remedy(remedy))
     };
     let link = DonorLink::connect(&uri, wanted.lost_after).map_err(|error| match error {
-        // The URI would tell the secret.
+        // The URI would reveal the secret.
         ConnectError::Connect { source, .. } => {
             NotReached::Away(format!("donor {donor}: {source}; check the address and that it runs"))
         }
@@ -132,7 +135,7 @@ pub(super) fn reach(donor: &Donor, wanted: &Netram, export: &str) -> Result<Reac
 
 pub(super) type Tried = Vec<(Donor, Result<Reached, NotReached>)>;
 
-/// Reaches all donors at the same time: the patience for one that hangs must not add to the others'.
+/// Reaches all donors at the same time, so that the waits for several hanging donors do not add up.
 pub(super) fn reach_all(wanted: &Netram, export: &str) -> Tried {
     let tried: Vec<_> = std::thread::scope(|scope| {
         let start = |donor| scope.spawn(move || reach(donor, wanted, export));
@@ -147,7 +150,8 @@ pub(super) fn reach_all(wanted: &Netram, export: &str) -> Tried {
     all
 }
 
-/// Leaves donors out that cannot be of this disk: shorter than they were, another's where the disk is known, or named twice.
+/// Leaves out donors that cannot belong to this disk: shorter than they were, part of another disk
+/// if the disk is known, or named twice.
 pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
     let mut places = Vec::new();
     for (donor, tried) in tried.iter_mut() {
@@ -174,7 +178,7 @@ pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
     }
 }
 
-/// Why the disk is not there.
+/// Returns why the disk is not there.
 pub(super) fn not_there(wanted: &Netram, tried: Tried) -> Failure {
     let mut missing: Vec<NotReached> = tried.into_iter().filter_map(|(_, reached)| reached.err()).collect();
     match missing.iter().position(|error| matches!(error, NotReached::Unfit(_))) {
@@ -183,7 +187,8 @@ pub(super) fn not_there(wanted: &Netram, tried: Tried) -> Failure {
     }
 }
 
-/// No donor that can be reached holds the disk. `away`: the error of one that cannot be reached.
+/// The error if no donor that can be reached holds the disk. `away` is the error of a donor that
+/// cannot be reached.
 fn absent(wanted: &Netram, away: Option<&NotReached>) -> Failure {
     let donors: Vec<String> = wanted.donors.iter().map(|donor| donor.clone().without_secret().to_string()).collect();
     let donors = donors.join(", ");
@@ -205,7 +210,8 @@ fn absent(wanted: &Netram, away: Option<&NotReached>) -> Failure {
     Failure::new(what, cause).remedy(remedy)
 }
 
-/// The reason why a donor's superblock cannot be read although it is one: a newer program made the disk.
+/// Returns why a donor's superblock cannot be read although it is one: a newer program made the
+/// disk.
 fn newer_disk(front: &[u8]) -> Option<String> {
     DiskSuperblock::decode(front)
         .err()
@@ -213,7 +219,7 @@ fn newer_disk(front: &[u8]) -> Option<String> {
         .map(|error| error.to_string())
 }
 
-/// The disk that the donors carry.
+/// Returns the disk that the donors carry.
 pub(super) fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Option<[u8; 16]>> {
     if let Some((one, why)) = reached.iter().find_map(|one| Some((one, newer_disk(&one.front)?))) {
         return Err(Failure::new(format_args!("donor {}", one.donor), why)

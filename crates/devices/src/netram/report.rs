@@ -1,6 +1,7 @@
-//! The state of a network RAM disk: its donors, its redundancy, a rebuild under way, what it has moved.
+//! The state of a network RAM disk: its donors, its redundancy, a running rebuild, and its traffic.
 //!
-//! Owns the report, which travels as JSON over a control socket, and its text. Counters grow from the disk's opening on.
+//! Owns the report, which travels as JSON over a control socket, and its text. Counters start when
+//! the disk is opened.
 
 use serde::{Deserialize, Serialize};
 use shoal_netram::{Aside, DonorState, Status};
@@ -14,10 +15,10 @@ use crate::uuid::uuid_text;
 pub struct DiskReport {
     pub uuid: String,
     pub policy: String,
-    /// False while a disk that was found is still being read.
+    /// False while a found disk is still being read.
     pub ready: bool,
     pub block_bytes: u32,
-    /// Donors a group spreads over: data and parity.
+    /// Donors that a group spreads over, for data and for parity.
     pub data_units: usize,
     pub parity_units: usize,
     pub donors: Vec<DonorReport>,
@@ -44,9 +45,9 @@ pub struct DiskReport {
 pub struct Checkpoints {
     /// Completed since the disk was opened.
     pub completed: u64,
-    /// The disk was opened from one, without looking at all units.
+    /// The disk was opened from a checkpoint, without looking at all units.
     pub opened: bool,
-    /// Why it was not.
+    /// Why no checkpoint was used.
     #[serde(default)]
     pub unused: Option<String>,
 }
@@ -58,18 +59,19 @@ pub struct DonorReport {
     pub connection: String,
     pub size_bytes: u64,
     pub used_bytes: u64,
-    /// Blocks that it gave back other than it was sent, since the disk was opened.
+    /// Blocks that the donor returned altered, since the disk was opened.
     #[serde(default)]
     pub damaged: u64,
-    /// Average of its last answers (milliseconds).
+    /// Average time of its last answers (milliseconds).
     #[serde(default)]
     pub latency_ms: f64,
-    /// Writes that it refused, and that it did not answer in time, since the disk was opened.
+    /// Writes that it refused, and writes that it did not answer in time, since the disk was
+    /// opened.
     #[serde(default)]
     pub refused: u64,
     #[serde(default)]
     pub unanswered: u64,
-    /// It asked for its memory back.
+    /// The donor asked for its memory back.
     pub under_pressure: bool,
 }
 
@@ -88,14 +90,14 @@ pub struct Redundancy {
     pub blocks_lost: u64,
 }
 
-/// Blocks that donors gave back other than they were sent.
+/// Blocks that donors returned altered.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Damage {
-    /// Since the disk was opened.
+    /// Damaged blocks found since the disk was opened.
     pub found: u64,
-    /// Of them not written anew yet.
+    /// Damaged blocks not rewritten yet.
     pub unrepaired: u64,
-    /// How long ago the last one was found.
+    /// How long ago the last damage was found (seconds).
     pub seconds: Option<f64>,
 }
 
@@ -103,18 +105,19 @@ pub struct Damage {
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scrub {
     pub completed: u64,
-    /// Of the one under way: groups that were looked at, and all.
+    /// Progress of a running scrub: groups examined, and all groups.
     pub groups_done: Option<u64>,
     pub groups: Option<u64>,
-    /// How long ago the last one ended, and what it found.
+    /// How long ago the last scrub ended (seconds), and the damaged blocks it found.
     pub last_seconds: Option<f64>,
     pub last_found: Option<u64>,
 }
 
-/// A failed flush: what it was to cover is kept, and covered by the next one that ends.
+/// A failed flush. The blocks that it should have covered are kept, and the next flush that
+/// completes covers them.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unflushed {
-    /// How long ago it failed.
+    /// How long ago the flush failed (seconds).
     pub seconds: f64,
     pub why: String,
     /// Blocks that are in the client's memory and not safe on donors.
@@ -160,7 +163,7 @@ impl Inner {
         let leaving = self.leaving.lock();
         let donors = status.donors.iter().map(|donor| {
             let member = members.get(&donor.name);
-            // Between two tries it is used like the others.
+            // Between two attempts to drain it, the donor is used like the others.
             let rests = donor.state == DonorState::Active && leaving.contains_key(&donor.name);
             let state = if rests { DonorState::Draining } else { donor.state };
             DonorReport {
@@ -186,7 +189,7 @@ impl Inner {
 }
 
 fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskReport {
-    // Without parity, what a group misses is gone.
+    // Without parity, the blocks that a group misses are gone.
     let blocks_lost = status.blocks_lost + if status.parity_units == 0 { status.blocks_unprotected } else { 0 };
     let state = if blocks_lost > 0 {
         LOST
@@ -273,7 +276,7 @@ pub(super) fn text(report: &DeviceReport) -> serde_json::Result<String> {
     Ok(out)
 }
 
-/// Notes behind a donor's name in the status.
+/// Notes after a donor's name in the status.
 fn remarks(donor: &DonorReport) -> String {
     let count = |many: u64, what: &str| (many > 0).then(|| format!("{what} {many} writes"));
     let remarks = [
@@ -287,7 +290,7 @@ fn remarks(donor: &DonorReport) -> String {
     if remarks.is_empty() { String::new() } else { format!(" ({})", remarks.join(", ")) }
 }
 
-/// Damage that was found, by donor.
+/// Damage found, by donor.
 fn damage_text(disk: &DiskReport) -> String {
     let Damage { found, unrepaired, seconds } = &disk.damage;
     let Some(seconds) = seconds else { return "damage       none found\n".into() };
@@ -313,7 +316,8 @@ fn scrub_text(scrub: &Scrub) -> String {
     }
 }
 
-/// Problems of a disk, a sentence each: since when they exist, and what the user has to do.
+/// Returns the problems of a disk, a sentence each: since when they exist, and what the user has to
+/// do.
 pub(super) fn troubles(disk: &DiskReport) -> Vec<String> {
     let mut out = Vec::new();
     if let Some(why) = &disk.failure {

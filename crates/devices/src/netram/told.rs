@@ -1,7 +1,7 @@
-//! What becomes of a network RAM disk, told in the log.
+//! Logs what happens to a network RAM disk.
 //!
-//! Rules: once a second the disk is compared with what was told before; a change is one line, with what it takes. Left
-//! out: the state itself, which `status` shows at any time (`report`).
+//! Rules: once a second the disk is compared with what the log said before. A change is one line,
+//! with what it requires. Left out: the state itself, which `status` shows at any time (`report`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::Inner;
 
-/// What the log has said.
+/// State that the log has reported.
 #[derive(Default)]
 pub(super) struct Told {
     unflushed: bool,
@@ -22,7 +22,7 @@ pub(super) struct Told {
 }
 
 impl Inner {
-    /// Tells what has changed since the last call.
+    /// Logs what has changed since the last call.
     pub(super) fn tell(&self) {
         let status = self.disk.status();
         self.told.lock().look(&status);

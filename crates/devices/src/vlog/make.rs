@@ -1,8 +1,8 @@
 //! Makes a virtual-log disk (`shoal format vlog:PATH`).
 //!
-//! Rules: a device that holds something is not overwritten without force, a device in use never. The disk is made
-//! before
-//! the description that names the device below it: a description without a disk would be in the way.
+//! Rules: a device that holds something is not overwritten without force; a device in use, never.
+//! The disk is made before the description that names the device below it, since a description
+//! without a disk would be in the way.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -89,7 +89,8 @@ pub(super) fn make(text: &str, options: &MakeOptions) -> Outcome<Box<dyn Made>> 
     }))
 }
 
-/// The device that the disk is to lie on: PATH itself, or the one its description will name.
+/// Opens or makes the device that the disk will lie on: PATH itself, or the one its description
+/// will name.
 fn device_below(over: Option<&DeviceName>, path: &Path, options: &MakeOptions) -> Outcome<Arc<dyn BlockDevice>> {
     let Some(over) = over else { return device_at(options, path) };
     if path.exists() && !options.force {
@@ -113,7 +114,7 @@ fn segment_blocks(bytes: u64) -> Outcome<u32> {
     Ok(blocks as u32)
 }
 
-/// A block device, an existing file, or a new one of `--size`.
+/// Opens a block device or an existing file, or makes a file of `--size`.
 fn device_at(options: &MakeOptions, path: &Path) -> Outcome<Arc<dyn BlockDevice>> {
     overwrite::refuse_if_in_use(path)?;
     let found = fs::metadata(path).ok();

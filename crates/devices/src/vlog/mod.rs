@@ -1,9 +1,11 @@
 //! A virtual-log disk by name: `vlog:PATH`.
 //!
-//! PATH is the device the disk lies on itself (a file, a block device), or a small file that `shoal format vlog:PATH --over DEVICE`
-//! wrote and that names that device. Owns finding, locking and opening it; `make` makes it, `report` tells its state.
-//! Rules: one process of this machine opens a disk at a time, whatever names it; a disk is closed when it is no longer used, which spares the next
-//! opening most of its work. Left out: where blocks go (`shoal_vlog`).
+//! PATH is the device that the disk lies on itself (a file, a block device), or a small file that
+//! names that device and was written by `shoal format vlog:PATH --over DEVICE`. Owns finding,
+//! locking and opening the disk; `make` makes it, `report` tells its state.
+//! Rules: one process of this machine opens a disk at a time, whatever names it. A disk is closed
+//! when it is no longer used, which spares the next opening most of its work. Left out: where
+//! blocks go (`shoal_vlog`).
 
 mod make;
 mod report;
@@ -38,7 +40,7 @@ pub static KIND: Kind = Kind {
     name: "vlog",
     words: "virtual-log disk",
     schemes: &["vlog"],
-    // The end of the log is found, and written down.
+    // Opening finds the end of the log and writes it down.
     opening_writes: true,
     opens_files: true,
     parse: |text| path_of(text, KIND.schemes).map(|path| Ok(DeviceName::new(VlogName(path.into())))),
@@ -46,9 +48,9 @@ pub static KIND: Kind = Kind {
     text: report::text,
 };
 
-/// A description is no longer than this (bytes).
+/// Longest description (bytes).
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
-/// Time between two lines on the progress of opening.
+/// Time between two lines about the progress of opening.
 const TELL_EVERY: Duration = Duration::from_secs(3);
 
 /// Contents of a description file.
@@ -60,7 +62,7 @@ struct Below {
     uuid: String,
 }
 
-/// A virtual-log disk: on this file or block device, or on the one that this file names.
+/// A virtual-log disk on this file or block device, or on the device that this file names.
 #[derive(Clone, Debug)]
 struct VlogName(PathBuf);
 
@@ -100,11 +102,12 @@ struct VlogDisk {
     path: PathBuf,
     over: Option<Box<dyn Device>>,
     recovery: Recovery,
-    /// Of the description, and of the disk.
+    /// Locks of the description and of the disk.
     _locks: Option<(FileLock, Option<FileLock>)>,
 }
 
-/// The description in a file, if it is one. A device that holds a disk is none.
+/// Returns the description in a file, if it is one. A device that holds a disk is not a
+/// description.
 fn described(path: &Path) -> Outcome<Option<Below>> {
     let found = fs::metadata(path).during(path.display())?;
     if !found.is_file() || found.len() > DESCRIPTION_BYTES_MAX {
@@ -125,7 +128,7 @@ fn described(path: &Path) -> Outcome<Option<Below>> {
     Ok(Some(description))
 }
 
-/// The failure of a disk, or of the device for one, that another process may be using.
+/// Returns the failure of a disk, or of the device for one, that another process may be using.
 fn in_use(path: &Path, error: io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::WouldBlock => Failure::new(path.display(), "is in use by another process")
@@ -134,7 +137,7 @@ fn in_use(path: &Path, error: io::Error) -> Failure {
     }
 }
 
-/// Reports the progress of an opening that takes long.
+/// Reports the progress of a long opening.
 fn watch(path: &Path) -> Arc<dyn Fn(Progress) + Send + Sync> {
     let path = path.to_path_buf();
     let told = Mutex::new(Instant::now());
@@ -154,7 +157,7 @@ fn watch(path: &Path) -> Arc<dyn Fn(Progress) + Send + Sync> {
     })
 }
 
-/// Tells how a disk was opened.
+/// Logs how a disk was opened.
 fn tell(path: &Path, log: &VirtualLog, recovery: &Recovery) {
     let seconds = recovery.took_ns as f64 / 1e9;
     let Recovery { records, unsure, lost, .. } = recovery;
@@ -193,12 +196,12 @@ impl VlogDisk {
                 (Arc::new(device) as Arc<dyn BlockDevice>, None, None)
             }
             Some(description) => {
-                // The description stands for the device below, which need not know locks.
+                // Lock the description for the device below, which need not support locks.
                 let file = OpenOptions::new().read(true).write(true).open(path).during(path.display())?;
                 let lock = FileLock::acquire(file).map_err(|error| in_use(path, error))?;
                 let below: DeviceName =
                     description.over.parse().map_err(|error: String| Failure::new(path.display(), error))?;
-                // And so does every copy of it.
+                // Copies of the description name the same disk, so lock the disk's uuid, too.
                 let uuid = parse_uuid(&description.uuid)
                     .ok_or_else(|| Failure::new(path.display(), format!("{} is no uuid", description.uuid)))?;
                 let uuid = uuid_text(&uuid);
@@ -208,7 +211,7 @@ impl VlogDisk {
                 (over.block_device(), Some(over), Some((lock, disk)))
             }
         };
-        // Opening reads much, many reads at once.
+        // Opening reads much data, with many reads at once.
         let device = Arc::new(Concurrent::for_short_requests(device));
         let options = shoal_vlog::Options { watch: Some(watch(path)), ..shoal_vlog::Options::default() };
         let opened = VirtualLog::open(device, Arc::new(SystemClock::new()), options);
@@ -247,7 +250,8 @@ impl Device for VlogDisk {
         [("vlog".into(), serde_json::json!(self.report()))].into_iter().collect()
     }
 
-    /// Called after the last request. Otherwise the next opening has to find the end of the log.
+    /// Closes the disk after the last request. Without this, the next opening has to find the end
+    /// of the log.
     fn close(&self) -> Outcome<()> {
         self.disk.log().close().during(format_args!("closing vlog:{}", self.path.display()))?;
         self.over.as_ref().map_or(Ok(()), |over| over.close())

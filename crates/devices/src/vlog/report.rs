@@ -16,14 +16,14 @@ use crate::uuid::uuid_text;
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct VlogReport {
     pub uuid: String,
-    /// Device below; `None`: the disk is on the device named.
+    /// Device below; `None` if the disk is on the named device itself.
     pub over: Option<String>,
     pub log_bytes: u64,
-    /// Bytes in use, or left and free after the next flush.
+    /// Bytes in use, including bytes that become free with the next flush.
     pub used_bytes: u64,
     pub segments: u32,
     pub free_segments: u32,
-    /// Memory of the map, and of all else kept beside it (bytes).
+    /// Memory of the map, and of everything else kept beside it (bytes).
     pub map_bytes: u64,
     pub beside_bytes: u64,
     pub written_bytes: u64,
@@ -32,14 +32,14 @@ pub struct VlogReport {
     /// Bytes moved by the compactor.
     pub moved_bytes: u64,
     pub segments_emptied: u64,
-    /// Blocks the compactor found changed by the device.
+    /// Blocks that the compactor found changed by the device.
     pub damaged_blocks: u64,
     /// Flushes of the device below.
     pub flushes: u64,
     /// Completed checkpoints of the map.
     pub checkpoints: u64,
     pub opened_clean: bool,
-    /// False if all of the log was looked through.
+    /// False if the whole log was searched.
     pub opened_checkpoint: bool,
     pub recovery_seconds: f64,
     pub recovery_read_bytes: u64,

@@ -1,9 +1,11 @@
-//! Packed buckets: the entries of a bucket that has cooled, front coded in the order of their names.
+//! Packed buckets: the entries of a bucket that has cooled, front-coded in name order.
 //!
-//! The header is that of a plain bucket with a checksum in its last four bytes, whose top bit is set; those of a plain one are zero.
-//! An entry says how much of its name is that of the name before, and its inode number as a difference to the one before; hashes
-//! are computed from the names. Rules: a packed bucket holds nothing that a plain one of [`BUCKET_BYTES`] would not; without one of its
-//! entries it is never longer than with it. Left out: when buckets are packed (`fs/src/dir/pack.rs`).
+//! The header is that of a plain bucket, with a checksum in its last four bytes. The top bit of the
+//! checksum is set; in a plain bucket all four bytes are zero. An entry says how much of its name
+//! it shares with the previous name, and stores its inode number as the difference to the previous
+//! one. Hashes are computed from the names. Rules: a packed bucket holds nothing that a plain
+//! bucket of [`BUCKET_BYTES`] could not hold. Removing an entry never makes it longer. Left out:
+//! when buckets are packed (`fs/src/dir/pack.rs`).
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -14,18 +16,19 @@ use crate::{FormatError, u16_at, u32_at};
 const WHAT: &str = "packed directory bucket";
 /// Set in the checksum of a packed bucket.
 const IS_PACKED: u32 = 1 << 31;
-/// Bytes of an entry at least: its lengths, the number, and a byte of its name.
+/// Minimum bytes of an entry: its lengths, the number, and a byte of its name.
 const ENTRY_MIN: usize = 3;
-/// A half of the byte of lengths says that what it lacks follows in a byte of its own.
+/// Value of a half of the lengths byte that means that the rest of the length follows in a byte of
+/// its own.
 const LONG: usize = 15;
 
-/// Is this the header of a packed bucket?
+/// Returns whether this is the header of a packed bucket.
 #[inline]
 pub fn is_packed_bucket(header: &[u8; BUCKET_HEADER]) -> bool {
     u32_at(header, 4) & IS_PACKED != 0
 }
 
-/// Used bytes and entries of a packed bucket in a slot of `capacity` bytes.
+/// Returns used bytes and entries of a packed bucket in a slot of `capacity` bytes.
 pub(super) fn counts(header: &[u8; BUCKET_HEADER], capacity: usize) -> Result<(usize, usize), FormatError> {
     let (used, live) = (u16_at(header, 0) as usize, u16_at(header, 2) as usize);
     if used < BUCKET_HEADER || used > capacity {
@@ -37,14 +40,15 @@ pub(super) fn counts(header: &[u8; BUCKET_HEADER], capacity: usize) -> Result<(u
     Ok((used, live))
 }
 
-/// Over the counts and all behind the header. It is not linear, as names may hold bytes of any kind.
+/// Returns the sum of the counts and of everything after the header. It is not linear, because
+/// names may hold any bytes.
 fn sum(bytes: &[u8]) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "31 bits are kept")]
     let low = xxh3_64_with_seed(&bytes[BUCKET_HEADER..], u64::from(u32_at(bytes, 0))) as u32;
     low | IS_PACKED
 }
 
-/// The bytes of a packed bucket with these entries, which are to be in the order of their names, each there once.
+/// Encodes a packed bucket with these entries, which must be in name order and unique.
 pub fn pack_bucket(entries: &[Dirent<'_>]) -> Vec<u8> {
     let mut out = vec![0; BUCKET_HEADER];
     let (mut name, mut ino, mut kind): (&[u8], u32, u8) = (&[], 0, 0);
@@ -95,7 +99,7 @@ pub struct PackedEntry<'a> {
     pub name: &'a [u8],
 }
 
-/// The entries of a packed bucket, one after the other.
+/// Iterator over the entries of a packed bucket.
 pub struct PackedEntries<'a> {
     rest: &'a [u8],
     left: usize,
@@ -106,7 +110,7 @@ pub struct PackedEntries<'a> {
 }
 
 impl<'a> PackedEntries<'a> {
-    /// `bytes` is the whole slot. Its checksum is verified.
+    /// Starts at the first entry. `bytes` is the whole slot. Verifies the checksum.
     pub fn new(bytes: &'a [u8]) -> Result<PackedEntries<'a>, FormatError> {
         let Some(header) = bytes.first_chunk() else {
             return Err(FormatError::Short { what: WHAT, expected: BUCKET_HEADER, found: bytes.len() });
@@ -119,7 +123,7 @@ impl<'a> PackedEntries<'a> {
         Ok(PackedEntries { rest: &bytes[BUCKET_HEADER..used], left, name: [0; NAME_MAX], len: 0, ino: 0, kind: 0 })
     }
 
-    /// Goes on to the next entry.
+    /// Advances to the next entry.
     #[inline]
     pub fn step(&mut self) -> Result<Option<PackedEntry<'_>>, FormatError> {
         if self.left == 0 {
@@ -150,7 +154,7 @@ impl<'a> PackedEntries<'a> {
         let Some((rest, behind)) = self.rest.split_at_checked(more) else {
             return Err(FormatError::Short { what: WHAT, expected: more, found: self.rest.len() });
         };
-        // In ascending order: the first byte that differs is greater.
+        // In ascending order, the first byte that differs is greater.
         if shared < self.len && rest[0] <= self.name[shared] {
             return Err(range("order of names, entries left", self.left));
         }
@@ -167,7 +171,7 @@ impl<'a> PackedEntries<'a> {
 
     fn number(&mut self) -> Result<u64, FormatError> {
         let mut value = 0;
-        // 34 bits: a difference of two numbers of 32, its sign, and the kind's bit.
+        // 34 bits: the difference of two 32-bit numbers, its sign, and the bit for the kind.
         for shift in (0..35).step_by(7) {
             let byte = self.byte()?;
             value |= u64::from(byte & 0x7f) << shift;
@@ -183,7 +187,8 @@ fn range(field: &'static str, found: usize) -> FormatError {
     FormatError::Range { what: WHAT, field, found: found as u64 }
 }
 
-/// A bucket in either form as a plain one; `seed` is the key of the names' hashes, `room` holds what was packed.
+/// Returns a bucket of either form as a plain one. `seed` is the key of the names' hashes, `room`
+/// receives unpacked entries.
 pub fn open_bucket<'a>(
     bytes: &'a [u8],
     seed: u64,
@@ -213,7 +218,7 @@ pub fn open_bucket<'a>(
 mod tests {
     use super::*;
 
-    /// Numbers of a small generator (splitmix64).
+    /// A small random number generator (splitmix64).
     struct Rng(u64);
 
     impl Rng {
@@ -228,7 +233,8 @@ mod tests {
 
     type Owned = (Vec<u8>, u32, u8);
 
-    /// Names that share much or little, short and longest, in order, as many as a plain bucket holds.
+    /// Returns sorted names that share much or little, short to longest, as many as a plain bucket
+    /// holds.
     fn some(rng: &mut Rng) -> Vec<Owned> {
         let mut all: Vec<Owned> = Vec::new();
         let (letters, longest) = (1 + rng.below(4), [3, 20, 255][rng.below(3) as usize]);
@@ -317,7 +323,7 @@ mod tests {
                 let at = rng.below(bytes.len() as u64) as usize;
                 bytes[at] = rng.below(256) as u8;
             }
-            // With a sum that fits, so that all depends on the decoder.
+            // Fix the sum, so that everything depends on the decoder.
             let used = (u16_at(&bytes, 0) as usize).clamp(BUCKET_HEADER, bytes.len());
             let sum = sum(&bytes[..used]);
             bytes[4..BUCKET_HEADER].copy_from_slice(&sum.to_le_bytes());

@@ -1,10 +1,11 @@
-//! Units of the network RAM disk: headers, and the lists of ranges that some blocks hold.
+//! Units of the network RAM disk: their headers, and the lists of ranges in some blocks.
 //!
-//! A unit is two slots for a header, and `buffer` blocks. A header says what the unit is: group, place in the group, and for each
-//! block its number, its write sequence and its CRC32C. A unit that grows gets its next header in the other slot; the valid one that
-//! lists more counts, unless one was cut. A data unit lists its own blocks, a parity unit those of all data units, so that any one
-//! missing unit is described by another. The block with the highest write sequence counts. A unit none of whose headers decodes is
-//! free.
+//! A unit consists of two header slots and `buffer` blocks. A header gives the group, the place in
+//! the group, and for each block its number, its write sequence and its sum. A unit that grows gets
+//! its next header in the other slot. Of two valid headers, the one that lists more counts, unless
+//! one was cut. A data unit lists its own blocks, a parity unit those of all data units, so that
+//! other units describe any missing one. The block with the highest write sequence counts. A unit
+//! without a valid header is free.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,16 +16,17 @@ use crate::{FormatError, checksum, seal};
 const UNIT_MAGIC: u64 = u64::from_le_bytes(*b"ShoalUnt");
 /// Fixed part of a unit's header (bytes).
 const UNIT_HEADER: usize = 64;
-/// Headers a unit has room for.
+/// Number of header slots in a unit.
 pub const HEADER_SLOTS: usize = 2;
 /// Bytes of one entry.
 const ENTRY_BYTES: usize = 16;
-/// The block number of an entry whose block lists trimmed ranges.
+/// Block number of an entry whose block lists trimmed ranges.
 pub const TRIMMED: u32 = u32::MAX;
-/// The block number of an entry whose block lists ranges whose data is lost for good.
+/// Block number of an entry whose block lists ranges whose data is lost for good.
 pub const LOST: u32 = u32::MAX - 1;
 
-/// The fixed part of a header. The number of entries of each list (1 byte each) follows, then the entries.
+/// The fixed part of a header. The number of entries of each list (1 byte each) follows, then the
+/// entries.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct UnitHeaderRecord {
@@ -76,7 +78,7 @@ struct RangeRecord {
 const _: () = assert!(size_of::<RangeListHeader>() == 16);
 const _: () = assert!(size_of::<RangeRecord>() == 16);
 
-/// Does an entry with this block number list ranges, and is no block of the disk?
+/// Returns whether an entry with this block number lists ranges and is no block of the disk.
 pub fn is_note(block: u32) -> bool {
     matches!(block, TRIMMED | LOST)
 }
@@ -84,11 +86,11 @@ pub fn is_note(block: u32) -> bool {
 /// A block of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnitEntry {
-    /// Number of the block on the disk, or [`TRIMMED`].
+    /// Number of the block on the disk, or [`TRIMMED`] or [`LOST`].
     pub block: u32,
-    /// CRC32C of its bytes.
+    /// Sum of its bytes, of the kind that the superblock names.
     pub sum: u32,
-    /// Grows with every write; the highest counts.
+    /// Grows with every write. The highest counts.
     pub sequence: u64,
 }
 
@@ -97,38 +99,40 @@ pub struct UnitEntry {
 pub struct UnitHeader {
     pub uuid: [u8; 16],
     pub group: GroupId,
-    /// The donor it was written to. A donor that comes back after it was given up is a new one, and its old units count no more.
+    /// The donor it was written to. A donor that returns after it was given up is a new one, and
+    /// its old units no longer count.
     pub donor: u16,
-    /// The donor's birth: its number may have been another's before.
+    /// The donor's birth. The donor's number may have belonged to another one before.
     pub born: u32,
-    /// Every entry with a lower sequence, of whatever group, was safe when this was written.
+    /// Every entry with a lower sequence, in any group, was safe when this was written.
     pub horizon: u64,
-    /// How often the lists were made shorter since.
+    /// Number of times the lists were shortened.
     pub cut: u32,
     /// Place in the group: data units first, then parity.
     pub member: u8,
     pub data: u8,
     pub parity: u8,
-    /// Entries of each data unit that is listed: of a data unit its own alone, of a parity unit all.
+    /// Entries of each listed data unit: a data unit lists only its own, a parity unit all.
     pub lists: Vec<Vec<UnitEntry>>,
 }
 
 impl UnitHeader {
-    /// Bytes to reserve for any header of a disk, a multiple of 512.
+    /// Size that fits any header of a disk, a multiple of 512.
     pub fn bytes(data: usize, buffer_blocks: usize) -> usize {
         (UNIT_HEADER + data + data * buffer_blocks * ENTRY_BYTES).next_multiple_of(512)
     }
 
-    /// The header of a unit that counts, from all its slots of `room` bytes each: of those that are `ours` the one that was cut more
-    /// often, else the one that lists more.
+    /// Returns the header that counts, from all slots of a unit, of `room` bytes each. Of the valid
+    /// headers that are `ours`, the one of the newest group counts, then the one that was cut more
+    /// often, then the one that lists more.
     pub fn newest(slots: &[u8], room: usize, ours: impl Fn(&UnitHeader) -> bool) -> Option<UnitHeader> {
-        // A new unit has its header in both slots.
+        // A new unit has the same header in both slots.
         let count = if slots.get(..room) == slots.get(room..2 * room) { 1 } else { HEADER_SLOTS };
         let valid = slots.chunks_exact(room).take(count).filter_map(|slot| UnitHeader::decode(slot).ok());
         valid.filter(ours).max_by_key(|header| (header.group, header.cut, header.listed()))
     }
 
-    /// Blocks in all lists.
+    /// Number of blocks in all lists.
     pub fn listed(&self) -> usize {
         self.lists.iter().map(Vec::len).sum()
     }
@@ -166,7 +170,7 @@ impl UnitHeader {
         seal(0, &mut out[start..]);
     }
 
-    /// `bytes` is the whole room for the header.
+    /// Decodes a header. `bytes` is the whole slot.
     pub fn decode(bytes: &[u8]) -> Result<UnitHeader, FormatError> {
         let what = "unit header";
         let Ok((record, body)) = UnitHeaderRecord::read_from_prefix(bytes) else {
@@ -215,7 +219,7 @@ impl UnitHeader {
     }
 }
 
-/// A number of lists or entries. A disk has few of both, see [`super::DiskSuperblock`].
+/// Converts a number of lists or entries. A disk has few of both, see [`super::DiskSuperblock`].
 fn byte(count: usize) -> u8 {
     count.try_into().expect("at most 16 lists, and 64 entries in each")
 }
@@ -226,7 +230,7 @@ impl UnitEntryRecord {
     }
 }
 
-/// Blocks that were trimmed: copies with a lower sequence do not count.
+/// A range of trimmed blocks. Copies with a lower sequence do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrimmedRange {
     pub first: u32,
@@ -234,7 +238,7 @@ pub struct TrimmedRange {
     pub sequence: u64,
 }
 
-/// The block of kind [`TRIMMED`] that lists the ranges.
+/// Fills a block of kind [`TRIMMED`] that lists the ranges.
 pub fn encode_trimmed(ranges: &[TrimmedRange], out: &mut [u8]) {
     out.fill(0);
     let count = u32::try_from(ranges.len()).expect("at most `trimmed_max`");
@@ -247,7 +251,7 @@ pub fn encode_trimmed(ranges: &[TrimmedRange], out: &mut [u8]) {
     }
 }
 
-/// How many ranges fit into a block.
+/// Number of ranges that fit into a block.
 pub fn trimmed_max(block_bytes: usize) -> usize {
     (block_bytes - size_of::<RangeListHeader>()) / size_of::<RangeRecord>()
 }
@@ -340,7 +344,7 @@ mod tests {
         }
         let cut = UnitHeader { cut: 1, ..shorter.clone() };
         assert_eq!(UnitHeader::newest(&slots(&longer, &cut), room, |_| true), Some(cut));
-        // One of a former birth is as none.
+        // A header of a former birth is ignored.
         let former = UnitHeader { born: 1, ..longer };
         let bytes = slots(&former, &shorter);
         assert_eq!(UnitHeader::newest(&bytes, room, |header| header.born == 70_000), Some(shorter));

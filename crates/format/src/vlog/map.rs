@@ -1,9 +1,11 @@
-//! The map area of a virtual-log disk: where checkpoints of the map are, and what they are made of.
+//! The map area of a virtual-log disk: the layout and contents of checkpoints of the map.
 //!
-//! Owns: the places of map blocks, directories and lists ([`Area`]), and the three kinds of blocks. A map block holds the entries of
-//! some pieces and says which record holds each piece; there are two places for it, written by turns. A directory names for every
-//! map block which place counts, and its checksum: an older version is never taken for the newer one. A list names the segments that
-//! may have been opened since a checkpoint began. Left out: when they are written, and what is durable before what (`shoal_vlog`).
+//! Owns: the places of map blocks, directories and lists ([`Area`]), and the format of these three
+//! kinds of blocks. A map block holds the entries of some pieces and names the record that holds
+//! each piece. It has two places, written alternately. A directory names for every map block the
+//! place that counts and its checksum, so that an older version is never taken for the newer one. A
+//! list names the segments that may have been opened since a checkpoint began. Left out: when they
+//! are written, and what is durable before what (`shoal_vlog`).
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -16,11 +18,11 @@ use crate::FormatError;
 const MAP_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVMp");
 const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVDr");
 const LIST_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVLs");
-/// Pieces of a map block at most.
+/// Maximum number of pieces in a map block.
 pub const MAP_PIECES_MAX: u32 = 59;
-/// Map blocks of a directory block.
+/// Number of map blocks that a directory block describes.
 pub const DIRECTORY_ENTRIES: u32 = 944;
-/// Segments of a list block at most.
+/// Maximum number of segments in a list block.
 pub const LIST_SEGMENTS_MAX: usize = 1000;
 
 /// A map block.
@@ -88,35 +90,35 @@ const _: () = assert!(size_of::<ListRecord>() == BLOCK);
 const _: () = assert!(std::mem::offset_of!(ListRecord, segments) == 64);
 const _: () = assert!(std::mem::offset_of!(ListRecord, reserved_end) == 64 + LIST_SEGMENTS_MAX * 4);
 
-/// Where the map area is and how it is divided.
+/// Position and division of the map area.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Area {
     /// Its first block.
     pub at: u32,
-    /// Pieces of a map block.
+    /// Number of pieces in a map block.
     pub map_pieces: u32,
-    /// Blocks of a list.
+    /// Number of blocks of a list.
     pub list_blocks: u32,
 }
 
-/// A piece as a map block has it.
+/// A piece in a map block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapPiece {
-    /// The block of the record that holds it; 0: no record ever held it.
+    /// The block of the record that holds the piece. 0: no record ever held it.
     pub record: u32,
     pub entries: [Entry; PIECE_BLOCKS as usize],
 }
 
-/// A block of a directory. Bit *n* of the bit maps and checksum *n* are of its map block *n*.
+/// A block of a directory. Bit *n* of the bitmaps and checksum *n* belong to its map block *n*.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory {
-    /// That of its checkpoint.
+    /// Number of its checkpoint.
     pub number: u64,
-    /// Which block of the directory it is.
+    /// Index of the block within the directory.
     pub index: u32,
-    /// Which of the two places counts.
+    /// For each map block, which of its two places counts.
     pub slots: [u8; DIRECTORY_ENTRIES as usize / 8],
-    /// Clear: none of its pieces exists, nothing was written.
+    /// Clear if none of the map block's pieces exists, so that nothing was written.
     pub present: [u8; DIRECTORY_ENTRIES as usize / 8],
     pub sums: Vec<u32>,
 }
@@ -124,17 +126,17 @@ pub struct Directory {
 /// A block of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List {
-    /// That of the checkpoint that began with this list.
+    /// Number of the checkpoint that began with this list.
     pub number: u64,
-    /// That of the complete checkpoint when it began; 0: there was none.
+    /// Number of the complete checkpoint when this list began. 0: there was none.
     pub after: u64,
-    /// Which block of the list it is.
+    /// Index of the block within the list.
     pub index: u32,
     pub segments: Vec<u32>,
 }
 
 impl Superblock {
-    /// Blocks of the whole map; of a disk without an area none.
+    /// Blocks of the whole map; 0 for a disk without an area.
     pub fn map_blocks(&self) -> u32 {
         self.area.map_or(0, |area| self.pieces().div_ceil(area.map_pieces.max(1)))
     }
@@ -144,7 +146,7 @@ impl Superblock {
         self.map_blocks().div_ceil(DIRECTORY_ENTRIES)
     }
 
-    /// Where version `slot` of a map block is.
+    /// Returns the block of version `slot` of a map block.
     pub fn map_at(&self, slot: u8, index: u32) -> u32 {
         self.area_at() + u32::from(slot) * self.map_blocks() + index
     }
@@ -166,7 +168,7 @@ impl Superblock {
         self.area.map_or(0, |area| area.at)
     }
 
-    /// Blocks an area takes on a disk of so many logical blocks.
+    /// Number of blocks in the area of a disk with this many logical blocks.
     pub fn area_blocks(logical_blocks: u32, map_pieces: u32, list_blocks: u32) -> u64 {
         let map = logical_blocks.div_ceil(PIECE_BLOCKS).div_ceil(map_pieces);
         2 * (u64::from(map) + u64::from(map.div_ceil(DIRECTORY_ENTRIES))) + 4 * u64::from(list_blocks)
@@ -190,7 +192,7 @@ impl Superblock {
     }
 }
 
-/// A map block: `pieces` from piece `index` times the pieces of a map block on. Returns it with its checksum.
+/// Encodes map block `index` with its pieces. Returns the block and its checksum.
 pub fn encode_map(superblock: &Superblock, number: u64, index: u32, pieces: &[MapPiece]) -> (Vec<u8>, u32) {
     let mut record = MapRecord::new_zeroed();
     record.header = BlockHeader::new(MAP_MAGIC, VERSION);
@@ -206,7 +208,8 @@ pub fn encode_map(superblock: &Superblock, number: u64, index: u32, pieces: &[Ma
     (block, sum)
 }
 
-/// The pieces of map block `index`, one after the other, if it is the version with checksum `sum`.
+/// Passes the pieces of map block `index` to `take`, if the block is the version with checksum
+/// `sum`.
 pub fn decode_map(
     superblock: &Superblock,
     block: &[u8],
@@ -246,7 +249,7 @@ impl Directory {
         Directory { number, index, slots: bits, present: bits, sums: vec![0; DIRECTORY_ENTRIES as usize] }
     }
 
-    /// Place and checksum of its map block *n*.
+    /// Returns the place and checksum of its map block *n*.
     pub fn get(&self, n: usize) -> Option<(u8, u32)> {
         let bit = |bits: &[u8]| bits[n / 8] >> (n % 8) & 1;
         (bit(&self.present) == 1).then(|| (bit(&self.slots), self.sums[n]))

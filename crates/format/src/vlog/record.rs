@@ -1,7 +1,8 @@
 //! A log record of a virtual-log disk: pieces of the map, links to older records.
 //!
-//! It is one block, with three arrays of fixed places for what it holds. Decoding checks that every piece is there once, and that
-//! entries and links lead into the log. Left out: which records count (`shoal_vlog`).
+//! A record is one block, with three arrays at fixed places for its contents. Decoding checks that
+//! every piece occurs once, and that entries and links point into the log. Left out: which records
+//! count (`shoal_vlog`).
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -12,9 +13,9 @@ use super::{
 };
 use crate::FormatError;
 
-/// Pieces of a record at most.
+/// Maximum number of pieces in a record.
 pub const PIECES_MAX: usize = 52;
-/// Links of a record at most.
+/// Maximum number of links in a record.
 pub const LINKS_MAX: usize = 20;
 const RECORD_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVRc");
 
@@ -43,7 +44,7 @@ const _: () = assert!(std::mem::offset_of!(LogRecord, reserved_end) == 308 + LIN
 const _: () = assert!(std::mem::offset_of!(LogRecord, entries) == 768);
 const _: () = assert!(768 + PIECES_MAX * 64 == BLOCK);
 
-/// A piece of a log record; its entries are elsewhere in the block.
+/// A piece of a log record. Its entries are elsewhere in the block.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct PieceRecord {
@@ -75,15 +76,16 @@ pub struct LoggedPiece {
 /// A block of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its own block.
+    /// The record's own block.
     pub at: u32,
-    /// Higher than that of every record before it.
+    /// Higher than the number of every earlier record.
     pub seq: u64,
-    /// Records up to this number, and all that they refer to, were durable when it was written.
+    /// Records up to this number, and everything they refer to, were durable when this record was
+    /// written.
     pub durable: u64,
-    /// Distance to the next record of its segment, if there is one (blocks).
+    /// Distance to the next record of its segment (blocks); 0 if there is none.
     pub skip: u16,
-    /// Pieces that existed when it was written: never fewer again.
+    /// Number of pieces that existed when it was written. It never decreases.
     pub mapped: u32,
     pub pieces: Vec<LoggedPiece>,
     pub links: Vec<Link>,
@@ -112,7 +114,7 @@ impl Record {
         sealed_salted(&record, superblock)
     }
 
-    /// `at` is the block it was read from.
+    /// Decodes a record. `at` is the block it was read from.
     pub fn decode(block: &[u8], at: u32, superblock: &Superblock) -> Result<Record, FormatError> {
         let what = "log record";
         let found: &LogRecord = opened_salted(what, RECORD_MAGIC, block, superblock)?;

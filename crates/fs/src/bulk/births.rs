@@ -1,14 +1,18 @@
-//! Which files hold only bytes that were logged behind some position: as long as nobody was promised anything at or behind
-//! it, none of them was promised to a caller (`shoal-region`, `sync.rs`).
+//! Tracks which files hold only bytes logged behind some position. As long as nothing at or behind
+//! that position was promised, none of their bytes were promised to a caller (`shoal-region`,
+//! `sync.rs`).
 //!
-//! A *birth* is the end of a record that wrote the first bytes of a file without data. It stays a true lower bound for as
-//! long as the file lives, and for the next file of the same number too, because a later birth only lies further on.
+//! A *birth* is the end of a record that wrote the first bytes of a file without data. It stays a
+//! valid lower bound for as long as the file lives, and for the next file of the same number,
+//! because a later birth only lies further on.
 //! Rules:
-//! - Every first write notes its birth, also those of files that never grow: one store into a table of fixed size, without a
-//!   lock. Files whose numbers collide take the place of each other; a birth forgotten only costs a flush.
-//! - A place is one word, so that number and position cannot be torn apart. It holds what the place does not say of the number
-//!   (20 bits) and the position, counted from the start of the mount in units of 16 bytes, rounded down (44 bits).
-//!   Positions beyond that are not noted.
+//! - Every first write notes its birth, also for files that never grow. That is one store into a
+//!   table of fixed size, without a lock. Files with colliding numbers replace each other's entry;
+//!   a forgotten birth only costs a flush.
+//! - A place is one word, so that number and position cannot be torn apart. It holds the part of
+//!   the number that the place's index does not give (20 bits), and the position. The position is
+//!   counted from the start of the mount in units of 16 bytes, rounded down (44 bits). Positions
+//!   beyond that are not noted.
 //! - An entry of a file changes only under its inode lock.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,7 +23,8 @@ use crate::Ino;
 
 const PLACES: usize = 4096;
 const TAG_SHIFT: u32 = 44;
-/// Unit of a position: 16 bytes, less than any record has; 256 TiB of log in one mount.
+/// Unit of a position: 16 bytes, less than any record takes. This allows 256 TiB of log in one
+/// mount.
 const UNIT_SHIFT: u32 = 4;
 
 pub(crate) struct Births {
@@ -37,7 +42,7 @@ impl Births {
         (&self.places[ino.get() as usize % PLACES], u64::from(ino) / PLACES as u64)
     }
 
-    /// `ino` was without data before the record that ends at `lsn`.
+    /// Notes that `ino` had no data before the record that ends at `lsn`.
     #[inline]
     pub fn note(&self, ino: Ino, lsn: Lsn) {
         let (place, tag) = self.place(ino);
@@ -46,14 +51,14 @@ impl Births {
         place.store(if fits { tag << TAG_SHIFT | units } else { 0 }, Relaxed);
     }
 
-    /// Everything in the file counts as promised from now on.
+    /// Forgets the birth: everything in the file counts as promised from now on.
     pub fn forget(&self, ino: Ino) {
         if self.of(ino).is_some() {
             self.place(ino).0.store(0, Relaxed);
         }
     }
 
-    /// A position at or behind which all of the file was logged, if one is known.
+    /// Returns a position at or behind which all of the file was logged, if one is known.
     pub fn of(&self, ino: Ino) -> Option<Lsn> {
         let (place, tag) = self.place(ino);
         let word = place.load(Relaxed);

@@ -1,7 +1,8 @@
 //! Free blocks of the bulk device: the bitmap in memory, which decides what is given out.
 //!
-//! A run is looked for behind a file's last extent, else behind a roving cursor that leaves a gap, so that files growing side by
-//! side stay contiguous. Left out: the bitmap in the region, and when a freed block may be used again ([`super::Bulk`]).
+//! A run is searched for behind a file's last extent, else behind a roving cursor that leaves a
+//! gap, so that files growing side by side stay contiguous.
+//! Left out: the bitmap in the region, and when a freed block may be reused ([`super::Bulk`]).
 
 use shoal_format::extent::BulkBlock;
 use shoal_region::Lsn;
@@ -24,7 +25,7 @@ impl Run {
 
 /// Bitmap words of one group; a group without free blocks is skipped as a whole.
 const GROUP_WORDS: usize = 512;
-/// Free runs looked at before the longest one so far will do.
+/// Free runs examined before the longest one so far is taken.
 const RUNS_LOOKED_AT: usize = 4096;
 
 pub(super) struct Blocks {
@@ -36,17 +37,17 @@ pub(super) struct Blocks {
     pub pending_blocks: u64,
     cursor: u64,
     pub pending: Vec<(Lsn, Run)>,
-    /// The bitmap of the newest saved image; empty: there is none.
+    /// The bitmap in the newest saved image; empty: there is none.
     pub saved: Vec<u64>,
-    /// Freed for good, but mapped by the saved image.
+    /// Runs whose freeing is durable, but which the saved image maps.
     pub held: Vec<Run>,
     pub held_blocks: u64,
-    /// Free blocks that are not given out: a limit below the layout's.
+    /// Free blocks that are not given out, to keep a limit below the layout's.
     pub withheld: u64,
 }
 
 impl Blocks {
-    /// Which blocks of a word of 64 are not free.
+    /// Returns which blocks of a word of 64 are not free.
     pub fn used_of(&self, word: u64) -> u64 {
         self.words.get(word as usize).copied().unwrap_or(0)
     }
@@ -79,7 +80,8 @@ impl Blocks {
         }
     }
 
-    /// Holds what the saved image maps and the region does not: freed in an earlier life.
+    /// Holds the blocks that the saved image maps and the region does not: they were freed in an
+    /// earlier life.
     pub fn hold_saved(&mut self) {
         for word in 0..self.saved.len() {
             let mut mask = self.saved[word] & !self.words[word];

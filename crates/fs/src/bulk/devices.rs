@@ -1,18 +1,24 @@
-//! Which bulk devices a store has: the list in the region, the marks on the devices, and changes of both while the store is open.
+//! The bulk devices of a store: the list in the region, the marks on the devices, and changes of
+//! both while the store is open.
 //!
 //! Rules, in the order in which things must be durable:
-//! - The list is the truth, changed by one transaction at a time. A new device carries its mark, durably, before the record that
-//!   lists it; a record that takes it off the list commits when no block of it is in use, pending or held.
-//! - At each opening for writing every device present, and later each that comes back, gets a mark of the next epoch, durably; then the
-//!   list says the epoch behind that, durably; then the mark does. So list and mark are at most one apart wherever a crash comes between. A
-//!   mark further behind is that of an older copy of the device, which may lack what was promised since; one further ahead tells that the
-//!   region is an older copy, unless it was restored from an image because its memory was lost. Then the list says so of each device until
-//!   that has a new mark.
-//! - A device that failed a flush is closed before the failure is told to anybody, and the blocks in doubt are in the region,
-//!   durably, before the flush's caller has its answer.
-//! - A suspect block that was written whole is certain on media only behind a flush that covered the write.
+//! - The list is authoritative; one transaction at a time changes it. A new device carries its
+//!   mark, durably, before the record that lists it. A record that takes a device off the list
+//!   commits when no block of it is in use, pending or held.
+//! - Each opening for writing gives every device present a mark of the next epoch, durably. Then
+//!   the list gets the epoch behind that, durably, and then the mark does. A device that comes back
+//!   later goes through the same steps. So list and mark are at most one apart wherever a crash
+//!   comes between. A mark further behind belongs to an older copy of the device, which may lack
+//!   what was promised since. A mark further ahead tells that the region is an older copy, unless
+//!   it was restored from an image because its memory was lost. Then the list records each device
+//!   as restored until it has a new mark.
+//! - A device that failed a flush is closed before anybody is told of the failure. The blocks in
+//!   doubt are durable in the region before the flush's caller has its answer.
+//! - A suspect block that was written whole is certain on media only after a flush that covered the
+//!   write.
 //!
-//! Left out: moving data off a device ([`crate::Fs::bulk_drain`]), where devices are found (the caller of [`crate::Fs`]).
+//! Left out: moving data off a device ([`crate::Fs::bulk_drain`]), and where devices are found (the
+//! caller of [`crate::Fs`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,25 +44,25 @@ const WORDS_PER_STEP: usize = 8192;
 /// Bytes that one entry of a transaction zeroes.
 const ZERO_STEP: u64 = 1 << 20;
 
-/// Is told of each device that fails or is missing, with what it means.
+/// Called for each device that fails or is missing, with a message that tells the consequences.
 pub type OnBulkFailure = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// A bulk device that the store's owner has found.
 #[derive(Clone)]
 pub struct GivenDevice {
-    /// As the store's description knows it; zero for the device of a store without a list.
+    /// The identifier in the store's description; zero for the device of a store without a list.
     pub uuid: [u8; 16],
-    /// For messages.
+    /// The name in messages.
     pub name: String,
-    /// It takes its room from the host that [`crate::Options::room`] asks.
+    /// The device takes its room from the host that [`crate::Options::room`] asks.
     pub on_host: bool,
-    /// The host's number for where it is; 0: on no host.
+    /// The host's number for where the device is; 0: on no host.
     pub place: u64,
-    /// Or why it could not be opened.
+    /// The device, or why it could not be opened.
     pub device: std::result::Result<Arc<dyn BlockDevice>, String>,
 }
 
-/// A bulk device as it is now.
+/// The present state of a bulk device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BulkState {
     pub number: u32,
@@ -70,29 +76,29 @@ pub struct BulkState {
     pub pending: u64,
     /// Contents in doubt since a flush failed.
     pub suspect: u64,
-    /// Checksums are kept of what is on it.
+    /// Checksums are kept of the device's contents.
     pub has_sums: bool,
-    /// Places whose bytes were found to be others than their checksum says, and not written since.
+    /// Places where data did not match its checksum, and nothing was written since.
     pub damaged: u64,
-    /// It is being emptied.
+    /// The device is being emptied.
     pub leaving: bool,
-    /// It is not there.
+    /// The device is missing.
     pub lost: bool,
-    /// After a crash it was found in another place: what no flush had covered is gone.
+    /// The device was found in another place after a crash: what no flush had covered is gone.
     pub moved: bool,
-    /// Why it takes no writes.
+    /// Why the device takes no writes.
     pub closed: Option<String>,
 }
 
 /// The list as it is in the region.
 pub(super) struct List {
-    /// False: the store has the one device that its superblock speaks of.
+    /// False: the store has only the device that its superblock names.
     pub exists: bool,
     pub entries: Vec<BulkDeviceEntry>,
 }
 
 impl List {
-    /// The devices of the list, or the one that the superblock speaks of.
+    /// Returns the devices of the list, or the one that the superblock names.
     pub fn known(&self, region: &Region) -> Vec<BulkDeviceEntry> {
         if self.exists { self.entries.clone() } else { only_device(region.superblock()).into_iter().collect() }
     }
@@ -124,10 +130,11 @@ fn read_mark(device: &dyn BlockDevice, blocks: u64) -> Result<Option<Mark>> {
     Ok(Some(Mark::decode(&bytes)?))
 }
 
-/// Room that a device has for its mark behind its last block (bytes): behind a cache it is one of blocks of this size.
+/// Bytes reserved for the mark behind a device's last block: the block size of a device behind a
+/// cache.
 const MARK_ROOM: u64 = 4096;
 
-/// Does the device answer? Asked where nothing is held back in front of it, if there is such a place.
+/// Checks that the device answers. Reads where no cache can answer, if there is such a place.
 fn probe(device: &dyn BlockDevice, blocks: u64) -> std::result::Result<(), MediaError> {
     let unit = mark_bytes(device);
     let behind = device.geometry().bytes >= Mark::at(blocks) + unit as u64;
@@ -146,12 +153,12 @@ fn write_mark(device: &dyn BlockDevice, blocks: u64, mark: &Mark) -> Result<()> 
     if is_planted(Bug::MarkUnflushed) {
         return Ok(());
     }
-    // What a cache has held since an earlier life need not leave for it.
+    // Blocks that a cache has held since an earlier life need not be written back for it.
     Ok(device.flush_ranges(&[(Mark::at(blocks), bytes.len() as u64)])?)
 }
 
-/// Is `device` the one of this entry, and not an older copy of it, nor, unless `may_be_newer`, of a later time than the list? An error says what
-/// it is instead.
+/// Checks that `device` is the one of this entry, and not an older copy. Unless `may_be_newer`, it
+/// must not be newer than the list either. The error says what the device is instead.
 fn verify(
     device: &dyn BlockDevice,
     entry: &BulkDeviceEntry,
@@ -199,12 +206,13 @@ impl Bulk {
         Bulk { on_failure, ..self }
     }
 
-    /// With `restored` devices may be of a later time than the region.
+    /// With `restored`, devices may be newer than the region.
     pub fn restored(self, restored: bool) -> Bulk {
         Bulk { restored, ..self }
     }
 
-    /// Gives the one device of a new store a mark and a list, if there is room behind its blocks: with it an older copy is known.
+    /// Gives the one device of a new store a mark and a list, if there is room behind its blocks.
+    /// With them, an older copy of the device is recognized.
     pub fn mark_only(&self, region: &Region) -> Result<()> {
         let mut list = self.list.lock();
         let mut entries = list.known(region);
@@ -231,9 +239,10 @@ impl Bulk {
         self.list.lock().known(region).into_iter().find(|entry| entry.number == number)
     }
 
-    /// Attaches what was given to the devices of the list, to the first one `only` with its place where it is not among them. Those that
-    /// are missing, or are not what they should be, are lost; without `degraded` that is an error. After a crash of the process those that
-    /// are in another place than before may lack what no flush has covered; after a power loss everything may, wherever it is.
+    /// Attaches the given devices to those of the list, and `only` with its place to the first one
+    /// if it is not among them. A device that is missing, or not what it should be, is lost;
+    /// without `degraded` that is an error. After a crash of the process, a device in another place
+    /// than before may lack what no flush has covered. After a power loss any device may.
     pub fn attach(
         &self,
         region: &Region,
@@ -284,11 +293,12 @@ impl Bulk {
         Ok(())
     }
 
-    /// The host of a device went down, as far as anybody can tell: what is NEW on it is as if the device had been away.
+    /// Distrusts a device whose host may have gone down: what is NEW on it is treated as if the
+    /// device had been away.
     fn distrust(&self, unit: &Unit) {
         unit.moved.store(true, Ordering::Release);
         let mut list = self.list.lock();
-        // Not in the region: an opening that is cut off here finds it again.
+        // Not stored in the region: if this opening is cut off here, the next one finds it again.
         list.entries.iter_mut().filter(|entry| entry.number == unit.number).for_each(|entry| entry.unsettled = true);
         self.tell(&format!(
             "{} is in another place than when the store was used last, so its host may have lost what was written; what no flush \
@@ -297,8 +307,8 @@ impl Bulk {
         ));
     }
 
-    /// Gives the devices present marks of a new epoch, and notes where they are and which are not there. The store is about to be used for writing, and
-    /// what was NEW is looked after.
+    /// Gives the devices present marks of a new epoch, and notes where they are and which are
+    /// missing. The store is about to be used for writing, and NEW extents have been handled.
     pub fn mark_all(&self, region: &Region) -> Result<()> {
         let mut list = self.list.lock();
         if !list.exists {
@@ -313,8 +323,8 @@ impl Bulk {
                 entry.place = unit.place.load(Ordering::Acquire);
             }
         }
-        // Before anything is written: for a mark a full cache lets go of what it has held all the time, which an opening that is cut off here
-        // must not distrust.
+        // Before anything is written: to take a mark, a full cache may write back blocks it has
+        // held all the time. If this opening is cut off here, the next one must not distrust them.
         if entries != list.entries && !is_planted(Bug::PlaceNotedLate) {
             list.change(region, entries.clone())?;
         }
@@ -329,14 +339,15 @@ impl Bulk {
                 }
             }
         }
-        // The marks are durable, so a list that asks for them may be.
+        // The marks are durable, so a list that requires them may be.
         list.change(region, entries)?;
         region.sync()?;
-        // Only now may a mark be further on than a list that a crash before this has left. Nothing is written before it.
+        // Only now may a mark be ahead of a list left by a crash before this point. Nothing is
+        // written before.
         marked.iter().try_for_each(|(device, entry)| mark_again(region, &**device, entry))
     }
 
-    /// The same for one device that has come back to an open store.
+    /// Does the same for one device that has come back to an open store.
     fn mark_one(
         &self,
         region: &Region,
@@ -348,7 +359,7 @@ impl Bulk {
         let mut entries = list.entries.clone();
         let entry = entries.iter_mut().find(|entry| entry.number == number).ok_or(Error::NotFound)?;
         (entry.unsettled, entry.place) = (false, place);
-        // As in `mark_all`.
+        // As in `mark_all`: the list changes before the mark is written.
         list.change(region, entries.clone())?;
         let entry = entries.iter_mut().find(|entry| entry.number == number).ok_or(Error::NotFound)?;
         let is_marked = entry.has_mark() && mark_ahead(region, device, entry)?;
@@ -361,7 +372,7 @@ impl Bulk {
         mark_again(region, device, &entry)
     }
 
-    /// The store is closed: notes the devices whose files could not be settled.
+    /// Notes, as the store is closed, the devices whose files could not be settled.
     pub fn note_unsettled(&self, region: &Region) -> Result<()> {
         let mut list = self.list.lock();
         let mut entries = list.entries.clone();
@@ -371,13 +382,13 @@ impl Bulk {
         if list.exists && entries != list.entries { list.change(region, entries) } else { Ok(()) }
     }
 
-    /// Is there a device that the store was used without, or closed while it took no writes?
+    /// Returns whether the store was used without a device, or closed while one took no writes.
     pub fn has_unsettled(&self) -> bool {
         self.list.lock().entries.iter().any(|entry| entry.unsettled)
     }
 
-    /// The blocks of a NEW extent that cannot be trusted because their device was away. Blocks in doubt stay as they are, and so does
-    /// what a cache has held all the time.
+    /// Returns the blocks of a NEW extent that cannot be trusted because their device was away.
+    /// Leaves out blocks in doubt and blocks that a cache has held all the time.
     pub fn untrusted(&self, extent: &Extent) -> Vec<Run> {
         let Ok(unit) = self.unit_of(extent.bulk_block.get()) else { return Vec::new() };
         let unsettled = |entry: &BulkDeviceEntry| entry.number == unit.number && entry.unsettled;
@@ -388,13 +399,13 @@ impl Bulk {
         unit.left_to(&*device, Run { first: extent.bulk_block, blocks: extent.blocks })
     }
 
-    /// The same if `device` takes the place of one that was not there.
+    /// Does the same for `device`, which is to replace a missing one.
     pub fn untrusted_on(&self, number: u32, device: &dyn BlockDevice, extent: &Extent) -> Vec<Run> {
         let unit = self.unit_of(extent.bulk_block.get()).ok().filter(|unit| unit.number == number);
         unit.map_or(Vec::new(), |unit| unit.left_to(device, Run { first: extent.bulk_block, blocks: extent.blocks }))
     }
 
-    /// A flush of one of several devices failed with `error`.
+    /// Handles a flush of one of several devices that failed with `error`.
     pub(super) fn fail(&self, region: &Region, unit: &Unit, error: &MediaError) {
         let words = unit.close(&error.to_string());
         let kept = if is_planted(Bug::SuspectsForgotten) { Ok(()) } else { self.keep_suspects(region, unit, &words) };
@@ -411,7 +422,7 @@ impl Bulk {
         ));
     }
 
-    /// Writes into the region which blocks of a device are in doubt, durably.
+    /// Records the device's blocks in doubt in the region, durably.
     fn keep_suspects(&self, region: &Region, unit: &Unit, words: &[(u64, u64)]) -> Result<()> {
         if words.is_empty() {
             return Ok(());
@@ -442,7 +453,7 @@ impl Bulk {
         Ok(region.sync()?)
     }
 
-    /// After a flush: suspects that were written whole before it are none any more.
+    /// Clears, after a flush, suspects that were written whole before it.
     pub(super) fn settle_suspects(&self, region: &Region, unit: &Unit) -> Result<()> {
         let words = unit.end_flush();
         let Some(piece) = unit.suspects_piece() else { return Ok(()) };
@@ -456,7 +467,7 @@ impl Bulk {
         Ok(())
     }
 
-    /// Adds a device, with this number or the first that is free; its number. It holds nothing yet.
+    /// Adds an empty device, with this number or the first free one; returns its number.
     pub fn add(&self, region: &Region, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
         let device = given.device.clone().map_err(Error::Io)?;
         let geometry = device.geometry();
@@ -466,7 +477,7 @@ impl Bulk {
                 given.name, geometry.block_bytes
             )));
         }
-        // The last block's room is the mark's.
+        // The room behind the last block is the mark's.
         let most = (geometry.bytes.saturating_sub(MARK_ROOM.max(mark_bytes(&*device) as u64)) / BULK_BLOCK)
             .min(BULK_DEVICE_BLOCKS_MAX);
         let blocks = blocks.unwrap_or(most);
@@ -477,7 +488,8 @@ impl Bulk {
             )));
         }
         region.add_feature(FEATURE_DEVICES)?;
-        // Of the devices so far, writes are remembered by block from here on; what was written before is flushed.
+        // From here on, writes to the existing devices are remembered by block; earlier ones are
+        // flushed.
         self.units().iter().for_each(|unit| unit.tracks.store(true, Ordering::Release));
         self.flush(region)?;
         let mut list = self.list.lock();
@@ -517,7 +529,7 @@ impl Bulk {
         entries.sort_by_key(|entry| entry.number);
         write_list(&mut tx, &entries)?;
         tx.commit()?;
-        // Before anything is mapped on it, or its caller told.
+        // Before anything is mapped on the device or the caller is told.
         region.sync()?;
         let words = vec![0; blocks.div_ceil(64) as usize];
         let unit = Unit::new(&entry, entry.bitmap_at(region.superblock()), Blocks::new(words, blocks));
@@ -545,19 +557,19 @@ impl Bulk {
         if device.geometry().bytes < Mark::at(entry.blocks) + MARK_ROOM.max(mark_bytes(&*device) as u64) {
             return Ok(());
         }
-        // The store's own uuid: the device is as old as the store.
+        // The store's own uuid, since the device is as old as the store.
         (entry.uuid, entry.epoch) = (region.superblock().uuid, 1);
         write_mark(&*device, entry.blocks, &mark_of(region, entry))
     }
 
-    /// Gives out no new blocks on a device, or again.
+    /// Stops giving out new blocks on a device, or resumes.
     pub fn set_leaving(&self, region: &Region, number: u32, leaving: bool) -> Result<()> {
         let mut list = self.list.lock();
         let mut entries = list.entries.clone();
         let entry = entries.iter_mut().find(|entry| entry.number == number).ok_or(Error::NotFound)?;
         entry.leaving = leaving;
         let unit = self.unit(number).ok_or(Error::NotFound)?;
-        // First in memory, so that nothing new comes behind the record; back last.
+        // Set in memory before the record, so that no new block follows it; cleared after it.
         if leaving {
             unit.leaving.store(true, Ordering::Release);
         }
@@ -566,7 +578,7 @@ impl Bulk {
         Ok(region.sync()?)
     }
 
-    /// Takes a device off the list. No block of it may be in use, pending or held; false if one is.
+    /// Takes a device off the list. Returns false if a block of it is in use, pending or held.
     pub fn remove(&self, region: &Region, number: u32) -> Result<bool> {
         let unit = self.unit(number).ok_or(Error::NotFound)?;
         {
@@ -574,7 +586,7 @@ impl Bulk {
             if blocks.free != unit.count && !is_planted(Bug::RemoveInUse) {
                 return Ok(false);
             }
-            // A writer that chose the device before it was leaving finds nothing here.
+            // A writer that chose the device before it was leaving finds no room here.
             blocks.withheld = unit.count;
         }
         let mut list = self.list.lock();
@@ -596,23 +608,25 @@ impl Bulk {
         write_list(&mut tx, &entries)?;
         tx.commit()?;
         if !is_planted(Bug::RemoveUnsynced) {
-            // The caller forgets the device now, and its file may be gone at once.
+            // The caller forgets the device now and may delete its file at once.
             region.sync()?;
         }
         let units: Vec<Arc<Unit>> = self.units().iter().filter(|unit| unit.number != number).cloned().collect();
-        // Several devices stay several: what is in doubt of one that was closed stays known.
+        // `tracks` stays set on the remaining devices, so blocks in doubt on a closed one stay
+        // known.
         *self.units.write() = units.into();
         list.entries = entries;
         drop(list);
         if region.superblock().memory_kind.has_ring() && !is_planted(Bug::RemoveUnsaved) {
-            // An image that still lists the device must not be what is left of the store.
+            // An image that still lists the device must not be all that is left of the store.
             self.save(region)?;
         }
         Ok(true)
     }
 
-    /// Lets go of a device that was lost or closed, and uses what `open` gives in its place, with the number of where that is, after `verified` has
-    /// seen that it is the right one. A device that cannot be opened, or is not the one it should be, is lost from here on.
+    /// Replaces a lost or closed device by the one that `open` returns with its place, after
+    /// `verified` has confirmed it. A device that cannot be opened, or is not the right one, is
+    /// lost from here on.
     pub fn retry(
         &self,
         region: &Region,
@@ -628,7 +642,8 @@ impl Bulk {
             if !unit.tracks.load(Ordering::Acquire) {
                 return Err(error.into());
             }
-            // It is gone, and no flush has noticed: what none has covered is in doubt, as after one that failed.
+            // The device is gone and no flush has noticed. As after a failed flush, what none has
+            // covered is in doubt.
             self.fail(region, &unit, &error);
         }
         if unit.was_there.load(Ordering::Acquire) {
@@ -647,7 +662,7 @@ impl Bulk {
         let (device, place) = opened.map_err(lost)?;
         let mut list = self.list.lock();
         if list.exists {
-            // As at an opening: copies of the device from before this are older from here on.
+            // As at an opening: earlier copies of the device become outdated.
             self.mark_one(region, &mut list, number, &*device, place).map_err(|error| lost(error.to_string()))?;
         }
         unit.place.store(place, Ordering::Release);
@@ -655,16 +670,16 @@ impl Bulk {
         Ok(())
     }
 
-    /// Has the device not been there since the store was opened?
+    /// Returns whether the device has been missing since the store was opened.
     pub fn was_never_there(&self, number: u32) -> bool {
         self.unit(number).is_some_and(|unit| !unit.was_there.load(Ordering::Acquire))
     }
 
-    /// Bytes in use on a device, and bytes free on the others.
+    /// Returns the bytes in use on a device, and the bytes free on the others.
     pub fn used_and_room(&self, number: u32) -> Result<(u64, u64)> {
         let unit = self.unit(number).ok_or(Error::NotFound)?;
         let used = {
-            // What is pending or held moves nowhere: it waits.
+            // Pending and held blocks do not move: they wait.
             let blocks = unit.state.lock();
             unit.count.saturating_sub(blocks.free + blocks.pending_blocks)
         };
@@ -675,7 +690,7 @@ impl Bulk {
         Ok((used * BULK_BLOCK, self.units().iter().map(room).sum::<u64>() * BULK_BLOCK))
     }
 
-    /// Does the device hold this block?
+    /// Returns whether the device holds this block.
     pub fn is_on(&self, number: u32, block: BulkBlock) -> bool {
         self.unit(number).is_some_and(|unit| unit.holds(block.get()))
     }
@@ -708,18 +723,19 @@ impl Bulk {
     }
 }
 
-/// Gives a device a mark of the next epoch, durably, and its entry the epoch behind that; false if the device has no room for it: it keeps the
-/// mark it has.
+/// Gives a device a mark of the next epoch, durably, and its entry the epoch behind that. Returns
+/// false if the device has no room for it: then it keeps its mark.
 fn mark_ahead(region: &Region, device: &dyn BlockDevice, entry: &mut BulkDeviceEntry) -> Result<bool> {
     if entry.restored
         && let Some(mark) = read_mark(device, entry.blocks)?
     {
-        // Copies of the device from the mounts that were lost are older from here on.
+        // Copies of the device from the lost mounts become outdated.
         entry.epoch = entry.epoch.max(mark.epoch);
     }
     let next = BulkDeviceEntry { epoch: entry.epoch + 1, ..*entry };
     match write_mark(device, entry.blocks, &mark_of(region, &next)) {
-        // A full host that copies on write: the store is opened, so that something can be removed.
+        // The host is full and copies on write. The store is opened anyway, so that something can
+        // be removed.
         Err(Error::NoSpace) => return Ok(false),
         outcome => outcome?,
     }
@@ -727,7 +743,8 @@ fn mark_ahead(region: &Region, device: &dyn BlockDevice, entry: &mut BulkDeviceE
     Ok(true)
 }
 
-/// Gives a device the mark of its entry, which is durable. Without room it stays one behind.
+/// Gives a device the mark of its entry, which is durable. Without room the mark stays one epoch
+/// behind.
 fn mark_again(region: &Region, device: &dyn BlockDevice, entry: &BulkDeviceEntry) -> Result<()> {
     match write_mark(device, entry.blocks, &mark_of(region, entry)) {
         Err(Error::NoSpace) => Ok(()),
@@ -739,7 +756,7 @@ fn mark_of(region: &Region, entry: &BulkDeviceEntry) -> Mark {
     Mark { store: region.superblock().uuid, device: entry.uuid, number: entry.number, epoch: entry.epoch }
 }
 
-/// A run with a bit for each of `blocks` blocks, all clear.
+/// Allocates a run with a bit for each of `blocks` blocks, all clear.
 fn blank_bitmap(tx: &mut Tx<'_>, blocks: u64) -> Result<SlotRef> {
     let slot = tx.alloc(BulkDeviceEntry::bitmap_bytes(blocks))?;
     for at in (0..slot.capacity()).step_by(ZERO_STEP as usize) {

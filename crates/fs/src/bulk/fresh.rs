@@ -1,13 +1,17 @@
 //! Large files' data that may not be durable yet. Volatile; rebuilt at recovery.
 //!
-//! - Ranges of file blocks whose extents are marked NEW, each with the device it is on and the number of the last write there that
-//!   filled it. A flush that covers this number lets the mark be cleared. A range never joins one that a flush already
-//!   submitted covers: a file written without pause would otherwise never be settled.
+//! - Ranges of file blocks whose extents are marked NEW, each with its device and the number of the
+//!   last write there that filled it. A flush that covers this number allows the mark to be
+//!   cleared. A range never joins one that an already submitted flush covers: otherwise a file
+//!   written without pause would never be settled.
 //! - What is known of the bytes behind a file's end in its last block ([`Tail`]).
-//! - The last write into a file on each device that a flush of this file alone covers. Forgotten, it only costs a flush.
-//! - Files whose old contents were cut off whole, and whose new ones are not settled yet ([`Replaced`]).
+//! - For each device, the last write into a file that a flush of this file alone covers. Forgetting
+//!   it only costs a flush.
+//! - Files whose old contents were cut off entirely, and whose new contents are not settled yet
+//!   ([`Replaced`]).
 //!
-//! Entries of a file change only under its inode lock, tails under its data lock, too. A forgotten tail only costs a flush.
+//! Entries of a file change only under its inode lock, and tails also under its data lock.
+//! Forgetting a tail only costs a flush.
 
 use parking_lot::Mutex;
 use shoal_format::extent::FileBlock;
@@ -18,21 +22,22 @@ use super::{Flushed, Stamp};
 use crate::Ino;
 use crate::planted::{Bug, is_planted};
 
-/// Ranges of one file kept apart at most, beside those that wait for a flush under way.
+/// Ranges of one file kept apart at most, besides those that wait for a flush in progress.
 const RANGES_MAX: usize = 8192;
-/// That many more ranges before they are joined anew: it takes a look at all of them.
+/// Further ranges before another join, which has to look at all ranges.
 const RANGES_STEP: usize = 1024;
 /// Tails remembered at most.
 const TAILS_MAX: usize = 1 << 16;
-/// Files remembered at most whose own flush covers them.
+/// Files whose own flush covers writes, remembered at most.
 const COVERED_MAX: usize = 1 << 16;
-/// Start of a range to its end and the last write into it.
+/// Maps the start of a range to its end and the last write into it.
 type Ranges = BTreeMap<FileBlock, (FileBlock, Stamp)>;
 
 /// Contents of a file's last block behind the file's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tail {
-    /// Zeros, or nothing readable after a power loss: the block is NEW, and a flush comes before that is cleared.
+    /// Zeros, or unreadable after a power loss: the block is NEW, and NEW is cleared only after a
+    /// flush.
     Clean,
     /// Perhaps other bytes, or zeros that are not durable: this process cut the file, or a write failed.
     Ragged,
@@ -45,7 +50,7 @@ pub(crate) enum Tail {
 struct Tails {
     /// True: the file's tail is clean; false: it is ragged.
     known: HashMap<Ino, bool>,
-    /// Some were forgotten: a file that is not listed may have been touched.
+    /// Some entries were forgotten: a file that is not listed may have been touched.
     overflowed: bool,
 }
 
@@ -53,7 +58,7 @@ struct Tails {
 pub(crate) struct Fresh {
     files: Mutex<HashMap<Ino, Ranges>>,
     tails: Mutex<Tails>,
-    /// For each device the last write.
+    /// The last covered write on each device.
     covered: Mutex<HashMap<Ino, Vec<Stamp>>>,
     pub replaced: Replaced,
 }
@@ -79,8 +84,8 @@ fn cut(ranges: &mut Ranges, start: FileBlock, end: FileBlock) {
     }
 }
 
-/// Fewer ranges: those of later writes to a device than `noted` that follow each other become one, with what lies between them. The
-/// others stay apart for the flush that covers them.
+/// Joins consecutive ranges of one device that were written after `noted`, including what lies
+/// between them. The others stay apart for the flush that covers them.
 fn joined(ranges: &Ranges, noted: impl Fn(u32) -> u64) -> Ranges {
     let mut joined = Ranges::new();
     for (&start, &(end, stamp)) in ranges {
@@ -99,15 +104,16 @@ fn joined(ranges: &Ranges, noted: impl Fn(u32) -> u64) -> Ranges {
 }
 
 impl Fresh {
-    /// Takes note of the last write that a flush is to cover. What is listed from then on joins no range of such writes; without the
-    /// lock blocks listed between the look at the number and the note of it would take a range along that the flush covers.
+    /// Runs `note`, which notes the last write that a flush is to cover. What is listed afterwards
+    /// joins no range of such writes. The lock is needed because blocks listed between reading the
+    /// number and noting it could join a range that the flush covers.
     pub fn note<T>(&self, note: impl FnOnce() -> T) -> T {
         let _files = self.files.lock();
         note()
     }
 
-    /// Blocks `[start, end)` of `ino` are mapped NEW, filled by writes up to `stamp`. `noted` tells the last write to a device that
-    /// was noted for a flush so far.
+    /// Lists blocks `[start, end)` of `ino` as NEW, filled by writes up to `stamp`. `noted` returns
+    /// the last write to a device noted for a flush so far.
     pub fn add(&self, ino: Ino, start: FileBlock, end: FileBlock, stamp: Stamp, noted: impl Fn(u32) -> u64) {
         let mut files = self.files.lock();
         let ranges = files.entry(ino).or_default();
@@ -129,14 +135,16 @@ impl Fresh {
         }
     }
 
-    /// The file is about to get NEW blocks. Before the record that maps them commits: a thread that settles all files behind
-    /// that record must find this one, and then waits for its lock.
+    /// Lists a file that is about to get NEW blocks. Comes before the commit of the record that
+    /// maps them: a thread that settles all files behind that record must find this file, and then
+    /// waits for its lock.
     pub fn list(&self, ino: Ino) {
         self.files.lock().entry(ino).or_default();
     }
 
-    /// A flush of the file's ranges on a device, which were looked up after its write `stamp`, covers the file's writes there up
-    /// to that one. Blocks that were not in its map then are NEW, and listed.
+    /// Notes that a flush of the file's ranges on a device covers the file's writes there up to
+    /// `stamp`. The ranges were looked up after that write. Blocks that were not in the map then
+    /// are NEW and listed.
     pub fn cover(&self, ino: Ino, stamp: Stamp) {
         let mut covered = self.covered.lock();
         if covered.len() >= COVERED_MAX && !covered.contains_key(&ino) {
@@ -149,28 +157,31 @@ impl Fresh {
         }
     }
 
-    /// The last write into the file on a device that a flush of the file covers; 0: none is known.
+    /// Returns the last write into the file on a device that a flush of the file covers; 0: none is
+    /// known.
     pub fn covered(&self, ino: Ino, device: u32) -> u64 {
         let covered = self.covered.lock();
         let known = covered.get(&ino).and_then(|known| known.iter().find(|stamp| stamp.device == device));
         known.map_or(0, |stamp| stamp.write)
     }
 
-    /// Files whose new contents are to be durable before the record that cut off the old ones is. Asked by every fsync; `flushed`
-    /// tells whether a flush has covered the last write into a file.
+    /// Returns the files whose new contents must be durable before the record that cut off the old
+    /// ones is. Every fsync asks this. `flushed` returns whether a flush has covered the last write
+    /// into a file.
     pub fn pending(&self, flushed: impl Fn(Ino) -> bool) -> Vec<Ino> {
         self.replaced.pending(|ino| self.is_settled(ino) && flushed(ino))
     }
 
-    /// Blocks `[start, end)` are not NEW any more: unmapped or turned unwritten. The file stays listed, so that its
-    /// flag is looked after.
+    /// Notes that blocks `[start, end)` are no longer NEW, because they were unmapped or became
+    /// unwritten. The file stays listed, so that its flag is cleared later.
     pub fn remove(&self, ino: Ino, start: FileBlock, end: FileBlock) {
         if let Some(ranges) = self.files.lock().get_mut(&ino) {
             cut(ranges, start, end);
         }
     }
 
-    /// The ranges that completed flushes cover, ascending; `None` when the file is not listed.
+    /// Returns the ranges that completed flushes cover, ascending; `None` when the file is not
+    /// listed.
     pub fn settled(&self, ino: Ino, flushed: &Flushed) -> Option<Vec<(FileBlock, FileBlock)>> {
         let files = self.files.lock();
         let settled = |(&start, &(end, stamp)): (&FileBlock, &(FileBlock, Stamp))| {
@@ -179,32 +190,34 @@ impl Fresh {
         files.get(&ino).map(|ranges| ranges.iter().filter_map(settled).collect())
     }
 
-    /// Is anything of the file NEW on this device that completed flushes do not cover?
+    /// Returns whether anything of the file on this device is NEW and not covered by completed
+    /// flushes.
     pub fn waits_for(&self, ino: Ino, device: u32, flushed: &Flushed) -> bool {
         let files = self.files.lock();
         let waits = |(_, stamp): &(FileBlock, Stamp)| stamp.device == device && !flushed.covers(*stamp);
         files.get(&ino).is_some_and(|ranges| ranges.values().any(waits))
     }
 
-    /// The ranges of a file that are NEW on a device, ascending.
+    /// Returns the ranges of a file that are NEW on a device, ascending.
     pub fn on_device(&self, ino: Ino, device: u32) -> Vec<(FileBlock, FileBlock)> {
         let files = self.files.lock();
         let ranges = files.get(&ino).into_iter().flatten().filter(|(_, (_, stamp))| stamp.device == device);
         ranges.map(|(&start, &(end, _))| (start, end)).collect()
     }
 
-    /// Is anything NEW that is on one of these devices, or listed though nothing is?
+    /// Returns whether anything on one of these devices is NEW, or a file without NEW ranges is
+    /// listed.
     pub fn has_any_on(&self, is_open: impl Fn(u32) -> bool) -> bool {
         let files = self.files.lock();
         files.values().any(|ranges| ranges.is_empty() || ranges.values().any(|(_, stamp)| is_open(stamp.device)))
     }
 
-    /// Is nothing of the file NEW?
+    /// Returns whether nothing of the file is NEW.
     pub fn is_settled(&self, ino: Ino) -> bool {
         self.files.lock().get(&ino).is_none_or(BTreeMap::is_empty)
     }
 
-    /// Takes a file off the list if nothing of it is left.
+    /// Takes a file off the list if it has no ranges left.
     pub fn unlist(&self, ino: Ino) {
         let mut files = self.files.lock();
         if files.get(&ino).is_some_and(BTreeMap::is_empty) {
@@ -212,19 +225,19 @@ impl Fresh {
         }
     }
 
-    /// Forgets all about a file.
+    /// Forgets everything about a file.
     pub fn forget(&self, ino: Ino) {
         self.files.lock().remove(&ino);
         self.tails.lock().known.remove(&ino);
         self.covered.lock().remove(&ino);
     }
 
-    /// Files with NEW extents.
+    /// Returns the files with NEW extents.
     pub fn files(&self) -> Vec<Ino> {
         self.files.lock().keys().copied().collect()
     }
 
-    /// The file's tail is clean now, or ragged.
+    /// Notes that the file's tail is clean, or ragged.
     pub fn set_tail(&self, ino: Ino, clean: bool) {
         let mut tails = self.tails.lock();
         if tails.known.len() >= TAILS_MAX && !tails.known.contains_key(&ino) {
@@ -274,7 +287,7 @@ mod tests {
         fresh.add(FILE, b(4), b(6), w(11), |_| 10);
         assert_eq!(fresh.settled(FILE, &upto(10)), Some(vec![(b(0), b(4))]));
         assert!(!fresh.is_settled(FILE));
-        // The same blocks, mapped again after a truncation.
+        // Map the same blocks again after a truncation.
         fresh.remove(FILE, b(0), b(6));
         fresh.add(FILE, b(2), b(3), w(12), |_| 11);
         assert_eq!(fresh.settled(FILE, &upto(11)), Some(vec![]));
@@ -314,7 +327,7 @@ mod tests {
     #[test]
     fn too_many_ranges_take_none_along_that_a_flush_covers() {
         let fresh = Fresh::default();
-        // 10 writes at places of their own, then a flush, and beside it more writes than are kept apart.
+        // Ten separate writes, then a flush, and more writes meanwhile than are kept apart.
         (0..10).for_each(|i| fresh.add(FILE, b(1000 * i), b(1000 * i + 1), w(i + 1), |_| 0));
         let count = 2 * (RANGES_MAX + RANGES_STEP) as u64;
         (0..count).for_each(|i| fresh.add(FILE, b(10_000 + 2 * i), b(10_001 + 2 * i), w(i + 11), |_| 10));

@@ -1,9 +1,11 @@
 //! Threads that must not wait for the bulk device: for a flush, or at all.
 //!
-//! A few operations flush in their middle: a file whose promised content changes its tier, an end that moves over bytes cut
-//! off earlier. A caller with few threads, each needed for other requests, runs an operation by [`without_flush`] first;
-//! refused with [`Error::WouldFlush`], the operation has changed nothing that shows, and is run again where waiting does no
-//! harm. A caller whose thread serves others on the same processor reads by [`without_device`], which refuses the device's work, too.
+//! A few operations flush midway: when a file with promised contents changes its tier, or when a
+//! file's end moves over bytes cut off earlier. A caller with few threads, each needed for other
+//! requests, first runs an operation by [`without_flush`]. If that is refused with
+//! [`Error::WouldFlush`], the operation has changed nothing visible, and the caller repeats it
+//! where waiting does no harm. A caller whose thread serves others on the same processor reads by
+//! [`without_device`], which also refuses to read the device.
 
 use std::cell::Cell;
 
@@ -14,7 +16,7 @@ thread_local! {
     static REFUSES_READS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`; whatever in it would have to flush the bulk device fails with [`Error::WouldFlush`] instead.
+/// Runs `work`; anything in it that has to flush the bulk device fails with [`Error::WouldFlush`].
 pub fn without_flush<T>(work: impl FnOnce() -> T) -> T {
     let before = REFUSES.replace(true);
     let done = work();
@@ -22,7 +24,8 @@ pub fn without_flush<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Runs `work`, which changes nothing; whatever in it would have to read the bulk device fails with [`Error::WouldFlush`] instead.
+/// Runs `work`, which changes nothing; anything in it that has to read the bulk device fails with
+/// [`Error::WouldFlush`].
 pub fn without_device<T>(work: impl FnOnce() -> T) -> T {
     let before = REFUSES_READS.replace(true);
     let done = work();
@@ -30,12 +33,12 @@ pub fn without_device<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Fails where this thread must not wait for a read.
+/// Fails if this thread must not wait for a read.
 pub(crate) fn may_read() -> Result<()> {
     if REFUSES_READS.get() { Err(Error::WouldFlush) } else { Ok(()) }
 }
 
-/// Fails where this thread must not wait.
+/// Fails if this thread must not wait for a flush.
 pub(crate) fn may_wait() -> Result<()> {
     if REFUSES.get() { Err(Error::WouldFlush) } else { Ok(()) }
 }

@@ -1,10 +1,11 @@
-//! Flushes of what some files have on devices that hold writes back.
+//! Flushes of some files' data on devices that hold writes back.
 //!
-//! Where a device holds writes back, a whole flush would push out everybody's blocks: there a flush names ranges, goes to the device
-//! that has them, and covers what it names on that device alone. Devices that hold nothing back are flushed whole beside it.
-//! - A flush of ranges of one of several devices takes the blocks it names out of what a failed flush would leave in doubt; all
-//!   others stay there until a flush names them, or everything.
-//! - What such a flush covers of a file, [`Fresh`](super::Fresh) remembers for each device.
+//! If a device holds writes back, a whole flush would push out everybody's blocks. So a flush names
+//! ranges, goes to the device that has them, and covers there only what it names. Devices that hold
+//! nothing back are flushed whole at the same time.
+//! - With several devices, blocks named in a flush of ranges leave the set that a failed flush
+//!   would put in doubt. All others stay in it until a flush names them or covers everything.
+//! - [`Fresh`](super::Fresh) remembers for each device what such a flush covers of a file.
 //!
 //! Left out: which ranges (`settle`).
 
@@ -23,12 +24,13 @@ use crate::{Error, Ino, Result};
 /// What a flush of ranges of some files covers.
 pub(crate) struct FlushedPlaces {
     before: Flushed,
-    /// That were flushed.
+    /// The devices that were flushed.
     devices: [bool; BULK_DEVICES_MAX],
 }
 
 impl FlushedPlaces {
-    /// Of a file whose places were looked up when the last writes were those of `noted`.
+    /// Returns what is covered of a file whose places were looked up when the last writes were
+    /// `noted`.
     pub fn of(&self, noted: &Flushed) -> Flushed {
         let mut covered = self.before;
         for (device, _) in self.devices.iter().enumerate().filter(|&(_, &flushed)| flushed) {
@@ -39,18 +41,18 @@ impl FlushedPlaces {
 }
 
 impl Bulk {
-    /// For how long a device holds writes back (ns), if it does.
+    /// Returns for how long a device holds writes back (ns), if it does.
     pub fn held_ns(&self, number: u32) -> Option<u64> {
         self.unit(number).and_then(|unit| unit.held_ns())
     }
 
-    /// Does an fsync of the file wait for a device that holds writes back?
+    /// Returns whether an fsync of the file waits for a device that holds writes back.
     pub fn waits_held(&self, ino: Ino) -> bool {
         let flushed = self.last_flushed();
         self.units().iter().any(|unit| unit.held_ns().is_some() && self.waits(unit, ino, &flushed))
     }
 
-    /// Does it wait for this device?
+    /// Returns whether an fsync of the file waits for this device.
     pub fn waits_for(&self, ino: Ino, number: u32) -> bool {
         self.unit(number).is_some_and(|unit| self.waits(&unit, ino, &self.last_flushed()))
     }
@@ -59,18 +61,21 @@ impl Bulk {
         !self.is_flushed_on(unit, ino) || self.fresh.waits_for(ino, unit.number, flushed)
     }
 
-    /// Has a flush of the device, or of the file there, covered the last write into the file?
+    /// Returns whether a flush of the device, or of the file there, has covered the last write into
+    /// the file.
     pub(super) fn is_flushed_on(&self, unit: &Unit, ino: Ino) -> bool {
         let write = unit.last_write(ino);
         write <= unit.flushed.load(Ordering::Acquire) || write <= self.fresh.covered(ino, unit.number)
     }
 
-    /// The number of the last completed write on a device. Ranges of later ones do not join those of writes up to it.
+    /// Returns and notes the last completed write on a device. Ranges of later writes do not join
+    /// those of writes up to it.
     pub fn note_writes_on(&self, number: u32) -> u64 {
         self.unit(number).map_or(0, |unit| self.fresh.note(|| unit.note_writes()))
     }
 
-    /// The same of all devices: under a file's lock it tells what a flush of the file's ranges covers from what comes after.
+    /// Does the same for all devices. Under a file's lock, this separates what a flush of the
+    /// file's ranges covers from what comes after.
     pub fn note_writes(&self) -> Flushed {
         let units = self.units();
         let mut written = [0; BULK_DEVICES_MAX];
@@ -78,27 +83,30 @@ impl Bulk {
         Flushed(written)
     }
 
-    /// A flush of the file's ranges has covered these of its writes.
+    /// Notes that a flush of the file's ranges has covered these of its writes.
     pub fn cover(&self, ino: Ino, flushed: &Flushed) {
         for unit in self.units().iter().filter(|unit| unit.held_ns().is_some()) {
             self.fresh.cover(ino, Stamp { device: unit.number, write: flushed.0[unit.number as usize] });
         }
     }
 
-    /// Makes the data of files durable that lie at `places` (start and length in bytes), on every device that they wait for. A device of
-    /// several that cannot be flushed is closed, and no error.
+    /// Makes the data of files at `places` (start and length in bytes) durable, on every device
+    /// that they wait for. If one of several devices cannot be flushed, it is closed without an
+    /// error.
     pub fn flush_places(&self, region: &Region, inos: &[Ino], places: &[(u64, u64)]) -> Result<FlushedPlaces> {
         let before = self.last_flushed();
         let mut devices = [false; BULK_DEVICES_MAX];
         for unit in self.units().iter() {
             let waits = inos.iter().any(|&ino| self.waits(unit, ino, &before));
-            // Where nothing is waited for nothing is covered either: a write may have its number, and not be noted for its file yet.
+            // A device that nobody waits for is not covered either: a write may have its number,
+            // but not be noted for its file yet.
             devices[unit.number as usize] = waits && self.flush_some(region, unit, places)?;
         }
         Ok(FlushedPlaces { before, devices })
     }
 
-    /// Flushes the places that lie on one device, whatever files they belong to; false if the device cannot be flushed.
+    /// Flushes the places that lie on one device, whichever files they belong to; false if the
+    /// device cannot be flushed.
     pub fn flush_places_on(&self, region: &Region, number: u32, places: &[(u64, u64)]) -> Result<bool> {
         self.unit(number).map_or(Ok(false), |unit| self.flush_some(region, &unit, places))
     }
@@ -122,7 +130,8 @@ impl Bulk {
         Ok(())
     }
 
-    /// Makes what was written before the call to a device's bytes among these durable; everything, if it holds nothing back.
+    /// Makes earlier writes to the parts of `places` on this device durable, or all writes if the
+    /// device holds nothing back.
     fn flush_held(&self, region: &Region, unit: &Unit, places: &[(u64, u64)]) -> Result<()> {
         if unit.held_ns().is_none() {
             return self.flush_unit(region, unit);
@@ -132,7 +141,8 @@ impl Bulk {
         let first = unit.first * BULK_BLOCK;
         let here = places.iter().filter(|place| device_of(place.0) == unit.number);
         let own: Vec<(u64, u64)> = here.map(|&(at, len)| (at - first, len)).collect();
-        // What is in doubt after a failure, one flush at a time can say; an only device has no use for it.
+        // Flushes are serialized to tell what a failure leaves in doubt. An only device does not
+        // need that.
         let tracks = unit.tracks.load(Ordering::Acquire);
         let _one_at_a_time = tracks.then(|| unit.flushing.lock());
         if let Some(failure) = region.failure() {
@@ -152,7 +162,7 @@ impl Bulk {
     }
 }
 
-/// The number of the device that holds a byte of bulk storage.
+/// Returns the number of the device that holds a byte of bulk storage.
 fn device_of(at: u64) -> u32 {
     ((at / BULK_BLOCK) >> BULK_NUMBER_SHIFT) as u32
 }

@@ -1,9 +1,10 @@
-//! Files whose old contents were cut off whole, while their new ones are on the way.
+//! Files whose old contents were cut off entirely, and whose new contents are still being written.
 //!
-//! Programs that replace a file without an fsync truncate it, write it anew and close it. The close is not seen, and the new
-//! contents come in several writes, between which any flush may come. So a file stays listed for a while after its cut, and in
-//! that time the log is not flushed for anybody without what was written into it. After that time it is a file like others:
-//! one that is written without end must not cost everybody's fsync a flush without end.
+//! Some programs replace a file without an fsync: they truncate it, write it anew and close it. The
+//! close is not seen, and the new contents come in several writes with possible flushes in between.
+//! So a file stays listed for a while after its cut. Meanwhile no flush of the log leaves out what
+//! was written into the file. After that time it is an ordinary file: a file written forever must
+//! not add a flush to every fsync forever.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,28 +15,28 @@ use crate::Ino;
 
 /// How long a file stays listed after its cut.
 const REPLACEMENT_NS: u64 = 5_000_000_000;
-/// Below this number of listed files, expired ones are not looked for.
+/// Below this number of listed files, expired ones are not searched for.
 const LISTED_MIN: usize = 1024;
 
 #[derive(Default)]
 struct State {
-    /// Until when they are listed (monotonic ns).
+    /// Until when each file is listed (monotonic ns).
     until: HashMap<Ino, u64>,
-    /// Those of them that were written to on the bulk device.
+    /// The listed files that were written to on the bulk device.
     written: HashSet<Ino>,
-    /// From this many on, expired entries are taken off the list.
+    /// From this many entries on, expired ones are removed.
     prune_at: usize,
 }
 
 #[derive(Default)]
 pub(crate) struct Replaced {
     state: Mutex<State>,
-    /// Files listed: writes of all others look no further.
+    /// The number of listed files. If 0, a write takes no lock.
     listed: AtomicUsize,
 }
 
 impl Replaced {
-    /// All contents of a file were cut off at `now_ns`.
+    /// Notes that all contents of a file were cut off at `now_ns`.
     pub fn cut(&self, ino: Ino, now_ns: u64) {
         let mut state = self.state.lock();
         if state.until.len() >= state.prune_at.max(LISTED_MIN) {
@@ -47,7 +48,8 @@ impl Replaced {
         self.listed.store(state.until.len(), Ordering::Release);
     }
 
-    /// A file was written to on the bulk device. Under its lock, as its cut was.
+    /// Notes a write to a file on the bulk device. The caller holds the file's lock, as for its
+    /// cut.
     pub fn wrote(&self, ino: Ino) {
         if self.listed.load(Ordering::Acquire) > 0 {
             let mut state = self.state.lock();
@@ -57,7 +59,8 @@ impl Replaced {
         }
     }
 
-    /// Files whose new contents are to be flushed before the log is; `durable` tells of which that is done.
+    /// Returns the files whose new contents must be flushed before the log is. `durable` returns
+    /// whether a file's contents already are.
     pub fn pending(&self, durable: impl Fn(Ino) -> bool) -> Vec<Ino> {
         if self.listed.load(Ordering::Acquire) == 0 {
             return vec![];
@@ -67,7 +70,7 @@ impl Replaced {
         state.written.iter().copied().collect()
     }
 
-    /// A flush that began at `now_ns` has made durable what it covers: those whose time was over are listed no more.
+    /// A flush that began at `now_ns` has completed: removes the files that had expired by then.
     pub fn flushed(&self, now_ns: u64) {
         if self.listed.load(Ordering::Acquire) == 0 {
             return;
@@ -99,7 +102,7 @@ mod tests {
         // The rest of its contents.
         replaced.wrote(Ino::new(7));
         assert_eq!(replaced.pending(never), [Ino::new(7)]);
-        // It is written to without end.
+        // A file that is written to without end expires.
         replaced.flushed(100 + REPLACEMENT_NS);
         assert!(replaced.pending(never).is_empty());
         replaced.wrote(Ino::new(7));

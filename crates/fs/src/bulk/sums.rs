@@ -1,19 +1,24 @@
-//! Checksums of what is on a bulk device: taken with each write, compared at each read.
+//! Checksums of a bulk device's contents: computed with each write, compared at each read.
 //!
 //! Rules:
-//! - The sum of a unit goes before bytes of it change on the device, and comes back with the write. Where that fills the unit in part, what
-//!   it leaves is compared first, and the write refused where it is damaged: nobody could tell afterwards. What is behind a file's
-//!   end is nobody's, so that a damaged end can be written over. A unit without a sum gets one from a write of all of it, or a scrub.
-//! - The table is right after a crash only where no write over data can have been cut off. So a leaf is marked *open* on media, durably,
-//!   before the first such write in it. A record closes it when a flush has covered the last one. An opening of the store for writing
-//!   takes the sums of open leaves away. A write to blocks that no file maps yet opens nothing: it has completed before
-//!   the record that maps them, and until a flush has covered it they are NEW.
-//! - A reader that finds other bytes than the sum says looks at both again. A reader of the spill file holds no lock of it: the
-//!   blocks may be let go of meanwhile, and be filled for another file.
-//! - A leaf is allocated with its first sum, where memory has room: without it what is written has no sums. It stays until the table goes.
+//! - The sum of a unit is cleared before bytes of the unit change on the device, and set again with
+//!   the write. If the write fills the unit only in part, the rest is compared first, and the write
+//!   is refused if the rest is damaged: later nobody could tell. Nobody owns the bytes behind a
+//!   file's end, so a damaged end can be overwritten. A unit without a sum gets one from a write of
+//!   the whole unit or from a scrub.
+//! - After a crash the table is right only where no overwrite can have been cut off. So a leaf is
+//!   marked *open* on media, durably, before the first overwrite of data in it. A record closes the
+//!   leaf when a flush has covered the last overwrite. An opening of the store for writing clears
+//!   the sums of open leaves. A write to blocks that no file maps yet opens no leaf: it completes
+//!   before the record that maps the blocks, and they are NEW until a flush has covered it.
+//! - A reader that finds a mismatch reads both bytes and sum again. A reader of the spill file
+//!   holds no lock on it: its blocks may be freed meanwhile and filled for another file.
+//! - A leaf is allocated with its first sum, if memory has room. Without a leaf, the data written
+//!   have no sums. A leaf stays as long as the table.
 //!
-//! A table may cover the front of its device alone, after a resize; what is behind it has no sums. Left out: which devices have
-//! tables (`devices`), reading all of them through ([`crate::Fs::scrub`]).
+//! A table may cover only the front of its device, after a resize; the rest has no sums.
+//! Left out: which devices have tables (`devices`), and reading all of them
+//! ([`crate::Fs::scrub_step`]).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,23 +36,23 @@ use super::{Bulk, may_wait};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 
-/// Looks at bytes that change while they are read, before they count as damaged.
+/// Attempts to read bytes that keep changing, before giving up.
 const LOOKS: usize = 16;
-/// Leaves opened at once behind one that follows an open one.
+/// Leaves opened in advance when a write follows an open leaf.
 const OPENED_AHEAD: u64 = 15;
 /// Leaves that one transaction closes.
 const CLOSE_STEP: usize = 1024;
-/// Entries of the table read at once.
+/// Table entries read at once.
 const ENTRIES_AT_ONCE: u64 = 256;
 
 /// An open leaf.
 #[derive(Default)]
 struct Leaf {
-    /// Writes over data on their way.
+    /// Overwrites in progress.
     writers: u32,
-    /// The number of the last that completed, on its device.
+    /// The number of the last completed overwrite, on its device.
     last_write: u64,
-    /// None has come since the last look.
+    /// No overwrite has come since the last look.
     rests: bool,
 }
 
@@ -56,12 +61,12 @@ pub(super) struct Table {
     pub sums: BlockSums,
     /// The device's first byte, as the store counts.
     base: u64,
-    /// Where each leaf is; 0: there is none.
+    /// The offset of each leaf; 0: none.
     places: Box<[AtomicU64]>,
     leaves: Mutex<HashMap<u64, Leaf>>,
-    /// Held while leaves are made, opened and closed on media.
+    /// Held while leaves are allocated, or opened or closed on media.
     changing: Mutex<()>,
-    /// Leaves that a crash left open, in a store that is only read.
+    /// Leaves that a crash left open, in a store that is opened read-only.
     unknown: HashSet<u64>,
 }
 
@@ -71,11 +76,12 @@ type Units = std::ops::Range<u64>;
 /// What a read of whole units found.
 enum Found {
     Right,
-    /// The unit that is not as its sum says, and the sum.
+    /// The unit that does not match its sum, and the sum.
     Wrong(u64, u32),
 }
 
-/// A write over data that is on its way. Dropped, its leaves may be closed when a flush has covered it.
+/// An overwrite in progress. After it is dropped, its leaves may be closed once a flush has covered
+/// it.
 pub(super) struct Writing<'a> {
     table: &'a Table,
     leaves: Units,
@@ -85,7 +91,7 @@ pub(super) struct Writing<'a> {
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
         let mut leaves = self.table.leaves.lock();
-        // Also of a write that failed: some of it may be on its way.
+        // Also after a failed write: some of it may still reach the device.
         let last_write = (self.last_write)();
         for number in self.leaves.clone() {
             let leaf = leaves.entry(number).or_default();
@@ -97,7 +103,8 @@ impl Drop for Writing<'_> {
 }
 
 impl Table {
-    /// The table as it is on media. What an earlier process left open loses its sums; in a store that is only read it counts as unknown.
+    /// Loads the table from media. Leaves that an earlier process left open lose their sums; in a
+    /// read-only store they count as unknown.
     pub fn load(region: &Region, sums: BlockSums, base: u64) -> Result<Table> {
         let (mut places, mut unknown) = (Vec::new(), HashSet::new());
         each_entry(region, &sums, |number, entry| {
@@ -119,12 +126,13 @@ impl Table {
         Ok(Table { sums, base, places, leaves: Mutex::default(), changing: Mutex::default(), unknown })
     }
 
-    /// Where a leaf is, if there is one.
+    /// Returns where a leaf is, if there is one.
     fn place(&self, leaf: u64) -> Option<Offset> {
         Some(Offset::new(self.places[leaf as usize].load(Ordering::Acquire))).filter(|at| at.get() > 0)
     }
 
-    /// Where a leaf is; made if there is none. `None`: memory has no room for it.
+    /// Returns where a leaf is, and allocates it if there is none. `None`: memory has no room for
+    /// it.
     fn make(&self, region: &Region, leaf: u64) -> Result<Option<Offset>> {
         if let Some(place) = self.place(leaf) {
             return Ok(Some(place));
@@ -146,7 +154,7 @@ impl Table {
                 Ok(Some(place))
             }
             Err(shoal_region::Error::NoSpace) => {
-                // Nobody has to make room for it.
+                // Clears the denial: nobody has to make room for a leaf.
                 shoal_region::take_denied();
                 Ok(None)
             }
@@ -154,7 +162,7 @@ impl Table {
         }
     }
 
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that the table takes.
     pub fn bytes(&self) -> u64 {
         let leaves = self.places.iter().filter(|place| place.load(Ordering::Acquire) > 0).count() as u64;
         self.sums.piece.capacity() + leaves * SEGMENT
@@ -167,7 +175,7 @@ impl Table {
         (at / unit).min(covered)..end.div_ceil(unit).min(covered)
     }
 
-    /// The covered units that they fill.
+    /// The covered units that bytes `[at, end)` fill.
     fn filled(&self, at: u64, end: u64) -> Units {
         let unit = self.sums.unit_bytes();
         let covered = self.sums.units();
@@ -175,7 +183,7 @@ impl Table {
         first..(end / unit).min(covered).max(first)
     }
 
-    /// The sums of some units.
+    /// Reads the sums of some units; 0 for a unit without one.
     fn known(&self, region: &Region, units: &Units) -> Result<Vec<u32>> {
         let mut sums = Vec::with_capacity((units.end - units.start) as usize);
         for (leaf, part) in by_leaf(units) {
@@ -196,7 +204,7 @@ impl Table {
         block_sum(self.base + unit * self.sums.unit_bytes(), bytes)
     }
 
-    /// The units with sums that a write of `[at, end)` fills in part.
+    /// Returns the units with sums that a write of `[at, end)` fills in part.
     pub fn parts(&self, region: &Region, at: u64, end: u64) -> Result<Vec<u64>> {
         let unit = self.sums.unit_bytes();
         let edges = [at, end].into_iter().filter(|edge| !edge.is_multiple_of(unit));
@@ -211,7 +219,7 @@ impl Table {
         Ok(found)
     }
 
-    /// Bytes `[at, end)` of data are about to change: opens their leaves, and takes their sums away.
+    /// Prepares an overwrite of bytes `[at, end)`: opens their leaves and clears their sums.
     pub fn write_over<'a>(
         &'a self,
         region: &Region,
@@ -228,7 +236,7 @@ impl Table {
         Ok(writing)
     }
 
-    /// Counts a write into leaves that are open on media, durably, when it returns.
+    /// Counts a writer in each of these leaves, which are durably open on media when this returns.
     fn open(&self, region: &Region, numbers: Units) -> Result<()> {
         let enter = |leaves: &mut HashMap<u64, Leaf>| {
             let open = numbers.clone().all(|number| leaves.contains_key(&number));
@@ -244,7 +252,8 @@ impl Table {
         let _one_at_a_time = self.changing.lock();
         let missing: Vec<u64> = {
             let leaves = self.leaves.lock();
-            // A file that is written over from its front to its end should not wait for the log at each leaf.
+            // A file that is overwritten from front to end should not wait for the log at each
+            // leaf.
             let is_next = numbers.start.checked_sub(1).is_some_and(|before| leaves.contains_key(&before));
             let end = if is_next { numbers.end + OPENED_AHEAD } else { numbers.end };
             (numbers.start..end.min(self.sums.leaves())).filter(|number| !leaves.contains_key(number)).collect()
@@ -267,7 +276,7 @@ impl Table {
         Ok(())
     }
 
-    /// The units that bytes `[at, end)` touch have no sums from now on.
+    /// Clears the sums of the units that bytes `[at, end)` touch.
     pub fn take_away(&self, region: &Region, at: u64, end: u64) -> Result<()> {
         for (leaf, part) in by_leaf(&self.touched(at, end)) {
             let Some(place) = self.place(leaf) else { continue };
@@ -280,7 +289,7 @@ impl Table {
         Ok(())
     }
 
-    /// A write of `bytes` at `at` has completed: the units it filled have sums.
+    /// Sets the sums of the units filled by a completed write of `bytes` at `at`.
     pub fn wrote(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<()> {
         let unit = self.sums.unit_bytes();
         for (leaf, part) in by_leaf(&self.filled(at, at + bytes.len() as u64)) {
@@ -296,8 +305,8 @@ impl Table {
         Ok(())
     }
 
-    /// Gives sums to those of the units that `bytes` fill, from `at` on, which have none. Returns how many bytes got one, and how many
-    /// have no place for one.
+    /// Gives a sum to each unit that `bytes`, from `at` on, fill and that has none. Returns how
+    /// many bytes got one, and how many cannot have one.
     pub fn cover(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<(u64, u64)> {
         let unit = self.sums.unit_bytes();
         let units = self.filled(at, at + bytes.len() as u64);
@@ -313,7 +322,8 @@ impl Table {
         Ok((count * unit, without))
     }
 
-    /// Fills `out` from byte `at` of the device by `read`, and compares what has sums. The error names the byte of the device.
+    /// Fills `out` from byte `at` of the device through `read`, and compares the units that have
+    /// sums. Returns the device byte of the first damaged unit, if any.
     pub fn read(
         &self,
         region: &Region,
@@ -330,7 +340,7 @@ impl Table {
         let mut before = None;
         for _ in 0..LOOKS {
             let sums = self.known(region, &units)?;
-            // A unit that is read in part is read whole where there is something to compare.
+            // A unit with a sum is read whole even if only part of it is wanted.
             let from = if sums[0] != 0 { at.min(units.start * unit) } else { at };
             let to = if sums[sums.len() - 1] != 0 { end.max(units.end * unit) } else { end };
             let found = if (from, to) == (at, end) {
@@ -344,7 +354,7 @@ impl Table {
             };
             match found {
                 Found::Right => return Ok(None),
-                // The same sum twice: nobody has come between.
+                // The same sum twice: nobody has written in between.
                 Found::Wrong(number, sum) if before == Some((number, sum)) => return Ok(Some(number * unit)),
                 Found::Wrong(number, sum) => before = Some((number, sum)),
             }
@@ -370,8 +380,8 @@ impl Table {
         Found::Right
     }
 
-    /// Closes leaves that no write over data is on its way to, and whose last one flushes up to `flushed` have covered: those that no
-    /// write came to since the call before, or, with `all`, every one.
+    /// Closes leaves without overwrites in progress whose last overwrite is covered by flushes up
+    /// to `flushed`. Without `all`, closes only those that no write reached since the last call.
     pub fn close(&self, region: &Region, flushed: u64, all: bool) -> Result<()> {
         if self.leaves.lock().is_empty() {
             return Ok(());
@@ -387,7 +397,7 @@ impl Table {
             }
             !closes
         });
-        // A writer that comes now waits for `changing`, so that its mark is behind these records.
+        // A new writer waits for `changing`, so its mark comes after these records.
         for step in ready.chunks(CLOSE_STEP) {
             let mut tx = region.begin_reclaim();
             for &leaf in step {
@@ -399,18 +409,18 @@ impl Table {
     }
 }
 
-/// The numbers of the leaves that have some units.
+/// Returns the numbers of the leaves that hold the sums of some units.
 fn leaves_of(units: &Units) -> std::ops::Range<u64> {
     if units.is_empty() { 0..0 } else { units.start / LEAF_SUMS..units.end.div_ceil(LEAF_SUMS) }
 }
 
-/// The units of each leaf that some units touch, with its number.
+/// Splits units by leaf, and returns each part with the leaf's number.
 fn by_leaf(units: &Units) -> impl Iterator<Item = (u64, Units)> + use<> {
     let units = units.clone();
     leaves_of(&units).map(move |leaf| (leaf, units.start.max(leaf * LEAF_SUMS)..units.end.min((leaf + 1) * LEAF_SUMS)))
 }
 
-/// The entries of all leaves in turn, [`ENTRIES_AT_ONCE`] read at once.
+/// Visits the entries of all leaves in turn, reading [`ENTRIES_AT_ONCE`] at once.
 fn each_entry(region: &Region, sums: &BlockSums, mut visit: impl FnMut(u64, LeafEntry) -> Result<()>) -> Result<()> {
     let mut bytes = [0; (ENTRIES_AT_ONCE * LEAF_ENTRY) as usize];
     for first in (0..sums.leaves()).step_by(ENTRIES_AT_ONCE as usize) {
@@ -436,7 +446,7 @@ pub(super) fn free_leaves(region: &Region, sums: &BlockSums) -> Result<()> {
     })
 }
 
-/// A new table without leaves, its units as large as `shift` says; `bytes` as planned.
+/// Allocates a table of `bytes` bytes without leaves, for units of `1 << shift` bytes.
 fn blank(tx: &mut Tx<'_>, shift: u32, bytes: u64) -> Result<BlockSums> {
     let piece = tx.alloc(bytes)?;
     tx.zero(piece.offset(), piece.capacity())?;
@@ -444,7 +454,7 @@ fn blank(tx: &mut Tx<'_>, shift: u32, bytes: u64) -> Result<BlockSums> {
 }
 
 impl Bulk {
-    /// Gives the devices the tables that the store has.
+    /// Loads the tables that the store has for its devices.
     pub fn load_sums(&self, region: &Region) -> Result<()> {
         for unit in self.units().iter() {
             if let Some(sums) = self.entry(region, unit.number).and_then(|entry| entry.sums) {
@@ -454,8 +464,9 @@ impl Bulk {
         Ok(())
     }
 
-    /// Keeps checksums of all devices, or of none; by default as it is. A device whose table is too short, or missing, gets a new one.
-    /// Only devices with a number `among` these are looked at, and none of those is in use.
+    /// Starts or stops keeping checksums of all devices; `None` leaves that as it is. A device
+    /// whose table is too short or missing gets a new one. Looks only at devices with a number
+    /// `among` these, none of which is in use.
     pub fn arrange_sums(&self, region: &Region, keep: Option<bool>, among: impl Fn(u32) -> bool) -> Result<()> {
         let mut list = self.list.lock();
         let mut entries = list.known(region);
@@ -506,8 +517,8 @@ impl Bulk {
         self.sum(|unit| unit.sums().map_or(0, |table| table.bytes()))
     }
 
-    /// Reads bytes, compares them with their checksums, and gives one to each unit that has none. Returns how many bytes got one, and
-    /// how many have none. Nobody writes there meanwhile.
+    /// Reads bytes, compares them with their checksums, and gives each unit without a checksum one.
+    /// Returns how many bytes got one, and how many have none. Nobody writes there meanwhile.
     pub fn scrub(&self, region: &Region, at: u64, out: &mut [u8]) -> Result<(u64, u64)> {
         self.read(region, at, out)?;
         let unit = self.unit_of(at / BULK_BLOCK)?;
@@ -515,14 +526,16 @@ impl Bulk {
         table.cover(region, at - unit.first * BULK_BLOCK, out)
     }
 
-    /// All data in a block is right, by sums of its own: the block gets checksums of what is there now. Nobody writes there meanwhile.
+    /// Gives a block checksums of its present contents, which sums of their own have proven right.
+    /// Nobody writes there meanwhile.
     pub fn accept(&self, region: &Region, at: u64) -> Result<()> {
         let mut bytes = vec![0; BULK_BLOCK as usize];
         self.read_as_it_is(at, &mut bytes)?;
         self.unit_of(at / BULK_BLOCK)?.accept(region, at, &bytes)
     }
 
-    /// Closes leaves of a device's table that rest, or all that may be closed.
+    /// Closes leaves of a device's table that have been idle, or with `all` every one that may be
+    /// closed.
     pub fn close_sums(&self, region: &Region, number: u32, all: bool) -> Result<()> {
         let Some(unit) = self.unit(number) else { return Ok(()) };
         let flushed = unit.flushed.load(Ordering::Acquire);

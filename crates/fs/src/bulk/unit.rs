@@ -1,14 +1,17 @@
 //! One bulk device of a store: its free blocks, its requests, its flushes, and which of its blocks are in doubt.
 //!
 //! Rules:
-//! - Each device counts its own writes, and flushes alone: a device that is slow or gone holds up nobody but its own files.
-//! - A device that failed a flush takes no writes any more ([`Unit::close`]), and what no flush had covered is *suspect*: it
-//!   may be on the device or not, so reading it is an error, until the block is written whole or unmapped. What a write-back
-//!   cache still holds is certain, whatever the device has: it is read there, and is not in doubt if nothing of the block left.
+//! - Each device counts its own writes and flushes alone: a slow or missing device delays only its
+//!   own files.
+//! - A device that failed a flush takes no more writes ([`Unit::close`]). What no flush had covered
+//!   is *suspect*: it may or may not be on the device. Reading a suspect block is an error until
+//!   the block is written whole or unmapped. Data still in a write-back cache is certain and is
+//!   read there. A block is not in doubt if none of it has left the cache.
 //! - A suspect block written whole can be read at once, but stays suspect on media until a flush has covered the write.
 //!
-//! Block numbers are the store's; free blocks are kept by the device's own, from 0. Left out: which device gets new blocks, and
-//! what a failure means for the store ([`super::Bulk`]).
+//! Block numbers are the store's; free blocks are kept by the device's own numbers, from 0.
+//! Left out: which device gets new blocks, and what a failure means for the store
+//! ([`super::Bulk`]).
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -26,16 +29,16 @@ use super::sums::Table;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Ino, Result};
 
-/// Places for the last writes of files.
+/// Slots for the last writes of files.
 const WRITES: usize = 1024;
-/// Damaged places that are remembered.
+/// Damaged places remembered at most.
 const DAMAGED_MAX: usize = 4096;
 
 /// A set of blocks, by words of 64.
 #[derive(Default)]
 pub(super) struct BlockSet(HashMap<u64, u64>);
 
-/// The words that `[first, end)` touches, and which of their bits.
+/// The words that `[first, end)` touches, each with a mask of the bits in the range.
 pub(super) fn words(first: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
     let behind = if first < end { end.div_ceil(64) } else { first / 64 };
     (first / 64..behind).map(move |word| {
@@ -61,7 +64,7 @@ impl BlockSet {
         }
     }
 
-    /// Moves what is within `[first, end)` to another set.
+    /// Moves the blocks within `[first, end)` to another set.
     fn give(&mut self, first: u64, end: u64, other: &mut BlockSet) {
         if self.is_empty() {
             return;
@@ -115,13 +118,13 @@ impl BlockSet {
 struct Doubt {
     /// Written since the last flush was submitted.
     dirty: BlockSet,
-    /// Written before it, and not known to be durable yet.
+    /// Written before the last flush was submitted, and not known to be durable yet.
     in_flush: BlockSet,
     suspects: BlockSet,
-    /// Suspects that were written whole: their bits on media go when a flush has covered that.
+    /// Suspects that were written whole: a flush that covers the writes clears their bits on media.
     rewritten: BlockSet,
     rewritten_in_flush: BlockSet,
-    /// The piece with the suspects' bits, once there is one.
+    /// The piece with the suspects' bits, if there is one.
     piece: Option<Offset>,
 }
 
@@ -140,21 +143,21 @@ pub(super) struct Unit {
     pub count: u64,
     pub bitmap: Offset,
     pub name: RwLock<Arc<str>>,
-    /// `None`: the device is not there.
+    /// `None`: the device is missing.
     device: RwLock<Option<Arc<dyn BlockDevice>>>,
-    /// Why the device takes no writes, or is not there.
+    /// Why the device takes no writes or is missing.
     closed: RwLock<Option<Arc<str>>>,
-    /// It takes its room from the host that [`crate::Options::room`] asks.
+    /// The device takes its room from the host that [`crate::Options::room`] asks.
     pub on_host: AtomicBool,
-    /// Where the device is, as its host numbers it.
+    /// The host's number for where the device is.
     pub place: AtomicU64,
-    /// That is another place than at the crash before this opening.
+    /// The device is in another place than at the crash before this opening.
     pub moved: AtomicBool,
-    /// Its last write failed: new data go elsewhere until one succeeds, or a flush.
+    /// The last write failed: new data go elsewhere until a write or a flush succeeds.
     ails: AtomicBool,
-    /// It was attached in this process.
+    /// The device was attached in this process.
     pub was_there: AtomicBool,
-    /// While it is missing: it may lack what was written before, and no flush has covered.
+    /// If the device is missing: it may lack earlier writes that no flush has covered.
     pub owes: AtomicBool,
     pub leaving: AtomicBool,
     pub state: Mutex<Blocks>,
@@ -162,13 +165,14 @@ pub(super) struct Unit {
     pub written: AtomicU64,
     /// The last write covered by the flush submitted last.
     pub submitted: AtomicU64,
-    /// The last write that a flush of ranges may have to tell from later ones.
+    /// The last write that a flush of ranges may have to distinguish from later ones.
     noted: AtomicU64,
     /// The last write covered by a completed flush.
     pub flushed: AtomicU64,
     /// Held during a flush.
     pub flushing: Mutex<()>,
-    /// Held from taking pending runs to counting them as free: a caller that finds no space waits for it.
+    /// Held from taking pending runs until they count as free: a caller that finds no space waits
+    /// for it.
     pub releasing: Mutex<()>,
     writes: Box<[AtomicU64]>,
     /// Writes are remembered by block: a failed flush does not end the store.
@@ -176,7 +180,7 @@ pub(super) struct Unit {
     has_suspects: AtomicBool,
     doubt: Mutex<Doubt>,
     sums: RwLock<Option<Arc<Table>>>,
-    /// Where bytes were found that are not as their checksums say (the device's own).
+    /// Device bytes where data did not match its checksum.
     damaged: Mutex<BTreeSet<u64>>,
 }
 
@@ -199,14 +203,14 @@ impl Unit {
             owes: AtomicBool::new(false),
             leaving: AtomicBool::new(entry.leaving),
             state: Mutex::new(blocks),
-            // One more than flushed: what an earlier process wrote may not be durable either.
+            // One more than flushed: an earlier process's writes may not be durable either.
             written: AtomicU64::new(1),
             submitted: AtomicU64::new(0),
             noted: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             flushing: Mutex::new(()),
             releasing: Mutex::new(()),
-            // Number 1 stands for what an earlier process wrote.
+            // Number 1 stands for the writes of an earlier process.
             writes: (0..WRITES).map(|_| AtomicU64::new(1)).collect(),
             tracks: AtomicBool::new(false),
             has_suspects: AtomicBool::new(false),
@@ -216,18 +220,19 @@ impl Unit {
         }
     }
 
-    /// What messages call it: its number, and its name where it has one.
+    /// Returns the device's label for messages: its number, and its name if it has one.
     pub fn called(&self) -> String {
         let (number, name) = (format!("bulk device {}", self.number), self.name.read());
         if **name == *number { number } else { format!("{number} ({name})") }
     }
 
-    /// The device is there, and takes writes.
+    /// Attaches the device; it takes writes from now on.
     pub fn attach(&self, device: Arc<dyn BlockDevice>) {
         {
             let mut doubt = self.doubt.lock();
             let doubt = &mut *doubt;
-            // What is held whole in front of it is written before a flush completes, as if it had just been written anew.
+            // The next flush writes back a block that is held whole in front of the device, as if
+            // it were just rewritten.
             for block in doubt.suspects.blocks() {
                 if is_held(&*device, block) {
                     doubt.suspects.remove(block, block + 1);
@@ -240,7 +245,7 @@ impl Unit {
         self.was_there.store(true, Ordering::Release);
     }
 
-    /// The device is not there.
+    /// Marks the device as missing.
     pub fn lose(&self, cause: &str) {
         *self.closed.write() = Some(cause.into());
         *self.device.write() = None;
@@ -251,12 +256,12 @@ impl Unit {
         device.ok_or_else(|| self.refusal())
     }
 
-    /// The device, if it takes writes.
+    /// Returns the device, if it takes writes.
     pub fn open_device(&self) -> Result<Arc<dyn BlockDevice>> {
         if self.is_open() { self.device() } else { Err(self.refusal()) }
     }
 
-    /// It is there, and takes writes.
+    /// Returns whether the device is there and takes writes.
     pub fn is_open(&self) -> bool {
         self.closed.read().is_none()
     }
@@ -269,7 +274,7 @@ impl Unit {
         self.closed.read().clone()
     }
 
-    /// New blocks may be given out on it.
+    /// Returns whether new blocks may be given out on the device.
     pub fn takes_blocks(&self) -> bool {
         self.is_open() && !self.leaving.load(Ordering::Acquire) && !self.ails()
     }
@@ -284,7 +289,8 @@ impl Unit {
         Error::Io(format!("{} {state}: {cause}; `shoal bulk retry` when it is back", self.name.read()))
     }
 
-    /// A device's answer as the store gives it on: what ends one device of several does not make the store read-only.
+    /// Turns a device's answer into the store's: poisoning of one of several devices does not make
+    /// the store read-only.
     fn answer<T>(&self, outcome: shoal_media::Result<T>) -> Result<T> {
         match outcome {
             Err(error @ MediaError::Poisoned { .. }) if self.tracks.load(Ordering::Acquire) => {
@@ -298,7 +304,7 @@ impl Unit {
         (self.first..self.first + self.count).contains(&block)
     }
 
-    /// The device's own numbers of a run that lies within it.
+    /// Converts a run that lies within the device to the device's own numbers.
     pub fn own(&self, run: Run) -> Run {
         Run { first: BulkBlock::new(run.first.get() - self.first), ..run }
     }
@@ -318,17 +324,17 @@ impl Unit {
         blocks.free.saturating_sub(blocks.withheld)
     }
 
-    /// Write `number` went into the file.
+    /// Notes that write `number` went into the file.
     pub fn wrote(&self, ino: Ino, number: u64) {
         self.writes[ino.get() as usize % WRITES].fetch_max(number, Ordering::AcqRel);
     }
 
-    /// The number of the last write into the file, or a later one.
+    /// Returns the number of the last write into the file, or a later one.
     pub fn last_write(&self, ino: Ino) -> u64 {
         self.writes[ino.get() as usize % WRITES].load(Ordering::Acquire)
     }
 
-    /// For how long the device holds writes back (ns), if it does, and takes any.
+    /// Returns for how long the device holds writes back (ns), if it does so and takes writes.
     pub fn held_ns(&self) -> Option<u64> {
         let device = self.device.read().clone().filter(|_| self.is_open())?;
         Some(device.held_for_ns()).filter(|&held| held > 0)
@@ -342,26 +348,26 @@ impl Unit {
         Stamp { device: self.number, write: self.written.load(Ordering::Acquire) }
     }
 
-    /// The number of the last completed write, which a flush of ranges is to tell from later ones. The caller is within
-    /// [`Fresh::note`](super::Fresh::note).
+    /// Returns the last completed write, and notes it for a flush of ranges to distinguish from
+    /// later ones. The caller is within [`Fresh::note`](super::Fresh::note).
     pub fn note_writes(&self) -> u64 {
         let written = self.written.load(Ordering::Acquire);
         self.noted.fetch_max(written, Ordering::AcqRel);
         written
     }
 
-    /// The last write whose range no later one's may join.
+    /// Returns the last write whose range must not be joined by a later write's range.
     pub fn last_noted(&self) -> u64 {
         let noted = if is_planted(Bug::JoinNoted) { 0 } else { self.noted.load(Ordering::Acquire) };
         self.submitted.load(Ordering::Acquire).max(noted)
     }
 
-    /// A write's number for data that an earlier process wrote.
+    /// Takes a write number for data that an earlier process wrote.
     pub fn note_earlier_write(&self) -> Stamp {
         Stamp { device: self.number, write: self.written.fetch_add(1, Ordering::AcqRel) + 1 }
     }
 
-    /// The device's own bytes from `at`, which is the store's.
+    /// Converts `at`, the store's number of a byte, to the device's own.
     fn place(&self, at: u64, len: usize) -> Result<u64> {
         let own = at.checked_sub(self.first * BULK_BLOCK).filter(|own| own + len as u64 <= self.count * BULK_BLOCK);
         own.ok_or_else(|| {
@@ -369,7 +375,7 @@ impl Unit {
         })
     }
 
-    /// Reads what is there, whatever its checksum says.
+    /// Reads without comparing checksums.
     pub fn read_as_it_is(&self, at: u64, out: &mut [u8]) -> Result<()> {
         let own = self.place(at, out.len())?;
         self.refuse_suspects(own, out.len())?;
@@ -413,7 +419,7 @@ impl Unit {
         }
     }
 
-    /// Bytes that are there are right, whatever their checksums say: they get new ones.
+    /// Gives the bytes on the device new checksums: the caller knows that they are right.
     pub fn accept(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<()> {
         let own = self.place(at, bytes.len())?;
         if let Some(table) = self.sums().filter(|_| !region.is_read_only()) {
@@ -431,12 +437,12 @@ impl Unit {
         *self.sums.write() = table.map(Arc::new);
     }
 
-    /// Places where damage was found, and nothing written since.
+    /// Returns the number of places where damage was found and nothing was written since.
     pub fn damaged_places(&self) -> u64 {
         self.damaged.lock().len() as u64
     }
 
-    /// Bytes were written, or let go of: what was damaged there is no more.
+    /// Forgets damage in bytes that were written or freed.
     fn forget_damage(&self, from: u64, to: u64) {
         let mut damaged = self.damaged.lock();
         if !damaged.is_empty() {
@@ -451,7 +457,7 @@ impl Unit {
         ))
     }
 
-    /// Writes over data. `to_end`: what lies behind the bytes in their block is nobody's.
+    /// Overwrites data. With `to_end`, nobody owns what lies behind the bytes in their block.
     pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool, tell: impl Fn(&str)) -> Result<Stamp> {
         let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
         let own = self.place(at, bytes.len())?;
@@ -473,7 +479,7 @@ impl Unit {
                         return Err(error);
                     }
                 }
-                // One that cannot be read may be written over: it hides nothing.
+                // An unreadable unit may be overwritten: that hides no damage.
                 Err(_) => {}
             }
         }
@@ -484,8 +490,9 @@ impl Unit {
         Ok(stamp)
     }
 
-    /// Fills blocks that no file maps yet, and that no reader can find before the caller's record is there. One that found them for
-    /// another file, and holds no lock of it, may still be reading: the sum goes first here, too.
+    /// Fills blocks that no file maps yet and that no new reader can find before the caller's
+    /// record is there. A reader that found them for another file, and holds no lock of it, may
+    /// still be reading. So the sum is removed first here, too.
     pub fn fill(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
         let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
         let own = self.place(at, bytes.len())?;
@@ -506,7 +513,8 @@ impl Unit {
         let (first, last) = (own / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
         if self.tracks.load(Ordering::Acquire) {
             let mut doubt = self.doubt.lock();
-            // Asked under the lock: a write that finds the device open is among the dirty ones when it closes.
+            // Checked under the lock: a write that finds the device open is in `dirty` when it
+            // closes.
             if !self.is_open() {
                 return Err(self.refusal());
             }
@@ -521,20 +529,20 @@ impl Unit {
         let device = self.device()?;
         let align = device.geometry().block_bytes.max(1) as u64;
         let outcome = write_aligned(&*device, align, own, bytes);
-        // Counted also when it failed: some of it may have reached the device.
+        // A failed write counts too: some of it may have reached the device.
         let write = self.written.fetch_add(1, Ordering::AcqRel) + 1;
-        // Asked anew: a second device may have been added meanwhile.
+        // Checked again: a second device may have been added meanwhile.
         if self.tracks.load(Ordering::Acquire) {
             self.ails.store(outcome.as_ref().is_err_and(|error| !error.is_lack()), Ordering::Release);
             let mut doubt = self.doubt.lock();
             if !self.is_open() {
-                // The flush that failed meanwhile says nothing about this write: it has failed, too.
+                // A flush failed meanwhile and does not cover this write, so the write fails, too.
                 return Err(self.refusal());
             }
-            // Once more: a flush that was submitted while the write was under way has not covered it.
+            // Inserted again: a flush submitted during the write has not covered it.
             doubt.dirty.insert(first, last);
             if outcome.is_ok() && doubt.suspects.meets(first, last) {
-                // Only whole blocks come as far as this.
+                // Only whole blocks get here.
                 doubt.suspects.remove(first, last);
                 doubt.rewritten.insert(first, last);
             }
@@ -542,7 +550,7 @@ impl Unit {
         self.answer(outcome).map(|()| Stamp { device: self.number, write })
     }
 
-    /// The flush of everything written so far begins.
+    /// Begins the flush of everything written so far.
     pub fn begin_flush(&self) {
         let mut doubt = self.doubt.lock();
         let doubt = &mut *doubt;
@@ -551,7 +559,7 @@ impl Unit {
         doubt.rewritten_in_flush.add(&rewritten);
     }
 
-    /// The flush of these blocks alone begins, the device's own numbers.
+    /// Begins the flush of these blocks alone, given by the device's own numbers.
     pub fn begin_flush_of(&self, ranges: &[(u64, u64)]) {
         let mut doubt = self.doubt.lock();
         let doubt = &mut *doubt;
@@ -561,7 +569,7 @@ impl Unit {
         }
     }
 
-    /// It has completed; the words of the suspects that are none any more.
+    /// Completes the flush. Returns the words of the blocks that are no longer suspect.
     pub fn end_flush(&self) -> Vec<(u64, u64)> {
         self.ails.store(false, Ordering::Release);
         let mut doubt = self.doubt.lock();
@@ -569,7 +577,8 @@ impl Unit {
         std::mem::take(&mut doubt.rewritten_in_flush).words()
     }
 
-    /// The flush failed: no writes any more, and all that no flush covered is in doubt. The words of those blocks.
+    /// Closes the device after a failed flush: everything that no flush covered is in doubt.
+    /// Returns the words of those blocks.
     pub fn close(&self, cause: &str) -> Vec<(u64, u64)> {
         let mut doubt = self.doubt.lock();
         *self.closed.write() = Some(cause.into());
@@ -580,7 +589,7 @@ impl Unit {
             device.give_up();
             lost.retain(|block| device.may_have_lost(block * BULK_BLOCK, BULK_BLOCK));
         }
-        // Still on media, or they were never taken off.
+        // Their bits on media were never cleared.
         (doubt.rewritten, doubt.rewritten_in_flush) = Default::default();
         doubt.suspects.add(&lost);
         self.has_suspects.store(!doubt.suspects.is_empty(), Ordering::Release);
@@ -606,7 +615,7 @@ impl Unit {
         self.has_suspects.load(Ordering::Acquire) && !self.doubt.lock().suspects.is_empty()
     }
 
-    /// Blocks in use that are in doubt.
+    /// Returns the number of used blocks that are in doubt.
     pub fn suspect_blocks(&self) -> u64 {
         if !self.has_suspects() {
             return 0;
@@ -616,13 +625,14 @@ impl Unit {
         suspects.into_iter().map(|(word, bits)| u64::from((bits & blocks.used_of(word)).count_ones())).sum()
     }
 
-    /// Is any block of a run in doubt?
+    /// Returns whether any block of a run is in doubt.
     pub fn is_suspect(&self, run: Run) -> bool {
         let own = self.own(run);
         self.doubt.lock().suspects.meets(own.first.get(), own.end().get())
     }
 
-    /// The parts of a run that are neither in doubt nor held whole in front of `device`: what they hold is what the device says.
+    /// Returns the parts of a run that are neither in doubt nor held whole in front of `device`:
+    /// only the device itself has their contents.
     pub fn left_to(&self, device: &dyn BlockDevice, run: Run) -> Vec<Run> {
         let mut found: Vec<Run> = Vec::new();
         for block in (0..run.blocks).map(|ahead| run.first + ahead) {
@@ -638,14 +648,16 @@ impl Unit {
         found
     }
 
-    /// Fails if some of a run of data is in doubt, or waits for a flush that the device does not make: always where it `is_new`.
+    /// Fails if part of a run of data is in doubt, or waits for a flush that the device cannot
+    /// make. With `is_new`, all of the run waits for one.
     pub fn refuse_doubtful(&self, run: Run, is_new: bool) -> Result<()> {
-        // What a device that takes no writes has not got is not durable, though it is held.
+        // A closed device receives no more writes, so data still held in front of it is not
+        // durable.
         let lacks = |device: Arc<dyn BlockDevice>| {
             let own = self.own(run);
             device.held_in(own.first.byte(), own.blocks * BULK_BLOCK) > 0
         };
-        // Of one that is missing nobody can be asked.
+        // A missing device cannot be queried.
         let may_lack = || self.device().map_or_else(|_| self.owes.load(Ordering::Acquire), lacks);
         if !self.is_open() && (is_new || may_lack()) {
             return Err(self.refusal());
@@ -653,7 +665,7 @@ impl Unit {
         if self.is_suspect(run) { Err(self.doubtful()) } else { Ok(()) }
     }
 
-    /// A run was unmapped: nobody asks for its contents any more.
+    /// Forgets what is noted of a run that was unmapped: its contents are no longer needed.
     pub fn forget(&self, run: Run) {
         let own = self.own(run);
         self.forget_damage(own.first.byte(), own.end().byte());
@@ -663,7 +675,8 @@ impl Unit {
         let (first, end) = (own.first.get(), own.end().get());
         let mut doubt = self.doubt.lock();
         let doubt = &mut *doubt;
-        // Written and not flushed is no matter either: a flush that fails would leave the block of its next file in doubt.
+        // Unflushed writes are forgotten, too: else a failed flush would put the block in doubt for
+        // its next file.
         let written = [&mut doubt.dirty, &mut doubt.in_flush];
         let suspects = [&mut doubt.suspects, &mut doubt.rewritten, &mut doubt.rewritten_in_flush];
         for set in written.into_iter().chain(suspects) {
@@ -671,7 +684,7 @@ impl Unit {
         }
     }
 
-    /// A trim that fails costs space on the device, nothing else: a fresh block is written whole.
+    /// Trims a run. A failed trim only costs space on the device: a fresh block is written whole.
     pub fn trim(&self, own: Run) {
         if let (true, Ok(device)) = (self.is_open(), self.device()) {
             let _ = block::trim(&*device, own.first.byte(), own.blocks * BULK_BLOCK);
@@ -679,7 +692,7 @@ impl Unit {
     }
 }
 
-/// Is one of the device's own blocks held back whole in front of it?
+/// Returns whether one of the device's own blocks is held back whole in front of it.
 fn is_held(device: &dyn BlockDevice, block: u64) -> bool {
     device.held_in(block * BULK_BLOCK, BULK_BLOCK) == BULK_BLOCK
 }
@@ -691,7 +704,7 @@ fn read_aligned(device: &dyn BlockDevice, align: u64, at: u64, out: &mut [u8]) -
     if from == at && to == at + len {
         return device.read_into(at, out);
     }
-    // The unaligned ends go through a buffer, what lies between them directly.
+    // The unaligned ends go through a buffer, the rest directly.
     let body_from = at.next_multiple_of(align);
     let body_to = (at + len) / align * align;
     if body_from >= body_to {
@@ -712,8 +725,8 @@ fn read_aligned(device: &dyn BlockDevice, align: u64, at: u64, out: &mut [u8]) -
     Ok(())
 }
 
-/// Writes bytes that need not be aligned. The file's data lock keeps others away from the device blocks at the ends, which are
-/// read and written back.
+/// Writes bytes that need not be aligned. The file's data lock keeps others away from the device
+/// blocks at the ends, which are read and written back.
 fn write_aligned(device: &dyn BlockDevice, align: u64, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
     let len = bytes.len() as u64;
     let (from, to) = (at / align * align, (at + len).next_multiple_of(align));

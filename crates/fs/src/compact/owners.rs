@@ -1,8 +1,9 @@
 //! The pieces an inode owns, and moving one out of a segment that is being emptied.
 //!
-//! One transaction for each piece: a slot of the same class, a copy of all its bytes, the one reference to it, the old slot free.
-//! Contents, sizes and times do not change, so nobody can see a move but by the space it makes. Positions in large owners
-//! (chunks, leaves, hashes) let a long look end after a bounded time and go on later.
+//! Each piece is moved by one transaction, which allocates a slot of the same class, copies all
+//! bytes, changes the one reference, and frees the old slot. Contents, sizes and times do not
+//! change, so nobody can see a move except by the space it makes. Positions in large owners
+//! (chunks, leaves, hashes) let a long look end after a bounded time and continue later.
 
 use shoal_format::SlotRef;
 use shoal_format::inode::{Inode, Layout};
@@ -11,10 +12,11 @@ use shoal_region::{Tx, Victims};
 use super::Budget;
 use crate::{Error, Fs, Ino, Result, dir, extents, small};
 
-/// May the inode own something in these segments? Only a look at its pieces tells for certain.
+/// Returns whether the inode may own something in these segments. Only a look at its pieces tells
+/// for certain.
 ///
-/// Most files of a full store are one object in one piece, which the record names: there are hundreds of thousands of them, and a pass
-/// looks at all.
+/// Most files of a full store are one object in one piece, which the record names. There are
+/// hundreds of thousands of them, and a pass looks at all.
 pub(super) fn may_own(inode: &Inode, victims: &Victims) -> bool {
     let has_others = match inode.layout {
         Layout::Chunked | Layout::Extents | Layout::DirHashed => true,
@@ -25,8 +27,9 @@ pub(super) fn may_own(inode: &Inode, victims: &Victims) -> bool {
 }
 
 impl Fs {
-    /// Moves pieces of `ino` that lie in `victims`, from `position` on (0: the beginning). Returns where to go on when the
-    /// budget is spent, `None` when the inode is done with. One that is in use, or gone, is done with.
+    /// Moves pieces of `ino` that lie in `victims`, from `position` on (0: the beginning). Returns
+    /// where to continue when the budget is spent, `None` when the inode is done with. An inode
+    /// that is in use, or gone, counts as done with.
     pub(super) fn move_pieces(
         &self,
         ino: Ino,

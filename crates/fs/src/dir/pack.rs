@@ -1,9 +1,11 @@
-//! Packed buckets of directories: packing those that have cooled, and changes of them.
+//! Packed buckets of directories: packs buckets that have cooled, and changes packed ones.
 //!
-//! A bucket is packed into a slot as short as it needs, in one transaction that swings the references and frees the plain one. An
-//! insertion makes it plain in the same way. A removal, or another inode for a name, encodes it anew where it lies; a removal always fits.
-//! Rules: locks of directories are tried for, and held for [`STEP`] buckets; a bucket is packed only if that gains an eighth, and if
-//! it comes back as it was, so that what is damaged stays for the checker to see. Left out: which directories have cooled (`packer`).
+//! A bucket is packed into a slot as short as it needs, in one transaction that swings the
+//! references and frees the plain bucket. An insertion makes it plain in the same way. A removal,
+//! or another inode for a name, encodes it anew in place; a removal always fits.
+//! Rules: locks of directories are only tried, and held for [`STEP`] buckets. A bucket is packed
+//! only if that gains an eighth, and if it comes back as it was, so that damage stays for the
+//! checker to see. Left out: which directories have cooled (`packer`).
 
 use std::time::Duration;
 
@@ -22,12 +24,13 @@ use crate::packer::{Packing, has_cooled};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
-/// Buckets packed while a directory's lock is held, and looked at.
+/// Most buckets packed, and looked at, while a directory's lock is held.
 const STEP: u32 = 16;
 const LOOKS: u32 = 256;
 
-/// Copies the entries of a bucket to a new plain bucket and frees the old one. `size` is told the bytes that the entries need and
-/// says how many to take, [`BUCKET_BYTES`] at most. The caller swings the references.
+/// Copies the entries of a bucket to a new plain bucket and frees the old one. `size` takes the
+/// bytes that the entries need and returns how many to allocate, of which [`BUCKET_BYTES`] is the
+/// most. The caller swings the references.
 pub(super) fn move_to_plain(
     tx: &mut Tx<'_>,
     dir: &mut Inode,
@@ -42,7 +45,7 @@ pub(super) fn move_to_plain(
     Ok(slot)
 }
 
-/// Frees a bucket in whose place there is a new one.
+/// Frees a bucket that a new one replaces.
 fn exchanged(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, new: SlotRef) -> Result<()> {
     if !is_planted(Bug::BucketStays) {
         tx.free(old)?;
@@ -51,7 +54,8 @@ fn exchanged(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, new: SlotRef) -> Re
     Ok(())
 }
 
-/// Makes the only bucket of a directory plain and leaves `room` bytes for an entry to come, if a bucket can be that long.
+/// Makes the only bucket of a directory plain, with `room` bytes for an entry to come, if a bucket
+/// can be that long.
 pub(super) fn unpack(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, room: usize) -> Result<SlotRef> {
     move_to_plain(tx, dir, old, |used| (used + room).next_power_of_two().max(FIRST_BUCKET as usize))
 }
@@ -67,7 +71,7 @@ fn refer(tx: &mut Tx<'_>, way: &Way, slot: SlotRef) -> Result<()> {
     set_refs(tx, node, span(index, way.depth), NodeRef::Bucket { slot, depth: way.depth })
 }
 
-/// Removes an entry of a packed bucket that has others.
+/// Removes an entry of a packed bucket that has other entries.
 pub(super) fn remove(tx: &mut Tx<'_>, found: &Found) -> Result<()> {
     let buffer = Buffer::read(tx, found.bucket)?;
     let mut entries = live_entries(&buffer.bucket()?)?;
@@ -75,7 +79,8 @@ pub(super) fn remove(tx: &mut Tx<'_>, found: &Found) -> Result<()> {
     Ok(tx.write(found.bucket.offset(), &pack_bucket(&entries))?)
 }
 
-/// Lets an entry of a packed bucket name another inode; false if it has no room for that.
+/// Makes an entry of a packed bucket name another inode; returns false if the bucket has no room
+/// for that.
 pub(super) fn replace(tx: &mut Tx<'_>, found: &Found, entry: &Dirent<'_>) -> Result<bool> {
     let buffer = Buffer::read(tx, found.bucket)?;
     let mut entries = live_entries(&buffer.bucket()?)?;
@@ -83,7 +88,7 @@ pub(super) fn replace(tx: &mut Tx<'_>, found: &Found, entry: &Dirent<'_>) -> Res
     write(tx, found.bucket, &mut entries)
 }
 
-/// Writes a packed bucket with these entries, if it fits.
+/// Writes a packed bucket with these entries; returns false if they do not fit.
 pub(super) fn write(tx: &mut Tx<'_>, slot: SlotRef, entries: &mut [Dirent<'_>]) -> Result<bool> {
     entries.sort_unstable_by_key(|entry| entry.name);
     let bytes = pack_bucket(entries);
@@ -117,7 +122,8 @@ fn pack(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef) -> Result<Option<SlotRef
     Ok(Some(slot))
 }
 
-/// Packs the bucket that `hash` leads to; true if it was. Also the next hash to look at.
+/// Packs the bucket that `hash` leads to. Returns whether it was packed, and the next hash to look
+/// at.
 fn pack_along(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64) -> Result<(bool, Option<u64>)> {
     if dir.layout == Layout::DirPacked {
         let packed = pack(tx, dir, dir.root)?;
@@ -132,13 +138,13 @@ fn pack_along(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64) -> Result<(bool, Opti
     Ok((packed.is_some(), behind(&way, hash)))
 }
 
-/// Has the directory buckets?
+/// Returns whether the inode is a directory with a link that has buckets.
 pub(crate) fn has_buckets(inode: &Inode) -> bool {
     matches!(inode.layout, Layout::DirPacked | Layout::DirHashed) && inode.nlink > 0
 }
 
 impl Fs {
-    /// Are buckets of this directory packed when they have cooled?
+    /// Returns whether buckets of this directory are packed when they have cooled.
     pub(crate) fn packs_directory(&self, inode: &Inode) -> bool {
         self.options.pack_inodes && has_buckets(inode)
     }
@@ -164,7 +170,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Packs some buckets from `hash` on; the next hash to look at.
+    /// Packs some buckets from `hash` on; returns the next hash to look at.
     fn pack_buckets(&self, ino: Ino, inode: &mut Inode, hash: u64, done: &mut Packing) -> Result<Option<u64>> {
         let (before, mut tx) = (inode.allocated, self.region.begin_reclaim());
         let (mut next, mut packed, mut looks) = (Some(hash), 0, 0);

@@ -1,9 +1,11 @@
-//! Directories that lost entries: sparse buckets are joined, nodes with a single bucket go. And moving their pieces.
+//! Directories that lost entries: joins sparse buckets, and removes nodes with a single bucket.
+//! Also moves the pieces of directories.
 //!
-//! The reverse of a split: two neighbours of equal depth under one node become one bucket of a depth less. They are joined
-//! when half a bucket holds both, so that the next insertion does not split them again. An empty neighbour range just
-//! widens the bucket's own. A bucket that is alone under its node takes the node's place in the node above; alone under the
-//! root, it is the directory. Hash order, and with it every cookie, stays.
+//! The reverse of a split: two neighbours of equal depth under one node become one bucket of a
+//! depth less. They are joined if half a bucket holds both, so that the next insertion does not
+//! split them again. An empty neighbour range just widens the bucket's own. A bucket that is alone
+//! under its node takes the node's place in the node above; a bucket alone under the root is the
+//! directory. Hash order stays, and with it every cookie.
 
 use shoal_format::SlotRef;
 use shoal_format::dir::{BUCKET_BYTES, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef};
@@ -20,7 +22,7 @@ pub(super) const SPARSE_ENTRIES: usize = 8;
 /// Two buckets are joined if the result is at most this long (bytes).
 const JOINED_BYTES: usize = BUCKET_BYTES / 2;
 
-/// Joins the bucket of `hash` with what lies beside it, as far as that goes.
+/// Joins the bucket of `hash` with what lies beside it, as far as possible.
 pub(super) fn join(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64) -> Result<()> {
     let way = descend(tx, dir.root, hash)?;
     join_behind(tx, dir, way)
@@ -61,7 +63,7 @@ pub(super) fn join_behind(tx: &mut Tx<'_>, dir: &mut Inode, mut way: Way) -> Res
             }
             continue;
         }
-        // The bucket, or nothing, is all there is below this node.
+        // The bucket, or nothing, is all that is below this node.
         debug_assert_eq!(span(index, 0), (0, NODE_FANOUT));
         tx.free(node)?;
         dir.allocated -= NODE_BYTES;
@@ -79,8 +81,9 @@ pub(super) fn join_behind(tx: &mut Tx<'_>, dir: &mut Inode, mut way: Way) -> Res
     }
 }
 
-/// Moves the entries of two buckets into one of them, if they are sparse; which one has them, and which none. Two packed ones become a
-/// packed one, if there is room in the longer.
+/// Moves the entries of two buckets into the longer one, if they are sparse; returns which one has
+/// them, and which has none. The longer bucket keeps its form; a packed one must have room for
+/// them.
 fn merge(tx: &mut Tx<'_>, one: SlotRef, other: SlotRef) -> Result<Option<(SlotRef, SlotRef)>> {
     let (to, from) = if other.capacity() > one.capacity() { (other, one) } else { (one, other) };
     let (first, second) = (Buffer::read(tx, to)?, Buffer::read(tx, from)?);
@@ -102,8 +105,9 @@ fn merge(tx: &mut Tx<'_>, one: SlotRef, other: SlotRef) -> Result<Option<(SlotRe
     Ok(Some((to, from)))
 }
 
-/// Moves the pieces on the way to `hash` that are `wanted` out of draining segments; false if there are none. Changes `dir` but
-/// does not store it. Also the next hash to look at. For hashed directories: a packed one is one piece.
+/// Moves the `wanted` pieces on the way to `hash` out of draining segments. Returns whether any
+/// moved, and the next hash to look at. Changes `dir` but does not store it. For hashed
+/// directories; a packed one is a single piece.
 pub(crate) fn relocate_along(
     tx: &mut Tx<'_>,
     dir: &mut Inode,

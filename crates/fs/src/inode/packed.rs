@@ -1,13 +1,17 @@
-//! Packed blocks: reading the records in them, and putting a plain block in the place of one before its first change.
+//! Packed blocks: reads the records in them, and puts a plain block in the place of a packed one
+//! before its first change.
 //!
-//! The class of a reference at level 0 of the table tells the form: that of 1536 bytes is a plain block, a smaller one is packed.
-//! Records of a packed block share bytes, and its slot is freed when it is unpacked. So there is a lock for packed blocks below
-//! the inode locks, striped by block number. A reader that finds a packed reference takes it shared and reads the reference again;
-//! a writer takes it exclusively, puts a plain block in place in a transaction of its own, and goes on with that.
-//! Plain blocks need no such lock: one is packed under the locks of all its inodes ([`super::packer`]).
-//! A removal changes a packed block where it is ([`super::removal`]).
-//! Lock order: inode locks, the lock of a packed block, free numbers, changing counts (`tables`), the region's commit lock. A reader that has
-//! the commit lock ([`Region::while_still`]) takes none of those before it: nothing changes its form meanwhile.
+//! The class of a reference at level 0 of the table tells the form: the class of 1536 bytes is a
+//! plain block, a smaller one is packed. Records of a packed block share bytes, and its slot is
+//! freed when it is unpacked. So there is a lock for packed blocks below the inode locks, striped
+//! by block number. A reader that finds a packed reference takes the lock shared and reads the
+//! reference again. A writer takes it exclusively, puts a plain block in place in a transaction of
+//! its own, and continues with that. Plain blocks need no such lock: a block is packed under the
+//! locks of all its inodes ([`super::packer`]).
+//! A removal changes a packed block in place ([`super::removal`]).
+//! Lock order: inode locks, the lock of a packed block, free numbers, changing counts (`tables`),
+//! the region's commit lock. A reader that holds the commit lock ([`Region::while_still`]) takes
+//! none of the locks before it: no block changes its form meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,12 +32,12 @@ use crate::packing_counts::Counters;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
-/// Locks of packed blocks.
+/// Number of locks for packed blocks.
 pub(super) const STRIPES: usize = 256;
 /// The longest packed block.
 pub(super) const PACKED_MAX: usize = 1280;
 const _: () = assert!(PACKED_MAX < BLOCK_MAX && (PACKED_MAX as u64) < INODE_BLOCK);
-/// Blocks remembered as unpacked.
+/// Most blocks remembered as unpacked.
 const UNPACKED_MAX: usize = 1 << 14;
 /// How often room for a plain block is looked for.
 const TRIES: u32 = 4;
@@ -45,13 +49,14 @@ pub(super) type Decoded = std::result::Result<InodeSlot, FormatError>;
 pub(super) struct Packed {
     locks: Box<[RwLock<()>]>,
     pub tables: PackedTables,
-    /// Since the packer of inodes looked, and since that of data did.
+    /// Blocks that changed since the packer of inodes looked, and since the packer of data did.
     pub changed: Changed,
     pub plain_changed: Changed,
     pub counters: Arc<Counters>,
-    /// Blocks unpacked last, which on a full store are packed again first: the slot that each came from is free.
+    /// Blocks unpacked last. A full store packs them again first, because the slot that each came
+    /// from is free.
     pub unpacked: Mutex<VecDeque<u32>>,
-    /// Where the search for other ones goes on.
+    /// Where the search for other blocks continues.
     pub search: AtomicU64,
     /// Held by a removal that holds the lock of one packed block and waits for another's.
     pub removals: Mutex<()>,
@@ -86,7 +91,7 @@ impl Packed {
     }
 }
 
-/// The reference to a packed block that these bits are; `None` if they are none.
+/// Returns the reference to a packed block that these bits are; `None` if they are none.
 #[cold]
 pub(super) fn reference(bits: u64) -> Option<SlotRef> {
     SlotRef::from_bits(bits).filter(|slot| slot.class() < BLOCK_CLASS)
@@ -96,7 +101,7 @@ pub(crate) fn is_packed(slot: SlotRef) -> bool {
     !slot.is_none() && slot.class() != BLOCK_CLASS
 }
 
-/// The bytes of a packed block and of its slot behind it.
+/// Bytes of a packed block, and of the rest of its slot.
 pub(super) struct SlotBytes {
     bytes: [u8; PACKED_MAX],
     len: usize,
@@ -119,17 +124,18 @@ fn get(block: &Block<'_>, place: usize, decoder: &Decoder) -> Decoded {
 }
 
 impl InodeTable {
-    /// What packing has done.
+    /// Returns the counters of packing.
     pub fn packing(&self) -> &Arc<Counters> {
         &self.packed.counters
     }
 
-    /// Blocks that changed since data were last packed.
+    /// Returns the blocks that changed since the packer of data looked.
     pub fn plain_changed(&self) -> &Changed {
         &self.packed.plain_changed
     }
 
-    /// Reads a record to whose block these bits, read without the block's lock, refer: it is packed, or does not exist.
+    /// Reads a record of a block that is packed or does not exist, by `bits`, a reference that was
+    /// read without the block's lock.
     #[cold]
     #[inline(never)]
     pub(super) fn read_packed(&self, view: &impl View, bits: u64, ino: Ino) -> Result<InodeSlot> {
@@ -148,13 +154,13 @@ impl InodeTable {
         if is_packed(slot) { self.decode_one(view, slot, ino) } else { block::get(view, slot, ino) }
     }
 
-    /// A record while no transaction applies ([`Region::while_still`]).
+    /// Reads a record while no transaction applies ([`Region::while_still`]).
     pub fn read_still(&self, region: &Region, ino: Ino) -> Result<InodeSlot> {
         let slot = self.block_of(region, ino)?;
         if is_packed(slot) { self.decode_one(region, slot, ino) } else { block::get(region, slot, ino) }
     }
 
-    /// The record in a packed block, which keeps its form meanwhile.
+    /// Decodes a record of a packed block, which must keep its form meanwhile.
     pub(super) fn decode_one(&self, view: &impl View, slot: SlotRef, ino: Ino) -> Result<InodeSlot> {
         let bytes = SlotBytes::read(view, slot)?;
         let block = bytes.open().map_err(|error| undecodable(ino, error))?;
@@ -162,7 +168,8 @@ impl InodeTable {
         record.map_err(|error| undecodable(ino, error))
     }
 
-    /// All records of a packed block, which keeps its form meanwhile. An error if the block as a whole does not decode.
+    /// Decodes all records of a packed block, which must keep its form meanwhile. Fails if the
+    /// block as a whole does not decode.
     pub(super) fn decode_all(&self, view: &impl View, slot: SlotRef) -> Result<[Decoded; PER_BLOCK]> {
         let bytes = SlotBytes::read(view, slot)?;
         let block = bytes.open().map_err(|error| Error::Corrupt(format!("{error}; run `shoal check`")))?;
@@ -170,9 +177,10 @@ impl InodeTable {
         Ok(std::array::from_fn(|place| get(&block, place, &decoder)))
     }
 
-    /// Puts a plain block in the place of a packed one, within `tx`. The caller has the lock of one of its inodes, or a claim of
-    /// one. Returns the plain block; none if there is no such block. With `lossy`, records that do not decode become such
-    /// records of the plain block; otherwise they are an error.
+    /// Puts a plain block in the place of a packed one, in a transaction that `begin` makes. The
+    /// caller has the lock of one of its inodes, or a claim to one. Returns the plain block; none
+    /// if there is no such block. With `lossy`, records that do not decode stay undecodable in the
+    /// plain block; otherwise they are an error.
     fn unpack<'r>(&self, region: &'r Region, begin: &dyn Fn() -> Tx<'r>, block: u64, lossy: bool) -> Result<SlotRef> {
         let _form = self.packed.lock(block).write();
         let Some(link) = self.block_link(region, block)? else { return Ok(SlotRef::NONE) };
@@ -221,7 +229,7 @@ impl InodeTable {
         Ok(new)
     }
 
-    /// Counts the users of triplets anew, and writes both copies of the tables.
+    /// Recounts the users of triplets, and rewrites both copies of the tables.
     pub fn repair_tables(&self, region: &Region) -> Result<()> {
         let mut users = Vec::new();
         for block in 0..self.blocks() {
@@ -263,10 +271,10 @@ impl InodeTable {
     }
 }
 
-/// Fills a record that nothing was left of: its checksum is wrong.
+/// Fills a record of which nothing was left: its checksum is wrong.
 const UNDECODABLE: u8 = 0xff;
 
-/// The triplet that the code in a place names by its index, if it does.
+/// Returns the triplet that the code in a place names by its index, if it does.
 pub(crate) fn indexed_triplet(
     block: &Block<'_>,
     place: usize,
@@ -278,14 +286,15 @@ pub(crate) fn indexed_triplet(
     (block.has_code(place) && !profile.knows(record.triplet())).then(|| record.triplet())
 }
 
-/// What a block is unpacked for, which says how much of a full store's reserve may be used.
+/// What a block is unpacked for. Decides how much of a full store's reserve may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Need {
-    /// Nothing of it.
+    /// Uses none of it.
     Ordinary,
-    /// A change that takes no room in a plain block: half of it. Otherwise changes of attributes could use up what removals need.
+    /// Uses half of it, for a change that takes no room in a plain block. Otherwise changes of
+    /// attributes could use up what removals need.
     Change,
-    /// All.
+    /// Uses all of it.
     Removal,
 }
 
@@ -304,13 +313,14 @@ fn found(slot: SlotRef) -> Result<SlotRef> {
 }
 
 impl Fs {
-    /// The plain block with the record of `ino`, for a change within `tx`; one that was packed is not any more.
+    /// Returns the plain block with the record of `ino`, for a change within `tx`. Unpacks the
+    /// block if it is packed.
     #[inline]
     pub(super) fn plain_block(&self, tx: &Tx<'_>, ino: Ino, removes: bool) -> Result<SlotRef> {
         self.plain_block_or(ino, || self.unpack(Need::of(tx, removes), ino, false))
     }
 
-    /// The same where there is room without further ado, else `NoSpace`.
+    /// Does the same if there is room at once; otherwise fails with `NoSpace`.
     pub(super) fn plain_block_at_once(&self, ino: Ino) -> Result<SlotRef> {
         self.plain_block_or(ino, || found(self.unpack_in(ino, &|| self.region.begin(), false)?))
     }
@@ -323,7 +333,8 @@ impl Fs {
         super::plain_reference(bits).map_or_else(unpack, Ok)
     }
 
-    /// On a full store another block is packed for it, so that removing files takes no more room than there is.
+    /// Unpacks a block. On a full store another block is packed for it, so that removing files
+    /// takes no more room than there is.
     #[cold]
     #[inline(never)]
     fn unpack(&self, need: Need, ino: Ino, lossy: bool) -> Result<SlotRef> {
@@ -346,12 +357,13 @@ impl Fs {
         self.table.unpack(&self.region, begin, ino.block(), lossy)
     }
 
-    /// Makes a block plain whose records partly or wholly do not decode, so that each of them can be repaired.
+    /// Unpacks a block whose records partly or wholly do not decode, so that each of them can be
+    /// repaired.
     pub(crate) fn unpack_damaged(&self, ino: Ino) -> Result<()> {
         self.unpack(Need::Removal, ino, true).map(drop)
     }
 
-    /// Packed inodes; looks at every block of the inode table.
+    /// Counts packed inodes; looks at every block of the inode table.
     pub fn packed_inodes(&self) -> Result<PackedInodes> {
         self.table.count_packed(&self.region)
     }

@@ -1,9 +1,11 @@
-//! The packer: puts packed blocks in the place of plain ones whose inodes have not changed for a while.
+//! The packer: puts packed blocks in the place of plain ones whose inodes have not changed for a
+//! while.
 //!
-//! It goes round the blocks in number order, in steps of bounded work, and looks only at those that were changed since its
-//! last look, or were too young then. A block is packed under the locks of all its inodes and while there is no claim, as it is moved
-//! (`tidy`); locks are tried for, never waited for. One transaction allocates the packed block, swings the reference, frees the plain
-//! block, and counts the triplets; so a crash leaves the one form or the other.
+//! It goes round the blocks in number order, in steps of bounded work. It looks only at blocks that
+//! were changed since its last look, or were too young then. A block is packed under the locks of
+//! all its inodes and while there is no claim, like a block that is moved (`tidy`). Locks are only
+//! tried, never waited for. One transaction allocates the packed block, swings the reference, frees
+//! the plain block, and counts the triplets, so that a crash leaves one form or the other.
 //! Left out: when it runs (`compact`), and unpacking (`packed`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,19 +30,20 @@ use crate::{Error, Fs, Result};
 
 /// Blocks packed in a step of background work.
 pub(crate) const STEP_PACKED: u32 = 128;
-/// The same beside others.
+/// Blocks packed in a step while others commit.
 const LOAD_BLOCKS: u32 = 8;
 const BESIDE_ROUND: Duration = Duration::from_secs(1);
 /// Blocks looked at for each that may be packed.
 const LOOKS: u32 = 8;
 /// Blocks looked at in search of one to pack on a full store.
 const SEARCH_BLOCKS: u64 = 4096;
-/// Blocks tried there that cannot be packed at the moment.
+/// Blocks tried in that search that cannot be packed at the moment.
 const SEARCH_TRIES: u32 = 32;
 /// Words of the table of changed blocks: 32 KiB, for 4 million inodes before two blocks share a bit.
 const WORDS: usize = 4096;
 const PER_BLOCK: usize = INODES_PER_BLOCK as usize;
-/// Longest file of a store's profiles (bytes): the tables go into one record twice, with room for triplets beside it.
+/// Longest file of a store's profiles (bytes): both copies of the tables go into one record, each
+/// with room for triplets behind the file.
 pub const STORE_PROFILES_BYTES: usize = 112 << 10;
 
 /// Result of a step of packing.
@@ -56,7 +59,8 @@ pub struct InodePacking {
     pub more: bool,
 }
 
-/// Blocks that may have changed since the packer looked at them: a bit for each, which two blocks of a large table share.
+/// Blocks that may have changed since the packer looked at them: a bit for each. Blocks of a large
+/// table share bits.
 pub(crate) struct Changed(Box<[AtomicU64]>);
 
 impl Changed {
@@ -68,7 +72,8 @@ impl Changed {
         ((block / 64) as usize % WORDS, 1 << (block % 64))
     }
 
-    /// To be called under the lock that protects the change, before its commit.
+    /// Marks a block as changed. To be called under the lock that protects the change, before its
+    /// commit.
     #[inline]
     pub fn set(&self, block: u64) {
         let (word, bit) = Changed::place(block);
@@ -86,22 +91,23 @@ impl Changed {
         self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// What has changed; from here on it counts as looked at.
+    /// Returns the blocks that have changed; from here on they count as looked at.
     pub fn take(&self) -> Vec<u64> {
         self.0.iter().map(|word| word.swap(0, Ordering::Relaxed)).collect()
     }
 }
 
-/// The first block from this one on that is among those taken.
+/// Returns the first block from `block` on that is among those taken.
 pub(crate) fn next_in(due: &[u64], block: u64) -> u64 {
     let (mut block, mut passed) = (block, 0);
-    // Past all words the first one comes again: a table may have more blocks than there are bits.
+    // Behind all words the search wraps to the first one, because a table may have more blocks than
+    // there are bits.
     while passed <= WORDS {
         let (word, bit) = Changed::place(block);
         if due[word] & bit != 0 {
             return block;
         }
-        // Most of a round on a store that is left alone goes by whole words.
+        // On an idle store most of a round skips whole words.
         let (step, words) = if due[word] == 0 { (64 - block % 64, 1) } else { (1, usize::from(block % 64 == 63)) };
         block += step;
         passed += words;
@@ -123,18 +129,18 @@ pub(crate) struct Packer {
 enum Look {
     /// Bytes of the packed block's slot, and inodes in use.
     Packed(u64, u64),
-    /// Later perhaps: it is too young, or a thread is in the way.
+    /// Perhaps later: the block is too young, or a thread is in the way.
     Later,
-    /// Nothing to do until it changes.
+    /// Nothing to do until the block changes.
     Nothing,
 }
 
-/// A moment before which an inode's times make it cold (ns since 1970), and how long before.
+/// The present (ns since 1970), and the least age of a cold inode's times.
 #[derive(Clone, Copy)]
 pub(super) struct Cold {
     now_ns: i64,
     age_ns: u64,
-    /// How files' data are packed before, unless they say otherwise.
+    /// How file data is packed before its inode, unless the file says otherwise.
     method: Method,
 }
 
@@ -144,7 +150,8 @@ impl Cold {
         Cold { now_ns, age_ns, method }
     }
 
-    /// Times far in the future are not young: a user has set them, or the clock went back.
+    /// Returns whether an inode is too young. Times far in the future are not young: a user has set
+    /// them, or the clock went back.
     fn is_young(self, inode: &Inode) -> bool {
         let waits =
             has_buckets(inode) || may_be_packed(inode) && method::own(inode).unwrap_or(self.method) != Method::Off;
@@ -152,7 +159,7 @@ impl Cold {
         [inode.ctime, inode.atime].iter().any(|time| time.abs_diff(self.now_ns) < age_ns)
     }
 
-    /// What these records call for, or `None` if the block may be packed.
+    /// Returns what these records call for, or `None` if the block may be packed.
     fn look<E>(self, records: impl Iterator<Item = std::result::Result<InodeSlot, E>>) -> Option<Look> {
         let mut used = 0;
         for record in records {
@@ -165,7 +172,7 @@ impl Cold {
                     }
                 }
                 Ok(InodeSlot::Free { .. }) => {}
-                // It stays for the checker to see.
+                // A damaged record stays for the checker to see.
                 Err(_) => return Some(Look::Nothing),
             }
         }
@@ -175,8 +182,9 @@ impl Cold {
 }
 
 impl InodeTable {
-    /// Packs a block, if it is worth it; without `cold` whatever the age of its inodes, and the caller may hold inode locks.
-    /// `prepare` makes the tables ready; where it cannot, nothing is packed.
+    /// Packs a block, if it is worth it. Without `cold` the age of its inodes does not matter, and
+    /// the caller may hold inode locks. `prepare` makes the tables ready; if it cannot, nothing is
+    /// packed.
     fn pack_block(
         &self,
         region: &Region,
@@ -241,7 +249,7 @@ impl InodeTable {
             for (at, (item, bytes)) in items.iter().zip(plain.chunks_exact(INODE_RECORD)).enumerate() {
                 let read = packed.get(at, &decoder.profiles, &decoder.triplets).and_then(|item| record::decoded(&item));
                 if read != Inode::decode(bytes.try_into().expect("chunk size")) {
-                    // Only records that come back as they were may be packed.
+                    // Only a block whose records come back as they were may be packed.
                     return Ok(Look::Nothing);
                 }
                 indexed.extend(indexed_triplet(&packed, at, item, &decoder));
@@ -269,13 +277,16 @@ impl InodeTable {
     }
 }
 
-/// May a removal change this record and leave it in use? It is written in place on a full store (`removal`), and needs room for that.
+/// Returns whether a removal may change this record and leave it in use. On a full store a removal
+/// writes the record in place (`removal`), and needs room for that.
 fn may_outlive_a_removal(item: &Item) -> bool {
     matches!(item, Item::Used(record) if record.mode & S_IFMT == S_IFDIR || record.links > 1)
 }
 
-/// A slot for a packed block, and its transaction: of the class that fits, or on a full store from the reserve, or of a larger class
-/// that has a slot. InodePacking gives more back than it takes, though later; removals may need the other half of the reserve until then.
+/// Allocates a slot for a packed block, and returns it with its transaction. The slot has the class
+/// that fits; on a full store it comes from the reserve, or has a larger class with a free slot.
+/// Packing gives back more than it takes, though later. Until then removals may need the other half
+/// of the reserve.
 fn alloc(region: &Region, len: u64) -> Result<(Tx<'_>, SlotRef)> {
     let first = class_for(len).map_or(CLASS_SIZES.len(), usize::from);
     let larger = CLASS_SIZES.iter().skip(first).map(|&bytes| u64::from(bytes));
@@ -295,7 +306,8 @@ fn alloc(region: &Region, len: u64) -> Result<(Tx<'_>, SlotRef)> {
 }
 
 impl Fs {
-    /// One step of packing: packs at most `budget` blocks, none on a store whose options do not ask for it.
+    /// Does one step of packing: packs at most `budget` blocks, or none if the store's options do
+    /// not ask for it.
     pub fn pack_inodes_step(&self, budget: u32) -> Result<InodePacking> {
         match self.options.pack_age {
             Some(age) => self.pack_inodes_of(age, budget, Duration::ZERO),
@@ -303,7 +315,7 @@ impl Fs {
         }
     }
 
-    /// Packs all inodes now, however young they are.
+    /// Packs all inodes now, whatever their age.
     pub fn pack_inodes_now(&self) -> Result<InodePacking> {
         {
             let mut packer = self.inode_packer.lock();
@@ -325,8 +337,9 @@ impl Fs {
         }
     }
 
-    /// A small step beside others. Blocks that were changed since the round began are left alone, and rounds are a second apart: what
-    /// is changed again and again would be unpacked again and again.
+    /// Does a small step while others commit. Blocks that were changed since the round began are
+    /// left alone, and rounds are a second apart: inodes that change again and again would be
+    /// unpacked again and again.
     pub(crate) fn pack_inodes_beside(&self) -> Result<InodePacking> {
         match self.options.pack_age {
             Some(age) => self.pack_inodes_of(age, LOAD_BLOCKS, BESIDE_ROUND),
@@ -375,7 +388,8 @@ impl Fs {
                 Err(error) => {
                     self.table.packed.changed.set(block);
                     match error {
-                        // No room for the log, or for the tables: nothing is lost by waiting.
+                        // There is no room for the log or the tables, or the block is damaged;
+                        // nothing is lost by waiting.
                         Error::NoSpace | Error::Corrupt(_) => {}
                         error => return Err(error),
                     }
@@ -392,15 +406,17 @@ impl Fs {
         Ok(done)
     }
 
-    /// Makes the store ready for a packed block: it has the feature, and tables with room, at first with `profile`. The caller
-    /// holds no locks.
+    /// Makes the store ready for a packed block: adds the feature, and sees that there are tables
+    /// with room. The first tables get `profile`. The caller holds no locks.
     fn prepare_packing(&self, profile: impl FnOnce() -> ProfileFile) -> Result<bool> {
         self.region.add_feature(FEATURE_PACKED)?;
         self.table.prepare_tables(&self.region, profile)
     }
 
-    /// Lets the store's inodes be packed with these profiles instead of the built-in ones. Only before the first block is packed:
-    /// false if there are profiles already, or among these none of Shoal's own compressor, or more of them than a store takes.
+    /// Sets the profiles that the store's inodes are packed with, instead of the built-in ones.
+    /// Only possible before the first block is packed. Returns false if the store has profiles
+    /// already, or if among these there are none of Shoal's own compressor, or more than a store
+    /// takes.
     pub fn set_inode_profiles(&self, file: &ProfileFile) -> Result<bool> {
         self.writable()?;
         let file = file.of_store();
@@ -411,20 +427,22 @@ impl Fs {
         self.prepare_packing(|| file)
     }
 
-    /// The profiles that the store has; none before the first block is packed, if it is to have the built-in ones, or if
-    /// they cannot be read.
+    /// Returns the profiles that the store has. It has none before a first block is packed with the
+    /// built-in ones, or if they cannot be read.
     pub fn inode_profiles(&self) -> Option<ProfileFile> {
         self.table.packed.tables.profiles()
     }
 
-    /// Packs some block other than `not`, whatever its age, or gives an empty one back, so that its slot is free. The caller may hold inode locks.
+    /// Packs some block other than `not`, whatever its age, or gives an empty one back, so that its
+    /// slot is free. The caller may hold inode locks.
     #[cold]
     pub(super) fn pack_another(&self, not: u64) -> Result<bool> {
-        // A claim that the caller may hold itself keeps every block from being packed.
+        // Any claim keeps every block from being packed, and the caller may hold one itself.
         if self.table.claims.load(Ordering::Acquire) != 0 {
             return Ok(false);
         }
-        // What was packed before may be packed again, whatever the options say: its place is what is missing.
+        // A block that was packed before may be packed again, whatever the options say: the slot of
+        // its plain form is what is missing.
         let searches = self.options.pack_age.is_some() && self.options.pack_inodes;
         // A block without inodes need not be packed.
         for block in self.table.take_emptied(1) {

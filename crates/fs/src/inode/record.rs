@@ -1,9 +1,13 @@
-//! An inode's record of 96 bytes as the record that `shoal-pack` codes, and back (`docs/spec/pack.md`, "Inodes of a store").
+//! Converts an inode's record of 96 bytes to the record that `shoal-pack` codes, and back
+//! (`docs/spec/pack.md`, "Inodes of a store").
 //!
-//! Fields that follow from others are stored as differences, so that the usual value is 0 and takes no room: the layout from the one
-//! usual for the type and size, the bytes allocated from the two pieces the record names. References have one bit more, so that
-//! the code of a slot's is as long wherever the slot lies: a resize of the store moves slots and encodes their inodes in place.
-//! Rules: the two functions are inverse to each other, and nothing comes out that [`Inode::decode`] does not accept.
+//! Fields that follow from others are stored as differences, so that the usual value is 0 and takes
+//! no room: the layout from the usual one for the type and size, the bytes allocated from the two
+//! pieces that the record names. References have one bit more, so that the code of a slot's
+//! reference is as long wherever the slot lies: a resize of the store moves slots and encodes their
+//! inodes in place.
+//! Rules: the two functions are inverse to each other, and nothing comes out that [`Inode::decode`]
+//! does not accept.
 
 use shoal_format::inode::{INODE_RECORD, Inode, InodeRecord, InodeSlot, Layout, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use shoal_format::slot::CLASS_RUN;
@@ -24,7 +28,7 @@ fn take_reference(stored: u64) -> u64 {
     if is_run { stored } else { stored & !IS_SLOT }
 }
 
-/// The layout usual for a type and size.
+/// Returns the usual layout for a type and size.
 fn usual_layout(mode: u16, size: u64) -> u8 {
     let layout = match mode & S_IFMT {
         _ if size == 0 => Layout::Empty,
@@ -35,13 +39,13 @@ fn usual_layout(mode: u16, size: u64) -> u8 {
     layout as u8
 }
 
-/// Bytes of the two pieces that a record names.
+/// Returns the bytes of the two pieces that a record names.
 fn pieces(root: u64, xattr: u64) -> u64 {
     let capacity = |bits| SlotRef::from_bits(bits).map_or(0, SlotRef::capacity);
     capacity(root) + capacity(xattr)
 }
 
-/// The item of a packed block for a record of an inode block.
+/// Returns the item of a packed block for a record of an inode block.
 pub(crate) fn item(bytes: &[u8; INODE_RECORD]) -> Result<Item, FormatError> {
     if let InodeSlot::Free { generation } = Inode::decode(bytes)? {
         return Ok(Item::Free { generation });
@@ -69,7 +73,7 @@ pub(crate) fn item(bytes: &[u8; INODE_RECORD]) -> Result<Item, FormatError> {
     }))
 }
 
-/// The bytes of a record in an inode block.
+/// Returns the bytes that an item has as a record of an inode block.
 pub(crate) fn bytes(item: &Item) -> Result<[u8; INODE_RECORD], FormatError> {
     match item {
         Item::Free { generation: 0 } => Ok([0; INODE_RECORD]),
@@ -78,7 +82,7 @@ pub(crate) fn bytes(item: &Item) -> Result<[u8; INODE_RECORD], FormatError> {
     }
 }
 
-/// What a record of an inode block says.
+/// Returns what an item says as a record of an inode block.
 pub(crate) fn decoded(item: &Item) -> Result<InodeSlot, FormatError> {
     match item {
         Item::Free { generation } => Ok(InodeSlot::Free { generation: *generation }),

@@ -1,15 +1,18 @@
-//! Changes of records where they lie in packed blocks, for removals: a full store must be able to lose files, and may have no room for
-//! a plain block.
+//! Changes records in place in packed blocks, for removals: a full store must be able to lose
+//! files, and may have no room for a plain block.
 //!
-//! A number becomes free where its record lies; the other codes of the block stay as they are, so the block hardly ever gets longer,
-//! and then moves to another slot. What a removal changes beside it, the directory's record or a number of links, makes its block
-//! plain as any change does, and is written in place where there is no room for that: the packer left room for the longest code of
-//! such records. A block that an earlier version packed has none; then another block is packed for a plain one, the reserve is
-//! used, and in the last resort the record keeps its times.
-//! Rules: the lock of a packed block is held from reading it until the transaction has ended; what is read comes through the
-//! transaction, which may have changed the block before. A removal that holds one such lock and waits for another does so alone
-//! ([`Packed::removals`]): all others wait for nothing while they hold theirs. A claim comes before the counts of triplets, as in
-//! `tidy`; both are given back in the other order.
+//! A number becomes free where its record lies. The other codes of the block stay as they are, so
+//! the block hardly ever gets longer; if it does, it moves to another slot. What else a removal
+//! changes, the directory's record or a link count, makes its block plain as any change does. If
+//! there is no room for that, it is written in place: the packer left room for the longest code of
+//! such records. A block that an earlier version packed has no such room. Then another block is
+//! packed to make room for a plain one, the reserve is used, and in the last resort the record
+//! keeps its times.
+//! Rules: the lock of a packed block is held from reading the block until the transaction has
+//! ended. The block is read through the transaction, which may have changed it before. A removal
+//! that holds one such lock and waits for another does so alone (`Packed::removals`): all others
+//! wait for nothing while they hold theirs. A claim comes before the counts of triplets, as in
+//! `tidy`; they are released in reverse order.
 
 use parking_lot::{MutexGuard, RwLockWriteGuard};
 use shoal_format::SlotRef;
@@ -23,10 +26,10 @@ use super::tables::Change;
 use super::{Claim, block, record};
 use crate::{Error, Fs, Ino, Result};
 
-/// A removal: the records that it changes, until its transaction has ended.
+/// A removal and what it holds until its transaction has ended.
 pub(crate) struct Removal<'a> {
     fs: &'a Fs,
-    // In the order in which they are given back.
+    // In the order in which they are released.
     change: Option<Change<'a>>,
     claim: Option<Claim<'a>>,
     forms: Vec<(usize, RwLockWriteGuard<'a, ()>)>,
@@ -39,7 +42,7 @@ impl Fs {
     }
 }
 
-/// A slot for a packed block, of whatever class has one.
+/// Allocates a slot for a packed block, of the first class that has one.
 fn alloc(tx: &mut Tx<'_>, len: usize) -> Result<SlotRef> {
     let sizes = CLASS_SIZES.iter().map(|&bytes| bytes as usize);
     for bytes in sizes.filter(|bytes| (len..=PACKED_MAX).contains(bytes)) {
@@ -52,7 +55,8 @@ fn alloc(tx: &mut Tx<'_>, len: usize) -> Result<SlotRef> {
 }
 
 impl<'a> Removal<'a> {
-    /// Writes the record of an inode that stays, whose exclusive lock the caller holds. `is_last`: no other follows.
+    /// Writes the record of an inode that stays, whose exclusive lock the caller holds. `is_last`:
+    /// no other record follows.
     pub fn store(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode, is_last: bool) -> Result<()> {
         let item = record::item(&inode.encode())?;
         let held = self.forms.len();
@@ -79,7 +83,7 @@ impl<'a> Removal<'a> {
         let table = &self.fs.table;
         let slot = table.block_slot(tx, ino.block())?;
         if !is_packed(slot) {
-            // Made plain by another thread since.
+            // Another thread has made it plain since.
             return if slot.is_none() { Err(Error::Stale) } else { block::put(tx, slot, ino, inode) };
         }
         let InodeSlot::Used(old) = table.decode_one(tx, slot, ino)? else { return Err(Error::Stale) };
@@ -87,7 +91,7 @@ impl<'a> Removal<'a> {
         if self.replace(tx, ino, &record::item(&timeless.encode())?, is_last)? { Ok(()) } else { Err(Error::NoSpace) }
     }
 
-    /// Marks the record of `ino` free; to be called last.
+    /// Marks the record of `ino` free. To be called last.
     pub fn free(&mut self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
         let (table, held) = (&self.fs.table, self.forms.len());
         let is_in_place = is_packed(table.block_slot(tx, ino.block())?);
@@ -95,7 +99,8 @@ impl<'a> Removal<'a> {
             return Ok(());
         }
         if self.forms.len() == held && self.holds(ino) && is_packed(table.block_slot(tx, ino.block())?) {
-            // Its block was changed in place for the directory, and cannot be made plain behind that.
+            // Its block was changed in place for the directory, and cannot be made plain after
+            // that.
             return Err(Error::NoSpace);
         }
         self.forms.truncate(held);
@@ -104,7 +109,7 @@ impl<'a> Removal<'a> {
         Ok(())
     }
 
-    /// The transaction has committed.
+    /// Ends the removal after its transaction has committed.
     pub fn committed(mut self) {
         if let Some(change) = self.change.take() {
             change.committed();
@@ -130,7 +135,8 @@ impl<'a> Removal<'a> {
         self.forms.push((ino.block() as usize % STRIPES, packed.lock(ino.block()).write()));
     }
 
-    /// Puts an item into its packed block within `tx`; false, and nothing changed, if the block is plain or that cannot be.
+    /// Puts an item into its packed block within `tx`. Returns false, and changes nothing, if the
+    /// block is plain or the item cannot be put there.
     fn replace(&mut self, tx: &mut Tx<'_>, ino: Ino, item: &Item, is_last: bool) -> Result<bool> {
         self.lock(ino, is_last);
         let table = &self.fs.table;
@@ -142,7 +148,7 @@ impl<'a> Removal<'a> {
         let (mut out, mut released) = (BlockBytes::default(), None);
         {
             let decoder = table.packed.tables.decoder();
-            // A damaged block says so where it is made plain.
+            // A damaged block is reported where it is made plain.
             let Ok(packed) = bytes.open() else { return Ok(false) };
             let Ok(old) = packed.get(ino.place(), &decoder.profiles, &decoder.triplets) else { return Ok(false) };
             if !packed.replace(ino.place(), item, &decoder.profiles, &decoder.triplets, &mut out) {

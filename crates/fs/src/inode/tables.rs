@@ -1,11 +1,13 @@
 //! The tables that packed blocks are decoded with: profiles, and the triplets that codes name by an index.
 //!
-//! Owns: the two copies in the region ([`shoal_format::packed`]), what is read from them when the store is opened, and the counts
-//! of users. Rules: profiles never change while a block is packed; a count changes in the transaction that packs or unpacks the
-//! block, in both copies; an index gets its triplet before the block that names it can be read, and loses it after that block
-//! is gone. Lock order: `changing` before the region's commit lock; `decoder` under either, and never across a commit, because
-//! a reader may hold the commit lock ([`Region::while_still`]).
-//! Each part that is damaged in one copy is taken from the other one. Copies with damage are written anew before the next block is packed.
+//! Owns: the two copies in the region ([`shoal_format::packed`]), what is read from them when the
+//! store is opened, and the counts of users. Rules: profiles never change while a block is packed;
+//! a count changes in the transaction that packs or unpacks the block, in both copies; an index
+//! gets its triplet before the block that names it can be read, and loses it after that block is
+//! gone. Lock order: `changing` before the region's commit lock; `decoder` under either, and never
+//! across a commit, because a reader may hold the commit lock ([`Region::while_still`]).
+//! A part that is damaged in one copy is taken from the other. Damaged copies are rewritten before
+//! the next block is packed.
 
 use std::collections::HashMap;
 
@@ -28,7 +30,7 @@ const TRIPLETS_OF_BLOCK: u32 = 16;
 /// Tables longer than this (bytes) do not grow: both copies go into one record.
 const TABLES_MAX: u64 = 256 << 10;
 
-/// What decoding depends on beside the block.
+/// What decoding depends on besides the block.
 #[derive(Default)]
 pub(crate) struct Decoder {
     pub profiles: Vec<Hybrid>,
@@ -41,7 +43,7 @@ struct Stored {
     profile: Vec<u8>,
     /// Triplets there is room for.
     capacity: u32,
-    /// A copy differs from what was read: both are to be written anew.
+    /// A copy differs from what was read: both must be rewritten.
     is_damaged: bool,
 }
 
@@ -50,7 +52,7 @@ impl Stored {
         copy.offset() + InodeTables::triplets_at(self.profile.len() as u64) + u64::from(index) * TRIPLET_RECORD as u64
     }
 
-    /// The bytes of a copy with room for so many triplets.
+    /// Returns the bytes of a copy with room for `capacity` triplets.
     fn bytes(&self, capacity: u32, triplets: &Triplets) -> Result<Vec<u8>> {
         let mut bytes = InodeTables::new(&self.profile, capacity)?.as_bytes().to_vec();
         bytes.extend(&self.profile);
@@ -75,7 +77,7 @@ fn record(triplet: Triplet, users: u64) -> [u8; TRIPLET_RECORD] {
 pub(crate) struct PackedTables {
     changing: Mutex<Option<Stored>>,
     decoder: RwLock<Decoder>,
-    /// No copy can be read: there must be no others beside them.
+    /// No copy can be read: no other tables may be made beside them.
     is_lost: bool,
 }
 
@@ -83,7 +85,7 @@ pub(crate) struct PackedTables {
 struct Copy {
     profile: Vec<u8>,
     profiles: Vec<Hybrid>,
-    /// By index: a triplet and its users, or none; damage is an error.
+    /// By index: a triplet and its users, or none. Damage is an error.
     entries: Vec<std::result::Result<Option<(Triplet, u64)>, shoal_format::FormatError>>,
 }
 
@@ -104,7 +106,8 @@ impl Copy {
 }
 
 impl PackedTables {
-    /// Reads the tables. `tell` is told of damage; what is in neither copy is missing, and the blocks that need it do not decode.
+    /// Reads the tables and reports damage to `tell`. What is in neither copy is missing, and the
+    /// blocks that need it do not decode.
     pub fn load(view: &impl View, roots: &Roots, tell: &dyn Fn(&str)) -> PackedTables {
         let bits = roots.inode_tables.map(|bits| bits.get());
         if bits == [0, 0] {
@@ -147,7 +150,8 @@ impl PackedTables {
             is_damaged = true;
             Triplets::new()
         });
-        // A damaged copy keeps its slot until both are written anew, unless its reference is what is damaged.
+        // A damaged copy keeps its slot until both are rewritten, unless its reference is what is
+        // damaged.
         let fits = |bits| SlotRef::from_bits(bits).filter(|slot| slot.capacity() == first.capacity());
         let stored = Stored {
             copies: bits.map(|bits| fits(bits).unwrap_or_default()),
@@ -162,23 +166,25 @@ impl PackedTables {
         }
     }
 
-    /// Are there tables, readable or not?
+    /// Returns whether there are tables, readable or not.
     pub fn exist(&self) -> bool {
         self.is_lost || self.changing.lock().is_some()
     }
 
-    /// The profiles, as they are stored.
+    /// Returns the profiles as they are stored.
     pub fn profiles(&self) -> Option<ProfileFile> {
         ProfileFile::from_bytes(&self.changing.lock().as_ref()?.profile).ok()
     }
 
-    /// What to decode with; blocks may not change their form under a reader that uses it (see `packed`).
+    /// Returns what to decode with. Blocks must not change their form under a reader that uses it
+    /// (see `packed`).
     pub fn decoder(&self) -> RwLockReadGuard<'_, Decoder> {
         self.decoder.read()
     }
 
-    /// Makes the tables ready for one more block: they exist, are whole and have room. False if that cannot be. The caller holds
-    /// the lock under which roots change. `profile` is stored if there are none yet.
+    /// Makes the tables ready for one more block: they exist, are whole and have room. Returns
+    /// false if that is impossible. The caller holds the lock under which roots change. `profile`
+    /// is stored if there are no tables yet.
     pub fn prepare(&self, region: &Region, profile: impl FnOnce() -> ProfileFile) -> Result<bool> {
         if self.is_lost {
             return Ok(false);
@@ -219,15 +225,15 @@ impl PackedTables {
             if old == [SlotRef::NONE; 2] {
                 *changing = None;
             } else if let Some(stored) = &mut *changing {
-                // The room that there is.
+                // Fall back to the room that there is.
                 stored.capacity = self.capacity_of(stored);
             }
         }
         outcome.map(|()| true)
     }
 
-    /// Writes both copies anew, with these users. The caller holds the lock under which roots change, and nobody else uses the
-    /// store.
+    /// Rewrites both copies with these users. The caller holds the lock under which roots change,
+    /// and nobody else uses the store.
     pub fn rewrite(&self, region: &Region, users: &[Triplet]) -> Result<()> {
         {
             let mut changing = self.changing.lock();
@@ -268,7 +274,8 @@ impl PackedTables {
         Ok(())
     }
 
-    /// Moves the copies out of draining segments; whether one was moved. The caller holds the lock under which roots change.
+    /// Moves the copies out of draining segments; returns whether one was moved. The caller holds
+    /// the lock under which roots change.
     pub fn move_copies(&self, region: &Region, victims: &Victims) -> Result<bool> {
         let mut changing = self.changing.lock();
         let Some(stored) = changing.as_mut().filter(|s| s.copies.iter().any(|copy| victims.contains(*copy))) else {
@@ -294,23 +301,23 @@ impl PackedTables {
     }
 }
 
-/// A change of counts, to be written within the transaction that packs or unpacks a block. Dropped without
-/// [`Change::committed`] it never was.
+/// A change of counts, to be written within the transaction that packs or unpacks a block. Dropping
+/// it without [`Change::committed`] undoes it.
 pub(crate) struct Change<'a> {
     stored: MutexGuard<'a, Option<Stored>>,
     tables: &'a PackedTables,
-    /// Triplets that got a user, and those that are to lose one, each as often as it does.
+    /// Triplets that got a user, and those that are to lose one, each as often as that happens.
     taken: Vec<Triplet>,
     leaving: Vec<Triplet>,
 }
 
 impl Change<'_> {
-    /// Are there tables that counts can be written to?
+    /// Returns whether there are tables that counts can be written to.
     pub fn has_tables(&self) -> bool {
         self.stored.is_some()
     }
 
-    /// One more user for a triplet, which has an index from now on unless the table is full.
+    /// Adds a user to a triplet, which has an index from now on unless the table is full.
     pub fn acquire(&mut self, triplet: Triplet) {
         let Some(stored) = &*self.stored else { return };
         let mut decoder = self.tables.decoder.write();
@@ -321,7 +328,7 @@ impl Change<'_> {
         }
     }
 
-    /// Takes back all users but these.
+    /// Takes back all added users except these.
     pub fn keep(&mut self, mut used: Vec<Triplet>) {
         let mut decoder = self.tables.decoder.write();
         self.taken.retain(|triplet| {
@@ -334,14 +341,14 @@ impl Change<'_> {
         });
     }
 
-    /// One user less for a triplet, once the change is committed.
+    /// Takes a user from a triplet once the change is committed.
     pub fn release(&mut self, triplet: Triplet) {
         if !is_planted(Bug::TripletsStay) {
             self.leaving.push(triplet);
         }
     }
 
-    /// Writes the counts as they will be.
+    /// Writes the counts as they will be after the commit.
     pub fn write(&self, tx: &mut Tx<'_>) -> Result<()> {
         let Some(stored) = &*self.stored else { return Ok(()) };
         let mut touched: Vec<Triplet> = self.taken.iter().chain(&self.leaving).copied().collect();
@@ -359,7 +366,7 @@ impl Change<'_> {
         Ok(())
     }
 
-    /// The transaction was committed.
+    /// Ends the change after its transaction was committed.
     pub fn committed(mut self) {
         self.taken.clear();
         let mut decoder = self.tables.decoder.write();

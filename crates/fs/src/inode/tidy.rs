@@ -1,11 +1,14 @@
-//! The inode table kept small: empty blocks and nodes are given back, and sparse segments are emptied of both.
+//! Keeps the inode table small: gives back empty blocks and nodes, and moves both out of sparse
+//! segments.
 //!
-//! Readers find a record under its inode's lock, without one for the table. So a block changes its place, or goes, under the
-//! locks of all its sixteen inodes; a node under the locks of all inodes there are. Both are only tried for: if a
-//! thread has one, the work waits for a better moment. A claim's holder has a record's place without its lock: while there is a
-//! claim, blocks stay.
-//! A stale handle (number and generation) must not fit a new inode: the records of a block that comes back begin behind the
-//! highest generation any block had that was given back ([`Roots::generation_floor`]).
+//! Readers find a record under its inode's lock, without a lock for the table. So a block changes
+//! its place, or goes, under the locks of all its sixteen inodes; a node under the locks of all
+//! inodes there are. These locks are only tried: if a thread has one, the work waits for a better
+//! moment. A claim's holder has a record's place without its lock, so blocks stay while there is a
+//! claim.
+//! A stale handle (number and generation) must not fit a new inode: the records of a block that
+//! comes back begin behind the highest generation of any block that was given back
+//! ([`Roots::generation_floor`]).
 
 use shoal_format::inode::{InodeSlot, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots};
@@ -19,7 +22,7 @@ use crate::Result;
 use crate::locks::LockTable;
 use crate::planted::{Bug, is_planted};
 
-/// A block with a higher generation stays: the floor must never come near its wrapping around.
+/// A block with a higher generation stays, so that the floor never comes near wrapping around.
 const GENERATION_MAX: u32 = 1 << 31;
 /// How often a claim is waited for.
 const PATIENCE: u32 = 64;
@@ -27,12 +30,13 @@ const PATIENCE: u32 = 64;
 /// A reference to a node or block, and where it is.
 pub(super) struct Link {
     pub slot: SlotRef,
-    /// 0: in the roots.
+    /// 0: the reference is in the roots.
     pub place: Offset,
 }
 
 impl InodeTable {
-    /// The nodes on the way to `block`, the root first, and last the block itself if it exists.
+    /// Returns the nodes on the way to `block`, the root first, and last the block itself if it
+    /// exists.
     fn way(&self, view: &impl View, block: u64) -> Result<Vec<Link>> {
         let (slot, height) = self.root();
         let mut way = vec![Link { slot, place: Offset::ZERO }];
@@ -65,7 +69,7 @@ impl InodeTable {
         self.alone_as(region, locks, block, false, |free, link| change(free, region.begin_reclaim(), link))
     }
 
-    /// The same without a transaction; `nested`: the caller holds locks of other inodes.
+    /// Does the same without a transaction. With `nested` the caller holds locks of other inodes.
     pub(super) fn alone_as(
         &self,
         region: &Region,
@@ -96,7 +100,7 @@ impl InodeTable {
         self.give_back_as(region, locks, block, false)
     }
 
-    /// The same; `nested`: the caller holds locks of other inodes.
+    /// Does the same. With `nested` the caller holds locks of other inodes.
     pub fn give_back_as(&self, region: &Region, locks: &LockTable, block: u64, nested: bool) -> Result<bool> {
         self.alone_as(region, locks, block, nested, |free, Link { slot, place }| {
             let mut tx = region.begin_reclaim();
@@ -136,7 +140,8 @@ impl InodeTable {
 
     /// Moves a block out of a draining segment.
     pub fn move_block(&self, region: &Region, locks: &LockTable, block: u64, victims: &Victims) -> Result<bool> {
-        // Its inodes are locked, so a packed block keeps its form: only a reader or writer of one would unpack it.
+        // Its inodes are locked, so a packed block keeps its form: only a change of one of them
+        // would unpack it.
         self.alone(region, locks, block, |_, mut tx, Link { slot, place }| {
             if !victims.contains(slot) {
                 return Ok(false);
@@ -159,12 +164,13 @@ impl InodeTable {
         change()
     }
 
-    /// The slot of a block, or none: what it was a moment ago.
+    /// Returns the slot of a block, or none, as it was a moment ago.
     pub fn slot_of(&self, region: &Region, block: u64) -> Result<SlotRef> {
         region.while_still(|| self.block_slot(region, block))
     }
 
-    /// Moves the nodes above `block` out of draining segments, and gives back those that lead nowhere.
+    /// Moves the nodes above `block` out of draining segments, and gives back nodes that lead
+    /// nowhere.
     pub fn tidy_nodes(&self, region: &Region, locks: &LockTable, block: u64, victims: &Victims) -> Result<bool> {
         let leads_nowhere = |view: &Tx<'_>, link: &Link| -> Result<bool> {
             let bytes = view.read_vec(link.slot.offset(), TABLE_NODE as usize)?;
@@ -175,7 +181,8 @@ impl InodeTable {
             way.truncate(self.root().1 as usize);
             Ok(way)
         };
-        // First a look that disturbs nobody: only this function moves nodes, and new ones come under this lock.
+        // First a look that disturbs nobody: only this function moves nodes, and new ones are made
+        // under this lock.
         {
             let _free = self.free.lock();
             let tx = region.begin_reclaim();
@@ -216,7 +223,7 @@ impl InodeTable {
         Ok(true)
     }
 
-    /// Up to `most` blocks that lost their last inode; they are off the list then.
+    /// Takes up to `most` blocks off the list of those that lost their last inode.
     pub fn take_emptied(&self, most: usize) -> Vec<u64> {
         let mut free = self.free.lock();
         let mut blocks = Vec::new();
@@ -228,7 +235,7 @@ impl InodeTable {
         blocks
     }
 
-    /// Puts a block on that list again, if it is as empty as far as is known.
+    /// Puts a block back on that list, if it is still empty as far as is known.
     pub fn still_emptied(&self, block: u64) {
         let mut free = self.free.lock();
         if free.known.get(&(block as u32)).is_some_and(|known| known.mask == u16::MAX) {

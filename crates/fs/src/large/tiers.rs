@@ -1,7 +1,8 @@
 //! Moving a file's data between the region and the bulk device, in one transaction.
 //!
-//! Rules: size and contents stay; data that may have been promised durable is flushed on the bulk device before the record that
-//! lets go of the region's copy. Left out: when a file changes its tier (`file`).
+//! Rules: size and contents stay. Data that may have been promised durable are flushed on the bulk
+//! device before the record that frees the region's copy.
+//! Left out: when a file changes its tier (`file`).
 
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
@@ -21,10 +22,11 @@ const CHUNKS_PER_BLOCK: u64 = BULK_BLOCK / CHUNK;
 impl Fs {
     /// Moves a file's data from the region to the bulk device; size and contents stay.
     ///
-    /// Bytes in the region may have been promised durable, so the blocks are flushed before the record that frees the
-    /// slots. Only when nothing of the file can have been promised yet, as in the middle of a copy, is the flush left out
-    /// and the blocks are NEW. That is decided for good under the commit lock: a promise made while the blocks were
-    /// written turns the record down, and the flush is made after all.
+    /// Bytes in the region may have been promised durable, so the blocks are flushed before the
+    /// record that frees the slots. The flush is left out, and the blocks are NEW, only if nothing
+    /// of the file can have been promised yet, as in the middle of a copy. The commit lock decides
+    /// that finally: if a promise was made while the blocks were written, the record is refused and
+    /// the flush is done after all.
     pub(crate) fn move_to_bulk(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         if matches!(inode.layout, Layout::Empty | Layout::Extents) {
             return Ok(());
@@ -41,12 +43,12 @@ impl Fs {
         let promised = if by_durable { self.region.durable_lsn() } else { self.region.promised_lsn() };
         let mut birth = bulk.births.of(ino).filter(|&birth| birth > promised || is_planted(Bug::NeverPromised));
         if by_durable || is_planted(Bug::NeverPromised) {
-            // The comparison under the commit lock does not see it either.
+            // Keeps the comparison under the commit lock from seeing it either.
             birth = birth.map(|_| Lsn::MAX);
         }
         let data_flags = if birth.is_some() { EXTENT_NEW } else { 0 };
         if birth.is_none() {
-            // Before the blocks are written: there will be a flush.
+            // Checked before the blocks are written, because a flush will follow.
             may_wait()?;
         }
         let mut mapping = Mapping::new(bulk);
@@ -91,7 +93,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Copies a file's data from the region to blocks that `mapping` reserves; returns the last write, if there was one.
+    /// Copies a file's data from the region to blocks that `mapping` reserves. Returns the last
+    /// write, if any.
     fn copy_to_bulk(
         &self,
         file: &mut FileLock<'_>,
@@ -134,7 +137,8 @@ impl Fs {
         Ok(write)
     }
 
-    /// The flags that a block of a file in the region is to have on the device; `None` for a hole.
+    /// Returns the flags that a block of a file in the region gets on the device; `None` for a
+    /// hole.
     fn flags_on_bulk(&self, inode: &Inode, block: FileBlock, data_flags: u32) -> Result<Option<u32>> {
         let first = block.get() * CHUNKS_PER_BLOCK;
         for chunk in first..first + CHUNKS_PER_BLOCK {
@@ -146,8 +150,8 @@ impl Fs {
         Ok(None)
     }
 
-    /// Moves a file of at most [`MOVE_BACK_BYTES`], without blocks behind its end, into the region. A full region is no
-    /// error: the file stays where it is.
+    /// Moves a file of at most [`MOVE_BACK_BYTES`], without blocks behind its end, into the region.
+    /// If the region is full, the file stays where it is without an error.
     pub(crate) fn move_to_region(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         if inode.layout != Layout::Extents || inode.size > MOVE_BACK_BYTES {
             return Ok(());
@@ -158,7 +162,7 @@ impl Fs {
         }
     }
 
-    /// The same where a full region is an error, and the file as it was.
+    /// Does the same, but a full region is an error. Then the file is unchanged.
     pub(crate) fn move_back(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         let mut data = Vec::new();
         for at in (0..inode.size).step_by(BULK_BLOCK as usize) {

@@ -1,12 +1,14 @@
-//! Every reference to a piece of a region at rest gets the piece's new place.
+//! Rewrites every reference in a region at rest to the new place of its piece.
 //!
-//! Works on a copy of the region in memory that nobody else uses; pieces keep their place within their segment, inodes their
-//! numbers, and hashes, extents and contents stay as they are. References are found as in `docs/spec/region.md`, sections 5 to 8:
-//! inode table, inodes, chunk arrays, index records of extents, nodes of directories. Whatever does not decode is an error,
-//! because what it refers to would be lost.
-//! A packed block is encoded again in its slot: unpacking first would need room that a store about to shrink may not have. The
-//! code of a reference is as long wherever the slot lies (`inode/record`), so it fits; if a profile should make it longer, the
-//! resize is refused. Left out: moving the bytes.
+//! Works on a private copy of the region in memory. Pieces keep their place within their segment
+//! and inodes their numbers; hashes, extents and contents stay as they are. References are found as
+//! in `docs/spec/region.md`, sections 5 to 8: inode table, inodes, chunk arrays, index records of
+//! extents, nodes of directories. Anything that does not decode is an error, because what it refers
+//! to would be lost.
+//! A packed block is encoded again in its slot: unpacking first would need room that a store about
+//! to shrink may not have. The code of a reference has the same length wherever the slot lies
+//! (`inode/record`), so the block fits. If a profile makes it longer, the resize is refused.
+//! Left out: moving the bytes.
 
 use std::cell::RefCell;
 use std::mem::offset_of;
@@ -28,11 +30,12 @@ use crate::inode::tables::PackedTables;
 use crate::inode::{block, packed, record};
 use crate::{Error, Result};
 
-/// Levels of nodes an inode table has at most.
+/// Levels of nodes that an inode table has at most.
 const HEIGHT_MAX: u32 = 4;
 
-/// Rewrites all references of the region in `memory`; `places` has the new segment of each old one, 0 where none is in use.
-/// `progress` is told how many of the inode table's nodes below the root are done, and of how many.
+/// Rewrites all references of the region in `memory`. `places` has the new segment of each old one,
+/// 0 for one that is not in use. `progress` gets the number of the inode table's nodes below the
+/// root that are done, and the total.
 pub(super) fn move_all(
     memory: &dyn PersistentMemory,
     superblock: &Superblock,
@@ -72,11 +75,11 @@ pub(super) fn move_all(
 struct Walk<'a> {
     memory: &'a dyn PersistentMemory,
     places: &'a [u64],
-    /// What packed blocks are decoded with.
+    /// The tables that decode packed blocks.
     tables: PackedTables,
 }
 
-/// The memory, as the tables are read from it.
+/// The memory as a [`View`], from which the tables are read.
 struct Bytes<'a>(&'a dyn PersistentMemory);
 
 impl View for Bytes<'_> {
@@ -107,7 +110,7 @@ impl Walk<'_> {
         Ok(if slot.is_run() { SlotRef::run(offset, slot.run_segments()) } else { SlotRef::slot(offset, slot.class()) })
     }
 
-    /// Moves the reference at `at`; where the piece lies before the move.
+    /// Moves the reference at `at`; returns where the piece lies before the move.
     fn reference(&self, at: Offset) -> Result<SlotRef> {
         let slot =
             SlotRef::from_bits(self.memory.read_u64(at.get())).ok_or_else(|| self.damaged("slot reference", at))?;
@@ -115,7 +118,7 @@ impl Walk<'_> {
         Ok(slot)
     }
 
-    /// The list of bulk devices, whose bitmaps may lie in runs.
+    /// Moves the references in the list of bulk devices, whose bitmaps may lie in runs.
     fn bulk_devices(&self, superblock: &Superblock) -> Result<()> {
         let mut page = vec![0; PAGE as usize];
         self.memory.read(BULK_LIST_AT.get(), &mut page);
@@ -134,7 +137,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// A copy of the list of dictionaries, which the reference at `at` leads to.
+    /// Moves the references in a copy of the list of dictionaries, to which the reference at `at`
+    /// leads.
     fn dictionaries(&self, at: Offset) -> Result<()> {
         let list = self.reference(at)?;
         if list.is_none() {
@@ -150,7 +154,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The inode table below the reference at `at`; level 0 is an inode block. Blocks given back are absent.
+    /// Moves the references of the inode table below `at`; level 0 is an inode block. Blocks given
+    /// back are absent.
     fn table(&self, at: Offset, level: u32) -> Result<()> {
         let piece = self.reference(at)?;
         if piece.is_none() {
@@ -173,8 +178,8 @@ impl Walk<'_> {
         })
     }
 
-    /// Encodes the inodes of a packed block whose references change again. Each keeps its form, so that the block keeps its length
-    /// and the triplets their users.
+    /// Encodes again the inodes of a packed block whose references change. Each keeps its form, so
+    /// that the block keeps its length and the triplets their users.
     fn packed_block(&self, piece: SlotRef) -> Result<()> {
         let at = piece.offset();
         let mut bytes = vec![0; piece.capacity() as usize];
@@ -199,7 +204,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Moves what an inode refers to; its new record, if it is in use. `at` is where its record or block lies.
+    /// Moves what an inode refers to; returns its new record if it is in use. `at` is where its
+    /// record or block lies.
     fn inode(&self, record: &[u8; INODE_RECORD], at: Offset) -> Result<Option<[u8; INODE_RECORD]>> {
         let InodeSlot::Used(inode) = Inode::decode(record)? else { return Ok(None) };
         let root = inode.root.offset();
@@ -224,7 +230,8 @@ impl Walk<'_> {
         Ok(Some(Inode { root, xattr, ..inode }.encode()))
     }
 
-    /// An entry of the chunk map at `map`; the first one of a packed group moves the object's references, too.
+    /// Moves an entry of the chunk map at `map`. The first entry of a packed group also moves the
+    /// object's references.
     fn chunk(&self, map: Offset, entry: u64) -> Result<()> {
         let at = map + entry * 8;
         let moved = match ChunkRef::decode(self.memory.read_u64(at.get())) {
@@ -241,7 +248,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The references of the packed object whose first piece lies at `slot` before the move.
+    /// Moves the references of the packed object whose first piece lies at `slot` before the move.
     fn object(&self, slot: SlotRef) -> Result<()> {
         let mut head = [0; OBJECT_HEAD];
         self.memory.read(slot.offset().get(), &mut head);

@@ -1,8 +1,11 @@
-//! Cleaning: when bulk storage is short, payloads in blocks that are mostly unused move together, so that these blocks go.
+//! Cleaning: when bulk storage is short, moves payloads out of sparsely used blocks, so that these
+//! blocks can be unmapped.
 //!
-//! A pass takes the emptiest blocks and looks at all files for ranges in them, because nothing leads from a range to its file; what it finds
-//! is written to fresh blocks and referred to from there, in the way and order of spilling (`write`). A pass goes in steps of bounded
-//! work. Left out: unmapping what is empty then (`room`).
+//! A pass takes the emptiest blocks and examines all files for ranges in them, because nothing
+//! leads from a range to its file. It writes what it finds to fresh blocks and makes the heads
+//! refer to these, in the way and order of spilling (`write`). A pass goes in steps of bounded
+//! work.
+//! Left out: unmapping the emptied blocks (`room`).
 
 use std::collections::BTreeSet;
 
@@ -17,13 +20,14 @@ use crate::{Error, Fs, Ino, Result, small};
 
 /// Bulk storage is short when less than this share of it is free.
 const SHORT_SHARE: u64 = 16;
-/// Blocks emptied by one pass at most, and gained by one at least: it looks at all files.
+/// Blocks emptied by one pass at most, and gained by one at least, because a pass examines all
+/// files.
 const PASS_BLOCKS: usize = 1024;
 const GAIN_BLOCKS: u64 = 4;
 /// A pass begins this long after the last one at the earliest (ns).
 const PAUSE_NS: u64 = 10_000_000_000;
 
-/// A pass under way.
+/// A pass in progress.
 pub(super) struct Cleaning {
     victims: BTreeSet<u64>,
     /// The next block of the inode table to look at.
@@ -31,7 +35,7 @@ pub(super) struct Cleaning {
 }
 
 impl Fs {
-    /// Is there little room for what spills?
+    /// Returns whether there is little room to spill to.
     fn is_bulk_short(&self) -> bool {
         self.bulk.as_ref().is_some_and(|bulk| {
             let (room, count) = bulk.room_and_blocks();
@@ -39,7 +43,7 @@ impl Fs {
         })
     }
 
-    /// Goes on with cleaning, or begins a pass if that is worth it.
+    /// Continues cleaning, or begins a pass if that is worth it.
     pub(super) fn clean_some(&self, worker: &mut Worker, now: u64, most: u64) -> Result<()> {
         if worker.cleaning.is_none() && (now < worker.cleaned_ns || !self.is_bulk_short()) {
             return Ok(());
@@ -51,8 +55,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Cleans at up to `most` blocks of the inode table, with a new pass if that gains `gain` blocks; the pass is over when none is left in
-    /// `worker`.
+    /// Cleans at up to `most` blocks of the inode table, with a new pass if that gains `gain`
+    /// blocks. The pass is over when `worker` has none left.
     pub(super) fn clean(&self, worker: &mut Worker, most: u64, gain: u64) -> Result<()> {
         let pass = worker.cleaning.take().or_else(|| {
             let victims = self.spill.map.sparse(PASS_BLOCKS, gain)?;
@@ -72,10 +76,11 @@ impl Fs {
                 self.past_damage(ino, self.gather_spilled(ino, &pass.victims, &mut batch))?;
             }
             (pass.block, left) = (pass.block + 1, left - 1);
-            // Little room is used again and again: what was emptied so far goes first.
+            // With little room, blocks are reused repeatedly: moves what was gathered so far, and
+            // unmaps the emptied blocks, before it goes on.
             let is_full = batch.is_full() || batch.blocks() >= self.bulk()?.free_blocks();
             if is_full || pass.block == self.table.blocks() || left == 0 {
-                // An error ends the pass: what has moved has moved.
+                // An error ends the pass; what has moved stays moved.
                 self.write_batch(worker, std::mem::take(&mut batch))?;
                 self.sweep()?;
             }
@@ -86,7 +91,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Adds what a file has in the victims.
+    /// Adds a file's data in the victim blocks to the batch.
     fn gather_spilled(&self, ino: Ino, victims: &BTreeSet<u64>, batch: &mut Batch) -> Result<()> {
         let mut group = 0;
         loop {
@@ -109,7 +114,7 @@ impl Fs {
             if let Some(placed) = found
                 && let Some(place) = placed.place
                 && is_in(place, placed.object.spilled_bytes(), victims)
-                // Gone by now, or damaged: its next reader gets the error.
+                // If the payload is gone or damaged, it is skipped: the next reader gets the error.
                 && let Ok(payload) = self.spilled_payload(ino, &placed, place)?
             {
                 let object = placed.object;

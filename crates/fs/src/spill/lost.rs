@@ -1,7 +1,9 @@
-//! Which small files lost something in damaged blocks of the spill file.
+//! Finds the small files that lost data in damaged blocks of the spill file.
 //!
-//! Nothing leads from a range of the spill file to its small file, so all files are looked at; damage is rare. Whether a payload is lost
-//! its own sum says: several share a unit of the device. Left out: which blocks are damaged ([`crate::scrub`]).
+//! Nothing leads from a range of the spill file to its small file, so all files are examined;
+//! damage is rare. Several payloads share a unit of the device, so a payload's own sum decides
+//! whether it is lost.
+//! Left out: which blocks are damaged ([`crate::scrub`]).
 
 use std::collections::BTreeSet;
 
@@ -16,15 +18,16 @@ pub(crate) struct Lost {
     pub ino: Ino,
     /// Where in the file the group begins.
     pub byte: u64,
-    /// The blocks of the spill file it lies in.
+    /// The blocks of the spill file that hold it.
     pub blocks: std::ops::Range<u64>,
-    /// Its sum says so; otherwise the device does.
+    /// True if its sum is wrong; false if the device reports an error.
     pub damaged: bool,
     pub cause: String,
 }
 
 impl Fs {
-    /// What cannot be read of the small files that have something in these blocks of the spill file.
+    /// Returns the unreadable groups of small files that have data in these blocks of the spill
+    /// file.
     pub(crate) fn lost_in_spilled(&self, blocks: &BTreeSet<u64>) -> Result<Vec<Lost>> {
         let mut lost = Vec::new();
         for block in 0..self.table.blocks() {
@@ -46,7 +49,7 @@ impl Fs {
     fn look_at_spilled(&self, ino: Ino, group: u64, blocks: &BTreeSet<u64>, lost: &mut Vec<Lost>) -> Result<()> {
         let (placed, place) = match self.spilled_at(ino, group) {
             Ok(Some(found)) => found,
-            // Changed or gone meanwhile.
+            // The group has changed or gone meanwhile.
             Ok(None) | Err(Error::Stale) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -59,7 +62,7 @@ impl Fs {
             Ok(Err(_)) => (true, "it is on bulk storage, and the checksum is wrong".to_string()),
             Err(error) => (false, error.to_string()),
         };
-        // Brought back meanwhile, and the range used anew?
+        // Listed only if the group was not brought back meanwhile.
         if self.spilled_at(ino, group).is_ok_and(|now| now.is_some_and(|(_, now)| now == place)) {
             lost.push(Lost { ino, byte: group * GROUP, blocks: of, damaged, cause });
         }

@@ -1,10 +1,13 @@
-//! Which ranges of the spill file are in use. Volatile: gathered after a mount by a look at all heads, in the background.
+//! Tracks which ranges of the spill file are in use. Volatile: rebuilt after a mount by a
+//! background scan of all heads.
 //!
-//! A bit for each 512 bytes, kept for blocks with a bit set only. Setting and clearing a range are idempotent and happen under the lock
-//! of the inode that has it, so the look at an inode meets its ranges as they are, however it changes before or after. Until all
-//! inodes were looked at nothing is known to be unused, and blocks are only added.
-//! Rejected: the same bits in the region. They would cost their log records, images, and a lock against compaction for each removal;
-//! and what a crash leaves without a user would have to be found all the same.
+//! There is a bit for each 512 bytes, kept only for blocks with a bit set. Setting and clearing a
+//! range are idempotent and happen under the lock of the inode that owns the range. So the scan
+//! sees the current ranges of an inode, however the inode changes before or after. Until all inodes
+//! were scanned nothing is known to be unused, and blocks are only added.
+//! Rejected: the same bits in the region. They would cost log records, space in images, and a lock
+//! against compaction for each removal; and what a crash leaves without a user would still have to
+//! be found.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,12 +27,12 @@ pub(crate) struct SpillMap(Mutex<Ranges>);
 #[derive(Default)]
 struct Ranges {
     blocks: BTreeMap<u64, Bits>,
-    /// Blocks without bits that may be mapped still.
+    /// Blocks without bits that may still be mapped.
     emptied: BTreeSet<u64>,
     spilled: Spilled,
 }
 
-/// Blocks and bits of `[at, at + bytes)`, which are multiples of a unit.
+/// Returns the blocks and bits of `[at, at + bytes)`; both ends are multiples of a unit.
 fn parts(at: u64, bytes: u64) -> impl Iterator<Item = (u64, Bits)> {
     let end = at + bytes;
     (at / BULK_BLOCK..end.div_ceil(BULK_BLOCK)).map(move |block| {
@@ -47,7 +50,7 @@ impl SpillMap {
         SpillMap(Mutex::new(Ranges { spilled, ..Ranges::default() }))
     }
 
-    /// A head refers to the range, or will when a transaction commits.
+    /// Adds a range that a head refers to, or will refer to when a transaction commits.
     pub fn add(&self, gone: &LetGo) {
         if gone.bytes == 0 {
             return;
@@ -67,7 +70,7 @@ impl SpillMap {
         }
     }
 
-    /// The last head that referred to the range has gone.
+    /// Removes a range after the last head that referred to it is gone.
     pub fn remove(&self, gone: &LetGo) {
         if gone.bytes == 0 {
             return;
@@ -94,14 +97,15 @@ impl SpillMap {
         }
     }
 
-    /// These blocks are mapped: those that nothing refers to are to be unmapped.
+    /// Notes mapped blocks: those that nothing refers to can be unmapped.
     pub fn mapped(&self, from: u64, to: u64) {
         let mut ranges = self.0.lock();
         let Ranges { blocks, emptied, .. } = &mut *ranges;
         emptied.extend((from..to).filter(|block| !blocks.contains_key(block)));
     }
 
-    /// The emptiest blocks, up to `most`, if what is in use of them fits so many blocks fewer that `gain` are gained.
+    /// Returns the emptiest blocks, up to `most`, if rewriting what is in use of them gains `gain`
+    /// blocks.
     pub fn sparse(&self, most: usize, gain: u64) -> Option<BTreeSet<u64>> {
         let ranges = self.0.lock();
         if ranges.spilled.counting {
@@ -120,7 +124,7 @@ impl SpillMap {
         (sparse.len() as u64 >= needed).then(|| sparse.into_iter().map(|(_, block)| block).collect())
     }
 
-    /// Have all inodes been looked at?
+    /// Returns whether all inodes have been scanned.
     pub fn is_whole(&self) -> bool {
         !self.0.lock().spilled.counting
     }
@@ -129,13 +133,13 @@ impl SpillMap {
         self.0.lock().spilled.counting = false;
     }
 
-    /// Blocks that can be unmapped.
+    /// Returns the number of blocks that can be unmapped.
     pub fn emptied(&self) -> u64 {
         let ranges = self.0.lock();
         if ranges.spilled.counting { 0 } else { ranges.emptied.len() as u64 }
     }
 
-    /// Takes them, as runs from block to block, ascending.
+    /// Takes the emptied blocks, as ascending runs `(first, end)`.
     pub fn take_emptied(&self) -> Vec<(u64, u64)> {
         let mut ranges = self.0.lock();
         let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -205,7 +209,7 @@ mod tests {
         assert_eq!((map.emptied(), map.take_emptied()), (0, vec![]));
         map.set_whole();
         assert_eq!(map.take_emptied(), [(0, 1), (2, 3)]);
-        // Taken back before it was unmapped.
+        // The range is taken again before its block was unmapped.
         map.remove(&range(65536, 512));
         map.add(&range(65536, 512));
         assert_eq!(map.take_emptied(), []);

@@ -1,9 +1,10 @@
-//! Spilled payloads read, and brought back into the region.
+//! Reads spilled payloads and brings them back into the region.
 //!
-//! Rules: the device is read without inode locks, so the range may be another's by the time it is read. The sum tells. After a wrong
-//! one head and mapping are looked at again; only what fails twice, with both as they were, is damage. Nobody can have let go of the
-//! range and taken it again meanwhile: its head was there before and after. Left out: which files come back, and when
-//! (`spill`).
+//! Rules: the device is read without inode locks, so the range may belong to another payload by the
+//! time it is read. The sum tells. After a wrong sum, head and mapping are looked up again. Only a
+//! payload that fails twice, with both unchanged, is damaged. The range cannot have been freed and
+//! reused meanwhile, because its head was there before and after.
+//! Left out: which files come back, and when (`spill`).
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::planted::{Bug, is_planted};
 use crate::small::{self, Spilled};
 use crate::{Error, Fs, Ino, Result};
 
-/// Decompressed objects kept for who reads them in parts.
+/// Decompressed objects kept for readers that read them in parts.
 const KEPT: usize = 16;
 
 /// A spilled object that was read.
@@ -26,7 +27,7 @@ pub(crate) struct Fetched {
     bytes: Arc<Vec<u8>>,
 }
 
-/// A payload with a wrong sum: whose, and where it was read.
+/// A payload with a wrong sum: its object, and where it was read.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Wrong {
     object: Object,
@@ -34,7 +35,7 @@ pub(crate) struct Wrong {
     spans: Vec<Span>,
 }
 
-/// A payload, or what was there in its place.
+/// A payload, or what was found in its place.
 pub(super) type Read = std::result::Result<Vec<u8>, Wrong>;
 
 impl Fs {
@@ -50,7 +51,8 @@ impl Fs {
         let object = placed.object;
         let outcome = read_spans(self, &spans, &mut payload);
         if matches!(outcome, Err(Error::Damaged { .. })) {
-            // Several payloads share a unit of the device: this one's own sum tells whether it is the one that is damaged.
+            // Several payloads share a unit of the device. This payload's own sum tells whether it
+            // is the damaged one.
             let is_right = !is_planted(Bug::NeighboursLost)
                 && self.payload_as_it_is(&spans, &mut payload).is_ok()
                 && object.sum_of(&payload) == object.sum;
@@ -60,7 +62,7 @@ impl Fs {
             return Err(Error::WouldFlush);
         }
         if let Err(error) = outcome {
-            // The blocks may have moved, and their device may be gone since.
+            // The blocks may have moved, and their old device may be gone.
             let _lock = self.locks.read(file);
             let now = self.load_spill_file(file).and_then(|inode| self.spans(&inode, place.0, payload.len()));
             return if now.is_ok_and(|now| now == spans) {
@@ -87,8 +89,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Fills the parts of `out` that are spilled; the outcome within tells of a wrong sum. `again`: the file was in use a moment ago. No
-    /// locks are held.
+    /// Fills the parts of `out` that are spilled. The inner value reports a wrong sum. `again`: the
+    /// file was in use a moment ago. The caller holds no locks.
     pub(crate) fn read_spilled(
         &self,
         ino: Ino,
@@ -134,7 +136,7 @@ impl Fs {
         fetched.push_front(read);
     }
 
-    /// A wrong sum, met twice in the same place.
+    /// Notes a wrong sum, found twice in the same place, as damage.
     pub(crate) fn spilled_damage(&self, ino: Ino, wrong: &Wrong) -> Error {
         let at = wrong.spans.first().and_then(Span::at).unwrap_or(0);
         let finding = format!("spilled data at {at:#x} of bulk storage: the checksum is wrong");
@@ -160,7 +162,7 @@ impl Fs {
         }
     }
 
-    /// The object of a group, if it is spilled.
+    /// Returns the object of a group, if it is spilled.
     pub(super) fn spilled_at(&self, ino: Ino, group: u64) -> Result<Option<(Placed, SpillPlace)>> {
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;
@@ -171,7 +173,8 @@ impl Fs {
         Ok(placed.place.map(|place| (placed, place)))
     }
 
-    /// Puts an object with this payload in the place of a spilled one; false if that is another one now.
+    /// Replaces a spilled object by one with this payload. Returns false if the group has another
+    /// object now.
     fn put_back(&self, ino: Ino, group: u64, seen: &Placed, payload: &[u8]) -> Result<bool> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
@@ -192,8 +195,8 @@ impl Fs {
         Ok(true)
     }
 
-    /// Brings files back that were read while they were spilled, as long as memory is below `percent`. Without room they stay where
-    /// they are.
+    /// Brings back files that were read while they were spilled, as long as memory is below
+    /// `percent`. Without room they stay spilled.
     pub(super) fn bring_some_back(&self, percent: u64) -> Result<()> {
         let until_ns = self.clock.monotonic_ns() + TICK_RETURNS_NS;
         while self.memory_above(percent) == 0 && self.clock.monotonic_ns() < until_ns {
@@ -203,7 +206,7 @@ impl Fs {
             };
             let Some(ino) = next else { return Ok(()) };
             match self.bring_file_back(ino) {
-                // It is damaged, or cannot be read: its next reader gets the error.
+                // The file is damaged or unreadable: its next reader gets the error.
                 Ok(()) | Err(Error::Corrupt(_) | Error::Io(_) | Error::Damaged { .. }) => {}
                 Err(Error::NoSpace) => return Ok(()),
                 Err(error) => return Err(error),

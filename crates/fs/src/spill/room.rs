@@ -1,8 +1,9 @@
-//! Blocks of the spill file: the file made, blocks added and unmapped.
+//! Blocks of the spill file: creates the file, adds blocks and unmaps them.
 //!
-//! Rules: blocks are added where the file has a hole, whole, and are durable before the caller refers to them; they are unmapped only
-//! while the worker's lock is held, so nobody is about to refer to one. The file has one link and no name, and only this module writes
-//! to it. Left out: what is in use (`map`).
+//! Rules: blocks are added whole, in a hole of the file, and are durable before the caller refers
+//! to them. They are unmapped only under the worker's lock, so that nobody is about to refer to
+//! one. The file has one link and no name, and only this module writes to it.
+//! Left out: what is in use (`map`).
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,15 +25,15 @@ use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result, small};
 
 impl Fs {
-    /// The spill file; made if there is none.
+    /// Returns the spill file, and creates it if there is none.
     fn spill_file(&self) -> Result<Ino> {
         if let Some(ino) = self.spill.file() {
             return Ok(ino);
         }
-        // Durable before the first record that needs them.
+        // The features are durable before the first record that needs them.
         self.region.add_feature(FEATURE_PACKED)?;
         self.region.add_feature(FEATURE_SPILLED)?;
-        // Memory may be full to the last inode: this one makes room.
+        // Even if memory is full to the last inode, this one is taken, because it makes room.
         let new = self.table.take_reserved(&self.region)?;
         let (ino, now) = (new.ino, self.now());
         let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..blank_dir() };
@@ -87,7 +88,8 @@ impl Fs {
         drop(file);
         worker.next = Some(FileBlock::ceil(first.byte() + done as u64));
         if !is_planted(Bug::SpillUnflushed) {
-            // The flush covers the blocks, the record behind it says so; the heads' records come after both.
+            // The flush covers the blocks, and the record behind it clears NEW; the heads' records
+            // follow both.
             let end = first + bytes.len() as u64 / BULK_BLOCK;
             let settled = self.settle_spilled(ino, first, end);
             settled.inspect_err(|_| self.spill.map.mapped(first.get(), first.get() + done as u64 / BULK_BLOCK))?;
@@ -95,14 +97,16 @@ impl Fs {
         Ok(first.byte())
     }
 
-    /// Makes blocks of the spill file durable. What another device has lost of the file is no matter of theirs.
+    /// Makes blocks of the spill file durable. Losses of the file on other devices do not affect
+    /// them.
     fn settle_spilled(&self, ino: Ino, first: FileBlock, end: FileBlock) -> Result<()> {
         let flushed = self.flush_files(&[ino])?;
         self.settle_flushed(ino, &flushed)?;
         if is_planted(Bug::SpillDoubtful) { Ok(()) } else { self.refuse_doubtful_in(ino, first, end) }
     }
 
-    /// A hole of so many blocks: behind the last one written, again and again through the whole file.
+    /// Finds a hole of `blocks` blocks behind the last one written, wrapping around at the end of
+    /// the file.
     fn hole(&self, worker: &Worker, inode: &Inode, blocks: u64) -> Result<FileBlock> {
         let mut first = worker.next.unwrap_or(FileBlock::ceil(inode.size));
         let mut turns = 0;
@@ -157,7 +161,7 @@ impl Fs {
     pub(super) fn note_spilled(&self, ino: Ino) -> Result<()> {
         let mut group = 0;
         loop {
-            // Each group under the lock anew: a long file must not keep others waiting.
+            // Takes the lock for each group anew: a long file must not keep others waiting.
             let _lock = self.locks.read(ino);
             let inode = match self.load(ino) {
                 Err(Error::Stale) => return Ok(()),
@@ -180,13 +184,13 @@ impl Fs {
         }
     }
 
-    /// All inodes were looked at: notes the blocks of the spill file that none of them refers to.
+    /// Notes, after the scan of all inodes, the blocks of the spill file that no inode refers to.
     pub(super) fn note_unused(&self) -> Result<()> {
         let Some(ino) = self.spill.file() else { return Ok(()) };
         let mut block = FileBlock::ZERO;
         while block < FileBlock::END {
             let _lock = self.locks.read(ino);
-            // One that is lost has nothing to be let go of.
+            // A lost spill file has no blocks to free.
             let Ok(inode) = self.load_spill_file(ino) else { return Ok(()) };
             match self.mapped(&inode, block)? {
                 Mapped::Hole { until } => block = until,

@@ -1,9 +1,11 @@
 //! How warm files are: a clock over inode numbers. Volatile.
 //!
-//! A byte for each inode, in parts that are made when the first of their files is used: whether the file was read or changed since the
-//! hand passed, and a grade that grows with each turn in which it was, and falls with each in which it was not. A file is cold at
-//! grade 0: one that was written once after two turns, one that is read all the time after more. relatime's times would not do: they
-//! change once a day, and with `noatime` never.
+//! There is a byte for each inode, in parts that are allocated when the first of their files is
+//! used. It holds whether the file was read or changed since the hand passed, and a grade. The
+//! grade rises with each turn in which the file was used, and falls with each turn in which it was
+//! not. A file is cold at grade 0: one that was written once after two turns, one that is read all
+//! the time after more. The times of relatime would not do: they change once a day, and with
+//! `noatime` never.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -25,17 +27,18 @@ impl Warm {
         Warm((0..PARTS).map(|_| OnceLock::new()).collect())
     }
 
-    /// The file is in use; true if it was before since the hand passed.
+    /// Notes that the file is in use. Returns whether it had already been used since the hand
+    /// passed.
     #[inline]
     pub fn touch(&self, ino: Ino) -> bool {
         let number = ino.get() as usize;
         let part = self.0[number / PART].get_or_init(|| (0..PART).map(|_| AtomicU8::new(0)).collect());
         let state = &part[number % PART];
-        // Mostly it is set already: nothing is written then.
+        // Usually the bit is already set, and nothing is written.
         state.load(Relaxed) & USED != 0 || state.fetch_or(USED, Relaxed) & USED != 0
     }
 
-    /// The hand passes: is the file warm?
+    /// Passes the hand over a file. Returns whether the file is warm.
     pub fn pass(&self, ino: Ino) -> bool {
         let number = ino.get() as usize;
         let Some(part) = self.0[number / PART].get() else { return false };
@@ -45,7 +48,7 @@ impl Warm {
             return false;
         }
         let grade = now & !USED;
-        // A use between the two is forgotten; a file in use is used again.
+        // A use between load and store is forgotten; a file in use is used again.
         state.store(if now & USED == 0 { grade - 1 } else { (grade + 1).min(GRADE_MAX) }, Relaxed);
         true
     }

@@ -1,7 +1,9 @@
-//! Payloads moved out: which, gathered into whole blocks, and the records that make their heads refer to these.
+//! Moves payloads out: selects them, gathers them into whole blocks, and writes the records that
+//! make their heads refer to these.
 //!
-//! Rules: no inode lock is waited for, only tried; what has changed since it was copied stays in the region; one transaction for each
-//! object. Left out: when (`spill`), and the blocks (`room`).
+//! Rules: inode locks are only tried, never waited for. What has changed since it was copied stays
+//! in the region. Each object has its own transaction.
+//! Left out: when (`spill`), and the blocks (`room`).
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::SlotRef;
@@ -20,14 +22,14 @@ use crate::{Error, Fs, Ino, Result};
 
 /// Bytes of payloads written at once.
 const BATCH_BYTES: u64 = 4 << 20;
-/// A group that gives back less than this stays where it is (bytes).
+/// A group that frees less than this stays where it is (bytes).
 const GAIN_MIN: u64 = 96;
 const HEAD_BYTES: u64 = (OBJECT_HEAD + SPILL_PLACE) as u64;
 
 /// Result of a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Done {
-    /// Bytes of memory that are free now.
+    /// Bytes of memory that were freed.
     pub gained: u64,
     /// Blocks of the inode table that the hand has passed.
     pub blocks: u64,
@@ -38,7 +40,7 @@ pub(super) struct Done {
 pub(super) enum Form {
     Object(Object),
     Plain(Vec<SlotRef>),
-    /// On bulk storage already: it moves there.
+    /// Already on bulk storage: it moves within it.
     Spilled(Object, SpillPlace),
 }
 
@@ -48,13 +50,13 @@ pub(super) struct Candidate {
     pub generation: u32,
     pub group: u64,
     pub form: Form,
-    /// The bytes, or the payload, as they were found; and as they are to be written, if that differs.
+    /// The bytes or the payload as they were found.
     pub copied: Vec<u8>,
     pub payload: Option<Vec<u8>>,
     pub code: (Codec, u16),
     /// Bytes of the file.
     pub bytes: u64,
-    /// Bytes of the region that it gives back.
+    /// Bytes of the region that spilling the group frees.
     pub gain: u64,
     /// Where the payload begins in its batch.
     pub at: u64,
@@ -75,7 +77,7 @@ impl Batch {
         self.candidates.push(candidate);
     }
 
-    /// Blocks that it takes.
+    /// Blocks that the batch takes.
     pub fn blocks(&self) -> u64 {
         (self.buffer.len() as u64).div_ceil(BULK_BLOCK)
     }
@@ -92,7 +94,8 @@ impl Candidate {
 }
 
 impl Fs {
-    /// Spills what the hand finds, up to `want` bytes or a batch; it passes up to `most` blocks of inodes.
+    /// Spills what the hand finds, up to `want` bytes or a full batch. The hand passes up to `most`
+    /// blocks of inodes.
     pub(super) fn spill_batch(&self, worker: &mut Worker, want: u64, most: u64, which: Which) -> Result<Done> {
         let mut batch = Batch::default();
         let (mut done, mut gain) = (Done::default(), 0);
@@ -110,7 +113,7 @@ impl Fs {
         Ok(done)
     }
 
-    /// Writes a batch and lets the heads refer to it; returns the bytes gained.
+    /// Writes a batch and makes the heads refer to it. Returns the bytes gained.
     pub(super) fn write_batch(&self, worker: &mut Worker, batch: Batch) -> Result<u64> {
         let Batch { candidates, mut buffer } = batch;
         if candidates.is_empty() {
@@ -130,12 +133,13 @@ impl Fs {
                 }
             }
         }
-        // What was changed meanwhile stayed where it was: its part of a block is nobody's.
+        // Groups that changed meanwhile stayed where they were, so nobody owns their parts of the
+        // blocks.
         self.spill.map.mapped(first, end);
         outcome.map(|()| gained)
     }
 
-    /// Files of an inode block that have data to give.
+    /// Returns the files of an inode block that have data to spill.
     fn files_to_spill(&self, block: u64, which: Which) -> Result<Vec<Ino>> {
         let mut files = Vec::new();
         self.table.for_block(&self.region, block, &mut |ino, slot| {
@@ -149,7 +153,8 @@ impl Fs {
         Ok(files)
     }
 
-    /// Copies what a file has in the region to the batch; returns how many bytes of the region that would give back.
+    /// Copies a file's data in the region to the batch. Returns how many bytes of the region that
+    /// would free.
     fn copy_groups(&self, worker: &mut Worker, ino: Ino, batch: &mut Batch) -> Result<u64> {
         let (mut group, mut gain) = (0, 0);
         loop {
@@ -168,7 +173,8 @@ impl Fs {
                 if let Form::Plain(chunks) = &candidate.form
                     && inode.flags & INODE_SUMMED == 0
                 {
-                    // As long as none gets a dictionary: the newest may be old, and forgotten, when the group is spilled.
+                    // Only without a dictionary: the newest may be old, and forgotten, when the
+                    // group is spilled.
                     let seen = Seen { generation: inode.generation, size: u64::MAX, method, chunks: chunks.clone() };
                     if let Some((code, payload)) = self.compressed(&mut worker.packer, &seen, &candidate.copied)? {
                         (candidate.code, candidate.payload) = (code, Some(payload));
@@ -181,7 +187,8 @@ impl Fs {
         }
     }
 
-    /// A group as it is in the region, if it is there and worth it. The caller holds the inode's lock.
+    /// Copies a group as it is in the region, if it is there and worth spilling. The caller holds
+    /// the inode's lock.
     fn copy_group(&self, ino: Ino, inode: &Inode, group: u64) -> Result<Option<Candidate>> {
         let (form, copied, code, bytes, takes) = match small::sure_ref(&self.region, inode, group * GROUP_CHUNKS)? {
             ChunkRef::Packed(slot) => {
@@ -211,11 +218,11 @@ impl Fs {
         Ok(Some(Candidate { ino, generation, group, form, copied, payload: None, code, bytes, gain, at: 0 }))
     }
 
-    /// Lets a group's head refer to the payload, which is durable behind byte `base` of the spill file, if the group still is what was
-    /// copied; returns the bytes gained.
+    /// Makes a group's head refer to its payload, which is durable behind byte `base` of the spill
+    /// file, if the group has not changed since it was copied. Returns the bytes gained.
     fn spill_group(&self, seen: &Candidate, base: u64) -> Result<u64> {
         let Some(_lock) = self.locks.try_write(seen.ino) else { return Ok(0) };
-        // The holder of a file's data lock copies it without the inode lock.
+        // The holder of a file's data lock may be copying the file without the inode lock.
         if self.data_locks.is_taken(seen.ino) {
             return Ok(0);
         }
@@ -247,7 +254,7 @@ impl Fs {
         // A full store must be able to spill.
         let mut removal = self.removal();
         removal.store(&mut tx, seen.ino, &inode, true)?;
-        // Before the commit: afterwards the next removal may come at once.
+        // Added before the commit: the next removal may come right after it.
         let range = LetGo { at: place.0, bytes: object.spilled_bytes(), stood_for: seen.bytes };
         if !is_planted(Bug::SpilledNotCounted) {
             self.spill.map.add(&range);
@@ -257,7 +264,7 @@ impl Fs {
         Ok(seen.gain)
     }
 
-    /// Is the group still what was copied? The caller holds the inode's lock.
+    /// Returns whether the group is still what was copied. The caller holds the inode's lock.
     fn is_as_copied(&self, inode: &Inode, seen: &Candidate) -> Result<bool> {
         if let Form::Spilled(object, place) = seen.form {
             let ChunkRef::Packed(slot) = small::sure_ref(&self.region, inode, seen.group * GROUP_CHUNKS)? else {
@@ -271,7 +278,7 @@ impl Fs {
     }
 }
 
-/// Has the file data in the region that may be elsewhere?
+/// Returns whether the file has data in the region that may be spilled.
 fn may_spill(inode: &Inode) -> bool {
     let is_short = inode.allocated.saturating_sub(inode.xattr.capacity()) < HEAD_BYTES + GAIN_MIN;
     has_data(inode) && inode.nlink > 0 && inode.flags & INODE_TRUNCATING == 0 && !is_short

@@ -2,7 +2,7 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `schedule` | two threads of which one runs at a time, and all their interleavings to a bound |
+//! | `schedule` | two threads that run one at a time, and all their interleavings up to a bound |
 //! | `view` | what a store shows, and how much of a large file's bytes may differ from it |
 //! | `promise` | which views a crash at some moment may leave, and which bytes are promised |
 //! | `pairs` | stores, pasts and operations, and which pairs are tried |

@@ -1,9 +1,10 @@
 //! Pasts and operations, and which pairs of them are tried.
 //!
-//! The threshold of most is 80 KiB. `F` is in the region and was begun with a long write, as a copy in progress; `G` and `S` are
-//! small, `L` is large and ends within a block.
-//! Where one of the two packs, the threshold is 400 KiB: `P` has two groups that shrink, `N` noise that gets a sum where it
-//! lies, `R` one group of two chunks, `G` one slot.
+//! Most stores have a threshold of 80 KiB. `F` is in the region and begins with a long write, like
+//! a copy in progress. `G` and `S` are small. `L` is large and ends within a block.
+//! Where one operation of the pair packs files, the threshold is 400 KiB. `P` has two groups that
+//! compress. `N` is noise that gets a checksum where it lies. `R` is one group of two chunks, and
+//! `G` is one slot.
 
 use crate::crash::operation::Operation::{self, *};
 use crate::store::Setup;
@@ -14,12 +15,13 @@ const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
 
-/// Both tiers, as small as the operations allow: a hundred thousand of them are opened.
+/// Returns a setup with both tiers, as small as the operations allow: a run opens a hundred
+/// thousand such stores.
 pub fn setup(kind: MemoryKind) -> Setup {
     Setup { bulk_blocks: 16, region_bytes: 28 << 16, ring_bytes: 128 << 10, ..Setup::two_tiers(kind) }
 }
 
-/// Stores, what happened on them before, and which two operations follow.
+/// Stores, their pasts, and the pairs of operations that follow.
 pub struct Field {
     pub setup: fn(MemoryKind) -> Setup,
     pub pasts: Vec<Past>,
@@ -30,7 +32,7 @@ pub fn general() -> Field {
     Field { setup, pasts: pasts(), pairs: pairs() }
 }
 
-/// One of the two packs files.
+/// Returns pairs in which one operation packs files.
 pub fn packing() -> Field {
     let setup = |kind| Setup { threshold: 400 << 10, ring_bytes: 512 << 10, region_bytes: 64 << 16, ..setup(kind) };
     let made = [
@@ -100,7 +102,7 @@ fn beside_packing() -> Vec<Operation> {
     ]
 }
 
-/// One of the two moves a file to the other tier.
+/// Returns pairs in which one operation moves a file to the other tier.
 pub fn rebalancing() -> Field {
     let setup = |kind| Setup { bulk_blocks: 40, ring_bytes: 512 << 10, region_bytes: 64 << 16, ..setup(kind) };
     let and = |more: &[Operation]| young().into_iter().chain(more.iter().cloned()).collect();
@@ -133,7 +135,7 @@ pub fn rebalancing() -> Field {
     Field { setup, pasts, pairs }
 }
 
-/// What happened in this process before the two.
+/// Operations that this process ran before the pair.
 #[derive(Clone)]
 pub struct Past {
     pub name: &'static str,
@@ -153,7 +155,8 @@ fn young() -> Vec<Operation> {
     ]
 }
 
-/// Contents that follow those cut off, a file that has taken a name, and one that may: none was synced.
+/// New contents after a truncation, a file `N` that may take another's name, and a file that took
+/// one. None of these changes is synced.
 fn replaced() -> Vec<Operation> {
     vec![
         Sync,
@@ -179,12 +182,12 @@ pub fn pasts() -> Vec<Past> {
     ]
 }
 
-/// What makes durable.
+/// Returns the operations that make changes durable.
 pub fn syncing() -> Vec<Operation> {
     vec![Fsync("G"), Fsync("F"), Fsync("L"), Sync, Tick, Checkpoint]
 }
 
-/// What changes something, each in one step of its tier.
+/// Returns operations that change something, each in one step of its tier.
 pub fn changing() -> Vec<Operation> {
     vec![
         // Across the threshold, by much and by one byte.
@@ -219,7 +222,8 @@ pub fn changing() -> Vec<Operation> {
     ]
 }
 
-/// Every pair of which one makes durable, then every pair of changes; the order of the two is the schedule's.
+/// Returns each pair of a syncing and a changing operation, then the pairs of changes, then the
+/// pairs of syncing operations. The schedule decides the order within a pair.
 pub fn pairs() -> Vec<[Operation; 2]> {
     let (syncing, changing) = (syncing(), changing());
     let mut pairs = Vec::new();

@@ -1,17 +1,23 @@
 //! Which views a crash at some moment of two operations may leave, and which bytes are promised.
 //!
-//! Views come from running the operations in turn: those of the past in order, then neither, either alone, and both in
-//! either order. Rules:
-//! - The log is a prefix. After a process crash what returned is in the view; after a power loss it is with memory whose
-//!   log is durable at once, else what had returned before an fsync, sync or tick that returned had begun.
+//! Views come from running the operations in turn: first those of the past in order, then neither
+//! operation of the pair, either alone, or both in either order. Rules:
+//! - The log is a prefix. After a process crash, the view has every operation that returned. After
+//!   a power loss, the same holds if the memory's log is durable at once. With other memory, the
+//!   view has the operations that had returned before the start of an fsync, sync or tick that
+//!   itself returned.
 //! - An operation that returned before the other began is in every view that has the other.
-//! - Bytes of the region are in the log. They are promised with it; on the bulk device, only by an fsync of the file, a
-//!   sync or a tick. A file counts as being in the region at some moment when it is in every view of that moment.
-//! - A file that takes another one's name is promised by the record that gives it the name, as it was then. A file whose contents
-//!   were cut off whole is promised by whatever makes the log durable (memory without a ring, for the first seconds).
-//! - A byte of a file that is large in some view is that of the view, or of a later one (written in place), or of an earlier
-//!   one with the byte there in every view between (not yet written in place), no older than its promise. It is
-//!   zero where no such promise covers it. So bytes that were cut off, and bytes of others, are never allowed.
+//! - Bytes of the region are in the log and are promised with it. Bytes on the bulk device are
+//!   promised only by an fsync of the file, a sync or a tick. A file counts as being in the region
+//!   at a moment if every view of that moment has it there.
+//! - The record that gives a file the name of another one also promises the file's bytes at that
+//!   time. A file whose contents were cut off whole is promised by whatever makes the log durable
+//!   (memory without a ring, for the first seconds).
+//! - A byte of a file that is large in some view comes from the view, from a later one (written in
+//!   place), or from an earlier one (not yet written in place). An earlier view counts only if
+//!   every view between has the byte, and if it is no older than the file's promise. The byte is
+//!   zero where no such promise covers it. So bytes that were cut off, and bytes of other files,
+//!   are never allowed.
 
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Ino, RenameMode};
@@ -19,7 +25,8 @@ use shoal_fs::{Ino, RenameMode};
 use super::view::{Candidate, File, Shown, View, unexplained};
 use crate::crash::operation::Operation;
 
-/// A state in turn: so many operations of the past, or the two as well.
+/// A state of running operations in turn: the first operations of the past, or the whole past and
+/// one or both of the pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     Past(usize),
@@ -38,13 +45,13 @@ impl Turn {
     }
 }
 
-/// What is known at a moment of a schedule.
+/// Progress of both operations at a moment of a schedule.
 #[derive(Clone, Debug, Default)]
 pub struct Moment {
     pub begun: [bool; 2],
-    /// With whether it succeeded.
+    /// Whether the operation succeeded, for each actor that returned.
     pub returned: [Option<bool>; 2],
-    /// What was known when it began, and when it returned.
+    /// The moments at which each actor began and returned.
     at_begin: [Option<Box<Moment>>; 2],
     at_return: [Option<Box<Moment>>; 2],
 }
@@ -74,7 +81,7 @@ impl Moment {
         self.at_return[actor].as_ref().is_some_and(|then| then.begun[other] && then.returned[other].is_none())
     }
 
-    /// May the state be this one, with these operations in it at least?
+    /// May the state be that of `turn`, given that it has at least the operations in `with`?
     fn allows(&self, turn: Turn, with: [bool; 2]) -> bool {
         let has = [turn.has(0), turn.has(1)];
         let complete = (0..2).all(|actor| (has[actor] || !with[actor]) && (!has[actor] || self.begun[actor]));
@@ -87,14 +94,14 @@ impl Moment {
     }
 }
 
-/// Everything that the operations in turn came to.
+/// Results of running the operations in turn.
 pub struct History {
     pub kind: MemoryKind,
     pub operations: [Operation; 2],
     pub past: Vec<Operation>,
-    /// After each operation of the past; the first is the empty store.
+    /// Views after each operation of the past. The first is the empty store.
     pub views: Vec<Shown>,
-    /// Neither succeeded nor failed alike: with which success each of the two ended.
+    /// Views after one or both operations of the pair, with whether each of the two succeeded.
     pub turns: Vec<(Turn, Shown, [bool; 2])>,
 }
 
@@ -103,7 +110,7 @@ fn syncs(operation: &Operation) -> bool {
     matches!(operation, Operation::Fsync(_) | Operation::Sync | Operation::Tick | Operation::Checkpoint)
 }
 
-/// Does it give the file a name that another one has?
+/// Does the operation give the file a name that another file has?
 fn takes_name(operation: &Operation, before: &View, ino: Ino) -> bool {
     let Operation::Rename(from, to, mode) = operation else { return false };
     let [from, to] = [from, to].map(|path| before.files.get(path.as_bytes()).map(|file| file.ino));
@@ -111,13 +118,13 @@ fn takes_name(operation: &Operation, before: &View, ino: Ino) -> bool {
     is_over && (from == Some(ino) || *mode == RenameMode::Exchange && to == Some(ino))
 }
 
-/// Does it cut off all of the file's contents?
+/// Does the operation cut off all of the file's contents?
 fn cuts_off(operation: &Operation, before: &View, ino: Ino) -> bool {
     let Operation::Truncate(path, 0) = operation else { return false };
     before.files.get(path.as_bytes()).is_some_and(|file| file.ino == ino && !file.bytes.is_empty())
 }
 
-/// Does it promise the file's bytes on the bulk device?
+/// Does the operation promise the file's bytes on the bulk device?
 fn settles(operation: &Operation, view: &View, ino: Ino) -> bool {
     match operation {
         Operation::Fsync(path) => view.files.get(path.as_bytes()).is_some_and(|file| file.ino == ino),
@@ -136,14 +143,15 @@ impl History {
         self.kind != MemoryKind::Logged
     }
 
-    /// Has the operation returned, and does that promise what it is to promise? Each clock ticks in one thread: of two ticks at
-    /// once, which are made here only, the second leaves to the first what that one has begun.
+    /// Has the operation returned, and does that keep its promise? Elsewhere each clock ticks in
+    /// one thread, but a pair may run two ticks at once. The second tick then leaves to the first
+    /// the work that the first has begun, so it promises nothing if it returns first.
     fn vouches(&self, actor: usize, moment: &Moment) -> bool {
         let ticks = self.operations.iter().all(|operation| matches!(operation, Operation::Tick));
         moment.returned_ok(actor) && !(ticks && moment.returned_amid(actor, 1 - actor))
     }
 
-    /// Operations that must be in the view, and how much of the past.
+    /// Returns which operations must be in the view, and how much of the past.
     fn floor(&self, moment: &Moment, power: bool) -> ([bool; 2], usize) {
         let last = self.views.len() - 1;
         if !power || self.durable_at_once() {
@@ -158,7 +166,7 @@ impl History {
         (with, past)
     }
 
-    /// The views of `moment` from the end of the past on.
+    /// Returns the views that are possible at `moment`, from the end of the past on.
     fn now(&self, moment: &Moment, with: [bool; 2]) -> Vec<&Shown> {
         let last = self.views.len() - 1;
         let all = self.all().into_iter();
@@ -168,15 +176,16 @@ impl History {
             .collect()
     }
 
-    /// What is promised of a file that is found in the state of `turn`: none, or from which state of the past on and with which
-    /// operations its bytes are.
+    /// Returns the promise for a file found in the state of `turn`: the first state of the past
+    /// that its bytes may come from, and the operations that they must include. None means that
+    /// nothing is promised.
     fn promise(&self, moment: &Moment, power: bool, ino: Ino, turn: Turn) -> Option<(usize, [bool; 2])> {
         let last = self.views.len() - 1;
         if !power {
             return Some((last, [moment.returned_ok(0), moment.returned_ok(1)]));
         }
         let small = |view: &View| view.by_ino(ino).is_some_and(|file| !file.large);
-        // In the past: the last state in which the file was there and its bytes were promised.
+        // In the past, find the last state in which the file was there and its bytes were promised.
         let mut promised = None;
         let mut replaced = false;
         for (k, operation) in self.past.iter().enumerate() {
@@ -215,7 +224,8 @@ impl History {
             }
         }
         for actor in (0..2).filter(|&actor| turn.has(actor)) {
-            // As it was in turn; another order that may have been says what it was there.
+            // Judge the file as it was before this operation in `turn`. The other order is judged
+            // by its own turn.
             let first = matches!(turn, Turn::Both(first, _) if first != actor).then_some(1 - actor);
             let before = self.turns.iter().find(|(turn, ..)| first.is_some_and(|first| *turn == Turn::One(first)));
             let before = before.map_or(&self.views[last], |(_, view, _)| view);
@@ -227,7 +237,7 @@ impl History {
         promised.map(|past| (past, with))
     }
 
-    /// Is what was found after a crash at `moment` allowed?
+    /// Is the view found after a crash at `moment` allowed?
     pub fn judge(&self, found: &View, moment: &Moment, power: bool) -> Result<(), String> {
         let (with, past) = self.floor(moment, power);
         let mut nearest = String::new();
@@ -254,7 +264,8 @@ impl History {
         Err(format!("no order of what had begun explains what is there ({with:?} must be):{nearest}"))
     }
 
-    /// An operation that failed leaves what it leaves where it fails in turn.
+    /// Did the operations that returned succeed or fail as they do in `turn`? An operation that
+    /// fails changes the same as when it fails in turn.
     fn ended_alike(&self, turn: Turn, moment: &Moment) -> bool {
         let ok = self.turns.iter().find(|(other, ..)| *other == turn).map_or([true; 2], |(_, _, ok)| *ok);
         (0..2).all(|actor| !turn.has(actor) || moment.returned[actor].is_none_or(|ended| ended == ok[actor]))
@@ -269,7 +280,8 @@ impl History {
             let promise = self.promise(moment, power, wanted.ino, turn);
             let (past, with) = promise.unwrap_or((0, [false; 2]));
             let all = self.all();
-            // Every state the bytes may be of, in order of time where there is one.
+            // Collect every state that the bytes may come from, ordered by time where there is an
+            // order.
             let reachable: Vec<(Turn, Option<&File>)> = all
                 .iter()
                 .filter(|(other, _)| match *other {
@@ -279,7 +291,8 @@ impl History {
                 .map(|(other, view)| (*other, view.by_ino(wanted.ino)))
                 .collect();
             let loose = wanted.large || reachable.iter().any(|(_, file)| file.is_some_and(|file| file.large));
-            // In which of the past the file must have been as long as a byte of an earlier one is to count.
+            // A byte of an earlier state counts only if the file stayed long enough in every state
+            // of the past up to this one.
             let until = match turn {
                 Turn::Past(k) => k,
                 _ => self.views.len() - 1,

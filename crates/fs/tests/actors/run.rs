@@ -17,18 +17,18 @@ use crate::crash::explorer::guard;
 use crate::crash::operation::{Actor, Operation};
 use crate::store::{self, Boot, Setup};
 
-/// What is visited of a pair.
+/// How far a pair is explored.
 #[derive(Clone)]
 pub struct Extent {
     pub bound: Bound,
     pub limits: Limits,
-    /// One of so many states is also checked by the offline checker.
+    /// The offline checker also checks one in this many states.
     pub check_every: u64,
-    /// Also crashes between two stores to memory.
+    /// Also crash between two stores to memory.
     pub stores: bool,
 }
 
-/// Only one schedule, event and state.
+/// Restricts the visit to one schedule, event or state.
 #[derive(Clone, Default)]
 pub struct Only {
     pub schedule: Option<String>,
@@ -61,7 +61,7 @@ struct Live {
     clock: Arc<SimClock>,
 }
 
-/// A new store and what happened on it, ready for any pair.
+/// A new store and its past, ready for any pair.
 pub struct Ground<'a> {
     setup: Setup,
     past: &'a Past,
@@ -232,10 +232,10 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// What a schedule leaves for its judgement.
+/// State that a schedule leaves behind to be judged.
 struct Watching {
     live: Arc<Live>,
-    /// By mark.
+    /// Moments, indexed by mark.
     moments: Mutex<Vec<Moment>>,
 }
 

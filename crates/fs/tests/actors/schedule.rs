@@ -1,13 +1,17 @@
-//! Two actors, each in a thread of its own, of which one has the turn; and every way the turn can go between them.
+//! Two actors, each in its own thread, of which one has the turn, and every way to pass the turn
+//! between them.
 //!
-//! An actor waits for the turn before it begins and before each of its media calls. Whoever gets it runs up to its next
-//! wait or its end. One that does neither and sleeps waits for a lock that the other holds: the turn goes to the
-//! other, and once the lock is free the first runs on up to its next wait, beside the other, which makes media calls
-//! in turn all the same. The other holds a lock only between its beginning and its end: an actor that sleeps at
-//! another time waits for something else, such as the allocator on a busy machine, and keeps the turn.
-//! Schedules are searched by running them again from the start with other choices, those with fewer preemptions first and of these
-//! depth first. Changing the actor while it could go on is a preemption, and a schedule has at most so many of them.
-//! A schedule is written as the actors chosen, `A` or `B`, one for each turn.
+//! An actor waits for the turn before it begins and before each of its media calls. The actor that
+//! gets the turn runs up to its next wait or its end. If it sleeps on the way, it waits for a lock
+//! that the other actor holds, and the turn goes to the other. Once the lock is free, the first
+//! actor runs on up to its next wait beside the other, but their media calls still take turns.
+//! An actor holds locks only between its beginning and its end. So an actor that sleeps while the
+//! other has not begun or has ended waits for something else, such as the allocator on a busy
+//! machine. It keeps the turn.
+//! The search runs schedules again from the start with other choices. It tries those with fewer
+//! preemptions first, and among these it goes depth first. Switching actors while the current one
+//! could go on is a preemption. The bound limits the preemptions of a schedule.
+//! A schedule is written as the actors chosen, `A` or `B`, one letter for each turn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -17,15 +21,15 @@ use std::time::{Duration, Instant};
 
 use shoal_sim::Budget;
 
-/// An actor that gives no sign of life for so long is not waiting for the other: the test is stuck.
+/// Time without progress after which the test counts as stuck, not as waiting for a lock.
 const STUCK: Duration = Duration::from_secs(60);
-/// The same where both sleep, which is what a deadlock looks like.
+/// The same limit when both actors sleep, which is what a deadlock looks like.
 const STUCK_IN_LOCKS: Duration = Duration::from_secs(5);
-/// Between two looks at an actor that does not come to its next wait.
+/// Interval between two looks at an actor that does not come to its next wait.
 const LOOK: Duration = Duration::from_micros(100);
-/// Looks in a row that must find it asleep.
+/// Consecutive looks that must find the actor asleep.
 const LOOKS: u32 = 3;
-/// The first wait.
+/// Name of an actor's first wait.
 const BEGINNING: &str = "the beginning";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +38,7 @@ enum Place {
     Born,
     /// Before the call named.
     Waiting(&'static str),
-    /// Has the turn, and has not noticed it.
+    /// The actor has the turn and has not noticed it.
     Granted,
     Running,
     Done,
@@ -64,20 +68,20 @@ impl Gate {
     }
 }
 
-/// What an actor does; true when its operation succeeded.
+/// Work of an actor. Returns true if its operation succeeded.
 pub type Deed = Box<dyn FnOnce() -> bool + Send>;
 
-/// What the searcher hears of a schedule while it runs.
+/// Receives the events of a schedule while it runs.
 pub trait Watcher {
     /// `actor` gets the turn for the first time.
     fn begins(&mut self, actor: usize);
     /// `actor` has returned; true when its operation succeeded.
     fn returned(&mut self, actor: usize, ok: bool);
-    /// Where the run is: a number that grows with every media call.
+    /// Returns the position of the run, a number that grows with every media call.
     fn position(&self) -> u64;
 }
 
-/// A turn that could have gone to somebody else.
+/// A turn, and the actor that could have had it instead.
 struct Decision {
     chosen: usize,
     other: Option<usize>,
@@ -87,7 +91,7 @@ struct Decision {
 }
 
 fn sleeps(task: u64) -> bool {
-    // The state is what follows the name in parentheses.
+    // The state follows the name in parentheses.
     let stat = std::fs::read_to_string(format!("/proc/self/task/{task}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
 }
@@ -97,7 +101,8 @@ fn own_task() -> Option<u64> {
     link.file_name()?.to_str()?.parse().ok()
 }
 
-/// Waits until whoever has the turn waits again, has ended, or sleeps in somebody's lock.
+/// Waits until each actor that has the turn waits again, has ended, or sleeps on a lock of the
+/// other.
 fn quiet(gate: &Gate) -> Result<(), String> {
     let began = Instant::now();
     let mut looks = 0;
@@ -119,7 +124,7 @@ fn quiet(gate: &Gate) -> Result<(), String> {
             .filter_map(|actor| state.tasks[actor])
             .collect();
         let unready = state.places.iter().filter(|place| busy(place)).count() > running.len();
-        // Not while this thread holds the gate, at which an actor may just arrive.
+        // Release the gate before looking, because an actor may be about to take it.
         drop(state);
         looks = if !unready && running.into_iter().all(sleeps) { looks + 1 } else { 0 };
         state = gate.state.lock().unwrap();
@@ -132,14 +137,14 @@ fn quiet(gate: &Gate) -> Result<(), String> {
     }
 }
 
-/// What one schedule came to.
+/// Result of one schedule.
 pub struct Trace {
     decisions: Vec<Decision>,
     /// The actors chosen.
     pub name: String,
 }
 
-/// Runs both deeds with the turns of `choices`, and behind them with as few changes as possible.
+/// Runs both deeds with the turns of `choices`, then with as few switches as possible.
 fn run_one(deeds: [Deed; 2], choices: &[usize], watcher: &mut impl Watcher) -> Result<Trace, String> {
     let state = State { places: [Place::Born; 2], tasks: [None; 2], outcomes: [None, None] };
     let gate = Arc::new(Gate { state: Mutex::new(state), changed: Condvar::new() });
@@ -163,7 +168,8 @@ fn run_one(deeds: [Deed; 2], choices: &[usize], watcher: &mut impl Watcher) -> R
         }
         let ready: Vec<usize> = (0..2).filter(|&a| matches!(state.places[a], Place::Waiting(_))).collect();
         let Some(&first) = ready.first() else {
-            // On a busy machine a thread may sleep for a moment in what is nobody's lock here, such as the allocator's.
+            // On a busy machine a thread may sleep briefly on another lock, such as the
+            // allocator's.
             if nobody_since.get_or_insert_with(Instant::now).elapsed() > STUCK_IN_LOCKS {
                 return Err(format!("after {name} each actor waits for a lock of the other: {:?}", state.places));
             }
@@ -212,23 +218,26 @@ fn spawn(gate: Arc<Gate>, actor: usize, deed: Deed) -> thread::JoinHandle<()> {
 pub struct Bound {
     pub preemptions: usize,
     pub schedules: usize,
-    /// No schedule but the first begins after its end.
+    /// Only the first schedule may begin after the budget is spent.
     pub budget: Budget,
 }
 
-/// Runs every schedule within `bound`. `start` makes the two deeds and their watcher anew; `done` is handed the watcher
-/// of a schedule that ended, and the position behind which no earlier schedule was.
+/// Runs every schedule within `bound`. `start` makes the two deeds and their watcher anew. `done`
+/// receives the watcher of a finished schedule, and the position after which the schedule differs
+/// from all earlier ones.
 pub fn search<W: Watcher>(
     bound: Bound,
     mut start: impl FnMut() -> Result<([Deed; 2], W), String>,
     mut done: impl FnMut(W, &Trace, u64) -> Result<(), String>,
 ) -> Result<usize, String> {
-    // Choices that must be made, preemptions among them, and the position at which they leave an earlier schedule.
+    // The forced choices, the number of preemptions among them, and the position at which they
+    // leave an earlier schedule.
     let mut open: Vec<(Vec<usize>, usize, u64)> = vec![(vec![1], 0, 0), (vec![0], 0, 0)];
     let mut schedules = 0;
     loop {
-        // Those with fewer preemptions first: most faults need one, and where a bound ends the search, depth alone would leave out
-        // all that change the actor early.
+        // Take schedules with fewer preemptions first. Most faults need one preemption, and a
+        // bounded search that goes depth first only would leave out all schedules that switch
+        // early.
         let least = open.iter().map(|(_, preemptions, _)| *preemptions).min();
         let Some(next) = open.iter().rposition(|(_, preemptions, _)| Some(*preemptions) == least) else { break };
         let (choices, preemptions, since) = open.remove(next);

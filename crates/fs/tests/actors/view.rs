@@ -1,7 +1,8 @@
-//! What a store shows to its users, as far as two operations at once can be compared with the same ones in turn.
+//! The state of a store that its users see, as far as two concurrent operations can be compared
+//! with the same operations run in turn.
 //!
-//! Owns: names, sizes, links, modes and bytes of a store, and their comparison. Left out: times and the numbers of inodes
-//! that the two create, which depend on the turn.
+//! Owns: names, sizes, links, modes and bytes of a store, and their comparison. Left out: times,
+//! and the numbers of inodes that the operations create, which depend on the order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,7 +50,7 @@ impl View {
         self.files.values().find(|file| file.ino == ino)
     }
 
-    /// How the names and attributes differ from those of `other`.
+    /// Describes how the names and attributes differ from those of `other`.
     pub fn differs(&self, other: &View) -> Option<String> {
         let show = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
         if !self.files.keys().eq(other.files.keys()) {
@@ -73,7 +74,7 @@ fn read(fs: &Fs, name: &[u8]) -> shoal_fs::Result<File> {
     let mut bytes = vec![0; attr.size as usize];
     let got = fs.read(attr.ino, 0, &mut bytes)?;
     bytes.truncate(got);
-    // The lower bound of what makes a file large, so that small ones cost no look at their places.
+    // A large file has at least one bulk block, so small files need no look at their placement.
     let large = attr.blocks >= 128 && fs.placement(attr.ino)?.inode.layout == Layout::Extents;
     Ok(File { ino: attr.ino, mode: attr.mode, nlink: attr.nlink, bytes, large })
 }
@@ -84,7 +85,8 @@ pub struct Candidate<'a> {
     pub limit: usize,
 }
 
-/// The first byte of `found` that no candidate has there, and that is not a zero at or behind `zeros_from`.
+/// Returns the position of the first byte of `found` that no candidate has there and that is not a
+/// zero at or after `zeros_from`.
 pub fn unexplained(found: &[u8], candidates: &[Candidate<'_>], zeros_from: usize) -> Option<usize> {
     const PAGE: usize = 512;
     for (number, page) in found.chunks(PAGE).enumerate() {

@@ -1,4 +1,5 @@
-//! Stores whose inodes cool, and threads on one while it is packed: for the tests of packed inodes.
+//! Stores whose inodes grow cold, and threads that use a store while it is packed, for the tests of
+//! packed inodes.
 //!
 //! The clock begins in 2023 and goes on from one opening to the next. Left out: what packed stores must hold (`packed`,
 //! `crash`).
@@ -60,7 +61,7 @@ impl Store {
         self.check();
     }
 
-    /// Makes it a store of a program that did not know the feature.
+    /// Makes the store look like one written by a program that did not know the feature.
     pub fn without_feature(&self, feature: u64) {
         let memory = self.world.memory(0);
         let mut page = [0; PAGE as usize];
@@ -75,7 +76,7 @@ impl Store {
     }
 }
 
-/// Packs until a round is over; time goes on so far that everything is cold.
+/// Advances the clock until everything is cold, then packs until a round is over.
 pub fn cool(fs: &Fs, clock: &SimClock) -> InodePacking {
     clock.advance(2 * AGE.as_nanos() as u64);
     let mut all = InodePacking::default();
@@ -108,14 +109,15 @@ pub fn files(fs: &Fs, clock: &SimClock, count: u64) -> Vec<Ino> {
         .collect()
 }
 
-/// Threads that read, change, create and remove while blocks are packed without pause: what each file says of itself is right.
+/// Runs threads that read, change, create and remove files while another packs blocks without
+/// pause. The attributes of every file must be right.
 pub fn crowd(seed: u64, steps: u64) {
     let mut store = Store::new(setup());
     let fs = store.open_as(Some(Duration::ZERO));
     let dir = fs.mkdir(&caller(), ROOT, b"dir", 0o755).unwrap().ino;
     let make = |number: u64| {
         let name = format!("kept{number}");
-        // Each has an owner of its own, so that a record read for another one shows.
+        // Each file has its own owner, so that a record read for another file shows.
         let who = Caller { uid: 1000 + number as u32, ..caller() };
         (fs.mknod(&who, ROOT, name.as_bytes(), 0o644, 0).unwrap().ino, 1000 + number as u32)
     };

@@ -1,8 +1,9 @@
-//! What must still work on a recovered store: every file can be deleted, the space is back, files can be created again,
-//! and the store remounted.
+//! Operations that must still work on a recovered store: every file can be deleted, the space is
+//! back, files can be created again, and the store can be remounted.
 //!
-//! Rules: after deleting everything only the inode table's own pieces and dictionaries may be left in the region and nothing on the bulk
-//! device, by the engine's counts and by the offline checker's.
+//! Rules: after everything is deleted, only the inode table's own pieces and the dictionaries may
+//! be left in the region, and nothing on the bulk device. Both the engine's counts and the offline
+//! checker's must say so.
 
 use shoal_format::SlotRef;
 use shoal_format::inode::{INODE_BLOCK, S_IFDIR, S_IFMT, TABLE_FANOUT, TABLE_NODE};
@@ -44,7 +45,7 @@ pub fn delete_all(fs: &Fs, dir: Ino) -> Result<(), String> {
 /// Deletes everything; the space must be back.
 pub fn empty(fs: &Fs, clock: &SimClock) -> Result<(), String> {
     delete_all(fs, ROOT)?;
-    // What was spilled is given back in the background; the first tick may look for it only.
+    // Spilled blocks are given back in the background. The first tick may only look for them.
     fs.spill_tick().and_then(|()| fs.spill_tick()).map_err(|e| format!("spilled files: {e}"))?;
     fs.sync().map_err(|e| format!("sync: {e}"))?;
     clock.advance(2_000_000_000);
@@ -61,7 +62,8 @@ pub fn empty(fs: &Fs, clock: &SimClock) -> Result<(), String> {
     Ok(())
 }
 
-/// Pieces of the inode table: nodes, copies of the tables of packed inodes and of dictionaries; blocks. And the bytes of those
+/// Counts the pieces of the inode table. Returns the number of nodes together with the copies of
+/// the tables of packed inodes and of dictionaries, the number of blocks, and the bytes of those
 /// copies.
 fn table(fs: &Fs) -> Result<(u64, u64, u64), String> {
     let mut bytes = [0; size_of::<Roots>()];
@@ -78,11 +80,11 @@ fn table(fs: &Fs) -> Result<(u64, u64, u64), String> {
 
 fn table_bytes(fs: &Fs) -> Result<u64, String> {
     let (nodes, blocks, bytes) = table(fs)?;
-    // Generous: copies are counted with the nodes, too.
+    // This is generous, because the copies are also counted as nodes.
     Ok(nodes * TABLE_NODE + blocks * INODE_BLOCK + bytes)
 }
 
-/// Everything that must still work, on a store just recovered.
+/// Tries everything that must still work on a store just recovered.
 pub fn examine(store: Store, again: &[Operation]) -> Result<(), String> {
     let Store { setup, world, fs, clock, boot, .. } = store;
     empty(&fs, &clock)?;

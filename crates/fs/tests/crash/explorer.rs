@@ -1,8 +1,8 @@
 //! Crashes at every point of a run, and examines every state.
 //!
-//! By turns: recovery twice, crashes during recovery to depth two, the offline checker, the aftermath. Turns and samples
-//! are functions of seed, workload, point and state: a rerun makes the same choices. A state visited by its number gets
-//! all of them.
+//! The further tests take turns: recovery twice, crashes during recovery to depth two, the offline
+//! checker, the aftermath. Turns and samples are functions of seed, workload, point and state, so a
+//! rerun makes the same choices. A state visited by its number gets all tests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -26,10 +26,10 @@ fn shallow() -> Limits {
     Limits { subset_units: 1, torn: 1, each: 1, samples: 2 }
 }
 
-/// What is visited of a run.
+/// Which states of a run are visited.
 #[derive(Clone, Copy)]
 pub struct Sampling {
-    /// One of so many states.
+    /// Visits one in this many states.
     pub every: u64,
     /// Only this point, and this state of it.
     pub point: Option<u64>,
@@ -37,7 +37,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// One of so many states of all points.
+    /// Visits one in `every` states, at all points.
     pub fn one_of(every: u64) -> Sampling {
         Sampling { every, point: None, state: None }
     }
@@ -48,7 +48,8 @@ pub fn explore(run: &Run<'_>, sampling: Sampling) -> Result<u64, String> {
     explore_within(run, sampling, None)
 }
 
-/// The same. With a budget it begins at some point, so that not all runs see the same first ones, and ends when the time is over.
+/// Like [`explore`], within a budget. A limited run begins at a point that depends on seed and
+/// workload, so that not all runs see the same points first. It ends when the budget is spent.
 pub fn explore_within(run: &Run<'_>, sampling: Sampling, budget: Option<&Budget>) -> Result<u64, String> {
     let mut visitor = Visitor { run, visited: 0, forced: sampling.state.is_some() };
     let name = run.name.bytes().fold(0, |sum, byte| mix(&[sum, byte as u64]));
@@ -68,7 +69,8 @@ pub fn explore_within(run: &Run<'_>, sampling: Sampling, budget: Option<&Budget>
             let turn = mix(&[run.ground.seed, name, number as u64, state]);
             let wanted = match sampling.state {
                 Some(only) => only == state,
-                // Everything has returned, and nothing unpromised survives: where a broken promise shows.
+                // At the last point every operation has returned. The first power loss there keeps
+                // nothing that was not promised, so a broken promise shows.
                 None if number + 1 == run.points.len() && state < 2 => true,
                 None => sampling.point.is_some() || turn.is_multiple_of(sampling.every),
             };
@@ -97,7 +99,7 @@ pub fn explore_within(run: &Run<'_>, sampling: Sampling, budget: Option<&Budget>
     Ok(visitor.visited)
 }
 
-/// A panic is a failure like any other.
+/// Turns a panic into a failure like any other.
 pub fn guard<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast::<String>().map(|text| *text);
@@ -108,7 +110,7 @@ pub fn guard<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 struct Visitor<'a> {
     run: &'a Run<'a>,
     visited: u64,
-    /// Every further test on every state.
+    /// Runs every further test on every state.
     forced: bool,
 }
 
@@ -160,8 +162,8 @@ impl Visitor<'_> {
         Ok(())
     }
 
-    /// Crashes at points of a recovery that was recorded. `once` is what the whole recovery led to, when a crash in its
-    /// middle must lead there too.
+    /// Crashes at points of a recorded recovery. `once` is the tree after the whole recovery, if a
+    /// crash in its middle must lead to the same tree.
     fn crash_again(
         &mut self,
         store: &Store,
@@ -177,7 +179,8 @@ impl Visitor<'_> {
             points.iter().enumerate().filter(|(number, _)| (number + turn as usize).is_multiple_of(every))
         {
             let name = |e: String| format!("crash at point {number} of recovery {depth}, {}: {e}", point.name());
-            // What another process of the same boot stored is there, but a power loss may still take it.
+            // Data stored by another process of the same boot is there, but a power loss may still
+            // take it.
             let again = Allowed { boot: before.boot.after(false), ..before.clone() };
             self.reopen(&point.process_crash(), &again, once, turn, depth).map_err(name)?;
             let low = if self.run.ground.setup.kind == MemoryKind::Logged { before.promise.log } else { before.low };
@@ -222,7 +225,7 @@ impl Visitor<'_> {
     }
 }
 
-/// A store as recovery left it must be sound without a clean end, and without orphans.
+/// Checks that a store just recovered is sound without a clean end and has no orphans.
 fn check_at_rest(store: &Store) -> Result<(), String> {
     let at_rest = store.world.snapshot().process_crash().open();
     let report = store::check(store.setup, &at_rest, false).map_err(|e| format!("after recovery: {e}"))?;

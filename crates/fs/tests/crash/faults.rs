@@ -1,8 +1,9 @@
 //! Media calls that fail (testing.md, T6), and a store without room.
 //!
-//! Rules: an operation whose Nth media call fails, once or for good, returns an error of its contract or succeeds, and
-//! never panics. Afterwards the store, opened again after a crash of the process and after a power loss, is as before
-//! the operation or as after it (or as between), and sound. N grows until the operation passes untouched.
+//! Rules: an operation whose Nth media call fails, once or for good, returns an error of its
+//! contract or succeeds, and never panics. The store is then opened again after a process crash and
+//! after a power loss. It is sound, and in the state before the operation, after it, or between. N
+//! grows until no call of the operation fails.
 
 use shoal_fs::{Caller, Error, ROOT};
 use shoal_sim::{Call, Fault, FaultPlan, Limits};
@@ -27,7 +28,7 @@ const CALLS: [Call; 10] = [
     Call::DiskFlush,
 ];
 
-/// Calls that can report a lack of room.
+/// Returns the faults that a call can report. Only some calls can run out of room.
 fn faults(call: Call) -> &'static [Fault] {
     match call {
         Call::LogAppend | Call::ImageWrite | Call::ImageReserve | Call::DiskWrite => &[Fault::Io, Fault::NoSpace],
@@ -35,23 +36,25 @@ fn faults(call: Call) -> &'static [Fault] {
     }
 }
 
-/// What a failed medium may turn an operation into.
+/// Whether an operation on a failed medium may end like this.
 fn is_clean(outcome: &Result<(), Error>) -> bool {
     matches!(outcome, Ok(()) | Err(Error::Io(_) | Error::NoSpace | Error::ReadOnly | Error::Failed(_)))
 }
 
-/// Fails each call of `operation` and of `last` behind it in turn. Returns how many calls failed.
+/// Fails each media call of `operation` and of the `last` operation after it, one at a time.
+/// Returns how many calls failed.
 pub fn fail_each(ground: &Ground, operation: &Operation, last: &Operation) -> Result<u64, String> {
     let mut failed = 0;
     let judge = Judge::new(ground, &[operation.clone(), last.clone()])?;
     for call in CALLS {
-        // A call that begins late in an operation is found by growing strides.
+        // Growing strides reach the late calls of a long operation.
         let mut nth = 0;
         loop {
             let mut hit = false;
             for (turn, &fault) in faults(call).iter().enumerate() {
                 for for_good in [false, true] {
-                    // Behind the first call the usual run takes turns: an error that passes, an error that stays.
+                    // After the first call, the usual run alternates between a passing and a
+                    // lasting error.
                     if !deep() && nth > 0 && for_good != (nth as usize + turn).is_multiple_of(2) {
                         continue;
                     }
@@ -71,7 +74,7 @@ pub fn fail_each(ground: &Ground, operation: &Operation, last: &Operation) -> Re
     Ok(failed)
 }
 
-/// True when the plan was met.
+/// Returns true if the planned fault was hit.
 fn fail(
     ground: &Ground,
     judge: &Judge<'_>,
@@ -84,7 +87,7 @@ fn fail(
     let apply = |operation: &Operation, held: &mut Vec<_>| {
         store.clock.advance(STEP_NS);
         let outcome = operation.apply(&mut Actor { fs: &store.fs, clock: &store.clock, held });
-        // What the first one failed to create is not there for the second.
+        // A file that the first operation failed to create is missing for the second.
         if is_clean(&outcome) || outcome == Err(Error::NotFound) {
             Ok(outcome)
         } else {
@@ -97,7 +100,8 @@ fn fail(
     if !hit {
         return Ok(false);
     }
-    // Still usable as far as the contract goes: reading works, unless reading is what fails.
+    // The store is still readable, as the contract says. Faults are cleared so that reads cannot
+    // meet them.
     store.world.clear_faults();
     Tree::read(&store.fs).map_err(|e| format!("reading the tree afterwards: {e}"))?;
     let point = store.world.snapshot();
@@ -116,7 +120,8 @@ fn fail(
     Ok(true)
 }
 
-/// Fails each call of an opening after a crash; the next opening must find what it would have found.
+/// Fails each media call of an opening after a crash. The next opening must find the same tree as
+/// an opening without faults.
 pub fn fail_openings(ground: &Ground) -> Result<u64, String> {
     let mut failed = 0;
     for (power, state) in ground.crashed()? {

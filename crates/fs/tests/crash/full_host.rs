@@ -1,8 +1,9 @@
-//! A host without room (testing.md, T6): what must work all the same.
+//! A host without room (testing.md, T6), and the operations that must still work there.
 //!
-//! Rules: from some moment on the host gives the log so many segments more, the last of them for urgent appends alone, and each
-//! image so many pages. Whatever these numbers are, an operation succeeds or reports lack of space, checkpoints go on,
-//! everything can be deleted, the store ends clean, and is opened again, also after a crash while it was full.
+//! Rules: from some moment on, the host gives the log a few more segments, the last of them for
+//! urgent appends only, and each image a few more pages. Whatever these numbers are, an operation
+//! succeeds or reports lack of space, checkpoints go on, everything can be deleted, and the store
+//! ends clean and opens again. The same holds after a crash while the store is full.
 
 use shoal_fs::{Caller, Error, ROOT};
 use shoal_sim::World;
@@ -58,7 +59,7 @@ fn empty_and_reopen(store: Store) -> Result<(), String> {
     if !again.recovery.clean {
         return Err("the shutdown was not clean".into());
     }
-    // What was deleted is room for something new.
+    // The deleted files make room for a new one.
     let attr =
         again.fs.mknod(&Caller::default(), ROOT, b"new", 0o644, 0).map_err(|e| format!("creating again: {e}"))?;
     again.fs.write(attr.ino, 0, &[1; 5000]).map_err(|e| format!("writing again: {e}"))?;
@@ -70,7 +71,7 @@ fn crashed(store: &Store, world: &World) -> Result<Store, String> {
     store::open(store.setup, world.snapshot().process_crash().open(), store.boot.after(false))
 }
 
-/// Fills up the host at every pair of numbers. Returns how many pairs there were, and files.
+/// Fills the host at every pair of limits. Returns the number of pairs and of files.
 pub fn fill_hosts(ground: &Ground) -> Result<(u64, u64), String> {
     let (mut pairs, mut files) = (0, 0);
     for segments in SEGMENTS {

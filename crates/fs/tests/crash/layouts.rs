@@ -1,7 +1,8 @@
 //! Operations on files and directories of every layout: one slot, chunks, extents; packed, about to be hashed, hashed.
 //!
-//! The threshold is 40,000 bytes, so that each change of the tier is short. Beside `workload`'s, these are operations on
-//! directories with many entries, flags, whiteouts, held unnamed files, and every boundary of this smaller threshold.
+//! The threshold is 40,000 bytes, so that each change of the tier is short. Besides those of
+//! `workload`, there are operations on directories with many entries, flags, whiteouts, held
+//! unnamed files, and every boundary of this smaller threshold.
 
 use shoal_fs::RenameMode::{Exchange, NoReplace, Replace};
 
@@ -31,13 +32,14 @@ pub fn preparation() -> Vec<Operation> {
         SetXattr("A/foo", "user.x", 50, 5),
     ]
     .into_iter()
-    // One entry more, and the first of them is hashed.
+    // One more entry makes `D` a hashed directory.
     .chain(files_in("D", 29))
     .chain(files_in("E", 90))
     .collect()
 }
 
-/// One operation for each file: where nothing was synced a power loss may leave any of these states.
+/// Returns one operation for each file. If nothing was synced, a power loss may leave any of these
+/// states.
 fn files_in(directory: Path, count: u64) -> impl Iterator<Item = Operation> {
     (0..count).map(move |number| Create(format!("{directory}/a-file-called-{number:04}").leak()))
 }

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | `workload` | the prepared tree and the operations tried on it |
 //! | `layouts` | the same for files and directories of every layout |
-//! | `operation` | operations, and the states one that is cut off may leave |
+//! | `operation` | operations, and the states that an interrupted operation may leave |
 //! | `tree` | what users see, and its comparison with the states allowed |
-//! | `run` | a workload that is run, its crash points and what each promises |
+//! | `run` | a workload run on a store, its crash points and what each promises |
 //! | `explorer` | states, the oracle of T3, crashes during recovery |
 //! | `aftermath` | what must still work afterwards: deleting, creating, remounting; the space is back |
 //! | `faults` | failing media calls (T6), and a full store |

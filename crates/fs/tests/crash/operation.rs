@@ -2,10 +2,10 @@
 //!
 //! An operation is a value: applied to two stores in the same state it does the same. Bytes come from a tag, so that no
 //! two operations write the same sector.
-//! [`Operation::between`] names the states an operation may leave when it is cut off. Most have none: they are one
-//! transaction. Those that have some, and why:
-//! - a write or copy of more than one step (256 KiB in the region, 16 blocks on the bulk device) leaves a prefix, and so
-//!   does a punch of more than 2048 chunks;
+//! [`Operation::between`] names the states that an interrupted operation may leave. Most operations
+//! have none, because they are one transaction. The others are:
+//! - a write or copy of more than one step (256 KiB in the region, 16 blocks on the bulk device)
+//!   leaves a prefix, and so does a punch of more than 2048 chunks;
 //! - a file that changes its tier, or is allocated on the bulk device, gets its new times first, then the change;
 //! - a change of size together with other attributes changes the size first.
 
@@ -39,12 +39,12 @@ pub enum Operation {
     Unlink(Path),
     /// Takes a reference first, which lasts until [`Operation::Forget`].
     UnlinkHeld(Path),
-    /// Sets the size of what is held.
+    /// Sets the size of the held files.
     TruncateHeld(u64),
     Forget,
     /// An unnamed file that gets data and then a name.
     Tmpfile(Path),
-    /// An unnamed file that nobody lets go of, in this directory.
+    /// An unnamed file in this directory that stays held.
     TmpfileHeld(Path),
     Rmdir(Path),
     Rename(Path, Path, RenameMode),
@@ -52,23 +52,24 @@ pub enum Operation {
     RenameLeavingWhiteout(Path, Path),
     /// At, length, tag.
     Write(Path, u64, usize, u64),
-    /// One byte every 32 KiB, so many times: a file of many chunks. For preparing a store that is then synced.
+    /// Writes one byte every 32 KiB, this many times, for a file of many chunks. For preparing a
+    /// store that is then synced.
     Sprinkle(Path, u64),
     Truncate(Path, u64),
     TruncateAndChmod(Path, u64, u32),
     Fallocate(Path, i32, u64, u64),
     SetXattr(Path, Path, usize, u64),
     RemoveXattr(Path, Path),
-    /// How a file, or new files of a directory, are packed.
+    /// Sets how a file, or new files of a directory, are packed.
     SetMethod(Path, Path),
-    /// Above which size a file is large, or new files of a directory are.
+    /// Sets the size above which a file, or new files of a directory, are large.
     SetThreshold(Path, Path),
     /// Moves a file to the tier where this threshold, of its directory, puts it (bytes).
     Rebalance(Path, u32),
     Chmod(Path, u32),
     Chown(Path, u32, u32),
     ChmodAndChown(Path, u32, u32, u32),
-    /// Not those flags that would keep a test from deleting the file.
+    /// Sets only flags that do not keep a test from deleting the file.
     SetFlags(Path),
     Times(Path, i64, i64),
     /// From, at, to, at, length.
@@ -78,19 +79,19 @@ pub enum Operation {
     Checkpoint,
     /// Packs the data of all files, however young.
     PackAll,
-    /// The same for one file.
+    /// Packs the data of one file.
     Pack(Path),
     /// Time passes until every file is cold, and ticks pack them.
     PackCooled,
     /// Moves the data of all small files to bulk storage, however warm.
     SpillAll,
-    /// Brings them back.
+    /// Brings the data of all spilled files back.
     BringBack,
-    /// What nothing refers to on bulk storage is let go of.
+    /// Frees spilled payloads that nothing refers to.
     SpillTick,
-    /// What is spilled moves there, together.
+    /// Cleans the spill file: moves its payloads together.
     CleanSpilled,
-    /// Short files that are packed from now on have a dictionary; its bytes by tag.
+    /// Adds a dictionary for short files that are packed from now on. Its bytes come from the tag.
     AddDictionary(u64),
     /// Time passes until everything not yet durable is older than the commit age.
     Tick,
@@ -98,14 +99,15 @@ pub enum Operation {
     PackInodes,
 }
 
-/// What an operation is applied to.
+/// Context that an operation is applied in.
 pub struct Actor<'a> {
     pub fs: &'a Fs,
     pub clock: &'a SimClock,
     pub held: &'a mut Vec<Ino>,
 }
 
-/// The bytes of a tag: never zeros, never the pattern of a foreign disk. Those of an even one shrink to a fourth or less.
+/// Returns the bytes of a tag: never zeros, never the pattern of a foreign disk. The bytes of an
+/// even tag compress to a fourth or less.
 pub fn bytes(tag: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     Random::new(tag).fill(&mut out);
@@ -193,7 +195,7 @@ impl Operation {
         }
     }
 
-    /// Everything that leaves names alone.
+    /// Applies the operations that leave names alone.
     fn apply_to_file(&self, actor: &mut Actor<'_>) -> Result<(), Error> {
         use Operation::*;
         let fs = actor.fs;
@@ -257,7 +259,7 @@ impl Operation {
             SpillAll => fs.spill_all().map(drop),
             CleanSpilled => fs.clean_spilled(),
             BringBack => fs.bring_all_back().map(drop),
-            // The first tick may see that not all inodes were looked at.
+            // The first tick may find that not all inodes have been looked at.
             SpillTick => fs.spill_tick().and_then(|()| fs.spill_tick()),
             Pack(path) => fs.pack_now(ino(path)?).map(drop),
             PackCooled => pack_cooled(actor),
@@ -275,7 +277,7 @@ impl Operation {
         }
     }
 
-    /// The states a crash in the middle may leave, beside those before and after.
+    /// Returns the states that a crash in the middle may leave, besides those before and after.
     pub fn between(&self, before: &Tree, after: &Tree) -> Vec<Tree> {
         use Operation::*;
         let path = match *self {
@@ -350,7 +352,7 @@ impl Operation {
 }
 
 fn pack_cooled(actor: &mut Actor<'_>) -> Result<(), Error> {
-    // The first tick sees whether anybody is at work, the others pack.
+    // The first tick checks whether anybody is at work. The others pack.
     for seconds in [60, 2, 2, 2] {
         actor.clock.advance(seconds * 1_000_000_000);
         actor.fs.pack_tick()?;

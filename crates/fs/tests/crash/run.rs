@@ -1,10 +1,12 @@
-//! Runs: a store before any workload, a workload run on it with crash points recorded, and what each point promises.
+//! Runs: a store before any workload, a workload run on it with recorded crash points, and the
+//! promises of each point.
 //!
-//! Rules of what a state may hold: see `tree`. Which states of a run are allowed follows from the point's mark: the
-//! promises when it was taken. After a process crash everything returned is there; after a power loss, with `logged`
-//! memory what the last fsync, sync, tick or checkpoint covered, with the others everything returned; data of large
-//! files as of the last fsync of the file, sync or tick. The operation in flight may be there, or not, or be cut off as
-//! it says. Left out: which states are visited, and what is done with them (`explorer`, `faults`).
+//! `tree` has the rules of what a state may hold. The allowed states follow from the point's mark,
+//! which gives the promises at that time. After a process crash, everything that returned is there.
+//! After a power loss, `logged` memory has what the last fsync, sync, tick or checkpoint covered,
+//! and other memory has everything that returned. Data of large files is as of the last fsync of
+//! the file, sync or tick. The operation in flight may be there, or not, or be cut off as it says.
+//! Left out: which states are visited, and what is done with them (`explorer`, `faults`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +27,7 @@ pub enum Before {
     Mounted,
     /// Nothing of the prepared tree was ever synced.
     Young,
-    /// The same, and then this.
+    /// Like `Young`, and then synced. The next two add a checkpoint or a tick instead.
     Synced,
     Sealed,
     Aged,
@@ -46,7 +48,7 @@ impl Before {
 pub struct Workload {
     pub before: Before,
     pub operations: Vec<Operation>,
-    /// Each of them must succeed.
+    /// Whether each of them must succeed.
     pub must_succeed: bool,
 }
 
@@ -63,12 +65,13 @@ pub struct Ground {
     pub seed: u64,
     pub preparation: Vec<Operation>,
     empty: WorldState,
-    /// The prepared tree, unmounted; and the states of the way there, with the end of each operation.
+    /// The prepared tree after a clean unmount. `history` has the states on the way there, with the
+    /// end of each operation.
     mounted: WorldState,
     history: History,
 }
 
-/// States a run went through, in order, those between included.
+/// States that a run went through, in order, including those between.
 #[derive(Clone, Default)]
 pub struct History {
     pub states: Vec<State>,
@@ -76,14 +79,14 @@ pub struct History {
     pub ends: Vec<usize>,
 }
 
-/// What has been promised by a moment, as indices of states.
+/// Promises at a moment, as indices of states.
 #[derive(Clone, Default)]
 pub struct Promise {
-    /// Everything returned is in this state.
+    /// The state that has everything returned.
     returned: usize,
     /// The end of the log that survives a power loss.
     pub log: usize,
-    /// Data of large files: all of them, and single ones.
+    /// The states that the data of large files is promised from: of all files, and of single ones.
     data: usize,
     file_data: BTreeMap<Ino, usize>,
     /// The operation whose effect may be there already.
@@ -135,7 +138,7 @@ impl Ground {
         Ok(ground)
     }
 
-    /// Opens the store a workload begins with, and the states before it.
+    /// Opens the store that a workload begins with. Returns it with the states before the workload.
     fn begin(&self, before: Before, boot: Boot) -> Result<(Store, History), String> {
         let last = self.history.states.last().expect("there is a first state").clone();
         if before == Before::Mounted {
@@ -144,7 +147,7 @@ impl Ground {
         }
         let store = store::open(self.setup, self.empty.open(), boot)?;
         for operation in &self.preparation {
-            // The same as when the states were read: at the same times.
+            // Advance the clock as when the states were read, so that times are the same.
             store.clock.advance(STEP_NS);
             let mut actor = Actor { fs: &store.fs, clock: &store.clock, held: &mut Vec::new() };
             operation.apply(&mut actor).map_err(|e| format!("preparing, {operation:?}: {e}"))?;
@@ -158,7 +161,8 @@ impl Ground {
 
 pub const STEP_NS: u64 = 1_000_000;
 
-/// Applies one operation and notes the states it led to. The outer error is the harness's finding.
+/// Applies one operation and notes the states it led to. The outer error is a violation that the
+/// harness found.
 fn step(
     store: &Store,
     operation: &Operation,
@@ -184,12 +188,14 @@ impl Ground {
         Ok(self.begin(Before::Mounted, Boot::first(true))?.0)
     }
 
-    /// What a crash leaves of a store that was never synced, and of one that was sealed; true after a power loss.
+    /// Returns the states that a crash leaves of a store that was never synced, and of one that was
+    /// sealed. The flag is true after a power loss.
     pub fn crashed(&self) -> Result<Vec<(bool, WorldState)>, String> {
         let mut states = Vec::new();
         for before in [Before::Young, Before::Sealed] {
             let (store, mut history) = self.begin(before, Boot::first(true))?;
-            // Enough for the log before the newest image to be given up: the older one is then worth nothing.
+            // So many writes make the store give up the log before the newest image. The older
+            // image is then useless.
             let rounds = if before == Before::Sealed { 60 } else { 0 };
             let rewritten = (0..rounds).map(|round| Operation::Write("foo", 0, 3000, 1000 + round));
             for operation in rewritten.chain(before.operation()).chain([Operation::Create("after")]) {
@@ -209,7 +215,7 @@ impl Ground {
 pub struct Judge<'a> {
     ground: &'a Ground,
     history: History,
-    /// What the second one promises about data.
+    /// Promise of the second operation about data.
     data: Option<Promise>,
 }
 
@@ -297,7 +303,8 @@ impl<'a> Run<'a> {
                 promise.log = now;
                 promise.file_data.extend(self.history.states[now].ino(path).map(|ino| (ino, now)));
             }
-            // Behind a cache, data that nobody asked for are the policy's for a while.
+            // Behind a cache, a tick promises no data: the policy may hold data for a while unless
+            // somebody asks for it.
             (Operation::Tick, _) if self.ground.setup.cached => promise.log = now,
             (Operation::Sync | Operation::Tick, _) => (promise.log, promise.data) = (now, now),
             (Operation::Checkpoint, _) => promise.log = now,
@@ -319,7 +326,7 @@ impl<'a> Run<'a> {
         Allowed { low, high: self.history.ends[promise.last], power, promise, boot: self.boot.after(power) }
     }
 
-    /// Which state a recovered store is in.
+    /// Returns which state a recovered store is in.
     pub fn identify(&self, tree: &Tree, allowed: &Allowed) -> Result<usize, String> {
         let data_low = |ino| if allowed.power { allowed.promise.data_low(ino) } else { allowed.promise.returned };
         identify(tree, &self.history.states, allowed.low, allowed.high, &data_low)

@@ -3,10 +3,11 @@
 //! A [`Tree`] is read through the engine's public interface: names, attributes, times, extended attributes, targets,
 //! data. Left out: the space a file takes, and `.`/`..` beyond a directory's own consistency.
 //! Rules of the comparison with the states a run went through:
-//! - all but the data of large files is that of one state of those allowed, exactly;
-//! - data of a file that was on the bulk device in any state since the last promise about its data: each sector is
-//!   that of one of the states since then. Where the file had no such sector, that is zeros: so NEW data may be lost as
-//!   zeros, promised data may not, and bytes that the file never held are an error.
+//! - Everything but the data of large files equals one of the allowed states exactly.
+//! - Large files are those that were on the bulk device in any state since the last promise about
+//!   their data. Each sector of such a file equals that sector in one of the states since then.
+//!   Where the file had no such sector, it is zeros. So NEW data may be lost as zeros, promised
+//!   data may not, and bytes that the file never held are an error.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -30,7 +31,7 @@ pub struct Node {
     pub data: Data,
 }
 
-/// Data by pieces, ascending; what lies between them are zeros.
+/// Data as pieces in ascending order, with zeros between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Data {
     pub pieces: Arc<Vec<(u64, Vec<u8>)>>,
@@ -163,10 +164,12 @@ fn read_node(fs: &Fs, attr: Attr) -> shoal_fs::Result<Node> {
     Ok(node)
 }
 
-/// From which state on the data of a file may be those of: the promise about its data.
+/// Returns the first state that the data of a file may come from, which is the last promise about
+/// it.
 pub type DataLow<'a> = &'a dyn Fn(Ino) -> usize;
 
-/// Which of `states[low..=high]` `found` is; the last one that fits. The error says how it differs from the nearest.
+/// Returns the last of `states[low..=high]` that fits `found`. The error says how it differs from
+/// the nearest.
 pub fn identify(
     found: &Tree,
     states: &[State],

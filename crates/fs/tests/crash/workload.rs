@@ -1,7 +1,7 @@
 //! The prepared tree and the operations tried on it: names A, B, A/C with foo and bar (testing.md, T5).
 //!
-//! The threshold is 80 KiB: files below live in the region, the others on the bulk device; one truncated below 40 KiB
-//! moves back. `D` is a directory whose next entry splits it.
+//! The threshold is 80 KiB: smaller files live in the region, the others on the bulk device. A file
+//! truncated below 40 KiB moves back. `D` is a directory whose next entry splits it.
 
 use shoal_fs::RenameMode::{Exchange, NoReplace, Replace};
 
@@ -11,7 +11,7 @@ pub const KEEP_SIZE: i32 = 1;
 pub const PUNCH_HOLE: i32 = 2;
 pub const ZERO_RANGE: i32 = 16;
 
-/// Names of a length that fills a directory's bucket.
+/// Makes a name so long that five of them overflow a directory's bucket.
 macro_rules! long {
     ($number:literal) => {
         concat!(
@@ -24,7 +24,7 @@ macro_rules! long {
 
 const LONG: [&str; 5] = [long!(1), long!(2), long!(3), long!(4), long!(5)];
 
-/// What is there before an operation is tried.
+/// Returns the operations that make the prepared tree.
 pub fn preparation() -> Vec<Operation> {
     let mut operations = vec![
         Mkdir("A"),
@@ -32,7 +32,7 @@ pub fn preparation() -> Vec<Operation> {
         Mkdir("A/C"),
         Mkdir("B/empty"),
         Mkdir("D"),
-        // Direct, with room for nothing more in its class.
+        // Direct, nearly filling the slot of its class.
         Create("foo"),
         Write("foo", 0, 3000, 1),
         // Two chunks.
@@ -136,7 +136,8 @@ fn writing() -> Vec<(&'static str, Operation)> {
         ("bar", Write("bar", 30_000, 9000, 111)),
         ("A/bar", Write("A/bar", 40_000, 1000, 112)),
         ("A/bar", Write("A/bar", 60_000, 3000, 113)),
-        // On the bulk device: in place, over several blocks, appending, into a hole, far behind the end.
+        // On the bulk device: in place, over several blocks, appending, into a hole, far past the
+        // end.
         ("A/foo", Write("A/foo", 1000, 700, 120)),
         ("A/foo", Write("A/foo", 60_000, 20_000, 121)),
         ("A/foo", Write("A/foo", 150_001, 999, 122)),
@@ -224,7 +225,7 @@ fn other() -> Vec<(&'static str, Operation)> {
     ]
 }
 
-/// The operations on files whose data were packed before, and packing behind each of them.
+/// Returns the operations on files packed before, and followed by packing.
 pub fn packed(steps: &[Step]) -> Vec<Vec<Operation>> {
     let both = |step: &Step| {
         let (operation, fsync) = (step.operation.clone(), Fsync(step.file));
@@ -237,7 +238,7 @@ pub fn packed(steps: &[Step]) -> Vec<Vec<Operation>> {
     steps.iter().flat_map(both).collect()
 }
 
-/// The operations on files whose data were spilled before, and spilling behind each of them.
+/// Returns the operations on files spilled before, and followed by spilling.
 pub fn spilled(steps: &[Step]) -> Vec<Vec<Operation>> {
     let all = |step: &Step| {
         let (operation, fsync) = (step.operation.clone(), Fsync(step.file));
@@ -252,7 +253,7 @@ pub fn spilled(steps: &[Step]) -> Vec<Vec<Operation>> {
     steps.iter().flat_map(all).collect()
 }
 
-/// Dictionaries that come, are used, grow old and go.
+/// Returns workloads in which dictionaries are added, used, replaced and dropped.
 pub fn dictionaries() -> Vec<Vec<Operation>> {
     let short = || Write("foo", 0, 3000, 170);
     vec![
@@ -263,8 +264,9 @@ pub fn dictionaries() -> Vec<Vec<Operation>> {
     ]
 }
 
-/// On a store of nine bulk blocks, of which the prepared tree has six. Of one kind the later operation can only have
-/// blocks that the earlier one freed; of the other, bytes that were cut off lie where the file grows again.
+/// Returns sequences for a store of nine bulk blocks, of which the prepared tree uses six. In some,
+/// the later operation can only get blocks that the earlier one freed. In the others, the file
+/// grows again over bytes that were cut off.
 pub fn sequences() -> Vec<Vec<Operation>> {
     let cut = || Truncate("A/foo", 140_000);
     vec![
@@ -291,13 +293,14 @@ pub fn sequences() -> Vec<Vec<Operation>> {
     ]
 }
 
-/// Files that change their tier in both directions, with what comes before and behind it.
+/// Returns sequences in which files change their tier in both directions, with operations before
+/// and after.
 pub fn rebalanced() -> Vec<Vec<Operation>> {
     let (small, large) = (1 << 20, 8192);
     let long = || Write("A/C/foo", 0, 600_000, 150);
     let both = [
         vec![Rebalance("A/foo", small), Fsync("A/foo")],
-        // The blocks it gave up are another file's at once.
+        // Another file gets the released blocks at once.
         vec![Rebalance("A/foo", small), Write("A/C/foo", 0, 300_000, 151)],
         vec![Rebalance("A/foo", small), Fsync("A/foo"), Write("A/C/foo", 0, 300_000, 152), Sync],
         vec![Write("A/foo", 70_000, 20_000, 153), Rebalance("A/foo", small), Sync],
@@ -317,7 +320,7 @@ pub fn rebalanced() -> Vec<Vec<Operation>> {
             SetThreshold("A/foo", "8K"),
             Rebalance("A/foo", small),
         ],
-        // Too long for one record: in steps, through an inode without a name.
+        // Too long for one record: moved in steps, through an inode without a name.
         vec![long(), Rebalance("A/C/foo", small)],
         vec![long(), Sync, Rebalance("A/C/foo", small), Fsync("A/C/foo")],
         vec![long(), Fsync("A/C/foo"), Write("A/C/foo", 66_000, 3000, 157), Rebalance("A/C/foo", small), Sync],
@@ -328,7 +331,7 @@ pub fn rebalanced() -> Vec<Vec<Operation>> {
     both.into_iter().collect()
 }
 
-/// On a store without a bulk device: what takes several transactions there.
+/// Prepares a store without a bulk device for operations that take several transactions there.
 pub fn long_preparation() -> Vec<Operation> {
     vec![Create("foo"), Write("foo", 0, 100_000, 1), Create("many"), Sprinkle("many", 2300)]
 }

@@ -1,6 +1,7 @@
 //! Hooks in media calls: delays, and a gate in which an operation waits until another is done.
 //!
-//! The wait in a gate ends after a while, because the other operation may have to wait for the one in the gate; that is counted.
+//! The wait in a gate times out, because the other operation may have to wait for the one in the
+//! gate. Timeouts are counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,9 +14,9 @@ use crate::store::{Hook, Moment, Setup};
 use shoal_format::superblock::MemoryKind;
 use shoal_sim::Random;
 
-/// How long an operation waits in a media call for another one that may have to wait for it.
+/// Time that an operation waits in a media call for another one that may have to wait for it.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// How long a test waits for what must come.
+/// Time that a test waits for an event that must come.
 pub const LONG: Duration = Duration::from_secs(60);
 
 /// A place in the middle of an operation where it waits.
@@ -23,7 +24,7 @@ pub struct Gate {
     at: Mutex<Option<(Moment, u32)>>,
     entered: (Sender<()>, Mutex<Receiver<()>>),
     go: (Sender<()>, Mutex<Receiver<()>>),
-    /// Times that somebody waited until his patience ended.
+    /// Number of waits in the gate that timed out.
     pub impatient: AtomicU64,
 }
 
@@ -38,7 +39,7 @@ impl Gate {
         })
     }
 
-    /// The `nth` (0 is the next) call of this kind waits.
+    /// Makes the `nth` call of this kind wait (0 is the next).
     pub fn arm(&self, moment: Moment, nth: u32) {
         *self.at.lock().unwrap() = Some((moment, nth));
     }
@@ -58,15 +59,16 @@ impl Gate {
         }
     }
 
-    /// Waits until somebody is in the gate.
+    /// Waits until an operation is in the gate.
     pub fn wait(&self) {
         self.entered.1.lock().unwrap().recv_timeout(LONG).expect("nobody came to the gate");
     }
 
-    /// Waits until somebody is in the gate; false if nobody will come because it `is_over`.
+    /// Waits until an operation is in the gate. Returns false if none will come because it
+    /// `is_over`.
     pub fn comes(&self, is_over: impl Fn() -> bool) -> bool {
         loop {
-            // Asked first: what comes before the end is seen after it.
+            // Ask first, so that an arrival before the end is still seen.
             let over = is_over();
             match self.entered.1.lock().unwrap().recv_timeout(Duration::from_millis(1)) {
                 Ok(()) => return true,
@@ -76,13 +78,13 @@ impl Gate {
         }
     }
 
-    /// Lets go on who is in the gate.
+    /// Lets the operation in the gate go on.
     pub fn open(&self) {
         self.go.0.send(()).unwrap();
     }
 }
 
-/// A store whose media calls can be held up. `prepare` runs before, in another process.
+/// Returns a store whose media calls can be held up. `prepare` runs first, in another process.
 pub fn gated(setup: Setup, prepare: impl FnOnce(&Store)) -> (Store, Arc<Gate>) {
     let first = Store::new(setup);
     prepare(&first);
@@ -105,7 +107,8 @@ pub fn meet(gate: &Gate, moment: Moment, nth: u32, slow: impl FnOnce() + Send, b
     });
 }
 
-/// Calls at these moments take up to `delay_us`, as a generator with `seed` draws it.
+/// Returns a hook that delays calls at these moments by up to `delay_us`, drawn by a generator with
+/// `seed`.
 pub fn delays(seed: u64, delay_us: u64, moments: &'static [Moment]) -> Hook {
     let calls = AtomicU64::new(seed);
     Arc::new(move |moment| {
@@ -116,7 +119,7 @@ pub fn delays(seed: u64, delay_us: u64, moments: &'static [Moment]) -> Hook {
     })
 }
 
-/// Runs `work` with each seed, `SHOAL_SEEDS` of them from `SHOAL_FIRST` on, on its kind of memory.
+/// Runs `work` with `SHOAL_SEEDS` seeds from `SHOAL_FIRST` on, each on its kind of memory.
 pub fn each_seed(seeds: u64, work: impl Fn(MemoryKind, u64)) {
     let first = number("SHOAL_FIRST").unwrap_or(0);
     for seed in first..first + number("SHOAL_SEEDS").unwrap_or(seeds) {

@@ -30,7 +30,7 @@ pub struct Store {
     boot: Boot,
 }
 
-/// Full stores are full, and not packed.
+/// Returns options without packing, so that a full store stays full.
 fn plain() -> Options {
     Options { commit_age_ms: 0, pack_age: None, ..Options::default() }
 }
@@ -51,13 +51,13 @@ impl Store {
         open(setup, format(setup, 1), Boot::first(true))
     }
 
-    /// One that keeps no checksums of bulk storage.
+    /// Makes a store that keeps no checksums of bulk storage.
     pub fn without_sums(setup: Setup) -> Store {
         let options = FormatOptions { sums: false, ..format_options(setup, 1) };
         open(setup, format_with(setup, 1, &options), Boot::first(true))
     }
 
-    /// One whose files are packed as soon as they are asked for, and when it is full.
+    /// Makes a store that packs files as soon as it is asked to, and when it is full.
     pub fn packing(setup: Setup) -> Store {
         let options = Options { pack_age: Some(Duration::ZERO), ..plain() };
         try_open(setup, format(setup, 1), Boot::first(true), options, None).expect("the store opens")
@@ -68,28 +68,29 @@ impl Store {
         open(self.setup, state.open(), self.boot.after(power_lost))
     }
 
-    /// The media of `world`, opened as they are.
+    /// Opens the media of `world` as they are.
     pub fn tried(&self, world: World) -> Result<Store, Error> {
         try_open(self.setup, world, self.boot.after(false), plain(), None)
     }
 
-    /// The store as `state` left it, but for the region's memory, which is lost: it comes from the newest image.
+    /// Opens the store as `state` left it, except that the region's memory is lost and restored
+    /// from the newest image.
     pub fn restored(&self, state: &WorldState) -> Store {
         self.restored_as(state, 7)
     }
 
-    /// The same, with these random bits in the incarnation.
+    /// Like [`Store::restored`], with these random bits in the incarnation.
     pub fn restored_as(&self, state: &WorldState, random: u32) -> Store {
         let world = state.open();
         let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];
         let memory = world.memory(0);
         memory.zero(0, memory.len());
         shoal_region::restore(&images, memory.as_ref(), 0, random).expect("restored");
-        // The boot may be the same: the memory's file was deleted, say.
+        // The boot may be the same, for example if the memory's file was deleted.
         open(self.setup, world, self.boot.after(false))
     }
 
-    /// The store as a power loss left it, mounted without the right to change it.
+    /// Opens the store as a power loss left it, mounted read-only.
     pub fn read_only(&self, state: &WorldState) -> Store {
         try_open(self.setup, state.open(), self.boot.after(true), Options { read_only: true, ..plain() }, None)
             .expect("the store opens")
@@ -99,7 +100,7 @@ impl Store {
         self.reopened(&self.world.snapshot().process_crash(), false)
     }
 
-    /// The same store in a new process, whose media call `hook`.
+    /// Opens the same store in a new process, whose media call `hook`.
     pub fn hooked(&self, hook: Hook) -> Store {
         let world = self.world.snapshot().process_crash().open();
         try_open(self.setup, world, self.boot.after(false), plain(), Some(hook)).expect("the store opens")
@@ -114,7 +115,8 @@ impl Store {
         assert_eq!(attr.size, size);
     }
 
-    /// The inode's count of allocated bytes, its extents' bits and its flags agree with its pieces.
+    /// Checks that the inode's count of allocated bytes, its extents' bits and its flags agree with
+    /// its pieces.
     pub fn check_allocated(&self, ino: Ino, context: &str) {
         let inode = self.fs.placement(ino).expect("placement").inode;
         let counted = self.count(&inode, context);
@@ -180,7 +182,7 @@ impl Store {
         }
     }
 
-    /// Bytes of the pieces of a packed object behind its first one.
+    /// Returns the bytes of a packed object's pieces after the first.
     fn behind_head(&self, head: SlotRef) -> u64 {
         let bytes = self.fs.region().read_vec(head.offset(), head.capacity() as usize).unwrap();
         let object = Object::decode(&bytes[..OBJECT_HEAD].try_into().unwrap()).expect("object");

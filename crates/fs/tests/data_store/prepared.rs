@@ -26,7 +26,7 @@ pub fn prepared(store: &Store) {
     store.fs.write(small, 0, &[2; SMALL]).unwrap();
 }
 
-/// The same behind `blocks` free blocks, so that there is something to gather.
+/// Like [`prepared`], behind `blocks` free blocks, so that there is something to gather.
 pub fn prepared_behind(store: &Store, blocks: u64) {
     let first = store.create(b"first");
     store.fs.write(first, 0, &vec![9; (blocks * BULK_BLOCK) as usize]).unwrap();

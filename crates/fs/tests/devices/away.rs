@@ -1,11 +1,12 @@
-//! Devices that are missing, older, another or in another place at an opening.
+//! Devices that are missing, older, exchanged or in another place at an opening.
 //!
-//! What costs which files until when, what the checker says of it, and what a mount tells. Left out: real hosts that go down (`crates/cli/tests/restore`,
+//! Owns: which files each case costs and until when, what the checker says of it, and what a mount
+//! tells. Left out: real hosts that go down (`crates/cli/tests/restore`,
 //! `crates/store/tests/held_several`).
 
 use super::*;
 
-/// What the checker finds in a store whose device 1 is what was given.
+/// Returns what the checker finds in a store whose device 1 is `with`.
 fn findings(kind: MemoryKind, world: &World, with: &[GivenDevice], restored: bool) -> Vec<FindingKind> {
     let find = |entry: &BulkDeviceEntry| match with.first().map(|given| given.device.clone()) {
         _ if entry.number == 0 => disk_of(world, entry),
@@ -16,7 +17,8 @@ fn findings(kind: MemoryKind, world: &World, with: &[GivenDevice], restored: boo
     report_with(setup(kind), world, &find, restored).errors.iter().map(|finding| finding.kind).collect()
 }
 
-/// A device that is not there, is another, or is older than what was promised; the checker says so, too.
+/// Tests a device that is missing, is another one, or is older than what was promised. The checker
+/// must say so, too.
 pub fn away_or_older(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let block = BULK_BLOCK as usize;
@@ -24,7 +26,7 @@ pub fn away_or_older(kind: MemoryKind) {
     let away = pair.file_on(1, b"away", 1, 2);
     pair.fs.sync().unwrap();
     let old = pair.world.snapshot().process_crash().open();
-    // Another mount, in which more was promised.
+    // More is promised in another mount.
     let (world, fs) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
     assert_eq!(fs.write(away, 0, &vec![2; block]), Ok(block));
     fs.fsync(away, false).unwrap();
@@ -33,7 +35,7 @@ pub fn away_or_older(kind: MemoryKind) {
     let boot = pair.boot.after(false).after(false);
     let devices = |device: Arc<SimDisk>| vec![given(1, device)];
     let lost = || GivenDevice { device: Err("no such device".into()), ..given(1, world.disk(1)) };
-    // The region of before, with the device as it is now.
+    // Open the earlier region with the device as it is now.
     let refused = try_open(&old, kind, boot, devices(world.disk(1)), false).map(drop).unwrap_err();
     assert!(refused.to_string().contains("an older copy"), "{refused}");
     assert_eq!(findings(kind, &old, &devices(world.disk(1)), false), [FindingKind::BulkNewer]);
@@ -60,7 +62,7 @@ pub fn away_or_older(kind: MemoryKind) {
         assert_eq!(fs.write(late, 0, &vec![5; 2 * block]), Ok(2 * block), "{what}");
         fs.sync().unwrap();
         assert!(fs.bulk_retry(1, || Ok((old.disk(1), 0))).is_err(), "{what}: the older copy");
-        // It comes back as it was left.
+        // The device comes back as it was left.
         let disk = world.disk(1);
         fs.bulk_retry(1, || Ok((disk, 0))).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(read(&fs, away, 0, block), Ok(vec![2; block]), "{what}: back");
@@ -70,7 +72,8 @@ pub fn away_or_older(kind: MemoryKind) {
     }
 }
 
-/// After a crash of the process alone a device that is in another place than before has nothing but what a flush covered.
+/// Tests that after a process crash, a device in another place than before has only what a flush
+/// covered.
 pub fn in_another_place(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let block = BULK_BLOCK as usize;
@@ -86,7 +89,7 @@ pub fn in_another_place(kind: MemoryKind) {
             assert_eq!(read(&fs, covered, 0, block), Ok(vec![1; block]), "place {place}, life {life}");
             assert_eq!(read(&fs, other, 0, block), Ok(vec![3; block]), "place {place}, life {life}: the other device");
             assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![byte; block]), "place {place}, life {life}");
-            // Cut off again, with the device where it is now.
+            // Crash again, with the device where it is now.
             let boot = pair.boot.after(false).after(false);
             world = world.snapshot().process_crash().open();
             fs = try_open(&world, kind, boot, placed(&world, place), false).unwrap();
@@ -94,19 +97,20 @@ pub fn in_another_place(kind: MemoryKind) {
         fs.shutdown().unwrap();
         check(setup(kind), &world, false).unwrap_or_else(|error| panic!("place {place}: {error}"));
     }
-    // Every place is another one after a restart of the machine, and a power loss says it all.
+    // After a restart of the machine every place is another one, and the power loss says enough.
     let (_, fs) = pair.again(true, false, |world| placed(world, 6)).unwrap();
     assert!(!fs.bulk_states()[1].moved, "the device is where it was");
     assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![0; block]));
 }
 
-/// An opening that was refused after a clean end is no reason to speak of a power loss, and what waits for a missing device goes on waiting.
+/// Tests that an opening refused after a clean end is not reported as a power loss, and that files
+/// on a missing device go on waiting for it.
 pub fn refused_after_a_clean_end(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let block = BULK_BLOCK as usize;
     let file = pair.file_on(1, b"file", 2, 2);
     let away = |world: &World| vec![GivenDevice { device: Err("no such device".into()), ..given(1, world.disk(1)) }];
-    // After a crash the device is missing, up to a clean end.
+    // After a crash, the store is used without the device up to a clean end.
     let (world, fs) = pair.again(false, true, away).unwrap();
     fs.shutdown().unwrap();
     drop(fs);
@@ -119,7 +123,8 @@ pub fn refused_after_a_clean_end(kind: MemoryKind) {
     fs.shutdown().unwrap();
 }
 
-/// A full cache that holds everything until the device's new mark comes, lets go of it for that, and is cut off.
+/// A full cache that holds everything until the device's new mark comes, gives it up to take the
+/// mark, and is then cut off.
 struct Pressed {
     disk: Arc<SimDisk>,
     has_let_go: AtomicBool,
@@ -147,7 +152,8 @@ impl BlockDevice for Pressed {
     }
 }
 
-/// What a cache held when its device was found in another place counts from then on, also once the device has it.
+/// Tests that data in a cache whose device is found in another place counts from then on, also once
+/// the device has it.
 pub fn pushed_out_by_a_mark(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let block = BULK_BLOCK as usize;

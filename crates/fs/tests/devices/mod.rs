@@ -1,8 +1,10 @@
-//! A store with several bulk devices on simulated media: crashes around adding, emptying and removing one, devices that lose what
-//! no flush covered, and devices that are away, older or another (`away`).
+//! A store with several bulk devices on simulated media: crashes around adding, emptying and
+//! removing one, devices that lose data that no flush covered, and devices that are missing, older
+//! or exchanged (`away`).
 //!
-//! Every file is filled with a byte of its own. After a crash, in every state that log and disks may be left in, the store opens,
-//! the checker finds nothing wrong, a file that was synced is whole, and no file holds another byte than its own and zeros.
+//! Every file is filled with its own byte. After a crash, in every state that log and disks may be
+//! left in, the store opens, the checker finds nothing wrong, a synced file is whole, and no file
+//! holds other bytes than its own and zeros.
 //! Left out: what one device alone can do (`crash`, `device_errors`).
 //! Longer than 800 lines because the disk that forgets, the pair and what is tried on it belong together.
 
@@ -50,16 +52,18 @@ pub enum Failing {
     Flush,
 }
 
-/// A disk whose writes since the last flush are lost when a flush fails: what was there before is read again.
+/// A disk that loses the writes since the last flush when a flush fails. Reads then return the
+/// earlier contents.
 pub struct Forgetful {
     disk: Arc<SimDisk>,
     unflushed: Mutex<BTreeMap<u64, [u8; 512]>>,
     pub fails: AtomicBool,
-    /// It is like a cache: a flush of ranges covers these and nothing else.
+    /// The disk acts like a cache: a flush of ranges covers these and nothing else.
     pub holds: AtomicBool,
-    /// Reads and writes fail, too.
+    /// Every read, write and flush fails.
     pub is_dead: AtomicBool,
-    /// Which calls fail: after how many of the kind, and whether all after it do.
+    /// Plan of failures: the kind of call, how many such calls succeed first, and whether all later
+    /// ones fail.
     pub plan: Mutex<Option<(Failing, u64, bool)>>,
     pub failed: AtomicU64,
 }
@@ -71,7 +75,7 @@ impl Forgetful {
         Arc::new(Forgetful { disk, unflushed: Mutex::default(), fails, holds, is_dead, plan, failed })
     }
 
-    /// Does this call fail by the plan?
+    /// Does the plan make this call fail?
     fn meets(&self, call: Failing) -> bool {
         let mut plan = self.plan.lock().unwrap();
         let due = match &mut *plan {
@@ -120,7 +124,7 @@ impl BlockDevice for Forgetful {
     fn submit(&self, request: Request, done: Completion) {
         done(match request {
             Request::Flush => self.flush(|_| true).map(|()| Vec::new()),
-            // A hint that it does not take.
+            // Trim is a hint that this disk ignores.
             Request::Trim { .. } => Ok(Vec::new()),
             Request::Read { at, mut buffer } => self.read_into(at, &mut buffer).map(|()| buffer),
             Request::Write { at, buffer, fua: false } => self.write_from(at, &buffer).map(|()| buffer),
@@ -134,7 +138,7 @@ impl BlockDevice for Forgetful {
 
     fn flush_ranges(&self, ranges: &[(u64, u64)]) -> shoal_media::Result<()> {
         let fails = self.fails.load(Ordering::Relaxed);
-        // What fails loses everything: a cache may have it all on its way.
+        // A failed flush loses everything, because a cache may have all of it on its way.
         self.flush(|at| fails || ranges.iter().any(|&(first, len)| (first..first + len).contains(&at)))
     }
 
@@ -168,7 +172,7 @@ pub fn given(number: usize, device: Arc<dyn BlockDevice>) -> GivenDevice {
     GivenDevice { uuid: uuid(number), name: format!("disk {number}"), on_host: false, place: 0, device: Ok(device) }
 }
 
-/// A new store, with disks beside the first that it does not know of yet.
+/// Returns a new store, with more disks that it does not know of yet.
 pub fn new_world(kind: MemoryKind) -> World {
     new_world_of(setup(kind))
 }
@@ -188,7 +192,7 @@ pub fn with_more(setup: Setup, world: World) -> World {
     world
 }
 
-/// All disks of the world beside the first, behind caches if the first has one.
+/// Returns all disks of the world but the first, behind caches if the first has one.
 fn all_given_of(setup: Setup, world: &World, boot: Boot) -> Vec<GivenDevice> {
     if !setup.cached {
         return all_given(world);
@@ -197,7 +201,7 @@ fn all_given_of(setup: Setup, world: &World, boot: Boot) -> Vec<GivenDevice> {
     (1..=MORE).map(|number| given(number, behind_cache(world, boot, world.disk(number), first + number))).collect()
 }
 
-/// All disks of the world beside the first.
+/// Returns all disks of the world but the first.
 pub fn all_given(world: &World) -> Vec<GivenDevice> {
     (1..=MORE).map(|number| given(number, world.disk(number))).collect()
 }
@@ -222,7 +226,7 @@ pub fn try_open_of(
     open_telling(setup, world, boot, given, degraded).map(|(fs, _)| fs)
 }
 
-/// The same, with what was found.
+/// Like [`try_open_of`], but also returns what recovery found.
 fn open_telling(
     setup: Setup,
     world: &World,
@@ -250,17 +254,17 @@ fn name(id: u8) -> Vec<u8> {
     format!("file{id}").into_bytes()
 }
 
-/// What was promised.
+/// The promises at a moment.
 #[derive(Clone, Default)]
 struct Promised {
-    /// Of files: their lengths, whole.
+    /// Lengths of the files that must be whole.
     files: BTreeMap<u8, usize>,
-    /// Devices that the store does without: those that were removed, and those that it never had.
+    /// Devices that the store does without: removed ones, and those that it never had.
     absent: BTreeSet<usize>,
 }
 
 impl Promised {
-    /// What `after` has not taken back.
+    /// Returns the promises that `after` has not taken back.
     fn within(&self, after: &Promised) -> Promised {
         let files = self.files.iter().filter(|(id, _)| after.files.contains_key(id));
         let absent = self.absent.intersection(&after.absent);
@@ -300,7 +304,7 @@ impl Life {
             0..6 => self.write_new(),
             6..9 => {
                 if let Some(id) = self.any() {
-                    // From here on nobody may rely on it.
+                    // From here on the file is not promised.
                     self.promised.files.remove(&id);
                     let (ino, _) = self.files.remove(&id).unwrap();
                     self.fs.unlink(ROOT, &name(id)).unwrap();
@@ -346,7 +350,7 @@ impl Life {
                     match self.random.below(5) {
                         0 => self.fs.bulk_stay(state.number).unwrap(),
                         _ if self.fs.bulk_remove(state.number).unwrap() => {
-                            // From here on its file may be gone.
+                            // From here on the device's file may be gone.
                             self.promised.absent.insert(state.number as usize);
                         }
                         _ => {}
@@ -413,7 +417,7 @@ impl Life {
     }
 }
 
-/// Crashes in one random life; how many states were visited.
+/// Crashes one random life. Returns the number of states visited.
 pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
     let world = new_world_of(setup);
     let boot = Boot::first(true);
@@ -435,7 +439,8 @@ pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
     for round in 0..rounds {
         life.world.record(true);
         if round > 0 {
-            // Another opening, whose marks are in the crash points, too.
+            // Open the store again, so that the marks of another opening are in the crash points,
+            // too.
             life.mark();
             life.fs.sync().unwrap();
             life.promised.files = life.files.iter().map(|(&id, &(_, len))| (id, len)).collect();
@@ -452,7 +457,7 @@ pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
         let step = (points.len() / 30).max(1);
         for point in points.iter().skip(seed as usize % step).step_by(step) {
             let at = point.mark() as usize;
-            // What was promised before the step under way, and is not taken back in it.
+            // Take the promises made before the step under way and not taken back in it.
             let after = life.history.get(at).unwrap_or(&life.promised);
             let before = &life.history[at - 1];
             let promised = before.within(after);
@@ -470,7 +475,7 @@ pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
     states
 }
 
-/// The store's first disk and one that forgets what a failed flush did not cover.
+/// A store on its first disk and on one that loses what a failed flush did not cover.
 pub struct Pair {
     pub kind: MemoryKind,
     pub world: World,
@@ -488,11 +493,11 @@ impl Pair {
         Pair { kind, world, fs, second, boot }
     }
 
-    /// A file of `blocks` blocks on the device with this number, filled with `byte`.
+    /// Makes a file of `blocks` blocks on the device with this number, filled with `byte`.
     pub fn file_on(&self, number: u32, name: &[u8], byte: u8, blocks: u64) -> Ino {
         let others: Vec<u32> =
             self.fs.bulk_states().iter().map(|state| state.number).filter(|n| *n != number).collect();
-        // New data go where they are wanted.
+        // The other devices are leaving meanwhile, so new data goes to this one.
         others.iter().for_each(|&other| assert_eq!(self.fs.bulk_leave(other), Ok(Leaving::Now)));
         let ino = create(&self.fs, name);
         let bytes = vec![byte; (blocks * BULK_BLOCK) as usize];
@@ -501,7 +506,8 @@ impl Pair {
         ino
     }
 
-    /// The store in another process, after a crash of the process or of the machine, with these devices.
+    /// Opens the store in another process, after a crash of the process or of the machine, with
+    /// these devices.
     pub fn again(
         &self,
         power: bool,
@@ -519,7 +525,8 @@ pub fn read(fs: &Fs, ino: Ino, at: u64, len: usize) -> Result<Vec<u8>, Error> {
     fs.read(ino, at, &mut bytes).map(|_| bytes)
 }
 
-/// Two devices, of which one holds writes back: each fsync flushes its own file's blocks, and a failure costs what none has covered.
+/// Tests two devices, of which one holds writes back. Each fsync flushes the blocks of its own
+/// file, and a failed flush costs only data that no flush has covered.
 pub fn failed_flush_of_ranges(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let Pair { fs, second, .. } = &pair;
@@ -560,7 +567,8 @@ pub fn failed_flush_of_ranges(kind: MemoryKind) {
     }
 }
 
-/// Small files that have spilled to two devices: one of them away costs those on it, and they move when it leaves.
+/// Tests small files spilled to two devices. A missing device costs the files on it, and they move
+/// when it leaves.
 pub fn spilled(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let Pair { fs, second, .. } = &pair;
@@ -593,7 +601,7 @@ pub fn spilled(kind: MemoryKind) {
     let (_, degraded) = pair.again(true, true, |_| Vec::new()).unwrap();
     away(&degraded);
     drop(degraded);
-    // It is back, and leaves: what is spilled moves.
+    // The device is back and leaves, so the spilled data moves.
     second.is_dead.store(false, Ordering::Relaxed);
     let flushed = fs.bulk_retry(1, || Ok((second.clone(), 0)));
     flushed.unwrap();
@@ -609,8 +617,8 @@ pub fn spilled(kind: MemoryKind) {
     assert!(read(&fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "in the next life");
 }
 
-/// Bytes that nobody has synced move with the device they are on: the move has flushed them, so an fsync that flushed their old place
-/// may return.
+/// Tests that bytes which nobody has synced are durable after they move off a leaving device. The
+/// move has flushed them, so an fsync that flushed their old place may return.
 pub fn new_bytes_move(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let fs = &pair.fs;
@@ -621,7 +629,7 @@ pub fn new_bytes_move(kind: MemoryKind) {
     let mut appended = false;
     let mut goes_on = |_| {
         if !appended {
-            // Behind the flush that begins a pass, and before the pass comes to the file.
+            // After the flush that begins a pass, and before the pass reaches the file.
             fs.bulk_stay(1).unwrap();
             assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
             assert_eq!(fs.write(second, 2 * BULK_BLOCK, &vec![2; 2 * block]), Ok(2 * block));
@@ -637,7 +645,8 @@ pub fn new_bytes_move(kind: MemoryKind) {
     assert!(read(&back, second, 0, 4 * block) == Ok(vec![2; 4 * block]), "they were flushed where they are now");
 }
 
-/// Bytes that a process left unsynced when it crashed are durable when the next one has synced their file.
+/// Tests that bytes left unsynced by a crashed process are durable once the next process has synced
+/// their file.
 pub fn settled_in_the_next_life(kind: MemoryKind) {
     for devices in [1, 2] {
         let (world, boot) = (new_world(kind), Boot::first(true));
@@ -663,7 +672,8 @@ pub fn settled_in_the_next_life(kind: MemoryKind) {
     }
 }
 
-/// What a failed flush of one device does: to its own files, to the others', and for how long.
+/// Tests what a failed flush of one device does to its own files and to the others', and for how
+/// long.
 pub fn failed_flush(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let Pair { fs, second, .. } = &pair;
@@ -674,7 +684,7 @@ pub fn failed_flush(kind: MemoryKind) {
     // Block 1 is written over, in place; "fresh" is new. Neither was promised.
     assert_eq!(fs.write(promised, BULK_BLOCK, &vec![2; block]), Ok(block));
     let fresh = pair.file_on(1, b"fresh", 4, 2);
-    // Of what was removed before nothing is in doubt: its blocks have new users.
+    // A file removed before the failure leaves nothing in doubt, because its blocks have new users.
     let gone = pair.file_on(1, b"gone", 7, 2);
     fs.unlink(ROOT, b"gone").unwrap();
     fs.forget(gone, u64::MAX);
@@ -687,7 +697,7 @@ pub fn failed_flush(kind: MemoryKind) {
         assert!(matches!(read(fs, promised, BULK_BLOCK, block), Err(Error::Io(_))), "{when}: bytes in doubt are read");
         match read(fs, fresh, 0, block) {
             Err(Error::Io(_)) => {}
-            // After a power loss what was never promised is zeros.
+            // In another process, data that was never promised may be zeros.
             Ok(bytes) => assert!(new_is_zero && bytes == vec![0; block], "{when}: new bytes in doubt are read"),
             Err(error) => panic!("{when}: {error}"),
         }
@@ -699,7 +709,7 @@ pub fn failed_flush(kind: MemoryKind) {
     assert!(matches!(fs.write(promised, 0, &[9; 10]), Err(Error::Io(_))), "no writes any more");
     let state = &fs.bulk_states()[1];
     assert!(state.closed.is_some() && !state.lost && state.suspect == 3 * BULK_BLOCK, "{state:?}");
-    // In another process: the device is whole again, what it forgot it does not know.
+    // In another process the device works again and does not know what it lost.
     for power in [false, true] {
         let (world, fs) = pair.again(power, false, |world| vec![given(1, world.disk(1))]).unwrap();
         see(&fs, if power { "after a power loss" } else { "after a process crash" }, true);
@@ -711,14 +721,14 @@ pub fn failed_flush(kind: MemoryKind) {
             try_open(&shut, kind, pair.boot.after(power).after(power), vec![given(1, shut.disk(1))], false).unwrap();
         see(&fs, "after a clean unmount", true);
     }
-    // Here: used again.
+    // In this process the device is used again.
     second.fails.store(false, Ordering::Relaxed);
     fs.bulk_retry(1, || Ok((second.clone(), 0))).unwrap();
     see(fs, "after the retry", false);
     assert!(matches!(fs.write(promised, BULK_BLOCK + 5, &[9; 10]), Err(Error::Io(_))), "a part of a block in doubt");
     assert_eq!(fs.write(promised, BULK_BLOCK, &vec![6; block]), Ok(block));
     assert_eq!(read(fs, promised, BULK_BLOCK, block), Ok(vec![6; block]));
-    // Not durable yet: in doubt again if it is lost.
+    // The new bytes are not durable yet, so they are in doubt again after a power loss.
     let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
     see(&back, "written again, and the power was lost", true);
     drop(back);
@@ -726,7 +736,7 @@ pub fn failed_flush(kind: MemoryKind) {
     let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
     assert_eq!(read(&back, promised, BULK_BLOCK, block), Ok(vec![6; block]), "written again and synced");
     drop(back);
-    // A file in doubt can be removed, and its blocks have new users.
+    // A file in doubt can be removed, and new files get its blocks.
     fs.unlink(ROOT, b"fresh").unwrap();
     fs.forget(fresh, u64::MAX);
     fs.sync().unwrap();
@@ -739,7 +749,8 @@ pub fn failed_flush(kind: MemoryKind) {
     assert_eq!(read(&back, next, 0, len), Ok(vec![8; len]), "blocks that were in doubt, with new contents");
 }
 
-/// A file in doubt takes no other one's name: its readers would have lost what was there before.
+/// Tests that a file in doubt cannot take another file's name, because readers of that name would
+/// lose what was there before.
 pub fn renamed_in_doubt(kind: MemoryKind) {
     for mode in [RenameMode::Replace, RenameMode::Exchange] {
         let pair = Pair::new(kind);
@@ -748,7 +759,7 @@ pub fn renamed_in_doubt(kind: MemoryKind) {
         let old = pair.file_on(0, b"old", 3, 2);
         let doubtful = pair.file_on(1, b"doubtful", 1, 2);
         fs.sync().unwrap();
-        // In place: nothing of it is NEW.
+        // This write is in place, so nothing of it is NEW.
         assert_eq!(fs.write(doubtful, 0, &vec![2; block]), Ok(block));
         let fresh = pair.file_on(1, b"fresh", 4, 2);
         second.fails.store(true, Ordering::Relaxed);
@@ -759,7 +770,8 @@ pub fn renamed_in_doubt(kind: MemoryKind) {
         }
         assert_eq!(fs.lookup(ROOT, b"old", false).map(|attr| attr.ino), Ok(old));
         assert_eq!(read(fs, old, 0, 2 * block), Ok(vec![3; 2 * block]));
-        // A name that nobody has is no loss; nor is one for a file whose doubt was written over, elsewhere.
+        // A free name loses nothing. Nor does a taken one, once the block in doubt is written again
+        // elsewhere.
         assert_eq!(fs.rename(ROOT, b"doubtful", ROOT, b"new", RenameMode::Replace), Ok(()));
         second.fails.store(false, Ordering::Relaxed);
         fs.bulk_retry(1, || Ok((second.clone(), 0))).unwrap();
@@ -771,7 +783,7 @@ pub fn renamed_in_doubt(kind: MemoryKind) {
     }
 }
 
-/// Small files, new ones, and `other`, which is on a device that works.
+/// Tests that small files, new ones, and `other` on its working device can be used.
 fn everything_else_goes_on(fs: &Fs, other: Ino) {
     let block = BULK_BLOCK as usize;
     assert_eq!(fs.write(other, 0, &vec![3; block]), Ok(block));
@@ -788,7 +800,8 @@ fn everything_else_goes_on(fs: &Fs, other: Ino) {
 
 type Work = fn(&Pair, Ino) -> Result<(), Error>;
 
-/// A small file that was promised in memory: wherever it is moved, whatever fails on the way, it is not lost.
+/// Length of a small file that was promised in memory. It is never lost, wherever it is moved and
+/// whatever fails on the way.
 const KEPT: usize = 40_000;
 
 fn kept_bytes() -> Vec<u8> {
@@ -797,7 +810,7 @@ fn kept_bytes() -> Vec<u8> {
     bytes
 }
 
-/// Does something with the small file while new blocks come from the second device.
+/// Runs `work` on the small file while new blocks come from the second device.
 fn with_kept(pair: &Pair, work: impl FnOnce(&Fs, Ino) -> Result<(), Error>) -> Result<(), Error> {
     let kept = pair.fs.lookup(ROOT, b"kept", false)?.ino;
     pair.fs.bulk_leave(0)?;
@@ -806,8 +819,8 @@ fn with_kept(pair: &Pair, work: impl FnOnce(&Fs, Ino) -> Result<(), Error>) -> R
     outcome
 }
 
-/// Operations on a file of four blocks of ones on the second device, which put only ones there, or zeros; whether the bytes that
-/// were promised may go.
+/// Returns operations on a file of four blocks of ones on the second device, which put only ones or
+/// zeros there. The flag says whether promised bytes may go.
 fn works() -> Vec<(&'static str, bool, Work)> {
     fn resize(pair: &Pair, ino: Ino, size: u64) -> Result<(), Error> {
         pair.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).map(drop)
@@ -871,7 +884,8 @@ fn works() -> Vec<(&'static str, bool, Work)> {
     ]
 }
 
-/// Is each byte of the file there, or an error? Reads block by block, as an error is one of a block.
+/// Checks that each byte of the file is right or an error. Reads block by block, because an error
+/// costs a whole block.
 fn check_ones(fs: &Fs, ino: Ino, may_go: bool, context: &str) {
     let size = fs.getattr(ino).unwrap().size;
     for at in (0..size).step_by(BULK_BLOCK as usize) {
@@ -889,7 +903,8 @@ fn check_ones(fs: &Fs, ino: Ino, may_go: bool, context: &str) {
     }
 }
 
-/// One call of the second device fails, once or for good, in one operation; false when the operation makes fewer calls.
+/// Fails one call of the second device, once or for good, in one operation. Returns false if the
+/// operation makes fewer calls.
 fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: &(&str, bool, Work)) -> bool {
     let context = format!("{kind:?}, {}, {call:?} {nth} fails{}", work.0, if for_good { " for good" } else { "" });
     let pair = Pair::new(kind);
@@ -911,7 +926,7 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
         Err(_) => false,
     };
     assert!(is_fine, "{context}: {outcome:?}");
-    // The rest does not notice.
+    // Nothing else notices.
     assert_eq!(fs.write(other, 10, &[3; 100_000]), Ok(100_000), "{context}");
     assert_eq!(fs.fsync(other, false), Ok(()), "{context}");
     let small = create(fs, b"small");
@@ -923,7 +938,8 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
         Err(Error::Io(_)) if call == Failing::Read => {}
         found => assert!(found == Ok(kept_bytes()), "{context}: the small file is lost"),
     }
-    // In other processes, after a crash of one, and of the machine: the device has forgotten what no flush covered.
+    // Open in other processes, after a process crash and after a power loss. The device has lost
+    // what no flush covered.
     for power in [false, true] {
         let (world, again) = pair
             .again(power, false, |world| vec![given(1, world.disk(1))])
@@ -935,7 +951,7 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
         for name in [&b"large"[..], b"other name", b"other", b"new", b"small", b"kept"] {
             assert!(matches!(again.unlink(ROOT, name), Ok(()) | Err(Error::NotFound)), "{context}");
         }
-        // The first one looks for what is spilled, and the next lets go of the rest.
+        // The first tick looks for spilled data in use, and the next frees the rest.
         (0..2).for_each(|_| again.spill_tick().unwrap());
         again.sync().unwrap();
         again.tick().unwrap();
@@ -947,7 +963,8 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
     failed
 }
 
-/// Every call of one device of two fails, once and for good, in every operation; how many failed.
+/// Fails every call of one device of two, once and for good, in every operation. Returns how many
+/// failed.
 pub fn every_failure(kind: MemoryKind) -> u64 {
     let mut failed = 0;
     for work in works() {
@@ -960,7 +977,8 @@ pub fn every_failure(kind: MemoryKind) -> u64 {
     failed
 }
 
-/// Battery memory that is lost: the list comes back with the image that was saved last, and so do the files it knows.
+/// Tests lost battery memory: the list comes back with the image that was saved last, and so do the
+/// files that the image knows.
 pub fn restored_lists() {
     let setup = Setup { saved: true, ..setup(MemoryKind::Battery) };
     let (world, boot) = (new_world_of(setup), Boot::first(true));
@@ -979,12 +997,12 @@ pub fn restored_lists() {
     assert_eq!(fs.write(first, 0, &vec![1; 3 * block]), Ok(3 * block));
     fs.checkpoint().unwrap();
     assert_eq!(fs.bulk_add(&given(1, world.disk(1)), Some(BLOCKS)), Ok(1));
-    // The image of before knows nothing of the device.
+    // The earlier image knows nothing of the device.
     let (_, back) = restored(&world);
     assert_eq!(back.bulk_states().len(), 1);
     assert_eq!(read(&back, first, 0, 3 * block), Ok(vec![1; 3 * block]));
     drop(back);
-    // A file on the device, which the image maps when the store does not any more.
+    // Make a file on the device that the image still maps when the store does not.
     fs.bulk_leave(0).unwrap();
     let second = create(&fs, b"second");
     assert_eq!(fs.write(second, 0, &vec![2; 4 * block]), Ok(4 * block));
@@ -1002,7 +1020,7 @@ pub fn restored_lists() {
     assert_eq!(back.bulk_states().len(), 2);
     assert_eq!(read(&back, second, 0, 4 * block), Ok(vec![2; 4 * block]), "the image's file has lost its data");
     drop(back);
-    // A device that was removed is in no image that is left.
+    // No image that is left has a removed device.
     assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
     while fs.bulk_drain(1, &mut |_| true).unwrap().moved > 0 {}
     assert_eq!(fs.bulk_remove(1), Ok(true));

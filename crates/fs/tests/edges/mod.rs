@@ -1,11 +1,12 @@
-//! Operations at every alignment about the end of file, compared with a plain vector of bytes.
+//! Operations at every alignment around the end of file, compared with a plain vector of bytes.
 //!
-//! A file begins in one of [`STARTS`]; one operation with every start and end about the file's boundaries follows; then
-//! the file is read, grown, found again after a crash of the process, after power losses and after a remount.
-//! Rules: without a power loss every byte is the vector's, and what the file grows by is zeros. After a power loss the
-//! file is as long as after some operation since the last sync; a byte is one that the file held there since it was last
-//! cut off below it and since the sync, or a zero that no sync covers. A write that fails leaves old or new bytes
-//! before the end, and nothing behind it.
+//! A file begins in one of [`STARTS`]. One operation follows, with every start and end around the
+//! file's boundaries. Then the file is read, grown, and read again after a process crash, after
+//! power losses and after a remount.
+//! Rules: without a power loss, every byte equals the vector's, and growth adds zeros. After a
+//! power loss, the file is as long as after some operation since the last sync. Each byte is one
+//! that the file held there since the sync and since it was last cut off below, or a zero that no
+//! sync covers. A failed write leaves old or new bytes before the end, and nothing past it.
 
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Fs, Ino, ROOT, SetAttr};
@@ -23,13 +24,13 @@ pub const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
 const CHUNK: u64 = 32 << 10;
 const BLOCK: u64 = 64 << 10;
-/// Bytes a file grows by at last: over the next block at least.
+/// Bytes that a file grows by at the end: past the next block at least.
 const GROWTH: u64 = 70_000;
 
 /// How a file begins.
 pub struct Start {
     pub name: &'static str,
-    /// Where the pieces of its tier meet.
+    /// Distance between the boundaries of pieces in its tier (bytes).
     unit: u64,
     operations: &'static [Operation],
 }
@@ -67,7 +68,7 @@ pub const STARTS: &[Start] = &[
     Start { name: "cut to a block", unit: BLOCK, operations: &[Write("f", 0, 150_001, 1), Truncate("f", 131_072)] },
 ];
 
-/// The places tried, ascending.
+/// Returns the places tried, in ascending order.
 fn places(eof: u64, unit: u64) -> Vec<u64> {
     let below = eof.saturating_sub(1) / unit * unit;
     let mut places = vec![0, 1, eof, eof + 1, eof.saturating_sub(1)];
@@ -79,7 +80,7 @@ fn places(eof: u64, unit: u64) -> Vec<u64> {
     places
 }
 
-/// Every operation at every place.
+/// Returns every operation at every place.
 fn operations(eof: u64, unit: u64) -> Vec<Operation> {
     let places = places(eof, unit);
     let mut operations: Vec<Operation> = places.iter().map(|&at| Truncate("f", at)).collect();
@@ -98,7 +99,7 @@ fn operations(eof: u64, unit: u64) -> Vec<Operation> {
 
 const OTHER_BYTES: usize = 270_000;
 
-/// What the operation does to a vector.
+/// Does to a vector what the operation does to a file.
 fn imitate(file: &mut Vec<u8>, operation: &Operation) {
     let put = |file: &mut Vec<u8>, at: u64, part: &[u8]| {
         let (at, end) = (at as usize, at as usize + part.len());
@@ -149,7 +150,7 @@ fn equal(found: &[u8], wanted: &[u8]) -> Result<(), String> {
     }
 }
 
-/// Lets the file grow: what it grows by must be zeros.
+/// Grows the file. The added bytes must be zeros.
 fn grow(fs: &Fs, file: &mut Vec<u8>) -> Result<(), String> {
     let size = file.len() as u64 + GROWTH;
     let change = SetAttr { size: Some(size), ..SetAttr::default() };
@@ -167,7 +168,7 @@ fn judge_loss(found: &[u8], versions: &[Vec<u8>]) -> Result<(), String> {
             .iter()
             .enumerate()
             .map(|(then, bytes)| {
-                // An earlier one counts where the file was as long ever since.
+                // An earlier version counts only up to the shortest length since then.
                 let since = versions.get(then..=now).unwrap_or(&[]).iter().map(Vec::len).min();
                 Candidate { bytes, limit: since.unwrap_or(usize::MAX) }
             })
@@ -187,7 +188,7 @@ fn limits() -> Limits {
 /// Runs cases on one kind of memory.
 pub struct Edges {
     setup: Setup,
-    /// With an empty file, and another to copy from.
+    /// A store with an empty file, and another file to copy from.
     ready: shoal_sim::WorldState,
     pub cases: u64,
     pub states: u64,
@@ -204,8 +205,8 @@ impl Edges {
         Edges { setup, ready: store.world.snapshot().process_crash(), cases: 0, states: 0 }
     }
 
-    /// A store with the file as it begins, and what it was since the last promise. The turn decides whether it is as it
-    /// was written, synced, or mounted anew.
+    /// Returns a store with the file as it begins, and the file's versions since the last promise.
+    /// The turn decides whether the file is just written, synced, or mounted anew.
     fn begin(&self, start: &Start, turn: u64) -> Result<(Store, Vec<Vec<u8>>), String> {
         let boot = Boot::first(!turn.is_multiple_of(2)).after(false);
         let mut store = store::open(self.setup, self.ready.open(), boot)?;
@@ -231,7 +232,7 @@ impl Edges {
         Ok((store, versions))
     }
 
-    /// One operation on one start.
+    /// Tries one operation on one start.
     pub fn case(&mut self, start: &Start, operation: &Operation, turn: u64) -> Result<(), String> {
         self.cases += 1;
         let (store, mut versions) = self.begin(start, turn)?;
@@ -241,7 +242,7 @@ impl Edges {
         imitate(&mut file, operation);
         equal(&read(&store.fs)?, &file)?;
         if let Copy(from, from_at, to, at, len) = *operation {
-            // It goes in steps, and any of them may be the last one that a power loss leaves.
+            // A copy goes in steps, and a power loss may leave any of them as the last one.
             let before = versions[versions.len() - 1].clone();
             for done in (128 << 10..len).step_by(128 << 10) {
                 let mut part = before.clone();
@@ -254,7 +255,7 @@ impl Edges {
             // Growing must not show what a power loss could bring back.
             grow(&store.fs, &mut file)?;
             versions.push(file.clone());
-            // All but the last sync are past.
+            // An fsync leaves only the last version.
             if turn / 8 % 2 == 1 {
                 store.fs.fsync(ino(&store.fs)?, false).map_err(|e| format!("fsync: {e}"))?;
                 versions.drain(..versions.len() - 1);
@@ -280,7 +281,7 @@ impl Edges {
         equal(&read(&again.fs)?, &file).map_err(|e| format!("after a remount: {e}"))
     }
 
-    /// All operations on a start, or one of so many.
+    /// Tries all operations on a start, or one in `every`. Returns the failures.
     pub fn explore(&mut self, start: &Start, every: u64) -> Vec<String> {
         let mut file = Vec::new();
         start.operations.iter().for_each(|operation| imitate(&mut file, operation));
@@ -299,7 +300,7 @@ impl Edges {
         failures
     }
 
-    /// Writes and copies at and over the end of a file that was cut off within a block.
+    /// Tries writes and copies at and over the end of a file that was cut off within a block.
     pub fn appends_at_the_cut(&mut self) -> Result<(), String> {
         let start = STARTS.iter().find(|start| start.name == "cut within a block").expect("there is one");
         for (at, len) in [(140_000, 3000), (139_000, 2000), (140_000, 60_000), (131_072, 65_536)] {
@@ -312,7 +313,8 @@ impl Edges {
         Ok(())
     }
 
-    /// A write that fails in its middle, because the device does: nothing of it may be seen behind the end.
+    /// Tries a write that fails midway because the device does. Nothing of it may be seen past the
+    /// end.
     pub fn failing_device(&mut self, nth: u64, at: u64, len: usize) -> Result<(), String> {
         self.cases += 1;
         let start = STARTS.iter().find(|start| start.name == "blocks").expect("there is one");
@@ -324,7 +326,7 @@ impl Edges {
         self.after_a_failure(&store, old, &Write("f", at, len, 7), outcome)
     }
 
-    /// A write for whose map the full region has no room.
+    /// Tries a write whose map finds no room in the full region. Returns whether it failed.
     pub fn full_region(&mut self, start: &Start, at: u64, len: usize, turn: u64) -> Result<bool, String> {
         self.cases += 1;
         let (store, versions) = self.begin(start, turn)?;
@@ -356,7 +358,7 @@ impl Edges {
                 }
             }
         }
-        // Room again, so that growing cannot fail for want of it.
+        // Make room again, so that growing cannot fail for lack of it.
         store.fs.unlink(ROOT, b"filler 0").ok();
         store.fs.sync().map_err(|e| format!("sync: {e}"))?;
         grow(&store.fs, &mut file)?;
@@ -378,7 +380,7 @@ fn fill(store: &Store) -> Result<(), String> {
     let caller = shoal_fs::Caller { uid: 1, gid: 1, umask: 0, hold: false };
     for number in 0..100_000u64 {
         let Ok(attr) = store.fs.mknod(&caller, ROOT, format!("filler {number}").as_bytes(), 0o644, 0) else { break };
-        // Long ones first; at last, whatever a small piece fits into.
+        // Write long files first, and at last whatever small piece still fits.
         let full = [70_000, 20_000, 6000, 2000, 700, 200, 100, 60, 1]
             .into_iter()
             .find(|&len| store.fs.write(attr.ino, 0, &bytes(number, len)).is_ok_and(|written| written == len));

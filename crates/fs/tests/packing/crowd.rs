@@ -1,8 +1,9 @@
 //! Threads that write and read a few files while others pack, unpack, compact and save without pause.
 //!
-//! A change of a file is made by one thread at a time, which notes the contents before it begins and when it is done. A read is
-//! one step: what it returns is what the file held between the last change that was done when it began and the
-//! last one that had begun when it ended. The order is the scheduler's: a seed fixes what is tried, not when.
+//! Only one thread at a time changes a file. It notes the contents before it begins and when it is
+//! done. A read is one step. It returns contents that the file had between the last change that was
+//! done when the read began and the last one that had begun when the read ended. The scheduler
+//! decides the order: a seed fixes what is tried, not when.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -19,14 +20,16 @@ use crate::store::{Setup, check};
 
 const FILES: u64 = 6;
 const THREADS: u64 = 4;
-/// One step of a write ends there: a longer one is not all seen at once.
+/// Longest file (bytes). One step of a write ends there, and a longer write is not seen all at
+/// once.
 const SIZE_MAX: usize = 256 << 10;
 const KEEP_SIZE: i32 = 1;
 const ZERO_RANGE: i32 = 16;
-/// Contents that are remembered of a file. A read that takes longer than so many changes is not judged.
+/// Versions of a file that are remembered. A read that takes longer than this many changes is not
+/// judged.
 const REMEMBERED: usize = 32;
 
-/// No contents: there is no such name.
+/// Contents of a file. None if there is no such name.
 type Contents = Option<Arc<Vec<u8>>>;
 
 #[derive(Default)]
@@ -34,7 +37,7 @@ struct File {
     name: String,
     /// Held during a change.
     turn: Mutex<()>,
-    /// By number.
+    /// Contents by number of the change.
     states: Mutex<VecDeque<(u64, Contents)>>,
     begun: AtomicU64,
     done: AtomicU64,
@@ -45,7 +48,7 @@ impl File {
         self.states.lock().unwrap().back().expect("there is a first state").1.clone()
     }
 
-    /// Carries out what makes the contents `new`, or leaves them where there is no room.
+    /// Runs `work`, which makes the contents `new` or, without room, leaves them.
     fn change(&self, new: Contents, work: impl FnOnce() -> Result<(), Error>) {
         let old = self.now();
         self.begin(new);
@@ -67,7 +70,8 @@ impl File {
         self.begun.store(number, SeqCst);
     }
 
-    /// What the file may have held since change number `from` was done; none if that is forgotten.
+    /// Returns the contents that the file may have had since change number `from` was done. None if
+    /// that is forgotten.
     fn since(&self, from: u64) -> Option<Vec<Contents>> {
         let states = self.states.lock().unwrap();
         let known = states.front().is_some_and(|(number, _)| *number <= from);
@@ -82,7 +86,7 @@ struct Crowd<'a> {
     seed: u64,
 }
 
-/// Bytes of which packing makes a half or so, or none.
+/// Returns bytes that packing shrinks to a half or so, or not at all.
 fn noise(random: &mut Random, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     random.fill(&mut bytes);
@@ -176,7 +180,7 @@ impl Crowd<'_> {
                 let len = (old.len() / 2).min(100_000);
                 let to = old.len() - len;
                 let new = with(to, &old[..len]);
-                // A copy goes in pieces; one of at most 128 KiB is seen at once.
+                // A copy goes in pieces. One of at most 128 KiB is seen all at once.
                 file.change(new, || fs.copy_range(ino, 0, ino, to as u64, len as u64).map(drop));
             }
             16 => {
@@ -233,7 +237,7 @@ impl Crowd<'_> {
         }
     }
 
-    /// The files of a store at rest are as their last changes left them.
+    /// Checks that the files of a store at rest are as their last changes left them.
     fn compare(&self, store: &Store, context: &str) {
         for file in self.files {
             let found = store.fs.lookup(ROOT, file.name.as_bytes(), false).ok();
@@ -246,7 +250,7 @@ impl Crowd<'_> {
     }
 }
 
-/// One run; returns how many reads were judged.
+/// Runs the threads once. Returns how many reads were judged.
 pub fn crowd(kind: MemoryKind, bulk: bool, seed: u64, steps: u64) -> u64 {
     let (bulk_blocks, threshold) = if bulk { (64, 160 << 10) } else { (0, 1 << 20) };
     let setup = Setup { kind, threshold, bulk_blocks, region_bytes: 160 << 16, ..Setup::default() };

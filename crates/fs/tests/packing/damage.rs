@@ -1,8 +1,9 @@
-//! Stores of packed files that are damaged at random, looked at, salvaged and lived with.
+//! Stores of packed files that are damaged at random, read, salvaged and used.
 //!
-//! The damage is in heads, references, payloads, chunk maps and packed inodes. A file is read whole and in parts: an error, or
-//! its bytes. What could be read stays so while the rest is changed and removed, the store is compacted and packed,
-//! and what is free is written again. Left out: single flipped bits that a read must refuse (`packed_files`).
+//! The damage is in heads, references, payloads, chunk maps and packed inodes. Each file is read
+//! whole and in parts, which returns its bytes or an error. Readable files stay readable while the
+//! rest is changed and removed, the store is compacted and packed, and free space is written again.
+//! Left out: single flipped bits that a read must refuse (`packed_files`).
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ use crate::store;
 /// Longer files have forged sizes.
 const SIZE_MAX: u64 = 1 << 20;
 
-/// Salvaged contents by path, and how many losses were named.
+/// Salvaged contents by path, and the losses that were named.
 #[derive(Default)]
 struct Copied {
     files: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -52,12 +53,12 @@ impl Sink for Copied {
     fn note(&mut self, _: &str) {}
 }
 
-/// A store at rest, and where damage is tried.
+/// A store at rest, and the places where damage is tried.
 struct Made {
     store: Store,
     state: WorldState,
     files: Vec<File>,
-    /// First byte and length.
+    /// Places to damage.
     places: Vec<Place>,
 }
 
@@ -88,7 +89,7 @@ fn make() -> Made {
     for file in &files {
         let placement = fs.placement(file.ino).unwrap();
         if file.ino.block() > 0 {
-            // Not that of the root, without which there is nothing.
+            // Spare the root's block, without which nothing can be read.
             places.push(Place { at: placement.record_at, len: 60, kind: Kind::Block });
         }
         for (map, slot) in objects(&fs, file.ino) {
@@ -106,7 +107,8 @@ fn make() -> Made {
                 let len = u64::from(object.payload).min(slot.capacity() - payload_at);
                 places.push(Place { at: at + payload_at, len, kind: Kind::Payload });
             }
-            // A group of four chunks: a map has no sum, and only the chunks' agreement tells that one is damaged.
+            // Take only groups of four chunks: a map has no checksum, and only disagreeing entries
+            // show the damage.
             if let Some(map) = map.filter(|_| u64::from(object.bytes) == GROUP) {
                 let entries =
                     (0..GROUP_CHUNKS).map(|chunk| Place { at: map.get() + chunk * 8, len: 8, kind: Kind::Map });
@@ -121,13 +123,13 @@ fn make() -> Made {
     Made { store, state, files, places }
 }
 
-/// Damages one place, in one of several ways; says how.
+/// Damages one place, in one of several ways. Returns a description.
 fn damage(memory: &SimMemory, place: Place, random: &mut Random) -> String {
     let (at, mut word) = (place.at + random.below(place.len), [0; 8]);
     memory.read(place.at / 8 * 8, &mut word);
     let what = match random.below(4) {
         0 if place.kind == Kind::Head => {
-            // A head that says something else and is sealed for it, but for its payload.
+            // Forge a head and seal it for its new contents, but not for its payload.
             let mut bytes = [0; OBJECT_HEAD];
             memory.read(place.at, &mut bytes);
             let object = Object::decode(&bytes).expect("of a sound object");
@@ -160,7 +162,7 @@ fn damage(memory: &SimMemory, place: Place, random: &mut Random) -> String {
     format!("{:?} at {:#x}, byte {}: {what}", place.kind, place.at, at - place.at)
 }
 
-/// An error, or the file's bytes; true if they were read.
+/// Checks that reads return an error or the file's bytes. Returns true if all could be read.
 fn right_or_nothing(fs: &Fs, file: &File, random: &mut Random, context: &str) -> bool {
     let at = random.below(file.bytes.len() as u64) as usize;
     for (at, len) in [(0, file.bytes.len() + 1), (at, 4096), (at, 70_000)] {
@@ -184,7 +186,7 @@ fn salvaged(memory: &SimMemory) -> Copied {
     copied
 }
 
-/// One store with some damage, lived with; returns whether the checker saw it.
+/// Damages a store and uses it. Returns whether the checker saw the damage.
 fn round(made: &mut Made, seed: u64) -> bool {
     let mut random = Random::new(seed);
     let world = made.state.open();
@@ -204,7 +206,7 @@ fn round(made: &mut Made, seed: u64) -> bool {
     }
     made.store.world = world;
     let fs = made.store.open();
-    // What can be read stays so, whatever is done with the rest.
+    // Readable files stay readable, whatever is done with the rest.
     let (sound, broken): (Vec<&File>, Vec<&File>) =
         made.files.iter().partition(|file| right_or_nothing(&fs, file, &mut random, &context));
     assert!(!is_sound || broken.is_empty(), "{context}: the checker finds nothing");
@@ -231,8 +233,8 @@ fn round(made: &mut Made, seed: u64) -> bool {
     }
     drop(fs);
     let report = store::report(made.store.setup, &made.store.world, false).unwrap();
-    // Damage may lead to a piece of another file, which is told of either; a reader needs neither the length of a piece
-    // nor the number of users.
+    // Damage may lead to a piece of another file, and the checker may name either file. A reader
+    // needs neither the length of a piece nor the number of users.
     let leads_astray = |finding: &Finding| matches!(finding.kind, FindingKind::DoubleUse | FindingKind::WrongClass);
     let is_plain = !report.errors.iter().any(leads_astray);
     let counted = |finding: &&Finding| is_plain && !finding.sentence.contains(" users, ");
@@ -243,7 +245,8 @@ fn round(made: &mut Made, seed: u64) -> bool {
     !is_sound
 }
 
-/// Lives with the damage of so many seeds, or as many as there is time for; how many the checker saw, and how many there were.
+/// Runs rounds of damage with these seeds, as far as time allows. Returns how many the checker saw,
+/// and how many there were.
 pub fn damages(first: u64, rounds: u64) -> (u64, u64) {
     let (mut made, mut found, mut tried) = (make(), 0, 0);
     for seed in Budget::of_a_search().within(first..first + rounds) {
@@ -253,7 +256,8 @@ pub fn damages(first: u64, rounds: u64) -> (u64, u64) {
     (found, tried)
 }
 
-/// A damaged object keeps its pieces from being freed as long as its file is there; a repair frees them after that.
+/// Tests that the pieces of a damaged object stay allocated as long as its file is there, and that
+/// a repair frees them after that.
 pub fn freed_by_repair() {
     let mut store = Store::new(setup());
     let fs = store.open();

@@ -1,9 +1,10 @@
-//! Packed files for several tests: stores of them, references that lead astray, objects alike, threads beside the packers.
+//! Packed files for several tests: stores of them, stray references, objects that look alike, and
+//! threads beside the packers.
 //!
 //! | file | owns |
 //! |---|---|
 //! | `crowd` | threads that write and read a few files while others pack, compact and save |
-//! | `damage` | stores with random damage, looked at, salvaged and lived with |
+//! | `damage` | stores with random damage, read, salvaged and used |
 //!
 //! Each search here ends in a failed assertion where a rule is broken, so that `planted` can run it as well.
 
@@ -29,7 +30,7 @@ use crate::store::{Moment, Setup};
 
 const PUNCH: i32 = 3;
 
-/// Bytes of which packing makes about a third: objects of one to five pieces.
+/// Returns bytes that packing shrinks to about a third, for objects of one to five pieces.
 pub fn data(seed: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     Random::new(seed + 1).fill(&mut out);
@@ -51,7 +52,7 @@ pub fn fill(fs: &Fs, count: u64) -> Vec<File> {
         .map(|number| {
             let (name, mut bytes) = (format!("f{number}"), data(number, len(number)));
             if number % 6 == 5 {
-                // Noise gets a sum where it lies.
+                // Noise gets a checksum where it lies.
                 Random::new(number).fill(&mut bytes);
             }
             let ino = create(fs, &name);
@@ -68,7 +69,7 @@ pub fn read(fs: &Fs, ino: Ino, at: u64, len: usize) -> Result<Vec<u8>, Error> {
     Ok(out)
 }
 
-/// Where the file's objects are: the place of the reference, if a chunk map has it, and the slot.
+/// Returns the file's objects: the place of the reference, if a chunk map has it, and the slot.
 pub fn objects(fs: &Fs, ino: Ino) -> Vec<(Option<Offset>, SlotRef)> {
     let inode = fs.placement(ino).unwrap().inode;
     match inode.layout {
@@ -90,13 +91,13 @@ pub fn head(fs: &Fs, slot: SlotRef) -> Object {
     Object::decode(&fs.region().read_vec(slot.offset(), OBJECT_HEAD).unwrap().try_into().unwrap()).unwrap()
 }
 
-/// The places of an object's references to further pieces, and these.
+/// Returns the places of an object's references to further pieces, and the pieces.
 pub fn references(fs: &Fs, slot: SlotRef) -> Vec<(u64, SlotRef)> {
     let places = (0..u64::from(head(fs, slot).pieces)).map(|number| slot.offset() + OBJECT_HEAD as u64 + number * 8);
     places.map(|at| (at.get(), SlotRef::from_bits(fs.region().read_u64(at).unwrap()).unwrap())).collect()
 }
 
-/// What may come of an operation on a damaged file.
+/// Takes the outcome of an operation on a damaged file. Panics on an error that is not allowed.
 pub fn allowed<T>(outcome: Result<T, Error>, context: &str) -> Option<T> {
     match outcome {
         Ok(value) => Some(value),
@@ -105,7 +106,7 @@ pub fn allowed<T>(outcome: Result<T, Error>, context: &str) -> Option<T> {
     }
 }
 
-/// Writes over what is free now, and takes it away again.
+/// Fills the free space with new files, and removes them again.
 pub fn use_what_is_free(fs: &Fs, context: &str) {
     let mut made = 0;
     for number in 0..2000 {
@@ -125,7 +126,7 @@ pub fn truncate(fs: &Fs, ino: Ino, size: u64) -> Result<(), Error> {
     fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).map(drop)
 }
 
-/// What is done with a damaged file.
+/// Operation on a damaged file.
 pub type Work = fn(&Fs, &File) -> Result<(), Error>;
 pub const WORKS: [(&str, Work); 6] = [
     ("unlink", |fs, file| fs.unlink(ROOT, file.name.as_bytes())),
@@ -140,13 +141,14 @@ pub const WORKS: [(&str, Work); 6] = [
     }),
 ];
 
-/// Lets objects refer to pieces of others; `work` on their files costs nobody else a byte. Returns how many files were damaged.
+/// Makes objects refer to pieces of others. `work` on their files must cost no other file a byte.
+/// Returns how many files were damaged.
 pub fn stray_references(what: &str, work: Work) -> u64 {
     let mut store = Store::new(setup());
     let fs = store.open();
     let files = fill(&fs, 70);
     fs.pack_all(&mut |_, _| {}).unwrap();
-    // Every second file goes, so that compaction has something to do.
+    // Three files in ten go, so that compaction has something to do.
     for file in files.iter().filter(|file| what == "compact" && file.name.ends_with(['1', '4', '7'])) {
         fs.unlink(ROOT, file.name.as_bytes()).unwrap();
     }
@@ -180,7 +182,8 @@ pub fn stray_references(what: &str, work: Work) -> u64 {
     damaged.len() as u64
 }
 
-/// Two objects of the same head, one after the other in the same slot, each read in parts: each has its own bytes.
+/// Tests two objects with the same head, one after the other in the same slot, each read in parts.
+/// Each read must return the object's own bytes.
 pub fn alike() {
     let mut store = Store::new(setup());
     let fs = store.open_with(Options { method: Method::Lz4, ..options(None) });
@@ -213,7 +216,7 @@ pub fn alike() {
     }
 }
 
-/// Packing beside a move to the bulk device leaves the file to that.
+/// Tests that packing leaves a file alone while it moves to the bulk device.
 pub fn beside_a_move() {
     let (store, gate) = gated(prepared::setup(), prepared::prepared);
     let ino = store.fs.lookup(ROOT, b"small", false).unwrap().ino;
@@ -226,7 +229,7 @@ pub fn beside_a_move() {
     store.check_allocated(ino, "afterwards");
 }
 
-/// Attributes that change while a file is moved to the other tier stay as they became.
+/// Tests that attributes which change while a file moves to the other tier keep their new values.
 pub fn attributes_beside_a_move() {
     let (store, gate) = gated(prepared::setup(), prepared::prepared);
     let long = store.create(b"long");
@@ -268,7 +271,8 @@ pub fn attributes_beside_a_move() {
     }
 }
 
-/// Room is asked for behind a file's end while the file is packed: it stays, or the file does not become packed.
+/// Tests room that is allocated past a file's end while the file is packed: the room stays, or the
+/// file is not packed.
 pub fn room_meanwhile() {
     const KEEP_SIZE: i32 = 1;
     meanwhile(
@@ -277,7 +281,7 @@ pub fn room_meanwhile() {
     );
 }
 
-/// Bytes are written in place while the file is packed: they stay.
+/// Tests that bytes written in place while the file is packed stay.
 pub fn written_meanwhile() {
     meanwhile(
         |fs, ino| assert_eq!(fs.write(ino, 50_000, b"new"), Ok(3)),
@@ -288,7 +292,8 @@ pub fn written_meanwhile() {
     );
 }
 
-/// Changes a file at some moment of its packing, many times; `judge` is told what the file held.
+/// Changes a file at random moments of its packing, many times. `judge` gets the bytes that the
+/// file held before.
 fn meanwhile(change: impl Fn(&Fs, Ino), judge: impl Fn(&data_store::Store, Ino, Vec<u8>)) {
     let store = data_store::Store::new(Setup { bulk_blocks: 0, ..Setup::default() });
     let (fs, bytes) = (&store.fs, data(1, 100_000));

@@ -1,9 +1,11 @@
-//! What a host file system may hold after a power loss, given the calls that were made (docs/design/testing.md, T12).
+//! The states that a host file system may be in after a power loss, given the calls that were made
+//! (docs/design/testing.md, T12).
 //!
-//! As little as POSIX promises: a write, resize or allocation is durable when a sync of its file that began after it has ended. A
-//! name (created, renamed, removed) is durable when a sync of its directory that began after it has ended; syncing a file says
-//! nothing about its name. Until then any subset of a file's changes may be there, writes torn at 512 bytes, and any prefix of
-//! a directory's changes. A process crash leaves everything.
+//! The model promises as little as POSIX. A write, resize or allocation is durable when a sync of
+//! its file that began after it has ended. A name (created, renamed, removed) is durable when a
+//! sync of its directory that began after it has ended. Syncing a file says nothing about its name.
+//! Until then any subset of a file's changes may be there, with writes torn at 512 bytes, and any
+//! prefix of a directory's changes. A process crash leaves everything.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -46,16 +48,17 @@ impl NameChange {
 
 type Names = BTreeMap<PathBuf, usize>;
 
-/// How much of what is not durable a crash leaves.
+/// How much of the data and names that are not durable a crash leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// The process ended: everything is there.
     Nothing,
-    /// Power failed: changes of files are lost, names are kept; and so on.
+    /// Power failed: changes of files are lost, and names are kept. The next two lose names, or
+    /// both.
     Data,
     Names,
     Both,
-    /// Any subset, from this seed.
+    /// Any subset of the changes, from this seed.
     Some(u64),
 }
 
@@ -71,7 +74,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// What lies below `root` now, all of it durable.
+    /// Returns the files below `root` as they are now, all of them durable.
     pub fn at_rest(root: &Path) -> Disk {
         let mut disk = Disk::default();
         let mut directories = vec![root.to_path_buf()];
@@ -92,7 +95,7 @@ impl Disk {
     }
 
     fn change(&mut self, file: &FileId, change: Change) {
-        // Files of other tests' directories are none of ours.
+        // Ignore files in other tests' directories.
         if let Some(&index) = self.ids.get(file) {
             self.files[index].pending.push((self.time, change));
         }
@@ -115,7 +118,7 @@ impl Disk {
                     self.change(file, Change::Zero { at: *at, len: *len });
                 }
                 if !keeps_len {
-                    // Longer at most: an allocation never shortens a file.
+                    // An allocation may lengthen a file but never shortens it.
                     self.change(file, Change::Write { at: at + len, bytes: Vec::new() });
                 }
             }
@@ -148,7 +151,7 @@ impl Disk {
         }
     }
 
-    /// Would a power loss differ from a process crash now?
+    /// Is everything durable, so that a power loss now would be like a process crash?
     pub fn is_settled(&self) -> bool {
         self.pending_names.is_empty() && self.files.iter().all(|file| file.pending.is_empty())
     }
@@ -227,7 +230,7 @@ fn rename(names: &mut Names, change: &NameChange) {
     match change {
         NameChange::Add(path, file) => drop(names.insert(path.clone(), *file)),
         NameChange::Rename(from, to) => {
-            // Its own creation may not be among the names that were kept: a prefix in order has it.
+            // The creation of the name may not be among the changes kept. A prefix in order has it.
             if let Some(file) = names.remove(from) {
                 names.insert(to.clone(), file);
             }

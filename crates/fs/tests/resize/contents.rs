@@ -1,7 +1,8 @@
 //! Random contents of every kind, and changes to them.
 //!
-//! Files of all layouts, sparse ones, attributes, further names, symbolic links, directories in one bucket and under nodes;
-//! deletions leave segments with a slot or two. Everything follows from the seed.
+//! There are files of all layouts, sparse files, attributes, further names, symbolic links, and
+//! directories in one bucket and under nodes. Deletions leave segments with a slot or two.
+//! Everything follows from the seed.
 
 use shoal_format::BULK_BLOCK;
 use shoal_fs::{Caller, Error, Fs, Ino, ROOT, RenameMode, SetAttr, XattrMode};
@@ -97,7 +98,7 @@ impl Contents {
                 let ino = fs.lookup(parent, &name, false)?.ino;
                 let size = self.random.below(100_000);
                 match fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }) {
-                    // A symbolic link.
+                    // The file is a symbolic link.
                     Err(Error::Invalid) | Ok(_) => {}
                     Err(error) => return Err(error),
                 }
@@ -114,7 +115,7 @@ impl Contents {
         Ok(())
     }
 
-    /// Changes things until so many steps are done or the store is full.
+    /// Makes `steps` random changes. Some may fail for lack of room.
     pub fn change(&mut self, fs: &Fs, steps: u64) {
         for _ in 0..steps {
             match self.step(fs) {
@@ -124,7 +125,8 @@ impl Contents {
         }
     }
 
-    /// Many small files of one directory, of which few stay: sparse segments, and inode blocks that can be given back.
+    /// Makes many small files in one directory and keeps few of them. This leaves sparse segments,
+    /// and inode blocks that can be given back.
     pub fn fragment(&mut self, fs: &Fs, files: u64) {
         let home = fs.mkdir(&Caller::default(), ROOT, &self.name(), 0o755).unwrap().ino;
         self.dirs.push(home);
@@ -148,7 +150,7 @@ impl Contents {
         }
     }
 
-    /// A file that has no name any more and that the kernel holds: an orphan after a crash.
+    /// Leaves a file without a name that the kernel holds, which is an orphan after a crash.
     pub fn leave_orphan(&mut self, fs: &Fs) {
         let name = self.name();
         if let Ok(attr) = fs.mknod(&Caller::default(), ROOT, &name, FILE, 0) {
@@ -157,7 +159,7 @@ impl Contents {
         }
     }
 
-    /// Fills the store until nothing fits, deletes everything, and finds it empty.
+    /// Fills the store until nothing fits, then deletes all files. Returns how many were made.
     pub fn fill_and_empty(&mut self, fs: &Fs) -> u64 {
         let mut full = 0;
         let mut made = 0;

@@ -1,7 +1,9 @@
-//! A store on simulated media that changes its size: opening whatever layout is there, filling it, resizing it.
+//! A store on simulated media that changes its size: opening whatever layout is there, checking it,
+//! resizing it.
 //!
-//! `battery` memory is one medium for each region there was. One whose first page is blank has been removed; when no region is
-//! there, the newest image is restored into a new one, as the command line does it. Left out: what a test wants to see.
+//! `battery` memory is one medium for each region there has been. A region whose first page is
+//! blank has been removed. If no region is there, the newest image is restored into a new one, as
+//! the command line does it. Left out: what a test expects.
 
 use std::sync::Arc;
 
@@ -31,9 +33,9 @@ pub struct Media {
     pub world: World,
     pub kind: MemoryKind,
     bulk: bool,
-    /// The power was lost since the last opening: the end of the log may have holes.
+    /// The power was lost since the last opening, so the end of the log may have holes.
     pub power_lost: bool,
-    /// Regions there have been.
+    /// Number of regions there have been.
     memories: usize,
     openings: u8,
 }
@@ -72,7 +74,7 @@ impl Media {
         media
     }
 
-    /// The same media in another world: after a crash.
+    /// Returns the same media in another world, after a crash.
     pub fn over(&self, world: World) -> Media {
         Media {
             world,
@@ -97,7 +99,7 @@ impl Media {
         self.world.image(number)
     }
 
-    /// The region of a `battery` store, if there is one.
+    /// Returns the region of a `battery` store, if there is one.
     fn region(&self) -> Option<Arc<SimMemory>> {
         (0..self.memories)
             .map(|number| self.world.memory(number))
@@ -149,7 +151,7 @@ impl Media {
         self.try_open().unwrap_or_else(|e| panic!("{e}")).0
     }
 
-    /// The newest image in memory of its own.
+    /// Reads the newest image into its own memory. Returns the image's number and the memory.
     pub fn image_memory(&self) -> Result<(usize, Arc<SimMemory>), String> {
         let (newest, superblock, anchor) =
             shoal_region::newest_image(&self.images()).map_err(|e| format!("images: {e}"))?;
@@ -157,7 +159,7 @@ impl Media {
         Ok((newest, SimMemory::volatile(superblock.region_bytes, Some((self.image(newest), used)))))
     }
 
-    /// The offline checker finds nothing wrong.
+    /// Checks that the offline checker finds nothing wrong.
     pub fn check(&self) -> Result<(), String> {
         let (images, log, region) = (self.images(), self.world.log(0), self.region());
         let image = match &region {
@@ -181,7 +183,7 @@ impl Media {
         shoal_region::newest_image(&self.images()).unwrap().1
     }
 
-    /// The image that does not count, if it has another layout or none.
+    /// Returns the older image if it has another layout than the newest, or none.
     pub fn image_of_another_layout(&self) -> Option<usize> {
         let (newest, superblock, _) = shoal_region::newest_image(&self.images()).ok()?;
         let mut page = [0; PAGE as usize];
@@ -211,7 +213,7 @@ impl Media {
         self.carry_out_from(plan, memory.as_ref())
     }
 
-    /// The same from bytes that need not be the image's.
+    /// Like [`Media::carry_out`], from bytes that need not be the image's.
     pub fn carry_out_from(&self, plan: &Relayout, memory: &dyn PersistentMemory) -> shoal_fs::Result<()> {
         let images = self.images();
         let (newest, _, anchor) = shoal_region::newest_image(&images).unwrap();

@@ -1,8 +1,9 @@
 //! Battery memory that was lost: the store comes back from the image saved last, and large files with it.
 //!
-//! Every file is filled with a byte of its own. After each crash the region's memory is gone and restored from the newest image, in
-//! every state image and disk may be left in. What comes back must be the files of one moment not before the last completed
-//! save, each holding nothing but its own bytes and zeros (invariant 8), with room for new files.
+//! Every file is filled with its own byte. After each crash the region's memory is gone and is
+//! restored from the newest image, in every state that image and disk may be left in. The restored
+//! files must be those of one moment, not before the last completed save. Each holds nothing but
+//! its own bytes and zeros (invariant 8), and there is room for new files.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +13,18 @@ use shoal_format::BULK_BLOCK;
 use shoal_fs::{Error, Ino, ROOT};
 use shoal_sim::{Limits, Random};
 
-/// Few, so that writers often have to save an image to find room, with data of others not yet flushed.
+/// Few blocks, so that writers often have to save an image to find room, while data of others is
+/// not yet flushed.
 pub const BLOCKS: u64 = 24;
 
-/// Files by name: the byte they are filled with.
+/// Files by name, which is the byte they are filled with.
 type Files = BTreeMap<u8, Ino>;
 
 fn name(id: u8) -> Vec<u8> {
     format!("file{id}").into_bytes()
 }
 
-/// Every byte of a file is its own or zero.
+/// Checks that every byte of a file is its own or zero.
 fn check_bytes(store: &Store, id: u8, context: &str) {
     let ino = store.fs.lookup(ROOT, &name(id), false).unwrap_or_else(|e| panic!("{context}: file {id}: {e}")).ino;
     store.check_allocated(ino, context);
@@ -55,7 +57,7 @@ impl Run {
                 self.last_id += 1;
                 let ino = self.store.create(&name(self.last_id));
                 self.files.insert(self.last_id, ino);
-                // A state between creation and first write is one of the history, too.
+                // The state between creation and first write also belongs to the history.
                 self.mark();
                 self.write(self.last_id);
             }
@@ -105,7 +107,7 @@ pub fn explore(seed: u64) -> u64 {
         run.mark();
         run.store.world.record(false);
         let points = run.store.world.points();
-        // Spread over the round; the rest falls to other seeds.
+        // The points are spread over the round. Other seeds take the rest.
         let step = (points.len() / 24).max(1);
         for point in points.iter().skip(seed as usize % step).step_by(step) {
             let (from, to) = ((point.mark() >> 32) as usize, point.mark() as u32 as usize);
@@ -127,7 +129,8 @@ pub fn explore(seed: u64) -> u64 {
                 states += 1;
             }
         }
-        // Sometimes the process crashes and the memory stays; a block the image maps must be held then, too.
+        // Sometimes the process crashes and the memory stays. A block that the image maps must be
+        // held then, too.
         if round % 2 == 0 {
             run.store = run.store.after_process_crash();
         }

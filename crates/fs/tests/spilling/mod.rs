@@ -1,4 +1,5 @@
-//! Spilled files at their worst moments: a flipped bit, a change or a removal in the middle, blocks that go.
+//! Spilled files at their worst moments: a flipped bit, a change or a removal in the middle, blocks
+//! that are freed.
 //!
 //! Each search here ends in a failed assertion where a rule is broken, so that `planted` can run it as well.
 
@@ -13,12 +14,12 @@ use crate::store::{Moment, Setup};
 
 pub const LEN: usize = 100_000;
 
-/// A store in which every block of bulk storage soon has its next user.
+/// Returns a setup in which every block of bulk storage soon has its next user.
 pub fn setup() -> Setup {
     Setup { bulk_blocks: 12, threshold: 128 << 10, ..Setup::default() }
 }
 
-/// Bytes that do not shrink, so that they are on the device as they are.
+/// Returns bytes that do not compress, so that they are on the device as they are.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Random::new(seed).fill(&mut bytes);
@@ -34,11 +35,11 @@ pub fn make(store: &Store, name: &[u8], bytes: &[u8]) -> Ino {
 /// Is all of the file on bulk storage?
 pub fn is_spilled(fs: &Fs, ino: Ino) -> bool {
     let pieces = fs.placement(ino).unwrap().pieces;
-    // What gives back too little stays.
+    // A piece that would free too little stays in memory.
     !pieces.is_empty() && pieces.iter().all(|piece| piece.spilled || piece.stored < 150)
 }
 
-/// Unmaps what nothing refers to, and makes its blocks free.
+/// Unmaps spilled data that nothing refers to, and frees its blocks.
 pub fn sweep(fs: &Fs) {
     for _ in 0..2 {
         fs.spill_tick().unwrap();
@@ -47,7 +48,8 @@ pub fn sweep(fs: &Fs) {
     }
 }
 
-/// A byte of a spilled file changes on the device: the file cannot be read, and nothing else is the worse for it.
+/// Tests a byte of a spilled file that changes on the device: the file cannot be read, and nothing
+/// else is affected.
 pub fn damaged() {
     damaged_in(&Store::new(setup()));
     damaged_in(&Store::without_sums(setup()));
@@ -72,13 +74,14 @@ fn damaged_in(store: &Store) {
     }
     assert_eq!(store.fs.damaged_inodes(), 1);
     assert!(read(&store.fs, other, 0, 5000).as_ref() == Ok(&others));
-    // A new beginning reads nothing.
+    // After a truncation to nothing, a write reads nothing.
     truncate(&store.fs, ino, 0).unwrap();
     assert_eq!(store.fs.write(ino, 0, b"new"), Ok(3));
     assert_eq!(read(&store.fs, ino, 0, LEN), Ok(b"new".to_vec()));
 }
 
-/// A file is written to while its bytes are on their way to the device: what was written stays.
+/// Tests a file that is written to while its bytes are on their way to the device: the new bytes
+/// stay.
 pub fn written_meanwhile() {
     for packed in [false, true] {
         let (store, gate) = gated(setup(), |store| {
@@ -95,13 +98,14 @@ pub fn written_meanwhile() {
         assert!(read(&store.fs, ino, 0, LEN).as_ref() == Ok(&bytes), "what was written is gone");
         store.check_allocated(ino, "afterwards");
         assert!(!is_spilled(&store.fs, ino));
-        // The blocks that were written for nobody are given back.
+        // The blocks that were written in vain are given back.
         sweep(&store.fs);
         assert_eq!(store.fs.usage().bulk_used, 0);
     }
 }
 
-/// While a spilled file is read it comes back, and another file gets its blocks: the reader looks again.
+/// Tests a spilled file that comes back while it is read, and whose blocks another file gets: the
+/// reader looks again.
 pub fn read_meanwhile() {
     for cut in [false, true] {
         let bytes = noise(1, LEN);
@@ -122,14 +126,15 @@ pub fn read_meanwhile() {
                 assert_eq!(store.fs.bring_all_back(), Ok(0));
             }
             sweep(&store.fs);
-            // All blocks there are.
+            // This file takes all blocks there are.
             make(&store, b"large", &vec![7; (12 << 16) - 65_536]);
         });
         assert_eq!(store.fs.bulk_states()[0].damaged, 0, "no alarm for bytes that are another file's by now");
     }
 }
 
-/// Blocks without users go, those with users stay, in this process and the next.
+/// Tests that blocks without users are freed and blocks with users stay, in this process and the
+/// next.
 pub fn swept() {
     let store = Store::new(setup());
     let (kept, gone) = (noise(1, LEN), noise(2, LEN));
@@ -148,7 +153,8 @@ pub fn swept() {
     assert_eq!((spilled.groups, spilled.bytes, spilled.stored), (1, LEN as u64, 100_352), "{spilled:?}");
 }
 
-/// Blocks of which most files went are cleaned when bulk storage is short: the others are still whole.
+/// Tests that blocks which lost most of their files are cleaned when bulk storage is short, and
+/// that the other files are still whole.
 pub fn cleaned() {
     let store = Store::new(Setup { bulk_blocks: 40, threshold: 128 << 10, ..Setup::default() });
     let files: Vec<_> =

@@ -22,7 +22,7 @@ use shoal_region::Recovery;
 use shoal_sim::{Random, SimClock, SimLog, SimMemory, SimMemoryKind, World};
 use shoal_writeback::{Cache, Owner, Policy, Rule, WriteBack};
 
-/// What the bulk device holds before anybody writes.
+/// Byte that fills the bulk device before the first write.
 pub const FOREIGN: u8 = 0xaa;
 
 pub const CALLER: Caller = Caller { uid: 7, gid: 8, umask: 0o022, hold: false };
@@ -72,7 +72,8 @@ impl Setup {
         }
     }
 
-    /// Both tiers, with so few bulk blocks that what one file gives up is soon another's.
+    /// Both tiers, with so few bulk blocks that another file soon gets the blocks that one gives
+    /// up.
     pub fn tight(kind: MemoryKind) -> Setup {
         Setup { bulk_blocks: 9, ..Setup::two_tiers(kind) }
     }
@@ -128,7 +129,7 @@ impl Boot {
 pub enum Moment {
     LogAppend,
     LogSync,
-    /// Of the bulk device, as the two that follow.
+    /// A call of the bulk device, like the two that follow.
     Read,
     Write,
     Flush,
@@ -137,7 +138,7 @@ pub enum Moment {
 /// Called in the middle of operations, so that a test can do something there, or let them wait.
 pub type Hook = Arc<dyn Fn(Moment) + Send + Sync>;
 
-/// What a test learns of the calls that media get.
+/// Observes the calls that media get.
 #[derive(Clone, Default)]
 pub struct Watch {
     /// Bytes that were trimmed and keep what they held.
@@ -153,7 +154,7 @@ impl Watch {
     }
 }
 
-/// A log that calls the hook, and has no appends of its own for urgent records.
+/// A log that calls the hook, and has no separate append for urgent records.
 struct Log {
     log: Arc<SimLog>,
     watch: Watch,
@@ -274,7 +275,8 @@ pub fn parts(
     if setup.cached && !fresh {
         let cache = cache(setup, world, boot);
         boot_id.iter_mut().zip(cache.identity()).for_each(|(byte, other)| *byte ^= other);
-        // Nothing leaves but for a flush: no crash state may depend on when the policy lets go.
+        // Only a flush makes the cache write back, so no crash state depends on the policy's
+        // timing.
         let rule = Rule::of(Policy::Interval { age_ns: 30_000_000_000 });
         disk = disk.map(|disk| -> Arc<dyn BlockDevice> { Arc::new(WriteBack::new(disk, clock.clone(), rule, cache)) });
     }
@@ -285,7 +287,8 @@ pub fn parts(
     Ok(Parts { region, bulk, clock: clock.clone() })
 }
 
-/// A further disk of a world behind a cache in a memory of its own, which lives and dies with that of the first disk.
+/// Puts a further disk of a world behind a cache in its own memory, which lives and dies with that
+/// of the first disk's cache.
 pub fn behind_cache(world: &World, boot: Boot, disk: Arc<dyn BlockDevice>, memory: usize) -> Arc<dyn BlockDevice> {
     let memory = world.memory(memory);
     let owner = Owner { store: [6; 16], boot_id: [boot.boot; 16], device_bytes: disk.geometry().bytes };
@@ -305,12 +308,12 @@ pub fn add_cache_memory(world: &World) {
 /// Bytes of blocks that the cache holds at most.
 const CACHE_BYTES: u64 = 1 << 20;
 
-/// The cache in the last memory of the world: the one that a process of this boot left, or a new one.
+/// Opens the first disk's cache: the one that a process of this boot left, or a new one.
 fn cache(setup: Setup, world: &World, boot: Boot) -> Cache {
     let memory = world.memory(usize::from(setup.kind.has_ring()));
     let owner = Owner { store: [5; 16], boot_id: [boot.boot; 16], device_bytes: setup.bulk_blocks * BULK_BLOCK };
     Cache::open(memory.clone(), &owner).unwrap_or_else(|_| {
-        // The machine went down, and with it what was there.
+        // The machine went down, and the cache's contents with it.
         memory.zero(0, memory.len());
         let mut identity = [0x80; 16];
         identity[..8].copy_from_slice(&(boot.opening << 8 | u64::from(boot.boot)).to_le_bytes());
@@ -318,7 +321,7 @@ fn cache(setup: Setup, world: &World, boot: Boot) -> Cache {
     })
 }
 
-/// What a store of this setup is formatted with.
+/// Returns the options that a store of this setup is formatted with.
 pub fn format_options(setup: Setup, seed: u64) -> FormatOptions {
     let geometry = Geometry {
         memory_kind: setup.kind,
@@ -333,12 +336,12 @@ pub fn format_options(setup: Setup, seed: u64) -> FormatOptions {
     FormatOptions { geometry, sums: true, root_mode: 0o755, root_uid: 0, root_gid: 0 }
 }
 
-/// A new, empty store at rest.
+/// Returns a new, empty store at rest.
 pub fn format(setup: Setup, seed: u64) -> World {
     format_with(setup, seed, &format_options(setup, seed))
 }
 
-/// The same with other options.
+/// Like [`format()`], with other options.
 pub fn format_with(setup: Setup, seed: u64, options: &FormatOptions) -> World {
     let world = World::new(seed);
     match setup.kind {
@@ -369,7 +372,7 @@ pub fn open(setup: Setup, world: World, boot: Boot) -> Result<Store, String> {
     Ok(Store { setup, world, fs, recovery, clock, boot })
 }
 
-/// As [`open`], with the engine's own error.
+/// Like [`open`], with the engine's own error.
 pub fn try_open(setup: Setup, world: &World, boot: Boot) -> Result<Result<Opened, shoal_fs::Error>, String> {
     let clock = Arc::new(SimClock::new(boot.opening as i64 * 3_600_000_000_000));
     let opened = open_with(setup, world, boot, &Watch::default(), quiet(), &clock)?;
@@ -378,7 +381,7 @@ pub fn try_open(setup: Setup, world: &World, boot: Boot) -> Result<Result<Opened
 
 pub type Opened = (Fs, Recovery, Arc<SimClock>);
 
-/// Opens the store at a time that goes on from one opening to the next.
+/// Opens the store with a clock that goes on from one opening to the next.
 pub fn open_at(
     setup: Setup,
     world: &World,
@@ -390,12 +393,12 @@ pub fn open_at(
     open_with(setup, world, boot, &Watch::default(), quiet(), clock)?.map_err(|e| format!("opening: {e}"))
 }
 
-/// Reading a tree must not change it.
+/// Returns options with which reading a tree does not change it.
 fn quiet() -> Options {
     Options { no_atime: true, ..Options::default() }
 }
 
-/// The outer error is one of finding the newest image.
+/// Opens the store. The outer error is a failure to find the newest image.
 pub fn open_with(
     setup: Setup,
     world: &World,
@@ -405,7 +408,7 @@ pub fn open_with(
     clock: &Arc<SimClock>,
 ) -> Result<Result<(Fs, Recovery), shoal_fs::Error>, String> {
     if setup.cached {
-        // As the period without a cache.
+        // Openings without a cache use the plain id for this boot.
         options.earlier_boot_ids.push([boot.boot; 16]);
     }
     Ok(Fs::open(parts(setup, world, boot, watch, false, clock)?, options))
@@ -425,29 +428,29 @@ impl BulkData for Disk {
     }
 }
 
-/// The first bulk device, for the checker and for a salvage.
+/// Returns the first bulk device, for the checker and for a salvage.
 pub fn bulk_data(world: &World) -> Box<dyn BulkData> {
     Box::new(Disk(world.disk(0)))
 }
 
-/// A disk as the checker finds it.
+/// Returns a disk as the checker finds it.
 pub fn found(disk: Arc<dyn BlockDevice>) -> FoundDevice {
     let geometry = disk.geometry();
     let (bytes, block_bytes) = (geometry.bytes, u64::from(geometry.block_bytes));
     FoundDevice { name: "disk".into(), opened: Ok(OpenedDevice { bytes, block_bytes, data: Box::new(Disk(disk)) }) }
 }
 
-/// The disk of an entry of the list: the uuid of a further one begins with its number.
+/// Returns the disk of a list entry. The uuid of a further disk begins with its number.
 pub fn disk_of(world: &World, entry: &BulkDeviceEntry) -> FoundDevice {
     found(world.disk(if entry.number == 0 { 0 } else { usize::from(entry.uuid[0]) }))
 }
 
-/// The offline checker's report on a store at rest.
+/// Returns the offline checker's report on a store at rest.
 pub fn report(setup: Setup, world: &World, power_lost: bool) -> Result<Report, String> {
     with_source(setup, world, power_lost, report_on)
 }
 
-/// The same, with bulk devices that `find` finds.
+/// Like [`report`], with bulk devices that `find` finds.
 pub fn report_with(setup: Setup, world: &World, find: &BulkFinder<'_>, restored: bool) -> Report {
     let judge = |source: Source<'_>| report_on(Source { devices: Some(BulkDevices { find, restored }), ..source });
     with_source(setup, world, false, judge).unwrap()
@@ -461,10 +464,11 @@ fn with_source(
     judge: impl FnOnce(Source<'_>) -> Result<Report, String>,
 ) -> Result<Report, String> {
     let bulk_bytes = (setup.bulk_blocks > 0).then_some(setup.bulk_blocks * BULK_BLOCK);
-    // What a cache holds is never a spilled payload: it is durable before anything refers to it.
+    // A cache never holds a spilled payload that is in use: it is durable before anything refers to
+    // it.
     let open = || Ok(bulk_data(world));
     let bulk: Option<&BulkOpener<'_>> = if setup.bulk_blocks > 0 { Some(&open) } else { None };
-    // What a cache has of a mark is one further at most.
+    // A mark in the cache is at most one ahead of the disk's.
     let find = |entry: &BulkDeviceEntry| disk_of(world, entry);
     let devices = Some(BulkDevices { find: &find, restored: false });
     if setup.kind.has_ring() {
@@ -482,12 +486,12 @@ fn report_on(source: Source<'_>) -> Result<Report, String> {
     shoal_check::check(source, &mut |_| ()).map_err(|e| format!("check: {e}"))
 }
 
-/// The checker finds nothing wrong, and a salvage loses nothing.
+/// Checks that the checker finds nothing wrong and that a salvage loses nothing.
 pub fn check(setup: Setup, world: &World, power_lost: bool) -> Result<Report, String> {
     with_source(setup, world, power_lost, check_source)
 }
 
-/// The checker finds nothing wrong in these media, and a salvage of them loses nothing.
+/// Like [`check`], for these media.
 pub fn check_source(source: Source<'_>) -> Result<Report, String> {
     let report = without_errors(report_on(source)?)?;
     salvaged::loses_nothing(&source, &report)?;

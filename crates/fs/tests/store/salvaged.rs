@@ -1,7 +1,8 @@
 //! An undamaged store loses nothing in a salvage: as many inodes as the checker counts come out, and no loss is named.
 //!
-//! Rules: every store that the checker finds sound is salvaged, after a crash and at rest. Bytes that come out are compared where a store has
-//! a model (`crash`, `packing`, the tests of `check` and `cli`); here they are dropped.
+//! Rules: every store that the checker finds sound is salvaged, after a crash and at rest. The
+//! salvaged bytes are compared where a store has a model (`crash`, `packing`, the tests of `check`
+//! and `cli`). Here they are dropped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -36,7 +37,7 @@ impl Sink for Losses {
 /// The first bulk device, where the test gives one; others read as zeros, because no test spills to them.
 struct Bulk {
     first: Option<Box<dyn BulkData>>,
-    /// Something of another one was read.
+    /// Data of another device was read.
     missed: AtomicBool,
 }
 
@@ -54,7 +55,7 @@ impl BulkData for Bulk {
     }
 }
 
-/// Salvages what the checker found sound.
+/// Salvages a store that the checker found sound. It must lose nothing.
 pub fn loses_nothing(source: &Source<'_>, report: &Report) -> Result<(), String> {
     let bulk = Bulk { first: source.bulk.map(|open| open()).transpose()?, missed: AtomicBool::new(false) };
     let whole = SalvageSource {
@@ -67,7 +68,7 @@ pub fn loses_nothing(source: &Source<'_>, report: &Report) -> Result<(), String>
     let mut losses = Losses::default();
     let found = salvage(whole, &mut losses, &mut |_| {}).map_err(|e| format!("salvage: {e}"))?;
     let Salvaged { directories, files, others, unnamed, .. } = found.ok_or("salvage finds no superblock")?;
-    // Blocks in doubt are lost until they are written again, and the checker takes their list for what it is.
+    // Blocks in doubt are lost until they are written again. The checker reports no error for them.
     losses.lost.retain(|loss| !loss.why.starts_with("in doubt"));
     if bulk.missed.load(Ordering::Relaxed) {
         losses.lost.retain(|loss| !loss.why.contains("says the checksum"));

@@ -1,8 +1,9 @@
-//! Checksums of what is on the bulk device, beside crashes: whatever was lost, and wherever a write was cut off, no read of what a
-//! file maps says that it is damaged. What was lost are writes to the disk, with or without a cache in front of it, and to log and images.
+//! Checksums of the data on the bulk device, beside crashes: whatever was lost, and wherever a
+//! write was cut off, no read of a file's mapped data reports damage. The crashes lose writes to
+//! the disk, with or without a cache in front of it, and to log and images.
 //!
-//! Each search here ends in a failed assertion where a rule is broken, so that `planted` can run it as well. Left out: damage that is
-//! found at other moments (`checksums`).
+//! Each search here ends in a failed assertion where a rule is broken, so that `planted` can run it
+//! as well. Left out: damage that is found at other moments (`checksums`).
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
@@ -17,7 +18,7 @@ use crate::store::Setup;
 pub const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
 pub const BLOCK: usize = BULK_BLOCK as usize;
 
-/// More than twice of it, and leaves without writes are closed.
+/// Time of one rest (ns). After more than two rests, leaves without writes are closed.
 pub const REST_NS: u64 = 16_000_000_000;
 pub const BLOCKS: u64 = 24;
 const FILES: [&[u8]; 3] = [b"one", b"two", b"three"];
@@ -27,14 +28,14 @@ pub fn setup(kind: MemoryKind) -> Setup {
     Setup { kind, saved, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20, ..Setup::default() }
 }
 
-/// Reads all there is in the file.
+/// Reads the whole file.
 pub fn read_all(store: &Store, ino: Ino) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; store.fs.getattr(ino)?.size as usize];
     store.fs.read(ino, 0, &mut bytes)?;
     Ok(bytes)
 }
 
-/// Where the device has a byte of the file.
+/// Returns the place of a file's byte on the device.
 pub fn place(store: &Store, ino: Ino, byte: u64) -> u64 {
     let placed = store.fs.placement(ino).unwrap();
     let range = placed.pieces.iter().find(|range| (range.file_at..range.file_at + range.len).contains(&byte)).unwrap();
@@ -60,7 +61,8 @@ pub fn read(store: &Store, ino: Ino, at: usize, len: usize) -> Result<Vec<u8>, E
     store.fs.read(ino, at as u64, &mut out).map(|_| out)
 }
 
-/// Damage is an error where it is and nowhere else, until it is written over. Returns the number of cases.
+/// Tests that damage is an error where it is and nowhere else, until it is written over. Returns
+/// the number of cases.
 pub fn flipped() -> u64 {
     for kind in KINDS {
         let store = Store::new(setup(kind));
@@ -83,8 +85,9 @@ pub fn flipped() -> u64 {
     KINDS.len() as u64
 }
 
-/// A write that leaves some of a damaged unit as it is takes its checksum away for nobody: it is refused, and the damage stays
-/// known. What covers all data of the unit heals it, also at the end of a file.
+/// Tests that a write which covers a damaged unit only in part is refused and does not remove its
+/// checksum, so that the damage stays known. A write that covers all data of the unit heals it,
+/// also at the end of a file.
 pub fn written_in_part() -> u64 {
     for kind in KINDS {
         let store = Store::new(setup(kind));
@@ -116,7 +119,8 @@ pub fn written_in_part() -> u64 {
     KINDS.len() as u64
 }
 
-/// Several spilled files lie in one unit of the device: a flipped bit costs one of them, a scrub names it, and with it the damage goes.
+/// Tests several spilled files in one unit of the device. A flipped bit costs one of them, a scrub
+/// names it, and the damage goes when that file is removed.
 pub fn neighbours() -> u64 {
     let store = Store::new(spilling::setup());
     let files: Vec<(Ino, Vec<u8>)> = (0..8)
@@ -149,14 +153,15 @@ pub fn neighbours() -> u64 {
     1
 }
 
-/// A write over data that fails after some of it reached the device leaves a unit of which nobody knows what it holds: no damage.
+/// Tests a write over data that fails after some of it reached the device. Nobody knows what the
+/// unit holds then, which is no damage.
 pub fn failed_write() -> u64 {
     for kind in KINDS {
         let store = Store::new(setup(kind));
         let ino = store.create(b"file");
         store.fs.write(ino, 0, &vec![7; 2 * BLOCK]).unwrap();
         store.fs.sync().unwrap();
-        // The first sector of it goes by itself, and what follows fails.
+        // The first sector is written by itself, and the next write fails.
         store.world.fail(FaultPlan { call: Call::DiskWrite, nth: 1, for_good: false, fault: Fault::Io });
         assert!(matches!(store.fs.write(ino, 100, &vec![8; BLOCK]), Err(Error::Io(_))), "{kind:?}");
         store.world.clear_faults();
@@ -193,19 +198,20 @@ fn step(store: &Store, random: &mut Random, inos: &[Ino]) {
     store.clock.advance(200_000_000);
 }
 
-/// Four of them.
+/// Explores the lives of four seeds. Returns the number of states.
 pub fn lives(setup: Setup) -> u64 {
     (0..4).map(|seed| explore(setup, seed)).sum()
 }
 
-/// Random operations; a number of states for some of their crash points.
+/// Runs random operations and visits states at some of their crash points. Returns the number of
+/// states.
 pub fn explore(setup: Setup, seed: u64) -> u64 {
     let kind = setup.kind;
     let mut store = Store::new(setup);
     let mut random = Random::new(seed);
     let inos: Vec<Ino> = FILES.iter().map(|name| store.create(name)).collect();
     store.fs.sync().unwrap();
-    // So that the image knows them, too.
+    // Let the image know the files, too.
     drop(store.fs.checkpoint());
     let mut states = 0;
     for round in 0..4 {

@@ -1,8 +1,9 @@
 //! The walker's steps on the bytes of files: write, read, truncate, allocate and punch, copy, seek.
 //!
-//! A file is never longer than [`FILE_BYTES`], and mostly short; the thresholds of the stores are such that files move
-//! between the region and the bulk device all the time.
-//! What runs out of room may have changed times, and may have erased part of what it was to erase; nothing else.
+//! A file is never longer than [`FILE_BYTES`], and mostly short. The thresholds of the stores are
+//! such that files move between the region and the bulk device all the time.
+//! An operation that runs out of room may have changed times, and may have erased part of what it
+//! was to erase, but nothing else.
 
 use shoal_fs::{Error, Seek, SetAttr};
 
@@ -32,7 +33,8 @@ impl Walker {
         at.min(FILE_BYTES)
     }
 
-    /// Reads what an operation that ran out of room left: times may have changed, contents must be as `allowed` says.
+    /// Reads a file after an operation on it ran out of room. Times may have changed, and contents
+    /// must be as `allowed` says.
     fn after_refusal(&mut self, id: NodeId, allowed: impl Fn(usize, u8, u8) -> bool) -> Outcome {
         let node = self.model.node(id);
         let attr = self.fs.getattr(node.ino).map_err(|e| format!("getattr: {e}"))?;

@@ -1,7 +1,8 @@
 //! A plain in-memory file tree, and the comparison of a store with it.
 //!
-//! Rules: the model knows POSIX, not Shoal: vectors of bytes, maps of names, counts of links. Whatever an operation is
-//! expected to answer is computed here from the model alone, in the order in which Linux looks at its arguments.
+//! Rules: the model knows POSIX, not Shoal: vectors of bytes, maps of names, counts of links. The
+//! expected answer of an operation is computed here from the model alone, in the order in which
+//! Linux looks at the arguments.
 //! Left out: access times (relatime), and the space files take, which the checker counts.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
@@ -43,9 +44,9 @@ pub struct Node {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// References held as a kernel would.
     pub held: u64,
-    /// Of a directory.
+    /// Only used for directories.
     pub parent: NodeId,
-    /// Others change it too: neither its attributes nor its whole listing are known.
+    /// Others change the node too, so neither its attributes nor its whole listing are known.
     pub shared: bool,
 }
 
@@ -81,7 +82,7 @@ impl Node {
 pub struct Model {
     pub nodes: Vec<Option<Node>>,
     pub root: NodeId,
-    /// Compare times of change: only where nobody else moves the clock.
+    /// Compare times of change. This works only where nobody else moves the clock.
     pub times: bool,
 }
 
@@ -135,7 +136,7 @@ impl Model {
         }
     }
 
-    /// A crash or a remount: nobody holds anything any more.
+    /// Drops all references, as after a crash or a remount.
     pub fn drop_holds(&mut self) {
         for id in 0..self.nodes.len() {
             if let Some(node) = &mut self.nodes[id] {
@@ -145,7 +146,7 @@ impl Model {
         }
     }
 
-    /// Compares everything with names, from the roots of the model on.
+    /// Compares every node of the model with the store.
     pub fn compare(&self, fs: &Fs) -> Result<(), String> {
         for id in self.all(|_| true) {
             self.compare_node(fs, id).map_err(|e| format!("node {id} (inode {}): {e}", self.node(id).ino))?;
@@ -208,7 +209,7 @@ impl Model {
         Ok(())
     }
 
-    /// The directory's listing: every name once, with its inode and type.
+    /// Compares the directory's listing: every name once, with its inode and type.
     fn compare_listing(&self, fs: &Fs, id: NodeId) -> Result<(), String> {
         let node = self.node(id);
         let mut listed: BTreeMap<Vec<u8>, (Ino, u8)> = BTreeMap::new();
@@ -225,7 +226,7 @@ impl Model {
         }
         let dot = listed.remove(&b"."[..]).map(|(ino, _)| ino);
         let dots = listed.remove(&b".."[..]).map(|(ino, _)| ino);
-        // What is above the model's own roots is not its business.
+        // The model does not know the parents of its own roots.
         let parent = self.nodes[node.parent].as_ref().filter(|_| node.parent != id).map(|parent| parent.ino);
         if dot != Some(node.ino) || (node.nlink > 0 && parent.is_some() && dots != parent) {
             return Err(format!("'.' and '..' are {dot:?} and {dots:?}, expected {} and {parent:?}", node.ino));

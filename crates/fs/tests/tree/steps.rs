@@ -1,8 +1,8 @@
 //! Random operations on a store and on the model beside it.
 //!
-//! Each step chooses an operation and its arguments from the seed, works out what the answer must be, makes the call and
-//! compares; only then the model follows. A store without room may refuse whatever takes room, and must then be
-//! unchanged; it must never refuse to remove.
+//! Each step chooses an operation and its arguments from the seed, works out the expected answer,
+//! makes the call and compares. Only then does the model follow. A store without room may refuse
+//! any operation that takes room, and must then be unchanged. It must never refuse to remove.
 //!
 //! Longer than 800 lines because each operation's step stands beside the others it shares the model's rules with.
 
@@ -28,7 +28,7 @@ pub struct Walker {
     pub model: Model,
     pub random: Random,
     pub clock: Arc<SimClock>,
-    /// In front of every name, so that several walkers can share a directory.
+    /// Prefix of every name, so that several walkers can share a directory.
     pub prefix: Vec<u8>,
     /// The store may run out of room.
     pub tight: bool,
@@ -95,7 +95,7 @@ impl Walker {
     }
 
     fn dir(&mut self) -> NodeId {
-        // Now and then a directory that is removed but held.
+        // Now and then choose a directory that is removed but held.
         let dead = self.below(20) == 0;
         let dirs = self.model.all(|n| n.is_dir() && (dead || n.nlink > 0));
         self.pick(&dirs).expect("the root is there")
@@ -158,7 +158,7 @@ impl Walker {
         }
     }
 
-    /// The same for what must never be refused.
+    /// Like [`Walker::settle`], for operations that must never be refused.
     pub(super) fn settle_removal<T>(
         &mut self,
         found: Result<T, Error>,
@@ -170,7 +170,7 @@ impl Walker {
         self.settle(found, expected)
     }
 
-    /// One operation.
+    /// Makes one random operation.
     pub fn step(&mut self) -> Outcome {
         self.clock.advance(1_000_000_000);
         let choice = self.below(100);
@@ -223,7 +223,7 @@ impl Walker {
         self.model.node_mut(id).ctime = now;
     }
 
-    /// A name in a directory has come, gone or changed its meaning.
+    /// Notes that a name in a directory has come, gone or changed its meaning.
     fn disturb(&mut self, dir: NodeId, name: &[u8]) {
         for stream in self.streams.iter_mut().filter(|stream| stream.dir == dir) {
             stream.stable.remove(name);
@@ -331,7 +331,7 @@ impl Walker {
         Ok(())
     }
 
-    /// An inode lost a name.
+    /// Takes a name from an inode.
     fn lose(&mut self, id: NodeId) {
         self.change(id);
         let node = self.model.node_mut(id);
@@ -571,7 +571,7 @@ impl Walker {
         Ok(())
     }
 
-    /// Goes on reading a directory, or begins to.
+    /// Begins to read a directory, or continues.
     fn readdir(&mut self) -> Outcome {
         if self.streams.len() < 3 && self.below(2) == 0 {
             let dir = self.dir();
@@ -682,7 +682,7 @@ impl Walker {
         self.model.compare_node(&self.fs, self.model.nodes.len() - 1)
     }
 
-    /// Many names in one directory, so that it is hashed; or the removal of many.
+    /// Makes many names in one directory, so that it is hashed, or removes many.
     fn burst(&mut self) -> Outcome {
         let dir = self.dir();
         if self.model.node(dir).nlink == 0 {
@@ -726,7 +726,8 @@ impl Walker {
         outcome.map_err(|e| format!("answered '{e}'"))
     }
 
-    /// The store was opened again: nothing is held, unnamed inodes are gone; cookies stay good.
+    /// Continues with a store that was opened again. Nothing is held, unnamed inodes are gone, and
+    /// cookies stay valid.
     pub fn reopened(&mut self, fs: Arc<Fs>) {
         self.fs = fs;
         self.model.drop_holds();

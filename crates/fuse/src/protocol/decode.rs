@@ -1,8 +1,9 @@
 //! A message from the kernel as a [`Request`].
 //!
-//! Names and data are borrowed from the message. A message that the kernel never sends is malformed (names with a slash
-//! or a zero byte, offsets beyond the largest file, less data than announced). An unknown operation is no error: it is
-//! answered ENOSYS, and the kernel then does not ask again.
+//! Names and data are borrowed from the message. A message that the kernel never sends is malformed
+//! (names with a slash or a zero byte, offsets beyond the largest file, less data than announced).
+//! An unknown operation is not an error: it is answered ENOSYS, and the kernel then does not ask
+//! again.
 
 use zerocopy::FromBytes;
 
@@ -18,7 +19,7 @@ use super::{Agreed, InitIn, opcode};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request<'a> {
     pub unique: u64,
-    /// The operation's number, also of an unknown one.
+    /// The operation's number, even of an unknown operation.
     pub opcode: u32,
     pub node: u64,
     pub uid: u32,
@@ -179,7 +180,7 @@ pub struct Malformed {
     pub opcode: u32,
 }
 
-/// Does the kernel wait for an answer?
+/// Returns whether the kernel waits for an answer.
 pub fn is_answered(opcode: u32) -> bool {
     !matches!(opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::NOTIFY_REPLY)
 }
@@ -192,7 +193,7 @@ pub fn decode<'a>(message: &'a [u8], agreed: &Agreed) -> Result<Request<'a>, Mal
         return Err(Malformed { unique: None, opcode: header.opcode });
     }
     let malformed = Malformed { unique: is_answered(header.opcode).then_some(header.unique), opcode: header.opcode };
-    // Extensions are only sent when they were negotiated, and none is.
+    // Extensions are only sent if they were negotiated, and none is.
     let body = body.len().checked_sub(usize::from(header.extensions) * 8).map(|len| &body[..len]);
     let operation = body.and_then(|body| Body(body).operation(header.opcode, agreed)).ok_or(malformed)?;
     Ok(Request {
@@ -207,8 +208,8 @@ pub fn decode<'a>(message: &'a [u8], agreed: &Agreed) -> Result<Request<'a>, Mal
 }
 
 impl Operation<'_> {
-    /// Maximum bytes of an answer besides its header. The kernel takes no more than it has room for, and for most
-    /// operations no fewer either.
+    /// Maximum bytes of an answer besides its header. The kernel accepts no more than it has room
+    /// for, and for most operations no less either.
     pub fn answer_bytes_max(&self) -> usize {
         match *self {
             Operation::Forget { .. } | Operation::BatchForget(_) | Operation::NotifyReply => 0,
@@ -222,12 +223,12 @@ impl Operation<'_> {
             Operation::Getattr | Operation::Setattr(_) => 104,
             Operation::Statx { .. } => 288,
             Operation::Open { .. } | Operation::Opendir => 16,
-            // A page, less the zero byte the kernel adds.
+            // A page, less the zero byte that the kernel adds.
             Operation::Readlink => 4095,
             Operation::Read { size, .. } | Operation::Readdir { size, .. } | Operation::Readdirplus { size, .. } => {
                 size as usize
             }
-            // A caller that gives no room is told the size alone.
+            // A caller that gives no room is told only the size.
             Operation::Getxattr { size, .. } | Operation::Listxattr { size } => {
                 if size == 0 {
                     8
@@ -287,7 +288,8 @@ impl<'a> Body<'a> {
         self.text().filter(|name| !name.is_empty() && !name.contains(&b'/'))
     }
 
-    /// The operation of a number; each function below leaves the numbers that are not its own to the next.
+    /// Decodes the operation of a number. Each function leaves numbers that are not its own to the
+    /// next.
     fn operation(mut self, opcode: u32, agreed: &Agreed) -> Option<Operation<'a>> {
         Some(match opcode {
             opcode::INIT => Operation::Init(InitIn::read(self.0)?),

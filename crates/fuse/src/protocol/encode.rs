@@ -1,7 +1,7 @@
 //! Attributes, entries and directory listings as the kernel wants them.
 //!
-//! Pure functions over plain values; lifetimes are in seconds. A time is whole seconds, rounded down, and nanoseconds going
-//! forward, also before 1970.
+//! Pure functions over plain values. Lifetimes are in seconds. A time is whole seconds, rounded
+//! down, and nanoseconds going forward, even before 1970.
 
 use shoal_fs::Attr;
 use zerocopy::IntoBytes;
@@ -11,8 +11,9 @@ use super::{FOR_EVER_S, NOTIFY_INVAL_INODE};
 
 const NS: i64 = 1_000_000_000;
 
-/// Programs size their buffers by this (`st_blksize`, bytes). Every buffer written is one request, so it is larger than
-/// the unit of allocation. The C library also reads directories with buffers of this size.
+/// Programs size their buffers by this (`st_blksize`, bytes). Every buffer written is one request,
+/// so it is larger than the unit of allocation. The C library reads directories with buffers of
+/// this size, too.
 const PREFERRED_IO_BYTES: u32 = 64 << 10;
 
 /// STATX_BASIC_STATS and STATX_BTIME.
@@ -52,7 +53,7 @@ pub fn attr(attr: &Attr) -> AttrOut {
     AttrOut { valid_s: FOR_EVER_S, attr: fixed_attr(attr), ..AttrOut::default() }
 }
 
-/// An inode under a name; the kernel may trust both for `lifetime_s` (seconds).
+/// An inode under a name. The kernel may trust both for `lifetime_s` (seconds).
 pub fn entry(attr: &Attr, lifetime_s: u64) -> EntryOut {
     EntryOut {
         node: attr.ino.into(),
@@ -71,7 +72,7 @@ pub fn no_such_name() -> EntryOut {
 
 pub fn statx(attr: &Attr) -> StatxOut {
     let time = |time| SxTime { seconds: seconds(time), ns: nanoseconds(time), ..SxTime::default() };
-    // As the kernel encodes `dev_t` in 32 bits.
+    // This is the kernel's encoding of `dev_t` in 32 bits.
     let (major, minor) = ((attr.rdev >> 8) & 0xfff, (attr.rdev & 0xff) | ((attr.rdev >> 12) & 0xfff00));
     StatxOut {
         valid_s: FOR_EVER_S,
@@ -97,7 +98,7 @@ pub fn statx(attr: &Attr) -> StatxOut {
     }
 }
 
-/// Header of an answer; `errno` is 0 for success.
+/// Header of an answer. `errno` is 0 for success.
 pub fn out_header(unique: u64, errno: i32, body_bytes: usize) -> OutHeader {
     OutHeader { len: (size_of::<OutHeader>() + body_bytes) as u32, error: -errno, unique }
 }
@@ -108,7 +109,7 @@ pub fn notify_attributes(ino: u64) -> (OutHeader, NotifyInvalInodeOut) {
     (out_header(0, -NOTIFY_INVAL_INODE, size_of_val(&body)), body)
 }
 
-/// The answer to READDIR and READDIRPLUS: entries as long as there is room.
+/// The answer to READDIR and READDIRPLUS: as many entries as fit.
 pub struct Listing {
     bytes: Vec<u8>,
     bytes_max: usize,
@@ -120,12 +121,12 @@ impl Listing {
         Listing { bytes: Vec::with_capacity(bytes_max.min(64 << 10)), bytes_max }
     }
 
-    /// Adds an entry; false if there is no room for it.
+    /// Adds an entry. Returns false if there is no room for it.
     pub fn add(&mut self, ino: u64, next: u64, kind: u8, name: &[u8]) -> bool {
         self.add_behind(&[], ino, next, kind, name)
     }
 
-    /// Adds an entry with its attributes in front; false if there is no room for it.
+    /// Adds an entry with its attributes in front. Returns false if there is no room for it.
     pub fn add_with(&mut self, entry: &EntryOut, next: u64, kind: u8, name: &[u8]) -> bool {
         self.add_behind(entry.as_bytes(), entry.attr.ino, next, kind, name)
     }

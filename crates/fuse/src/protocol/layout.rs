@@ -1,7 +1,9 @@
-//! The structures of the FUSE protocol as they lie in messages: `include/uapi/linux/fuse.h` of the kernel is the authority.
+//! The structures of the FUSE protocol as they lie in messages. The authority is the kernel's
+//! `include/uapi/linux/fuse.h`.
 //!
-//! All fields are in the machine's byte order. Every structure is free of padding (the derives refuse it otherwise) and its
-//! size is asserted, so a change that moves a field does not compile. Names are the kernel's without `fuse_`.
+//! All fields are in the machine's byte order. Every structure is free of padding (the derives
+//! refuse it otherwise) and its size is asserted, so a change that moves a field does not compile.
+//! Names are the kernel's without `fuse_`.
 //! Left out: structures of requests that are never negotiated (locks, maps for DAX, CUSE, security contexts).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -36,7 +38,7 @@ layouts! {
     /// In front of every reply and notification.
     OutHeader: 16 {
         len: u32,
-        /// A negated errno; for a notification its code.
+        /// A negated errno, or the code of a notification.
         error: i32,
         unique: u64,
     }
@@ -172,7 +174,7 @@ layouts! {
 
     NotifyInvalInodeOut: 24 {
         ino: u64,
-        /// Negative to invalidate the attributes alone.
+        /// Negative to invalidate only the attributes.
         offset: i64,
         len: i64,
     }

@@ -7,9 +7,10 @@
 //! | `encode` | attributes, entries and directory listings as the kernel wants them |
 //! | `negotiation` | INIT: the offer and the agreement |
 //!
-//! Rules: hostile bytes never panic; a message that cannot be understood says which request must be answered with an error.
-//! How long an answer may be follows from the request ([`Operation::answer_bytes_max`]); senders keep to it.
-//! Numbers (operations, flags) are those of `include/uapi/linux/fuse.h`.
+//! Rules: hostile bytes never cause a panic. A message that cannot be understood says which request
+//! must be answered with an error. The request determines how long its answer may be
+//! ([`Operation::answer_bytes_max`]); senders keep to that. Numbers (operations, flags) are those
+//! of `include/uapi/linux/fuse.h`.
 
 mod decode;
 mod encode;
@@ -42,7 +43,7 @@ pub mod setattr {
     pub const FH: u32 = 1 << 6;
     pub const ATIME_NOW: u32 = 1 << 7;
     pub const MTIME_NOW: u32 = 1 << 8;
-    /// Only where the kernel keeps the times, with its write-back cache.
+    /// Only sent if the kernel keeps the times, with its write-back cache.
     pub const CTIME: u32 = 1 << 10;
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }

@@ -1,8 +1,9 @@
 //! INIT: the first message of a connection, in which both sides say what they can do.
 //!
-//! The kernel offers flags and limits, and the answer takes some of them. The result decides how later requests look
-//! ([`Agreed`]). Versions: major 7, minor 23 (Linux 3.15) or later: since then all structures used here have their
-//! present sizes. The answered minor is the smaller of both sides'; only flags decide what is sent.
+//! The kernel offers flags and limits, and the answer accepts some of them. The result determines
+//! the form of later requests ([`Agreed`]). Versions: major 7, minor 23 (Linux 3.15) or later,
+//! since all structures used here have had their present sizes from then on. The answered minor is
+//! the smaller of both sides'; only flags decide what is sent.
 
 use zerocopy::FromBytes;
 
@@ -87,7 +88,7 @@ impl Agreed {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Negotiation {
     Agreed(Agreed, InitOut),
-    /// The kernel's major version is newer: it is told ours, and sends INIT again.
+    /// The kernel's major version is newer. It is told ours, and sends INIT again.
     Again(InitOut),
     /// The kernel is too old.
     Refused,
@@ -102,7 +103,7 @@ pub fn negotiate(offered: &InitIn, wanted: &Wanted) -> Negotiation {
         return Negotiation::Refused;
     }
     let flags = (wanted.flags | flags::INIT_EXT) & offered.flags;
-    // Without MAX_PAGES the kernel sends 32 pages at most.
+    // Without MAX_PAGES the kernel sends at most 32 pages.
     let most = if flags & flags::MAX_PAGES != 0 { wanted.write_bytes_max } else { 32 * PAGE_BYTES };
     let write_bytes_max = wanted.write_bytes_max.min(most).max(PAGE_BYTES);
     let out = InitOut {

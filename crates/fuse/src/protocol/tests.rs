@@ -1,7 +1,8 @@
 //! The protocol against byte layouts written out by hand, and against arbitrary bytes.
 //!
-//! The layouts are those of `include/uapi/linux/fuse.h`, as a message of Linux 6.18 on a little-endian machine has them.
-//! Random and damaged messages must decode or be refused, never panic. `SHOAL_SEED` chooses others, `SHOAL_DEEP` makes more.
+//! The layouts are those of `include/uapi/linux/fuse.h`, as in a message of Linux 6.18 on a
+//! little-endian machine. Random and damaged messages must be decoded or refused, and never cause a
+//! panic. `SHOAL_SEED` chooses other messages, `SHOAL_DEEP` makes more.
 
 use shoal_fs::{Attr, Ino};
 use shoal_sim::Random;
@@ -10,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::layout::{InHeader, SetattrIn};
 use super::*;
 
-/// Numbers from a seed of the environment's, which is printed.
+/// Random numbers from a seed in the environment, which is printed.
 pub(crate) fn random_from_environment() -> Random {
     let seed = std::env::var("SHOAL_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0x5eed_f05e);
     println!("SHOAL_SEED={seed}");

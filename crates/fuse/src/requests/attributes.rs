@@ -1,10 +1,11 @@
 //! Attributes, set-id bits, extended attributes, chattr's flags.
 //!
-//! With HANDLE_KILLPRIV_V2 this side clears set-id bits. A write, a truncation or an access ACL tells whether the
-//! caller lacks CAP_FSETID or, for the ACL, the group. `fallocate`, `copy_file_range` and changes of owner do not tell, so there
-//! root is taken to have the capability, and nobody else.
-//! The kernel checks who may read and set an attribute, but not who sees the names of a listing, nor that attributes with a
-//! meaning for the store (`user.shoal.*`) are the owner's.
+//! With HANDLE_KILLPRIV_V2 this side clears set-id bits. A write, a truncation or an access ACL
+//! tells whether the caller lacks CAP_FSETID or, for the ACL, the group. `fallocate`,
+//! `copy_file_range` and changes of owner do not tell, so root is taken to have the capability
+//! there, and nobody else. The kernel checks who may read and set an attribute. It does not check
+//! who sees the names in a listing, nor that only the owner sets attributes with a meaning for the
+//! store (`user.shoal.*`).
 
 use shoal_fs::{Attr, FileFlags, Fs, Ino, SetAttr, XattrMode};
 
@@ -33,9 +34,10 @@ pub(crate) struct AttributeChange<'a> {
     pub more_flags: u32,
 }
 
-/// Attributes for the kernel. tar(1) and others take a file without any block for all zeros and do not look into it. But a program may
-/// have stored to it through a map, or have written to it where the kernel gathers writes, which keeps sizes and does not count
-/// blocks. So a file that may hold such data has one block of 512 bytes at least.
+/// Converts attributes for the kernel. tar(1) and other programs take a file without any block for
+/// all zeros and do not read it. But a program may have stored to the file through a map, or have
+/// written to it while the kernel gathers writes and keeps sizes without counting blocks. So a file
+/// that may hold such data has at least one block of 512 bytes.
 pub(super) fn told(attr: Attr, kernel_gathers: bool) -> Attr {
     let is_file = attr.mode & 0o170000 == 0o100000;
     let least = u64::from(is_file && (attr.size > 0 || kernel_gathers));
@@ -85,7 +87,8 @@ impl Requests {
         }
     }
 
-    /// The permission bits after a truncation or a change of owner, if it clears set-id bits.
+    /// Returns the permission bits after a truncation or a change of owner, if it clears set-id
+    /// bits.
     fn mode_without_set_id(&self, asker: Asker, ino: Ino, asked: &SetattrIn) -> Outcome<Option<u32>> {
         let of_nothing = convert::names_nothing(asked);
         let is_chown = of_nothing || asked.valid & (setattr::UID | setattr::GID) != 0;
@@ -95,10 +98,12 @@ impl Requests {
         }
         let attr = self.fs.getattr(ino)?;
         let mode = match is_chown {
-            // Overlayfs copies a file up without a name: it sets the mode, then the owner, and does not mean to clear anything.
-            // A file with a name gets its owner from chown(2), which does.
+            // Overlayfs copies a file up without a name: it sets the mode, then the owner, and does
+            // not intend to clear anything. A file with a name gets its owner from chown(2), which
+            // does clear them.
             true if attr.nlink == 0 && asker.uid == 0 => None,
-            // The kernel lets anybody ask for no owner, and asks for none itself before a write, which tells whether it clears them.
+            // The kernel lets any user ask for no owner. It also does so itself before a write,
+            // which says whether it clears the bits.
             true if of_nothing && ![0, attr.uid].contains(&asker.uid) => None,
             true => convert::mode_after_chown(attr.mode, || asker.uid == 0 || asker.is_in(attr.gid)),
             false => convert::mode_after_write(attr.mode, || asker.is_in(attr.gid)),
@@ -106,7 +111,8 @@ impl Requests {
         Ok(mode.map(|mode| mode & 0o7777))
     }
 
-    /// Clears set-id bits before a change of data that does not tell whether the caller has CAP_FSETID: root has it.
+    /// Clears set-id bits before a change of data that does not tell whether the caller has
+    /// CAP_FSETID. Root is taken to have it.
     pub(super) fn clear_set_id_unless_root(&self, asker: Asker, ino: Ino) -> shoal_fs::Result<()> {
         let kills = self.agreed.has(init_flags::HANDLE_KILLPRIV_V2);
         if kills && asker.uid != 0 { self.clear_set_id(asker, ino) } else { Ok(()) }
@@ -117,8 +123,8 @@ impl Requests {
         let attr = self.fs.getattr(ino)?;
         let Some(mode) = convert::mode_after_write(attr.mode, || asker.is_in(attr.gid)) else { return Ok(()) };
         self.fs.setattr(ino, &SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })?;
-        // The kernel would go on trusting the mode it has cached; if it does not take the message, the
-        // attributes are refreshed by the next stat, because the write changed the times.
+        // The kernel would go on trusting its cached mode. If it does not take the message, the
+        // next stat refreshes the attributes, because the write changed the times.
         let _ = self.kernel.notify_attributes(ino);
         Ok(())
     }
@@ -134,8 +140,8 @@ impl Requests {
             XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
         };
-        // Kernels before 5.13, and those that do not handle ACLs, do not tell. Then the identity in the request
-        // decides, and a doubtful bit is cleared rather than kept.
+        // Kernels before 5.13, and those that do not handle ACLs, do not tell. The identity in the
+        // request then decides, and a doubtful bit is cleared rather than kept.
         let told = self.agreed.has(init_flags::SETXATTR_EXT) && self.agreed.has(init_flags::POSIX_ACL);
         let keeps = |group| match told {
             true => change.more_flags & SETXATTR_ACL_KILL_SGID == 0,
@@ -152,8 +158,10 @@ impl Requests {
         Ok(self.fs.getxattr(ino, name)?)
     }
 
-    /// The names that the caller can read. Who has CAP_SYS_ADMIN the request does not tell: it is root, whose id in a user namespace
-    /// is another one. A program that copies all names listed would otherwise fail at the first it cannot read.
+    /// Returns the names that the caller can read: a program that copies all listed names would
+    /// otherwise fail at the first that it cannot read. The request does not tell whether the
+    /// caller has CAP_SYS_ADMIN. Root is taken to have it, but not the root of a user namespace,
+    /// which has another id.
     pub fn listxattr(&self, asker: Asker, ino: Ino) -> Outcome<Vec<u8>> {
         if !self.xattrs {
             return Err(Errno::NOSYS);
@@ -174,7 +182,8 @@ impl Requests {
         Ok(self.fs.removexattr(ino, name)?)
     }
 
-    /// May the caller set or remove the attribute? The kernel asks for permission to write, which is enough for all others.
+    /// Checks that the caller may set or remove the attribute. The kernel checks permission to
+    /// write, which is enough for all other attributes.
     fn check_tuning(&self, asker: Asker, ino: Ino, name: &[u8]) -> Outcome<()> {
         let is_free = !name.starts_with(TUNING) || asker.uid == 0 || asker.uid == self.fs.getattr(ino)?.uid;
         if is_free { Ok(()) } else { Err(Errno::PERM) }
@@ -197,7 +206,8 @@ impl Requests {
                     self.gathered.flags_set(ino, asker.pid);
                 }
                 self.fs.set_file_flags(ino, flags, allowed)?;
-                // The time of change is another one. If the kernel does not take the message, it goes on showing the old one.
+                // The time of change is a new one. If the kernel does not take the message, it goes
+                // on showing the old one.
                 let _ = self.kernel.notify_attributes(ino);
                 Ok(Vec::new())
             }

@@ -1,7 +1,7 @@
 //! Data: reading, writing, room, syncs.
 //!
-//! A request that may have to wait for the bulk device answers through a callback, from another thread if
-//! need be (`waiters`, `syncer`). All others return at once.
+//! A request that may have to wait for the bulk device answers through a callback, if necessary
+//! from another thread (`waiters`, `syncer`). All others return at once.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
@@ -16,12 +16,15 @@ use crate::lane::with_room;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// Most bytes that one request copies: its inodes are held meanwhile, and the caller, which cannot be interrupted. It goes on with the rest.
+/// Maximum bytes that one request copies. Meanwhile it holds its inodes, and the caller, which
+/// cannot be interrupted. The caller goes on with the rest.
 const COPY_BYTES_MAX: u64 = 8 << 20;
-/// Most bytes copied in a thread that serves requests: about as long as a large read or write.
+/// Maximum bytes copied in a thread that serves requests: takes about as long as a large read or
+/// write.
 const COPY_BYTES_HERE: u64 = 256 << 10;
 
-/// Longest range that is freed, or given room, in a thread that serves requests: it may have as many pieces as blocks.
+/// Longest range that is freed or given room in a thread that serves requests. It may have as many
+/// pieces as blocks.
 pub(super) const ROOM_BYTES_HERE: u64 = 16 << 20;
 
 /// A range to copy, and its destination.
@@ -35,7 +38,8 @@ pub(crate) struct Copy {
 }
 
 impl Requests {
-    /// Reads into `out`, which is this thread's, or in a thread that may wait for the device.
+    /// Reads into `out`, which is this thread's buffer, or in a thread that may wait for the
+    /// device.
     pub fn read(&self, ino: Ino, at: u64, out: &mut [u8], answer: impl FnOnce(Outcome<&[u8]>) + Send + 'static) {
         let readers = &self.readers;
         let may_wait = readers.here.fetch_add(1, Ordering::AcqRel) < readers.here_max;
@@ -54,7 +58,8 @@ impl Requests {
         answer(outcome.map(|read| &out[..read]).map_err(Errno::from));
     }
 
-    /// Writes; `is_page`: what the kernel writes back. A `killer` is a caller without CAP_FSETID, whose write takes set-id bits away.
+    /// Writes. `is_page`: the kernel writes back the data. A `killer` is a caller without
+    /// CAP_FSETID, whose write clears set-id bits.
     pub fn write(
         &self,
         ino: Ino,
@@ -79,7 +84,8 @@ impl Requests {
         let write = || with_room(self.lane.as_ref(), write);
         match cleared.and_then(|()| write()) {
             Err(shoal_fs::Error::WouldFlush) => {
-                // The request's buffer belongs to this thread: only a request that waits pays for a copy.
+                // The request's buffer belongs to this thread, so only a request that waits pays
+                // for a copy.
                 let (fs, lane, data) = (self.fs.clone(), self.lane.clone(), data.to_vec());
                 let write = move || timed(gathers, || fs.write_of(writer, ino, at, &data));
                 self.waiters.run(move || answer(with_room(lane.as_ref(), write).map_err(Errno::from)));
@@ -115,7 +121,8 @@ impl Requests {
             return answer(Err(error.into()));
         }
         if let Some(zeros) = &self.zeros {
-            // Of a range that becomes zeros the kernel drops its whole pages.
+            // The kernel drops the whole pages of a range that becomes zeros, so only its edges are
+            // noted.
             [at, at.saturating_add(len)].into_iter().for_each(|edge| zeros.cut(ino, edge));
         }
         let gathers = self.gathers();
@@ -126,8 +133,9 @@ impl Requests {
         }
     }
 
-    /// The next data or hole. Refused where the kernel's write-back cache may have data that nobody here knows of: the kernel
-    /// then takes every file for data, for as long as it is mounted.
+    /// Finds the next data or hole. Refused if the kernel's write-back cache may have data that is
+    /// unknown here. The kernel then takes every file for data, for as long as the store is
+    /// mounted.
     pub fn seek(&self, ino: Ino, at: u64, whence: u32) -> Outcome<u64> {
         let Some(zeros) = &self.zeros else { return Err(Errno::NOSYS) };
         let what = match whence {
@@ -146,7 +154,7 @@ impl Requests {
         if let Err(error) = self.clear_set_id_unless_root(asker, copy.to) {
             return answer(Err(error.into()));
         }
-        // Programs ask for all that a file may have.
+        // Programs ask for as much as any file may have, so look at what there is.
         let there = match self.fs.getattr(copy.from) {
             Ok(attr) => attr.size.saturating_sub(copy.from_at),
             Err(error) => return answer(Err(error.into())),
@@ -160,14 +168,15 @@ impl Requests {
     }
 }
 
-/// Runs a change of data. A kernel that gathers writes keeps the times of files: it has changed them, or they were those already,
-/// and sends them when it writes back. A time of our own would be later than the one that programs see.
+/// Runs a change of data. A kernel that gathers writes keeps the times of files: it has changed
+/// them if necessary, and sends them when it writes back. A time set here would be later than the
+/// one that programs see.
 fn timed<T>(kernel_gathers: bool, work: impl FnOnce() -> T) -> T {
     if kernel_gathers { shoal_fs::keeping_times(work) } else { work() }
 }
 
 thread_local! {
-    /// Where a reader's thread has what it read.
+    /// Buffer of a reader's thread.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 

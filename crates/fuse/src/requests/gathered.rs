@@ -1,12 +1,15 @@
 //! Writes that the kernel gathers, and flags of chattr(1) that are set meanwhile.
 //!
-//! What a program wrote before a file became immutable or append-only is kept, as on Linux' own file systems, which write back before they
-//! set the flag. The kernel does not on FUSE, and what a daemon can tell it to write back it waits for and cannot be killed then. But the program
-//! that set the flags closes the file, and the kernel writes back all of the file's pages before it sends the FLUSH of that close. Until then pages count
-//! as written to before.
+//! Data written before a file became immutable or append-only is kept, as on Linux's own file
+//! systems, which write back before they set the flag. On FUSE the kernel does not write back
+//! first, and a daemon that told it to would have to wait and could not be killed meanwhile. But
+//! the program that set the flags closes the file, and the kernel writes back all of the file's
+//! pages before it sends the FLUSH of that close. Until then, pages count as written before the
+//! flags were set.
 //!
-//! Rules: noted before the flag is set, so that no page finds it set and not noted. Other processes' FLUSHes do not count for a minute: they may have begun before a
-//! page was written to. Left out: what flags allow to whom, which the engine decides.
+//! Rules: a file is noted before the flag is set, so that no page finds the flag set and the file
+//! not noted. Other processes' FLUSHes do not count for a minute: they may have begun before a page
+//! was written to. Left out: what flags allow to whom, which the engine decides.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,10 +17,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use shoal_fs::{Ino, Writer};
 
-/// The kernel writes pages back of itself when they are 30 s old.
+/// Time after which the FLUSH of any process counts: the kernel itself writes back pages when they
+/// are 30 s old.
 const ANY_CLOSE: Duration = Duration::from_secs(60);
 
-/// Files whose flags were set, by whom (a thread) and when, until their pages have been written back.
+/// Files whose flags were set, with the thread that set them and the time, until their pages have
+/// been written back.
 #[derive(Default)]
 pub(super) struct Gathered {
     unflushed: Mutex<HashMap<Ino, (u32, Instant)>>,
@@ -28,7 +33,7 @@ impl Gathered {
         self.unflushed.lock().insert(ino, (pid, Instant::now()));
     }
 
-    /// A file was closed by `pid`, and all its pages were written back before.
+    /// Records that `pid` closed a file, after all its pages were written back.
     pub fn flushed(&self, ino: Ino, pid: u32) {
         let mut unflushed = self.unflushed.lock();
         if unflushed.get(&ino).is_some_and(|&(setter, at)| setter == pid || at.elapsed() >= ANY_CLOSE) {
@@ -40,7 +45,7 @@ impl Gathered {
         self.unflushed.lock().remove(&ino);
     }
 
-    /// Who writes a page back.
+    /// Returns the writer of a page that is written back.
     pub fn writer(&self, ino: Ino) -> Writer {
         if self.unflushed.lock().contains_key(&ino) { Writer::EarlierPages } else { Writer::Pages }
     }

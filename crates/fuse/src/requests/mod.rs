@@ -1,23 +1,25 @@
 //! The action of each request: plain values in, plain results out, no bytes of the protocol.
 //!
-//! Round trips are the cost of a FUSE file system, so requests are avoided where the protocol allows it. Open, opendir
-//! and flush are answered ENOSYS once: the kernel then never asks again, and keeps its caches (flush only where the kernel gathers no
-//! writes: its answer is how a program learns that they went nowhere). So is create: the kernel
-//! then sends one MKNOD, and no RELEASE. Names that do not exist are cached like those that do.
-//! An open file needs no handle: the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`). fsync
-//! is answered from the log's group commit, by the thread that leads it; its followers block no thread here, and a
-//! flush of the bulk device blocks one request thread at most (`syncer`). Set-id bits are cleared here
-//! (HANDLE_KILLPRIV_V2); otherwise the kernel would ask for `security.capability` on each write. Not offered: ioctls
-//! other than chattr's, remote locks (the kernel's own are enough for one mount).
+//! Round trips are the cost of a FUSE file system, so requests are avoided where the protocol
+//! allows it. OPEN, OPENDIR and FLUSH are answered ENOSYS once: the kernel then never asks again,
+//! and keeps its caches. (FLUSH only if the kernel gathers no writes: otherwise its answer tells a
+//! program that its writes were not stored.) So is CREATE: the kernel then sends one MKNOD, and no
+//! RELEASE. Names that do not exist are cached like those that do. An open file needs no handle:
+//! the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`). An fsync is
+//! answered from the log's group commit, by the thread that leads it. Its followers block no thread
+//! here, and a flush of the bulk device blocks at most one request thread (`syncer`). Set-id bits
+//! are cleared here (HANDLE_KILLPRIV_V2); otherwise the kernel would ask for `security.capability`
+//! on each write. Not offered: ioctls other than chattr's, remote locks (the kernel's own are
+//! enough for one mount).
 //!
 //! | module | owns |
 //! |---|---|
 //! | `names` | looking up, making, renaming and removing; listings; references |
 //! | `attributes` | attributes, set-id bits, extended attributes, chattr's flags |
 //! | `data` | reading, writing, room, syncs |
-//! | `gathered` | pages that are written back to files with flags of chattr |
+//! | `gathered` | pages that are written back to files with chattr flags |
 //! | `refused` | pages that were written back and not stored |
-//! | `zeros` | holes, and what the kernel may have stored there |
+//! | `zeros` | holes, and what programs may have stored there through the kernel's cache |
 
 mod attributes;
 mod data;
@@ -48,18 +50,21 @@ use zeros::Zeros;
 
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
-/// The longest read or write in one request. The kernel's own limit (`fuse.max_pages_limit`) is 256 pages.
+/// Longest read or write in one request (bytes). The kernel's own limit (`fuse.max_pages_limit`) is
+/// 256 pages.
 pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
-/// Requests may be this long in however little memory (bytes).
+/// Requests may always be this long, however little memory there is (bytes).
 const REQUEST_BYTES_MIN: u32 = 128 << 10;
-/// Requests in the background, and those in however little memory.
+/// Maximum requests in the background, and the number allowed however little memory there is.
 const BACKGROUND_MAX: u16 = 64;
 const BACKGROUND_MIN: u16 = 8;
-/// The memory divided by these is the most that one request takes, and the most that all requests in the background take.
+/// The memory limit divided by these is the maximum for one request, and for all requests in the
+/// background.
 const REQUEST_PART: u64 = 512;
 const BACKGROUND_PART: u64 = 16;
 
-/// The user namespace of this process, and the name of the machine's first one (the kernel's `PROC_USER_INIT_INO`).
+/// The user namespace of this process, and the name of the machine's first one (the kernel's
+/// `PROC_USER_INIT_INO`).
 const OWN_NAMESPACE: &str = "/proc/self/ns/user";
 const FIRST_NAMESPACE: &str = "user:[4026531837]";
 
@@ -68,18 +73,19 @@ const FIRST_NAMESPACE: &str = "user:[4026531837]";
 pub(crate) struct Asker {
     pub uid: u32,
     pub gid: u32,
-    /// The thread that waits for the answer; 0 where the daemon cannot see it.
+    /// The thread that waits for the answer; 0 if the daemon cannot see it.
     pub pid: u32,
 }
 
 impl Asker {
-    /// The engine's caller. A file it makes also gets a kernel reference.
+    /// Converts to the engine's caller. A file that it makes also gets a kernel reference.
     fn caller(self, umask: u32) -> Caller {
         Caller { uid: self.uid, gid: self.gid, umask, hold: true }
     }
 
-    /// Is the caller in the group? The request names one of its groups, the kernel's list of processes the others, while the caller waits.
-    /// A caller that cannot be seen is in no other group.
+    /// Returns whether the caller is in the group. The request names one of its groups. The
+    /// kernel's list of processes names the others, while the caller waits. A caller that cannot be
+    /// seen is in no other group.
     fn is_in(self, group: u32) -> bool {
         let others = || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
@@ -90,11 +96,11 @@ impl Asker {
     }
 }
 
-/// Who reads the bulk device: some of the threads that take requests, and beyond these threads of their own, so that a slow device does
-/// not hold up everything else.
+/// The threads that read the bulk device: some of those that take requests and, beyond these,
+/// threads of their own, so that a slow device does not hold up everything else.
 pub(crate) struct Readers {
     waiters: Waiters,
-    /// Reads in threads that take requests now, and at most.
+    /// Reads in threads that take requests: now, and at most.
     here: AtomicUsize,
     here_max: usize,
 }
@@ -112,10 +118,10 @@ pub(crate) struct Requests {
     readers: Readers,
     /// Takes the messages that make the kernel forget attributes.
     kernel: Box<dyn Channel>,
-    /// How inodes are forgotten beside io_uring.
+    /// The lane by which FORGETs come beside io_uring.
     lane: Option<Lane>,
     xattrs: bool,
-    /// None where the kernel gathers writes: then nothing is known of its page cache.
+    /// `None` if the kernel gathers writes: nothing is then known about its page cache.
     zeros: Option<Arc<Zeros>>,
     gathered: Gathered,
     refused: Arc<Refused>,
@@ -154,18 +160,20 @@ impl Requests {
         }
     }
 
-    /// The same where FORGETs come by a lane of their own.
+    /// Adds the lane by which FORGETs come, if there is one.
     pub fn beside(self, lane: Option<Lane>) -> Requests {
         Requests { lane, ..self }
     }
 
-    /// The kernel gathers writes, and keeps the sizes and times of files until it writes them back.
+    /// Returns whether the kernel gathers writes, and keeps the sizes and times of files until it
+    /// writes them back.
     fn gathers(&self) -> bool {
         self.agreed.has(init_flags::WRITEBACK_CACHE)
     }
 
-    /// FLUSH, at each close. Where no write is held back there is nothing to tell, and the kernel does not ask again. Where it gathers writes, it
-    /// has written them back before, but of a connection that has ended meanwhile only this request tells the program.
+    /// Answers FLUSH, sent at each close. If the kernel gathers no writes, there is nothing to
+    /// report, and it does not ask again. If it gathers writes, it has written them back before,
+    /// but only this request tells a program that the connection has ended meanwhile.
     pub fn flush(&self, asker: Asker, ino: Ino) -> Outcome<()> {
         if !self.gathers() {
             return Err(Errno::NOSYS);
@@ -174,7 +182,7 @@ impl Requests {
         self.refused.check(ino)
     }
 
-    /// OPEN of a file: flags for the answer, unless the kernel can do without.
+    /// Answers OPEN of a file: flags for the answer, unless the kernel can do without it.
     pub fn open(&self) -> Outcome<u32> {
         if self.agreed.has(init_flags::NO_OPEN_SUPPORT) {
             return Err(Errno::NOSYS);
@@ -196,19 +204,20 @@ impl Requests {
         self.fs.statfs()
     }
 
-    /// An eighth of the room, and of the inodes, is free.
+    /// Returns whether an eighth of the room and of the inodes is free.
     pub fn is_roomy(&self) -> bool {
         let is = self.fs.statfs();
         is.available > is.blocks / 8 && is.files_free > is.files / 8
     }
 
-    /// Runs `work`, which needs no flush; where it finds no room, after what was removed has been freed.
+    /// Runs `work`, which needs no flush. If it finds no room, runs it again after removed files
+    /// have been freed.
     fn roomy<T>(&self, work: impl FnMut() -> shoal_fs::Result<T>) -> Outcome<T> {
         Ok(with_room(self.lane.as_ref(), work)?)
     }
 
-    /// Runs `work` and answers its outcome. Work that has to flush the bulk device is run again in a thread that may
-    /// wait.
+    /// Runs `work` and answers with its outcome. Work that has to flush the bulk device is run
+    /// again in a thread that may wait.
     fn waiting<W, T, A>(&self, work: W, answer: A)
     where
         W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
@@ -220,7 +229,7 @@ impl Requests {
         }
     }
 
-    /// Runs work that takes long in a thread that serves no requests.
+    /// Runs long work in a thread that serves no requests.
     fn elsewhere<W, T, A>(&self, work: W, answer: A)
     where
         W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
@@ -231,8 +240,9 @@ impl Requests {
     }
 }
 
-/// The longest request (bytes), and how many may be in the background (read-ahead, asynchronous direct I/O): the daemon has a buffer for
-/// each while it serves it, in memory that nobody is asked for, so where a limit leaves little, they are shorter and fewer.
+/// Returns the longest request (bytes), and how many may be in the background (read-ahead,
+/// asynchronous direct I/O). The daemon has a buffer for each request that it serves, in memory
+/// that is not reserved. So if a limit leaves little memory, requests are shorter and fewer.
 fn sizes(limit: Option<u64>) -> (u32, u16) {
     let Some(limit) = limit else { return (REQUEST_BYTES_MAX, BACKGROUND_MAX) };
     let bytes = (limit / REQUEST_PART).clamp(REQUEST_BYTES_MIN.into(), REQUEST_BYTES_MAX.into()) as u32;
@@ -243,8 +253,9 @@ fn sizes(limit: Option<u64>) -> (u32, u16) {
 /// This side's wishes for INIT.
 pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
     use init_flags as flag;
-    // Without ASYNC_DIO: the kernel drops cached pages before a direct write, and after one that it waits for. After an
-    // asynchronous one it does not, so that a reader beside it leaves the old bytes in the cache for good.
+    // ASYNC_DIO is not wanted. The kernel drops cached pages before a direct write, and after a
+    // write that it waits for. After an asynchronous write it does not, so that a concurrent reader
+    // leaves the old bytes in the cache for good.
     let mut flags = flag::ASYNC_READ
         | flag::BIG_WRITES
         | flag::MAX_PAGES
@@ -259,10 +270,10 @@ pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
         | flag::HANDLE_KILLPRIV_V2
         | flag::SETXATTR_EXT
         | flag::DIRECT_IO_ALLOW_MMAP;
-    // A file server acts in the names of others, which only a check of permissions tells apart.
+    // A file server acts on behalf of others, which only permission checks tell apart.
     flags |= if options.access.is_checked() { flag::EXPORT_SUPPORT } else { flag::NO_EXPORT_SUPPORT };
     if options.access.is_checked() && options.xattrs {
-        // It makes the kernel check permissions, whatever the mount options say.
+        // This makes the kernel check permissions, whatever the mount options say.
         flags |= flag::POSIX_ACL;
     }
     if options.writeback {

@@ -1,7 +1,8 @@
-//! Names: looking up, making, renaming and removing them; listings; the references the kernel holds.
+//! Names: looking up, making, renaming and removing them; listings; the references that the kernel
+//! holds.
 //!
-//! Every [`Entry`] carries one reference, which the kernel gives back by FORGET. If it never receives the entry, the
-//! sender gives the reference back ([`Requests::not_delivered`]).
+//! Every [`Entry`] carries one reference, which the kernel gives back with FORGET. If the kernel
+//! never receives the entry, the sender gives the reference back ([`Requests::not_delivered`]).
 
 use shoal_fs::{Attr, Caller, Ino};
 
@@ -18,7 +19,7 @@ const ENTRIES_AT_ONCE: usize = 64;
 pub(crate) enum Entry {
     /// An inode that the kernel may trust for `lifetime_s` seconds.
     Found { attr: Attr, lifetime_s: u64 },
-    /// No such name, which the kernel may remember.
+    /// The name does not exist, which the kernel may remember.
     Absent,
 }
 
@@ -30,12 +31,13 @@ pub(crate) enum Created<'a> {
 }
 
 impl Requests {
-    /// The store has one mount: the kernel's attributes stay true until the kernel changes them.
+    /// Makes an entry without a time limit. The store has one mount, so the kernel's attributes
+    /// stay true until the kernel changes them.
     fn found(&self, attr: Attr) -> Entry {
         Entry::Found { attr: told(attr, self.gathers()), lifetime_s: FOR_EVER_S }
     }
 
-    /// The attributes of `ino`, with a kernel reference taken.
+    /// Returns the attributes of `ino`, with a kernel reference taken.
     fn hold(&self, ino: Ino) -> shoal_fs::Result<Attr> {
         self.fs.hold(ino)?;
         self.fs.getattr(ino).inspect_err(|_| self.fs.forget(ino, 1))
@@ -43,14 +45,15 @@ impl Requests {
 
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Outcome<Entry> {
         if name == b"." {
-            // From a file handle (NFS, open_by_handle_at): `parent` may be any kind of inode.
+            // This look-up comes from a file handle (NFS, open_by_handle_at): `parent` may be any
+            // kind of inode.
             return Ok(self.found(self.hold(parent)?));
         }
         match self.fs.lookup(parent, name, true) {
             Err(shoal_fs::Error::NotFound) => Ok(Entry::Absent),
             Err(damage @ shoal_fs::Error::Corrupt(_)) => match self.fs.lookup_unreadable(parent, name) {
-                // Found, so that the name can be removed. Nothing is cached, and every access to the inode itself
-                // fails.
+                // The name counts as found, so that it can be removed. Nothing is cached, and every
+                // access to the inode itself fails.
                 Ok(attr) => Ok(Entry::Found { attr, lifetime_s: 0 }),
                 Err(_) => Err(damage.into()),
             },
@@ -83,7 +86,7 @@ impl Requests {
         Ok(self.found(self.roomy(make)?))
     }
 
-    /// An unnamed file (O_TMPFILE).
+    /// Makes an unnamed file (O_TMPFILE).
     pub fn tmpfile(&self, asker: Asker, parent: Ino, mode: u32, umask: u32) -> Outcome<Attr> {
         Ok(told(self.roomy(|| self.fs.tmpfile(&asker.caller(umask), parent, mode))?, self.gathers()))
     }
@@ -111,7 +114,7 @@ impl Requests {
         let Some((mode, whiteout)) = convert::rename_mode(flags) else { return answer(Err(Errno::INVAL)) };
         let caller = Caller { hold: false, ..asker.caller(0) };
         let (name, new_name) = (name.to_vec(), new_name.to_vec());
-        // A large file that takes the place of another one is flushed first.
+        // A large file that replaces another one is flushed first.
         self.waiting(
             move |fs| {
                 let whiteout = whiteout.then_some(&caller);
@@ -131,7 +134,7 @@ impl Requests {
         Ok(listing)
     }
 
-    /// A listing with attributes, and the inodes to which it carries a reference.
+    /// Returns a listing with attributes, and the inodes to which it carries a reference.
     pub fn readdirplus(&self, ino: Ino, offset: u64, bytes_max: usize) -> Outcome<(Listing, Vec<Ino>)> {
         let mut listing = Listing::new(bytes_max);
         let mut held = Vec::new();
@@ -139,8 +142,9 @@ impl Requests {
         let mut entries: Vec<(Ino, u8, u64, Vec<u8>)> = Vec::with_capacity(ENTRIES_AT_ONCE);
         loop {
             entries.clear();
-            // Attributes are looked up afterwards: the engine holds the directory's lock while it calls back. The
-            // kernel keeps names from changing meanwhile (it holds the directory's own lock).
+            // Look up attributes afterwards: the engine holds the directory's lock while it calls
+            // back. The kernel keeps names from changing meanwhile (it holds the directory's own
+            // lock).
             let outcome = self.fs.readdir(ino, cookie, &mut |found| {
                 if entries.len() == ENTRIES_AT_ONCE {
                     return false;
@@ -149,12 +153,12 @@ impl Requests {
                 true
             });
             if let Err(error) = outcome {
-                // Entries already in the listing carry references that the kernel must hear of.
+                // Entries already in the listing carry references that the kernel must learn of.
                 return if cookie == offset { Err(error.into()) } else { Ok((listing, held)) };
             }
             for (ino, kind, next, name) in &entries {
                 cookie = *next;
-                // The kernel takes no reference for these two.
+                // The kernel takes no reference for `.` and `..`.
                 let counted = name != b"." && name != b"..";
                 let attr = if counted { self.hold(*ino) } else { self.fs.getattr(*ino) };
                 let (attr, lifetime_s) = match attr {

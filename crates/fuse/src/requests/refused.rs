@@ -1,10 +1,12 @@
-//! Pages that the kernel had gathered, and that the store refused: for want of room, mostly.
+//! Pages that the kernel had gathered and the store refused, mostly for lack of room.
 //!
-//! The kernel reports a refused page once, to the process that syncs or closes the file next. A child of the program is such a process: when
-//! it ends, all files that it inherited are closed. The program's own close would then succeed. So each close and each sync of the file
-//! fails here, for as long as something of it is not stored.
+//! The kernel reports a refused page once, to the process that syncs or closes the file next. That
+//! may be a child of the program: when it ends, all files that it inherited are closed. The
+//! program's own close would then succeed. So every close and every sync of the file fails here,
+//! for as long as some of its data is not stored.
 //!
-//! Rules: what is written again, or cut off, is not missing any more. Left out: what the kernel shows of such a page.
+//! Rules: data that is written again, or cut off, is no longer missing. Left out: what the kernel
+//! shows of such a page.
 
 use std::collections::HashMap;
 
@@ -13,12 +15,12 @@ use shoal_fs::Ino;
 
 use crate::errno::Errno;
 
-/// Ranges remembered of one file; beyond that they grow together.
+/// Maximum ranges remembered of one file. If there are more, they are joined into one.
 const RANGES_MAX: usize = 64;
 
 struct Missing {
     why: Errno,
-    /// First byte, and the one behind the last.
+    /// First byte, and the byte after the last.
     ranges: Vec<(u64, u64)>,
 }
 
@@ -26,13 +28,15 @@ struct Missing {
 pub(super) struct Refused(Mutex<HashMap<Ino, Missing>>);
 
 impl Refused {
-    /// The kernel has written back `len` bytes from `at` on; `outcome` is how many of them are stored.
+    /// Records that the kernel has written back `len` bytes from `at` on. `outcome` says how many
+    /// of them are stored.
     pub fn written(&self, ino: Ino, at: u64, len: usize, outcome: &Result<usize, Errno>) {
         let mut files = self.0.lock();
         let (stored, why) = match outcome {
             Ok(stored) if files.is_empty() && *stored >= len => return,
             Ok(stored) => (*stored as u64, Errno::from(shoal_fs::Error::NoSpace)),
-            // A flag of chattr forbids it for good: nothing is missing that could come.
+            // A chattr flag forbids the write for good, so there is no missing data that could
+            // still be stored.
             Err(Errno::PERM) => return,
             Err(why) => (0, *why),
         };
@@ -47,7 +51,7 @@ impl Refused {
         files.retain(|_, missing| !missing.ranges.is_empty());
     }
 
-    /// The file has this size.
+    /// Drops missing ranges beyond the file's new size.
     pub fn cut(&self, ino: Ino, size: u64) {
         let mut files = self.0.lock();
         if let Some(missing) = files.get_mut(&ino) {
@@ -60,7 +64,7 @@ impl Refused {
         self.0.lock().remove(&ino);
     }
 
-    /// Is all stored that was written?
+    /// Fails if some written data of the file is not stored.
     pub fn check(&self, ino: Ino) -> Result<(), Errno> {
         self.0.lock().get(&ino).map_or(Ok(()), |missing| Err(missing.why))
     }

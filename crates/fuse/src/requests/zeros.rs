@@ -1,15 +1,20 @@
-//! Zeros that the kernel may hold in its page cache, so that nothing a program has stored to is called a hole.
+//! Zeros that the kernel may hold in its page cache, noted so that no page that a program has
+//! stored to is called a hole.
 //!
-//! A store through a shared map changes a page of the kernel's, and becomes a WRITE when the kernel writes the page back. The
-//! kernel sends LSEEK without doing so. The page was filled by a READ or a WRITE before. Where the store
-//! has a hole at that time or later, the page then held zeros. So each unit of zeros that crosses in either direction is
+//! When a program stores through a shared map, it changes a page in the kernel's cache. The change
+//! becomes a WRITE when the kernel writes the page back, but the kernel sends LSEEK without writing
+//! back. The page was filled by an earlier READ or WRITE. If Shoal has a hole there, at that time
+//! or later, the page then held zeros. So each unit of zeros that crosses in either direction is
 //! noted until the kernel forgets the inode, and counts as data.
-//! Rules: the note comes before the answer. A unit counts as zeros when the part of it that crosses does; which bytes are looked at
-//! may make a unit zeros that is not, never the other way. A unit with any data is data as a whole. Memory is bounded: an inode with
-//! too many ranges gets some of them joined, and once there are too many inodes the rest has no holes.
-//! Rejected: writing the pages back from here (FUSE_NOTIFY_INVAL_INODE). The thread would wait in the kernel for a WRITE to this
-//! process; if that is killed meanwhile, the thread never ends, and the connection with it. Left out: the kernel's
-//! write-back cache, where pages of holes are made without a request: then LSEEK is not served at all.
+//! Rules: the note comes before the answer. A unit counts as zeros if the part of it that crosses
+//! is zeros. Only some bytes are examined, so a unit with data may be taken for zeros, but never
+//! the other way round. A unit with any data is data as a whole. Memory is bounded: if an inode has
+//! too many ranges, some are joined, and if there are too many inodes, the rest have no holes.
+//! Rejected: writing the pages back from here (FUSE_NOTIFY_INVAL_INODE). The thread would wait in
+//! the kernel for a WRITE to this process. If the process is killed meanwhile, neither the thread
+//! nor the connection ever ends.
+//! Left out: the kernel's write-back cache, where pages of holes are made without a request. LSEEK
+//! is then not served at all.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,22 +22,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use shoal_fs::{Error, Ino, Result, Seek};
 
-/// The smallest page of any kernel, and block of the store (bytes).
+/// Smallest page of any kernel, and block of the store (bytes).
 const UNIT: u64 = 4096;
-/// Of a whole unit one byte in so many is looked at, no power of two: bytes of zeros have their places in records.
+/// One byte in this many is examined in a long part of a unit. Not a power of two, since zero bytes
+/// have regular places in records.
 const STRIDE: usize = 257;
 const RANGES_MAX: usize = 32;
 const SHARDS: usize = 16;
-/// Inodes of one shard.
+/// Maximum inodes of one shard.
 const INODES_MAX: usize = 16 << 10;
-/// Stands for all of a file.
+/// Range of a whole file.
 const ALL: (u64, u64) = (0, u64::MAX);
 
 #[derive(Default)]
 struct Shard {
     /// Ranges in bytes, in their order, with gaps between them.
     ranges: HashMap<Ino, Vec<(u64, u64)>>,
-    /// There were too many inodes: of those not listed nothing is known.
+    /// There were too many inodes. Nothing is known about those not listed.
     is_full: bool,
 }
 
@@ -47,17 +53,18 @@ impl Zeros {
         &self.shards[ino.get() as usize % SHARDS]
     }
 
-    /// `asked` bytes are read at `at`, and these are all that there are.
+    /// Notes a read of `asked` bytes at `at` that found `bytes`.
     pub fn read(&self, ino: Ino, at: u64, asked: usize, bytes: &[u8]) {
         self.crossed(ino, at, bytes);
-        // The kernel fills up with zeros. Of the last unit it is enough that it has data.
+        // The kernel fills the rest with zeros. The unit in which `bytes` end is judged by its
+        // bytes alone.
         let (end, asked) = ((at + bytes.len() as u64).next_multiple_of(UNIT), at.saturating_add(asked as u64));
         if end < asked {
             self.note(ino, end, asked);
         }
     }
 
-    /// These bytes are written, or were read, at `at`.
+    /// Notes bytes that are written, or were read, at `at`.
     pub fn crossed(&self, ino: Ino, at: u64, bytes: &[u8]) {
         let (mut from, mut zeros) = (0, None);
         while from < bytes.len() {
@@ -75,7 +82,7 @@ impl Zeros {
         }
     }
 
-    /// The unit around `at` may have become zeros, in the cache as in the store.
+    /// Notes that the unit around `at` may have become zeros, in the cache as in the store.
     pub fn cut(&self, ino: Ino, at: u64) {
         if !at.is_multiple_of(UNIT) {
             self.note(ino, at, at.saturating_add(1));
@@ -95,20 +102,22 @@ impl Zeros {
         }
     }
 
-    /// The kernel has given back references; `is_held` tells whether it has any.
+    /// Forgets an inode if the kernel has given back all references. `is_held` tells whether it has
+    /// any.
     pub fn forget(&self, ino: Ino, is_held: impl FnOnce() -> bool) {
         if self.inodes.load(Ordering::Relaxed) == 0 {
             return;
         }
         let mut shard = self.shard(ino).lock();
-        // Under the lock: a later reference notes its zeros after this.
+        // Check under the lock: a later reference notes its zeros after this.
         if shard.ranges.contains_key(&ino) && !is_held() {
             shard.ranges.remove(&ino);
             self.inodes.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// The next data or hole at or behind `at` in a file of `size` bytes, of which `store` tells the same about the store.
+    /// Returns the next data or hole at or after `at` in a file of `size` bytes. `store` answers
+    /// the same question for the store alone.
     pub fn seek(
         &self,
         ino: Ino,
@@ -117,7 +126,8 @@ impl Zeros {
         size: u64,
         store: impl Fn(u64, Seek) -> Result<u64>,
     ) -> Result<u64> {
-        // Before the store is asked: of a page that is written back in between one of the two knows.
+        // Read the notes before asking the store: at least one of the two knows a page that is
+        // written back in between.
         let noted = {
             let shard = self.shard(ino).lock();
             let unknown = || if shard.is_full { vec![ALL] } else { Vec::new() };
@@ -127,7 +137,7 @@ impl Zeros {
             return Err(Error::NoDevice);
         }
         let store = |at, what| match store(at, what) {
-            // Also when rounded down.
+            // Round up, so that it stays at or beyond the end when it is rounded down.
             Err(Error::NoDevice) => Ok(size.next_multiple_of(UNIT)),
             outcome => outcome,
         };
@@ -151,13 +161,13 @@ impl Zeros {
     }
 }
 
-/// Whether the bytes looked at are zeros.
+/// Returns whether the examined bytes are zeros.
 fn may_be_zeros(bytes: &[u8]) -> bool {
     let stride = if bytes.len() <= STRIDE { 1 } else { STRIDE };
     bytes.iter().step_by(stride).all(|&byte| byte == 0)
 }
 
-/// Adds a range to others; of too many the two with the smallest gap become one.
+/// Adds a range to others. If there are too many, the two with the smallest gap are joined.
 fn insert(ranges: &mut Vec<(u64, u64)>, (begin, end): (u64, u64)) {
     let first = ranges.partition_point(|range| range.1 < begin);
     let behind = ranges.partition_point(|range| range.0 <= end);
@@ -182,7 +192,7 @@ mod tests {
 
     const FILE: Ino = Ino::new(5);
 
-    /// A file in units: what the store has, and what may be a page of zeros in the kernel's cache.
+    /// A file in units: the data in the store, and possible pages of zeros in the kernel's cache.
     struct Model {
         data: Vec<bool>,
         cached: Vec<bool>,
@@ -222,7 +232,8 @@ mod tests {
             for _ in 0..random.below(4) {
                 let (first, count) = (random.below(units), 1 + random.below(3));
                 let behind = (first + count).min(units);
-                // Read in whole units, as the kernel does, with a byte in those that have data.
+                // Read whole units, as the kernel does, with a nonzero byte in those that have
+                // data.
                 let len = (behind * UNIT).min(size) - first * UNIT;
                 let bytes: Vec<u8> = (0..len).map(|at| u8::from(model.data[(first + at / UNIT) as usize])).collect();
                 zeros.read(FILE, first * UNIT, ((behind - first) * UNIT) as usize, &bytes);
@@ -260,7 +271,8 @@ mod tests {
         assert_eq!((next(0), next(9 * UNIT + 7), next(10 * UNIT)), (Some(9 * UNIT), Some(9 * UNIT + 7), None));
         zeros.cut(FILE, 20 * UNIT - 1);
         assert_eq!(next(10 * UNIT), Some(19 * UNIT));
-        // A short answer: the unit of the end has data, and those behind it are the kernel's own zeros.
+        // A short answer: the unit in which it ends has data, and those after it are the kernel's
+        // own zeros.
         zeros.read(FILE, 30 * UNIT, 4 * UNIT as usize, &[1; 10]);
         assert_eq!(next(20 * UNIT), Some(31 * UNIT));
         assert_eq!(zeros.seek(FILE, 31 * UNIT, Seek::Hole, size, hole), Ok(34 * UNIT));

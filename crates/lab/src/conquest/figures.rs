@@ -1,7 +1,8 @@
 //! Tables and plots of the benchmarks, and the paper's figures beside ours.
 //!
-//! Owns: the tables; the paper's ratios. Rules: a rate is the median of the runs with its interval; a ratio is of runs of
-//! the same round. The paper's figures are read from its text, for its plots have no numbers.
+//! Owns: the tables; the paper's ratios. Rules: a rate is the median of the runs with its interval;
+//! a ratio compares runs of the same round. The paper's figures come from its text, because its
+//! plots have no numbers.
 
 use super::measure::{Case, Found, POSTMARK_PHASES, SMALL_PHASES};
 use super::{Part, Plan, large};
@@ -15,7 +16,7 @@ impl Case {
         Some(Median::of(runs.iter().map(|phases| phases[phase])))
     }
 
-    /// The rates at a place, as multiples of those at another one in the same round.
+    /// Returns the rates at a place as multiples of those at another place in the same round.
     fn ratio(&self, place: usize, other: usize, phase: usize) -> Option<Median> {
         let (ours, theirs) = (self.rates[place].as_ref()?, self.rates[other].as_ref()?);
         Some(Median::of(ours.iter().zip(theirs).map(|(ours, theirs)| ours[phase] / theirs[phase])))
@@ -127,14 +128,14 @@ fn runs(found: &Found) -> Table {
     table
 }
 
-/// What the paper says of Conquest against another file system.
+/// A claim of the paper about Conquest against another file system.
 struct Claim {
     part: Part,
-    /// Of the cases of the part: the place among those that are not synced, or that are where all are.
+    /// Index among the part's cases without fsync, or among all its cases if all have fsync.
     case: usize,
     phase: &'static str,
     against: &'static [Kind],
-    /// Rate of Conquest as a multiple of the other's, from and to.
+    /// Rate of Conquest as a multiple of the other's: least and greatest.
     ratio: (f64, f64),
 }
 
@@ -170,7 +171,8 @@ const CLAIMS: [Claim; 21] = [
     claim(Part::Mixed, 6, POSTMARK_PHASES[0], DISK, 1.75, 1.75),
 ];
 
-/// The verdict on a ratio: within the noise of the interval, "as fast" counts as reached.
+/// Returns the verdict on a ratio. A paper figure within our interval counts as noise, not as a
+/// miss.
 fn verdict(paper: f64, ours: Median) -> &'static str {
     match () {
         () if ours.value >= paper => "reached",
@@ -200,7 +202,7 @@ fn comparison(found: &Found) -> Table {
     claims.into_table()
 }
 
-/// A plot of a phase's rate over what distinguishes the cases of a part.
+/// Plots the rate of a phase over the value that distinguishes the cases of a part.
 fn over(found: &Found, part: Part, phase: usize, name: &str, title: &str, x: &str, y: &str) -> Option<Plot> {
     let series: Vec<Series> = found
         .places
@@ -227,7 +229,7 @@ fn over(found: &Found, part: Part, phase: usize, name: &str, title: &str, x: &st
     (!plot.series.is_empty()).then_some(plot)
 }
 
-/// A plot of a case's rates over its phases, 1 being the first.
+/// Plots the rates of a case over its phases, counted from 1.
 fn phases(found: &Found, case: &Case, name: &str, title: String) -> Plot {
     let names: Vec<String> = case.phases.iter().enumerate().map(|(at, phase)| format!("{}: {phase}", at + 1)).collect();
     let series = found.places.iter().enumerate().filter_map(|(at, place)| {

@@ -1,9 +1,10 @@
-//! The Sprite LFS large-file benchmark, as Conquest's authors changed it.
+//! The Sprite LFS large-file benchmark as modified by Conquest's authors.
 //!
-//! Owns: [`Shape`], the files of a run; [`run`], the five phases over all of them: sequential write, sequential read, random write of new
-//! files, random read, sequential read. Rules: records of 4 KB, random ones aligned, each once; a file is synced at the end of each
-//! phase that writes, within the clock; the second set of files takes the place of the first, outside of it. The length of each
-//! read is compared.
+//! Owns: [`Shape`], the files of a run; [`run`], the five phases over all of them: sequential
+//! write, sequential read, random write of new files, random read, sequential read. Rules: records
+//! have 4 KB; random records are aligned and each occurs once. A file is synced at the end of each
+//! writing phase, within the measured time. The second set of files replaces the first, outside of
+//! the measured time. The length of each read is verified.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -28,7 +29,7 @@ pub struct Shape {
 pub const PHASES: [&str; 5] =
     ["sequential write", "sequential read", "random write", "random read", "sequential read again"];
 
-/// Files that are written and read at places.
+/// A target with files that are written and read at arbitrary offsets.
 pub trait Large: Target {
     type File;
 
@@ -97,13 +98,13 @@ impl Large for Engine<'_> {
         }
     }
 
-    /// Everything is durable at return.
+    /// Does nothing: everything is durable when a call returns.
     fn sync(&self, _file: &Ino) -> Outcome<()> {
         Ok(())
     }
 }
 
-/// The records of a file in order, or each once in a random order: place and length.
+/// Returns offset and length of the records of a file, in order or each once in a random order.
 fn records(bytes: u64, random: Option<&mut Random>) -> Vec<(u64, usize)> {
     let in_order: Vec<(u64, usize)> =
         (0..bytes.div_ceil(RECORD)).map(|n| (n * RECORD, RECORD.min(bytes - n * RECORD) as usize)).collect();
@@ -113,7 +114,8 @@ fn records(bytes: u64, random: Option<&mut Random>) -> Vec<(u64, usize)> {
     }
 }
 
-/// Makes all calls at a place that is empty before and after; returns the bandwidth of each phase (MB/s of 10^6 bytes).
+/// Makes all calls at a place that is empty before and after. Returns the bandwidth of each phase
+/// (MB/s of 10^6 bytes).
 pub fn run<T: Large>(target: &T, shape: &Shape, seed: u64) -> Outcome<Vec<f64>> {
     let mut random = Random::new(seed);
     let record = random.bytes(RECORD as usize);

@@ -1,7 +1,8 @@
-//! The paper's benchmarks in turn on all places.
+//! The paper's benchmarks, on all places in turn.
 //!
-//! Owns: the benchmarks at a scale, the order of the runs, and what is recorded: rates of each phase, run by run. Rules: every
-//! run begins in an empty directory or on an empty store, and ends with one; making these is outside of the clock.
+//! Owns: the benchmarks at a scale, the order of the runs, and the record: rates of each phase, run
+//! by run. Rules: every run begins and ends with an empty directory or store; creating these is
+//! outside of the measured time.
 
 use std::time::Instant;
 
@@ -21,20 +22,20 @@ const SMALL_BYTES: usize = 1024;
 pub const SMALL_PHASES: [&str; 3] = ["create", "read", "unlink"];
 pub const POSTMARK_PHASES: [&str; 4] = ["transactions", "create alone", "create among transactions", "all"];
 
-/// The paper's 1 MB is a file that Conquest keeps in memory, 1.01 MB one that it does not.
+/// Conquest keeps a file of the paper's 1 MB in memory, but not one of 1.01 MB.
 const SHAPES: [Shape; 3] = [
     Shape { name: "1 MB", files: 10, bytes: 1 << 20 },
     Shape { name: "1.01 MB", files: 10, bytes: 1_059_062 },
     Shape { name: "100 MB", files: 40, bytes: 100_000_000 },
 ];
-/// Longer files are for places that keep them on a disk.
+/// Size above which files are only for places that keep them on a disk (bytes).
 const MEMORY_BYTES_MAX: u64 = 10 << 20;
 
 const POSTMARK_FILES: [u32; 6] = [5_000, 10_000, 15_000, 20_000, 25_000, 30_000];
-/// The number of files that PostMark has with fsync, and with large files.
+/// The number of PostMark's files in the runs with fsync and with large files.
 const MIXED_FILES: u32 = 10_000;
 const TRANSACTIONS: u32 = 200_000;
-/// Large files of a thousand.
+/// Large files per thousand.
 const LARGE_OF_THOUSAND: [u32; 7] = [0, 10, 20, 40, 60, 80, 100];
 
 /// A benchmark.
@@ -45,19 +46,20 @@ pub enum Work {
     Postmark(Box<Workload>),
 }
 
-/// A benchmark with all its runs.
+/// A benchmark and all its runs.
 #[derive(Debug)]
 pub struct Case {
     pub part: Part,
-    /// What distinguishes it within its part: the number of files, their size, the share of large ones.
+    /// The value that distinguishes the case within its part: the number of files, their size, or
+    /// the share of large ones.
     pub x: f64,
     pub name: String,
     pub is_synced: bool,
-    /// Of what rates are given.
+    /// The phases for which rates are given.
     pub phases: &'static [&'static str],
     pub unit: &'static str,
     work: Work,
-    /// By place; none where it is left out. By run, by phase.
+    /// Rates by place (none where the case is left out), by run, by phase.
     pub rates: Vec<Option<Vec<Vec<f64>>>>,
 }
 
@@ -132,7 +134,7 @@ fn cases(plan: &Plan) -> Vec<Case> {
 }
 
 impl Case {
-    /// Why it is left out at a place, if it is.
+    /// Returns why the case is left out at a place, if it is.
     fn left_out(&self, place: &Place) -> Option<&'static str> {
         let is_large = match &self.work {
             Work::Large(shape) => shape.bytes > MEMORY_BYTES_MAX,
@@ -184,7 +186,7 @@ impl Case {
     }
 }
 
-/// 5.1.1: all files created, then read, then unlinked; files per second of each phase.
+/// 5.1.1: creates all files, then reads, then unlinks them. Returns files per second of each phase.
 fn small<T: Target>(target: &T, files: u32) -> Outcome<Vec<f64>> {
     let names: Vec<String> = (0..files).map(|file| file.to_string()).collect();
     let contents = vec![b'c'; SMALL_BYTES];

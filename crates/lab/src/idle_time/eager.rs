@@ -1,26 +1,28 @@
 //! Eager writing: the Unix file system on a virtual-log disk, and a virtual-log file system with NVRAM.
 //!
-//! Owns: [`EagerDevice`], the operations needed of a virtual log; [`OnVirtualLog`], synchronous updates of an unchanged
-//! file system, each of which is one command to the drive; [`Buffered`], the file system the paper's authors only
-//! speculated about: a write buffer in persistent memory over the virtual log.
-//! Rules of [`Buffered`]: an update is accepted when it is in the buffer, and one that finds its block there replaces
-//! it. Blocks go to the log in batches: in gaps, when one is older than the flush age, and when the buffer is full. A
-//! batch is of neighbours in the file, because neighbours share records of the map; batches go round the file, so that
-//! no block waits for ever. The compactor gets the rest of a gap. Every block is read and compared at the end.
+//! Owns: [`EagerDevice`], the operations required of a virtual log; [`OnVirtualLog`], synchronous
+//! updates of an unchanged file system, each of which is one command to the drive; [`Buffered`],
+//! the file system about which the paper's authors only speculated: a write buffer in persistent
+//! memory over the virtual log.
+//! Rules of [`Buffered`]: an update is accepted when it is in the buffer, and replaces an older
+//! update of the same block there. Blocks go to the log in batches: in gaps, when a block is older
+//! than the flush age, and when the buffer is full. A batch consists of neighbours in the file,
+//! because neighbours share records of the map. Batches go round the file, so that no block waits
+//! forever. The compactor gets the rest of a gap. Every block is read and compared at the end.
 
 use super::system::{BLOCK_BYTES, Buffer, ModelError, Result, System, World};
 
-/// A virtual log as the models use it. Blocks are logical.
+/// A virtual log as the models use it. Block numbers are logical.
 pub trait EagerDevice: Send {
-    /// Takes a block; it may wait in memory until the next flush.
+    /// Takes a block, which may stay in memory until the next flush.
     fn write(&mut self, block: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Brings everything written to the disk, with its map.
+    /// Writes everything, including the map, to the disk.
     fn flush(&mut self) -> Result<()>;
 
     fn read(&mut self, block: u64, out: &mut [u8]) -> Result<()>;
 
-    /// One step of the compactor; false when nothing is worth doing.
+    /// Does one step of compaction. Returns false if nothing is worth doing.
     fn compact_step(&mut self) -> Result<bool>;
 }
 
@@ -28,7 +30,7 @@ pub trait EagerDevice: Send {
 struct Versions(Vec<u32>);
 
 impl Versions {
-    /// The contents of a block after one more update.
+    /// Returns the contents of a block after one more update.
     fn next(&mut self, block: u64) -> [u8; BLOCK_BYTES as usize] {
         self.0[block as usize] += 1;
         self.bytes(block)
@@ -54,7 +56,7 @@ impl Versions {
     }
 }
 
-/// Writes the file once, in order.
+/// Writes the whole file once, in order.
 fn fill(device: &mut dyn EagerDevice, versions: &mut Versions) -> Result<()> {
     for block in 0..versions.0.len() as u64 {
         let bytes = versions.next(block);
@@ -63,12 +65,12 @@ fn fill(device: &mut dyn EagerDevice, versions: &mut Versions) -> Result<()> {
     device.flush()
 }
 
-/// The host updates blocks in place; the drive puts each block where its head is.
+/// Updates in place by the host over a drive that puts each block where its head is.
 pub struct OnVirtualLog {
     world: World,
     device: Box<dyn EagerDevice>,
     versions: Versions,
-    /// Time of a step of the compactor, a moving average (ns).
+    /// Time of a compactor step, as a moving average (ns).
     step_ns: u64,
 }
 
@@ -80,7 +82,7 @@ impl OnVirtualLog {
     }
 }
 
-/// Lets the compactor work while a step of average length still fits.
+/// Runs the compactor while a step of average length still fits.
 fn compact(world: &World, device: &mut dyn EagerDevice, step_ns: &mut u64, until_ns: u64) -> Result<()> {
     while world.left_ns(until_ns) > *step_ns {
         let (goes_on, took_ns) = world.timed(|| device.compact_step())?;
@@ -113,11 +115,11 @@ impl System for OnVirtualLog {
 /// How a buffered file system empties its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Blocks written as one command, at most.
+    /// Most blocks written as one command.
     pub batch: usize,
-    /// A block older than this is written in any case (ns).
+    /// Age from which a block is always written (ns).
     pub age_ns: u64,
-    /// A pause this long is a gap (ns).
+    /// Length from which a pause is a gap (ns).
     pub gap_ns: u64,
 }
 
@@ -134,11 +136,12 @@ pub struct Buffered {
     versions: Versions,
     buffer: Buffer,
     policy: Policy,
-    /// Where in the file the last batch ended.
+    /// End of the last batch in the file.
     cursor: u64,
-    /// When each block was dirtied first (ns).
+    /// Time at which each block first became dirty (ns).
     since_ns: Vec<u64>,
-    /// The longest times so far, of a batch of one block and of each further block (ns).
+    /// Time assumed for a batch of one block, and the longest time so far of each further block
+    /// (ns).
     first_ns: u64,
     further_ns: u64,
     step_ns: u64,
@@ -149,7 +152,8 @@ impl Buffered {
         let mut versions = Versions(vec![0; world.live as usize]);
         fill(&mut *device, &mut versions)?;
         let drive = world.disk.drive();
-        // Before any measurement: two turns for a block and its record, half a turn for each further block.
+        // Estimates before any measurement: two turns for a block and its record, half a turn for
+        // each further block.
         let (first_ns, further_ns) = (drive.overhead_ns + 2 * drive.revolution_ns, drive.revolution_ns / 2);
         Ok(Buffered {
             buffer: Buffer::new(&world),
@@ -184,7 +188,7 @@ impl Buffered {
         Ok(())
     }
 
-    /// How many blocks can be written in `left_ns`, by the times so far.
+    /// Returns how many blocks can be written in `left_ns`, judging by the times so far.
     fn fit(&self, left_ns: u64) -> usize {
         match left_ns.checked_sub(self.first_ns) {
             Some(spare_ns) => 1 + (spare_ns / self.further_ns.max(1)) as usize,
@@ -192,7 +196,7 @@ impl Buffered {
         }
     }
 
-    /// The oldest block, if it has waited too long.
+    /// Returns the oldest block if it has waited too long.
     fn overdue(&self) -> Option<u64> {
         let is_overdue = |block: &u64| self.world.now_ns() - self.since_ns[*block as usize] > self.policy.age_ns;
         self.buffer.oldest().filter(is_overdue)
@@ -256,7 +260,7 @@ mod tests {
         (world.clone(), Buffered::new(world, device, policy).unwrap())
     }
 
-    /// A device that forgets one write of many.
+    /// A device that forgets an occasional write.
     struct Forgetful(InDrive, u64);
 
     impl EagerDevice for Forgetful {

@@ -1,8 +1,9 @@
-//! The paper's figures 10 and 11, latency against utilisation, and the paper's claims, from the runs.
+//! The paper's figures 10 and 11, latency against utilisation, and the paper's claims, from the
+//! runs.
 //!
-//! Owns: the tables and plots, and the conditions under which a claim counts as shown. The excerpt of the paper gives
-//! only the shape of its curves and no numbers, so verdicts are on shapes, by the measures named beside them. Times are
-//! simulated.
+//! Owns: the tables and plots, and the conditions under which a claim counts as shown. The excerpt
+//! of the paper gives only the shape of its curves and no numbers, so verdicts concern shapes, by
+//! the measures stated with them. Times are simulated.
 
 use super::lfs::First;
 use super::points::{DiskKind, Kind, Point, Setup};
@@ -28,7 +29,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// `latencies_ms` are of the same point with different seeds.
+    /// Summarizes `latencies_ms`, which are of the same point with different seeds.
     pub fn new(point: &Point, latencies_ms: &[f64]) -> Measured {
         Measured {
             point: *point,
@@ -39,9 +40,10 @@ impl Measured {
     }
 }
 
-/// A latency up to this many times another counts as not above it; seeds alone make such a difference.
+/// A latency up to this multiple of another one counts as not above it: seeds alone cause this much
+/// difference.
 const SAME: f64 = 1.02;
-/// A latency up to this many times the time to accept an update counts as memory speed.
+/// A latency up to this multiple of the time to accept an update counts as memory speed.
 const AT_MEMORY_SPEED: f64 = 1.05;
 
 struct Runs<'a> {
@@ -71,7 +73,7 @@ impl Runs<'_> {
         curve.idle_ms.iter().filter_map(at).collect()
     }
 
-    /// A claim about this disk.
+    /// Returns the text of a claim about this disk.
     fn claim(&self, text: &str) -> String {
         format!("{}: {text}", self.disk.name())
     }
@@ -85,12 +87,13 @@ fn number(value: Option<f64>, decimals: usize) -> Cell {
     value.map_or(Cell::Empty, |value| Cell::Number(value, decimals))
 }
 
-/// The shortest pause at which a line is at most `limit` (ms of pause).
+/// Returns the shortest pause at which a line is at most `limit` (ms of pause).
 fn first_below(line: &[(u32, f64)], limit: f64) -> Option<u32> {
     line.iter().find(|(_, latency)| *latency <= limit).map(|(idle_ms, _)| *idle_ms)
 }
 
-/// The greatest fall between two neighbouring points, as a share of the whole fall of a line.
+/// Returns the greatest drop between two neighbouring points, as a share of the whole drop of a
+/// line.
 fn greatest_step(line: &[(u32, f64)]) -> Option<f64> {
     let fall = line.first()?.1 - line.last()?.1;
     let steps = line.windows(2).map(|pair| pair[0].1 - pair[1].1);
@@ -152,7 +155,7 @@ fn comparison(curve: &Curve, setup: &Setup, all: &[Measured]) -> Table {
     claims.into_table()
 }
 
-/// Where LFS reaches memory speed, for bursts of at most a segment.
+/// Adds claims about where LFS reaches memory speed, for bursts of at most a segment.
 fn memory_speed_claim(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut Comparison) {
     let small: Vec<u32> = curve.bursts_kb.iter().copied().filter(|burst| *burst <= 512).collect();
     let reached = small.iter().map(|&burst| first_below(&runs.line(curve, Kind::Lfs, burst), memory_ms));
@@ -168,7 +171,7 @@ fn memory_speed_claim(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut C
     );
 }
 
-/// How the curves fall: in steps, or smoothly.
+/// Adds claims about how the curves fall: in steps or smoothly.
 fn fall_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
     let steps = |kind: Kind| -> Vec<f64> {
         curve.bursts_kb.iter().filter_map(|&burst| greatest_step(&runs.line(curve, kind, burst))).collect()
@@ -191,7 +194,7 @@ fn fall_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
     );
 }
 
-/// The shortest pause with any gain, and the gain of the longest one.
+/// Adds claims about the shortest pause with any gain and the gain of the longest pause.
 fn gain_claims(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut Comparison) {
     let first_gain = |kind: Kind, burst: u32| {
         let line = runs.line(curve, kind, burst);
@@ -223,7 +226,7 @@ fn gain_claims(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut Comparis
     }
 }
 
-/// VLFS with NVRAM against the best of the others, point by point.
+/// Adds claims about VLFS with NVRAM against the best of the others, point by point.
 fn buffered_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
     let (mut points, mut above, mut worst) = (0, 0, 0.0f64);
     for &burst in curve.bursts_kb {
@@ -247,7 +250,7 @@ fn buffered_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
     claims.push(runs.claim("- its worst ratio to the best of the others"), Cell::Empty, number(Some(worst), 3), "", "");
 }
 
-/// Update in place against eager writing, without idle time.
+/// Adds claims about update in place against eager writing, without idle time.
 fn full_speed_claims(runs: &Runs, claims: &mut Comparison) {
     for (kind, paper) in [(Kind::UfsVld, "about 10"), (Kind::Vlfs, "")] {
         let ratio = runs.full_speed(Kind::Ufs, UTILISATION).zip(runs.full_speed(kind, UTILISATION));
@@ -263,7 +266,7 @@ fn full_speed_claims(runs: &Runs, claims: &mut Comparison) {
     }
 }
 
-/// The spread over seeds.
+/// Tabulates the spread over seeds.
 fn spread(curve: &Curve, all: &[Measured]) -> Table {
     let title = "Spread over seeds: (highest - lowest) / mean of a point (%), simulated time";
     let mut table = Table::new("spread", title, &["disk", "system", "points", "median", "worst", "worst point"]);

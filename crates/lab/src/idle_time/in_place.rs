@@ -1,8 +1,9 @@
-//! Update in place, as the Unix file system does it: a block has one place for life.
+//! Update in place, as in the Unix file system: a block never moves.
 //!
-//! Owns: [`InPlace`], synchronous, where an update is accepted when it is on the disk, and [`Delayed`], where it is
-//! accepted when it is in memory. The file lies in one piece from the disk's first block on. Memory is volatile, so a
-//! power loss may take updates that `Delayed` has accepted; its figures are shown but compared with nothing.
+//! Owns: [`InPlace`], which is synchronous and accepts an update when it is on the disk, and
+//! [`Delayed`], which accepts it when it is in memory. The file is contiguous from the disk's first
+//! block on. Memory is volatile, so a power loss may lose updates that `Delayed` has accepted; its
+//! figures are shown but not compared with anything.
 
 use shoal_media::block;
 
@@ -33,11 +34,12 @@ impl System for InPlace {
     }
 }
 
-/// Writes back in the order of places, neighbours in one request: all when memory is full, as many as fit in a gap.
+/// Writes back in order of place, with neighbours in one request: everything when memory is full,
+/// as much as fits in a gap.
 pub struct Delayed {
     world: World,
     buffer: Buffer,
-    /// The longest a write of one run has taken so far (ns).
+    /// Longest time of a write of one run so far (ns).
     longest_ns: u64,
 }
 

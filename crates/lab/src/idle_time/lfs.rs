@@ -1,19 +1,20 @@
 //! A log-structured file system with a write buffer in NVRAM and a cleaner that works in gaps.
 //!
-//! Owns: [`Lfs`]: segments of 0.5 MB, written whole in one request; the buffer of 6.1 MB; the cleaner. Where the paper
-//! leaves something open, this model gets the better choice: a block in the buffer makes its copy on the disk dead at
-//! once; the map and segment summaries cost nothing; the cleaner collects live blocks in NVRAM of its own, one segment
-//! of it, and writes them when that is full; it reads a segment in one request and takes the one with the fewest live
-//! blocks.
-//! Rules: a segment is written when at least 75% of it can be filled, and then counts as full. When the buffer is full
-//! all of it goes to the disk, with cleaning when segments run out. In a gap a segment is cleaned or written only if
-//! that fits, never in part. Which of the two comes first is an option, see [`First`].
+//! Owns: [`Lfs`]: segments of 0.5 MB, each written whole in one request; the buffer of 6.1 MB; the
+//! cleaner. Where the paper leaves a choice open, this model takes the better one. A block in the
+//! buffer makes its copy on the disk dead at once. The map and segment summaries cost nothing. The
+//! cleaner collects live blocks in its own NVRAM of one segment and writes them when it is full; it
+//! reads a segment in one request and takes the one with the fewest live blocks.
+//! Rules: a segment is written when at least 75% of it can be filled, and then counts as full. A
+//! full buffer goes to the disk entirely, with cleaning when segments run out. In a gap a segment
+//! is cleaned or written only if that fits, never in part. Which of the two comes first is an
+//! option, see [`First`].
 
 use shoal_media::block;
 
 use super::system::{BLOCK_BYTES, Buffer, ModelError, Result, System, World};
 
-/// 0.5 MB.
+/// Blocks of a segment: 0.5 MB.
 pub const SEGMENT_BLOCKS: usize = 128;
 /// The partial-segment threshold: 75%.
 pub const WRITTEN_FROM: usize = SEGMENT_BLOCKS * 3 / 4;
@@ -29,7 +30,8 @@ enum Place {
 
 #[derive(Clone, Debug, Default)]
 struct Segment {
-    /// Blocks as they were written; blocks that are elsewhere now are dead. Empty for a free segment.
+    /// Blocks as they were written. Blocks that have moved elsewhere are dead. Empty for a free
+    /// segment.
     blocks: Vec<u64>,
     live: usize,
 }
@@ -58,16 +60,16 @@ pub struct Lfs {
     buffer: Buffer,
     places: Vec<Place>,
     segments: Vec<Segment>,
-    /// Live blocks of cleaned segments.
+    /// Live blocks of cleaned segments that wait to be written.
     cleaner: Vec<u64>,
     counts: Counts,
-    /// The longest times so far, of reading a segment and of writing one (ns).
+    /// Longest times so far to read and to write a segment (ns).
     longest_read_ns: u64,
     longest_write_ns: u64,
 }
 
 impl Lfs {
-    /// The file is on the disk, in order, in full segments.
+    /// Creates the system with the file on the disk, in order, in full segments.
     pub fn new(world: World, first: First) -> Result<Lfs> {
         let segments = vec![Segment::default(); world.capacity() as usize / SEGMENT_BLOCKS];
         let mut lfs = Lfs {
@@ -102,7 +104,7 @@ impl Lfs {
         }
     }
 
-    /// Makes the former copy of a block dead.
+    /// Marks the previous copy of a block as dead.
     fn forget(&mut self, block: u64) {
         match self.places[block as usize] {
             Place::Buffer => {}
@@ -126,7 +128,7 @@ impl Lfs {
         Ok(())
     }
 
-    /// The segment with the fewest live blocks, of those that have any.
+    /// Returns the segment with the fewest live blocks, among those that have any.
     fn victim(&self) -> Option<usize> {
         let used = (0..self.segments.len()).filter(|&segment| self.segments[segment].live > 0);
         used.min_by_key(|&segment| self.segments[segment].live)
@@ -154,7 +156,7 @@ impl Lfs {
         Ok(())
     }
 
-    /// Writes up to a segment from the buffer, cleaning first where no segment is empty.
+    /// Writes up to one segment from the buffer. Cleans first if no segment is empty.
     fn flush(&mut self) -> Result<()> {
         let mut cleaned = 0;
         while self.empties() <= RESERVE {
@@ -170,13 +172,13 @@ impl Lfs {
         self.write(&blocks)
     }
 
-    /// Time to clean a segment, by the times so far (ns).
+    /// Returns the time to clean a segment, judging by the times so far (ns).
     fn cleaning_ns(&self, victim: usize) -> u64 {
         let writes = self.cleaner.len() + self.segments[victim].live >= SEGMENT_BLOCKS;
         self.longest_read_ns + if writes { self.longest_write_ns } else { 0 }
     }
 
-    /// Blocks of used segments that are dead.
+    /// Counts the dead blocks of used segments.
     fn dead(&self) -> usize {
         let used = self.segments.iter().filter(|segment| segment.live > 0);
         used.map(|segment| SEGMENT_BLOCKS - segment.live).sum()
@@ -204,7 +206,8 @@ impl System for Lfs {
         loop {
             let left_ns = self.world.left_ns(until_ns);
             let is_due = self.buffer.len() >= WRITTEN_FROM && self.empties() > RESERVE;
-            // Another segment can be emptied: the remaining live blocks fit into the cleaner.
+            // Cleaning gains another segment only if there are more dead blocks than blocks in the
+            // cleaner.
             let victim = self.victim().filter(|_| self.dead() > self.cleaner.len());
             let cleans = match self.first {
                 First::Write => !(is_due && left_ns >= self.longest_write_ns),
@@ -212,7 +215,7 @@ impl System for Lfs {
             };
             match victim {
                 Some(victim) if cleans && left_ns >= self.cleaning_ns(victim).max(1) => self.clean(victim)?,
-                // Cleaning does not fit into the gap, or is not wanted now.
+                // Cleaning does not fit into the gap.
                 Some(_) if cleans => return Ok(()),
                 _ if is_due && left_ns >= self.longest_write_ns => self.flush()?,
                 _ => return Ok(()),

@@ -1,9 +1,10 @@
 //! The runs: systems, disks and workload.
 //!
-//! Owns: [`Kind`], a system to compare; [`Point`], one run of it: disk, how full, burst, pause, seed; the workload.
-//! Rules: a run warms up with the bursts and pauses that are measured afterwards; a latency is the time from the moment
-//! a burst was due until its last update was accepted, divided by the number of updates; work that runs over its gap
-//! delays the next burst, and so counts.
+//! Owns: [`Kind`], a system to compare; [`Point`], one run of it: disk, utilisation, burst, pause,
+//! seed; the workload.
+//! Rules: a run warms up with the same bursts and pauses that are measured afterwards. A latency is
+//! the time from the moment a burst was due until its last update was accepted, divided by the
+//! number of updates. Work that overruns its gap delays the next burst and therefore counts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,17 +18,17 @@ use super::lfs::{First, Lfs};
 use super::system::{BLOCK_BYTES, Result, System, World};
 use super::vlog::InDrive;
 
-/// Least number of buffer fillings measured, since a part of a filling does not represent the whole.
+/// Least number of buffer fills measured, since part of a fill does not represent the whole.
 const FILLINGS_MIN: u64 = 4;
 /// Least number of bursts measured.
 const BURSTS_MIN: u64 = 8;
 
-/// The systems.
+/// The systems to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// UFS on a regular disk, synchronous.
     Ufs,
-    /// The same with delayed writes in volatile memory.
+    /// UFS with delayed writes in volatile memory.
     UfsDelayed,
     /// LFS with NVRAM on a regular disk.
     Lfs,
@@ -71,7 +72,7 @@ impl DiskKind {
         }
     }
 
-    /// The name in tables and file names.
+    /// Returns the name in tables and file names.
     pub fn name(self) -> &'static str {
         match self {
             DiskKind::Hp97560 => "hp97560",
@@ -86,9 +87,9 @@ impl DiskKind {
 pub struct Setup {
     pub buffer_bytes: u64,
     pub accept_ns: u64,
-    /// Figures of LFS.
+    /// The first use of a gap by LFS.
     pub first: First,
-    /// Updates before and while measuring, at least.
+    /// Least number of updates before measuring; `measured` is that during it.
     pub warm_up: u64,
     pub measured: u64,
 }
@@ -134,7 +135,7 @@ fn system(setup: &Setup, point: &Point, world: &World) -> Result<Box<dyn System>
     })
 }
 
-/// A new disk with this share of live blocks (percent).
+/// Creates a new disk with this share of live blocks (percent).
 pub(super) fn world(disk: DiskKind, utilisation: u32, buffer_bytes: u64, accept_ns: u64) -> World {
     let clock = Arc::new(SimClock::new(0));
     let disk = MechanicalDisk::new(disk.drive(), clock.clone());
@@ -147,16 +148,17 @@ pub(super) fn world(disk: DiskKind, utilisation: u32, buffer_bytes: u64, accept_
     }
 }
 
-/// Runs a point: warm-up, measurement, comparison of all blocks.
+/// Runs a point: warms up, measures, compares all blocks.
 pub fn measure(setup: &Setup, point: &Point) -> Result<Figures> {
     let world = world(point.disk, point.utilisation, setup.buffer_bytes, setup.accept_ns);
     run(setup, point, &world, &mut *system(setup, point, &world)?)
 }
 
 fn run(setup: &Setup, point: &Point, world: &World, system: &mut dyn System) -> Result<Figures> {
-    // The same updates for every system.
+    // Every system gets the same updates.
     let mut random = Random::new(point.seed);
-    // Without memory there is nothing to warm up, and without a buffer nothing to average over its fillings.
+    // Without memory there is nothing to warm up. Without a buffer there are no fills to average
+    // over.
     let (warm_up, measured) = match point.kind {
         Kind::Ufs => (0, setup.measured),
         Kind::UfsVld => (setup.warm_up / 2, setup.measured / 3),
@@ -197,7 +199,8 @@ mod tests {
     fn update_in_place_is_the_closed_form() {
         for disk in [DiskKind::Hp97560, DiskKind::St19101, DiskKind::Zoned] {
             let drive = disk.drive();
-            // The file is the first 80% of the cylinders; two places in it are d apart with probability 2(N-d)/N^2.
+            // The file takes the first 80% of the cylinders. Two places in it are d apart with
+            // probability 2(N-d)/N^2.
             let n = 0.8 * f64::from(drive.zones[0].cylinders);
             let seek_ns: f64 =
                 (1..n.ceil() as u32).map(|d| 2.0 * (n - f64::from(d)) / (n * n) * drive.seek.seek_ns(d) as f64).sum();
@@ -222,7 +225,7 @@ mod tests {
         }
     }
 
-    /// Works for one and a half times the time it is given.
+    /// A system that works for one and a half times the time it is given.
     struct Overrun(World);
 
     impl System for Overrun {
@@ -246,7 +249,7 @@ mod tests {
         let at = point(Kind::Lfs, DiskKind::St19101, 64_000_000);
         let world = world(at.disk, 80, SETUP.buffer_bytes, SETUP.accept_ns);
         let found = run(&SETUP, &at, &world, &mut Overrun(world.clone())).unwrap();
-        // 32 ms too long, over 32 updates.
+        // The overrun is 32 ms over 32 updates.
         assert!((found.latency_ms - 1.1).abs() < 1e-9, "{}", found.latency_ms);
     }
 

@@ -1,9 +1,10 @@
-//! The compared file systems, reduced to their use of the disk when a block is updated and when they are idle.
+//! The compared file systems, reduced to their use of the disk for block updates and in idle time.
 //!
-//! Owns: [`System`], the world it runs in ([`World`]), and the write buffer that several have ([`Buffer`]). Rules: all
-//! time is the simulated clock's, and it passes in the disk's requests and in [`World::accept`] only. A system works in
-//! a gap as long as the next step fits in; if it runs over, the next burst waits for it. Left out: reads by programs,
-//! metadata, and everything a burst of updates of one file does not need.
+//! Owns: [`System`], the world in which it runs ([`World`]), and the write buffer that several
+//! systems have ([`Buffer`]). Rules: all time is from the simulated clock, and passes only in the
+//! disk's requests and in [`World::accept`]. A system works in a gap as long as the next step fits;
+//! if it overruns, the next burst waits for it. Left out: reads by programs, metadata, and
+//! everything else that a burst of updates of one file does not need.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use shoal_sim::{MechanicalDisk, SimClock};
 /// The unit of updates and of all file systems here (bytes).
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// Why a run has no figure.
+/// The reason why a run has no figure.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// Too full for this system: a result, not a fault.
+    /// The disk is too full for this system: a result, not a fault.
     #[error("no room: {0}")]
     NoRoom(String),
     #[error("{0}")]
@@ -33,26 +34,27 @@ pub type Result<T> = std::result::Result<T, ModelError>;
 
 /// A file system under a stream of updates of 4 KiB blocks.
 pub trait System {
-    /// Takes an update of a block of the file; returns when it is accepted.
+    /// Updates a block of the file. Returns when the update is accepted.
     fn update(&mut self, block: u64) -> Result<()>;
 
-    /// No update comes until `until_ns` of the clock: works in the background, or returns early.
+    /// Uses a gap that lasts until `until_ns` of the clock: works in the background, or returns
+    /// early.
     fn idle(&mut self, until_ns: u64) -> Result<()>;
 
     /// Compares the system's blocks with the ones written.
     fn check(&mut self) -> Result<()>;
 }
 
-/// A disk, its clock, and what all systems have in common.
+/// A disk, its clock, and other properties that all systems share.
 #[derive(Clone)]
 pub struct World {
     pub clock: Arc<SimClock>,
     pub disk: MechanicalDisk,
     /// Blocks of the file, all of them live.
     pub live: u64,
-    /// Blocks of a write buffer.
+    /// Capacity of a write buffer (blocks).
     pub buffer: usize,
-    /// Time of the host for each update: system call and copy (ns).
+    /// Host time for each update: system call and copy (ns).
     pub accept_ns: u64,
 }
 
@@ -61,22 +63,22 @@ impl World {
         self.clock.monotonic_ns()
     }
 
-    /// Lets the host take over an update.
+    /// Lets the time pass in which the host accepts an update.
     pub fn accept(&self) {
         self.clock.advance(self.accept_ns);
     }
 
-    /// Blocks of the disk.
+    /// Returns the number of blocks of the disk.
     pub fn capacity(&self) -> u64 {
         self.disk.geometry().bytes / BLOCK_BYTES
     }
 
-    /// Time from now to `until_ns`, 0 if that has passed (ns).
+    /// Returns the time from now to `until_ns`, or 0 if that has passed (ns).
     pub fn left_ns(&self, until_ns: u64) -> u64 {
         until_ns.saturating_sub(self.now_ns())
     }
 
-    /// Carries something out and says how long it took (ns).
+    /// Runs `what` and also returns its time (ns).
     pub fn timed<T>(&self, what: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
         let began_ns = self.now_ns();
         let value = what()?;
@@ -84,7 +86,7 @@ impl World {
     }
 }
 
-/// Blocks that were accepted and are not on the disk yet, in the order they were first dirtied.
+/// Accepted blocks that are not yet on the disk, in the order in which they first became dirty.
 pub struct Buffer {
     capacity: usize,
     order: VecDeque<u64>,
@@ -112,7 +114,7 @@ impl Buffer {
         self.is_held[block as usize]
     }
 
-    /// Puts a block in; false if it is there already, and its former contents are replaced.
+    /// Adds a block. Returns false if it replaces older contents of the same block.
     pub fn put(&mut self, block: u64) -> bool {
         if self.holds(block) {
             return false;
@@ -123,15 +125,15 @@ impl Buffer {
         true
     }
 
-    /// Takes out up to `count` blocks, the oldest first.
+    /// Removes and returns up to `count` blocks, the oldest first.
     pub fn take(&mut self, count: usize) -> Vec<u64> {
         let taken: Vec<u64> = self.order.drain(..count.min(self.order.len())).collect();
         taken.iter().for_each(|block| self.is_held[*block as usize] = false);
         taken
     }
 
-    /// Takes out up to `count` blocks in the order of their places in the file, from `from` on, behind the last from the
-    /// first.
+    /// Removes and returns up to `count` blocks in file order from `from` on, wrapping around at
+    /// the end of the file.
     pub fn take_in_order(&mut self, from: u64, count: usize) -> Vec<u64> {
         let places = self.is_held.len() as u64;
         let order = (0..places).map(|step| (from + step) % places);
@@ -141,7 +143,7 @@ impl Buffer {
         taken
     }
 
-    /// The block that was dirtied first of all.
+    /// Returns the block that became dirty first.
     pub fn oldest(&self) -> Option<u64> {
         self.order.front().copied()
     }

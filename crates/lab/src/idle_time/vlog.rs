@@ -1,8 +1,9 @@
 //! The virtual log that serves users, inside a simulated drive.
 //!
-//! Owns: [`shoal_vlog::VirtualLog`] over the drive's own view of its disk, with its head: requests of the log cost no
-//! command, the models pay for those of the host. Rules: the log has as many blocks as the file, at most the number for
-//! which the disk's records leave room; its errors are passed on, not judged.
+//! Owns: [`shoal_vlog::VirtualLog`] over the drive's own view of its disk and head. Requests of the
+//! log cost no command; the models pay for those of the host. Rules: the log has as many blocks as
+//! the file, at most the number for which the disk's records leave room; its errors are passed on
+//! unchanged.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use shoal_vlog::{FormatOptions, Options, Placement, VirtualLog, VlogError};
 use super::eager::EagerDevice;
 use super::system::{BLOCK_BYTES, ModelError, Result, World};
 
-/// Room for records that the log cannot do without (percent).
+/// Room for the records that the log requires (percent).
 const SPARE_PERCENT: u8 = 3;
 
 pub struct InDrive {
@@ -20,7 +21,7 @@ pub struct InDrive {
 }
 
 impl InDrive {
-    /// A new log for the world's file.
+    /// Creates a log for the world's file.
     pub fn new(world: &World) -> Result<InDrive> {
         let inside = Arc::new(world.disk.internal());
         let format = FormatOptions {

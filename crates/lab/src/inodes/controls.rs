@@ -1,7 +1,7 @@
-//! General compressors on all inodes of a tree at once, and on each by itself.
+//! General compressors on all inodes of a tree at once, and on each inode separately.
 //!
-//! Owns: [`Controls`]. They bound the length a code can reach, but an inode of such a file cannot be read without
-//! everything before it.
+//! Owns: [`Controls`]. They show how short a code could be, but an inode in such a file cannot be
+//! read without everything before it.
 
 use std::io::Write;
 
@@ -17,18 +17,19 @@ use crate::tree::{RAW, Tree};
 #[derive(Clone, Debug)]
 pub struct Controls {
     pub inodes: usize,
-    /// The 128 bytes of ext2, from the image or else made from the answer of `stat`: plain, by gzip, by bzip2.
+    /// The 128 bytes of ext2, from the image or else built from the result of `stat`: plain, by
+    /// gzip, by bzip2.
     pub raw: [usize; 3],
     pub is_image: bool,
-    /// The stripped records with times to the nanosecond: plain, by gzip, by bzip2.
+    /// The stripped records with nanosecond times: plain, by gzip, by bzip2.
     pub stripped: [usize; 3],
-    /// The stripped records with times to the second, in the paper's 54 bytes.
+    /// The stripped records with times in seconds, in the paper's 54 bytes.
     pub stripped_s: [usize; 3],
-    /// Stripped records, each deflated by itself.
+    /// Stripped records, each deflated separately.
     pub each: usize,
 }
 
-/// The inode as ext2 would keep it, without block pointers and reserved fields.
+/// Builds the inode as ext2 would store it, without block pointers and reserved fields.
 fn ext2(record: &Record) -> [u8; RAW] {
     let mut raw = [0; RAW];
     let mut put = |at: usize, bytes: &[u8]| raw[at..at + bytes.len()].copy_from_slice(bytes);
@@ -50,7 +51,7 @@ fn ext2(record: &Record) -> [u8; RAW] {
 }
 
 fn compressed(bytes: &[u8]) -> std::io::Result<[usize; 3]> {
-    // Levels as the programs have them: 6 and 9.
+    // The default levels of the programs: 6 and 9.
     let mut gzip = GzEncoder::new(vec![], Compression::default());
     gzip.write_all(bytes)?;
     let mut bzip2 = BzEncoder::new(vec![], bzip2::Compression::best());

@@ -1,8 +1,8 @@
 //! The paper's tables and figures from the measurements.
 //!
-//! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks, and the paper's claims beside ours. Rules: every
-//! table names the bytes it counts; "bytes an inode" are codes padded to whole bytes, without the length byte, pointers
-//! and the block's head, which have columns of their own.
+//! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks, and the paper's claims beside
+//! ours. Rules: every table names the bytes it counts. "Bytes an inode" are codes padded to whole
+//! bytes, without the length byte, pointers and the block's head, which have separate columns.
 
 use std::collections::HashMap;
 
@@ -255,7 +255,7 @@ fn block_table(found: &Found) -> Table {
     table
 }
 
-/// Least and most of some values, as one text.
+/// Returns the least and greatest of some values, and both as one text.
 fn range(values: impl Iterator<Item = f64>, decimals: usize) -> (String, f64, f64) {
     let (least, most) = values.fold((f64::INFINITY, 0f64), |(least, most), value| (least.min(value), most.max(value)));
     if least > most {
@@ -294,7 +294,8 @@ fn comparison(found: &Found) -> Table {
     claims.into_table()
 }
 
-/// Bytes of code at one precision: the paper's compressors and the hybrid, under each profile.
+/// Adds claims about bytes of code at one precision: the paper's compressors and the hybrid, under
+/// each profile.
 fn length_claims(found: &Found, precision: Precision, claims: &mut Comparison) {
     let of = |tree: usize| PAPERS.iter().filter_map(move |name| row(found, tree, precision, name));
     let trees = 0..found.trees.len();
@@ -343,7 +344,7 @@ fn length_claims(found: &Found, precision: Precision, claims: &mut Comparison) {
     }
 }
 
-/// Inodes a second: the paper's compressors, and Shoal's whole blocks.
+/// Adds claims about inodes a second: the paper's compressors, and Shoal's whole blocks.
 fn speed_claims(found: &Found, claims: &mut Comparison) {
     let speeds = [("all-or-nothing", "0.80-0.95"), ("huffman", "0.27-0.60"), ("gamma", "0.48-0.60")];
     let rows = |name: &'static str| {

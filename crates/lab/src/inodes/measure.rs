@@ -1,8 +1,9 @@
 //! Bytes, bits and speed of a compressor on a tree.
 //!
-//! Owns: [`Subject`], a tree at one precision, in blocks of sixteen with their bases. Rules: a code counts only if it
-//! decodes to its record; speed is measured in processor time of one thread over the whole tree in memory, with the
-//! buffers allocated before, as in the paper. A run repeats the tree until it takes a fifth of a second.
+//! Owns: [`Subject`], a tree at one precision, in blocks of sixteen with their bases. Rules: a code
+//! counts only if it decodes to its record. Speed is measured in processor time of one thread over
+//! the whole tree in memory, with the buffers allocated before, as in the paper. A run repeats the
+//! tree until it takes a fifth of a second.
 
 use std::hint::black_box;
 
@@ -27,7 +28,7 @@ pub struct Measured {
     pub most: usize,
     /// Records written verbatim.
     pub verbatim: u64,
-    /// Sum, least and most bits of each field, over the records that were coded.
+    /// Sum, least and greatest number of bits of each field, over the coded records.
     pub fields: Vec<(u64, u32, u32)>,
 }
 
@@ -44,22 +45,23 @@ pub struct Speed {
     pub decode: [f64; 3],
 }
 
-/// Shoal's blocks of a tree.
+/// Results for a tree in Shoal's blocks.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     pub tree: usize,
     pub precision: Precision,
-    /// Bytes an inode: codes without padding, padding, length bytes, checksum with profile number, bases.
+    /// Bytes an inode: codes without padding; the fields below are padding, length bytes, checksum
+    /// with profile number, bases.
     pub code: f64,
     pub padding: f64,
     pub length: f64,
     pub head: f64,
     pub bases: f64,
-    /// Bytes an inode with the better of the own and the built-in profile for each block.
+    /// Bytes an inode if each block uses the better of its own and the built-in profile.
     pub with_built_in: f64,
-    /// Bytes an inode that references to the data add to codes, if each file was written after the one before.
+    /// Bytes an inode that data references add to codes, if files were written one after the other.
     pub pointer: f64,
-    /// Whole blocks, with their bases and checksums.
+    /// Speed of whole blocks, with their bases and checksums.
     pub speed: Speed,
 }
 
@@ -73,7 +75,7 @@ pub struct Subject<'a> {
 
 const RUN_S: f64 = 0.2;
 
-/// Millions of `items` a second, where `all` handles all of them: slowest, median, fastest.
+/// Returns millions of `items` a second, where `all` handles all of them: slowest, median, fastest.
 pub fn rate(items: usize, runs: u32, mut all: impl FnMut()) -> [f64; 3] {
     let begin = ProcessorTime::now();
     all();
@@ -144,7 +146,7 @@ impl<'a> Subject<'a> {
     }
 
     fn speed_of<C: Codec>(&self, codec: &C, runs: u32) -> Speed {
-        // The codes lie one behind the other, as they would in memory.
+        // The codes are adjacent, as they would be in memory.
         let (mut packed, mut lengths, mut code) = (vec![], vec![], Code::default());
         let encode = rate(self.records.len(), runs, || {
             packed.clear();
@@ -172,7 +174,7 @@ impl<'a> Subject<'a> {
         Speed { encode, decode }
     }
 
-    /// Shoal's blocks under a profile; others are tried beside it.
+    /// Measures Shoal's blocks under a profile, and also tries `others`.
     pub fn blocks(&self, own: &Profile, others: &[&Profile], tree: usize, runs: u32) -> Result<Blocks, LabError> {
         let hybrid = |profile: &Profile| match &profile.tables {
             Tables::Hybrid(codec) => Some((**codec).clone()),
@@ -250,8 +252,8 @@ impl<'a> Subject<'a> {
         })
     }
 
-    /// Bytes that references to the data add, in units of 16 bytes as the region's smallest piece, if each file lies behind the one
-    /// before.
+    /// Returns the bytes that data references add, in units of 16 bytes (the region's smallest
+    /// piece), if files lie one behind the other.
     fn pointer(&self, bits: u64) -> Result<f64, LabError> {
         let mut end = 4096u64;
         let place = |record: &Record| {

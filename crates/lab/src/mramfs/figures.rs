@@ -1,8 +1,10 @@
 //! Tables and plot of the benchmarks, and the thesis's figures beside ours.
 //!
-//! Owns: medians and spread of the runs; the runs of the thesis's appendix C; the compressibility of the contents written.
-//! Rules: a time is the clock's, the median of the runs with the least and the greatest; the median of a phase is that
-//! phase's own; the thesis's times are of another machine and stand in a table of their own.
+//! Owns: medians and spread of the runs; the runs of the thesis's appendix C; the compressibility
+//! of the contents written.
+//! Rules: a time is wall-clock time, as the median of the runs with the least and the greatest. The
+//! median of a phase is taken over that phase alone. The thesis's times are from another machine
+//! and have their own table.
 
 use std::io::Write;
 
@@ -15,7 +17,7 @@ use super::variants::Variant;
 use crate::postmark::{Phase, RANDOM_ONE_OF, Workload};
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 
-/// Files whose compressibility is measured, at most.
+/// Most files whose compressibility is measured.
 const SAMPLE: usize = 5000;
 
 /// Median, least and greatest value.
@@ -55,7 +57,7 @@ impl Runs {
 }
 
 impl Found {
-    /// The series of PostMark.
+    /// Returns the series of PostMark.
     fn postmark(&self) -> impl Iterator<Item = (&Runs, &Workload)> {
         self.series.iter().filter(|runs| !runs.is_long).filter_map(|runs| Some((runs, &self.workloads[runs.workload?])))
     }
@@ -64,12 +66,12 @@ impl Found {
         self.series.iter().filter(|runs| runs.workload.is_none())
     }
 
-    /// Runs on the engine's first variant, of a workload or of empty files.
+    /// Returns the runs on the engine's first variant, of a workload or of empty files.
     fn engine(&self, workload: Option<usize>) -> Option<&Runs> {
         self.variant(workload, |_| true)
     }
 
-    /// The first one of these variants.
+    /// Returns the runs on the first matching variant.
     fn variant(&self, workload: Option<usize>, wanted: impl Fn(&Variant) -> bool) -> Option<&Runs> {
         self.series.iter().find(|runs| {
             let is_wanted = matches!(self.places[runs.place], Place::Engine(variant) if wanted(variant));
@@ -77,20 +79,20 @@ impl Found {
         })
     }
 
-    /// The runs of the same work on the plain engine, which took turns with these.
+    /// Returns the runs of the same work on the plain engine, which took turns with these.
     fn plain(&self, runs: &Runs) -> Option<&Runs> {
         let same = |of: &&Runs| (of.workload, of.is_long) == (runs.workload, runs.is_long);
         self.series.iter().find(same)
     }
 
-    /// Calls of a run on empty files.
+    /// Returns the number of calls of a run on empty files.
     fn empty_file_calls(&self) -> u64 {
         2 * u64::from(EMPTY_FILES) * u64::from(self.rounds)
     }
 }
 
-/// The files created first, compressed each by itself by deflate and by LZ4: what is left of their bytes (percent). A file that
-/// would grow counts as it is.
+/// Compresses the files created first separately, by deflate and by LZ4. Returns the share of their
+/// bytes that remains (percent). A file that would grow counts with its own size.
 fn left_percent(workload: &Workload) -> [f64; 2] {
     let (mut plain, mut left) = (0, [0, 0]);
     for (_, contents) in workload.created().take(SAMPLE) {
@@ -191,7 +193,7 @@ fn postmark(found: &Found) -> Table {
     table
 }
 
-/// Directories that hold the files; PostMark's 0 is one.
+/// Returns the number of directories that hold the files. PostMark's 0 means one.
 fn directories(workload: &Workload) -> u64 {
     u64::from(workload.config.directories.max(1))
 }
@@ -291,7 +293,8 @@ fn space(found: &Found) -> Table {
     table
 }
 
-/// The least speed beside packing, of that without, and the least share of what was written that must be packed for it to count.
+/// Least speed during packing as a share of the speed without it, and the least share of written
+/// data that must be packed for the result to count.
 const SPEED_MIN: f64 = 0.9;
 const PACKED_MIN: f64 = 0.5;
 
@@ -328,7 +331,7 @@ fn packing(found: &Found) -> Table {
         };
         let (speed, processor) = (ratio(elapsed_s), ratio(processor_s));
         let packed = end.packing.packed_bytes.saturating_sub(end.packing.unpacked_bytes) as f64 / written.max(1) as f64;
-        // After the transactions: the last phase deletes all.
+        // Read the state after the transactions: the last phase deletes everything.
         let inodes = last[1].space.map_or(0.0, |space| space.inodes.0 as f64 / space.inodes.1.max(1) as f64);
         let share = if variant.data { packed } else { inodes };
         let is_fast = speed.median >= SPEED_MIN;
@@ -383,7 +386,8 @@ fn comparison(plan: &Plan, found: &Found) -> Table {
     }
     if let (Some(one), Some(hundred)) = (median(Some(0), processor_s), median(Some(1), processor_s)) {
         let ratio = one / hundred;
-        // Slightly: within a quarter. The thesis's ext2, which searches directories linearly, needs 21 times as long.
+        // "Slightly" means within a quarter. The thesis's ext2, which searches directories
+        // linearly, needs 21 times as long.
         let verdict = if (0.8..1.25).contains(&ratio) { "shown" } else { "not shown" };
         let figure = "PostMark, one directory to 100, processor time: no more than slightly better or worse";
         claims.push(figure, Cell::Number(50.423 / 47.128, 2), Cell::Number(ratio, 2), "", verdict);
@@ -391,7 +395,7 @@ fn comparison(plan: &Plan, found: &Found) -> Table {
     claims.into_table()
 }
 
-/// Total and transactions of the thesis's runs (seconds).
+/// Times of the thesis's runs, in total and for the transactions (seconds).
 const APPENDIX_C: [(&str, u64, f64, f64); 13] = [
     ("mramfs, inodes packed", 1, 50.423, 38.110),
     ("mramfs, inodes packed, second run", 1, 50.215, 37.839),
@@ -420,7 +424,7 @@ fn appendix_c() -> Table {
     table
 }
 
-/// What a series is a run of.
+/// Names the work of a series.
 fn name(found: &Found, runs: &Runs) -> String {
     let long = if runs.is_long { ", long" } else { "" };
     runs.workload.map_or("empty files".into(), |at| format!("PostMark, {}{long}", name_of(&found.workloads[at])))

@@ -1,8 +1,9 @@
-//! The workloads in turn on all places.
+//! The workloads, on all places in turn.
 //!
-//! Owns: the workloads at a scale, the order of runs, and what is recorded: the time of each phase, and for the engine the
-//! bytes its region uses and its log has written. Rules: every run begins on an empty store or in an empty directory, and ends
-//! with one; making stores and directories is outside of the clock.
+//! Owns: the workloads at a scale, the order of runs, and the record: the time of each phase, and
+//! for the engine the bytes that its region uses and its log has written. Rules: every run begins
+//! and ends with an empty store or directory; creating stores and directories is outside of the
+//! measured time.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,12 +23,12 @@ const TRANSACTIONS: f64 = 100_000.0;
 const SIZES: (u32, u32) = (1, 4095);
 /// The thesis's directories: PostMark's options "none" and 100.
 const DIRECTORIES: [u32; 2] = [0, 100];
-/// Empty files that are made in order and then unlinked, in one directory.
+/// Empty files that are created in order and then unlinked, in one directory.
 pub const EMPTY_FILES: u32 = 4000;
-/// The pace of a long run, about that of PostMark through a mount: calls between two pauses, which do not count.
+/// The pace of a long run, about that of PostMark through a mount. The pauses do not count.
 pub const PACE: Pauses = Pauses { calls: 500, pause: Duration::from_millis(25) };
 
-/// Where files are kept.
+/// A place that keeps files.
 #[derive(Debug)]
 pub enum Place {
     Engine(&'static Variant),
@@ -43,14 +44,14 @@ impl Place {
     }
 }
 
-/// What the engine holds after a phase.
+/// The engine's state after a phase.
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
-    /// What packing has done in the run so far.
+    /// Work of packing in the run so far.
     pub packing: PackingCounts,
-    /// Inodes that are packed, and inodes.
+    /// Packed inodes and all inodes.
     pub inodes: (u64, u64),
-    /// Bytes of the region in use beyond those of the empty store.
+    /// Bytes of the region in use beyond those of an empty store.
     pub region_bytes: u64,
     /// Log bytes written in the phase.
     pub log_bytes: u64,
@@ -60,7 +61,7 @@ pub struct Space {
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     pub took: Took,
-    /// None: not the engine.
+    /// None if the place is not the engine.
     pub space: Option<Space>,
 }
 
@@ -68,11 +69,11 @@ pub struct Step {
 #[derive(Debug)]
 pub struct Series {
     pub place: usize,
-    /// Place in [`Found::workloads`]; none: making and unlinking empty files.
+    /// Index in [`Found::workloads`]; none for creating and unlinking empty files.
     pub workload: Option<usize>,
-    /// At a mount's pace.
+    /// Whether the run has the pace of a mount.
     pub is_long: bool,
-    /// One entry a run, with one step for each phase; a single step for empty files.
+    /// One entry per run, with one step for each phase; a single step for empty files.
     pub runs: Vec<Vec<Step>>,
 }
 
@@ -99,7 +100,7 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     };
     let workloads: Vec<Workload> =
         DIRECTORIES.iter().map(|directories| Workload::generate(&config(*directories))).collect();
-    // A directory has the pace that it has.
+    // A directory already has its own pace.
     let (all, engines) = (places.len(), engines.len());
     let rounds = if plan.rounds > 0 { scaled(plan.rounds, plan.scale) } else { 0 };
     let cases = (0..workloads.len()).map(|at| (Some(at), false, all)).chain([(Some(0), true, engines)]);
@@ -123,9 +124,9 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     Ok(Found { places, workloads, rounds, series })
 }
 
-/// What is run.
+/// The work to run.
 struct Case<'a> {
-    /// None: making and unlinking empty files.
+    /// None: creating and unlinking empty files.
     workload: Option<&'a Workload>,
     pauses: Option<Pauses>,
     rounds: u32,
@@ -157,7 +158,7 @@ fn steps<T: Target>(target: &T, case: &Case<'_>, fs: Option<&Fs>) -> Outcome<Vec
     Ok(steps)
 }
 
-/// Looks at an engine from phase to phase.
+/// Observes an engine from phase to phase.
 struct Watched<'a> {
     fs: &'a Fs,
     empty_bytes: u64,
@@ -178,7 +179,7 @@ impl Watched<'_> {
     }
 }
 
-/// Makes the empty files in order and unlinks them in the same order, again and again.
+/// Repeatedly creates the empty files in order and unlinks them in the same order.
 fn create_and_unlink<T: Target>(target: &T, rounds: u32) -> Outcome<Took> {
     let names: Vec<String> = (0..EMPTY_FILES).map(|file| file.to_string()).collect();
     let (clock, processor) = (Instant::now(), ProcessorTime::now());

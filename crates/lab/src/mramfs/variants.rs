@@ -1,8 +1,9 @@
-//! The ways the engine can keep the same files, and the store in this process for each.
+//! The ways in which the engine can keep the same files, and the store in this process for each.
 //!
-//! Owns: [`VARIANTS`], the one place where a way of keeping inodes or data is added: a name and the options of the store; and the
-//! thread that packs. The store is of `battery` memory, as mramfs' is: its region is ordinary memory of this process, touched before
-//! the clock runs, and an operation is durable when it returns. Left out: images of the region, a bulk device.
+//! Owns: [`VARIANTS`], the one place to add a way of keeping inodes or data (a name and the options
+//! of the store), and the packing thread. The store uses `battery` memory, as mramfs' does: its
+//! region is ordinary memory of this process, touched before timing starts, and an operation is
+//! durable when it returns. Left out: images of the region, a bulk device.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,17 +16,18 @@ use shoal_media::PersistentMemory;
 
 use crate::experiment::LabError;
 
-/// A way to keep files.
+/// A way of keeping files.
 #[derive(Debug)]
 pub struct Variant {
     pub name: &'static str,
     pub inodes: bool,
     pub data: bool,
-    /// What has not changed for so long is packed (seconds).
+    /// Age from which unchanged data is packed (seconds).
     age_s: u64,
 }
 
-/// All ways, in the order in which they take turns: first the one that all others are compared with.
+/// All ways, in the order in which they take turns. The first is the one to which all others are
+/// compared.
 pub const VARIANTS: &[Variant] = &[
     Variant { name: "plain", inodes: false, data: false, age_s: 0 },
     Variant { name: "inodes at 0 s", inodes: true, data: false, age_s: 0 },
@@ -34,15 +36,15 @@ pub const VARIANTS: &[Variant] = &[
     Variant { name: "both at 1 s", inodes: true, data: true, age_s: 1 },
 ];
 
-/// How packing works, where there is any.
+/// The settings for packing, for variants that pack.
 #[derive(Clone, Copy, Debug)]
 pub struct Packing {
     pub method: Method,
-    /// Share of a processor beside the workload (percent).
+    /// Share of a processor used for packing beside the workload (percent).
     pub load: u32,
 }
 
-/// A store, and the thread that packs in it as that of a mount does.
+/// A store, and a thread that packs in it like that of a mount.
 pub struct Running {
     pub fs: Arc<Fs>,
     _ticker: Option<Ticker>,
@@ -51,7 +53,7 @@ pub struct Running {
 /// Time between two ticks of a mount.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Region beside the files: the log's ring, tables, and segments begun (bytes).
+/// Region size in addition to the files: the log's ring, tables, and partly used segments (bytes).
 const BASE_BYTES: u64 = 64 << 20;
 const RING_BYTES: u64 = 4 << 20;
 
@@ -66,12 +68,13 @@ impl Variant {
         }
     }
 
-    /// An empty store with room for `files` files of at most `file_bytes` bytes, and a thread that packs if it is one that packs.
+    /// Starts an empty store with room for `files` files of at most `file_bytes` bytes, and a
+    /// packing thread if the variant packs.
     pub fn start(&self, files: u64, file_bytes: u64, packing: Packing) -> Result<Running, LabError> {
         let fs = Arc::new(self.make(files, file_bytes, packing)?);
         let own = fs.clone();
         let tick = move |stopping: &Stopping| {
-            // A store that failed says so to the workload, too.
+            // A failed store also reports its failure to the workload.
             let is_whole = own.pack_tick().and_then(|()| own.compact_tick()).is_ok();
             if own.packs_on() && !stopping.is_stopped() {
                 stopping.again();
@@ -85,7 +88,7 @@ impl Variant {
         Ok(Running { fs, _ticker: ticker })
     }
 
-    /// An empty store with room for `files` files of at most `file_bytes` bytes.
+    /// Makes an empty store with room for `files` files of at most `file_bytes` bytes.
     pub fn make(&self, files: u64, file_bytes: u64, packing: Packing) -> Result<Fs, LabError> {
         let geometry = Geometry {
             memory_kind: MemoryKind::Battery,

@@ -1,7 +1,8 @@
 //! The paper's figures 6 and 7 and its table 1, from the runs, with the paper's values beside ours.
 //!
-//! Owns: the tables and plots, and the paper's numbers, each once. Times are simulated, and say so. Seconds cannot
-//! agree with the paper's, which come from another trace; ratios between policies can, so verdicts are on ratios only.
+//! Owns: the tables and plots, and the paper's numbers, each in one place. Times are simulated and
+//! labelled so. Seconds cannot agree with the paper's, which come from another trace. Ratios
+//! between policies can, so verdicts concern only ratios.
 
 use super::model::Pace;
 use super::points::{Figures, Room, Setup, Variant};
@@ -10,9 +11,10 @@ use crate::trace::shape::{Summary, at_busiest, continuing};
 
 /// Table 1: streams, and execution time at 20% extra space (s).
 const TABLE_1: [(u8, f64); 3] = [(1, 8788.21), (2, 8520.39), (3, 8525.60)];
-/// Figure 6: adaptive over unreliable at 20% extra space, at most (percent).
+/// Figure 6: upper bound of adaptive over unreliable at 20% extra space (percent).
 const OVER_UNRELIABLE: f64 = 11.0;
-/// Figure 7: cleaning time saved over parity caching at 20% extra space, at least (percent).
+/// Figure 7: lower bound of the cleaning time saved over parity caching at 20% extra space
+/// (percent).
 const CLEANING_SAVED: f64 = 30.0;
 /// Streams of the paper's adaptive policy in its figures.
 const STREAMS: u8 = 2;
@@ -24,7 +26,7 @@ pub struct World<'a> {
     pub summary: Summary,
     pub extents: usize,
     pub setup: &'a Setup<'a>,
-    /// Percent, in order.
+    /// Extra space in ascending order (percent).
     pub extra: &'a [u32],
     pub claimed_at: u32,
 }
@@ -51,7 +53,7 @@ const FIGURE_6: [Variant; 7] = [
     Variant { policy: shoal_netram::Policy::Adaptive, streams: 3 },
 ];
 
-/// The policies that clean.
+/// Returns the policies that clean.
 fn figure_7() -> &'static [Variant] {
     &FIGURE_6[3..]
 }
@@ -146,7 +148,7 @@ fn comparison(world: &World, runs: &[Figures]) -> Table {
         let paper = |streams: u8| TABLE_1[streams as usize - 1].1;
         let expected = percent(paper(streams), paper(2));
         let ours = adaptive(streams).zip(adaptive(2)).map(|(a, b)| percent(a.execution_s, b.execution_s));
-        // One stream costs more; a third makes hardly a difference.
+        // One stream costs more; a third makes hardly any difference.
         let holds = |ours: f64| if streams == 1 { ours > 1.0 } else { ours.abs() <= 1.0 };
         claims.push(
             format!("table 1: P={streams} over P=2"),
@@ -159,7 +161,7 @@ fn comparison(world: &World, runs: &[Figures]) -> Table {
     claims.into_table()
 }
 
-/// All counters, to explain the figures.
+/// Tabulates all counters, to explain the figures.
 fn counts(runs: &[Figures]) -> Table {
     let title = "Runs: time by cause (seconds, simulated), messages, and blocks sent and moved";
     let mut table = Table::new(
@@ -242,7 +244,7 @@ pub fn plots(world: &World, runs: &[Figures]) -> Vec<Plot> {
             };
             Series { name, points: world.extra.iter().filter_map(point).collect() }
         };
-        // One stream is parity caching: one line is enough.
+        // One stream is parity caching, so show it only once.
         let once = variants.iter().filter(|variant| **variant != Variant::adaptive(1));
         once.map(line).filter(|line| !line.points.is_empty()).collect()
     };

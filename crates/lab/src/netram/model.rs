@@ -1,9 +1,11 @@
-//! The engine of the network RAM disk under the model of a network.
+//! The network RAM disk's engine under a model of a network.
 //!
-//! Owns: an event loop that carries out the engine's requests in simulated time: donors are arrays of bytes, every
-//! message goes over the client's one [`Link`], and its cost is booked under its purpose.
-//! Rules: the engine is the one that serves users and knows nothing of the simulation; every read is compared with the
-//! last write, so a run that lost data gives no figure; the same requests make the same run.
+//! Owns: an event loop that carries out the engine's requests in simulated time. Donors are arrays
+//! of bytes, every message goes over the client's one [`Link`], and its cost is counted under its
+//! purpose.
+//! Rules: the engine is the one that serves users and knows nothing of the simulation. Every read
+//! is compared with the last write, so a run that lost data gives no figure. The same requests make
+//! the same run.
 //! Left out: donors that fail (tests of the engine), and the choice of runs (`points`).
 
 use std::cmp::Reverse;
@@ -15,16 +17,16 @@ use shoal_netram::{Action, Config, Counts, DiskError, DonorError, DonorId, Donor
 use crate::network::{Link, Network};
 use crate::trace::{Kind, Request};
 
-/// The engine wants to be called this often (ns).
+/// Interval at which the engine is called (ns).
 const TICK_NS: u64 = 50_000_000;
-/// Ticks within which an engine that has nothing in flight must have answered.
+/// Most ticks that an engine with nothing in flight may take to answer.
 const TICKS_MAX: usize = 2000;
-/// Ticks that a gap between two requests gets: time-outs of the engine are far below 10 s.
+/// Most ticks run in a gap between two requests: time-outs of the engine are far below 10 s.
 const TICKS_OF_A_GAP: u64 = 200;
 /// Longest request of the initial filling (bytes).
 const FILL_BYTES: u64 = 8192;
 
-/// When the next request comes.
+/// Arrival of the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pace {
@@ -34,10 +36,10 @@ pub enum Pace {
     Trace,
 }
 
-/// Why a run has no figure.
+/// The reason why a run has no figure.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModelError {
-    /// The engine does not make such a disk.
+    /// The engine refuses to create such a disk.
     #[error("{0}")]
     Refused(DiskError),
     #[error("request {index} failed: {why}")]
@@ -55,7 +57,7 @@ pub enum ModelError {
 /// The cost of a run, in simulated time and in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Time the client's link was transferring, by [`Purpose`] (ns, simulated).
+    /// Time during which the client's link was transferring, by [`Purpose`] (ns, simulated).
     pub busy_ns: [u64; 5],
     pub messages: u64,
     pub counts: Counts,
@@ -97,7 +99,7 @@ pub struct Model {
     now_ns: u64,
     next_tick_ns: u64,
     block_bytes: u64,
-    /// How often each block was written.
+    /// Number of writes of each block.
     versions: Vec<u32>,
     next_request: u64,
     /// Requests in flight: ticket, request, and the versions of its blocks at submission.
@@ -106,7 +108,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A new disk on donors of the given sizes (bytes).
+    /// Creates a disk on donors of the given sizes (bytes).
     pub fn new(config: &Config, donors: &[u64], network: Network) -> Result<Model, ModelError> {
         let infos = donors
             .iter()
@@ -138,7 +140,7 @@ impl Model {
         self.engine.bytes()
     }
 
-    /// The cost since the disk was made.
+    /// Returns the cost since the disk was created.
     pub fn cost(&self) -> Cost {
         Cost { busy_ns: self.busy_ns, messages: self.link.messages(), counts: self.engine.status().counts }
     }
@@ -156,7 +158,7 @@ impl Model {
         self.flush()
     }
 
-    /// Carries out requests of whole blocks.
+    /// Runs requests of whole blocks.
     pub fn run(&mut self, requests: &[Request], pace: Pace) -> Result<(), ModelError> {
         let began_ns = self.now_ns;
         let first_ns = requests.first().map_or(0, |request| request.time_ns);
@@ -227,7 +229,7 @@ impl Model {
         }
     }
 
-    /// Runs until `at_ns`. In a long idle gap only the beginning gets its ticks.
+    /// Runs until `at_ns`. In a long idle gap only the beginning has ticks.
     fn wait_until(&mut self, at_ns: u64) -> Result<(), ModelError> {
         let mut ticks = 0;
         loop {
@@ -247,7 +249,8 @@ impl Model {
         }
     }
 
-    /// Delivers the next answer, with the ticks before it; false if nothing is in flight.
+    /// Delivers the next answer, preceded by the ticks before it. Returns false if nothing is in
+    /// flight.
     fn step(&mut self) -> Result<bool, ModelError> {
         let Some(Reverse(event)) = self.events.pop() else { return Ok(false) };
         self.advance(event.at_ns)?;
@@ -265,7 +268,7 @@ impl Model {
         Ok(true)
     }
 
-    /// Moves the clock, with the ticks that fall due.
+    /// Advances the clock and runs the ticks that fall due.
     fn advance(&mut self, to_ns: u64) -> Result<(), ModelError> {
         while self.next_tick_ns <= to_ns {
             self.now_ns = self.now_ns.max(self.next_tick_ns);
@@ -277,7 +280,7 @@ impl Model {
         Ok(())
     }
 
-    /// Puts the engine's requests on the link, and takes its completions.
+    /// Puts the engine's requests on the link and collects its completions.
     fn carry_out(&mut self) -> Result<(), ModelError> {
         for action in self.engine.actions() {
             match action {
@@ -303,7 +306,8 @@ impl Model {
         if at.checked_add(len).is_none_or(|end| end > bytes) {
             return Err(ModelError::OutsideDonor { donor, at, len, bytes });
         }
-        // A trim is a hint without data, and no caller waits for it, so it travels with other messages.
+        // A trim is a hint without data, and no caller waits for it, so it travels with other
+        // messages.
         let at_ns = if what == What::Trim {
             self.link.idle_at(self.now_ns)
         } else {
@@ -316,7 +320,8 @@ impl Model {
         Ok(())
     }
 
-    /// A read must have found the versions that were current when it was submitted, or newer ones.
+    /// Verifies that a read found the versions that were current when it was submitted, or newer
+    /// ones.
     fn compare(&self, index: u64, request: &Request, versions: &[u32], bytes: &[u8]) -> Result<(), ModelError> {
         if request.kind == Kind::Write {
             return Ok(());
@@ -342,7 +347,7 @@ impl Model {
     }
 }
 
-/// The contents of `block` in its `version`; version 0 was never written.
+/// Appends the contents of `block` in its `version`. Version 0 was never written.
 fn stamp(block: u64, version: u32, block_bytes: u64, out: &mut Vec<u8>) {
     let end = out.len() + block_bytes as usize;
     if version > 0 {
@@ -381,7 +386,7 @@ mod tests {
     fn a_lost_write_and_a_misplaced_block_are_noticed() {
         let mut model = model();
         model.run(&[request(Kind::Write, 4096, 2048), request(Kind::Read, 0, 16384)], Pace::BackToBack).unwrap();
-        // As if block 4 had been written once more, and that had been lost.
+        // Pretend that block 4 was written once more and the write was lost.
         model.versions[4] += 1;
         let error = model.run(&[request(Kind::Read, 4096, 1024)], Pace::BackToBack).unwrap_err();
         assert!(matches!(error, ModelError::WrongBytes { block: 4, expected: 2, .. }), "{error}");

@@ -1,9 +1,9 @@
-//! The disks that are run, the size of their donors, and running them side by side.
+//! The disks to run, the size of their donors, and running them side by side.
 //!
-//! Owns: [`Variant`], a policy with its number of streams; [`Room`], how much the donors hold; one run of it
-//! ([`measure`]), and all of them ([`measure_all`]). Rules: extra space is the storage donors' space beyond the disk,
-//! in percent of the disk, without headers and parity; the disk is filled before the figures begin, unless an option
-//! says otherwise.
+//! Owns: [`Variant`], a policy with its number of streams; [`Room`], the capacity of the donors;
+//! one run ([`measure`]), and all of them ([`measure_all`]). Rules: extra space is the storage
+//! donors' space beyond the disk, in percent of the disk, without headers and parity. The disk is
+//! filled before the figures begin, unless an option says otherwise.
 
 use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
 use shoal_netram::{Config, Policy, Purpose};
@@ -13,11 +13,11 @@ use crate::network::Network;
 use crate::parallel;
 use crate::trace::Request;
 
-/// A policy of the paper's comparison.
+/// A policy that the paper compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     pub policy: Policy,
-    /// Stream caches, the victim's not counted.
+    /// Stream caches, without the victim's.
     pub streams: u8,
 }
 
@@ -42,18 +42,19 @@ impl Variant {
         }
     }
 
-    /// Fixed places or none at all: its cost does not depend on the room.
+    /// Returns whether the cost does not depend on the room, because blocks have fixed places or no
+    /// other place at all.
     pub fn needs_no_room(&self) -> bool {
         matches!(self.policy, Policy::None | Policy::Cached | Policy::Mirrored)
     }
 }
 
-/// How much the donors hold.
+/// The capacity of the donors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// Beyond the disk (percent of it).
+    /// Extra space beyond the disk (percent of it).
     Extra(u32),
-    /// Enough space that nothing has to be cleaned.
+    /// So much space that no cleaning is needed.
     Plenty,
 }
 
@@ -64,22 +65,22 @@ pub struct Setup<'a> {
     pub blocks: u64,
     pub block_bytes: u32,
     pub buffer_blocks: u16,
-    /// Storage donors; parity has one of its own.
+    /// Storage donors, without the donor for parity.
     pub donors: usize,
     pub network: Network,
     pub pace: Pace,
-    /// The engine's own time-out of caches; 0: none.
+    /// The engine's own time-out of caches; 0 for none.
     pub timeout_ms: u32,
     pub fill: bool,
 }
 
 /// Size of the donors under `Plenty`, as a multiple of the disk.
 const PLENTY: u64 = 4;
-/// Further units of each donor, for data being written.
+/// Additional units of each donor, for data being written.
 const SLACK_UNITS: u64 = 64;
 
 impl Setup<'_> {
-    /// The engine's configuration, and what each donor holds (bytes).
+    /// Returns the engine's configuration and the capacity of each donor (bytes).
     pub fn disk(&self, variant: Variant, room: Room) -> Result<(Config, Vec<u64>), ModelError> {
         let is_striped = matches!(variant.policy, Policy::Caching | Policy::Adaptive);
         let config = Config {
@@ -90,13 +91,14 @@ impl Setup<'_> {
             parity: 1,
             streams: variant.streams,
             dedicated_parity: is_striped,
-            // Without parity and cache nothing binds blocks on several donors together. `Cached` collects as many
-            // blocks as the parity caches do, so that all save the same number of overwritten blocks.
+            // Without parity and cache nothing ties blocks on several donors together. `Cached`
+            // collects as many blocks as the parity caches do, so that all save the same number of
+            // overwritten blocks.
             width: if variant.policy == Policy::None { 1 } else { 0 },
             spare_percent: 0,
             bytes: Some(self.blocks * u64::from(self.block_bytes)),
             idle_cleaning: false,
-            // One after the other, as the paper's.
+            // Victims are cleaned one after the other, as in the paper.
             victims: 1,
             timeout_ms: self.timeout_ms,
             patience_ms: Config::default().patience_ms,
@@ -122,7 +124,7 @@ impl Setup<'_> {
     }
 }
 
-/// Figures of one run: after the filling, up to and with a last flush.
+/// Figures of one run, from after the initial fill up to and including a final flush.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figures {
     pub variant: Variant,
@@ -180,10 +182,10 @@ pub fn measure(setup: &Setup, variant: Variant, room: Room) -> Result<Figures, M
     Ok(Figures::between(variant, room, &before, &model.cost()))
 }
 
-/// One run with its outcome.
+/// One run and its outcome.
 pub type Outcome = (Variant, Room, Result<Figures, ModelError>);
 
-/// Runs all points on `threads` threads; results are in the order of the points.
+/// Runs all points on `threads` threads. Results are in the order of the points.
 pub fn measure_all(setup: &Setup, points: &[(Variant, Room)], threads: usize) -> Vec<Outcome> {
     parallel::map(points, threads, |&(variant, room)| (variant, room, measure(setup, variant, room)))
 }

@@ -1,34 +1,35 @@
-//! Contents of files: words of a generated text, and for some files bytes that do not compress.
+//! Contents of files: words of a generated text, and incompressible bytes for some files.
 //!
-//! Owns: [`Contents`]. The text has 1,024 words of two to four syllables, few of them frequent and most rare; a part of it repeats
-//! phrases of the words before, as prose and source do. By itself, a file of it compresses about 2:1 to 3:1, as the
-//! small files of real trees do. One file of 16 is of random bytes, as images and archives are. Rules: all contents
-//! are slices of one buffer, made before any clock runs; one seed makes the same bytes. The vocabulary is the same in all files, so
-//! these contents say nothing about dictionaries shared between files.
+//! Owns: [`Contents`]. The text has 1,024 words of two to four syllables, few of them frequent and
+//! most rare. Part of it repeats phrases of earlier words, as prose and source code do. A single
+//! file of it compresses about 2:1 to 3:1, like the small files of real trees. One file in 16
+//! consists of random bytes, like images and archives. Rules: all contents are slices of one
+//! buffer, made before any timing starts; the same seed gives the same bytes. All files share the
+//! vocabulary, so these contents say nothing about dictionaries shared between files.
 
 use shoal_sim::Random;
 
-/// Bytes of text, at least: files begin anywhere in it.
+/// Least bytes of text. Files begin anywhere in it.
 const TEXT_BYTES_MIN: usize = 1 << 20;
 const WORDS: usize = 1024;
 const LINE_BYTES: usize = 76;
-/// One choice of so many repeats a phrase of 2 to 5 words from the last [`PHRASES_WORDS`] words.
+/// One choice in this many repeats a phrase of 2 to 5 words from the last [`PHRASES_WORDS`] words.
 const PHRASE_ONE_OF: u64 = 4;
 const PHRASES_WORDS: usize = 100;
-/// One word of so many ends a sentence.
+/// One word in this many ends a sentence.
 const SENTENCE_ONE_OF: u64 = 10;
-/// One file of so many is of random bytes.
+/// One file in this many consists of random bytes.
 pub const RANDOM_ONE_OF: u64 = 16;
 
 const ONSETS: [&str; 16] = ["b", "c", "d", "f", "g", "l", "m", "n", "p", "r", "s", "t", "st", "tr", "pl", "v"];
 const VOWELS: [&str; 8] = ["a", "e", "i", "o", "u", "ea", "io", "ou"];
 const CODAS: [&str; 8] = ["", "", "n", "r", "s", "t", "l", "ng"];
 
-/// The bytes that files are made of.
+/// The bytes from which files are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contents {
     bytes: Vec<u8>,
-    /// Random bytes begin here.
+    /// Length of the text; the random bytes begin behind it.
     text_bytes: usize,
     len_max: usize,
 }
@@ -42,7 +43,7 @@ fn word(random: &mut Random) -> String {
         .collect()
 }
 
-/// The lower of three draws, so that low indices are frequent.
+/// Returns the lowest of three draws, so that low indices are frequent.
 fn skewed(random: &mut Random, len: usize) -> usize {
     (0..3).map(|_| random.index(len)).min().unwrap_or(0)
 }
@@ -73,7 +74,7 @@ fn text(random: &mut Random, bytes: usize) -> Vec<u8> {
 }
 
 impl Contents {
-    /// For files of at most `len_max` bytes.
+    /// Generates contents for files of at most `len_max` bytes.
     pub fn generate(seed: u64, len_max: usize) -> Contents {
         let mut random = Random::new(seed);
         let text_bytes = TEXT_BYTES_MIN.max(2 * len_max);
@@ -82,13 +83,14 @@ impl Contents {
         Contents { bytes, text_bytes, len_max }
     }
 
-    /// Draws the place of a file's first bytes: in the text or, for one file of [`RANDOM_ONE_OF`], in the random bytes.
+    /// Draws the offset of a file's first byte: in the text or, for one file in [`RANDOM_ONE_OF`],
+    /// in the random bytes.
     pub fn draw(&self, random: &mut Random) -> usize {
         let is_random = random.below(RANDOM_ONE_OF) == 0;
         self.draw_like(if is_random { self.text_bytes } else { 0 }, random)
     }
 
-    /// Draws another place of the same kind.
+    /// Draws another offset of the same kind.
     pub fn draw_like(&self, from: usize, random: &mut Random) -> usize {
         let start = if from < self.text_bytes { 0 } else { self.text_bytes };
         start + random.index(self.text_bytes - self.len_max)

@@ -1,7 +1,7 @@
 //! The calls as a function of the seed, their counts, and the bytes that both kinds of target return.
 //!
-//! Owns: [`Checked`], which makes each call on a target and on a map of paths and compares what is read. Left out: the
-//! experiment with its tables (`tests/mramfs.rs`).
+//! Owns: [`Checked`], which makes each call both on a target and on a map of paths, and compares
+//! what is read. Left out: the experiment with its tables (`tests/mramfs.rs`).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ fn small(directories: u32) -> Config {
 struct Checked<'a, T> {
     target: &'a T,
     files: RefCell<BTreeMap<String, Vec<u8>>>,
-    /// Files, and the bytes in them, after each phase.
+    /// Number of files and of their bytes after each phase.
     seen: RefCell<Vec<(u64, u64)>>,
 }
 
@@ -153,7 +153,8 @@ fn text_compresses_two_to_three_times_and_one_file_of_sixteen_does_not() {
 fn a_store_returns_what_was_written_and_is_empty_at_the_end() {
     for variant in VARIANTS {
         for directories in [0, 7] {
-            // Blocks that divide no length evenly, one that is longer than all files, and one that some lengths are a multiple of.
+            // One block that divides no length evenly, one longer than all files, and one that
+            // divides some lengths.
             for block in [1000, 4096, 64] {
                 let config = Config { read_block: block, write_block: block, ..small(directories) };
                 let workload = Workload::generate(&config);

@@ -1,8 +1,9 @@
 //! A line plot as SVG.
 //!
-//! Owns: axes, colours, markers, legend. Lines are told apart by colour and by marker. The range of y begins at 0
-//! unless it is logarithmic: a plot that cuts its axis off makes small differences look large. Values that are not
-//! above 0 have no place on a logarithmic axis and are left out. Left out: other formats.
+//! Owns: axes, colours, markers, legend. Lines differ in both colour and marker. The y axis begins
+//! at 0 unless it is logarithmic, because a truncated axis makes small differences look large.
+//! Values that are not above 0 cannot appear on a logarithmic axis and are dropped. Left out: other
+//! formats.
 
 use plotters::prelude::*;
 
@@ -21,12 +22,12 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(150, 150, 150),
 ];
 
-/// How points are drawn.
+/// The appearance of points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
     pub is_log_x: bool,
     pub is_log_y: bool,
-    /// Points without a line through them.
+    /// Whether points have no line through them.
     pub is_scatter: bool,
 }
 
@@ -49,7 +50,7 @@ pub struct Plot {
     pub style: Style,
 }
 
-/// A tick of a logarithmic axis, in three digits.
+/// Labels a tick of a logarithmic axis with three digits.
 fn power(exponent: f64) -> String {
     let value = 10f64.powf(exponent);
     let decimals = (2.0 - exponent.floor()).clamp(0.0, 9.0) as usize;
@@ -84,7 +85,7 @@ impl Plot {
             return Err("there is no point to draw".into());
         }
         let right = if right > left { right } else { left + 1.0 };
-        // Room for the legend above the lines.
+        // Leave room for the legend above the lines.
         let top = if top > 0.0 { top * 1.35 } else { 1.0 };
         let bottom = if is_log_y { low.min(0.0) } else { 0.0 };
         let label = |is_log: bool| move |value: &f64| if is_log { power(*value) } else { format!("{value}") };
@@ -117,7 +118,7 @@ impl Plot {
                 .label(&series.name)
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 22, y)], colour.stroke_width(2)));
             let markers = of(series).into_iter();
-            // Filled and hollow in turn, triangles and circles in turn.
+            // Alternate filled and hollow markers, triangles and circles.
             let style = if index % 4 < 2 { colour.filled() } else { colour.stroke_width(2) };
             let drawn = if index % 2 == 0 {
                 chart.draw_series(markers.map(|point| Circle::new(point, 4, style))).map(drop)

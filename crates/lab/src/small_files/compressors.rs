@@ -1,8 +1,8 @@
-//! The compressors of the study, each behind one trait.
+//! The compressors of the study, all behind one trait.
 //!
-//! Owns: the list of compressors with their levels, and what each needs beside its input. The paper has deflate, LZO
-//! and LZRW1; LZ4 and zstd are today's choices. Rules: one call compresses one file by itself; buffers are allocated
-//! before.
+//! Owns: the list of compressors with their levels, and the additional state that each needs. The
+//! paper has deflate, LZO and LZRW1; LZ4 and zstd are today's choices. Rules: one call compresses
+//! one file independently; buffers are allocated before.
 
 use std::io;
 
@@ -16,7 +16,7 @@ pub trait Compressor {
     fn name(&self) -> &'static str;
     /// Fills `out` with the compressed form.
     fn compress(&mut self, input: &[u8], out: &mut Vec<u8>) -> io::Result<()>;
-    /// Fills `out` with the input, which had `len` bytes.
+    /// Fills `out` with the original input of `len` bytes.
     fn decompress(&mut self, bytes: &[u8], len: usize, out: &mut Vec<u8>) -> io::Result<()>;
 }
 
@@ -37,7 +37,7 @@ impl Compressor for Deflate {
     fn compress(&mut self, input: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
         self.compress.reset();
         out.clear();
-        // Stored blocks add five bytes for each 16 KiB at most.
+        // Stored blocks add at most five bytes for each 16 KiB.
         out.reserve(input.len() + input.len() / 1024 + 64);
         match self.compress.compress_vec(input, out, FlushCompress::Finish)? {
             Status::StreamEnd => Ok(()),
@@ -150,15 +150,16 @@ const ZSTD_LEVEL: i32 = 3;
 /// Bytes of a dictionary: zstd's own default.
 const DICTIONARY_MAX: usize = 112_640;
 
-/// A dictionary from these files.
+/// Trains a dictionary on these files.
 pub fn train(files: &[Vec<u8>]) -> io::Result<Vec<u8>> {
     zstd::dict::from_samples(files, DICTIONARY_MAX)
 }
 
-/// All compressors, the paper's first.
+/// Returns all compressors, the paper's first.
 pub fn all(dictionary: &[u8]) -> io::Result<Vec<Box<dyn Compressor>>> {
     Ok(vec![
-        // Level 6 without zlib's frame, as a file system that keeps lengths and checksums itself would.
+        // Level 6 without zlib's frame, as in a file system that keeps lengths and checksums
+        // itself.
         Box::new(Deflate {
             compress: Compress::new(Compression::default(), false),
             decompress: Decompress::new(false),

@@ -1,8 +1,9 @@
 //! Table 4.1 and figures 4.1 to 4.3 from the measurements.
 //!
-//! Owns: bins of equal width (512 bytes, as in the paper) and of equal count (as its readers asked for); means weighted
-//! by file and by byte; the paper's figures beside ours. Rules: a saving is the share that compression removes; a
-//! remainder is the share that is left, as in the paper's figure 4.1.
+//! Owns: bins of equal width (512 bytes, as in the paper) and of equal count (as its readers asked
+//! for); means weighted by file and by byte; the paper's figures beside ours. Rules: a saving is
+//! the share that compression removes; a remainder is the share that is left, as in the paper's
+//! figure 4.1.
 
 use super::measure::{CLASS, CLASSES, Found, Measured, Sample};
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
@@ -26,7 +27,7 @@ pub fn notes(sample: &Sample, found: &Found) -> Vec<String> {
     ]
 }
 
-/// Savings in percent: the mean of all files, and of all bytes.
+/// Returns the savings in percent: the mean over files, and the mean over bytes.
 fn savings(found: &Found, measured: &Measured, of: impl Fn(usize) -> bool) -> [f64; 2] {
     let (mut files, mut by_file, mut plain, mut packed) = (0usize, 0.0, 0usize, 0usize);
     for (&len, &compressed) in found.lengths.iter().zip(&measured.compressed).filter(|(len, _)| of(**len)) {
@@ -38,7 +39,7 @@ fn savings(found: &Found, measured: &Measured, of: impl Fn(usize) -> bool) -> [f
     [by_file / files as f64 * 100.0, (1.0 - packed as f64 / plain as f64) * 100.0]
 }
 
-/// Least and most megabytes a second of the classes between two sizes.
+/// Returns the least and greatest megabytes a second of the classes between two sizes.
 fn rates(rates: &[Option<f64>], from: usize, to: usize) -> String {
     let classes = rates[from / CLASS..to / CLASS].iter().flatten();
     let (least, most) = classes.fold((f64::INFINITY, 0f64), |(least, most), rate| (least.min(*rate), most.max(*rate)));
@@ -83,7 +84,7 @@ fn summary(found: &Found) -> Table {
     table
 }
 
-/// Names of all compressors, behind some columns.
+/// Returns the names of all compressors, preceded by the columns `first`.
 fn columns<'a>(found: &'a Found, first: &[&'a str]) -> Vec<&'a str> {
     first.iter().copied().chain(found.compressors.iter().map(|measured| measured.name)).collect()
 }
@@ -102,13 +103,13 @@ fn by_class(found: &Found) -> Table {
     table
 }
 
-/// The remainder of each bin (percent), as the mean of its files.
+/// Returns the remainder of a bin (percent), as the mean over its files.
 fn remainder(lengths: &[usize], compressed: &[usize]) -> f64 {
     let sum: f64 = lengths.iter().zip(compressed).map(|(len, packed)| *packed as f64 / *len as f64).sum();
     sum / lengths.len() as f64 * 100.0
 }
 
-/// First and last place of each bin of equal count.
+/// Returns the range of places of each bin of equal count.
 fn count_bins(found: &Found) -> Vec<std::ops::Range<usize>> {
     let files = found.lengths.len();
     let bins = COUNT_BINS.min(files);
@@ -153,7 +154,8 @@ fn comparison(found: &Found) -> Table {
     let mut claims = Comparison::new("The paper beside ours");
     let of = |name: &str| found.compressors.iter().find(|measured| measured.name.starts_with(name));
     let near = |ours: f64, paper: f64| if (ours - paper).abs() <= 5.0 { "shown" } else { "another tree" };
-    // By bytes from figure 4.3: 1.3 GB become 570 MB by deflate and 800 MB by LZRW1.
+    // The savings by byte are from figure 4.3: 1.3 GB become 570 MB with deflate and 800 MB with
+    // LZRW1.
     for (name, by_file, by_byte, rate) in
         [("deflate", 61.0, Some(56.0), "6.3"), ("lzo", 50.0, None, "36.8"), ("lzrw1", 44.0, Some(38.0), "52.5")]
     {
@@ -202,7 +204,7 @@ pub fn plots(found: &Found) -> Vec<Plot> {
         series,
         style,
     };
-    // Classes of the sample, as ranges of places.
+    // Size classes of the sample, as ranges of places.
     let class = |class: usize| {
         let place = |len: usize| found.lengths.partition_point(|of| *of <= len);
         place(class * CLASS)..place((class + 1) * CLASS)

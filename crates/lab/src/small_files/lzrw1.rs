@@ -1,10 +1,11 @@
 //! LZRW1 (Ross Williams, *An Extremely Fast Ziv-Lempel Data Compression Algorithm*, 1991).
 //!
-//! Owns: both directions, written from the algorithm's description. Sixteen items follow a word of control bits; an item is a
-//! byte, or two bytes that copy 3 to 16 bytes from up to 4095 back; a table of 4096 places remembers where three bytes were seen
-//! last. Four bytes in front say whether the data follow as they are, as in the author's own program. His table starts with
-//! whatever is in memory; here it starts empty, so one input has one output. Rules: input of any length, damaged input gives
-//! nothing.
+//! Owns: both directions, written from the algorithm's description. Sixteen items follow a word of
+//! control bits. An item is a byte, or two bytes that copy 3 to 16 bytes from up to 4095 back. A
+//! table of 4096 places remembers where three bytes last occurred. Four bytes in front say whether
+//! the data is stored uncompressed, as in the author's own program. His table starts with whatever
+//! is in memory; here it starts empty, so the same input gives the same output. Rules: input of any
+//! length is accepted, damaged input gives nothing.
 
 const FLAG: usize = 4;
 const COPY: u8 = 1;
@@ -18,7 +19,7 @@ fn place(bytes: &[u8]) -> usize {
     (40_543u32.wrapping_mul(key) >> 4 & 0xfff) as usize
 }
 
-/// Place + 1 of three bytes by their hash; 0 is none.
+/// Place + 1 of three bytes by their hash; 0 for none.
 pub type Table = [u32; 4096];
 
 pub fn compress(input: &[u8], table: &mut Table, out: &mut Vec<u8>) {
@@ -66,7 +67,7 @@ pub fn compress(input: &[u8], table: &mut Table, out: &mut Vec<u8>) {
     }
 }
 
-/// The input of `compress`, at most `most` bytes; none if the bytes are no output of it.
+/// Restores the input of `compress`, at most `most` bytes; none if the bytes are not its output.
 pub fn decompress(bytes: &[u8], most: usize, out: &mut Vec<u8>) -> Option<()> {
     out.clear();
     let (flag, mut rest) = bytes.split_at_checked(FLAG)?;

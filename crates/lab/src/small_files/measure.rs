@@ -1,8 +1,9 @@
 //! Files in memory, and their sizes and speeds under each compressor.
 //!
-//! Owns: [`Sample`], the files, in the order of their sizes; [`Found`], sizes of all files and speeds of classes of 512 bytes.
-//! Rules: a file that grows is kept as it is and counts with its own length; speeds are of the thread's processor time, so
-//! that other programs on the machine do not count.
+//! Owns: [`Sample`], the files in order of size; [`Found`], sizes of all files and speeds of
+//! classes of 512 bytes.
+//! Rules: a file that grows stays uncompressed and counts with its own length. Speeds are in
+//! processor time of the thread, so that other programs on the machine do not count.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,22 +17,22 @@ use crate::tree;
 
 /// Longest file of the study.
 pub const SIZE_MAX: u64 = 128 << 10;
-/// Bytes of files a dictionary is trained on: a hundred times its length.
+/// Total size of the files on which a dictionary is trained (bytes): a hundred times its length.
 const TRAINING: u64 = 11 << 20;
 /// Width of a class of sizes.
 pub const CLASS: usize = 512;
 
 pub struct Sample {
-    /// By rising length.
+    /// Files in ascending order of length.
     pub files: Vec<Vec<u8>>,
     training: Vec<Vec<u8>>,
-    /// Files of these sizes in the trees.
+    /// Number of files of these sizes in the trees.
     pub all: u64,
     pub unread: u64,
 }
 
 impl Sample {
-    /// Draws files of `bytes` bytes together, and others for training.
+    /// Draws files of `bytes` bytes in total, and others for training.
     pub fn draw(trees: &[PathBuf], bytes: u64, seed: u64) -> Result<Sample, LabError> {
         let (mut found, mut unread) = (vec![], 0);
         let mut seen = std::collections::HashSet::new();
@@ -45,7 +46,7 @@ impl Sample {
                 }
             }
         }
-        // By name, so that the draw depends on the tree and the seed alone.
+        // Sort by name, so that the draw depends only on the tree and the seed.
         found.sort_unstable();
         let all = found.len() as u64;
         let total: u64 = found.iter().map(|(_, len)| len).sum();
@@ -67,7 +68,7 @@ impl Sample {
                         files.push(file);
                     }
                 }
-                // Changed since the walk.
+                // The file has changed since the walk.
                 Ok(_) => {}
                 Err(_) => unread += 1,
             }
@@ -83,12 +84,13 @@ impl Sample {
     }
 }
 
-/// One compressor on all files.
+/// Results of one compressor on all files.
 pub struct Measured {
     pub name: &'static str,
-    /// Bytes of each file, in the order of the sample; no more than the file's own.
+    /// Compressed size of each file (bytes), in the order of the sample; never above the file's
+    /// own.
     pub compressed: Vec<usize>,
-    /// Bytes a second by class of 512 bytes.
+    /// Bytes a second, by class of 512 bytes.
     pub compress_rate: Vec<Option<f64>>,
     pub decompress_rate: Vec<Option<f64>>,
     /// Seconds for all classes.
@@ -175,7 +177,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let mut random = Random::new(1);
         for at in 0..400 {
-            // Words of one language, so that a dictionary can know them.
+            // Use words of one language, so that a dictionary can know them.
             let word = |random: &mut Random| format!("{:x} ", Random::new(random.below(200)).next_u64());
             let text: String = (0..20 + random.below(100)).map(|_| word(&mut random)).collect();
             fs::write(scratch.path().join(at.to_string()), text).unwrap();

@@ -1,8 +1,8 @@
 //! Traces as CSV: `seconds,read|write,offset_bytes,length_bytes`, with a line of column names.
 //!
-//! Owns: reading with errors that name line and byte, and writing files that read back the same. A fifth column
-//! `device` may follow. Times are written in seconds with nine digits. Left out: other units and orders of columns,
-//! which a line of any scripting language can convert.
+//! Owns: reading, with errors that name line and byte, and writing files that read back the same. A
+//! fifth column `device` may follow. Times are written in seconds with nine digits. Left out: other
+//! units and orders of columns, which a line of any scripting language can convert.
 
 use std::io::{Read, Write};
 
@@ -12,7 +12,7 @@ const COLUMNS: [&str; 5] = ["seconds", "kind", "offset_bytes", "length_bytes", "
 /// Latest time (seconds): a century.
 const SECONDS_MAX: u64 = 100 * 366 * 86_400;
 
-/// All requests, by time.
+/// Reads all requests, sorted by time.
 pub fn read(input: impl Read) -> Result<Vec<Request>, TraceError> {
     let mut reader = csv::ReaderBuilder::new().flexible(true).trim(csv::Trim::All).from_reader(Bounded::new(input));
     let mut requests = vec![];
@@ -62,7 +62,7 @@ fn decode(record: &csv::ByteRecord) -> Result<Request, String> {
         return Err("length_bytes is 0".into());
     }
     let device = if record.len() == 5 { number(4, u32::MAX.into())? as u32 } else { 0 };
-    // Half of the address space: sums of offsets and lengths cannot overflow.
+    // The limit is half of the address space, so that sums of offsets and lengths cannot overflow.
     Ok(Request { time_ns: nanoseconds(text(0)?)?, kind, at: number(2, u64::MAX / 2)?, len, device })
 }
 
@@ -79,7 +79,7 @@ fn nanoseconds(text: &str) -> Result<u64, String> {
     Ok(seconds * 1_000_000_000 + fraction)
 }
 
-/// Writes the format of `read`; the device column only if a request has a device.
+/// Writes the format of `read`, with the device column only if a request has a device.
 pub fn write(requests: &[Request], output: impl Write) -> Result<(), TraceError> {
     let columns = if requests.iter().any(|request| request.device != 0) { 5 } else { 4 };
     let mut writer = csv::Writer::from_writer(output);
@@ -105,8 +105,8 @@ fn not_written(error: csv::Error) -> TraceError {
     TraceError::Line { line: 0, at: 0, why: format!("cannot be written: {error}") }
 }
 
-/// Fails on a line too long to be one of a trace, before the reader has collected it: memory stays bounded on any
-/// bytes.
+/// A reader that fails on a line too long for a trace, before its caller has collected the line.
+/// This bounds memory on any input.
 struct Bounded<R> {
     input: R,
     line: usize,
@@ -124,7 +124,7 @@ impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
         let count = self.input.read(out)?;
         for &byte in &out[..count] {
-            // A quote would let a field run over line ends; no column needs one.
+            // A quote would let a field span several lines. No column needs one.
             match byte {
                 b'\n' | b'\r' => self.line = 0,
                 b'"' => return Err(std::io::Error::other("a quotation mark, which no column needs")),

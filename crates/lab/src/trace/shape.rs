@@ -1,20 +1,20 @@
-//! From a trace to a disk of a chosen size.
+//! Conversion of a trace to a disk of a chosen size.
 //!
-//! Owns: the blocks that a trace touches ([`Footprint`]), mapping them to a dense disk without any others, and
-//! replaying a trace several times at different places of a larger disk. Blocks that were neighbours within a touched
-//! extent stay neighbours; between extents the gaps are closed, so that the last block of one and the first of the next
-//! become neighbours too.
+//! Owns: the blocks that a trace touches ([`Footprint`]), mapping them to a dense disk without
+//! other blocks, and replaying a trace several times at different places of a larger disk.
+//! Neighbouring blocks within a touched extent stay neighbours. Gaps between extents are closed, so
+//! the last block of one and the first of the next become neighbours, too.
 //! Rules: memory grows with the number of requests, not with their lengths or addresses.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::{Kind, Request};
 
-/// Runs of blocks that a trace touches, in order, apart from each other.
+/// Runs of blocks that a trace touches, in order and separated by gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footprint {
     block_bytes: u64,
-    /// First block, one past the last, and where the first is on the dense disk.
+    /// First block, one past the last, and the place of the first on the dense disk.
     extents: Vec<(u64, u64, u64)>,
 }
 
@@ -44,7 +44,8 @@ impl Footprint {
         self.extents.len()
     }
 
-    /// The request on the dense disk, widened to whole blocks; `None` if it is not within one touched extent.
+    /// Maps a request to the dense disk, widened to whole blocks; `None` if it is not within one
+    /// touched extent.
     fn place(&self, request: &Request) -> Option<Request> {
         let (first, end) = blocks(request, self.block_bytes);
         let index = self.extents.partition_point(|extent| extent.0 <= first).checked_sub(1)?;
@@ -54,19 +55,20 @@ impl Footprint {
         (end <= extent.1).then_some(Request { at: dense * self.block_bytes, len, ..*request })
     }
 
-    /// Requests on the dense disk, widened to whole blocks; those that are not within it are left out.
+    /// Maps requests to the dense disk, widened to whole blocks. Requests that are not within it
+    /// are dropped.
     pub fn compact(&self, requests: &[Request]) -> Vec<Request> {
         requests.iter().filter_map(|request| self.place(request)).collect()
     }
 }
 
-/// The blocks a request touches: first, and one past the last.
+/// Returns the blocks that a request touches: first, and one past the last.
 fn blocks(request: &Request, block_bytes: u64) -> (u64, u64) {
     (request.at / block_bytes, (request.at + u64::from(request.len)).div_ceil(block_bytes))
 }
 
-/// `copies` replays of requests to a disk of `bytes`, each on its own part of a disk `copies` times as large, copy k
-/// later by k times `shift_ns`; in the order of time.
+/// Replays requests to a disk of `bytes` `copies` times, each on its own part of a disk `copies`
+/// times as large. Copy k is k times `shift_ns` later. The result is sorted by time.
 pub fn replicate(requests: &[Request], bytes: u64, copies: u32, shift_ns: u64) -> Vec<Request> {
     let copy = |k: u64| {
         requests.iter().map(move |request| Request {
@@ -88,9 +90,9 @@ pub struct Summary {
     pub writes: u64,
     pub blocks_read: u64,
     pub blocks_written: u64,
-    /// Different blocks touched.
+    /// Distinct blocks touched.
     pub footprint_blocks: u64,
-    /// Different blocks written.
+    /// Distinct blocks written.
     pub written_footprint_blocks: u64,
 }
 
@@ -117,8 +119,8 @@ impl Summary {
     }
 }
 
-/// Share of the writes that begin where one of the last `streams` other streams of writes ended. A policy that looks
-/// for consecutive addresses can use these.
+/// Returns the share of writes that begin where one of the last `streams` other streams of writes
+/// ended. A policy that looks for consecutive addresses can use these.
 pub fn continuing(requests: &[Request], streams: usize) -> f64 {
     let mut ends: VecDeque<u64> = VecDeque::new();
     let (mut writes, mut continued) = (0u64, 0u64);
@@ -136,7 +138,7 @@ pub fn continuing(requests: &[Request], streams: usize) -> f64 {
     continued as f64 / writes.max(1) as f64
 }
 
-/// Share of the writes that begin at one of the `places` addresses most written to.
+/// Returns the share of writes that begin at one of the `places` most written addresses.
 pub fn at_busiest(requests: &[Request], places: usize) -> f64 {
     let mut counts: HashMap<u64, u64> = HashMap::new();
     for request in requests.iter().filter(|request| request.kind == Kind::Write) {
@@ -212,7 +214,8 @@ mod tests {
 
     #[test]
     fn streams_and_busy_places_are_counted() {
-        // Two streams, interleaved: with one end remembered none continues, with two all but the first of each.
+        // Two interleaved streams: with one remembered end none continues, with two all but the
+        // first of each.
         let two: Vec<Request> =
             (0..10).flat_map(|n| [write(n, n * 1024, 1024), write(n, (1 << 30) + n * 1024, 1024)]).collect();
         assert_eq!((continuing(&two, 1), continuing(&two, 2)), (0.0, 0.9));

@@ -1,13 +1,14 @@
 //! SRT: the trace format of HP's 1992 disk traces, as DiskSim reads it.
 //!
-//! Bytes: a text header up to and with the first form feed (0x0c), then records of 56 bytes, each fourteen big-endian
-//! u32: record size, record id, start time in seconds and microseconds since the start of the trace, queueing to start
-//! of service, service time (both in microseconds), length in bytes, sector, device, drive, cylinder, flags,
-//! information, queue length. A sector has 256 bytes; bit 0 of the flags is set for a read.
+//! Bytes: a text header up to and including the first form feed (0x0c), then records of 56 bytes,
+//! each fourteen big-endian u32: record size, record id, start time in seconds and microseconds
+//! since the start of the trace, queueing to start of service, service time (both in microseconds),
+//! length in bytes, sector, device, drive, cylinder, flags, information, queue length. A sector has
+//! 256 bytes; bit 0 of the flags is set for a read.
 //!
-//! Rules: one record in memory at a time beside the requests; an error names the first impossible byte; records are
-//! sorted by time, stably, since devices may have been merged. Left out: service times and queue lengths, which belong
-//! to the disks of 1992.
+//! Rules: memory holds one record at a time in addition to the requests. An error names the first
+//! impossible byte. Records are sorted by time, stably, since devices may have been merged. Left
+//! out: service times and queue lengths, which belong to the disks of 1992.
 
 use std::io::{ErrorKind, Read};
 
@@ -17,13 +18,13 @@ use super::{Kind, REQUEST_BYTES_MAX, REQUESTS_MAX, Request, TraceError};
 pub const RECORD_BYTES: usize = 56;
 /// Bytes of a sector.
 pub const SECTOR_BYTES: u64 = 256;
-/// Longest text header.
+/// Length of the longest text header (bytes).
 pub const HEADER_BYTES_MAX: u64 = 1 << 20;
 
 const FORM_FEED: u8 = 0x0c;
 const FLAG_READ: u32 = 1;
 
-/// All requests of a trace, to all devices, by time.
+/// Reads all requests of a trace, to all devices, sorted by time.
 pub fn read(mut input: impl Read) -> Result<Vec<Request>, TraceError> {
     let mut at = skip_header(&mut input)?;
     let mut requests = vec![];
@@ -44,7 +45,7 @@ pub fn read(mut input: impl Read) -> Result<Vec<Request>, TraceError> {
     Ok(requests)
 }
 
-/// Returns where the records begin.
+/// Skips the text header. Returns the offset of the first record.
 fn skip_header(input: &mut impl Read) -> Result<u64, TraceError> {
     let mut byte = [0];
     for at in 0..HEADER_BYTES_MAX {
@@ -57,7 +58,7 @@ fn skip_header(input: &mut impl Read) -> Result<u64, TraceError> {
     Err(TraceError::Header { limit: HEADER_BYTES_MAX })
 }
 
-/// Reads until `out` is full or the input ends; returns how much there was.
+/// Reads until `out` is full or the input ends. Returns the number of bytes read.
 fn fill(input: &mut impl Read, out: &mut [u8], at: u64) -> Result<usize, TraceError> {
     let mut have = 0;
     while have < out.len() {
@@ -181,11 +182,12 @@ mod tests {
                 (Some(3 | 6), Err(TraceError::Field { at, .. })) => {
                     assert!((at as usize..at as usize + 4).contains(&(bit / 8)), "the field with the bit is named");
                 }
-                // Ids, service times, queue lengths and positions are not looked at.
+                // Ids, service times, queue lengths and positions are ignored.
                 (Some(1 | 4 | 5 | 9 | 10 | 12 | 13), result) => assert_eq!(result.unwrap(), good, "bit {bit}"),
                 (Some(11), result) => assert_eq!(result.unwrap() != good, bit % 32 == (HEADER.len() * 8 + 24) % 32),
                 (Some(_), result) => assert_ne!(result.unwrap(), good, "bit {bit}"),
-                // The form feed lost, or another one made within the header: no panic is what can be asked for.
+                // The form feed is lost, or another one appears within the header: all that can be
+                // required is that nothing panics.
                 (None, _) => {}
             }
         }

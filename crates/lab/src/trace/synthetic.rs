@@ -1,8 +1,9 @@
 //! A workload from a seed: streams of consecutive writes, rewrites of hot places, reads.
 //!
-//! Owns: a rough picture of a week of a workstation's disk: several files written from front to back at the same time
-//! in requests of 1 to 8 KB, most of them again and again; metadata of one block rewritten here and there; reads. Same
-//! seed, same requests, on every machine. Not a model of any one trace: results from it are labelled as synthetic.
+//! Owns: a rough picture of a week of a workstation's disk. Several files are written from front to
+//! back at the same time in requests of 1 to 8 KB, most of them repeatedly; single metadata blocks
+//! are rewritten here and there; there are reads. The same seed gives the same requests on every
+//! machine. It does not model any particular trace: results from it are labelled as synthetic.
 
 use shoal_sim::Random;
 
@@ -15,7 +16,7 @@ pub struct Workload {
     pub requests: usize,
     /// Size of the disk (bytes, a multiple of 64 KiB).
     pub bytes: u64,
-    /// Files being written at the same time.
+    /// Files that are written at the same time.
     pub streams: usize,
 }
 
@@ -27,19 +28,19 @@ impl Default for Workload {
 
 /// Unit of a request (bytes).
 const STEP_BYTES: u64 = 1024;
-/// Where files begin (bytes).
+/// Alignment of the beginnings of files (bytes).
 const FILE_ALIGN_BYTES: u64 = 64 << 10;
-/// A stream starts a file in the first eighth of the disk this often (percent).
+/// How often a stream starts a file in the first eighth of the disk (percent).
 const HOT_PERCENT: u64 = 80;
 const READ_PERCENT: u64 = 20;
-/// Rewrites of a single block, of all writes (percent).
+/// Rewrites of a single block, as a share of all writes (percent).
 const METADATA_PERCENT: u64 = 15;
 
 impl Workload {
     pub fn requests(&self) -> Vec<Request> {
         let mut random = Random::new(self.seed);
         let places = (self.bytes / FILE_ALIGN_BYTES).max(1);
-        // Next byte and end of the file each stream is writing.
+        // Next byte and end of the file that each stream is writing.
         let mut files = vec![(0, 0); self.streams.max(1)];
         let mut time_ns = 0;
         let mut requests = Vec::with_capacity(self.requests);

@@ -1,11 +1,13 @@
 //! Inodes of ext2, ext3 and ext4, from the tables on the device.
 //!
-//! Owns: the parts of the format that lead to the inodes: superblock, group descriptors, inode bitmaps and tables.
-//! Rules: the image is only read; every number from it is checked before it is used as a size or an offset; a group
-//! that cannot be read is counted and left out. A mounted file system can be read as well, without the changes that the
-//! kernel has not written back yet.
-//! Left out: checksums, the journal, and meta_bg, which is refused. Rejected: the crate ext4-view, which finds inodes by
-//! their paths and keeps raw fields, change times and unnamed inodes to itself.
+//! Owns: the parts of the format that lead to the inodes: superblock, group descriptors, inode
+//! bitmaps and tables.
+//! Rules: the image is only read. Every number from it is checked before it is used as a size or an
+//! offset. An unreadable group is counted and skipped. A mounted file system can also be read,
+//! without the changes that the kernel has not yet written back.
+//! Left out: checksums, the journal, and meta_bg, which is refused. Rejected: the crate ext4-view,
+//! which finds inodes by their paths and does not expose raw fields, change times and unnamed
+//! inodes.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -13,12 +15,12 @@ use std::os::unix::fs::FileExt;
 
 use shoal_pack::Record;
 
-/// Most unreadable groups; beyond that the superblock is taken to belong to another device.
+/// Most unreadable groups. Beyond that the superblock is assumed to belong to another device.
 const UNREAD_MAX: u64 = 1000;
-/// Bytes of an inode that all file systems of the family have.
+/// Bytes of the inode part that all file systems of the family share.
 pub const RAW: usize = 128;
 
-/// Why an image could not be read.
+/// The reason why an image could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     #[error("is shorter than a superblock; name a directory, or an image of ext2, ext3 or ext4")]
@@ -59,7 +61,7 @@ struct Tables {
     block_bytes: u64,
     descriptors_at: u64,
     descriptor_bytes: usize,
-    /// Group descriptors say which part of a table was never used.
+    /// Whether group descriptors say which part of a table was never used.
     has_unused: bool,
 }
 
@@ -109,7 +111,8 @@ impl Tables {
         })
     }
 
-    /// The used part of a group's bitmap and its table; empty where the table was never used.
+    /// Reads the used part of a group's bitmap and of its table. Both are empty if the table was
+    /// never used.
     fn group(&self, image: &File, group: u64, inodes: u64) -> Result<(Vec<u8>, Vec<u8>), ImageError> {
         let mut descriptor = vec![0; self.descriptor_bytes];
         image.read_exact_at(&mut descriptor, self.descriptors_at + group * self.descriptor_bytes as u64)?;
@@ -174,7 +177,8 @@ const FLAGS_OF_USERS: u32 = 0x0001_00ff;
 
 fn record_of(inode: &[u8]) -> Record {
     let extra = if inode.len() > RAW + 2 { usize::from(u16_at(inode, RAW)) } else { 0 };
-    // A time, and the field that holds its nanoseconds and two more bits of its seconds.
+    // Reads a time at `at`; `extra_at` is the field with its nanoseconds and two more bits of its
+    // seconds.
     let time = |at: usize, extra_at: usize| {
         let s = i64::from(u32_at(inode, at) as i32);
         let has_extra = extra_at + 4 <= RAW + extra && extra_at + 4 <= inode.len();
@@ -183,7 +187,7 @@ fn record_of(inode: &[u8]) -> Record {
     };
     let mode = u16_at(inode, 0);
     let (ctime, is_device) = (time(12, 132), matches!(mode & 0o170000, 0o020000 | 0o060000));
-    // Old device numbers have 16 bits and lie in the first block pointer, new ones in the second.
+    // Old device numbers have 16 bits and are in the first block pointer, new ones in the second.
     let rdev = if u32_at(inode, 40) != 0 { u32_at(inode, 40) } else { u32_at(inode, 44) };
     let has_birth = RAW + extra >= 152 && inode.len() >= 152;
     Record {
@@ -197,7 +201,8 @@ fn record_of(inode: &[u8]) -> Record {
         atime: time(8, 140),
         btime: if has_birth { time(144, 148) } else { ctime },
         flags: u32_at(inode, 32) & FLAGS_OF_USERS,
-        // ext4 draws generations by chance, to tell stale handles; Shoal counts the users of a number.
+        // ext4 draws random generations to detect stale handles; Shoal counts the users of a
+        // number.
         generation: 1,
         rdev: if is_device { rdev } else { 0 },
         ..Record::default()
@@ -212,7 +217,7 @@ mod tests {
 
     use shoal_sim::Random;
 
-    /// An image made by mke2fs, with some files in it; none where there is no mke2fs.
+    /// Makes an image with some files using mke2fs; none if mke2fs is missing.
     fn image(directory: &std::path::Path, kind: &str, inode_bytes: &str) -> Option<std::path::PathBuf> {
         let (tree, image) = (directory.join("tree"), directory.join(format!("{kind}.img")));
         if !tree.exists() {
@@ -245,7 +250,8 @@ mod tests {
         for (kind, inode_bytes) in [("ext2", "128"), ("ext3", "256"), ("ext4", "256")] {
             let Some(image) = image(scratch.path(), kind, inode_bytes) else { return };
             let found = read(&File::open(image).unwrap()).unwrap();
-            // The root, lost+found and the files; mke2fs keeps the journal's and its own inodes below the first.
+            // The root, lost+found and the files. mke2fs puts the journal's inode and its own below
+            // the first one.
             assert_eq!((found.records.len(), found.unread), (42, 0), "{kind}");
             assert_eq!(found.raw.len(), 42);
             let of =
@@ -267,7 +273,7 @@ mod tests {
         for round in 0..300 {
             let mut bytes = bytes.clone();
             for _ in 0..=random.below(6) {
-                // Superblock and group descriptors.
+                // Damage the superblock and the group descriptors.
                 let at = if round % 2 == 0 { 1024 + random.below(256) } else { 1024 + random.below(8192) } as usize;
                 bytes[at] = random.next_u64() as u8;
             }

@@ -1,7 +1,8 @@
-//! Tables and the plot of the work on trees, and what must be known to read them.
+//! Tables and the plot of the work on trees, and what readers must know about them.
 //!
-//! Owns: which figure stands where. Rules: a figure is the median of the rounds, with its interval behind it; every run is in a
-//! table of its own. What a place promises changes no figure: it is said in words, and the reader compares equals.
+//! Owns: the arrangement of the figures. Rules: a figure is the median of the rounds, followed by
+//! its interval; every run is in a separate table. A place's promise changes no figure: it is
+//! stated in words, and the reader compares equals.
 
 use super::measure::{Caches, Case, Found, RATE, SECONDS, THREADS};
 use super::{Part, Plan};
@@ -61,7 +62,7 @@ pub fn notes(plan: &Plan, found: &Found) -> Vec<String> {
     notes
 }
 
-/// Which places promise the same.
+/// Describes which places promise the same.
 fn promises(found: &Found) -> Vec<String> {
     let mut same: Vec<(&str, Vec<&str>)> = vec![];
     for place in &found.places {
@@ -115,7 +116,7 @@ fn shown(median: Median) -> String {
     }
 }
 
-/// Operations as rows, places as columns.
+/// Tabulates operations as rows and places as columns.
 fn wide(found: &Found, name: &str, title: &str, unit: &str) -> Table {
     let mut columns = vec![OPERATION];
     columns.extend(found.places.iter().map(|place| place.label.as_str()));

@@ -1,9 +1,10 @@
-//! The work in turn at all places.
+//! The work, on all places in turn.
 //!
-//! Owns: the cases at a scale, the order of the runs, and what is recorded: seconds or rates of each operation, run by run. Rules:
-//! every run begins in an empty directory, and its rest is removed outside of the clock; what a place has not yet written is
-//! written before the next place's turn, outside of the clock, too. Within a case nothing is synced but what it syncs itself: a
-//! person does not wait for the disk between tar and cp.
+//! Owns: the cases at a scale, the order of the runs, and the record: seconds or rates of each
+//! operation, run by run. Rules: every run begins in an empty directory; its remains are removed
+//! outside of the measured time. Unwritten data of a place is written before the next place's turn,
+//! also outside of the measured time. Within a case only the case itself syncs: a person does not
+//! wait for the disk between tar and cp.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -27,7 +28,7 @@ const TRANSACTIONS: u32 = 100_000;
 const SYNCED_FILES: u32 = 1_000;
 const APPENDS: u32 = 20_000;
 const APPEND_BYTES: usize = 40;
-/// Of all threads together.
+/// Files of all threads together.
 const THREADED_FILES: u32 = 10_000;
 pub const THREADS: [u32; 3] = [1, 2, 4];
 const SMALL_BYTES: usize = 1024;
@@ -36,10 +37,10 @@ const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 pub const SECONDS: &str = "s";
 pub const RATE: &str = "files/s";
 
-/// What is done at a place in one turn.
+/// The work at a place in one turn.
 #[derive(Debug)]
 enum Work {
-    /// Trees, and git on them.
+    /// Work on trees, and git on them.
     Source {
         has_tree: bool,
         has_git: bool,
@@ -56,24 +57,24 @@ enum Work {
     },
 }
 
-/// Work with all its runs.
+/// Some work and all its runs.
 #[derive(Debug)]
 pub struct Case {
     work: Work,
-    /// What is timed, in order.
+    /// The timed operations, in order.
     pub operations: Vec<String>,
     pub unit: &'static str,
-    /// By place, by run, by operation.
+    /// Results by place, by run, by operation.
     pub runs: Vec<Vec<Vec<f64>>>,
 }
 
-/// What became of the kernel's caches before the first `git status`.
+/// The fate of the kernel's caches before the first `git status`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Caches {
     Dropped,
-    /// As the user wants it.
+    /// Kept at the user's request.
     Kept,
-    /// Why they could not be dropped.
+    /// The reason why they could not be dropped.
     Stuck(String),
 }
 
@@ -82,13 +83,13 @@ pub struct Found {
     pub places: Vec<Place>,
     pub cases: Vec<Case>,
     pub skipped: Vec<String>,
-    /// What the source tree is, if one was needed.
+    /// Description of the source tree, if one was needed.
     pub tree: Option<String>,
     pub caches: Option<Caches>,
 }
 
 impl Part {
-    /// What it runs.
+    /// Returns the programs that the part runs.
     fn programs(self) -> &'static [&'static str] {
         match self {
             Part::Tree => &["tar", "cp", "rm"],
@@ -151,7 +152,8 @@ fn cases(plan: &Plan) -> Vec<Case> {
     works.into_iter().map(|work| case(plan, work)).collect()
 }
 
-/// Writes all that a place has not yet written. A FUSE mount is not told of `syncfs`, but of an fsync.
+/// Writes all data that a place has not yet written. A FUSE mount does not receive `syncfs`, but
+/// does receive an fsync.
 fn settle(directory: &Path) -> Result<(), LabError> {
     let write = || {
         let place = File::open(directory)?;
@@ -162,7 +164,7 @@ fn settle(directory: &Path) -> Result<(), LabError> {
         .map_err(|error| LabError::Broken { what: format!("sync of {}", directory.display()), why: error.to_string() })
 }
 
-/// What the cases work with.
+/// The environment of the cases.
 struct Bench<'a> {
     plan: &'a Plan,
     programs: &'a Programs,
@@ -172,7 +174,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// One turn of a place.
+    /// Runs one turn of a place.
     fn once(&mut self, work: &Work, place: &Path) -> Result<Vec<f64>, LabError> {
         let is_synced = matches!(work, Work::Synced { .. });
         let directory = Directory::create_in(place)?.synced(is_synced);
@@ -213,7 +215,7 @@ impl Bench<'_> {
         }
         if let Some(repository) = source.repository.as_ref().filter(|_| has_git) {
             source.warm_repository()?;
-            // Without links, which only a place on the same file system could have.
+            // Without hard links, which only a place on the same file system could have.
             run(
                 "git",
                 &[&"clone", &"-q", &"--no-hardlinks", &"--template", &source.template, repository, &"clone"],
@@ -238,7 +240,7 @@ impl Bench<'_> {
         Ok(took)
     }
 
-    /// Makes files by several threads, each in a directory of its own; returns the seconds.
+    /// Creates files with several threads, each in its own directory. Returns the seconds.
     fn create(&self, directory: &Directory, files: u32, threads: u32) -> Outcome<f64> {
         let contents = self.contents.slice(0, SMALL_BYTES);
         let mut shares = vec![];
@@ -258,7 +260,8 @@ impl Bench<'_> {
     }
 }
 
-/// As a log grows: one small write after the other, none of them gathered by the program. Returns the seconds.
+/// Appends as a log does: one small write after the other, none of them combined by the program.
+/// Returns the seconds.
 fn append(directory: &Directory, contents: &Contents, count: u32) -> Outcome<f64> {
     let bytes = contents.slice(0, APPEND_BYTES).repeat(count as usize);
     directory.create("log", &[], APPEND_BYTES)?;
@@ -267,13 +270,14 @@ fn append(directory: &Directory, contents: &Contents, count: u32) -> Outcome<f64
     Ok(clock.elapsed().as_secs_f64())
 }
 
-/// Makes an index newer than all files. Git reads again each file that was written in the same second as its index: most of them
-/// after a fast clone, few after a slow one, so a place would pay for its speed, and pay by chance.
+/// Makes an index newer than all files. Git rereads each file that was written in the same second
+/// as its index. These are most files after a fast clone and few after a slow one, so a place would
+/// be punished for its speed, and at random.
 fn set_newest(index: &Path) -> io::Result<()> {
     File::options().write(true).open(index)?.set_modified(SystemTime::now() + Duration::from_secs(2))
 }
 
-/// Makes the kernel forget what it has read; what it has not yet written it could not forget.
+/// Makes the kernel forget what it has read. It cannot forget data that it has not yet written.
 fn drop_caches(plan: &Plan, root: &Path) -> Result<Caches, LabError> {
     if plan.keeps_caches {
         return Ok(Caches::Kept);
@@ -301,7 +305,7 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
         Bench { plan: &plan, programs: &programs, source: source.as_ref(), contents: &contents, caches: None };
     let mut random = Random::new(plan.seed);
     let bar = progress::of_runs(u64::from(plan.runs) * (cases.len() * places.len()) as u64);
-    // Nor is anything left over from making the source.
+    // Also write what making the source has left.
     settle(scratch.root())?;
     for _ in 0..plan.runs {
         for case in &mut cases {
@@ -327,7 +331,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory with these programs alone.
+    /// Makes a directory with only these programs.
     fn programs(only: &[&str]) -> tempfile::TempDir {
         let programs = tempfile::tempdir().unwrap();
         let path = std::env::var_os("PATH").unwrap();
@@ -338,7 +342,7 @@ mod tests {
         programs
     }
 
-    /// A small run at one place.
+    /// Runs a small measurement at one place.
     fn measured(programs: &tempfile::TempDir) -> Result<Found, LabError> {
         let [place, scratch] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         measure(&Plan {
@@ -389,7 +393,7 @@ mod tests {
         [&index, &file].into_iter().for_each(|path| fs::write(path, "x").unwrap());
         set_newest(&index).unwrap();
         let [index, file] = [index, file].map(|path| fs::metadata(path).unwrap().modified().unwrap());
-        // Git compares seconds.
+        // Git compares whole seconds.
         assert!(index.duration_since(file).unwrap() >= Duration::from_secs(1));
         assert!(set_newest(scratch.path()).is_err());
     }

@@ -1,8 +1,10 @@
-//! Programs as child processes.
+//! Programs run as child processes.
 //!
-//! Owns: [`Programs`]: where they are found, in what environment they run, and for how long they may. Rules: time is that from
-//! the start of a child to its end, taken when it ends and not at the next look; a child that takes too long is killed; a failure
-//! says what the program said. The user's settings of git and tar do not reach them, for one command makes the same calls everywhere.
+//! Owns: [`Programs`]: where they are found, in what environment they run, and how long they may
+//! take. Rules: the time is from the start of a child to its end, taken when it ends instead of at
+//! the next poll. A child that takes too long is killed. A failure includes what the program said.
+//! The user's settings of git and tar do not reach them, so a command makes the same calls
+//! everywhere.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -17,7 +19,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::experiment::LabError;
 
-/// Variables of the user's that change what the programs do.
+/// User variables that change what the programs do.
 const SETTINGS: [&str; 7] = [
     "TAR_OPTIONS",
     "GIT_DIR",
@@ -38,19 +40,19 @@ const ENVIRONMENT: [(&str, &str); 9] = [
     ("GIT_AUTHOR_DATE", "1600000000 +0000"),
     ("GIT_COMMITTER_DATE", "1600000000 +0000"),
 ];
-/// An error shows the end of what a program said, so many characters at most.
+/// Most characters of a program's output that an error shows, from the end.
 const COMPLAINT_MAX: usize = 500;
 
 #[derive(Debug)]
 pub struct Programs {
-    /// Directories, as in the environment's `PATH`.
+    /// Directories, in the form of the environment's `PATH`.
     pub path: OsString,
     pub timeout: Duration,
-    /// What the programs write is kept here until the next one runs.
+    /// Directory that keeps the output of a program until the next one runs.
     pub scratch: PathBuf,
 }
 
-/// What a program did.
+/// The result of a program.
 #[derive(Debug)]
 pub struct Ran {
     pub took_s: f64,
@@ -68,9 +70,9 @@ impl Programs {
         self.find(name).is_some()
     }
 
-    /// Brings a program into memory, so that no place waits for the disk that the program is on.
+    /// Loads a program into memory, so that no place waits for the disk of the program.
     pub fn load(&self, name: &str) {
-        // One that does not know the option is loaded as well.
+        // A program that does not know the option is loaded as well.
         let _ = self.run(name, &[&"--version"], &self.scratch);
     }
 
@@ -84,11 +86,11 @@ impl Programs {
         command
     }
 
-    /// Runs a program to its end, which must be a good one.
+    /// Runs a program to its end, which must be successful.
     pub fn run(&self, name: &str, words: &[&dyn AsRef<OsStr>], directory: &Path) -> Result<Ran, LabError> {
         let broken = |why: String| LabError::Broken { what: format!("{name}, in {}", directory.display()), why };
         let program = self.find(name).ok_or_else(|| broken("not in PATH; install it".into()))?;
-        // Files, not pipes: nobody has to empty them while the clock runs.
+        // Use files instead of pipes, which somebody would have to empty during the measurement.
         let [output, complaint] = ["output", "complaint"].map(|name| self.scratch.join(name));
         let create = |path| File::create(path).map_err(|error| broken(format!("{}: {error}", self.scratch.display())));
         let mut command = self.command(&program, words, directory);
@@ -97,7 +99,7 @@ impl Programs {
         let mut child = command.spawn().map_err(|error| broken(error.to_string()))?;
         let has_ended = self.wait(&child);
         if !matches!(has_ended, Ok(true)) {
-            // Ended meanwhile, perhaps.
+            // The child may have ended in the meantime.
             let _ = child.kill();
         }
         let status = child.wait().map_err(|error| broken(error.to_string()))?;
@@ -115,7 +117,7 @@ impl Programs {
         Ok(Ran { took_s, output: read(&output).map_err(|error| broken(error.to_string()))? })
     }
 
-    /// False: the child has not ended in time.
+    /// Waits for the child. Returns false if it has not ended in time.
     fn wait(&self, child: &Child) -> Result<bool, Errno> {
         let ends = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
         let deadline = Instant::now() + self.timeout;

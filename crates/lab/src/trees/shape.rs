@@ -1,9 +1,11 @@
-//! A source tree made from a seed, with the shape of a kernel's, and its tar file.
+//! A source tree made from a seed with the shape of a kernel's, and its tar file.
 //!
-//! Owns: [`Shape`]: directories, files and their sizes as a function of a seed; the ustar format, as far as files and directories
-//! need it. Sizes are log-normal: most files have some kilobytes, a few a megabyte; so are the numbers of files in directories.
-//! Contents are those of PostMark's files. Rules: bytes and files add up exactly; a directory comes before what is in it, as in
-//! every archive; one seed makes the same bytes. Left out: links, modes and owners, of which a source tree has few.
+//! Owns: [`Shape`]: directories, files and their sizes as a function of a seed; the ustar format as
+//! far as files and directories need it. Sizes are log-normal: most files have some kilobytes, a
+//! few a megabyte. The numbers of files in directories are log-normal, too. Contents are those of
+//! PostMark's files. Rules: bytes and files add up exactly; a directory precedes its contents, as
+//! in every archive; the same seed gives the same bytes. Left out: links, modes and owners, of
+//! which a source tree has few.
 
 use std::f64::consts::TAU;
 use std::io::{self, Write};
@@ -17,15 +19,16 @@ pub const FILES: u32 = 28_497;
 pub const BYTES: u64 = 384_000_000;
 const FILES_PER_DIRECTORY: u32 = 15;
 const TOP_DIRECTORIES: usize = 20;
-/// Names in the path of a directory, the root among them.
+/// Most names in the path of a directory, including the root.
 const DEPTH_MAX: usize = 8;
 /// Standard deviations of the logarithms.
 const SIZE_SIGMA: f64 = 1.4;
 const DIRECTORY_SIGMA: f64 = 1.2;
 const DEVIATIONS_MAX: f64 = 4.0;
-/// All times in the archive: not those of a clock, for one seed makes the same bytes.
+/// The time of all entries in the archive. It is constant, so that the same seed gives the same
+/// bytes.
 const MTIME_S: u64 = 1_600_000_000;
-/// Unit of tar files, and length of a name in a header.
+/// Unit of tar files; below it, the length of a name in a header.
 const BLOCK: usize = 512;
 const NAME_LEN_MAX: usize = 100;
 
@@ -33,14 +36,14 @@ const NAME_LEN_MAX: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     seed: u64,
-    /// Path, and length of a file; in an archive's order.
+    /// Path and length of each file (none for a directory), in an archive's order.
     entries: Vec<(String, Option<u64>)>,
 }
 
-/// A number from the normal distribution of mean 0 and deviation 1 (Box and Muller), without its far ends: a rare file of 5 MB
-/// would be a part of the tree's bytes that no other seed has.
+/// Draws from the normal distribution of mean 0 and deviation 1 (Box and Muller), without its far
+/// ends: a rare file of 5 MB would be a share of the tree's bytes that no other seed has.
 fn normal(random: &mut Random) -> f64 {
-    // Above 0, at most 1.
+    // A number above 0 and at most 1.
     let mut unit = || ((random.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64;
     loop {
         let drawn = (-2.0 * unit().ln()).sqrt() * (TAU * unit()).cos();
@@ -50,7 +53,7 @@ fn normal(random: &mut Random) -> f64 {
     }
 }
 
-/// `total` in log-normal shares.
+/// Splits `total` into log-normal shares.
 fn shares(random: &mut Random, count: usize, sigma: f64, total: u64) -> Vec<u64> {
     let weights: Vec<f64> = (0..count).map(|_| (sigma * normal(random)).exp()).collect();
     let all = weights.iter().sum::<f64>();
@@ -58,7 +61,7 @@ fn shares(random: &mut Random, count: usize, sigma: f64, total: u64) -> Vec<u64>
     weights
         .iter()
         .map(|weight| {
-            // The last sum is `all` itself, so that nothing is left.
+            // The last sum is `all` itself, so nothing is left over.
             sum += weight;
             let until = (total as f64 * (sum / all)) as u64;
             until - std::mem::replace(&mut given, until)
@@ -66,13 +69,13 @@ fn shares(random: &mut Random, count: usize, sigma: f64, total: u64) -> Vec<u64>
         .collect()
 }
 
-/// Paths of the directories, the root first.
+/// Returns the paths of the directories, the root first.
 fn directories(random: &mut Random, count: usize) -> Vec<String> {
     let mut found = vec![("tree".to_string(), 1)];
     while found.len() < count {
         let parent = match found.len() {
             len if len <= TOP_DIRECTORIES => 0,
-            // The lower of two draws: a tree is wide rather than deep.
+            // Take the lower of two draws: a tree is wide rather than deep.
             len => random.index(len).min(random.index(len)),
         };
         let (path, depth) = &found[parent];
@@ -96,7 +99,7 @@ impl Shape {
             }
             entries.push((directory, None));
         }
-        // A path is before all that begin with it.
+        // A path sorts before all paths that begin with it.
         entries.sort_unstable();
         Shape { seed, entries }
     }
@@ -120,7 +123,7 @@ impl Shape {
     /// Writes the tar file.
     pub fn write_tar(&self, out: &mut dyn Write) -> io::Result<()> {
         let contents = Contents::generate(self.seed, self.lens().max().unwrap_or(0) as usize);
-        // Another stream than that of the shape.
+        // Use a different stream from that of the shape.
         let mut random = Random::new(!self.seed);
         for (path, len) in &self.entries {
             out.write_all(&header(path, *len))?;
@@ -130,12 +133,12 @@ impl Shape {
                 out.write_all(&[0; BLOCK][..(len as usize).next_multiple_of(BLOCK) - len as usize])?;
             }
         }
-        // The end: two blocks of zeros.
+        // Two blocks of zeros end the file.
         out.write_all(&[0; 2 * BLOCK])
     }
 }
 
-/// The header of a file, or of a directory if it has no length: POSIX.1-1988, `ustar`.
+/// Builds the header of a file, or of a directory if there is no length: POSIX.1-1988, `ustar`.
 fn header(path: &str, len: Option<u64>) -> [u8; BLOCK] {
     assert!(path.len() < NAME_LEN_MAX, "{path}: too long for a header");
     let (mode, kind) = if len.is_some() { (0o644, b'0') } else { (0o755, b'5') };
@@ -148,7 +151,7 @@ fn header(path: &str, len: Option<u64>) -> [u8; BLOCK] {
     put(116, &octal(0, 7));
     put(124, &octal(len.unwrap_or(0), 11));
     put(136, &octal(MTIME_S, 11));
-    // While the sum is made, its own field is blank.
+    // The field of the sum is blank while the sum is computed.
     put(148, b"        ");
     put(156, &[kind]);
     put(257, b"ustar\x0000");

@@ -1,8 +1,9 @@
-//! What all places work on: the tar file of a source tree, and a git repository made of it.
+//! The input for all places: the tar file of a source tree, and a git repository made from it.
 //!
-//! Owns: [`Source`], made once in the scratch directory. Rules: the scratch directory is in no place, so that every place reads what
-//! it gets from outside; a repository is packed, as one that people clone is, and git does not pack it by itself at a time of its
-//! own; what a tree says of line ends and filters does not hold, so a clone has the tree's own bytes and a status is empty.
+//! Owns: [`Source`], made once in the scratch directory. Rules: the scratch directory is in no
+//! place, so that every place reads its input from outside. A repository is packed, like one that
+//! people clone, and git does not repack it at a time of its own. A tree's settings for line ends
+//! and filters do not apply, so a clone has the tree's own bytes and a status is empty.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -15,13 +16,13 @@ use crate::experiment::LabError;
 use crate::places::Place;
 use crate::tree;
 
-/// The tree that is worked on.
+/// The source tree used in a run.
 #[derive(Debug)]
 pub struct Source {
-    /// What it is, for the report.
+    /// Description for the report.
     pub name: String,
     pub tar: PathBuf,
-    /// None: the plan has no part that clones it.
+    /// None if the plan has no part that clones it.
     pub repository: Option<PathBuf>,
     /// Git's template of new repositories.
     pub template: PathBuf,
@@ -31,7 +32,7 @@ fn broken(path: &Path) -> impl Fn(io::Error) -> LabError {
     move |error| LabError::Broken { what: path.display().to_string(), why: error.to_string() }
 }
 
-/// The scratch directory, which is in no place.
+/// Returns the scratch directory, which must be in no place.
 pub fn scratch(plan: &Plan, places: &[Place]) -> Result<PathBuf, LabError> {
     let option = |why: String| LabError::Option { what: "--scratch", why };
     let find = |path: &Path| {
@@ -75,7 +76,7 @@ impl Source {
         Ok((tar, format!("made from the seed: {files} files in {directories} directories, {mb:.1} MB")))
     }
 
-    /// A directory or a tar file of the user's.
+    /// Takes a directory or a tar file of the user.
     fn given(path: &Path, programs: &Programs, tar: PathBuf) -> Result<(PathBuf, String), LabError> {
         let wrong = |why: String| LabError::Option {
             what: "--tree",
@@ -85,7 +86,7 @@ impl Source {
         let name = path.display().to_string();
         match fs::metadata(&whole).map_err(|error| wrong(error.to_string()))? {
             of if of.is_dir() => {
-                // A history is not part of a tree; the clone has one of its own.
+                // A history is not part of a tree; the clone has its own.
                 programs.run("tar", &[&"--exclude=.git", &"-cf", &tar, &"."], &whole)?;
                 Ok((tar, name))
             }
@@ -101,7 +102,7 @@ impl Source {
         }
         let attributes = info.join("attributes");
         fs::write(&attributes, "* -text !eol !ident !filter !working-tree-encoding\n").map_err(broken(&attributes))?;
-        // Git distrusts a tree that is another user's.
+        // Git distrusts a tree that belongs to another user.
         programs.run("tar", &[&"--no-same-owner", &"-xf", &self.tar], &work)?;
         programs.run("git", &[&"init", &"-q", &"--template", &self.template], &work)?;
         programs.run("git", &[&"add", &"--all", &"--force", &"."], &work)?;
@@ -110,14 +111,14 @@ impl Source {
             &[&"-c", &"gc.auto=0", &"-c", &"maintenance.auto=false", &"commit", &"-qm", &"the tree"],
             &work,
         )?;
-        // Without a search for deltas, which takes long and changes little of what a clone has to do.
+        // Skip the search for deltas, which takes long and changes little for a clone.
         programs.run("git", &[&"-c", &"pack.window=0", &"repack", &"-adq"], &work)?;
         fs::rename(work.join(".git"), &repository).map_err(broken(&repository))?;
         fs::remove_dir_all(&work).map_err(broken(&work))?;
         Ok(repository)
     }
 
-    /// Reads the tar file, so that no place waits for the disk that it is on.
+    /// Reads the tar file, so that no place waits for the disk of the tar file.
     pub fn warm_tar(&self) -> Result<(), LabError> {
         warm(&self.tar)
     }

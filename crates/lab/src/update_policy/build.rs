@@ -1,10 +1,11 @@
 //! A recorded build under the policies: sections 4.3 to 4.5 of the report.
 //!
-//! Owns: the replay of `data/build.csv`, the writes of a build of some of this workspace's own crates
-//! (`scripts/record-writes`), and tables 4 and 5 and figure 7 from it. Rules: the recording says when blocks are
-//! modified and files deleted; the policies decide what is written when. Only counts are replayed: neither disk nor
-//! processor is modelled, so there is no elapsed time. A line of the recording may stand for several writes in a row
-//! within a tenth of a second, which are taken as equally long.
+//! Owns: the replay of `data/build.csv`, the writes of a build of some of this workspace's own
+//! crates (`scripts/record-writes`), and tables 4 and 5 and figure 7 from it. Rules: the recording
+//! says when blocks are modified and files deleted; the policies decide what is written when. Only
+//! counts are replayed: neither disk nor processor is modelled, so there is no elapsed time. A line
+//! of the recording may stand for several consecutive writes within a tenth of a second, which are
+//! assumed to be equally long.
 
 use std::collections::BTreeSet;
 use std::collections::HashMap;
@@ -17,7 +18,7 @@ use crate::experiment::LabError;
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 
 const RECORDED: &str = include_str!("../../data/build.csv");
-/// Blocks of a file, at most; numbers of blocks are made of file and place.
+/// Most blocks of a file. Block numbers combine file and place.
 const FILE_BLOCKS_MAX: u64 = 1 << 24;
 const AIPU_30: Policy = Policy::ApproximateInterval { age_ns: 30 * S_NS, grain_ns: 30 * S_NS };
 
@@ -58,34 +59,36 @@ fn recording() -> Result<Vec<Recorded>, LabError> {
 pub struct Replayed {
     name: &'static str,
     is_delayed: bool,
-    /// The report's figures: writes of table 4; blocks scanned, written, and modified while dirty, of table 5.
+    /// The report's figures: writes of table 4; blocks scanned, blocks written, and blocks modified
+    /// while dirty, of table 5.
     paper: [Option<u64>; 4],
     counts: Counts,
-    /// Blocks written at once because they were filled; blocks that were dirty already are not counted.
+    /// Blocks written at once because they were filled, except blocks that were already dirty.
     at_once: u64,
-    /// Blocks written at once, all of them.
+    /// All blocks written at once.
     filled: u64,
-    /// Blocks of each burst, sorted.
+    /// Sizes of the bursts (blocks), sorted.
     bursts: Vec<u64>,
 }
 
 impl Replayed {
-    /// Writes as the report's kernel charges them: when a clean block is modified.
+    /// Returns the writes as the report's kernel counts them: one when a clean block is modified.
     fn charged(&self) -> u64 {
         self.counts.dirtied + self.at_once
     }
 
-    /// Blocks that reach the disk: neither modified again before, nor deleted.
+    /// Returns the blocks that reach the disk, because they are neither modified again first nor
+    /// deleted.
     fn to_disk(&self) -> u64 {
         self.counts.chosen + self.filled
     }
 
-    /// Blocks in bursts of at most `size` blocks.
+    /// Counts the blocks in bursts of at most `size` blocks.
     fn in_bursts_up_to(&self, size: u64) -> u64 {
         self.bursts[..self.bursts.partition_point(|burst| *burst <= size)].iter().sum()
     }
 
-    /// The least size such that at least this share of the blocks is in bursts up to it.
+    /// Returns the least size such that bursts up to it contain at least this share of the blocks.
     fn burst_of_share(&self, share: f64) -> u64 {
         let all: u64 = self.bursts.iter().sum();
         let enough = |size: &&u64| self.in_bursts_up_to(**size) as f64 >= share * all as f64;
@@ -103,7 +106,7 @@ struct Replay {
 }
 
 impl Replay {
-    /// Lets the policy write until an instant. A write takes no time.
+    /// Lets the policy write until `end_ns`. A write takes no time.
     fn write_until(&mut self, end_ns: u64, mut now_ns: u64) {
         while let Some(at_ns) = self.set.next_ns(now_ns).filter(|at_ns| *at_ns <= end_ns) {
             now_ns = at_ns;
@@ -123,7 +126,7 @@ impl Replay {
             self.dirty.entry(file).or_default().insert(block);
             return;
         }
-        // A filled block is written at once, with its waiting data.
+        // Write a filled block at once, with its waiting data.
         self.filled += 1;
         self.at_once += u64::from(self.set.since_ns(block).is_none());
         self.set.discarded(block, now_ns);
@@ -150,7 +153,7 @@ impl Replay {
     }
 }
 
-/// Replays the build under the report's combinations, and Sprite's rule.
+/// Replays the build under the report's combinations, and under Sprite's rule.
 pub fn replay() -> Result<Vec<Replayed>, LabError> {
     let recording = recording()?;
     let some = |figures: [u64; 4]| figures.map(Some);
@@ -238,7 +241,7 @@ pub fn tables(replayed: &[Replayed]) -> Vec<Table> {
     vec![table_4, table_5]
 }
 
-/// The report's claims about its build.
+/// Adds the report's claims about its build.
 pub fn claims(replayed: &[Replayed], claims: &mut Comparison) {
     let all =
         [("PU", false), ("PU", true), ("AIPU-1", true)].map(|(name, is_delayed)| find(replayed, name, is_delayed));

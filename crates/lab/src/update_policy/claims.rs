@@ -1,8 +1,8 @@
 //! The report's claims beside the results of the runs.
 //!
-//! Owns: the conditions under which a claim counts as shown. Rules: a verdict is the outcome of a comparison written
-//! beside it. "Near" is outside the text's range and within the margin given here; a figure that the text does not give
-//! has no verdict. Times are simulated.
+//! Owns: the conditions under which a claim counts as shown. Rules: a verdict is the outcome of a
+//! comparison stated beside it. "Near" is outside the text's range and within the margin given
+//! here. A figure that the text does not give has no verdict. Times are simulated.
 
 use super::build;
 use super::figures::{histogram, least_ms, number};
@@ -18,7 +18,7 @@ fn shown(holds: bool) -> &'static str {
     if holds { "shown" } else { "not shown" }
 }
 
-/// A figure against the report's range; `near` is the margin that still counts as near.
+/// Compares a figure with the report's range. `near` is the margin that still counts as near.
 fn from_to(ours: f64, least: f64, most: f64, near: f64) -> &'static str {
     match ours {
         _ if (least..=most).contains(&ours) => "shown",
@@ -27,7 +27,7 @@ fn from_to(ours: f64, least: f64, most: f64, near: f64) -> &'static str {
     }
 }
 
-/// Within 10% of the report's figure, or within 20%.
+/// Compares a figure with the report's: "shown" within 10%, "near" within 20%.
 fn about(ours: f64, paper: f64) -> &'static str {
     from_to(ours, paper * 0.9, paper * 1.1, paper * 0.1)
 }
@@ -38,19 +38,19 @@ impl Found {
     }
 }
 
-/// AIPU's worst read under a burst (ms).
+/// Returns AIPU's worst read under a burst (ms).
 pub fn aipu_worst_ms(found: &Found, disk: DiskModel) -> Option<f64> {
     found.bursts.iter().find(|burst| burst.disk == disk && burst.name == "AIPU").map(|burst| burst.all.worst_ms)
 }
 
-/// Claims about the remote disk.
+/// Adds claims about the remote disk.
 fn far_claims(found: &Found, claims: &mut Comparison) {
     let of = |config, has_memory, in_order| {
         found.far.iter().find(|measured| measured.far == Far { config, has_memory, in_order })
     };
     let percent = |a: f64, b: f64| (a / b - 1.0) * 100.0;
     let memory = |has_memory| if has_memory { "with memory" } else { "without memory" };
-    // The spread of the trials' means, for the report speaks of trials.
+    // The report speaks of trials, so take the spread of their means.
     let spread = |measured: &MeasuredFar| {
         let means = || measured.trials.iter().map(|trial| trial.mean_ms);
         means().fold(0.0, f64::max) - means().fold(f64::INFINITY, f64::min)
@@ -85,7 +85,7 @@ fn far_claims(found: &Found, claims: &mut Comparison) {
     }
 }
 
-/// Claims about mean responses of independent reads.
+/// Adds claims about mean responses of independent reads.
 fn crossing_claims(crossings: &[Crossing], claims: &mut Comparison) {
     for crossing in crossings {
         let loads = format!("read load {}%, write load {}%", crossing.read_percent, crossing.write_percent);
@@ -111,13 +111,13 @@ fn crossing_claims(crossings: &[Crossing], claims: &mut Comparison) {
     }
 }
 
-/// Claims about the responses of reads on one disk.
+/// Adds claims about the responses of reads on one disk.
 fn disk_claims(found: &Found, disk: DiskModel, claims: &mut Comparison) {
     let all = [PU_ASYNCHRONOUS, PU_DELAYED, AIPU_DELAYED].map(|config| found.of(disk, config));
     let [Some(asynchronous), Some(pu), Some(aipu)] = all else { return };
     let of = |claim: &str| format!("{claim}, {}", disk.name());
     let s = pu.all.worst_ms / 1000.0;
-    // The text's seconds are those of 600 blocks, the faster system's.
+    // The seconds in the text are those of 600 blocks on the faster system.
     let (paper, verdict) =
         if disk == DiskModel::Rz58 { ("8-9".into(), from_to(s, 8.0, 9.0, 1.0)) } else { (Cell::Empty, "") };
     claims.push(of("worst read of delayed PU"), paper, number(s, 2), "s", verdict);
@@ -177,7 +177,7 @@ pub fn comparison(found: &Found) -> Table {
         claims.push("reads, delayed writes, RZ58", number(38.0, 0), number(rate, 1), "1/s", about(rate, 38.0));
         let ms = aipu.all.write_ms;
         claims.push("mean write in AIPU's bursts, RZ58", number(15.0, 0), number(ms, 1), "ms", about(ms, 15.0));
-        // The reads that waited for a burst: the greatest bucket above those that did not.
+        // The reads that waited for a burst: the largest bucket above those that did not wait.
         let waited = histogram(&aipu.all.responses_us).into_iter().filter(|(bucket, _)| least_ms(*bucket) > 100.0);
         if let Some((bucket, _)) = waited.max_by_key(|(_, count)| *count) {
             let (from, to) = (least_ms(bucket), least_ms(bucket + 1));

@@ -1,7 +1,7 @@
 //! The report's figures and tables, and the questions it left open, from the runs.
 //!
-//! Owns: the tables and plots. The report gives its figures 1 to 4 as points without numbers, so claims are measured
-//! against its text (`claims`). Times are simulated.
+//! Owns: the tables and plots. The report shows its figures 1 to 4 as points without numbers, so
+//! claims are compared with its text (`claims`). Times are simulated.
 
 use super::Plan;
 use super::build;
@@ -10,12 +10,12 @@ use super::layout::{BLOCK_BYTES, DiskModel};
 use super::points::{BURST_EVERY_S, Config, ETHERNET, Found, MEMORY_BLOCKS, Measured, MeasuredFar};
 use crate::report::{Cell, Plot, Series, Style, Table};
 
-/// Buckets of the histograms in each factor of ten.
+/// Buckets of the histograms per factor of ten.
 const BUCKETS: i32 = 10;
 
-/// The report's table 1: year, buffers, access time (ms), its seconds.
+/// The report's table 1: year, buffers, access time (ms), time in seconds.
 const TABLE_1: [(u64, u64, f64, f64); 3] = [(1983, 205, 35.0, 7.2), (1993, 1638, 15.0, 26.0), (2003, 6554, 6.0, 39.0)];
-/// Its table 2: year, cache (MB), bandwidth (MB/s), its seconds.
+/// The report's table 2: year, cache (MB), bandwidth (MB/s), time in seconds.
 const TABLE_2: [(u64, f64, f64, f64); 3] =
     [(1983, 0.103, 1.0, 0.1), (1993, 6.554, 5.5, 1.2), (2003, 410.0, 30.0, 13.6)];
 
@@ -46,7 +46,7 @@ fn scatter(found: &Found, disk: DiskModel) -> Table {
     table
 }
 
-/// The remote disk's figure, and what it is about.
+/// Returns number and title of a figure about the remote disk.
 fn far_title(in_order: bool) -> (u32, String) {
     let (figure, reads) = if in_order { (6, "sequential") } else { (5, "random") };
     (figure, format!("Figure {figure}: remote {reads} reads, a slow machine with a fast server (RZ58)"))
@@ -76,17 +76,17 @@ fn far(found: &Found, in_order: bool) -> Table {
     table
 }
 
-/// Number of a response's bucket.
+/// Returns the bucket number of a response.
 fn bucket(us: u32) -> i32 {
     ((f64::from(us.max(1)) / 1000.0).log10() * f64::from(BUCKETS)).floor() as i32
 }
 
-/// Least response of a bucket (ms).
+/// Returns the least response of a bucket (ms).
 pub fn least_ms(bucket: i32) -> f64 {
     10f64.powf(f64::from(bucket) / f64::from(BUCKETS))
 }
 
-/// Reads in each bucket, from the first to the last that has any.
+/// Counts the reads in each bucket, from the first nonempty one to the last.
 pub fn histogram(responses_us: &[u32]) -> Vec<(i32, u64)> {
     let mut buckets: Vec<(i32, u64)> = vec![];
     for us in responses_us {
@@ -156,7 +156,7 @@ fn summary(found: &Found) -> Table {
             number(all.reads_per_s, 1),
             number(all.writes_per_s, 1),
             number(all.write_ms, 1),
-            // Without delay no block has an age.
+            // Without delay blocks have no age.
             if measured.config.is_delayed { number(all.age_max_s, 1) } else { Cell::Empty },
         ]);
     }

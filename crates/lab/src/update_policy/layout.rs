@@ -1,11 +1,12 @@
-//! The places of files' blocks on the simulated disk.
+//! The placement of file blocks on the simulated disk.
 //!
-//! Owns: [`DiskModel`], the two disks of the report with their caches and files; [`Layout`], an aged file system in the
-//! manner of 4.2BSD. The report does not describe it, so these are our choices: the partition is the outer 55% of the
-//! disk; a cylinder group has 32 cylinders; a file takes an eighth of a group and goes on in another one, groups evenly
-//! spread; within a group its blocks lie anywhere. So neighbouring blocks of a file are near each other, but a write of
-//! the next block still waits for the platter, which explains the report's mean write of 15 ms in a burst beside its
-//! mean access of 18 ms.
+//! Owns: [`DiskModel`], the two disks of the report with their caches and files; [`Layout`], an
+//! aged file system in the style of 4.2BSD. The report does not describe it, so these are our
+//! choices. The partition is the outer 55% of the disk; a cylinder group has 32 cylinders. A file
+//! takes an eighth of a group and continues in another one, with groups evenly spread. Within a
+//! group its blocks lie anywhere. Consecutive blocks of a file are therefore close together, but a
+//! write of the next block still waits for the platter. This explains why the report's mean write
+//! in a burst is 15 ms while its mean access is 18 ms.
 
 use clap::ValueEnum;
 use shoal_sim::Random;
@@ -16,7 +17,7 @@ pub const BLOCK_BYTES: u64 = 8192;
 const PARTITION_PERCENT: u64 = 55;
 const GROUP_CYLINDERS: u64 = 32;
 
-/// A disk of the report, on its machine.
+/// A disk of the report, with its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum DiskModel {
     Rz58,
@@ -38,7 +39,7 @@ impl DiskModel {
         }
     }
 
-    /// Blocks of the machine's buffer cache.
+    /// Returns the blocks of the machine's buffer cache.
     pub fn buffers(self) -> u64 {
         match self {
             DiskModel::Rz58 => 1228,
@@ -46,7 +47,7 @@ impl DiskModel {
         }
     }
 
-    /// Blocks of the file that is read.
+    /// Returns the blocks of the file that is read.
     pub fn read_blocks(self) -> u64 {
         let mbyte = match self {
             DiskModel::Rz58 => 34,
@@ -66,18 +67,18 @@ pub struct Layout {
 impl Layout {
     pub fn new(geometry: &Geometry) -> Layout {
         let partition = geometry.sectors() * 512 * PARTITION_PERCENT / 100;
-        // The mean over the zones: groups are a matter of distance.
+        // Use the mean over the zones: groups only matter for distance.
         let group = geometry.sectors() * 512 * GROUP_CYLINDERS / u64::from(geometry.cylinders());
         Layout { partition, group }
     }
 
-    /// Addresses of a file's blocks, in their order.
+    /// Returns the addresses of a file's blocks, in their order.
     pub fn file(&self, blocks: u64, random: &mut Random) -> Vec<u64> {
         let per_group = self.group / BLOCK_BYTES;
         let piece = per_group / 8;
         let (pieces, groups) = (blocks.div_ceil(piece), self.partition / self.group);
         let mut places = vec![];
-        // One group from each of `pieces` equal shares of the partition, in any order.
+        // Take one group from each of `pieces` equal shares of the partition, in random order.
         for share in random.shuffled(0..pieces) {
             let (first, end) = (share * groups / pieces, (share + 1) * groups / pieces);
             let group = first + random.below((end - first).max(1));
@@ -85,11 +86,12 @@ impl Layout {
             places.extend(slots.iter().take(piece as usize).map(|slot| group * self.group + slot * BLOCK_BYTES));
         }
         places.truncate(blocks as usize);
-        // Groups begin at a multiple of a sector, blocks at a multiple of the drive's unit of placement.
+        // Groups begin at a multiple of a sector, blocks at a multiple of the drive's unit of
+        // placement.
         places.iter().map(|place| place / 2048 * 2048).collect()
     }
 
-    /// A place anywhere on the partition.
+    /// Returns a random place on the partition.
     pub fn anywhere(&self, random: &mut Random) -> u64 {
         random.below(self.partition / BLOCK_BYTES) * BLOCK_BYTES
     }

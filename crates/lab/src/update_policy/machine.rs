@@ -1,10 +1,11 @@
-//! A machine with a buffer cache, an update policy and one disk, its own or a server's, in simulated time.
+//! A machine with a buffer cache, an update policy and one disk, local or on a server, in simulated
+//! time.
 //!
-//! Owns: [`Machine`], which lets a writer, a reader and the policy act on the disk's queue; the [`Load`]s they can
-//! make; the measurements ([`Trial`]). Rules: the policy is the one that serves users (`shoal-writeback`); events while
-//! the disk is busy take place in the order of time, before the disk's next request is chosen; reads go past the cache.
-//! The file system's metadata is a dirty set of its own under periodic update, as the report's system has it under
-//! either policy.
+//! Owns: [`Machine`], which lets a writer, a reader and the policy act on the disk's queue; the
+//! loads they can make; the measurements ([`Trial`]). Rules: the policy is the one that serves
+//! users (`shoal-writeback`). Events while the disk is busy are handled in time order, before the
+//! disk's next request is chosen. Reads bypass the cache. The file system's metadata is a separate
+//! dirty set under periodic update, as in the report's system under either policy.
 
 use std::sync::Arc;
 
@@ -17,34 +18,36 @@ use super::layout::{BLOCK_BYTES, DiskModel, Layout};
 use super::remote::{Event, Remote, Request, Server};
 use crate::experiment::LabError;
 
-/// How a write of the generator reaches the disk.
+/// How the generator's writes reach the disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Writes {
     /// All modified blocks wait in the cache for the policy.
     Delayed,
-    /// A block that is filled is written at once; this share of the modifications fills none and waits (0 to 1).
+    /// A filled block is written at once. This share of the modifications fills no block and waits
+    /// (0 to 1).
     Asynchronous { partial: f64 },
 }
 
 /// The writer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Writer {
-    /// Half the cache in 30 s, evenly, and never a block twice a minute.
+    /// Modifies half the cache in 30 s, evenly, and never a block twice a minute.
     HalfTheCache,
-    /// The whole cache within a second, once in `every_s` seconds.
+    /// Modifies the whole cache within a second, once every `every_s` seconds.
     Burst { every_s: u64 },
-    /// Independent writes to random blocks; a share of them modifies a block that is dirty already (0 to 1).
+    /// Makes independent writes to random blocks. A share of them modifies a block that is already
+    /// dirty (0 to 1).
     Independent { per_s: f64, hits: f64 },
 }
 
-/// The reader, which reads blocks of a file, at random if nothing else is said.
+/// The reader, which reads blocks of a file, in random order unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reader {
-    /// The next read comes `think_ns` after the end of the one before (ns).
+    /// Issues the next read `think_ns` after the end of the previous one (ns).
     Closed { think_ns: u64 },
-    /// The same, block after block and round again.
+    /// Like `Closed`, but reads block after block and starts again at the end.
     InOrder { think_ns: u64 },
-    /// Independent reads.
+    /// Makes independent reads.
     Independent { per_s: f64 },
 }
 
@@ -52,18 +55,18 @@ pub enum Reader {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setup {
     pub disk: DiskModel,
-    /// The cache has this many blocks.
+    /// Blocks of the cache.
     pub buffers: u64,
-    /// The disk is a server's. None: it is the machine's own.
+    /// The server that has the disk. None: the disk is local.
     pub remote: Option<Remote>,
     pub rule: Rule,
     pub writes: Writes,
     pub writer: Writer,
     pub reader: Reader,
     pub order: Order,
-    /// Reads measured.
+    /// Number of measured reads.
     pub reads: u64,
-    /// Time before the first of them (ns).
+    /// Time before the first measured read (ns).
     pub warm_up_ns: u64,
     pub seed: u64,
 }
@@ -75,7 +78,7 @@ pub struct Trial {
     pub responses_us: Vec<u32>,
     pub elapsed_s: f64,
     pub writes: u64,
-    /// Mean time of a write at the disk, queueing not counted (ms).
+    /// Mean time of a write at the disk, without queueing (ms).
     pub write_ms: f64,
     /// Greatest time between the first modification of a block and the end of its write (s).
     pub age_max_s: f64,
@@ -83,7 +86,8 @@ pub struct Trial {
     pub counts: Counts,
 }
 
-/// Blocks of metadata that the two processes keep dirty: superblock, two inodes, a cylinder group's map.
+/// Metadata blocks that the two processes keep dirty: superblock, two inodes, a cylinder group's
+/// map.
 const METADATA_BLOCKS: u64 = 4;
 const METADATA_NS: u64 = 30 * S_NS;
 const WRITTEN: FileId = FileId(1);
@@ -103,20 +107,20 @@ struct Machine {
     server: Option<Server<Tag>>,
     load: DiskLoad,
     set: DirtySet,
-    /// When the set should be looked at again (ns); None: at the next event.
+    /// Time at which to look at the set again (ns). None: at the next event.
     look_ns: Option<u64>,
     metadata: DirtySet,
     metadata_at: Vec<u64>,
     layout: Layout,
     read_at: Vec<u64>,
-    /// Places of written blocks by number; grows if writes are independent.
+    /// Places of written blocks by number. Grows if writes are independent.
     write_at: Vec<u64>,
     /// Writes of the generator so far.
     written: u64,
     next_write_ns: u64,
-    /// None: the reader waits for an answer.
+    /// None while the reader waits for an answer.
     next_read_ns: Option<u64>,
-    /// Reads asked for so far.
+    /// Reads issued so far.
     reads: u64,
     random: Random,
     measured: Trial,
@@ -128,7 +132,7 @@ pub fn run(setup: &Setup) -> Result<Trial, LabError> {
     Machine::new(*setup).run()
 }
 
-/// Time to the next of independent events (ns).
+/// Draws the time to the next of independent events (ns).
 fn gap_ns(per_s: f64, random: &mut Random) -> u64 {
     let unit = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
     (-(1.0 - unit).ln() / per_s * 1e9) as u64
@@ -143,11 +147,11 @@ impl Machine {
         let read_at = layout.file(setup.disk.read_blocks(), &mut random);
         let write_at = match setup.writer {
             Writer::Independent { .. } => vec![],
-            // More blocks than are dirtied in a minute.
+            // More blocks than become dirty in a minute.
             _ => layout.file(setup.buffers * 9 / 8, &mut random),
         };
         let metadata_at = (0..METADATA_BLOCKS).map(|_| layout.anywhere(&mut random)).collect();
-        // The policy's ticks and the generator do not begin together.
+        // The policy's ticks and the generator do not start together.
         let phase_ns = random.below(30 * S_NS);
         Machine {
             setup,
@@ -184,7 +188,7 @@ impl Machine {
         while (self.measured.responses_us.len() as u64) < self.setup.reads {
             let now_ns = self.clock.monotonic_ns();
             let Some(served) = self.queue.serve() else {
-                // Nobody wants the disk.
+                // The disk has nothing else to do.
                 if let Some(request) = self.server.as_mut().and_then(Server::leave) {
                     self.queue.push(request.at, false, request);
                     continue;
@@ -217,7 +221,7 @@ impl Machine {
         Ok(self.measured)
     }
 
-    /// Time of the next event after those at `now_ns` (ns).
+    /// Returns the time of the next event after those at `now_ns` (ns).
     fn next_ns(&self, now_ns: u64) -> u64 {
         let message_ns = self.server.as_ref().and_then(Server::next_ns);
         let policy_ns = [self.set.next_ns(now_ns), self.metadata.next_ns(now_ns)];
@@ -261,7 +265,7 @@ impl Machine {
         };
     }
 
-    /// One modification by the generator.
+    /// Makes one modification of the generator.
     fn write(&mut self, now_ns: u64) {
         let buffers = self.setup.buffers;
         let block = match self.setup.writer {
@@ -276,7 +280,7 @@ impl Machine {
             }
             Writer::Independent { per_s, hits } => {
                 self.next_write_ns += 1 + gap_ns(per_s, &mut self.random);
-                // Writing through has no use for a hit.
+                // Writing through does not benefit from a hit.
                 let is_hit = (self.random.below(1 << 32) as f64) < hits * (1u64 << 32) as f64;
                 if is_hit && self.setup.rule.policy != Policy::WriteThrough {
                     return;
@@ -306,7 +310,7 @@ impl Machine {
         self.load.writes_queued += 1;
     }
 
-    /// Hands a request to the disk, or to the server that has it.
+    /// Passes a request to the disk, or to the server that has it.
     fn ask(&mut self, at: u64, is_read: bool, tag: Tag, now_ns: u64) {
         match &mut self.server {
             Some(server) => server.send(at, is_read, tag, now_ns),
@@ -314,7 +318,7 @@ impl Machine {
         }
     }
 
-    /// Hands the blocks chosen by the policies to the disk.
+    /// Passes the blocks chosen by the policies to the disk.
     fn choose(&mut self, now_ns: u64) {
         for block in self.metadata.choose(now_ns, &self.load) {
             self.push(self.metadata_at[block.0 as usize], Tag::Metadata(block), now_ns);
@@ -329,7 +333,7 @@ impl Machine {
         self.look_ns = self.set.next_ns(now_ns);
     }
 
-    /// The machine has the answer to a request.
+    /// Completes a request that the machine has the answer to.
     fn complete(&mut self, tag: Tag, now_ns: u64) {
         if let Tag::Read { at_ns } = tag {
             self.load.reads_waiting -= 1;
@@ -358,7 +362,7 @@ impl Machine {
     }
 }
 
-/// Time until a disk has written as many blocks (s), all of them queued at once.
+/// Returns the time that a disk needs to write a whole cache of blocks, all queued at once (s).
 pub fn drain_s(disk: DiskModel, order: Order, places: &Places, seed: u64) -> Result<f64, LabError> {
     let clock = Arc::new(SimClock::new(0));
     let mechanical = MechanicalDisk::new(disk.drive(), clock.clone());
@@ -370,7 +374,7 @@ pub fn drain_s(disk: DiskModel, order: Order, places: &Places, seed: u64) -> Res
         Places::InARow => (0..blocks).map(|block| block * BLOCK_BYTES).collect(),
     };
     let at_once = match places.as_slice() {
-        // Merged into one request, as a driver that sorts and clusters would.
+        // Merge them into one request, like a driver that sorts and clusters.
         [0, second, ..] if *second == BLOCK_BYTES => blocks,
         _ => 1,
     };
@@ -382,12 +386,12 @@ pub fn drain_s(disk: DiskModel, order: Order, places: &Places, seed: u64) -> Res
     Ok(clock.monotonic_ns() as f64 / 1e9)
 }
 
-/// Where the blocks of a drained cache lie.
+/// The location of the blocks of a drained cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Places {
     Anywhere,
-    /// Place that the layout gives a file.
+    /// Places that the layout gives a file.
     File,
-    /// In one piece.
+    /// Contiguous places.
     InARow,
 }

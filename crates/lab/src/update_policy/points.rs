@@ -1,8 +1,10 @@
-//! The machines that are run, and the figures kept of each run.
+//! The machines to run, and the figures kept of each run.
 //!
-//! Owns: the report's four configurations ([`Config`]), and those with a disk behind a network ([`Far`]); the policies under a burst ([`Burst`]); when periodic update
-//! pays off ([`Crossing`]), and reads of seconds under asynchronous writes ([`Partial`]); [`Found`], all figures.
-//! Rules: compared machines have the same seeds; points are independent of each other, and run side by side.
+//! Owns: the report's four configurations ([`Config`]), and those with a disk behind a network
+//! ([`Far`]); the policies under a burst ([`Burst`]); when periodic update pays off ([`Crossing`]),
+//! and reads of seconds under asynchronous writes ([`Partial`]); [`Found`], all figures.
+//! Rules: compared machines have the same seeds; points are independent of each other and run side
+//! by side.
 
 use shoal_sim::mechanical::Order;
 use shoal_writeback::{Counts, Policy, Rule, S_NS, Shape};
@@ -18,12 +20,12 @@ use crate::parallel;
 
 pub const PU: Policy = Policy::Periodic { interval_ns: 30 * S_NS };
 pub const AIPU: Policy = Policy::aipu(30 * S_NS);
-/// Steady before the first read is measured.
+/// Time until the load is steady, before the first read is measured.
 const WARM_UP_NS: u64 = 95 * S_NS;
 /// Shares of writes that fill no block (percent).
 const PARTIAL: [u32; 6] = [0, 20, 40, 60, 80, 100];
 const QUICK_PARTIAL: [u32; 3] = [0, 60, 100];
-/// Between two bursts: longer than any policy needs.
+/// Interval between two bursts: longer than any policy needs.
 pub const BURST_EVERY_S: u64 = 150;
 /// Loads of reads and of writes (percent of the disk's capacity).
 const LOADS: [(u32, u32); 5] = [(30, 20), (30, 40), (50, 20), (50, 40), (50, 60)];
@@ -57,7 +59,8 @@ impl Config {
     }
 }
 
-/// The network of the remote disk: Ethernet, and what a message took on workstations of its time.
+/// The network of the remote disk: Ethernet, with the latency of a message on workstations of its
+/// time.
 pub const ETHERNET: Network = Network { latency_us: 1000.0, mbit: 10.0 };
 /// Non-volatile memory of the server: PrestoServe's 1 MB.
 pub const MEMORY_BLOCKS: u64 = (1 << 20) / BLOCK_BYTES;
@@ -71,7 +74,8 @@ pub struct Far {
 }
 
 impl Far {
-    /// The report's: random reads (figure 5), then sequential ones, always with delayed writes (figure 6).
+    /// Returns the report's combinations: random reads (figure 5), then sequential ones, always
+    /// with delayed writes (figure 6).
     pub fn all() -> impl Iterator<Item = Far> {
         let configs = |in_order: bool| Config::ALL[..3].iter().filter(move |config| config.is_delayed || !in_order);
         [false, true].into_iter().flat_map(move |in_order| {
@@ -99,7 +103,7 @@ pub struct Figures {
     pub write_ms: f64,
     pub age_max_s: f64,
     pub counts: Counts,
-    /// Sorted.
+    /// Response times, sorted.
     pub responses_us: Vec<u32>,
 }
 
@@ -135,7 +139,7 @@ impl Figures {
         }
     }
 
-    /// Reads that took longer.
+    /// Counts the reads that took longer than `ms`.
     pub fn above(&self, ms: f64) -> u64 {
         let us = (ms * 1000.0) as u32;
         (self.responses_us.len() - self.responses_us.partition_point(|response| *response <= us)) as u64
@@ -157,7 +161,7 @@ pub struct MeasuredFar {
     pub all: Figures,
 }
 
-/// A policy when the whole cache is dirtied within a second.
+/// A policy after the whole cache became dirty within a second.
 pub struct Burst {
     pub disk: DiskModel,
     pub name: String,
@@ -175,7 +179,7 @@ pub struct Partial {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AtHits {
     pub percent: u32,
-    /// PU, IPU, AIPU.
+    /// Means under PU, IPU and AIPU.
     pub mean_ms: [f64; 3],
 }
 
@@ -183,14 +187,14 @@ pub struct AtHits {
 pub struct Crossing {
     pub read_percent: u32,
     pub write_percent: u32,
-    /// Writing through, which has no use for hits.
+    /// Mean under write-through, which does not benefit from hits.
     pub through_ms: f64,
     pub by_hits: Vec<AtHits>,
 }
 
 impl Crossing {
-    /// The share of hits from which on periodic update is no worse than writing through (percent), between the points in a
-    /// straight line; None if it is worse at all of them.
+    /// Returns the share of hits from which on periodic update is no worse than writing through
+    /// (percent), interpolated linearly between the points. None if it is worse at all of them.
     pub fn at_percent(&self) -> Option<f64> {
         let over = |point: &AtHits| point.mean_ms[0] - self.through_ms;
         let Some(last) = self.by_hits.iter().rposition(|point| over(point) > 0.0) else {
@@ -228,9 +232,9 @@ enum For {
     Far(Far),
     Burst(DiskModel, String),
     Partial(DiskModel, u32),
-    /// Loads (percent).
+    /// Read and write loads (percent).
     Through(u32, u32),
-    /// Hits (percent); comes behind its loads' `Through`, three in a row.
+    /// Hits (percent). Follows the `Through` of its loads, three in a row.
     Hits(u32, usize),
 }
 
@@ -256,7 +260,7 @@ fn of_config(plan: &Plan, disk: DiskModel, config: Config, seed: u64) -> Setup {
     Setup { writes, ..setup(plan, disk, rule, seed) }
 }
 
-/// The policies compared under a burst, with their names.
+/// Returns the policies compared under a burst, with their names.
 fn under_burst(plan: &Plan) -> Vec<(String, Rule)> {
     let age_max_ns = plan.age_max_ns;
     let (age_ns, grain_ns, interval_ns) = (30 * S_NS, S_NS, 30 * S_NS);
@@ -278,7 +282,7 @@ fn under_burst(plan: &Plan) -> Vec<(String, Rule)> {
     rules.iter().map(|rule| (name(rule), *rule)).collect()
 }
 
-/// All setups, those that belong together one after the other.
+/// Returns all setups, with those that belong together adjacent.
 fn setups(plan: &Plan, service_s: f64) -> Vec<(For, Setup)> {
     let seeds = || plan.seed..plan.seed.saturating_add(plan.trials);
     let few = |all: &[u32], quick: &[u32]| if plan.is_quick { quick.to_vec() } else { all.to_vec() };
@@ -331,7 +335,8 @@ fn setups(plan: &Plan, service_s: f64) -> Vec<(For, Setup)> {
     setups
 }
 
-/// Mean time of an access anywhere on the partition (s). A load of 1 is one request in that time.
+/// Returns the mean time of an access anywhere on the partition (s). A load of 1 is one request in
+/// that time.
 fn service_s(disk: DiskModel, seed: u64) -> Result<f64, LabError> {
     Ok(machine::drain_s(disk, Order::Fifo, &Places::Anywhere, seed)? / disk.buffers() as f64)
 }

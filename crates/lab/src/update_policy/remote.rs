@@ -1,25 +1,28 @@
 //! A disk behind a network, on a server that may have non-volatile memory.
 //!
-//! Owns: [`Remote`], its properties; [`Server`], the messages on their way, and the blocks in the server's memory. It is the block
-//! server of NBD and not the file server of the report: one message for a request, one for its answer, each direction a link of its own.
-//! Rules: the server's disk takes requests in the order of arrival. Non-volatile memory, as PrestoServe's, answers a write when it has
-//! room; its blocks go to the disk while nobody else wants it, and beside others when it is nearly full. Without room a write
-//! waits for the disk as it would without such memory. A block in it that is written again takes no further room.
+//! Owns: [`Remote`], its properties; [`Server`], the messages in transit and the blocks in the
+//! server's memory. It is a block server like NBD, not the file server of the report: one message
+//! for a request, one for its answer, with a separate link for each direction.
+//! Rules: the server's disk takes requests in order of arrival. Non-volatile memory, like
+//! PrestoServe's, answers a write when it has room. Its blocks go to the disk while nothing else
+//! needs it, and alongside other requests when the memory is nearly full. Without room a write
+//! waits for the disk, as it would without this memory. Rewriting a block that is in it takes no
+//! further room.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::network::{Link, Network};
 
-/// A message without data (bytes): header of a request, or of an answer.
+/// A message without data (bytes): the header of a request or of an answer.
 const HEADER_BYTES: u64 = 64;
-/// Share of the memory from which on its blocks go to the disk beside other requests (percent).
+/// Share of the memory from which on its blocks go to the disk alongside other requests (percent).
 const NEARLY_FULL: u64 = 75;
 
 /// Properties of a remote disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Remote {
     pub network: Network,
-    /// Blocks of the server's non-volatile memory; 0: it has none.
+    /// Blocks of the server's non-volatile memory; 0 if it has none.
     pub memory_blocks: u64,
 }
 
@@ -28,14 +31,14 @@ pub struct Remote {
 pub struct Request<T> {
     pub at: u64,
     pub is_read: bool,
-    /// None: a block leaves the server's memory, and nobody waits for it.
+    /// None if a block leaves the server's memory and nobody waits for it.
     pub tag: Option<T>,
 }
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<T> {
-    /// The server's disk is to carry it out.
+    /// The server's disk must carry out the request.
     Disk(Request<T>),
     /// The client has the answer.
     Answer(T),
@@ -46,18 +49,18 @@ enum Message<T> {
     Answer(T),
 }
 
-/// A server with messages to it and from it.
+/// A server with the messages to and from it.
 pub struct Server<T> {
     remote: Remote,
     block_bytes: u64,
     to: Link,
     from: Link,
-    /// By time of arrival, and number.
+    /// Messages by time of arrival and number.
     messages: BTreeMap<(u64, u64), Message<T>>,
     number: u64,
-    /// Blocks in memory, those that wait for the disk first to last.
+    /// Blocks in memory that wait for the disk, first to last.
     kept: VecDeque<u64>,
-    /// Of them, handed to the disk.
+    /// Blocks in memory that were handed to the disk.
     leaving: VecDeque<u64>,
 }
 
@@ -93,12 +96,12 @@ impl<T: Copy> Server<T> {
         self.post(arrives_ns, Message::Answer(tag));
     }
 
-    /// When the next message arrives (ns).
+    /// Returns the arrival time of the next message (ns).
     pub fn next_ns(&self) -> Option<u64> {
         self.messages.first_key_value().map(|(&(at_ns, _), _)| at_ns)
     }
 
-    /// The next thing that happens up to `now_ns`.
+    /// Returns the next event up to `now_ns`.
     pub fn next(&mut self, now_ns: u64) -> Option<Event<T>> {
         while self.next_ns().is_some_and(|at_ns| at_ns <= now_ns) {
             let ((at_ns, _), message) = self.messages.pop_first()?;
@@ -122,7 +125,7 @@ impl<T: Copy> Server<T> {
         (self.kept.len() + self.leaving.len()) as u64
     }
 
-    /// Takes a written block into memory; false where there is no room.
+    /// Takes a written block into memory. Returns false if there is no room.
     fn keep(&mut self, at: u64) -> bool {
         if self.kept.contains(&at) {
             return true;
@@ -134,14 +137,14 @@ impl<T: Copy> Server<T> {
         has_room
     }
 
-    /// A block that leaves the memory, for a disk that nobody else wants.
+    /// Removes a block from the memory, for a disk that nothing else needs.
     pub fn leave(&mut self) -> Option<Request<T>> {
         let at = self.kept.pop_front()?;
         self.leaving.push_back(at);
         Some(Request { at, is_read: false, tag: None })
     }
 
-    /// The disk has carried out a request.
+    /// Handles a request that the disk has carried out.
     pub fn served(&mut self, request: Request<T>, now_ns: u64) {
         match request.tag {
             Some(tag) => self.answer(request.is_read, tag, now_ns),
@@ -188,7 +191,7 @@ mod tests {
             of_disk(Some(4)) && of_disk(Some(5)) && of_disk(None),
             "what has no room, and what is to leave: {events:?}"
         );
-        // All of it leaves once, and makes room.
+        // Everything leaves once and makes room.
         let leaving = std::iter::from_fn(|| server.leave()).collect::<Vec<_>>();
         for event in &events {
             if let Event::Disk(request) = event {

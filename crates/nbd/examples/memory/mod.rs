@@ -1,7 +1,8 @@
 //! A block device in this process's memory, for examples and tests.
 //!
-//! Requests are carried out in `submit`. The memory is cut into shards with a lock each, so that connections do not
-//! wait for one another; a request over several shards is not atomic, as the contract allows. Nothing survives.
+//! Requests are carried out in `submit`. The memory is divided into shards with a lock each, so
+//! that connections do not wait for one another. A request over several shards is not atomic, as
+//! the contract allows. Nothing survives.
 
 use parking_lot::RwLock;
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
@@ -19,12 +20,12 @@ impl MemoryDevice {
         let shards = bytes.div_ceil(SHARD_BYTES as u64);
         MemoryDevice {
             geometry: BlockGeometry { bytes, block_bytes, atomic_bytes: block_bytes, survives_process: false },
-            // Allocated zeroed, so pages that are never touched cost nothing.
+            // The memory is allocated zeroed, so pages that are never touched cost nothing.
             shards: (0..shards).map(|_| RwLock::new(vec![0; SHARD_BYTES])).collect(),
         }
     }
 
-    /// Calls `part` for the piece of each shard: shard, offset in it, range of the request.
+    /// Calls `part` for the piece in each shard: shard, offset in it, range of the request.
     fn parts(at: u64, len: usize, mut part: impl FnMut(usize, usize, std::ops::Range<usize>)) {
         let mut done = 0;
         while done < len {

@@ -1,13 +1,14 @@
-//! Requests that can be made again, and the changes that a server may still forget.
+//! Requests that can be repeated, and the changes that a server may still lose.
 //!
-//! Rules: a change is kept from its completion until a flush that was submitted after it completes. Order is that of completion.
+//! Rules: a change is kept from its completion until a flush that was submitted after it completes.
+//! Changes are kept in order of completion.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use shoal_media::Request;
 
-/// A request that can be made again.
+/// A request that can be repeated.
 pub(super) enum Again {
     Read { at: u64, len: usize },
     Write { at: u64, bytes: Vec<u8>, fua: bool },
@@ -41,7 +42,7 @@ impl Again {
         !matches!(self, Again::Read { .. } | Again::Flush)
     }
 
-    /// Memory that keeping it takes (bytes).
+    /// Memory needed to keep the request (bytes).
     pub(super) fn bytes(&self) -> usize {
         64 + if let Again::Write { bytes, .. } = self { bytes.len() } else { 0 }
     }
@@ -60,7 +61,7 @@ impl Kept {
         self.changes.push_back((number, again));
     }
 
-    /// A flush covered the changes up to this number.
+    /// Drops the changes up to this number, which a flush covered.
     pub(super) fn flushed(&mut self, number: u64) {
         while let Some((_, again)) = self.changes.front().filter(|(change, _)| *change <= number) {
             self.bytes -= again.bytes();

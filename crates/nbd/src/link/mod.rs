@@ -1,17 +1,19 @@
 //! A client that connects again when its connection is lost.
 //!
-//! Owns the patience: for `lost_after` it tries to reach the server. Requests in flight are repeated on the new
-//! connection; new requests wait. After that time, or when another server answers, every request fails for good. A
-//! server that stays but stops answering counts as lost in the same time.
+//! Owns the patience: for `lost_after` it tries to reach the server. Requests in flight are
+//! repeated on the new connection; new requests wait. After that time, or when another server
+//! answers, every request fails for good. A server that is reachable but stops answering counts as
+//! lost after the same time.
 //! Rules:
-//! - A change may be repeated on a new connection only if the old one can have no more effect: a request of a dead
-//!   connection may be carried out long after a newer one. A server of ours is told which client the connection belongs
-//!   to ([`Link::claim`]), and ends older connections first. Elsewhere it depends on the other users of the server
-//!   ([`Reliance`]).
-//! - A server with a cache can be relied on only for changes that a flush covered: completed changes are kept until
-//!   then and repeated, in order, on a new connection before anything else. At most `kept_bytes_max` are kept; beyond
-//!   that, writes complete with a flush of our own.
-//! - The owner recognises whether the server is still the one it was, before anything is sent ([`Owner`]).
+//! - A change may be repeated on a new connection only if the old connection can have no more
+//!   effect. Otherwise a request of a dead connection may be carried out long after a newer one. A
+//!   Shoal server is told which client the connection belongs to ([`Link::claim`]), and ends older
+//!   connections first. With other servers it depends on their other users ([`Reliance`]).
+//! - A server with a cache can be relied on only for changes that a flush covered. Completed
+//!   changes are kept until then and repeated, in order, on a new connection before anything else.
+//!   At most `kept_bytes_max` are kept; beyond that, writes complete with a flush of our own.
+//! - Before anything is sent, the owner checks whether the server is still the same one
+//!   ([`Owner`]).
 //! - Completions run without a lock held. Threads: one here (`reconnect`), two in the client.
 
 mod again;
@@ -32,19 +34,20 @@ use crate::connect::ConnectError;
 use crate::wire::transmission::FLAG_SEND_FLUSH;
 use again::{Again, Kept};
 
-/// Changes that are kept at most (bytes); where a limit leaves this process little memory, this part of it.
+/// Maximum bytes of changes kept; and, if this process's memory is limited, the part of that memory
+/// they may take (one of so many).
 const KEPT_BYTES_MAX: usize = 32 << 20;
 const KEPT_PART: u64 = 32;
 
-/// Changes that a server still has when the connection to it broke.
+/// Changes that a server still has after the connection to it broke.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reliance {
-    /// Those that a flush covered. The server has no other user, so changes that were in flight are made again, in
-    /// order.
+    /// The changes that a flush covered. The server has no other user, so changes that were in
+    /// flight are repeated, in order.
     #[default]
     Flushed,
-    /// Those that it completed. A change in flight is made again only where the server ends older connections first;
-    /// elsewhere it fails as uncertain, and its owner uses another place.
+    /// The changes that it completed. A change in flight is repeated only if the server ends older
+    /// connections first. Otherwise it fails as uncertain, and its owner uses another place.
     Completed,
 }
 
@@ -58,7 +61,8 @@ pub struct LinkOptions {
     pub contexts: Vec<String>,
     /// See [`ClientOptions`].
     pub flush_may_be_missing: bool,
-    /// Memory that this process may use (bytes), if that is limited: the less it is, the fewer changes are kept.
+    /// Memory limit of this process (bytes), if it has one. The lower it is, the fewer changes are
+    /// kept.
     pub memory_limit: Option<u64>,
 }
 
@@ -67,22 +71,22 @@ pub struct LinkOptions {
 pub enum Refused {
     /// The link tries again.
     Unreachable(String),
-    /// Another client has the server.
+    /// Another client has taken the server over.
     TakenOver,
-    /// Another server, or one that lost what it held.
+    /// Another server answers, or the server lost its contents.
     Another(String),
 }
 
 /// Reason why a link is over for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Its owner closed it.
+    /// The owner closed the link.
     Closed,
     /// The server could not be reached for `lost_after`.
     Away { lost_after: Duration, why: String },
-    /// Another client has the server.
+    /// Another client has taken the server over.
     TakenOver,
-    /// Another server, or one that lost what it held.
+    /// Another server answers, or the server lost its contents.
     Another(String),
 }
 
@@ -106,38 +110,39 @@ impl std::fmt::Display for End {
     }
 }
 
-/// The owner of a link: it recognises the server and is told of its end. Called from the link's thread, without a lock
-/// held.
+/// The owner of a link: it recognises the server and is told of the link's end. Called from the
+/// link's thread, without a lock held.
 pub trait Owner: Send + Sync {
-    /// Is the server that answers on this new connection the one there was? `written`: something was written to it.
+    /// Checks whether the server on this new connection is the same as before. `written`: something
+    /// was written to it.
     fn recognise(&self, _client: &Client, _written: bool) -> Result<(), Refused> {
         Ok(())
     }
 
-    /// Error of a change that may have been made, or may still be.
+    /// Returns the error of a change that may have been made, or may still be made.
     fn uncertain(&self, why: &str) -> io::Error {
         io::Error::new(io::ErrorKind::NotConnected, why)
     }
 
-    /// Error of every request from now on.
+    /// Returns the error of every request from now on.
     fn gone(&self, end: &End) -> io::Error {
         io::Error::new(end.kind(), end.to_string())
     }
 
-    /// Called once a second, while the server can be reached.
+    /// Called once a second while the server can be reached.
     fn look(&self, _client: &Client) {}
 
-    /// Called when the link is over; requests fail already.
+    /// Called when the link is over. Requests already fail.
     fn ended(&self, _end: &End) {}
 }
 
-/// An owner that knows nothing of the server, and need not be told.
+/// An owner that knows nothing about the server and need not be told anything.
 impl Owner for () {}
 
 struct Operation {
     again: Arc<Again>,
     started: Instant,
-    /// Changes completed before it was submitted. A flush covers these.
+    /// Changes completed before the operation was submitted. A flush covers these.
     after: u64,
     done: Completion,
 }
@@ -161,7 +166,7 @@ struct State {
     /// Completed writes whose completion waits for our own flush.
     held: Vec<(Completion, Vec<u8>)>,
     flushing: bool,
-    /// A write was completed.
+    /// A write was completed on the server, for [`Owner::recognise`].
     written: bool,
     /// Client that the connections belong to.
     client_id: Option<(ClientId, u64)>,
@@ -188,18 +193,18 @@ pub struct Link {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How many bytes of changes may be kept, in so much memory.
+/// Returns how many bytes of changes may be kept under a memory limit.
 fn kept_bytes_max(limit: Option<u64>) -> usize {
     limit.map_or(KEPT_BYTES_MAX, |limit| KEPT_BYTES_MAX.min((limit / KEPT_PART) as usize))
 }
 
 impl Link {
-    /// Connects. From the first lost connection on, the owner is asked.
+    /// Connects. The owner is asked from the first lost connection on.
     pub fn connect(uri: &Uri, options: &LinkOptions, owner: Arc<dyn Owner>) -> Result<Link, ConnectError> {
         let lost_after = options.lost_after;
         let client_options = ClientOptions {
             connect_timeout: lost_after.min(Duration::from_secs(10)),
-            // The other half is for connecting again.
+            // The other half is for reconnecting.
             request_timeout: (lost_after / 2).max(Duration::from_millis(50)),
             contexts: options.contexts.clone(),
             flush_may_be_missing: options.flush_may_be_missing,
@@ -229,7 +234,7 @@ impl Link {
         Ok(Link { shared, thread: Some(thread) })
     }
 
-    /// The present connection, for requests that block devices do not have.
+    /// Returns the present connection, for requests that block devices do not have.
     pub fn client(&self) -> Option<Arc<Client>> {
         self.shared.state.lock().client.clone()
     }
@@ -239,7 +244,8 @@ impl Link {
         self.shared.state.lock().written = written;
     }
 
-    /// Claims the server for a client from now on. Fails if it is another client's, or cannot be reached.
+    /// Claims the server for a client from now on. Fails if another client has it, or if it cannot
+    /// be reached.
     pub fn claim(&self, claim: Claim) -> Result<(), ConnectError> {
         let options = ClientOptions { claim: Some(claim), ..self.shared.client_options.clone() };
         let client = Client::connect(&self.shared.uri, &options)?;
@@ -253,19 +259,19 @@ impl Link {
         Ok(())
     }
 
-    /// Asks whether the server would let this client have it, on a connection of its own; false if it knows no clients.
-    /// Changes nothing.
+    /// Asks the server on a separate connection whether this client could have it. Returns false if
+    /// the server knows no clients. Changes nothing.
     pub fn ask(&self, client: ClientId, epoch: u64) -> Result<bool, ConnectError> {
         let options = ClientOptions { claim: Some(Claim::Ask(client, epoch)), ..self.shared.client_options.clone() };
         Ok(Client::connect(&self.shared.uri, &options)?.is_claimed())
     }
 
-    /// Does the server end older connections before a newer one transmits?
+    /// Returns whether the server ends older connections before a newer one transmits.
     pub fn is_fenced(&self) -> bool {
         self.shared.state.lock().is_fenced
     }
 
-    /// Can a flush make anything durable? Some servers know none.
+    /// Returns whether a flush can make anything durable. Some servers have no flush.
     pub fn can_flush(&self) -> bool {
         self.client().is_some_and(|client| client.export().flags & FLAG_SEND_FLUSH != 0)
     }
@@ -305,7 +311,7 @@ impl Drop for Link {
         self.shared.state.lock().closing = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
-            // It ends with `fail`, which leaves nothing waiting.
+            // The thread ends with `fail`, which leaves no request waiting.
             let _ = thread.join();
         }
     }
@@ -367,7 +373,8 @@ impl Shared {
         let is_over = state.generation != generation || state.client.is_none();
         // Such a server can be relied on only for changes that a flush covered.
         if is_over && self.reliance == Reliance::Flushed && operation.again.changes_data() && state.failed.is_none() {
-            // Too late for the changes that the next connection begins with.
+            // The change is not among those that the next connection repeats first, so it is
+            // repeated here.
             drop(state);
             return self.start(operation, None);
         }
@@ -395,12 +402,12 @@ impl Shared {
         done(Ok(buffer));
     }
 
-    /// A flush of our own, so that the kept changes stay bounded.
+    /// Flushes, so that the kept changes stay bounded.
     fn flush_kept(self: &Arc<Self>) {
         let shared = self.clone();
         let done: Completion = Box::new(move |_| {
-            // A failed flush has poisoned the link, and the owner learns it from its own flush. The writes themselves
-            // were done.
+            // A failed flush has poisoned the link, and the owner learns of it from its own flush.
+            // The writes themselves were done.
             let held = {
                 let mut state = shared.state.lock();
                 state.flushing = false;

@@ -1,8 +1,9 @@
-//! The link's thread: it notices that a connection is lost, makes another one, and repeats on it the changes that the
-//! server may have forgotten.
+//! The link's thread: it notices that a connection is lost, makes a new one, and repeats the
+//! changes that the server may have lost.
 //!
-//! Rules: a new connection is used only after its server was recognised and all kept changes were made again, many at a
-//! time, in order where they overlap. Once a second the owner may look at the server.
+//! Rules: a new connection is used only after its server was recognised and all kept changes were
+//! repeated, many at a time, in order where they overlap. Once a second the owner may check the
+//! server.
 
 use std::ops::Range;
 use std::sync::{Arc, mpsc};
@@ -19,7 +20,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 /// Maximum number of kept changes in flight on a new connection.
 const REPEATED_AT_ONCE: usize = 64;
-/// No kept change is added while this many of their bytes are in flight.
+/// No kept change is added while this many bytes of them are in flight.
 const REPEATED_BYTES: u64 = 1 << 20;
 
 impl Shared {
@@ -126,7 +127,7 @@ impl Shared {
         Ok(client)
     }
 
-    /// Makes changes again that the server may have forgotten: many at a time, in order where they overlap.
+    /// Repeats changes that the server may have lost: many at a time, in order where they overlap.
     fn repeat(&self, client: &Client, kept: &[Arc<Again>]) -> Result<(), Refused> {
         let (sender, receiver) = mpsc::channel();
         let mut in_flight: Vec<Range<u64>> = Vec::new();
@@ -149,14 +150,14 @@ impl Shared {
             let range = at..at + len;
             let overlaps = |other: &Range<u64>| range.start < other.end && other.start < range.end;
             let bytes: u64 = in_flight.iter().map(|other| other.end - other.start).sum();
-            // All of these together have the time-out of one request.
+            // All of these together get the time-out of one request.
             let full = in_flight.len() >= REPEATED_AT_ONCE || bytes >= REPEATED_BYTES;
             if full || in_flight.iter().any(overlaps) {
                 finish(&mut in_flight)?;
             }
             let sender = sender.clone();
             let done = move |result| {
-                // After an error the rest is not received.
+                // After an error, the other results are not received.
                 let _ = sender.send(result);
             };
             client.submit(request, Box::new(done));

@@ -1,7 +1,8 @@
 //! Links over servers that go away, come back, come back empty, or hang.
 //!
-//! The servers run in this process on UNIX sockets; their device has a cache that dies with the server, as a power loss
-//! or a server without a disk would have it. Every wait is bounded by the link's own patience.
+//! The servers run in this process on UNIX sockets. Their device has a cache that dies with the
+//! server, as after a power loss or on a server without a disk. Every wait is bounded by the link's
+//! own patience.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use crate::{Export, Listen, Server, ServerOptions};
 const BYTES: usize = 64 << 20;
 const LOST_AFTER: Duration = Duration::from_secs(4);
 
-/// A device with slow writes: of those that come together, the first takes longest.
+/// A device with slow writes. The first of several concurrent writes takes longest.
 #[derive(Default)]
 struct Late {
     is_on: AtomicBool,
@@ -112,7 +113,7 @@ impl World {
         self.server = Some(serve(&self.socket, &self.disk, &self.late));
     }
 
-    /// The server ends at once, and with it what its cache held.
+    /// Ends the server at once, and its cache with it.
     fn kill(&mut self) {
         self.server = None;
     }
@@ -211,7 +212,7 @@ fn what_was_in_flight_is_repeated_on_the_new_connection_if_the_server_ends_older
 #[test]
 fn a_change_that_a_dead_connection_may_still_bring_is_not_repeated() {
     let mut world = World::new();
-    // As any other server, it was not told which client the connection belongs to.
+    // Like any other server, it was not told which client the connection belongs to.
     let link = world.link(Reliance::Completed, LOST_AFTER);
     assert!(!link.is_fenced());
     world.cache().hangs.store(true, Ordering::SeqCst);
@@ -277,7 +278,7 @@ fn a_server_restarted_in_order_under_load_fails_nothing() {
         let load: Vec<_> = (0..4).map(|number| scope.spawn(move || exchange(number))).collect();
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(20));
-            // It answers what it has taken, and tells the rest that it is going.
+            // It answers the requests it has taken, and tells the rest that it is shutting down.
             let (server, _) = world.server.take().unwrap();
             server.shut_down(Duration::from_secs(2));
             world.start();

@@ -1,16 +1,17 @@
 //! The client's side of the handshake.
 //!
-//! STARTTLS first if TLS is wanted, then structured replies, contexts and GO, each left out when the server does not
-//! know it; EXPORT_NAME where there is no GO. With TLS wanted there is no way on without it. Replies are bounded in
-//! size and number, and each must belong to the option that was asked last.
+//! The order is STARTTLS if TLS is wanted, then structured replies, contexts and GO. Each is left
+//! out if the server does not know it, and EXPORT_NAME replaces GO. A client that wants TLS does
+//! not go on without it. Replies are bounded in size and number, and each must belong to the option
+//! that was asked last.
 
 use super::HandshakeError;
 use crate::wire::handshake::*;
 use crate::wire::{self, TEXT_BYTES_MAX, WireError};
 
-/// Longest data of an option reply that is taken (bytes): a name, a description, and their lengths.
+/// Longest accepted data of an option reply (bytes): a name, a description, and their lengths.
 pub const REPLY_BYTES_MAX: u32 = 2 * TEXT_BYTES_MAX as u32 + 64;
-/// Most exports of a list that are taken.
+/// Maximum exports accepted from a list.
 pub const LIST_ENTRIES_MAX: usize = 1 << 14;
 /// Largest export: offsets must fit signed 64-bit integers, as files' do.
 pub const EXPORT_BYTES_MAX: u64 = i64::MAX as u64;
@@ -18,13 +19,13 @@ pub const EXPORT_BYTES_MAX: u64 = i64::MAX as u64;
 /// The caller's next step.
 #[derive(Debug)]
 pub enum Step {
-    /// Send the output; call again, with more input if nothing was consumed.
+    /// Send the output and call again, with more input if nothing was consumed.
     More,
     /// Do the TLS handshake and call `tls_is_on`.
     StartTls,
     /// Transmission begins.
     Agreed(Agreed),
-    /// The list; send the output and close.
+    /// The list has come. Send the output and close.
     Listed(Vec<ListEntry>),
 }
 
@@ -46,7 +47,7 @@ pub struct Wish {
     pub name: String,
     pub contexts: Vec<String>,
     pub tls: bool,
-    /// The list of exports instead of an export.
+    /// Ask for the list of exports instead of an export.
     pub list: bool,
 }
 
@@ -89,13 +90,13 @@ impl Handshake {
         }
     }
 
-    /// TLS is up; `out` gets the first option through it.
+    /// Records that TLS is up, and appends the first option through it to `out`.
     pub fn tls_is_on(&mut self, out: &mut Vec<u8>) {
         self.tls = true;
         self.first_option(out);
     }
 
-    /// Consumes at most one message; returns how many bytes of the input that was.
+    /// Consumes at most one message. Returns how many bytes of the input were consumed.
     pub fn advance(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), HandshakeError> {
         match self.state {
             State::Greeting => {
@@ -227,7 +228,7 @@ impl Handshake {
         match (asked, kind) {
             (_, REP_ERR_TLS_REQD) if !self.tls => return Err(HandshakeError::NeedsTls),
             (OPT_STARTTLS, _) => return Err(HandshakeError::NoTls { message }),
-            // Both are conveniences: without them there are simple replies and no contexts.
+            // Both are optional: without them there are simple replies and no contexts.
             (OPT_STRUCTURED_REPLY, _) => self.ask_go(out),
             (OPT_SET_META_CONTEXT, _) => {
                 self.contexts.clear();

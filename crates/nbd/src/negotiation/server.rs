@@ -1,8 +1,9 @@
 //! The server's side of the handshake.
 //!
-//! Fixed newstyle. With TLS configured it is required: every option but STARTTLS and ABORT is refused before it, and
-//! structured replies and contexts agreed on before it are forgotten. Options are counted and their data is bounded;
-//! data too long to be legal is skipped and refused, data far too long ends the connection.
+//! The server speaks fixed newstyle. If TLS is configured, it is required: every option but
+//! STARTTLS and ABORT is refused before it, and structured replies and contexts agreed on before it
+//! are forgotten. Options are counted and their data is bounded: data too long to be legal is
+//! skipped and refused, data far too long ends the connection.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::wire::{TEXT_BYTES_MAX, WireError};
 /// The caller's next step.
 #[derive(Debug)]
 pub enum Step {
-    /// Send the output; call again, with more input if nothing was consumed.
+    /// Send the output and call again, with more input if nothing was consumed.
     More,
     /// Send the output, then do the TLS handshake and call `tls_is_on`.
     StartTls,
@@ -35,7 +36,7 @@ pub struct Session {
     pub(crate) ticket: Option<Ticket>,
 }
 
-/// Id of the context that names a connection's client; it takes no requests.
+/// Id of the context that names a connection's client. No request may use it.
 const CLAIM_ID: u32 = 1 << 30;
 
 /// Selected contexts with their ids.
@@ -51,7 +52,7 @@ impl std::fmt::Debug for Session {
 enum State {
     Flags,
     Option,
-    /// Data of a refused option that is still to come (bytes).
+    /// Data of a refused option that is still to be skipped (bytes).
     Skip {
         left: u32,
     },
@@ -79,7 +80,7 @@ pub struct Handshake<'a> {
 type Refused = (u32, String);
 
 impl<'a> Handshake<'a> {
-    /// Begins with the greeting in `out`.
+    /// Begins a handshake, with the greeting in `out`.
     pub fn new(
         catalog: &'a dyn Catalog,
         limits: &'a Limits,
@@ -109,7 +110,7 @@ impl<'a> Handshake<'a> {
         self.closing = true;
     }
 
-    /// TLS is up: what was agreed on before does not count any more.
+    /// Records that TLS is up. Nothing agreed on before counts any more.
     pub fn tls_is_on(&mut self) {
         self.peer.tls = true;
         self.structured = false;
@@ -117,7 +118,7 @@ impl<'a> Handshake<'a> {
         self.claim = None;
     }
 
-    /// Consumes at most one message; returns how many bytes of the input that was.
+    /// Consumes at most one message. Returns how many bytes of the input were consumed.
     pub fn advance(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), HandshakeError> {
         match self.state {
             State::Flags => {
@@ -195,7 +196,7 @@ impl<'a> Handshake<'a> {
         }
     }
 
-    /// Carries out an option that can be refused; the caller adds the final reply.
+    /// Carries out an option that can be refused. The caller adds the final reply.
     fn haggle(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Step, Refused> {
         match option {
             OPT_LIST => {
@@ -243,7 +244,7 @@ impl<'a> Handshake<'a> {
         if option == OPT_INFO {
             return Ok(Step::More);
         }
-        // The last step: older connections end here.
+        // In this last step, older connections are ended.
         let clients = export.clients.clone();
         let ticket = match (self.claim.take(), clients) {
             (Some(claim @ Claim::Ask(..)), Some(clients)) => {
@@ -260,7 +261,8 @@ impl<'a> Handshake<'a> {
     fn meta_context(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Step, Refused> {
         let set = option == OPT_SET_META_CONTEXT;
         if set {
-            // Also when it fails: a client must not go on with contexts it tried to replace.
+            // Clear them even if the option fails: a client must not go on with contexts it tried
+            // to replace.
             self.contexts = None;
             self.claim = None;
         }
@@ -292,7 +294,7 @@ impl<'a> Handshake<'a> {
         Ok(Step::More)
     }
 
-    /// The one option that cannot be refused other than by closing.
+    /// Carries out the one option that can be refused only by closing.
     fn export_name(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Step, HandshakeError> {
         let name = decode_name(data)?;
         if self.tls_required && !self.peer.tls {

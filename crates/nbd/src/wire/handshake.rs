@@ -1,7 +1,8 @@
 //! Messages of the handshake: greeting, options, option replies.
 //!
-//! `decode` functions get exactly the bytes of one message (or of the data behind its header); headers have a fixed
-//! size. The order of messages and the limits on their number are left to `negotiation`.
+//! `decode` functions take exactly the bytes of one message (or of the data after its header).
+//! Headers have a fixed size. The order of messages and the limits on their number are left to
+//! `negotiation`.
 
 use super::{Fields, TEXT_BYTES_MAX, WireError, text};
 
@@ -25,7 +26,7 @@ pub const OPT_GO: u32 = 7;
 pub const OPT_STRUCTURED_REPLY: u32 = 8;
 pub const OPT_LIST_META_CONTEXT: u32 = 9;
 pub const OPT_SET_META_CONTEXT: u32 = 10;
-/// 64-bit lengths; refused here, since requests end at 32 MiB anyway.
+/// 64-bit lengths. Refused here, since requests are at most 32 MiB anyway.
 pub const OPT_EXTENDED_HEADERS: u32 = 11;
 
 pub const REP_ACK: u32 = 1;
@@ -53,14 +54,14 @@ pub const GREETING_BYTES: usize = 18;
 pub const CLIENT_FLAGS_BYTES: usize = 4;
 pub const OPTION_HEADER_BYTES: usize = 16;
 pub const OPTION_REPLY_HEADER_BYTES: usize = 20;
-/// Reply to `OPT_EXPORT_NAME` without and with the reserved zeroes.
+/// Length of the reply to `OPT_EXPORT_NAME`, and of the reserved zeroes that may follow it.
 pub const EXPORT_NAME_REPLY_BYTES: usize = 10;
 pub const RESERVED_ZEROES_BYTES: usize = 124;
 
-/// Most information requests and context queries of one option.
+/// Maximum information requests or context queries of one option.
 pub const LIST_ITEMS_MAX: usize = 64;
 
-/// The server's first message; returns the handshake flags.
+/// Decodes the server's first message and returns the handshake flags.
 pub fn decode_greeting(message: &[u8; GREETING_BYTES]) -> Result<u16, WireError> {
     let mut fields = Fields::new("greeting", message);
     fields.magic64(INIT_MAGIC)?;
@@ -88,7 +89,7 @@ impl OptionHeader {
     }
 }
 
-/// An option with its data.
+/// Appends an option with its data.
 pub fn encode_option(option: u32, data: &[u8], out: &mut Vec<u8>) {
     out.extend(OPTION_MAGIC.to_be_bytes());
     out.extend(option.to_be_bytes());
@@ -188,7 +189,7 @@ impl MetaRequest {
     }
 }
 
-/// An export name, the data of `OPT_EXPORT_NAME`.
+/// Decodes an export name, the data of `OPT_EXPORT_NAME`.
 pub fn decode_name(data: &[u8]) -> Result<String, WireError> {
     text("export name", data)
 }
@@ -261,7 +262,8 @@ impl Info {
 }
 
 impl BlockSizes {
-    /// The protocol's rules: a minimum of 1 to 64 KiB, powers of two, the maximum no smaller than the minimum.
+    /// Checks the protocol's rules: a minimum of 1 byte to 64 KiB; minimum and preferred size are
+    /// powers of two; the maximum is a multiple of the minimum, or unbounded.
     pub fn check(&self) -> Result<(), WireError> {
         let wrong = |what, found: u32| Err(WireError::Value { what, found: found.into() });
         if !self.minimum.is_power_of_two() || self.minimum > 1 << 16 {

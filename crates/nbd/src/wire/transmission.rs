@@ -1,7 +1,8 @@
 //! Messages of the transmission phase: requests, simple replies, structured reply chunks.
 //!
-//! Headers have a fixed size and fit a `Head`, so that sending needs no allocation. Payloads of chunks are decoded
-//! from exactly their bytes. Whether a cookie is known and a range lies within its request is left to the client.
+//! Headers have a fixed size and fit a `Head`, so that sending needs no allocation. Payloads of
+//! chunks are decoded from exactly their bytes. The client checks whether a cookie is known and a
+//! range lies within its request.
 
 use super::{Fields, TEXT_BYTES_MAX, WireError, message};
 
@@ -62,7 +63,8 @@ pub const ESHUTDOWN: u32 = 108;
 pub const REQUEST_BYTES: usize = 28;
 pub const SIMPLE_REPLY_BYTES: usize = 16;
 pub const CHUNK_HEADER_BYTES: usize = 20;
-/// Longest payload of an error chunk: code, message length, message, and the offset or what a later version adds.
+/// Longest payload of an error chunk: code, message length, message, and the offset or any fields
+/// that a later version adds.
 pub const ERROR_CHUNK_BYTES_MAX: usize = 6 + TEXT_BYTES_MAX + 64;
 
 /// A header of any message, without allocation.
@@ -165,7 +167,7 @@ pub fn encode_chunk(flags: u16, kind: u16, cookie: u64, length: u32) -> Head {
         .with(&length.to_be_bytes())
 }
 
-/// Header of a final chunk of data; `len` bytes follow.
+/// Header of a final data chunk. `len` bytes follow.
 pub fn encode_data_chunk(cookie: u64, at: u64, len: u32) -> Head {
     encode_chunk(REPLY_FLAG_DONE, CHUNK_OFFSET_DATA, cookie, len + 8).with(&at.to_be_bytes())
 }
@@ -201,7 +203,7 @@ pub fn decode_error(kind: u16, payload: &[u8]) -> Result<(u32, String), WireErro
     Ok((error, text))
 }
 
-/// Payload of a hole: where and how long.
+/// Decodes the payload of a hole: its offset and length.
 pub fn decode_hole(payload: &[u8]) -> Result<(u64, u32), WireError> {
     let mut fields = Fields::new("hole chunk", payload);
     let (at, len) = (fields.u64()?, fields.u32()?);
@@ -219,7 +221,8 @@ pub struct Extent {
     pub flags: u32,
 }
 
-/// Payload of a block status chunk: the context's id and the extents, none of them empty.
+/// Decodes the payload of a block status chunk: the context's id and the extents, none of them
+/// empty.
 pub fn decode_block_status(payload: &[u8]) -> Result<(u32, Vec<Extent>), WireError> {
     let mut fields = Fields::new("block status chunk", payload);
     let id = fields.u32()?;

@@ -1,6 +1,7 @@
 //! Shared by the tests: devices, a running server, a raw client that can say anything, seeded numbers.
 //!
-//! Owns: servers on UNIX and TCP sockets, certificates, devices that fail or stall; everything ends with the test.
+//! Owns: servers on UNIX and TCP sockets, certificates, devices that fail or stall. Everything ends
+//! with the test.
 
 #[path = "../../examples/memory/mod.rs"]
 pub mod memory;
@@ -80,7 +81,7 @@ impl Raw {
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
-        // The server may have closed already; what it sent before is what a test looks at.
+        // The server may have closed already. A test only looks at what it sent before.
         let _ = self.0.write_all(bytes);
     }
 
@@ -96,7 +97,7 @@ impl Raw {
         bytes
     }
 
-    /// The server closes without a further byte.
+    /// Returns whether the server closes without a further byte.
     pub fn is_closed(&mut self) -> bool {
         let mut byte = [0];
         match self.0.read(&mut byte) {
@@ -106,7 +107,7 @@ impl Raw {
         }
     }
 
-    /// One reply to an option: type and data.
+    /// Receives one reply to an option: type and data.
     pub fn reply(&mut self, option: u32) -> (u32, Vec<u8>) {
         let header = OptionReplyHeader::decode(&self.exactly()).unwrap();
         assert_eq!(header.option, option);
@@ -137,7 +138,7 @@ impl Raw {
         self.send(RequestHeader { flags, command, cookie, at, len }.encode().bytes());
     }
 
-    /// A simple reply: error and cookie.
+    /// Receives a simple reply: error and cookie.
     pub fn simple(&mut self) -> (u32, u64) {
         match ReplyHeader::decode(&self.exactly::<SIMPLE_REPLY_BYTES>()).unwrap() {
             ReplyHeader::Simple { error, cookie } => (error, cookie),
@@ -145,7 +146,7 @@ impl Raw {
         }
     }
 
-    /// A chunk: flags, type, cookie, payload.
+    /// Receives a chunk: flags, type, cookie, payload.
     pub fn chunk(&mut self) -> (u16, u16, u64, Vec<u8>) {
         match ReplyHeader::decode(&self.exactly::<CHUNK_HEADER_BYTES>()).unwrap() {
             ReplyHeader::Chunk { flags, kind, cookie, length } => (flags, kind, cookie, self.some(length as usize)),

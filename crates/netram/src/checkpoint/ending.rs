@@ -1,7 +1,8 @@
 //! Ending a checkpoint, and opening the units that were closed for it.
 //!
-//! Rules: superblocks stop naming it first; units stay closed until the donors know that. A round that no superblock
-//! names yet ends at once. Left out: what ends one (`membership`, `window`).
+//! Rules: superblocks stop naming the checkpoint first. Units stay closed until the donors know
+//! that. A round that no superblock names yet ends at once. Left out: what ends a checkpoint
+//! (`membership`, `window`).
 
 use std::sync::Arc;
 
@@ -11,13 +12,13 @@ use crate::state::State;
 use crate::state::checkpoints::{NEXT, VALID};
 use crate::task::Core;
 
-/// After a round that came to nothing (ns).
+/// Delay after a round that did not complete (ns).
 const RETRY_NS: u64 = 1_000_000_000;
 
 const RETRY_MAX_NS: u64 = 64_000_000_000;
 
 impl State {
-    /// Ends the checkpoint that counts, and the one that is being made.
+    /// Ends the checkpoint that counts and the one being made.
     pub fn drop_checkpoint(&mut self) {
         if !self.checkpoints.enabled {
             return;
@@ -43,7 +44,7 @@ impl State {
         (self.checkpoints.retry_delay_ns, self.checkpoints.retry_at_ns) = (delay, self.now_ns + delay);
     }
 
-    /// Does a checkpoint not count any more that donors may still know?
+    /// Returns whether donors may still know a checkpoint that no longer counts.
     pub fn ends_checkpoint(&self) -> bool {
         let checkpoints = &self.checkpoints;
         let kept = checkpoints.valid.is_some() || checkpoints.round.as_ref().is_some_and(|round| round.named);
@@ -59,7 +60,8 @@ impl State {
     }
 }
 
-/// Opens units that were closed for a checkpoint, when the donors know that it is over. Runs as long as the disk.
+/// Opens units that were closed for a checkpoint once the donors know that it has ended. Runs as
+/// long as the disk.
 pub(crate) async fn ender(core: Arc<Core>) {
     loop {
         core.until(|state| (state.ends_checkpoint() && state.epoch.is_stored()).then_some(())).await;

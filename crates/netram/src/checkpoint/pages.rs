@@ -1,7 +1,8 @@
-//! Pages of checkpoints: what they say, and writing them.
+//! Pages of checkpoints: their contents, and writing them.
 //!
-//! Rules: a page speaks of a group only if that was sealed, complete and safe when the round began. A block of any
-//! other group is written down as one to look for. Left out: when a round begins and when it counts (`checkpoint`).
+//! Rules: a page describes a group only if the group was sealed, complete and safe when the round
+//! began. Blocks of other groups are marked as blocks to look for. Left out: when a round begins
+//! and when it counts (`checkpoint`).
 
 use std::sync::Arc;
 
@@ -16,13 +17,13 @@ use crate::state::group::Group;
 use crate::state::place::Member;
 use crate::task::{Core, join};
 
-/// Pages on their way to each donor at the same time.
+/// Pages in flight to each donor.
 const PAGES_AT_ONCE: usize = 2;
-/// Places or blocks in a page without any at most.
+/// Blocks that a page without entries covers at most.
 const EMPTY_MAX: usize = 1 << 20;
 
 impl State {
-    /// May a page speak of the group?
+    /// Returns whether a page may describe the group.
     pub fn is_vouched(&self, round: &Round, group: &Group) -> bool {
         let is_old = group.exists() && group.id < round.first_group && !round.excluded.contains(&group.id);
         let is_sure = |member: &Member| self.donors[member.donor as usize].units.is_sure(member.unit);
@@ -34,7 +35,7 @@ impl State {
     }
 }
 
-/// Where a round is.
+/// The progress of a round.
 pub(crate) enum Cursor {
     Groups(usize),
     Table(usize),
@@ -42,7 +43,7 @@ pub(crate) enum Cursor {
 }
 
 impl State {
-    /// The next page, at most `bytes` long; `None`: there are no more.
+    /// Makes the next page, at most `bytes` long; `None`: there are no more.
     pub fn next_page(&mut self, cursor: &mut Cursor, bytes: usize) -> Option<(Kind, Vec<u8>)> {
         let room = bytes - PIECE_HEADER - 8;
         let mut round = self.checkpoints.round.take().expect("pages are those of a round");
@@ -127,7 +128,7 @@ impl State {
 
 /// The pages that were written.
 pub(crate) struct Written {
-    /// On each of the donors.
+    /// Number of pages on each donor.
     pub written: Vec<u32>,
     pub groups: u32,
 }
@@ -144,7 +145,7 @@ pub(crate) async fn write_pages(core: &Arc<Core>, number: u64, donors: &[usize])
             }
             let mut over = false;
             while ops.len() < PAGES_AT_ONCE * donors.len() && !over {
-                // The donor with most room.
+                // Write to the donor with the most room.
                 let left = |&place: &usize| {
                     let layout = state.layout(donors[place]);
                     (layout.pages - pages.written[place]) as u64 * layout.page_bytes as u64

@@ -1,10 +1,11 @@
 //! Which free units may be written to while a checkpoint counts: those that opening will look at.
 //!
-//! A checkpoint says what most units hold, so that opening need not look at them. All others are named in a *log* on
-//! their own donor. Rules: a unit that opening would not look at is not written to before a list that names it is on
-//! its donor; until then it is *closed*. An erased unit is closed, too: the checkpoint may still say that it holds
-//! something. Some units of each donor are kept open ahead, so that no write waits for a list. When a list cannot be
-//! written, the checkpoint ends. Left out: making checkpoints (`checkpoint`), opening from one (`load`).
+//! A checkpoint says what most units hold, so that opening need not look at them. All others are
+//! named in a *log* on their own donor. Rules: a unit that opening would not look at is not written
+//! to before a list that names it is on its donor. Until then the unit is *closed*. An erased unit
+//! is closed, too: the checkpoint may still say that it holds something. Some units of each donor
+//! are kept open ahead, so that no write waits for a list. If a list cannot be written, the
+//! checkpoint ends. Left out: making checkpoints (`checkpoint`), opening from one (`load`).
 
 use std::sync::Arc;
 
@@ -17,11 +18,11 @@ use crate::state::State;
 use crate::state::room::{GROUPS_AHEAD, RESERVE_UNITS};
 use crate::task::{Core, Op, join};
 
-/// Units that are kept open on each donor, as a share of all, and between these bounds.
+/// Units kept open on each donor: a share of all units, between these bounds.
 const AHEAD_SHARE: u32 = 128;
 const AHEAD_MIN: u32 = 128;
 const AHEAD_MAX: u32 = 4096;
-/// With this many open units on each donor the cleaner does not find that room is short.
+/// With this many open units on each donor the cleaner does not find room short.
 const OPEN_MIN: usize = RESERVE_UNITS + GROUPS_AHEAD;
 
 impl State {
@@ -38,7 +39,7 @@ impl State {
         Stamp { uuid: self.config.uuid, number, donor: donor as DonorId, born: self.donors[donor].born }
     }
 
-    /// Units of a donor that are kept open ahead.
+    /// Number of units of a donor that are kept open ahead.
     pub fn ahead(&self, donor: usize) -> usize {
         match self.config.window_units {
             0 => (self.donors[donor].units.count() / AHEAD_SHARE).clamp(AHEAD_MIN, AHEAD_MAX) as usize,
@@ -50,7 +51,7 @@ impl State {
         self.donors[donor].units.open() < OPEN_MIN.max(self.ahead(donor) / 2)
     }
 
-    /// Is there room that only a list has to name?
+    /// Returns whether there is room that only needs a list to name it.
     pub fn is_opening_units(&self) -> bool {
         let opens = |n: usize| {
             let units = &self.donors[n].units;
@@ -59,10 +60,10 @@ impl State {
         (0..self.donors.len()).any(|n| self.takes(n) && opens(n))
     }
 
-    /// Units to name, taken from the closed ones of a donor that has few open ones.
+    /// Takes units to name from the closed ones of a donor that has few open ones.
     fn next_to_open(&mut self) -> Option<(DonorId, Vec<(u32, bool)>)> {
         if self.ends_checkpoint() {
-            // All will be open soon.
+            // All units will be open soon.
             return None;
         }
         let wants = |&n: &usize| {
@@ -81,7 +82,8 @@ impl State {
         Some((number as DonorId, units))
     }
 
-    /// The next piece of a log, and its new end, in one operation. `None`: there is no room.
+    /// Builds the write of a log's next piece and new end, in one operation. `None`: the log is
+    /// full.
     pub fn list_op(&self, number: u64, donor: usize, index: u32, units: &[u32]) -> Option<DonorOp> {
         let layout = self.layout(donor);
         if index + 1 >= layout.records {
@@ -95,7 +97,7 @@ impl State {
     }
 }
 
-/// Names closed units before open ones run out. Runs as long as the disk.
+/// Names closed units before the open ones run out. Runs as long as the disk.
 pub(crate) async fn opener(core: Arc<Core>) {
     loop {
         let (donor, units) = core.until(State::next_to_open).await;

@@ -1,12 +1,14 @@
 //! An area: the memory lent to one client, as a block device.
 //!
-//! Sparse: memory is taken chunk by chunk at the first write; what was never written, trimmed or zeroed reads as zeros
-//! and costs nothing. A cold chunk is packed, and unpacked at its next use; while memory is tight a read leaves it
-//! packed. Requests are carried out in `submit`.
-//! Locks: one for each `GROUP_CHUNKS` neighbours, never two at a time, so a request that spans groups is not one step
-//! for others (the contract of block devices asks for no more). `revoked` is set before the first group is wiped and
-//! looked at under the group's lock: after `revoke` has returned, nothing of the area is in memory or gets there.
-//! Left out: durability (a donor has none, a flush has nothing to do), checksums (the disk's own).
+//! Sparse: memory is taken chunk by chunk at the first write. Ranges that were never written, or
+//! were trimmed or zeroed, read as zeros and cost nothing. A cold chunk is packed, and unpacked at
+//! its next use; while memory is tight a read leaves it packed. Requests are carried out in
+//! `submit`.
+//! Locks: one for each `GROUP_CHUNKS` neighbours, never two at a time. So a request that spans
+//! groups is not atomic (block devices need not be). `revoked` is set before the first group is
+//! wiped, and checked under the group's lock: after `revoke` has returned, nothing of the area is
+//! in memory or gets there. Left out: durability (a donor has none, so a flush does nothing),
+//! checksums (the disk has its own).
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +24,8 @@ use super::quota::{Grant, GrantError, Quota};
 
 const BLOCK_BYTES: u32 = 512;
 
-/// Chunks behind one lock: a table of 16 bytes for each MiB lent is nothing, and neighbours rarely wait for each other.
+/// Chunks behind one lock. The table costs only 16 bytes for each MiB lent, and neighbours rarely
+/// wait for each other.
 const GROUP_CHUNKS: usize = 16;
 
 #[derive(Default)]
@@ -31,29 +34,29 @@ enum Chunk {
     Hole,
     Plain {
         memory: Memory,
-        /// Second of the last write, or of unpacking.
+        /// Second of the last write or of unpacking.
         touched: u32,
-        /// Packing was tried since and does not pay.
+        /// Packing has been tried since then and does not pay.
         dense: bool,
     },
     Packed(Packed),
 }
 
-/// Nothing while all of its chunks are holes.
+/// `None` while all of its chunks are holes.
 type Group = Option<Box<[Chunk; GROUP_CHUNKS]>>;
 
-/// Memory that an area takes.
+/// Memory in use by an area.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Memory taken, chunks and packed bytes (bytes).
+    /// Memory taken by plain chunks and packed bytes (bytes).
     pub used_bytes: u64,
-    /// Contents: written and not trimmed, in whole chunks (bytes).
+    /// Contents, written and not trimmed, in whole chunks (bytes).
     pub held_bytes: u64,
-    /// The part of it that is packed (bytes before packing).
+    /// The packed part of `held_bytes` (bytes before packing).
     pub packed_bytes: u64,
 }
 
-/// Work of one pass of compaction.
+/// The result of one compaction pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compacted {
     /// Chunks packed, or dropped because they held zeros.
@@ -79,7 +82,7 @@ pub struct Area {
     grant: Mutex<Option<Grant>>,
     revoked: AtomicBool,
     tight: AtomicBool,
-    /// The last compaction's second: the clock of `touched`.
+    /// Second of the last compaction: the clock of `touched`.
     now_s: AtomicU32,
     used_bytes: AtomicU64,
     held_chunks: AtomicU64,
@@ -116,8 +119,8 @@ fn parts(at: u64, len: u64) -> impl Iterator<Item = Part> {
 }
 
 impl Area {
-    /// All zeros; its size (whole blocks of 512 bytes) is reserved in the quota until it is revoked. `name` is for
-    /// messages.
+    /// Makes an area of zeros. Its size (whole blocks of 512 bytes) is reserved in the quota until
+    /// it is revoked. `name` is for messages.
     pub fn new(
         name: impl Into<String>,
         bytes: u64,
@@ -159,17 +162,18 @@ impl Area {
         }
     }
 
-    /// Whether it holds nothing: a new area in its place would read the same.
+    /// Returns whether the area holds nothing. A new area in its place would read the same.
     pub fn is_blank(&self) -> bool {
         self.held_chunks.load(Ordering::SeqCst) == 0
     }
 
-    /// While memory is tight, reading does not unpack for good.
+    /// Sets whether memory is tight. While it is, reads do not unpack chunks for good.
     pub fn set_tight(&self, tight: bool) {
         self.tight.store(tight, Ordering::Relaxed);
     }
 
-    /// Takes the area back: every later request fails, its memory is zeroed and free, and then its part of the quota.
+    /// Takes the area back: every later request fails, its memory is zeroed and freed, and then its
+    /// quota is returned.
     pub fn revoke(&self) {
         self.revoked.store(true, Ordering::SeqCst);
         for group in &self.groups {
@@ -178,12 +182,13 @@ impl Area {
                 self.drop_chunk(chunk);
             }
         }
-        // Only now: whoever gets this room next must find the memory there.
+        // Return the quota last: the next area to get this room must find the memory free.
         drop(self.grant.lock().take());
     }
 
-    /// Packs every chunk that was not written for `age_s` seconds, and drops those that hold zeros. `now_s` never goes
-    /// back. Holds up a group's writers for one chunk at a time, its readers only to swap the result in.
+    /// Packs every chunk that was not written for `age_s` seconds, and drops those that hold zeros.
+    /// `now_s` never decreases. Blocks a group's writers for one chunk at a time, and its readers
+    /// only to swap the result in.
     pub fn compact(&self, now_s: u32, age_s: u32) -> Compacted {
         self.now_s.store(now_s, Ordering::Relaxed);
         let cold = |chunk: &Chunk| match chunk {
@@ -230,8 +235,8 @@ impl Area {
         done
     }
 
-    /// Which parts of a range hold something: lengths with true for data, together `len` bytes unless there are more
-    /// than `parts_max`.
+    /// Lists which parts of a range hold data: lengths with true for data, together `len` bytes
+    /// unless there are more than `parts_max` parts.
     pub fn allocation(&self, at: u64, len: u64, parts_max: usize) -> Vec<(u64, bool)> {
         let mut found: Vec<(u64, bool)> = Vec::new();
         for part in parts(at, len.min(self.bytes.saturating_sub(at))) {
@@ -256,7 +261,7 @@ impl Area {
         Ok(())
     }
 
-    /// To be asked under the lock of the group about to be used.
+    /// Fails if the area was revoked. Call it under the lock of the group about to be used.
     fn check_held(&self) -> Result<()> {
         if self.revoked.load(Ordering::SeqCst) {
             let why = "the area was revoked; connect again for a new one";
@@ -286,7 +291,7 @@ impl Area {
                 }
                 Some(Chunk::Packed(_)) => {
                     drop(group);
-                    // Whatever became of it between the locks, it is looked at again.
+                    // The chunk may have changed between the locks, so look at it again.
                     let mut group = self.groups[part.group].write();
                     self.check_held()?;
                     let Some(chunks) = group.as_deref_mut() else {
@@ -317,7 +322,7 @@ impl Area {
         Ok(())
     }
 
-    /// Zeroes a range; whole chunks of it become holes.
+    /// Zeroes a range. Whole chunks in it become holes.
     fn zero(&self, at: u64, len: u64) -> Result<()> {
         self.check(at, len)?;
         for part in parts(at, len) {
@@ -341,8 +346,8 @@ impl Area {
         Ok(())
     }
 
-    /// The chunk's memory, taken or unpacked if need be. If all of it will be `overwritten`, packed bytes are not
-    /// looked at.
+    /// Returns the chunk's memory, allocating or unpacking it if needed. If all of it will be
+    /// `overwritten`, packed bytes are ignored.
     fn plain<'a>(&self, chunk: &'a mut Chunk, overwritten: bool) -> Result<&'a mut Memory> {
         if !matches!(chunk, Chunk::Plain { .. }) {
             let mut memory = self.quota.spares.take().map_err(|error| self.failed(error))?;
@@ -373,7 +378,7 @@ impl Area {
         self.used_bytes.fetch_add(used, Ordering::Relaxed);
     }
 
-    /// Its memory is wiped here.
+    /// Drops a chunk and wipes its memory.
     fn drop_chunk(&self, chunk: Chunk) {
         let (held, packed, used) = weight(&chunk);
         self.held_chunks.fetch_sub(held, Ordering::SeqCst);
@@ -385,7 +390,7 @@ impl Area {
     }
 }
 
-/// Chunks held, chunks packed, bytes of memory.
+/// Chunks held, chunks packed, and bytes of memory.
 fn weight(chunk: &Chunk) -> (u64, u64, u64) {
     match chunk {
         Chunk::Hole => (0, 0, 0),
@@ -394,7 +399,7 @@ fn weight(chunk: &Chunk) -> (u64, u64, u64) {
     }
 }
 
-/// Puts `chunk` in its place and returns what was there. A group of holes is dropped.
+/// Puts `chunk` in its place and returns the former one. A group of holes is dropped.
 fn replace(group: &mut Group, at: usize, chunk: Chunk) -> Chunk {
     let Some(chunks) = group.as_deref_mut() else { return Chunk::Hole };
     let old = std::mem::replace(&mut chunks[at], chunk);

@@ -1,8 +1,8 @@
-//! Areas against a plain vector of bytes, and what a grant and a revocation promise.
+//! Areas compared with a plain vector of bytes, and what a grant and a revocation promise.
 //!
-//! Random requests run with every compression and with compactions in between; the seed is printed when one fails.
-//! What a chunk held before is looked for in the chunks of the next area: spares are not zeroed by the system, so only
-//! the wiping can have done it.
+//! Random requests run with every compression and with compactions in between; a failure prints its
+//! seed. Former contents of a chunk are searched for in the chunks of the next area. The system
+//! does not zero spares, so only the wiping can have done it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ fn area(bytes: u64, compression: Compression) -> Area {
     Area::new("a", bytes, &Quota::new(bytes), compression).unwrap()
 }
 
-/// Bytes that pack well, badly, or are zeros.
+/// Bytes that pack well, pack badly, or are zeros.
 fn contents(random: &mut Random, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     match random.below(4) {
@@ -38,7 +38,7 @@ fn contents(random: &mut Random, len: usize) -> Vec<u8> {
 fn an_area_behaves_like_a_vector_whatever_is_packed_meanwhile() {
     for (compression, seed) in ALL.into_iter().flat_map(|compression| (0..4).map(move |seed| (compression, seed))) {
         let mut random = Random::new(seed);
-        // Ends within a chunk.
+        // The size ends within a chunk.
         let bytes = 3 * MIB + 37 * 512;
         let area = area(bytes, compression);
         let mut model = vec![0u8; bytes as usize];
@@ -90,7 +90,7 @@ fn holes_cost_nothing_and_use_is_counted() {
     write(&area, 5 * MIB - 512, &[1; 1024]).unwrap();
     let usage = area.usage();
     assert_eq!((usage.used_bytes, usage.held_bytes), (3 * CHUNK_BYTES as u64, 3 * CHUNK_BYTES as u64));
-    // Part of a chunk is zeroed, all of one is dropped.
+    // Part of a chunk is zeroed, and a whole one is dropped.
     trim(&area, 5 * MIB - 512, 512).unwrap();
     assert_eq!(area.usage().used_bytes, 3 * CHUNK_BYTES as u64);
     let chunk = CHUNK_BYTES as u64;
@@ -123,7 +123,7 @@ fn only_cold_chunks_are_packed_and_those_that_do_not_pay_are_left_alone() {
         assert_eq!(usage.packed_bytes, CHUNK_BYTES as u64);
         assert_eq!(usage.used_bytes, 3 * CHUNK_BYTES as u64 - done.freed_bytes);
         assert!(done.freed_bytes > 60 << 10);
-        // A read brings it back for good, unless memory is tight.
+        // A read unpacks it for good, unless memory is tight.
         area.set_tight(true);
         let mut out = [0; 512];
         read(&area, CHUNK_BYTES as u64, &mut out).unwrap();
@@ -131,7 +131,7 @@ fn only_cold_chunks_are_packed_and_those_that_do_not_pay_are_left_alone() {
         area.set_tight(false);
         read(&area, CHUNK_BYTES as u64, &mut out).unwrap();
         assert_eq!((out, area.usage().packed_bytes), ([1; 512], 0));
-        // The first chunk and the one just read; the noise was tried and is not tried again.
+        // The first chunk and the one just read. The noise was tried before and is not tried again.
         assert_eq!(area.compact(200, 30).chunks, 2);
         assert_eq!(area.compact(300, 30).chunks, 0);
     }
@@ -171,7 +171,7 @@ fn a_revoked_area_answers_nothing_and_its_memory_is_zero_for_the_next() {
     let new = Area::new("new", 4 * MIB, &quota, Compression::Lz4).unwrap();
     let mut out = vec![1; MIB as usize];
     for chunk in 0..MIB / CHUNK_BYTES as u64 {
-        // Takes the chunk, and leaves all of it but one block as it was granted.
+        // This takes the chunk and leaves all but one block as it was granted.
         write(&new, chunk * CHUNK_BYTES as u64, &[0; 512]).unwrap();
     }
     read(&new, 0, &mut out).unwrap();
@@ -197,17 +197,18 @@ fn threads_and_compaction_do_not_disturb_each_other() {
     let share = MIB as usize;
     let running = &AtomicU32::new(4);
     let packed = &AtomicU64::new(0);
-    // A thread that fails does not count itself out.
+    // A thread that fails does not decrement the count.
     let end = Instant::now() + Duration::from_secs(20);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let area = area.clone();
             scope.spawn(move || {
                 let mut random = Random::new(thread);
-                // Blocks of all threads lie in the same chunks.
+                // Each chunk has blocks of all threads.
                 let mut model = vec![0u8; share / 512];
                 let mut steps = 0;
-                // Until chunks were packed meanwhile, however late that thread got a processor.
+                // Go on until chunks were packed meanwhile, however late that thread got a
+                // processor.
                 while (steps < 3000 || packed.load(Ordering::SeqCst) < 10) && Instant::now() < end {
                     steps += 1;
                     let block = random.below(share as u64 / 512);

@@ -1,10 +1,11 @@
 //! Chunks of memory, and the few spare ones kept between two uses.
 //!
-//! Memory is mapped from the system chunk by chunk rather than taken from the allocator: what is given up goes back to
-//! the machine at once, wherever it lies, which is what giving up is for. Rule: memory is zero whenever it is not part
-//! of an area; it is wiped on its way out of one, before it is kept as a spare or unmapped. The wiping cannot be
-//! optimised away, because the memory is passed to the system afterwards (`Mapped`) or wiped with volatile stores
-//! (`Heap`). Left out: counting (`area`), compressed bytes (`pack`).
+//! Memory is mapped from the system chunk by chunk instead of taken from the allocator, so that
+//! freed memory goes back to the machine at once, wherever it lies. Rule: memory is zero whenever
+//! it is not part of an area. It is wiped on its way out of one, before it is kept as a spare or
+//! unmapped. The wiping cannot be optimised away, because the memory is passed to the system
+//! afterwards (`Mapped`) or wiped with volatile stores (`Heap`). Left out: counting (`area`),
+//! compressed bytes (`pack`).
 
 use std::io;
 
@@ -21,19 +22,20 @@ const SPARES_MAX: usize = 64;
 /// `CHUNK_BYTES` of memory, wiped when dropped.
 pub(super) struct Memory {
     place: Place,
-    /// May hold something else than zeros.
+    /// May hold something other than zeros.
     dirty: bool,
 }
 
 enum Place {
     Mapped(MmapMut),
-    /// A process may have only so many mappings. Neighbours count as one, so few get here.
+    /// Used when the process has no mappings left. Adjacent mappings count as one, so few chunks
+    /// get here.
     Heap(Box<[u8]>),
 }
 
 impl Memory {
     fn zeroed() -> io::Result<Memory> {
-        // All of it at once: one call instead of a fault for each page.
+        // Populate all of it: one call instead of a fault for each page.
         let place = match MmapOptions::new().len(CHUNK_BYTES).populate().map_anon() {
             Ok(mapped) => Place::Mapped(mapped),
             Err(error) => {
@@ -82,7 +84,7 @@ impl Drop for Memory {
 pub(super) struct Spares(Mutex<Vec<Memory>>);
 
 impl Spares {
-    /// A chunk of zeros.
+    /// Takes a chunk of zeros.
     pub(super) fn take(&self) -> io::Result<Memory> {
         let spare = self.0.lock().pop();
         spare.map_or_else(Memory::zeroed, Ok)

@@ -1,7 +1,8 @@
 //! Compression of chunks that have gone cold.
 //!
-//! A chunk is packed when that saves at least an eighth of it; one that does not is left alone until it is written
-//! again. Packed bytes are a client's bytes: they are wiped when dropped. Left out: which chunks are cold (`area`).
+//! A chunk is packed if that saves at least an eighth of it. A chunk that does not pack well is
+//! left alone until it is written again. Packed bytes are a client's bytes: they are wiped when
+//! dropped. Left out: which chunks are cold (`area`).
 
 use std::fmt;
 use std::io;
@@ -11,7 +12,7 @@ use zeroize::Zeroizing;
 
 use super::chunk::CHUNK_BYTES;
 
-/// The longest packed form worth its trouble (bytes).
+/// The longest packed form worth keeping (bytes).
 const PACKED_BYTES_MAX: usize = CHUNK_BYTES - CHUNK_BYTES / 8;
 
 /// zstd's fastest ordinary level: cold is not dead, and a donor's processor has other work.
@@ -26,7 +27,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// No name of a compression.
+/// An unknown name of a compression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no compression; choose none, lz4 or zstd")]
 pub struct UnknownCompression(String);
@@ -54,10 +55,10 @@ impl fmt::Display for Compression {
     }
 }
 
-/// A chunk's bytes in less room.
+/// A chunk's bytes in packed form.
 pub(super) type Packed = Zeroizing<Box<[u8]>>;
 
-/// Packs one chunk after another, with one buffer.
+/// Packs chunks one after another, with one buffer.
 pub(super) struct Packer {
     compression: Compression,
     buffer: Zeroizing<Vec<u8>>,
@@ -73,12 +74,12 @@ impl Packer {
         Packer { compression, buffer: Zeroizing::new(vec![0; bytes]) }
     }
 
-    /// Nothing if it does not pay.
+    /// Packs a chunk; `None`: it does not pay.
     pub(super) fn pack(&mut self, bytes: &[u8]) -> Option<Packed> {
         let len = match self.compression {
             Compression::None => None,
             Compression::Lz4 => lz4_flex::block::compress_into(bytes, &mut self.buffer).ok(),
-            // Fails when the buffer is too small, which is when it does not pay.
+            // Fails if the buffer is too small, which is when packing does not pay.
             Compression::Zstd => zstd::bulk::compress_to_buffer(bytes, &mut self.buffer[..], ZSTD_LEVEL).ok(),
         };
         let packed = self.buffer.get(..len.filter(|len| *len <= PACKED_BYTES_MAX)?)?;
@@ -86,7 +87,7 @@ impl Packer {
     }
 }
 
-/// Fills `out`, a whole chunk.
+/// Unpacks a chunk into `out`, which is a whole chunk.
 pub(super) fn unpack(compression: Compression, packed: &[u8], out: &mut [u8]) -> io::Result<()> {
     let len = match compression {
         Compression::None => 0,
@@ -117,7 +118,7 @@ mod tests {
             let mut noise = vec![0; CHUNK_BYTES];
             Random::new(1).fill(&mut noise);
             assert!(packer.pack(&noise).is_none(), "{compression}");
-            // Noise and a tenth of zeros: packs, but by less than an eighth.
+            // Noise with a tenth of zeros packs, but saves less than an eighth.
             noise[..CHUNK_BYTES / 10].fill(0);
             assert!(packer.pack(&noise).is_none(), "{compression}");
             noise[..CHUNK_BYTES / 4].fill(0);

@@ -1,14 +1,15 @@
-//! When a machine needs its memory itself.
+//! Detecting that a machine needs its memory itself.
 //!
-//! Numbers in, a decision out. Two signs are looked at together: how much memory is available, and how much of the
-//! last ten seconds some task stood still for want of memory (the kernel's pressure stall information, PSI). Little
-//! memory is enough by itself. Stalls count only where memory is not ample: the kernel also stalls tasks while it
-//! reclaims page cache, with nearly all of the memory available, and what is lent is not to blame for that. A machine
-//! is pressed at once, and free again when both signs were well on the other side of their marks for `CALM_READINGS`
-//! readings, so that a donor does not refuse and grant in turn. A sign that cannot be read is none; stalls then count
-//! alone. Left out: reading /proc, and what to do.
+//! Numbers in, a decision out. Two signs are considered: how much memory is available, and for how
+//! much of the last ten seconds some task stalled for lack of memory (the kernel's pressure stall
+//! information, PSI). Little memory is enough by itself. Stalls count only while memory is not
+//! ample: the kernel also stalls tasks while it reclaims page cache with nearly all memory
+//! available, and lent memory does not cause that. Pressure begins at once. It ends when both signs
+//! were well on the other side of their marks for `CALM_READINGS` readings, so that a donor does
+//! not alternate between refusing and granting. A sign that cannot be read counts as absent;
+//! without the available memory, stalls count alone. Left out: reading /proc, and what to do.
 
-/// Where pressure begins.
+/// Thresholds at which pressure begins.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Marks {
     /// PSI's `some avg10` above this (percent of time).
@@ -23,18 +24,19 @@ impl Default for Marks {
     }
 }
 
-/// How the machine is; `None`: not known.
+/// The state of the machine; `None`: not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Reading {
     pub stall_percent: Option<f64>,
     pub available_percent: Option<f64>,
 }
 
-/// Stalls count while less than so many times the mark of available memory is available.
+/// Stalls count while less than this multiple of the mark of available memory is available.
 const AMPLE: f64 = 4.0;
 /// Readings in a row without a sign that end pressure.
 pub const CALM_READINGS: u32 = 10;
-/// Stalls end pressure below this part of their mark, and available memory ends it above its mark divided by this.
+/// Hysteresis: pressure ends below this part of the stall mark, and above the available-memory mark
+/// divided by it.
 const RELEASE: f64 = 0.5;
 
 /// Whether the machine is pressed, from one reading to the next.
@@ -44,7 +46,7 @@ pub struct Gauge {
     stalled: bool,
     short: bool,
     pressed: bool,
-    /// Readings without a sign since the last one with one.
+    /// Readings in a row without a sign.
     calm: u32,
 }
 
@@ -53,7 +55,7 @@ impl Gauge {
         Gauge { marks, stalled: false, short: false, pressed: false, calm: 0 }
     }
 
-    /// Whether the machine is pressed now.
+    /// Takes a reading. Returns whether the machine is pressed now.
     pub fn observe(&mut self, reading: Reading) -> bool {
         self.stalled = reading.stall_percent.is_some_and(|stall| {
             let mark = self.marks.stall_percent;
@@ -72,7 +74,7 @@ impl Gauge {
     }
 }
 
-/// `some avg10` of /proc/pressure/memory (percent).
+/// Returns `some avg10` of /proc/pressure/memory (percent).
 pub fn parse_stall(text: &str) -> Option<f64> {
     let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
     let value = some.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?;
@@ -91,7 +93,7 @@ mod tests {
         Reading { available_percent: Some(percent), ..Reading::default() }
     }
 
-    /// A gauge's answer for the same reading, for as long as pressure needs to end.
+    /// Repeats a reading for as long as pressure needs to end. Returns the last answer.
     fn settled(gauge: &mut Gauge, reading: Reading) -> bool {
         (0..CALM_READINGS).map(|_| gauge.observe(reading)).last().unwrap()
     }
@@ -132,7 +134,7 @@ mod tests {
         for _ in 1..CALM_READINGS {
             assert!(gauge.observe(calm));
         }
-        // Once more, and it is counted from the beginning.
+        // A new sign starts the count of calm readings again.
         assert!(gauge.observe(available(1.0)));
         for _ in 1..CALM_READINGS {
             assert!(gauge.observe(calm));

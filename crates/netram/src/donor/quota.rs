@@ -1,8 +1,9 @@
-//! How much memory a process lends at most.
+//! The limit on the memory that a process lends.
 //!
-//! Owns the sum of all areas' sizes. A grant reserves the full size, also of what is never written: a client that was
-//! granted an area does not find it full later. Dropping the grant gives the room back. The spare chunks are here,
-//! because they are what the areas of a process share. Left out: who may have how much (the `shoal donate` command).
+//! Owns the sum of all areas' sizes. A grant reserves the full size, including what is never
+//! written: a client that was granted an area never finds it full. Dropping the grant gives the
+//! room back. The spare chunks are here, because all areas of a process share them. Left out: who
+//! may have how much (the `shoal donate` command).
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::chunk::Spares;
 
-/// An area that is not granted.
+/// Why an area is not granted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GrantError {
     #[error(
@@ -29,7 +30,7 @@ pub struct Quota {
     pub(super) spares: Spares,
 }
 
-/// A part of the quota, free again when dropped.
+/// A part of the quota, returned when dropped.
 pub(super) struct Grant {
     quota: Arc<Quota>,
     bytes: u64,
@@ -45,7 +46,7 @@ impl Quota {
         self.total
     }
 
-    /// Sizes of all areas together (bytes).
+    /// Total size of all areas (bytes).
     pub fn granted(&self) -> u64 {
         *self.granted.lock()
     }

@@ -1,7 +1,7 @@
-//! Donors that go away: their groups in memory are saved, and the others wait for repair.
+//! Donors that go away: their in-memory groups are saved, and their other groups wait for repair.
 //!
-//! Rules: a donor that cannot be reached stays one of the disk's, with all it holds. Only one that had not joined yet
-//! is dropped. Left out: coming back and being forgotten (`membership`).
+//! Rules: a donor that cannot be reached still belongs to the disk, with all it holds. Only a donor
+//! that had not joined yet is dropped. Left out: coming back and being forgotten (`membership`).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::state::donors::DonorState;
 use crate::state::retry::requeue;
 use crate::task::Core;
 
-/// A donor cannot be reached.
+/// Marks a donor that cannot be reached as missing.
 pub(crate) fn miss(core: &Arc<Core>, state: &mut State, number: DonorId) {
     let now = state.now_ns;
     let Some(donor) = state.donors.get_mut(number as usize) else { return };
@@ -30,7 +30,7 @@ pub(crate) fn miss(core: &Arc<Core>, state: &mut State, number: DonorId) {
     settle_epoch(state);
 }
 
-/// Groups on a donor that is not there any more go elsewhere.
+/// Moves groups elsewhere that were on a donor that is no longer there.
 pub(crate) fn leave(core: &Arc<Core>, state: &mut State, number: DonorId) {
     for index in state.groups.in_memory().to_vec() {
         let group = &state.groups[index];
@@ -42,7 +42,7 @@ pub(crate) fn leave(core: &Arc<Core>, state: &mut State, number: DonorId) {
     requeue(state);
 }
 
-/// Nothing of the disk refers to this donor.
+/// Drops a donor that nothing of the disk refers to.
 pub(crate) fn discard(state: &mut State, number: DonorId) {
     let donor = &mut state.donors[number as usize];
     donor.state = DonorState::Lost;

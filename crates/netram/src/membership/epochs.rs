@@ -1,8 +1,8 @@
 //! Epochs: telling the donors which of them belong to the disk.
 //!
-//! Rules: an epoch that changes membership counts once *parity + 1* donors have stored it. A later opening needs all
-//! donors but *parity*, so it meets one that has. Superblocks are written one epoch after the other, never over the
-//! newest one. Left out: the number itself (`state::epoch`).
+//! Rules: an epoch that changes membership counts once *parity + 1* donors have stored it. A later
+//! opening needs all donors but *parity*, so it meets one of them. Superblocks are written one
+//! epoch after the other, never over the newest one. Left out: the number itself (`state::epoch`).
 
 use std::sync::Arc;
 
@@ -17,8 +17,9 @@ use crate::state::retry::try_again;
 use crate::task::{Core, Op};
 
 impl State {
-    /// A write of a donor's superblock, and the slot it goes to: never that of the newest one, because the write may
-    /// be done in part. On a donor whose superblock may be anything it covers the other slot, too.
+    /// Builds the write of a donor's superblock. Returns its slot, too: never that of the newest
+    /// superblock, because the write may be done in part. If the donor's superblock may be
+    /// anything, the write also covers the other slot.
     fn superblock_op(&self, number: usize) -> (usize, DonorOp) {
         let slot = self.superblock(number).encode();
         let donor = &self.donors[number];
@@ -67,7 +68,8 @@ impl State {
     }
 }
 
-/// Begins an epoch: the donors are told which of them belong to the disk. `members`: that has changed.
+/// Begins an epoch, which tells the donors which of them belong to the disk. `members`: the
+/// membership has changed.
 pub(crate) fn new_epoch(state: &mut State, members: bool) {
     if members {
         state.drop_checkpoint();
@@ -81,7 +83,7 @@ fn hears(donor: &Donor) -> bool {
     matches!(donor.state, Active | Draining | Returning) || (donor.state == Joining && !donor.blank)
 }
 
-/// Looks whether the present epoch is known well enough.
+/// Checks whether enough donors know the present epoch.
 pub(crate) fn settle_epoch(state: &mut State) {
     let (epoch, quorum) = (state.epoch.number(), state.plan.parity + usize::from(!is_planted(Bug::EpochSmall)));
     let sources = |donor: &&Donor| donor.counts() && !donor.stale;
@@ -92,7 +94,7 @@ pub(crate) fn settle_epoch(state: &mut State) {
     let announced = known >= quorum.min(all);
     let is_new = |donor: &Donor| donor.state == DonorState::Joining && donor.blank;
     state.donors.iter_mut().filter(|donor| is_new(donor)).for_each(|donor| donor.announced |= announced);
-    // With too few donors for that no donor joins, and the disk is read from those that are there.
+    // Without that many donors none joins, and the disk is read from those that are there.
     let joins = there >= quorum.min(all) && state.donors.iter().any(|donor| is_new(donor) && donor.refusals == 0);
     let need = if state.epoch.changes() { quorum.min(all) } else { quorum.min(there) };
     if !state.epoch.is_stored() && (known < need.max(1) || waits || joins) {
@@ -117,8 +119,8 @@ pub(crate) fn settle_epoch(state: &mut State) {
     state.wake();
 }
 
-/// Writes superblocks: one epoch after the other, because a late write must not undo a newer one. Runs as long as the
-/// disk.
+/// Writes superblocks, one epoch after the other, because a late write must not undo a newer one.
+/// Runs as long as the disk.
 pub(crate) async fn herald(core: Arc<Core>) {
     loop {
         let targets = core.until(|state| targets(state)).await;
@@ -152,8 +154,9 @@ pub(crate) async fn herald(core: Arc<Core>) {
     }
 }
 
-/// Donors to write superblocks to, if any. A donor that joins must have stored its number before the others count it;
-/// and before that they must know its birth: it may be away when the next client gives births away.
+/// Lists donors to write superblocks to, if any. A joining donor must store its number before the
+/// others count it. Before that they must know its birth: it may be away when the next client
+/// assigns births.
 fn targets(state: &State) -> Option<Vec<usize>> {
     let with = |wanted: &dyn Fn(&Donor) -> bool| -> Vec<usize> {
         let ready = |donor: &Donor| state.now_ns >= donor.refused_until_ns;

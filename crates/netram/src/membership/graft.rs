@@ -1,8 +1,8 @@
-//! Taking back what a donor holds that was away when the disk was opened.
+//! Taking back the contents of a donor that was away when the disk was opened.
 //!
-//! Rules: a unit is taken back only where its group misses it, and only with the entries that opening knew: the
-//! others were never seen by anybody since. Its header is made shorter, and all other units are erased, before the
-//! donor is a source again. Left out: when a donor returns (`membership`).
+//! Rules: a unit is taken back only where its group misses it, and only with the entries that
+//! opening knew: nobody has seen the others since. Its header is shortened, and all other units are
+//! erased, before the donor is a source again. Left out: when a donor returns (`membership`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::state::place::Member;
 use crate::state::retry::try_again;
 use crate::task::{Core, pause};
 
-/// Looks at the units of a donor that was away when the disk was opened. Units that their groups miss are taken back,
-/// all others are erased; then it is a donor like the others.
+/// Scans the units of a donor that was away when the disk was opened. Takes back units that their
+/// groups miss and erases all others. Then the donor is like any other.
 pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
     let visit = core.lock().repairs.tries();
     core.lock().donors[number as usize].visit = visit;
-    // It may go away and come back again meanwhile: then there is another one of these.
+    // The donor may go away and come back meanwhile. Then another `graft` handles it.
     let gone = |state: &State| {
         let donor = &state.donors[number as usize];
         donor.state != DonorState::Returning || donor.visit != visit
@@ -70,7 +70,8 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
     }
 }
 
-/// Makes the next header shorter that lists more than is known; false when there is none, or the donor is not there.
+/// Shortens the next header that lists more than is known. Returns false if there is none, or if
+/// the donor has gone.
 async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) -> bool {
     let (unit, header) = {
         let state = &mut *core.lock();
@@ -81,7 +82,7 @@ async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) 
             member.is_some_and(|member| member.donor == number && member.unit == unit)
         };
         if !state.groups.iter().any(|(_, group)| is_at(group)) {
-            // It has been freed.
+            // The unit has been freed.
             state.donors[number as usize].units.drop_cut();
             return true;
         }
@@ -108,8 +109,8 @@ async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) 
     true
 }
 
-/// Takes a unit back if it is the one that its group misses. Only entries that opening knew count. True if it was
-/// taken.
+/// Takes a unit back if it is the one that its group misses. Only entries that opening knew count.
+/// Returns whether it was taken.
 fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader, index: u32) -> bool {
     let buffer = state.plan.buffer;
     let group = &mut state.groups[index];
@@ -129,7 +130,7 @@ fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader,
     let Some(found) = group.incomplete_mut() else { return false };
     if place < data {
         let known = &found.lists[place];
-        // With nothing of it known, all it lists is news.
+        // If opening knew nothing of it, everything it lists is unknown.
         if known.is_empty() || !header.lists[0].starts_with(known) {
             return false;
         }
@@ -142,7 +143,7 @@ fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader,
         }
     } else {
         let same = header.lists.iter().zip(&found.lists).all(|(own, known)| own.iter().zip(known).all(|(a, b)| a == b));
-        // Rows with blocks that are not known, or not there, are of no use.
+        // Rows with blocks that are unknown or not there are useless.
         let news = |(own, known): (&Vec<UnitEntry>, &Vec<UnitEntry>)| (own.len() > known.len()).then_some(known.len());
         let rows = header.lists.iter().zip(&found.lists).filter_map(news).min().unwrap_or(usize::MAX);
         let rows = rows.min(found.absent);
@@ -164,7 +165,8 @@ fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader,
 }
 
 impl State {
-    /// Entries that no opening has seen must be gone from a unit before its donor is a source again.
+    /// Queues a header to be shortened: a unit must lose entries that no opening has seen before
+    /// its donor is a source again.
     pub fn cut_later(&mut self, number: DonorId, unit: u32, header: UnitHeader) {
         if !is_planted(Bug::NewsKept) {
             self.donors[number as usize].units.cut_later(unit, header);

@@ -1,7 +1,7 @@
-//! Reading headers of units, and other reads that opening insists on.
+//! Reading headers of units, and other reads that opening cannot do without.
 //!
-//! Rules: what a donor refuses is asked for again; a donor that refuses too often is given up as missing, because
-//! nothing that was not read may be taken for empty. Left out: what the headers mean (`enter`).
+//! Rules: a refused read is repeated. A donor that refuses too often is given up as missing,
+//! because nothing unread may be taken for empty. Left out: what the headers mean (`enter`).
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::task::{Core, Op, pause};
 
-/// Headers asked for at the same time, of each donor.
+/// Headers requested from each donor at the same time.
 const AT_ONCE: usize = 32;
-/// How often a read that a donor refuses is asked for again, and after what time (ns).
+/// How often a refused read is repeated, and the pause before each attempt (ns).
 const TRIES: usize = 20;
 pub(crate) const AGAIN_NS: u64 = 100_000_000;
 
-/// Reads from a donor until it has given all that is wanted. `None`: it is away, or was given up because it refused
-/// too often.
+/// Reads from a donor until it has returned everything that is wanted. `None`: it is away, or was
+/// given up because it refused too often.
 pub(crate) async fn insist<K: Copy>(
     core: &Arc<Core>,
     donor: DonorId,
@@ -60,13 +60,14 @@ pub(crate) async fn insist<K: Copy>(
     Some(given)
 }
 
-/// The headers of all units of a donor that are this disk's and this donor's. `None`: it cannot be reached any more.
+/// Reads the headers of all units of a donor that belong to this disk and this donor. `None`: it
+/// cannot be reached any more.
 pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u32, UnitHeader)>> {
     let units = core.lock().donors[number as usize].units.count();
     headers_of(core, number, 0..units).await
 }
 
-/// The same of some units.
+/// Does the same for some units.
 pub(crate) async fn headers_of(
     core: &Arc<Core>,
     number: DonorId,

@@ -1,13 +1,14 @@
-//! Donors that answer late, or not at all, although they are there.
+//! Donors that answer late or not at all although they can be reached.
 //!
 //! Rules:
-//! - A write of a unit that is not answered within `UNANSWERED_NS`, while its donor answers others, is done elsewhere. Its unit is
-//!   not used again before the answer comes.
-//! - A donor that is slow or silent (`state::pace`) is set aside: it gets no new units, and reads of what it holds are computed from the
-//!   others at once. It keeps what it holds, is asked small things from time to time, and is used again when it is fast.
-//! - None is set aside while its room, or its number, is needed.
+//! - A write of a unit that is not answered within `UNANSWERED_NS`, while its donor answers others,
+//!   is done elsewhere. Its unit is not used again before the answer comes.
+//! - A donor that is slow or silent (`state::pace`) is set aside: it gets no new units, and reads
+//!   of what it holds are computed from the others at once. It keeps what it holds, is sent small
+//!   reads from time to time, and is used again when it is fast.
+//! - A donor is not set aside while its room or its number is needed.
 //!
-//! Left out: donors that cannot be reached (`absence`), or refuse.
+//! Left out: donors that cannot be reached (`absence`) or that refuse.
 
 use std::sync::Arc;
 
@@ -18,12 +19,12 @@ use crate::state::State;
 use crate::state::donors::DonorState;
 use crate::task::Core;
 
-/// A write waits so long for a donor that answers others (ns).
+/// How long a write waits for a donor that answers others (ns).
 const UNANSWERED_NS: u64 = 1_000_000_000;
-/// Between two small questions to a donor that is set aside (ns).
+/// Time between two small reads of a donor that is set aside (ns).
 const ASK_NS: u64 = 200_000_000;
 
-/// Looks at the pace of all donors; with each tick.
+/// Checks the pace of all donors. Called with each tick.
 pub(crate) fn look(core: &Arc<Core>, state: &mut State) {
     expire(state);
     let now = state.now_ns;
@@ -49,13 +50,13 @@ pub(crate) fn look(core: &Arc<Core>, state: &mut State) {
     }
 }
 
-/// Writes that were not answered in time fail here, and are done elsewhere.
+/// Fails writes that were not answered in time, so that they are done elsewhere.
 fn expire(state: &mut State) {
     let now = state.now_ns;
     let Some(before) = now.checked_sub(UNANSWERED_NS) else { return };
     for (ticket, asked) in state.schedule.overdue(before) {
         let donor = &mut state.donors[asked.donor as usize];
-        // One that answers nothing at all is the connection's business.
+        // A donor that answers nothing at all is left to its connection.
         if donor.is_absent() || donor.answered_ns < asked.asked_ns + UNANSWERED_NS / 2 {
             continue;
         }
@@ -70,7 +71,7 @@ fn expire(state: &mut State) {
     }
 }
 
-/// Open groups on a donor are sent as they are: nothing more goes there.
+/// Sends open groups on a donor as they are, so that nothing more goes there.
 fn leave_open_groups(core: &Arc<Core>, state: &mut State, number: DonorId) {
     for index in state.groups.in_memory().to_vec() {
         if state.groups[index].is_on(number) && state.groups[index].memory().is_some_and(|memory| !memory.full) {
@@ -82,7 +83,7 @@ fn leave_open_groups(core: &Arc<Core>, state: &mut State, number: DonorId) {
 }
 
 impl State {
-    /// The answers of the donor in the middle of the others take so long.
+    /// Median latency of the other donors (ns).
     fn latency_of_others(&self, number: usize) -> u64 {
         let others = self.donors.iter().enumerate().filter(|&(other, donor)| other != number && !donor.is_absent());
         let mut others: Vec<u64> = others.map(|(_, donor)| donor.pace.latency_ns()).collect();
@@ -90,14 +91,14 @@ impl State {
         others.get(others.len() / 2).copied().unwrap_or(u64::MAX / 8)
     }
 
-    /// Are there room and donors enough without this one, and those that are set aside?
+    /// Returns whether room and donors suffice without this donor and those set aside.
     fn can_do_without(&self, number: usize) -> bool {
         let takers = (0..self.donors.len()).filter(|&other| other != number && self.takes(other)).count();
         let is_left_out = |other: usize| other == number || self.donors[other].pace.aside().is_some();
         self.ready && takers > self.plan.parity && self.map.mapped() < self.room_beside(is_left_out, true)
     }
 
-    /// Donors that were set aside are used like the others. True if there were any.
+    /// Uses donors that were set aside like the others again. Returns whether there were any.
     pub fn use_those_aside(&mut self) -> bool {
         let now = self.now_ns;
         let mut any = false;
@@ -112,8 +113,9 @@ impl State {
     }
 }
 
-/// Asks donors that are set aside for a sector, to see how fast they are; those that owe the answer to a write, and those of which a broken
-/// connection may still be at work, to see whether they answer anything. Runs as long as the disk.
+/// Reads a sector from donors that are set aside, to measure their speed. Does the same with donors
+/// that owe the answer to a write, or that a broken connection may still be writing to, to see
+/// whether they answer at all. Runs as long as the disk.
 pub(crate) async fn prober(core: Arc<Core>) {
     let mut last_ns = 0;
     loop {
@@ -138,7 +140,7 @@ pub(crate) async fn prober(core: Arc<Core>) {
             let state = &mut *core.lock();
             last_ns = state.now_ns;
             let mut ask = |number: usize| {
-                // A donor has one such question at a time: more of them would make a slow one slower.
+                // One such read at a time for each donor: more would make a slow one slower.
                 state.donors[number].is_probed = true;
                 let op = DonorOp::Read { at: 0, len: SECTOR_BYTES };
                 (number, core.op(state, number as DonorId, op, Purpose::Upkeep))

@@ -1,8 +1,8 @@
 //! Merging a checkpoint with the units that were looked at.
 //!
-//! Owns: [`Base`]. Rules: a unit that a log names is what its header says; any other is what the pages say. Where a
-//! unit of a group of the pages is neither, nothing of the group may live. Left out: reading checkpoints (`load`),
-//! which of several entries counts (`scan`).
+//! Owns: [`Base`]. Rules: a unit that a log names is what its header says; any other is what the
+//! pages say. If a unit of a group of the pages is neither, nothing of the group may live. Left
+//! out: reading checkpoints (`load`), which of several entries counts (`scan`).
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,53 +17,54 @@ use crate::state::units::Log;
 
 /// The contents of a checkpoint.
 pub(crate) struct Base {
-    /// Entries with a lower sequence count only for blocks that are to be looked for.
+    /// Entries with a lower sequence count only for blocks that must be looked for.
     pub sequence: u64,
     pub horizon: u64,
-    /// Live blocks of each group of the pages that no newer entry is about.
+    /// Live blocks of each group of the pages, without blocks that have newer entries.
     pub live: Vec<u16>,
-    /// Blocks that are to be looked for.
+    /// Blocks that must be looked for.
     pub looks: Bits,
-    /// Groups of which a unit is another's by now: nothing of them may live.
+    /// Groups with a unit that is no longer theirs: none of their blocks may live.
     pub broken: Vec<u32>,
     /// Blocks whose data was lost.
     pub lost: Vec<u32>,
-    /// Units that are none of the pages' groups'.
+    /// Units that belong to no group of the pages.
     pub found: HashMap<DonorId, Vec<(u32, UnitHeader)>>,
-    /// Groups of the pages, and blocks of theirs that newer entries are about.
+    /// Groups of the pages, with those of their blocks that have newer entries.
     pub touched: Vec<(u32, u32)>,
 }
 
 impl Base {
-    /// Does something with this sequence count for a block?
+    /// Returns whether an entry with this sequence counts for a block.
     pub fn counts(&self, block: u32, sequence: u64) -> bool {
         sequence >= self.sequence || self.looks.get(block as usize)
     }
 }
 
-/// Pages and units that were looked at, brought together. Donors are named by their places among those of the
-/// checkpoint.
+/// Pages merged with the units that were looked at. Donors are named by their place among those of
+/// the checkpoint.
 struct Reconciled<'a> {
     donors: &'a [usize],
     logs: &'a [Log],
-    /// The place of each donor; `usize::MAX`: none.
+    /// Place of each donor; `usize::MAX`: none.
     place_of: Vec<usize>,
-    /// Units of groups of the pages.
+    /// Units that belong to groups of the pages.
     owned: Vec<Bits>,
     /// Groups of the pages that a header names.
     known: HashMap<GroupId, u32>,
-    /// Units of groups of the pages that were looked at, and are not found to be still theirs.
+    /// Units of groups of the pages that a log names and whose header has not confirmed the group.
     unsure: HashSet<(usize, u32)>,
-    /// Groups with such units, or with other ones than the pages say.
+    /// Groups with unconfirmed units, or with other units than the pages say.
     changed: HashSet<u32>,
     /// Units with headers.
     used: Vec<HashSet<u32>>,
-    /// Units of groups of the pages that are elsewhere by now: the unit, its place in the group, the group.
+    /// Units of groups of the pages that have moved: the new unit, its place in the group, the
+    /// group.
     moved: Vec<(Member, usize, u32)>,
 }
 
-/// Compares the pages with the headers that were read, and brings the groups up to date. `None`: they contradict each
-/// other.
+/// Compares the pages with the headers that were read, and updates the groups. `None`: they
+/// contradict each other.
 pub(crate) fn reconcile(
     state: &mut State,
     base: &mut Base,
@@ -145,12 +146,13 @@ impl Reconciled<'_> {
         Some(())
     }
 
-    /// Takes over units that were moved since the pages were written.
+    /// Adopts units that were moved since the pages were written.
     fn move_units(&mut self, state: &mut State) {
         for (member, at, index) in self.moved.drain(..).filter(|_| !is_planted(Bug::MovedForgotten)) {
             let group = &state.groups[index];
             let former = group.members[at];
-            // One that was looked at and is still the group's stays; one that the pages alone know may have been erased.
+            // A former unit that was looked at and still belongs to the group stays. One known only
+            // from the pages may have been erased.
             let place = self.place_of[former.donor as usize];
             let is_open = || self.logs.get(place).is_some_and(|log| log.open.get(former.unit as usize));
             let is_others = self.unsure.contains(&(place, former.unit));
@@ -165,7 +167,7 @@ impl Reconciled<'_> {
         }
     }
 
-    /// Takes units away from groups that do not have them any more.
+    /// Removes units from groups that no longer have them.
     fn break_groups(&self, state: &mut State, base: &mut Base) {
         for &index in &self.changed {
             for member in state.groups[index].members.iter_mut() {
@@ -179,7 +181,8 @@ impl Reconciled<'_> {
 }
 
 impl State {
-    /// Where the pages say that a block is; from now on the newer entries say it.
+    /// Removes a block from the map, because newer entries decide about it. Returns where the pages
+    /// place it.
     pub fn touch(&mut self, base: &mut Base, block: u32) -> Option<(u64, Location, u32)> {
         let (at, sum) = self.map.remove(block)?;
         base.live[at.group as usize] -= 1;
@@ -187,7 +190,7 @@ impl State {
         Some((base.sequence - 1, at, sum))
     }
 
-    /// A block that the pages know is none; the group it was in.
+    /// Clears a block that the pages place in a group. Returns that group.
     pub fn clear(&mut self, base: &mut Option<&mut Base>, block: u32) -> Option<u32> {
         let base = base.as_mut()?;
         let (at, _) = self.map.remove(block)?;
@@ -195,7 +198,7 @@ impl State {
         Some(at.group)
     }
 
-    /// Opening looks at everything, and nothing is known.
+    /// Forgets everything, because opening looks at all units.
     pub fn forget_map(&mut self) {
         self.forget_groups();
         self.map.reset(self.map.blocks());

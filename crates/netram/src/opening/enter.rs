@@ -1,8 +1,9 @@
 //! Entering the units of one group that were found on the donors.
 //!
-//! Rules: of several units for one place the one that lists more counts; parity units of an older version do not. A
-//! block that its own unit does not have counts only where its row can be computed. Units that do not count are
-//! strays, to be erased. Left out: which of several copies of a block counts (`scan`).
+//! Rules: if several units claim one place, the one that lists more counts; parity units of an
+//! older version do not. A block that its own unit does not have counts only where its row can be
+//! computed. Units that do not count are strays, to be erased. Left out: which of several copies of
+//! a block counts (`scan`).
 
 use shoal_format::ram;
 use shoal_format::ram::{GroupId, UnitEntry, UnitHeader};
@@ -30,14 +31,14 @@ struct Chosen {
     data: usize,
     parity: usize,
     members: Vec<Member>,
-    /// Entries that each data unit lists itself.
+    /// Entries that each data unit itself lists.
     own: Vec<Vec<UnitEntry>>,
-    /// Entries that the parity units list, if there is one.
+    /// Entries that the parity units list; `None`: there is no parity unit.
     listed: Option<Vec<Vec<UnitEntry>>>,
 }
 
-/// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at. Returns
-/// its blocks.
+/// Enters a group's units, records its blocks where they are the newest, and lists the entries that
+/// must be looked at. Returns the group's place and its blocks.
 pub(crate) fn enter(
     state: &mut State,
     id: GroupId,
@@ -51,7 +52,7 @@ pub(crate) fn enter(
     let lists = chosen.combine();
     let incomplete = !chosen.is_whole(&lists, horizon);
     let blocks = lists.iter().flatten().map(|entry| entry.block).collect();
-    // Its place is taken now.
+    // Reserve its place now, for the locations below.
     let index = state.groups.insert(Group::new(id, chosen.data, Vec::new()));
     let mut first_sequence = u64::MAX;
     let mut notes = Vec::new();
@@ -65,7 +66,7 @@ pub(crate) fn enter(
                 entries.push((at, *entry));
                 continue;
             }
-            // The pages say what came before them.
+            // Entries from before the checkpoint count only where its pages say to look.
             let counts = base.as_ref().is_none_or(|base| base.counts(entry.block, entry.sequence));
             if (entry.block as u64) >= state.map.blocks() || !counts {
                 continue;
@@ -86,7 +87,8 @@ pub(crate) fn enter(
     Some((index, blocks))
 }
 
-/// Chooses one unit for each place of a group; the others are strays. `None`: the group cannot be one of the disk's.
+/// Chooses one unit for each place of a group. The others are strays. `None`: the group cannot
+/// belong to the disk.
 fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
     let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
     let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
@@ -108,7 +110,8 @@ fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
             state.opening.strays.push((member, first_found));
             continue;
         }
-        // Moved to another donor, and the old copy was not erased yet: the one that knows more counts.
+        // A unit that was moved to another donor may not be erased at its old place yet. The one
+        // that lists more counts.
         let better = known(&header.lists) > known(&best[place]);
         if members[place].exists() && !better {
             state.opening.strays.push((member, first_found));
@@ -118,7 +121,7 @@ fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
         state.opening.strays.extend(other.exists().then_some((other, first_found)));
         best[place] = header.lists;
     }
-    // Parity units that know less than the others are of an older version: they do not fit together.
+    // Parity units that list less than the others are of an older version and do not fit them.
     let most = (data..data + parity).max_by_key(|&place| known(&best[place])).map(|place| best[place].clone());
     for place in data..data + parity {
         if members[place].exists() && Some(&best[place]) != most.as_ref() {
@@ -131,12 +134,13 @@ fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
 }
 
 impl Chosen {
-    /// Entries that the parity units list of a data unit.
+    /// Returns the entries that the parity units list for a data unit.
     fn listed(&self, unit: usize) -> &[UnitEntry] {
         self.listed.as_ref().map(|all| &all[unit][..]).unwrap_or_default()
     }
 
-    /// Is not more of a row missing than there is parity for it? Only then it can be computed.
+    /// Returns whether a row misses no more blocks than there is parity, so that it can be
+    /// computed.
     fn is_computable(&self, row: usize) -> bool {
         let parities = self.members[self.data..].iter().filter(|member| member.exists()).count();
         let missing = |&unit: &usize| {
@@ -146,12 +150,13 @@ impl Chosen {
         (0..self.data).filter(missing).count() <= parities || is_planted(Bug::MissingRow)
     }
 
-    /// The entries of each data unit that count: its own, and what the parity gives back.
+    /// Returns the entries of each data unit that count: its own, and those that parity can
+    /// restore.
     fn combine(&mut self) -> Vec<Vec<UnitEntry>> {
         let list = |unit: usize| {
             let (own, listed) = (&self.own[unit], self.listed(unit));
             let mut list = own.clone();
-            // The unit is missing, or an older version of it took its place.
+            // The unit is missing, or an older version took its place.
             if !self.members[unit].exists() || listed.starts_with(own) {
                 let more = (own.len()..listed.len()).take_while(|&row| self.is_computable(row));
                 list.extend(more.map(|row| listed[row]));
@@ -165,8 +170,9 @@ impl Chosen {
         lists
     }
 
-    /// Are all units there, and does the parity cover what they list? Entries from the horizon on are written anew
-    /// elsewhere: their parity may have been written in part.
+    /// Returns whether all units are there and parity covers what they list. A group with entries
+    /// from the horizon on is not whole: they are written again elsewhere, because their parity may
+    /// have been written in part.
     fn is_whole(&self, lists: &[Vec<UnitEntry>], horizon: u64) -> bool {
         let fits = |unit: usize| match self.members[unit].exists() {
             true => self.parity == 0 || self.own[unit] == self.listed(unit),

@@ -1,10 +1,11 @@
 //! Opening a disk from a checkpoint of its map: its pages, and the headers of units that it leaves open.
 //!
-//! Rules: all donors of the disk must be there and name the checkpoint, and every piece of it must be right; else all
-//! units are looked at (`scan`). A unit that is named in a log is what its header says; any other is what the pages
-//! say. A group of the pages of which a unit is neither must have no live block. Of a block the pages say where it
-//! is, that it holds nothing, or that it is to be looked for; entries since the checkpoint began are newer than that.
-//! Left out: which of several entries counts (`scan`).
+//! Rules: all donors of the disk must be there and name the checkpoint, and every piece of it must
+//! be right. Otherwise all units are looked at (`scan`). A unit that a log names is what its header
+//! says; any other is what the pages say. If a unit of a group of the pages is neither, the group
+//! must have no live block. For each block the pages say where it is, that it holds nothing, or
+//! that it must be looked for. Entries written since the checkpoint began are newer than that. Left
+//! out: which of several entries counts (`scan`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use crate::state::place::Member;
 use crate::state::units::Log;
 use crate::task::{Core, Op, all};
 
-/// Bytes of logs and pages asked for at a time, and how many such requests are on their way to a donor.
+/// Bytes of logs and pages per request, and requests in flight to each donor.
 const READ_BYTES: usize = 1 << 18;
 const READS_AT_ONCE: usize = 4;
 
@@ -37,16 +38,17 @@ const BAD_PAGE: Unused = "a page is damaged, or a donor does not answer";
 const BAD_UNIT: Unused = "a unit that a log names cannot be read";
 const ENDED: Unused = "a donor went away, or a change of membership ended it";
 const CONTRADICTED: Unused = "pages and units contradict each other";
-/// For the caller of [`load`], who looks for the blocks.
+/// Reported by the caller of [`load`], which looks for the blocks.
 pub(crate) const NOT_FOUND: Unused = "a block that it says is in a new unit is not there";
 
-/// Reads bytes of a donor. `None`: it does not give them.
+/// Reads bytes from a donor. `None`: it does not return them.
 async fn read(core: &Arc<Core>, donor: usize, at: u64, len: usize) -> Option<Vec<u8>> {
     let op = |_: &State, ()| DonorOp::Read { at, len: len as u32 };
     insist(core, donor as DonorId, vec![()], op).await?.pop().map(|((), bytes)| bytes)
 }
 
-/// The units that the log of a donor names, and how many pieces it has. `None`: it is not whole.
+/// Reads the units that a donor's log names, and how many pieces it has. `None`: the log is damaged
+/// or incomplete.
 async fn log(core: &Arc<Core>, donor: usize, stamp: &Stamp) -> Option<Log> {
     let (layout, units) = {
         let state = core.lock();
@@ -78,7 +80,7 @@ async fn log(core: &Arc<Core>, donor: usize, stamp: &Stamp) -> Option<Log> {
     None
 }
 
-/// The ranges that the pages read so far cover, and the lost blocks.
+/// The ranges covered by the pages read so far, and the lost blocks.
 #[derive(Default)]
 struct Pages {
     groups: Vec<(u32, u32)>,
@@ -87,7 +89,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// Takes a page into the state. `None`: it is damaged.
+    /// Enters a page into the state. `None`: it is damaged.
     fn enter(&mut self, state: &mut State, kind: Kind, payload: &[u8]) -> Option<()> {
         if kind == Kind::Lost {
             self.lost.extend(decode_list(payload));
@@ -120,7 +122,7 @@ impl Pages {
     }
 }
 
-/// Do these ranges cover everything, each thing once?
+/// Returns whether these ranges cover everything exactly once.
 pub(crate) fn is_whole(mut ranges: Vec<(u32, u32)>, count: u32) -> bool {
     ranges.sort_unstable();
     let end = ranges.iter().try_fold(0, |end, &(first, count)| (first == end).then(|| first + count));
@@ -174,7 +176,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Base, Unused> {
     Ok(base)
 }
 
-/// The roots of all donors, and their logs.
+/// Reads the roots and logs of all donors.
 async fn read_roots(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<Vec<(Root, Log)>> {
     let parts = donors.iter().map(|&donor| async move {
         let own = core.lock().stamp(donor, number);
@@ -187,12 +189,12 @@ async fn read_roots(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<V
     all(parts).await.into_iter().collect()
 }
 
-/// The part that all roots have in common. Makes places for the groups. `None`: the roots differ, or do not fit the
-/// disk.
+/// Returns the part that all roots have in common, and makes places for the groups. `None`: the
+/// roots differ or do not fit the disk.
 fn common_root(state: &mut State, parts: &[(Root, Log)]) -> Option<Root> {
     let common = Root { pages: 0, ..parts.first()?.0 };
     let same = parts.iter().all(|(root, _)| Root { pages: 0, ..*root } == common);
-    // No donor has more groups than units.
+    // There are no more groups than units.
     let units: u64 = state.donors.iter().map(|donor| donor.units.count() as u64).sum();
     if !same || common.blocks as u64 != state.map.blocks() || common.groups as u64 > units {
         return None;
@@ -202,7 +204,7 @@ fn common_root(state: &mut State, parts: &[(Root, Log)]) -> Option<Root> {
     Some(common)
 }
 
-/// Pages that a donor was asked for.
+/// Pages requested from a donor.
 struct AskedPages {
     donor: usize,
     first: u32,
@@ -210,7 +212,7 @@ struct AskedPages {
     op: Op,
 }
 
-/// Reads all pages; `counts`: how many each donor has.
+/// Reads all pages. `counts`: how many each donor has.
 async fn read_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32]) -> Option<Pages> {
     let mut pages = Pages::default();
     let mut next: Vec<u32> = vec![0; donors.len()];
@@ -239,8 +241,8 @@ async fn read_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u
     }
 }
 
-/// Asks all donors at the same time, for a few runs of pages each. `next`: the first page of each that was not asked
-/// for.
+/// Asks all donors at the same time for a few runs of pages each. `next`: the first page of each
+/// donor that has not been requested.
 fn ask_for_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32], next: &mut [u32]) -> Vec<AskedPages> {
     let state = &mut *core.lock();
     let mut asked = Vec::new();
@@ -263,7 +265,7 @@ fn ask_for_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32]
     asked
 }
 
-/// The headers of all units that the logs name, by donors.
+/// Reads the headers of all units that the logs name, by donor.
 async fn read_open_units(core: &Arc<Core>, donors: &[usize], logs: &[Log]) -> Option<Vec<Vec<(u32, UnitHeader)>>> {
     let looked = donors.iter().zip(logs).map(|(&donor, log)| async move {
         let end = core.lock().donors[donor].units.count() as usize;

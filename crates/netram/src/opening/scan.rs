@@ -1,12 +1,13 @@
-//! Opening a disk that is on its donors: the block table is rebuilt from the headers of the units.
+//! Opening a disk that is on its donors: rebuilding the block table from the headers of the units.
 //!
-//! Rules: the superblock with the highest epoch says which donors count; one it does not count, or whose own birth is
-//! another, is blank. All of them but as many as there is parity must have been looked at completely, and none of
-//! these may have been away at an opening before: then every flushed block has been met. A block counts if its own
-//! unit lists it; a block that its unit does not have counts if the parity unit lists it and enough of the row is
-//! there, because only then the row can be computed (a late write may have put an older version in the place of a
-//! unit that had grown). Of several copies the highest sequence counts. What cannot be read at the moment is waited
-//! for, not left out. Then groups that miss a unit are repaired.
+//! Rules: the superblock with the highest epoch says which donors count. A donor that it does not
+//! count, or whose own birth differs, is blank. All counting donors but as many as there is parity
+//! must have been looked at completely, and none of these may have been away at an earlier opening:
+//! then every flushed block has been met. A block counts if its own unit lists it. A block that its
+//! unit does not have counts if the parity unit lists it and enough of the row is there to compute
+//! it (a late write may have put an older version in the place of a unit that had grown). Of
+//! several copies the one with the highest sequence counts. What cannot be read at the moment is
+//! waited for, not left out. Then groups that miss a unit are repaired.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -32,7 +33,8 @@ use crate::state::place::{Location, Member};
 use crate::state::unit::Shape;
 use crate::task::{Core, Op, pause};
 
-/// Starts looking at donors that came; true when enough has been seen, and nothing is being looked at.
+/// Starts scans of donors that have come. Returns true when enough donors are scanned and no scan
+/// is running.
 fn look(core: &Arc<Core>, state: &mut State) -> bool {
     for number in 0..state.donors.len() {
         if !state.donors[number].is_unseen() || !state.opening.looking.insert(number as DonorId) {
@@ -57,7 +59,7 @@ fn look(core: &Arc<Core>, state: &mut State) -> bool {
     enough && state.opening.looking.is_empty()
 }
 
-/// Looks at the donors; once more, if one comes back that is needed.
+/// Looks at the donors, and looks again if a needed donor comes back.
 pub(crate) async fn scan(core: Arc<Core>) {
     let unused = match load(&core).await {
         Ok(mut base) => match map(&core, Some(&mut base)).await {
@@ -83,29 +85,31 @@ pub(crate) async fn scan(core: Arc<Core>) {
     }
 }
 
-/// The findings of one look at the donors.
+/// The findings of one scan of the donors.
 #[derive(Default)]
 struct Survey {
     newest: Newest,
-    /// Below this sequence everything was safe.
+    /// Everything below this sequence was safe.
     horizon: u64,
-    /// The blocks of each group, in the order of their places.
+    /// Blocks of each group, in the order of the groups' places.
     listed: Vec<(u32, Vec<u32>)>,
     trimmed: Vec<TrimmedRange>,
     lost: Vec<TrimmedRange>,
     doubts: BTreeMap<u32, Doubt>,
     unsafe_groups: BTreeMap<u32, Unprotected>,
-    /// In which group what counts of a block is, if it is not safe.
+    /// The group that holds the counting copy of each block that is not safe, or a list that ends
+    /// it.
     homes: HashMap<u32, u32>,
     torn_notes: Vec<(u32, GroupId, u64)>,
-    /// Blocks that a checkpoint leaves to be looked for, and those of them that were found, or hold nothing.
+    /// Blocks that a checkpoint says to look for, and those of them that were found or hold
+    /// nothing.
     looks: Bits,
     ended: HashSet<u32>,
-    /// Blocks of groups of the pages that a list which is not safe has ended.
+    /// Blocks of groups of the pages that an unsafe list has ended.
     touched: Vec<(u32, u32)>,
 }
 
-/// Makes the map from what the donors hold; false if it is to be tried again.
+/// Makes the map from the donors' contents. Returns false if it must be tried again.
 async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
     if base.is_none() {
         core.until(|state| look(core, state).then_some(())).await;
@@ -136,11 +140,11 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
     let Survey { unsafe_groups, torn_notes, horizon, doubts, .. } = survey;
     let groups = unsafe_groups.into_values().collect();
     state.found = FoundUnsafe { groups, held_by_doubts, torn_notes, horizon, doubts };
-    // From here on entries that only an unseen donor knows did not exist.
+    // From here on, entries that only an unseen donor knows do not exist.
     for donor in &mut state.donors {
         donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
         if !donor.scanned && matches!(donor.state, DonorState::Active | DonorState::Draining) {
-            // It came while the others were looked at.
+            // The donor came while the others were looked at.
             donor.state = DonorState::Returning;
         }
     }
@@ -153,7 +157,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
 }
 
 impl Survey {
-    /// Enters all units that were found into groups. Returns the entries whose blocks have to be looked at.
+    /// Enters all found units into groups. Returns the entries whose blocks must be looked at.
     fn enter_units(&mut self, state: &mut State, base: &mut Option<&mut Base>) -> Vec<(Location, UnitEntry)> {
         let found = match base {
             Some(base) => std::mem::take(&mut base.found),
@@ -174,7 +178,7 @@ impl Survey {
             let last = state.map.blocks();
             let counts = |entry: &&UnitEntry| u64::from(entry.block) < last && base.counts(entry.block, entry.sequence);
             let mut blocks: Vec<u32> = lists.filter(counts).map(|entry| entry.block).collect();
-            // In order: looking up neighbours one after the other is faster.
+            // Sorted, because looking up neighbours one after the other is faster.
             blocks.sort_unstable();
             blocks.dedup();
             self.newest.reserve(blocks.len());
@@ -198,7 +202,8 @@ impl Survey {
         entries
     }
 
-    /// Weighs an entry whose block may have been written in part when the client died: it counts if the block is there.
+    /// Judges an entry whose block may have been written in part when the client died. It counts if
+    /// the block is there.
     fn weigh(&mut self, state: &mut State, at: Location, entry: UnitEntry, found: Fetched) {
         if matches!(found, Fetched::Bad)
             && !is_planted(Bug::AbsentComputed)
@@ -209,7 +214,7 @@ impl Survey {
         if !ram::is_note(entry.block) {
             return self.weigh_block(at, entry, &found);
         }
-        // Lists of trimmed and lost ranges are blocks like any other; they are applied by their sequence.
+        // Lists of trimmed and lost ranges are blocks like any other. They are applied by sequence.
         let ranges = match found {
             Fetched::Good(bytes) => ram::decode_trimmed(&bytes).ok(),
             _ => None,
@@ -247,7 +252,7 @@ impl Survey {
         }
     }
 
-    /// Applies the lists of lost and of trimmed ranges.
+    /// Applies the lists of lost ranges and of trimmed ranges.
     fn apply_ranges(&mut self, state: &mut State, base: &mut Option<&mut Base>) {
         let last = state.map.blocks() as u32;
         let blocks = |range: &TrimmedRange| range.first..range.first.saturating_add(range.count).min(last);
@@ -301,7 +306,8 @@ impl Survey {
         self.looks.get(block as usize)
     }
 
-    /// A list says that copies of a block from before this sequence do not count. False if a newer copy counts.
+    /// Ends copies of a block from before this sequence, because a list says so. Returns false if a
+    /// newer copy counts.
     fn ends(&mut self, state: &mut State, base: &mut Option<&mut Base>, block: u32, sequence: u64) -> bool {
         if self.newest.get(&block).is_some_and(|&(at, _, _)| at >= sequence) {
             return false;
@@ -315,7 +321,7 @@ impl Survey {
         true
     }
 
-    /// Enters the copies that count into the map.
+    /// Enters the counting copies into the map.
     fn enter_blocks(&mut self, state: &mut State, base: &mut Option<&mut Base>) {
         if let Some(base) = base {
             state.groups.add_live(&std::mem::take(&mut base.live));
@@ -335,7 +341,7 @@ impl Survey {
         }
     }
 
-    /// Is everything there that the checkpoint says is there? Then its groups are listed, too.
+    /// Returns whether everything is there that the checkpoint says. If so, lists its groups, too.
     fn agrees(&mut self, state: &State, base: &mut Base) -> bool {
         let found = |block: usize| self.ended.contains(&(block as u32));
         let is_dead = |&index: &u32| state.groups[index].live() == 0;
@@ -351,7 +357,8 @@ impl Survey {
         true
     }
 
-    /// Keeps the groups with older copies of blocks that are not safe, or doubted. Returns those that doubts keep.
+    /// Holds groups with older copies of blocks that are unsafe or doubted. Returns those held by
+    /// doubts.
     fn hold_older(&mut self, state: &mut State) -> Vec<(u32, GroupId)> {
         let mut listed = std::mem::take(&mut self.listed);
         let mut held_by_doubts = Vec::new();
@@ -375,12 +382,13 @@ impl Survey {
     }
 }
 
-/// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for, all
-/// of them together for as long as the disk's patience lasts. Of a block it is enough to know then that it may be
-/// there (`Unanswered`): reads of it fail, until they do not. A list of ranges that may have been flushed is waited
-/// for as long as it takes, because without it old blocks would count again. `None`: a donor came that may have it,
-/// or one went away that was looked at: what only it said of a group that was being erased must not be waited for, if
-/// the others are enough.
+/// Reads a block that opening needs; `Bad`: it is not there. A block that cannot be read at the
+/// moment is waited for, all such blocks together as long as the disk's patience lasts. After that
+/// it is enough to know that an ordinary block may be there (`Unanswered`): reads of it fail until
+/// it can be read. A list of ranges that may have been flushed is waited for without limit, because
+/// without it old blocks would count again. `None`: a donor came that may have the block, or a
+/// scanned donor went away. What only that donor said of a group that was being erased must not be
+/// waited for if the others suffice.
 async fn look_at(
     core: &Arc<Core>,
     at: Location,
@@ -417,11 +425,12 @@ async fn look_at(
     }
 }
 
-/// Is it certain that this entry, which nobody knew to be safe, was never part of a flush? A flush waits for all
-/// units of a group. A unit that grows keeps what it has, and parity lists what a unit has grown by only when that is
-/// there. What repair moves has no header before its blocks are there. So a unit that lists a block of this row and
-/// has not got it was still being written, and so was a parity that is wrong, unless that may be because of another
-/// block that came later.
+/// Returns whether this entry, which nobody knew to be safe, was certainly never part of a flush. A
+/// flush waits for all units of a group. A unit that grows keeps what it has, and parity lists a
+/// unit's growth only when that growth is stored. Repair writes the blocks of a moved unit before
+/// its header. So a unit that lists a block of this row and does not have it was still being
+/// written. The same holds for parity that gives a wrong result, unless another block that came
+/// later may be the cause.
 async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
     let (data, lists, covered, asked) = {
         let state = &mut *core.lock();
@@ -464,8 +473,8 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
 }
 
 impl State {
-    /// May the block that was found there be gone with the next loss? A parity that nobody knew to be safe may be
-    /// there in part.
+    /// Returns whether a found block may be gone with the next loss. Parity that nobody knew to be
+    /// safe may be there in part.
     fn is_unsafe(&self, at: Location, sequence: u64, horizon: u64) -> bool {
         let group = &self.groups[at.group];
         let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;

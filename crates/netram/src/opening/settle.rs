@@ -1,8 +1,9 @@
-//! Settling doubts: finding out of each doubted block whether it is there.
+//! Settling doubts: finding out whether each doubted block is there.
 //!
-//! Rules: a copy that is there is written anew, and one that is not gives way to the copy before it. Either way the
-//! block gets a new entry: a later opening would take the old one for safe, because much has become safe since. What
-//! cannot be told yet is tried again when a donor comes back. Left out: which blocks are doubted (`opening::scan`).
+//! Rules: a copy that is there is written again, and a copy that is not gives way to the one before
+//! it. Either way the block gets a new entry: a later opening would take the old one for safe,
+//! because much has become safe since. What cannot be decided yet is tried again when a donor comes
+//! back. Left out: which blocks are doubted (`opening::scan`).
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::state::place::Location;
 use crate::task::Core;
 
 impl State {
-    /// Is it not sure that the block is there?
+    /// Returns whether the block may not be there.
     pub fn is_doubted(&self, block: u32, at: Location) -> bool {
         let present = self.found.doubts.get(&block).and_then(|doubt| doubt.present);
         present.is_some_and(|copy| copy.at == at)
@@ -35,7 +36,7 @@ impl State {
         Some(*block)
     }
 
-    /// The copy that counted is not there: the one before it counts again.
+    /// Makes the earlier copy count again, because the one that counted is not there.
     fn step_back(&mut self, block: u32) {
         self.unmap(block);
         let Some(doubt) = self.found.doubts.get_mut(&block) else { return };
@@ -62,7 +63,7 @@ impl State {
         self.groups.regain(copy.at.group);
     }
 
-    /// The block has no copy that counts: a note says so, instead of one.
+    /// Notes that the block has no copy that counts, in place of a new copy.
     fn note_doubt(&mut self, core: &Arc<Core>, block: u32, from: u64) {
         let sequence = self.take_sequence();
         match self.map.is_lost(block) {
@@ -73,7 +74,7 @@ impl State {
     }
 }
 
-/// Runs as long as the disk.
+/// Settles all doubts. Runs as long as the disk.
 pub(crate) async fn settler(core: Arc<Core>) {
     loop {
         let block = core.until(State::next_doubt).await;
@@ -89,7 +90,7 @@ pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
         let in_memory = found.is_some_and(|(at, _)| state.groups[at.group].is_in_memory());
         let is_new = found.is_some_and(|(at, _)| state.groups.is_new(state.groups[at.group].id));
         match found {
-            // Written, or moved, since.
+            // The block was written or moved meanwhile.
             Some(_) if in_memory || is_new => {
                 if in_memory {
                     state.inherit(core, block, from);
@@ -113,7 +114,7 @@ pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
             match (state.map.is_at(block, at), state.is_doubted(block, at)) {
                 (true, true) if !is_planted(Bug::NoStepBack) => state.step_back(block),
                 (true, true) => state.retry_later(),
-                // Damaged: there is nothing to write anew.
+                // The block is damaged: there is nothing to write again.
                 (true, false) => drop(state.found.doubts.remove(&block)),
                 (false, _) => state.retry_later(),
             }

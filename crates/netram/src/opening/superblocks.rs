@@ -1,4 +1,5 @@
-//! Reading the superblocks of all donors together: who belongs to the disk, and which checkpoint counts.
+//! Reading the superblocks of all donors together: which donors belong to the disk, and which
+//! checkpoint counts.
 //!
 //! Rules: a donor that is gone is gone for ever, and a later birth ends an earlier one, whatever the epochs. Left
 //! out: reading superblocks (the engine's caller), the donors' states (`engine`).
@@ -6,11 +7,12 @@
 use shoal_format::ram;
 use shoal_format::ram::{DiskSuperblock, Standing};
 
-/// Which donors belong to the disk, by all superblocks together. The one with the highest epoch is not enough: a
-/// client that died while it opened the disk may have written it to one donor only, before another client went on
-/// without that donor. A donor that is gone is gone for ever, and a later birth ends an earlier one. A donor that one
-/// superblock calls away may have been taken back since; it is treated as if it were not, if the disk can be opened
-/// like that.
+/// Decides which donors belong to the disk, from all superblocks together. The one with the highest
+/// epoch is not enough: a client that died while it opened the disk may have written it to one
+/// donor only, before another client went on without that donor. A donor that is gone is gone for
+/// ever, and a later birth ends an earlier one. A donor that one superblock calls away may have
+/// been taken back since. If the disk could not be opened without it, the newest superblock decides
+/// whether it is away.
 pub(crate) fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec<ram::DonorPlace> {
     let places = all.iter().map(|superblock| superblock.donors.len()).max().unwrap_or(0);
     let said = |number: usize| all.iter().filter_map(move |superblock| superblock.donors.get(number).copied());
@@ -43,7 +45,7 @@ pub(crate) fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: us
     merged.iter().enumerate().map(lenient).collect()
 }
 
-/// The checkpoint that all donors name that belong to the disk; 0: none.
+/// Returns the checkpoint that all donors of the disk name; 0: none.
 pub(crate) fn checkpoint_named(donors: &[ram::DonorPlace], all: &[&DiskSuperblock]) -> u64 {
     let own = |number: usize| {
         let of_it = |superblock: &&&DiskSuperblock| {
@@ -59,7 +61,7 @@ pub(crate) fn checkpoint_named(donors: &[ram::DonorPlace], all: &[&DiskSuperbloc
     if named.all(|other| other == first) { first } else { 0 }
 }
 
-/// Is a donor with this superblock still one of the disk's?
+/// Returns whether a donor with this superblock still belongs to the disk.
 pub(crate) fn belongs(own: &DiskSuperblock, newest: &DiskSuperblock) -> bool {
     let birth = |superblock: &DiskSuperblock| superblock.donors.get(own.donor as usize).map(|place| place.born);
     newest.donors.get(own.donor as usize).is_some_and(counts) && birth(own) == birth(newest)

@@ -1,8 +1,9 @@
-//! Groups in memory that a donor did not take: their live blocks go into other groups.
+//! Groups in memory that a donor did not take: their live blocks move to other groups.
 //!
-//! Rules: what is on its way must have been answered before the units can be another group's. Without room for its
-//! blocks a group waits, readable, and may be sent once more as it is ([`revive`]). A block that was dead before it
-//! was safe passes on what a flush waits for. Left out: sending (`send`).
+//! Rules: writes in flight must be answered before another group may use the units. Without room
+//! for its blocks a group waits, readable, and may be sent once more as it is ([`revive`]). A block
+//! that died before it was safe passes on the origin that a flush waits for. Left out: sending
+//! (`send`).
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use crate::state::State;
 use crate::state::place::{Location, Member};
 use crate::task::Core;
 
-/// Moves the live blocks of a group in memory into others, because one of its donors did not take them.
+/// Moves the live blocks of a group in memory to other groups, because a donor did not take its
+/// part.
 pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
     state.open.leave(index);
     let Some(memory) = state.groups[index].memory_mut() else { return };
@@ -30,7 +32,7 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
 }
 
 async fn move_blocks(core: &Arc<Core>, index: u32) {
-    // What is on its way must arrive before the units can be another group's.
+    // Writes in flight must arrive before another group may use the units.
     core.until(|state| {
         let memory = state.groups[index].memory();
         memory.is_some_and(|memory| !memory.sending || is_planted(Bug::AbandonEarly)).then_some(())
@@ -68,14 +70,15 @@ async fn move_blocks(core: &Arc<Core>, index: u32) {
 /// The outcome for one block of an abandoned group.
 enum Moved {
     Done,
-    /// It is in this group, which is full now.
+    /// The block filled this group.
     Filled(u32),
     /// The group is sent once more as it is.
     Revived,
 }
 
-/// Moves a block of an abandoned group, if it is still live. `None`: without room it waits, and stays readable where
-/// it is; flushes fail meanwhile. `noted`: a list of ranges is known not to be safe there.
+/// Moves a block of an abandoned group if it is still live. `None`: there is no room, so it waits
+/// and stays readable where it is; flushes fail meanwhile. `noted`: this list of ranges is already
+/// recorded as not safe there.
 fn move_block(core: &Arc<Core>, state: &mut State, at: Location, entry: UnitEntry, noted: &mut bool) -> Option<Moved> {
     let group = &state.groups[at.group];
     if !group.is_abandoned() {
@@ -102,8 +105,9 @@ fn move_block(core: &Arc<Core>, state: &mut State, at: Location, entry: UnitEntr
     Some(if full { Moved::Filled(placed.group) } else { Moved::Done })
 }
 
-/// Sends an abandoned group once more as it is, if its donors take it now: there is no room to move its blocks to. A
-/// unit that a late write may reach is left for another one. True if it is on its way.
+/// Sends an abandoned group once more as it is, if its donors take it now, because there is no room
+/// to move its blocks to. A unit that a late write may reach is replaced by another. Returns
+/// whether the group is being sent.
 pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
     let group = &state.groups[index];
     if !group.is_abandoned() || group.memory().is_some_and(|memory| memory.sending) {
@@ -135,7 +139,8 @@ pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
     true
 }
 
-/// Moved blocks may be waited for by flushes: they must not wait for the cleaner's cache to fill.
+/// Sends the cleaner's open group. Flushes may wait for moved blocks, which must not wait for the
+/// cache to fill.
 fn send_cleaned(core: &Arc<Core>, state: &mut State) {
     if let Some(open) = state.open.cleaners() {
         send(core, state, open, true);
@@ -143,14 +148,14 @@ fn send_cleaned(core: &Arc<Core>, state: &mut State) {
 }
 
 impl State {
-    /// An entry for `block` was dead before it was safe, and will never be sent. The copy before it may be freed only
-    /// when the entry after it is safe. So that one takes over the origin, and is sent, because a flush may wait for
-    /// it.
+    /// Passes on the origin of an entry for `block` that died before it was safe and will never be
+    /// sent. The copy before it may be freed only when the entry after it is safe. So that entry
+    /// takes over the origin and is sent, because a flush may wait for it.
     pub fn inherit(&mut self, core: &Arc<Core>, block: u32, origin: u64) {
         let heirs: Vec<(u32, usize, usize)> = match (block < ram::LOST).then(|| self.map.find(block)).flatten() {
             Some((at, _)) => vec![(at.group, at.unit, at.row)],
             None => {
-                // A trim replaced it, noted or on its way with a list.
+                // A trim replaced the entry. It is noted, or its list is being written.
                 if !self.notes.is_empty() {
                     self.notes.waits_from(origin);
                     let core = core.clone();

@@ -1,10 +1,11 @@
-//! Reading: from a cache, from the donor, or from the rest of the row when the donor is lost.
+//! Reading: from a cache, from the donor, or from the rest of the row if the donor is lost.
 //!
-//! Rules: every block read from a donor is compared with the checksum in the block table; one that does not match is
-//! taken from parity, or looked up again if it has moved meanwhile. Nothing wrong is ever returned. A read waits for
-//! donors that are away, for as long as the disk's patience lasts; then the read fails, and the next one tries again.
-//! A donor that is late, or set aside, is not waited for: its blocks are computed from the others, and the first answer counts. Left
-//! out: the donors' answers (`task`).
+//! Rules: every block read from a donor is compared with the checksum in the block table. A block
+//! that does not match is computed from parity, or looked up again if it has moved meanwhile. Wrong
+//! data is never returned. A read waits for donors that are away as long as the disk's patience
+//! lasts. Then the read fails, and the next one tries again. A donor that is late or set aside is
+//! not waited for: its blocks are computed from the others, and the first answer counts. Left out:
+//! the donors' answers (`task`).
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -26,21 +27,23 @@ use crate::state::schedule::Answer;
 use crate::state::unit::Shape;
 use crate::task::{Core, Op, all, pause};
 
-/// How often a block is asked for that a donor refuses, and after what time (ns).
+/// How often a block that a donor refuses is asked for, and the pause between attempts (ns).
 const TRIES: usize = 4;
 const AGAIN_NS: u64 = 100_000_000;
 
-/// A donor is late that has answered nothing for `SILENT_NS`, or this request not for `LATE_NS` (ns).
+/// A donor is late if it has answered nothing for `SILENT_NS`, or this request not for `LATE_NS`
+/// (ns).
 const SILENT_NS: u64 = 50_000_000;
 const LATE_NS: u64 = 500_000_000;
-/// Reads that ask other donors at the same time: where all are slow, more work would make them slower.
+/// Reads that may ask other donors at the same time. If all donors are slow, more work would make
+/// them slower.
 const HEDGES_MAX: usize = 32;
-/// A donor writes a sector as a whole, or not at all (bytes).
+/// A donor writes a sector completely or not at all (bytes).
 const SECTOR: usize = 512;
-/// Parts of one request that are waited for at the same time.
+/// Parts of one request that may be waited for at the same time.
 const AT_ONCE: usize = 64;
 
-/// Blocks of a request that lie side by side on one donor.
+/// Adjacent blocks of a request on one donor.
 struct Run {
     op: Op,
     at: Location,
@@ -82,7 +85,7 @@ async fn read_blocks(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Result<
         }
     };
     if runs.len() == 1 {
-        // Most requests.
+        // Most requests have a single run.
         take(answer_to(core, runs.remove(0)).await);
     } else {
         let mut runs = runs.into_iter().peekable();
@@ -107,7 +110,7 @@ async fn read_blocks(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Result<
     failed
 }
 
-/// A donor's answer, if it comes before `other` happens.
+/// Returns a donor's answer if it comes before `other` is ready.
 async fn before(op: &mut Op, mut other: Pin<&mut impl Future<Output = ()>>) -> Option<Answer> {
     poll_fn(|context| match Pin::new(&mut *op).poll(context) {
         Poll::Ready(answer) => Poll::Ready(Some(answer)),
@@ -121,8 +124,8 @@ async fn answer_to(core: &Arc<Core>, run: Run) -> (u32, Vec<u32>, Vec<u8>) {
     (run.first, run.sums, bytes)
 }
 
-/// The answer of a donor that was asked for blocks from `at` on. If it is late and the other donors are faster, the
-/// blocks are computed from theirs.
+/// Returns the answer of a donor that was asked for blocks from `at` on. If it is late and the
+/// other donors are faster, computes the blocks from theirs.
 async fn answer(core: &Arc<Core>, mut op: Op, at: Location, sums: &[u32]) -> Answer {
     let (asked_ns, redundant) = {
         let state = core.lock();
@@ -144,7 +147,7 @@ async fn answer(core: &Arc<Core>, mut op: Op, at: Location, sums: &[u32]) -> Ans
     {
         let state = &mut *core.lock();
         state.hedges += 1;
-        // A job of its own: nobody else would take what the donors answer when this one was faster.
+        // A separate job: if this donor is faster, the hedge's answers must still be taken.
         state.schedule.spawn(async move {
             let rows = wanted.into_iter().enumerate();
             let blocks = all(rows.map(|(n, sum)| {
@@ -172,7 +175,7 @@ async fn answer(core: &Arc<Core>, mut op: Op, at: Location, sums: &[u32]) -> Ans
     Ok(good)
 }
 
-/// Copies what is in memory, asks donors for the rest.
+/// Copies blocks that are in memory and asks donors for the rest.
 fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(), DiskError>) {
     let state = &mut *core.lock();
     let mut failed = Ok(());
@@ -215,7 +218,7 @@ impl State {
     }
 }
 
-/// One block, by whatever way there is; and where it was.
+/// Reads one block by any means. Also returns where it was.
 pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Option<(Location, u32)>), DiskError> {
     let mut tries = 0;
     loop {
@@ -237,7 +240,7 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
         if let Fetched::Good(bytes) = fetched {
             return Ok((bytes, Some(found)));
         }
-        // The block has moved, or a donor came back: it may be had now.
+        // The block has moved, or a donor came back: another attempt may succeed.
         let changed = core
             .until(|state| {
                 let changed = state.map.find(number) != Some(found)
@@ -251,7 +254,7 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
             continue;
         }
         tries += 1;
-        // It has not moved: it is really not to be had. A donor that refuses may change its mind.
+        // The block has not moved and cannot be read. A donor that refuses may recover.
         let away = core.lock().donors.iter().any(|donor| donor.counts() && donor.is_absent());
         if away || tries >= TRIES || (tries > 1 && matches!(fetched, Fetched::Bad)) {
             return Err(unavailable(&core.lock(), number));
@@ -271,16 +274,16 @@ fn unavailable(state: &State, number: u32) -> DiskError {
     DiskError::Unavailable { block: number as u64, donors }
 }
 
-/// The outcome of looking for a block.
+/// The outcome of fetching a block.
 pub(crate) enum Fetched {
     Good(Vec<u8>),
-    /// All donors that may have a part of it have answered: the block cannot be had.
+    /// All donors that may have a part of the block have answered: it cannot be read.
     Bad,
-    /// A donor that may have a part of it is away, or refuses.
+    /// A donor that may have a part of the block is away or refuses.
     Unanswered,
 }
 
-/// A block of a sealed group, from where it is or from the rest of its row.
+/// Fetches a block of a sealed group from its own unit or from the rest of its row.
 pub(crate) async fn fetch(core: &Arc<Core>, at: Location, sum: u32, purpose: Purpose) -> Fetched {
     let (own, id, member) = {
         let state = &mut *core.lock();
@@ -295,7 +298,7 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, sum: u32, purpose: Pur
     let mut answered = {
         let state = core.lock();
         let group = &state.groups[at.group];
-        // One that is there and does not have the row will never have it.
+        // A unit that exists without this row will never have it.
         group.members.get(at.unit).is_some_and(Member::exists) || !state.may_come(at, at.unit)
     };
     if let Some(own) = own {
@@ -313,40 +316,42 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, sum: u32, purpose: Pur
 }
 
 impl State {
-    /// May any donor still give what this unit holds?
+    /// Returns whether any donor may still return what this unit holds.
     fn may_come(&self, at: Location, unit: usize) -> bool {
         let group = &self.groups[at.group];
         let Some(member) = group.members.get(unit).filter(|_| group.exists()) else { return true };
         match member.exists() {
             true => !self.donors[member.donor as usize].is_final(),
-            // It may be on a donor nobody has looked at yet.
+            // The unit may be on a donor that has not been scanned yet.
             false => self.donors.iter().any(|donor| donor.counts() && !donor.scanned && !donor.is_final()),
         }
     }
 
-    /// Are the contents of this unit gone for good?
+    /// Returns whether the contents of this unit are gone for good.
     pub fn is_gone(&self, at: Location, unit: usize) -> bool {
         let group = &self.groups[at.group];
         let Some(member) = group.members.get(unit).filter(|_| group.exists()) else { return false };
-        // One that does not exist may be on a donor that nobody has looked at yet, or that was taken for another.
+        // A unit that was not found may be on a donor that has not been scanned yet, or that was
+        // taken for another.
         member.exists() && self.donors[member.donor as usize].is_final()
     }
 }
 
-/// The parts of a row that can be had, without the block that is wanted.
+/// The readable parts of a row, without the wanted block.
 struct Row {
-    /// Blocks of data units: zeros where the parity covers nothing.
+    /// Blocks of data units: zeros where parity covers nothing.
     data: Vec<Option<Vec<u8>>>,
     parity: Vec<Option<Vec<u8>>>,
-    /// Where the parity may be a former one: the data blocks of the row in the order of their sequences.
+    /// The data blocks of the row in the order of their sequences, for a parity unit that may be a
+    /// former version.
     in_order: Vec<Option<Vec<u8>>>,
-    /// The block is a list of ranges.
+    /// The wanted block is a list of ranges.
     is_note: bool,
     /// All donors that may hold a block of the row have answered.
     answered: bool,
 }
 
-/// Reads the other blocks of a row; or says at once that the block cannot be computed.
+/// Reads the other blocks of a row. Returns at once if the block cannot be computed.
 async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Result<Row, Fetched> {
     let (data, block_bytes, is_note, units, mut answered) = {
         let state = &mut *core.lock();
@@ -358,7 +363,7 @@ async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Result
             return Err(Fetched::Bad);
         }
         let data = group.data();
-        // Of units that opening found: what their lists say of this row.
+        // For units that opening found: what their lists say about this row.
         let listed = |unit: usize| group.incomplete().and_then(|found| found.lists.get(unit)?.get(at.row));
         let is_note = listed(at.unit).is_some_and(|entry| ram::is_note(entry.block));
         let sequences: Vec<Option<u64>> = (0..data).map(|unit| listed(unit).map(|entry| entry.sequence)).collect();
@@ -398,7 +403,7 @@ async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Result
     Ok(Row { data: row, parity, in_order, is_note, answered })
 }
 
-/// A block of a sealed group from the rest of its row.
+/// Computes a block of a sealed group from the rest of its row.
 pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, sum: u32, purpose: Purpose) -> Fetched {
     let Row { data: row, parity, in_order, is_note, answered } = match rest_of_row(core, at, purpose).await {
         Ok(row) => row,
@@ -407,7 +412,8 @@ pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, sum: u32, purpos
     let block_sums = core.shape.block_sums;
     let right = |found: &Vec<u8>| block_sums.of(found) == sum;
     let mut restored = parity::decode(at.unit, &row, &parity).filter(right);
-    // With more parity than needed, one of the others may be the one that is wrong: a block, or a parity written in part.
+    // With more parity than needed, one of the others may be wrong: a block, or a parity that was
+    // written in part.
     let (data, count) = (row.len(), parity.len());
     for wrong in (0..data + count).filter(|&unit| count > 1 && unit != at.unit) {
         let (mut others, mut parities) = (row.clone(), parity.clone());
@@ -417,7 +423,8 @@ pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, sum: u32, purpos
         }
     }
     if let ([Some(parity)], None, false) = (&parity[..], &restored, is_planted(Bug::FormerForgotten)) {
-        // Of lists a checksum is not all that tells right from wrong; of blocks a write may end only between two sectors.
+        // A list can be verified beyond its checksum, so a cut at any byte is tried. For a block
+        // only cuts between two sectors are tried, because a write ends nowhere else.
         let step = if is_note { 1 } else { SECTOR };
         let found = parity::of_former(parity, &in_order, |bytes| block_sums.of(bytes) == sum, step);
         restored = found.filter(|bytes| !is_note || ram::decode_trimmed(bytes).is_ok());
@@ -441,7 +448,8 @@ mod tests {
 
     const BLOCK: usize = 512;
 
-    /// Carries out what the engine wants; a read of a failing donor fails. Returns what is complete.
+    /// Carries out the engine's operations; reads fail if `reads_fail`. Returns which requests
+    /// completed, and whether they succeeded.
     fn serve(engine: &mut Engine, donors: &mut [Vec<u8>], reads_fail: bool) -> Vec<bool> {
         let mut complete = Vec::new();
         loop {
@@ -483,7 +491,7 @@ mod tests {
         engine.submit(1, Request::Write { at: 0, buffer: vec![1; 64 * BLOCK], fua: true }, 0);
         assert_eq!(serve(&mut engine, &mut donors, false), [true]);
         engine.submit(2, Request::Read { at: 0, buffer: vec![0; 64 * BLOCK] }, 0);
-        // A donor that refuses is asked again for a moment.
+        // The engine asks a refusing donor again for a moment.
         let mut answers = (0..100).map(|tick| {
             let complete = serve(&mut engine, &mut donors, true);
             engine.tick(tick * 50_000_000);

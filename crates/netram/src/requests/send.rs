@@ -1,8 +1,9 @@
 //! Sending groups in memory to their donors.
 //!
-//! Rules: a group that was never on the donors is sent with its parity at once; one that grows sends data first, and
-//! the parity that covers it when the data is stored. A job that sends ends with [`DonorLost`] when a donor did not
-//! take its part. Left out: what becomes of the group then (`abandon`).
+//! Rules: a group that was never on the donors is sent together with its parity. A group that grows
+//! sends data first, and the parity that covers the data once it is stored. A job that sends ends
+//! with [`DonorLost`] if a donor did not take its part. Left out: what happens to the group then
+//! (`abandon`).
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::state::schedule::DonorLost;
 use crate::state::unit::{Head, Version};
 use crate::task::{Core, Op};
 
-/// Starts sending a group; with `with_parity`, until all of its blocks are safe.
+/// Starts sending a group. With `with_parity` it is sent until all its blocks are safe.
 pub(crate) fn send(core: &Arc<Core>, state: &mut State, index: u32, with_parity: bool) {
     let redundant = state.plan.parity > 0;
     let Some(memory) = state.groups[index].memory_mut() else { return };
@@ -52,7 +53,7 @@ async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
         }
         let parity = match fresh_parity {
             Some(ops) => Some(ops),
-            // Stored data first, then the parity that covers it.
+            // Send parity only after the data it covers is stored.
             None if !failed => send_parity(core, index, &counts),
             None => None,
         };
@@ -90,13 +91,13 @@ async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
     }
 }
 
-/// Data units that have grown; with their parity, if nothing of the group is on the donors yet.
+/// Data units that have grown, with parity if nothing of the group is on the donors yet.
 type Sending = ((Vec<Sent>, Vec<u8>), Option<Vec<Sent>>);
 
-/// A unit on its way, its place in the group, and its head when it has arrived.
+/// A unit in flight, its place in the group, and its head once it is stored.
 type Sent = (Op, usize, Head);
 
-/// Waits for all; true if any failed.
+/// Waits for all units. Returns whether any failed.
 async fn arrive(core: &Arc<Core>, index: u32, sent: Vec<Sent>) -> bool {
     let mut failed = false;
     for (op, place, head) in sent {
@@ -133,7 +134,7 @@ fn send_data(core: &Arc<Core>, index: u32) -> Option<Sending> {
     Some(((ops, counts), parity))
 }
 
-/// Parity of all that is stored, if it is wanted and covers less so far.
+/// Sends parity for everything stored, if it is wanted and covers less so far.
 fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Sent>> {
     let mut state = core.lock();
     let state = &mut *state;
@@ -182,14 +183,14 @@ fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) ->
     writes.into_iter().map(op).collect()
 }
 
-/// Everything of the group is safe: donors have it, the memory goes.
+/// Drops a group's memory, because everything in it is safe on donors.
 pub(crate) fn seal(state: &mut State, index: u32) {
     state.groups.seal(index);
     state.wake();
 }
 
 impl State {
-    /// A data unit of a group in memory as it is now.
+    /// Builds the version of a data unit of a group in memory as it is now.
     pub fn data_version(&self, group: &Group, memory: &Memory, place: usize) -> Version {
         let header = self.header(group, place, vec![memory.lists[place].clone()]);
         self.shape.version(group.members[place].unit, &memory.heads[place], &header, &memory.buffers[place])

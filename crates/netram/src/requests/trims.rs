@@ -1,7 +1,8 @@
 //! Trims and losses: noting them, and writing lists of them.
 //!
-//! Rules: a range is noted before its blocks are dead, so that freeing their groups waits for the list. Lists are
-//! blocks like any other, and go into the cleaner's group. Left out: the notes themselves (`state::notes`).
+//! Rules: a range is noted before its blocks die, so that freeing their groups waits for the list.
+//! Lists are blocks like any other, and go into the cleaner's group. Left out: the notes themselves
+//! (`state::notes`).
 
 use std::sync::Arc;
 
@@ -14,9 +15,9 @@ use crate::state::place::Location;
 use crate::task::Core;
 
 impl State {
-    /// Unmaps blocks and notes it for the donors.
+    /// Unmaps blocks and notes the trim for the donors.
     pub fn trim(&mut self, first: u32, end: u32) {
-        // Before the blocks are dead: who frees them waits for the note, too.
+        // Take the sequence before the blocks die: freeing their groups waits for the note, too.
         let origin = self.take_sequence();
         let mut run: Option<ram::TrimmedRange> = None;
         for block in first..end {
@@ -41,7 +42,7 @@ impl State {
         }
     }
 
-    /// Everything that holds nothing is noted as trimmed.
+    /// Notes every block that holds nothing as trimmed.
     pub fn trim_unmapped(&mut self) {
         let origin = self.take_sequence();
         let mut first = None;
@@ -62,7 +63,8 @@ impl State {
         self.wake();
     }
 
-    /// Blocks at these places are gone for good; with `notes`, lists of trimmed and lost ranges are, too.
+    /// Marks blocks at these places as lost for good. With `notes`, lists of trimmed and lost
+    /// ranges are lost, too.
     pub fn note_lost(&mut self, lost: &[(u32, Location)], notes: bool) {
         let mut blocks: Vec<u32> = Vec::new();
         for &(block, at) in lost {
@@ -72,11 +74,12 @@ impl State {
             }
         }
         if notes {
-            // Nobody knows any more what the lists said. So every block that holds nothing is trimmed anew, and every lost block noted anew.
+            // The contents of the lists are lost. So every block that holds nothing is noted as
+            // trimmed again, and every lost block as lost again.
             self.trim_unmapped();
             blocks = self.map.lost();
         }
-        // Before the blocks are dead: who frees their group waits for the note, too.
+        // Note the losses before the blocks die: freeing their group waits for the note, too.
         self.note_losses(&blocks);
         for &(block, at) in lost {
             if self.map.is_at(block, at) {
@@ -85,7 +88,7 @@ impl State {
         }
     }
 
-    /// Those of the blocks that are lost are to be written down, again. In order.
+    /// Notes again those of these blocks that are lost. `blocks` is in order.
     pub fn note_losses(&mut self, blocks: &[u32]) {
         let sequence = self.take_sequence();
         for &block in blocks.iter().filter(|&&block| self.map.is_lost(block)) {
@@ -96,7 +99,7 @@ impl State {
     }
 }
 
-/// Writes the noted trims and losses into blocks of their own.
+/// Writes noted trims and losses as list blocks.
 pub(crate) async fn write_trims(core: &Arc<Core>) -> Result<(), DiskError> {
     let begun = core.lock().now_ns;
     loop {

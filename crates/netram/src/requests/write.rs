@@ -1,10 +1,9 @@
-//! Writing: into a cache, from there to donors; flushes, trims, and what happens to a group whose donor is lost
-//! meanwhile.
+//! Writes, flushes and zeroing.
 //!
-//! Rules: a request that finds no room, or too few donors, waits, in the order of arrival, for as long as the disk's
-//! patience lasts; a group that never was on the donors is sent with its parity at once, one that grows sends data
-//! first. When an operation fails, the group's live blocks go into other groups: they are still in memory. Left out:
-//! which donors and groups (`state`).
+//! Rules: a request that finds no room or too few donors waits, in the order of arrival, as long as
+//! the disk's patience lasts. A flush waits until everything written before it is safe. Left out:
+//! sending groups (`send`), groups that a donor did not take (`abandon`), choosing donors and
+//! groups (`state`).
 
 use std::sync::Arc;
 
@@ -19,8 +18,8 @@ use crate::state::State;
 use crate::state::place::Location;
 use crate::task::Core;
 
-/// Is the block stored, or with `safe` covered by parity? `id`: the group's number, because its place may be
-/// another's by now.
+/// Returns whether the block is stored, or with `safe` covered by parity. `id`: the group's number,
+/// because another group may have its place by now.
 fn reached(state: &State, at: Location, id: GroupId, safe: bool) -> bool {
     let group = &state.groups[at.group];
     let Some(memory) = group.memory().filter(|_| group.id == id) else { return true };
@@ -28,7 +27,7 @@ fn reached(state: &State, at: Location, id: GroupId, safe: bool) -> bool {
     memory.abandoned || at.row < count as usize
 }
 
-/// A write of whole blocks, or of parts of them.
+/// Writes whole blocks or parts of blocks.
 pub(crate) async fn write(core: Arc<Core>, ticket: u64, at: u64, buffer: Vec<u8>, fua: bool) {
     let result = write_blocks(&core, at, &buffer, fua).await;
     core.lock().complete(ticket, result.map(|()| buffer));
@@ -36,9 +35,9 @@ pub(crate) async fn write(core: Arc<Core>, ticket: u64, at: u64, buffer: Vec<u8>
 
 /// The outcome for one block of a write.
 enum Placed {
-    /// In this group, which it has filled, or not.
+    /// The block is at this location. True: it filled the group.
     At(Location, bool),
-    /// The rest of its block was written meanwhile.
+    /// Another write changed the block meanwhile.
     Changed,
     Failed(DiskError),
 }
@@ -58,8 +57,9 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
         let (mut merged, mut seen) = (Vec::new(), None);
         let (location, full) = loop {
             if !whole {
-                // The rest of the block stays as it is: read, merge, and begin again if another write was faster.
-                // On the heap: whole blocks do without, and their jobs are small.
+                // The rest of the block stays as it is: read, merge, and start again if another
+                // write was faster. Boxed, because whole blocks do without this and their jobs stay
+                // small.
                 (merged, seen) = Box::pin(read::block(core, block)).await?;
                 merged[from..to].copy_from_slice(piece);
             }
@@ -91,8 +91,8 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
     Ok(())
 }
 
-/// Puts a block of a write that began at `begun_ns` into a cache, or says why not. `None`: it waits for room. `seen`:
-/// where the block must still be for its bytes to be right.
+/// Puts a block of a write that began at `begun_ns` into a cache, or returns why it cannot. `None`:
+/// it waits for room. `seen`: where the block must still be for the merged bytes to be right.
 fn place(
     state: &mut State,
     block: u32,
@@ -105,7 +105,7 @@ fn place(
         return Some(Placed::Failed(error));
     }
     if state.is_beyond_room(block) {
-        // A donor that may come back may bring room, and so may units.
+        // Room may come with a donor that returns, or with units whose quarantine ends.
         let waits = state.expects() || state.awaits_units();
         return (!waits).then_some(Placed::Failed(DiskError::NoSpace));
     }
@@ -121,8 +121,8 @@ fn place(
     Some(Placed::At(location, full))
 }
 
-/// A block was put into a group: sends the group where that is due. When it is full the rest of the request chooses
-/// its cache anew.
+/// Sends the group of a block that was just placed, if that is due. If the group is full, the rest
+/// of the request chooses its cache again.
 fn send_placed(core: &Arc<Core>, state: &mut State, at: Location, full: bool, cache: &mut Option<usize>) {
     if full {
         let chosen = cache.take().expect("chosen before the block was placed");
@@ -135,7 +135,7 @@ fn send_placed(core: &Arc<Core>, state: &mut State, at: Location, full: bool, ca
     }
 }
 
-/// The same as [`flush`], for a request: when it fails, that is told until a later one has ended.
+/// Calls [`flush`] for a request. A failure is reported until a later flush has succeeded.
 pub(crate) async fn flush_asked(core: &Arc<Core>) -> Result<(), DiskError> {
     let target = core.lock().next_sequence;
     let result = flush(core).await;
@@ -147,7 +147,7 @@ pub(crate) async fn flush_asked(core: &Arc<Core>) -> Result<(), DiskError> {
     result
 }
 
-/// Makes everything written before safe.
+/// Makes all earlier writes safe.
 pub(crate) async fn flush(core: &Arc<Core>) -> Result<(), DiskError> {
     let (target, begun) = {
         let mut state = core.lock();
@@ -182,7 +182,7 @@ async fn flush_to(core: &Arc<Core>, target: u64, begun: u64) -> Result<(), DiskE
         Some(error) => Some(Err(error)),
         None if is_planted(Bug::FailedTaken) && state.unflushed.covers(target) => Some(Ok(())),
         None if is_planted(Bug::TrimForgotten) && state.notes.origin() < target => Some(Ok(())),
-        // Blocks of a lost donor's group found no other place.
+        // The blocks of a lost donor's group found no other place.
         None => state.shortage.is_stuck().then_some(Err(DiskError::NoSpace)),
     })
     .await
@@ -199,7 +199,7 @@ async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<()
     let end = at + len;
     let (first, last) = (at.next_multiple_of(block_bytes), end / block_bytes * block_bytes);
     if first >= last {
-        // Parts of one block, or of two.
+        // The range covers parts of one block, or of two.
         write_blocks(core, at, &vec![0; len as usize], false).await?;
     } else {
         write_blocks(core, at, &vec![0; (first - at) as usize], false).await?;

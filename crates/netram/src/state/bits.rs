@@ -1,9 +1,10 @@
 //! A set of small numbers: one bit for each.
 //!
-//! Owns: [`Bits`], for units of a donor and blocks of a disk. A number behind the end is never in the set. Left out:
-//! the bits in pages of the virtual log, which are bytes of a format (`shoal_format::vlog`).
+//! Owns: [`Bits`], for units of a donor and blocks of a disk. A number behind the last word is
+//! never in the set. Left out: the bits in pages of the virtual log, which are bytes of a format
+//! (`shoal_format::vlog`).
 
-/// One bit for each of something.
+/// A set of numbers, one bit each.
 #[derive(Clone, Default)]
 pub(crate) struct Bits(Vec<u64>);
 
@@ -16,7 +17,7 @@ impl Bits {
         self.0.get(n / 64).is_some_and(|word| word >> (n % 64) & 1 == 1)
     }
 
-    /// Behind its end all bits are 0 and stay so.
+    /// Sets one bit. Bits behind the last word are 0 and stay so.
     pub fn set(&mut self, n: usize, value: bool) {
         if let Some(word) = self.0.get_mut(n / 64) {
             let bit = 1 << (n % 64);
@@ -24,7 +25,7 @@ impl Bits {
         }
     }
 
-    /// The bits that are set, below `end`.
+    /// Returns the numbers in the set below `end`.
     pub fn ones(&self, end: usize) -> impl Iterator<Item = usize> + '_ {
         let in_word = |(at, &word): (usize, &u64)| {
             let mut left = word;

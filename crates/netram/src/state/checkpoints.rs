@@ -1,8 +1,8 @@
 //! State of checkpoints: the one that counts, and the one that is being made.
 //!
-//! Owns: [`Checkpoints`] and [`Round`]. Rules: superblocks name one checkpoint or none. The one that counts is known
-//! here as long as a donor may still name it. Left out: making them (`checkpoint`), opening from one
-//! (`opening::load`).
+//! Owns: [`Checkpoints`] and [`Round`]. Rules: superblocks name one checkpoint or none. The
+//! checkpoint that counts is kept here as long as a donor may still name it. Left out: making
+//! checkpoints (`checkpoint`), opening from one (`opening::load`).
 
 use std::collections::HashSet;
 
@@ -11,12 +11,12 @@ use shoal_format::ram::GroupId;
 use crate::planted::{Bug, is_planted};
 use crate::state::bits::Bits;
 
-/// Logs of a donor: of the checkpoint that counts, and of the next one.
+/// Indices of a donor's logs: of the checkpoint that counts, and of the next one.
 pub(crate) const VALID: usize = 0;
 
 pub(crate) const NEXT: usize = 1;
 
-/// A checkpoint that counts, or may count.
+/// A checkpoint that counts or may count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Valid {
     pub number: u64,
@@ -28,9 +28,9 @@ pub(crate) struct Round {
     pub number: u64,
     pub sequence: u64,
     pub first_group: GroupId,
-    /// Groups that were in memory when it began.
+    /// Groups that were in memory when the round began.
     pub excluded: HashSet<GroupId>,
-    /// Groups of its pages that are still there, by their places.
+    /// Groups of its pages that are still there, by place.
     pub vouched: Bits,
     /// Superblocks may name it.
     pub named: bool,
@@ -38,13 +38,13 @@ pub(crate) struct Round {
 
 #[derive(Default)]
 pub(crate) struct Checkpoints {
-    /// The donors have room for them.
+    /// The donors have room for checkpoints.
     pub enabled: bool,
     pub valid: Option<Valid>,
     pub round: Option<Round>,
-    /// Why the disk was opened without one.
+    /// Why the disk was opened without a checkpoint.
     pub unused: Option<&'static str>,
-    /// Number in superblocks from now on; 0: none.
+    /// The checkpoint that superblocks name from now on; 0: none.
     pub named: u64,
     pub last: u64,
     pub retry_at_ns: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// A place of a group is free.
+    /// Removes a group whose place has become free.
     pub fn forget_group(&mut self, index: u32) {
         if let Some(round) = self.round.as_mut().filter(|_| !is_planted(Bug::PlaceReused)) {
             round.vouched.set(index as usize, false);

@@ -1,9 +1,10 @@
-//! Damage: blocks that a donor gives back other than it was sent.
+//! Damage: blocks that a donor returns with other contents than it was sent.
 //!
-//! Owns: [`Damage`], and how a damaged block is entered. Rules: a block of a unit counts once, however often it is read,
-//! and only while its group and its unit are the ones that were asked for: what has moved meanwhile may read otherwise.
-//! A group with damage lacks redundancy until the unit is written anew. Groups that opening found incomplete are left
-//! out: what is not there was perhaps never written. Left out: finding it (`read`, `scrub`), the repair (`repair`).
+//! Owns: [`Damage`], and how a damaged block is recorded. Rules: a block of a unit counts once,
+//! however often it is read, and only if its group and unit are still the ones that were asked: a
+//! unit that has moved meanwhile may read differently. A group with damage lacks redundancy until
+//! the unit is written again. Groups that opening found incomplete are left out: a missing block
+//! may never have been written. Left out: finding damage (`read`, `scrub`), the repair (`repair`).
 
 use shoal_format::ram::GroupId;
 
@@ -20,8 +21,8 @@ pub(crate) struct Damage {
 }
 
 impl State {
-    /// The member at `place` of a group holds other bytes in `row` than it was sent; the group's number and the member
-    /// as they were when it was asked.
+    /// Records that the member at `place` of a group returned other bytes in `row` than it was
+    /// sent. `id` and `member` are the group's number and the member at the time of the read.
     pub fn found_damage(&mut self, index: u32, id: GroupId, place: usize, member: Member, row: usize) {
         let Some(group) = self.groups.get_mut(index).filter(|group| group.id == id) else { return };
         let is_same = group.members.get(place) == Some(&member) && member.exists() && group.incomplete().is_none();

@@ -1,8 +1,9 @@
 //! Copies of blocks that opening found listed and that may not be there.
 //!
-//! Owns: [`Doubt`]. Such a copy was on its way when the former client died. Where nobody can tell at the moment, it
-//! counts, because it may have been flushed; the copy it replaced is kept, and counts again if it turns out not to be
-//! there. Left out: finding out (`opening::settle`).
+//! Owns: [`Doubt`]. Such a copy was being written when the former client died. If nobody can decide
+//! at the moment, it counts, because it may have been flushed. The copy it replaced is kept, and
+//! counts again if the newer one turns out not to be there. Left out: finding out
+//! (`opening::settle`).
 
 use crate::state::place::Location;
 
@@ -15,30 +16,31 @@ pub(crate) struct Copied {
     pub is_doubted: bool,
 }
 
-/// A block of which a copy may not be there.
+/// A block with a copy that may not be there.
 #[derive(Default)]
 pub(crate) struct Doubt {
-    /// Lowest and highest sequence of entries that are not there, or perhaps not.
+    /// Lowest and highest sequence of entries that are not there, or may not be.
     pub from: u64,
     pub to: u64,
-    /// The copy that counts, if nobody could tell whether it is there.
+    /// The copy that counts, if nobody could decide whether it is there.
     pub present: Option<Copied>,
-    /// Copies that count when it is not there, the newest last.
+    /// Copies that count if `present` is not there, the newest last.
     pub older: Vec<Copied>,
-    /// Before these, its data was lost.
+    /// The block's data was lost before these copies.
     pub was_lost: bool,
-    /// The number of returns when it was last tried.
+    /// Value of `Repairs::tries` when it was last tried.
     pub tried: Option<u64>,
 }
 
 impl Doubt {
-    /// There is an entry that is not there, or perhaps not. Entries come in the order of their sequences.
+    /// Adds an entry that is not there, or may not be. Entries come in the order of their
+    /// sequences.
     pub fn meets(&mut self, sequence: u64) {
         self.from = if self.from == 0 { sequence } else { self.from.min(sequence) };
         self.to = self.to.max(sequence);
     }
 
-    /// Copies with a lower sequence do not count. True if nothing is left that is not sure.
+    /// Drops copies with a lower sequence. Returns whether nothing is left that is doubtful.
     pub fn ends_before(&mut self, sequence: u64) -> bool {
         self.older.retain(|copy| copy.sequence > sequence);
         self.to < sequence

@@ -1,6 +1,7 @@
-//! The disk's epoch: a number that grows whenever the donors are to be told which of them belong to the disk.
+//! The disk's epoch: a number that grows whenever the donors must be told which of them belong to
+//! the disk.
 //!
-//! Owns: [`Epoch`], and births, which are never used again. Left out: writing superblocks (`epochs`).
+//! Owns: [`Epoch`], and births, which are never reused. Left out: writing superblocks (`epochs`).
 
 use shoal_format::ram::DiskSuperblock;
 
@@ -22,12 +23,13 @@ impl Epoch {
         self.number
     }
 
-    /// Enough donors have the present epoch: no set of donors that can be opened without them knows an older one alone.
+    /// Returns whether enough donors have the present epoch: every set of donors that suffices to
+    /// open the disk includes one that has it.
     pub fn is_stored(&self) -> bool {
         self.stored
     }
 
-    /// The present epoch changes the membership, and is not stored yet.
+    /// Returns whether the present epoch changes the membership and is not stored yet.
     pub fn changes(&self) -> bool {
         self.changes
     }
@@ -39,23 +41,24 @@ impl Epoch {
         self.changes |= members;
     }
 
-    /// Enough donors have it.
+    /// Records that enough donors have the epoch.
     pub fn store(&mut self) {
         (self.stored, self.changes) = (true, false);
     }
 
-    /// A superblock has this epoch: a former client may have died when no other donor knew it.
+    /// Takes note of a superblock's epoch: a former client may have died when no other donor knew
+    /// it.
     pub fn meets(&mut self, number: u64) {
         self.number = self.number.max(number);
     }
 
-    /// The birth of a donor that joins.
+    /// Takes the birth for a joining donor.
     pub fn next_birth(&mut self) -> u32 {
         self.next_born += 1;
         self.next_born - 1
     }
 
-    /// A birth is never used again.
+    /// Takes note of the births in a superblock, because a birth is never reused.
     pub fn knows_births(&mut self, superblock: &DiskSuperblock) {
         let last = superblock.donors.iter().map(|place| place.born).max().unwrap_or(0);
         self.next_born = self.next_born.max(last + 1);

@@ -1,8 +1,8 @@
 //! Filling groups: blocks go into open groups, where they stay in memory until they are sent.
 //!
-//! Rules: a block that is not on its way yet is overwritten where it is. A group is opened on the emptiest donors,
-//! and only above the units that are kept for cleaning and for lists. Left out: which cache a request uses
-//! (`open_groups`), sending (`requests::send`).
+//! Rules: a block that is not in flight yet is overwritten in place. A group is opened on the
+//! emptiest donors, and only above the units that are kept for cleaning and for lists. Left out:
+//! which cache a request uses (`open_groups`), sending (`requests::send`).
 
 use shoal_format::ram;
 use shoal_format::ram::UnitEntry;
@@ -13,11 +13,11 @@ use crate::state::memory::Memory;
 use crate::state::place::{Location, Member};
 use crate::state::room::{NOTE_UNITS, RESERVE_UNITS};
 
-/// Groups in memory beyond the caches, on their way to donors.
+/// Groups in memory beyond the caches, being sent to donors.
 const GROUPS_ON_THE_WAY: usize = 24;
 
 impl State {
-    /// Opens a group for a cache. `None`: no room, or too many groups are on their way.
+    /// Opens a group for a cache. `None`: there is no room, or too many groups are being sent.
     fn open(&mut self, cache: usize, for_note: bool) -> Option<u32> {
         let cleaning = cache == self.open.cleaning();
         let on_the_way = self.groups.in_memory().len() >= self.open.caches() + GROUPS_ON_THE_WAY;
@@ -46,7 +46,7 @@ impl State {
         Some(index)
     }
 
-    /// Overwrites a block that is in memory and not yet on its way.
+    /// Overwrites a block that is in memory and not in flight yet.
     fn absorb(&mut self, block: u32, bytes: &[u8], sum: u32) -> bool {
         let Some((at, _)) = self.map.find(block) else { return false };
         let entry = UnitEntry { block, sum, sequence: self.next_sequence };
@@ -60,8 +60,9 @@ impl State {
         true
     }
 
-    /// Stores a block in a cache's group and maps it there. `origin`: the sequence up to which a flush waits for it,
-    /// if it is no new write. `None`: no room now. Returns the place, and whether the group is full.
+    /// Stores a block in a cache's group and maps it there. `origin`: the sequence up to which a
+    /// flush waits for it, if it is no new write. Returns the place, and whether the group is full.
+    /// `None`: there is no room now.
     pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
         let sum = self.shape.block_sums.of(bytes);
         let is_note = ram::is_note(block);
@@ -96,14 +97,15 @@ impl State {
         Some((at, full))
     }
 
-    /// A cache filled its group. Groups that are closed because of that, as they are.
+    /// Handles a cache that filled its group. Returns other groups that are closed as they are
+    /// because of that.
     pub fn filled(&mut self, cache: usize) -> Vec<u32> {
         let closed = self.open.filled(cache);
         closed.iter().for_each(|&index| self.close(index));
         closed
     }
 
-    /// The group takes no more blocks; units it never used are given back.
+    /// Closes a group to further blocks and gives back units it never used.
     pub fn close(&mut self, index: u32) {
         let group = &mut self.groups[index];
         let data = group.data();

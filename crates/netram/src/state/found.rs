@@ -1,17 +1,19 @@
-//! Finds of opening that are not safe yet: blocks that no parity covers, or that were not known to be safe when the
-//! former client died.
+//! What opening found that is not safe yet: blocks that no parity covers, or that were not known to
+//! be safe when the former client died.
 //!
-//! Owns: [`FoundUnsafe`] and [`Opening`]. Such blocks are read at opening, and count if they can be had. They may be
-//! there only thanks to a unit or a row that was written in part, so they are written anew, in other groups. Rules,
-//! until that is safe:
-//! - A flush does not end: it covers what its reader may have seen.
-//! - Groups with older copies of these blocks are kept: when the client dies again, the newer copies may not be had
-//!   any more. They are let go of group by group, because a full disk has no room to write everything anew first.
-//! - No header says that more is safe than opening knew, nor while a block is doubted: the next opening reads these
-//!   entries again, whether they were there or not. The same holds for a list of trims that was never safe, until it
-//!   is erased.
+//! Owns: [`FoundUnsafe`] and [`Opening`]. Such blocks are read at opening, and count if they can be
+//! read. They may exist only because a unit or a row was written in part, so they are written again
+//! in other groups. Rules until that is safe:
+//! - A flush does not end: it covers what a reader may have seen.
+//! - Groups with older copies of these blocks are kept: if the client dies again, the newer copies
+//!   may be unreadable. They are let go group by group, because a full disk has no room to write
+//!   everything again first.
+//! - No header names a higher horizon than opening knew, as long as this lasts or a block is
+//!   doubted. So the next opening reads these entries again, whether they were there or not. The
+//!   same holds for a list of trims that was never safe, until it is erased.
 //!
-//! Left out: finding them (`opening::scan`), writing them anew (`upkeep::repair`), doubts (`doubt`).
+//! Left out: finding them (`opening::scan`), writing them again (`upkeep::repair`), doubts
+//! (`doubt`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -27,9 +29,9 @@ pub(crate) struct Unprotected {
     /// Its place and its number.
     pub index: u32,
     pub id: GroupId,
-    /// Some of them were not known to be safe.
+    /// Some of its blocks were not known to be safe.
     pub is_unsure: bool,
-    /// Groups (place and number) with copies of them, older ones and its own.
+    /// Groups (place and number) with copies of its blocks: older ones, and the group itself.
     pub holds: Vec<(u32, GroupId)>,
 }
 
@@ -38,9 +40,9 @@ pub(crate) struct FoundUnsafe {
     pub groups: Vec<Unprotected>,
     /// Groups kept for blocks that are doubted.
     pub held_by_doubts: Vec<(u32, GroupId)>,
-    /// Lists of ranges that were never safe and are not needed: their groups (place and number), and their sequences.
-    /// Of a block a newer copy says so; of a list nothing does, and the next opening would wait for one that it took
-    /// for safe.
+    /// Lists of ranges that were never safe and are not needed: their groups (place and number) and
+    /// sequences. A newer copy of a block supersedes it, but nothing supersedes a list. The next
+    /// opening would wait for a list that it took for safe.
     pub torn_notes: Vec<(u32, GroupId, u64)>,
     /// Entries with a lower sequence were known to be safe at opening.
     pub horizon: u64,
@@ -49,18 +51,19 @@ pub(crate) struct FoundUnsafe {
 }
 
 impl Unprotected {
-    /// Is something of it not safe elsewhere yet?
+    /// Returns whether some of its blocks are not safe elsewhere yet.
     pub fn remains(&self, groups: &Groups, horizon: u64) -> bool {
         let group = &groups[self.index];
         group.id == self.id && (group.live() > 0 || group.killed() > horizon)
     }
 }
 
-/// Finds of opening so far.
+/// What opening has found so far.
 #[derive(Default)]
 pub(crate) struct Opening {
     pub looking: HashSet<DonorId>,
     pub found: HashMap<DonorId, Vec<(u32, UnitHeader)>>,
-    /// Units with headers that count no more, to be erased after opening, and the lowest sequences in them.
+    /// Units whose headers no longer count, to be erased after opening, with the lowest sequence in
+    /// them.
     pub strays: Vec<(Member, u64)>,
 }

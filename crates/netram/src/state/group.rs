@@ -1,8 +1,10 @@
-//! Groups, as small as they can be, and the orders in which they are looked for: a large disk has ten million of them.
+//! Groups, kept as small as possible, and the orders in which jobs search them. A large disk has
+//! ten million groups.
 //!
-//! Owns: [`Group`] and [`Groups`]. Rules: what few groups have lies in a box of its own ([`Rare`]), and a box that
-//! says nothing is given back. A group is in memory, claimed by one job, or *filed*: by its live blocks for the
-//! cleaner, or as dead for the reaper. Left out: what happens to groups (`upkeep`).
+//! Owns: [`Group`] and [`Groups`]. Rules: what few groups have is in a separate box ([`Rare`]),
+//! which is dropped when it is empty. A group is in memory, claimed by one job, or *filed*: by its
+//! live blocks for the cleaner, or as dead for the reaper. Left out: what happens to groups
+//! (`upkeep`).
 
 use std::ops::{Index, IndexMut};
 
@@ -22,30 +24,32 @@ pub(crate) struct Group {
     pub id: GroupId,
     /// Lowest sequence of its entries.
     pub first_sequence: u64,
-    /// No block with this sequence or a higher one took the place of one of this group.
+    /// Upper bound (exclusive) of the sequences of blocks that replaced blocks of this group.
     killed: u64,
     pub members: Members,
     memory: Option<Box<Memory>>,
     rare: Option<Box<Rare>>,
     live: u32,
     data: u8,
-    /// A job works on it: not to be cleaned, freed or moved.
+    /// A job works on it: it must not be cleaned, freed or moved.
     busy: bool,
-    /// Its live blocks cannot be moved: it is not tried again.
+    /// Its live blocks could not be moved. It is not tried again before something changes.
     hopeless: bool,
 }
 
 /// Parts that few groups have.
 #[derive(Default)]
 struct Rare {
-    /// Found like this at opening: units are missing, or the parity covers only the first blocks of each data unit.
+    /// Set for groups found incomplete at opening: units are missing, or parity covers only the
+    /// first blocks of each data unit.
     incomplete: Option<Incomplete>,
     /// Places (unit, row) of lists of trimmed ranges that still count.
     notes: Vec<(usize, usize)>,
-    /// How many reasons there are to keep it: it has older copies of blocks that opening found and that are not safe
-    /// yet (`found`).
+    /// Number of reasons to keep the group: older copies of blocks that opening found and that are
+    /// not safe yet (`found`).
     held: u32,
-    /// Places (unit, row) of blocks that their donors give back other than they were sent.
+    /// Places (unit, row) of blocks that their donors return with other contents than they were
+    /// sent.
     damaged: Vec<(u8, u8)>,
 }
 
@@ -56,8 +60,9 @@ pub(crate) struct Incomplete {
     pub own: Vec<u8>,
     /// Blocks of each data unit that count.
     pub lists: Vec<Vec<UnitEntry>>,
-    /// The first row with a block that is listed, and that everybody asked said is not there. A parity unit that was
-    /// away could compute it: what this opening did not find must not be found by the next one.
+    /// First row with a listed block that all donors asked said is not there. A parity unit that
+    /// was away could compute that block. What this opening did not find, the next one must not
+    /// find either.
     pub absent: usize,
 }
 
@@ -66,27 +71,27 @@ impl Group {
         Group { id, data: data as u8, members: members.into(), first_sequence: u64::MAX, ..Group::default() }
     }
 
-    /// A group that opening found.
+    /// Builds a group that opening found.
     pub fn found(id: GroupId, data: usize, members: Vec<Member>, first_sequence: u64) -> Group {
         Group { first_sequence, ..Group::new(id, data, members) }
     }
 
-    /// Is there a group at this place?
+    /// Returns whether there is a group at this place.
     pub fn exists(&self) -> bool {
         !self.id.is_none()
     }
 
-    /// Blocks and lists of it that count.
+    /// Number of its blocks and lists that count.
     pub fn live(&self) -> u32 {
         self.live
     }
 
-    /// No block with this sequence or a higher one took the place of one of this group.
+    /// Upper bound (exclusive) of the sequences of blocks that replaced blocks of this group.
     pub fn killed(&self) -> u64 {
         self.killed
     }
 
-    /// A job works on it: it is not to be cleaned, freed or moved.
+    /// Returns whether a job works on it, so that it must not be cleaned, freed or moved.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
@@ -103,12 +108,13 @@ impl Group {
         self.memory.is_some()
     }
 
-    /// Is it sealed, with no job working on it?
+    /// Returns whether it is sealed and no job works on it.
     pub fn rests(&self) -> bool {
         self.exists() && self.memory.is_none() && !self.busy
     }
 
-    /// Adds a block to an open group; its unit and row, and whether it was the last one that fits.
+    /// Adds a block to an open group. Returns the block's unit and row, and whether the group is
+    /// full now.
     pub fn push(
         &mut self,
         bytes: &[u8],
@@ -124,7 +130,7 @@ impl Group {
         (unit, row, unit + 1 == self.data() && row + 1 == rows)
     }
 
-    /// An abandoned group is sent once more, with other units at some places.
+    /// Prepares an abandoned group to be sent once more, with other units at some places.
     pub fn revive(&mut self, units: &[(usize, Member)]) {
         let memory = self.memory.as_mut().expect("an abandoned group keeps its memory");
         for &(place, member) in units {
@@ -134,7 +140,7 @@ impl Group {
         memory.revive();
     }
 
-    /// Its data units.
+    /// Number of its data units.
     pub fn data(&self) -> usize {
         self.data as usize
     }
@@ -159,7 +165,7 @@ impl Group {
         self.change_rare(|rare| rare.notes.push(place));
     }
 
-    /// True if it was one.
+    /// Returns false if there was no such note.
     pub fn remove_note(&mut self, place: (usize, usize)) -> bool {
         let found = self.notes().iter().position(|&other| other == place);
         if let Some(found) = found {
@@ -174,7 +180,7 @@ impl Group {
         self.rare.as_ref().is_some_and(|rare| rare.held > 0)
     }
 
-    /// One reason more to keep it.
+    /// Adds a reason to keep the group.
     pub fn hold(&mut self) {
         self.change_rare(|rare| rare.held += 1);
     }
@@ -183,7 +189,7 @@ impl Group {
         self.change_rare(|rare| rare.held -= 1);
     }
 
-    /// Is a block of it known to be another on its donor than was sent?
+    /// Returns whether the group has a block known to differ from what was sent.
     pub fn is_damaged(&self) -> bool {
         self.damaged_blocks() > 0
     }
@@ -196,7 +202,7 @@ impl Group {
         self.rare.as_ref().is_some_and(|rare| rare.damaged.iter().any(|&(unit, _)| unit as usize == place))
     }
 
-    /// False if that was known.
+    /// Returns false if the damage was already known.
     pub fn add_damage(&mut self, place: usize, row: usize) -> bool {
         let at = (place as u8, row as u8);
         let is_new = !self.rare.as_ref().is_some_and(|rare| rare.damaged.contains(&at));
@@ -206,7 +212,7 @@ impl Group {
         is_new
     }
 
-    /// The unit at this place was written anew.
+    /// Forgets the damage of a unit that was written again.
     pub fn mend(&mut self, place: usize) {
         self.change_rare(|rare| rare.damaged.retain(|&(unit, _)| unit as usize != place));
     }
@@ -218,12 +224,12 @@ impl Group {
         self.rare = says.then_some(rare);
     }
 
-    /// Has this donor a unit of the group?
+    /// Returns whether the donor has a unit of the group.
     pub fn is_on(&self, donor: DonorId) -> bool {
         self.members.iter().any(|member| member.is_on(donor))
     }
 
-    /// Blocks of a data unit that the parity covers.
+    /// Number of a data unit's blocks that the parity covers.
     pub fn covered(&self, unit: usize) -> u8 {
         self.incomplete().map_or(self.members[unit].count, |found| found.covered[unit])
     }
@@ -232,7 +238,7 @@ impl Group {
         self.memory.as_ref().is_some_and(|memory| memory.abandoned)
     }
 
-    /// Blocks that a data unit holds itself.
+    /// Number of blocks that a data unit holds itself.
     pub fn own(&self, unit: usize) -> u8 {
         self.incomplete().map_or(self.members[unit].count, |found| found.own[unit])
     }
@@ -240,13 +246,13 @@ impl Group {
 
 /// The effects of a block's death on its group.
 pub(crate) struct Killed {
-    /// The group has gone to another place among those that the cleaner and the reaper look at.
+    /// The group has been refiled for the cleaner or the reaper.
     pub filed: bool,
-    /// It was the last one of a group that was to be repaired.
+    /// The block was the last one of a group that needed repair.
     pub ends_repair: bool,
 }
 
-/// All groups of a disk, and the orders in which they are looked for.
+/// All groups of a disk, and the orders in which jobs search them.
 #[derive(Default)]
 pub(crate) struct Groups {
     places: Vec<Group>,
@@ -255,7 +261,7 @@ pub(crate) struct Groups {
     by_live: BTreeSet<(u32, u32)>,
     /// Dead groups, by the sequence that killed their last block.
     dying: BTreeSet<(u64, u32)>,
-    /// Groups with a memory.
+    /// Groups in memory.
     in_memory: Vec<u32>,
     next: GroupId,
     first_new: GroupId,
@@ -286,7 +292,7 @@ impl Groups {
         self.places.len() as u32
     }
 
-    /// The groups and their places.
+    /// Returns the groups and their places.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Group)> {
         self.places.iter().enumerate().filter(|(_, group)| group.exists()).map(|(place, group)| (place as u32, group))
     }
@@ -295,27 +301,27 @@ impl Groups {
         self.places.get_mut(place as usize)
     }
 
-    /// Has this donor a unit of any group?
+    /// Returns whether the donor has a unit of any group.
     pub fn are_on(&self, donor: DonorId) -> bool {
         self.places.iter().any(|group| group.is_on(donor))
     }
 
-    /// The number that the next group gets.
+    /// Number of the next new group.
     pub fn next_number(&self) -> GroupId {
         self.next
     }
 
-    /// A new group gets none of the numbers below this one.
+    /// Keeps new groups from getting a number below this one.
     pub fn number_from(&mut self, number: GroupId) {
         self.next = self.next.max(number);
     }
 
-    /// Was this group not there when the disk was opened?
+    /// Returns whether the group was made after the disk was opened.
     pub fn is_new(&self, id: GroupId) -> bool {
         id >= self.first_new
     }
 
-    /// Opening begins anew.
+    /// Drops all groups, because opening starts again.
     pub fn clear(&mut self) {
         self.places.clear();
         self.unused.clear();
@@ -323,7 +329,7 @@ impl Groups {
         self.dying.clear();
     }
 
-    /// Makes `places` places without groups, and room for `more`.
+    /// Makes `places` places without groups, with capacity for `more`.
     pub fn make_places(&mut self, places: usize, more: usize) {
         self.places = Vec::with_capacity(places + more);
         self.places.resize_with(places, Group::default);
@@ -342,7 +348,7 @@ impl Groups {
         }
     }
 
-    /// A new group in memory.
+    /// Opens a new group in memory.
     pub fn open(&mut self, members: Vec<Member>, data: usize, memory: Memory) -> u32 {
         let mut group = Group::new(self.next, data, members);
         self.next = self.next.next();
@@ -352,7 +358,7 @@ impl Groups {
         place
     }
 
-    /// Donors have all of it: the memory goes.
+    /// Drops a group's memory, because donors have all of it.
     pub fn seal(&mut self, place: u32) {
         self[place].memory = None;
         self.in_memory.retain(|&other| other != place);
@@ -369,18 +375,18 @@ impl Groups {
         self.in_memory.iter().filter_map(|&place| Some((place, self[place].memory()?)))
     }
 
-    /// The group's place may be used again; its units are the caller's business.
+    /// Removes a group and frees its place. The caller handles its units.
     pub fn remove(&mut self, place: u32) -> Group {
         self.unused.push(place);
         std::mem::take(&mut self[place])
     }
 
-    /// One more block or list of the group counts.
+    /// Counts one more live block or list of the group.
     pub fn gain(&mut self, place: u32) {
         self[place].live += 1;
     }
 
-    /// The same of a group that may be filed already.
+    /// Does the same for a group that may already be filed.
     pub fn regain(&mut self, place: u32) {
         let rests = self[place].rests();
         self.unfile(place);
@@ -390,18 +396,19 @@ impl Groups {
         }
     }
 
-    /// Blocks of the first groups that count, beside those that are counted already.
+    /// Adds live blocks to the first groups, on top of those already counted.
     pub fn add_live(&mut self, live: &[u16]) {
         self.places.iter_mut().zip(live).for_each(|(group, &live)| group.live += u32::from(live));
     }
 
-    /// A list that opening found does not count.
+    /// Drops a list that opening found and that does not count.
     pub fn lose_note(&mut self, place: u32, note: (usize, usize)) {
         self[place].remove_note(note);
         self[place].live -= 1;
     }
 
-    /// One block or list of the group is dead; what took its place has a lower sequence than `sequence`.
+    /// Counts one block or list of the group as dead. Its successor has a sequence below
+    /// `sequence`.
     pub fn kill(&mut self, place: u32, sequence: u64) -> Killed {
         self.changed = true;
         let group = &mut self[place];
@@ -415,7 +422,7 @@ impl Groups {
         killed
     }
 
-    /// Puts a sealed group that no job works on where the cleaner or the reaper finds it.
+    /// Files a sealed group that no job works on for the cleaner or the reaper.
     fn file(&mut self, place: u32) {
         let group = &self.places[place as usize];
         debug_assert!(group.memory.is_none() && !group.busy);
@@ -433,7 +440,7 @@ impl Groups {
         self.dying.remove(&(group.killed, place));
     }
 
-    /// Opening has found these groups, and no others: the cleaner and the reaper may look at them.
+    /// Files all groups for the cleaner and the reaper once opening has found them.
     pub fn file_all(&mut self) {
         let dead = self.iter().filter(|(_, group)| group.live == 0);
         self.dying = dead.map(|(place, group)| (group.killed, place)).collect();
@@ -444,7 +451,7 @@ impl Groups {
         self.first_new = self.next;
     }
 
-    /// Takes a sealed group away from cleaner and reaper. [`Groups::release`] must follow.
+    /// Takes a sealed group away from the cleaner and the reaper. [`Groups::release`] must follow.
     pub fn claim(&mut self, place: u32) {
         self.unfile(place);
         self[place].busy = true;
@@ -460,25 +467,26 @@ impl Groups {
         self.by_live.iter().copied()
     }
 
-    /// Dead groups: the sequence that killed their last block, and their places.
+    /// Dead groups: the sequence that killed their last block, and their place.
     pub fn dying(&self) -> impl Iterator<Item = (u64, u32)> {
         self.dying.iter().copied()
     }
 
-    /// The reaper has taken a dead group.
+    /// Takes a dead group out of the reaper's queue.
     pub fn reap(&mut self, killed: u64, place: u32) {
         self.dying.remove(&(killed, place));
     }
 
-    /// A job has tried to move the live blocks of a claimed group, of which there were `before`. False if it moved
-    /// none, though there was room: the group is not tried again before something changes.
+    /// Ends an attempt to move the live blocks of a claimed group, of which there were `before`.
+    /// Returns false if none was moved although there was room: the group is not tried again before
+    /// something changes.
     pub fn moved(&mut self, place: u32, before: u32, is_full: bool) -> bool {
         let group = &mut self[place];
         group.hopeless = group.live > 0 && group.live == before && !is_full;
         !group.hopeless
     }
 
-    /// Groups that could not be moved are tried again. True if there were any.
+    /// Allows groups that could not be moved to be tried again. Returns whether there were any.
     pub fn try_again(&mut self) -> bool {
         let mut any = false;
         for place in 0..self.places() {
@@ -490,12 +498,12 @@ impl Groups {
         any
     }
 
-    /// Has something died since the cleaner last found nothing?
+    /// Returns whether anything has died since the cleaner last found nothing.
     pub fn has_changed(&self) -> bool {
         self.changed
     }
 
-    /// The cleaner found nothing.
+    /// Records that the cleaner found nothing.
     pub fn is_searched(&mut self) {
         self.changed = false;
     }

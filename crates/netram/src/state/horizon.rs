@@ -1,8 +1,10 @@
-//! Horizons: below which sequence everything is safe, and what has to be kept for what is not.
+//! Horizons: the sequence below which everything is safe, and what must be kept for entries that
+//! are not.
 //!
-//! Rules: a header names a horizon below which every entry was safe when it was written. It never says more than
-//! opening knew, until all that opening found is safe or known not to be there. Lists of trims are kept while an
-//! older copy may be found. Left out: what opening found (`found`).
+//! Rules: a header names a horizon below which every entry was safe when the header was written.
+//! The horizon never exceeds what opening knew until everything that opening found is safe or known
+//! not to be there. Lists of trims are kept while an older copy may be found. Left out: what
+//! opening found (`found`).
 
 use shoal_format::ram::GroupId;
 
@@ -12,16 +14,17 @@ use crate::state::donors::Donor;
 use crate::state::found::Unprotected;
 
 impl State {
-    /// Every block with a lower origin is safe.
+    /// Returns a sequence such that every block with a lower origin is safe.
     pub fn horizon(&self) -> u64 {
         let memories = self.groups.memories().map(|(_, memory)| memory.unsafe_from);
         memories.min().unwrap_or(u64::MAX).min(self.notes.origin())
     }
 
-    /// No copy of a block that is still to be found anywhere has a lower sequence.
+    /// Returns a sequence such that no copy of a block that may still be found anywhere has a lower
+    /// one.
     pub fn oldest_sequence(&self) -> u64 {
         if self.epoch.changes() {
-            // A donor that was excluded may still be one of the disk's after the client's death.
+            // An excluded donor may still belong to the disk after the client's death.
             return 0;
         }
         let groups = self.groups.iter().map(|(_, group)| group.first_sequence).min();
@@ -29,14 +32,16 @@ impl State {
         groups.unwrap_or(u64::MAX).min(pending.unwrap_or(u64::MAX)).min(self.trims_kept_from())
     }
 
-    /// Opening finds the rest only in lists of trims with this sequence or a higher one.
+    /// Sequence just below the start of the checkpoint. Lists of trims above it are kept, because
+    /// the pages may have blocks that they hide. `u64::MAX`: there is no checkpoint.
     pub fn trims_kept_from(&self) -> u64 {
         let valid = self.checkpoints.valid.map(|valid| valid.sequence);
         let first = valid.or(self.checkpoints.round.as_ref().map(|round| round.sequence));
         first.filter(|_| !is_planted(Bug::CheckpointTrimDropped)).map_or(u64::MAX, |sequence| sequence - 1)
     }
 
-    /// Is anything that opening found still not safe? Lets go of groups that were kept for the rest.
+    /// Returns whether anything that opening found is still not safe. Lets go of groups that were
+    /// kept for the rest.
     pub fn has_unprotected(&mut self) -> bool {
         if self.torn_note() == u64::MAX {
             self.found.torn_notes.clear();
@@ -53,7 +58,7 @@ impl State {
         !self.found.groups.is_empty() && !is_planted(Bug::FoundUnprotected)
     }
 
-    /// One reason less to keep a group.
+    /// Removes one reason to keep a group.
     pub fn let_go(&mut self, (index, id): (u32, GroupId)) {
         let group = &mut self.groups[index];
         if group.id == id {
@@ -61,14 +66,16 @@ impl State {
         }
     }
 
-    /// Nothing is doubted any more, and the blocks that were written anew are safe.
+    /// Lets go of groups kept for doubts. Nothing is doubted any more, and the blocks that were
+    /// written again are safe.
     pub fn let_go_of_doubted(&mut self) {
         for held in std::mem::take(&mut self.found.held_by_doubts) {
             self.let_go(held);
         }
     }
 
-    /// The lowest sequence of a list that was never safe and that the next opening may find.
+    /// Lowest sequence of a list that was never safe and that the next opening may find;
+    /// `u64::MAX`: none.
     pub fn torn_note(&self) -> u64 {
         if self.found.torn_notes.is_empty() {
             return u64::MAX;
@@ -79,7 +86,8 @@ impl State {
         self.found.torn_notes.iter().filter(is_there).map(|&(_, _, sequence)| sequence).min().unwrap_or(u64::MAX)
     }
 
-    /// The horizon that a header may name: every entry with a lower sequence is safe, or does not count.
+    /// The horizon that a header may name: every entry with a lower sequence is safe or does not
+    /// count.
     pub fn sure_horizon(&self) -> u64 {
         let horizon = self.horizon();
         let unsure = |found: &Unprotected| found.is_unsure && found.remains(&self.groups, horizon);

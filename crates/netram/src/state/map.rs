@@ -1,18 +1,19 @@
 //! The block table: where each block of the disk is.
 //!
-//! Owns: [`BlockMap`]. Rules: a block is at one place at most; it is mapped, lost, or holds nothing, and a block that
-//! is mapped is not lost. Left out: the blocks of a group that are still in use (`group`).
+//! Owns: [`BlockMap`]. Rules: a block is at one place at most. It is mapped, lost, or holds
+//! nothing, and a mapped block is not lost. Left out: which blocks of a group are still in use
+//! (`group`).
 
 use std::collections::HashSet;
 
 use crate::state::bits::Bits;
 use crate::state::place::Location;
 
-/// Places of blocks, 8 bytes for each block.
+/// The place of each block, in 8 bytes.
 pub(crate) struct BlockMap {
     /// For each block its location + 1 in the low half, its checksum in the high half; 0: reads as zeros.
     table: Vec<u64>,
-    /// Blocks of a full group, and of each of its units.
+    /// Blocks of a full group.
     slots: usize,
     rows: usize,
     mapped: u64,
@@ -21,34 +22,35 @@ pub(crate) struct BlockMap {
 }
 
 impl BlockMap {
-    /// A map of a disk whose size is not known yet; groups have `units` data units of `rows` blocks.
+    /// Makes a map of a disk whose size is not known yet. Groups have `units` data units of `rows`
+    /// blocks.
     pub fn new(units: usize, rows: usize) -> BlockMap {
         BlockMap { table: Vec::new(), slots: units * rows, rows, mapped: 0, lost: HashSet::new() }
     }
 
-    /// Forgets everything. The disk has `blocks` blocks.
+    /// Forgets everything and sets the number of blocks.
     pub fn reset(&mut self, blocks: u64) {
         self.table = vec![0; blocks as usize];
         self.mapped = 0;
         self.lost.clear();
     }
 
-    /// Blocks of the disk.
+    /// Number of blocks of the disk.
     pub fn blocks(&self) -> u64 {
         self.table.len() as u64
     }
 
-    /// Blocks that hold something.
+    /// Number of blocks that hold something.
     pub fn mapped(&self) -> u64 {
         self.mapped
     }
 
-    /// Blocks of a full group.
+    /// Number of blocks of a full group.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// The table as checkpoints have it.
+    /// Returns the table as checkpoints store it.
     pub fn entries(&self) -> &[u64] {
         &self.table
     }
@@ -59,7 +61,7 @@ impl BlockMap {
         (sum as u64) << 32 | (slot + 1)
     }
 
-    /// Where a block is, and its checksum.
+    /// Returns where a block is, and its checksum.
     pub fn find(&self, block: u32) -> Option<(Location, u32)> {
         let entry = self.table[block as usize];
         if entry == 0 {
@@ -85,13 +87,13 @@ impl BlockMap {
         }
     }
 
-    /// The bytes of a block change where it is.
+    /// Changes the checksum of a block that was overwritten in place.
     pub fn renew(&mut self, block: u32, at: Location, sum: u32) {
         debug_assert!(self.is_at(block, at));
         self.table[block as usize] = self.pack(at, sum);
     }
 
-    /// Unmaps a block. Where it was, and its checksum.
+    /// Unmaps a block. Returns where it was, and its checksum.
     pub fn remove(&mut self, block: u32) -> Option<(Location, u32)> {
         let found = self.find(block)?;
         self.table[block as usize] = 0;
@@ -103,22 +105,22 @@ impl BlockMap {
         !self.lost.is_empty() && self.lost.contains(&block)
     }
 
-    /// The data of a block is lost; it may be mapped until that is noted.
+    /// Marks the data of a block as lost. It may stay mapped until the loss is noted.
     pub fn lose(&mut self, block: u32) {
         self.lost.insert(block);
     }
 
-    /// The block reads as zeros again. True if it was lost.
+    /// Lets a block read as zeros again. Returns whether it was lost.
     pub fn unlose(&mut self, block: u32) -> bool {
         self.lost.remove(&block)
     }
 
-    /// Opening has found these to be lost, and no others.
+    /// Enters the lost blocks that opening found, and no others.
     pub fn set_lost(&mut self, lost: impl Iterator<Item = u32>) {
         self.lost = lost.collect();
     }
 
-    /// All lost blocks in order.
+    /// Lists all lost blocks in order.
     pub fn lost(&self) -> Vec<u32> {
         let mut lost: Vec<u32> = self.lost.iter().copied().collect();
         lost.sort_unstable();
@@ -129,8 +131,8 @@ impl BlockMap {
         self.lost.len() as u64
     }
 
-    /// Entries as they are in a page of a checkpoint; an empty body stands for blocks that hold nothing. `None`: they
-    /// do not fit. They count when [`BlockMap::settle`] has seen them.
+    /// Enters a page of a checkpoint; an empty body stands for blocks that hold nothing. `None`:
+    /// the page does not fit. Entries count only after [`BlockMap::settle`].
     pub fn enter_page(&mut self, first: u32, count: u32, body: &[u8]) -> Option<()> {
         let places = self.table.get_mut(first as usize..first as usize + count as usize)?;
         if body.is_empty() {
@@ -146,8 +148,9 @@ impl BlockMap {
         Some(())
     }
 
-    /// Ends the entering of pages. Returns the blocks that are in no group of `there` and have to be looked for, and
-    /// how many blocks of each group live. `looks`: whether they are to be looked for at all.
+    /// Ends the entering of pages. Returns the blocks that are in no group of `there` and must be
+    /// looked for, and how many blocks of each group are live. `looks`: whether blocks must be
+    /// looked for at all.
     pub fn settle(&mut self, there: &[bool], looks: bool) -> (Bits, Vec<u16>) {
         let mut wanted = Bits::new(self.table.len(), false);
         let slots = self.slots as u32;

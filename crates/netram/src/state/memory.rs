@@ -1,4 +1,4 @@
-//! A group in memory: its blocks, and how far they have got.
+//! A group in memory: its blocks, and how far they have been sent.
 //!
 //! Owns: [`Memory`]. Rules: blocks are *sent*, then *stored* (the donor has answered), then *safe* (the group's
 //! parity covers them). Blocks that were sent do not change. Left out: the group itself (`group`).
@@ -13,32 +13,32 @@ pub(crate) struct Memory {
     /// Blocks of each data unit.
     pub buffers: Vec<Vec<u8>>,
     pub lists: Vec<Vec<UnitEntry>>,
-    /// For each block the sequence up to which a flush waits for it.
+    /// For each block, the sequence up to which a flush waits for it.
     pub origins: Vec<Vec<u64>>,
-    /// The header of each unit on its donor, parity too.
+    /// The header of each unit on its donor, including parity.
     pub heads: Vec<Head>,
-    /// Blocks of each unit that are on their way or there.
+    /// Blocks of each data unit that are in flight or stored.
     pub sent: Vec<u8>,
     pub stored: Vec<u8>,
     pub safe: Vec<u8>,
-    /// Lowest origin of the blocks that are not safe; `u64::MAX`: none.
+    /// Lowest origin of blocks that are not safe; `u64::MAX`: all are safe.
     pub unsafe_from: u64,
-    /// Takes no more.
+    /// It takes no more blocks.
     pub full: bool,
     pub sending: bool,
-    /// All blocks that are there are to be made safe.
+    /// All its blocks must be made safe.
     pub parity_wanted: bool,
-    /// A donor did not take its part: the live blocks go into other groups.
+    /// A donor did not take its part: the live blocks move to other groups.
     pub abandoned: bool,
-    /// All of it is sent once more, its parity too.
+    /// Everything is sent once more, including parity.
     pub again: bool,
     pub purpose: Purpose,
-    /// Since when something of it is not safe.
+    /// Since when some of its blocks have not been safe.
     pub unsafe_since_ns: u64,
 }
 
 impl Memory {
-    /// An empty group of `data` data units of `bytes` each, on `width` donors.
+    /// Makes an empty group of `data` data units of `bytes` each, on `width` donors.
     pub fn new(data: usize, width: usize, bytes: usize, purpose: Purpose, now_ns: u64) -> Memory {
         Memory {
             buffers: vec![Vec::with_capacity(bytes); data],
@@ -59,22 +59,23 @@ impl Memory {
         }
     }
 
-    /// Blocks of each data unit.
+    /// Number of blocks of each data unit.
     pub fn counts(&self) -> Vec<u8> {
         self.lists.iter().map(|list| list.len() as u8).collect()
     }
 
-    /// Is something of it not safe, and nothing done about that?
+    /// Returns whether some of its blocks are not safe and nothing is being done about that.
     pub fn waits(&self) -> bool {
         self.unsafe_from != u64::MAX && !self.abandoned && !self.sending
     }
 
-    /// Has something of it not been safe for `timeout_ns`?
+    /// Returns whether some of its blocks have not been safe for `timeout_ns`.
     pub fn is_overdue(&self, now_ns: u64, timeout_ns: u64) -> bool {
         self.unsafe_from != u64::MAX && now_ns.saturating_sub(self.unsafe_since_ns) >= timeout_ns
     }
 
-    /// Adds a block to the first unit that is not full, of `rows` blocks; its unit and row.
+    /// Adds a block to the first data unit that has fewer than `rows` blocks. Returns its unit and
+    /// row.
     pub fn push(&mut self, bytes: &[u8], entry: UnitEntry, origin: u64, rows: usize, now_ns: u64) -> (usize, usize) {
         let unit = self.lists.iter().position(|list| list.len() < rows).expect("an open group has room");
         let row = self.lists[unit].len();
@@ -89,12 +90,12 @@ impl Memory {
         (unit, row)
     }
 
-    /// The bytes of a block.
+    /// Returns the bytes of a block.
     pub fn block(&self, unit: usize, row: usize, block_bytes: usize) -> &[u8] {
         &self.buffers[unit][row * block_bytes..][..block_bytes]
     }
 
-    /// Puts other bytes in the place of a block that is not on its way yet. False if it is.
+    /// Overwrites a block that is not in flight yet. Returns false if it is.
     pub fn overwrite(&mut self, unit: usize, row: usize, bytes: &[u8], entry: UnitEntry) -> bool {
         if row < self.sent[unit] as usize || self.abandoned {
             return false;
@@ -104,7 +105,7 @@ impl Memory {
         true
     }
 
-    /// Donors have `counts` blocks of the data units; `safe`: with their parity.
+    /// Records that donors have `counts` blocks of the data units. `safe`: with their parity.
     pub fn arrived(&mut self, counts: &[u8], safe: bool) {
         self.stored.copy_from_slice(counts);
         if safe {
@@ -114,7 +115,7 @@ impl Memory {
         }
     }
 
-    /// A block that is not safe yet takes over an earlier origin. False if it is safe.
+    /// Gives a block that is not safe yet an earlier origin. Returns false if the block is safe.
     pub fn inherit(&mut self, unit: usize, row: usize, origin: u64) -> bool {
         let waits = row >= self.safe[unit] as usize;
         if waits {
@@ -124,7 +125,7 @@ impl Memory {
         waits
     }
 
-    /// All of it is sent once more, as it is.
+    /// Prepares to send everything once more, as it is.
     pub fn revive(&mut self) {
         (self.abandoned, self.again) = (false, true);
         self.sent.fill(0);

@@ -1,14 +1,14 @@
-//! Notes of trimmed and of lost blocks, kept until they are in lists on the donors.
+//! Notes of trimmed and lost blocks, kept until they are in lists on the donors.
 //!
-//! Owns: [`Notes`]. Rules: ranges are written down in the order in which they were noted, losses first; a flush waits
-//! until all that was noted before it is in a list. Left out: writing lists (`trims`).
+//! Owns: [`Notes`]. Rules: ranges are written in the order in which they were noted, losses first.
+//! A flush waits until everything noted before it is in a list. Left out: writing lists (`trims`).
 
 use shoal_format::ram::{LOST, TRIMMED, TrimmedRange};
 
 pub(crate) struct Notes {
     trims: Vec<TrimmedRange>,
     losses: Vec<TrimmedRange>,
-    /// Lowest sequence that waits for them; `u64::MAX`: none.
+    /// Lowest sequence that waits for the notes; `u64::MAX`: none.
     origin: u64,
 }
 
@@ -23,7 +23,7 @@ impl Notes {
         self.trims.is_empty() && self.losses.is_empty()
     }
 
-    /// A flush up to this sequence, or a higher one, waits for the notes.
+    /// Lowest sequence that waits for the notes: a flush up to a higher one waits, too.
     pub fn origin(&self) -> u64 {
         self.origin
     }
@@ -32,7 +32,7 @@ impl Notes {
         self.origin = self.origin.min(sequence);
     }
 
-    /// Ranges trimmed and not yet written down.
+    /// Number of trimmed ranges that are not written yet.
     pub fn trims(&self) -> usize {
         self.trims.len()
     }
@@ -41,7 +41,7 @@ impl Notes {
         self.trims.push(range);
     }
 
-    /// The data of a block is lost. Blocks of one sequence that come in order are one range.
+    /// Notes that the data of a block is lost. Consecutive blocks with one sequence form one range.
     pub fn lose(&mut self, block: u32, sequence: u64) {
         match self.losses.last_mut() {
             Some(last) if last.sequence == sequence && last.first + last.count == block => last.count += 1,
@@ -49,13 +49,15 @@ impl Notes {
         }
     }
 
-    /// The next list to write, of `most` ranges at most, and the number that marks it.
+    /// Returns the next list to write, of at most `most` ranges, and the block number that marks
+    /// it.
     pub fn next_list(&self, most: usize) -> Option<(u32, &[TrimmedRange])> {
         let (kind, noted) = if self.losses.is_empty() { (TRIMMED, &self.trims) } else { (LOST, &self.losses) };
         (!noted.is_empty()).then(|| (kind, &noted[..noted.len().min(most)]))
     }
 
-    /// The first `count` ranges of the next list are in a group now. True if nothing is left.
+    /// Drops the first `count` ranges of the next list, because they are in a group now. Returns
+    /// whether nothing is left.
     pub fn listed(&mut self, kind: u32, count: usize) -> bool {
         let noted = if kind == LOST { &mut self.losses } else { &mut self.trims };
         noted.drain(..count);

@@ -1,19 +1,22 @@
-//! The pace of a donor: how fast it answers, what it does not answer, and whether it is set aside for that.
+//! The pace of a donor: how fast it answers, what it leaves unanswered, and whether it is set aside
+//! for that.
 //!
-//! Owns: [`Pace`] and [`Aside`]. Rules: a donor is *slow* when its answers take longer than `SLOW_NS` on average and several times as
-//! long as those of the donor in the middle, for a while; it is fast again when they take half of that, for a while. It is *silent* when it
-//! left several writes unanswered while it answered others; it is tried again after a pause, longer each time. Left out: what
-//! is done about it (`membership::pace`).
+//! Owns: [`Pace`] and [`Aside`]. Rules: a donor is *slow* when its answers take, for a while,
+//! longer than `SLOW_NS` on average and several times as long as those of the median donor. It is
+//! fast again when they take half of that for a while. It is *silent* when it left several writes
+//! unanswered while it answered others. It is tried again after a pause, longer each time. Left
+//! out: what is done about it (`membership::pace`).
 
-/// Answers that take longer on average are slow (ns), if they take this multiple of those of others.
+/// A donor is slow if its average latency exceeds `SLOW_NS` (ns) and `TIMES_OTHERS` times that of
+/// the others.
 const SLOW_NS: u64 = 100_000_000;
 const TIMES_OTHERS: u64 = 4;
-/// How long a donor must be slow, or fast again (ns).
+/// How long a donor must be slow, or fast again, before that counts (ns).
 const SUSTAINED_NS: u64 = 1_000_000_000;
-/// Writes left unanswered within `SILENT_NS` that set a donor aside.
+/// Writes left unanswered within `SILENT_NS` (ns) that set a donor aside.
 const SILENT_WRITES: u32 = 3;
 const SILENT_NS: u64 = 60_000_000_000;
-/// How long a silent donor is set aside (ns); twice as long each time.
+/// How long a silent donor is set aside (ns); doubles each time.
 const PAUSE_NS: u64 = 30_000_000_000;
 const PAUSE_DOUBLED_MAX: u32 = 5;
 
@@ -28,18 +31,18 @@ pub enum Aside {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
-    /// Average of the last answers (ns).
+    /// Average latency of the last answers (ns).
     latency_ns: u64,
-    /// Writes it refused, and writes it did not answer in time.
+    /// Writes it refused; writes it did not answer in time.
     pub refused: u64,
     pub unanswered: u64,
-    /// Since when it is slow, or fast although it is set aside.
+    /// Since when it has been slow, or fast although it is set aside (ns).
     turned_ns: Option<u64>,
     silent_writes: u32,
     silent_from_ns: u64,
     pauses: u32,
     aside: Option<(Aside, u64)>,
-    /// Not set aside before: its room is needed.
+    /// It is not set aside before this time, because its room is needed (ns).
     needed_until_ns: u64,
 }
 
@@ -48,17 +51,17 @@ impl Pace {
         self.latency_ns
     }
 
-    /// Why it is set aside, and since when.
+    /// Why it is set aside, and since when (ns).
     pub fn aside(&self) -> Option<(Aside, u64)> {
         self.aside
     }
 
-    /// It has answered after this time.
+    /// Records an answer that took this long.
     pub fn answered(&mut self, took_ns: u64) {
         self.latency_ns = self.latency_ns - self.latency_ns / 8 + took_ns / 8;
     }
 
-    /// It left a write unanswered while it answered others.
+    /// Records that it left a write unanswered while it answered others.
     pub fn left_unanswered(&mut self, now_ns: u64) {
         self.unanswered += 1;
         if now_ns.saturating_sub(self.silent_from_ns) > SILENT_NS {
@@ -67,13 +70,13 @@ impl Pace {
         self.silent_writes += 1;
     }
 
-    /// Its room is needed for a while, however slow it is.
+    /// Keeps it in use for a while because its room is needed, however slow it is.
     pub fn is_needed(&mut self, now_ns: u64) {
         self.aside = None;
         self.needed_until_ns = now_ns + SILENT_NS;
     }
 
-    /// What it should be, beside donors that answer after `others_ns`.
+    /// Returns what it should be, given that other donors answer within `others_ns`.
     pub fn wish(&mut self, others_ns: u64, now_ns: u64) -> Option<Aside> {
         if now_ns < self.needed_until_ns {
             return None;
@@ -95,7 +98,7 @@ impl Pace {
         (is_slow != turned).then_some(Aside::Slow)
     }
 
-    /// It is set aside, or used again.
+    /// Sets it aside, or uses it again.
     pub fn set(&mut self, aside: Option<Aside>, now_ns: u64) {
         self.turned_ns = None;
         self.aside = aside.map(|why| (why, now_ns));
@@ -112,7 +115,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Answers like these for some time; what the donor should be then.
+    /// Records such answers for some time. Returns what the donor should be then.
     fn lives(pace: &mut Pace, now: &mut u64, took_ms: u64, for_ms: u64) -> Option<Aside> {
         let mut wish = None;
         for _ in 0..for_ms / 100 {
@@ -156,7 +159,7 @@ mod tests {
             assert_eq!(pace.wish(MS, now), None);
             pace.set(None, now);
         }
-        // Two now and two much later are no pattern.
+        // Two now and two much later do not make it silent.
         (0..2).for_each(|_| pace.left_unanswered(now));
         now += 2 * SILENT_NS;
         (0..2).for_each(|_| pace.left_unanswered(now));

@@ -1,18 +1,18 @@
-//! Where things are: a unit on its donor, the units of a group, a block in its group.
+//! Where things are: a unit on its donor, a group's units, a block in its group.
 //!
-//! Owns: [`Member`], [`Members`], [`Location`]. Members are small, because a large disk has ten million groups. Left
-//! out: the groups (`group`).
+//! Owns: [`Member`], [`Members`], [`Location`]. Members are small, because a large disk has ten
+//! million groups. Left out: the groups (`group`).
 
 use std::ops::{Deref, DerefMut};
 
 use crate::api::DonorId;
 
-/// A unit of a group. `unit` is `u32::MAX` where there is none: never used, or lost.
+/// A unit of a group. `unit` is `u32::MAX` if there is none: never used, or lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub donor: DonorId,
     pub unit: u32,
-    /// Blocks in it (of parity: rows).
+    /// Blocks in the unit; for parity, rows.
     pub count: u8,
 }
 
@@ -28,7 +28,7 @@ impl Member {
     }
 }
 
-/// Where a block is.
+/// The location of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     pub group: u32,
@@ -36,10 +36,10 @@ pub(crate) struct Location {
     pub row: usize,
 }
 
-/// Units of narrow groups are kept in place.
+/// Groups of at most this width keep their units in place.
 const FEW: usize = 4;
 
-/// The units of a group: a slice that needs no allocation where they are few.
+/// The units of a group: a slice that needs no allocation if they are few.
 #[derive(Clone)]
 pub(crate) enum Members {
     Few(u8, [Member; FEW]),

@@ -1,8 +1,9 @@
-//! The work of repair, done and to be done.
+//! The work of repair, done and still to do.
 //!
-//! Owns: [`Repairs`]: the queue of groups, whether what was moved is safe, when what failed is tried again, and
-//! drains that wait. Rules: repair is over when the queue is through and a flush that began after the last move has
-//! ended. Left out: which groups need repair (`retry`), the work itself (`repair`, `drain`).
+//! Owns: [`Repairs`]: the queue of groups, whether what was moved is safe, when failed work is
+//! tried again, and waiting drains. Rules: repair is over when the queue has been worked through
+//! and a flush that began after the last move has succeeded. Left out: which groups need repair
+//! (`retry`), the work itself (`repair`, `drain`).
 
 use std::collections::VecDeque;
 
@@ -10,19 +11,19 @@ use shoal_format::ram::GroupId;
 
 /// Groups repaired at the same time.
 const AT_ONCE: usize = 8;
-/// After what time a repair that failed is tried again (ns); twice as long each time.
+/// Delay before a failed repair is tried again (ns); doubles each time.
 const RETRY_NS: u64 = 1_000_000_000;
 const RETRY_MAX_NS: u64 = 64_000_000_000;
 
 pub(crate) struct Repairs {
-    /// Groups that lost a unit, or are to leave a donor: place and number.
+    /// Groups that lost a unit or must leave a donor: place and number.
     queue: VecDeque<(u32, GroupId)>,
     total: u64,
     done: u64,
     began_ns: u64,
     /// Groups that are being repaired.
     running: usize,
-    /// The blocks that repair moved are safe where they are now.
+    /// The blocks that repair moved are safe at their new places.
     safe: bool,
     /// More was moved since the flush began that makes it safe.
     moved: bool,
@@ -31,7 +32,7 @@ pub(crate) struct Repairs {
     tries: u64,
     /// Groups that drains are emptying.
     emptied: usize,
-    /// A group of a donor that is to leave waits for room.
+    /// A group of a donor being drained waits for room.
     drain_waits: bool,
 }
 
@@ -55,17 +56,18 @@ impl Default for Repairs {
 }
 
 impl Repairs {
-    /// Groups that needed repair since the last loss or drain, those done, and when the first was queued (ns).
+    /// Groups that needed repair since the last loss or drain, how many are done, and when the
+    /// first was queued (ns).
     pub fn progress(&self) -> (u64, u64, u64) {
         (self.total, self.done, self.began_ns)
     }
 
-    /// Has everything that was queued been tried?
+    /// Returns whether everything that was queued has been tried.
     pub fn is_through(&self) -> bool {
         self.queue.is_empty() && self.done == self.total
     }
 
-    /// Is everything tried, and safe where it is now?
+    /// Returns whether everything has been tried and is safe where it is now.
     pub fn is_over(&self) -> bool {
         self.safe && self.is_through()
     }
@@ -74,7 +76,7 @@ impl Repairs {
         self.done < self.total || !self.safe
     }
 
-    /// These wait for repair, and no others.
+    /// Replaces the queue: only these groups wait for repair.
     pub fn queue(&mut self, groups: impl Iterator<Item = (u32, GroupId)>, now_ns: u64) {
         if self.done + self.queue.len() as u64 == self.total {
             (self.done, self.total, self.began_ns) = (0, 0, now_ns);
@@ -87,7 +89,7 @@ impl Repairs {
         self.moves();
     }
 
-    /// One more waits for repair.
+    /// Queues one more group.
     pub fn add(&mut self, group: (u32, GroupId), now_ns: u64) {
         if self.is_through() {
             (self.done, self.total, self.began_ns) = (0, 0, now_ns);
@@ -97,7 +99,8 @@ impl Repairs {
         self.moves();
     }
 
-    /// The next group to repair, if another one may be under repair. [`Repairs::ended`] must follow.
+    /// Takes the next group, if another one may be repaired at the same time. [`Repairs::ended`]
+    /// must follow.
     pub fn next(&mut self) -> Option<(u32, GroupId)> {
         if self.running == AT_ONCE {
             return None;
@@ -112,12 +115,13 @@ impl Repairs {
         self.done += 1;
     }
 
-    /// The blocks that repair moves are not safe yet, nor covered by a flush that has begun.
+    /// Records that repair moved blocks: they are neither safe nor covered by a flush that has
+    /// begun.
     pub fn moves(&mut self) {
         (self.safe, self.moved) = (false, true);
     }
 
-    /// Is only a flush missing?
+    /// Returns whether only a flush is missing.
     pub fn wants_flush(&self) -> bool {
         !self.safe && self.is_through()
     }
@@ -126,30 +130,30 @@ impl Repairs {
         self.moved = false;
     }
 
-    /// That flush has ended. True if all is safe now.
+    /// Ends that flush. Returns whether everything is safe now.
     pub fn flush_ended(&mut self) -> bool {
         self.safe = self.is_through() && !self.moved;
         self.safe
     }
 
-    /// Grows when what could not be done is tried again: a donor came back, joined or was forgotten, or time has
-    /// passed.
+    /// Number of tries. It grows when failed work is tried again: a donor came back, joined or was
+    /// forgotten, or time has passed.
     pub fn tries(&self) -> u64 {
         self.tries
     }
 
-    /// Tries again now what could not be done.
+    /// Lets failed work be tried again now.
     pub fn try_again(&mut self) {
         self.tries += 1;
         self.retry_at_ns = None;
     }
 
-    /// Something has changed for the better: the next tries come soon.
+    /// Makes the next tries come soon, because something has improved.
     pub fn hope(&mut self) {
         self.retry_delay_ns = RETRY_NS;
     }
 
-    /// Repair could not do everything: once more later.
+    /// Schedules another attempt, because this one was incomplete.
     pub fn retry_later(&mut self, now_ns: u64) {
         if self.retry_at_ns.is_none() {
             self.retry_at_ns = Some(now_ns + self.retry_delay_ns);
@@ -157,7 +161,7 @@ impl Repairs {
         }
     }
 
-    /// Once more at this time at the latest.
+    /// Schedules another attempt at this time at the latest.
     pub fn retry_by(&mut self, at_ns: u64) {
         self.retry_at_ns = Some(self.retry_at_ns.map_or(at_ns, |other| other.min(at_ns)));
     }
@@ -166,7 +170,7 @@ impl Repairs {
         self.retry_at_ns.is_some_and(|at| now_ns >= at)
     }
 
-    /// Will something be tried again, and was it not since it was tried for the `tries`th time?
+    /// Returns whether a retry is scheduled and none has begun since `tries` was read.
     pub fn waits_for_retry(&self, tries: u64) -> bool {
         self.retry_at_ns.is_some() && self.tries == tries
     }
@@ -176,7 +180,7 @@ impl Repairs {
         self.emptied
     }
 
-    /// A drain begins to empty a group. [`Repairs::emptying_ended`] must follow.
+    /// Counts a group that a drain begins to empty. [`Repairs::emptying_ended`] must follow.
     pub fn emptying_begins(&mut self) {
         self.emptied += 1;
     }
@@ -189,7 +193,7 @@ impl Repairs {
         self.drain_waits
     }
 
-    /// A drain waits for room. True if none did before.
+    /// Records that a drain waits for room. Returns whether none did before.
     pub fn drain_wants_room(&mut self) -> bool {
         !std::mem::replace(&mut self.drain_waits, true)
     }

@@ -1,13 +1,13 @@
-//! Which groups need repair, and trying again what failed.
+//! Which groups need repair, and trying failed work again.
 //!
-//! Rules: groups that opening found incomplete come first, because they keep other groups from being freed.
-//! Everything is tried again when a donor comes back, joins or is forgotten, and from time to time. Left out: the
-//! repair itself (`repair`).
+//! Rules: groups that opening found incomplete come first, because they keep other groups from
+//! being freed. Everything is tried again when a donor comes back, joins or is forgotten, and from
+//! time to time. Left out: the repair itself (`repair`).
 
 use crate::state::State;
 use crate::state::place::Member;
 
-/// Something has changed for the better: what could not be done is tried again.
+/// Tries failed work again, because something has improved.
 pub(crate) fn try_again(state: &mut State) {
     state.shortage.may_have_room();
     state.repairs.hope();
@@ -23,7 +23,7 @@ pub(crate) fn retry(state: &mut State) {
     requeue(state);
 }
 
-/// Does the group miss a unit, or is one damaged, or where it is not to stay?
+/// Returns whether the group misses a unit, or has a unit that is damaged or must leave its donor.
 pub(crate) fn needs_repair(state: &State, index: u32) -> bool {
     let group = &state.groups[index];
     let leaves = |member: &Member| member.exists() && !state.donors[member.donor as usize].keeps();
@@ -31,10 +31,10 @@ pub(crate) fn needs_repair(state: &State, index: u32) -> bool {
     group.exists() && !group.is_in_memory() && is_short
 }
 
-/// All groups that need it wait for repair.
+/// Queues all groups that need repair.
 pub(crate) fn requeue(state: &mut State) {
     if !state.ready {
-        // The map is not there; all of it is looked at then.
+        // The map is incomplete. Opening queues everything when it is done.
         return;
     }
     let mut queue = Vec::new();

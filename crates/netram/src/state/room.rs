@@ -1,14 +1,15 @@
-//! Room: whether a donor can be done without, and evening out donors of which one is full while another is empty.
+//! Room: whether the disk can do without a donor, and moving units from full donors to empty ones.
 //!
 //! Rules:
-//! - While the donors that are there cannot hold the whole disk, blocks that hold nothing yet are refused before the
-//!   room is gone: the rest is for cleaning, so that what is there can still be overwritten and trimmed.
-//! - A donor is emptied only when what is stored fits on the others, without what is kept for open groups and for
-//!   cleaning, and with a rest to work in: a drain that does not fit would fill the others to the brim, and nothing
-//!   could be written any more.
-//! - Two units of a group never share a donor, so room on one donor alone is of no use. When room is short and one
-//!   donor has much more of it than another, units move from the fullest to the emptiest. That is so after a donor
-//!   has joined, and after a drain that was given up.
+//! - While the present donors cannot hold the whole disk, writes to blocks that hold nothing are
+//!   refused before the room runs out. The rest is for cleaning, so that existing blocks can still
+//!   be overwritten and trimmed.
+//! - A donor is emptied only when what is stored fits on the others, not counting what is kept for
+//!   open groups and cleaning, and with some room to work in. A drain that does not fit would fill
+//!   the others completely, and nothing could be written any more.
+//! - Two units of a group never share a donor, so room on one donor alone is useless. When room is
+//!   short and one donor has much more of it than another, units move from the fullest to the
+//!   emptiest. This happens after a donor has joined, and after a drain was given up.
 //!
 //! Left out: moving a unit (`repair`), cleaning.
 
@@ -17,11 +18,11 @@ use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::place::Member;
 
-/// Where the donors cannot hold the whole disk, so much of their room holds data (percent): cleaning in less of a
-/// rest than that makes no room in the end.
+/// Share of the room that may hold data while the donors cannot hold the whole disk (percent). With
+/// less room left, cleaning would gain nothing in the end.
 const TIGHT_PERCENT: u64 = 95;
 
-/// How much data must fit on the other donors when one leaves, and how much does (bytes).
+/// How much data must fit on the other donors when one leaves, and how much room they have (bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainRoom {
     pub stored_bytes: u64,
@@ -37,26 +38,27 @@ impl DrainRoom {
 /// Units of each donor that only cleaning and repair may take.
 pub(crate) const RESERVE_UNITS: usize = 4;
 
-/// Those of them that only lists of ranges may take: dead groups become free when these are written.
+/// Those of them that only lists of ranges may take: dead groups are freed once the lists are
+/// written.
 pub(crate) const NOTE_UNITS: usize = 1;
 
 /// Groups that should be free to open before a writer has to wait.
 pub(crate) const GROUPS_AHEAD: usize = 4;
 
 impl State {
-    /// Groups of full width the donors could hold together.
+    /// Number of groups of full width that the donors could hold together.
     pub fn groups_max(&self) -> u64 {
         let width = self.plan.data + self.plan.parity;
         let units: Vec<u64> = self.donors.iter().map(|donor| donor.units.count() as u64).collect();
         groups_of(&units, width)
     }
 
-    /// Groups that no data is promised to: open ones, and room to clean in.
+    /// Number of groups that are not available for data: open ones, and room to clean in.
     pub fn groups_kept(&self) -> u64 {
         self.open.caches() as u64 + RESERVE_UNITS as u64 + 2
     }
 
-    /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
+    /// Takes a unit on each of the `count` emptiest donors, leaving `reserve` free units on each.
     pub fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
         let turn = self.groups.next_number().get() as usize;
         let donors = self.donors.len();
@@ -66,7 +68,7 @@ impl State {
         }
         order.sort_by_key(|&n| (usize::MAX - self.donors[n].units.free(), (n + turn) % donors));
         order.truncate(count);
-        // Parity is what comes last.
+        // The last members are parity.
         order.sort_unstable();
         if !self.config.dedicated_parity {
             order.rotate_left(turn % count);
@@ -78,7 +80,7 @@ impl State {
         Some(order.into_iter().map(take).collect())
     }
 
-    /// A free unit, above `reserve` of them, on a donor that has none of the group's.
+    /// Takes a unit on a donor that has none of the group's, leaving `reserve` free units there.
     pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
         let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
         let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
@@ -87,40 +89,40 @@ impl State {
         Some(Member { donor: donor as DonorId, unit, count: 0 })
     }
 
-    /// Can `groups` groups be opened beyond those that are kept for cleaning?
+    /// Returns whether `groups` groups can be opened beyond those kept for cleaning.
     pub fn has_room(&self, groups: usize) -> bool {
         let width = (self.plan.data + self.plan.parity).min(self.takers());
         (0..self.donors.len()).filter(|&n| self.is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
     }
 
-    /// Can the cleaner go on?
+    /// Returns whether the cleaner can go on.
     pub fn has_room_to_clean(&self) -> bool {
         self.open.cleaners().is_some() || self.width(0) > self.plan.parity
     }
 
-    /// Whether the stored data would fit without this donor.
+    /// Returns whether the stored data would fit without this donor.
     pub fn drain_room(&self, leaving: DonorId) -> DrainRoom {
         let bytes = |blocks: u64| blocks * self.shape.block_bytes as u64;
         DrainRoom { stored_bytes: bytes(self.map.mapped()), room_bytes: bytes(self.room_without(Some(leaving))) }
     }
 
-    /// Looks how many blocks the donors that are there can hold.
+    /// Measures how many blocks the present donors can hold.
     pub fn measure_room(&mut self) {
         let blocks = self.room_without(None);
         self.shortage.set_room(blocks);
     }
 
-    /// Is there no room for one more block that held nothing so far?
+    /// Returns whether there is no room for this block, which holds nothing so far.
     pub fn is_beyond_room(&self, block: u32) -> bool {
         self.map.mapped() >= self.shortage.room_blocks() && self.map.find(block).is_none()
     }
 
-    /// Blocks that fit on the donors that stay.
+    /// Number of blocks that fit on the donors that stay.
     pub fn room_without(&self, leaving: Option<DonorId>) -> u64 {
         self.room_beside(|number| leaving.map(usize::from) == Some(number), leaving.is_some())
     }
 
-    /// The same without several. `is_tight`: they are to leave room to work in.
+    /// Does the same without several donors. `is_tight`: the others must keep room to work in.
     pub fn room_beside(&self, leaves: impl Fn(usize) -> bool, is_tight: bool) -> u64 {
         let stays = |&(number, donor): &(usize, &Donor)| {
             !leaves(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
@@ -134,13 +136,13 @@ impl State {
             false => 0,
         };
         let blocks = groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64;
-        // A drain needs room to work in, too, however small the disk is.
+        // A drain needs room to work in even if the disk is small.
         let is_tight = is_tight || blocks < self.map.blocks();
         if is_tight { self.map.blocks().min(blocks * TIGHT_PERCENT / 100) } else { self.map.blocks() }
     }
 }
 
-/// How many groups of this width fit on donors with these numbers of units.
+/// Returns how many groups of this width fit on donors with these numbers of units.
 pub(crate) fn groups_of(units: &[u64], width: usize) -> u64 {
     let width = width as u64;
     let fits = |groups: u64| units.iter().map(|&units| units.min(groups)).sum::<u64>() >= groups * width;

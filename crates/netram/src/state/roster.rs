@@ -1,7 +1,8 @@
 //! The donors as a whole: which take units, which are expected back, and whether there are enough.
 //!
-//! Rules: a donor takes new units while it is in use, has not just refused a write, and is not set aside. Requests wait for donors that
-//! are expected back, for as long as the disk's patience lasts. Left out: how donors come and go (`membership`).
+//! Rules: a donor takes new units while it is in use, has not just refused a write, and is not set
+//! aside. Requests wait for donors that are expected back as long as the disk's patience lasts.
+//! Left out: how donors come and go (`membership`).
 
 use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES};
 use shoal_format::ram_checkpoint;
@@ -12,7 +13,7 @@ use crate::state::donors::{Donor, DonorState};
 use crate::state::place::Member;
 
 impl State {
-    /// Units a donor of this size has.
+    /// Number of units of a donor of this size.
     pub fn units_of(&self, info: &DonorInfo) -> u32 {
         let (front, unit_bytes) = (SUPERBLOCK_BYTES as u64, self.shape.unit_bytes());
         if self.checkpoints.enabled {
@@ -22,8 +23,8 @@ impl State {
         room.min(u32::MAX as u64 - 1) as u32
     }
 
-    /// Enters a donor that holds nothing, at the place of one that is gone or behind the others. `None`: there are
-    /// too many.
+    /// Enters a donor that holds nothing, at the place of a donor that is gone or behind the
+    /// others. `None`: there are too many.
     pub fn add_donor(&mut self, info: DonorInfo) -> Option<DonorId> {
         let born = self.epoch.next_birth();
         let donor = self.new_donor(info, born);
@@ -41,7 +42,8 @@ impl State {
         Donor::new(info, units, born)
     }
 
-    /// May another donor take this place? Nothing speaks of the last one any more.
+    /// Returns whether another donor may take this place, because nothing refers to the last one
+    /// any more.
     pub fn is_vacant(&self, place: usize) -> bool {
         let number = place as DonorId;
         self.donors[place].is_over()
@@ -50,7 +52,7 @@ impl State {
             && !self.groups.are_on(number)
     }
 
-    /// Can new units be put on it now?
+    /// Returns whether new units can be put on the donor now.
     pub fn takes(&self, donor: usize) -> bool {
         let donor = &self.donors[donor];
         let is_free = donor.pace.aside().is_none() && !donor.units.are_all_quarantined();
@@ -61,18 +63,18 @@ impl State {
         (0..self.donors.len()).filter(|&donor| self.takes(donor)).count()
     }
 
-    /// Can a unit be put on it now that leaves `reserve` free ones?
+    /// Returns whether a unit can be put on the donor now while `reserve` units stay free.
     pub fn is_roomy(&self, donor: usize, reserve: usize) -> bool {
         self.takes(donor) && self.donors[donor].units.open() > reserve
     }
 
-    /// Donors a group could spread over now that leaves `reserve` free units on each.
+    /// Number of donors a new group can spread over now while `reserve` units stay free on each.
     pub fn width(&self, reserve: usize) -> usize {
         let roomy = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve)).count();
         (self.plan.data + self.plan.parity).min(roomy)
     }
 
-    /// Donors that store what they are sent.
+    /// Number of donors that store what they are sent.
     pub fn healthy_donors(&self) -> usize {
         self.donors.iter().filter(|donor| donor.state == DonorState::Active && donor.refusals == 0).count()
     }
@@ -81,7 +83,7 @@ impl State {
         self.config.patience_ms as u64 * 1_000_000
     }
 
-    /// Is a donor away that is expected back?
+    /// Returns whether a donor is away and expected back.
     pub fn awaits(&self) -> bool {
         self.donors.iter().any(|donor| match donor.state {
             DonorState::Missing => self.now_ns.saturating_sub(donor.missing_since_ns) < self.patience_ns(),
@@ -90,7 +92,7 @@ impl State {
         })
     }
 
-    /// The same, or does one refuse writes for the moment?
+    /// Returns whether a donor is expected back, or refuses writes for the moment.
     pub fn expects(&self) -> bool {
         use DonorState::{Active, Draining, Joining};
         let refuses = |donor: &Donor| donor.refusals > 0 && self.now_ns < donor.refused_until_ns;
@@ -98,12 +100,13 @@ impl State {
         self.awaits() || self.donors.iter().any(|donor| is_here(donor) && refuses(donor))
     }
 
-    /// Are there units that may be used again in some seconds, when nothing of a broken connection can reach them any more?
+    /// Returns whether quarantined units will be usable in some seconds, once no write of a broken
+    /// connection can reach them any more.
     pub fn awaits_units(&self) -> bool {
         self.donors.iter().any(|donor| !donor.is_absent() && donor.units.is_quarantined())
     }
 
-    /// Why a write that has waited since `begun_ns` waits no longer.
+    /// Returns why a write that has waited since `begun_ns` must fail, if it must.
     pub fn gives_up(&self, begun_ns: u64) -> Option<DiskError> {
         if let Some(error) = &self.failure {
             return Some(error.clone());
@@ -114,7 +117,7 @@ impl State {
         over.then_some(DiskError::TooFewDonors { have, need })
     }
 
-    /// Looks whether enough donors are there at all.
+    /// Checks whether enough donors are there at all.
     pub fn count_donors(&mut self) {
         self.measure_room();
         let there = self.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
@@ -124,7 +127,7 @@ impl State {
         };
     }
 
-    /// A unit nothing was sent to is free again.
+    /// Frees a unit to which nothing was sent.
     pub fn give_back(&mut self, member: Member) {
         let donor = &mut self.donors[member.donor as usize];
         if member.exists() && !donor.is_final() {
@@ -134,7 +137,8 @@ impl State {
         self.wake();
     }
 
-    /// A unit that may have a header is erased, when its donor is there, and free then.
+    /// Queues a unit that may have a header to be erased and then freed, unless its donor is gone
+    /// for good.
     pub fn erase_later(&mut self, member: Member, first_sequence: u64) {
         let donor = &mut self.donors[member.donor as usize];
         if member.exists() && !donor.is_final() {
@@ -143,7 +147,7 @@ impl State {
         self.wake();
     }
 
-    /// May a request go on that came at `begun_ns`?
+    /// Decides whether a request that came at `begun_ns` may go on. `None`: it waits.
     pub fn serves(&self, begun_ns: u64) -> Option<Result<(), DiskError>> {
         if let Some(error) = &self.failure {
             return Some(Err(error.clone()));

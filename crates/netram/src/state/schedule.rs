@@ -1,7 +1,8 @@
-//! Jobs that can go on, what the others wait for, and what donors were asked.
+//! Jobs that are ready, what the others wait for, and operations that donors have not answered.
 //!
-//! Owns: [`Schedule`] and [`Job`]. Rules: a job waits for answers of donors and for conditions; a condition is asked
-//! again when something it may read has changed, or at the next tick. Left out: running the jobs (`task`).
+//! Owns: [`Schedule`] and [`Job`]. Rules: a job waits for donors' answers and for conditions. A
+//! condition is checked again when something it may read has changed, or at the next tick. Left
+//! out: running the jobs (`task`).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,7 +20,7 @@ pub(crate) struct DonorLost {
 /// Steps that wait for donors and conditions.
 pub(crate) enum Job {
     Plain(Pin<Box<dyn Future<Output = ()> + Send>>),
-    /// Sends a group, and tells how that ended.
+    /// Sends a group and returns the outcome.
     Send(Pin<Box<dyn Future<Output = Result<(), DonorLost>> + Send>>),
 }
 
@@ -39,12 +40,12 @@ pub(crate) type Answer = Result<Vec<u8>, DonorError>;
 pub(crate) struct Asked {
     pub donor: DonorId,
     pub writes: bool,
-    /// The unit it changes, if it does.
+    /// The unit it changes, if any.
     pub unit: Option<u32>,
     pub asked_ns: u64,
-    /// It writes a unit, and may be done elsewhere when it is not answered in time.
+    /// It writes a unit, and may be done elsewhere if it is not answered in time.
     pub may_expire: bool,
-    /// That has happened: its job goes on without the answer.
+    /// It was not answered in time: its job goes on without the answer.
     pub expired: bool,
 }
 
@@ -70,56 +71,57 @@ impl Schedule {
         self.spawned.push(Job::Plain(Box::pin(job)));
     }
 
-    /// A job that sends a group. When a donor is lost, the caller of the jobs takes care of the group.
+    /// Starts a job that sends a group. If a donor is lost, the caller of the jobs handles the
+    /// group.
     pub fn spawn_send(&mut self, job: impl Future<Output = Result<(), DonorLost>> + Send + 'static) {
         self.spawned.push(Job::Send(Box::pin(job)));
     }
 
-    /// Time has gone on.
+    /// Wakes the jobs that wait for the next tick.
     pub fn tick(&mut self) {
         self.ticks += 1;
         self.ready.append(&mut self.tick_watchers);
     }
 
-    /// Is no operation on its way?
+    /// Returns whether no operation is in flight.
     pub fn is_quiet(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Has this donor still something to answer?
+    /// Returns whether this donor still owes an answer.
     pub fn is_asked(&self, donor: DonorId) -> bool {
         self.asked.values().any(|asked| asked.donor == donor)
     }
 
-    /// Changes of units that were not answered since `before_ns`.
+    /// Lists changes of units sent before `before_ns` and not answered yet.
     pub fn overdue(&self, before_ns: u64) -> Vec<(u64, Asked)> {
         let is_overdue = |asked: &Asked| asked.may_expire && !asked.expired && asked.asked_ns < before_ns;
         let mut overdue: Vec<_> =
             self.asked.iter().filter(|(_, asked)| is_overdue(asked)).map(|(&ticket, &asked)| (ticket, asked)).collect();
-        // In the same order in every life.
+        // Sorted, so that every run has the same order.
         overdue.sort_unstable_by_key(|&(ticket, _)| ticket);
         overdue
     }
 
-    /// The operation that a ticket belongs to, when its answer comes in.
+    /// Takes the operation that a ticket belongs to, when its answer comes in.
     pub fn take_asked(&mut self, ticket: u64) -> Option<Asked> {
         self.asked.remove(&ticket)
     }
 
-    /// The job of this operation goes on without its answer.
+    /// Lets the job of this operation go on without its answer.
     pub fn expire(&mut self, ticket: u64) {
         if let Some(asked) = self.asked.get_mut(&ticket) {
             asked.expired = true;
         }
     }
 
-    /// Answers that no job has taken.
+    /// Number of answers that no job has taken.
     #[cfg(test)]
     pub fn untaken(&self) -> usize {
         self.answers.len()
     }
 
-    /// An answer came in.
+    /// Takes an answer that came in.
     pub fn answer(&mut self, ticket: u64, answer: Answer) {
         if let Some(job) = self.waiting.remove(&ticket) {
             self.ready.push(job);

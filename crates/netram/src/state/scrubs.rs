@@ -1,32 +1,32 @@
-//! The progress of scrubs: what is asked for, what is under way, when the last one ended.
+//! The progress of scrubs: what was asked for, what is running, and when the last one ended.
 //!
-//! Owns: [`Scrubs`]. Rules: one scrub at a time. One that somebody asked for begins at once and goes on beside requests; one
-//! that is due by time takes a step in idle gaps only. Open groups are sealed first: what they hold on donors is looked at, too.
-//! Groups written since are left out. Left out: looking at
-//! groups (`scrub`).
+//! Owns: [`Scrubs`]. Rules: one scrub at a time. A requested scrub begins at once and runs beside
+//! requests. A scrub that is due by time takes steps only in idle gaps. Open groups are sealed
+//! first, because their contents on donors are checked, too. Groups written since then are left
+//! out. Left out: checking groups (`scrub`).
 
 use crate::state::State;
 
-/// Time between two scrubs that nobody asked for (ns): a day.
+/// Time between two scrubs that were not requested (ns): a day.
 const EVERY_NS: u64 = 86_400_000_000_000;
 
 #[derive(Default)]
 pub(crate) struct Scrubs {
     running: Option<Running>,
     asked: bool,
-    /// When the last one ended, or the disk was opened.
+    /// When the last scrub ended, or the disk was opened (ns).
     last_ns: u64,
     completed: u64,
-    /// What the last one found.
+    /// Damaged blocks that the last scrub found.
     found: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Running {
     asked: bool,
-    /// Open groups are sealed.
+    /// Open groups have been sealed.
     closed: bool,
-    /// Place of the next group, and behind the last one.
+    /// Place of the next group, and the end of the range.
     next: u32,
     end: u32,
     /// Damaged blocks known when it began.
@@ -34,29 +34,29 @@ struct Running {
 }
 
 impl Scrubs {
-    /// The disk is being opened.
+    /// Starts counting time when the disk is opened.
     pub fn opened(now_ns: u64) -> Scrubs {
         Scrubs { last_ns: now_ns, ..Scrubs::default() }
     }
 
-    /// Somebody wants one now. False if that is under way already.
+    /// Requests a scrub now. Returns false if a requested one is already under way.
     pub fn ask(&mut self) -> bool {
         let is_new = !self.asked && !self.running.is_some_and(|running| running.asked);
         self.asked = true;
         is_new
     }
 
-    /// Groups that were looked at, and all of them, of the one under way.
+    /// Progress of the running scrub: groups examined, and all groups.
     pub fn progress(&self) -> Option<(u64, u64)> {
         self.running.map(|running| (running.next.into(), if running.closed { running.end.into() } else { 0 }))
     }
 
-    /// How many have ended.
+    /// Number of scrubs that have ended.
     pub fn completed(&self) -> u64 {
         self.completed
     }
 
-    /// When the last one ended, and what it found; of those completed since the disk was opened.
+    /// When the last scrub since opening ended, and how many damaged blocks it found.
     pub fn last(&self) -> Option<(u64, u64)> {
         (self.completed > 0).then_some((self.last_ns, self.found))
     }
@@ -69,14 +69,14 @@ impl Scrubs {
 /// A step of a scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Open groups are to be sealed.
+    /// Seal the open groups.
     Close,
-    /// The group at this place is to be looked at.
+    /// Check the group at this place.
     Look(u32),
 }
 
 impl State {
-    /// The next step, if one is due.
+    /// Returns the next step, if one is due.
     pub fn next_to_scrub(&mut self) -> Option<Step> {
         if !self.ready || self.failure.is_some() {
             return None;

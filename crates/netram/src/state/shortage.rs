@@ -1,13 +1,14 @@
-//! The shortage of room, and the state of the work against it.
+//! The shortage of room, and the state of the work to relieve it.
 //!
-//! Owns: [`Shortage`] and [`Leveling`]. Rules: *stuck* means that there is no room and nothing on its way that would
-//! make some, or none but units that are free after a while; whatever may make room ends that. Left out: making room (`clean`, `stuck`, `level`).
+//! Owns: [`Shortage`] and [`Leveling`]. Rules: *stuck* means that there is no room and nothing in
+//! progress that would make some, or only units that will be free after a while. Anything that may
+//! make room ends it. Left out: making room (`clean`, `stuck`, `level`).
 
 /// The next step for jobs that wait for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Nothing,
-    /// The job may have got room since: it is asked once more.
+    /// The job may have room by now: ask it once more.
     AskAgain,
     Room,
 }
@@ -21,16 +22,16 @@ enum Stuck {
 }
 
 pub(crate) struct Shortage {
-    /// A job found no room since this was last cleared.
+    /// A job has found no room since this was last cleared.
     wanted: bool,
-    /// Jobs that wait for room were asked again, with nothing on its way.
+    /// Jobs that wait for room were asked again while nothing was in flight.
     asked: bool,
     narrow: bool,
     stuck: Stuck,
-    /// Groups that the cleaner empties.
+    /// Groups that the cleaner is emptying.
     victims: Vec<u32>,
     cleaned_in_vain: usize,
-    /// Blocks that the donors that are there can hold.
+    /// Blocks that the present donors can hold.
     room_blocks: u64,
 }
 
@@ -49,12 +50,12 @@ impl Default for Shortage {
 }
 
 impl Shortage {
-    /// A job found no room.
+    /// Records that a job found no room.
     pub fn want(&mut self) {
         self.wanted = true;
     }
 
-    /// The next step for jobs that want room; `quiet`: nothing is on its way.
+    /// Returns the next step for jobs that want room. `quiet`: nothing is in flight.
     pub fn next(&mut self, quiet: bool) -> Wanted {
         let asked = std::mem::take(&mut self.asked);
         if !self.wanted || self.stuck != Stuck::No || !quiet {
@@ -65,37 +66,38 @@ impl Shortage {
         if asked { Wanted::Room } else { Wanted::AskAgain }
     }
 
-    /// Are requests to be told that there is no room?
+    /// Returns whether requests must be told that there is no room.
     pub fn is_stuck(&self) -> bool {
         self.stuck == Stuck::Yes
     }
 
-    /// There is no room, and nothing on its way that would make some.
+    /// Records that there is no room, and nothing in progress that would make some.
     pub fn give_up(&mut self) {
         self.stuck = Stuck::Yes;
     }
 
-    /// There is no room now, but units in quarantine will be free after a while.
+    /// Records that there is no room now, but that units in quarantine will be free after a while.
     pub fn wait_for_units(&mut self) {
         self.stuck = Stuck::ForNow;
     }
 
-    /// A unit is free.
+    /// Records that a unit is free.
     pub fn has_unit(&mut self) {
         self.stuck = Stuck::No;
     }
 
-    /// Something has changed that may make room; what cleaning itself frees does not count.
+    /// Records a change that may make room. What cleaning itself frees does not count.
     pub fn may_have_room(&mut self) {
         (self.stuck, self.cleaned_in_vain) = (Stuck::No, 0);
     }
 
-    /// A request got room.
+    /// Records that a request got room.
     pub fn got_room(&mut self) {
         self.cleaned_in_vain = 0;
     }
 
-    /// New groups go to the donors that have room, however few: nothing else would make some.
+    /// Returns whether new groups go to the donors that have room, however few, because nothing
+    /// else would make room.
     pub fn is_narrow(&self) -> bool {
         self.narrow
     }
@@ -104,12 +106,12 @@ impl Shortage {
         self.narrow = narrow;
     }
 
-    /// Groups that the cleaner empties.
+    /// Groups that the cleaner is emptying.
     pub fn victims(&self) -> &[u32] {
         &self.victims
     }
 
-    /// The cleaner empties a group. [`Shortage::cleaned`] must follow.
+    /// Records that the cleaner empties a group. [`Shortage::cleaned`] must follow.
     pub fn cleans(&mut self, victim: u32) {
         self.victims.push(victim);
         self.cleaned_in_vain += 1;
@@ -119,12 +121,12 @@ impl Shortage {
         self.victims.retain(|&other| other != victim);
     }
 
-    /// Groups cleaned since a request got room, or something changed for the better.
+    /// Number of groups cleaned since a request got room or something improved.
     pub fn cleaned_in_vain(&self) -> usize {
         self.cleaned_in_vain
     }
 
-    /// Blocks that the donors that are there can hold.
+    /// Number of blocks that the present donors can hold.
     pub fn room_blocks(&self) -> u64 {
         self.room_blocks
     }
@@ -134,7 +136,7 @@ impl Shortage {
     }
 }
 
-/// Where the next unit to move for evenness is looked for, and when.
+/// Where and when to search for the next unit to move from a full donor to an empty one.
 #[derive(Default)]
 pub(crate) struct Leveling {
     from: u32,
@@ -150,12 +152,12 @@ impl Leveling {
         self.at_ns = at_ns;
     }
 
-    /// A unit that could not be moved may be movable now.
+    /// Allows the next search at once: a unit that could not be moved may be movable now.
     pub fn try_now(&mut self) {
         self.at_ns = 0;
     }
 
-    /// The place of the group after the last one that was moved.
+    /// Place of the group after the last one that a unit was moved from.
     pub fn from(&self) -> u32 {
         self.from
     }

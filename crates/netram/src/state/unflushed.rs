@@ -1,22 +1,23 @@
-//! A flush that failed, until one that came later has ended.
+//! A failed flush, until a later one has succeeded.
 //!
-//! Owns: [`Unflushed`]. A disk that drops what it could not write must refuse everything after a failed flush: a later
-//! one would end well without it. Here nothing is dropped: what is not safe stays in memory, and a flush waits for all
-//! of it, so one that ends later covers what the failed one was to cover. Rules: only a flush that somebody asked for
-//! counts; the first failure is told until a flush with a target as high has ended. Left out: trying again (`reflush`).
+//! Owns: [`Unflushed`]. A disk that drops what it could not write must refuse everything after a
+//! failed flush, because a later flush would succeed without it. Here nothing is dropped: what is
+//! not safe stays in memory, and a flush waits for all of it. So a later flush that succeeds covers
+//! what the failed one had to cover. Rules: only requested flushes count. The first failure is
+//! reported until a flush with a target as high has succeeded. Left out: trying again (`reflush`).
 
 use crate::api::DiskError;
 use crate::planted::{Bug, is_planted};
 
-/// Between two tries (ns).
+/// Time between two attempts (ns).
 const AGAIN_NS: u64 = 1_000_000_000;
 
-/// The first of the flushes that failed and were not made good since.
+/// The first failed flush that has not been made good since.
 #[derive(Clone, Debug)]
 struct Failed {
     since_ns: u64,
     why: DiskError,
-    /// Below this sequence everything was to be safe.
+    /// Everything below this sequence had to be safe.
     target: u64,
     again_ns: u64,
 }
@@ -25,7 +26,7 @@ struct Failed {
 pub(crate) struct Unflushed(Option<Failed>);
 
 impl Unflushed {
-    /// A flush that somebody asked for has failed.
+    /// Records that a requested flush failed.
     pub fn failed(&mut self, target: u64, why: &DiskError, now_ns: u64) {
         let first = || Failed { since_ns: now_ns, why: why.clone(), target, again_ns: 0 };
         let failed = self.0.get_or_insert_with(first);
@@ -33,17 +34,17 @@ impl Unflushed {
         failed.again_ns = now_ns + AGAIN_NS;
     }
 
-    /// A flush has ended: everything below this sequence is safe.
+    /// Records a successful flush: everything below this sequence is safe.
     pub fn flushed(&mut self, target: u64) {
         self.0.take_if(|failed| failed.target <= target);
     }
 
-    /// Was a failed flush to cover as much?
+    /// Returns whether a failed flush had to cover as much.
     pub fn covers(&self, target: u64) -> bool {
         self.0.as_ref().is_some_and(|failed| target <= failed.target)
     }
 
-    /// A try has ended, however.
+    /// Ends an attempt, whatever its outcome.
     pub fn tried(&mut self, now_ns: u64) {
         self.0.take_if(|_| is_planted(Bug::TriedTold));
         self.0.iter_mut().for_each(|failed| failed.again_ns = now_ns + AGAIN_NS);
@@ -53,7 +54,7 @@ impl Unflushed {
         self.0.as_ref().is_some_and(|failed| now_ns >= failed.again_ns)
     }
 
-    /// Since when, and why.
+    /// Since when a flush has failed (ns), and why.
     pub fn first(&self) -> Option<(u64, &DiskError)> {
         self.0.as_ref().map(|failed| (failed.since_ns, &failed.why))
     }

@@ -1,9 +1,10 @@
-//! Units: where they are on their donors, and what is written when one becomes longer.
+//! Units: where they are on their donors, and what is written when a unit grows.
 //!
-//! Rules: a unit has two slots for its header. A new unit has its header in both; one that grows is written by turns.
-//! The slot of the newest header its donor has stored is never changed by a write: where a write passes over it, it
-//! gets the bytes it has. So a write that is done in part leaves the former version. A write begins at its slot, so
-//! that it is one operation. Left out: when units are written (`write`, `repair`).
+//! Rules: a unit has two header slots. A new unit has its header in both; a unit that grows writes
+//! them alternately. A write never changes the slot of the newest header that its donor has stored:
+//! where it passes over that slot, it writes the bytes that are there. So a write that is done in
+//! part leaves the former version. A write begins at its slot, so that it is one operation. Left
+//! out: when units are written (`write`, `repair`).
 
 use shoal_format::Sums;
 use shoal_format::ram::{GroupId, HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
@@ -12,16 +13,17 @@ use crate::api::DonorOp;
 use crate::planted::{Bug, is_planted};
 use crate::state::place::Member;
 
-/// The slot beside the blocks.
+/// The slot next to the blocks.
 const LAST_SLOT: usize = HEADER_SLOTS - 1;
 /// Bytes of a header that are overwritten to erase it.
 const ERASED_BYTES: usize = 512;
 
-/// The newest header that a unit's donor has stored, and its slot. A unit that is not there yet has none.
+/// The newest header that a unit's donor has stored, and its slot; `None`: the unit is not there
+/// yet.
 #[derive(Clone, Default)]
 pub(crate) struct Head(Option<(usize, Vec<u8>)>);
 
-/// A write of a unit, and what its head is when it is done.
+/// A write of a unit, and its head once the write is done.
 pub(crate) struct Version {
     pub op: DonorOp,
     pub head: Head,
@@ -32,7 +34,7 @@ pub(crate) struct Version {
 pub(crate) struct Shape {
     /// Bytes of a block.
     pub block_bytes: usize,
-    /// Room of one header.
+    /// Bytes of one header slot.
     pub header_bytes: usize,
     /// Blocks of a unit.
     pub rows: usize,
@@ -58,24 +60,25 @@ impl Shape {
         self.unit_at(member.unit) + (self.heads_bytes() + row * self.block_bytes) as u64
     }
 
-    /// Both slots of a unit's header.
+    /// Builds the read of both header slots of a unit.
     pub fn heads_op(self, unit: u32) -> DonorOp {
         DonorOp::Read { at: self.unit_at(unit), len: self.heads_bytes() as u32 }
     }
 
-    /// Makes both headers of a unit count no more.
+    /// Builds the write that erases both headers of a unit, so that they no longer count.
     pub fn erase_op(self, unit: u32) -> DonorOp {
         let bytes = (HEADER_SLOTS - 1) * self.header_bytes + ERASED_BYTES;
         DonorOp::Write { at: self.unit_at(unit), bytes: vec![0; bytes] }
     }
 
-    /// Gives back the memory of an erased unit, except the erased headers: they must stay zero.
+    /// Builds the trim of an erased unit's memory, except the erased headers: they must stay zero.
     pub fn trim_op(self, unit: u32) -> DonorOp {
         let erased = ((HEADER_SLOTS - 1) * self.header_bytes + ERASED_BYTES) as u64;
         DonorOp::Trim { at: self.unit_at(unit) + erased, len: self.unit_bytes() as u64 - erased }
     }
 
-    /// Stores a version of a unit beside the one its donor has; the first one in both slots.
+    /// Builds the write of a unit's version next to the one its donor has. The first version goes
+    /// to both slots.
     pub fn version(self, unit: u32, stored: &Head, header: &UnitHeader, blocks: &[u8]) -> Version {
         let slot = match &stored.0 {
             Some((slot, _)) if *slot < LAST_SLOT || is_planted(Bug::HeaderOverwritten) => LAST_SLOT,
@@ -84,7 +87,7 @@ impl Shape {
         let mut bytes = Vec::with_capacity(self.unit_bytes());
         header.encode(self.header_bytes, &mut bytes);
         let head = bytes.clone();
-        // The blocks are behind the other slot.
+        // The other slot lies between this one and the blocks.
         if slot < LAST_SLOT {
             bytes.extend_from_slice(stored.0.as_ref().map_or(&head, |(_, other)| other));
         }
@@ -93,15 +96,16 @@ impl Shape {
         Version { op: DonorOp::Write { at, bytes }, head: Head(Some((slot, head))) }
     }
 
-    /// Writes a header that lists less than the one its donor has, into one slot after the other.
+    /// Builds the write of a shorter header than the donor has into one slot. The slots are written
+    /// one after the other.
     pub fn cut_op(self, unit: u32, slot: usize, header: &UnitHeader) -> DonorOp {
         let mut bytes = Vec::with_capacity(self.header_bytes);
         header.encode(self.header_bytes, &mut bytes);
         DonorOp::Write { at: self.unit_at(unit) + (slot * self.header_bytes) as u64, bytes }
     }
 
-    /// The header of a unit of a sealed group, from both slots, if it lists all that the group has there: a former
-    /// version does not.
+    /// Returns the header of a unit of a sealed group, from both slots, if it lists everything that
+    /// the group has there. A former version does not.
     pub fn sealed_header(self, bytes: &[u8], id: GroupId, members: &[Member], place: usize) -> Option<UnitHeader> {
         let ours = |header: &UnitHeader| header.group == id && header.member as usize == place;
         let header = UnitHeader::newest(bytes, self.header_bytes, ours)?;

@@ -1,12 +1,14 @@
-//! The units of one donor: which are free, which may be written to, and which are to be erased first.
+//! The units of one donor: which are free, which may be written to, and which must be erased first.
 //!
 //! Owns: [`Units`] and the [`Log`]s of a donor. Rules:
-//! - A unit is in a group, free, or to be erased, and one of these only; which units are in groups, the groups know.
-//! - A unit that was written is erased before it is free again. One that a write may still reach from a dead
-//!   connection is *tainted*: it is not used again before its donor has answered newer requests for `QUARANTINE_NS`. One with a write
-//!   that was not answered in time is tainted until the answer comes. Either is erased once more then.
-//! - While a checkpoint counts, a free unit that opening would not look at is *closed*: it is not taken before a list
-//!   names it.
+//! - A unit is in a group, free, or to be erased, and only one of these. `Groups` knows which units
+//!   are in groups.
+//! - A written unit is erased before it is free again. A unit that a write of a dead connection may
+//!   still reach is *tainted*: it is not used again before its donor has answered newer requests
+//!   for `QUARANTINE_NS`. A unit with a write that was not answered in time is tainted until the
+//!   answer comes. In both cases the unit is erased once more when the taint ends.
+//! - While a checkpoint counts, a free unit that opening would not look at is *closed*: it is not
+//!   taken before a list names it.
 //!
 //! Left out: erasing (`reclaim`), naming units in lists (`window`), making headers shorter (`graft`).
 
@@ -18,19 +20,20 @@ use crate::planted::{Bug, is_planted};
 use crate::state::bits::Bits;
 use crate::state::checkpoints::{NEXT, VALID};
 
-/// Units of a donor that opening will look at, for one checkpoint.
+/// The units of a donor that opening will look at, for one checkpoint.
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     pub number: u64,
-    /// Units that it will look at.
+    /// Units that opening will look at.
     pub open: Bits,
-    /// They are in the log. Before, units that a page speaks of are taken out, and come in again when they are free.
+    /// `open` is in the log. Until then, units that a page describes leave `open`, and return to it
+    /// when they are freed.
     pub listed: bool,
     /// The lists are being written.
     pub writing: bool,
-    /// Pieces of the log, without its end.
+    /// Pieces of the log in use, not counting its end.
     pub used: u32,
-    /// Units that were named since.
+    /// Units named since the checkpoint.
     pub named: u32,
 }
 
@@ -38,59 +41,61 @@ pub(crate) struct Log {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Erase {
     pub unit: u32,
-    /// Lowest sequence of what the header may list.
+    /// Lowest sequence that the header may list.
     pub first_sequence: u64,
 }
 
-/// A server that answers for so long does nothing more for connections that ended before (ns).
+/// A server that has answered for this long carries out nothing more for connections that ended
+/// before (ns).
 const QUARANTINE_NS: u64 = 30_000_000_000;
-/// An answer shows that the server was at work for so long before it (ns).
+/// The longest time before an answer for which the answer proves that the server was working (ns).
 const ANSWER_SHOWS_NS: u64 = 1_000_000_000;
 
 /// Why a unit may not be used again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taint {
-    /// A write of a dead connection may reach it, until the donor has answered for so long (ns, [`Units::answering_ns`]).
+    /// A write of a dead connection may reach the unit until [`Units::answering_ns`] is this high
+    /// (ns).
     until_ns: u64,
-    /// Writes that were not answered in time, nor since.
+    /// Writes that were not answered in time and are still unanswered.
     late: u32,
-    /// It was erased: lowest sequence of what its header listed.
+    /// Lowest sequence that its header listed when it was erased; `None`: not erased yet.
     erased: Option<u64>,
 }
 
 pub(crate) struct Units {
     count: u32,
-    /// Free units that may have memory, the next one to take last.
+    /// Free units that may have memory. The last one is taken next.
     free: VecDeque<u32>,
     /// Free units whose memory was given back.
     blank: Vec<u32>,
-    /// Closed units, with memory and without.
+    /// Closed units, with and without memory.
     closed: VecDeque<u32>,
     closed_blank: Vec<u32>,
     /// For the checkpoint that counts, and for the next one.
     logs: [Option<Log>; 2],
-    /// A list is on its way.
+    /// A list is being written.
     announcing: bool,
     /// Units to be erased, and those being erased.
     erase: VecDeque<Erase>,
     erasing: Vec<Erase>,
-    /// Headers that list more than is known, as they are to be.
+    /// Units whose headers list more than is known, with the shorter headers to write.
     cuts: VecDeque<(u32, UnitHeader)>,
-    /// The unit whose header is being made shorter.
+    /// The unit whose header is being shortened.
     cutting: Option<u32>,
     tainted: HashMap<u32, Taint>,
-    /// For how long the donor has answered while units were in quarantine.
+    /// How long the donor has answered while units were in quarantine.
     answering_ns: u64,
-    /// When that of a unit ends, in order.
+    /// When the quarantine of each unit ends, in order.
     quarantine: VecDeque<(u64, u32)>,
-    /// When that of all units ends: the donor has joined with a past.
+    /// When the quarantine of the whole donor ends: it joined with a past.
     all_until_ns: u64,
     /// Units with changes in flight when the donor went away.
     unknown: HashSet<u32>,
 }
 
 impl Units {
-    /// `count` units without memory, all of them free.
+    /// Starts with `count` units without memory, all of them free.
     pub fn new(count: u32) -> Units {
         Units {
             count,
@@ -116,17 +121,18 @@ impl Units {
         self.count
     }
 
-    /// The donor came back with another size; opening has not looked at its units.
+    /// Sets the size of a donor that came back with another one. Opening has not looked at its
+    /// units yet.
     pub fn set_count(&mut self, count: u32) {
         self.count = count;
     }
 
-    /// The disk has no interest in them any more.
+    /// Forgets the units, because the disk no longer uses the donor.
     pub fn release(&mut self) {
         *self = Units { count: self.count, announcing: self.announcing, cutting: self.cutting.take(), ..Units::new(0) };
     }
 
-    /// Opening has looked at the donor: which units are free, and which are closed.
+    /// Enters what opening found on the donor: which units are free, and which are closed.
     pub fn found(&mut self, is_free: impl Fn(u32) -> bool, is_closed: impl Fn(u32) -> bool) {
         self.blank = Vec::new();
         self.closed_blank = Vec::new();
@@ -142,7 +148,7 @@ impl Units {
         self.free.len() + self.blank.len()
     }
 
-    /// Free units, also those that a list must name first.
+    /// Counts all free units, including those that a list must name first.
     pub fn free(&self) -> usize {
         self.open() + self.closed.len() + self.closed_blank.len()
     }
@@ -152,18 +158,18 @@ impl Units {
         self.free() + self.erase.len() + self.erasing.len()
     }
 
-    /// All that are not in a group, for audits.
+    /// Lists all units that are in no group, for audits.
     pub fn unused(&self) -> impl Iterator<Item = u32> {
         let free = self.free.iter().chain(&self.blank).chain(&self.closed).chain(&self.closed_blank);
         free.copied().chain(self.erase.iter().chain(&self.erasing).map(|erase| erase.unit))
     }
 
-    /// A free unit, rather one with memory.
+    /// Takes a free unit, preferably one with memory.
     pub fn take(&mut self) -> Option<u32> {
         self.free.pop_back().or_else(|| self.blank.pop())
     }
 
-    /// A unit that nothing is left of is free.
+    /// Frees a unit that holds nothing any more.
     pub fn put_free(&mut self, unit: u32, has_memory: bool) {
         let mut open = true;
         for log in self.logs() {
@@ -180,12 +186,12 @@ impl Units {
         }
     }
 
-    /// Is there a free unit with memory?
+    /// Returns whether there is a free unit with memory.
     pub fn can_trim(&self) -> bool {
         !self.free.is_empty() || !self.closed.is_empty()
     }
 
-    /// A free unit with memory, the last one that would be taken.
+    /// Takes the free unit with memory that [`Units::take`] would take last.
     pub fn take_to_trim(&mut self) -> Option<u32> {
         self.free.pop_front().or_else(|| self.closed.pop_front())
     }
@@ -205,27 +211,28 @@ impl Units {
         self.logs[which] = Some(log);
     }
 
-    /// The logs of the checkpoint that counts, and of the one that is being made.
+    /// Returns the logs of the checkpoint that counts and of the one being made.
     pub fn logs(&mut self) -> impl Iterator<Item = &mut Log> {
         self.logs.iter_mut().flatten()
     }
 
-    /// Number and pieces of each log that names units already.
+    /// Returns the number and pieces of each log that already names units.
     pub fn listed(&self) -> Vec<(u64, u32)> {
         self.logs.iter().flatten().filter(|log| log.listed).map(|log| (log.number, log.used)).collect()
     }
 
-    /// Are the lists of a round being written?
+    /// Returns whether the lists of a round are being written.
     pub fn is_listing(&self) -> bool {
         self.logs.iter().flatten().any(|log| log.writing)
     }
 
-    /// A checkpoint is over. [`Units::reopen`] opens units that were closed for it.
+    /// Drops the log of a checkpoint that has ended. [`Units::reopen`] opens the units closed for
+    /// it.
     pub fn end_log(&mut self, which: usize) {
         self.logs[which] = None;
     }
 
-    /// The next checkpoint counts.
+    /// Makes the next checkpoint the one that counts.
     pub fn log_counts(&mut self) {
         self.logs[VALID] = self.logs[NEXT].take();
         self.reopen();
@@ -251,8 +258,8 @@ impl Units {
         }
     }
 
-    /// The next log begins to be written: it names all units that no page speaks of, but closed ones. `None`: there
-    /// is no log.
+    /// Begins to write the next log. Returns the units it names: all that no page describes, except
+    /// closed ones. `None`: there is no log.
     pub fn begin_lists(&mut self) -> Option<Vec<u32>> {
         let log = self.logs[NEXT].as_mut()?;
         self.closed.iter().chain(&self.closed_blank).for_each(|&unit| log.open.set(unit as usize, false));
@@ -264,12 +271,13 @@ impl Units {
         !self.closed.is_empty() || !self.closed_blank.is_empty()
     }
 
-    /// A list is on its way.
+    /// Returns whether a list is being written.
     pub fn is_announcing(&self) -> bool {
         self.announcing
     }
 
-    /// Takes closed units to name them in a list, and whether each has memory. [`Units::announced`] must follow.
+    /// Takes closed units to name in a list, each with whether it has memory. [`Units::announced`]
+    /// must follow.
     pub fn announce(&mut self, most: usize) -> Vec<(u32, bool)> {
         self.announcing = true;
         let mut units = Vec::with_capacity(most);
@@ -287,7 +295,7 @@ impl Units {
         self.announcing = false;
     }
 
-    /// Opening looks at everything: there is no checkpoint.
+    /// Drops logs and closed units: without a checkpoint, opening looks at everything.
     pub fn forget_logs(&mut self) {
         self.logs = [None, None];
         self.closed.clear();
@@ -295,14 +303,15 @@ impl Units {
     }
 }
 
-/// Units to be erased, and headers to be made shorter.
+/// Units to erase, and headers to shorten.
 impl Units {
-    /// A unit that may have a header is erased, and free then.
+    /// Queues a unit that may have a header to be erased and then freed.
     pub fn erase_later(&mut self, unit: u32, first_sequence: u64) {
         self.erase.push_back(Erase { unit, first_sequence });
     }
 
-    /// The next unit to erase, if less than `most` are being erased. [`Units::erased`] must follow.
+    /// Takes the next unit to erase, if fewer than `most` are being erased. [`Units::erased`] must
+    /// follow.
     pub fn next_erase(&mut self, most: usize) -> Option<Erase> {
         if self.erasing.len() >= most {
             return None;
@@ -313,7 +322,8 @@ impl Units {
         Some(erase)
     }
 
-    /// A unit was erased, or the donor did not do it. `None`: that is of no interest any more; else whether it is free.
+    /// Ends the erasure of a unit; `done`: the donor did it. Returns whether the unit is free, or
+    /// `None` if the erasure no longer matters.
     pub fn erased(&mut self, unit: u32, done: bool) -> Option<bool> {
         let place = self.erasing.iter().position(|erase| erase.unit == unit)?;
         let erase = self.erasing.swap_remove(place);
@@ -328,38 +338,39 @@ impl Units {
         Some(false)
     }
 
-    /// Is nothing to be erased?
+    /// Returns whether nothing is left to erase.
     pub fn is_erased(&self) -> bool {
         self.erase.is_empty() && self.erasing.is_empty()
     }
 
-    /// Lowest sequence of what units list that are still to be erased; `u64::MAX`: none.
+    /// Lowest sequence listed by units that are still to be erased; `u64::MAX`: none.
     pub fn erasing_sequence(&self) -> u64 {
         let pending = self.erase.iter().chain(&self.erasing).map(|erase| erase.first_sequence);
         pending.min().unwrap_or(u64::MAX)
     }
 
-    /// The same of units that a late write could bring back.
+    /// Lowest sequence listed by erased units that a late write could bring back; `u64::MAX`: none.
     pub fn tainted_sequence(&self) -> u64 {
         self.tainted.values().filter_map(|taint| taint.erased).min().unwrap_or(u64::MAX)
     }
 
-    /// A unit's header is to be made shorter.
+    /// Queues a unit whose header must be shortened.
     pub fn cut_later(&mut self, unit: u32, header: UnitHeader) {
         self.cuts.push_back((unit, header));
     }
 
-    /// The next header to make shorter.
+    /// Returns the next header to shorten.
     pub fn next_cut(&self) -> Option<&(u32, UnitHeader)> {
         self.cuts.front()
     }
 
-    /// That unit has been freed.
+    /// Drops the next header to shorten: its unit has been freed.
     pub fn drop_cut(&mut self) {
         self.cuts.pop_front();
     }
 
-    /// The header is being made shorter: the unit is not erased meanwhile, or the header would be there again.
+    /// Begins to shorten a header. The unit is not erased meanwhile, or the write would bring the
+    /// header back.
     pub fn begin_cut(&mut self, unit: u32) {
         self.cutting = Some(unit);
     }
@@ -374,7 +385,7 @@ impl Units {
 
 /// Units that late writes may reach.
 impl Units {
-    /// A write to these units may still be carried out.
+    /// Taints units: a write to them may still be carried out.
     pub fn taint(&mut self, units: impl IntoIterator<Item = u32>) {
         let until_ns = self.answering_ns + if is_planted(Bug::QuarantineShort) { 0 } else { QUARANTINE_NS };
         for unit in units {
@@ -383,7 +394,8 @@ impl Units {
         }
     }
 
-    /// The donor has answered, so long after its last answer. True if units are not tainted any more.
+    /// Counts an answer of the donor, `after_ns` after its previous one. Returns whether a
+    /// quarantine has ended.
     pub fn answers(&mut self, after_ns: u64) -> bool {
         if !self.is_quarantined() {
             return false;
@@ -396,12 +408,13 @@ impl Units {
         !over.is_empty() || were_all != self.are_all_quarantined()
     }
 
-    /// A write of a former connection may still be carried out, anywhere.
+    /// Taints the whole donor: a write of a former connection may still be carried out anywhere on
+    /// it.
     pub fn taint_all(&mut self) {
         self.all_until_ns = self.answering_ns + if is_planted(Bug::PastForgotten) { 0 } else { QUARANTINE_NS };
     }
 
-    /// Is the end of a quarantine waited for?
+    /// Returns whether a quarantine is running.
     pub fn is_quarantined(&self) -> bool {
         !self.quarantine.is_empty() || self.are_all_quarantined()
     }
@@ -410,7 +423,7 @@ impl Units {
         self.answering_ns < self.all_until_ns
     }
 
-    /// If no late write reaches the unit any more, it is as others are.
+    /// Ends a unit's taint if no late write can reach it any more.
     fn end_taint(&mut self, unit: u32) {
         let is_over = |taint: &Taint| taint.late == 0 && taint.until_ns <= self.answering_ns;
         if !self.tainted.get(&unit).is_some_and(is_over) {
@@ -421,7 +434,7 @@ impl Units {
         erased.into_iter().for_each(|first_sequence| self.erase_later(unit, first_sequence));
     }
 
-    /// A write to this unit was not answered in time.
+    /// Taints a unit because a write to it was not answered in time.
     pub fn is_late(&mut self, unit: u32) {
         if is_planted(Bug::LateReused) {
             return;
@@ -429,7 +442,7 @@ impl Units {
         self.tainted.entry(unit).or_default().late += 1;
     }
 
-    /// Such a write was answered after all: it has no more effect.
+    /// Counts the answer to a late write, which can have no more effect.
     pub fn late_answer(&mut self, unit: u32) {
         let Some(taint) = self.tainted.get_mut(&unit) else { return };
         taint.late = taint.late.saturating_sub(1);
@@ -444,12 +457,13 @@ impl Units {
         self.tainted.len() as u64
     }
 
-    /// The donor went away with a write to this unit in flight.
+    /// Records that the donor went away while a write to this unit was in flight.
     pub fn loses_sight(&mut self, unit: Option<u32>) {
         self.unknown.extend(unit);
     }
 
-    /// The donor is back. `taints`: writes that were in flight may still be carried out.
+    /// Takes note that the donor is back. `taints`: writes that were in flight may still be carried
+    /// out.
     pub fn is_back(&mut self, taints: bool) {
         let unknown = std::mem::take(&mut self.unknown);
         if taints {
@@ -457,12 +471,12 @@ impl Units {
         }
     }
 
-    /// Can no late write reach this unit?
+    /// Returns whether no late write can reach this unit.
     pub fn is_sure(&self, unit: u32) -> bool {
         !self.are_all_quarantined() && !self.tainted.contains_key(&unit) && !self.unknown.contains(&unit)
     }
 
-    /// Can no late write reach the bytes behind the units?
+    /// Returns whether no late write can reach the bytes behind the units.
     pub fn is_sure_behind(&self) -> bool {
         !self.are_all_quarantined() && !self.tainted.keys().chain(&self.unknown).any(|&unit| unit >= self.count)
     }

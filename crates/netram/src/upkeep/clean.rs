@@ -1,10 +1,12 @@
-//! Cleaning: live blocks of half-dead groups go into new ones, and the units of dead groups become free.
+//! Cleaning: live blocks of half-dead groups move to new ones, and the units of dead groups become
+//! free.
 //!
-//! Rules: the group with the fewest live blocks first ("most redundant first"). In an idle gap one group after the
-//! other, so that cleaning can stop between two; when room is short several at once, because each waits for donors
-//! four times, but only as many as the room that is kept for cleaning can take: half-emptied groups give no room. A
-//! dead group is freed when everything that took its blocks' place is safe; its headers are erased before its units
-//! are taken again. Left out: which donor takes the new group (`state`).
+//! Rules: the group with the fewest live blocks comes first ("most redundant first"). In an idle
+//! gap groups are cleaned one after the other, so that cleaning can stop between two. When room is
+//! short, several are cleaned at once, because each waits for donors four times; but only as many
+//! as the room kept for cleaning can take, because half-emptied groups free nothing. A dead group
+//! is freed when all successors of its blocks are safe. Its headers are erased before its units are
+//! taken again. Left out: which donor takes the new group (`state`).
 
 use std::sync::Arc;
 
@@ -15,16 +17,16 @@ use crate::state::room::{GROUPS_AHEAD, NOTE_UNITS, RESERVE_UNITS};
 use crate::task::Core;
 use crate::upkeep::empty::empty;
 
-/// The disk is idle when there was no request for this time (ns).
+/// Time without a request after which the disk is idle (ns).
 const IDLE_NS: u64 = 200_000_000;
 
 impl State {
-    /// Has there been no request for a while?
+    /// Returns whether there has been no request for a while.
     pub fn is_idle(&self) -> bool {
         self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS
     }
 
-    /// The group to clean now, if any.
+    /// Returns the group to clean now, if any.
     fn next_victim(&mut self) -> Option<u32> {
         if !self.ready || self.shortage.is_stuck() {
             return None;
@@ -34,7 +36,7 @@ impl State {
         if self.has_room(1) {
             self.shortage.set_narrow(false);
         }
-        // Blocks that move about without gaining room would do so for ever.
+        // Blocks that move without gaining room would move for ever.
         let in_vain = self.shortage.cleaned_in_vain() > 2 * self.groups.places() as usize + GROUPS_AHEAD;
         let looks = short || (idle && self.groups.has_changed());
         let more = self.shortage.victims().is_empty()
@@ -43,7 +45,7 @@ impl State {
             return None;
         }
         let found = self.find_victim(short);
-        // Nothing to find until something dies.
+        // There is nothing to find until something dies.
         if found.is_none() && !short {
             self.groups.is_searched();
         }
@@ -56,12 +58,13 @@ impl State {
         let gains = || half_dead().next().filter(|&(live, _)| self.gives_a_group(live, half_dead(), &capacity));
         let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
         if short {
-            // The dead groups are enough; they are freed when the blocks that took the places of theirs are safe.
+            // The dead groups are enough. They are freed when the successors of their blocks are
+            // safe.
             let dies = |&(_, index): &(u64, u32)| !self.groups[index].is_held();
             if self.groups.dying().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
                 return None;
             }
-            // Before anybody has to wait, only where it pays.
+            // Before a writer has to wait, clean only where it pays.
             let found = gains().filter(|found| pays(found) || !self.has_room(1));
             let found = found.filter(|&(live, _)| self.shortage.victims().is_empty() || self.fits_beside_victims(live));
             return found.map(|(_, victim)| victim);
@@ -69,9 +72,9 @@ impl State {
         gains().filter(pays).map(|(_, victim)| victim)
     }
 
-    /// May a group with so many live blocks be emptied beside others? There must be room for all that moves, without
-    /// units that writers may take, and without one that repair may need; and all of them together must give more
-    /// groups than they take.
+    /// Returns whether a group with this many live blocks may be emptied beside others. There must
+    /// be room for everything that moves, without units that writers may take and without one that
+    /// repair may need. All groups together must free more groups than they take.
     fn fits_beside_victims(&self, live: u32) -> bool {
         let width = (self.plan.data + self.plan.parity).min(self.takers());
         let slots = (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
@@ -82,7 +85,7 @@ impl State {
         taken <= kept && taken <= self.shortage.victims().len()
     }
 
-    /// Blocks that the cleaner's open group can still take.
+    /// Number of blocks that the cleaner's open group can still take.
     fn room_in_cleaning(&self) -> u32 {
         let Some(index) = self.open.cleaners() else { return 0 };
         let group = &self.groups[index];
@@ -90,8 +93,9 @@ impl State {
         group.memory().map_or(0, |memory| (group.data() * self.plan.buffer - taken(memory)) as u32)
     }
 
-    /// Would cleaning make room in the end? Not if all dead blocks together are less than a new group, unless the
-    /// next victim's live ones fit into the cleaner's open group: they would move about for ever.
+    /// Returns whether cleaning would make room in the end. It would not if all dead blocks
+    /// together are less than a new group: live blocks would move for ever. Exception: the next
+    /// victim's live blocks fit into the cleaner's open group.
     fn gives_a_group(
         &self,
         live: u32,
@@ -104,7 +108,7 @@ impl State {
         }
         let wanted = (self.width(NOTE_UNITS).saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
         if wanted == 0 {
-            // No group can be opened now. When one can, it is asked again whether that pays.
+            // No group can be opened now. Once one can, this is checked again.
             return false;
         }
         let mut dead = room;
@@ -115,7 +119,7 @@ impl State {
     }
 }
 
-/// Runs as long as the disk.
+/// Cleans groups. Runs as long as the disk.
 pub(crate) async fn cleaner(core: Arc<Core>) {
     loop {
         let cleaning = core.clone();
@@ -138,7 +142,8 @@ async fn clean(core: &Arc<Core>, victim: u32) {
         state.shortage.cleaned(victim);
         state.release(victim);
     }
-    // Lists of trims go where its blocks went: alone in a group they would be the next victim.
+    // Write lists of trims where the group's blocks went: alone in a group they would be the next
+    // victim.
     let _ = write_trims(core).await;
 }
 

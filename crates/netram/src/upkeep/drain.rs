@@ -1,8 +1,9 @@
-//! Emptying a donor that is to leave the disk.
+//! Emptying a donor that must leave the disk.
 //!
-//! Rules: the donor takes nothing new, and its groups are repaired as if it were gone, but with copies. It leaves
-//! when no group has a unit on it and all that moved is safe. Where there is no room the drain is given up, and the
-//! donor stays in use. Left out: moving units (`repair`).
+//! Rules: the donor takes nothing new, and its groups are repaired as if it were gone, except that
+//! its units can be copied. It leaves when no group has a unit on it and everything that moved is
+//! safe. If there is no room, the drain is given up and the donor stays in use. Left out: moving
+//! units (`repair`).
 
 use std::sync::Arc;
 
@@ -19,9 +20,9 @@ use crate::task::{Core, pause};
 use crate::upkeep::repair::FLUSH_AGAIN_NS;
 use crate::upkeep::stuck::give_up_drains;
 
-/// Moves everything off a donor; it is not used any more afterwards.
+/// Moves everything off a donor, which is not used any more afterwards.
 pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
-    // Until the map is there, nothing is known to be on it.
+    // Until the map is complete, nothing is known to be on the donor.
     core.until(|state| state.ready.then_some(())).await;
     if !begin(&core, &mut core.lock(), donor) {
         return;
@@ -34,7 +35,8 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             state.groups.are_on(donor)
         };
         if !left || is_over(&core.lock(), donor) {
-            // One that went away meanwhile is excluded by itself, unless it is back before that.
+            // A donor that went away meanwhile is excluded by the excluder, unless it comes back
+            // first.
             let there = core.until(|state| match state.donors[donor as usize].state {
                 DonorState::Draining => Some(true),
                 DonorState::Missing | DonorState::Returning => None,
@@ -48,10 +50,11 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             }
             continue;
         }
-        // Waits until the queue is through; by then the groups that were in memory are sealed, too.
+        // Wait until the queue has been worked through. By then the groups that were in memory are
+        // sealed, too.
         core.until(|state| (state.repairs.is_through() || is_over(state, donor)).then_some(())).await;
         if core.lock().shortage.is_stuck() {
-            // It was full when the drain began.
+            // The disk was full when the drain began.
             give_up_drains(&mut core.lock());
             return;
         }
@@ -73,11 +76,12 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         state.count_donors();
         op
     };
-    // It is empty already; a failure changes nothing.
+    // The donor is already empty, so a failure changes nothing.
     let _ = erasing.await;
 }
 
-/// From now on the donor takes nothing new; open groups on it are sent as they are. False if it is not in use.
+/// Begins a drain: the donor takes nothing new, and open groups on it are sent as they are. Returns
+/// false if the donor is not in use.
 fn begin(core: &Arc<Core>, state: &mut State, donor: DonorId) -> bool {
     if state.donors[donor as usize].state != DonorState::Active {
         return false;
@@ -94,28 +98,30 @@ fn begin(core: &Arc<Core>, state: &mut State, donor: DonorId) -> bool {
     true
 }
 
-/// Is the donor gone for good, or in use again because there was no room anywhere else?
+/// Returns whether the donor is gone for good, or is in use again because there was no room
+/// elsewhere.
 fn is_over(state: &State, donor: DonorId) -> bool {
     let donor = &state.donors[donor as usize];
     donor.is_final() || donor.state == DonorState::Active
 }
 
-/// Waits until nothing that may leave the donor is on its way. `safe_from`: blocks that died before this sequence
-/// were flushed.
+/// Waits until no group that may leave the donor is in progress. `safe_from`: the flush covered
+/// blocks that died before this sequence.
 async fn wait_for_moves(core: &Arc<Core>, donor: DonorId, safe_from: u64) {
     let retries = core.lock().repairs.tries();
     core.until(|state| {
         let on_its_way = state.groups.iter().any(|(_, group)| {
-            // A group that died since then waits for another flush, and there may be no other reason for one.
+            // A group that died since then waits for another flush, which may have no other reason
+            // to come.
             let dies = group.live() == 0 && group.killed() <= safe_from;
             let moves = group.is_in_memory() || group.is_busy() || dies;
             moves && group.is_on(donor)
         });
-        // While one waits for room, more may have to be done for it.
+        // While a group waits for room, more may have to be done to make some.
         if state.repairs.drain_waits() && !state.has_room(1) {
             state.shortage.want();
         }
-        // What could not be moved waits for the next try.
+        // A unit that could not be moved waits for the next try.
         let waits = on_its_way || state.repairs.waits_for_retry(retries);
         (!waits || state.shortage.is_stuck() || is_over(state, donor)).then_some(())
     })

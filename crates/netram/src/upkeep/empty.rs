@@ -1,8 +1,8 @@
-//! Moving the live blocks of a claimed group into others.
+//! Moving the live blocks of a claimed group to other groups.
 //!
-//! Rules: every block is compared with its checksum, and taken from parity if it does not match. What cannot be read
-//! stays where it is. Lists of ranges are not copied: what still counts of them is noted anew. Left out: which group
-//! is emptied (`clean`, `repair`).
+//! Rules: every block is compared with its checksum, and computed from parity if it does not match.
+//! A block that cannot be read stays where it is. Lists of ranges are not copied: ranges that still
+//! count are noted again. Left out: which group is emptied (`clean`, `repair`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,11 +18,12 @@ use crate::state::place::Location;
 use crate::state::unit::Shape;
 use crate::task::{Core, Op};
 
-/// Moves the live blocks of a claimed group into the cleaner's cache. What cannot be read stays where it is.
+/// Moves the live blocks of a claimed group into the cleaner's cache. Blocks that cannot be read
+/// stay where they are.
 pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
     let before = core.lock().groups[index].live();
     let lists = entries(core, index).await;
-    // All that lives is read at once.
+    // Read all live blocks at once.
     let reads: Vec<(usize, Range<usize>, Op)> = {
         let state = &mut *core.lock();
         let mut runs = Vec::new();
@@ -87,7 +88,8 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
         if !state.lives(entry.block, at) {
             return;
         }
-        // A list that cannot be decoded says nothing; a range older than every copy has nothing left to hide.
+        // A list that cannot be decoded says nothing. A range older than every copy has nothing
+        // left to hide.
         let mut ranges = ram::decode_trimmed(bytes).unwrap_or_default();
         let oldest = if is_planted(Bug::TrimDropped) { u64::MAX } else { state.oldest_sequence() };
         ranges.retain(|range| oldest < range.sequence);
@@ -114,7 +116,7 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
     }
 }
 
-/// The entries of the data units of a group, as its headers list them.
+/// Returns the entries of a group's data units as its headers list them.
 pub(crate) async fn entries(core: &Arc<Core>, index: u32) -> Vec<Vec<UnitEntry>> {
     let (data, members) = {
         let state = core.lock();

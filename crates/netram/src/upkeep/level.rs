@@ -1,7 +1,8 @@
-//! Evening out donors of which one is full while another is empty.
+//! Levelling: moving units from a full donor to an empty one.
 //!
-//! Rules: one unit at a time moves from the fullest donor to the emptiest, and only when room is short. What could
-//! not be moved is left for a while. Left out: moving a unit (`repair`), how much room there is (`state::room`).
+//! Rules: one unit at a time moves from the fullest donor to the emptiest, and only when room is
+//! short. A unit that could not be moved is left for a while. Left out: moving a unit (`repair`),
+//! how much room there is (`state::room`).
 
 use std::sync::Arc;
 
@@ -13,25 +14,26 @@ use crate::state::room::GROUPS_AHEAD;
 use crate::task::Core;
 use crate::upkeep::repair;
 
-/// Donors whose free units differ by less are even.
+/// Donors whose free units differ by less than this are level.
 const UNEVEN_UNITS: usize = 16;
 
-/// The same where a job waits for room and there is none: one move more would only turn the difference round.
+/// The same when a job waits for room and there is none. With a smaller difference one more move
+/// would only reverse it.
 const UNEVEN_MIN: usize = 2;
 
-/// When there was no unit to move, the next search begins after this time (ns).
+/// Delay before the next search if no unit could be moved (ns).
 const LOOK_AGAIN_NS: u64 = 1_000_000_000;
 
-/// After a move that failed nothing is moved for this time (ns).
+/// Delay after a failed move (ns).
 const FAILED_NS: u64 = 50_000_000;
 
 impl State {
-    /// The group of which a unit is to move, and the donor it leaves.
+    /// Chooses the group with the unit to move, and the donor that the unit leaves.
     fn next_to_level(&mut self) -> Option<(u32, DonorId)> {
         if !self.ready || !self.leveling.is_due(self.now_ns) || self.has_room(GROUPS_AHEAD) {
             return None;
         }
-        // What is being erased is free soon.
+        // Units being erased will be free soon.
         let room = |donor: &Donor| donor.units.free_soon();
         let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
         let full = there().min_by_key(|&number| room(&self.donors[number]))?;
@@ -50,7 +52,7 @@ impl State {
                 && !needs_repair(self, *index);
             rests && group.is_on(full as DonorId) && !group.is_on(empty as DonorId)
         };
-        // Where the last search ended: the groups before it have been moved.
+        // Begin where the last search ended: the groups before it have been moved.
         let groups = self.groups.places();
         let begin = self.leveling.from().min(groups);
         let found = (begin..groups).chain(0..begin).find(moves);
@@ -63,7 +65,7 @@ impl State {
     }
 }
 
-/// Evens donors out, one unit after the other. Runs as long as the disk.
+/// Levels donors, one unit after the other. Runs as long as the disk.
 pub(crate) async fn leveler(core: Arc<Core>) {
     loop {
         let (index, from) = core

@@ -1,7 +1,9 @@
-//! The bytes of a unit that is to stand elsewhere: copied, or computed from the rest of its group.
+//! The bytes of a unit that must be stored elsewhere: copied, or computed from the rest of its
+//! group.
 //!
-//! Rules: a data unit is compared with the checksums of its blocks, whether it was copied or computed. A parity unit
-//! is always computed, because nothing says what its blocks must be. Left out: where the unit goes (`repair`).
+//! Rules: a data unit is compared with the checksums of its blocks, whether copied or computed. A
+//! parity unit is always computed, because nothing says what its blocks must be. Left out: where
+//! the unit goes (`repair`).
 
 use std::sync::Arc;
 
@@ -15,19 +17,19 @@ use crate::state::place::{Member, Members};
 use crate::state::unit::Shape;
 use crate::task::{Core, Op};
 
-/// Are these the blocks that the list says?
+/// Returns whether the blocks match the checksums in the list.
 fn are_right(list: &[UnitEntry], blocks: &[u8], shape: Shape) -> bool {
     let right = |(entry, block): (&UnitEntry, &[u8])| shape.block_sums.of(block) == entry.sum;
     list.iter().zip(blocks.chunks_exact(shape.block_bytes)).all(right)
 }
 
-/// Reads both headers and all blocks.
+/// Builds the read of both headers and all blocks.
 fn whole_unit(state: &State, member: Member) -> (DonorId, DonorOp) {
     let len = (state.shape.heads_bytes() + member.count as usize * state.shape.block_bytes) as u32;
     (member.donor, DonorOp::Read { at: state.shape.unit_at(member.unit), len })
 }
 
-/// A copy of a data unit, if its blocks are as they were written. A parity unit cannot be copied: nothing says what
+/// Copies a data unit if its blocks are intact. A parity unit cannot be copied: nothing says what
 /// its blocks must be.
 pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
     let (id, data, members, op) = {
@@ -45,7 +47,7 @@ pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(
     right.then(|| (header, blocks.to_vec()))
 }
 
-/// The rest of a group of which a unit is to be computed.
+/// The rest of a group with a unit that must be computed.
 pub(crate) struct Rest {
     pub data: usize,
     pub members: Members,
@@ -55,7 +57,8 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    /// A block that is as it was written. Of a parity unit nothing says what its blocks must be.
+    /// Returns a block if it is intact. Blocks of a parity unit cannot be checked: nothing says
+    /// what they must be.
     pub fn block(&self, unit: usize, row: usize) -> Option<&[u8]> {
         let header = self.headers[unit].as_ref()?;
         let bytes = self.units[unit].as_ref()?.get(self.shape.heads_bytes() + row * self.shape.block_bytes..)?;
@@ -65,7 +68,7 @@ impl Rest {
         (unit >= self.data || header.lists[0].get(row).is_some_and(right)).then_some(bytes)
     }
 
-    /// Enters what of the units that answered is other than was sent.
+    /// Records damage in the units that answered.
     pub fn enter_damage(&self, state: &mut State, index: u32, id: GroupId) {
         for unit in (0..self.data).filter(|&unit| self.headers[unit].is_some()) {
             let rows = 0..self.members[unit].count as usize;
@@ -75,7 +78,7 @@ impl Rest {
         }
     }
 
-    /// The lists of the missing unit's header.
+    /// Returns the lists of the missing unit's header.
     fn lists(&self, place: usize) -> Option<Vec<Vec<UnitEntry>>> {
         // Another parity unit knows what a missing data unit held.
         let known = || self.headers[self.data..].iter().flatten().next().map(|header| header.lists.clone());
@@ -90,7 +93,7 @@ impl Rest {
         all.or_else(known)
     }
 
-    /// The missing unit's block of a row.
+    /// Computes the missing unit's block of a row.
     fn compute(&self, place: usize, row: usize) -> Option<Vec<u8>> {
         let here = |unit: usize| match row < self.members[unit].count as usize {
             true => self.block(unit, row).map(<[u8]>::to_vec),
@@ -115,14 +118,15 @@ impl Rest {
     }
 }
 
-/// Enters what of a unit is on its donor other than it was sent. `header`: what it is to hold.
+/// Records the damaged blocks of a unit. `header`: what the unit must hold.
 pub(crate) async fn look_at_damaged(core: &Arc<Core>, index: u32, place: usize, header: &UnitHeader) {
     let (id, member, op) = {
         let state = &mut *core.lock();
         let (id, member) = (state.groups[index].id, state.groups[index].members[place]);
         (id, member, core.read(state, member, 0..member.count as usize, Purpose::Repair))
     };
-    // Of parity nothing says what its blocks must be; and what is not answered is not known to be damaged.
+    // Parity blocks cannot be checked alone. A unit that does not answer is not known to be
+    // damaged.
     let Some(list) = header.lists.first().filter(|_| !header.is_parity()) else { return };
     let Ok(bytes) = op.await else { return };
     let Shape { block_bytes, block_sums, .. } = core.shape;
@@ -159,7 +163,7 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
         parity: (rest.members.len() - rest.data) as u8,
         lists,
     };
-    // The computed blocks are compared with the checksums of those that were written.
+    // Compare the computed blocks with the checksums of the blocks that were written.
     if place < rest.data {
         let list = &header.lists[0];
         let right = are_right(list, &blocks, rest.shape) || is_planted(Bug::RebuildUnchecked);
@@ -171,7 +175,7 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
     Some((header, blocks))
 }
 
-/// Reads all units of a group but the one at `place`, at the same time.
+/// Reads all units of a group except the one at `place`, at the same time.
 pub(crate) async fn rest(core: &Arc<Core>, index: u32, place: usize) -> Rest {
     let (data, members, shape, id, ops) = {
         let state = &mut *core.lock();

@@ -1,8 +1,8 @@
-//! From dead groups to free units: freeing, erasing, and giving memory back.
+//! Turning dead groups into free units: freeing, erasing, and giving memory back.
 //!
-//! Rules: a dead group is freed when the blocks that took the places of its blocks are safe. Its headers are erased
-//! before its units are free. The memory of free units is given back in idle gaps only. Left out: which units are
-//! free (`state::units`).
+//! Rules: a dead group is freed when the successors of its blocks are safe. Its headers are erased
+//! before its units are free. The memory of free units is given back in idle gaps only. Left out:
+//! which units are free (`state::units`).
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::state::place::Member;
 use crate::state::units::Erase;
 use crate::task::{Core, join};
 
-/// Units erased at the same time on one donor: a large trim frees hundreds of thousands.
+/// Units erased at the same time on one donor: a large trim frees hundreds of thousands of units.
 const ERASES_AT_ONCE: usize = 32;
 
 /// Frees dead groups. Runs as long as the disk.
@@ -39,7 +39,7 @@ pub(crate) async fn reaper(core: Arc<Core>) {
     }
 }
 
-/// The group's units are to be erased, and free then.
+/// Removes a group. Its units are erased and then free.
 fn free(state: &mut State, index: u32) {
     let group = state.remove_group(index);
     for member in group.members.iter().copied() {
@@ -56,7 +56,8 @@ pub(crate) async fn eraser(core: Arc<Core>) {
     loop {
         let batch = core
             .until(|state| {
-                // Before, a checkpoint may count that says otherwise of these units.
+                // Before the disk is ready, a checkpoint may count that says these units are in
+                // use.
                 let is_ready = state.ready || !state.checkpoints.enabled;
                 let now = state.now_ns;
                 let mut batch: Vec<(DonorId, Erase)> = Vec::new();
@@ -97,8 +98,8 @@ impl State {
     }
 }
 
-/// Gives the memory of free units back to the donors, in idle gaps: under load the next groups take these units, and
-/// the donor would have to find new pages for them. Runs as long as the disk.
+/// Gives the memory of free units back to the donors, in idle gaps only: under load the next groups
+/// take these units, and the donor would have to find new pages for them. Runs as long as the disk.
 pub(crate) async fn trimmer(core: Arc<Core>) {
     loop {
         let member = core.until(|state| state.next_to_trim()).await;
@@ -107,14 +108,15 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
             let op = state.shape.trim_op(member.unit);
             core.op(state, member.donor, op, Purpose::Upkeep)
         };
-        // Waited for, because the next write of the unit must not be overtaken.
+        // Wait for the trim: carried out after the unit's next write, it would destroy what was
+        // written.
         let failed = join(vec![trimming]).await;
         let state = &mut *core.lock();
         if failed {
-            // It may be late.
+            // The trim may still be carried out late.
             state.erase_later(member, u64::MAX);
         } else if !state.donors[member.donor as usize].is_final() {
-            // Taken last, after those that have memory.
+            // Units without memory are taken last.
             state.donors[member.donor as usize].units.put_free(member.unit, false);
             state.wake();
         }
@@ -122,7 +124,7 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
 }
 
 impl State {
-    /// A free unit with memory, taken from the free ones.
+    /// Takes a free unit with memory.
     fn next_to_trim(&mut self) -> Option<Member> {
         if !self.ready || !self.is_idle() {
             return None;

@@ -1,16 +1,16 @@
-//! Making good a flush that failed.
+//! Making a failed flush good.
 //!
-//! Rules: as soon as enough donors are there again, and from time to time while they are, everything is flushed, though
-//! nobody asks: what was written before the failed flush would else be safe only after the next one. Late effects of
-//! what was in flight are the fence's and the tainted units' business, as with any other write. Left out: what is told
-//! meanwhile (`state::unflushed`).
+//! Rules: when enough donors are there again, and from time to time while they are, everything is
+//! flushed without a request. Otherwise what was written before the failed flush would be safe only
+//! after the next one. Late effects of operations in flight are handled by the fence and by tainted
+//! units, as with any other write. Left out: what is reported meanwhile (`state::unflushed`).
 
 use std::sync::Arc;
 
 use crate::requests::write::flush;
 use crate::task::Core;
 
-/// Runs as long as the disk.
+/// Flushes after a failed flush. Runs as long as the disk.
 pub(crate) async fn reflusher(core: Arc<Core>) {
     loop {
         core.until(|state| {

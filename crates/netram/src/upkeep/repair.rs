@@ -1,10 +1,12 @@
-//! Restoring redundancy: units of donors that are not there are rebuilt on others, and a donor that is to leave is
-//! emptied.
+//! Restoring redundancy: rebuilding units of absent donors on others, and emptying a donor that
+//! must leave.
 //!
-//! Rules: a unit that is damaged is computed anew. One that is not where it is to stay is, too, or copied. It is put on a donor that holds
-//! nothing else of its group; where there is none, the group's live blocks go into narrower groups. What cannot be had at the
-//! moment stays as it is, and is tried again. Two units of a group never share a donor. Rebuilt blocks are compared
-//! with their checksums. Left out: which donors are there (`membership`), stale donors at opening (`opening::scan`).
+//! Rules: a damaged unit is computed again. A unit that must leave its donor is computed, too, or
+//! copied. It goes to a donor that holds nothing else of its group. If there is none, the group's
+//! live blocks go into narrower groups. What cannot be read at the moment stays as it is and is
+//! tried again. Two units of a group never share a donor. Rebuilt blocks are compared with their
+//! checksums. Left out: which donors are there (`membership`), stale donors at opening
+//! (`opening::scan`).
 
 use std::sync::Arc;
 
@@ -23,12 +25,13 @@ use crate::task::{Core, pause};
 use crate::upkeep::empty::empty;
 use crate::upkeep::rebuild::{copy, look_at_damaged, rebuild};
 
-/// After what time a drain that waits for room looks again (ns).
+/// Delay before a drain that waits for room looks again (ns).
 const ROOM_NS: u64 = 100_000_000;
-/// A flush that failed is tried again after so long (ns).
+/// Delay before a failed flush is tried again (ns).
 pub(crate) const FLUSH_AGAIN_NS: u64 = 1_000_000_000;
 
-/// Flushes when the queue is through: repair is over only when the moved blocks are safe. Runs as long as the disk.
+/// Flushes when the queue has been worked through: repair is over only when the moved blocks are
+/// safe. Runs as long as the disk.
 pub(crate) async fn guardian(core: Arc<Core>) {
     loop {
         core.until(|state| {
@@ -44,13 +47,14 @@ pub(crate) async fn guardian(core: Arc<Core>) {
             }
             state.wake();
         } else if core.lock().now_ns == begun {
-            // With too few donors for long it fails at once: without a pause this would never let go of the engine.
+            // With too few donors for long, a flush fails at once. Without a pause this loop would
+            // never return to the engine.
             pause(&core, FLUSH_AGAIN_NS).await;
         }
     }
 }
 
-/// Works through the queue. Runs as long as the disk.
+/// Repairs the queued groups. Runs as long as the disk.
 pub(crate) async fn repairer(core: Arc<Core>) {
     loop {
         let repairing = core.clone();
@@ -65,7 +69,7 @@ pub(crate) async fn repairer(core: Arc<Core>) {
 }
 
 async fn repair_queued(core: &Arc<Core>, index: u32, id: GroupId) {
-    // Claimed, or freed meanwhile.
+    // Claim the group, unless it was freed meanwhile.
     let ours = core
         .until(|state| {
             let group = &state.groups[index];
@@ -92,27 +96,28 @@ async fn repair_queued(core: &Arc<Core>, index: u32, id: GroupId) {
     state.wake();
 }
 
-/// Moves the unit of a claimed group that is on a donor to another one. False if there was no room, or it could not
-/// be had.
+/// Moves a claimed group's unit from one donor to another. Returns false if there was no room, or
+/// if the unit could not be read.
 pub(crate) async fn move_off(core: &Arc<Core>, index: u32, from: DonorId) -> bool {
     repair(core, index, Some(from)).await;
     let state = core.lock();
     !state.groups[index].is_on(from)
 }
 
-/// A unit that is to leave its donor.
+/// A unit that must leave its donor.
 struct Leaving {
     place: usize,
     member: Member,
-    /// A unit on another donor for it, if there is room.
+    /// A unit for it on another donor, if there is room.
     target: Option<Member>,
     /// The donor is being drained.
     draining: bool,
-    /// The donor stays in use; only this unit leaves it.
+    /// The donor stays in use, and only this unit leaves it.
     moves: bool,
 }
 
-/// Brings a claimed group's units onto donors that count. `from`: it is to leave this one, too, if another has room.
+/// Moves a claimed group's units to donors that keep them. `from`: the unit on this donor moves,
+/// too, if another donor has room.
 async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
     loop {
         let (incomplete, dead) = {
@@ -142,13 +147,13 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
         let Some((header, blocks)) = unit else {
             core.lock().give_back(target);
             if !moves {
-                // Parity cannot give it back: the live blocks of the other units are saved.
+                // Parity cannot restore the unit: save the live blocks of the other units.
                 empty(core, index).await;
             }
             return;
         };
         if core.lock().groups[index].is_damaged_at(place) {
-            // All of it counts, not only what was read.
+            // Check the whole unit, not only the blocks that were read.
             look_at_damaged(core, index, place, &header).await;
         }
         let stored = store(core, target, header, &blocks).await;
@@ -168,7 +173,8 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
     }
 }
 
-/// The first unit of a group that is not to stay where it is. Units that were never used are given back.
+/// Returns the first unit of a group that must leave its donor. Gives back units that were never
+/// used.
 fn next_to_leave(state: &mut State, index: u32, from: Option<DonorId>) -> Option<Leaving> {
     loop {
         let group = &state.groups[index];
@@ -192,7 +198,7 @@ fn next_to_leave(state: &mut State, index: u32, from: Option<DonorId>) -> Option
         } else if !moves {
             members.remove(place);
         }
-        // Nothing is lost while a drain waits: it leaves what cleaning needs.
+        // Nothing is lost while a drain waits, so it leaves what cleaning needs.
         let draining = state.donors[member.donor as usize].state == DonorState::Draining;
         let reserve = if draining { RESERVE_UNITS } else { NOTE_UNITS };
         let target = state.take_unit_beside(&members, reserve);
@@ -200,8 +206,9 @@ fn next_to_leave(state: &mut State, index: u32, from: Option<DonorId>) -> Option
     }
 }
 
-/// Writes a unit to its new place: its blocks first, then its header. Where the former unit is still there, too,
-/// opening must not take this one if it is there in part. False if the donor did not take it.
+/// Writes a unit to its new place: blocks first, then the header. While the former unit still
+/// exists, opening must not choose a new one that is only there in part. Returns false if the donor
+/// did not take it.
 pub(crate) async fn store(core: &Arc<Core>, target: Member, header: UnitHeader, blocks: &[u8]) -> bool {
     let heads;
     let write = {
@@ -223,12 +230,13 @@ pub(crate) async fn store(core: &Arc<Core>, target: Member, header: UnitHeader, 
     write.await.is_ok()
 }
 
-/// Empties a group of a donor that is to leave, if there is room for its blocks beside those of other groups that are
-/// being emptied; else it waits.
+/// Empties a group of a donor that must leave, if there is room for its blocks in addition to those
+/// of other groups that are being emptied. Otherwise the group waits.
 async fn empty_in_turn(core: &Arc<Core>, index: u32) {
     {
         let state = &mut *core.lock();
-        // Its units are free only when its blocks are safe elsewhere, in two narrower groups at most.
+        // Its units are free only when its blocks are safe elsewhere, in at most two narrower
+        // groups.
         let room = match state.repairs.emptied() {
             0 => 1,
             others => 2 * (others + 1),
@@ -237,7 +245,7 @@ async fn empty_in_turn(core: &Arc<Core>, index: u32) {
             let at = state.now_ns + ROOM_NS;
             state.repairs.retry_by(at);
             if state.repairs.drain_wants_room() {
-                // Evening out may make room now that units have moved.
+                // Levelling may make room now that units have moved.
                 state.leveling.try_now();
             }
             state.wake();

@@ -1,8 +1,10 @@
-//! Scrubbing: reading everything, so that damage is found before the next death of a donor makes it a loss.
+//! Scrubbing: reading everything, so that damage is found before the next loss of a donor makes it
+//! permanent.
 //!
-//! Rules: of each sealed group all units are read, with their headers. Data blocks are compared with their checksums, parity
-//! with what it must be; what does not match is entered as damage, and repaired like any other. A unit that does not answer
-//! is not damaged; its donor is asked again, for some seconds. Left out: when (`state::scrubs`), the repair (`repair`).
+//! Rules: all units of each sealed group are read, with their headers. Data blocks are compared
+//! with their checksums, and parity with what it must be. Whatever does not match is recorded as
+//! damage and repaired like any other. A unit that does not answer is not damaged; its donor is
+//! asked again for some seconds. Left out: when to scrub (`state::scrubs`), the repair (`repair`).
 
 use std::sync::Arc;
 
@@ -17,17 +19,18 @@ use crate::upkeep::rebuild::{Rest, rest};
 
 /// Stands for a unit's header among the rows of its group.
 const HEADER_ROW: usize = u8::MAX as usize;
-/// So long open groups are waited for (ns).
+/// How long a scrub waits for open groups to be sealed (ns).
 const CLOSING_NS: u64 = 10_000_000_000;
-/// In place of a member: none is left out.
+/// Stands for a member: none is left out.
 const NONE: usize = usize::MAX;
-/// How often a group is read of which a donor that is there refuses a unit, and after what time (ns); twice as long each time.
+/// How often a group is read again if a present donor refuses a unit, and the first pause (ns),
+/// which doubles each time.
 const TRIES: u32 = 6;
 const AGAIN_NS: u64 = 100_000_000;
 
-/// Runs as long as the disk.
+/// Scrubs the disk when that is due. Runs as long as the disk.
 pub(crate) async fn scrubber(core: Arc<Core>) {
-    // A donor that refuses everything holds the scrub up at one group, not at each.
+    // A donor that refuses everything delays the scrub at one group, not at each.
     let mut most = TRIES;
     loop {
         match core.until(State::next_to_scrub).await {
@@ -38,7 +41,8 @@ pub(crate) async fn scrubber(core: Arc<Core>) {
     }
 }
 
-/// Seals the groups that are being filled, as they are. One that its donors do not take is left to the next scrub.
+/// Seals the groups that are being filled, as they are. A group that its donors do not take is left
+/// to the next scrub.
 async fn close_open(core: &Arc<Core>) {
     let (open, begun) = {
         let state = &mut *core.lock();
@@ -60,8 +64,8 @@ async fn close_open(core: &Arc<Core>) {
     .await;
 }
 
-/// Looks at a group, again where a donor refuses: what was not read may be damaged, and a scrub says that it is not. False if it was
-/// refused at all tries.
+/// Checks a group, and repeats that if a donor refuses: an unread unit may be damaged, and a scrub
+/// must not claim that it is intact. Returns false if every try was refused.
 async fn scrub_in_tries(core: &Arc<Core>, index: u32, most: u32) -> bool {
     for tries in 0..most {
         if scrub(core, index).await {
@@ -72,12 +76,12 @@ async fn scrub_in_tries(core: &Arc<Core>, index: u32, most: u32) -> bool {
     scrub(core, index).await
 }
 
-/// Looks at a group. False if a donor that is there refused to give back a unit.
+/// Checks a group. Returns false if a present donor refused to return a unit.
 async fn scrub(core: &Arc<Core>, index: u32) -> bool {
     let id = {
         let state = &*core.lock();
         let group = &state.groups[index];
-        // What opening found incomplete is repaired anyhow; what is dead is freed.
+        // Groups that opening found incomplete are repaired anyway, and dead ones are freed.
         if !group.exists() || group.is_in_memory() || group.incomplete().is_some() || group.live() == 0 {
             return true;
         }
@@ -87,7 +91,7 @@ async fn scrub(core: &Arc<Core>, index: u32) -> bool {
     let state = &mut *core.lock();
     rest.enter_damage(state, index, id);
     for (unit, member) in rest.members.iter().enumerate() {
-        // It was read, and its header is not what was written.
+        // The unit was read, and its header is not what was written.
         let was_read = rest.units[unit].is_some() || (is_planted(Bug::UnreadDamaged) && member.count > 0);
         if was_read && rest.headers[unit].is_none() {
             state.found_damage(index, id, unit, *member, HEADER_ROW);
@@ -102,7 +106,8 @@ async fn scrub(core: &Arc<Core>, index: u32) -> bool {
     !rest.members.iter().zip(&rest.units).any(is_unread)
 }
 
-/// Rows of parity units that are not what the data say, where all of these are as they were written.
+/// Returns the rows of parity units that do not match the data, in rows whose data blocks are all
+/// intact.
 fn wrong_parity(rest: &Rest) -> Vec<(usize, usize)> {
     let parities = rest.members.len() - rest.data;
     let rows = rest.members.iter().map(|member| member.count as usize).max().unwrap_or(0);

@@ -1,8 +1,10 @@
-//! Last resorts when a job waits for room and nothing is on its way that would make some.
+//! Last resorts when a job waits for room and nothing in flight would make some.
 //!
-//! Rules: the job is asked once more first, because it may have got room. Then what waits in caches is sent; then
-//! donors that were set aside are used, lists of trims are written, and abandoned groups are sent once more. Units that
-//! are in quarantine are waited for. Then new groups become narrow, and drains are given up. Only then requests are told that there is no room. Left out: cleaning (`clean`).
+//! Rules: the job is asked once more first, because it may have room by now. Then blocks that wait
+//! in caches are sent. Then donors that were set aside are used, lists of trims are written, and
+//! abandoned groups are sent once more. Units in quarantine are waited for. Then new groups become
+//! narrow, and drains are given up. Only after that are requests told that there is no room. Left
+//! out: cleaning (`clean`).
 
 use std::sync::Arc;
 
@@ -17,8 +19,8 @@ use crate::state::shortage::Wanted;
 use crate::task::Core;
 
 impl State {
-    /// When a job waits for room and nothing is on its way, takes the next step that may make some. True if there is
-    /// something to do now.
+    /// Takes the next step that may make room, if a job waits for room and nothing is in flight.
+    /// Returns whether there is something to do now.
     pub fn unstick(&mut self, core: &Arc<Core>) -> bool {
         // A donor that is away or refuses may bring room.
         if self.is_opening_units() || self.expects() || self.takers() < self.plan.parity + 1 {
@@ -44,14 +46,15 @@ impl State {
         true
     }
 
-    /// Nothing waits to be sent: the first of these that is possible.
+    /// Takes the first of these steps that is possible. Nothing waits to be sent.
     pub fn last_resort(&mut self, core: &Arc<Core>) {
         if self.use_those_aside() {
             return;
         }
         let has_notes = !self.notes.is_empty();
         if has_notes && self.has_room_to_clean() {
-            // Groups that trims killed are freed when the trims are safe, and nobody may ever ask for a flush.
+            // Groups that trims killed are freed when the trims are safe, and there may never be a
+            // request to flush.
             let core = core.clone();
             self.schedule.spawn(async move { drop(write_trims(&core).await) });
             return;
@@ -69,8 +72,8 @@ impl State {
     }
 }
 
-/// There is no room anywhere else at the moment: donors that were to be emptied stay in use, and their own room
-/// helps. True if there were any.
+/// Keeps donors in use that were being drained: there is no room elsewhere at the moment, and their
+/// own room helps. Returns whether there were any.
 pub(crate) fn give_up_drains(state: &mut State) -> bool {
     let mut any = false;
     for donor in &mut state.donors {

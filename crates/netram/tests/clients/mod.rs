@@ -1,9 +1,10 @@
-//! Clients that want one disk, on donors that know none of them, under a model of time.
+//! Clients that compete for one disk, on donors that know no clients, under a model of time.
 //!
-//! Donors keep leases; requests and answers travel for a while, or for long. Clients stop and go on, lose their way to donors,
-//! and meet another donor at an address; donors hang, refuse writes, and forget; clocks run at different rates, and jump
-//! when a machine sleeps. Every client acknowledges something every few milliseconds if it may. Rule: when a client has
-//! entered, no former one acknowledges anything any more. The rules of leases are those that the live disk uses
+//! Donors keep leases. Requests and answers take a while, or long. Clients stop and go on, lose
+//! their way to donors, and meet another donor at an address. Donors hang, refuse writes, and
+//! forget. Clocks run at different rates, and jump when a machine sleeps. Every client acknowledges
+//! something every few milliseconds if it may. Rule: when a client has entered, no former client
+//! acknowledges anything any more. The rules of leases are those of the live disk
 //! (`shoal_netram::ownership`).
 
 use std::cmp::Reverse;
@@ -17,9 +18,9 @@ use shoal_sim::Random;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
-/// Between two acknowledgements.
+/// Time between two acknowledgements (ns).
 const TICK: u64 = 20 * MS;
-/// How long a client that enters waits for an answer.
+/// How long a client that enters waits for an answer (ns).
 const PATIENCE: u64 = 2 * SECOND;
 const DISK: [u8; 16] = [7; 16];
 
@@ -34,7 +35,7 @@ struct Donor {
 
 #[derive(Clone, Copy)]
 enum For {
-    /// A step of the way in; steps are numbered, so that late answers are known.
+    /// A step of entering. Steps are numbered, so that late answers are recognised.
     Entry(u32),
     Renewal {
         from_ns: u64,
@@ -75,7 +76,7 @@ enum Event {
         ok: bool,
         what: For,
     },
-    /// The patience of a step, or a wait, is over.
+    /// The patience or the wait of a step is over.
     Over {
         client: usize,
         step: u32,
@@ -98,7 +99,7 @@ struct Entering {
     taken: Vec<bool>,
     places: Vec<Option<usize>>,
     answers: usize,
-    /// When the last read began.
+    /// When the last read began, by the client's clock (ns).
     from_ns: u64,
 }
 
@@ -106,19 +107,19 @@ struct Client {
     id: [u8; 16],
     state: State,
     stopped_until: u64,
-    /// Its clock: thousandths of real time, and what it has jumped ahead.
+    /// Its clock: rate in thousandths of real time, and the time it is ahead (ns).
     rate: u64,
     jumped: u64,
     renewals: u64,
     renewed_at: u64,
-    /// Where each address leads.
+    /// The donor that each address leads to.
     way: Vec<usize>,
-    /// Where it led when it was read last: the connection that is written to.
+    /// The donor that each address led to at the last read: writes go to that connection.
     connected: Vec<usize>,
     lost_until: Vec<u64>,
-    /// How much longer its writes to an address travel.
+    /// How much longer its writes to each address take (ns).
     lags: Vec<u64>,
-    /// Donors that it does without.
+    /// Donors that it no longer uses.
     dismissed: Vec<bool>,
 }
 
@@ -132,7 +133,7 @@ pub struct World {
     clients: Vec<Client>,
     quorum: Quorum,
     latency: u64,
-    /// The client that has entered with the highest epoch, and that.
+    /// The highest epoch with which a client has entered, and that client.
     newest: (u64, usize),
     pub acknowledged: Vec<u64>,
     pub broken: Option<String>,
@@ -198,17 +199,17 @@ impl World {
         self.clients[client].stopped_until = until;
     }
 
-    /// The way to a donor is lost, for this client.
+    /// Cuts this client off from an address.
     pub fn loses(&mut self, client: usize, address: usize, until: u64) {
         self.clients[client].lost_until[address] = until;
     }
 
-    /// What a client writes to an address arrives so much later.
+    /// Delays a client's writes to an address by this much longer.
     pub fn lags(&mut self, client: usize, address: usize, by: u64) {
         self.clients[client].lags[address] = by;
     }
 
-    /// An address leads to another donor.
+    /// Lets an address lead to another donor.
     pub fn leads(&mut self, client: usize, address: usize, donor: usize) {
         self.clients[client].way[address] = donor;
     }
@@ -242,7 +243,7 @@ impl World {
         self.random.below(if long { 5 * SECOND } else { self.latency }) + 1
     }
 
-    /// Lets time go on.
+    /// Lets time pass.
     pub fn run_until(&mut self, until: u64) {
         while let Some(&Reverse((when, number))) = self.events.peek().filter(|Reverse((when, _))| *when <= until) {
             self.events.pop();
@@ -278,7 +279,7 @@ impl World {
         }
     }
 
-    /// What a client does while it does not stand still.
+    /// Handles an event of a client, later if the client stands still.
     fn awake(&mut self, client: usize, event: Event) {
         let stopped_until = self.clients[client].stopped_until;
         if stopped_until > self.now {
@@ -352,7 +353,7 @@ impl World {
                 (0..donors).for_each(|address| self.read(client, address, For::Entry(number)));
                 self.at(now + PATIENCE, Event::Over { client, step: number });
             }
-            // As the live disk: what it read says nothing any more.
+            // As on the live disk: the read is too old to say anything.
             Step::Write { released: false, .. } if clock - entering.from_ns > 2 * PATIENCE => {
                 self.clients[client].state = State::Ended;
             }
@@ -378,7 +379,8 @@ impl World {
                     tenure.takes_in(address as u64 + 1, entering.from_ns);
                 }
                 self.clients[client].state = State::Owns(tenure);
-                // One that stood still while it entered may come after a newer one: then it may do nothing.
+                // A client that stood still while it entered may come after a newer one. Then it
+                // may do nothing.
                 self.newest = self.newest.max((epoch, client));
                 self.at(now, Event::Tick(client));
             }
@@ -386,7 +388,7 @@ impl World {
         }
     }
 
-    /// All have answered, or the patience is over.
+    /// Ends a step: all have answered, or the patience is over.
     fn step_is_over(&mut self, client: usize, number: u32) {
         let State::Entering(entering) = &mut self.clients[client].state else { return };
         if entering.number != number {
@@ -447,7 +449,7 @@ impl World {
         }
     }
 
-    /// Renews, and acknowledges something if it may.
+    /// Renews leases, and acknowledges something if the client may.
     fn tick(&mut self, client: usize) {
         let clock = self.clock(client);
         let State::Owns(tenure) = &self.clients[client].state else { return };
@@ -475,7 +477,7 @@ impl World {
         self.at(when, Event::Tick(client));
     }
 
-    /// One trouble, at random.
+    /// Injects one random trouble.
     fn trouble(&mut self) {
         let until = self.now + self.random.below(8 * SECOND);
         let (client, donor) = (self.random.index(self.clients.len()), self.random.index(self.donors.len()));
@@ -485,14 +487,14 @@ impl World {
             4 => self.donors[donor].refuses_until = until,
             5 => self.loses(client, donor, until),
             6 => (0..self.donors.len()).filter(|&other| other != donor).for_each(|other| {
-                // All but one.
+                // The client loses all addresses but one.
                 self.clients[client].lost_until[other] = until;
             }),
             7 => self.clients[client].jumped += self.random.below(20 * SECOND),
             _ => {
                 let other = self.random.index(self.donors.len());
                 match self.random.below(2) {
-                    // Two addresses are exchanged, or lead to one donor.
+                    // Two addresses are exchanged, or both lead to one donor.
                     0 => self.clients[client].way.swap(donor, other),
                     _ => self.clients[client].way[donor] = self.clients[client].way[other],
                 }
@@ -501,7 +503,7 @@ impl World {
     }
 }
 
-/// A life of clients that come, stop and go on; an error says which rule was broken.
+/// Runs a life of clients that come, stop and go on. An error says which rule was broken.
 pub fn life(seed: u64) -> Result<u64, String> {
     let mut random = Random::new(seed ^ 0x5eed);
     let (donors, parity) = [(2, 1), (3, 1), (4, 1), (5, 1), (5, 2), (3, 0)][random.index(6)];
@@ -523,7 +525,7 @@ pub fn life(seed: u64) -> Result<u64, String> {
 
 type Scene = (&'static str, fn() -> Result<(), String>);
 
-/// Named lives that show one rule each.
+/// Named lives that each show one rule.
 pub const SCENES: [Scene; 8] = [
     ("a client that takes over waits for the former one's term", taken_over),
     ("a client that stood still acknowledges nothing when it goes on", stood_still),
@@ -548,7 +550,7 @@ fn taken_over() -> Result<(), String> {
     world.comes(0, 0, false);
     world.run_until(5 * SECOND);
     demand(world.owns(0), "the first client has no disk")?;
-    // It does not hear of the other one soon.
+    // It does not learn of the other client soon.
     world.loses(0, 0, 60 * SECOND);
     world.loses(0, 1, 60 * SECOND);
     world.comes(5 * SECOND, 1, true);
@@ -609,7 +611,8 @@ fn two_addresses() -> Result<(), String> {
     verdict(&mut world)
 }
 
-/// The first client stops with a renewal on its way, and hears of it when another one has entered.
+/// The first client stops with a renewal in flight, and gets the answer after another client has
+/// entered.
 fn answered_late() -> Result<(), String> {
     for moment in 0..50 {
         let mut world = World::new(11, 3, 1, 2);
@@ -626,7 +629,8 @@ fn answered_late() -> Result<(), String> {
     Ok(())
 }
 
-/// The first client goes on at about the moment at which another one, which has waited for its end, looks for the last time.
+/// The first client goes on at about the moment when another client, which has waited for its end,
+/// reads the leases for the last time.
 fn late_and_asked() -> Result<(), String> {
     for moment in 0..100 {
         let mut world = World::new(8, 3, 1, 2);
@@ -642,7 +646,8 @@ fn late_and_asked() -> Result<(), String> {
     Ok(())
 }
 
-/// One donor takes the second client's lease at the end of the wait. Of the two that took it before, one was met twice.
+/// One donor takes the second client's lease at the end of the wait. The two leases taken before
+/// went to one donor at two addresses.
 fn taken_late() -> Result<(), String> {
     for moment in 0..50 {
         let mut world = World::new(9, 3, 1, 2);

@@ -1,10 +1,12 @@
-//! Brief lives: a few writes, a death of the client at any step, and what the next client makes of it, twice or three times.
+//! Brief lives: a few writes, the client's death at any step, and what the next client finds, two
+//! or three times.
 //!
-//! The other lives are long, and meet a state that needs several things at once by chance. These put the things side by side: a group
-//! that grows, a write that a donor does in part, a client that dies with any part of what is on its way done, a donor that is dead or away
-//! when the next one opens the disk and perhaps returns meanwhile. Rules: either donors die, no more than parity covers, and
-//! then what they refuse is not done in part (but superblocks may be); or all of them come back, and anything may be done in part.
-//! At the end everything that was flushed can be read.
+//! The other lives are long, and only meet by chance a state that needs several things at once.
+//! Brief lives put these things side by side: a group that grows; a write that a donor does in
+//! part; a client that dies with any part of its operations in flight done; a donor that is dead or
+//! away at the next opening and may return meanwhile. Rules: in some lives donors die, no more than
+//! parity covers, and then only superblocks may be written in part. In the others all donors come
+//! back, and anything may be written in part. At the end everything that was flushed can be read.
 
 use shoal_netram::{DiskError, Policy};
 use shoal_sim::Random;
@@ -12,45 +14,45 @@ use shoal_sim::Random;
 use super::unkind::Tears;
 use super::{SECTOR, World, random_config};
 
-/// Bytes of a donor, at least.
+/// Minimum bytes of a donor.
 const DONOR_BYTES: u64 = 80_000;
 
-/// What becomes of requests on their way when the client dies.
+/// The fate of operations in flight when the client dies.
 #[derive(Clone, Copy)]
 pub(super) enum Fate {
     Nothing,
     Everything,
     Each,
-    /// As connections that break leave them: also late.
+    /// As broken connections leave them: possibly carried out late.
     Late,
 }
 
-/// What a brief life is about.
+/// The theme of a brief life.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Theme {
     Anything,
-    /// A unit that grows is done in part.
+    /// A unit that grows is written in part.
     Growth,
-    /// A donor that returns knows what the client that is there does not.
+    /// A returning donor knows something that the present client does not.
     News,
-    /// What was on its way is found, and flushed, before anything is written.
+    /// Operations that were in flight are found and flushed before anything is written.
     Found,
 }
 
-/// What may happen in a life, and what has.
+/// What may happen in a life, and what has happened.
 struct Life {
     theme: Theme,
     tears: Tears,
-    /// Sectors of a block, and blocks that are written.
+    /// Sectors of a block, and number of blocks that are written.
     block: usize,
     blocks: usize,
-    /// Donors that may still die.
+    /// How many donors may still die.
     mortal: usize,
-    /// Nobody was away while a client opened the disk.
+    /// No donor was away while a client opened the disk.
     all_there: bool,
 }
 
-/// A life. Returns the number of deaths of the client.
+/// Runs a brief life. Returns the number of deaths of the client.
 pub fn brief(seed: u64) -> Result<u64, DiskError> {
     let mut random = Random::new(seed ^ 0xb41ef);
     let (mut config, donors) = random_config(&mut random);
@@ -59,7 +61,7 @@ pub fn brief(seed: u64) -> Result<u64, DiskError> {
     }
     let theme = [Theme::Anything, Theme::Growth, Theme::News, Theme::Found][random.below(4) as usize];
     if theme != Theme::Anything {
-        // Groups that grow with each flush.
+        // Groups grow with each flush.
         config.policy = if random.below(3) > 0 { Policy::Caching } else { Policy::Adaptive };
         config.parity = 1;
     }
@@ -75,7 +77,7 @@ pub fn brief(seed: u64) -> Result<u64, DiskError> {
         (_, _, 0) => Tears::Nowhere,
         _ => Tears::InSuperblocks,
     };
-    // Those that are left can take over what the dead ones held.
+    // The remaining donors can take over what the dead ones held.
     let mut world = World::new(seed, config, donors + mortal, DONOR_BYTES + 4096 * random.below(8))?;
     world.unkind.is_on = true;
     let ours = random.below(3) > 0;
@@ -100,7 +102,7 @@ pub fn brief(seed: u64) -> Result<u64, DiskError> {
             return Err(world.errors.remove(0));
         }
         if !world.succeed(&mut life)? {
-            // One donor is dead, and another one was away at an opening.
+            // One donor is dead, and another was away at an opening.
             return match life.all_there {
                 true => {
                     Err(World::fault("the disk is not found again, with no more donors dead than parity covers".into()))
@@ -117,7 +119,7 @@ pub fn brief(seed: u64) -> Result<u64, DiskError> {
 }
 
 impl World {
-    /// Some requests, and what a donor makes of them; ends at any step of them.
+    /// Submits some requests while a donor may refuse. Ends at any step of them.
     fn work(&mut self, life: &Life, first: bool) -> Result<(), DiskError> {
         let (block, blocks) = (life.block, life.blocks);
         if life.theme == Theme::Found && !first {
@@ -178,7 +180,7 @@ impl World {
         Ok(())
     }
 
-    /// At most so many steps.
+    /// Runs fewer than `most` steps.
     fn steps(&mut self, most: u64) -> Result<(), DiskError> {
         for _ in 0..self.random.below(most) {
             if !self.step()? {
@@ -188,7 +190,8 @@ impl World {
         Ok(())
     }
 
-    /// The client dies, and another one opens the disk; false if that will never be possible.
+    /// Lets the client die and another one open the disk. Returns false if that will never be
+    /// possible.
     fn succeed(&mut self, life: &mut Life) -> Result<bool, DiskError> {
         let fate = match self.random.below(4) {
             0 => Fate::Nothing,
@@ -222,7 +225,7 @@ impl World {
             life.all_there = false;
         }
         if self.random.below(4) == 0 {
-            // It dies while it opens the disk.
+            // The client dies while it opens the disk.
             self.steps(60)?;
             self.client_leaves(Fate::Late);
             return self.open_when_possible();

@@ -1,9 +1,12 @@
-//! A second client: the former one is not dead, it stood still, and goes on when another one has the disk.
+//! A former client that is not dead: it stood still, and goes on when another client owns the disk.
 //!
-//! What it had on its way is delivered late, as that of a dead client. When it goes on it hears that its connections are over, answer by
-//! answer; then that the disk was taken over. Rules: no write or flush that it had not done is done from then on, everything is answered, and
-//! it asks donors for nothing more. Reads that it had all answers for may end; the live disk answers those with an error (`Disk`). What it would
-//! do to donors before it hears of it is refused there (donors of ours), or not sent, since its lease is over (`tests/clients`).
+//! Its operations in flight are delivered late, like those of a dead client. When it goes on, it
+//! learns from one answer after the other that its connections are closed, and then that the disk
+//! was taken over. Rules: from then on it completes no pending write or flush with success, answers
+//! everything, and asks donors for nothing more. Reads that had all their answers may succeed; the
+//! live disk answers them with an error (`Disk`). Operations that it would send before it learns of
+//! the takeover are refused by donors of ours. To other donors they are not sent, since its lease
+//! has ended (`tests/clients`).
 
 use std::collections::BTreeMap;
 
@@ -15,14 +18,14 @@ use super::{Flight, Pending, SECTOR, World};
 /// A client that stands still.
 pub struct Ghost {
     engine: Engine,
-    /// What it waits for from donors.
+    /// Tickets that it waits for.
     asked: Vec<u64>,
-    /// Requests that it has not answered; do they change anything, or promise?
+    /// Requests that it has not answered, each with whether it changes or promises something.
     pending: BTreeMap<u64, bool>,
 }
 
 impl World {
-    /// The client stands still for longer than it may have the disk.
+    /// Makes the client stand still for longer than its lease lasts.
     pub(super) fn stands_still(&mut self) {
         let engine = self.engine.take().expect("a client runs");
         let flights: Vec<Flight> = std::mem::take(&mut self.flights).into_values().collect();
@@ -34,7 +37,7 @@ impl World {
         self.leave_behind(flights);
     }
 
-    /// Former clients go on.
+    /// Lets former clients go on.
     pub(super) fn ghosts_go_on(&mut self) -> Result<(), DiskError> {
         for ghost in std::mem::take(&mut self.ghosts) {
             self.goes_on(ghost)?;
@@ -47,7 +50,7 @@ impl World {
         let hears_at = self.random.below(40);
         for round in 0..200 {
             if round == hears_at {
-                // Whoever it serves goes on as well.
+                // Its own users go on as well.
                 let at = self.random.below(self.sectors() as u64) * SECTOR as u64;
                 for request in [Request::Read { at, buffer: vec![0; SECTOR] }, Request::Flush] {
                     let ticket = self.next_ticket;

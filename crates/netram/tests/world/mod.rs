@@ -1,10 +1,11 @@
 //! A world for the engine: donors, a network and time, all from one seed, and a model of what the disk must hold.
 //!
-//! The model knows for each sector every value that was ever written to it, in order, and up to where a flush or a read has
-//! promised one. A value is a number; a sector is filled with it. Rules: with a running client a read returns the last
-//! value acknowledged, or one in flight at the same time. After the client's restart a sector holds the last promised
-//! value or a later one, and whatever it holds then stays (if more donors are there than parity covers: else the client cannot
-//! write, so it cannot say what it has not seen). Nothing is ever a value of another sector.
+//! The model knows for each sector every value that was ever written to it, in order, and up to
+//! where a flush or a read has promised one. A value is a number, and a sector is filled with it.
+//! Rules: with a running client a read returns the last acknowledged value, or one in flight at the
+//! same time. After the client's restart a sector holds the last promised value or a later one, and
+//! keeps it. (That takes more donors than parity covers: otherwise the client cannot write, so it
+//! cannot record what it has not seen.) A sector never holds a value of another sector.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -27,22 +28,22 @@ use shoal_netram::{
 use shoal_sim::Random;
 
 pub const SECTOR: usize = 512;
-/// What a donor begins with.
+/// Bytes at the front of a donor, before the units.
 pub const FRONT: usize = shoal_netram::SUPERBLOCK_BYTES;
-/// After so much simulated time without an answer a request hangs.
+/// A request hangs if it has no answer after this simulated time (ns).
 const HANG_NS: u64 = 120_000_000_000;
-/// Operations on donors in one life; thirty times what is usual.
+/// Maximum operations on donors in one life: thirty times the usual number.
 const FLIGHTS_MAX: u64 = 1_000_000;
 
-/// Memory somewhere, under a name that is never used twice.
+/// A donor's memory, under a name that is never used twice.
 #[derive(Clone)]
 pub struct Donor {
     pub name: String,
     pub bytes: Vec<u8>,
     pub alive: bool,
-    /// Answers only from this time on (partition).
+    /// It answers only from this time on (partition, ns).
     pub silent_until: u64,
-    /// What the unkind world does to it.
+    /// Its troubles in the unkind world.
     pub trouble: unkind::Trouble,
 }
 
@@ -58,16 +59,17 @@ struct Flight {
     op: DonorOp,
 }
 
-/// What a sector may hold.
+/// The values that a sector may hold.
 #[derive(Clone, Default)]
 struct Sector {
-    /// Values in the order of their writes, 0 for zeros; the first is what is known to be there.
+    /// Values in the order of their writes, 0 for zeros. The first is known to be there.
     values: Vec<u64>,
-    /// How many of `values` are acknowledged: later ones are in flight.
+    /// How many of `values` are acknowledged. Later ones are in flight.
     acknowledged: usize,
-    /// Index of the value a flush made safe.
+    /// Index of the value that a flush made safe.
     promised: usize,
-    /// Newer values that a client did not find, which found too few donors to write down that they do not count.
+    /// Newer values that a client did not find. It had too few donors to record that they do not
+    /// count.
     later: Vec<u64>,
 }
 
@@ -83,7 +85,7 @@ enum Pending {
     Flush {
         target: Vec<usize>,
     },
-    /// What a new client finds is what counts from then on.
+    /// From now on, what a new client finds is what counts.
     Pin {
         at: usize,
         sectors: usize,
@@ -97,7 +99,7 @@ pub struct World {
     pub now: u64,
     pub engine: Option<Engine>,
     pub donors: Vec<Donor>,
-    /// The engine's numbers of donors.
+    /// The donor behind each of the engine's numbers.
     pub numbers: Vec<usize>,
     flights: BTreeMap<(u64, u64), Flight>,
     pending: HashMap<u64, (u64, Pending)>,
@@ -108,22 +110,22 @@ pub struct World {
     pub latency_ns: u64,
     pub reads_checked: u64,
     pub errors: Vec<DiskError>,
-    /// Where the next sequential write of each stream goes.
+    /// Start of the next sequential write of each stream.
     streams: Vec<usize>,
-    /// After a restart, what is written arrives long after what is read.
+    /// After a restart, writes arrive long after reads.
     pub slow_writes: bool,
-    /// At the next restart.
+    /// What happens during the next restart.
     pub meanwhile: Option<Meanwhile>,
     pub unkind: unkind::Unkind,
     /// Former clients that stand still.
     ghosts: Vec<ghost::Ghost>,
-    /// Sectors may have `later` values.
+    /// Some sectors may have `later` values.
     unsettled: bool,
-    /// The last flush that failed, and what it was to make safe, until one that came later has ended.
+    /// The last failed flush and what it had to make safe, until a later flush succeeds.
     failed_flush: Option<(u64, Vec<usize>)>,
 }
 
-/// What comes while a new client still looks for what is where.
+/// An event while a new client is still opening the disk.
 #[derive(Clone, Copy, Debug)]
 pub enum Meanwhile {
     Drain,
@@ -131,7 +133,8 @@ pub enum Meanwhile {
     Join,
 }
 
-/// Ends with its own CRC32C, as much of what programs write does: the CRC32C of the whole is the same for all values.
+/// Returns a sector that ends with its own CRC32C, as program data often does. The CRC32C of the
+/// whole sector is then the same for all values.
 fn fill(value: u64) -> [u8; SECTOR] {
     let mut out = [0; SECTOR];
     out.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&value.to_le_bytes()));
@@ -185,7 +188,7 @@ impl World {
 
     pub fn new_donor(&mut self, bytes: u64) -> usize {
         let name = format!("donor{}", self.donors.len());
-        // What its memory held before must not matter.
+        // The former contents of its memory must not matter.
         let mut memory = vec![0; self.with_room_for_checkpoints(bytes) as usize];
         self.random.fill(&mut memory);
         self.donors.push(Donor {
@@ -214,7 +217,7 @@ impl World {
         DiskError::Config(text)
     }
 
-    /// Takes the engine's actions.
+    /// Takes and handles the engine's actions.
     pub fn collect(&mut self) -> Result<(), DiskError> {
         loop {
             let actions = self.engine().actions();
@@ -252,7 +255,7 @@ impl World {
             Ok(buffer) => buffer,
             Err(error) => {
                 if let Pending::Pin { at, sectors } = pending {
-                    // Whatever it holds, it is one of those.
+                    // The sector holds one of those values.
                     for sector in &mut self.sectors[at..at + sectors] {
                         let mut values = sector.values.split_off(sector.promised);
                         values.append(&mut sector.later);
@@ -276,12 +279,14 @@ impl World {
                     let sector = &mut self.sectors[at + n];
                     let mut allowed = sector.values.split_off(sector.promised);
                     allowed.append(&mut sector.later);
-                    // The last of those with this value: zeros may be there twice, and nobody can tell which they are.
+                    // Take the last match: zeros may be there twice, and nobody can tell which they
+                    // are.
                     let Some(place) = allowed.iter().rposition(|&one| bytes == fill(value) && one == value) else {
                         let text = format!("sector {} holds {value} after the restart, allowed {allowed:?}", at + n);
                         return Err(Self::fault(text));
                     };
-                    // What was not flushed may go again until it is, as from a disk's own cache; but nothing newer may come.
+                    // Unflushed values may disappear until they are flushed, as from a disk's own
+                    // cache. No newer value may appear.
                     let mut later = allowed.split_off(place + 1);
                     if is_known {
                         later.clear();
@@ -304,7 +309,7 @@ impl World {
                         return Err(Self::fault(format!("sector {} is torn", at + n)));
                     }
                     let sector = &mut self.sectors[at + n];
-                    // The last one acknowledged when the read began, or anything later.
+                    // Allowed: the last value acknowledged when the read began, or any later one.
                     let allowed = &sector.values[before[n] - 1..];
                     if !allowed.contains(&value) {
                         let text = format!("sector {} holds {value}, allowed {allowed:?}", at + n);
@@ -369,7 +374,8 @@ impl World {
         self.pending.len()
     }
 
-    /// Is a write to these sectors in flight? Two at the same time have no order, which the model does not follow.
+    /// Returns whether a write to these sectors is in flight. Two writes at the same time have no
+    /// order, which the model does not handle.
     pub fn is_busy(&self, at: usize, sectors: usize) -> bool {
         self.pending.values().any(|(_, pending)| match pending {
             Pending::Write { at: other, sectors: len } => at < other + len && *other < at + sectors,
@@ -377,7 +383,7 @@ impl World {
         })
     }
 
-    /// Lets the next thing happen; false when nothing is on its way.
+    /// Runs the next event. Returns false if nothing is in flight.
     pub fn step(&mut self) -> Result<bool, DiskError> {
         let next = self.flights.first_key_value().map(|(&key, _)| key);
         if self.unkind.next_due().is_some_and(|due| next.is_none_or(|(flight, _)| due <= flight)) {
@@ -393,7 +399,8 @@ impl World {
         Ok(true)
     }
 
-    /// Lets things happen, but not for ever without a tick: a donor may knock again and again.
+    /// Runs events, but not for ever without a tick, because a donor may try to come back again and
+    /// again.
     fn some_steps(&mut self) -> Result<(), DiskError> {
         for _ in 0..1000 {
             if !self.step()? {
@@ -436,8 +443,9 @@ impl World {
         self.collect()
     }
 
-    /// Do enough donors know who was away when this client opened the disk? With as few as there is parity it can be read, but
-    /// the next client may find others.
+    /// Returns whether enough donors know who was away when this client opened the disk. With only
+    /// as many donors as there is parity the disk can be read, but the next client may find other
+    /// values.
     fn is_known(&mut self) -> bool {
         let quorum = self.config.parity as usize + 1;
         let enough = self.counting().len() >= quorum || !self.config.policy.is_redundant();
@@ -461,7 +469,7 @@ impl World {
         }
     }
 
-    /// Also lets background work come to its end.
+    /// Also lets background work finish.
     pub fn rest(&mut self) -> Result<(), DiskError> {
         self.settle()?;
         for _ in 0..200 {
@@ -485,20 +493,20 @@ impl World {
         status.repair.is_none() && status.groups_degraded == 0 && status.ready && status.epoch_stored && !unnoticed
     }
 
-    /// The engine's donors that count.
+    /// Returns the engine's donors that count.
     pub fn counting(&mut self) -> Vec<DonorId> {
         let status = self.engine().status();
         let counts = |state: DonorState| matches!(state, DonorState::Active | DonorState::Draining);
         (0..status.donors.len()).filter(|&n| counts(status.donors[n].state)).map(|n| n as DonorId).collect()
     }
 
-    /// One more donor, empty.
+    /// Adds an empty donor.
     pub fn join(&mut self, bytes: u64) {
         let donor = self.new_donor(bytes);
         self.add(donor, false).expect("there are not many donors");
     }
 
-    /// The disk takes a donor in, under a number of its own.
+    /// Adds a donor to the disk, under a number of its own.
     fn add(&mut self, donor: usize, has_past: bool) -> Result<(), DiskError> {
         let (info, now) = (self.info(donor), self.now);
         let number = self.engine().add(info, has_past, now)? as usize;
@@ -507,13 +515,14 @@ impl World {
         Ok(())
     }
 
-    /// A donor's machine dies: its memory is gone. What is on its way to it is answered with an error, sooner or later.
+    /// Kills a donor's machine: its memory is gone. Operations in flight to it fail sooner or
+    /// later.
     pub fn kill(&mut self, number: DonorId) {
         let donor = self.numbers[number as usize];
         self.donors[donor].alive = false;
     }
 
-    /// The client dies: of what is on its way, any part is carried out.
+    /// Lets the client die. Any part of its operations in flight is carried out.
     fn client_dies(&mut self) {
         self.engine = None;
         let flights = std::mem::take(&mut self.flights);
@@ -529,14 +538,14 @@ impl World {
         }
     }
 
-    /// The client dies, and comes back with the donors given.
+    /// Lets the client die and opens the disk again on the given donors.
     pub fn restart(&mut self, given: &[usize]) -> Result<(), DiskError> {
         self.client_dies();
         self.open(given)?;
         self.pin()
     }
 
-    /// A client opens the disk on the donors given.
+    /// Opens the disk on the given donors.
     fn open(&mut self, given: &[usize]) -> Result<(), DiskError> {
         let donors = given.iter().map(|&n| {
             let donor = &self.donors[n];
@@ -546,7 +555,7 @@ impl World {
         self.compare_openings(given)?;
         let engine = Engine::open(&self.config, donors, self.now)?;
         let status = engine.status();
-        // Donors by name: the engine has an order of its own.
+        // Match donors by name, because the engine has its own order.
         let place = |name: &str| self.donors.iter().position(|donor| donor.name == name).unwrap_or(usize::MAX);
         self.numbers = status.donors.iter().map(|donor| place(&donor.name)).collect();
         self.engine = Some(engine);
@@ -564,7 +573,7 @@ impl World {
         self.collect()
     }
 
-    /// Reads everything: what a restart left is what counts from now on.
+    /// Reads everything: from now on, what the restart left is what counts.
     fn pin(&mut self) -> Result<(), DiskError> {
         self.ask_for_all()?;
         let begin = self.now;
@@ -594,7 +603,7 @@ impl World {
         self.pending.values().any(|(_, pending)| matches!(pending, Pending::Pin { .. }))
     }
 
-    /// Reads all sectors and compares.
+    /// Reads all sectors and compares them with the model.
     pub fn check_all(&mut self) -> Result<(), DiskError> {
         for at in (0..self.sectors.len()).step_by(64) {
             self.read(at, (self.sectors.len() - at).min(64))?;
@@ -606,7 +615,7 @@ impl World {
         }
     }
 
-    /// A request the seed chooses. `block`: sectors of a block.
+    /// Submits a random request. `block`: sectors of a block.
     pub fn random_request(&mut self, block: usize) -> Result<(), DiskError> {
         let total = self.sectors.len();
         let choice = self.random.below(100);
@@ -621,7 +630,7 @@ impl World {
                 self.streams[stream] = at + sectors;
                 at
             }
-            // A hot spot, and everywhere.
+            // Either a hot spot or anywhere.
             1 => self.random.below((total - sectors).min(40) as u64 + 1) as usize / unit * unit,
             _ => self.random.below((total - sectors) as u64 + 1) as usize / unit * unit,
         };
@@ -635,7 +644,7 @@ impl World {
     }
 }
 
-/// A configuration the seed chooses, and how many donors.
+/// Chooses a random configuration and number of donors.
 pub fn random_config(random: &mut Random) -> (Config, usize) {
     let policy = Policy::ALL[random.below(7) as usize];
     let parity = if random.below(4) == 0 { 2 } else { 1 };

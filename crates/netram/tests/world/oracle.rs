@@ -1,7 +1,8 @@
-//! Checkpoints in the world: whether lives have them, and what an opening by one must find.
+//! Checkpoints in the world: whether lives have them, and what an opening with one must find.
 //!
-//! Rules: whenever a client could open the disk by a checkpoint, two others do so before, on copies of the donors' memory: one by
-//! the checkpoint, one that looks at all units. Both must find the same. Left out: what the disk must hold (the world's model).
+//! Rules: whenever a client could open the disk with a checkpoint, two others first do so on copies
+//! of the donors' memory: one with the checkpoint, one that looks at all units. Both must find the
+//! same. Left out: what the disk must hold (the world's model).
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,10 +17,10 @@ thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Openings by a checkpoint that were compared.
+/// Number of compared openings with a checkpoint.
 pub static COMPARED: AtomicU64 = AtomicU64::new(0);
 
-/// A life on disks with checkpoints.
+/// Runs a life on disks with checkpoints.
 pub fn with<T>(life: impl FnOnce() -> T) -> T {
     struct Off;
     impl Drop for Off {
@@ -40,7 +41,8 @@ pub fn with_checkpoints(config: Config, seed: u64) -> Config {
 }
 
 impl World {
-    /// A donor has as many units with checkpoints as without.
+    /// Returns the size of a donor that has as many units with checkpoints as one of `bytes` has
+    /// without.
     pub(super) fn with_room_for_checkpoints(&self, bytes: u64) -> u64 {
         if !self.config.checkpoints {
             return bytes;
@@ -59,7 +61,7 @@ impl World {
         }
     }
 
-    /// What a client finds that opens the disk as it is now, if it finds it.
+    /// Opens a copy of the disk as it is now. Returns what the client finds, if the disk opens.
     fn opened(&self, given: &[usize], checkpoints: bool) -> Option<(bool, Vec<Option<u32>>, u64)> {
         let config = Config { checkpoints, ..self.config.clone() };
         let mut memories: Vec<Vec<u8>> = self.donors.iter().map(|donor| donor.bytes.clone()).collect();
@@ -103,7 +105,7 @@ impl World {
         None
     }
 
-    /// Does an opening by a checkpoint find what one finds that looks at everything?
+    /// Checks that an opening with a checkpoint finds the same as one that looks at all units.
     pub(super) fn compare_openings(&mut self, given: &[usize]) -> Result<(), DiskError> {
         if !self.config.checkpoints {
             return Ok(());

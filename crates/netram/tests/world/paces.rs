@@ -1,16 +1,16 @@
-//! Donors that are slow, and donors that leave writes unanswered for seconds and carry them out in the end.
+//! Slow donors, and donors that leave writes unanswered for seconds but carry them out in the end.
 //!
-//! The writes are done elsewhere meanwhile, and their units are used again only when nothing can reach them any more. Left out:
-//! donors that cannot be reached (`unkind`).
+//! The writes are done elsewhere meanwhile. Their units are used again only when nothing can reach
+//! them any more. Left out: donors that cannot be reached (`unkind`).
 
 use shoal_netram::{Aside, Config, DiskError, DonorOp, DonorState, Status};
 
 use super::{FRONT, Flight, World, truth};
 
-/// How late the answer is that was left out (ns), at most.
+/// How late a withheld answer comes at most (ns).
 const LATE_NS: u64 = 8_000_000_000;
 
-/// A request of a connection that broke is carried out so late (ns), at most.
+/// How late a request of a broken connection is carried out at most (ns).
 const LATEST_NS: u64 = 25_000_000_000;
 const AWAY_NS: u64 = 8_000_000_000;
 
@@ -34,12 +34,12 @@ impl World {
         self.flush()
     }
 
-    /// How many requests found no room since the last look.
+    /// Returns how many requests found no room since the last call.
     fn without_room(&mut self) -> usize {
         self.errors.extract_if(.., |error| *error == DiskError::NoSpace).count()
     }
 
-    /// Time goes by.
+    /// Lets time pass.
     fn quiet(&mut self, for_ns: u64) -> Result<(), DiskError> {
         let until = self.now + for_ns;
         while self.now < until {
@@ -53,7 +53,7 @@ impl World {
         Ok(())
     }
 
-    /// How much later this operation arrives than it should.
+    /// Returns how much later than usual this operation arrives (ns).
     pub(super) fn held_up(&mut self, donor: usize, op: &DonorOp) -> u64 {
         let of = self.donors[donor].trouble.silent_of;
         let is_of_unit = matches!(op, DonorOp::Write { at, .. } if *at as usize >= FRONT);
@@ -71,14 +71,14 @@ pub struct Met {
     pub slow: bool,
 }
 
-/// Counts of a life in which connections break.
+/// Results of a life in which connections break.
 #[derive(Clone, Copy, Debug)]
 pub struct Broken {
-    /// Changes that were in flight.
+    /// Changes that were in flight when a connection broke.
     pub uncertain: u64,
     /// Requests, of 10,000, that found no room.
     pub refused: usize,
-    /// There was none a minute after the last break, either.
+    /// A minute after the last break there was still no room.
     pub is_stuck: bool,
 }
 
@@ -105,7 +105,7 @@ pub fn paces(seed: u64) -> Result<Met, DiskError> {
                 met.slow |= status.donors.iter().any(|donor| donor.aside == Some(Aside::Slow));
             }
         }
-        // The client dies with answers still to come.
+        // The client dies while answers are still to come.
         if round == 1 {
             world.reopen()?;
         }
@@ -114,7 +114,7 @@ pub fn paces(seed: u64) -> Result<Met, DiskError> {
         world.heal()?;
         world.errors.clear();
         world.check_all()?;
-        // Parity would give back what a late write went over.
+        // A check alone is not enough: parity would restore blocks that a late write overwrote.
         world.scrub(false)?;
         let status = world.engine().status();
         if status.damage.found > 0 {
@@ -128,18 +128,19 @@ pub fn paces(seed: u64) -> Result<Met, DiskError> {
     Ok(met)
 }
 
-/// Connections to servers that are not ours break with writes in flight, one every five seconds, until each unit has met that several times.
-/// Requests in flight are carried out up to `LATEST_NS` later. Now and then a donor is away, long enough to be given up and to join anew.
+/// Breaks connections to servers that are not ours with writes in flight, one every five seconds,
+/// until each unit has met that several times. Operations in flight are carried out up to
+/// `LATEST_NS` later. Now and then a donor is away long enough to be given up and to join again.
 pub fn breaks(seed: u64) -> Result<Broken, DiskError> {
     with_breaks(seed, false)
 }
 
-/// The same, and the client dies now and then.
+/// Does the same, and lets the client die now and then.
 pub fn breaks_and_dies(seed: u64) -> Result<Broken, DiskError> {
     with_breaks(seed, true)
 }
 
-/// A disk on servers that are not ours.
+/// Makes a disk on servers that are not ours.
 fn breakable(seed: u64, donors: usize) -> Result<World, DiskError> {
     let config = Config { block_bytes: 512, buffer_blocks: 2, uuid: [7; 16], ..Config::default() };
     let mut world = World::new(seed, config, donors, 180_000)?;
@@ -155,7 +156,7 @@ fn with_breaks(seed: u64, dies: bool) -> Result<Broken, DiskError> {
     for round in 1..=500 {
         if dies && round % 100 == 0 {
             world.heal()?;
-            // An opening waits less than the quarantine is long.
+            // An opening waits for a shorter time than the quarantine.
             world.quiet(LATEST_NS)?;
             world.reopen()?;
         }
@@ -178,7 +179,8 @@ fn with_breaks(seed: u64, dies: bool) -> Result<Broken, DiskError> {
     world.heal()?;
     world.quiet(60_000_000_000)?;
     refused += world.without_room();
-    // When connections break no more, there is room again, or more donors bring it: lists of trims need units on two.
+    // When no more connections break, there is room again, or more donors bring some: lists of
+    // trims need units on two donors.
     world.some_more()?;
     let is_stuck = world.without_room() > 0;
     if is_stuck {
@@ -199,7 +201,8 @@ fn with_breaks(seed: u64, dies: bool) -> Result<Broken, DiskError> {
     }
 }
 
-/// A connection breaks; its donor is emptied, sent away, and added again at once. Late writes must not go over new blocks.
+/// Breaks a connection, empties the donor, sends it away, and adds it again at once. Late writes
+/// must not overwrite new blocks.
 pub fn breaks_and_leaves(seed: u64) -> Result<(), DiskError> {
     let mut world = breakable(seed, 5)?;
     for _ in 0..20 {
@@ -213,7 +216,7 @@ pub fn breaks_and_leaves(seed: u64) -> Result<(), DiskError> {
         let now = world.now;
         world.engine().drain(number, now);
         world.collect()?;
-        // It becomes empty, or a disk without room goes on with it.
+        // It becomes empty, or a disk without room keeps using it.
         let is_draining =
             |world: &mut World| world.engine().status().donors[number as usize].state == DonorState::Draining;
         while is_draining(&mut world) {

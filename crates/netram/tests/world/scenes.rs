@@ -1,7 +1,8 @@
-//! Scenes: short lives in which everything happens as it is written down here, for rules that a life by chance hardly ever needs.
+//! Scenes: short lives with a fixed sequence of events, for rules that random lives hardly ever
+//! need.
 //!
-//! Each plays the one order of events in which its rule matters, with every choice of donors. What is withheld is on its
-//! way and does not arrive before its client dies.
+//! Each scene plays the one order of events in which its rule matters, with every choice of donors.
+//! Withheld operations are in flight and do not arrive before their client dies.
 
 use shoal_netram::{Config, DiskError, DonorOp, Policy};
 
@@ -9,17 +10,17 @@ use super::brief::Fate;
 use super::{FRONT, Flight, SECTOR, World};
 
 const DONOR_BYTES: u64 = 132_000;
-/// Time that passes between two looks at what is on its way (ns), and looks.
+/// Time between two rounds of delivery (ns), and the number of rounds.
 const TICK_NS: u64 = 20_000_000;
 const TICKS: usize = 50;
 const BUFFER_BLOCKS: u16 = 8;
-/// Room of a header in these worlds.
+/// Size of a header in these worlds (bytes).
 const HEADER_BYTES: usize = 512;
 
-/// What a scene is called, and the scene.
+/// A scene's name, and the scene.
 type Scene = (&'static str, fn() -> Result<(), DiskError>);
 
-/// All of them.
+/// All scenes.
 pub const ALL: [Scene; 9] = [
     ("a unit's newer header is torn", torn_header),
     ("a parity that grows is torn", torn_parity),
@@ -48,7 +49,7 @@ fn world(donors: usize) -> Result<World, DiskError> {
     Ok(world)
 }
 
-/// Every two of so many donors.
+/// Returns every ordered pair of different donors.
 fn pairs(donors: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..donors).flat_map(move |one| (0..donors).map(move |other| (one, other))).filter(|(one, other)| one != other)
 }
@@ -61,7 +62,8 @@ fn is_read(flight: &Flight) -> bool {
     matches!(flight.op, DonorOp::Read { .. })
 }
 
-/// A unit that grows is torn in its newer header; the parity, which lists the same blocks, is on a donor that dies.
+/// The newer header of a unit that grows is torn. The parity, which lists the same blocks, is on a
+/// donor that dies.
 fn torn_header() -> Result<(), DiskError> {
     for (torn, dies) in pairs(4) {
         let mut world = world(4)?;
@@ -81,12 +83,12 @@ fn torn_header() -> Result<(), DiskError> {
     Ok(())
 }
 
-/// A unit that grows is torn after its newer header: if it is the parity, it says that it covers a block, and covers what it did before. A
-/// donor with one of the others dies.
+/// A write of a unit that grows is torn after its newer header. If the unit is the parity, it lists
+/// a block but still covers only the former ones. A donor with another unit dies.
 fn torn_parity() -> Result<(), DiskError> {
     for (torn, dies) in pairs(4) {
         let mut world = world(4)?;
-        // One unit is full, and the next block comes beside its first one.
+        // One unit is full, and the next block is in the row of its first one.
         world.write(0, BUFFER_BLOCKS as usize, false)?;
         world.flush()?;
         world.settle()?;
@@ -111,22 +113,22 @@ fn torn_parity() -> Result<(), DiskError> {
     Ok(())
 }
 
-/// A group whose list of trims has gone elsewhere is being erased: this has arrived on one donor. Another donor of the group dies when
-/// the next client has looked at the headers that are left.
+/// A group whose list of trims has moved elsewhere is being erased, and the erasure has reached one
+/// donor. Another donor of the group dies when the next client has read the remaining headers.
 fn erased_list() -> Result<(), DiskError> {
     for (erased, dies) in [(0, 1), (0, 2), (0, 3)] {
         let mut world = world(4)?;
         (world.config.idle_cleaning, world.config.patience_ms) = (true, 200);
         world.client_leaves(Fate::Nothing);
         world.opens_again("with cleaning")?;
-        // A group for which lists are kept.
+        // Lists are kept for this group.
         world.write(40, 24, true)?;
         world.settle()?;
         let erases = |flight: &Flight| match &flight.op {
             DonorOp::Write { at, bytes } => *at as usize >= FRONT && bytes.iter().all(|&byte| byte == 0),
             _ => false,
         };
-        // Until the cleaner has moved a list.
+        // Repeat until the cleaner has moved a list.
         for _ in 0..20 {
             world.write(0, 15, true)?;
             world.lets(|flight| flight.donor == erased || !erases(flight))?;
@@ -160,7 +162,7 @@ fn torn_superblock() -> Result<(), DiskError> {
         let mut world = world(4)?;
         world.write(0, 8, true)?;
         world.settle()?;
-        // Two changes of membership, so that both slots are in use.
+        // After two changes of membership both slots are in use.
         for _ in 0..2 {
             world.join(DONOR_BYTES);
             world.donors.last_mut().expect("it joined").trouble.fenced = true;
@@ -176,7 +178,8 @@ fn torn_superblock() -> Result<(), DiskError> {
     Ok(())
 }
 
-/// Three donors, of which this one alone has a block that no flush covered. Their client is dead.
+/// Makes a disk on three donors, where one donor alone has a block that no flush covered. Its
+/// client is dead.
 fn unflushed_on(donor: usize) -> Result<World, DiskError> {
     let mut world = world(3)?;
     world.write(0, 1, true)?;
@@ -188,8 +191,9 @@ fn unflushed_on(donor: usize) -> Result<World, DiskError> {
     Ok(world)
 }
 
-/// A donor alone has a block that no flush covered. It is away at the next opening, which therefore reads what was there before,
-/// and returns. Its client dies before anything else was written.
+/// One donor alone has a block that no flush covered. It is away at the next opening, which
+/// therefore reads the former value, and then returns. Its client dies before anything else is
+/// written.
 fn news() -> Result<(), DiskError> {
     for returns in 0..3 {
         let mut world = unflushed_on(returns)?;
@@ -199,12 +203,13 @@ fn news() -> Result<(), DiskError> {
     Ok(())
 }
 
-/// A group is being sent: of one data unit only the header arrives, of the others and of the parity all. The donor with the parity is
-/// away at the next opening, which therefore does not find the blocks, and returns. Its client dies before anything else was written.
+/// A group is being sent: only the header of one data unit arrives, and all of the others and of
+/// the parity. The donor with the parity is away at the next opening, which therefore does not find
+/// the blocks, and then returns. Its client dies before anything else is written.
 fn absent_block() -> Result<(), DiskError> {
     for (torn, returns) in pairs(3) {
         let mut world = world(3)?;
-        // Of a donor that is away, opening asks no longer.
+        // Opening stops waiting for a donor that is away.
         world.config.patience_ms = 200;
         world.write(0, 16, false)?;
         world.lets(|flight| flight.donor != torn)?;
@@ -216,7 +221,8 @@ fn absent_block() -> Result<(), DiskError> {
     Ok(())
 }
 
-/// A donor that joins has stored its birth when the client dies, and no other knows of it. Another donor joins; then both come.
+/// A joining donor has stored its birth when the client dies, and no other donor knows of it.
+/// Another donor joins. Then both appear.
 fn unseen_birth() -> Result<(), DiskError> {
     for (dies, first) in [(0, true), (1, true), (2, true), (0, false), (1, false), (2, false)] {
         let mut world = world(3)?;
@@ -245,7 +251,7 @@ fn unseen_birth() -> Result<(), DiskError> {
     Ok(())
 }
 
-/// Requests are served when the donors know the present epoch, and not before.
+/// Requests are served once the donors know the present epoch, and not before.
 fn unknown_epoch() -> Result<(), DiskError> {
     for leaves in 0..3 {
         let mut world = world(3)?;
@@ -266,8 +272,9 @@ fn unknown_epoch() -> Result<(), DiskError> {
     Ok(())
 }
 
-/// A donor alone has a block that no flush covered. It is away at the next opening, of which another donor refuses to be told. If something
-/// is served all the same, the third donor, which alone knows that the first one is no source, dies.
+/// One donor alone has a block that no flush covered. It is away at the next opening, and another
+/// donor refuses to store that fact. If anything is served all the same, the third donor dies,
+/// which alone knows that the first is no source.
 fn half_known() -> Result<(), DiskError> {
     for (returns, knows) in pairs(3) {
         let refuses = 3 - returns - knows;
@@ -297,7 +304,7 @@ fn half_known() -> Result<(), DiskError> {
 }
 
 impl World {
-    /// Lets only the operations that `wanted` picks arrive, for a while.
+    /// Lets only operations picked by `wanted` arrive, for a while.
     fn lets(&mut self, wanted: impl Fn(&Flight) -> bool) -> Result<(), DiskError> {
         for _ in 0..TICKS {
             loop {
@@ -315,7 +322,7 @@ impl World {
         Ok(())
     }
 
-    /// The first write to a donor that `wanted` picks arrives in part: its first `bytes` bytes.
+    /// Lets the first `bytes` bytes of the first write to a donor that `wanted` picks arrive.
     fn tears(&mut self, donor: usize, wanted: impl Fn(&Flight) -> bool, bytes: usize) {
         let mut on_the_way = self.flights.values();
         let first = on_the_way.find(|flight| flight.donor == donor && !is_read(flight) && wanted(flight));
@@ -329,8 +336,8 @@ impl World {
         self.donors[donor].trouble.away = true;
     }
 
-    /// A client opens the disk without a donor and reads everything. The donor returns, and the client dies before it has written
-    /// anything but superblocks and shorter headers.
+    /// Opens the disk without a donor and reads everything. The donor returns, and the client dies
+    /// before it has written anything but superblocks and shorter headers.
     fn returns_late(&mut self, donor: usize) -> Result<(), DiskError> {
         self.leaves(donor);
         let there: Vec<usize> = (0..self.donors.len()).collect();
@@ -353,7 +360,7 @@ impl World {
         self.check_all().map_err(|error| Self::fault(format!("{scene}: {error}")))
     }
 
-    /// A client opens the disk and finds everything that was flushed.
+    /// Opens the disk and checks everything that was flushed.
     fn opens_again(&mut self, scene: &str) -> Result<(), DiskError> {
         if !self.open_when_possible()? {
             return Err(Self::fault(format!("{scene}: not found again")));

@@ -1,14 +1,16 @@
-//! A life with deaths in it: donors die, come back with old memory, are drained and added; the client dies at any step.
+//! Lives with deaths: donors die, come back with old memory, are drained and added; the client dies
+//! at any step.
 //!
-//! Rules: a donor dies only while everything is protected against the loss of one more, so that nothing flushed may be lost. A full
-//! disk may say so; every other error is a failure. Left out: what the disk must hold (the world's model).
+//! Rules: a donor dies only while everything is protected against one more loss, so nothing flushed
+//! may be lost. A full disk may report `NoSpace`. Every other error is a failure. Left out: what
+//! the disk must hold (the world's model).
 
 use shoal_netram::{DiskError, Policy};
 use shoal_sim::Random;
 
 use super::{Meanwhile, SECTOR, World, random_config};
 
-/// One life with deaths in it. Returns how many there were.
+/// Runs a life with deaths. Returns how many there were.
 pub fn stormy(seed: u64) -> Result<u64, DiskError> {
     let mut random = Random::new(seed ^ 0x5eed);
     let (mut config, donors) = random_config(&mut random);
@@ -28,7 +30,7 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
             world.tick(30_000_000)?;
         }
         deaths += disturb(&mut world, need, spare, step)?;
-        // A full disk with too few donors may say so; nothing else may fail.
+        // A full disk with too few donors may say so. Nothing else may fail.
         world.errors.retain(|error| *error != DiskError::NoSpace);
         if !world.errors.is_empty() {
             return Err(DiskError::Config(format!("step {step}: {}", world.errors.remove(0))));
@@ -40,13 +42,13 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
     Ok(deaths)
 }
 
-/// What may happen to donors and client in one step, if anything; returns the deaths in it. With `need` donors everything can be
-/// had from the others when one dies; `spare` more of them stay.
+/// Injects a random event on donors or client, if any. Returns the number of deaths. With `need`
+/// donors, everything can be restored when one dies; `spare` more stay.
 fn disturb(world: &mut World, need: usize, spare: usize, step: u64) -> Result<u64, DiskError> {
     let mut deaths = 0;
     match world.random.below(120) {
         0..4 => {
-            // A donor dies, if what it held can be had from the others.
+            // A donor dies, if its contents can be restored from the others.
             let counting = world.counting();
             if world.is_healthy() && counting.len() > need.max(2) {
                 let victim = counting[world.random.below(counting.len() as u64) as usize];
@@ -72,12 +74,13 @@ fn disturb(world: &mut World, need: usize, spare: usize, step: u64) -> Result<u6
             }
         }
         8..12 => {
-            // A partition that ends before anybody takes the donor for lost.
+            // A partition ends before anybody declares the donor lost.
             let donor = world.random.below(world.donors.len() as u64) as usize;
             world.donors[donor].silent_until = world.now + world.random.below(2_000_000_000);
         }
         12..16 => {
-            // The client dies; donors that are gone, or were given up, are offered again with what they hold.
+            // The client dies. Donors that are gone or were given up are offered again with what
+            // they hold.
             let healthy = world.is_healthy();
             let counting = world.counting();
             let mut given: Vec<usize> = (0..world.donors.len()).collect();
@@ -102,7 +105,8 @@ fn disturb(world: &mut World, need: usize, spare: usize, step: u64) -> Result<u6
     Ok(deaths)
 }
 
-/// A life of one restart after another: a donor is away at one of them and back at the next, before anybody has settled.
+/// Runs a life of one restart after another. A donor is away at one restart and back at the next,
+/// before anything has settled.
 pub fn restless(seed: u64) -> Result<u64, DiskError> {
     let mut random = Random::new(seed ^ 0xca11);
     let (mut config, donors) = random_config(&mut random);

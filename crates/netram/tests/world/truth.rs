@@ -1,8 +1,9 @@
-//! Status beside truth: what the report says of redundancy and damage is compared with what is so.
+//! Status compared with the truth: what the report says of redundancy and damage must be so.
 //!
-//! The truth is looked at, not asked for: for each donor a client opens a copy of all others and reads every block. While
-//! the report says that all is protected, all of them must have the value that was flushed. Damage that was planted must be
-//! in the report after a scrub, and mended when the report says so. Left out: what happens to a disk (the lives).
+//! The truth is observed, not asked for: for each donor a client opens a copy of all the others and
+//! reads every block. While the report says that everything is protected, all blocks must have the
+//! flushed value. Injected damage must be in the report after a scrub, and must be repaired when
+//! the report says so. Left out: what happens to a disk (the lives).
 
 use shoal_media::Request;
 use shoal_netram::{
@@ -14,8 +15,8 @@ use super::unkind::Tears;
 use super::{FRONT, SECTOR, World, fill, random_config};
 
 impl World {
-    /// Reads every sector on a copy of the donors without one of them: how many are older than the value at the index in `from`. Those
-    /// that stand still go on when the client dies.
+    /// Reads every sector on a copy of the donors without one of them. Returns how many fail or are
+    /// older than the value at the index in `from`. Stopped donors go on when the client dies.
     fn missing_without(&self, without: usize, from: &[usize]) -> Result<usize, DiskError> {
         let mut memories: Vec<Vec<u8>> = self.donors.iter().map(|donor| donor.bytes.clone()).collect();
         let is_there = |n: usize| n != without && self.donors[n].alive;
@@ -42,7 +43,7 @@ impl World {
                         Action::Complete { ticket, result } => {
                             left -= 1;
                             let number = ticket as usize - 1;
-                            // A write that failed may have been done.
+                            // A failed write may have been done.
                             let allowed = &self.sectors[number].values[from[number]..];
                             let is_right = |found: Vec<u8>| allowed.iter().any(|&value| found == fill(value));
                             wrong += usize::from(!result.is_ok_and(is_right));
@@ -65,7 +66,8 @@ impl World {
         Err(World::fault(format!("{left} reads hang on a copy without donor {without}: {:?}", engine.status())))
     }
 
-    /// Is the report of a disk at rest, all of which was flushed, true?
+    /// Checks the report of a resting disk on which everything was flushed. Returns false if the
+    /// report does not claim that all is well.
     fn compare_with_truth(&mut self) -> Result<bool, DiskError> {
         let status = self.engine().status();
         let says_all_is_well = status.groups_degraded == 0
@@ -80,10 +82,10 @@ impl World {
         Ok(true)
     }
 
-    /// At any moment, while the report says that all is well: is everything that was flushed there if the client dies now and any
-    /// donor does not come back?
+    /// Checks at any moment that everything flushed would survive if the client died now and one
+    /// donor did not come back. Returns false if the report does not claim that all is well.
     fn compare_at_once(&mut self) -> Result<bool, DiskError> {
-        // What a donor does in part while another one is lost may be more than parity gives back.
+        // A partly done write together with a lost donor may be more than parity can restore.
         if self.donors.iter().any(|donor| donor.trouble.tears == Tears::Anywhere) {
             return Ok(false);
         }
@@ -120,7 +122,7 @@ impl World {
         Ok(())
     }
 
-    /// At the end of a life: all is flushed; then what the report says is so.
+    /// Flushes everything at the end of a life, and checks the report.
     pub(super) fn report_is_true(&mut self) -> Result<(), DiskError> {
         if self.unkind.damaged {
             return Ok(());
@@ -134,7 +136,8 @@ impl World {
         Ok(())
     }
 
-    /// After a flush has failed: does the report count all that is in memory alone, and say nothing only when all of it is safe?
+    /// Checks the report after a failed flush: it must count everything that is in memory alone,
+    /// and may say nothing only when all of it is safe.
     fn compare_unflushed(&mut self) -> Result<bool, DiskError> {
         let status = self.engine().status();
         let (counting, block) = (self.counting(), self.config.block_bytes as usize / SECTOR);
@@ -165,7 +168,8 @@ impl World {
         }
     }
 
-    /// A donor is being drained, beside writes: when it is not one of the disk's any more, is everything that was flushed on the others?
+    /// Drains a donor during writes. When it no longer belongs to the disk, everything flushed must
+    /// be on the others.
     fn leaves_when_safe(&mut self, number: DonorId) -> Result<(), DiskError> {
         let block = self.config.block_bytes as usize / SECTOR;
         for step in 0..20_000 {
@@ -194,7 +198,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything happens that is due within this time.
+    /// Runs every event that is due within this time.
     fn passes(&mut self, ns: u64) -> Result<(), DiskError> {
         let until = self.now + ns;
         loop {
@@ -209,7 +213,8 @@ impl World {
         self.tick(left)
     }
 
-    /// Reads each block; those that are lost fail, all others must be right.
+    /// Reads each block and returns how many are lost. Reads of lost blocks fail, and all others
+    /// must be right.
     pub(super) fn count_lost(&mut self, block: usize) -> Result<u64, DiskError> {
         for at in (0..self.sectors() / block * block).step_by(block) {
             self.read(at, block)?;
@@ -217,14 +222,15 @@ impl World {
         self.settle()?;
         let errors = std::mem::take(&mut self.errors);
         let is_lost = |error: &&DiskError| matches!(error, DiskError::Lost { .. });
-        // Writes before this may have found no room.
+        // Earlier writes may have found no room.
         match errors.iter().find(|error| !is_lost(error) && **error != DiskError::NoSpace) {
             Some(error) => Err(error.clone()),
             None => Ok(errors.iter().filter(is_lost).count() as u64),
         }
     }
 
-    /// Everything is read and compared, and what is found repaired as far as it can be. `refusals`: donors refuse for moments meanwhile.
+    /// Scrubs, and waits for the repair of what was found. `refusals`: donors refuse for moments
+    /// meanwhile.
     pub(super) fn scrub(&mut self, refusals: bool) -> Result<(), DiskError> {
         let (before, begin) = (self.engine().status().scrub.completed, self.now);
         let now = self.now;
@@ -262,12 +268,12 @@ fn carry(memory: &mut [u8], op: DonorOp) -> Vec<u8> {
 /// What a life has compared.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Compared {
-    /// Times that the report said that all is well, and it was.
+    /// How often the report said that all was well, and was right.
     pub well: u64,
     pub damaged: u64,
 }
 
-/// A disk with parity, and one donor more than it needs.
+/// Makes a disk with parity and at least one donor more than it needs.
 pub(super) fn redundant(seed: u64) -> Result<(World, Random), DiskError> {
     let mut random = Random::new(seed ^ 0x701d);
     let (mut config, donors) = random_config(&mut random);
@@ -283,8 +289,8 @@ pub(super) fn redundant(seed: u64) -> Result<(World, Random), DiskError> {
 }
 
 impl World {
-    /// Requests, and donors that stop, refuse and lose connections; then all is flushed, and what was to be erased is. False if a
-    /// donor found no room.
+    /// Runs requests while donors stop, refuse and lose connections. Then everything is flushed,
+    /// and pending units are erased. Returns false if there was no room.
     fn works(&mut self, requests: usize, troubles: bool) -> Result<bool, DiskError> {
         let block = self.config.block_bytes as usize / SECTOR;
         for _ in 0..requests {
@@ -318,7 +324,8 @@ impl World {
         Ok(())
     }
 
-    /// Bits of one donor flip: with more donors, rows could lack more than parity gives back. Some of it is read.
+    /// Flips bits of one donor, and reads some blocks. With more donors, rows could lack more than
+    /// parity can restore.
     fn flips(&mut self, donor: usize) -> Result<(), DiskError> {
         let block = self.config.block_bytes as usize / SECTOR;
         for _ in 0..self.random.below(40) {
@@ -334,8 +341,8 @@ impl World {
     }
 }
 
-/// Writes, donors that stop and refuse, and bits that flip on one donor; after a scrub, or when that donor is drained, the report
-/// must be true.
+/// A life with writes, donors that stop and refuse, and flipped bits on one donor. The report must
+/// be true after a scrub, and after that donor was drained.
 pub fn told(seed: u64) -> Result<Compared, DiskError> {
     let (mut world, mut random) = redundant(seed)?;
     if random.below(3) > 0 {
@@ -354,7 +361,7 @@ pub fn told(seed: u64) -> Result<Compared, DiskError> {
         flipped.push(donor);
         let can_leave = counting.len() > world.config.parity as usize + 1 && world.engine().drain_room(number).fits();
         if round == 3 && can_leave {
-            // All of it is compared on its way.
+            // The drain verifies everything that it moves.
             let now = world.now;
             world.engine().drain(number, now);
             world.collect()?;
@@ -383,7 +390,8 @@ pub fn told(seed: u64) -> Result<Compared, DiskError> {
     Ok(compared)
 }
 
-/// Bits of one donor flip, and another one dies: what the report says of the rest must be true.
+/// A life in which bits of one donor flip and another donor dies. What the report says of the rest
+/// must be true.
 pub fn worse(seed: u64) -> Result<Compared, DiskError> {
     let (mut world, _) = redundant(seed ^ 0x3057)?;
     let mut compared = Compared::default();
@@ -410,15 +418,15 @@ pub fn worse(seed: u64) -> Result<Compared, DiskError> {
     let status = world.engine().status();
     compared.damaged += status.damage.found;
     if status.groups_degraded == 0 && status.repair.is_none() {
-        // Nothing is said to be wrong: everything can be read.
+        // The report claims that nothing is wrong: everything can be read.
         world.check_all()?;
         compared.well += 1;
     }
     Ok(compared)
 }
 
-/// One of two donors that are away is forgotten; the other comes back, and with it all that it covers. What was said before of the
-/// cost is what it cost.
+/// Forgets one of two donors that are away. The other comes back, with everything that it covers.
+/// The cost must be what was announced.
 pub fn half_forgotten(seed: u64) -> Result<u64, DiskError> {
     let (mut world, _) = redundant(seed ^ 0xa1f)?;
     if world.config.parity != 1 || !world.works(60, false)? {
@@ -451,7 +459,7 @@ pub fn half_forgotten(seed: u64) -> Result<u64, DiskError> {
     if told < waiting {
         return Err(World::fault(format!("{waiting} blocks cannot be had, {told} are said to be unprotected")));
     }
-    // Repair may have some of them in hand.
+    // Repair may be working on some of them.
     if waiting > cost.waiting {
         return Err(World::fault(format!("{waiting} blocks wait for the other donor, {cost:?} was said")));
     }
@@ -462,8 +470,8 @@ pub fn half_forgotten(seed: u64) -> Result<u64, DiskError> {
     Ok(cost.waiting)
 }
 
-/// Donors go away, so that flushes fail, and come back: what the report says of it must be true, and nobody must ask again. Returns how
-/// often that was compared.
+/// Donors go away, so that flushes fail, and come back. What the report says of it must be true,
+/// and no second request may be needed. Returns how often that was compared.
 pub fn unflushed(seed: u64) -> Result<u64, DiskError> {
     let (mut world, mut random) = redundant(seed ^ 0xf1a5)?;
     if !world.works(30, false)? {
@@ -510,7 +518,8 @@ pub fn unflushed(seed: u64) -> Result<u64, DiskError> {
 }
 
 impl World {
-    /// Reads each block; how many cannot be had at the moment. Those that are lost are told as such.
+    /// Reads each block and returns how many cannot be read at the moment. Lost blocks are reported
+    /// as lost.
     fn count_unavailable(&mut self) -> Result<u64, DiskError> {
         let block = self.config.block_bytes as usize / SECTOR;
         for at in (0..self.sectors() / block * block).step_by(block) {

@@ -1,13 +1,14 @@
-//! A network and machines that are not kind: late and repeated delivery, donors that stop and go on, errors that go away, more
-//! losses at once than parity covers that heal later, slow donors, flipped bits, crashes while opening.
+//! An unkind network and machines: late and repeated delivery, donors that stop and go on, passing
+//! errors, passing losses beyond parity, slow donors, flipped bits, and crashes while opening.
 //!
-//! What TCP and processes do to one donor is played here as whoever carries operations out (`nbd_link`) sees it. A connection that
-//! breaks leaves its requests in a socket buffer: each of them is carried out at once, up to 300 ms later, or never. A donor of
-//! ours settles that before a newer connection transmits (`fenced`). A donor that is stopped for longer than the client's
-//! patience is away for it, and comes back with all it held.
+//! TCP and processes are simulated as seen by the code that carries operations out (`nbd_link`). A
+//! broken connection leaves its requests in a socket buffer: each is carried out at once, up to 300
+//! ms later, or never. A donor of ours settles that before a newer connection transmits (`fenced`).
+//! A donor that is stopped longer than the client's patience is away for it, and comes back with
+//! all it held.
 //!
-//! The rule: a flushed block is read back as written, or its read fails; it is never zeros and never old. When everything has
-//! healed, every read succeeds.
+//! Rule: a flushed block is read back as written, or its read fails. It never reads as zeros or as
+//! older data. When everything has healed, every read succeeds.
 
 use std::collections::BTreeMap;
 
@@ -17,29 +18,29 @@ use shoal_sim::Random;
 use super::brief::Fate;
 use super::{FRONT, Flight, SECTOR, World, random_config};
 
-/// How long a client waits for a donor before it is away (ns).
+/// How long a client waits for a donor before the donor is away (ns).
 const PATIENCE_NS: u64 = 500_000_000;
-/// In order again after so long (ns).
+/// Everything must be in order again within this time (ns).
 const HEAL_NS: u64 = 400_000_000_000;
-/// A request of a dead connection is carried out at most so late, where a life asks for no more (ns).
+/// How late a request of a dead connection is carried out at most, unless a life sets more (ns).
 const LATE_NS: u64 = 300_000_000;
 
-/// What happens to one donor.
+/// The troubles of one donor.
 #[derive(Clone, Default)]
 pub struct Trouble {
-    /// One of ours: what older connections brought is settled before a newer one transmits.
+    /// A donor of ours: it settles requests of older connections before a newer one transmits.
     pub fenced: bool,
     pub stopped: bool,
     /// The client has given up waiting.
     pub away: bool,
     refuses_writes_until: u64,
-    /// What it does of what it refuses.
+    /// Which of the refused writes it may have done in part.
     pub tears: Tears,
     refuses_reads_until: u64,
     pub slow: u64,
-    /// Of so many writes of units it does not answer one for some seconds; 0: it answers all.
+    /// It leaves one in this many writes of units unanswered for some seconds; 0: it answers all.
     pub silent_of: u64,
-    /// Requests in the buffers of connections that are over.
+    /// Requests in the buffers of closed connections.
     buffered: Vec<DonorOp>,
 }
 
@@ -49,12 +50,12 @@ impl Trouble {
     }
 }
 
-/// Which of the writes that a donor refuses it may have done in part.
+/// Which refused writes a donor may have done in part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tears {
     #[default]
     Anywhere,
-    /// Of each only a part of what is written first: a header, or two.
+    /// Only the beginning of each write: a header or two.
     InHeads,
     /// Only superblocks.
     InSuperblocks,
@@ -68,7 +69,7 @@ enum Event {
     GivenUp(usize, u64),
     /// A stopped donor goes on.
     GoesOn(usize, u64),
-    /// What a donor that knows no clients was sent by dead connections has arrived.
+    /// All requests of dead connections have arrived at a donor that knows no clients.
     Settled(usize),
 }
 
@@ -77,15 +78,15 @@ pub struct Unkind {
     pub is_on: bool,
     events: BTreeMap<(u64, u64), Event>,
     next: u64,
-    /// How late a request of a dead connection may be carried out, if that is more than usual (ns).
+    /// How late a request of a dead connection may be carried out, if later than usual (ns).
     pub late_ns: u64,
     /// Bits have flipped: reads may fail for good.
     pub damaged: bool,
-    /// The disk cannot be opened any more: more donors are dead or not caught up than there is parity.
+    /// The disk is gone: more donors are dead or not caught up than there is parity.
     pub over: bool,
-    /// Clients are not always dead when others open the disk.
+    /// A client may still be alive when another one opens the disk.
     pub ghosts: bool,
-    /// What was played, to tell that something was.
+    /// How often each fault was injected, to prove that some were.
     pub faults: BTreeMap<&'static str, u64>,
 }
 
@@ -101,7 +102,7 @@ impl Unkind {
 }
 
 impl World {
-    /// Carries out an operation as the donor is at the moment.
+    /// Carries out an operation in the donor's present state.
     pub(super) fn answer(&mut self, donor: usize, op: DonorOp) -> Result<Vec<u8>, DonorError> {
         let now = self.now;
         let trouble = &self.donors[donor].trouble;
@@ -132,7 +133,7 @@ impl World {
         }
     }
 
-    /// A server did some of a write: none of it, what comes before any byte, or any of its sectors.
+    /// Does some of a write: nothing, the bytes up to a random one, or a random set of its sectors.
     fn tear(&mut self, donor: usize, at: u64, bytes: &[u8]) {
         let mut put = |from: usize, to: usize| {
             let memory = &mut self.donors[donor].bytes[at as usize..][..bytes.len()];
@@ -151,7 +152,7 @@ impl World {
         }
     }
 
-    /// What is in the buffers of connections that are over.
+    /// Decides the fate of requests in the buffers of closed connections.
     fn settle_buffers(&mut self, donor: usize, ops: Vec<DonorOp>) {
         let mut ops = ops;
         while !ops.is_empty() {
@@ -172,7 +173,8 @@ impl World {
         keys.into_iter().filter_map(|key| self.flights.remove(&key)).collect()
     }
 
-    /// The connection to a donor breaks, and there is another one at once. What was in flight is repeated where that is safe.
+    /// Breaks a donor's connection and makes a new one at once. Repeats operations where that is
+    /// safe.
     pub fn sever(&mut self, donor: usize) -> Result<(), DiskError> {
         if self.donors[donor].trouble.stopped {
             return Ok(());
@@ -195,7 +197,7 @@ impl World {
         self.collect()
     }
 
-    /// The donor's process stops for a while.
+    /// Stops the donor's process for a while.
     pub fn stop(&mut self, donor: usize, for_ns: u64) {
         if self.donors[donor].trouble.stopped {
             return;
@@ -244,7 +246,7 @@ impl World {
                 if self.donors[donor].trouble.away {
                     match self.donors[donor].trouble.fenced {
                         true => self.come_back(donor)?,
-                        // It is not used before that.
+                        // Its units are not used before the requests have settled.
                         false => self.unkind.at(self.now + LATE_NS + 1, Event::Settled(donor)),
                     }
                 }
@@ -255,8 +257,8 @@ impl World {
         Ok(())
     }
 
-    /// The number under which the disk uses this donor. One that came back as another had an older number, and numbers of donors
-    /// that are gone are given away again.
+    /// Returns the number under which the disk uses this donor. A donor that came back as another
+    /// also had an older number, which may be reused.
     pub(super) fn number_of(&mut self, donor: usize) -> Option<DonorId> {
         let status = self.engine().status();
         let used =
@@ -264,7 +266,7 @@ impl World {
         (0..status.donors.len()).find(used).map(|number| number as DonorId)
     }
 
-    /// The client has reached a donor again that was away.
+    /// Lets the client reach a donor again that was away.
     pub(super) fn come_back(&mut self, donor: usize) -> Result<(), DiskError> {
         let was_away = std::mem::take(&mut self.donors[donor].trouble.away);
         if !was_away || !self.donors[donor].alive {
@@ -281,21 +283,21 @@ impl World {
                 self.unkind.at(self.now + LATE_NS, Event::Settled(donor));
             }
             Err(NotBack::Stranger) => {
-                // Excluded meanwhile.
+                // The disk has excluded it meanwhile.
                 self.joins_again(donor)?;
             }
         }
         self.collect()
     }
 
-    /// A donor is wiped and joins as another.
+    /// Wipes a donor and lets it join as another.
     pub(super) fn joins_again(&mut self, donor: usize) -> Result<(), DiskError> {
         self.donors[donor].bytes[..FRONT].fill(0);
         self.add(donor, !self.donors[donor].trouble.fenced)?;
         self.collect()
     }
 
-    /// The client is dead: what it had on its way.
+    /// Leaves a dead client's operations in flight in buffers.
     pub(super) fn leave_behind(&mut self, flights: Vec<Flight>) {
         for donor in 0..self.donors.len() {
             let ops = flights.iter().filter(|flight| flight.donor == donor).map(|flight| flight.op.clone()).collect();
@@ -312,7 +314,7 @@ impl World {
         *self.unkind.faults.entry(fault).or_default() += 1;
     }
 
-    /// The client dies; what becomes of what it had on its way.
+    /// Lets the client die and decides the fate of its operations in flight.
     pub(super) fn client_leaves(&mut self, fate: Fate) {
         self.engine = None;
         let flights = std::mem::take(&mut self.flights);
@@ -331,23 +333,23 @@ impl World {
         self.leave_behind(Vec::new());
     }
 
-    /// Writes are refused for a moment.
+    /// Makes a donor refuse writes for a moment.
     pub(super) fn refuse_writes(&mut self, donor: usize) {
         self.donors[donor].trouble.refuses_writes_until = self.now + self.random.below(300_000_000);
     }
 
-    /// Writes are refused for so long, and nothing of them is done.
+    /// Makes a donor refuse writes for this time, and do nothing of them.
     pub(super) fn refuse_all_of_writes(&mut self, donor: usize, for_ns: u64) {
         let trouble = &mut self.donors[donor].trouble;
         (trouble.refuses_writes_until, trouble.tears) = (self.now + for_ns, Tears::Nowhere);
     }
 
-    /// Reads are refused for a moment.
+    /// Makes a donor refuse reads for a moment.
     pub(super) fn refuse_reads(&mut self, donor: usize) {
         self.donors[donor].trouble.refuses_reads_until = self.now + self.random.below(300_000_000);
     }
 
-    /// The client dies, and another one opens the disk as soon as enough donors are there; sometimes it dies while it does.
+    /// Lets the client die and another one open the disk when possible. It may die while opening.
     pub fn reopen(&mut self) -> Result<(), DiskError> {
         if self.unkind.ghosts && self.random.below(2) == 0 {
             self.count("client stands still");
@@ -373,11 +375,12 @@ impl World {
         }
     }
 
-    /// A client opens the disk; false if that will never be possible.
+    /// Opens the disk once that is possible. Returns false if it never will be.
     pub(super) fn open_when_possible(&mut self) -> Result<bool, DiskError> {
         loop {
             if self.donors.iter().any(|donor| !donor.trouble.fenced) {
-                // The lease of the dead client runs out: what it sent to a server that knows no clients has arrived.
+                // When the dead client's lease ends, its requests to donors that know no clients
+                // have arrived.
                 let until = self.now + LATE_NS + 1;
                 while self.unkind.next_due().is_some_and(|due| due <= until) {
                     self.trouble_step()?;
@@ -389,11 +392,12 @@ impl World {
                 Ok(()) => return Ok(true),
                 Err(DiskError::TooFewDonors { .. }) => {
                     self.count("too few donors to open");
-                    // None of them is dead: it is tried again.
+                    // None of them is dead: try again.
                     match self.unkind.next_due() {
                         Some(_) => self.trouble_step()?,
                         None => {
-                            // One is dead, and another one was not taken back completely before the client died.
+                            // One donor is dead, and another was not taken back completely before
+                            // the client died.
                             self.unkind.over = true;
                             return Ok(false);
                         }
@@ -404,7 +408,7 @@ impl World {
         }
     }
 
-    /// Everything that may come back is back, and in order.
+    /// Brings everything back that may come back, and waits until all is in order.
     pub fn heal(&mut self) -> Result<(), DiskError> {
         for donor in &mut self.donors {
             donor.trouble.refuses_reads_until = 0;
@@ -417,7 +421,7 @@ impl World {
             let status = self.engine().status();
             let away = |state| !matches!(state, DonorState::Active | DonorState::Lost | DonorState::Drained);
             let away = (0..status.donors.len()).filter(|&n| away(status.donors[n].state));
-            // One that is dead stays away where there is no room to rebuild what it held.
+            // A dead donor stays away if there is no room to rebuild its contents.
             let is_dead = |number: &usize| {
                 self.numbers.get(*number).is_none_or(|&n| !self.donors.get(n).is_some_and(|d| d.alive))
             };
@@ -428,7 +432,8 @@ impl World {
                 return self.settle();
             }
             if away.is_empty() && status.ready && expected && self.now - begin > HEAL_NS / 2 {
-                // What was on its way to it may be there: only an administrator can say that it is not.
+                // Its late writes may have arrived: only an administrator can say that they have
+                // not.
                 self.count("dead donor is forgotten");
                 for number in dead {
                     let now = self.now;
@@ -443,7 +448,7 @@ impl World {
         }
     }
 
-    /// Does opening wait for a list of trims that nobody has any more, because a bit has flipped and a donor is dead?
+    /// Returns whether opening may wait for a list of trims lost to a flipped bit and a dead donor.
     pub(super) fn cannot_open(&mut self) -> bool {
         let is_dead = self.donors.iter().any(|donor| !donor.alive);
         is_dead && self.unkind.damaged && !self.engine().status().ready
@@ -454,7 +459,7 @@ impl World {
         alive[self.random.below(alive.len() as u64) as usize]
     }
 
-    /// Something happens.
+    /// Injects a random trouble.
     fn trouble(&mut self, kinds: Kinds) -> Result<(), DiskError> {
         let several = 1 + self.random.below(3);
         match self.random.below(100) {
@@ -515,7 +520,7 @@ impl World {
                 self.collect()?;
             }
             91..94 if kinds.changes => {
-                // For good; what it held can be had from the others.
+                // It dies for good. Its contents can be rebuilt from the others.
                 let counting = self.counting();
                 if self.is_healthy() && counting.len() > self.config.parity as usize + 2 {
                     let victim = counting[self.random.below(counting.len() as u64) as usize];
@@ -529,7 +534,7 @@ impl World {
     }
 }
 
-/// What a life is about.
+/// The kinds of trouble in a life.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Kinds {
     late: bool,
@@ -539,30 +544,31 @@ pub struct Kinds {
     clients: bool,
 }
 
-/// Only late and repeated delivery, after reconnections and deaths of the client.
+/// A life with late and repeated delivery only, after reconnections and deaths of the client.
 pub fn late(seed: u64) -> Result<u64, DiskError> {
     life(seed ^ 0x1a7e, Kinds { late: true, ..Kinds::default() }).map(|faults| faults.values().sum())
 }
 
-/// Only what goes away again: refusals, and donors that stop and go on, more at once than parity covers.
+/// A life with passing troubles only: refusals, and stopped donors, more at once than parity
+/// covers.
 pub fn hiccups(seed: u64) -> Result<u64, DiskError> {
     life(seed ^ 0x41cc, Kinds { hiccups: true, ..Kinds::default() }).map(|faults| faults.values().sum())
 }
 
-/// All of it.
+/// A life with all of it.
 pub fn everything(seed: u64) -> Result<BTreeMap<&'static str, u64>, DiskError> {
     let flips = seed.is_multiple_of(4);
     life(seed ^ 0xa11, Kinds { late: true, hiccups: true, flips, changes: !seed.is_multiple_of(3), clients: false })
 }
 
-/// The same with clients that stand still while others have the disk.
+/// The same with clients that stand still while others own the disk.
 pub fn clients(seed: u64) -> Result<BTreeMap<&'static str, u64>, DiskError> {
     let kinds = Kinds { late: true, hiccups: true, changes: seed.is_multiple_of(2), clients: true, flips: false };
     life(seed ^ 0x2c11e, kinds)
 }
 
-/// A donor is drained while others refuse for a moment, stop, and lose connections. Returns how often
-/// that was begun before it ended; 0: there was no room for it.
+/// Drains a donor while others refuse for a moment, stop, and lose connections. Returns how often
+/// the drain was begun before it ended; 0: there was no room for it.
 pub fn drained(seed: u64) -> Result<u64, DiskError> {
     let mut random = Random::new(seed ^ 0xd7a1);
     let parity = 1 + random.below(2) as u8;
@@ -575,7 +581,7 @@ pub fn drained(seed: u64) -> Result<u64, DiskError> {
         buffer_blocks: 1 + random.below(8) as u16,
         parity,
         width: (donors - 1) as u8,
-        // About half of what the donors hold without one of them.
+        // About half of what the donors can hold without one of them.
         bytes: Some(bytes * (donors - 1 - parity as usize) as u64 * (30 + random.below(35)) / 100 / 512 * 512),
         timeout_ms: 200,
         ..shoal_netram::Config::default()
@@ -620,7 +626,7 @@ pub fn drained(seed: u64) -> Result<u64, DiskError> {
         }
     }
     world.heal()?;
-    // One that found no room is begun anew, as its keeper does.
+    // Begin a drain again that found no room, as its keeper does.
     for tries in 1..=5 {
         let status = world.engine().status();
         match status.donors[number as usize].state {
@@ -631,7 +637,7 @@ pub fn drained(seed: u64) -> Result<u64, DiskError> {
                 world.collect()?;
                 world.heal()?;
             }
-            // Units that broken connections may still write to are not used: there is less room than when it began.
+            // Units that broken connections may still write to are unused: there is less room now.
             DonorState::Active => return Ok(0),
             _ => return Err(World::fault(format!("the drain does not end: {status:?}"))),
         }
@@ -640,8 +646,8 @@ pub fn drained(seed: u64) -> Result<u64, DiskError> {
     Err(World::fault(format!("the drain is given up again and again: {room:?} {:?}", world.engine().status())))
 }
 
-/// More donors die at once than parity covers, and are given up: what they held is told, now and after restarts. Returns the
-/// number of reads that failed.
+/// Kills and forgets more donors than parity covers. Losses must be reported, also after restarts.
+/// Returns the number of failed reads.
 pub fn forgetting(seed: u64) -> Result<u64, DiskError> {
     let mut random = Random::new(seed ^ 0xf043e7);
     let (mut config, donors) = random_config(&mut random);
@@ -653,7 +659,7 @@ pub fn forgetting(seed: u64) -> Result<u64, DiskError> {
     let block = config.block_bytes as usize / SECTOR;
     let mut world = World::new(seed, config, donors.max(parity + 1) + parity + 1, 132_000)?;
     world.unkind.is_on = true;
-    // No more than the donors that are left can hold.
+    // Write no more than the remaining donors can hold.
     for _ in 0..60 {
         world.random_request(block)?;
         while world.in_flight() > 6 && world.step()? {}
@@ -682,10 +688,10 @@ pub fn forgetting(seed: u64) -> Result<u64, DiskError> {
     let before = failed;
     let still = |donor: &shoal_netram::DonorStatus| donor.state == DonorState::Forgotten;
     if world.engine().status().donors.iter().any(still) {
-        // There is no room to rebuild everything else without them.
+        // Without them there is no room to rebuild everything else.
         return Ok(failed);
     }
-    // What is written anew, or trimmed, is there again.
+    // A block that is written or trimmed again can be read.
     let total = world.sectors();
     for at in (0..total / 2 / block * block).step_by(block) {
         match world.random.below(8) {
@@ -698,7 +704,7 @@ pub fn forgetting(seed: u64) -> Result<u64, DiskError> {
     world.flush()?;
     world.settle()?;
     for _ in 0..2 {
-        // The lists move like all that is live.
+        // The lists are moved like everything that is live.
         world.rest()?;
         world.client_dies();
         let given: Vec<usize> = (0..world.donors.len()).filter(|&n| world.donors[n].alive).collect();
@@ -736,7 +742,7 @@ fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskErro
     Ok(std::mem::take(&mut world.unkind.faults))
 }
 
-/// Ends early when the disk cannot be opened any more.
+/// Runs a life, which ends early when the disk cannot be opened any more.
 fn live(world: &mut World, kinds: Kinds, block: usize) -> Result<(), DiskError> {
     for step in 0..300 {
         let at = |error: DiskError| DiskError::Config(format!("step {step}: {error}"));

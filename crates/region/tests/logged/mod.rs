@@ -1,6 +1,6 @@
-//! A world with the media of `logged` memory, and what opens a region on them.
+//! A world with the media of `logged` memory, and the parts to open a region on them.
 //!
-//! Left out: the memory itself, which each test makes or watches as it needs.
+//! Left out: the memory itself, which each test makes or observes as it needs.
 
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
-//! Media between the region and the simulation: they call back in the middle of a checkpoint, and leave out one step of
-//! an ordering rule when a bug is planted.
+//! Media between the region and the simulation. They call back in the middle of a checkpoint, and
+//! omit one step of an ordering rule when a bug is planted.
 //!
-//! Rules: without a plant every call goes through unchanged. A plant drops only the calls it names, recognised by what
-//! was written since the last one of their kind, so that each rule of `docs/spec/region.md` can be broken alone.
-//! Left out: lies about every call of a kind (`shoal_sim::Fault::Lie`), and bugs inside the region (`planted`).
+//! Rules: without a plant, every call goes through unchanged. A plant drops only the calls it
+//! names, recognized by what was written since the last call of their kind, so that each rule of
+//! `docs/spec/region.md` can be broken alone. Left out: lies about every call of a kind
+//! (`shoal_sim::Fault::Lie`), and bugs inside the region (`planted`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +13,13 @@ use shoal_format::PAGE;
 use shoal_format::superblock::{ANCHOR_AT, Superblock};
 use shoal_media::{ImageFile, LogDevice, PersistentMemory, Result};
 
-/// A rule of the media's use that is broken on purpose.
+/// A deliberately broken rule for using the media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plant {
     None,
     /// The ring's record is not fenced before it is applied.
     AppendFence,
-    /// What was applied is not fenced before the anchor lets go of its record.
+    /// Applied bytes are not fenced before the anchor releases their record.
     ApplyFence,
     /// The ring's anchor is not fenced before its records are overwritten.
     AnchorFence,
@@ -26,9 +27,9 @@ pub enum Plant {
     ImageSyncBeforeSeal,
     /// The log is not synced past the end of the copy before the anchor seals it (invariant 4).
     LogSyncBeforeSeal,
-    /// The target's old anchor is not synced away before its pages are overwritten.
+    /// The removal of the target's old anchor is not synced before its pages are overwritten.
     InvalidationSync,
-    /// The seal is not synced before the log in front of it is released.
+    /// The seal is not synced before the log before it is released.
     SealSync,
 }
 
@@ -37,14 +38,14 @@ pub trait DuringCopy: Send + Sync {
     fn page_written(&self);
 }
 
-/// What the wrappers of one store know of each other.
+/// State shared by the wrappers of one store.
 #[derive(Default)]
 pub struct Stage {
-    /// Pages of an image are synced, its anchor is not yet written.
+    /// Pages of an image are synced, but its anchor is not written yet.
     sealing: AtomicBool,
 }
 
-/// Which kinds of bytes were stored since the last fence.
+/// Kinds of bytes stored since the last fence.
 #[derive(Default)]
 struct Stored {
     ring: AtomicBool,
@@ -120,7 +121,8 @@ pub struct PlantedImage {
     pub plant: Plant,
     pub stage: Arc<Stage>,
     pub during: Arc<dyn DuringCopy>,
-    /// Something other than an anchor was written since the last sync; the anchor written last is a seal.
+    /// Whether something other than an anchor was written since the last sync, and whether the last
+    /// anchor written is a seal.
     pages: AtomicBool,
     sealed: AtomicBool,
 }

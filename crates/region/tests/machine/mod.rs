@@ -2,12 +2,12 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `model` | the states the region may be in |
+//! | `model` | the expected states of the region |
 //! | `store` | a region on simulated media, and the steps of a run |
 //! | `media` | wrappers that break one ordering rule, and call back during a checkpoint |
 //! | here | crash points, states, the oracle of T3, crashes during recovery |
 //!
-//! A failure names seed, event and state; `SHOAL_SEED=<seed>` runs that one again.
+//! A failure names seed, event and state. `SHOAL_SEED=<seed>` repeats that run.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -26,7 +26,7 @@ use shoal_region::Error;
 use shoal_sim::{Budget, CrashPoint, Limits, Random, WorldState};
 use store::{Boot, Store};
 
-/// What is run.
+/// Parameters of a run.
 #[derive(Clone, Copy)]
 pub struct Plan {
     pub seed: u64,
@@ -38,16 +38,16 @@ pub struct Plan {
     pub stores: bool,
 }
 
-/// States visited, and the first failure.
+/// The number of states visited, and the first failure.
 pub struct Outcome {
     pub states: u64,
     pub failure: Option<String>,
 }
 
-/// What a crash state promises.
+/// Bounds on the transactions found after a crash.
 #[derive(Clone, Copy)]
 struct Promise {
-    /// After a power loss at least this transaction is there, after a process crash at least that one.
+    /// The least transaction present after a power loss, and the least after a process crash.
     power: u64,
     process: u64,
     high: u64,
@@ -60,7 +60,7 @@ struct Explorer<'a> {
     visited: u64,
 }
 
-/// Limits of one state in a long run.
+/// Limits for each state in a long run.
 pub fn limits() -> Limits {
     Limits { subset_units: 4, torn: 4, each: 6, samples: 8 }
 }
@@ -109,7 +109,7 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Every state of one point.
+    /// Examines every state of one crash point.
     fn crash(
         &mut self,
         point: &CrashPoint,
@@ -125,7 +125,8 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// `power`: this crash is a power loss. `lost`: this one or, since the store was last open, an earlier one was.
+    /// Examines one state. `power`: this crash is a power loss. `lost`: a power loss occurred now
+    /// or earlier since the store was last open.
     fn examine(
         &mut self,
         state: &WorldState,
@@ -138,7 +139,7 @@ impl Explorer<'_> {
         let name = |e: String| format!("{} (depth {depth}): {e}", state.name());
         let low = if power { promise.power } else { promise.process };
         let boot = Boot { boot: promise.boot.boot + power as u8, opening: promise.boot.opening + 1 };
-        // Further tests by turns: each costs many times what opening costs.
+        // Only some states get further tests, because each costs many times as much as opening.
         let turn = self.visited;
         let nested = depth < 2 && (turn.is_multiple_of([101, 61][depth as usize]) || turn < 3);
         let random = || Random::new(turn);
@@ -154,7 +155,8 @@ impl Explorer<'_> {
         if lost != store.recovery.power_lost {
             return Err(name(format!("power lost: {}, recovery says {}", lost, store.recovery.power_lost)));
         }
-        // Opened within the boot of the crash, a later power loss may still take what was not durable then.
+        // If reopened in the same boot, a later power loss may still take what was not durable at
+        // this crash.
         let power_low = if power { found } else { promise.power.min(found) };
         let after = Promise { power: power_low, process: found, high: found, boot };
         if turn.is_multiple_of(13) {
@@ -179,8 +181,9 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A crash during the recovery from a crash. Before the opening returns nobody can have seen what it found, so a torn
-    /// record may still come back whole: the new epoch record overwrites it in parts.
+    /// Crashes during the recovery from a crash. Before the opening returns, nobody can have seen
+    /// what it found. So a torn record may still become whole when the new epoch record overwrites
+    /// parts of it.
     fn crash_again(&mut self, point: &CrashPoint, promise: Promise, depth: u32) -> Result<(), String> {
         self.reopen(&point.process_crash(), promise, depth, false)?;
         for state in point.power_losses(&shallow()) {
@@ -217,18 +220,19 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// New transactions after a recovery, and another crash.
+    /// Runs new transactions after a recovery, and crashes again.
     fn go_on(&mut self, store: &mut Store, found: u64, before: Promise) -> Result<(), String> {
         store.settle(found);
         for step in 0..12 {
-            // The first checkpoint after a recovery trusts what the mount found out about the other image.
+            // The first checkpoint after a recovery trusts what the mount found about the other
+            // image.
             let outcome = if step == 2 { store.checkpoint() } else { store.step() };
             outcome.map_err(|e| format!("after recovery: {e}"))?;
         }
         let point = store.world.snapshot();
         let states = store.writer.lock().unwrap().states.clone();
         let (returned, durable) = (point.mark() >> 32, point.mark() & 0xffff_ffff);
-        // What recovery found was durable only as far as it was promised before.
+        // What recovery found is durable only as far as it was promised before.
         let durable = if durable <= found { before.power.min(durable) } else { durable };
         let crashes = std::iter::once((point.process_crash(), false));
         for (state, power) in crashes.chain(point.power_losses(&shallow()).map(|s| (s, true))) {
@@ -243,7 +247,7 @@ impl Explorer<'_> {
     }
 }
 
-/// Allocates until nothing is left: nothing that is in use may be handed out, and everything free must be.
+/// Allocates until nothing is left. Nothing in use may be handed out, and everything free must be.
 fn fill(store: &Store) -> Result<(), String> {
     use std::collections::BTreeSet;
     let writer = store.writer.lock().unwrap();
@@ -274,12 +278,12 @@ fn compare_again(store: &Store, state: &State) -> Result<(), String> {
     model::compare(&store.region, state).map_err(|e| format!("after an aborted transaction that took everything: {e}"))
 }
 
-/// `SHOAL_DEEP=1` multiplies the work.
+/// Factor on the amount of work, raised by `SHOAL_DEEP=1`.
 pub fn deep() -> u64 {
     if std::env::var_os("SHOAL_DEEP").is_some() { 20 } else { 1 }
 }
 
-/// The seeds of a run: `count` from `first`, or the one in `SHOAL_SEED`.
+/// Returns the seeds of a run: `count` from `first`, or the one in `SHOAL_SEED`.
 pub fn seeds(first: u64, count: u64) -> impl Iterator<Item = u64> {
     let seeds = match std::env::var("SHOAL_SEED") {
         Ok(seed) => {

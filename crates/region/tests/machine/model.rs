@@ -1,9 +1,9 @@
-//! What the region is expected to hold: one state for every committed transaction.
+//! The expected contents of the region: one state for every committed transaction.
 //!
-//! The test's objects are listed in the roots page: a counter, then a slot reference and its window's start for each object, then
-//! words whose bits are set and cleared. Every transaction writes the counter, so a recovered region says itself
-//! which state it claims to be, and is compared with exactly that one: bytes, references, and the allocator's
-//! tables, decoded with the formats alone.
+//! The roots page lists the test's objects: a counter, then a slot reference and the start of its
+//! window for each object, then words whose bits are set and cleared. Every transaction writes the
+//! counter, so a recovered region names the state it claims to be in. It is compared with exactly
+//! that state: bytes, references, and the allocator's tables, decoded with the formats alone.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,11 +25,11 @@ pub fn word_at(word: usize) -> Offset {
     ROOTS_AT + 2048 + word as u64 * 8
 }
 
-/// An allocated piece and what was written into a window of it.
+/// An allocated piece, and the bytes written into a window of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
     pub slot: SlotRef,
-    /// Where in the piece the window begins.
+    /// Offset of the window in the piece.
     pub start: u64,
     pub bytes: Arc<Vec<u8>>,
 }
@@ -47,7 +47,7 @@ pub struct State {
     pub words: [u64; WORDS],
 }
 
-/// The state the region claims to be in.
+/// Returns the state that the region claims to be in.
 pub fn claimed(region: &Region) -> Result<u64, String> {
     region.read_u64(ROOTS_AT).map_err(|e| format!("reading the counter: {e}"))
 }
@@ -88,7 +88,7 @@ pub fn compare(region: &Region, state: &State) -> Result<(), String> {
     Ok(())
 }
 
-/// Every piece the region's tables call allocated.
+/// Returns every piece that the region's tables call allocated.
 fn allocated(region: &Region) -> Result<BTreeSet<SlotRef>, String> {
     let superblock = region.superblock();
     let table = region

@@ -1,8 +1,9 @@
 //! A region on simulated media, driven by seeded steps, with the model's state after every transaction.
 //!
-//! Rules: the world's mark is `returned << 32 | durable`, counted in transactions; it is set after every call, so a crash
-//! point knows what was promised when it was taken. A checkpoint commits further transactions from within its
-//! copying, at moments the seed chooses, so that fuzzy images are reached without threads.
+//! Rules: the world's mark is `returned << 32 | durable`, counted in transactions. It is set after
+//! every call, so a crash point knows what was promised when it was taken. A checkpoint commits
+//! further transactions in the middle of its copy, at moments chosen by the seed, which gives fuzzy
+//! images without threads.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -17,33 +18,33 @@ use super::media::{DuringCopy, Plant, PlantedImage, PlantedLog, PlantedMemory, S
 use super::model::{OBJECTS, Object, State, WORDS, claimed, compare, object_at, word_at};
 
 pub const REGION_BYTES: u64 = 26 * SEGMENT;
-/// Small enough to wrap around every dozen transactions.
+/// Small enough to wrap around about every dozen transactions.
 pub const RING_BYTES: u64 = 4096;
-/// Bytes of a piece that are written and compared.
+/// Bytes written and compared in each piece.
 const WINDOW: u64 = 700;
-/// The same for a few pieces of `logged` stores, so that their log fills, and reuses, segments.
+/// The same for a few pieces of `logged` stores, so that their log fills and reuses segments.
 const LONG_WINDOW: u64 = 6000;
 
-/// How a store's machine was started: which boot, and how many openings before.
+/// How a store was started: its boot, and the number of openings before.
 #[derive(Clone, Copy)]
 pub struct Boot {
     pub boot: u8,
     pub opening: u64,
 }
 
-/// Transactions and what they should lead to.
+/// Transactions and their expected results.
 pub struct Writer {
     pub random: Random,
     pub states: Vec<Arc<State>>,
-    /// LSN of each state.
+    /// The LSN of each state.
     pub lsns: Vec<Lsn>,
     world: World,
-    /// Commits a checkpoint still makes from within.
+    /// Number of commits a checkpoint may still make in the middle.
     during: u64,
     long_windows: bool,
 }
 
-/// What a checkpoint calls back.
+/// The callback from a checkpoint.
 struct Callback {
     writer: Arc<Mutex<Writer>>,
     region: Mutex<Weak<Region>>,
@@ -53,7 +54,7 @@ struct Callback {
 impl DuringCopy for Callback {
     fn page_written(&self) {
         let Some(region) = self.region.lock().unwrap().upgrade() else { return };
-        // A commit that waits for this checkpoint, because the log had no room, holds the writer itself.
+        // A commit that waits for this checkpoint because the log is full holds the writer itself.
         let Ok(mut writer) = self.writer.try_lock() else { return };
         if writer.during > 0 && writer.random.below(3) == 0 {
             writer.during -= 1;
@@ -156,7 +157,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens what is in `world`; the model's states say what it may hold.
+    /// Opens the store in `world`. The model's states say what it may hold.
     pub fn open(
         world: World,
         kind: MemoryKind,
@@ -195,7 +196,7 @@ impl Store {
         Ok(Store { world, kind, plant, writer, region, recovery, callback, boot })
     }
 
-    /// Which state the region is in; it must be one of `[low, high]` and hold exactly that.
+    /// Returns the region's state. It must be one of `[low, high]` and match the model exactly.
     pub fn verify(&self, low: u64, high: u64) -> Result<u64, String> {
         let found = claimed(&self.region)?;
         if found < low || found > high {
@@ -206,7 +207,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Makes the model agree with a recovered region and goes on from there.
+    /// Makes the model agree with a recovered region and continues from there.
     pub fn settle(&self, found: u64) {
         let mut writer = self.writer.lock().unwrap();
         writer.states.truncate(found as usize + 1);
@@ -215,13 +216,13 @@ impl Store {
         writer.mark(&self.region);
     }
 
-    /// One step the seed chooses.
+    /// Performs one step chosen by the seed.
     pub fn step(&mut self) -> Result<(), String> {
         let choice = self.writer.lock().unwrap().random.below(100);
         match choice {
             0..78 => {
                 let (writer, region) = (self.writer.clone(), self.region.clone());
-                // Fences are bound to threads: let others commit too.
+                // Fences are bound to threads, so let other threads commit too.
                 match choice % 8 {
                     0 => std::thread::spawn(move || writer.lock().unwrap().commit(&region)).join().unwrap(),
                     _ => writer.lock().unwrap().commit(&region),
@@ -239,7 +240,7 @@ impl Store {
         }
     }
 
-    /// A transaction or a checkpoint while the disk is full: nothing of it may remain.
+    /// Tries a transaction or a checkpoint while the disk is full. It must leave nothing behind.
     fn without_room(&mut self) -> Result<(), String> {
         let (call, nth) = {
             let random = &mut self.writer.lock().unwrap().random;
@@ -295,14 +296,14 @@ impl Store {
 }
 
 impl Writer {
-    /// Tells the world what has been promised by now.
+    /// Records in the world what has been promised by now.
     pub fn mark(&mut self, region: &Region) {
         let durable_lsn = region.durable_lsn();
         let durable = self.lsns.iter().rposition(|&lsn| lsn <= durable_lsn).unwrap_or(0) as u64;
         self.world.set_mark((self.states.len() as u64 - 1) << 32 | durable);
     }
 
-    /// One transaction of a few changes; some are dropped, and some find no room.
+    /// Commits one transaction of a few changes. Some are dropped, and some find no room.
     pub fn commit(&mut self, region: &Region) -> Result<(), String> {
         let mut tx = region.begin();
         let mut next = State::clone(self.states.last().expect("there is a first state"));

@@ -1,6 +1,7 @@
-//! A promise and a commit that depends on there being none, at every moment of a flush.
+//! A promise and a commit that depends on its absence, at every moment of a flush.
 //!
-//! The log calls back in the middle of its flush. Used by the test of promises and by the hunt for planted bugs.
+//! The log calls back in the middle of its flush. Used by the test of promises and by the search
+//! for planted bugs.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -88,7 +89,7 @@ fn demand(holds: bool, what: &str) -> std::result::Result<(), String> {
 
 type Flush = (&'static str, fn(&Region));
 
-/// The callers that flush the log.
+/// The code paths that flush the log.
 const FLUSHES: [Flush; 3] = [
     ("sync", |region| region.sync().expect("synced")),
     ("callback", |region| {
@@ -99,7 +100,7 @@ const FLUSHES: [Flush; 3] = [
     ("checkpoint", |region| region.checkpoint().expect("written")),
 ];
 
-/// A record that depends on nothing being promised is refused from the moment a flush begins that promises it.
+/// A commit that depends on nothing being promised is refused from the moment a flush promises it.
 pub fn a_flush_under_way_is_a_promise() -> std::result::Result<(), String> {
     for (name, flush) in FLUSHES {
         let (region, log) = region();

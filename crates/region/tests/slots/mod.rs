@@ -1,8 +1,9 @@
-//! A mount reads the bitmaps of segments when it needs them, and then knows them as well as one that reads all.
+//! A mount that reads the bitmaps of segments on demand knows them as well as a mount that reads
+//! all of them.
 //!
-//! The region's memory counts which segments are touched. Slots are freed and allocated in an order that a seed gives,
-//! over mounts that were ended cleanly and others that were cut off, with transactions abandoned on the way.
-//! Left out: the tests themselves (`used_slots`); the hunt for planted bugs looks here, too.
+//! The region's memory records which segments are touched. Slots are freed and allocated in seeded
+//! order, over mounts that ended cleanly or were cut off, with transactions abandoned on the way.
+//! Left out: the tests themselves (`used_slots`). The search for planted bugs uses these cases too.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,7 @@ use shoal_sim::{Random, SimMemory, World};
 
 const SEGMENTS: u64 = 96;
 
-/// Memory that notes the segments whose first page is read.
+/// Memory that records the segments whose first page is read.
 struct Noted {
     inner: Arc<dyn PersistentMemory>,
     read: Mutex<BTreeSet<u64>>,
@@ -54,11 +55,11 @@ impl PersistentMemory for Noted {
     }
 }
 
-/// `hints`: the image may say how many slots are in use.
+/// Opens the newest image. Without `hints`, its counts of used slots are erased.
 fn open(world: &World, boot: u8, hints: bool) -> (Region, Arc<Noted>) {
     let (newest, superblock, anchor) = newest_image(&images(world)).unwrap();
     if !hints {
-        // Behind sums and stale map of a region of so many pages.
+        // They lie after the sums and the stale map of a region with this many pages.
         let pages = superblock.region_bytes / PAGE;
         let stale = (superblock.region_bytes + pages * 4).next_multiple_of(PAGE);
         world.image(newest).write((stale + 16 + pages.div_ceil(64) * 8).next_multiple_of(PAGE), &[0; 8]).unwrap();
@@ -95,7 +96,7 @@ pub fn a_mount_reads_no_bitmap_that_nothing_asks_for() {
     let of_class = |read: &BTreeSet<u64>| slots.iter().filter(|s| read.contains(&s.segment())).count();
     let (region, memory) = open(&world, 3, true);
     assert_eq!(of_class(&memory.read.lock().unwrap()), 0, "bitmaps read by the mount");
-    // How far ahead room is reserved on the host is of this mount alone.
+    // The space reserved ahead on the host differs from mount to mount.
     let Space { backed_bytes, backed_usable_bytes, reserved_bytes, .. } = space;
     assert_eq!(Space { backed_bytes, backed_usable_bytes, reserved_bytes, ..region.space() }, space);
     let mut tx = region.begin();
@@ -104,7 +105,7 @@ pub fn a_mount_reads_no_bitmap_that_nothing_asks_for() {
     let read: BTreeSet<u64> = memory.read.lock().unwrap().clone();
     assert!(slots.iter().all(|s| read.contains(&s.segment()) == (s.segment() == slots[0].segment())));
     drop(region);
-    // Cut off: what replay touches is read, the rest is not.
+    // After a cut-off mount, the segments that replay touches are read, others are not.
     let (region, memory) = open(&world, 4, true);
     let read: BTreeSet<u64> = memory.read.lock().unwrap().clone();
     assert!(slots.iter().all(|s| read.contains(&s.segment()) == (s.segment() == slots[0].segment())));
@@ -135,7 +136,7 @@ pub fn what_is_left_unread_is_allocated_and_freed_as_if_it_were_read() {
                         tx.commit().unwrap();
                     }
                     18 => {
-                        // Abandoned, and counted as in use by a checkpoint that ends meanwhile.
+                        // Abandoned, but counted as in use by a checkpoint that ends meanwhile.
                         let mut tx = region.begin();
                         tx.alloc(200).unwrap();
                         if step % 3 == 0 {
@@ -146,7 +147,7 @@ pub fn what_is_left_unread_is_allocated_and_freed_as_if_it_were_read() {
                 }
             }
             if boot == 8 {
-                // Whole segments become empty, and serve another class.
+                // Whole segments become empty and go to another class.
                 held.drain(..).for_each(|slot| {
                     let mut tx = region.begin_reclaim();
                     tx.free(slot).unwrap();
@@ -162,7 +163,7 @@ pub fn what_is_left_unread_is_allocated_and_freed_as_if_it_were_read() {
             let places: BTreeSet<Offset> = held.iter().map(|slot| slot.offset()).collect();
             assert_eq!(places.len(), held.len(), "seed {seed} boot {boot}: a slot given to two");
         }
-        // Every slot that is free by the bitmaps can be had, and no other.
+        // Every slot that is free by the bitmaps can be allocated, and no other.
         let all_read = open(&world, 20, false).0.space();
         let (region, _) = open(&world, 21, true);
         let mut taken: BTreeSet<Offset> = held.iter().map(|slot| slot.offset()).collect();
@@ -182,7 +183,8 @@ pub fn what_is_left_unread_is_allocated_and_freed_as_if_it_were_read() {
     }
 }
 
-/// Moves what is held out of the segments that are drained, all there are; how many were freed by that.
+/// Moves the held slots out of all segments that can be drained. Returns how many segments that
+/// freed.
 fn compact(region: &Region, held: &mut [SlotRef]) -> u64 {
     let before = region.free_segments();
     let victims = region.drain(u64::MAX, u64::MAX, false);
@@ -216,7 +218,7 @@ pub fn segments_whose_bitmaps_are_unread_are_emptied_as_if_they_were_read() {
                 }
                 kept
             });
-            // Abandoned, and counted as in use by the checkpoint.
+            // Abandoned, but counted as in use by the checkpoint.
             let mut tx = region.begin();
             (0..40).for_each(|_| assert!(!tx.alloc(200).unwrap().is_none()));
             region.checkpoint().unwrap();
@@ -224,7 +226,7 @@ pub fn segments_whose_bitmaps_are_unread_are_emptied_as_if_they_were_read() {
         }
         let (region, _) = open(&world, 3, true);
         assert!(compact(&region, &mut held) > 10, "seed {seed}: little was freed");
-        // A bitmap may show less in use than the image said, and so that there is more to gain.
+        // A bitmap may show fewer slots in use than the image said, so that there is more to gain.
         assert!((0..3).any(|_| compact(&region, &mut held) == 0), "seed {seed}: it does not come to an end");
         let places: BTreeSet<Offset> = held.iter().map(|slot| slot.offset()).collect();
         assert_eq!(places.len(), held.len(), "seed {seed}: a slot given to two");
@@ -261,7 +263,7 @@ pub fn an_abandoned_run_leaves_the_bitmaps_of_the_segments_it_was_to_take() {
     }
     let rest = || (0..3).map(|_| region.discard_free()).sum::<u64>();
     assert!(rest() > 60 * (SEGMENT - PAGE));
-    // Of the class they had in the table still, these segments are free in the volatile state alone.
+    // The table still assigns these segments to a class. They are free only in the volatile state.
     {
         let mut tx = region.begin();
         let run = tx.alloc(40 * SEGMENT).unwrap();
@@ -275,7 +277,8 @@ pub fn an_abandoned_run_leaves_the_bitmaps_of_the_segments_it_was_to_take() {
     assert_eq!(region.space().usable_bytes, usable);
 }
 
-/// Ordinary transactions leave segments to those that free some: a full store can be emptied, whatever that takes.
+/// Ordinary transactions leave segments for transactions that free some, so a full store can always
+/// be emptied.
 pub fn a_full_region_has_room_for_what_frees_some() {
     for len in [200, 900, 30_000, SEGMENT, 3 * SEGMENT] {
         let world = new_world();

@@ -1,6 +1,8 @@
-//! Log writes that a disk answers and does not make, and the crashes after which nothing is missing that a flush had covered.
+//! Log writes that a disk acknowledges but does not make, and crashes after which nothing is
+//! missing that a flush had covered.
 //!
-//! A store of one slot; transaction n stores n into it. Used by the test of witnesses and by the hunt for planted bugs.
+//! A store of one slot. Transaction n stores n in it. Used by the test of witnesses and by the
+//! search for planted bugs.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -11,7 +13,7 @@ use shoal_sim::{Call, Fault, FaultPlan, Limits, SimMemory, World};
 use crate::logged::{geometry, images, parts, world};
 
 const REGION_BYTES: u64 = 16 * SEGMENT;
-/// More than a missing record may have for the chain to be followed over it.
+/// Data of a long record (bytes). Five of them exceed `GAP_BYTES_MAX`.
 pub const LONG: usize = 300 << 10;
 
 pub fn media(world: &World, boot: u8) -> Parts {
@@ -20,7 +22,7 @@ pub fn media(world: &World, boot: u8) -> Parts {
     parts(world, SimMemory::volatile(REGION_BYTES, Some(from)), boot)
 }
 
-/// A sealed store and its slot.
+/// Makes a sealed store, and returns its slot.
 pub fn store() -> (World, Region, SlotRef) {
     let world = world();
     let parts = parts(&world, SimMemory::volatile(REGION_BYTES, None), 1);
@@ -33,7 +35,7 @@ pub fn store() -> (World, Region, SlotRef) {
     (world, region, slot)
 }
 
-/// Transaction `n`, with `len` bytes.
+/// Commits transaction `n`, with `len` bytes.
 pub fn commit(region: &Region, slot: SlotRef, n: u64, len: usize) {
     let mut tx = region.begin();
     tx.write(slot.offset(), &n.to_le_bytes()).expect("fits");
@@ -41,14 +43,14 @@ pub fn commit(region: &Region, slot: SlotRef, n: u64, len: usize) {
     tx.commit().expect("committed");
 }
 
-/// The transaction that an opening finds to be the last.
+/// Returns the last transaction that an opening finds.
 pub fn last(world: &World, slot: SlotRef, boot: u8) -> Result<u64, Error> {
     let (region, _) = Region::open(media(world, boot), true)?;
     let bytes = region.read_vec(slot.offset(), 8)?;
     Ok(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
 }
 
-/// From now on the `nth` append and the `count - 1` behind it are answered and not made.
+/// Makes the `nth` append and the next `count - 1` acknowledged but not made.
 pub fn lose_appends(world: &World, nth: u64, count: u64) {
     for nth in nth..nth + count {
         world.fail(FaultPlan { call: Call::LogAppend, nth, for_good: false, fault: Fault::Lie });
@@ -59,8 +61,8 @@ pub fn limits() -> Limits {
     Limits { subset_units: 6, torn: 4, each: 8, samples: 16 }
 }
 
-/// Writes that were lost, however many and whatever their length, and flushed with others behind them: no opening may miss them,
-/// be it after the death of the process or of the machine.
+/// Lost writes, followed by others and flushed with them, in any number and length. No opening may
+/// miss them, after the death of the process or of the machine.
 pub fn lost_appends_are_found() -> Result<(), String> {
     const COUNT: u64 = 9;
     for len in [20, 3000, LONG - 8] {
@@ -82,7 +84,7 @@ pub fn lost_appends_are_found() -> Result<(), String> {
             for (state, boot) in states {
                 match last(&state.open(), slot, boot) {
                     Err(Error::LogGap { .. }) => {}
-                    // With the last two all the witnesses of it went.
+                    // All witnesses of the loss disappeared with the last two records.
                     Ok(n) if nth == 6 && boot == 2 && n == 2 + nth - 1 => {}
                     other => return Err(format!("{name}, {}: {other:?}", state.name())),
                 }

@@ -1,24 +1,25 @@
-//! The figures of a drive, and five drives.
+//! The figures of a drive, and five drives to choose from.
 //!
-//! Owns: [`Drive`] with its [`SeekCurve`] and [`Zone`]s; the two drives of the virtual-log paper, the two of the report on update
-//! policies, and a zoned one of today.
-//! Rules: a track is a whole number of blocks, so that none straddles two tracks (72 sectors are 9 blocks of 4 KiB,
-//! 256 are 32; zones are given that way). What the sources do not state is chosen here, and said so beside it.
-//! Skew is the smallest number of sectors that hides the switch it is for.
+//! Owns: [`Drive`] with its [`SeekCurve`] and [`Zone`]s; the two drives of the virtual-log paper,
+//! the two of the report on update policies, and a zoned drive of today.
+//! Rules: a track is a whole number of blocks, so that no block straddles two tracks (72 sectors
+//! are 9 blocks of 4 KiB, 256 are 32; zones are given that way). Values that the sources do not
+//! state are chosen here and marked as chosen. Skew is the smallest number of sectors that hides
+//! the switch it is for.
 
 /// Time of a seek over `d` cylinders (ms): `a + b * sqrt(d)` up to the knee, `c + e * d` beyond, 0 for none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SeekCurve {
     pub a_ms: f64,
     pub b_ms: f64,
-    /// Cylinders: the last distance of the first part.
+    /// Last distance of the first part (cylinders).
     pub knee: u32,
     pub c_ms: f64,
     pub e_ms: f64,
 }
 
 impl SeekCurve {
-    /// Time to move the arm over so many cylinders and settle (ns).
+    /// Returns the time to move the arm over this many cylinders and settle (ns).
     pub fn seek_ns(&self, cylinders: u32) -> u64 {
         let distance = f64::from(cylinders);
         let ms = match cylinders {
@@ -30,14 +31,14 @@ impl SeekCurve {
     }
 }
 
-/// Neighbouring cylinders with equally many sectors on a track.
+/// Adjacent cylinders with the same number of sectors per track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
     pub cylinders: u32,
     pub sectors_per_track: u32,
     /// Skew: distance from the first sector of a track to that of the next track in its cylinder (sectors).
     pub track_skew: u32,
-    /// The same from the last track of a cylinder to the first of the next (sectors).
+    /// Skew from the last track of a cylinder to the first of the next (sectors).
     pub cylinder_skew: u32,
 }
 
@@ -45,34 +46,35 @@ pub struct Zone {
 pub struct Drive {
     pub name: &'static str,
     pub sector_bytes: u32,
-    /// Unit of placement: 4 KiB, 2 KiB where tracks are no multiple of that, single sectors in tests.
+    /// Unit of placement: 4 KiB, 2 KiB where a track is no multiple of 4 KiB, single sectors in
+    /// tests.
     pub sectors_per_block: u32,
     pub tracks_per_cylinder: u32,
     /// One turn of the platters (ns).
     pub revolution_ns: u64,
-    /// From one track of a cylinder to another (ns); a seek includes it.
+    /// Time to switch from one track of a cylinder to another (ns). A seek includes it.
     pub head_switch_ns: u64,
     pub seek: SeekCurve,
     /// Overhead of each command (ns).
     pub overhead_ns: u64,
-    /// From the outermost inwards.
+    /// Zones from the outermost inwards.
     pub zones: Vec<Zone>,
-    /// Read-ahead behind a read, while the drive is idle and up to the cylinder's end (bytes).
+    /// Read-ahead behind a read while the drive is idle, at most up to the cylinder's end (bytes).
     pub read_ahead_bytes: u64,
-    /// Bandwidth of the bus, which reads from the buffer pay for (bytes a second).
+    /// Bandwidth of the bus, which limits reads from the buffer (bytes a second).
     pub bus_bytes_per_s: u64,
 }
 
-/// One turn at so many turns a minute (ns).
+/// Returns the time of one turn at `rpm` turns a minute (ns).
 const fn revolution_ns(rpm: u64) -> u64 {
     (60_000_000_000 + rpm / 2) / rpm
 }
 
 impl Drive {
-    /// HP 97560 (1991), 1.3 GB. Cylinders, tracks, sectors, speed, switch, seek curve and overhead are the paper's; the
-    /// head switch is 1.6 ms, the paper's table has 2.5. Skew of 8 and 18 sectors hides the head switch (7.7 sectors) and a
-    /// seek of one cylinder (17.5). Buffer of 128 KB and SCSI at 10 MB/s: Ruemmler and Wilkes, *An introduction to disk
-    /// drive modeling* (1994).
+    /// HP 97560 (1991), 1.3 GB. Cylinders, tracks, sectors, speed, seek curve and overhead are the
+    /// paper's. The head switch is 1.6 ms; the paper's table has 2.5. Skew of 8 and 18 sectors
+    /// hides the head switch (7.7 sectors) and a seek of one cylinder (17.5). Buffer of 128 KB and
+    /// SCSI at 10 MB/s: Ruemmler and Wilkes, *An introduction to disk drive modeling* (1994).
     pub fn hp97560() -> Drive {
         Drive {
             name: "HP97560",
@@ -89,9 +91,10 @@ impl Drive {
         }
     }
 
-    /// Seagate ST19101 (1997) as the paper simulates it: 16 tracks, 256 sectors in one zone, 10,000 rpm, head switch and
-    /// shortest seek 0.5 ms, overhead 0.1 ms. Chosen: 6526 cylinders, of which slices use the first ones only; the curve
-    /// through 0.5 ms at one cylinder and 8 ms at a third of the stroke; 512 KB of buffer; a bus of 40 MB/s.
+    /// Seagate ST19101 (1997) as the paper simulates it: 16 tracks, 256 sectors in one zone, 10,000
+    /// rpm, head switch and shortest seek 0.5 ms, overhead 0.1 ms. Chosen: 6526 cylinders, of which
+    /// slices use only the first; a curve through 0.5 ms at one cylinder and 8 ms at a third of the
+    /// stroke; 512 KB of buffer; a bus of 40 MB/s.
     pub fn st19101() -> Drive {
         Drive {
             name: "ST19101",
@@ -108,10 +111,12 @@ impl Drive {
         }
     }
 
-    /// DEC RZ58, the faster disk of the report on update policies: 18 ms mean access, 3.8 to 5.0 MB/s, no reordering. 18 ms is
-    /// taken as a mean seek of 12.5 ms over the whole disk and half a turn at 5400 rpm. Chosen: 15 tracks, four zones from
-    /// 108 down to 84 sectors (4.98 to 3.87 MB/s), 1880 cylinders, 1.39 GB; seeks of 2.5 ms to the next cylinder, growing with the
-    /// root of the distance; head switch 1.2 ms; 2 ms of each command for drive, bus and a host of 1990; no read-ahead.
+    /// DEC RZ58, the faster disk of the report on update policies: 18 ms mean access, 3.8 to 5.0
+    /// MB/s, no reordering. The 18 ms are taken as a mean seek of 12.5 ms over the whole disk and
+    /// half a turn at 5400 rpm. Chosen: 15 tracks, four zones from 108 down to 84 sectors (4.98 to
+    /// 3.87 MB/s), 1880 cylinders, 1.39 GB; seeks of 2.5 ms to the next cylinder, growing with the
+    /// root of the distance; head switch 1.2 ms; 2 ms for each command in drive, bus and a host of
+    /// 1990; no read-ahead.
     pub fn rz58() -> Drive {
         let zone = |sectors_per_track: u32, track_skew: u32, cylinder_skew: u32| Zone {
             cylinders: 470,
@@ -134,9 +139,10 @@ impl Drive {
         }
     }
 
-    /// DEC RZ57, the slower one: 23 ms mean access, 2.2 MB/s. 23 ms is a mean seek of 14.7 ms and half a turn at
-    /// 3600 rpm; 72 sectors a track are 2.21 MB/s. Chosen: 15 tracks, 1856 cylinders, 1.03 GB; seeks of 3 ms to the next
-    /// cylinder, growing with the root of the distance; head switch 1.5 ms; overhead and buffer as the RZ58's.
+    /// DEC RZ57, the slower disk: 23 ms mean access, 2.2 MB/s. The 23 ms are a mean seek of 14.7 ms
+    /// and half a turn at 3600 rpm; 72 sectors a track give 2.21 MB/s. Chosen: 15 tracks, 1856
+    /// cylinders, 1.03 GB; seeks of 3 ms to the next cylinder, growing with the root of the
+    /// distance; head switch 1.5 ms; overhead and buffer as for the RZ58.
     pub fn rz57() -> Drive {
         Drive {
             name: "RZ57",
@@ -153,9 +159,10 @@ impl Drive {
         }
     }
 
-    /// A drive like those sold in the 2020s, of no maker: 7200 rpm, sectors of 4 KiB, 8 zones from 480 down to 240
-    /// sectors a track (236 to 118 MB/s), four heads, 144,000 cylinders, 0.8 TB. Seeks of 1.0 ms to the next
-    /// cylinder, 8.5 ms over a third of the stroke; head switch 0.9 ms; 0.05 ms a command; SATA at 550 MB/s.
+    /// A generic drive like those sold in the 2020s: 7200 rpm, sectors of 4 KiB, 8 zones from 480
+    /// down to 240 sectors a track (236 to 118 MB/s), four heads, 144,000 cylinders, 0.8 TB. Seeks
+    /// take 1.0 ms to the next cylinder and 8.5 ms over a third of the stroke; head switch 0.9 ms;
+    /// 0.05 ms a command; SATA at 550 MB/s.
     pub fn zoned() -> Drive {
         // 0.9 ms and 1.0 ms are 10.8% and 12% of a turn of 8.33 ms.
         let zone = |sectors_per_track: u32| Zone {
@@ -171,7 +178,7 @@ impl Drive {
             tracks_per_cylinder: 4,
             revolution_ns: revolution_ns(7200),
             head_switch_ns: 900_000,
-            // Both parts meet at the knee, where their slopes are equal within 2%.
+            // Both parts meet at the knee, and their slopes there are equal within 2%.
             seek: SeekCurve { a_ms: 0.9675, b_ms: 0.03252, knee: 30_000, c_ms: 3.7502, e_ms: 9.5e-5 },
             overhead_ns: 50_000,
             zones: [480, 460, 440, 410, 380, 340, 290, 240].map(zone).to_vec(),
@@ -180,7 +187,7 @@ impl Drive {
         }
     }
 
-    /// The first so many cylinders of this drive, as a drive.
+    /// Returns a drive that consists of the first `cylinders` cylinders of this one.
     pub fn slice(mut self, cylinders: u32) -> Drive {
         let mut left = cylinders;
         for zone in &mut self.zones {
@@ -192,23 +199,25 @@ impl Drive {
         self
     }
 
-    /// The same mechanics, with each sector placed by itself: for comparing with closed forms over sectors.
+    /// Returns the same mechanics with single sectors as the unit of placement, to compare with
+    /// closed forms over sectors.
     pub fn with_single_sectors(mut self) -> Drive {
         self.sectors_per_block = 1;
         self
     }
 
-    /// Bytes placed as one.
+    /// Returns the size of the unit of placement (bytes).
     pub fn block_bytes(&self) -> u64 {
         u64::from(self.sector_bytes) * u64::from(self.sectors_per_block)
     }
 
-    /// Time of a sector of a zone under the head (ns).
+    /// Returns the time a sector of a zone takes to pass under the head (ns).
     pub fn sector_ns(&self, zone: &Zone) -> f64 {
         self.revolution_ns as f64 / f64::from(zone.sectors_per_track)
     }
 
-    /// From one place of the arm and head to another (ns); 0 if both are the same track.
+    /// Returns the time to move from one arm and head position to another (ns): 0 if both are on
+    /// the same track.
     pub(crate) fn switch_ns(&self, from: (u32, u32), to: (u32, u32)) -> (u64, u64) {
         if from.0 != to.0 {
             let seek_ns = self.seek.seek_ns(from.0.abs_diff(to.0));

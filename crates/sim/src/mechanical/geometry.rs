@@ -1,8 +1,9 @@
 //! Place of a sector: cylinder, head and angle.
 //!
-//! Owns: the order of sectors (track by track in a cylinder, cylinder by cylinder inwards), skew, and angles. Rules: an angle
-//! is the time from the platter's zero mark to it (ns, below one turn), rounded down from its exact fraction of a turn;
-//! spans are differences of such angles, so that neighbouring sectors meet without a gap however long a transfer is.
+//! Owns: the order of sectors (track by track in a cylinder, cylinder by cylinder inwards), skew,
+//! and angles. Rules: an angle is the time from the platter's zero mark to it (ns, below one turn),
+//! rounded down from its exact fraction of a turn. Spans are differences of such angles, so
+//! adjacent sectors meet without a gap however long a transfer is.
 
 use std::ops::Range;
 
@@ -13,11 +14,11 @@ use super::drive::{Drive, Zone};
 pub struct Place {
     pub cylinder: u32,
     pub head: u32,
-    /// Sector on its track, counted from the track's first.
+    /// Sector within its track, counted from the track's first.
     pub sector: u32,
-    /// Sectors of its track.
+    /// Sectors per track at this place.
     pub sectors_per_track: u32,
-    /// Place of the track's first sector, in sectors of this track from the zero mark.
+    /// Position of the track's first sector, in sectors of this track from the zero mark.
     pub skew: u32,
 }
 
@@ -27,7 +28,7 @@ impl Place {
     }
 }
 
-/// Zones with what comes before them.
+/// A zone, with the number of sectors and cylinders before it.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     zone: Zone,
@@ -67,7 +68,7 @@ impl Geometry {
         }
     }
 
-    /// Sectors of the whole disk.
+    /// Returns the number of sectors of the disk.
     pub fn sectors(&self) -> u64 {
         self.sectors
     }
@@ -76,7 +77,7 @@ impl Geometry {
         self.cylinders
     }
 
-    /// Blocks of the whole disk.
+    /// Returns the number of blocks of the disk.
     pub fn blocks(&self) -> u64 {
         self.sectors / u64::from(self.sectors_per_block)
     }
@@ -89,7 +90,7 @@ impl Geometry {
         self.sectors_per_block.into()
     }
 
-    /// The place of a sector of the disk.
+    /// Returns the place of a sector of the disk.
     pub fn place(&self, sector: u64) -> Place {
         assert!(sector < self.sectors, "sector {sector} of {}", self.sectors);
         let start = &self.starts[self.starts.partition_point(|start| start.sector <= sector) - 1];
@@ -99,7 +100,7 @@ impl Geometry {
         self.on_track(start, track / tracks, track % tracks, (within % u64::from(per_track)) as u32)
     }
 
-    /// The first place of a track.
+    /// Returns the first sector of a track and its place.
     pub(super) fn first_of(&self, cylinder: u32, head: u32) -> (u64, Place) {
         let start = &self.starts[self.starts.partition_point(|start| start.cylinder <= cylinder) - 1];
         let in_zone = cylinder - start.cylinder;
@@ -122,25 +123,25 @@ impl Geometry {
         }
     }
 
-    /// The angle at which the `sector`-th of a place's track begins (ns, below one turn).
+    /// Returns the angle at which sector `sector` of a place's track begins (ns, below one turn).
     pub(super) fn angle_ns(&self, place: &Place, sector: u32) -> u64 {
         let slot = u64::from((place.skew + sector) % place.sectors_per_track);
         slot * self.revolution_ns / u64::from(place.sectors_per_track)
     }
 
-    /// Time of `count` sectors from `place` on, all on its track (ns).
+    /// Returns the time that `count` sectors from `place` on take, all on its track (ns).
     pub(super) fn span_ns(&self, place: &Place, count: u32) -> u64 {
         let per_track = u64::from(place.sectors_per_track);
         let begin = u64::from((place.skew + place.sector) % place.sectors_per_track);
         (begin + u64::from(count)) * self.revolution_ns / per_track - begin * self.revolution_ns / per_track
     }
 
-    /// Time from one instant until the platter is at an angle (ns, below one turn).
+    /// Returns the time from `at_ns` until the platter reaches an angle (ns, below one turn).
     pub(super) fn until_ns(&self, angle_ns: u64, at_ns: u64) -> u64 {
         (angle_ns + self.revolution_ns - at_ns % self.revolution_ns) % self.revolution_ns
     }
 
-    /// Ranges of blocks that lie on one track.
+    /// Returns the ranges of blocks that share a track.
     pub fn tracks(&self) -> Vec<Range<u64>> {
         let mut tracks = vec![];
         for start in &self.starts {

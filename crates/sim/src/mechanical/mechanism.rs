@@ -1,8 +1,9 @@
-//! Arm and platter: what a request costs, and where a write could begin soonest.
+//! Arm and platter: what a request costs, and where a write can begin soonest.
 //!
-//! Owns: the place of the arm, the read-ahead under way, and the cost of requests by cause. Rules: nothing here keeps time; the
-//! caller says what time it is, and gets back how long a request takes. Read-ahead runs in what time passes between requests
-//! and ends with the next one; the arm is then on the track it has reached. A query moves nothing.
+//! Owns: the position of the arm, the read-ahead in progress, and the cost of requests by cause.
+//! Rules: nothing here keeps time; the caller passes in the time and gets back how long a request
+//! takes. Read-ahead uses the time between requests and ends with the next one; the arm is then on
+//! the track that the read-ahead reached. A query moves nothing.
 
 use std::ops::Range;
 
@@ -28,12 +29,12 @@ pub struct Position {
 /// Time spent on requests, by cause (ns, simulated).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
-    /// Requests, those without any bytes included; commands charged alone are not counted.
+    /// Requests, including those without any bytes. Commands charged alone are not counted.
     pub requests: u64,
-    /// Reads answered, at least in part, by what was read ahead.
+    /// Reads served at least partly from read-ahead.
     pub buffer_hits: u64,
     pub overhead_ns: u64,
-    /// Moving the arm, switches between cylinders inside a transfer included.
+    /// Time to move the arm, including switches between cylinders inside a transfer.
     pub seek_ns: u64,
     pub head_switch_ns: u64,
     pub rotation_ns: u64,
@@ -56,14 +57,14 @@ impl Spent {
     }
 }
 
-/// Sectors that are being read though nobody has asked for them yet.
+/// Sectors that the drive reads though nobody has asked for them yet.
 #[derive(Clone, Debug)]
 struct ReadAhead {
     /// First sector in the buffer.
     held: u64,
-    /// Sectors on their way.
+    /// Sectors still being read.
     sectors: Range<u64>,
-    /// When the first of them came under the head, at the earliest (ns).
+    /// Earliest time at which the first of them came under the head (ns).
     from_ns: u64,
 }
 
@@ -86,14 +87,15 @@ impl Mechanism {
         Position { cylinder, head, angle_ns: now_ns % site.drive.revolution_ns }
     }
 
-    /// The track the arm is on; read-ahead may have carried it on.
+    /// Returns the track the arm is on. Read-ahead may have moved it.
     fn track_at(&self, site: &Site, now_ns: u64) -> (u32, u32) {
         let Some(ahead) = &self.ahead else { return self.track };
         self.read_ahead(site, ahead, now_ns).1
     }
 
-    /// When sectors of the read-ahead have been read: how many by `now_ns`, on which track the arm is, and when the last of
-    /// `ahead.sectors` will have been read (ns).
+    /// Follows the read-ahead. Returns the number of sectors read by `now_ns`, the track that the
+    /// arm is on by then, and the time at which the last of `ahead.sectors` will have been read
+    /// (ns).
     fn read_ahead(&self, site: &Site, ahead: &ReadAhead, now_ns: u64) -> (u64, (u32, u32), u64) {
         let (mut at_ns, mut done, mut track, mut last) = (ahead.from_ns, 0, self.track, self.track);
         let mut sector = ahead.sectors.start;
@@ -120,7 +122,8 @@ impl Mechanism {
         (done, track, at_ns)
     }
 
-    /// Time from `start_ns` after `now_ns` until a transfer of a block could begin (ns).
+    /// Returns the time until a transfer of a block could begin (ns), counted from `start_ns` after
+    /// `now_ns`.
     pub fn wait_ns(&self, site: &Site, now_ns: u64, start_ns: u64, block: u64) -> u64 {
         let place = site.geometry.place(block * site.geometry.sectors_per_block());
         let (seek_ns, head_ns) = site.drive.switch_ns(self.track_at(site, now_ns + start_ns), place.track());
@@ -129,7 +132,8 @@ impl Mechanism {
         moved_ns + site.geometry.until_ns(angle_ns, now_ns + start_ns + moved_ns)
     }
 
-    /// The cost of a request; the arm is where it ends. No sectors: only the overhead.
+    /// Returns the cost of a request and leaves the arm where the request ends. Without sectors the
+    /// cost is only the overhead.
     pub fn serve(&mut self, site: &Site, now_ns: u64, start_ns: u64, sectors: Range<u64>, is_read: bool) -> Spent {
         let mut progress =
             Progress { cost: Spent { requests: 1, overhead_ns: start_ns, ..Spent::default() }, track: self.track };
@@ -149,7 +153,7 @@ impl Mechanism {
         self.end(site, now_ns, sectors.end, is_read, progress)
     }
 
-    /// A read that begins with sectors the drive has, or is about to have.
+    /// Serves a read that begins with sectors that the drive has read or is about to read.
     fn serve_from_buffer(
         &mut self,
         site: &Site,
@@ -170,7 +174,7 @@ impl Mechanism {
             let limit = self.limit(site, sectors.end);
             let mut ahead = hit.clone();
             if in_buffer == hit.sectors.end && limit > in_buffer {
-                // Reading ahead had come to its end; there is room in the buffer again.
+                // Read-ahead had finished; the buffer has room again.
                 self.track = track;
                 ahead = ReadAhead { held: hit.held, sectors: in_buffer..limit, from_ns: begin_ns };
             } else {
@@ -179,8 +183,9 @@ impl Mechanism {
             self.ahead = Some(ahead);
             return progress.cost;
         }
-        // The rest comes from the platter. The sector under the head is read on, not waited for a whole turn: the
-        // transfer begins at the end of the last sector read.
+        // The rest comes from the platter. The drive continues with the sector under the head
+        // instead of waiting a whole turn, so the transfer begins at the end of the last sector
+        // read.
         let (_, _, due_ns) =
             self.read_ahead(site, &ReadAhead { sectors: hit.sectors.start..sectors.end, ..hit.clone() }, begin_ns);
         progress.cost.transfer_ns += (due_ns.saturating_sub(begin_ns)).max(bus_ns);
@@ -199,7 +204,7 @@ impl Mechanism {
         progress.cost
     }
 
-    /// The sector at which the read-ahead behind a read ends; the read ends before `end`.
+    /// Returns the sector at which read-ahead stops after a read that ends before `end`.
     fn limit(&self, site: &Site, end: u64) -> u64 {
         let last = site.geometry.place(end - 1);
         let (first, _) = site.geometry.first_of(last.cylinder, 0);
@@ -207,8 +212,9 @@ impl Mechanism {
         (end + site.drive.read_ahead_bytes / u64::from(site.drive.sector_bytes)).min(first + per_cylinder)
     }
 
-    /// See `Head::nearest`. On the way to the last cylinder a further one is looked at only while the seek alone is shorter
-    /// than the best wait so far; behind the wrap the first cylinder with a free block is taken.
+    /// Implements `Head::nearest`. Towards the last cylinder, the search goes on only while the
+    /// seek alone is shorter than the best wait so far. After wrapping around, it takes the first
+    /// cylinder with a free block.
     pub fn nearest(&self, site: &Site, now_ns: u64, start_ns: u64, is_free: &dyn Fn(u64) -> bool) -> Option<u64> {
         let at = self.track_at(site, now_ns + start_ns);
         let begin_ns = now_ns + start_ns;
@@ -229,7 +235,7 @@ impl Mechanism {
     }
 }
 
-/// The soonest free block of a cylinder, if sooner than `best` (wait in ns, block).
+/// Updates `best` (wait in ns, block) with the soonest free block of a cylinder, if that is sooner.
 fn soonest_in(
     site: &Site,
     at: (u32, u32),
@@ -240,7 +246,7 @@ fn soonest_in(
 ) {
     let tracks = site.geometry.tracks_per_cylinder();
     let per_block = site.geometry.sectors_per_block() as u32;
-    // The head's own track first: of two equal waits the one without a switch is taken.
+    // The head's own track comes first, so that of two equal waits the one without a switch wins.
     for head in (0..tracks).map(|step| (at.1 + step) % tracks) {
         let (first, place) = site.geometry.first_of(cylinder, head);
         let (seek_ns, head_ns) = site.drive.switch_ns(at, (cylinder, head));
@@ -249,11 +255,12 @@ fn soonest_in(
         let wait_ns = |block: u32| {
             moved_ns + site.geometry.until_ns(site.geometry.angle_ns(&place, block * per_block), begin_ns + moved_ns)
         };
-        // The block that comes first under the head; from it on, waits only grow.
+        // The block that comes first under the head. Waits only grow from it on.
         let angle_ns = (begin_ns + moved_ns) % site.drive.revolution_ns;
         let sector = next_sector(&place, angle_ns, site.drive.revolution_ns);
         let next = sector.div_ceil(per_block) % blocks;
-        // Asking is cheap, waits cost divisions: one for a track whose first block comes too late, one for what is found.
+        // Testing a block is cheap; computing a wait costs divisions. Compute one wait for a track
+        // whose first block comes too late, and one for the block found.
         if best.is_some_and(|(best_ns, _)| wait_ns(next) >= best_ns) {
             continue;
         }
@@ -268,10 +275,10 @@ fn soonest_in(
     }
 }
 
-/// The sector of a place's track that begins next at or after an angle.
+/// Returns the sector of a place's track that begins next at or after an angle.
 fn next_sector(place: &Place, angle_ns: u64, revolution_ns: u64) -> u32 {
     let per_track = u64::from(place.sectors_per_track);
-    // Angles are rounded down: the slot whose rounded angle is the least one not below `angle_ns`.
+    // Angles are rounded down: find the slot with the least rounded angle not below `angle_ns`.
     let mut slot = angle_ns * per_track / revolution_ns;
     while slot * revolution_ns / per_track < angle_ns {
         slot += 1;
@@ -279,7 +286,7 @@ fn next_sector(place: &Place, angle_ns: u64, revolution_ns: u64) -> u32 {
     ((slot + per_track - u64::from(place.skew)) % per_track) as u32
 }
 
-/// Lets sectors pass under the heads, track by track.
+/// Moves sectors under the heads, track by track, and adds up the cost.
 fn transfer(site: &Site, begin_ns: u64, sectors: Range<u64>, progress: &mut Progress) {
     let mut at_ns = begin_ns;
     let mut sector = sectors.start;

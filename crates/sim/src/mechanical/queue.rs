@@ -1,9 +1,10 @@
 //! Requests that wait for a mechanical disk.
 //!
-//! Owns: [`DiskQueue`], which carries out one request at a time, and the [`Order`] in which they are taken. Rules: serving lets the
-//! disk's clock pass to the end of the request; whatever comes in that time is put in afterwards and takes part in the next
-//! choice. Requests only take time: no bytes move, since who queues here times requests. Left out: merging of neighbours, and
-//! priorities (who wants them keeps requests out of the queue).
+//! Owns: [`DiskQueue`], which carries out one request at a time, and the [`Order`] in which it
+//! takes them. Rules: serving a request advances the disk's clock to the end of the request.
+//! Requests that arrive meanwhile are pushed afterwards and take part in the next choice. Requests
+//! only take time: no bytes move, because callers use the queue for timing. Left out: merging of
+//! adjacent requests, and priorities (a caller that wants them keeps requests out of the queue).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,17 +12,17 @@ use shoal_media::Result;
 
 use super::MechanicalDisk;
 
-/// Which of the waiting requests is served next.
+/// Selects which waiting request is served next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// The one that came first.
+    /// The oldest request.
     #[default]
     Fifo,
-    /// The next in the direction of rising addresses; behind the last, the lowest.
+    /// The next request in the direction of rising addresses; after the last, the lowest.
     Elevator,
 }
 
-/// A request that waits. `tag` is the caller's, to know it again.
+/// A waiting request. The caller recognizes it by `tag`.
 #[derive(Clone, Copy, Debug)]
 struct Waiting<T> {
     at: u64,
@@ -38,26 +39,26 @@ pub struct Served<T> {
     pub service_ns: u64,
 }
 
-/// A queue of requests of equal length before a disk.
+/// A queue of requests of equal length in front of a disk.
 pub struct DiskQueue<T> {
     disk: MechanicalDisk,
     order: Order,
     request_bytes: u64,
     fifo: VecDeque<Waiting<T>>,
-    /// By address and number, with the number of the next.
+    /// Waiting requests by address and number.
     sorted: BTreeMap<(u64, u64), Waiting<T>>,
     number: u64,
-    /// Behind the last request served (address).
+    /// Address behind the last request served.
     at: u64,
 }
 
 impl<T: Copy> DiskQueue<T> {
-    /// All requests have this length (bytes), a multiple of the sector.
+    /// Creates a queue of requests of `request_bytes` bytes each, a multiple of the sector.
     pub fn new(disk: MechanicalDisk, order: Order, request_bytes: u64) -> DiskQueue<T> {
         DiskQueue { disk, order, request_bytes, fifo: VecDeque::new(), sorted: BTreeMap::new(), number: 0, at: 0 }
     }
 
-    /// Requests that wait.
+    /// Returns the number of waiting requests.
     pub fn len(&self) -> usize {
         self.fifo.len() + self.sorted.len()
     }
@@ -66,7 +67,7 @@ impl<T: Copy> DiskQueue<T> {
         self.len() == 0
     }
 
-    /// Puts a request for the bytes from `at` on in.
+    /// Adds a request for the bytes from `at` on.
     pub fn push(&mut self, at: u64, is_read: bool, tag: T) {
         let waiting = Waiting { at, is_read, tag };
         self.number += 1;
@@ -76,7 +77,7 @@ impl<T: Copy> DiskQueue<T> {
         }
     }
 
-    /// Serves the next request, until it is done; None if none waits.
+    /// Serves the next request to its end. Returns None if none is waiting.
     pub fn serve(&mut self) -> Option<Result<Served<T>>> {
         let next = match self.order {
             Order::Fifo => self.fifo.pop_front(),

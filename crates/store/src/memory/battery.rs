@@ -1,9 +1,10 @@
-//! The region of a `battery` store: in place, or brought back from the image saved last.
+//! The region of a `battery` store: in place, or restored from the last saved image.
 //!
-//! The memory may be lost (the battery did not hold), or merely absent (its file system is not mounted). The two cannot
-//! be told apart, so only a complete image is restored without being asked for; any other choice is the operator's
-//! (`--restore`). A region that an image replaces is kept under another name. `shoal_region::compare` judges whether
-//! region or image is the store. Opening without writing (`-o ro`, `df`) neither makes a region nor changes one.
+//! The memory may be lost (the battery did not hold), or merely absent (its file system is not
+//! mounted). The two cannot be told apart, so only a complete image is restored without being asked
+//! for; any other choice is the operator's (`--restore`). A region that an image replaces is kept
+//! under another name. `shoal_region::compare` decides whether the region or the image is the
+//! store. Opening without writing (`-o ro`, `df`) neither creates nor changes a region.
 
 use std::fs;
 use std::path::Path;
@@ -38,7 +39,8 @@ fn make(directory: &Directory, path: &Path, bytes: u64) -> Outcome<RegionMedia> 
     Ok(RegionMedia { memory, log: None, images: Some(shared(&images::create(directory)?)), survives_power_loss: true })
 }
 
-/// A region that a mount would refuse is not the store, even if it is sound.
+/// Opens the media for a check. A region that a mount would refuse is not the store, even if it is
+/// sound.
 fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let store = &Resting { restore: false, ..*store };
     let images = images::open(store.directory, Access::Read)?;
@@ -48,7 +50,7 @@ fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
         found.memory = Some(open(path, &images, store, true)?);
     } else {
         found.refused = image_in_place_of(path, &images, store).err();
-        // Who asks for a restore goes on with devices of a later time.
+        // An operator who asks for a restore accepts devices of a later time.
         found.restored = found.refused.is_some();
     }
     Ok(found)
@@ -58,9 +60,10 @@ fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
 enum Found {
     Nothing,
     Region(Arc<dyn PersistentMemory>),
-    /// A region that was restored, and that no mount has gone on from: it holds nothing but the image.
+    /// A restored region that no mount has used yet. It holds nothing but the image.
     Unused(Arc<dyn PersistentMemory>),
-    /// A region that is damaged, or is not the one the images were saved from; with its incarnation.
+    /// A region that is damaged, or is not the one the images were saved from, with its
+    /// incarnation.
     Refused(Failure, u64),
 }
 
@@ -78,7 +81,8 @@ fn open(
             return Err(Failure::new(path.display(), "the region is there, and it is newer than the saved image")
                 .remedy("mount without --restore; to go on from the image all the same, move the region away first"));
         }
-        // The bulk devices may be the reason, where nobody had asked for the restore.
+        // A restore may be asked for because of the bulk devices, after an earlier one that was not
+        // asked for.
         (Found::Nothing, _) | (Found::Unused(_), true) => None,
         (Found::Refused(_, incarnation), true) => Some(incarnation),
     };
@@ -89,11 +93,12 @@ fn open(
         shoal_region::place_anchor(&anchor, &memory);
         return Ok(Arc::new(memory));
     }
-    // The region gets its name when it is whole, so that an interrupted restore begins again.
+    // The region gets its name only when it is complete, so that an interrupted restore starts
+    // over.
     let new = beside(path, "new");
     match OwnRegion::with_uuid(&new, store.uuid) {
         Ok(earlier) => earlier.map_or(Ok(()), OwnRegion::remove)?,
-        // What an attempt leaves that was cut off before it had written a superblock.
+        // An attempt was interrupted before it wrote a superblock.
         Err(_) if shoal_host::is_blank(&new) => fs::remove_file(&new).during(new.display())?,
         Err(failure) => return Err(failure.remedy("move it away; the region is restored under this name first")),
     }
@@ -113,7 +118,7 @@ fn open(
     if refused.is_none()
         && let Some(unused) = OwnRegion::with_uuid(path, store.uuid)?
     {
-        // It holds nothing but the image.
+        // The replaced region holds nothing but the image.
         unused.remove()?;
     }
     shoal_host::rename_to_new(&new, path).map_err(Failure::of)?;
@@ -126,7 +131,7 @@ fn no_image(path: &Path, cause: shoal_region::Error) -> Failure {
         .remedy("if its file system is not mounted, mount it first")
 }
 
-/// The image from which a missing region may be restored: its index, its superblock, its anchor.
+/// The image from which a missing region may be restored: its index, superblock and anchor.
 fn image_in_place_of(
     path: &Path,
     images: &[Arc<HostImage>; 2],
@@ -176,7 +181,7 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read
     memory.read(SUPERBLOCK_AT, &mut page);
     let superblock = match Superblock::decode(&page) {
         Ok(superblock) => superblock,
-        // Not to be taken back to an older image.
+        // Do not fall back to an older image.
         Err(error) if is_later(&error) => return Err(Failure::new(path.display(), error).remedy(LATER)),
         Err(error) => return damaged(error.into()),
     };
@@ -194,7 +199,7 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read
         Err(error) => return damaged(error.into()),
     };
     let memory: Arc<dyn PersistentMemory> = Arc::new(memory);
-    // Old records replayed over newer bytes would give a state that never existed.
+    // Replaying old records over newer bytes would give a state that never existed.
     let end = match shoal_region::ring_end(&memory, &superblock, &anchor) {
         Ok(end) => end,
         Err(error) => {

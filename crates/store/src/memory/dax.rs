@@ -1,7 +1,7 @@
 //! `dax` memory: a region in persistent memory that the processor addresses, mapped in place.
 //!
-//! There is no image, because the region itself is durable. On a file system that refuses MAP_SYNC a store survives
-//! only a crash of the process; every report of what may be lost says so.
+//! There is no image, because the region itself is durable. On a file system that refuses MAP_SYNC
+//! a store survives only a process crash; every report on possible losses says so.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -24,8 +24,9 @@ fn make(directory: &Directory, _: &Path, bytes: u64) -> Outcome<RegionMedia> {
     Ok(RegionMedia { memory, log: Some(log), images, survives_power_loss: true })
 }
 
-/// An image is as long as its region, and a segment of the log has its length: a checkpoint or a record that a limit stops in its middle
-/// would end the store's service.
+/// Refuses a region that a limit on file lengths does not allow. An image is as long as its region,
+/// and a log segment has its own length. A checkpoint or record that the limit stopped in the
+/// middle would end the store's service.
 fn fits_files(directory: &Directory, region_bytes: u64) -> Outcome<()> {
     shoal_host::refuse_beyond_limit(region_bytes.max(SEGMENT_BYTES)).during(directory.display())
 }

@@ -1,8 +1,9 @@
 //! The memory of a store: its kind, making and opening its media, and its promises.
 //!
-//! The properties of a kind are a row in `shoal_format::memory`; a module here makes and opens its media, and [`means`]
-//! leads to that module. Everything else in this crate asks for properties, never for a kind. Rules: opening makes
-//! nothing; the error for a missing part says how to bring it back. Left out: bulk storage (`media`).
+//! The properties of a kind are a row in `shoal_format::memory`. A module here makes and opens the
+//! media of a kind, and [`means`] leads to that module. Everything else in this crate asks for
+//! properties, never for a kind. Rules: opening creates nothing; the error for a missing part says
+//! how to bring it back. Left out: bulk storage (`media`).
 
 mod battery;
 mod dax;
@@ -33,7 +34,7 @@ pub struct MemoryChoice {
     path: Option<PathBuf>,
 }
 
-/// [`MemoryChoice`] as it is written in JSON.
+/// The JSON form of [`MemoryChoice`].
 #[derive(Serialize, Deserialize)]
 struct Written {
     kind: String,
@@ -76,7 +77,7 @@ impl MemoryChoice {
     /// DRAM, with its log and images in the store's directory.
     pub const LOGGED: MemoryChoice = MemoryChoice { kind: MemoryKind::Logged, path: None };
 
-    /// How each kind is written, for error messages.
+    /// The ways to write each kind, for error messages.
     fn forms() -> String {
         let mut forms: Vec<String> = MemoryKind::all()
             .map(|kind| {
@@ -91,7 +92,7 @@ impl MemoryChoice {
         format!("{} or {last}", forms.join(", "))
     }
 
-    /// The kind, as the superblock has it.
+    /// The kind, as the superblock records it.
     pub fn kind(&self) -> MemoryKind {
         self.kind
     }
@@ -101,14 +102,15 @@ impl MemoryChoice {
         self.path.as_ref()
     }
 
-    /// Most bytes of a region that this process may use, where control groups or limits leave it less memory than the machine has. The
-    /// rest is for the write-back cache, for what is under way, and for the kernel's pages of log and files.
+    /// Most bytes of a region that this process may use. `None` unless control groups or limits
+    /// leave it less memory than the machine has. The rest is for the write-back cache, for
+    /// operations under way, and for the kernel's pages of log and files.
     pub(crate) fn bytes_within_limit(&self) -> Option<u64> {
         let limit = shoal_host::memory_limit_bytes().filter(|_| self.kind.properties().images)?;
         Some((limit / 8 * 5).max(crate::format::MEMORY_BYTES_MIN))
     }
 
-    /// The same memory with the region's file at an absolute path, if there is one.
+    /// The same memory with its region's file, if any, at an absolute path.
     pub(crate) fn absolute(&self) -> std::io::Result<MemoryChoice> {
         let path = self.path.as_ref().map(std::path::absolute).transpose()?;
         Ok(MemoryChoice { kind: self.kind, path })
@@ -121,12 +123,13 @@ pub struct LossBounds {
     /// The daemon is killed; the machine runs on.
     pub process_crash: String,
     pub power_loss: String,
-    /// Possible losses although an fsync has returned.
+    /// Possible losses after an fsync has returned.
     pub after_fsync: String,
 }
 
 impl LossBounds {
-    /// `survives_power_loss` is false for `dax` memory whose file system refuses MAP_SYNC.
+    /// The bounds of a kind. `survives_power_loss` is false for `dax` memory whose file system
+    /// refuses MAP_SYNC.
     pub fn of(kind: MemoryKind, survives_power_loss: bool) -> LossBounds {
         let Loss { power_loss, after_fsync } = (means(kind).loss)(survives_power_loss);
         LossBounds { process_crash: "nothing".into(), power_loss: power_loss.into(), after_fsync: after_fsync.into() }
@@ -139,19 +142,19 @@ pub(crate) struct RegionMedia {
     /// The log's files, for memory without a ring.
     pub log: Option<Arc<dyn LogDevice>>,
     pub images: Option<[Arc<dyn ImageFile>; 2]>,
-    /// False: the memory keeps its stores through a crash of the process only, although its kind promises more.
+    /// False if stores survive only a process crash, although the memory's kind promises more.
     pub survives_power_loss: bool,
 }
 
-/// The media of a region as a checker takes them.
+/// The media of a region in the form that a checker takes.
 pub(crate) struct RestingMedia {
-    /// The region itself; `None`: the images and the log are all there is.
+    /// The region itself. `None` if there are only images and log.
     pub memory: Option<Arc<dyn PersistentMemory>>,
     pub log: Option<Arc<dyn LogDevice>>,
     pub images: Option<[Arc<dyn ImageFile>; 2]>,
-    /// Why a mount would not go on from these images.
+    /// Why a mount would refuse these images.
     pub refused: Option<Failure>,
-    /// Nothing but a restore would go on from these images, and it takes bulk devices of a later time.
+    /// Only a restore would use these images, and it accepts bulk devices of a later time.
     pub restored: bool,
 }
 
@@ -166,22 +169,22 @@ impl RestingMedia {
     }
 }
 
-/// A store whose media are to be opened, as far as memory needs to know it.
+/// The facts about a store that opening its memory's media needs.
 pub(crate) struct Resting<'a> {
     pub directory: &'a Directory,
     /// The store's uuid, in words.
     pub uuid: &'a str,
-    /// Go on from the saved image although it lacks something, or the region there is no good.
+    /// Use the saved image even if it is incomplete, or if the region there is unusable.
     pub restore: bool,
-    /// Nothing is left of a process that served the store: it was unmounted.
+    /// The store was unmounted: no trace is left of a process that served it.
     pub unmounted: bool,
     pub description: &'a Description,
 }
 
-/// What helps when a store is sound, but a later program wrote it.
+/// Remedy for a sound store that a later program wrote.
 const LATER: &str = "a later version of shoal wrote it: use that one";
 
-/// Did a later program write what this one cannot read?
+/// True if a later program wrote the part that cannot be read.
 fn is_later(error: &(dyn std::error::Error + 'static)) -> bool {
     let format = match error.downcast_ref() {
         Some(shoal_region::Error::Format(error)) => Some(error),
@@ -190,7 +193,7 @@ fn is_later(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(format, Some(FormatError::Features { .. } | FormatError::Version { .. }))
 }
 
-/// For a store whose media cannot be read.
+/// The failure for a store whose media cannot be read.
 pub(crate) fn damaged(directory: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
     let (store, error) = (directory.display(), error.into());
     if is_later(&*error) {
@@ -200,15 +203,16 @@ pub(crate) fn damaged(directory: &Path, error: impl Into<Box<dyn std::error::Err
     Failure::new(format_args!("store {store}"), error).remedy(remedy)
 }
 
-/// The region of a store that is to be replaced: held, locked, and proven to be that store's.
+/// The region of a store that is to be replaced: open, locked, and proven to be that store's.
 pub(crate) struct OwnRegion {
     path: PathBuf,
     file: FileLock,
 }
 
 impl OwnRegion {
-    /// The file at `path`, if it is the region of the store that this description made in this directory. An error says why it is not; `None`:
-    /// nothing is there. A copy of the directory has the same uuid, and its region is the original's.
+    /// Finds the file at `path`, if it is the region of the store that this description made in
+    /// this directory. The error says why it is not. `None`: the file does not exist. A copy of the
+    /// directory has the same uuid, but its region is the original's.
     pub fn find(path: &Path, description: &Description, directory: &Directory) -> Outcome<Option<OwnRegion>> {
         let Some(own) = OwnRegion::with_uuid(path, &description.uuid)? else { return Ok(None) };
         description.refuse_foreign(path.display(), own.file.file().metadata().ok().map(|found| found.uid()))?;
@@ -220,7 +224,8 @@ impl OwnRegion {
         Ok(Some(own))
     }
 
-    /// The file at `path`, if it is the region of the store with this uuid, wherever that is.
+    /// Finds the file at `path`, if it is the region of the store with this uuid, wherever that
+    /// store is.
     pub fn with_uuid(path: &Path, uuid: &str) -> Outcome<Option<OwnRegion>> {
         let file = match open_unlinked(path, Access::Read) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -238,19 +243,19 @@ impl OwnRegion {
         }
     }
 
-    /// Does this path lead to it?
+    /// True if this path leads to the region.
     pub fn is_at(&self, path: &Path) -> bool {
         Identity::at(path).is_ok_and(|found| Identity::of(self.file.file()).is_ok_and(|own| own == found))
     }
 
-    /// Gives it another name beside its own, durably: whoever needs it can give it back.
+    /// Renames the region durably to a name beside its own, so that it can be put back.
     pub fn put_aside(self) -> Outcome<PathBuf> {
         let kept = aside(&self.path)?;
         tracing::warn!("{}: the region that was there is kept as {}", self.path.display(), kept.display());
         Ok(kept)
     }
 
-    /// Removes it durably: a region found beside a new image would be taken for the store.
+    /// Removes the region durably. A region found beside a new image would be taken for the store.
     pub fn remove(self) -> Outcome<()> {
         let removed = remove_held(&self.path, self.file.file()).map_err(Failure::of)?;
         match (removed, self.path.parent()) {
@@ -260,7 +265,7 @@ impl OwnRegion {
     }
 }
 
-/// Gives a region a free name beside its own, durably; the name.
+/// Renames a region durably to a free name beside its own. Returns the name.
 fn aside(path: &Path) -> Outcome<PathBuf> {
     let kept = (1..).map(|n| beside(path, &format!("old-{n}"))).find(|kept| !kept.exists()).unwrap_or_default();
     shoal_host::rename_to_new(path, &kept).map_err(Failure::of)?;
@@ -286,9 +291,9 @@ struct Loss {
 struct Means {
     /// Makes the media of a new store in `directory`, with a region of `bytes` that is all zeros.
     make: fn(directory: &Directory, path: &Path, bytes: u64) -> Outcome<RegionMedia>,
-    /// Opens them to be used, or, `read_only`, to be looked at: nothing is changed then.
+    /// Opens the media for use. With `read_only` they are only inspected, and nothing is changed.
     open: fn(store: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia>,
-    /// Opens them for the checker.
+    /// Opens the media for the checker.
     rest: fn(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia>,
     /// Possible losses; its argument is [`RegionMedia::survives_power_loss`].
     loss: fn(survives_power_loss: bool) -> Loss,
@@ -307,19 +312,20 @@ impl MemoryChoice {
         self.path.as_deref().unwrap_or(Path::new(""))
     }
 
-    /// Makes the media of a new store in an empty directory; the region has `bytes`, all zeros.
+    /// Creates the media of a new store in an empty directory. The region has `bytes`, all zeros.
     pub(crate) fn make_media(&self, directory: &Directory, bytes: u64) -> Outcome<RegionMedia> {
         (means(self.kind).make)(directory, self.region_file(), bytes)
     }
 
-    /// A region that the description's writer could not have made is not opened, and none is made on another user's word.
+    /// Refuses a region that a foreign owner of the description could not have made. A missing
+    /// region counts too: none is made on another user's word.
     fn refuse_foreign(&self, store: &Resting<'_>) -> Outcome<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let found = std::fs::symlink_metadata(path).ok();
         store.description.refuse_foreign(path.display(), found.map(|found| found.uid()))
     }
 
-    /// Opens the region's media, to use them or, `read_only`, to look at them.
+    /// Opens the region's media for use. With `read_only` they are only inspected.
     pub(crate) fn open_media(&self, store: &Resting<'_>, read_only: bool) -> Outcome<RegionMedia> {
         self.refuse_foreign(store)?;
         (means(self.kind).open)(store, self.region_file(), read_only)

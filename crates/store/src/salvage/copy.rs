@@ -1,8 +1,10 @@
-//! The copy a salvage makes: names, contents, modes, owners, times, links and attributes in an ordinary directory.
+//! The copy that a salvage makes: names, contents, modes, owners, times, links and attributes in an
+//! ordinary directory.
 //!
-//! Rules: links are not followed and nothing is replaced: every name is newly made, so forged names cannot lead out of
-//! the target. Directories get their modes and times last, when they are complete. Properties that the target does not
-//! take (owners unless root copies, attributes) are reported, but do not count as losses.
+//! Rules: links are not followed and nothing is replaced. Every name is newly made, so forged names
+//! cannot lead out of the target. Directories get their modes and times last, when they are
+//! complete. Properties that the target does not take (owners unless root copies, attributes) are
+//! reported, but do not count as losses.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -65,7 +67,7 @@ impl<'a> Copy<'a> {
         self.target.join(Path::new(std::ffi::OsStr::from_bytes(name)))
     }
 
-    /// Sets owner, attributes, mode and times, in an order in which none undoes another.
+    /// Sets owner, attributes, mode and times, in an order in which no step undoes another.
     fn dress(&mut self, path: &Path, name: &[u8], inode: &Inode, attributes: &[(Vec<u8>, Vec<u8>)]) {
         let mut kept_back = Vec::new();
         if self.is_root {
@@ -139,7 +141,8 @@ impl Sink for Copy<'_> {
     fn make(&mut self, item: &Item<'_>) -> bool {
         let path = self.place(item.path);
         if item.path.starts_with(b"lost+found/#") {
-            // Made unless the store has one. If the name belongs to something else, nothing is made below it.
+            // Make it unless the store has one. If the name belongs to something else, nothing is
+            // made below it.
             let _ = DirBuilder::new().mode(0o700).create(self.place(b"lost+found"));
         }
         let real = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());

@@ -1,4 +1,5 @@
-//! A store's files, opened for reading alone: every write is refused, and no lock, epoch or process number is left.
+//! A store's files, opened only for reading: every write is refused, and no lock, epoch or process
+//! id is written.
 //!
 //! Rules: a file that cannot be opened is absent or reads as zeros; the salvage names the losses.
 
@@ -20,7 +21,7 @@ fn refused<T>() -> Result<T> {
     Err(MediaError::io("store", io::Error::from(io::ErrorKind::PermissionDenied)))
 }
 
-/// Fills `out`; bytes behind the end are zero.
+/// Fills `out`. Bytes behind the end of the file are zero.
 fn read_at(file: &File, at: u64, out: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < out.len() {
@@ -115,7 +116,7 @@ pub struct ReadLog {
 }
 
 impl ReadLog {
-    /// `None`: there is no log.
+    /// Opens the log's directory. `None` if there is no log.
     pub fn open(parent: &Directory, name: &str) -> Option<ReadLog> {
         let directory = parent.subdirectory(name).ok()?;
         let mut segments = BTreeMap::new();
@@ -179,7 +180,7 @@ impl LogDevice for ReadLog {
     }
 }
 
-/// Unit of requests to a file or a block device, as for its user (bytes).
+/// Unit of requests to a file or a block device, the same as for a mount (bytes).
 pub const FILE_BLOCK_BYTES: u64 = 512;
 
 pub struct ReadBulk {
@@ -190,19 +191,20 @@ pub struct ReadBulk {
 
 impl ReadBulk {
     pub fn open(path: &Path) -> io::Result<ReadBulk> {
-        // A pipe would wait for its other end.
+        // Opening a pipe would block until its other end is opened.
         let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
         let mut file = std::fs::OpenOptions::new().read(true).custom_flags(nonblock).open(path)?;
-        // The metadata of a block device has no length; its end can be sought.
+        // The metadata of a block device has no length, but seeking finds its end.
         let bytes = file.seek(SeekFrom::End(0))?;
         Ok(ReadBulk { file, bytes, place: shoal_host::place_id(path).unwrap_or(0) })
     }
 
-    /// Its size, without a last partial block.
+    /// The user that the file or device belongs to.
     pub fn owner(&self) -> Option<u32> {
         self.file.metadata().ok().map(|found| found.uid())
     }
 
+    /// Size without a partial block at the end (bytes).
     pub fn bytes(&self) -> u64 {
         self.bytes - self.bytes % FILE_BLOCK_BYTES
     }
@@ -218,7 +220,7 @@ impl BulkData for ReadBulk {
     }
 }
 
-/// Bulk storage, and what a process that was cut off held back from it.
+/// Bulk storage with the writes that a killed process held back from it.
 pub struct HeldBulk {
     pub below: Box<dyn BulkData>,
     pub cache: StoreCache,
@@ -275,7 +277,8 @@ impl BulkData for Joined {
 }
 
 impl Joined {
-    /// The device that has this byte and where it has it; the number of one that is not there.
+    /// The device that has this byte and the byte's position on it. The error is the number of a
+    /// missing device.
     fn part(&self, at: u64) -> std::result::Result<(&dyn BulkData, u64), u64> {
         let number = (at / BULK_BLOCK) >> BULK_NUMBER_SHIFT;
         let own = at - (number << BULK_NUMBER_SHIFT) * BULK_BLOCK;
@@ -290,7 +293,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that takes whole sectors only.
+    /// A server that accepts only whole sectors.
     struct Sectors(Vec<u8>);
 
     impl BlockDevice for Sectors {

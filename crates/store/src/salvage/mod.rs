@@ -1,9 +1,9 @@
 //! Copies everything readable out of a damaged store, and names the rest.
 //!
-//! The reading is `shoal_check::salvage`; here the store's files are opened, for reading alone and without touching its lock
-//! (`media`), and the copy is made (`copy`). What was saved and what was lost is in `report`.
-//! Left out: bulk storage that cannot be opened without writing (network RAM disks, virtual-log disks); its files are
-//! named as lost.
+//! `shoal_check::salvage` does the reading. This module opens the store's files only for reading
+//! and without touching its lock (`media`), and makes the copy (`copy`). `report` tells what was
+//! saved and what was lost. Left out: bulk storage that cannot be opened without writing (network
+//! RAM disks, virtual-log disks); its files are named as lost.
 
 mod copy;
 mod media;
@@ -31,7 +31,8 @@ use crate::{holder, place, user};
 
 pub use report::{Lost, Salvaged, Told};
 
-/// Copies what can be read of the store in `directory` into `target`, which is empty or not there yet. The store stays as it is.
+/// Copies everything readable in the store in `directory` into `target`, which must be empty or not
+/// exist yet. The store stays as it is.
 pub fn salvage(
     store: &Path,
     target: &Path,
@@ -39,7 +40,8 @@ pub fn salvage(
     told: &mut dyn FnMut(Told<'_>),
 ) -> Outcome<Salvaged> {
     let directory = Directory::open(&store.canonicalize().during(store.display())?).map_err(Failure::of)?;
-    // A store in use changes under the reader. Its lock is examined, not taken, because taking it would write to it.
+    // A store in use changes while it is read. The lock is examined but not taken, because taking
+    // it would write to it.
     if StoreLock::is_held(&directory).unwrap_or(false) {
         return Err(holder::in_use(directory.path()));
     }
@@ -48,7 +50,7 @@ pub fn salvage(
     }
     let description = describe(&directory)?;
     let target = prepare(target, directory.path())?;
-    // Before the files are opened: a cache has one user at a time.
+    // Ask before the files are opened, since a cache has one user at a time.
     let (machine, first_moved) = user::what_went_down(&directory, description.bulk_path(&directory));
     let power_lost = machine || cache::is_lost(&directory, &description);
     let files = Files::open(&directory, &description);
@@ -66,7 +68,7 @@ pub fn salvage(
         shoal_check::salvage(source, &mut copy, &mut show).during(directory.display())
     };
     let images = || ImageSource::Images([&files.images[0], &files.images[1]]);
-    // If the memory is gone or is not a region any more, the saved images are read.
+    // If the memory is gone or is no longer a region, the saved images are read.
     let found = match &files.memory {
         Some(memory) => match run(ImageSource::Memory(memory as &dyn PersistentMemory))? {
             Some(found) => Some(found),
@@ -94,7 +96,7 @@ pub fn salvage(
     })
 }
 
-/// A store's files, opened for reading; what cannot be opened is absent.
+/// A store's files, opened for reading. A file that cannot be opened is absent.
 struct Files {
     images: [media::ReadImage; 2],
     log: Option<media::ReadLog>,
@@ -126,7 +128,7 @@ impl Files {
     }
 }
 
-/// Why the region does not belong to its saved images, if it does not.
+/// The reason why the region does not belong to its saved images. `None` if it does.
 fn disagreement(memory: Arc<dyn PersistentMemory>, images: [Arc<dyn ImageFile>; 2]) -> Option<String> {
     if memory.len() < 4 * PAGE {
         return None;
@@ -144,7 +146,7 @@ fn disagreement(memory: Arc<dyn PersistentMemory>, images: [Arc<dyn ImageFile>; 
     Some(format!("{error}; large files may have the bytes of others, and changes may be missing"))
 }
 
-/// The description; if it is gone, the one that `format` would have written.
+/// The description. If it is gone, the one that `format` would have written.
 fn describe(directory: &Directory) -> Outcome<Description> {
     Description::read(directory).or_else(|failure| {
         if !IMAGES.iter().any(|name| directory.has(name)) {
@@ -174,7 +176,7 @@ fn prepare(target: &Path, store: &Path) -> Outcome<PathBuf> {
     Ok(canonical)
 }
 
-/// What a process that was cut off held back from a bulk device.
+/// The writes that a killed process held back from a bulk device.
 fn held(directory: &Directory, description: &Description, number: u32) -> Option<StoreCache> {
     let period = user::period(directory, description.bulk_path(directory)).ok()?;
     let (_, uuid) = description.cache_owners().into_iter().find(|(known, _)| *known == number)?;
@@ -187,7 +189,7 @@ fn held(directory: &Directory, description: &Description, number: u32) -> Option
 
 pub(crate) type Bulk = Box<dyn BulkData>;
 
-/// The bulk devices that can be opened, as one, and why others cannot.
+/// Joins the bulk devices that can be opened. Also returns why others cannot.
 pub(crate) fn bulk_data(directory: &Directory, description: &Description) -> (Option<Bulk>, Vec<String>) {
     let (mut parts, mut faults) = (Vec::new(), Vec::new());
     let first = description.bulk.as_ref().filter(|_| !description.first_removed).map(|place| (0, place));
@@ -203,7 +205,7 @@ pub(crate) fn bulk_data(directory: &Directory, description: &Description) -> (Op
     (bulk, faults)
 }
 
-/// The bulk device that a mount would take for this entry of the list.
+/// The bulk device that a mount would use for this entry of the list.
 pub(crate) fn bulk_device(directory: &Directory, description: &Description, entry: &BulkDeviceEntry) -> FoundDevice {
     let has_uuid = |place: &&NumberedPlace| entry.has_mark() && parse_uuid(&place.uuid) == Some(entry.uuid);
     let first = description.bulk.as_ref().filter(|_| entry.number == 0 && !description.first_removed);
@@ -224,7 +226,7 @@ pub(crate) fn bulk_device(directory: &Directory, description: &Description, entr
     FoundDevice { name: place.shown(directory.path()), opened: opened.map(with_held) }
 }
 
-/// A device with what a process that was cut off held back from it.
+/// A device with the writes that a killed process held back from it.
 fn with_held(below: Bulk, directory: &Directory, description: &Description, number: u32) -> Bulk {
     match held(directory, description, number) {
         Some(cache) => Box::new(media::HeldBulk { below, cache }),

@@ -1,6 +1,7 @@
 //! The result of a salvage: saved files, losses, and messages in between.
 //!
-//! The report travels as JSON (`shoal salvage --json`); the sentence of a loss names path, bytes and reason.
+//! The report is printed as JSON (`shoal salvage --json`). The sentence of a loss names path, bytes
+//! and reason.
 
 use serde::Serialize;
 
@@ -17,11 +18,11 @@ pub struct Salvaged {
     /// Inodes without a name; they are in `lost+found`.
     pub unnamed: u64,
     pub lost: Vec<Lost>,
-    /// What is remarkable about the store and no loss.
+    /// Remarks on the store that are no losses.
     pub notes: Vec<String>,
 }
 
-/// Something that could not be read, or could not be made in the copy.
+/// Data that could not be read, or could not be made in the copy.
 #[derive(Debug, Serialize)]
 pub struct Lost {
     pub path: Option<String>,
@@ -33,7 +34,7 @@ pub struct Lost {
 /// A message of a salvage in progress.
 pub enum Told<'a> {
     Lost(&'a Lost),
-    /// Something about the store that is no loss.
+    /// A remark on the store that is no loss.
     Note(&'a str),
     /// Properties that the target did not take; this is not a loss.
     NotKept {

@@ -62,7 +62,7 @@ impl Metadata {
         self.file_type().is_symlink()
     }
 
-    /// Bytes; for a directory its number of entries.
+    /// Length in bytes; for a directory, its number of entries.
     #[allow(clippy::len_without_is_empty)] // As in std::fs.
     pub fn len(&self) -> u64 {
         self.0.size
@@ -136,7 +136,7 @@ impl<'v> ReadDir<'v> {
         let batch = &mut self.batch;
         let mut take = |entry: shoal_fs::DirEntry<'_>| {
             if entry.name != b"." && entry.name != b".." {
-                // `d_type` is the mode's type without the bits below.
+                // `d_type` is the mode's type, shifted down by 12 bits.
                 let kind = FileType((entry.kind as u16) << 12);
                 batch.push_back(DirEntry {
                     name: OsString::from_vec(entry.name.to_vec()),

@@ -1,7 +1,8 @@
 //! An open file of a volume.
 //!
-//! Rules: a file that is open keeps its contents when its last name goes, until it is closed. Reads and writes name
-//! their offset; there is no shared position. Concurrent calls on one file are carried out one after the other.
+//! Rules: an open file keeps its contents until it is closed, even if its last name is removed.
+//! Reads and writes name their offset; there is no shared position. Concurrent calls on one file
+//! are carried out one after the other.
 
 use std::io;
 use std::path::Path;
@@ -55,19 +56,20 @@ impl<'v> File<'v> {
             let caller = Caller { hold: true, ..volume.caller };
             match volume.fs.mknod(&caller, place.parent.ino(), &place.name, S_IFREG as u32 | 0o666, 0) {
                 Ok(attr) => return Ok(File { volume, held: Held::taken(&volume.fs, attr.ino) }),
-                // Another thread made the file first; it is opened.
+                // Another thread created the file first, so open it.
                 Err(Error::Exists) => {}
                 Err(error) => return Err(told(error)),
             }
         }
     }
 
-    /// Reads from byte `at`; returns how many bytes there are, fewer than asked for only at the file's end.
+    /// Reads from byte `at`. Returns the number of bytes read, which is smaller than requested only
+    /// at the file's end.
     pub fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize> {
         self.volume.fs.read(self.held.ino(), at, out).map_err(told)
     }
 
-    /// Writes at byte `at`; a gap behind the old end reads as zeros.
+    /// Writes at byte `at`. A gap behind the old end reads as zeros.
     pub fn write_all_at(&self, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.volume.fs.write(self.held.ino(), at, bytes).map_err(told)? {
@@ -84,7 +86,7 @@ impl<'v> File<'v> {
         self.volume.fs.setattr(self.held.ino(), &change).map(drop).map_err(told)
     }
 
-    /// The file's present attributes.
+    /// The file's current attributes.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.volume.fs.getattr(self.held.ino()).map(Metadata::of).map_err(told)
     }

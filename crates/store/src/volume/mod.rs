@@ -1,11 +1,16 @@
 //! A store's file system for programs that embed Shoal: calls shaped like those of `std::fs`, without a mount.
 //!
-//! Rules: the effect of a call survives a crash of this process once the call has returned, and a power loss about a
-//! second later or once [`Volume::sync`] or [`File::sync_all`] has returned; this is for `logged` memory, and as under
-//! a mount. Permissions are not checked: a program that can open the store may do everything. Names are paths from the
-//! volume's root; symbolic links are followed within the volume. A volume is closed with [`Volume::close`], which says
-//! whether the store is clean; dropping a volume tries to close it and ignores errors. Threads: one for the log, one
-//! for the bulk device, one for checkpoints and one for compaction, as a mount has.
+//! Rules:
+//! - Once a call has returned, its effect survives a crash of this process. It survives a power
+//!   loss about a second later, or once [`Volume::sync`] or [`File::sync_all`] has returned. This
+//!   holds for `logged` memory, as under a mount.
+//! - Permissions are not checked: a program that can open the store may do everything.
+//! - Names are paths from the volume's root. Symbolic links are followed within the volume.
+//! - A volume is closed with [`Volume::close`], which reports whether the store is clean. Dropping
+//!   a volume tries to close it and only logs errors.
+//! - Threads: one for the log, one for the bulk device, one for checkpoints, one for spilling and
+//!   one for packing and compaction, as a mount has.
+//!
 //! Left out: extended attributes, special files, permission checks.
 
 mod entries;
@@ -63,7 +68,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Opens the file system of the store in `directory`. Waits for a last user that is just ending.
+    /// Opens the file system of the store in `directory`. Waits for a previous user that is just
+    /// ending.
     pub fn open(directory: impl AsRef<Path>) -> Outcome<Volume> {
         Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, false)
     }
@@ -89,7 +95,8 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Makes everything durable and the store clean. A [`File`] borrows the volume, so every file is closed by then.
+    /// Makes everything durable and the store clean. A [`File`] borrows the volume, so all files
+    /// are closed by then.
     pub fn close(mut self) -> Outcome<()> {
         self.shut_down()
     }
@@ -123,7 +130,7 @@ impl Volume {
         Ok(Metadata::of(self.find(path.as_ref(), false)?.attr))
     }
 
-    /// Does the path lead to anything?
+    /// True if the path leads to something.
     pub fn exists(&self, path: impl AsRef<Path>) -> io::Result<bool> {
         match self.metadata(path) {
             Ok(_) => Ok(true),
@@ -132,7 +139,7 @@ impl Volume {
         }
     }
 
-    /// Opens a file for reading and writing; truncates it if it exists, makes it if not.
+    /// Opens a file for reading and writing. Truncates an existing file, creates a missing one.
     pub fn create(&self, path: impl AsRef<Path>) -> io::Result<File<'_>> {
         File::create(self, path.as_ref())
     }
@@ -151,7 +158,7 @@ impl Volume {
         Ok(bytes)
     }
 
-    /// Replaces the contents of a file; makes the file if it does not exist.
+    /// Replaces the contents of a file. Creates the file if it does not exist.
     pub fn write(&self, path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> io::Result<()> {
         self.create(path)?.write_all_at(contents.as_ref(), 0)
     }
@@ -183,20 +190,20 @@ impl Volume {
         ReadDir::open(self, path.as_ref())
     }
 
-    /// Renames a file or directory, replacing whatever has the new name.
+    /// Renames a file or directory, replacing what has the new name.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (from, to) = (self.walk(from.as_ref(), false)?, self.walk(to.as_ref(), false)?);
         let renamed = self.fs.rename(from.parent.ino(), &from.name, to.parent.ino(), &to.name, RenameMode::Replace);
         renamed.map_err(told)
     }
 
-    /// Gives a file a further name.
+    /// Gives a file another name.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let (original, link) = (self.find(original.as_ref(), false)?, self.walk(link.as_ref(), false)?);
         self.fs.link(original.held.ino(), link.parent.ino(), &link.name, false).map(drop).map_err(told)
     }
 
-    /// Makes a symbolic link with these contents.
+    /// Makes a symbolic link with `original` as its contents.
     pub fn symlink(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let link = self.walk(link.as_ref(), false)?;
         let target = original.as_ref().as_os_str().as_bytes();
@@ -210,7 +217,7 @@ impl Volume {
         Ok(std::ffi::OsString::from_vec(target).into())
     }
 
-    /// Removes a name of anything but a directory.
+    /// Removes a name of anything except a directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let Walked { parent, name, .. } = self.walk(path.as_ref(), false)?;
         self.fs.unlink(parent.ino(), &name).map_err(told)
@@ -287,7 +294,7 @@ fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
     ])
 }
 
-/// The engine's error as an error of the operating system.
+/// Converts an engine error to an I/O error.
 fn told(error: Error) -> io::Error {
     let kind = io::Error::from_raw_os_error(error.errno()).kind();
     io::Error::new(kind, error)

@@ -1,6 +1,7 @@
-//! A volume in use: across its closing and a crash of its process, and the errors it returns.
+//! A volume in use: across closing and a crash of its process, and the errors it returns.
 //!
-//! The stores are real ones in scratch directories. Left out: the engine (`shoal_fs`), power losses (its own tests).
+//! The stores are real ones in scratch directories. Left out: the engine (`shoal_fs`), power losses
+//! (its own tests).
 
 use std::collections::BTreeSet;
 
@@ -53,7 +54,7 @@ fn what_was_written_is_there_when_the_volume_is_opened_again() {
     assert!(Store::acquire(&path, Duration::ZERO).unwrap().was_unmounted());
 }
 
-/// Set in the child process: the store that it writes to and dies with.
+/// Environment variable that tells the child process which store to write to before it aborts.
 const CHILD: &str = "SHOAL_TEST_VOLUME";
 
 #[test]

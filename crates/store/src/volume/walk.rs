@@ -13,7 +13,7 @@ use shoal_fs::{Attr, Error, Fs, Ino, ROOT};
 
 use super::{Volume, told};
 
-/// Most symbolic links followed on the way to one file, as in the kernel.
+/// Maximum number of symbolic links followed on the way to one file, as in the kernel.
 const LINKS_MAX: u32 = 40;
 
 /// A reference to an inode, returned when it is dropped.
@@ -23,7 +23,7 @@ pub(super) struct Held<'v> {
 }
 
 impl<'v> Held<'v> {
-    /// Takes over a reference that was taken already.
+    /// Takes over a reference that was already taken.
     pub(super) fn taken(fs: &'v Fs, ino: Ino) -> Held<'v> {
         Held { fs, ino }
     }
@@ -50,7 +50,7 @@ pub(super) struct Found<'v> {
     pub attr: Attr,
 }
 
-/// The end of a path: a name in a directory, and the inode of that name, if there is one.
+/// The end of a path: a name in a directory, and the inode of that name if it exists.
 pub(super) struct Walked<'v> {
     pub parent: Held<'v>,
     /// Empty for the root.
@@ -64,7 +64,7 @@ impl Volume {
         self.walk(path, follow)?.found.ok_or_else(|| told(Error::NotFound))
     }
 
-    /// Goes to the end of a path; with `follow` also through a symbolic link at its end.
+    /// Walks to the end of a path. With `follow`, also follows a symbolic link at its end.
     pub(super) fn walk(&self, path: &Path, follow: bool) -> io::Result<Walked<'_>> {
         if path.as_os_str().is_empty() {
             return Err(told(Error::NotFound));
@@ -96,7 +96,7 @@ impl Volume {
                 at = held;
             }
         }
-        // The root, or a link to it.
+        // The path leads to the root, or a link led there.
         let attr = fs.getattr(at.ino).map_err(told)?;
         Ok(Walked { parent: Held::root(fs)?, name: vec![], found: Some(Found { held: at, attr }) })
     }

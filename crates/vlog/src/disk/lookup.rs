@@ -1,7 +1,8 @@
-//! Reading: from the batch, or else from the place that the map names.
+//! Reading: from the batch, otherwise from the place that the map names.
 //!
-//! Owns: looking blocks up, and comparing them with their checksums. A block that fails is looked up again under the lock of the
-//! log, while no thread writes: it may have been written or moved meanwhile. Left out: how a batch is written (`disk`).
+//! Owns: looking up blocks, and comparing them with their checksums. A block that fails is looked
+//! up again under the lock of the log, while no thread writes, because it may have been written or
+//! moved meanwhile. Left out: how a batch is written (`disk`).
 
 use shoal_format::vlog::{BLOCK, Entry};
 use shoal_media::{MediaError, Result, block};
@@ -23,7 +24,7 @@ impl VirtualLog {
         self.read_blocks(first, out)
     }
 
-    /// Reads whole blocks; neighbours on the device are read at once.
+    /// Reads whole blocks. Blocks adjacent on the device are read together.
     pub(super) fn read_blocks(&self, first: u32, out: &mut [u8]) -> Result<()> {
         let count = (out.len() / BLOCK) as u32;
         let mut entries = Vec::with_capacity(count as usize);
@@ -68,8 +69,9 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Reads a block that was not what the map had said: it was written or moved in between, or the map refers to a
-    /// write under way, or the device has lost it. While no thread writes it is clear which.
+    /// Reads a block that did not match the map. It was written or moved in between, or the map
+    /// refers to a write under way, or the device lost it. While no thread writes, the cause is
+    /// unambiguous.
     fn read_again(&self, logical: u32, out: &mut [u8]) -> Result<()> {
         let _log = self.lock();
         match self.held(logical) {

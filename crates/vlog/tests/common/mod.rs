@@ -1,9 +1,10 @@
-//! Shared by the tests of the virtual log: a small disk, a random workload with a model, and the judge of a crash.
+//! Shared by the tests of the virtual log: a small disk, a random workload with a model, and the
+//! judge after a crash.
 //!
-//! A block of the model is eight tags, one for each sector: a sector with tag 0 is zeros, any other its tag repeated.
-//! The model keeps every content a block ever had, with the number of the operation that wrote it. After a crash a
-//! block must hold its contents at the last completed flush, or something written to it since.
-//! Everything is a function of the seed.
+//! A block of the model is eight tags, one for each sector. A sector with tag 0 is zeros, any other
+//! sector repeats its tag. The model keeps every content a block ever had, with the number of the
+//! operation that wrote it. After a crash, a block must hold its contents at the last completed
+//! flush, or something written to it since. Everything depends only on the seed.
 
 #![allow(dead_code)]
 
@@ -23,7 +24,7 @@ const SECTORS: usize = BLOCK / SECTOR;
 /// The tags of a block.
 pub type Content = [u64; SECTORS];
 
-/// A head over tracks of 32 blocks that only ever moves on.
+/// A head over tracks of 32 blocks that only moves forward.
 pub struct Sweep {
     blocks: u64,
     at: std::sync::Mutex<u64>,
@@ -33,7 +34,7 @@ impl Head for Sweep {
     fn nearest(&self, is_free: &dyn Fn(u64) -> bool) -> Option<u64> {
         let mut at = self.at.lock().unwrap();
         let found = (*at..self.blocks).chain(0..*at).find(|&block| is_free(block))?;
-        // Far enough that neighbours are not written one behind the other.
+        // Skip ahead, so that neighbouring blocks are not written consecutively.
         *at = (found + 3) % self.blocks;
         Some(found)
     }
@@ -45,17 +46,17 @@ impl Head for Sweep {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// With checkpoints, of map blocks small enough that there are some.
+    /// With checkpoints whose map blocks are small, so that there are several.
     Segments,
-    /// With more segments between two checkpoints than are free on a disk that is full.
+    /// With more segments between two checkpoints than a full disk has free.
     Larger,
-    /// Without, as earlier versions made it.
+    /// Without checkpoints, as made by earlier versions.
     Earlier,
     Anywhere,
 }
 
 impl Kind {
-    /// One of them for each seed, disks with checkpoints most often.
+    /// Chooses a kind by seed, most often one with checkpoints.
     pub fn of(seed: u64) -> Kind {
         match seed % 12 {
             0 | 3 | 6 | 9 => Kind::Anywhere,
@@ -69,7 +70,7 @@ impl Kind {
         matches!(self, Kind::Segments | Kind::Larger)
     }
 
-    /// Blocks of the device below.
+    /// Number of blocks of the device below.
     pub fn blocks(self) -> u64 {
         match self {
             Kind::Segments => 4 + 12 * 32 + 48,
@@ -107,8 +108,8 @@ pub fn ask(disk: &dyn BlockDevice, request: Request) -> Result<Vec<u8>, MediaErr
     receiver.recv().unwrap()
 }
 
-/// A sector with this tag. It ends with its own CRC32C, as much of what programs write does: the CRC32C of the whole is the
-/// same for all tags.
+/// Returns a sector with this tag. It ends with its own CRC32C, like much of what programs write,
+/// so the CRC32C of the whole is the same for all tags.
 fn sector_of(tag: u64) -> Vec<u8> {
     let mut sector = tag.to_le_bytes().repeat(SECTOR / 8);
     if tag != 0 {
@@ -135,7 +136,7 @@ pub fn content_of(block: &[u8]) -> Result<Content, String> {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Tags from a sector on.
+    /// Writes tags from a sector on.
     Write {
         sector: usize,
         tags: Vec<u64>,
@@ -152,14 +153,14 @@ enum Step {
     Close,
 }
 
-/// The contents of every block over time.
+/// The history of every block's contents.
 #[derive(Clone)]
 pub struct Model {
-    /// For each block its contents with the operation that wrote them.
+    /// For each block, its contents and the operations that wrote them.
     history: Vec<Vec<(u64, Content)>>,
-    /// Operations that were flushes.
+    /// Numbers of the operations that were flushes.
     flushes: Vec<u64>,
-    /// Operations done.
+    /// Number of operations done.
     pub done: u64,
 }
 
@@ -182,7 +183,7 @@ impl Model {
         }
     }
 
-    /// Is `content` possible for `block` after a crash when `done` operations were over?
+    /// Returns whether `block` may have `content` after a crash when `done` operations were over.
     fn allows(&self, block: usize, content: &Content, done: u64) -> bool {
         let flushed = self.flushes.iter().rev().find(|&&flush| flush <= done).copied().unwrap_or(0);
         let history = &self.history[block];
@@ -219,7 +220,7 @@ impl Life {
         Life::over(kind, device, seed)
     }
 
-    /// On a disk whose blocks have the sums of earlier versions.
+    /// Makes a life on a disk with the block sums of earlier versions.
     pub fn with_former_sums(kind: Kind, device: Arc<dyn BlockDevice>, seed: u64) -> Life {
         VirtualLog::format(&*device, &kind.format(seed)).unwrap();
         for at in SUPERBLOCK_AT {
@@ -258,7 +259,7 @@ impl Life {
                     if self.tag.is_multiple_of(3) || random.below(2) == 0 {
                         self.tag += 1;
                     }
-                    // Now and then the same bytes again.
+                    // Sometimes write the same bytes again.
                     *tag = if random.below(20) == 0 { 1 } else { self.tag };
                 }
                 Step::Write { sector: from as usize, tags, fua: random.below(10) == 0 }
@@ -274,13 +275,13 @@ impl Life {
         }
     }
 
-    /// One operation, whose number the crash points carry when it is over.
+    /// Performs one operation. Crash points carry its number once it is over.
     pub fn step(&mut self) {
         let step = self.next();
         self.carry_out(step);
     }
 
-    /// A few blocks written to the device at once, and not flushed.
+    /// Writes a few blocks to the device at once, without a flush.
     pub fn write_through(&mut self) {
         let blocks = self.model.history.len() as u64;
         self.tag += 1;
@@ -329,7 +330,7 @@ impl Life {
         self.model.done += 1;
     }
 
-    /// Everything must be as the model has it.
+    /// Checks that everything matches the model.
     pub fn compare(&self) -> Result<(), String> {
         let contents = read_all(&self.disk)?;
         let wrong = contents.iter().enumerate().find(|(block, content)| self.model.now(*block) != **content);
@@ -339,7 +340,7 @@ impl Life {
         }
     }
 
-    /// Goes on with the disk found after a crash.
+    /// Continues with the disk found after a crash.
     pub fn reborn(&mut self, device: Arc<dyn BlockDevice>) -> Result<(), String> {
         let (disk, _) = self.kind.open(device.clone()).map_err(|error| format!("opening: {error}"))?;
         let contents = read_all(&disk)?;
@@ -379,16 +380,16 @@ pub struct Tried {
     pub second: u64,
 }
 
-/// How one life is enumerated.
+/// Parameters for enumerating one life.
 pub struct Plan {
     pub warm_up: u64,
     pub steps: u64,
     pub limits: Limits,
-    /// After each `every_second`th state there is a second crash.
+    /// Every `every_second`th state gets a second crash.
     pub every_second: u64,
 }
 
-/// All states after every event of a random life, once it is warmed up.
+/// Judges all states after every event of a random life, after its warm-up.
 pub fn enumerate(kind: Kind, seed: u64, plan: &Plan, tried: &mut Tried) -> Result<(), String> {
     let world = World::new(seed);
     let device = world.add_disk(kind.blocks() * BLOCK as u64);
@@ -405,7 +406,8 @@ pub fn enumerate(kind: Kind, seed: u64, plan: &Plan, tried: &mut Tried) -> Resul
     judge_points(kind, &points, &life.model, plan, tried)
 }
 
-/// All states of some crash points, and after some of them a second crash while the first is recovered from.
+/// Judges all states of some crash points. After some of them, a second crash interrupts the
+/// recovery from the first.
 fn judge_points(
     kind: Kind,
     points: &[CrashPoint],
@@ -426,7 +428,8 @@ fn judge_points(
                 continue;
             }
             world.record(false);
-            // Before recovery was over nothing had been read: any outcome that the first crash allows.
+            // Nothing was read before recovery ended, so any outcome that the first crash allows is
+            // right.
             for second in world.points() {
                 for state in second.power_losses(&Limits::few()) {
                     tried.second += 1;
@@ -434,7 +437,7 @@ fn judge_points(
                     judge(kind, &state.open(), model, point.mark()).map_err(name)?;
                 }
             }
-            // Afterwards contents that were read stay, whatever happens next.
+            // Contents that were read stay from here on, whatever happens next.
             drop(disk);
             let (disk, found) = judge(kind, &world, model, point.mark()).map_err(name)?;
             if found != contents {
@@ -452,8 +455,9 @@ fn judge_points(
     Ok(())
 }
 
-/// A life with checkpoints that ends in a crash, and the device as it was some time before. Then, one after the other, each block of
-/// the map area and each tail record is changed, zeroed, or is what it was at that time. Counts how often the log was scanned.
+/// Runs a life with checkpoints that ends in a crash, and keeps earlier images of the device. Then,
+/// in turn, each block of the map area and each tail record is changed, zeroed, or replaced with an
+/// earlier version. Returns how often the log was scanned.
 pub fn damage(seed: u64) -> Result<u32, String> {
     let kind = Kind::Segments;
     let world = World::new(seed);
@@ -500,8 +504,9 @@ pub fn damage(seed: u64) -> Result<u32, String> {
     Ok(scanned)
 }
 
-/// A life that ends in order. Then, one after the other, each record of the segment that holds the last one is lost, and each block of
-/// segments' names in both copies: the disk is refused, or holds what was written. Counts both.
+/// Runs a life that ends cleanly. Then, in turn, each record of the segment that holds the last one
+/// is lost, and each block of segment names in both copies. The disk is refused, or holds what was
+/// written. Counts both outcomes.
 pub fn damage_of_the_closed(kind: Kind, seed: u64) -> Result<(u32, u32), String> {
     let world = World::new(seed);
     let device = world.add_disk(kind.blocks() * BLOCK as u64);
@@ -548,7 +553,7 @@ pub fn damage_of_the_closed(kind: Kind, seed: u64) -> Result<(u32, u32), String>
     Ok((refused, right))
 }
 
-/// A device that sees whether each segment is named in a durable list before it is written to.
+/// A device that checks that a durable list names each segment before it is written.
 struct Witness {
     inner: Arc<dyn BlockDevice>,
     superblock: Superblock,
@@ -603,7 +608,7 @@ impl BlockDevice for Witness {
     }
 }
 
-/// A long life, seen by a witness. Returns how many segments were opened.
+/// Runs a long life under a witness. Returns how many segments were opened.
 pub fn name_in_time(kind: Kind, seed: u64) -> Result<u64, String> {
     let world = World::new(seed);
     let (inner, scratch) = (world.add_disk(kind.blocks() * BLOCK as u64), world.add_disk(kind.blocks() * BLOCK as u64));

@@ -1,9 +1,9 @@
 //! The filter in front of a device that completes requests in any order, against an array of the values written last.
 //!
-//! The device carries out one queued request at a time, chosen at random, and remembers what a power loss is sure to
-//! leave: the writes that had completed when the last completed flush was submitted. Requests never overlap a change
-//! that is under way, so each read has one right answer. Values are numbered, so the contents of a block name the write
-//! they are from.
+//! The device carries out one queued request at a time, chosen at random, and remembers the data
+//! that certainly survive a power loss: the writes that had completed when the last completed flush
+//! was submitted. Requests never overlap a change that is under way, so each read has one right
+//! answer. Values are numbered, so the contents of a block name the write that they are from.
 
 mod memory;
 
@@ -21,10 +21,10 @@ use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 320;
 
-/// Memory that its host may refuse, and is slow to take back.
+/// Memory that the host may refuse, and is slow to take back.
 struct Scarce(Arc<SimMemory>, Mutex<(Random, u64)>, Arc<Taking>);
 
-/// Its host is taking memory back, or giving it; it goes on when it is let, or in the end.
+/// The host taking memory back, or giving it. It goes on when it is let go, or in the end.
 #[derive(Default)]
 struct Taking {
     is_slow: AtomicBool,
@@ -32,7 +32,7 @@ struct Taking {
     let_go: AtomicBool,
     /// Bytes of each call.
     taken: Mutex<Vec<u64>>,
-    /// It is slow to give memory, too.
+    /// The host is slow to give memory, too.
     gives_slowly: AtomicBool,
 }
 
@@ -91,7 +91,8 @@ impl PersistentMemory for Scarce {
     }
 }
 
-/// A cache of so many groups of 256 blocks, whose memory is refused so often.
+/// Makes a cache of `groups` groups of 256 blocks. The host refuses memory in `refused_percent` of
+/// all cases.
 fn cache(groups: u64, seed: u64, refused_percent: u64) -> Cache {
     cache_on(groups, seed, refused_percent, Arc::default())
 }
@@ -121,7 +122,7 @@ struct Disk {
     submitted: u64,
     now: Vec<u64>,
     durable: Vec<u64>,
-    /// The flush each block is from.
+    /// The flush that made each block durable.
     durable_at: Vec<u64>,
     writes: u64,
     fails: bool,
@@ -165,7 +166,7 @@ impl Slow {
         Slow(Arc::new(Mutex::new(disk)))
     }
 
-    /// Carries out one request. False if there is none.
+    /// Carries out one request. Returns false if there is none.
     fn step(&self, random: &mut Random) -> bool {
         let mut disk = self.0.lock();
         if disk.queue.is_empty() {
@@ -196,7 +197,7 @@ impl Slow {
                 Ok(vec![])
             }
             Request::Flush => {
-                // Keeps the contents at submission, unless a later flush has kept newer ones.
+                // Keep the contents at submission, unless a later flush has kept newer ones.
                 disk.keep(0, &then, submitted);
                 Ok(vec![])
             }
@@ -281,7 +282,7 @@ impl World {
         }
     }
 
-    /// A range that no change under way touches; for a change, no read either.
+    /// Returns a range that no change under way touches; for a change, no read either.
     fn range(&mut self, changes: bool) -> Option<(u64, u64)> {
         let first = self.random.below(BLOCKS);
         let most = if self.random.below(8) == 0 { 200 } else { 6 };
@@ -389,7 +390,7 @@ impl World {
         self.settle();
     }
 
-    /// Is a block trimmed or zeroed since a request, or about to be?
+    /// Returns whether a block was trimmed or zeroed since a request, or may yet be trimmed.
     fn is_cleared(&self, block: usize, number: u64) -> bool {
         let at = block as u64 * BLOCK;
         let clears = |request: &Request| match *request {
@@ -418,7 +419,7 @@ fn reads_see_what_was_written_last_and_flushes_keep_it() {
             world.act();
             world.judge();
         }
-        // A write that waited for memory is covered by the second one only.
+        // Only the second flush covers a write that waited for memory.
         for _ in 0..2 {
             world.submit(Request::Flush);
             for _ in 0..100_000 {
@@ -426,7 +427,7 @@ fn reads_see_what_was_written_last_and_flushes_keep_it() {
                     break;
                 }
                 world.disk.clone().step(&mut world.random);
-                // Memory on its way back is nobody's until a tick has given it.
+                // Memory being given back is unusable until a tick has given it back.
                 world.filter.tick();
                 world.settle();
             }
@@ -484,13 +485,14 @@ fn blocks_leave_at_their_age_and_neighbours_as_one_write() {
     assert_eq!(filter.next_ns(), Some(39 * S_NS));
 }
 
-/// How many writes the device has before it.
+/// Returns how many writes the device has queued.
 fn writes_under_way(disk: &Slow) -> usize {
     let disk = disk.0.lock();
     disk.queue.iter().filter(|(request, ..)| matches!(request, Request::Write { .. })).count()
 }
 
-/// Blocks apart, so that each is a write of its own; they are due, and the device has just had a reader.
+/// Writes separate blocks, so that each is a write of its own. They are due, and the device has
+/// just had a reader.
 fn scattered_beside_a_reader() -> (Slow, WriteBack, Random) {
     let (disk, filter, time) = fixture(Rule::of(Policy::aipu(30 * S_NS)));
     for block in (0..32).step_by(2) {

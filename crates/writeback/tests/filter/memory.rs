@@ -1,4 +1,5 @@
-//! The memory of a cache: taken ahead of writes, given back, and given up where there may be less of it.
+//! The memory of a cache: taken ahead of writes, given back, and given up when the limit is
+//! lowered.
 //!
 //! Left out: which answers are right (`main`).
 
@@ -68,7 +69,7 @@ fn memory_is_taken_ahead_without_the_lock() {
     assert!(fill(1).lock().is_some());
     taking.is_slow.store(true, Ordering::SeqCst);
     taking.gives_slowly.store(true, Ordering::SeqCst);
-    // After a hundred blocks at a time the next two hundred have their memory, from a tick.
+    // After a hundred blocks at a time, a tick has taken memory for the next two hundred.
     assert!(fill(2).lock().is_some());
     slowly(&|| _ = filter.tick(), &|| {
         assert!(write(&filter, 300, 8).lock().is_some());
@@ -110,7 +111,7 @@ fn memory_goes_back_a_piece_at_a_tick_and_what_is_wanted_meanwhile_stays() {
     assert!(taken.len() == ticks && taken.iter().all(|&len| (1..=64 << 10).contains(&len)), "{taken:?}");
     let groups = taken.iter().sum::<u64>() / (1 << 20);
     assert_eq!(groups, 3, "two that were used, and one that was to be: {taken:?}");
-    // A third of a group is given back when everything is wanted again.
+    // A third of a group is given back when everything is needed again.
     fill();
     settle(6);
     (0..5).for_each(|_| assert!(filter.tick()));
@@ -136,12 +137,12 @@ fn memory_that_may_not_be_kept_goes_back_once_what_is_held_there_has_left() {
     }
     let group = filter.memory_bytes_max() / 4;
     assert_eq!((filter.memory_bytes() / group, filter.held_bytes()), (2, BLOCKS * BLOCK));
-    // Room for a third group is no reason to give anything back, nor to take it.
+    // A limit of more than three groups is no reason to give anything back, nor to take it.
     filter.set_memory(3 * group + group / 2);
     assert!(!filter.has_excess());
     filter.set_memory(group);
     assert!(filter.has_excess());
-    // What is held anew meanwhile is held in what stays.
+    // New blocks are meanwhile held in the memory that stays.
     let mut later = 0;
     for _ in 0..10_000 {
         filter.tick();
@@ -160,7 +161,7 @@ fn memory_that_may_not_be_kept_goes_back_once_what_is_held_there_has_left() {
     let read = ask(&filter, Request::Read { at: 3 * BLOCK, buffer: vec![0; BLOCK as usize] });
     while disk.step(&mut Random::new(1)) {}
     assert_eq!(numbers(read.lock().as_ref().unwrap().as_ref().unwrap()), [100 + later - 1]);
-    // Without any memory a write completes when the device has it.
+    // Without any memory, a write completes when the device has it.
     filter.set_memory(0);
     let last = write(&filter, 200, 9);
     assert!(last.lock().is_none());
@@ -170,7 +171,7 @@ fn memory_that_may_not_be_kept_goes_back_once_what_is_held_there_has_left() {
     }
     assert!(last.lock().is_some() && disk.0.lock().now[200] == 9);
     assert_eq!((filter.memory_bytes(), filter.held_bytes()), (0, 0));
-    // And it is taken again when there is some.
+    // Memory is taken again when the limit allows it.
     filter.set_memory(u64::MAX);
     assert!(write(&filter, 201, 9).lock().is_some() && filter.held_bytes() == BLOCK);
 }

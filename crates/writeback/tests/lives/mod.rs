@@ -1,12 +1,14 @@
 //! Lives of a cache that outlives its process, one after the other.
 //!
-//! A world is a device that carries out requests in any order, a memory that is cut off after so many stores of eight bytes, and a
-//! model of the values written. Values are numbers that only grow, so the contents of a block name the write they are from. In the
-//! life after an end of the process every write that was answered is there, each unanswered one as a whole or not at all, block by
-//! block; after a power loss, which takes the cache along, every flushed one. Faults beside that: a write of the device that
-//! fails, a flush that fails (the device then forgets what no flush has covered), memory that has garbage in it when it is given
-//! back, a byte of the file changed, a cache of another life.
-//! Left out: which lives are lived (`outlives.rs`, `planted.rs`).
+//! A world consists of a device that carries out requests in any order, a memory that is cut off
+//! after a number of stores of eight bytes, and a model of the values written. Values are numbers
+//! that only grow, so the contents of a block name the write that they are from. If the process
+//! ends, the next life finds every answered write, and each unanswered write as a whole or not at
+//! all, block by block. After a power loss, which destroys the cache, it finds every flushed write.
+//! Further faults: a failed write of the device, a failed flush (the device then loses everything
+//! that no flush has covered), memory that contains garbage when it is given back, a changed byte
+//! in the file, and a cache of another life.
+//! Left out: the choice of lives (`outlives.rs`, `planted.rs`).
 
 pub mod past;
 
@@ -23,7 +25,7 @@ pub const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 96;
 pub const OWNER: Owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: BLOCKS * BLOCK };
 
-/// The cache's memory: after `left` stores of eight bytes nothing reaches it any more.
+/// The cache's memory. After `left` stores of eight bytes, no store reaches it any more.
 pub struct Memory {
     pub bytes: Mutex<Vec<u8>>,
     pub left: AtomicU64,
@@ -111,7 +113,8 @@ fn range_of(request: &Request) -> std::ops::Range<usize> {
 }
 
 impl Disk {
-    /// A flush fails: those under way, and what none has covered is as it was before.
+    /// Fails the flushes under way. Data that no flush has covered revert to their earlier
+    /// contents.
     fn fail_flush(&self) {
         let failed = {
             let mut disk = self.0.lock();
@@ -130,7 +133,8 @@ impl Disk {
         disk.now = disk.durable.clone();
     }
 
-    /// Nobody is left to be answered, but a thread that waits must go on.
+    /// Fails all queued requests. Nobody is left to be answered, but a thread that waits must go
+    /// on.
     fn cut_off(&self) {
         let queue = std::mem::take(&mut self.0.lock().queue);
         for (_, done, _) in queue {
@@ -188,11 +192,11 @@ impl BlockDevice for Disk {
 
 type Answers = Arc<Mutex<BTreeMap<u64, Result<Vec<u8>>>>>;
 
-/// What the world's users know: kept from life to life.
+/// Knowledge of the world's users, kept from life to life.
 struct Known {
-    /// The value of each block; `None`: it was trimmed.
+    /// The value of each block; `None` if it was trimmed.
     values: Vec<Option<u64>>,
-    /// The least value after a power loss.
+    /// The minimum value after a power loss.
     promised: Vec<u64>,
     number: u64,
 }
@@ -206,7 +210,7 @@ struct World {
     known: Known,
     pending: BTreeMap<u64, (Request, Vec<Option<u64>>)>,
     answers: Answers,
-    /// A flush of the device has failed: no write counts from then on.
+    /// A flush of the device has failed, so no later write counts.
     given_up: bool,
 }
 
@@ -303,7 +307,8 @@ impl World {
                         }
                     }
                 }
-                // The writer was told at once, and knows no more what is there. So it is with one that ends behind a failed flush.
+                // The writer was told at once, and no longer knows what the blocks contain. The
+                // same holds for a write that ends after a failed flush.
                 (Request::Write { .. }, _) => {
                     self.disk.0.lock().has_failed = false;
                     self.forget(range);
@@ -322,7 +327,7 @@ impl World {
         Ok(())
     }
 
-    /// Blocks that nothing under way touches.
+    /// Returns blocks that nothing under way touches.
     fn range(&mut self) -> Option<std::ops::Range<u64>> {
         let first = self.random.below(BLOCKS);
         let range = first..first + 1 + self.random.below((BLOCKS - first).min(9));
@@ -333,7 +338,8 @@ impl World {
         free.then_some(range)
     }
 
-    /// A flush of the device fails, and its owner asks what is in doubt. All else is held, or was covered by an earlier flush.
+    /// Fails a flush of the device, after which its owner asks which blocks are in doubt. All
+    /// others are held, or were covered by an earlier flush.
     fn give_up(&mut self) {
         self.disk.fail_flush();
         self.filter.give_up();
@@ -344,7 +350,7 @@ impl World {
 
     fn act(&mut self) -> std::result::Result<(), String> {
         match self.random.below(20) {
-            // All changes are refused, so nobody asks for any.
+            // All changes are refused, so none is requested.
             0..8 | 11 | 12 if self.given_up => drop(self.disk.step()),
             16 if !self.given_up && self.random.below(50) == 0 => {
                 self.settle()?;
@@ -368,7 +374,7 @@ impl World {
             11 => {
                 let range = self.range().unwrap_or(0..BLOCKS);
                 let then = self.known.values.clone();
-                // A write elsewhere may fail when the flush has ended, and the thread has not.
+                // A write elsewhere may fail when the flush has ended but the thread has not.
                 let had_failed = self.disk.0.lock().has_failed;
                 let (filter, at, len) = (&self.filter, range.start * BLOCK, (range.end - range.start) * BLOCK);
                 let outcome = std::thread::scope(|scope| {
@@ -413,7 +419,7 @@ impl World {
         self.settle()
     }
 
-    /// The process ends after so many more stores, or steps.
+    /// Ends the process after `stores` more stores, or a number of steps.
     fn end(&mut self, stores: u64) -> std::result::Result<(), String> {
         self.memory.left.store(stores, Ordering::Relaxed);
         for _ in 0..150 {
@@ -426,11 +432,12 @@ impl World {
         Ok(())
     }
 
-    /// The next life: of this store, or, with `other`, of one to which the cache does not belong.
+    /// Begins the next life: of this store or, with `other`, of a store that the cache does not
+    /// belong to.
     fn next(self, other: bool) -> std::result::Result<World, String> {
         let World { random, time, memory: before, disk, known, pending, given_up, .. } = self;
         if given_up {
-            // Of what came to it since, no flush has covered anything either.
+            // No flush has covered anything that reached the device since, either.
             disk.forget();
         }
         let memory = memory(before.bytes.lock().clone());
@@ -464,7 +471,7 @@ impl World {
             }
             world.known.values[block] = Some(found);
         }
-        // What was flushed stays flushed; and everything found can be written.
+        // Flushed data stay flushed, and everything found can be written.
         world.filter.submit(Request::Flush, Box::new(|result| drop(result.unwrap())));
         world.disk.0.lock().eager = false;
         if world.disk.0.lock().now != numbers(&out) || world.filter.held_bytes() > 0 {
@@ -475,7 +482,8 @@ impl World {
     }
 }
 
-/// Blocks are written twice, and the process ends at each store of the last ones, which let the new contents count.
+/// Writes blocks twice. The process ends at each store of the last writes, which make the new
+/// contents count.
 pub fn rewritten(cut: u64) -> std::result::Result<(), String> {
     let mut world = World::new(1);
     world.filter.set_rule(rules()[0]);
@@ -506,13 +514,14 @@ pub fn lives(seed: u64) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// A changed byte of the file is found, or nothing depends on it.
+/// Checks that a changed byte of the file is noticed, or that nothing depends on it.
 fn changed_byte(world: &World, bytes: &[u8]) -> std::result::Result<(), String> {
     let mut random = Random::new(world.known.number);
     let whole = found(bytes).map_err(|error| format!("the cache is not whole: {error}"))?;
     for _ in 0..6 {
         let mut bytes = bytes.to_vec();
-        // The header, the table, the entries and the first slots, where most is.
+        // Choose from the header, the table, the entries and the first slots, where most of the
+        // data is.
         let at = random.below(8192 + 12288 + 8 * 4096) as usize;
         bytes[at] = [0, 0xff, bytes[at] ^ 1 << random.below(8)][random.below(3) as usize];
         if found(&bytes).is_ok_and(|found| found != whole) {
@@ -522,7 +531,7 @@ fn changed_byte(world: &World, bytes: &[u8]) -> std::result::Result<(), String> 
     Ok(())
 }
 
-/// What a cache makes of a device of zeros.
+/// Returns the contents of a device of zeros behind this cache.
 fn found(bytes: &[u8]) -> std::result::Result<Vec<u8>, String> {
     let memory = memory(bytes.to_vec());
     let cache = Cache::open(memory.clone(), &OWNER).map_err(|error| error.to_string())?;

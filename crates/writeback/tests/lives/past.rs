@@ -1,4 +1,5 @@
-//! Long writes on a full cache, in front of a device that carries out what is submitted when it is told to, and direct writes at once.
+//! Long writes on a full cache, in front of a device that carries out submitted requests when told
+//! to, and direct writes at once.
 //!
 //! Left out: everything about the memory of the cache.
 
@@ -29,7 +30,7 @@ impl Disk {
         self.bytes.lock()[at as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Carries out what is queued, the last first.
+    /// Carries out the queued requests, the last first.
     fn step(&self) {
         while let Some((request, done)) = { self.queue.lock().pop() } {
             done(Ok(match request {
@@ -76,7 +77,8 @@ impl Clock for Still {
     }
 }
 
-/// Fills a cache; then writes what is not held, which must go past, and what is, which must come after it.
+/// Fills a cache. Then writes blocks that are not held, which must go past, and blocks that are,
+/// which must come after the held contents.
 pub fn overwritten() -> std::result::Result<(), String> {
     let disk = Arc::new(Disk { bytes: Mutex::new(vec![0; (BLOCKS * BLOCK) as usize]), ..Disk::default() });
     let owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: BLOCKS * BLOCK };
