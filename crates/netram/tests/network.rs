@@ -263,6 +263,12 @@ fn lives_that_failed_once_do_not_fail_again() {
     if let Err(error) = world::truth::half_forgotten(7).and(world::truth::unflushed(5)) {
         panic!("half forgotten and unflushed: {error:.800}");
     }
+    // Requests waited for units in quarantine when no quarantine was left.
+    for seed in [512_768, 514_820, 514_908, 518_862] {
+        if let Err(error) = world::unkind::clients(seed) {
+            panic!("clients: seed {seed}: {error:.800}");
+        }
+    }
     if let Err(error) = world::oracle::with(|| world::unkind::everything(578)) {
         panic!("everything with checkpoints: seed 578: {error:.800}");
     }

@@ -100,10 +100,11 @@ impl State {
         self.awaits() || self.donors.iter().any(|donor| is_here(donor) && refuses(donor))
     }
 
-    /// Returns whether quarantined units will be usable in some seconds, once no write of a broken
-    /// connection can reach them any more.
+    /// Returns whether units will be usable in some seconds: quarantined ones, once no write of a
+    /// broken connection can reach them any more, and ones with a late write, once it is answered.
     pub fn awaits_units(&self) -> bool {
-        self.donors.iter().any(|donor| !donor.is_absent() && donor.units.is_quarantined())
+        let awaits = |donor: &Donor| donor.units.is_quarantined() || donor.units.has_late();
+        self.donors.iter().any(|donor| !donor.is_absent() && awaits(donor))
     }
 
     /// Returns why a write that has waited since `begun_ns` must fail, if it must.

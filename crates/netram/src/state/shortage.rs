@@ -81,6 +81,11 @@ impl Shortage {
         self.stuck = Stuck::ForNow;
     }
 
+    /// Returns whether there is no room until units in quarantine are free.
+    pub fn waits_for_units(&self) -> bool {
+        self.stuck == Stuck::ForNow
+    }
+
     /// Records that a unit is free.
     pub fn has_unit(&mut self) {
         self.stuck = Stuck::No;

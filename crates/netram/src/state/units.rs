@@ -449,6 +449,11 @@ impl Units {
         self.end_taint(unit);
     }
 
+    /// Returns whether the answer to a late write is still to come.
+    pub fn has_late(&self) -> bool {
+        self.tainted.values().any(|taint| taint.late > 0)
+    }
+
     pub fn is_tainted(&self, unit: u32) -> bool {
         self.tainted.contains_key(&unit)
     }

@@ -26,6 +26,10 @@ impl State {
         if self.is_opening_units() || self.expects() || self.takers() < self.plan.parity + 1 {
             return false;
         }
+        if self.shortage.waits_for_units() && !self.awaits_units() {
+            // Their donor is gone, or the quarantine ended without a unit to free.
+            self.shortage.may_have_room();
+        }
         match self.shortage.next(self.schedule.is_quiet()) {
             Wanted::Nothing => return false,
             Wanted::AskAgain => {
