@@ -150,6 +150,30 @@ fn breakable(seed: u64, donors: usize) -> Result<World, DiskError> {
     Ok(world)
 }
 
+/// Donors leave writes unanswered for seconds on a full disk. Returns how many requests found
+/// no room, and how many writes were late.
+pub fn unanswered(seed: u64) -> Result<(usize, u64), DiskError> {
+    let mut world = breakable(seed, 4)?;
+    let total = world.sectors();
+    for at in (0..total).step_by(8) {
+        world.write(at, (total - at).min(8), false)?;
+        world.settle()?;
+    }
+    for donor in &mut world.donors {
+        donor.trouble.silent_of = 3;
+    }
+    for _ in 0..200 {
+        world.random_request(1)?;
+        world.quiet(50_000_000)?;
+    }
+    let late = world.engine().status().donors.iter().map(|donor| donor.unanswered).sum();
+    world.donors.iter_mut().for_each(|donor| donor.trouble.silent_of = 0);
+    world.heal()?;
+    let refused = world.without_room();
+    world.check_all()?;
+    Ok((refused, late))
+}
+
 fn with_breaks(seed: u64, dies: bool) -> Result<Broken, DiskError> {
     let mut world = breakable(seed, 4)?;
     let (mut uncertain, mut refused) = (0, 0);
