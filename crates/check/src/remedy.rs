@@ -12,7 +12,7 @@ use shoal_format::inode::Ino;
 
 use crate::report::{FindingKind as K, Report};
 
-/// One change that repairs part of a store.
+/// A change that repairs part of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
     /// Removes an entry whose inode is not in use or cannot be read.

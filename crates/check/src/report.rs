@@ -163,13 +163,13 @@ impl FindingKind {
     }
 }
 
-/// One finding.
+/// A finding: what is wrong, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub kind: FindingKind,
     /// The inode concerned.
     pub inode: Option<u32>,
-    /// One of its paths, if the directories lead to it.
+    /// A path of the inode, if the directories lead to it.
     pub path: Option<String>,
     /// Offset in the region, the log or the bulk device, by kind (bytes; bulk kinds: blocks).
     pub offset: Option<u64>,

@@ -1,6 +1,6 @@
 //! `shoal donate`: lends this machine's idle memory to others, as NBD exports.
 //!
-//! One process in the foreground serves many clients. A [`Lender`] creates an area for each
+//! A single process in the foreground serves many clients. A [`Lender`] creates an area for each
 //! permitted name; this module runs the server, watches the machine and takes back areas that no
 //! client holds.
 //! Order: signals are blocked before the first thread starts; then come server and ready line.

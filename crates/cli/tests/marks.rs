@@ -180,7 +180,7 @@ fn a_region_may_be_older_than_its_bulk_storage_only_where_a_restore_is_all_that_
     is_found(&scene, "region and images of before", &["BulkNewer"]);
     fs::remove_file(scene.at("region")).unwrap();
     is_found(&scene, "images of before alone", &["BulkNewer"]);
-    // The same store, without its memory.
+    // The store without its memory is restored from the images.
     scene.ok(&["mount", "--restore", "store", "mnt"]);
     scene.umount();
     is_sound(&scene, "restored");

@@ -59,7 +59,7 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     /// The name without secrets, for people and logs.
     fn without_secrets(&self) -> DeviceName;
 
-    /// The same device for a process in another directory.
+    /// Returns the name with absolute paths, for a process in another directory.
     fn absolute(&self) -> io::Result<DeviceName>;
 
     fn open(&self) -> Outcome<Box<dyn Device>>;
@@ -87,8 +87,8 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
         self.path().map(PathBuf::from).into_iter().collect()
     }
 
-    /// The same device, to be taken over from the client that has it open; `None` if that is
-    /// impossible.
+    /// Returns the name that takes the device over from the client that has it open. `None` if a
+    /// device of this kind cannot be taken over.
     fn taking_over(&self) -> Option<DeviceName> {
         None
     }

@@ -20,7 +20,7 @@ pub const DICTIONARIES_MAX: usize = 8;
 /// Bytes of the longest file whose object may have a dictionary.
 pub const DICTIONARY_FILE: u32 = 4096;
 
-/// One dictionary of a list. All zeros: no dictionary.
+/// An entry of the list of dictionaries. All zeros: no dictionary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DictionaryEntry {

@@ -255,7 +255,7 @@ pub fn piece_sizes(head_and_payload: u64) -> Vec<u64> {
     let one = slot_for(left);
     if sizes.len() + 2 <= PIECES_MAX
         && let Some((first, second)) = two_pieces(left)
-        // One more piece is one more slot to find, so it must save something.
+        // An additional piece needs another slot, so it must save something.
         && (first + second + one / 16 < one || one - left > left / 8 && first + second < one)
     {
         sizes.extend([first, second]);

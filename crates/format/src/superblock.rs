@@ -116,7 +116,8 @@ pub struct Superblock {
     pub region_bytes: u64,
     pub segment_table: Offset,
     pub segment_count: u64,
-    /// One bit for every bulk block (1 = in use), or 0 if there is no bulk device.
+    /// Offset of the bulk bitmap, which has a bit for every bulk block (1 = in use). 0 if there is
+    /// no bulk device.
     pub bulk_bitmap: Offset,
     pub bulk_blocks: u64,
     /// Log ring, or 0 for `logged` memory.

@@ -16,7 +16,7 @@ use crate::{Fs, Result};
 pub struct PackingCounts {
     /// Bytes of files that were put into objects or got a checksum.
     pub packed_bytes: u64,
-    /// Of those, bytes that a change made plain again.
+    /// Packed bytes that a change made plain again.
     pub unpacked_bytes: u64,
     /// Inodes packed, and inodes made plain again for a change of one in their block.
     pub packed_inodes: u64,

@@ -163,7 +163,7 @@ fn layouts() -> Vec<Workload> {
 struct Share {
     workloads: u64,
     states: u64,
-    /// The same for states of operations on every layout.
+    /// One in this many states of operations on every layout.
     layouts: u64,
 }
 

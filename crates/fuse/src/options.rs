@@ -33,9 +33,9 @@ pub enum Access {
     /// Processes of the user who mounted it (all their user and group ids are that user's), within
     /// the permissions of the files.
     Owner,
-    /// The same processes, without permission checks: the kernel asks for no attributes. It does
-    /// not look at the user for whom a process uses files (`setfsuid`), so such a process of root
-    /// has root's rights to cached data.
+    /// Processes of the user who mounted it, without permission checks: the kernel asks for no
+    /// attributes. It ignores the user for whom a process uses files (`setfsuid`), so a process of
+    /// root that uses files for another user has root's rights to cached data.
     OwnerUnchecked,
     /// Every user, within the permissions of the files.
     All,

@@ -22,8 +22,8 @@ use crate::scheduling;
 
 /// A request that takes longer is worth a hand-over (ns).
 const SLOW_NS: u64 = 100_000;
-/// The same limit for a caller that has nothing else to do and many requests. A hand-over takes at
-/// most this long (ns).
+/// A request that takes longer is worth a hand-over if the caller has many requests and nothing
+/// else to do. A hand-over takes at most this long (ns).
 const SHORT_NS: u64 = 20_000;
 /// Usual depth of a connection's queue.
 const THREADS_MAX: usize = 32;

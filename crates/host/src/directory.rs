@@ -111,7 +111,7 @@ impl Directory {
         &self.path
     }
 
-    /// The same path, as messages show it.
+    /// The path at opening, as messages show it.
     pub fn display(&self) -> std::path::Display<'_> {
         self.path.display()
     }
@@ -272,7 +272,7 @@ impl Directory {
         Ok(Some(bytes))
     }
 
-    /// The same as text. `None` if the file does not exist or is not text.
+    /// Reads a note as text. `None` if the file does not exist or is not text.
     pub fn read_text(&self, name: &str) -> Option<String> {
         String::from_utf8(self.read(name).ok()??).ok()
     }

@@ -74,7 +74,7 @@ fn with_aligned<T>(len: usize, work: impl FnOnce(&mut [u8]) -> io::Result<T>) ->
 
 pub struct FileDevice {
     file: File,
-    /// The same file, opened to bypass the page cache.
+    /// `file`, opened to bypass the page cache.
     direct: OnceLock<File>,
     path: PathBuf,
     /// One bit for each piece of the file whose room is reserved.

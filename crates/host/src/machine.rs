@@ -121,7 +121,7 @@ pub fn idle_time() -> Option<Duration> {
     Some(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
 }
 
-/// The same in ticks, from the kernel's statistics. A processor that waits for I/O is idle as well.
+/// Idle time of all processors in ticks, from the kernel's statistics. A processor that waits for I/O is idle as well.
 /// A thread that waits for io_uring may make it appear to wait for I/O all the time.
 fn idle_ticks(statistics: &str) -> Option<u64> {
     // "cpu user nice system idle iowait ...".

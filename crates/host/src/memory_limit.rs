@@ -51,7 +51,7 @@ impl Memory {
         self.room_of(self.available)
     }
 
-    /// The same for memory that is taken little by little, so that file pages can be written
+    /// Memory that this process may take little by little, so that file pages can be written
     /// meanwhile. A machine never refuses.
     fn room_soon(&self) -> i64 {
         if self.is_machine { i64::MAX } else { self.room_of(self.available_soon) }
@@ -158,8 +158,8 @@ pub fn take_memory(bytes: u64) -> bool {
     take(bytes, |reading| reading.room)
 }
 
-/// The same for memory that is stored to little by little, and whose lack is reported to users.
-/// Dirty file pages count as available, and a machine without a group's limit may be asked for more
+/// Asks for `bytes` of memory that is stored to little by little, and whose lack is reported to
+/// users. If granted, they count as taken until the kernel counts them. Dirty file pages count as available, and a machine without a group's limit may be asked for more
 /// than it has, as always.
 pub fn take_memory_soon(bytes: u64) -> bool {
     take(bytes, |reading| reading.room_soon)

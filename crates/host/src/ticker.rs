@@ -85,7 +85,7 @@ impl Ticker {
         Ok(Ticker { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// The same in a thread that yields the processor to all others.
+    /// Starts a ticker whose thread yields the processor to all others.
     pub fn start_quiet(
         name: &str,
         period: Duration,

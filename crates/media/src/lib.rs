@@ -82,8 +82,8 @@ pub type Result<T> = std::result::Result<T, MediaError>;
 pub trait Clock: Send + Sync {
     /// Nanoseconds since 1970, for time stamps. May step.
     fn now_ns(&self) -> i64;
-    /// The same at the kernel's last timer tick, which the kernel uses for its own file time
-    /// stamps. At most a few milliseconds ago.
+    /// Nanoseconds since 1970 at the kernel's last timer tick, which the kernel uses for its own
+    /// file time stamps. At most a few milliseconds ago.
     fn tick_ns(&self) -> i64 {
         self.now_ns()
     }

@@ -261,7 +261,7 @@ fn notice_vanished_peers(stream: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
     sockopt::set_tcp_keepcnt(stream, 3)?;
-    // The same for data that was sent but not acknowledged (milliseconds).
+    // Probes do not run while sent data is unacknowledged: this limit covers it (milliseconds).
     sockopt::set_tcp_user_timeout(stream, 60_000)
 }
 

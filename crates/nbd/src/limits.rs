@@ -19,7 +19,8 @@ pub struct Limits {
     /// Buffers of requests in flight on one connection (bytes). At least `REQUEST_BYTES_MAX`; each request counts at
     /// least `REQUEST_COST_BYTES`, so this bounds their number too.
     pub in_flight_bytes: usize,
-    /// The same for all connections together, so that many clients cost no more than a few.
+    /// Buffers of requests in flight on all connections (bytes), so that many clients cost no more
+    /// than a few.
     pub server_bytes: usize,
     /// Connections at the same time.
     pub connections: usize,

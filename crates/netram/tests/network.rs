@@ -245,37 +245,27 @@ fn the_report_says_what_is_so() {
 /// Seeds of lives that once found a fault.
 #[test]
 fn lives_that_failed_once_do_not_fail_again() {
-    for seed in [
+    let everything = [
         424, 628, 1154, 1241, 1328, 1408, 1510, 2614, 2856, 2874, 2986, 4557, 5033, 6424, 6485, 7048, 9241, 9245,
         10_960,
-    ] {
-        if let Err(error) = world::unkind::everything(seed) {
-            panic!("everything: seed {seed}: {error:.800}");
-        }
-    }
-    for seed in [49, 1012, 1875] {
-        if let Err(error) = world::brief::brief(seed) {
-            panic!("brief: seed {seed}: {error:.800}");
-        }
-    }
+    ];
+    again("everything", &everything, world::unkind::everything);
+    again("brief", &[49, 1012, 1875], world::brief::brief);
     // A scrub skipped units that a donor refused to return.
-    for seed in [5, 58] {
-        if let Err(error) = world::truth::told(seed) {
-            panic!("told: seed {seed}: {error:.800}");
-        }
-    }
+    again("told", &[5, 58], world::truth::told);
     // A flush that failed at once was retried for ever at the same simulated moment.
-    if let Err(error) = world::truth::half_forgotten(7).and(world::truth::unflushed(5)) {
-        panic!("half forgotten and unflushed: {error:.800}");
-    }
+    again("half forgotten", &[7], world::truth::half_forgotten);
+    again("unflushed", &[5], world::truth::unflushed);
     // Requests waited for units in quarantine when no quarantine was left.
-    for seed in [512_768, 514_820, 514_908, 518_862] {
-        if let Err(error) = world::unkind::clients(seed) {
-            panic!("clients: seed {seed}: {error:.800}");
+    again("clients", &[512_768, 514_820, 514_908, 518_862], world::unkind::clients);
+    again("everything with checkpoints", &[578], |seed| world::oracle::with(|| world::unkind::everything(seed)));
+}
+
+fn again<T>(name: &str, seeds: &[u64], life: impl Fn(u64) -> Result<T, DiskError>) {
+    for &seed in seeds {
+        if let Err(error) = life(seed) {
+            panic!("{name}: seed {seed}: {error:.800}");
         }
-    }
-    if let Err(error) = world::oracle::with(|| world::unkind::everything(578)) {
-        panic!("everything with checkpoints: seed 578: {error:.800}");
     }
 }
 

@@ -122,7 +122,7 @@ pub fn by_frequency<'a>(records: impl Iterator<Item = &'a Record>) -> Triplets {
 /// The tables of one compressor.
 #[derive(Clone, Debug)]
 pub enum Tables {
-    /// One of the paper's.
+    /// The tables of a compressor of the paper.
     Fields(Kind, FieldCodec),
     Hybrid(Box<Hybrid>),
 }

@@ -413,7 +413,8 @@ impl Allocator {
         free >= segments + if reclaim || is_planted(Bug::ReserveForAll) { 0 } else { self.kept() }
     }
 
-    /// Such a transaction finds room on the host for the segments before this one.
+    /// Returns the end of the segments that a transaction may take because the host has room for
+    /// them. `reclaim`: the transaction frees space in the end.
     pub fn limit(&self, reclaim: bool) -> u64 {
         let count = self.segments.len() as u64;
         // If the whole region is backed, its own reserve is the tighter limit.

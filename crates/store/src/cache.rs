@@ -415,7 +415,7 @@ impl HeldWrites {
         self.filter.held_bytes()
     }
 
-    /// The same for a range of the device.
+    /// Bytes of a range of the device that bulk storage does not have yet.
     pub(crate) fn held_in(&self, at: u64, len: u64) -> u64 {
         self.filter.held_in(at, len)
     }
@@ -605,7 +605,7 @@ impl Kept {
         self.cache.found_bytes()
     }
 
-    /// The same for a range of the device.
+    /// Bytes of a range of the device that the cache keeps.
     pub fn bytes_in(&self, at: u64, len: u64) -> u64 {
         self.cache.found_in(at, len)
     }

@@ -137,7 +137,7 @@ fn served_by(pid: u32) -> Served {
     let number = |link: PathBuf| -> Option<String> {
         let information = fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", link.file_name()?.to_str()?)).ok()?;
         let number = information.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?;
-        // Such mounts are on devices whose major number is 0.
+        // FUSE mounts are on devices whose major number is 0.
         Some(format!("0:{}", number.trim()))
     };
     let found: Vec<_> = open.map(|link| link.path()).filter(is_connection).map(number).collect();

@@ -24,7 +24,7 @@ pub struct Packed {
     pub raw_bytes: u64,
     /// Bytes that they occupy.
     pub stored_bytes: u64,
-    /// The same for each form in use.
+    /// Both sizes for each form in use.
     pub forms: Vec<PackedForm>,
 }
 

@@ -208,7 +208,7 @@ fn nothing_that_is_due_goes_to_another_file_in_the_place_of_a_device_nor_leaves_
         fs::remove_file(scratch.device(number)).unwrap();
         scratch.bring_back(number);
     }
-    // The same with an opening for writing, and a change of the policy.
+    // The device is away at an opening for writing, and the policy changes.
     scratch.take_away(1);
     let len = fs::metadata(scratch.0.path().join("away")).unwrap().len();
     fs::write(scratch.device(1), vec![0; len as usize]).unwrap();

@@ -34,8 +34,8 @@ const JOINED_BLOCKS_MAX: usize = 256;
 /// Maximum writes under way at a time, and their bytes.
 const WRITES_MAX: u64 = 16;
 const WRITES_BYTES_MAX: u64 = 4 << 20;
-/// The same for writes that no request waits for, while the device has readers; and how long after
-/// a read it counts as having them (ns).
+/// Maximum writes under way that no request waits for, and their bytes, while the device has
+/// readers. It counts as having readers for `READERS_NS` after a read (ns).
 const ASIDE_WRITES_MAX: u64 = 2;
 const ASIDE_BYTES_MAX: u64 = 256 << 10;
 const READERS_NS: u64 = S_NS;

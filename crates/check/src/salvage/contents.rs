@@ -1,4 +1,4 @@
-//! One inode of a damaged store: the readable part of its attributes, target and data.
+//! The readable part of an inode of a damaged store: attributes, target and data.
 //!
 //! Rules: holes stay holes. Extents marked UNWRITTEN, or NEW after a power loss, are holes. Bytes
 //! in a page or bulk block with a wrong sum are sent as found and named, because most of them are

@@ -1,4 +1,4 @@
-//! One figure of a bench report: the median and spread of a rate over several rounds.
+//! A figure of a bench report: the median and spread of a rate over several rounds.
 //!
 //! Owns [`Sample`], one round of one kind of work, and [`Figure`], the report line computed from
 //! the samples of all rounds.

@@ -68,7 +68,7 @@ pub struct Targets {
     pub records: Vec<u64>,
 }
 
-/// One file of a store that holds a region, and how to change it.
+/// A file that holds a store's region or an image of it, and the means to change it.
 struct Medium<'a> {
     scene: &'a Scene,
     name: &'static str,

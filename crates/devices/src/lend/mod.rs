@@ -34,7 +34,7 @@ pub use names::{Allow, Names};
 const HOLE_AND_ZERO: u32 = 3;
 
 /// Longest time since the last question for a client to count as asking for the state of memory.
-/// Such clients ask every second.
+/// A client that asks does so every second.
 const ASKS_WITHIN: Duration = Duration::from_secs(3);
 
 /// Terms on which memory is lent.

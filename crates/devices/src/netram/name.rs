@@ -93,7 +93,7 @@ impl Netram {
         Ok(disk)
     }
 
-    /// The same disk for a process in another directory.
+    /// Returns the name with absolute paths, for a process in another directory.
     pub(super) fn with_absolute_paths(&self) -> io::Result<Netram> {
         let mut disk = self.clone();
         for donor in &mut disk.donors {

@@ -354,7 +354,7 @@ impl Table {
             };
             match found {
                 Found::Right => return Ok(None),
-                // The same sum twice: nobody has written in between.
+                // Both looks found this sum, so nobody has written in between.
                 Found::Wrong(number, sum) if before == Some((number, sum)) => return Ok(Some(number * unit)),
                 Found::Wrong(number, sum) => before = Some((number, sum)),
             }

@@ -23,7 +23,8 @@ use shoal_sim::Budget;
 
 /// Time without progress after which the test counts as stuck, not as waiting for a lock.
 const STUCK: Duration = Duration::from_secs(60);
-/// The same limit when both actors sleep, which is what a deadlock looks like.
+/// Time without progress after which the test counts as stuck if both actors sleep, which is what a
+/// deadlock looks like.
 const STUCK_IN_LOCKS: Duration = Duration::from_secs(5);
 /// Interval between two looks at an actor that does not come to its next wait.
 const LOOK: Duration = Duration::from_micros(100);

@@ -206,7 +206,7 @@ pub fn fill(ground: &Ground) -> Result<u64, String> {
         }
     }
     let Store { world, boot, .. } = store;
-    // The same without a crash.
+    // The process alone crashes, at the end.
     let again = store::open(setup, world.snapshot().process_crash().open(), boot.after(false))?;
     aftermath::examine(again, &[])?;
     Ok(states + 1)

@@ -146,7 +146,7 @@ impl Figures {
     }
 }
 
-/// One of the report's configurations on a disk.
+/// A configuration of the report, measured on a disk.
 pub struct Measured {
     pub disk: DiskModel,
     pub config: Config,

@@ -38,8 +38,8 @@ impl DrainRoom {
 /// Units of each donor that only cleaning and repair may take.
 pub(crate) const RESERVE_UNITS: usize = 4;
 
-/// Those of them that only lists of ranges may take: dead groups are freed once the lists are
-/// written.
+/// Units of the reserve that only lists of ranges may take: dead groups are freed once the lists
+/// are written.
 pub(crate) const NOTE_UNITS: usize = 1;
 
 /// Groups that should be free to open before a writer has to wait.

@@ -76,12 +76,13 @@ impl Shortage {
         self.stuck = Stuck::Yes;
     }
 
-    /// Records that there is no room now, but that units in quarantine will be free after a while.
+    /// Records that there is no room now, but that units will be free after a while
+    /// ([`State::awaits_units`](crate::state::State::awaits_units)).
     pub fn wait_for_units(&mut self) {
         self.stuck = Stuck::ForNow;
     }
 
-    /// Returns whether there is no room until units in quarantine are free.
+    /// Returns whether there is no room until units are free that were awaited.
     pub fn waits_for_units(&self) -> bool {
         self.stuck == Stuck::ForNow
     }

@@ -17,8 +17,8 @@ use crate::upkeep::repair;
 /// Donors whose free units differ by less than this are level.
 const UNEVEN_UNITS: usize = 16;
 
-/// The same when a job waits for room and there is none. With a smaller difference one more move
-/// would only reverse it.
+/// Donors whose free units differ by less than this are level even when a job waits for room. With
+/// a smaller difference one more move would only reverse it.
 const UNEVEN_MIN: usize = 2;
 
 /// Delay before the next search if no unit could be moved (ns).

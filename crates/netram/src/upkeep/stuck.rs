@@ -2,9 +2,9 @@
 //!
 //! Rules: the job is asked once more first, because it may have room by now. Then blocks that wait
 //! in caches are sent. Then donors that were set aside are used, lists of trims are written, and
-//! abandoned groups are sent once more. Units in quarantine are waited for. Then new groups become
-//! narrow, and drains are given up. Only after that are requests told that there is no room. Left
-//! out: cleaning (`clean`).
+//! abandoned groups are sent once more. Units in quarantine, and units with a late write, are waited
+//! for. Then new groups become narrow, and drains are given up. Only after that are requests told
+//! that there is no room. Left out: cleaning (`clean`).
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl State {
             return false;
         }
         if self.shortage.waits_for_units() && !self.awaits_units() {
-            // Their donor is gone, or the quarantine ended without a unit to free.
+            // The donor with the units is gone, or the wait ended without a unit to free.
             self.shortage.may_have_room();
         }
         match self.shortage.next(self.schedule.is_quiet()) {

@@ -39,6 +39,16 @@ impl World {
         self.errors.extract_if(.., |error| *error == DiskError::NoSpace).count()
     }
 
+    /// Writes the whole disk in order, with few requests at a time.
+    pub(super) fn fill(&mut self) -> Result<(), DiskError> {
+        let total = self.sectors();
+        for at in (0..total).step_by(8) {
+            self.write(at, (total - at).min(8), false)?;
+            while self.in_flight() > 6 && self.step()? {}
+        }
+        Ok(())
+    }
+
     /// Lets time pass.
     fn quiet(&mut self, for_ns: u64) -> Result<(), DiskError> {
         let until = self.now + for_ns;
@@ -154,14 +164,9 @@ fn breakable(seed: u64, donors: usize) -> Result<World, DiskError> {
 /// no room, and how many writes were late.
 pub fn unanswered(seed: u64) -> Result<(usize, u64), DiskError> {
     let mut world = breakable(seed, 4)?;
-    let total = world.sectors();
-    for at in (0..total).step_by(8) {
-        world.write(at, (total - at).min(8), false)?;
-        world.settle()?;
-    }
-    for donor in &mut world.donors {
-        donor.trouble.silent_of = 3;
-    }
+    world.fill()?;
+    world.settle()?;
+    world.donors.iter_mut().for_each(|donor| donor.trouble.silent_of = 3);
     for _ in 0..200 {
         world.random_request(1)?;
         world.quiet(50_000_000)?;

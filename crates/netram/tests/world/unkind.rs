@@ -555,13 +555,14 @@ pub fn hiccups(seed: u64) -> Result<u64, DiskError> {
     life(seed ^ 0x41cc, Kinds { hiccups: true, ..Kinds::default() }).map(|faults| faults.values().sum())
 }
 
-/// A life with all of it.
+/// A life with faults of every kind except clients.
 pub fn everything(seed: u64) -> Result<BTreeMap<&'static str, u64>, DiskError> {
     let flips = seed.is_multiple_of(4);
     life(seed ^ 0xa11, Kinds { late: true, hiccups: true, flips, changes: !seed.is_multiple_of(3), clients: false })
 }
 
-/// The same with clients that stand still while others own the disk.
+/// A life with late answers and hiccups, and with clients that stand still while others own the
+/// disk.
 pub fn clients(seed: u64) -> Result<BTreeMap<&'static str, u64>, DiskError> {
     let kinds = Kinds { late: true, hiccups: true, changes: seed.is_multiple_of(2), clients: true, flips: false };
     life(seed ^ 0x2c11e, kinds)
@@ -592,11 +593,7 @@ pub fn drained(seed: u64) -> Result<u64, DiskError> {
     for donor in &mut world.donors {
         donor.trouble.fenced = random.below(3) > 0;
     }
-    let total = world.sectors();
-    for at in (0..total).step_by(8) {
-        world.write(at, (total - at).min(8), false)?;
-        while world.in_flight() > 6 && world.step()? {}
-    }
+    world.fill()?;
     world.flush()?;
     world.rest()?;
     let number = random.below(donors as u64) as DonorId;

@@ -22,7 +22,7 @@ pub const REGION_BYTES: u64 = 26 * SEGMENT;
 pub const RING_BYTES: u64 = 4096;
 /// Bytes written and compared in each piece.
 const WINDOW: u64 = 700;
-/// The same for a few pieces of `logged` stores, so that their log fills and reuses segments.
+/// Bytes written in a few pieces of `logged` stores, so that their log fills and reuses segments.
 const LONG_WINDOW: u64 = 6000;
 
 /// How a store was started: its boot, and the number of openings before.

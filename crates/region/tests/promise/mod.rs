@@ -122,7 +122,7 @@ pub fn a_flush_under_way_is_a_promise() -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// The same for a promise made before any flush.
+/// A promise made before any flush keeps its bytes, too.
 pub fn a_promise_needs_no_flush() -> std::result::Result<(), String> {
     let (region, _) = region();
     let birth = commit(&region);

@@ -110,7 +110,7 @@ impl MemoryChoice {
         Some((limit / 8 * 5).max(crate::format::MEMORY_BYTES_MIN))
     }
 
-    /// The same memory with its region's file, if any, at an absolute path.
+    /// Returns this choice with the path of the region's file, if any, made absolute.
     pub(crate) fn absolute(&self) -> std::io::Result<MemoryChoice> {
         let path = self.path.as_ref().map(std::path::absolute).transpose()?;
         Ok(MemoryChoice { kind: self.kind, path })
