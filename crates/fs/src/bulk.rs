@@ -25,6 +25,7 @@
 //! Left out: extent maps, when to flush, and changes of the list of devices (`devices`).
 
 mod births;
+mod block_set;
 mod blocks;
 mod devices;
 mod fresh;
@@ -52,6 +53,7 @@ use crate::locks::assert_none_held;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Ino, Result};
 use births::Births;
+use block_set::BlockSet;
 use blocks::Blocks;
 pub(crate) use blocks::Run;
 pub use devices::{BulkState, GivenDevice, OnBulkFailure};
@@ -200,7 +202,7 @@ impl Bulk {
         }
         if !entry.suspects.is_none() {
             let piece = entry.suspects.offset();
-            let mut suspects = unit::BlockSet::default();
+            let mut suspects = BlockSet::default();
             let (words, _) = read_bitmap(piece, entry.blocks, read)?;
             words.into_iter().enumerate().for_each(|(word, bits)| suspects.set_word(word as u64, bits));
             unit.set_suspects(piece, suspects);
@@ -404,10 +406,13 @@ impl Bulk {
         self.units().iter().any(|unit| unit.takes_blocks() && unit.room() > 0)
     }
 
-    /// Gives back a reservation whose transaction did not commit.
+    /// Gives back a reservation whose transaction did not commit. What was written there is in
+    /// doubt for nobody.
     pub fn cancel(&self, run: Run) {
         if let Ok(unit) = self.unit_of(run.first.get()) {
-            unit.state.lock().set(unit.own(run), false);
+            let is_listed = !is_planted(Bug::SuspectsGivenBack) && unit.forget(run);
+            let mut blocks = unit.state.lock();
+            if is_listed { blocks.free_later(Lsn::new(0), unit.own(run)) } else { blocks.set(unit.own(run), false) }
         }
     }
 
@@ -436,9 +441,7 @@ impl Bulk {
         for &run in runs {
             let Ok(unit) = self.unit_of(run.first.get()) else { continue };
             unit.forget(run);
-            let mut blocks = unit.state.lock();
-            blocks.pending_blocks += run.blocks;
-            blocks.pending.push((lsn, unit.own(run)));
+            unit.state.lock().free_later(lsn, unit.own(run));
         }
     }
 
@@ -711,6 +714,10 @@ fn mark(tx: &mut Tx<'_>, bitmap: Offset, run: Run, used: bool) -> Result<()> {
 fn reclaim_unit(region: &Region, unit: &Unit) {
     let durable = if is_planted(Bug::ReuseAtOnce) { Lsn::MAX } else { region.durable_lsn() };
     let _one_at_a_time = unit.releasing.lock();
+    if unit.is_keeping() {
+        // A run that was freed meanwhile may be among the suspects.
+        return;
+    }
     let mut ready: Vec<Run> = Vec::new();
     unit.state.lock().pending.retain(|&(lsn, run)| {
         if lsn <= durable {
@@ -718,7 +725,7 @@ fn reclaim_unit(region: &Region, unit: &Unit) {
         }
         lsn > durable
     });
-    release(unit, ready);
+    release(region, unit, ready);
 }
 
 /// Releases what only the previous image mapped, after a newer one was sealed. The caller holds
@@ -733,14 +740,14 @@ fn saved(region: &Region, units: &[Arc<Unit>]) -> Result<()> {
             blocks.held_blocks = 0;
             std::mem::take(&mut blocks.held)
         };
-        release(unit, held);
+        release(region, unit, held);
     }
     Ok(())
 }
 
 /// Frees blocks whose freeing is durable, except those that the saved image maps. The caller holds
 /// `releasing`.
-fn release(unit: &Unit, mut ready: Vec<Run>) {
+fn release(region: &Region, unit: &Unit, mut ready: Vec<Run>) {
     ready.sort_unstable();
     ready.dedup_by(|next, run| {
         let joins = run.end() == next.first;
@@ -753,6 +760,11 @@ fn release(unit: &Unit, mut ready: Vec<Run>) {
         assert_none_held();
         let free = unit.state.lock().hold(freed);
         for run in free {
+            if unit.forget_suspects(region, run).is_err() {
+                // The region takes no more records. Nobody gets the run.
+                unit.state.lock().pending.push((Lsn::new(0), run));
+                continue;
+            }
             if !is_planted(Bug::LateTrim) {
                 unit.trim(run);
             }

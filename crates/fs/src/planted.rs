@@ -48,6 +48,10 @@ shoal_media::plantable! {
         SuspectsRead,
         /// Blocks in doubt after a failed flush are not kept in the region.
         SuspectsForgotten,
+        /// A run given back is free although the region lists some of it as in doubt.
+        SuspectsGivenBack,
+        /// Blocks that the last process left in doubt, and that no file has, are given out.
+        SuspectsGivenOut,
         /// A bulk device leaves the list while blocks of it are in use.
         RemoveInUse,
         /// A block moved to another bulk device is mapped there before a flush has covered the copy.

@@ -89,6 +89,10 @@ enum Hunt {
     Devices,
     /// One bulk device of two, which loses what a failed flush did not cover.
     FailedFlush,
+    /// Blocks of a write that failed before a flush did, and the next file that has them.
+    GivenBack,
+    /// Blocks of a write that had not ended when a flush failed and the process died.
+    GivenOut,
     /// Every call of one bulk device of two fails in every operation.
     EveryFailure,
     /// Memory that is restored from a saved image, beside changes of the list of devices.
@@ -188,6 +192,8 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::SpilledNotCounted | Bug::SpilledNotNoted => Hunt::Swept,
         Bug::MarkUnflushed | Bug::RemoveInUse | Bug::DrainUnflushed => Hunt::Devices,
         Bug::SuspectsRead | Bug::SuspectsForgotten => Hunt::FailedFlush,
+        Bug::SuspectsGivenBack => Hunt::GivenBack,
+        Bug::SuspectsGivenOut => Hunt::GivenOut,
         Bug::EpochIgnored => Hunt::AwayOrOlder,
         Bug::PlaceIgnored => Hunt::InAnotherPlace,
         Bug::PlaceNotedLate => Hunt::PushedOut,
@@ -272,10 +278,9 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             Ok(1)
         }
         Hunt::Devices => Ok((0..3).map(|seed| devices::explore(devices::setup(Logged), seed, 3)).sum()),
-        Hunt::FailedFlush => {
-            devices::failed_flush(Logged);
-            Ok(1)
-        }
+        Hunt::FailedFlush => one(|| devices::failed_flush(Logged)),
+        Hunt::GivenBack => one(|| devices::given_back(Logged)),
+        Hunt::GivenOut => one(|| devices::given_out(Logged)),
         Hunt::EveryFailure => Ok(devices::every_failure(Logged)),
         Hunt::RestoredLists => one(devices::restored_lists),
         Hunt::SettledLater => one(|| devices::settled_in_the_next_life(Logged)),

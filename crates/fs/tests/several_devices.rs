@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::devices::away::{away_or_older, in_another_place, pushed_out_by_a_mark, refused_after_a_clean_end};
 use crate::devices::{
-    BLOCKS, Pair, all_given, create, every_failure, explore, failed_flush, failed_flush_of_ranges, given,
-    new_bytes_move, read, renamed_in_doubt, restored_lists, settled_in_the_next_life, setup, spilled, try_open,
-    with_more,
+    BLOCKS, Pair, all_given, create, every_failure, explore, failed_flush, failed_flush_of_ranges, given, given_back,
+    given_out, new_bytes_move, read, renamed_in_doubt, restored_lists, settled_in_the_next_life, setup, spilled,
+    try_open, with_more,
 };
 use crate::store::{Boot, Setup, format_options, format_with};
 
@@ -44,6 +44,18 @@ fn and_so_it_does_behind_a_write_back_cache_of_each() {
 fn a_failed_flush_of_one_device_costs_what_it_did_not_cover_and_nothing_else() {
     failed_flush(MemoryKind::Logged);
     failed_flush(MemoryKind::Battery);
+}
+
+#[test]
+fn a_block_that_no_file_had_is_not_in_doubt_for_its_next_one() {
+    given_back(MemoryKind::Logged);
+    given_back(MemoryKind::Battery);
+}
+
+#[test]
+fn nor_is_one_whose_writer_died_with_the_flush() {
+    given_out(MemoryKind::Logged);
+    given_out(MemoryKind::Battery);
 }
 
 #[test]

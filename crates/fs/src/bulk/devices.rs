@@ -29,10 +29,11 @@ use shoal_format::bulk_list::{
 };
 use shoal_format::extent::{BulkBlock, Extent};
 use shoal_format::superblock::FEATURE_DEVICES;
-use shoal_format::{BULK_BLOCK, PAGE, SlotRef};
+use shoal_format::{BULK_BLOCK, Offset, PAGE, SlotRef};
 use shoal_media::{BlockDevice, MediaError};
-use shoal_region::{Recovery, Region, Tx};
+use shoal_region::{Recovery, Region, Tx, View};
 
+use super::block_set::words;
 use super::sums::free_leaves;
 use super::unit::Unit;
 use super::{Blocks, Bulk, Run};
@@ -198,6 +199,34 @@ fn verify(
         Ok(None) => Err("it ends before its mark".into()),
         Err(Error::Corrupt(why)) => Err(format!("it does not carry the store's mark ({why})")),
         Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Clears bits of suspects in the region.
+fn clear_suspects(region: &Region, piece: Offset, words: &[(u64, u64)]) -> Result<()> {
+    for step in words.chunks(WORDS_PER_STEP) {
+        let mut tx = region.begin_reclaim();
+        for &(word, bits) in step {
+            tx.clear_bits(piece + word * 8, bits)?;
+        }
+        tx.commit()?;
+    }
+    Ok(())
+}
+
+impl Unit {
+    /// Has the region forget suspects within a run that is about to become free: whoever gets it
+    /// writes it whole.
+    pub(super) fn forget_suspects(&self, region: &Region, own: Run) -> Result<()> {
+        let Some(piece) = self.suspects_piece() else { return Ok(()) };
+        let mut listed = Vec::new();
+        for (word, mask) in words(own.first.get(), own.end().get()) {
+            let mut bits = [0; 8];
+            region.read(piece + word * 8, &mut bits)?;
+            let bits = u64::from_le_bytes(bits) & mask;
+            listed.extend((bits != 0).then_some((word, bits)));
+        }
+        clear_suspects(region, piece, &listed)
     }
 }
 
@@ -413,6 +442,7 @@ impl Bulk {
             let error = MediaError::io("region", std::io::Error::other(error.to_string()));
             region.poison("keeping which bulk blocks are in doubt", &error);
         }
+        unit.kept();
         let used = (unit.count - unit.state.lock().free) * BULK_BLOCK;
         let suspect = words.iter().map(|(_, bits)| u64::from(bits.count_ones())).sum::<u64>() * BULK_BLOCK;
         self.tell(&format!(
@@ -456,15 +486,7 @@ impl Bulk {
     /// Clears, after a flush, suspects that were written whole before it.
     pub(super) fn settle_suspects(&self, region: &Region, unit: &Unit) -> Result<()> {
         let words = unit.end_flush();
-        let Some(piece) = unit.suspects_piece() else { return Ok(()) };
-        for step in words.chunks(WORDS_PER_STEP) {
-            let mut tx = region.begin_reclaim();
-            for &(word, bits) in step {
-                tx.clear_bits(piece + word * 8, bits)?;
-            }
-            tx.commit()?;
-        }
-        Ok(())
+        unit.suspects_piece().map_or(Ok(()), |piece| clear_suspects(region, piece, &words))
     }
 
     /// Adds an empty device, with this number or the first free one; returns its number.

@@ -13,7 +13,7 @@
 //! Left out: which device gets new blocks, and what a failure means for the store
 //! ([`super::Bulk`]).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,8 +22,9 @@ use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::extent::BulkBlock;
 use shoal_format::{BULK_BLOCK, Offset};
 use shoal_media::{BlockDevice, MediaError, block};
-use shoal_region::Region;
+use shoal_region::{Lsn, Region};
 
+use super::block_set::BlockSet;
 use super::blocks::{Blocks, Run};
 use super::sums::Table;
 use crate::planted::{Bug, is_planted};
@@ -33,85 +34,6 @@ use crate::{Error, Ino, Result};
 const WRITES: usize = 1024;
 /// Damaged places remembered at most.
 const DAMAGED_MAX: usize = 4096;
-
-/// A set of blocks, by words of 64.
-#[derive(Default)]
-pub(super) struct BlockSet(HashMap<u64, u64>);
-
-/// The words that `[first, end)` touches, each with a mask of the bits in the range.
-pub(super) fn words(first: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
-    let behind = if first < end { end.div_ceil(64) } else { first / 64 };
-    (first / 64..behind).map(move |word| {
-        let from = first.max(word * 64) - word * 64;
-        let bits = end.min(word * 64 + 64) - word * 64 - from;
-        (word, (u64::MAX >> (64 - bits)) << from)
-    })
-}
-
-impl BlockSet {
-    pub fn insert(&mut self, first: u64, end: u64) {
-        words(first, end).for_each(|(word, mask)| *self.0.entry(word).or_default() |= mask);
-    }
-
-    pub fn remove(&mut self, first: u64, end: u64) {
-        for (word, mask) in words(first, end) {
-            if let Some(bits) = self.0.get_mut(&word) {
-                *bits &= !mask;
-                if *bits == 0 {
-                    self.0.remove(&word);
-                }
-            }
-        }
-    }
-
-    /// Moves the blocks within `[first, end)` to another set.
-    fn give(&mut self, first: u64, end: u64, other: &mut BlockSet) {
-        if self.is_empty() {
-            return;
-        }
-        for (word, mask) in words(first, end) {
-            let bits = self.0.get(&word).map_or(0, |bits| bits & mask);
-            if bits != 0 {
-                *other.0.entry(word).or_default() |= bits;
-            }
-        }
-        self.remove(first, end);
-    }
-
-    pub fn meets(&self, first: u64, end: u64) -> bool {
-        !self.0.is_empty()
-            && words(first, end).any(|(word, mask)| self.0.get(&word).is_some_and(|bits| bits & mask != 0))
-    }
-
-    pub fn set_word(&mut self, word: u64, bits: u64) {
-        if bits != 0 {
-            self.0.insert(word, bits);
-        }
-    }
-
-    fn add(&mut self, other: &BlockSet) {
-        other.0.iter().for_each(|(&word, &bits)| *self.0.entry(word).or_default() |= bits);
-    }
-
-    pub fn words(&self) -> Vec<(u64, u64)> {
-        self.0.iter().map(|(&word, &bits)| (word, bits)).collect()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn blocks(&self) -> Vec<u64> {
-        let of = |(&word, &bits): (&u64, &u64)| {
-            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| word * 64 + bit)
-        };
-        self.0.iter().flat_map(of).collect()
-    }
-
-    fn retain(&mut self, keep: impl Fn(u64) -> bool) {
-        self.blocks().into_iter().filter(|&block| !keep(block)).for_each(|block| self.remove(block, block + 1));
-    }
-}
 
 /// Blocks in doubt, and those that would be after a failed flush.
 #[derive(Default)]
@@ -126,6 +48,8 @@ struct Doubt {
     rewritten_in_flush: BlockSet,
     /// The piece with the suspects' bits, if there is one.
     piece: Option<Offset>,
+    /// The device closed, and its suspects are not in the region yet.
+    keeping: bool,
 }
 
 /// The number of a write, and the device it went to.
@@ -592,13 +516,34 @@ impl Unit {
         // Their bits on media were never cleared.
         (doubt.rewritten, doubt.rewritten_in_flush) = Default::default();
         doubt.suspects.add(&lost);
+        doubt.keeping = true;
         self.has_suspects.store(!doubt.suspects.is_empty(), Ordering::Release);
         lost.words()
     }
 
-    /// Takes over the suspects that an earlier process left.
-    pub fn set_suspects(&self, piece: Offset, suspects: BlockSet) {
+    /// Notes that the region lists the suspects of the last [`Unit::close`], or cannot.
+    pub fn kept(&self) {
+        self.doubt.lock().keeping = false;
+    }
+
+    /// Returns whether suspects are on their way into the region.
+    pub fn is_keeping(&self) -> bool {
+        self.doubt.lock().keeping
+    }
+
+    /// Takes over the suspects that an earlier process left. It may have died before a file had
+    /// them; such blocks are not given out before the region has forgotten them.
+    pub fn set_suspects(&self, piece: Offset, mut suspects: BlockSet) {
         let mut doubt = self.doubt.lock();
+        let mut blocks = self.state.lock();
+        for block in suspects.blocks() {
+            let run = Run { first: BulkBlock::new(block), blocks: 1 };
+            if blocks.is_free(block) && !is_planted(Bug::SuspectsGivenOut) {
+                suspects.remove(block, block + 1);
+                blocks.set(run, true);
+                blocks.free_later(Lsn::new(0), run);
+            }
+        }
         self.has_suspects.store(!suspects.is_empty(), Ordering::Release);
         (doubt.piece, doubt.suspects) = (Some(piece), suspects);
     }
@@ -665,12 +610,13 @@ impl Unit {
         if self.is_suspect(run) { Err(self.doubtful()) } else { Ok(()) }
     }
 
-    /// Forgets what is noted of a run that was unmapped: its contents are no longer needed.
-    pub fn forget(&self, run: Run) {
+    /// Forgets what is noted of a run that no file has any more: its contents are no longer needed.
+    /// Returns whether the region may list some of it as suspect all the same, or may come to.
+    pub fn forget(&self, run: Run) -> bool {
         let own = self.own(run);
         self.forget_damage(own.first.byte(), own.end().byte());
         if !self.tracks.load(Ordering::Acquire) && !self.has_suspects.load(Ordering::Acquire) {
-            return;
+            return false;
         }
         let (first, end) = (own.first.get(), own.end().get());
         let mut doubt = self.doubt.lock();
@@ -682,6 +628,7 @@ impl Unit {
         for set in written.into_iter().chain(suspects) {
             set.remove(first, end);
         }
+        doubt.piece.is_some() || doubt.keeping
     }
 
     /// Trims a run. A failed trim only costs space on the device: a fresh block is written whole.

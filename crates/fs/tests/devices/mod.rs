@@ -66,13 +66,17 @@ pub struct Forgetful {
     /// ones fail.
     pub plan: Mutex<Option<(Failing, u64, bool)>>,
     pub failed: AtomicU64,
+    /// Writes wait while somebody holds this; how many came.
+    pub gate: Mutex<()>,
+    pub waiting: AtomicU64,
 }
 
 impl Forgetful {
     pub fn new(disk: Arc<SimDisk>) -> Arc<Forgetful> {
         let (fails, holds, is_dead) = Default::default();
         let (plan, failed) = (Mutex::default(), AtomicU64::new(0));
-        Arc::new(Forgetful { disk, unflushed: Mutex::default(), fails, holds, is_dead, plan, failed })
+        let (gate, waiting) = Default::default();
+        Arc::new(Forgetful { disk, unflushed: Mutex::default(), fails, holds, is_dead, plan, failed, gate, waiting })
     }
 
     /// Does the plan make this call fail?
@@ -155,6 +159,8 @@ impl BlockDevice for Forgetful {
     }
 
     fn write_from(&self, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        drop(self.gate.lock().unwrap());
         self.refuse(Failing::Write)?;
         let mut unflushed = self.unflushed.lock().unwrap();
         for (number, sector) in bytes.chunks_exact(512).enumerate() {
@@ -747,6 +753,79 @@ pub fn failed_flush(kind: MemoryKind) {
     let (_, back) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
     let len = (BLOCKS - 4) as usize * block;
     assert_eq!(read(&back, next, 0, len), Ok(vec![8; len]), "blocks that were in doubt, with new contents");
+}
+
+/// Tests that blocks of a write that failed are not in doubt for their next file: whatever it
+/// writes once the device is used again outlives its process.
+pub fn given_back(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let Pair { fs, second, .. } = &pair;
+    let block = BULK_BLOCK as usize;
+    let promised = pair.file_on(1, b"promised", 1, 4);
+    fs.sync().unwrap();
+    assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+    let refused = create(fs, b"refused");
+    *second.plan.lock().unwrap() = Some((Failing::Write, 0, false));
+    assert!(matches!(fs.write(refused, 0, &vec![3; 2 * block]), Err(Error::Io(_))));
+    fs.bulk_stay(0).unwrap();
+    assert_eq!(fs.write(promised, 0, &vec![2; block]), Ok(block));
+    second.fails.store(true, Ordering::Relaxed);
+    assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
+    // As itself: what is written there outlives the process.
+    fs.bulk_retry(1, || Ok((pair.world.disk(1), 0))).unwrap();
+    fills_the_rest(fs, &pair.world, kind, pair.boot);
+}
+
+/// Tests the same for blocks of a write that had not ended when the flush failed and the process
+/// died.
+pub fn given_out(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let Pair { fs, second, .. } = &pair;
+    let block = BULK_BLOCK as usize;
+    let promised = pair.file_on(1, b"promised", 1, 4);
+    fs.sync().unwrap();
+    assert_eq!(fs.write(promised, 0, &vec![2; block]), Ok(block));
+    assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+    let unfinished = create(fs, b"unfinished");
+    let gate = second.gate.lock().unwrap();
+    second.waiting.store(0, Ordering::Relaxed);
+    let world = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| fs.write(unfinished, 0, &vec![3; 2 * block]));
+        while second.waiting.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        second.fails.store(true, Ordering::Relaxed);
+        assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
+        let world = pair.world.snapshot().process_crash().open();
+        drop(gate);
+        assert!(matches!(writer.join().unwrap(), Err(Error::Io(_))), "no flush covers it");
+        world
+    });
+    let boot = pair.boot.after(false);
+    let fs = try_open(&world, kind, boot, vec![given(1, world.disk(1))], false).unwrap();
+    fs.bulk_stay(0).unwrap();
+    fs.tick().unwrap();
+    fills_the_rest(&fs, &world, kind, boot);
+}
+
+/// Fills all that is free of the second device and sees that it is there at once and after a crash
+/// of the process. The first block of the file "promised" is in doubt.
+fn fills_the_rest(fs: &Fs, world: &World, kind: MemoryKind, boot: Boot) {
+    let block = BULK_BLOCK as usize;
+    assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+    let next = create(fs, b"next");
+    let len = (BLOCKS - 4) as usize * block;
+    assert_eq!(fs.write(next, 0, &vec![4; len]), Ok(len));
+    let see = |fs: &Fs, when: &str| {
+        let found = read(fs, next, 0, len).map(|bytes| bytes == vec![4; len]);
+        assert_eq!(found, Ok(true), "{kind:?}, {when}: blocks that no file had when the flush failed");
+        let promised = fs.lookup(ROOT, b"promised", false).unwrap().ino;
+        assert!(matches!(read(fs, promised, 0, block), Err(Error::Io(_))), "{kind:?}, {when}: bytes in doubt are read");
+    };
+    see(fs, "at once");
+    let world = world.snapshot().process_crash().open();
+    let back = try_open(&world, kind, boot.after(false), vec![given(1, world.disk(1))], false).unwrap();
+    see(&back, "after a crash");
 }
 
 /// Tests that a file in doubt cannot take another file's name, because readers of that name would
