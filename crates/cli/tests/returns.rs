@@ -6,8 +6,10 @@
 
 use std::fs;
 use std::ops::Deref;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use crate::scene;
 
@@ -123,7 +125,7 @@ fn nothing_that_is_held_goes_to_a_file_that_only_has_the_name_of_the_device() {
         for _ in 0..3 {
             let retried = scene.retry(number);
             assert_eq!(retried.status.code(), Some(1), "{retried:?}");
-            std::thread::sleep(std::time::Duration::from_millis(300));
+            std::thread::sleep(Duration::from_millis(300));
         }
         assert!(fs::read(scene.bulk(number)).unwrap() == before, "another store's device was written");
         scene.comes_back(number, &away, &names);
@@ -178,4 +180,65 @@ fn a_copy_from_before_a_device_was_brought_back_is_an_older_one() {
         scene.umount();
         scene.ok(&["check", &scene.text("store")]);
     }
+}
+
+/// A server of a file on the scene's socket. Ends with this value.
+struct Server(std::process::Child);
+
+impl Server {
+    fn start(scene: &Scene, file: &Path) -> Server {
+        let socket = scene.at("socket");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shoal"));
+        command
+            .arg("serve")
+            .arg(format!("file:{}", file.display()))
+            .arg("--nbd")
+            .arg(format!("unix:{}", socket.display()));
+        let server = Server(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
+        while UnixStream::connect(&socket).is_err() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        server
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().and_then(|()| self.0.wait()).unwrap();
+    }
+}
+
+#[test]
+fn an_export_that_takes_the_place_of_a_device_in_use_is_not_written() {
+    let Some(scene) = Scene::new() else { return };
+    let (served, away) = (scene.at("served"), scene.at("served-away"));
+    fs::File::create(&served).unwrap().set_len(65 << 20).unwrap();
+    let server = Server::start(&scene, &served);
+    let device = format!("nbd+unix:///?socket={}&lost-after=30", scene.text("socket"));
+    scene.ok(&["bulk", "add", "--size", "64M", &scene.text("mnt"), &device]);
+    scene.umount();
+    scene.mount_with(HOLDS_NOT);
+    (0..12).for_each(|file| scene.write(&format!("file-{file}")));
+    let names = scene.files_on(2);
+    assert!(!names.is_empty(), "the export has some of the files");
+    assert!(Command::new("sync").arg("-f").arg(scene.at("mnt")).status().unwrap().success());
+    drop(server);
+    fs::rename(&served, &away).unwrap();
+    let foreign = vec![1; 65 << 20];
+    fs::write(&served, &foreign).unwrap();
+    let server = Server::start(&scene, &served);
+    let overwrite = |name: &String| {
+        let file = fs::OpenOptions::new().write(true).open(scene.at("mnt").join(name))?;
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![8; BYTES], 0).and_then(|()| file.sync_all())
+    };
+    let outcomes: Vec<_> = names.iter().map(overwrite).collect();
+    assert!(outcomes.iter().all(|outcome| outcome.is_err()), "{outcomes:?}");
+    assert!(fs::read(&served).unwrap() == foreign, "another export was written");
+    drop(server);
+    fs::rename(&away, &served).unwrap();
+    let _server = Server::start(&scene, &served);
+    assert!(scene.retry(2).status.success());
+    assert!(names.iter().all(|name| overwrite(name).is_ok()));
+    scene.umount();
+    scene.ok(&["check", &scene.text("store")]);
 }

@@ -406,13 +406,10 @@ impl Bulk {
         self.units().iter().any(|unit| unit.takes_blocks() && unit.room() > 0)
     }
 
-    /// Gives back a reservation whose transaction did not commit. What was written there is in
-    /// doubt for nobody.
+    /// Gives back a reservation whose transaction did not commit.
     pub fn cancel(&self, run: Run) {
         if let Ok(unit) = self.unit_of(run.first.get()) {
-            let is_listed = !is_planted(Bug::SuspectsGivenBack) && unit.forget(run);
-            let mut blocks = unit.state.lock();
-            if is_listed { blocks.free_later(Lsn::new(0), unit.own(run)) } else { blocks.set(unit.own(run), false) }
+            unit.state.lock().set(unit.own(run), false);
         }
     }
 
@@ -441,7 +438,9 @@ impl Bulk {
         for &run in runs {
             let Ok(unit) = self.unit_of(run.first.get()) else { continue };
             unit.forget(run);
-            unit.state.lock().free_later(lsn, unit.own(run));
+            let mut blocks = unit.state.lock();
+            blocks.pending_blocks += run.blocks;
+            blocks.pending.push((lsn, unit.own(run)));
         }
     }
 
@@ -566,7 +565,8 @@ impl Bulk {
         }
         let covered = if is_planted(Bug::FlushCoversLater) { unit.written.load(Ordering::Acquire) } else { covered };
         unit.flushed.store(covered, Ordering::Release);
-        self.settle_suspects(region, unit)
+        unit.end_flush();
+        Ok(())
     }
 
     /// Handles a failed flush: poisons the region if the device is the only one, else closes the
@@ -714,10 +714,6 @@ fn mark(tx: &mut Tx<'_>, bitmap: Offset, run: Run, used: bool) -> Result<()> {
 fn reclaim_unit(region: &Region, unit: &Unit) {
     let durable = if is_planted(Bug::ReuseAtOnce) { Lsn::MAX } else { region.durable_lsn() };
     let _one_at_a_time = unit.releasing.lock();
-    if unit.is_keeping() {
-        // A run that was freed meanwhile may be among the suspects.
-        return;
-    }
     let mut ready: Vec<Run> = Vec::new();
     unit.state.lock().pending.retain(|&(lsn, run)| {
         if lsn <= durable {
@@ -725,7 +721,7 @@ fn reclaim_unit(region: &Region, unit: &Unit) {
         }
         lsn > durable
     });
-    release(region, unit, ready);
+    release(unit, ready);
 }
 
 /// Releases what only the previous image mapped, after a newer one was sealed. The caller holds
@@ -740,14 +736,14 @@ fn saved(region: &Region, units: &[Arc<Unit>]) -> Result<()> {
             blocks.held_blocks = 0;
             std::mem::take(&mut blocks.held)
         };
-        release(region, unit, held);
+        release(unit, held);
     }
     Ok(())
 }
 
 /// Frees blocks whose freeing is durable, except those that the saved image maps. The caller holds
 /// `releasing`.
-fn release(region: &Region, unit: &Unit, mut ready: Vec<Run>) {
+fn release(unit: &Unit, mut ready: Vec<Run>) {
     ready.sort_unstable();
     ready.dedup_by(|next, run| {
         let joins = run.end() == next.first;
@@ -760,11 +756,6 @@ fn release(region: &Region, unit: &Unit, mut ready: Vec<Run>) {
         assert_none_held();
         let free = unit.state.lock().hold(freed);
         for run in free {
-            if unit.forget_suspects(region, run).is_err() {
-                // The region takes no more records. Nobody gets the run.
-                unit.state.lock().pending.push((Lsn::new(0), run));
-                continue;
-            }
             if !is_planted(Bug::LateTrim) {
                 unit.trim(run);
             }

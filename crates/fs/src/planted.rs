@@ -44,14 +44,14 @@ shoal_media::plantable! {
         MarkUnflushed,
         /// An older copy of a bulk device is taken for the device.
         EpochIgnored,
+        /// A device is known by a mark that a cache holds in front of it.
+        HeldMarkBelieved,
         /// Blocks in doubt after a failed flush are read.
         SuspectsRead,
         /// Blocks in doubt after a failed flush are not kept in the region.
         SuspectsForgotten,
-        /// A run given back is free although the region lists some of it as in doubt.
-        SuspectsGivenBack,
-        /// Blocks that the last process left in doubt, and that no file has, are given out.
-        SuspectsGivenOut,
+        /// The region goes on listing a block in doubt that was written whole.
+        WrittenStaysInDoubt,
         /// A bulk device leaves the list while blocks of it are in use.
         RemoveInUse,
         /// A block moved to another bulk device is mapped there before a flush has covered the copy.

@@ -91,8 +91,6 @@ enum Hunt {
     FailedFlush,
     /// Blocks of a write that failed before a flush did, and the next file that has them.
     GivenBack,
-    /// Blocks of a write that had not ended when a flush failed and the process died.
-    GivenOut,
     /// Every call of one bulk device of two fails in every operation.
     EveryFailure,
     /// Memory that is restored from a saved image, beside changes of the list of devices.
@@ -101,6 +99,8 @@ enum Hunt {
     SettledLater,
     /// One bulk device of two, which is missing or older.
     AwayOrOlder,
+    /// Another device behind the cache of one that went away.
+    Covered,
     InAnotherPlace,
     PushedOut,
     /// A device that holds writes back, and fails a flush of ranges.
@@ -192,9 +192,9 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::SpilledNotCounted | Bug::SpilledNotNoted => Hunt::Swept,
         Bug::MarkUnflushed | Bug::RemoveInUse | Bug::DrainUnflushed => Hunt::Devices,
         Bug::SuspectsRead | Bug::SuspectsForgotten => Hunt::FailedFlush,
-        Bug::SuspectsGivenBack => Hunt::GivenBack,
-        Bug::SuspectsGivenOut => Hunt::GivenOut,
+        Bug::WrittenStaysInDoubt => Hunt::GivenBack,
         Bug::EpochIgnored => Hunt::AwayOrOlder,
+        Bug::HeldMarkBelieved => Hunt::Covered,
         Bug::PlaceIgnored => Hunt::InAnotherPlace,
         Bug::PlaceNotedLate => Hunt::PushedOut,
         Bug::RangesTakeAll => Hunt::FailedRanges,
@@ -280,14 +280,11 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Devices => Ok((0..3).map(|seed| devices::explore(devices::setup(Logged), seed, 3)).sum()),
         Hunt::FailedFlush => one(|| devices::failed_flush(Logged)),
         Hunt::GivenBack => one(|| devices::given_back(Logged)),
-        Hunt::GivenOut => one(|| devices::given_out(Logged)),
         Hunt::EveryFailure => Ok(devices::every_failure(Logged)),
         Hunt::RestoredLists => one(devices::restored_lists),
         Hunt::SettledLater => one(|| devices::settled_in_the_next_life(Logged)),
-        Hunt::AwayOrOlder => {
-            devices::away::away_or_older(Logged);
-            Ok(1)
-        }
+        Hunt::AwayOrOlder => one(|| devices::away::away_or_older(Logged)),
+        Hunt::Covered => one(|| devices::away::behind_another_ones_cache(Logged)),
         Hunt::InAnotherPlace => {
             devices::away::in_another_place(Logged);
             Ok(1)

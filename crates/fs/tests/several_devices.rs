@@ -11,7 +11,9 @@ use shoal_sim::{SimDisk, World};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::devices::away::{away_or_older, in_another_place, pushed_out_by_a_mark, refused_after_a_clean_end};
+use crate::devices::away::{
+    away_or_older, behind_another_ones_cache, in_another_place, pushed_out_by_a_mark, refused_after_a_clean_end,
+};
 use crate::devices::{
     BLOCKS, Pair, all_given, create, every_failure, explore, failed_flush, failed_flush_of_ranges, given, given_back,
     given_out, new_bytes_move, read, renamed_in_doubt, restored_lists, settled_in_the_next_life, setup, spilled,
@@ -101,6 +103,12 @@ fn every_call_of_one_device_of_two_may_fail_once_or_for_good() {
 fn a_device_that_is_away_or_older_costs_its_files_until_it_is_back() {
     away_or_older(MemoryKind::Logged);
     away_or_older(MemoryKind::Battery);
+}
+
+#[test]
+fn a_device_is_known_by_its_own_mark_and_not_by_a_caches() {
+    behind_another_ones_cache(MemoryKind::Logged);
+    behind_another_ones_cache(MemoryKind::Battery);
 }
 
 #[test]

@@ -124,6 +124,12 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
+    /// Blocking read of what the medium itself has, whatever is held back in front of it. It tells
+    /// which medium this is.
+    fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.read_into(at, out)
+    }
+
     /// Blocking write from a borrowed buffer. Devices that do not need the request's own buffer
     /// override it.
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {

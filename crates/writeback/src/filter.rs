@@ -286,6 +286,10 @@ impl BlockDevice for WriteBack {
         outcome
     }
 
+    fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.0.below.read_medium(at, out)
+    }
+
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
         if self.0.passes.load(Ordering::Acquire) {
             return self.0.write_past(at, bytes);

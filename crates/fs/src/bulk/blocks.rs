@@ -121,14 +121,8 @@ impl Blocks {
         rest
     }
 
-    pub fn is_free(&self, block: u64) -> bool {
+    fn is_free(&self, block: u64) -> bool {
         block < self.count && self.words[block as usize / 64] >> (block % 64) & 1 == 0
-    }
-
-    /// Keeps a run that no file has any more until the log is durable up to `lsn`.
-    pub fn free_later(&mut self, lsn: Lsn, run: Run) {
-        self.pending_blocks += run.blocks;
-        self.pending.push((lsn, run));
     }
 
     /// The first free block at or behind `from`.

@@ -14,8 +14,7 @@
 //!   as restored until it has a new mark.
 //! - A device that failed a flush is closed before anybody is told of the failure. The blocks in
 //!   doubt are durable in the region before the flush's caller has its answer.
-//! - A suspect block that was written whole is certain on media only after a flush that covered the
-//!   write.
+//! - A suspect block that was written whole is no longer listed when the write returns.
 //!
 //! Left out: moving data off a device ([`crate::Fs::bulk_drain`]), and where devices are found (the
 //! caller of [`crate::Fs`]).
@@ -121,13 +120,19 @@ pub(super) fn write_list(tx: &mut Tx<'_>, entries: &[BulkDeviceEntry]) -> Result
 }
 
 /// Reads the mark of a device with `blocks` blocks; `None` where it has no room for one.
+/// Reads the mark that the medium itself has: one that a cache holds back says nothing about what
+/// is behind the cache now.
 fn read_mark(device: &dyn BlockDevice, blocks: u64) -> Result<Option<Mark>> {
     let (at, unit) = (Mark::at(blocks), mark_bytes(device));
     if device.geometry().bytes < at + unit as u64 {
         return Ok(None);
     }
     let mut bytes = vec![0; unit];
-    device.read_into(at, &mut bytes)?;
+    if is_planted(Bug::HeldMarkBelieved) {
+        device.read_into(at, &mut bytes)?;
+    } else {
+        device.read_medium(at, &mut bytes)?;
+    }
     Ok(Some(Mark::decode(&bytes)?))
 }
 
@@ -135,11 +140,9 @@ fn read_mark(device: &dyn BlockDevice, blocks: u64) -> Result<Option<Mark>> {
 /// cache.
 const MARK_ROOM: u64 = 4096;
 
-/// Checks that the device answers. Reads where no cache can answer, if there is such a place.
-fn probe(device: &dyn BlockDevice, blocks: u64) -> std::result::Result<(), MediaError> {
-    let unit = mark_bytes(device);
-    let behind = device.geometry().bytes >= Mark::at(blocks) + unit as u64;
-    device.read_into(if behind { Mark::at(blocks) } else { 0 }, &mut vec![0; unit])
+/// Checks that the device answers.
+fn probe(device: &dyn BlockDevice) -> std::result::Result<(), MediaError> {
+    device.read_medium(0, &mut vec![0; mark_bytes(device)])
 }
 
 fn mark_bytes(device: &dyn BlockDevice) -> usize {
@@ -202,8 +205,26 @@ fn verify(
     }
 }
 
-/// Clears bits of suspects in the region.
-fn clear_suspects(region: &Region, piece: Offset, words: &[(u64, u64)]) -> Result<()> {
+/// Returns the words of the blocks in `[first, end)` that the region lists as suspect.
+pub(super) fn listed_suspects(region: &Region, piece: Offset, first: u64, end: u64) -> Result<Vec<(u64, u64)>> {
+    let mut listed = Vec::new();
+    for (word, mask) in words(first, end) {
+        let mut bits = [0; 8];
+        region.read(piece + word * 8, &mut bits)?;
+        let bits = u64::from_le_bytes(bits) & mask;
+        listed.extend((bits != 0).then_some((word, bits)));
+    }
+    Ok(listed)
+}
+
+/// Has the region forget the suspects that are held whole in front of the device.
+fn settle_suspects(region: &Region, unit: &Unit) -> Result<()> {
+    let _one_at_a_time = unit.doubting.lock();
+    unit.suspects_piece().map_or(Ok(()), |piece| clear_suspects(region, piece, &unit.take_certain()))
+}
+
+/// Clears bits of suspects in the region. The caller holds the device's `doubting`.
+pub(super) fn clear_suspects(region: &Region, piece: Offset, words: &[(u64, u64)]) -> Result<()> {
     for step in words.chunks(WORDS_PER_STEP) {
         let mut tx = region.begin_reclaim();
         for &(word, bits) in step {
@@ -212,22 +233,6 @@ fn clear_suspects(region: &Region, piece: Offset, words: &[(u64, u64)]) -> Resul
         tx.commit()?;
     }
     Ok(())
-}
-
-impl Unit {
-    /// Has the region forget suspects within a run that is about to become free: whoever gets it
-    /// writes it whole.
-    pub(super) fn forget_suspects(&self, region: &Region, own: Run) -> Result<()> {
-        let Some(piece) = self.suspects_piece() else { return Ok(()) };
-        let mut listed = Vec::new();
-        for (word, mask) in words(own.first.get(), own.end().get()) {
-            let mut bits = [0; 8];
-            region.read(piece + word * 8, &mut bits)?;
-            let bits = u64::from_le_bytes(bits) & mask;
-            listed.extend((bits != 0).then_some((word, bits)));
-        }
-        clear_suspects(region, piece, &listed)
-    }
 }
 
 impl Bulk {
@@ -339,6 +344,7 @@ impl Bulk {
     /// Gives the devices present marks of a new epoch, and notes where they are and which are
     /// missing. The store is about to be used for writing, and NEW extents have been handled.
     pub fn mark_all(&self, region: &Region) -> Result<()> {
+        self.units().iter().try_for_each(|unit| settle_suspects(region, unit))?;
         let mut list = self.list.lock();
         if !list.exists {
             return Ok(());
@@ -436,13 +442,14 @@ impl Bulk {
 
     /// Handles a flush of one of several devices that failed with `error`.
     pub(super) fn fail(&self, region: &Region, unit: &Unit, error: &MediaError) {
+        let doubting = unit.doubting.lock();
         let words = unit.close(&error.to_string());
         let kept = if is_planted(Bug::SuspectsForgotten) { Ok(()) } else { self.keep_suspects(region, unit, &words) };
         if let Err(error) = kept {
             let error = MediaError::io("region", std::io::Error::other(error.to_string()));
             region.poison("keeping which bulk blocks are in doubt", &error);
         }
-        unit.kept();
+        drop(doubting);
         let used = (unit.count - unit.state.lock().free) * BULK_BLOCK;
         let suspect = words.iter().map(|(_, bits)| u64::from(bits.count_ones())).sum::<u64>() * BULK_BLOCK;
         self.tell(&format!(
@@ -481,12 +488,6 @@ impl Bulk {
             tx.commit()?;
         }
         Ok(region.sync()?)
-    }
-
-    /// Clears, after a flush, suspects that were written whole before it.
-    pub(super) fn settle_suspects(&self, region: &Region, unit: &Unit) -> Result<()> {
-        let words = unit.end_flush();
-        unit.suspects_piece().map_or(Ok(()), |piece| clear_suspects(region, piece, &words))
     }
 
     /// Adds an empty device, with this number or the first free one; returns its number.
@@ -660,7 +661,7 @@ impl Bulk {
         let entry = self.entry(region, number).ok_or(Error::NotFound)?;
         let _one_at_a_time = unit.flushing.lock();
         if unit.is_open() {
-            let Err(error) = probe(&*unit.device()?, entry.blocks) else { return Ok(()) };
+            let Err(error) = probe(&*unit.device()?) else { return Ok(()) };
             if !unit.tracks.load(Ordering::Acquire) {
                 return Err(error.into());
             }
@@ -687,9 +688,10 @@ impl Bulk {
             // As at an opening: earlier copies of the device become outdated.
             self.mark_one(region, &mut list, number, &*device, place).map_err(|error| lost(error.to_string()))?;
         }
+        drop(list);
         unit.place.store(place, Ordering::Release);
         unit.attach(device);
-        Ok(())
+        settle_suspects(region, &unit)
     }
 
     /// Returns whether the device has been missing since the store was opened.

@@ -158,7 +158,10 @@ impl Bulk {
         if let Err(error) = device.flush_ranges(&own) {
             return Err(self.flush_failed(region, unit, error));
         }
-        if tracks { self.settle_suspects(region, unit) } else { Ok(()) }
+        if tracks {
+            unit.end_flush();
+        }
+        Ok(())
     }
 }
 

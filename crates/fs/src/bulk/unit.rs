@@ -7,7 +7,9 @@
 //!   is *suspect*: it may or may not be on the device. Reading a suspect block is an error until
 //!   the block is written whole or unmapped. Data still in a write-back cache is certain and is
 //!   read there. A block is not in doubt if none of it has left the cache.
-//! - A suspect block written whole can be read at once, but stays suspect on media until a flush has covered the write.
+//! - A suspect block that was written whole is like any other that no flush has covered: the write
+//!   outlives the process, and after a power loss the block may be older. So is one that a cache
+//!   holds whole when its device is attached.
 //!
 //! Block numbers are the store's; free blocks are kept by the device's own numbers, from 0.
 //! Left out: which device gets new blocks, and what a failure means for the store
@@ -22,10 +24,11 @@ use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::extent::BulkBlock;
 use shoal_format::{BULK_BLOCK, Offset};
 use shoal_media::{BlockDevice, MediaError, block};
-use shoal_region::{Lsn, Region};
+use shoal_region::Region;
 
 use super::block_set::BlockSet;
 use super::blocks::{Blocks, Run};
+use super::devices::{clear_suspects, listed_suspects};
 use super::sums::Table;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Ino, Result};
@@ -43,13 +46,10 @@ struct Doubt {
     /// Written before the last flush was submitted, and not known to be durable yet.
     in_flush: BlockSet,
     suspects: BlockSet,
-    /// Suspects that were written whole: a flush that covers the writes clears their bits on media.
-    rewritten: BlockSet,
-    rewritten_in_flush: BlockSet,
+    /// No longer suspect, but the region still lists them.
+    certain: BlockSet,
     /// The piece with the suspects' bits, if there is one.
     piece: Option<Offset>,
-    /// The device closed, and its suspects are not in the region yet.
-    keeping: bool,
 }
 
 /// The number of a write, and the device it went to.
@@ -102,6 +102,8 @@ pub(super) struct Unit {
     /// Writes are remembered by block: a failed flush does not end the store.
     pub tracks: AtomicBool,
     has_suspects: AtomicBool,
+    /// Held while the region's list of suspects changes, from what decides it to the record.
+    pub doubting: Mutex<()>,
     doubt: Mutex<Doubt>,
     sums: RwLock<Option<Arc<Table>>>,
     /// Device bytes where data did not match its checksum.
@@ -138,6 +140,7 @@ impl Unit {
             writes: (0..WRITES).map(|_| AtomicU64::new(1)).collect(),
             tracks: AtomicBool::new(false),
             has_suspects: AtomicBool::new(false),
+            doubting: Mutex::new(()),
             doubt: Mutex::default(),
             sums: RwLock::default(),
             damaged: Mutex::default(),
@@ -155,12 +158,12 @@ impl Unit {
         {
             let mut doubt = self.doubt.lock();
             let doubt = &mut *doubt;
-            // The next flush writes back a block that is held whole in front of the device, as if
-            // it were just rewritten.
+            // A block that is held whole in front of the device is as if it were just written.
             for block in doubt.suspects.blocks() {
                 if is_held(&*device, block) {
                     doubt.suspects.remove(block, block + 1);
-                    doubt.rewritten.insert(block, block + 1);
+                    doubt.certain.insert(block, block + 1);
+                    doubt.dirty.insert(block, block + 1);
                 }
             }
         }
@@ -383,7 +386,7 @@ impl Unit {
 
     /// Overwrites data. With `to_end`, nobody owns what lies behind the bytes in their block.
     pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool, tell: impl Fn(&str)) -> Result<Stamp> {
-        let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
+        let Some(table) = self.sums() else { return self.write_plain(region, at, bytes) };
         let own = self.place(at, bytes.len())?;
         let end = own + bytes.len() as u64;
         let mut mixed = Vec::new();
@@ -418,20 +421,20 @@ impl Unit {
     /// record is there. A reader that found them for another file, and holds no lock of it, may
     /// still be reading. So the sum is removed first here, too.
     pub fn fill(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
-        let Some(table) = self.sums() else { return self.write_plain(at, bytes) };
+        let Some(table) = self.sums() else { return self.write_plain(region, at, bytes) };
         let own = self.place(at, bytes.len())?;
         table.take_away(region, own, own + bytes.len() as u64)?;
         self.write_with(&table, region, own, at, bytes)
     }
 
     fn write_with(&self, table: &Table, region: &Region, own: u64, at: u64, bytes: &[u8]) -> Result<Stamp> {
-        let stamp = self.write_plain(at, bytes)?;
+        let stamp = self.write_plain(region, at, bytes)?;
         table.wrote(region, own, bytes)?;
         self.forget_damage(own, own + bytes.len() as u64);
         Ok(stamp)
     }
 
-    fn write_plain(&self, at: u64, bytes: &[u8]) -> Result<Stamp> {
+    fn write_plain(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
         let own = self.place(at, bytes.len())?;
         let end = own + bytes.len() as u64;
         let (first, last) = (own / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
@@ -465,11 +468,9 @@ impl Unit {
             }
             // Inserted again: a flush submitted during the write has not covered it.
             doubt.dirty.insert(first, last);
-            if outcome.is_ok() && doubt.suspects.meets(first, last) {
-                // Only whole blocks get here.
-                doubt.suspects.remove(first, last);
-                doubt.rewritten.insert(first, last);
-            }
+            let piece = doubt.piece.filter(|_| outcome.is_ok());
+            drop(doubt);
+            piece.map_or(Ok(()), |piece| self.end_doubt(region, piece, own.div_ceil(BULK_BLOCK), end / BULK_BLOCK))?;
         }
         self.answer(outcome).map(|()| Stamp { device: self.number, write })
     }
@@ -478,9 +479,7 @@ impl Unit {
     pub fn begin_flush(&self) {
         let mut doubt = self.doubt.lock();
         let doubt = &mut *doubt;
-        let (dirty, rewritten) = (std::mem::take(&mut doubt.dirty), std::mem::take(&mut doubt.rewritten));
-        doubt.in_flush.add(&dirty);
-        doubt.rewritten_in_flush.add(&rewritten);
+        doubt.in_flush.add(&std::mem::take(&mut doubt.dirty));
     }
 
     /// Begins the flush of these blocks alone, given by the device's own numbers.
@@ -489,20 +488,17 @@ impl Unit {
         let doubt = &mut *doubt;
         for &(first, end) in ranges {
             doubt.dirty.give(first, end, &mut doubt.in_flush);
-            doubt.rewritten.give(first, end, &mut doubt.rewritten_in_flush);
         }
     }
 
-    /// Completes the flush. Returns the words of the blocks that are no longer suspect.
-    pub fn end_flush(&self) -> Vec<(u64, u64)> {
+    /// Completes the flush.
+    pub fn end_flush(&self) {
         self.ails.store(false, Ordering::Release);
-        let mut doubt = self.doubt.lock();
-        doubt.in_flush = BlockSet::default();
-        std::mem::take(&mut doubt.rewritten_in_flush).words()
+        self.doubt.lock().in_flush = BlockSet::default();
     }
 
     /// Closes the device after a failed flush: everything that no flush covered is in doubt.
-    /// Returns the words of those blocks.
+    /// Returns the words of those blocks. The caller holds `doubting`.
     pub fn close(&self, cause: &str) -> Vec<(u64, u64)> {
         let mut doubt = self.doubt.lock();
         *self.closed.write() = Some(cause.into());
@@ -513,37 +509,37 @@ impl Unit {
             device.give_up();
             lost.retain(|block| device.may_have_lost(block * BULK_BLOCK, BULK_BLOCK));
         }
-        // Their bits on media were never cleared.
-        (doubt.rewritten, doubt.rewritten_in_flush) = Default::default();
         doubt.suspects.add(&lost);
-        doubt.keeping = true;
         self.has_suspects.store(!doubt.suspects.is_empty(), Ordering::Release);
         lost.words()
     }
 
-    /// Notes that the region lists the suspects of the last [`Unit::close`], or cannot.
-    pub fn kept(&self) {
-        self.doubt.lock().keeping = false;
+    /// Returns the words of the blocks that the region should no longer list as suspect.
+    pub fn take_certain(&self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut self.doubt.lock().certain).words()
     }
 
-    /// Returns whether suspects are on their way into the region.
-    pub fn is_keeping(&self) -> bool {
-        self.doubt.lock().keeping
-    }
-
-    /// Takes over the suspects that an earlier process left. It may have died before a file had
-    /// them; such blocks are not given out before the region has forgotten them.
-    pub fn set_suspects(&self, piece: Offset, mut suspects: BlockSet) {
-        let mut doubt = self.doubt.lock();
-        let mut blocks = self.state.lock();
-        for block in suspects.blocks() {
-            let run = Run { first: BulkBlock::new(block), blocks: 1 };
-            if blocks.is_free(block) && !is_planted(Bug::SuspectsGivenOut) {
-                suspects.remove(block, block + 1);
-                blocks.set(run, true);
-                blocks.free_later(Lsn::new(0), run);
-            }
+    /// Ends the doubt about blocks that were written whole. The region may list one that is no
+    /// suspect: it was freed while a flush failed.
+    fn end_doubt(&self, region: &Region, piece: Offset, first: u64, end: u64) -> Result<()> {
+        if listed_suspects(region, piece, first, end)?.is_empty() {
+            return Ok(());
         }
+        let _one_at_a_time = self.doubting.lock();
+        if !self.is_open() {
+            // A flush failed meanwhile: they are in doubt again.
+            return Err(self.refusal());
+        }
+        if !is_planted(Bug::WrittenStaysInDoubt) {
+            clear_suspects(region, piece, &listed_suspects(region, piece, first, end)?)?;
+        }
+        self.doubt.lock().suspects.remove(first, end);
+        Ok(())
+    }
+
+    /// Takes over the suspects that an earlier process left.
+    pub fn set_suspects(&self, piece: Offset, suspects: BlockSet) {
+        let mut doubt = self.doubt.lock();
         self.has_suspects.store(!suspects.is_empty(), Ordering::Release);
         (doubt.piece, doubt.suspects) = (Some(piece), suspects);
     }
@@ -611,24 +607,20 @@ impl Unit {
     }
 
     /// Forgets what is noted of a run that no file has any more: its contents are no longer needed.
-    /// Returns whether the region may list some of it as suspect all the same, or may come to.
-    pub fn forget(&self, run: Run) -> bool {
+    pub fn forget(&self, run: Run) {
         let own = self.own(run);
         self.forget_damage(own.first.byte(), own.end().byte());
         if !self.tracks.load(Ordering::Acquire) && !self.has_suspects.load(Ordering::Acquire) {
-            return false;
+            return;
         }
         let (first, end) = (own.first.get(), own.end().get());
         let mut doubt = self.doubt.lock();
         let doubt = &mut *doubt;
         // Unflushed writes are forgotten, too: else a failed flush would put the block in doubt for
         // its next file.
-        let written = [&mut doubt.dirty, &mut doubt.in_flush];
-        let suspects = [&mut doubt.suspects, &mut doubt.rewritten, &mut doubt.rewritten_in_flush];
-        for set in written.into_iter().chain(suspects) {
+        for set in [&mut doubt.dirty, &mut doubt.in_flush, &mut doubt.suspects] {
             set.remove(first, end);
         }
-        doubt.piece.is_some() || doubt.keeping
     }
 
     /// Trims a run. A failed trim only costs space on the device: a fresh block is written whole.

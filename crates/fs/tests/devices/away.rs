@@ -173,3 +173,58 @@ pub fn pushed_out_by_a_mark(kind: MemoryKind) {
     let fs = try_open(&world, kind, boot.after(false), placed(world.disk(1), 6), false).unwrap();
     assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![2; block]), "it was held all the time");
 }
+
+/// A cache that was cut off while it held the mark of the device that it was in front of, and is in
+/// front of another one now.
+struct Covered {
+    disk: Arc<SimDisk>,
+    former: Arc<SimDisk>,
+    is_written: AtomicBool,
+}
+
+impl BlockDevice for Covered {
+    fn geometry(&self) -> BlockGeometry {
+        self.disk.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.is_written.fetch_or(matches!(request, Request::Write { .. }), Ordering::Relaxed);
+        match request {
+            Request::Read { at, mut buffer } => done(self.read_into(at, &mut buffer).map(|()| buffer)),
+            other => self.disk.submit(other, done),
+        }
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+        let disk = if at >= BLOCKS * BULK_BLOCK { &self.former } else { &self.disk };
+        disk.read_into(at, out)
+    }
+
+    fn read_medium(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+        self.disk.read_into(at, out)
+    }
+}
+
+/// Tests that a device is known by its own mark, and not by one that a cache holds in front of it.
+pub fn behind_another_ones_cache(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let block = BULK_BLOCK as usize;
+    let away = pair.file_on(1, b"away", 1, 2);
+    pair.fs.sync().unwrap();
+    let world = pair.world.snapshot().process_crash().open();
+    let covered = |world: &World| {
+        let (disk, former) = (World::new(1).add_disk(world.disk(1).geometry().bytes), world.disk(1));
+        Arc::new(Covered { disk, former, is_written: AtomicBool::new(false) })
+    };
+    let boot = pair.boot.after(false);
+    let device = covered(&world);
+    let refused = try_open(&world, kind, boot, vec![given(1, device.clone())], false).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("bulk device 1"), "{refused}");
+    let fs = try_open(&world, kind, boot, vec![given(1, device.clone())], true).unwrap();
+    assert!(fs.bulk_states()[1].lost);
+    assert!(matches!(read(&fs, away, 0, block), Err(Error::Io(_))), "a file on it is read");
+    assert!(fs.bulk_retry(1, || Ok((device.clone(), 0))).is_err(), "it is still another one");
+    assert!(!device.is_written.load(Ordering::Relaxed), "another device was written");
+    fs.bulk_retry(1, || Ok((world.disk(1), 0))).unwrap();
+    assert_eq!(read(&fs, away, 0, block), Ok(vec![1; block]));
+}

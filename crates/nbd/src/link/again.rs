@@ -4,6 +4,7 @@
 //! Changes are kept in order of completion.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use shoal_media::Request;
@@ -42,9 +43,40 @@ impl Again {
         !matches!(self, Again::Read { .. } | Again::Flush)
     }
 
+    /// The bytes that a change changes.
+    fn range(&self) -> Range<u64> {
+        match self {
+            Again::Write { at, bytes, .. } => *at..*at + bytes.len() as u64,
+            Again::Trim { at, len } | Again::WriteZeroes { at, len, .. } => *at..*at + len,
+            Again::Read { .. } | Again::Flush => 0..0,
+        }
+    }
+
     /// Memory needed to keep the request (bytes).
     pub(super) fn bytes(&self) -> usize {
         64 + if let Again::Write { bytes, .. } = self { bytes.len() } else { 0 }
+    }
+}
+
+/// Part of a write that a flush covered, and that nobody has asked to change since. The server has
+/// it as long as it is the same one.
+#[derive(Clone)]
+pub(super) struct Witness {
+    pub at: u64,
+    pub bytes: Vec<u8>,
+}
+
+impl Witness {
+    /// Takes the first block of a write. Zeros would not tell one server from another.
+    pub(super) fn of(flushed: &Again, block_bytes: usize) -> Option<Witness> {
+        let Again::Write { at, bytes, .. } = flushed else { return None };
+        let bytes = bytes.get(..block_bytes.max(512))?;
+        bytes.iter().any(|byte| *byte != 0).then(|| Witness { at: *at, bytes: bytes.to_vec() })
+    }
+
+    pub(super) fn is_changed_by(&self, change: &Again) -> bool {
+        let range = change.range();
+        range.start < self.at + self.bytes.len() as u64 && self.at < range.end
     }
 }
 
@@ -61,12 +93,14 @@ impl Kept {
         self.changes.push_back((number, again));
     }
 
-    /// Drops the changes up to this number, which a flush covered.
-    pub(super) fn flushed(&mut self, number: u64) {
-        while let Some((_, again)) = self.changes.front().filter(|(change, _)| *change <= number) {
-            self.bytes -= again.bytes();
-            self.changes.pop_front();
+    /// Drops the changes up to this number, which a flush covered. Returns the last of them.
+    pub(super) fn flushed(&mut self, number: u64) -> Option<Arc<Again>> {
+        let mut last = None;
+        while self.changes.front().is_some_and(|(change, _)| *change <= number) {
+            last = self.changes.pop_front().map(|(_, again)| again);
+            self.bytes -= last.as_ref().map_or(0, |again| again.bytes());
         }
+        last
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -13,7 +13,8 @@
 //!   changes are kept until then and repeated, in order, on a new connection before anything else.
 //!   At most `kept_bytes_max` are kept; beyond that, writes complete with a flush of our own.
 //! - Before anything is sent, the owner checks whether the server is still the same one
-//!   ([`Owner`]).
+//!   ([`Owner`]). A server that is relied on for what was flushed must still have it: a sample of it
+//!   is compared ([`Witness`]).
 //! - Completions run without a lock held. Threads: one here (`reconnect`), two in the client.
 
 mod again;
@@ -32,7 +33,7 @@ use crate::client::{Client, ClientOptions, Lost};
 use crate::clients::{Claim, ClientId, TAKEN_OVER};
 use crate::connect::ConnectError;
 use crate::wire::transmission::FLAG_SEND_FLUSH;
-use again::{Again, Kept};
+use again::{Again, Kept, Witness};
 
 /// Maximum bytes of changes kept; and, if this process's memory is limited, the part of that memory
 /// they may take (one of so many).
@@ -160,9 +161,11 @@ struct State {
     closing: bool,
     /// Error of the first failed flush.
     poisoned: Option<Arc<str>>,
-    /// Changes completed so far.
+    /// Changes asked for so far, and completed.
+    asked: u64,
     changes: u64,
     kept: Kept,
+    witness: Option<Witness>,
     /// Completed writes whose completion waits for our own flush.
     held: Vec<(Completion, Vec<u8>)>,
     flushing: bool,
@@ -295,10 +298,14 @@ impl BlockDevice for Link {
     fn submit(&self, request: Request, done: Completion) {
         let again = Arc::new(Again::of(&request));
         let operation = {
-            let state = self.shared.state.lock();
+            let mut state = self.shared.state.lock();
             if let Some(cause) = state.poisoned.clone().filter(|_| !matches!(request, Request::Read { .. })) {
                 drop(state);
                 return done(Err(MediaError::Poisoned { what: self.shared.name.clone(), cause }));
+            }
+            if again.changes_data() {
+                state.asked += 1;
+                state.witness = state.witness.take().filter(|witness| !witness.is_changed_by(&again));
             }
             Operation { again, started: Instant::now(), after: state.changes, done }
         };
@@ -396,7 +403,13 @@ impl Shared {
                 }
             }
         } else if matches!(*again, Again::Flush) {
-            state.kept.flushed(after);
+            let last = state.kept.flushed(after);
+            // While other changes are under way nobody knows what the server has.
+            if state.asked == after
+                && let Some(witness) = last.and_then(|last| Witness::of(&last, self.geometry.block_bytes as usize))
+            {
+                state.witness = Some(witness);
+            }
         }
         drop(state);
         done(Ok(buffer));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use shoal_media::{BlockDevice, MediaError};
 
-use super::again::Again;
+use super::again::{Again, Witness};
 use super::{End, Refused, Shared};
 use crate::client::{Client, ClientOptions, Lost};
 use crate::clients::Claim;
@@ -118,10 +118,13 @@ impl Shared {
             let (found, expected) = (found.bytes, self.geometry.bytes);
             return Err(Refused::Another(format!("another server answers: {found} bytes instead of {expected}")));
         }
-        let (kept, written) = {
+        let (kept, written, witness) = {
             let state = self.state.lock();
-            (state.kept.all(), state.written)
+            (state.kept.all(), state.written, state.witness.clone())
         };
+        if let Some(witness) = witness {
+            ask(&client, &witness)?;
+        }
         self.owner.recognise(&client, written)?;
         self.repeat(&client, &kept)?;
         Ok(client)
@@ -165,4 +168,14 @@ impl Shared {
         }
         finish(&mut in_flight)
     }
+}
+
+/// Compares a sample of what was flushed.
+fn ask(client: &Client, witness: &Witness) -> Result<(), Refused> {
+    let mut found = vec![0; witness.bytes.len()];
+    client.read_into(witness.at, &mut found).map_err(|error| Refused::Unreachable(error.to_string()))?;
+    (found == witness.bytes).then_some(()).ok_or_else(|| {
+        let at = witness.at;
+        Refused::Another(format!("another export answers, or it has lost what was flushed (at byte {at})"))
+    })
 }

@@ -192,6 +192,52 @@ fn requests_wait_for_a_server_that_comes_back() {
 }
 
 #[test]
+fn nothing_goes_to_another_export_at_the_same_address() {
+    for is_flushed in [true, false] {
+        let mut world = World::new();
+        let link = world.link(Reliance::Flushed, LOST_AFTER);
+        link.write_from(512, &[7; 512]).unwrap();
+        link.write_from(4096, &[7; 512]).unwrap();
+        if is_flushed {
+            shoal_media::flush(&link).unwrap();
+        }
+        // This is not known to be there or not when the connection is lost.
+        link.write_from(512, &[8; 512]).unwrap();
+        world.kill();
+        world.disk.stable.lock().fill(1);
+        world.start();
+        let read = read_byte(&link, 4096);
+        let touched = world.cache().current.lock().iter().any(|byte| *byte != 1);
+        if is_flushed {
+            assert!(read.unwrap_err().to_string().contains("another export answers"));
+            assert!(!touched, "another export was written");
+        } else {
+            // Nothing tells it from a server that has lost its cache.
+            assert_eq!(read.unwrap(), 7);
+        }
+    }
+}
+
+#[test]
+fn a_sample_that_a_write_changes_is_asked_for_no_more() {
+    let mut world = World::new();
+    let link = world.link(Reliance::Flushed, LOST_AFTER);
+    link.write_from(512, &[7; 512]).unwrap();
+    shoal_media::flush(&link).unwrap();
+    link.write_from(512, &[8; 512]).unwrap();
+    world.cache().current.lock()[512..1024].fill(8);
+    world.disk.stable.lock()[512..1024].fill(8);
+    world.kill();
+    world.start();
+    assert_eq!(read_byte(&link, 512).unwrap(), 8, "the cache had written it back");
+    shoal_media::block::wait(&link, Request::WriteZeroes { at: 512, len: 512, fua: false }).unwrap();
+    shoal_media::flush(&link).unwrap();
+    world.kill();
+    world.start();
+    assert_eq!(read_byte(&link, 512).unwrap(), 0);
+}
+
+#[test]
 fn what_was_in_flight_is_repeated_on_the_new_connection_if_the_server_ends_older_ones_first() {
     let mut world = World::new();
     let link = world.link(Reliance::Completed, LOST_AFTER);
