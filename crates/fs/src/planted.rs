@@ -44,6 +44,8 @@ shoal_media::plantable! {
         MarkUnflushed,
         /// An older copy of a bulk device is taken for the device.
         EpochIgnored,
+        /// Compaction moves pieces of an inode that is in use.
+        CompactInUse,
         /// A device is known by a mark that a cache holds in front of it.
         HeldMarkBelieved,
         /// Blocks in doubt after a failed flush are read.

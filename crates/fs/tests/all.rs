@@ -9,6 +9,7 @@ mod actors;
 mod beside_load;
 mod checksums;
 mod cold;
+mod compacted;
 mod compaction;
 mod compaction_crash;
 mod crash;

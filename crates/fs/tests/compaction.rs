@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::compacted::beside_writers;
 use crate::store::{CALLER, Setup, check, format, open_at};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Fs, Ino, ROOT};
@@ -307,4 +308,9 @@ fn on_a_full_host_sparse_segments_are_compacted_before_a_creation_fails() {
         store.fs.shutdown().expect("a full host keeps nobody from ending");
         store.check();
     }
+}
+
+#[test]
+fn what_threads_write_beside_compaction_is_what_they_read() {
+    (0..2).for_each(|seed| beside_writers(seed, 500));
 }

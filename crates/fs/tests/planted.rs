@@ -9,6 +9,7 @@
 mod actors;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod cold;
+mod compacted;
 #[allow(dead_code, reason = "the other harness uses the rest")]
 mod crash;
 #[allow(dead_code, reason = "a part of it is enough")]
@@ -48,6 +49,9 @@ const SEED: u64 = 20_261;
 const CROWDS: u64 = 12;
 const CROWD_STEPS: u64 = 3000;
 
+/// Runs of [`Hunt::Compacted`].
+const COMPACTED: u64 = 3;
+
 /// The part of a test in which a bug is looked for. Each reports how many states it visited, or the
 /// first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,6 +67,8 @@ enum Hunt {
     SavedImage,
     /// Threads on inodes that are packed all the time.
     Crowd,
+    /// Threads on files whose pieces are moved all the time.
+    Compacted,
     /// Bytes that are written in place while their file is packed.
     WrittenMeanwhile,
     /// Objects with the same head in the same slot, one after the other.
@@ -177,6 +183,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::ObjectPiecesStay | Bug::BucketStays => Hunt::Sequence(4),
         Bug::DictionaryNotNoted => Hunt::Sequence(5),
         Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
+        Bug::CompactInUse => Hunt::Compacted,
         Bug::PackedUnseen => Hunt::WrittenMeanwhile,
         Bug::PackedWithRoom => Hunt::RoomMeanwhile,
         Bug::KeptByHead => Hunt::Alike,
@@ -249,6 +256,7 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::Edges(start) => hunt_edges(start),
         Hunt::SavedImage => Ok(saved::explore(0)),
+        Hunt::Compacted => one(|| (0..COMPACTED).for_each(|seed| compacted::beside_writers(seed, 2000))),
         Hunt::Crowd => {
             (0..CROWDS).for_each(|seed| cold::crowd(seed, CROWD_STEPS));
             Ok(CROWDS * CROWD_STEPS)
