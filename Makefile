@@ -19,12 +19,13 @@ demo:
 bench: build
 	@scripts/bench $(DIR)
 
-# The binary, the helper `mount -t fuse.shoal` looks for, and the manual pages.
+# The programs, the helper `mount -t fuse.shoal` looks for, and the manual pages.
 install: build
-	install -D $(TARGET)/shoal $(DESTDIR)$(PREFIX)/bin/shoal
+	install -D -t $(DESTDIR)$(PREFIX)/bin $(TARGET)/shoal $(TARGET)/shoal-lab
 	install -d $(DESTDIR)/sbin
 	ln -sf $(PREFIX)/bin/shoal $(DESTDIR)/sbin/mount.fuse.shoal
 	$(TARGET)/shoal man $(TARGET)/man
+	$(TARGET)/shoal-lab man $(TARGET)/man
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/man/man1 $(TARGET)/man/*.1
 	install -Dm644 -t $(DESTDIR)$(PREFIX)/share/man/man8 $(TARGET)/man/*.8
 

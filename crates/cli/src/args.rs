@@ -18,9 +18,8 @@ use shoal_nbd::Listen;
 use shoal_netram::donor::Compression;
 use shoal_store::{BulkChoice, MemoryChoice};
 
-use crate::lab::LabArgs;
+use crate::lab::Words;
 use crate::option_table;
-use crate::profile::ProfileArgs;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -85,9 +84,11 @@ pub enum Command {
     /// Lend this machine's idle memory to others, over NBD
     Donate(DonateArgs),
     /// Run the papers' experiments and print their figures beside ours
-    Lab(LabArgs),
+    #[command(disable_help_flag = true)]
+    Lab(Words),
     /// Make a profile of a tree: the tables with which inodes like its own are packed
-    Profile(ProfileArgs),
+    #[command(disable_help_flag = true)]
+    Profile(Words),
     /// Write the manual pages into a directory
     #[command(hide = true)]
     Man { directory: PathBuf },

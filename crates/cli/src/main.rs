@@ -3,10 +3,11 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `option_table` | the syntax of the command line |
-//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `bulk`, `salvage`, `inspect`, `compact`, `bench`, `donate`, `lab`, `profile`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `bulk`, `salvage`, `inspect`, `compact`, `bench`, `donate`, `pages` | one command each |
+//! | `lab` | finds and starts `shoal-lab`, which is `lab_main` with `experiments` and `profile` |
 //! | `serve`, `status` | a block device for NBD clients, and its state; a network RAM disk's donors |
 //! | `daemon` | the process that serves a mount |
-//! | `failure`, `json`, `progress` | how commands fail, report to programs, and show progress |
+//! | `failure`, `json`, `progress`, `manual` | how commands fail, report to programs, show progress, and are documented |
 //!
 //! Thin glue: parsing, calling and printing. The library `shoal-store` handles stores,
 //! `shoal-devices` handles devices. Errors are one line on standard error; exit codes are in
@@ -29,12 +30,12 @@ mod inspect;
 mod json;
 mod kernel_requests;
 mod lab;
+mod manual;
 mod mount;
 mod mount_options;
 mod netram;
 mod option_table;
 mod pages;
-mod profile;
 mod progress;
 mod rebalance;
 mod remount;
@@ -59,11 +60,11 @@ const MOUNT_HELPER: &str = "mount.fuse.shoal";
 
 fn main() -> ExitCode {
     shoal_host::as_usual();
-    die_quietly_on_broken_pipes();
+    failure::die_quietly_on_broken_pipes();
     let outcome = if invoked_as(MOUNT_HELPER) {
         mount::run_helper(&MountHelper::parse()).map(|()| ExitCode::SUCCESS)
     } else {
-        run(parse())
+        run(failure::parse("shoal", code_of))
     };
     outcome.unwrap_or_else(|failure| failure::end(&failure))
 }
@@ -72,34 +73,9 @@ fn invoked_as(name: &str) -> bool {
     std::env::args_os().next().is_some_and(|program| Path::new(&program).file_name() == Some(OsStr::new(name)))
 }
 
-/// Parses like `Cli::parse`, but an error is one line like all others, and a wrong `check` command
-/// line has fsck's exit code.
-fn parse() -> Cli {
-    Cli::try_parse().unwrap_or_else(|error| {
-        if !error.use_stderr() {
-            // Help and version are printed, not refused.
-            error.exit();
-        }
-        let text = error.to_string();
-        // Take the lines of the error itself, without the advice and usage that follow.
-        let is_advice =
-            |line: &str| ["tip:", "Usage:", "For more information"].iter().any(|word| line.starts_with(word));
-        let own = text.lines().map(str::trim).take_while(|line| !is_advice(line));
-        let cause = own.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
-        let cause = cause.trim_start_matches("error: ");
-        // For example "tip: a similar argument exists: '--json'".
-        let similar =
-            text.lines().find_map(|line| line.trim().strip_prefix("tip: ")?.split_once("similar ")?.1.split_once(": "));
-        let similar =
-            similar.map_or_else(String::new, |(_, words)| format!("write {}, or see ", words.replace('\'', "`")));
-        let command = std::env::args_os().nth(1).filter(|word| Cli::command().find_subcommand(word).is_some());
-        let command = command.map_or_else(String::new, |word| format!(" {}", word.to_string_lossy()));
-        match similar.is_empty() {
-            true => eprintln!("shoal{command}: {cause}; `shoal{command} --help` lists the options"),
-            false => eprintln!("shoal{command}: {cause}; {similar}`shoal{command} --help`"),
-        }
-        std::process::exit(if command == " check" { EXIT_USAGE.into() } else { error.exit_code() })
-    })
+/// The exit code of a wrong command line; that of `check` is fsck's.
+fn code_of(command: Option<&str>, code: i32) -> i32 {
+    if command == Some("check") { EXIT_USAGE.into() } else { code }
 }
 
 fn run(cli: Cli) -> Outcome<ExitCode> {
@@ -123,10 +99,10 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Netram(command) => netram::run(command)?,
         Command::Bench(args) => bench::run(args)?,
         Command::Donate(args) => donate::run(args)?,
-        Command::Lab(args) => lab::run(args)?,
-        Command::Profile(args) => profile::run(args)?,
+        Command::Lab(words) => lab::run(None, words)?,
+        Command::Profile(words) => lab::run(Some("profile"), words)?,
         Command::Man { directory } => pages::write_manual(directory)?,
-        Command::Completions { shell } => pages::print_completions(*shell)?,
+        Command::Completions { shell } => manual::print_completions(*shell, Cli::command())?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -134,16 +110,4 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
 /// Ends a command whose exit codes are those of fsck(8).
 fn operational(outcome: Outcome<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|failure| failure::end_with(&failure, failure::EXIT_OPERATIONAL))
-}
-
-/// Makes the program end silently when the reader of a pipe has gone, where `println!` panics.
-fn die_quietly_on_broken_pipes() {
-    let print = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        let text = info.payload().downcast_ref::<String>().map_or("", String::as_str);
-        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
-            std::process::exit(0);
-        }
-        print(info);
-    }));
 }

@@ -1,6 +1,6 @@
 //! The tests of the command line in one program: `--test all <module>::<part of a name>` runs some
 //! of them. Shared code is compiled and linked once, and long tests run in parallel. Subjects:
-//! mount, damage, resize, profiles, serve and donate with the built program; most need /dev/fuse.
+//! mount, damage, resize, profiles, lab, serve and donate with the built programs; most need /dev/fuse.
 
 mod copy;
 mod damage;
@@ -11,6 +11,7 @@ mod donate;
 mod hostile_damage;
 mod hostile_store;
 mod killed;
+mod lab;
 mod life;
 mod marks;
 mod older_copies;

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
-use shoal_sim::Random;
+use fastrand::Rng;
 
 use super::figure::Sample;
 
@@ -40,7 +40,7 @@ fn measure(
     report: &mut dyn FnMut(&str, Sample) -> io::Result<()>,
 ) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     let mut piece = vec![0; PIECE_BYTES as usize];
     random.fill(&mut piece);
     let pieces = size / PIECE_BYTES;
@@ -67,7 +67,7 @@ fn measure(
         Ok(())
     })?;
     let operations = (size / PAGE_BYTES).min(RANDOM_OPERATIONS_MAX);
-    let places: Vec<u64> = (0..operations).map(|_| random.below(size / PAGE_BYTES) * PAGE_BYTES).collect();
+    let places: Vec<u64> = (0..operations).map(|_| random.u64(..size / PAGE_BYTES) * PAGE_BYTES).collect();
     let page = &mut buffer[..PAGE_BYTES as usize];
     timed("random read", operations, PAGE_BYTES, &mut || {
         places.iter().try_for_each(|&at| file.read_exact_at(page, at))

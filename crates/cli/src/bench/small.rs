@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::Instant;
 
-use shoal_sim::Random;
+use fastrand::Rng;
 
 use super::figure::Sample;
 
@@ -84,7 +84,7 @@ fn remove(path: &Path) -> io::Result<()> {
 
 struct Worker {
     paths: Vec<PathBuf>,
-    random: Random,
+    random: Rng,
     content: Vec<u8>,
     buffer: Vec<u8>,
     fsync: bool,
@@ -101,7 +101,7 @@ impl Worker {
             }
             paths.push(inner.join(format!("f{i}")));
         }
-        let mut random = Random::new(work.seed ^ (index as u64) << 32);
+        let mut random = Rng::with_seed(work.seed ^ (index as u64) << 32);
         let mut content = vec![0; work.size as usize];
         random.fill(&mut content);
         Ok(Worker { paths, random, content, buffer: Vec::new(), fsync: work.fsync })
@@ -109,7 +109,7 @@ impl Worker {
 
     fn run(&mut self, phase: &str) -> io::Result<()> {
         if phase != "create" {
-            self.paths = self.random.shuffled(std::mem::take(&mut self.paths));
+            self.random.shuffle(&mut self.paths);
         }
         for i in 0..self.paths.len() {
             let path = &self.paths[i];

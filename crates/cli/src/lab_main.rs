@@ -1,0 +1,92 @@
+//! The `shoal-lab` command: what needs the simulator, the models and the plots.
+//!
+//! `shoal lab` and `shoal profile` find and start it (`lab`), so that the daemon links none of
+//! them. Errors and exit codes are as in `shoal`.
+
+#![forbid(unsafe_code)]
+
+mod experiments;
+#[allow(dead_code, reason = "the exit codes of some commands are those of other programs")]
+mod failure;
+mod json;
+mod manual;
+mod profile;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use shoal_devices::Outcome;
+use shoal_lab::RunArgs;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "shoal-lab",
+    version,
+    about = "Run the papers' experiments and print their figures beside ours; `shoal lab` starts this program",
+    propagate_version = true,
+    disable_help_subcommand = true
+)]
+#[command(after_help = "Examples:\n  \
+    shoal lab list\n  \
+    shoal lab run netram --quick\n  \
+    shoal lab run netram --trace week.srt --out results\n  \
+    shoal lab run idle-time --out results\n  \
+    shoal lab run update-policy --out results\n  \
+    shoal lab run inodes --tree /usr /var\n  \
+    shoal lab run small-files --tree /usr\n  \
+    shoal lab run mramfs --at /mnt/shoal --scale 0.1\n  \
+    shoal lab run conquest --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --only small-files\n  \
+    shoal lab run trees --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --scale 0.1\n\n\
+    Times of a model are simulated and say so.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show which experiments there are, and whose
+    List {
+        /// Report as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run an experiment; print its figures beside the paper's
+    Run(Box<RunArgs>),
+    /// Make a profile of a tree: the tables with which inodes like its own are packed; as `shoal profile`
+    Profile(profile::ProfileArgs),
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Man { directory: PathBuf },
+    /// Print a completion script for a shell
+    Completions { shell: clap_complete::Shell },
+}
+
+fn main() -> ExitCode {
+    shoal_host::as_usual();
+    failure::die_quietly_on_broken_pipes();
+    run(&failure::parse("shoal-lab", |_, code| code))
+        .map_or_else(|failure| failure::end(&failure), |()| ExitCode::SUCCESS)
+}
+
+fn run(cli: &Cli) -> Outcome<()> {
+    match &cli.command {
+        Command::List { json } => experiments::list(*json),
+        Command::Run(args) => experiments::run(args)?,
+        Command::Profile(args) => profile::run(args)?,
+        Command::Man { directory } => {
+            let mut lab = Cli::command();
+            lab.build();
+            manual::write_pages(directory, "shoal", lab.get_subcommands().filter(|one| one.get_name() == "profile"))?;
+            manual::write_pages(
+                directory,
+                "shoal-lab",
+                lab.get_subcommands().filter(|one| one.get_name() != "profile"),
+            )?;
+            manual::write_page(directory, Cli::command(), "1")?;
+        }
+        Command::Completions { shell } => manual::print_completions(*shell, Cli::command())?,
+    }
+    Ok(())
+}
