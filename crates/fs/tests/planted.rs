@@ -352,9 +352,7 @@ fn every_planted_bug_is_caught() {
     println!("{:<18} | {:<42} | {:>7} | caught by", "bug", "hunt", "states");
     let mut hunts: BTreeMap<Hunt, Result<u64, String>> = BTreeMap::new();
     let mut wrong = Vec::new();
-    // One bug by its name, or all.
-    let only = std::env::var("SHOAL_BUG").ok();
-    for bug in Bug::ALL.into_iter().filter(|bug| only.as_ref().is_none_or(|only| format!("{bug:?}") == *only)) {
+    for bug in Bug::chosen() {
         let hunt = hunt_of(bug);
         let sound = hunts.entry(hunt).or_insert_with(|| go(hunt)).clone();
         plant(Some(bug));

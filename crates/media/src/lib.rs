@@ -12,7 +12,7 @@ mod head;
 mod image;
 mod log;
 mod memory;
-mod planted;
+pub mod planted;
 mod poison;
 
 use std::sync::Arc;

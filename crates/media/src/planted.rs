@@ -1,12 +1,29 @@
 //! Bugs to plant, so that tests can show that they would find them (docs/design/testing.md, T7).
 //!
-//! Owns: the macro that turns a list of rules into an enum `Bug` and its switch. Rules: with the
+//! Owns: the macro that turns a list of rules into an enum `Bug` and its switch, and which bugs a
+//! run tries. Rules: with the
 //! feature `planted` of the calling crate, one bug at a time is switched on for the whole process.
 //! Without it `is_planted` is `false` at compile time, and none of this is left in the program.
 //! Left out: the bugs themselves, and the tests that search for them.
 
-/// Defines `Bug` and, for the crate alone, `is_planted`. The feature `planted` adds `Bug::ALL` and
-/// `plant`.
+/// Returns whether the environment chooses a planted bug: `SHOAL_BUG=NAME` chooses one,
+/// `SHOAL_PLANTS=K/N` every Nth from the Kth on (counted from 0). Without them every bug is chosen.
+///
+/// # Panics
+/// If `SHOAL_PLANTS` is something else.
+pub fn is_chosen(number: usize, name: &str) -> bool {
+    if let Ok(only) = std::env::var("SHOAL_BUG") {
+        return only == name;
+    }
+    std::env::var("SHOAL_PLANTS").map_or(true, |part| {
+        let numbers = part.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+        let (k, n): (usize, usize) = numbers.expect("SHOAL_PLANTS is K/N");
+        number % n == k % n
+    })
+}
+
+/// Defines `Bug` and, for the crate alone, `is_planted`. The feature `planted` adds `Bug::ALL`,
+/// `Bug::chosen` and `plant`.
 ///
 /// ```
 /// mod planted {
@@ -32,6 +49,14 @@ macro_rules! plantable {
         #[cfg(feature = "planted")]
         impl Bug {
             pub const ALL: [Bug; [$(Bug::$bug),+].len()] = [$(Bug::$bug),+];
+
+            /// Returns the bugs that this run tries, and says how many these are.
+            pub fn chosen() -> Vec<Bug> {
+                let is_chosen = |bug: &Bug| $crate::planted::is_chosen(*bug as usize, &format!("{bug:?}"));
+                let chosen: Vec<Bug> = Bug::ALL.into_iter().filter(is_chosen).collect();
+                println!("planted bugs: {} of {}", chosen.len(), Bug::ALL.len());
+                chosen
+            }
         }
 
         #[cfg(feature = "planted")]

@@ -140,14 +140,11 @@ fn failure(life: Life, seed: u64) -> Option<String> {
 fn every_planted_bug_is_caught() {
     std::panic::set_hook(Box::new(|_| ()));
     let mut missed = Vec::new();
-    let only = std::env::var("SHOAL_BUG").ok();
     let seeds = std::env::var("SHOAL_SEEDS").map_or(SEEDS, |many| many.parse().expect("SHOAL_SEEDS is a number"));
-    let wanted = |bug: &Bug| match &only {
-        Some(only) => *only == format!("{bug:?}"),
-        None => !UNSEEN.contains(bug),
-    };
+    // One that is asked for by its name is tried all the same.
+    let wanted = |bug: &Bug| !UNSEEN.contains(bug) || std::env::var("SHOAL_BUG").is_ok();
     println!("SKIP: no life shows {UNSEEN:?} yet");
-    for bug in Bug::ALL.into_iter().filter(wanted) {
+    for bug in Bug::chosen().into_iter().filter(wanted) {
         plant(Some(bug));
         let began = Instant::now();
         let scenes = (0..world::scenes::ALL.len() as u64).map(|scene| (a_scene as Life, scene));

@@ -131,7 +131,7 @@ fn every_planted_bug_is_caught() {
     for (name, kind, planted) in media {
         tell(name.to_owned(), kind, hunt(kind, None, planted, RUNS), None);
     }
-    for bug in Bug::ALL {
+    for bug in Bug::chosen() {
         let needless = NEEDLESS.iter().find(|(needless, _)| *needless == bug).map(|(_, why)| *why);
         let runs = if needless.is_some() { NEEDLESS_RUNS } else { RUNS };
         tell(format!("{bug:?}"), kind_of(bug), hunt(kind_of(bug), Some(bug), Plant::None, runs), needless);

@@ -19,7 +19,7 @@ fn every_planted_bug_is_found() {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = vec![];
-    for bug in Bug::ALL {
+    for bug in Bug::chosen() {
         plant(Some(bug));
         // A bug that makes the filter panic counts as found, too.
         let finds = |seed| std::panic::catch_unwind(|| lives(seed)).map_or(true, |outcome| outcome.is_err());
