@@ -33,6 +33,7 @@ mod patience;
 mod ranges;
 mod replaced;
 mod sums;
+mod suspects;
 mod unit;
 
 use std::sync::Arc;

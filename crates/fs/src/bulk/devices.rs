@@ -28,19 +28,17 @@ use shoal_format::bulk_list::{
 };
 use shoal_format::extent::{BulkBlock, Extent};
 use shoal_format::superblock::FEATURE_DEVICES;
-use shoal_format::{BULK_BLOCK, Offset, PAGE, SlotRef};
+use shoal_format::{BULK_BLOCK, PAGE, SlotRef};
 use shoal_media::{BlockDevice, MediaError};
-use shoal_region::{Recovery, Region, Tx, View};
+use shoal_region::{Recovery, Region, Tx};
 
-use super::block_set::words;
 use super::sums::free_leaves;
+use super::suspects::{WORDS_PER_STEP, clear_suspects};
 use super::unit::Unit;
 use super::{Blocks, Bulk, Run};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 
-/// Words of suspects that one transaction sets or clears.
-const WORDS_PER_STEP: usize = 8192;
 /// Bytes that one entry of a transaction zeroes.
 const ZERO_STEP: u64 = 1 << 20;
 
@@ -205,34 +203,10 @@ fn verify(
     }
 }
 
-/// Returns the words of the blocks in `[first, end)` that the region lists as suspect.
-pub(super) fn listed_suspects(region: &Region, piece: Offset, first: u64, end: u64) -> Result<Vec<(u64, u64)>> {
-    let mut listed = Vec::new();
-    for (word, mask) in words(first, end) {
-        let mut bits = [0; 8];
-        region.read(piece + word * 8, &mut bits)?;
-        let bits = u64::from_le_bytes(bits) & mask;
-        listed.extend((bits != 0).then_some((word, bits)));
-    }
-    Ok(listed)
-}
-
 /// Has the region forget the suspects that are held whole in front of the device.
 fn settle_suspects(region: &Region, unit: &Unit) -> Result<()> {
     let _one_at_a_time = unit.doubting.lock();
     unit.suspects_piece().map_or(Ok(()), |piece| clear_suspects(region, piece, &unit.take_certain()))
-}
-
-/// Clears bits of suspects in the region. The caller holds the device's `doubting`.
-pub(super) fn clear_suspects(region: &Region, piece: Offset, words: &[(u64, u64)]) -> Result<()> {
-    for step in words.chunks(WORDS_PER_STEP) {
-        let mut tx = region.begin_reclaim();
-        for &(word, bits) in step {
-            tx.clear_bits(piece + word * 8, bits)?;
-        }
-        tx.commit()?;
-    }
-    Ok(())
 }
 
 impl Bulk {

@@ -28,8 +28,8 @@ use shoal_region::Region;
 
 use super::block_set::BlockSet;
 use super::blocks::{Blocks, Run};
-use super::devices::{clear_suspects, listed_suspects};
 use super::sums::Table;
+use super::suspects::{clear_suspects, listed_suspects};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Ino, Result};
 
