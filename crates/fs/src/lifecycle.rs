@@ -270,7 +270,7 @@ impl Fs {
             bulk.mark_all(&fs.region)?;
         }
         // Only now: a crash before this must find the power loss again, because extents may still be marked NEW.
-        fs.region.settle(nonce)?;
+        fs.region.note_repaired(nonce)?;
         fs.arrange_sums()?;
         Ok((fs, recovery))
     }

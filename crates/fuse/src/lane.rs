@@ -8,7 +8,7 @@
 //! device.
 //! A removed file is freed by its FORGET, which the kernel queues before the removal returns. So a
 //! request that finds no room, or that asks for the free room, first waits until all queued
-//! messages are done ([`Lane::settle`], [`with_room`]).
+//! messages are done ([`Lane::wait_for_removals`], [`with_room`]).
 //! Rules: the reader says that it is busy before it reads. So if the device has nothing to read and
 //! the reader is not busy, all messages are done. The two are checked in this order.
 
@@ -94,7 +94,7 @@ impl Lane {
 
     /// Waits until the FORGETs of everything removed before have been carried out. Returns true if
     /// there was something to wait for.
-    pub fn settle(&self) -> bool {
+    pub fn wait_for_removals(&self) -> bool {
         let deadline = Instant::now() + SETTLE_MAX;
         let mut state = self.0.state.lock();
         if state.is_open || state.reader == Some(std::thread::current().id()) {
@@ -125,7 +125,7 @@ pub(crate) fn with_room<T>(lane: Option<&Lane>, mut work: impl FnMut() -> shoal_
     match work() {
         // Retry even if there was nothing to wait for: room may have been freed since.
         Err(Error::NoSpace) if let Some(lane) = lane => {
-            lane.settle();
+            lane.wait_for_removals();
             work()
         }
         outcome => outcome,
@@ -144,7 +144,7 @@ mod tests {
     fn who_finds_no_room_waits_for_all_that_was_removed_and_not_until_more_has_gathered() {
         let (device, mut kernel) = UnixStream::pair().unwrap();
         let lane = Lane::new(Arc::new(device.try_clone().unwrap().into()));
-        assert!(!lane.settle(), "nothing was removed");
+        assert!(!lane.wait_for_removals(), "nothing was removed");
         let freed = Arc::new(AtomicUsize::new(0));
         let reader = std::thread::spawn({
             let (lane, freed, mut device) = (lane.clone(), freed.clone(), device);
@@ -155,7 +155,7 @@ mod tests {
                 }
                 std::thread::sleep(Duration::from_micros(100));
                 freed.fetch_add(1, Ordering::SeqCst);
-                assert!(!lane.settle(), "the reader would wait for itself");
+                assert!(!lane.wait_for_removals(), "the reader would wait for itself");
                 lane.done();
                 lane.gather();
             }
@@ -173,10 +173,10 @@ mod tests {
         drop(kernel);
         reader.join().unwrap();
         let begin = Instant::now();
-        lane.settle();
+        lane.wait_for_removals();
         assert!((SETTLE_MAX..10 * SETTLE_MAX).contains(&begin.elapsed()), "{:?}", begin.elapsed());
         // Nor does anybody if other threads read the device, too.
         lane.open();
-        assert!(!lane.settle());
+        assert!(!lane.wait_for_removals());
     }
 }

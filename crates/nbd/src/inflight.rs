@@ -159,18 +159,18 @@ impl InFlight {
 
     /// Records the outcome of a request whose final reply has come.
     pub(crate) fn answer(&self, cookie: u64, outcome: Result<(), MediaError>) {
-        self.settle(cookie, |entry| entry.outcome = Some(outcome));
+        self.update(cookie, |entry| entry.outcome = Some(outcome));
     }
 
     /// Takes a write's buffer back from the sending side.
     pub(crate) fn give_back(&self, cookie: u64, buffer: Vec<u8>) {
-        self.settle(cookie, |entry| {
+        self.update(cookie, |entry| {
             entry.buffer = buffer;
             entry.buffer_is_out = false;
         });
     }
 
-    fn settle(&self, cookie: u64, change: impl FnOnce(&mut Entry)) {
+    fn update(&self, cookie: u64, change: impl FnOnce(&mut Entry)) {
         let over = {
             let mut slots = self.0.lock();
             let Some(entry) = slots.entry(cookie) else { return };

@@ -33,7 +33,7 @@ use shoal_format::ram::DiskSuperblock;
 
 use crate::api::{DonorId, DonorInfo, ForgetCost, NotBack, Trouble};
 use crate::membership::absence::{discard, miss};
-use crate::membership::epochs::{new_epoch, settle_epoch};
+use crate::membership::epochs::{check_epoch, new_epoch};
 use crate::membership::graft::graft;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
@@ -223,7 +223,7 @@ impl State {
 pub(crate) fn tick(core: &Arc<Core>, state: &mut State) {
     pace::look(core, state);
     state.count_donors();
-    settle_epoch(state);
+    check_epoch(state);
     if state.repairs.is_retry_due(state.now_ns) {
         retry(state);
     }

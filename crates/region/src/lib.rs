@@ -200,7 +200,7 @@ impl Region {
     }
 
     /// Like [`Region::open`], but after a power loss the log keeps naming the earlier boot until
-    /// [`Region::settle`]. Otherwise, if the process ended in the middle of its repairs after a
+    /// [`Region::note_repaired`]. Otherwise, if the process ended in the middle of its repairs after a
     /// power loss, the next opening would see no power loss. `is_present` recognizes other names
     /// that an earlier opening gave to the present boot. It is called after the memory has been
     /// replayed.
@@ -214,7 +214,7 @@ impl Region {
 
     /// Records that the damage of a power loss has been repaired, by records before this call. The
     /// note is durable on return. From then on a power loss may cost data again.
-    pub fn settle(&self, nonce: [u8; 16]) -> Result<()> {
+    pub fn note_repaired(&self, nonce: [u8; 16]) -> Result<()> {
         if self.read_only {
             return Ok(());
         }

@@ -37,7 +37,7 @@ pub fn ring_end(
 
 /// Returns whether this region was filled from an image and no opening for writing completed since.
 /// An image names no boot, and an opening names its own boot last
-/// ([`Region::settle`](crate::Region::settle)).
+/// ([`Region::note_repaired`](crate::Region::note_repaired)).
 pub fn is_unused(
     memory: &std::sync::Arc<dyn PersistentMemory>,
     superblock: &Superblock,

@@ -33,7 +33,7 @@ fn the_name_an_earlier_program_gave_the_boot_is_no_power_loss() {
     // From then on the log names the boot as this program does.
     let (region, recovery) = Region::open_unsettled(parts(&world, 4, true), false, &is_3).unwrap();
     assert!(!recovery.power_lost && !recovery.continues);
-    region.settle([9; 16]).unwrap();
+    region.note_repaired([9; 16]).unwrap();
     drop(region);
     let recovery = Region::open(parts(&world, 4, true), true).unwrap().1;
     assert!(!recovery.power_lost && !recovery.clean && recovery.continues);

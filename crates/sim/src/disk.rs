@@ -96,7 +96,7 @@ impl SimDisk {
             Ok(true) => {}
             Ok(false) => match &covered {
                 Some(units) => inner.media[self.index].end_flush(current().id(), units),
-                None => inner.media[self.index].settle(),
+                None => inner.media[self.index].make_all_durable(),
             },
             Err((error, _)) => {
                 inner.media[self.index].poisoned = Some(error.to_string().into());

@@ -94,7 +94,7 @@ impl ImageFile for SimImage {
         inner.boundary(self.index, "sync", changes);
         match inner.fault(Call::ImageSync, self.index) {
             Ok(true) => {}
-            Ok(false) => inner.media[self.index].settle(),
+            Ok(false) => inner.media[self.index].make_all_durable(),
             Err((error, _)) => {
                 inner.media[self.index].poisoned = Some(error.to_string().into());
                 return Err(error);

@@ -209,7 +209,7 @@ impl LogDevice for SimLog {
                 reach
             }
             None => {
-                medium.settle();
+                medium.make_all_durable();
                 shape(medium).reach()
             }
         };

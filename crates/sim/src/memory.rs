@@ -179,7 +179,7 @@ impl PersistentMemory for SimMemory {
             }
             let medium = &mut inner.media[*index];
             for line in lines {
-                medium.pending.settle(thread, line, &mut medium.durable);
+                medium.pending.fence(thread, line, &mut medium.durable);
             }
         }
     }

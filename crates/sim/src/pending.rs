@@ -94,7 +94,7 @@ impl Pending {
     }
 
     /// Fences `thread`: what it wrote back of this unit becomes durable.
-    pub fn settle(&mut self, thread: ThreadId, index: u64, durable: &mut Pages) {
+    pub fn fence(&mut self, thread: ThreadId, index: u64, durable: &mut Pages) {
         if !self.units.contains_key(&index) {
             return;
         }
@@ -162,12 +162,12 @@ mod tests {
         store(&mut pending, &durable, &mut current, 0, &[1]);
         assert_eq!(pending.mark(me, 0, 64), [0]);
         store(&mut pending, &durable, &mut current, 1, &[2]);
-        pending.settle(other, 0, &mut durable);
+        pending.fence(other, 0, &mut durable);
         assert_eq!(durable.bytes(0, 2), [0, 0]);
-        pending.settle(me, 0, &mut durable);
+        pending.fence(me, 0, &mut durable);
         assert_eq!(durable.bytes(0, 2), [1, 0]);
         assert_eq!(pending.units()[&0].versions.len(), 1);
-        pending.settle(me, 0, &mut durable);
+        pending.fence(me, 0, &mut durable);
         assert_eq!(durable.bytes(0, 2), [1, 0]);
     }
 
@@ -182,7 +182,7 @@ mod tests {
             }
         }
         assert!(pending.units()[&0].versions.len() <= VERSIONS_MAX);
-        pending.settle(me, 0, &mut durable);
+        pending.fence(me, 0, &mut durable);
         assert_eq!(durable.bytes(0, 1), [8]);
     }
 }

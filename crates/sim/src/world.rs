@@ -69,7 +69,7 @@ impl Medium {
     }
 
     /// Makes everything visible durable.
-    pub fn settle(&mut self) {
+    pub fn make_all_durable(&mut self) {
         self.durable = self.current.clone();
         self.pending.clear();
     }
@@ -82,7 +82,7 @@ impl Medium {
     /// Ends the flush that covers `units`: they become durable as of its beginning.
     pub fn end_flush(&mut self, thread: ThreadId, units: &[u64]) {
         for &unit in units {
-            self.pending.settle(thread, unit, &mut self.durable);
+            self.pending.fence(thread, unit, &mut self.durable);
         }
     }
 }

@@ -186,7 +186,7 @@ impl Store {
     /// and is lifted here. Returns the limits before, and the size of the bulk device.
     fn lift_limits(&self, sizes: &Sizes) -> Outcome<(Limits, Option<u64>)> {
         let mut before = Limits { region_bytes: 0, bulk_blocks: 0 };
-        let device_bytes = self.settle(|fs| {
+        let device_bytes = self.open_and_close(|fs| {
             let old = fs.limits()?;
             before = old;
             let layout = fs.region().superblock();
@@ -215,7 +215,7 @@ impl Store {
         if let Err(Refused::Memory { .. }) = planned {
             // Deletions leave segments in which only a slot or two are used.
             watched.begin("compacting memory", 0);
-            device_bytes = self.settle(|fs| fs.compact().map(drop))?;
+            device_bytes = self.open_and_close(|fs| fs.compact().map(drop))?;
             watched.end();
             rest = Rest::load(self)?;
             planned = rest.plan(self, limits)?;
@@ -223,7 +223,7 @@ impl Store {
         if let Err(Refused::Scattered { end_bytes }) = planned {
             watched.begin("moving large files (blocks)", end_bytes / BULK_BLOCK - limits.bulk_blocks);
             let mut moved = 0;
-            device_bytes = self.settle(|fs| {
+            device_bytes = self.open_and_close(|fs| {
                 let mut more = |blocks| {
                     moved += blocks;
                     watched.at(moved);

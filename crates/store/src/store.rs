@@ -350,7 +350,7 @@ impl Store {
 
     /// Opens the store, calls `work`, and closes the store clean. Returns the size of its bulk
     /// device.
-    pub(crate) fn settle(&self, work: impl FnOnce(&Fs) -> shoal_fs::Result<()>) -> Outcome<Option<u64>> {
+    pub(crate) fn open_and_close(&self, work: impl FnOnce(&Fs) -> shoal_fs::Result<()>) -> Outcome<Option<u64>> {
         let opened = self.open(Options::default())?;
         let worked = work(&opened.fs);
         opened.fs.shutdown().during(self.directory.display())?;

@@ -201,7 +201,7 @@ impl VirtualLog {
         let (pending, names) = {
             let mut state = self.state.write();
             let pending = state.take_dirty();
-            (pending, state.space.rename(LIST_SEGMENTS_MAX))
+            (pending, state.space.begin_list(LIST_SEGMENTS_MAX))
         };
         let quota = quota(&self.superblock, pending.count());
         checkpoints.round = Some(Round { pending, quota });

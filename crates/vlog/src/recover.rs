@@ -215,13 +215,13 @@ impl VirtualLog {
             ..Log::default()
         };
         let disk = VirtualLog::assemble(device, clock.clone(), options, state, log);
-        disk.settle(&changes, clean)?;
+        disk.write_recovered(&changes, clean)?;
         recovery.took_ns = clock.monotonic_ns().saturating_sub(began);
         Ok((disk, recovery))
     }
 
     /// Writes the recovered state, so that it is the only one from now on.
-    fn settle(&self, pieces: &[u32], clean: bool) -> Result<()> {
+    fn write_recovered(&self, pieces: &[u32], clean: bool) -> Result<()> {
         let mut log = self.lock();
         let log = &mut *log;
         // If a process died and not the machine, the records found may exist only in a cache. A
@@ -365,7 +365,7 @@ fn find_map<'a>(
 /// it now has all dirty map blocks to write.
 fn checkpoints_of(superblock: &Superblock, state: &mut State, loaded: Option<Loaded>) -> Checkpoints {
     let Some(mut loaded) = loaded else { return Checkpoints::new(superblock) };
-    state.space.rename(0);
+    state.space.begin_list(0);
     state.space.named(&loaded.named);
     if let Some(round) = &mut loaded.checkpoints.round {
         round.pending = state.take_dirty();
@@ -458,6 +458,6 @@ fn believe(
         }
     }
     recovery.lost = lost.len() as u64;
-    state.space.settle();
+    state.space.list_free_segments();
     Ok(pieces.into_iter().collect())
 }

@@ -290,7 +290,7 @@ impl<'a> Search<'a> {
         state.announced = self.durable;
         let hidden = if root.is_some() || is_planted(Bug::NoJump) { 0 } else { HIDDEN_MAX };
         state.next_seq = last + 1 + hidden;
-        state.space.settle();
+        state.space.list_free_segments();
         Ok(Found { state, later: self.later })
     }
 }

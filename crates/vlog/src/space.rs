@@ -216,7 +216,7 @@ impl Space {
     }
 
     /// Lists the segments with no block in use, after all blocks in use were taken.
-    pub fn settle(&mut self) {
+    pub fn list_free_segments(&mut self) {
         if let Some(segments) = &mut self.segments {
             segments.shut();
             segments.free = (0..segments.used.len() as u32).filter(|&n| segments.used[n as usize] == 0).collect();
@@ -277,7 +277,7 @@ impl Space {
     }
 
     /// Begins a new list, and returns the segments that it must name first.
-    pub fn rename(&mut self, most: usize) -> Vec<u32> {
+    pub fn begin_list(&mut self, most: usize) -> Vec<u32> {
         let Some(segments) = &mut self.segments else { return vec![] };
         segments.named = vec![Named::No; segments.used.len()];
         segments.unflushed.clear();

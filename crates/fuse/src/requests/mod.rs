@@ -199,7 +199,7 @@ impl Requests {
 
     pub fn statfs(&self) -> shoal_fs::StatFs {
         if let Some(lane) = &self.lane {
-            lane.settle();
+            lane.wait_for_removals();
         }
         self.fs.statfs()
     }

@@ -88,7 +88,7 @@ impl Lfs {
         }
         let file: Vec<u64> = (0..lfs.world.live).collect();
         for (segment, blocks) in file.chunks(SEGMENT_BLOCKS).enumerate() {
-            lfs.settle(segment, blocks);
+            lfs.fill(segment, blocks);
         }
         Ok(lfs)
     }
@@ -97,7 +97,7 @@ impl Lfs {
         self.counts
     }
 
-    fn settle(&mut self, segment: usize, blocks: &[u64]) {
+    fn fill(&mut self, segment: usize, blocks: &[u64]) {
         self.segments[segment] = Segment { blocks: blocks.to_vec(), live: blocks.len() };
         for (slot, &block) in blocks.iter().enumerate() {
             self.places[block as usize] = Place::Disk { segment: segment as u32, slot: slot as u32 };
@@ -124,7 +124,7 @@ impl Lfs {
         let bytes = vec![1; blocks.len() * BLOCK_BYTES as usize];
         let (_, took_ns) = world.timed(|| Ok(block::write(&world.disk, at as u64 * BLOCK_BYTES, &bytes)?))?;
         self.longest_write_ns = self.longest_write_ns.max(took_ns);
-        self.settle(empty, blocks);
+        self.fill(empty, blocks);
         Ok(())
     }
 

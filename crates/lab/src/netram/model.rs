@@ -132,7 +132,7 @@ impl Model {
             busy_ns: [0; 5],
         };
         model.carry_out()?;
-        model.settle()?;
+        model.run_until_idle()?;
         Ok(model)
     }
 
@@ -152,7 +152,7 @@ impl Model {
             let len = FILL_BYTES.min(self.bytes() - at);
             let request = Request { time_ns: 0, kind: Kind::Write, at, len: len as u32, device: 0 };
             self.submit(&request)?;
-            self.settle()?;
+            self.run_until_idle()?;
             at += len;
         }
         self.flush()
@@ -164,12 +164,12 @@ impl Model {
         let first_ns = requests.first().map_or(0, |request| request.time_ns);
         for request in requests {
             match pace {
-                Pace::BackToBack => self.settle()?,
+                Pace::BackToBack => self.run_until_idle()?,
                 Pace::Trace => self.wait_until(began_ns + request.time_ns - first_ns)?,
             }
             self.submit(request)?;
         }
-        self.settle()
+        self.run_until_idle()
     }
 
     pub fn flush(&mut self) -> Result<(), ModelError> {
@@ -178,7 +178,7 @@ impl Model {
         self.waiting.push((ticket, nothing, vec![]));
         self.engine.submit(ticket, DeviceRequest::Flush, self.now_ns);
         self.carry_out()?;
-        self.settle()
+        self.run_until_idle()
     }
 
     fn ticket(&mut self) -> u64 {
@@ -212,7 +212,7 @@ impl Model {
     }
 
     /// Runs until the link is idle and every request is answered.
-    fn settle(&mut self) -> Result<(), ModelError> {
+    fn run_until_idle(&mut self) -> Result<(), ModelError> {
         let mut ticks = 0;
         loop {
             if self.step()? {

@@ -154,7 +154,7 @@ fn cases(plan: &Plan) -> Vec<Case> {
 
 /// Writes all data that a place has not yet written. A FUSE mount does not receive `syncfs`, but
 /// does receive an fsync.
-fn settle(directory: &Path) -> Result<(), LabError> {
+fn write_back(directory: &Path) -> Result<(), LabError> {
     let write = || {
         let place = File::open(directory)?;
         rustix::fs::syncfs(&place)?;
@@ -193,7 +193,7 @@ impl Bench<'_> {
             }
         };
         drop(directory);
-        settle(place)?;
+        write_back(place)?;
         Ok(found)
     }
 
@@ -282,7 +282,7 @@ fn drop_caches(plan: &Plan, root: &Path) -> Result<Caches, LabError> {
     if plan.keeps_caches {
         return Ok(Caches::Kept);
     }
-    settle(root)?;
+    write_back(root)?;
     Ok(fs::write(DROP_CACHES, "3").map_or_else(|error| Caches::Stuck(error.to_string()), |()| Caches::Dropped))
 }
 
@@ -306,7 +306,7 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     let mut random = Random::new(plan.seed);
     let bar = progress::of_runs(u64::from(plan.runs) * (cases.len() * places.len()) as u64);
     // Also write what making the source has left.
-    settle(scratch.root())?;
+    write_back(scratch.root())?;
     for _ in 0..plan.runs {
         for case in &mut cases {
             for at in random.shuffled(0..places.len()) {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::api::DonorId;
-use crate::membership::epochs::{new_epoch, settle_epoch};
+use crate::membership::epochs::{check_epoch, new_epoch};
 use crate::requests::abandon::abandon;
 use crate::state::State;
 use crate::state::donors::DonorState;
@@ -27,7 +27,7 @@ pub(crate) fn miss(core: &Arc<Core>, state: &mut State, number: DonorId) {
         DonorState::Missing | DonorState::Forgotten | DonorState::Drained | DonorState::Lost => return,
     }
     leave(core, state, number);
-    settle_epoch(state);
+    check_epoch(state);
 }
 
 /// Moves groups elsewhere that were on a donor that is no longer there.

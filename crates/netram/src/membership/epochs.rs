@@ -84,7 +84,7 @@ fn hears(donor: &Donor) -> bool {
 }
 
 /// Checks whether enough donors know the present epoch.
-pub(crate) fn settle_epoch(state: &mut State) {
+pub(crate) fn check_epoch(state: &mut State) {
     let (epoch, quorum) = (state.epoch.number(), state.plan.parity + usize::from(!is_planted(Bug::EpochSmall)));
     let sources = |donor: &&Donor| donor.counts() && !donor.stale;
     let there = state.donors.iter().filter(sources).filter(|donor| hears(donor)).count();
@@ -149,7 +149,7 @@ pub(crate) async fn herald(core: Arc<Core>) {
             }
         }
         let state = &mut *core.lock();
-        settle_epoch(state);
+        check_epoch(state);
         state.wake();
     }
 }

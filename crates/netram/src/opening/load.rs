@@ -154,7 +154,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Base, Unused> {
     }
     let mut there = vec![false; common.groups as usize];
     state.groups.iter().for_each(|(place, _)| there[place as usize] = true);
-    let (looks, live) = state.map.settle(&there, !is_planted(Bug::LookForgotten));
+    let (looks, live) = state.map.end_entering(&there, !is_planted(Bug::LookForgotten));
     let mut base = Base {
         sequence: common.sequence,
         horizon: common.horizon,

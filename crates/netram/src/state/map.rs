@@ -151,7 +151,7 @@ impl BlockMap {
     /// Ends the entering of pages. Returns the blocks that are in no group of `there` and must be
     /// looked for, and how many blocks of each group are live. `looks`: whether blocks must be
     /// looked for at all.
-    pub fn settle(&mut self, there: &[bool], looks: bool) -> (Bits, Vec<u16>) {
+    pub fn end_entering(&mut self, there: &[bool], looks: bool) -> (Bits, Vec<u16>) {
         let mut wanted = Bits::new(self.table.len(), false);
         let slots = self.slots as u32;
         let mut live = vec![0u16; there.len()];
