@@ -169,7 +169,7 @@ class File:
 
     def __init__(self, uid):
         self.uid, self.name = uid, f"f{uid}"
-        self.may, self.since, self.left, self.doubt = {}, {}, set(), set()
+        self.may, self.since, self.left, self.doubt, self.rewritten = {}, {}, set(), set(), set()
         self.low = self.high = self.least = self.most = 0
         self.durable = self.doubtful = False
 
@@ -188,7 +188,7 @@ class File:
         if not held:
             self.left |= {block // UNIT for block in span}
         self.least = max(self.least, first + blocks)
-        self.doubt -= set(range(-(-first // UNIT), (first + blocks) // UNIT))
+        self.rewritten |= set(range(-(-first // UNIT), (first + blocks) // UNIT))
 
     def cut(self, blocks):
         """A truncation begins; what it leaves when it has returned."""
@@ -201,11 +201,15 @@ class File:
 
     def synced(self):
         self.since = {block: set(writes) for block, writes in self.may.items()}
-        self.left = set()
+        self.left, self.doubt, self.rewritten = set(), self.doubt - self.rewritten, set()
 
     def named(self):
         """Its name and size are durable."""
         self.durable, self.low, self.high = True, self.least, self.most
+
+    def died(self):
+        """Its process died: what was in doubt is so again, though it was rewritten."""
+        self.rewritten = set()
 
     def unsynced(self, held):
         """Blocks written since the last sync, of units that are held whole, or that are not."""
@@ -223,6 +227,7 @@ class File:
         """A flush of its device may have failed."""
         self.loosen()
         self.doubt |= {block // UNIT for block in self.unsynced(held=False)}
+        self.rewritten -= self.doubt
 
     def power_lost(self):
         self.let_go()

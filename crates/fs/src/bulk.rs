@@ -566,8 +566,7 @@ impl Bulk {
         }
         let covered = if is_planted(Bug::FlushCoversLater) { unit.written.load(Ordering::Acquire) } else { covered };
         unit.flushed.store(covered, Ordering::Release);
-        unit.end_flush();
-        Ok(())
+        self.settle_suspects(region, unit)
     }
 
     /// Handles a failed flush: poisons the region if the device is the only one, else closes the

@@ -52,7 +52,11 @@ shoal_media::plantable! {
         SuspectsRead,
         /// Blocks in doubt after a failed flush are not kept in the region.
         SuspectsForgotten,
-        /// The region goes on listing a block in doubt that was written whole.
+        /// A file's block in doubt is certain on media when it was written whole.
+        WrittenEndsAtOnce,
+        /// A write returns although a flush failed meanwhile, if the device was opened again.
+        AcrossRetry,
+        /// The region goes on listing a block in doubt that a new file has written whole.
         WrittenStaysInDoubt,
         /// A bulk device leaves the list while blocks of it are in use.
         RemoveInUse,

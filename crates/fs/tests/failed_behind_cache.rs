@@ -143,6 +143,24 @@ fn a_retry_writes_what_was_held_and_leaves_in_doubt_what_was_not() {
 }
 
 #[test]
+fn what_a_cache_has_of_an_earlier_process_is_in_doubt_when_its_flush_fails() {
+    kinds(|store| {
+        for ino in [store.durable, store.held] {
+            let world = store.world.snapshot().process_crash().open();
+            let (second, boot) = (Forgetful::new(world.disk(1)), store.boot.after(false));
+            second.survives_process.store(true, Ordering::Relaxed);
+            let front = behind_cache(&world, boot, second.clone(), memory(store.kind));
+            let fs = try_open(&world, store.kind, boot, vec![given(1, front)], false).expect("it opens");
+            store.see(&fs, "in the next process");
+            second.fails.store(true, Ordering::Relaxed);
+            assert!(matches!(fs.fsync(ino, false), Err(Error::Io(_))), "the flush failed and lost it");
+            assert!(fs.bulk_states()[1].suspect > 0);
+            assert!(matches!(read(&fs, ino, 4096, 4096), Err(Error::Io(_))), "bytes in doubt are read");
+        }
+    });
+}
+
+#[test]
 fn an_fsync_does_not_vouch_for_data_on_a_device_that_a_retry_did_not_find() {
     kinds(|store| {
         store.second.is_dead.store(true, Ordering::Relaxed);

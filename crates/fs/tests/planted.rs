@@ -97,6 +97,10 @@ enum Hunt {
     FailedFlush,
     /// Blocks of a write that failed before a flush did, and the next file that has them.
     GivenBack,
+    /// Blocks that were NEW when a flush lost them, written again.
+    NewAndLost,
+    /// A write that a failed flush and a retry overtake.
+    AcrossRetry,
     /// Every call of one bulk device of two fails in every operation.
     EveryFailure,
     /// Memory that is restored from a saved image, beside changes of the list of devices.
@@ -200,6 +204,8 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::MarkUnflushed | Bug::RemoveInUse | Bug::DrainUnflushed => Hunt::Devices,
         Bug::SuspectsRead | Bug::SuspectsForgotten => Hunt::FailedFlush,
         Bug::WrittenStaysInDoubt => Hunt::GivenBack,
+        Bug::WrittenEndsAtOnce => Hunt::NewAndLost,
+        Bug::AcrossRetry => Hunt::AcrossRetry,
         Bug::EpochIgnored => Hunt::AwayOrOlder,
         Bug::HeldMarkBelieved => Hunt::Covered,
         Bug::PlaceIgnored => Hunt::InAnotherPlace,
@@ -287,6 +293,8 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::Devices => Ok((0..3).map(|seed| devices::explore(devices::setup(Logged), seed, 3)).sum()),
         Hunt::FailedFlush => one(|| devices::failed_flush(Logged)),
+        Hunt::NewAndLost => one(|| devices::new_and_lost(Logged)),
+        Hunt::AcrossRetry => one(|| devices::across_a_retry(Logged)),
         Hunt::GivenBack => one(|| devices::given_back(Logged)),
         Hunt::EveryFailure => Ok(devices::every_failure(Logged)),
         Hunt::RestoredLists => one(devices::restored_lists),

@@ -15,9 +15,9 @@ use crate::devices::away::{
     away_or_older, behind_another_ones_cache, in_another_place, pushed_out_by_a_mark, refused_after_a_clean_end,
 };
 use crate::devices::{
-    BLOCKS, Pair, all_given, create, every_failure, explore, failed_flush, failed_flush_of_ranges, given, given_back,
-    given_out, new_bytes_move, read, renamed_in_doubt, restored_lists, settled_in_the_next_life, setup, spilled,
-    try_open, with_more,
+    BLOCKS, Pair, across_a_retry, all_given, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
+    given, given_back, given_out, new_and_lost, new_bytes_move, read, renamed_in_doubt, restored_lists,
+    settled_in_the_next_life, setup, spilled, try_open, with_more,
 };
 use crate::store::{Boot, Setup, format_options, format_with};
 
@@ -52,6 +52,18 @@ fn a_failed_flush_of_one_device_costs_what_it_did_not_cover_and_nothing_else() {
 fn a_block_that_no_file_had_is_not_in_doubt_for_its_next_one() {
     given_back(MemoryKind::Logged);
     given_back(MemoryKind::Battery);
+}
+
+#[test]
+fn a_new_block_that_a_flush_lost_shows_nothing_of_its_former_file() {
+    new_and_lost(MemoryKind::Logged);
+    new_and_lost(MemoryKind::Battery);
+}
+
+#[test]
+fn a_write_that_a_failed_flush_and_a_retry_overtake_fails() {
+    across_a_retry(MemoryKind::Logged);
+    across_a_retry(MemoryKind::Battery);
 }
 
 #[test]

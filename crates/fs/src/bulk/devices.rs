@@ -14,7 +14,8 @@
 //!   as restored until it has a new mark.
 //! - A device that failed a flush is closed before anybody is told of the failure. The blocks in
 //!   doubt are durable in the region before the flush's caller has its answer.
-//! - A suspect block that was written whole is no longer listed when the write returns.
+//! - A suspect block that was written whole is certain on media only after a flush that covered the
+//!   write. One that no file had is no longer listed when the write returns.
 //!
 //! Left out: moving data off a device ([`crate::Fs::bulk_drain`]), and where devices are found (the
 //! caller of [`crate::Fs`]).
@@ -203,12 +204,6 @@ fn verify(
     }
 }
 
-/// Has the region forget the suspects that are held whole in front of the device.
-fn settle_suspects(region: &Region, unit: &Unit) -> Result<()> {
-    let _one_at_a_time = unit.doubting.lock();
-    unit.suspects_piece().map_or(Ok(()), |piece| clear_suspects(region, piece, &unit.take_certain()))
-}
-
 impl Bulk {
     pub fn tells(self, on_failure: Option<OnBulkFailure>) -> Bulk {
         Bulk { on_failure, ..self }
@@ -318,7 +313,6 @@ impl Bulk {
     /// Gives the devices present marks of a new epoch, and notes where they are and which are
     /// missing. The store is about to be used for writing, and NEW extents have been handled.
     pub fn mark_all(&self, region: &Region) -> Result<()> {
-        self.units().iter().try_for_each(|unit| settle_suspects(region, unit))?;
         let mut list = self.list.lock();
         if !list.exists {
             return Ok(());
@@ -341,11 +335,16 @@ impl Bulk {
         let mut marked = Vec::new();
         for unit in units.iter() {
             let Some(entry) = entries.iter_mut().find(|entry| entry.number == unit.number) else { continue };
-            if entry.has_mark() && unit.is_open() {
-                let device = unit.device()?;
-                if mark_ahead(region, &*device, entry)? {
-                    marked.push((device, *entry));
-                }
+            if !unit.is_open() {
+                continue;
+            }
+            let device = unit.device()?;
+            if entry.has_mark() && mark_ahead(region, &*device, entry)? {
+                marked.push((device, *entry));
+            } else {
+                // What an earlier process wrote, and which is known to nobody, must not be lost by a
+                // later flush. The flush of a mark covers it.
+                device.flush_ranges(&[(0, BULK_BLOCK)])?;
             }
         }
         // The marks are durable, so a list that requires them may be.
@@ -462,6 +461,13 @@ impl Bulk {
             tx.commit()?;
         }
         Ok(region.sync()?)
+    }
+
+    /// Clears, after a flush, suspects that it has covered.
+    pub(super) fn settle_suspects(&self, region: &Region, unit: &Unit) -> Result<()> {
+        let words = unit.end_flush();
+        let _one_at_a_time = unit.doubting.lock();
+        unit.suspects_piece().map_or(Ok(()), |piece| clear_suspects(region, piece, &words))
     }
 
     /// Adds an empty device, with this number or the first free one; returns its number.
@@ -662,10 +668,9 @@ impl Bulk {
             // As at an opening: earlier copies of the device become outdated.
             self.mark_one(region, &mut list, number, &*device, place).map_err(|error| lost(error.to_string()))?;
         }
-        drop(list);
         unit.place.store(place, Ordering::Release);
         unit.attach(device);
-        settle_suspects(region, &unit)
+        Ok(())
     }
 
     /// Returns whether the device has been missing since the store was opened.

@@ -158,10 +158,7 @@ impl Bulk {
         if let Err(error) = device.flush_ranges(&own) {
             return Err(self.flush_failed(region, unit, error));
         }
-        if tracks {
-            unit.end_flush();
-        }
-        Ok(())
+        if tracks { self.settle_suspects(region, unit) } else { Ok(()) }
     }
 }
 

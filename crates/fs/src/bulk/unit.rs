@@ -7,9 +7,10 @@
 //!   is *suspect*: it may or may not be on the device. Reading a suspect block is an error until
 //!   the block is written whole or unmapped. Data still in a write-back cache is certain and is
 //!   read there. A block is not in doubt if none of it has left the cache.
-//! - A suspect block that was written whole is like any other that no flush has covered: the write
-//!   outlives the process, and after a power loss the block may be older. So is one that a cache
-//!   holds whole when its device is attached.
+//! - A suspect block that was written whole can be read at once, but stays suspect on media until a
+//!   flush has covered the write: it may still have another file's bytes. A block that no file had
+//!   is certain at once.
+//! - What a cache holds when its device is attached is as if it were just written.
 //!
 //! Block numbers are the store's; free blocks are kept by the device's own numbers, from 0.
 //! Left out: which device gets new blocks, and what a failure means for the store
@@ -46,10 +47,20 @@ struct Doubt {
     /// Written before the last flush was submitted, and not known to be durable yet.
     in_flush: BlockSet,
     suspects: BlockSet,
-    /// No longer suspect, but the region still lists them.
-    certain: BlockSet,
+    /// Suspects that are certain once a flush has covered them: it clears their bits on media.
+    rewritten: BlockSet,
+    rewritten_in_flush: BlockSet,
     /// The piece with the suspects' bits, if there is one.
     piece: Option<Offset>,
+}
+
+/// When the doubt about a block ends that is written whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DoubtEnds {
+    /// When the write returns: no file has the block, and the record that maps it says that it is
+    /// NEW.
+    AtOnce,
+    WithFlush,
 }
 
 /// The number of a write, and the device it went to.
@@ -102,6 +113,9 @@ pub(super) struct Unit {
     /// Writes are remembered by block: a failed flush does not end the store.
     pub tracks: AtomicBool,
     has_suspects: AtomicBool,
+    /// How often a device was attached. A write that began before the last time is not covered by
+    /// what is noted since.
+    life: AtomicU64,
     /// Held while the region's list of suspects changes, from what decides it to the record.
     pub doubting: Mutex<()>,
     doubt: Mutex<Doubt>,
@@ -140,6 +154,7 @@ impl Unit {
             writes: (0..WRITES).map(|_| AtomicU64::new(1)).collect(),
             tracks: AtomicBool::new(false),
             has_suspects: AtomicBool::new(false),
+            life: AtomicU64::new(0),
             doubting: Mutex::new(()),
             doubt: Mutex::default(),
             sums: RwLock::default(),
@@ -158,14 +173,20 @@ impl Unit {
         {
             let mut doubt = self.doubt.lock();
             let doubt = &mut *doubt;
-            // A block that is held whole in front of the device is as if it were just written.
-            for block in doubt.suspects.blocks() {
-                if is_held(&*device, block) {
-                    doubt.suspects.remove(block, block + 1);
-                    doubt.certain.insert(block, block + 1);
-                    doubt.dirty.insert(block, block + 1);
-                }
+            for block in doubt.suspects.blocks().into_iter().filter(|&block| is_held(&*device, block)) {
+                doubt.suspects.remove(block, block + 1);
+                doubt.rewritten.insert(block, block + 1);
             }
+            // It can still leave the cache and be lost by a flush that fails.
+            if self.tracks.load(Ordering::Acquire) {
+                let held = held_blocks(&*device, 0, self.count);
+                held.into_iter().for_each(|block| doubt.dirty.insert(block, block + 1));
+            }
+            if !doubt.dirty.is_empty() || !doubt.rewritten.is_empty() {
+                // So that the next flush is one.
+                self.written.fetch_add(1, Ordering::AcqRel);
+            }
+            self.life.fetch_add(1, Ordering::AcqRel);
         }
         *self.device.write() = Some(device);
         *self.closed.write() = None;
@@ -386,7 +407,8 @@ impl Unit {
 
     /// Overwrites data. With `to_end`, nobody owns what lies behind the bytes in their block.
     pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool, tell: impl Fn(&str)) -> Result<Stamp> {
-        let Some(table) = self.sums() else { return self.write_plain(region, at, bytes) };
+        let ends = DoubtEnds::WithFlush;
+        let Some(table) = self.sums() else { return self.write_plain(region, at, bytes, ends) };
         let own = self.place(at, bytes.len())?;
         let end = own + bytes.len() as u64;
         let mut mixed = Vec::new();
@@ -412,7 +434,7 @@ impl Unit {
         }
         let last_write = || self.written.load(Ordering::Acquire);
         let _writing = table.write_over(region, own, end, &last_write)?;
-        let stamp = self.write_with(&table, region, own, at, bytes)?;
+        let stamp = self.write_with(&table, region, at, bytes, ends)?;
         mixed.iter().try_for_each(|(from, unit)| table.wrote(region, *from, unit))?;
         Ok(stamp)
     }
@@ -421,23 +443,25 @@ impl Unit {
     /// record is there. A reader that found them for another file, and holds no lock of it, may
     /// still be reading. So the sum is removed first here, too.
     pub fn fill(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
-        let Some(table) = self.sums() else { return self.write_plain(region, at, bytes) };
+        let Some(table) = self.sums() else { return self.write_plain(region, at, bytes, DoubtEnds::AtOnce) };
         let own = self.place(at, bytes.len())?;
         table.take_away(region, own, own + bytes.len() as u64)?;
-        self.write_with(&table, region, own, at, bytes)
+        self.write_with(&table, region, at, bytes, DoubtEnds::AtOnce)
     }
 
-    fn write_with(&self, table: &Table, region: &Region, own: u64, at: u64, bytes: &[u8]) -> Result<Stamp> {
-        let stamp = self.write_plain(region, at, bytes)?;
+    fn write_with(&self, table: &Table, region: &Region, at: u64, bytes: &[u8], ends: DoubtEnds) -> Result<Stamp> {
+        let own = self.place(at, bytes.len())?;
+        let stamp = self.write_plain(region, at, bytes, ends)?;
         table.wrote(region, own, bytes)?;
         self.forget_damage(own, own + bytes.len() as u64);
         Ok(stamp)
     }
 
-    fn write_plain(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Stamp> {
+    fn write_plain(&self, region: &Region, at: u64, bytes: &[u8], ends: DoubtEnds) -> Result<Stamp> {
         let own = self.place(at, bytes.len())?;
         let end = own + bytes.len() as u64;
         let (first, last) = (own / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
+        let life = self.life.load(Ordering::Acquire);
         if self.tracks.load(Ordering::Acquire) {
             let mut doubt = self.doubt.lock();
             // Checked under the lock: a write that finds the device open is in `dirty` when it
@@ -462,15 +486,26 @@ impl Unit {
         if self.tracks.load(Ordering::Acquire) {
             self.ails.store(outcome.as_ref().is_err_and(|error| !error.is_lack()), Ordering::Release);
             let mut doubt = self.doubt.lock();
-            if !self.is_open() {
-                // A flush failed meanwhile and does not cover this write, so the write fails, too.
+            let is_other = self.life.load(Ordering::Acquire) != life && !is_planted(Bug::AcrossRetry);
+            if !self.is_open() || is_other {
+                // A flush failed meanwhile and does not cover this write, so the write fails, too;
+                // also if the device was opened again since.
                 return Err(self.refusal());
             }
             // Inserted again: a flush submitted during the write has not covered it.
             doubt.dirty.insert(first, last);
-            let piece = doubt.piece.filter(|_| outcome.is_ok());
-            drop(doubt);
-            piece.map_or(Ok(()), |piece| self.end_doubt(region, piece, own.div_ceil(BULK_BLOCK), end / BULK_BLOCK))?;
+            // Only whole blocks are suspect here.
+            if let Some(piece) = doubt.piece.filter(|_| outcome.is_ok()) {
+                if ends == DoubtEnds::WithFlush && !is_planted(Bug::WrittenEndsAtOnce) {
+                    if doubt.suspects.meets(first, last) {
+                        doubt.suspects.remove(first, last);
+                        doubt.rewritten.insert(first, last);
+                    }
+                } else {
+                    drop(doubt);
+                    self.end_doubt(region, piece, (own.div_ceil(BULK_BLOCK), end / BULK_BLOCK), life)?;
+                }
+            }
         }
         self.answer(outcome).map(|()| Stamp { device: self.number, write })
     }
@@ -479,7 +514,9 @@ impl Unit {
     pub fn begin_flush(&self) {
         let mut doubt = self.doubt.lock();
         let doubt = &mut *doubt;
-        doubt.in_flush.add(&std::mem::take(&mut doubt.dirty));
+        let (dirty, rewritten) = (std::mem::take(&mut doubt.dirty), std::mem::take(&mut doubt.rewritten));
+        doubt.in_flush.add(&dirty);
+        doubt.rewritten_in_flush.add(&rewritten);
     }
 
     /// Begins the flush of these blocks alone, given by the device's own numbers.
@@ -488,13 +525,16 @@ impl Unit {
         let doubt = &mut *doubt;
         for &(first, end) in ranges {
             doubt.dirty.give(first, end, &mut doubt.in_flush);
+            doubt.rewritten.give(first, end, &mut doubt.rewritten_in_flush);
         }
     }
 
-    /// Completes the flush.
-    pub fn end_flush(&self) {
+    /// Completes the flush. Returns the words of the blocks that are no longer suspect.
+    pub fn end_flush(&self) -> Vec<(u64, u64)> {
         self.ails.store(false, Ordering::Release);
-        self.doubt.lock().in_flush = BlockSet::default();
+        let mut doubt = self.doubt.lock();
+        doubt.in_flush = BlockSet::default();
+        std::mem::take(&mut doubt.rewritten_in_flush).words()
     }
 
     /// Closes the device after a failed flush: everything that no flush covered is in doubt.
@@ -509,24 +549,22 @@ impl Unit {
             device.give_up();
             lost.retain(|block| device.may_have_lost(block * BULK_BLOCK, BULK_BLOCK));
         }
+        // What is still held of these waits for another flush.
+        doubt.rewritten.add(&std::mem::take(&mut doubt.rewritten_in_flush));
+        lost.blocks().into_iter().for_each(|block| doubt.rewritten.remove(block, block + 1));
         doubt.suspects.add(&lost);
         self.has_suspects.store(!doubt.suspects.is_empty(), Ordering::Release);
         lost.words()
     }
 
-    /// Returns the words of the blocks that the region should no longer list as suspect.
-    pub fn take_certain(&self) -> Vec<(u64, u64)> {
-        std::mem::take(&mut self.doubt.lock().certain).words()
-    }
-
-    /// Ends the doubt about blocks that were written whole. The region may list one that is no
+    /// DoubtEnds the doubt about blocks that were written whole. The region may list one that is no
     /// suspect: it was freed while a flush failed.
-    fn end_doubt(&self, region: &Region, piece: Offset, first: u64, end: u64) -> Result<()> {
+    fn end_doubt(&self, region: &Region, piece: Offset, (first, end): (u64, u64), life: u64) -> Result<()> {
         if listed_suspects(region, piece, first, end)?.is_empty() {
             return Ok(());
         }
         let _one_at_a_time = self.doubting.lock();
-        if !self.is_open() {
+        if !self.is_open() || self.life.load(Ordering::Acquire) != life {
             // A flush failed meanwhile: they are in doubt again.
             return Err(self.refusal());
         }
@@ -618,7 +656,9 @@ impl Unit {
         let doubt = &mut *doubt;
         // Unflushed writes are forgotten, too: else a failed flush would put the block in doubt for
         // its next file.
-        for set in [&mut doubt.dirty, &mut doubt.in_flush, &mut doubt.suspects] {
+        let written = [&mut doubt.dirty, &mut doubt.in_flush];
+        let suspects = [&mut doubt.suspects, &mut doubt.rewritten, &mut doubt.rewritten_in_flush];
+        for set in written.into_iter().chain(suspects) {
             set.remove(first, end);
         }
     }
@@ -627,6 +667,20 @@ impl Unit {
     pub fn trim(&self, own: Run) {
         if let (true, Ok(device)) = (self.is_open(), self.device()) {
             let _ = block::trim(&*device, own.first.byte(), own.blocks * BULK_BLOCK);
+        }
+    }
+}
+
+/// Returns the device's own blocks in `[first, end)` of which something is held back in front of it.
+fn held_blocks(device: &dyn BlockDevice, first: u64, end: u64) -> Vec<u64> {
+    match end - first {
+        _ if device.held_in(first * BULK_BLOCK, (end - first) * BULK_BLOCK) == 0 => Vec::new(),
+        1 => vec![first],
+        blocks => {
+            let middle = first + blocks / 2;
+            let mut held = held_blocks(device, first, middle);
+            held.extend(held_blocks(device, middle, end));
+            held
         }
     }
 }

@@ -58,49 +58,122 @@ impl Again {
     }
 }
 
-/// Part of a write that a flush covered, and that nobody has asked to change since. The server has
-/// it as long as it is the same one.
+/// Part of a write that a flush covered, and that no change sent since touches. The server has it as
+/// long as it is the same one.
 #[derive(Clone)]
 pub(super) struct Witness {
     pub at: u64,
     pub bytes: Vec<u8>,
 }
 
+/// Flushed writes that are looked at for a new witness, the last ones first.
+const CANDIDATES: usize = 16;
+
 impl Witness {
     /// Takes the first block of a write. Zeros would not tell one server from another.
-    pub(super) fn of(flushed: &Again, block_bytes: usize) -> Option<Witness> {
+    fn of(flushed: &Again, block_bytes: usize) -> Option<Witness> {
         let Again::Write { at, bytes, .. } = flushed else { return None };
         let bytes = bytes.get(..block_bytes.max(512))?;
         bytes.iter().any(|byte| *byte != 0).then(|| Witness { at: *at, bytes: bytes.to_vec() })
     }
 
-    pub(super) fn is_changed_by(&self, change: &Again) -> bool {
-        let range = change.range();
-        range.start < self.at + self.bytes.len() as u64 && self.at < range.end
+    fn is_within(&self, range: &Range<u64>) -> bool {
+        overlap(range, &(self.at..self.at + self.bytes.len() as u64))
     }
+}
+
+/// Samples of what the server must have: the first one taken, which is the mark of a device, and
+/// the last one.
+#[derive(Default)]
+pub(super) struct Witnesses(Vec<Witness>);
+
+impl Witnesses {
+    pub(super) fn all(&self) -> Vec<Witness> {
+        self.0.clone()
+    }
+
+    /// A change is sent.
+    pub(super) fn sent(&mut self, change: &Again) {
+        self.0.retain(|witness| !witness.is_within(&change.range()));
+    }
+
+    /// Takes a new sample, if one of the changes that a flush covered has no other at its place:
+    /// among them, among those completed since, or under way.
+    pub(super) fn flushed(&mut self, flushed: &[Change], kept: &Kept, flying: &Flying, block_bytes: usize) {
+        let candidates = flushed.iter().enumerate().rev().filter(|(_, change)| change.is_alone).take(CANDIDATES);
+        let fit = candidates.filter_map(|(index, change)| Some((index, Witness::of(&change.again, block_bytes)?)));
+        let is_free = |index: usize, witness: &Witness| {
+            let others = flushed.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, change)| change);
+            let mut ranges = others.chain(&kept.changes).map(|change| change.again.range());
+            !ranges.any(|range| witness.is_within(&range)) && !flying.0.iter().any(|one| witness.is_within(&one.range))
+        };
+        if let Some((_, witness)) = fit.into_iter().find(|(index, witness)| is_free(*index, witness)) {
+            self.0.truncate(1);
+            self.0.push(witness);
+        }
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// A change under way.
+struct Flight {
+    number: u64,
+    range: Range<u64>,
+    is_alone: bool,
+}
+
+/// The changes that were asked for and are not answered. Where two overlap nobody knows which one
+/// the server carries out last.
+#[derive(Default)]
+pub(super) struct Flying(Vec<Flight>, u64);
+
+impl Flying {
+    /// Notes a change; returns its number.
+    pub(super) fn begin(&mut self, change: &Again) -> u64 {
+        let range = change.range();
+        let others = self.0.iter_mut().filter(|one| overlap(&one.range, &range));
+        let is_alone = others.map(|one| one.is_alone = false).count() == 0;
+        self.1 += 1;
+        self.0.push(Flight { number: self.1, range, is_alone });
+        self.1
+    }
+
+    /// A change was answered. Returns whether none overlapped it meanwhile.
+    pub(super) fn end(&mut self, number: u64) -> bool {
+        let at = self.0.iter().position(|one| one.number == number);
+        at.is_some_and(|at| self.0.swap_remove(at).is_alone)
+    }
+}
+
+/// A completed change.
+pub(super) struct Change {
+    number: u64,
+    again: Arc<Again>,
+    is_alone: bool,
 }
 
 /// Changes completed and not covered by a flush, with their numbers.
 #[derive(Default)]
 pub(super) struct Kept {
-    changes: VecDeque<(u64, Arc<Again>)>,
+    changes: VecDeque<Change>,
     bytes: usize,
 }
 
 impl Kept {
-    pub(super) fn push(&mut self, number: u64, again: Arc<Again>) {
+    pub(super) fn push(&mut self, number: u64, again: Arc<Again>, is_alone: bool) {
         self.bytes += again.bytes();
-        self.changes.push_back((number, again));
+        self.changes.push_back(Change { number, again, is_alone });
     }
 
-    /// Drops the changes up to this number, which a flush covered. Returns the last of them.
-    pub(super) fn flushed(&mut self, number: u64) -> Option<Arc<Again>> {
-        let mut last = None;
-        while self.changes.front().is_some_and(|(change, _)| *change <= number) {
-            last = self.changes.pop_front().map(|(_, again)| again);
-            self.bytes -= last.as_ref().map_or(0, |again| again.bytes());
-        }
-        last
+    /// Drops the changes up to this number, which a flush covered, and returns them.
+    pub(super) fn flushed(&mut self, number: u64) -> Vec<Change> {
+        let flushed: Vec<Change> =
+            self.changes.drain(..self.changes.partition_point(|change| change.number <= number)).collect();
+        self.bytes -= flushed.iter().map(|change| change.again.bytes()).sum::<usize>();
+        flushed
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -113,6 +186,6 @@ impl Kept {
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Again>> {
-        self.changes.iter().map(|(_, again)| again.clone()).collect()
+        self.changes.iter().map(|change| change.again.clone()).collect()
     }
 }

@@ -13,8 +13,8 @@
 //!   changes are kept until then and repeated, in order, on a new connection before anything else.
 //!   At most `kept_bytes_max` are kept; beyond that, writes complete with a flush of our own.
 //! - Before anything is sent, the owner checks whether the server is still the same one
-//!   ([`Owner`]). A server that is relied on for what was flushed must still have it: a sample of it
-//!   is compared ([`Witness`]).
+//!   ([`Owner`]). A server that is relied on for what was flushed must still have it: two samples of
+//!   it are compared ([`Witnesses`]).
 //! - Completions run without a lock held. Threads: one here (`reconnect`), two in the client.
 
 mod again;
@@ -33,7 +33,7 @@ use crate::client::{Client, ClientOptions, Lost};
 use crate::clients::{Claim, ClientId, TAKEN_OVER};
 use crate::connect::ConnectError;
 use crate::wire::transmission::FLAG_SEND_FLUSH;
-use again::{Again, Kept, Witness};
+use again::{Again, Flying, Kept, Witnesses};
 
 /// Maximum bytes of changes kept; and, if this process's memory is limited, the part of that memory
 /// they may take (one of so many).
@@ -146,6 +146,8 @@ struct Operation {
     /// Changes completed before the operation was submitted. A flush covers these.
     after: u64,
     done: Completion,
+    /// Its number among the changes under way.
+    flight: Option<u64>,
 }
 
 #[derive(Default)]
@@ -161,11 +163,11 @@ struct State {
     closing: bool,
     /// Error of the first failed flush.
     poisoned: Option<Arc<str>>,
-    /// Changes asked for so far, and completed.
-    asked: u64,
+    /// Changes completed so far.
     changes: u64,
+    flying: Flying,
     kept: Kept,
-    witness: Option<Witness>,
+    witnesses: Witnesses,
     /// Completed writes whose completion waits for our own flush.
     held: Vec<(Completion, Vec<u8>)>,
     flushing: bool,
@@ -303,11 +305,9 @@ impl BlockDevice for Link {
                 drop(state);
                 return done(Err(MediaError::Poisoned { what: self.shared.name.clone(), cause }));
             }
-            if again.changes_data() {
-                state.asked += 1;
-                state.witness = state.witness.take().filter(|witness| !witness.is_changed_by(&again));
-            }
-            Operation { again, started: Instant::now(), after: state.changes, done }
+            let is_sampled = self.shared.reliance == Reliance::Flushed && again.changes_data();
+            let flight = is_sampled.then(|| state.flying.begin(&again));
+            Operation { again, started: Instant::now(), after: state.changes, done, flight }
         };
         self.shared.start(operation, Some(request));
     }
@@ -333,7 +333,10 @@ impl Shared {
                 return (operation.done)(Err(error));
             }
             match state.client.clone() {
-                Some(client) => (client, state.generation),
+                Some(client) => {
+                    state.witnesses.sent(&operation.again);
+                    (client, state.generation)
+                }
                 None => {
                     state.waiting.push(operation);
                     return;
@@ -354,11 +357,13 @@ impl Shared {
                     self.take_down(&mut state);
                 }
                 let repeats = self.reliance == Reliance::Flushed || state.is_fenced;
-                drop(state);
                 if !repeats && operation.again.changes_data() {
+                    operation.flight.map(|flight| state.flying.end(flight));
+                    drop(state);
                     let error = self.owner.uncertain("the connection broke");
                     return (operation.done)(Err(MediaError::io(self.name.clone(), error)));
                 }
+                drop(state);
                 self.start(operation, None);
             }
             Err(error) => {
@@ -366,9 +371,12 @@ impl Shared {
                     *operation.again,
                     Again::Flush | Again::Write { fua: true, .. } | Again::WriteZeroes { fua: true, .. }
                 );
+                let mut state = self.state.lock();
+                operation.flight.map(|flight| state.flying.end(flight));
                 if durable && !matches!(error, MediaError::OutOfRange { .. }) {
-                    self.state.lock().poisoned.get_or_insert_with(|| error.to_string().into());
+                    state.poisoned.get_or_insert_with(|| error.to_string().into());
                 }
+                drop(state);
                 (operation.done)(Err(error));
             }
             Ok(buffer) => self.succeeded(generation, operation, buffer),
@@ -385,13 +393,14 @@ impl Shared {
             drop(state);
             return self.start(operation, None);
         }
-        let Operation { again, after, done, .. } = operation;
+        let Operation { again, after, done, flight, .. } = operation;
         if again.changes_data() {
+            let is_alone = flight.is_some_and(|flight| state.flying.end(flight));
             state.changes += 1;
             state.written |= matches!(*again, Again::Write { .. });
             if self.reliance == Reliance::Flushed {
                 let number = state.changes;
-                state.kept.push(number, again);
+                state.kept.push(number, again, is_alone);
                 if state.kept.bytes() > self.kept_bytes_max {
                     state.held.push((done, buffer));
                     let flushing = std::mem::replace(&mut state.flushing, true);
@@ -403,13 +412,9 @@ impl Shared {
                 }
             }
         } else if matches!(*again, Again::Flush) {
-            let last = state.kept.flushed(after);
-            // While other changes are under way nobody knows what the server has.
-            if state.asked == after
-                && let Some(witness) = last.and_then(|last| Witness::of(&last, self.geometry.block_bytes as usize))
-            {
-                state.witness = Some(witness);
-            }
+            let State { kept, witnesses, flying, .. } = &mut *state;
+            let flushed = kept.flushed(after);
+            witnesses.flushed(&flushed, kept, flying, self.geometry.block_bytes as usize);
         }
         drop(state);
         done(Ok(buffer));
@@ -431,7 +436,8 @@ impl Shared {
             }
         });
         let after = self.state.lock().changes;
-        let operation = Operation { again: Arc::new(Again::Flush), started: Instant::now(), after, done };
+        let (again, started) = (Arc::new(Again::Flush), Instant::now());
+        let operation = Operation { again, started, after, done, flight: None };
         self.start(operation, None);
     }
 

@@ -118,13 +118,11 @@ impl Shared {
             let (found, expected) = (found.bytes, self.geometry.bytes);
             return Err(Refused::Another(format!("another server answers: {found} bytes instead of {expected}")));
         }
-        let (kept, written, witness) = {
+        let (kept, written, witnesses) = {
             let state = self.state.lock();
-            (state.kept.all(), state.written, state.witness.clone())
+            (state.kept.all(), state.written, state.witnesses.all())
         };
-        if let Some(witness) = witness {
-            ask(&client, &witness)?;
-        }
+        witnesses.iter().try_for_each(|witness| ask(&client, witness))?;
         self.owner.recognise(&client, written)?;
         self.repeat(&client, &kept)?;
         Ok(client)

@@ -219,6 +219,52 @@ fn nothing_goes_to_another_export_at_the_same_address() {
 }
 
 #[test]
+fn a_write_where_the_last_sample_was_does_not_go_to_another_export_either() {
+    for fails_before in [false, true] {
+        let mut world = World::new();
+        let link = world.link(Reliance::Flushed, LOST_AFTER);
+        // Like a device's mark: never changed again.
+        link.write_from(8192, &[3; 512]).unwrap();
+        shoal_media::flush(&link).unwrap();
+        if fails_before {
+            world.cache().fails.store(true, Ordering::SeqCst);
+            assert!(link.write_from(8192, &[4; 512]).is_err());
+            world.cache().fails.store(false, Ordering::SeqCst);
+            link.write_from(16384, &[5; 512]).unwrap();
+            shoal_media::flush(&link).unwrap();
+        }
+        link.write_from(512, &[7; 512]).unwrap();
+        shoal_media::flush(&link).unwrap();
+        world.kill();
+        world.disk.stable.lock().fill(1);
+        world.start();
+        assert!(link.write_from(512, &[8; 512]).is_err());
+        assert!(world.cache().current.lock().iter().all(|byte| *byte == 1), "another export was written");
+    }
+}
+
+#[test]
+fn overlapping_writes_under_way_are_no_sample() {
+    let mut world = World::new();
+    let link = world.link(Reliance::Flushed, LOST_AFTER);
+    world.late.is_on.store(true, Ordering::SeqCst);
+    for round in 0..5 {
+        std::thread::scope(|scope| {
+            // The first of them is carried out last.
+            for byte in 1..7 {
+                let link = &link;
+                scope.spawn(move || link.write_from(512, &[byte; 1024]).unwrap());
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        shoal_media::flush(&link).unwrap();
+        world.kill();
+        world.start();
+        assert!(read_byte(&link, 512).is_ok(), "round {round}: it is the same server");
+    }
+}
+
+#[test]
 fn a_sample_that_a_write_changes_is_asked_for_no_more() {
     let mut world = World::new();
     let link = world.link(Reliance::Flushed, LOST_AFTER);
@@ -422,6 +468,7 @@ fn a_write_answered_by_a_connection_that_was_given_up_is_repeated() {
     assert_eq!(read_byte(&link, 0).unwrap(), 0, "on the second connection");
     let (sender, receiver) = mpsc::sync_channel(1);
     let operation = Operation {
+        flight: None,
         again: Arc::new(Again::Write { at: 0, bytes: vec![5; 512], fua: false }),
         started: Instant::now(),
         after: 0,
