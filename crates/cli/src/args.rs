@@ -42,51 +42,51 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make a new, empty store
+    /// Make a new, empty store, virtual-log disk or network RAM disk
     Format(Box<FormatArgs>),
     /// Mount a store
     Mount(MountArgs),
     /// Unmount a store and wait until it is clean
     Umount(UmountArgs),
-    /// Show what a store holds, where, and what a crash may cost
+    /// Show the contents and free space of a store, and what a crash may lose
     Df(DfArgs),
-    /// Verify a store that is not mounted; exit codes as in fsck(8)
+    /// Verify a store that is not mounted, and repair it on request; exit codes are those of fsck(8)
     Check(CheckArgs),
-    /// Copy out all that can be read of a damaged store, without changing it
+    /// Copy everything readable out of a damaged store, without changing it
     Salvage(SalvageArgs),
-    /// Copy a store that is not mounted to another directory, compactly
+    /// Make a compact copy of a store that is not mounted
     Copy(CopyArgs),
-    /// Change the limits of a store, mounted or not
+    /// Change the size limits of a store, mounted or not
     Resize(ResizeArgs),
-    /// Show, add, empty and remove a store's bulk devices, mounted or not
+    /// List, add and remove a store's bulk devices, which hold the data of large files
     #[command(subcommand)]
     Bulk(BulkCommand),
-    /// Show how a file, or all files of a directory, are stored
+    /// Show how a file, or all files below a directory, are stored
     Inspect(InspectArgs),
-    /// Pack files and inodes now, also those that changed a moment ago, and compact the memory
+    /// Pack (compress) files and inodes now, even recently changed ones, and compact the memory
     Compact(CompactArgs),
-    /// Move files to memory or bulk storage, as the thresholds of their directories say now
+    /// Move files between memory and bulk storage, according to the thresholds now in force
     Rebalance(RebalanceArgs),
-    /// Read all of bulk storage, and name the files that are not as they were written
+    /// Read all of bulk storage, verify its checksums, and name the damaged files
     Scrub(ScrubArgs),
-    /// Export a block device to NBD clients: a file, or a network RAM disk
+    /// Export a device to NBD clients: a file, a block device, a virtual-log disk or a network RAM disk
     Serve(ServeArgs),
-    /// Show a served device, or a store's bulk devices and the kernel's requests to it
+    /// Show the state of a served device, or the bulk devices and kernel requests of a mounted store
     Status(StatusArgs),
-    /// Change the donors of a network RAM disk that is served
+    /// Change the donors of a network RAM disk that is in use
     #[command(subcommand)]
     Donor(DonorCommand),
-    /// Work over a network RAM disk that is served
+    /// Maintain a network RAM disk that is in use
     #[command(subcommand)]
     Netram(NetramCommand),
-    /// Measure small and large file operations in a directory of any file system
+    /// Measure operations on small and large files, in a directory of any file system
     Bench(BenchArgs),
     /// Lend this machine's idle memory to others, over NBD
     Donate(DonateArgs),
-    /// Run the papers' experiments and print their figures beside ours
+    /// Run the experiments of the papers behind Shoal, and print the papers' figures beside ours
     #[command(disable_help_flag = true)]
     Lab(Words),
-    /// Make a profile of a tree: the tables with which inodes like its own are packed
+    /// Make a profile from a directory tree: tables for packing inodes like those in it
     #[command(disable_help_flag = true)]
     Profile(Words),
     /// Write the manual pages into a directory
@@ -105,61 +105,67 @@ pub enum Command {
     shoal format --profile mail.profile /srv/store\n  \
     shoal format 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive'\n  \
     shoal format --bulk netram:hosta:7000,hostb:7000,hostc:7000 /srv/store\n\n\
-    A device that --bulk or --over names is opened, not made: make it first, by a command of its own.\n\
-    shoal-serve(1) lists the options of a network RAM disk.")]
+    A missing file:PATH is created (for --over, add --size). Any other device that --bulk or --over names must exist: make a \
+    virtual-log disk or a network RAM disk first, with a command of its own. shoal-serve(1) lists the options of a network RAM \
+    disk.")]
 pub struct FormatArgs {
-    /// Directory that will be the store, made if it does not exist; or vlog:PATH, to make a virtual-log disk; or
-    /// netram:DONOR,DONOR,...?OPTIONS, to make a network RAM disk
+    /// Directory of the new store, created if it does not exist; vlog:PATH makes a virtual-log disk instead, and
+    /// netram:DONOR,DONOR,...?OPTIONS a network RAM disk
     pub store: PathBuf,
-    /// For vlog:PATH: device below, `file:PATH`, `device:PATH`, an NBD URI or `netram:...` [default: PATH itself]
+    /// For vlog:PATH: device that holds the disk: `file:PATH`, `device:PATH`, an NBD URI or `netram:...`
+    /// [default: PATH itself]
     ///
-    /// With this option PATH becomes a small file that names the device.
+    /// With this option, PATH becomes a small file that names the device.
     #[arg(long, value_name = "DEVICE", verbatim_doc_comment)]
     pub over: Option<DeviceName>,
-    /// For vlog:PATH: size of the file below, which is made
+    /// For vlog:PATH: create the file that holds the disk, with this size
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
-    /// For vlog:PATH: part of the device that never holds data; the larger, the less work for the compactor (10 to 90)
+    /// For vlog:PATH: share of the device kept free of data (10 to 90); a larger share leaves the compactor less work
     #[arg(long, value_name = "PERCENT", default_value_t = 20)]
     pub spare: u8,
-    /// For vlog:PATH: size of the segments that are written and emptied as a whole, a power of two from 128K to 16M
+    /// For vlog:PATH: size of a segment, which is written and emptied as a whole; a power of two from 128K to 16M
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub segment: Size,
     /// Memory that holds metadata and small files: `logged`, `battery=PATH` or `dax=PATH`
     ///
-    /// logged: ordinary memory with a log and images in the store. battery: a file on tmpfs or hugetlbfs whose memory
-    /// outlives a power loss. dax: a file on persistent memory.
+    /// logged: ordinary memory, with a log and images in the store.
+    /// battery: a file on tmpfs or hugetlbfs, in memory that survives a power loss.
+    /// dax: a file on persistent memory.
     #[arg(long, value_name = "KIND", default_value = "logged", verbatim_doc_comment)]
     pub memory: MemoryChoice,
-    /// Limit of metadata and small files; nothing is set aside [default: half of the memory this process may use]
+    /// Most memory for metadata and small files (8M to 1T); none of it is reserved in advance
+    /// [default: half of the memory this process may use]
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
     /// Where the data of large files goes [default: a file in the store]
     ///
-    /// file:PATH: a file or a block device. nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH: an NBD server.
-    /// netram:DONOR,DONOR,...?OPTIONS: the memory of other machines. vlog:PATH: a virtual-log disk.
-    /// none: nowhere, there are no large files.
+    /// file:PATH: a file or a block device.
+    /// nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH: an export of an NBD server.
+    /// netram:DONOR,DONOR,...?OPTIONS: a network RAM disk, in the memory of other machines.
+    /// vlog:PATH: a virtual-log disk.
+    /// none: nowhere; all files stay in memory, whatever their size.
     #[arg(long, value_name = "BULK", verbatim_doc_comment)]
     pub bulk: Option<BulkChoice>,
     /// Size of the bulk storage [default: the size of the file system or device that holds it]
     #[arg(long, value_name = "SIZE")]
     pub bulk_size: Option<Size>,
-    /// Files longer than this are large (0 to 64M)
+    /// Files longer than this are large: their data goes to bulk storage (0 to 64M)
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub threshold: Size,
-    /// How small files that have not changed for a while are compressed: auto, lz4, zstd, zstd:LEVEL (1 to 19) or off.
-    /// A file or directory may say otherwise, in the extended attribute `user.shoal.compress`
+    /// How to compress small files that have not changed for a while: auto, lz4, zstd, zstd:LEVEL (1 to 19) or off.
+    /// The extended attribute `user.shoal.compress` overrides this for a file, or for new files in a directory
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     pub compress: Method,
-    /// Pack inodes that have not changed for a while with the profiles of FILE, which `shoal profile --out` made of a tree
-    /// like the one to come; may be repeated: for each block of inodes the profile that suits it best is used
+    /// Pack inodes that have not changed for a while with the profiles in FILE, made by `shoal profile --out` from a
+    /// similar tree. May be repeated: each block of inodes uses the profile that suits it best
     /// [default: built-in profiles]
     #[arg(long, value_name = "FILE")]
     pub profile: Vec<PathBuf>,
-    /// Keep no checksums of what is on the bulk storage.
+    /// Keep no checksums of the data on bulk storage
     #[arg(long)]
     pub no_sums: bool,
-    /// Replace a store or disk that exists: everything in it is lost
+    /// Replace an existing store or disk; everything in it is lost
     #[arg(long)]
     pub force: bool,
     /// Report as JSON
@@ -172,12 +178,13 @@ pub struct FormatArgs {
 pub struct MountArgs {
     /// The store's directory
     pub store: PathBuf,
-    /// Directory it is mounted on
+    /// Directory to mount it on
     pub mountpoint: PathBuf,
     /// Stay in the foreground and log to standard error
     #[arg(long, short = 'f')]
     pub foreground: bool,
-    /// Battery memory: go on from the saved image when the region is gone, older or damaged; later changes are lost
+    /// For battery memory: continue from the saved image if the region is gone, older or damaged; changes made after
+    /// the image was saved are lost
     #[arg(long)]
     pub restore: bool,
     /// Mount options, separated by commas
@@ -195,7 +202,7 @@ pub struct MountArgs {
 pub struct UmountArgs {
     /// Where the store is mounted
     pub mountpoint: PathBuf,
-    /// Detach the mount although it is in use; the store is clean once the last user is gone
+    /// Detach the mount even if it is in use; the store is clean once the last user is gone
     #[arg(long, short = 'l')]
     pub lazy: bool,
     /// Report as JSON
@@ -208,7 +215,7 @@ pub struct DfArgs {
     /// A store or its mount point
     #[arg(value_name = "STORE|MOUNTPOINT")]
     pub path: PathBuf,
-    /// Also show bytes an inode and an entry, and how small files are packed
+    /// Also show the bytes per inode and per directory entry, and how small files are packed
     #[arg(long)]
     pub detail: bool,
     /// Report as JSON
@@ -231,14 +238,14 @@ pub struct CompactArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A directory's threshold (setfattr -n user.shoal.threshold -v SIZE DIR) and `-o threshold=SIZE` are for files that will be \
-    written. This command applies them to what is there: longer files go to bulk storage, shorter ones come into memory, as long as \
-    less of it is in use than `-o spill=PERCENT` says. Files and directories without a threshold of their own get that of the nearest \
-    directory above that has one. Contents and times stay, and files may be in use. Stopped (Ctrl-C) it ends behind a file; run again it \
-    goes on with the rest."
+    after_help = "A directory's threshold (setfattr -n user.shoal.threshold -v SIZE DIR) and `-o threshold=SIZE` apply to files written \
+    from then on. This command applies them to existing files. Files longer than their threshold move to bulk storage. The others move \
+    into memory, as long as memory use is below the limit that `-o spill=PERCENT` sets. Files and directories without a threshold of \
+    their own get that of the nearest directory above that has one. Contents and times do not change, and files may be in use. Ctrl-C \
+    stops the command after the current file; the next run continues with the rest."
 )]
 pub struct RebalanceArgs {
-    /// A store, its mount point, or a file or directory within a mount
+    /// A store, its mount point, or a file or directory in a mounted store
     #[arg(value_name = "STORE|PATH")]
     pub path: PathBuf,
     /// Report as JSON
@@ -248,10 +255,10 @@ pub struct RebalanceArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Large files, and small ones that have spilled, are compared with the checksums of their blocks; blocks without one get one \
-    (`shoal format --no-sums` and the mount option `nosums` keep none). Files may be in use. `shoal df` shows when the last scrub ended; \
-    the mount option `scrub=DAYS` has one made in idle time.\n\n\
-    Exit codes: 0 nothing is damaged, 1 something is, or the scrub could not be done."
+    after_help = "Large files, and small files that have spilled to bulk storage, are compared with the checksums of their blocks. A block \
+    without a checksum gets one, unless the store keeps none (`shoal format --no-sums`, mount option `nosums`). Files may be in use. \
+    `shoal df` shows when the last scrub ended. With the mount option `scrub=DAYS`, the store scrubs by itself in idle time.\n\n\
+    Exit codes: 0 no damage, 1 damage was found, or the scrub failed."
 )]
 pub struct ScrubArgs {
     /// A store or its mount point
@@ -264,19 +271,19 @@ pub struct ScrubArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Bulk devices are compared with the store as a mount compares them: one that is another store's, swapped, cut, or older or \
-    newer than the rest is an error that --repair leaves; one that cannot be reached is a note.\n\n\
+    after_help = "Bulk devices are checked as a mount checks them. A device that belongs to another store, is swapped or truncated, or is \
+    older or newer than the rest of the store is an error, which --repair cannot correct. A device that cannot be reached is only a \
+    note.\n\n\
     Exit codes, which add up: 0 no errors, 1 errors were corrected (--repair), 4 errors are left, 8 the check \
     could not be done (for example because the store is mounted), 16 wrong command line."
 )]
 pub struct CheckArgs {
     /// The store's directory
     pub store: PathBuf,
-    /// Make the changes that are safe, and list each before it is made
+    /// Make safe repairs, and list each one before it is made
     ///
-    /// Counts are corrected, unreferenced space is freed, entries without an inode are removed, records that do not
-    /// decode are freed with their entries, and inodes without an entry are put into lost+found. There are no
-    /// questions.
+    /// Corrects counts, frees unreferenced space, removes directory entries without an inode, frees records that cannot
+    /// be decoded and removes their entries, and puts inodes without an entry into lost+found. Asks no questions.
     #[arg(long)]
     pub repair: bool,
     /// Do not verify the checksums of the image's pages and of spilled files
@@ -291,17 +298,17 @@ pub struct CheckArgs {
 #[command(after_help = "Examples:\n  \
     shoal copy /srv/store /backup/store\n  \
     shoal copy --memory battery=/dev/shm/copy.region /srv/store /backup/store\n\n\
-    Only what is in use is copied, the log is replayed, and the copy is checked before it becomes a store. Large files\n\
-    go into a file of the copy, wherever the store has them.")]
+    Only space in use is copied. The log is replayed, and the copy is checked before it becomes a store. The data of large \
+    files goes into files in the copy's directory, wherever the original keeps it.")]
 pub struct CopyArgs {
     /// The store's directory
     pub store: PathBuf,
-    /// Directory of the copy; it is empty or does not exist
+    /// Directory of the copy; it must be empty or not exist
     pub new: PathBuf,
-    /// Memory of a copy of a battery or dax store: `battery=PATH` or `dax=PATH`
+    /// Memory of the copy, of the original's kind; required if that is battery or dax: `battery=PATH` or `dax=PATH`
     #[arg(long, value_name = "KIND")]
     pub memory: Option<MemoryChoice>,
-    /// Give the copy the store's own uuid; only for a copy that replaces the store
+    /// Give the copy the store's uuid; only for a copy that replaces the store
     #[arg(long)]
     pub keep_uuid: bool,
     /// Report as JSON
@@ -313,17 +320,18 @@ pub struct CopyArgs {
 #[command(after_help = "Examples:\n  \
     shoal resize --memory-size 8G /srv/store\n  \
     shoal resize --bulk-size 200G /srv/store\n\n\
-    A store that is not mounted can have any size that holds what is in use; a refusal names the smallest. It is checked\n\
-    first, and a damaged one is refused as it is. Cut off at any moment, the store has its old or its new sizes.\n\n\
-    A mounted store changes its limits at once, up to the sizes it was formatted or last resized with while unmounted.\n\
-    `dax` memory has limits of a mounted store only.")]
+    A store that is not mounted can get any size that holds what is in use; a refusal names the smallest one. The store is checked \
+    first, and a damaged store is refused and not changed. If the command is interrupted, the store has its old sizes or its new \
+    ones.\n\n\
+    A mounted store changes its limits at once, up to the sizes that it got from `shoal format` or from its last resize while not \
+    mounted. A store with `dax` memory can be resized only while it is mounted.")]
 pub struct ResizeArgs {
     /// The store's directory, or where it is mounted
     pub store: PathBuf,
     /// Limit of metadata and small files
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
-    /// Limit of large files, in a store with one bulk device (see shoal-bulk(1))
+    /// Limit of large files; only for a store with a single bulk device (see shoal-bulk(1))
     #[arg(long, value_name = "SIZE")]
     pub bulk_size: Option<Size>,
     /// Report as JSON
@@ -333,17 +341,17 @@ pub struct ResizeArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum BulkCommand {
-    /// Show the bulk devices: size, use, state
+    /// List the bulk devices with their size, use and state
     List(BulkListArgs),
-    /// Add a device; what is on it is overwritten
+    /// Add a device; one that is not empty needs --force, and is overwritten
     Add(BulkAddArgs),
-    /// Move everything off a device, then remove it; cut off, the work goes on at the next mount
+    /// Move all data off a device, then remove it; an interrupted removal continues at the next mount
     Remove(BulkRemoveArgs),
-    /// Call off the removal of a device
+    /// Cancel the removal of a device
     Keep(BulkDeviceArgs),
-    /// Use a device again that was lost, or that refuses writes after a failed flush
+    /// Use a device again after it was lost, or after a failed flush made it refuse writes
     Retry(BulkDeviceArgs),
-    /// Name the files that have data on a device
+    /// List the files that have data on a device
     Files(BulkFilesArgs),
 }
 
@@ -362,18 +370,18 @@ pub struct BulkListArgs {
     shoal bulk add /mnt /dev/sdb\n  \
     shoal bulk add --size 200G /mnt file:/data/more\n  \
     shoal bulk add /mnt nbd://server/disk\n\n\
-    New files go to the device with most room, and stay on it while it has some. There is no redundancy: a device that is lost\n\
-    costs the files on it, and nothing else. The store keeps a mark on the device, behind its last block.")]
+    New files go to the device with the most room, and stay on it while it has room. There is no redundancy: if a device is lost, \
+    the files on it are lost, and nothing else. The store keeps a mark on each device, behind its last block.")]
 pub struct BulkAddArgs {
     /// A store or its mount point
     #[arg(value_name = "STORE|MOUNTPOINT")]
     pub store: PathBuf,
-    /// A path, `file:PATH`, `vlog:PATH`, an NBD URI or `netram:...`; a file that is not there is made
+    /// A path, `file:PATH`, `vlog:PATH`, an NBD URI or `netram:...`; a missing file is created
     pub device: String,
-    /// How much of it to use [default: all of the device, or of the file's file system]
+    /// How much of the device to use [default: all of it; for a new file, the size of the file system that holds it]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
-    /// Overwrite what the device holds
+    /// Overwrite the data on the device
     #[arg(long)]
     pub force: bool,
 }
@@ -383,9 +391,9 @@ pub struct BulkRemoveArgs {
     /// A store or its mount point
     #[arg(value_name = "STORE|MOUNTPOINT")]
     pub store: PathBuf,
-    /// Number or name of the device, as `shoal bulk list` has them
+    /// Number or name of the device, as `shoal bulk list` shows them
     pub device: String,
-    /// Do not wait until the device of a mounted store is empty
+    /// Return at once, while the daemon of the mounted store empties the device
     #[arg(long)]
     pub background: bool,
     /// Report as JSON
@@ -398,7 +406,7 @@ pub struct BulkDeviceArgs {
     /// A store or its mount point
     #[arg(value_name = "STORE|MOUNTPOINT")]
     pub store: PathBuf,
-    /// Number or name of the device, as `shoal bulk list` has them
+    /// Number or name of the device, as `shoal bulk list` shows them
     pub device: String,
 }
 
@@ -407,7 +415,7 @@ pub struct BulkFilesArgs {
     /// A store or its mount point
     #[arg(value_name = "STORE|MOUNTPOINT")]
     pub store: PathBuf,
-    /// Number or name of the device, as `shoal bulk list` has them
+    /// Number or name of the device, as `shoal bulk list` shows them
     pub device: String,
     /// Report as JSON
     #[arg(long)]
@@ -416,13 +424,13 @@ pub struct BulkFilesArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "What cannot be read is named on standard error: path, bytes, reason. What no name leads to is put into \
+    after_help = "Standard error names everything that cannot be read: path, bytes, reason. Files without a name go to \
     DIR/lost+found.\n\nExit codes: 0 everything was copied, 4 something is lost, 8 nothing could be done."
 )]
 pub struct SalvageArgs {
     /// The store's directory; it must not be mounted
     pub store: PathBuf,
-    /// Directory the files are copied into; it is empty or does not exist
+    /// Directory to copy the files into; it must be empty or not exist
     #[arg(value_name = "DIR")]
     pub target: PathBuf,
     /// Report as JSON
@@ -432,8 +440,7 @@ pub struct SalvageArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "PATH is a path inside the store, such as /src/main.rs; of a mounted store the mount point itself \
-    works as STORE."
+    after_help = "PATH begins at the root of the store: write /src/main.rs for the file src/main.rs below the mount point."
 )]
 pub struct InspectArgs {
     /// A store or its mount point
@@ -451,40 +458,43 @@ pub struct InspectArgs {
     shoal serve file:/srv/disk --nbd unix:/run/disk.sock\n  \
     shoal serve 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive' --nbd 127.0.0.1:10809 --name ram\n\n\
     Options of a network RAM disk, after a `?` and with `&` between them:\n  \
-    policy=none|cached|mirrored|basic|logging|caching|adaptive   default adaptive\n  \
+    policy=none|cached|mirrored|basic|logging|caching|adaptive   how blocks are protected (adaptive)\n  \
     parity=N         donors that may be lost at the same time (1)\n  \
     streams=N        caches for streams of consecutive blocks (2)\n  \
     buffer=N         blocks collected for a donor before they are sent (8)\n  \
     block=SIZE       unit of placement (4K)\n  \
     width=N          donors a group spreads over, parity included (all)\n  \
     spare=PERCENT    room for cleaning (20)\n  \
-    size=SIZE        size of the disk (what the donors hold)\n  \
-    timeout=MS       what waits in a cache is sent after so long (1000); 0: when the cache is full\n  \
-    dedicated-parity=yes, idle-cleaning=no\n  \
-    name=NAME, secret=FILE   what donors know this client by\n  \
-    tls-certificates=DIR     talk to donors through TLS\n  \
-    lost-after=SECONDS       a donor that is away so long is done without (5)\n\n\
-    A network RAM disk is made by `shoal format netram:...`; policy to dedicated-parity are its own from then on. A disk that is\n\
-    not on its donors any more is an error, never an empty disk.")]
+    size=SIZE        size of the disk (all that the donors can hold)\n  \
+    dedicated-parity=yes|no  keep parity on the last donors, instead of rotating it (no)\n  \
+    timeout=MS       longest wait of a block in a cache (1000); 0: until the cache is full, or a flush\n  \
+    idle-cleaning=yes|no     clean in idle gaps, not only when space is short (yes)\n  \
+    name=NAME, secret=FILE   name of this client at the donors, and the file with its secret\n  \
+    tls-certificates=DIR     connect to donors with TLS\n  \
+    lost-after=SECONDS       a donor that is away this long counts as lost (5)\n\n\
+    `shoal format netram:...` makes a network RAM disk, which keeps the values of policy to dedicated-parity from then on. If the \
+    donors no longer hold the disk, opening it is an error; it never becomes an empty disk.")]
 pub struct ServeArgs {
-    /// `file:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`; a donor is `unix:PATH`, `HOST:PORT` or an NBD URI
+    /// `file:PATH`, `vlog:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`; a donor is `unix:PATH`, `HOST:PORT`
+    /// or an NBD URI
     pub device: String,
     /// Where to listen: `unix:PATH` or `HOST:PORT`
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Listen,
-    /// Name of the export; it is the default one under any name
+    /// Name of the export; clients that ask for no name get it, too
     #[arg(long, value_name = "EXPORT", default_value = "")]
     pub name: String,
-    /// Directory of server-cert.pem and server-key.pem: TLS for every client, with ca-cert.pem also their certificates
+    /// Require TLS, with the server-cert.pem and server-key.pem in this directory; with a ca-cert.pem in it, clients
+    /// must show a certificate signed by it
     #[arg(long, value_name = "DIR")]
     pub tls_certificates: Option<PathBuf>,
-    /// Listen beyond this machine without TLS
+    /// Accept clients from other machines without TLS
     #[arg(long)]
     pub insecure: bool,
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
-    /// Take a network RAM disk from the client that has it open; that client stops
+    /// Take over a network RAM disk from the client that has it open; that client stops
     #[arg(long)]
     pub takeover: bool,
     /// Report the address as JSON
@@ -498,27 +508,27 @@ pub struct ServeArgs {
     shoal status --json /mnt\n  \
     shoal status /mnt --watch 5")]
 pub struct StatusArgs {
-    /// What `shoal serve --nbd` was given on this machine, or a mounted store
+    /// The address given to `shoal serve --nbd` on this machine, or a mounted store
     #[arg(value_name = "ADDRESS|STORE|MOUNTPOINT")]
     pub server: String,
-    /// Show the requests of a mount each so many seconds, until interrupted
+    /// Show the kernel's requests to a mounted store every SECONDS seconds (1 if not given), until interrupted
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
         value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub watch: Option<u32>,
-    /// Report as JSON; with --watch one line each time
+    /// Report as JSON; with --watch, one line for each interval
     #[arg(long)]
     pub json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum DonorCommand {
-    /// Take a donor into the disk; its memory is overwritten
+    /// Add a donor, or take back one that was given up; the memory of a new donor is overwritten
     Add(DonorArgs),
-    /// Move everything off a donor, then use it no more
+    /// Move everything off a donor in the background, then stop using it
     Drain(DonorArgs),
-    /// Use a donor no more and rebuild its blocks from the others; blocks that cannot be rebuilt wait for its return
+    /// Stop using a donor and rebuild its blocks from the others; blocks that cannot be rebuilt wait for its return
     Lost(DonorArgs),
-    /// Give up a donor that will not come back: blocks that only it held are lost, and reads of them fail for ever
+    /// Give up a donor that will not come back; blocks that only it held are lost, and reading them fails
     Forget(ForgetArgs),
 }
 
@@ -526,33 +536,33 @@ pub enum DonorCommand {
 pub struct ForgetArgs {
     #[command(flatten)]
     pub of: DonorArgs,
-    /// Say what it would cost, and change nothing
+    /// Show what would be lost, and change nothing
     #[arg(long)]
     pub dry_run: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum NetramCommand {
-    /// Read everything on the donors beside requests, and write anew what is not as it was sent
+    /// Read everything on the donors while the disk is in use, and rewrite blocks that differ from what was sent
     Scrub(NetramScrubArgs),
 }
 
 #[derive(Debug, Args)]
 pub struct NetramScrubArgs {
-    /// What `shoal serve --nbd` was given on this machine, or a mounted store
+    /// The address given to `shoal serve --nbd` on this machine, or a mounted store
     #[arg(value_name = "ADDRESS|STORE|MOUNTPOINT")]
     pub server: String,
-    /// Begin it and return; `shoal status` shows how far it is
+    /// Start the scrub and return; `shoal status` shows its progress
     #[arg(long)]
     pub background: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct DonorArgs {
-    /// What `shoal serve --nbd` was given on this machine, or a mounted store
+    /// The address given to `shoal serve --nbd` on this machine, or a mounted store
     #[arg(value_name = "ADDRESS|STORE|MOUNTPOINT")]
     pub server: String,
-    /// `unix:PATH`, `HOST:PORT` or an NBD URI, as `shoal status` names it
+    /// The donor: `unix:PATH`, `HOST:PORT` or an NBD URI; `shoal status` lists those in use
     pub donor: String,
 }
 
@@ -561,7 +571,7 @@ pub struct DonorArgs {
     shoal bench /mnt\n  \
     shoal bench --files 1000 --threads 1,4 --fsync /mnt\n  \
     shoal bench --requests --large 0 /mnt\n\n\
-    All files are made in a new directory below DIR, which is removed at the end.")]
+    All files are made in a new directory below DIRECTORY, which is removed at the end.")]
 pub struct BenchArgs {
     /// A directory of the file system to measure
     pub directory: PathBuf,
@@ -571,22 +581,22 @@ pub struct BenchArgs {
     /// Size of a small file
     #[arg(long, value_name = "SIZE", default_value = "1K")]
     pub size: Size,
-    /// Size of the large file; 0 leaves its measurements out
+    /// Size of the large file; 0 skips its measurements
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub large: Size,
     /// Thread counts of the small-file measurements
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
     pub threads: Vec<usize>,
-    /// Also create files with an fsync each, by 1 and by 16 threads
+    /// Also measure creating files with an fsync each, with 1 and with 16 threads
     #[arg(long)]
     pub fsync: bool,
-    /// Rounds; medians are reported
+    /// Number of rounds; medians are reported
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub rounds: usize,
-    /// Seed of the random order and contents
+    /// Seed for the random order and contents
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Show what the kernel asks of a mounted store for each operation, too
+    /// Also show the kernel's requests for each operation; DIRECTORY must be in a mounted store
     #[arg(long)]
     pub requests: bool,
     /// Report as JSON
@@ -599,48 +609,49 @@ pub struct BenchArgs {
     shoal donate --memory 4G --listen unix:/run/shoal-donor\n  \
     shoal donate --memory 16G --area-size 4G --listen 127.0.0.1:10809 --compress lz4\n  \
     shoal donate --memory 8G --listen 0.0.0.0:10809 --tls-certificates /etc/shoal/tls --allow db:/etc/shoal/db.secret\n\n\
-    Clients ask for the export NAME, or NAME:SECRET where the name has a secret; without a name they get `default`.\n\
-    The metadata context shoal:pressure is 1 while this machine needs its memory itself, and for ten seconds more. A disk\n\
-    then moves what is here to its other donors, if it fits there, and comes back when the pressure has ended.\n\
-    Stays in the foreground and logs to standard error (SHOAL_LOG=debug makes it talkative); SIGTERM ends it, and\n\
-    everything lent is zeroed.")]
+    A client asks for the export NAME, or NAME:SECRET if the name has a secret; without a name it gets `default`.\n\n\
+    The metadata context shoal:pressure is 1 while this machine needs its memory itself, and for ten seconds more. A network RAM \
+    disk then moves its blocks to its other donors, if they fit there, and uses this donor again when the pressure has ended.\n\n\
+    The command stays in the foreground and logs to standard error (SHOAL_LOG=debug makes the log verbose). SIGTERM ends it, and all \
+    lent memory is zeroed.")]
 pub struct DonateArgs {
-    /// Most memory lent to all clients together; it is taken as it is written, not before
+    /// Most memory to lend to all clients together; it is allocated when clients write to it
     #[arg(long, value_name = "SIZE")]
     pub memory: Size,
-    /// Where clients connect: `unix:PATH` or `HOST:PORT`; beyond this machine only with TLS, or --insecure
+    /// Where clients connect: `unix:PATH` or `HOST:PORT`; an address beyond this machine needs TLS or --insecure
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Listen,
-    /// Size of each name's area [default: all of the memory, for one name at a time]
+    /// Memory that each name gets [default: all of the memory, so only one name at a time]
     #[arg(long, value_name = "SIZE")]
     pub area_size: Option<Size>,
-    /// A name that may borrow, and a file whose first line is its secret; may be repeated [default: any name may]
+    /// A name that may borrow, optionally with a file whose first line is its secret; may be repeated
+    /// [default: any name may borrow]
     #[arg(long, value_name = "NAME[:SECRET_FILE]")]
     pub allow: Vec<Allow>,
-    /// Compress data that was not written for a while: `none`, `lz4` or `zstd`
+    /// How to compress data that has not been written for a while: `none`, `lz4` or `zstd`
     #[arg(long, value_name = "HOW", default_value = "none")]
     pub compress: Compression,
-    /// Length of that while; under memory pressure it is 0
+    /// Time since the last write after which data is compressed; 0 under memory pressure
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub compress_after: u32,
-    /// How long a client's memory is kept after its last connection
+    /// How long to keep a client's memory after its last connection has ended
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub keep: u64,
-    /// After SIGTERM, how long clients may take to move what is here to other donors; a second signal ends it at once
+    /// How long clients may take, after SIGTERM, to move their data to other donors; a second signal ends the wait
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub hand_over: u64,
-    /// Require TLS, with the server-cert.pem and server-key.pem in this directory; with a ca-cert.pem in it clients
+    /// Require TLS, with the server-cert.pem and server-key.pem in this directory; with a ca-cert.pem in it, clients
     /// must show a certificate signed by it
     #[arg(long, value_name = "DIR")]
     pub tls_certificates: Option<PathBuf>,
-    /// Listen beyond this machine without TLS
+    /// Accept clients from other machines without TLS
     #[arg(long)]
     pub insecure: bool,
-    /// Memory pressure begins when less than this is available, of the machine's or the control group's memory (percent)
+    /// Memory pressure begins when less than this share of the machine's or the control group's memory is available
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = percent)]
     pub low_memory: f64,
-    /// It also begins when tasks stood still for want of memory for more than this (percent of ten seconds) while less
-    /// than four times --low-memory is available
+    /// Memory pressure also begins when tasks stalled for lack of memory for more than this share of the last ten
+    /// seconds, while less than four times --low-memory is available
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = percent)]
     pub memory_stall: f64,
     /// Report readiness as JSON, on one line
@@ -652,7 +663,7 @@ pub struct DonateArgs {
 fn mount_help() -> String {
     format!(
         "Options for -o (as in fstab):\n{}\n\nAn fstab line:\n  /srv/store /mnt fuse.shoal noatime,nofail 0 0\n\nThe daemon's log is \
-         STORE/shoal.log; SHOAL_LOG=debug makes it talkative.",
+         STORE/shoal.log; SHOAL_LOG=debug makes it verbose.",
         option_table::text()
     )
 }
@@ -663,31 +674,31 @@ fn mount_help() -> String {
 pub struct MountHelper {
     /// The store's directory
     pub store: PathBuf,
-    /// Directory it is mounted on
+    /// Directory to mount it on
     pub mountpoint: PathBuf,
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// Ignore mount options that are not known
+    /// Ignore mount options that are unknown or invalid
     #[arg(short = 's')]
     pub sloppy: bool,
     /// Do everything but the mount itself
     #[arg(short = 'f')]
     pub fake: bool,
-    /// Do not write to /etc/mtab, which no system has as a file any more
+    /// Do not write to /etc/mtab; accepted and ignored, because Shoal never does
     #[arg(short = 'n')]
     pub no_mtab: bool,
-    /// Say what is done
+    /// Report the mount when it is ready
     #[arg(short = 'v')]
     pub verbose: bool,
-    /// The file system type, passed on by mount(8)
+    /// The file system type, which mount(8) passes on; ignored
     #[arg(short = 't', value_name = "TYPE")]
     pub file_system_type: Option<String>,
 }
 
 /// Parses a percentage from the command line.
 fn percent(text: &str) -> Result<f64, String> {
-    let wrong = || format!("`{text}` is no share; write percent from 0 to 100, such as 5 or 2.5");
+    let wrong = || format!("`{text}` is not a percentage; write a number from 0 to 100, such as 5 or 2.5");
     let value: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| wrong())?;
     if (0.0..=100.0).contains(&value) { Ok(value) } else { Err(wrong()) }
 }

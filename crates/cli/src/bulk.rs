@@ -57,8 +57,8 @@ pub fn warn_of_lost(store: &Path) {
     let found = reports(store).ok().flatten().unwrap_or_default();
     for report in found.iter().filter(|report| report.state == "lost") {
         eprintln!(
-            "shoal: bulk device {} ({}) is lost: {} of files cannot be read; `shoal bulk files` names them, `shoal bulk retry` uses it \
-             again when it is back",
+            "shoal: bulk device {} ({}) is lost: {} of files cannot be read; `shoal bulk files` lists the files, and `shoal bulk \
+             retry` uses the device again when it is back",
             report.number,
             report.device,
             human(report.used_bytes)
@@ -90,10 +90,10 @@ pub fn text(found: &[BulkReport]) -> String {
             out += &format!("        {cause}\n");
         }
         if report.suspect_bytes > 0 {
-            out += &format!("        {} are in doubt since a flush failed\n", human(report.suspect_bytes));
+            out += &format!("        {} are in doubt because a flush failed\n", human(report.suspect_bytes));
         }
         if report.damaged > 0 {
-            out += &format!("        damaged in {} of its units; `shoal scrub` names the files\n", report.damaged);
+            out += &format!("        damaged in {} places; `shoal scrub` names the files\n", report.damaged);
         }
         if let Some(held) = report.held_bytes.filter(|held| *held > 0) {
             out += &format!("        {} of writes are held back in front of it\n", human(held));
@@ -151,15 +151,15 @@ fn remove(store: &Path, device: &str, background: bool, as_json: bool) -> Outcom
     loop {
         let now = reports(&place.store)?;
         let now =
-            now.ok_or_else(|| Failure::new(store.display(), "was unmounted; the work goes on at the next mount"))?;
+            now.ok_or_else(|| Failure::new(store.display(), "was unmounted; the removal continues at the next mount"))?;
         let Some(report) = now.iter().find(|report| report.number == number) else { break };
         if report.state == "in use" {
             bars.end();
-            return Err(Failure::new(format!("bulk device {number}"), "its removal was called off"));
+            return Err(Failure::new(format!("bulk device {number}"), "its removal was cancelled"));
         }
         if let Some(cause) = &report.cause {
             bars.end();
-            let remedy = "it goes on when that has changed; `shoal bulk keep` calls it off";
+            let remedy = "the removal continues once this is resolved; `shoal bulk keep` cancels it";
             return Err(Failure::new(format!("bulk device {number}"), cause.clone()).remedy(remedy));
         }
         let moved = report.moved_bytes.unwrap_or(0);

@@ -53,7 +53,7 @@ fn repair(store: &Store, report: Report, args: &CheckArgs) -> Outcome<ExitCode> 
             eprintln!("shoal: not repaired: {obstacle}");
         }
         if !report.is_sound() {
-            println!("the findings left have no safe remedy; `shoal salvage` copies out what can be read");
+            println!("the remaining errors have no safe repair; `shoal salvage` copies out everything readable");
         }
     }
     let corrected = if changes.is_empty() { 0 } else { EXIT_CORRECTED };

@@ -19,13 +19,13 @@ pub fn run(args: &CompactArgs) -> Outcome<()> {
         return Ok(());
     }
     let (before, after) = (human(compacted.before_bytes), human(compacted.after_bytes));
-    println!("{} files; those packed now took {before} and take {after}", compacted.files);
+    println!("{} files; those packed now took {before} before and take {after} now", compacted.files);
     if compacted.busy > 0 {
-        println!("{} were being changed and stay as they are; they are packed when they have cooled", compacted.busy);
+        println!("{} were being changed and stay unpacked; they are packed once they stop changing", compacted.busy);
     }
     if compacted.no_room > 0 {
         println!(
-            "{} found no room to be packed; remove files or enlarge the memory (`shoal resize`), and compact again",
+            "{} could not be packed for lack of room; remove files or enlarge the memory (`shoal resize`), and compact again",
             compacted.no_room
         );
     }

@@ -97,9 +97,7 @@ fn release_terminal() -> Outcome<()> {
 pub fn abort_on_panic() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        tracing::error!(
-            "internal error, ending the process (what was made durable is there at the next start): {info}"
-        );
+        tracing::error!("internal error, the process ends (everything durable is there at the next start): {info}");
         print(info);
         std::process::abort();
     }));

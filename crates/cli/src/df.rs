@@ -45,9 +45,9 @@ fn detail(report: &StoreReport) -> String {
     let of = &report.packing;
     let (bytes, plain, log) =
         (human(of.packed_bytes), human(of.unpacked_bytes), of.packing_log_bytes + of.unpacking_log_bytes);
-    out += &format!("\npacked       {bytes} since the store was opened, {plain} of them made plain by changes\n");
+    out += &format!("\npacked       {bytes} since the store was opened, {plain} of them unpacked again by changes\n");
     out + &format!(
-        "             {} inodes, {} of them made plain; all that wrote {} to the log\n",
+        "             {} inodes, {} of them unpacked again; all this wrote {} to the log\n",
         of.packed_inodes,
         of.unpacked_inodes,
         human(log)
@@ -88,8 +88,7 @@ fn checksums(report: &StoreReport) -> String {
     let mut out = String::new();
     if found.damaged > 0 {
         let (places, store) = (found.damaged, &report.store);
-        out +=
-            &format!("damaged      on bulk storage, in {places} of its units; `shoal scrub {store}` names the files\n");
+        out += &format!("damaged      bulk storage, in {places} places; `shoal scrub {store}` names the files\n");
     }
     if found.memory_bytes > 0 {
         out += &format!("checksums    of bulk storage, in {} of memory; ", human(found.memory_bytes));

@@ -74,13 +74,13 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
             Some(_) => "its control group, or another limit, leaves this process",
         };
         let why = format!("{} is more than {whose} ({})", human(memory), human(total));
-        return Err(wrong("--memory", why).remedy("lend what is idle"));
+        return Err(wrong("--memory", why).remedy("give less; lend only memory that is idle"));
     }
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose();
     let tls = tls.map_err(|error| Failure::new("--tls-certificates", error).misuse())?;
     let beyond = matches!(&args.listen, Listen::Tcp(address) if !address.ip().is_loopback());
     if beyond && tls.is_none() && !args.insecure {
-        let why = format!("{} is open to the network, where anybody could read along", args.listen);
+        let why = format!("{} is open to the network, where others could read the data", args.listen);
         return Err(
             wrong("--listen", why).remedy("give --tls-certificates DIR, or --insecure if the network is trusted")
         );
@@ -220,7 +220,7 @@ impl PressureWatch {
         let refused = self.lender.refused();
         let more = refused.count - self.refused.count;
         if more > 0 && self.told.is_none_or(|told| now.duration_since(told) >= TELL_AGAIN) {
-            warn!("refused {more} times: no such name, or another secret; the last client was at {}", refused.last);
+            warn!("refused {more} times: no such name, or a wrong secret; the last client was at {}", refused.last);
             (self.refused, self.told) = (refused, Some(now));
         }
     }
@@ -232,13 +232,13 @@ fn hand_over(lender: &Lender, ending: &Receiver<Signal>, patience: Duration) {
     if !lender.is_needed() {
         return;
     }
-    info!("clients are asked to move what is here to other donors, for {} s at most", patience.as_secs());
+    info!("clients have {} s at most to move their data to other donors", patience.as_secs());
     lender.leave();
     let begun = Instant::now();
     while lender.is_needed() {
         let left = patience.saturating_sub(begun.elapsed());
         if left.is_zero() || ending.recv_timeout(left.min(HAND_OVER_LOOK)).is_ok() {
-            return warn!("{} that clients did not move are given up", human(lender.usage().held_bytes));
+            return warn!("{} of data that clients did not move is given up", human(lender.usage().held_bytes));
         }
     }
     info!("everything has been moved");

@@ -14,13 +14,13 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
     let scheme = args.store.to_str().and_then(|text| Some((text, text.split_once(':')?.0)));
     if let Some((text, make)) = scheme.and_then(|(text, scheme)| Some((text, Kind::of_scheme(scheme)?.make?))) {
         if !args.profile.is_empty() {
-            let cause = "is for stores; a disk has no inodes";
+            let cause = "is only for a store, since a disk has no inodes";
             return Err(Failure::new("--profile", cause).remedy("leave it out").misuse());
         }
         return tell_made(args, make(text, &make_options(args))?.as_ref());
     }
     if args.over.is_some() || args.size.is_some() {
-        let cause = "makes a virtual-log disk, not a store";
+        let cause = "are only for a virtual-log disk";
         return Err(Failure::new("--over, --size", cause).remedy("name the disk vlog:PATH").misuse());
     }
     let formatted = Store::format(

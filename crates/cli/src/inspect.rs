@@ -79,7 +79,7 @@ fn text(report: &FileReport) -> String {
         let note = if piece.unwritten {
             "  unwritten"
         } else if piece.spilled {
-            "  spilled (its head is there)"
+            "  spilled (only its head is there)"
         } else if piece.new {
             "  not yet durable"
         } else {

@@ -19,7 +19,7 @@ const PROGRAM: &str = "shoal-lab";
 
 #[derive(Debug, Args)]
 pub struct Words {
-    /// What `shoal-lab` is to do; `--help` tells
+    /// Arguments for `shoal-lab`; `--help` lists them
     #[arg(value_name = "WORD", trailing_var_arg = true, allow_hyphen_values = true)]
     words: Vec<OsString>,
 }
@@ -31,7 +31,7 @@ pub fn run(command: Option<&str>, words: &Words) -> Outcome<()> {
     let found = beside.unwrap_or_else(|| PathBuf::from(PROGRAM));
     let error = Command::new(found).args(command).args(&words.words).exec();
     let failure = match error.kind() {
-        ErrorKind::NotFound => Failure::new(PROGRAM, "is neither beside this program nor in a directory of PATH"),
+        ErrorKind::NotFound => Failure::new(PROGRAM, "is neither in the directory of this program nor in one of PATH"),
         _ => Failure::new(PROGRAM, error),
     };
     Err(failure.remedy("install it from the same build; `make install` does"))

@@ -23,7 +23,7 @@ use shoal_lab::RunArgs;
 #[command(
     name = "shoal-lab",
     version,
-    about = "Run the papers' experiments and print their figures beside ours; `shoal lab` starts this program",
+    about = "Run the experiments of the papers behind Shoal, and print the papers' figures beside ours; `shoal lab` starts this program",
     propagate_version = true,
     disable_help_subcommand = true
 )]
@@ -38,7 +38,7 @@ use shoal_lab::RunArgs;
     shoal lab run mramfs --at /mnt/shoal --scale 0.1\n  \
     shoal lab run conquest --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --only small-files\n  \
     shoal lab run trees --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --scale 0.1\n\n\
-    Times of a model are simulated and say so.")]
+    Experiments on models report simulated times, and say so.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -46,15 +46,15 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show which experiments there are, and whose
+    /// List the experiments, with the paper and the options of each
     List {
         /// Report as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Run an experiment; print its figures beside the paper's
+    /// Run an experiment and print its figures beside the paper's
     Run(Box<RunArgs>),
-    /// Make a profile of a tree: the tables with which inodes like its own are packed; as `shoal profile`
+    /// Make a profile from a directory tree: tables for packing inodes like those in it; the same as `shoal profile`
     Profile(profile::ProfileArgs),
     /// Write the manual pages into a directory
     #[command(hide = true)]

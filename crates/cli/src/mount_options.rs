@@ -48,13 +48,13 @@ pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOpti
 fn access(users: &str, checked: bool, is_root: bool) -> Result<Access, String> {
     match (users, checked) {
         ("allow_root", _) if !is_root => {
-            Err("mount option `allow_root`: the kernel lets in either your processes or those of all users; \
-             use `allow_other` and close the store's top directory (chmod 700), which keeps out all but you and root"
+            Err("mount option `allow_root`: the kernel can admit only your processes, or those of all users; \
+             use `allow_other` and close the store's top directory (chmod 700), which keeps out everybody but you and root"
                 .into())
         }
         ("allow_other", false) => {
             Err("mount option `nodefault_permissions`: every user could read and change every file; \
-                 add `noallow_other`, which lets in your processes alone, or leave it out"
+                 add `noallow_other`, which admits only your processes, or leave out `nodefault_permissions`"
                 .into())
         }
         ("allow_other", true) => Ok(Access::All),
@@ -75,17 +75,19 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         && value.is_some()
         && !["x-", "X-", "comment", "user"].iter().any(|w| name.starts_with(w))
     {
-        return Err(format!("mount option `{word}`: takes no value; write `{name}`"));
+        return Err(format!("mount option `{word}`: `{name}` takes no value; write `{name}`"));
     }
     let number = || -> Result<u64, String> {
         let value = value.ok_or_else(|| format!("mount option `{name}` needs a value, such as `{name}=8`"))?;
-        value.parse().map_err(|_| format!("mount option `{word}`: `{value}` is not a number"))
+        value
+            .parse()
+            .map_err(|_| format!("mount option `{word}`: `{value}` is not a number; write one, such as `{name}=8`"))
     };
     match name {
         "threads" => {
             options.threads = match number()? {
                 n @ 0..=256 => n as usize,
-                n => return Err(format!("mount option `threads={n}`: at most 256")),
+                n => return Err(format!("mount option `threads={n}`: too many threads; give 256 at most")),
             };
             return Ok(());
         }
@@ -147,7 +149,7 @@ fn scrub_every(word: &str, value: Option<&str>) -> Result<Option<Duration>, Stri
     match (value, value.and_then(|value| value.parse().ok())) {
         (Some("off"), _) => Ok(None),
         (_, Some(days @ 1..=3650)) => Ok(Some(Duration::from_secs(days * 24 * 3600))),
-        _ => Err(format!("mount option `{word}`: from 1 to 3650 (days between two scrubs), or `off`")),
+        _ => Err(format!("mount option `{word}`: not a number of days; give 1 to 3650, or `off`")),
     }
 }
 
@@ -156,7 +158,7 @@ fn ext4_word(name: &str, value: Option<&str>, word: &str) -> Result<(), String> 
     match (name, value) {
         ("errors", Some("remount-ro")) | ("data", Some("ordered" | "writeback")) => Ok(()),
         ("errors", _) => Err(format!(
-            "mount option `{word}`: a store whose storage failed is read-only; leave the option out, or use `errors=remount-ro`"
+            "mount option `{word}`: a store goes read-only when its storage fails; leave the option out, or use `errors=remount-ro`"
         )),
         _ => Err(format!(
             "mount option `{word}`: data of large files is written once, before the records that refer to it; leave the option out, or use `data=ordered`"
@@ -176,7 +178,7 @@ fn packing(
         "pack_load" => {
             options.pack_load = match number()? {
                 n @ 0..=100 => n as u32,
-                n => return Err(format!("mount option `pack_load={n}`: at most 100")),
+                n => return Err(format!("mount option `pack_load={n}`: not a percentage; give 0 to 100")),
             }
         }
         "spill" => {
@@ -186,7 +188,7 @@ fn packing(
                     n @ 1..=99 => n as u8,
                     n => {
                         return Err(format!(
-                            "mount option `spill={n}`: from 1 to 99 (percent of the memory), or `off`"
+                            "mount option `spill={n}`: not a percentage of memory from 1 to 99; give one, or `off`"
                         ));
                     }
                 },
@@ -205,7 +207,7 @@ fn threshold(word: &str, value: Option<&str>) -> Result<u64, String> {
     let text = value.ok_or("mount option `threshold` needs a value, such as `threshold=256K`")?;
     let bytes = text.parse::<shoal_devices::size::Size>()?.0;
     if !(THRESHOLD_MIN.into()..=THRESHOLD_MAX.into()).contains(&bytes) {
-        return Err(format!("mount option `{word}`: from 4K to 64M"));
+        return Err(format!("mount option `{word}`: outside the range allowed; give 4K to 64M"));
     }
     Ok(bytes)
 }
@@ -257,7 +259,9 @@ fn transport(word: &str, value: Option<&str>) -> Result<Transport, String> {
         Some("auto") => Ok(Transport::Auto),
         Some("dev") => Ok(Transport::Dev),
         Some("uring") => Ok(Transport::Uring),
-        _ => Err(format!("mount option `{word}`: use `transport=auto`, `transport=dev` or `transport=uring`")),
+        _ => Err(format!(
+            "mount option `{word}`: no such transport; use `transport=auto`, `transport=dev` or `transport=uring`"
+        )),
     }
 }
 

@@ -29,7 +29,8 @@ fn number(server: &str, pointer: &str) -> Outcome<Option<u64>> {
     let disks = status.device.iter().chain(&status.more_devices).filter_map(|device| device.own.get("disk"));
     let disk = disks.into_iter().find(|disk| disk.get("scrub").is_some());
     let disk = disk.ok_or_else(|| {
-        Failure::new(server, "is no network RAM disk of this version").remedy("name a server of one, or serve it anew")
+        Failure::new(server, "has no network RAM disk, or is too old to scrub it")
+            .remedy("name one that has such a disk, or restart it")
     })?;
     Ok(disk.pointer(pointer).and_then(serde_json::Value::as_u64))
 }
@@ -56,6 +57,6 @@ fn scrub(args: &NetramScrubArgs) -> Outcome<()> {
     bars.end();
     let found = number(server, "/scrub/last_found")?.unwrap_or(0);
     let left = number(server, "/damage/unrepaired")?.unwrap_or(0);
-    println!("scrubbed: {found} damaged blocks were found, {left} are not written anew yet");
+    println!("scrubbed: {found} damaged blocks were found, {left} are not rewritten yet");
     Ok(())
 }

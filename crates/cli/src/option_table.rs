@@ -38,74 +38,93 @@ pub const TABLE: &[Entry] = &[
     plain(
         "noatime strictatime",
         "atime relatime norelatime nostrictatime",
-        "reads never, or always, change access times",
+        "reads never (noatime) or always (strictatime) change access times",
     ),
-    plain("remount", "", "change a mount: remount,ro or remount,rw, or its flags"),
+    plain(
+        "remount",
+        "",
+        "change an existing mount: ro or rw, its flags, spill, threshold, update_policy, update_rate or hold",
+    ),
     plain(
         "allow_other noallow_other",
         "",
-        "all users may use it (root's mounts), or processes of the user who mounts alone; all within the permissions of the files",
+        "all users may use the mount (default for root), or only processes of the mounting user (default for others); in both cases file \
+         permissions apply",
     ),
-    plain("private allow_root", "noprivate", "other words for noallow_other (allow_root: root's mounts only)"),
+    plain("private allow_root", "noprivate", "the same as noallow_other (allow_root: only for root's mounts)"),
     plain(
         "nodefault_permissions",
         "default_permissions",
-        "with noallow_other only: permissions are not checked, not even for a process that acts for another user (setfsuid), and there are no \
-         ACLs; fewer requests for changes",
+        "only with noallow_other: permissions are not checked, not even for a process that acts for another user (setfsuid), and there are no \
+         ACLs; changes take fewer requests",
     ),
-    plain("noxattr", "xattr", "no extended attributes or ACLs; small files are made faster"),
+    plain("noxattr", "xattr", "no extended attributes or ACLs; creating small files is faster"),
     plain(
         "writeback",
         "nowriteback",
-        "the kernel gathers writes: fewer requests, and a write survives the daemon from close, fsync or write-back on",
+        "the kernel gathers writes: fewer requests, but a write survives the end of the daemon only after close, fsync or write-back",
     ),
-    valued("threads", "N", "8", "threads that serve requests (default: 4, or one a processor)"),
+    valued("threads", "N", "8", "threads that serve requests (default: one per processor, at least 4)"),
     valued(
         "transport",
         "auto|dev|uring",
         "auto",
-        "requests come by io_uring where the kernel offers it (default: auto)",
+        "how requests reach the daemon: by io_uring if the kernel offers it (auto, the default, and uring), or through /dev/fuse (dev)",
     ),
-    plain("noidle_class", "idle_class", "threads that serve io_uring stay in the normal scheduling class"),
-    valued("read_ahead", "SIZE", "1M", "how far the kernel reads ahead (default 1M; root only)"),
+    plain(
+        "noidle_class",
+        "idle_class",
+        "threads that serve io_uring stay in the normal scheduling class, and never use SCHED_IDLE",
+    ),
+    valued("read_ahead", "SIZE", "1M", "how far the kernel reads ahead in files (default 1M; only for root's mounts)"),
     valued(
         "update_policy",
         "POLICY",
         "aipu:30s",
-        "when writes of large files leave: aipu:30s (default), pu:30s, ipu:30s, purp:30s:60s, irp:30s:60s, sprite:30s:5s, write-through, \
-         hold:10m",
+        "when held writes of large files go to bulk storage: aipu:30s (default), pu:30s, ipu:30s, purp:30s:60s, irp:30s:60s, sprite:30s:5s, \
+         write-through, hold:10m",
     ),
-    valued("update_rate", "SIZE", "64M", "most that leaves in a second (default 0: no bound)"),
-    valued("hold", "TIME", "10m", "as update_policy=hold:TIME: the disk stands still for so long"),
-    valued("cache_size", "SIZE", "512M", "memory for such writes (default an eighth, at most 1G; 0: none)"),
-    valued("cache_dir", "DIR", "/dev/shm", "a folder on tmpfs for it (default /dev/shm)"),
-    plain("clone_fd", "noclone_fd", "every thread gets a channel of its own"),
+    valued(
+        "update_rate",
+        "SIZE",
+        "64M",
+        "most bytes of held writes that go to bulk storage in a second (default 0: no limit)",
+    ),
+    valued("hold", "TIME", "10m", "the same as update_policy=hold:TIME: lets the disk stand still for up to TIME"),
+    valued(
+        "cache_size",
+        "SIZE",
+        "512M",
+        "memory for held writes (default: an eighth of memory, at most 1G; 0: no writes are held)",
+    ),
+    valued("cache_dir", "DIR", "/dev/shm", "directory on tmpfs for held writes (default /dev/shm)"),
+    plain("clone_fd", "noclone_fd", "every thread reads requests through a file descriptor of its own"),
     valued("compress", "METHOD", "auto", "as format --compress, for this mount"),
-    valued("pack_age", "SECONDS", "30", "what did not change for so long is packed (default 30)"),
-    valued("pack_load", "PERCENT", "10", "of a processor for packing beside others (default 10; 0: idle time alone)"),
+    valued("pack_age", "SECONDS", "30", "files and inodes that have not changed for this long are packed (default 30)"),
+    valued(
+        "pack_load",
+        "PERCENT",
+        "10",
+        "share of one processor for packing while the store is busy; grows as memory fills (default 10; 0: pack only in idle time)",
+    ),
     plain("nopack_inodes", "pack_inodes", "inodes and directories are not packed"),
     valued(
         "spill",
         "PERCENT",
         "85",
-        "of memory in use from which on small files that are cold move to bulk storage (default 85; off: none do)",
+        "memory use from which on cold small files move to bulk storage (default 85; off: never)",
     ),
     valued("threshold", "SIZE", "256K", "as format --threshold, for this mount (4K to 64M)"),
-    plain("sums nosums", "", "checksums of bulk storage are kept from now on, or dropped"),
-    valued(
-        "scrub",
-        "DAYS",
-        "30",
-        "bulk storage is read through in idle time when the last scrub is so old (default off)",
-    ),
-    plain("degraded", "nodegraded", "do without bulk devices that are missing, of a store that has several"),
+    plain("sums nosums", "", "keep checksums of bulk storage from now on, or drop them"),
+    valued("scrub", "DAYS", "30", "scrub bulk storage in idle time when the last scrub is this old (default off)"),
+    plain("degraded", "nodegraded", "mount a store that has several bulk devices even if some are missing"),
     plain("restore", "", "as --restore"),
-    valued("errors", "remount-ro", "remount-ro", "as ext4 has it: what a store does anyway"),
-    valued("data", "ordered|writeback", "ordered", "as ext4 has it: what a store does anyway"),
+    valued("errors", "remount-ro", "remount-ro", "an option of ext4, accepted because a store does so anyway"),
+    valued("data", "ordered|writeback", "ordered", "an option of ext4, accepted because a store does so anyway"),
     plain(
         "acl user_xattr discard _netdev nofail auto user x-*",
         "defaults noauto users nouser owner noowner group nogroup mand nomand iversion noiversion silent loud comment",
-        "ignored: what a store does anyway, or what other programs read",
+        "ignored: a store does so anyway, or the option is for other programs",
     ),
 ];
 
@@ -177,7 +196,7 @@ pub fn unknown(word: &str) -> String {
         }
         None => {
             let all = TABLE.iter().map(Entry::shown).collect::<Vec<_>>().join(", ");
-            format!("unknown mount option `{word}`; use some of {all}")
+            format!("unknown mount option `{word}`; the options are {all}")
         }
     }
 }

@@ -22,8 +22,8 @@ use crate::json::print_json;
     shoal profile /usr\n  \
     shoal profile --out mail.profile /srv/mail\n  \
     shoal profile --json old-disk.img\n\n\
-    Several trees make one profile. Of a mounted file system name the directory rather than the device: what the kernel has\n\
-    not written yet is not on the device.")]
+    Several trees make one profile. For a mounted file system, name its directory rather than its device: the device lacks what the \
+    kernel has not written yet.")]
 pub struct ProfileArgs {
     /// Directories, or images of ext2, ext3 or ext4
     #[arg(value_name = "DIR|IMAGE", required = true)]
@@ -46,7 +46,10 @@ pub fn run(args: &ProfileArgs) -> Outcome<()> {
         .map(|path| tree::scan(path).map_err(|error| Failure::told(format!("profile: {error}"))))
         .collect::<Outcome<_>>()?;
     for tree in trees.iter().filter(|tree| tree.unread > 0) {
-        eprintln!("shoal: profile: {}: {} directories, files or groups could not be read", tree.name, tree.unread);
+        eprintln!(
+            "shoal: profile: {}: {} directories, files or inode groups could not be read and are left out",
+            tree.name, tree.unread
+        );
     }
     let records: Vec<&[Record]> = trees.iter().map(|tree| &tree.records[..]).collect();
     let stored: Vec<Vec<Record>> = records.iter().map(|records| as_stored(records)).collect();
@@ -69,7 +72,7 @@ pub fn run(args: &ProfileArgs) -> Outcome<()> {
     }
     match &args.out {
         Some(path) => println!("profile   {}, {} bytes", path.display(), bytes.len()),
-        None => println!("profile   {} bytes, not written; --out FILE writes it", bytes.len()),
+        None => println!("profile   {} bytes, not saved; add --out FILE to save it", bytes.len()),
     }
     Ok(())
 }
@@ -86,6 +89,6 @@ fn write(path: &Path, bytes: &[u8], force: bool) -> Outcome<()> {
     written.map_err(|error| {
         let exists = error.kind() == ErrorKind::AlreadyExists;
         let failure = Failure::new(path.display(), error);
-        if exists { failure.remedy("name another file, or give --force") } else { failure }
+        if exists { failure.remedy("name another file, or add --force") } else { failure }
     })
 }

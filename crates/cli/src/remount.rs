@@ -40,7 +40,7 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
         .map_err(|error| Failure::new("-o", error).misuse())?;
     for word in unchangeable(&entry, lists) {
         eprintln!(
-            "shoal: {}: `{word}` cannot change while the store is mounted; it counts from the next mount on",
+            "shoal: {}: `{word}` cannot change while the store is mounted; give it at the next mount",
             mountpoint.display()
         );
     }

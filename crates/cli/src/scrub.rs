@@ -15,7 +15,7 @@ pub fn run(args: &ScrubArgs) -> Outcome<()> {
     let place = place::find(&args.store)?;
     let (report, kept) = scrub::scrub(&place.store, &Bars::new(args.json))?;
     if let Err(failure) = kept {
-        eprintln!("shoal: note: when it was scrubbed could not be kept: {failure}");
+        eprintln!("shoal: note: the time and result of this scrub could not be saved: {failure}");
     }
     if args.json {
         json::print_json(&report);
@@ -26,7 +26,7 @@ pub fn run(args: &ScrubArgs) -> Outcome<()> {
         0 => Ok(()),
         count => {
             Err(Failure::new(args.store.display(), format!("files are damaged or cannot be read (blocks: {count})"))
-                .remedy("restore the files named from a copy, or remove them"))
+                .remedy("restore the named files from a copy, or remove them"))
         }
     }
 }
@@ -42,7 +42,7 @@ fn text(report: &ScrubReport) -> String {
     }
     if report.without_bytes > 0 {
         out += &format!(
-            "{} have no checksum: damage of them is not noticed; mount with `-o sums` to keep checksums\n",
+            "{} have no checksum, so damage there goes unnoticed; mount with `-o sums` to keep checksums\n",
             human(report.without_bytes)
         );
     }

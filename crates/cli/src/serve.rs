@@ -91,7 +91,8 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
         });
         block_device.submit(shoal_media::Request::Flush, done);
         let flushed = receiver.recv_timeout(FLUSH_PATIENCE);
-        let flushed = flushed.map_err(|_| Failure::new(&args.device, "does not finish its last flush"))?;
+        let flushed = flushed
+            .map_err(|_| Failure::new(&args.device, "did not finish its last flush; the last writes may be lost"))?;
         flushed.map_err(|error| Failure::new("the last flush failed", error))?;
     }
     device.close()?;
@@ -149,7 +150,9 @@ fn start_control(
             | Question::Resize { .. }
             | Question::Bulk { .. }
             | Question::Bulks
-            | Question::BulkFiles { .. } => Answer::Error("a device holds no files; ask a store".into()),
+            | Question::BulkFiles { .. } => {
+                Answer::Error("this server exports a device, which holds no files; name a store".into())
+            }
         })
     });
     match started {

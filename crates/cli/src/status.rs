@@ -40,7 +40,8 @@ fn watch(args: &StatusArgs, period: Duration) -> Outcome<()> {
         let status: Status =
             serde_json::from_value(ask(&args.server, &Question::Status)?).during("answer of the server")?;
         status.requests.ok_or_else(|| {
-            Failure::new(&args.server, "is no mount: it has no requests of a kernel").remedy("name a mounted store")
+            Failure::new(&args.server, "is not a mounted store, so it has no kernel requests")
+                .remedy("name a mounted store")
         })
     };
     let (mut before, mut began) = (requests()?, Instant::now());
@@ -89,10 +90,10 @@ pub fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
         }
         None => {
             let place = place::find(Path::new(server)).map_err(|failure| {
-                if server.starts_with('/') { failure } else { failure.remedy("write unix:PATH, HOST:PORT, or a store") }
+                if server.starts_with('/') { failure } else { failure.remedy("name unix:PATH, HOST:PORT, or a store") }
             })?;
             control::ask(&place.store, question)?.ok_or_else(|| {
-                Failure::new(place.store.display(), "is not mounted").remedy("mount it; then its device is open")
+                Failure::new(place.store.display(), "is not mounted").remedy("mount it, which opens its device")
             })
         }
     }

@@ -108,7 +108,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         for (device, bytes, cache) in shoal_store::kept_writes(&store) {
             eprintln!(
                 "shoal: bulk device {device} did not get {} of writes: {} keeps them until the machine goes down; mount the store with the \
-                 device, and they are written",
+                 device to write them",
                 human(bytes),
                 cache.display()
             );
@@ -137,13 +137,13 @@ fn text(report: &Report) -> String {
         Some(pid) => {
             let place = if places.is_empty() { String::new() } else { format!(" on {places}") };
             format!(
-                "{mountpoint} was left behind by a daemon that died, and is taken away; {store} stays mounted{place}, by {}\n",
+                "{mountpoint} was the mount of a daemon that died, and has been removed; {store} stays mounted{place}, by {}\n",
                 holder::words(pid)
             )
         }
         None if report.was_dead => {
             format!(
-                "{mountpoint} was left behind by a daemon that died, and is taken away; the next mount recovers {store}\n"
+                "{mountpoint} was the mount of a daemon that died, and has been removed; the next mount recovers {store}\n"
             )
         }
         None if !places.is_empty() => format!("{mountpoint} is detached; it is still mounted on {places}\n"),
@@ -158,7 +158,7 @@ fn lives_on(mountpoint: &Path, pid: Option<u32>, places: &[Seen]) -> Failure {
     let at = places.iter().map(Seen::text).collect::<Vec<_>>().join(", ");
     let everywhere = pid.map_or(String::new(), |pid| format!(", or `kill {pid}`, which unmounts it everywhere"));
     let there = places.first().map_or(String::new(), Seen::unmounting);
-    let cause = format!("is unmounted here, but {process} serves the mount still, on {at}");
+    let cause = format!("is unmounted here, but {process} still serves the mount on {at}");
     Failure::new(mountpoint.display(), cause).remedy(format!("run {there}{everywhere}"))
 }
 
@@ -181,7 +181,8 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
                 return Ok(Wait::InUse);
             }
             if pid.is_none() {
-                let cause = "its daemon has not finished, and cannot be seen from here (of another process namespace)";
+                let cause =
+                    "its daemon has not finished, and cannot be seen from here (it is in another process namespace)";
                 return Err(Failure::new(store.display(), cause).remedy("unmount it where the daemon runs"));
             }
             return Err(Failure::new(store.display(), format!("{process} has not finished"))

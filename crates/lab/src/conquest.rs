@@ -39,24 +39,24 @@ pub enum Part {
 #[command(after_help = "Examples:\n  \
     shoal lab run conquest --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --at tmpfs=/dev/shm --out results\n  \
     shoal lab run conquest --only small-files --fsync --at shoal=/mnt/shoal --at ext4=/mnt/ext4\n\n\
-    Files of 100 MB and mixed PostMark mean little where memory holds all of them: run them where memory is limited.")]
+    The results for files of 100 MB and for mixed PostMark mean little if all the files fit in memory: limit the memory for them.")]
 pub struct Options {
-    /// Run in a new directory below DIR, called LABEL in the report; repeatable
+    /// Run in a new directory below DIR, called LABEL in the report; may be repeated
     #[arg(long, value_name = "LABEL=DIR")]
     pub at: Vec<Labelled>,
-    /// Run in the directories alone, not on the engine in this process
+    /// Run only in the directories of --at, not on the engine in this process
     #[arg(long, requires = "at")]
     pub no_engine: bool,
-    /// Run these parts alone
+    /// Run only these parts
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub only: Vec<Part>,
-    /// Run small files and PostMark with fsync of each file written, too
+    /// Also run small files and PostMark with an fsync of each written file
     #[arg(long)]
     pub fsync: bool,
-    /// Seed of the files, transactions and random records
+    /// Seed for the files, transactions and random records
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Rounds; medians with 90% intervals are shown
+    /// Number of rounds; medians with 90% intervals are shown
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// Share of the paper's files and transactions; above 0, at most 1

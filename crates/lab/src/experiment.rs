@@ -45,10 +45,10 @@ pub trait Run {
 /// Options of every experiment.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Common {
-    /// Fewer points and less work, for a run of some seconds; do not quote its figures
+    /// Measure fewer points with less work, in some seconds; do not quote the figures
     #[arg(long, global = true)]
     pub quick: bool,
-    /// Write tables as CSV, plots as SVG and everything as JSON into DIR
+    /// Write the tables as CSV, the plots as SVG and the whole report as JSON into DIR
     #[arg(long, value_name = "DIR", global = true)]
     pub out: Option<PathBuf>,
     /// Report as JSON
@@ -67,21 +67,21 @@ pub struct RunArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum Experiment {
-    /// Network RAM disk: execution and cleaning time of the reliability policies on a disk trace
+    /// Network RAM disk: execution and cleaning times of the reliability policies, on a disk trace
     Netram(netram::Options),
-    /// Virtual-log disk: what idle time is worth to update in place, LFS and eager writing, on simulated disks
+    /// Virtual-log disk: how much update in place, LFS and eager writing gain from idle time, on simulated disks
     IdleTime(idle_time::Options),
-    /// Update policies: what readers wait for when dirty blocks are written, on the report's two disks, simulated
+    /// Update policies: how long reads wait while dirty blocks are written, on simulations of the report's two disks
     UpdatePolicy(update_policy::Options),
-    /// Inodes: bytes and speed of mramfs' compressors and of Shoal's, on real trees
+    /// Inodes: compressed size and speed of mramfs' compressors and of Shoal's, on real trees
     Inodes(inodes::Options),
-    /// Small files: savings and speed of compressors by size, on real trees
+    /// Small files: savings and speed of compressors by file size, on real trees
     SmallFiles(small_files::Options),
-    /// mramfs: PostMark, and creating and unlinking, on the engine in this process and in any directories
+    /// mramfs: PostMark, and creating and unlinking files, on Shoal's engine in this process and in any directories
     Mramfs(mramfs::Options),
-    /// Conquest: small files, large files and PostMark on file systems side by side, and on the engine in this process
+    /// Conquest: small files, large files and PostMark, on several file systems and on Shoal's engine in this process
     Conquest(conquest::Options),
-    /// Source trees: tar, cp, git, rm and small files as a person uses them, on file systems side by side
+    /// Source trees: everyday work with tar, cp, git, rm and small files, on several file systems
     Trees(trees::Options),
 }
 

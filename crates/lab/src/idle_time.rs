@@ -45,42 +45,42 @@ const QUICK_UTILISATION: [u32; 3] = [40, 80, 95];
     shoal lab run idle-time --out results\n  \
     shoal lab run idle-time --disk zoned --bursts-kb 128,1024 --seeds 1")]
 pub struct Options {
-    /// Disks
+    /// Disks to simulate
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',',
         default_values_t = [DiskKind::Hp97560, DiskKind::St19101])]
     pub disk: Vec<DiskKind>,
-    /// Bytes of a burst (KB)
+    /// Size of a burst of updates (KB)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [128, 256, 512, 1024, 2048, 5120],
         value_parser = clap::value_parser!(u32).range(4..=65536))]
     pub bursts_kb: Vec<u32>,
-    /// Pauses between bursts (ms, simulated); 0 is always among them
+    /// Pauses between bursts (ms, simulated); 0 is always included
     #[arg(long, value_name = "LIST", value_delimiter = ',',
         default_values_t = [0, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1500, 2000, 3000, 4000, 6000, 8000, 10_000],
         value_parser = clap::value_parser!(u32).range(0..=600_000))]
     pub idle_ms: Vec<u32>,
-    /// How full the disk is, without idle time (percent of its blocks)
+    /// How full the disk is in the runs without idle time (percent of its blocks)
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [5, 10, 20, 30, 40, 50, 60, 70, 80, 85, 90, 95],
         value_parser = clap::value_parser!(u32).range(1..=100))]
     pub utilisation: Vec<u32>,
-    /// Write buffer of LFS, of VLFS, and of delayed writes (KB)
+    /// Size of the write buffer of LFS, of VLFS and of delayed writes (KB)
     #[arg(long, value_name = "KB", default_value_t = 6246, value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
     pub buffer_kb: u32,
-    /// Time for the host to accept an update, at memory speed (microseconds, simulated)
+    /// Time in which the host accepts an update, at memory speed (microseconds, simulated)
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub accept_us: u32,
-    /// What LFS uses a gap for first
+    /// What LFS does first in an idle gap
     #[arg(long, value_enum, default_value_t = First::Write)]
     pub lfs_first: First,
-    /// Updates measured at each point, at least
+    /// Least number of updates measured at each point
     #[arg(long, value_name = "N", default_value_t = 6000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub updates: u64,
-    /// First seed of the updates
+    /// First seed for the updates
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Runs of each point, with seeds that follow the first
+    /// Number of runs at each point, with consecutive seeds
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub seeds: u64,
-    /// Runs at the same time [default: one for each processor]
+    /// Number of runs at the same time [default: one per processor]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 }

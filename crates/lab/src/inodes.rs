@@ -31,10 +31,10 @@ use measure::{Blocks, Measured, Speed};
     shoal lab run inodes --tree /usr --tree /var\n  \
     shoal lab run inodes --tree /usr /home disk.img --out results")]
 pub struct Options {
-    /// Directories, or images of ext2, ext3 or ext4; a profile of one is tried on the others
-    #[arg(long, value_name = "DIR", required = true, num_args = 1..)]
+    /// Directories, or images of ext2, ext3 or ext4; the profile of each is tried on the others
+    #[arg(long, value_name = "DIR|IMAGE", required = true, num_args = 1..)]
     pub tree: Vec<PathBuf>,
-    /// Runs of each measurement of speed; the median is shown, with the slowest and the fastest
+    /// Number of runs of each speed measurement; the median, slowest and fastest are shown
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
 }

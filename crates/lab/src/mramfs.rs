@@ -29,31 +29,31 @@ use crate::report::Report;
 #[command(after_help = "Examples:\n  \
     shoal lab run mramfs --out results\n  \
     shoal lab run mramfs --at /mnt/shoal --at /dev/shm --at /var/tmp --scale 0.1\n\n\
-    The engine runs in this process, in ordinary memory. At full scale a run through a mount takes about an hour, most of it for\n    \
+    Shoal's engine runs in this process, in ordinary memory. At full scale, a run through a mount takes about an hour, most of it for \
     empty files (--rounds).")]
 pub struct Options {
-    /// Run in a new directory below DIR, too: a mount, a tmpfs, a disk; repeatable
+    /// Also run in a new directory below DIR: on a mounted store, a tmpfs or a disk; may be repeated
     #[arg(long, value_name = "DIR")]
     pub at: Vec<PathBuf>,
-    /// Run in the directories alone
+    /// Run only in the directories of --at, not on the engine in this process
     #[arg(long, requires = "at")]
     pub no_engine: bool,
-    /// Rounds of empty files at full scale; 0: none [default: the thesis's 4000]
+    /// Number of rounds of empty files at full scale; 0: none [default: 4000, as in the thesis]
     #[arg(long, value_name = "N", default_value_t = 4000, hide_default_value = true)]
     pub rounds: u32,
-    /// Seed of the files and transactions
+    /// Seed for the files and transactions
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Runs of each workload at each place; the median is shown
+    /// Number of runs of each workload at each place; the median is shown
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// Share of the thesis's files, transactions and rounds; above 0, at most 1
     #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = plan::scale)]
     pub scale: f64,
-    /// Share of a processor that packing may use beside the workload (percent); 0: idle time alone
+    /// Share of a processor that packing may use beside the workload (percent); 0: only idle time
     #[arg(long, value_name = "PERCENT", default_value_t = shoal_fs::PACK_LOAD, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub load: u32,
-    /// How data is packed: auto, lz4 or zstd:LEVEL
+    /// How to compress packed data: auto, lz4, zstd, zstd:LEVEL or off
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     pub compress: Method,
 }

@@ -43,7 +43,7 @@ const BUFFER_BLOCKS: u16 = 8;
 pub enum DiskSize {
     /// All blocks the trace reads or writes
     Touched,
-    /// The blocks it writes; reads of others are left out
+    /// The blocks the trace writes; reads of other blocks are left out
     Written,
 }
 
@@ -53,33 +53,34 @@ pub enum DiskSize {
     shoal lab run netram --trace ajw.1week.srt --out results\n  \
     shoal lab run netram --trace mine.csv --copies 4 --latency-us 50 --mbit 10000")]
 pub struct Options {
-    /// Trace: DiskSim's SRT, or CSV with lines of `seconds,read|write,offset_bytes,length_bytes` in a file named *.csv
-    /// [default: ../shared/data/ajw.1week.srt, else a synthetic workload]
+    /// Trace to replay, in DiskSim's SRT format; or, in a file named *.csv, lines of
+    /// `seconds,read|write,offset_bytes,length_bytes` [default: ../shared/data/ajw.1week.srt if it is there, else a
+    /// synthetic workload]
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     pub trace: Option<PathBuf>,
     /// Run the synthetic workload even if there is a trace
     #[arg(long)]
     pub synthetic: bool,
-    /// Disk of the trace, such as 0x8000008 [default: the busiest]
+    /// Device number of the disk in the trace, such as 0x8000008 [default: the busiest disk]
     #[arg(long, value_name = "DEVICE", value_parser = device)]
     pub device: Option<u32>,
     /// Size of the simulated disk
     #[arg(long, value_enum, default_value = "touched")]
     pub disk: DiskSize,
-    /// Start with an empty disk; otherwise every block is written once before the figures begin
+    /// Start with an empty disk; otherwise every block is written once before the measurement
     #[arg(long)]
     pub empty: bool,
     /// Replay the trace N times side by side on a disk N times as large
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub copies: u32,
-    /// Delay of each copy after the one before (seconds)
+    /// Delay of each copy after the previous one (seconds)
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     pub copy_shift_s: u32,
-    /// Extra space of the storage donors, in percent of the disk; 20 is always among it
+    /// Extra space of the storage donors, in percent of the disk; 20 is always included
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [5, 10, 15, 20, 30, 50, 75, 100],
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub extra: Vec<u32>,
-    /// Storage donors; one more holds the parity
+    /// Number of storage donors; one more donor holds the parity
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=15))]
     pub donors: u8,
     /// Latency of a message (microseconds, simulated)
@@ -88,20 +89,20 @@ pub struct Options {
     /// Bandwidth of the client's link (Mbit/s)
     #[arg(long, value_name = "MBIT", default_value_t = Network::ATM.mbit, value_parser = positive)]
     pub mbit: f64,
-    /// Arrival of requests
+    /// When requests arrive
     #[arg(long, value_enum, default_value = "back-to-back")]
     pub pace: Pace,
-    /// Send a cache whose blocks have waited this long (milliseconds, simulated); 0: only full caches are sent, as in
-    /// the paper
+    /// Send a cache whose blocks have waited this long (milliseconds, simulated); 0: send only full caches, as in the
+    /// paper
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub timeout_ms: u32,
-    /// Seed of the synthetic workload
+    /// Seed for the synthetic workload
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Requests of the synthetic workload
+    /// Number of requests in the synthetic workload
     #[arg(long, value_name = "N", default_value_t = 40_000)]
     pub requests: usize,
-    /// Runs at the same time [default: one for each processor]
+    /// Number of runs at the same time [default: one per processor]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 }

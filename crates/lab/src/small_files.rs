@@ -28,16 +28,16 @@ use crate::report::Report;
     shoal lab run small-files --tree /usr\n  \
     shoal lab run small-files --tree /home --mib 1024 --out results")]
 pub struct Options {
-    /// Directories
+    /// Directories with the files to compress
     #[arg(long, value_name = "DIR", required = true, num_args = 1..)]
     pub tree: Vec<PathBuf>,
-    /// Files to measure, in MiB together; drawn by chance when there are more
+    /// Most data to measure (MiB); if there is more, the files are drawn at random
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub mib: u64,
-    /// Runs of each measurement of speed; the fastest is shown
+    /// Number of runs of each speed measurement; the fastest is shown
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// Seed of the draw
+    /// Seed for drawing the files
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }

@@ -32,9 +32,9 @@ use crate::report::Report;
 /// A part of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Part {
-    /// untar a source tree, cp -r of it, rm -rf of all trees
+    /// Untar a source tree, copy it with cp -r, remove all trees with rm -rf
     Tree,
-    /// git clone of the tree, git status after the caches were dropped, and once more
+    /// git clone the tree, then git status twice: after the kernel's caches are dropped, and again
     Git,
     /// PostMark with 20,000 files and 100,000 transactions
     Postmark,
@@ -50,33 +50,34 @@ pub enum Part {
 #[command(after_help = "Examples:\n  \
     shoal lab run trees --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --at tmpfs=/dev/shm --out results\n  \
     shoal lab run trees --tree linux-6.6.tar --only tree,git --at old=/mnt/old --at new=/mnt/new\n\n\
-    At full scale a place holds 1.2 GB for a while. Run it as root: others cannot drop the kernel's caches.")]
+    At full scale, the files in one place take up to 1.2 GB. Run it as root: only root can drop the kernel's caches.")]
 pub struct Options {
-    /// Work in a new directory below DIR, called LABEL in the report; repeatable
+    /// Work in a new directory below DIR, called LABEL in the report; may be repeated
     #[arg(long, value_name = "LABEL=DIR", required = true)]
     pub at: Vec<Labelled>,
-    /// Source tree: a directory, or a tar file [default: one with the shape of a kernel's, made from the seed]
+    /// Source tree: a directory or a tar file [default: a generated tree, shaped like a kernel's sources]
     #[arg(long, value_name = "DIR|FILE.tar")]
     pub tree: Option<PathBuf>,
-    /// Where tar file and git repository are made, outside of all places [default: the directory for temporary files]
+    /// Where to make the tar file and the git repository, outside of all places [default: the directory for temporary
+    /// files]
     #[arg(long, value_name = "DIR")]
     pub scratch: Option<PathBuf>,
-    /// Run these parts alone
+    /// Run only these parts
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub only: Vec<Part>,
-    /// Leave the kernel's caches alone before the first git status
+    /// Do not drop the kernel's caches before the first git status
     #[arg(long)]
     pub keep_caches: bool,
-    /// Seed of the tree, of the transactions and of the places' order
+    /// Seed for the generated tree, the transactions and the order of the places
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Rounds; medians with 90% intervals are shown
+    /// Number of rounds; medians with 90% intervals are shown
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
-    /// Share of all files, transactions and appends; above 0, at most 1. A tree that is given stays whole
+    /// Share of all files, transactions and appends; above 0, at most 1. A tree named with --tree is used whole
     #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = crate::plan::scale)]
     pub scale: f64,
-    /// Time that each program may take (seconds)
+    /// Most time for each program (seconds)
     #[arg(long, value_name = "N", default_value_t = 900, value_parser = clap::value_parser!(u32).range(1..))]
     pub timeout: u32,
 }

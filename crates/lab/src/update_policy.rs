@@ -34,9 +34,9 @@ use layout::DiskModel;
 /// The order in which the disk takes its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Queue {
-    /// As they came, as in the report
+    /// In the order of arrival, as in the report
     Fifo,
-    /// By rising addresses
+    /// In the order of rising addresses
     Elevator,
 }
 
@@ -46,34 +46,34 @@ pub enum Queue {
     shoal lab run update-policy --out results\n  \
     shoal lab run update-policy --disk rz58 --queue elevator --trials 2")]
 pub struct Options {
-    /// Disks
+    /// Disks to simulate
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_values_t = [DiskModel::Rz58, DiskModel::Rz57])]
     pub disk: Vec<DiskModel>,
-    /// The order in which a disk takes its requests
+    /// The order in which a disk serves its requests
     #[arg(long, value_enum, default_value_t = Queue::Fifo)]
     pub queue: Queue,
-    /// Trials of each configuration, with seeds that follow the first
+    /// Number of trials of each configuration, with consecutive seeds
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub trials: u64,
-    /// Reads of a trial
+    /// Number of reads in a trial
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     pub reads: u64,
-    /// Time of the reader between two reads (microseconds, simulated)
+    /// Pause of the reader between two reads (microseconds, simulated)
     #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub think_us: u32,
-    /// Age from which nothing holds a block back, under read priority and shaping (seconds)
+    /// Age from which neither read priority nor shaping holds a block back (seconds)
     #[arg(long, value_name = "S", default_value_t = 90, value_parser = clap::value_parser!(u32).range(30..=3600))]
     pub age_max_s: u32,
-    /// Shaping: writes at the disk at the same time, at most
+    /// Shaping: most writes at the disk at the same time
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub depth: u32,
-    /// Shaping: writes in a second, at most
+    /// Shaping: most writes in a second
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub writes_per_s: u32,
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Runs at the same time [default: one for each processor]
+    /// Number of runs at the same time [default: one per processor]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 }

@@ -25,7 +25,7 @@ impl Counter {
     /// Creates a counter for the mount that contains `directory`.
     pub fn of(directory: &Path) -> Outcome<Counter> {
         let (place, _) = place::find_within(directory).map_err(|failure| {
-            failure.remedy("`--requests` counts those of a mounted store: name a directory below its mount point")
+            failure.remedy("`--requests` needs a mounted store: name a directory below its mount point")
         })?;
         let mut counter = Counter { store: place.store, last: Requests::new() };
         counter.since().during(directory.display())?;

@@ -39,10 +39,10 @@ struct Segment {
 /// First use of a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum First {
-    /// Writing segments from the buffer while there are empty ones; cleaning when there are none
+    /// Write segments from the buffer while there are empty segments, and clean when there are none
     #[default]
     Write,
-    /// Cleaning until no more empty segments can be had; then writing
+    /// Clean until no more segments can be emptied, then write
     Clean,
 }
 

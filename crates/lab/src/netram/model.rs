@@ -30,9 +30,9 @@ const FILL_BYTES: u64 = 8192;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pace {
-    /// When all work of the one before is done
+    /// When all work for the previous request is done
     BackToBack,
-    /// At its time in the trace
+    /// At the request's time in the trace
     Trace,
 }
 
