@@ -196,7 +196,7 @@ pub fn unknown(word: &str) -> String {
         }
         None => {
             let all = TABLE.iter().map(Entry::shown).collect::<Vec<_>>().join(", ");
-            format!("unknown mount option `{word}`; the options are {all}")
+            format!("unknown mount option `{word}`; use some of {all}")
         }
     }
 }

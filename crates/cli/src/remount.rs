@@ -126,6 +126,9 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
             | "nodegraded"
             | "clone_fd"
             | "noclone_fd"
+            | "sums"
+            | "nosums"
+            | "scrub"
             | mount_options::RESTORE => true,
             "allow_other" | "noprivate" => !in_force("allow_other"),
             "noallow_other" | "allow_root" | "private" => in_force("allow_other"),
@@ -154,8 +157,9 @@ mod tests {
             super_options: "rw,dirsync,user_id=0,group_id=0,default_permissions,allow_other".into(),
         };
         assert_eq!(unchangeable(&entry, &["remount,ro,noatime,allow_other,default_permissions".into()]), [""; 0]);
-        let asked = "remount,threads=2,noxattr,writeback,noallow_other,nodefault_permissions,nosuid";
-        let warned = ["threads=2", "noxattr", "writeback", "noallow_other", "nodefault_permissions"];
+        let asked = "remount,threads=2,noxattr,writeback,nosums,scrub=3,noallow_other,nodefault_permissions,nosuid";
+        let warned =
+            ["threads=2", "noxattr", "writeback", "nosums", "scrub=3", "noallow_other", "nodefault_permissions"];
         assert_eq!(unchangeable(&entry, &[asked.into()]), warned);
         let parsed = |entry: &MountEntry, list: &str| {
             mount_options::parse(&all_words(entry, &[list.into()]), Path::new("/s"), true).unwrap()

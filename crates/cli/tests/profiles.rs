@@ -142,5 +142,5 @@ fn a_file_that_is_no_profile_is_refused_and_no_store_is_made() {
     assert!(refused.contains(&scene.text("text")) && refused.contains("make one with `shoal profile"), "{refused}");
     assert!(!scene.at("new").exists());
     let refused = scene.refused(&["format", "--profile", &scene.text("text"), "netram:unix:/x,unix:/y"]);
-    assert!(refused.contains("--profile: is for stores"), "{refused}");
+    assert!(refused.contains("--profile: is only for a store"), "{refused}");
 }

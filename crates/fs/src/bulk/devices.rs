@@ -341,9 +341,9 @@ impl Bulk {
             let device = unit.device()?;
             if entry.has_mark() && mark_ahead(region, &*device, entry)? {
                 marked.push((device, *entry));
-            } else {
-                // What an earlier process wrote, and which is known to nobody, must not be lost by a
-                // later flush. The flush of a mark covers it.
+            } else if unit.tracks.load(Ordering::Acquire) {
+                // Nobody knows what an earlier process wrote last, so a later flush must not lose it.
+                // The flush of a mark covers it.
                 device.flush_ranges(&[(0, BULK_BLOCK)])?;
             }
         }
