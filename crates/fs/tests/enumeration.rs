@@ -163,7 +163,7 @@ fn layouts() -> Vec<Workload> {
 struct Share {
     workloads: u64,
     states: u64,
-    /// One in this many states of operations on every layout.
+    /// Of the states of operations on every layout, one in so many is visited.
     layouts: u64,
 }
 

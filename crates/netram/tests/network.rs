@@ -202,7 +202,7 @@ fn slow_and_silent_donors_change_nothing() {
     let full = lives("unanswered", 20, world::paces::unanswered);
     let (refused, late) = full.into_iter().fold((0, 0), |sums, one| (sums.0 + one.0, sums.1 + one.1));
     println!("{refused} requests of 4000 refused on full disks with {late} late writes");
-    // Of a disk whose units were not waited for, 688 found no room.
+    // When units with late writes were not waited for, 688 requests found no room.
     assert!(refused < 300 && late > 300, "{refused} requests refused, {late} late writes");
     println!("{unanswered} writes done elsewhere, {slow} lives with a donor set aside");
     assert!(unanswered > 100 && slow > 10, "{unanswered} writes and {slow} slow donors prove little");

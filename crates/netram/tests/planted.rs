@@ -141,7 +141,7 @@ fn every_planted_bug_is_caught() {
     std::panic::set_hook(Box::new(|_| ()));
     let mut missed = Vec::new();
     let seeds = std::env::var("SHOAL_SEEDS").map_or(SEEDS, |many| many.parse().expect("SHOAL_SEEDS is a number"));
-    // One that is asked for by its name is tried all the same.
+    // `SHOAL_BUG` tries an unseen bug, too.
     let wanted = |bug: &Bug| !UNSEEN.contains(bug) || std::env::var("SHOAL_BUG").is_ok();
     println!("SKIP: no life shows {UNSEEN:?} yet");
     for bug in Bug::chosen().into_iter().filter(wanted) {

@@ -118,9 +118,8 @@ pub(super) fn write_list(tx: &mut Tx<'_>, entries: &[BulkDeviceEntry]) -> Result
     Ok(tx.write(BULK_LIST_AT, &page)?)
 }
 
-/// Reads the mark of a device with `blocks` blocks; `None` where it has no room for one.
-/// Reads the mark that the medium itself has: one that a cache holds back says nothing about what
-/// is behind the cache now.
+/// Reads the mark of a device with `blocks` blocks; `None` where it has no room for one. It is read
+/// from the medium: a mark that a cache holds back says nothing about what is behind the cache now.
 fn read_mark(device: &dyn BlockDevice, blocks: u64) -> Result<Option<Mark>> {
     let (at, unit) = (Mark::at(blocks), mark_bytes(device));
     if device.geometry().bytes < at + unit as u64 {

@@ -461,7 +461,7 @@ impl Unit {
         let own = self.place(at, bytes.len())?;
         let end = own + bytes.len() as u64;
         let (first, last) = (own / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
-        let life = self.life.load(Ordering::Acquire);
+        let mut life = self.life.load(Ordering::Acquire);
         if self.tracks.load(Ordering::Acquire) {
             let mut doubt = self.doubt.lock();
             // Checked under the lock: a write that finds the device open is in `dirty` when it
@@ -476,6 +476,7 @@ impl Unit {
                 return Err(self.doubtful());
             }
             doubt.dirty.insert(first, last);
+            life = self.life.load(Ordering::Acquire);
         }
         let device = self.device()?;
         let align = device.geometry().block_bytes.max(1) as u64;
@@ -549,7 +550,7 @@ impl Unit {
             device.give_up();
             lost.retain(|block| device.may_have_lost(block * BULK_BLOCK, BULK_BLOCK));
         }
-        // What is still held of these waits for another flush.
+        // Blocks that the cache still holds wait for another flush.
         doubt.rewritten.add(&std::mem::take(&mut doubt.rewritten_in_flush));
         lost.blocks().into_iter().for_each(|block| doubt.rewritten.remove(block, block + 1));
         doubt.suspects.add(&lost);
@@ -557,7 +558,7 @@ impl Unit {
         lost.words()
     }
 
-    /// DoubtEnds the doubt about blocks that were written whole. The region may list one that is no
+    /// Ends the doubt about blocks that were written whole. The region may list one that is no
     /// suspect: it was freed while a flush failed.
     fn end_doubt(&self, region: &Region, piece: Offset, (first, end): (u64, u64), life: u64) -> Result<()> {
         if listed_suspects(region, piece, first, end)?.is_empty() {

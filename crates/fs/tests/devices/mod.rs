@@ -69,7 +69,7 @@ pub struct Forgetful {
     /// Writes wait while somebody holds this; how many came.
     pub gate: Mutex<()>,
     pub waiting: AtomicU64,
-    /// What a process wrote outlives it, as on a device behind a kernel.
+    /// The device claims to keep what a process wrote when the process dies.
     pub survives_process: AtomicBool,
 }
 

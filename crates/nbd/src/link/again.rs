@@ -101,13 +101,14 @@ impl Witnesses {
     /// among them, among those completed since, or under way.
     pub(super) fn flushed(&mut self, flushed: &[Change], kept: &Kept, flying: &Flying, block_bytes: usize) {
         let candidates = flushed.iter().enumerate().rev().filter(|(_, change)| change.is_alone).take(CANDIDATES);
-        let fit = candidates.filter_map(|(index, change)| Some((index, Witness::of(&change.again, block_bytes)?)));
+        let mut fit = candidates.filter_map(|(index, change)| Some((index, Witness::of(&change.again, block_bytes)?)));
         let is_free = |index: usize, witness: &Witness| {
             let others = flushed.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, change)| change);
             let mut ranges = others.chain(&kept.changes).map(|change| change.again.range());
-            !ranges.any(|range| witness.is_within(&range)) && !flying.0.iter().any(|one| witness.is_within(&one.range))
+            !ranges.any(|range| witness.is_within(&range))
+                && !flying.flights.iter().any(|one| witness.is_within(&one.range))
         };
-        if let Some((_, witness)) = fit.into_iter().find(|(index, witness)| is_free(*index, witness)) {
+        if let Some((_, witness)) = fit.find(|(index, witness)| is_free(*index, witness)) {
             self.0.truncate(1);
             self.0.push(witness);
         }
@@ -128,23 +129,26 @@ struct Flight {
 /// The changes that were asked for and are not answered. Where two overlap nobody knows which one
 /// the server carries out last.
 #[derive(Default)]
-pub(super) struct Flying(Vec<Flight>, u64);
+pub(super) struct Flying {
+    flights: Vec<Flight>,
+    last_number: u64,
+}
 
 impl Flying {
     /// Notes a change; returns its number.
     pub(super) fn begin(&mut self, change: &Again) -> u64 {
         let range = change.range();
-        let others = self.0.iter_mut().filter(|one| overlap(&one.range, &range));
+        let others = self.flights.iter_mut().filter(|one| overlap(&one.range, &range));
         let is_alone = others.map(|one| one.is_alone = false).count() == 0;
-        self.1 += 1;
-        self.0.push(Flight { number: self.1, range, is_alone });
-        self.1
+        self.last_number += 1;
+        self.flights.push(Flight { number: self.last_number, range, is_alone });
+        self.last_number
     }
 
-    /// A change was answered. Returns whether none overlapped it meanwhile.
-    pub(super) fn end(&mut self, number: u64) -> bool {
-        let at = self.0.iter().position(|one| one.number == number);
-        at.is_some_and(|at| self.0.swap_remove(at).is_alone)
+    /// An operation was answered. Returns whether it is a change that none overlapped meanwhile.
+    pub(super) fn end(&mut self, number: Option<u64>) -> bool {
+        let at = number.and_then(|number| self.flights.iter().position(|one| one.number == number));
+        at.is_some_and(|at| self.flights.swap_remove(at).is_alone)
     }
 }
 

@@ -358,7 +358,7 @@ impl Shared {
                 }
                 let repeats = self.reliance == Reliance::Flushed || state.is_fenced;
                 if !repeats && operation.again.changes_data() {
-                    operation.flight.map(|flight| state.flying.end(flight));
+                    state.flying.end(operation.flight);
                     drop(state);
                     let error = self.owner.uncertain("the connection broke");
                     return (operation.done)(Err(MediaError::io(self.name.clone(), error)));
@@ -372,7 +372,7 @@ impl Shared {
                     Again::Flush | Again::Write { fua: true, .. } | Again::WriteZeroes { fua: true, .. }
                 );
                 let mut state = self.state.lock();
-                operation.flight.map(|flight| state.flying.end(flight));
+                state.flying.end(operation.flight);
                 if durable && !matches!(error, MediaError::OutOfRange { .. }) {
                     state.poisoned.get_or_insert_with(|| error.to_string().into());
                 }
@@ -395,7 +395,7 @@ impl Shared {
         }
         let Operation { again, after, done, flight, .. } = operation;
         if again.changes_data() {
-            let is_alone = flight.is_some_and(|flight| state.flying.end(flight));
+            let is_alone = state.flying.end(flight);
             state.changes += 1;
             state.written |= matches!(*again, Again::Write { .. });
             if self.reliance == Reliance::Flushed {
