@@ -292,10 +292,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             Ok(1)
         }
         Hunt::Devices => Ok((0..3).map(|seed| devices::explore(devices::setup(Logged), seed, 3)).sum()),
-        Hunt::FailedFlush => one(|| devices::failed_flush(Logged)),
-        Hunt::NewAndLost => one(|| devices::new_and_lost(Logged)),
-        Hunt::AcrossRetry => one(|| devices::across_a_retry(Logged)),
-        Hunt::GivenBack => one(|| devices::given_back(Logged)),
+        Hunt::FailedFlush => one(|| devices::doubt::failed_flush(Logged)),
+        Hunt::NewAndLost => one(|| devices::doubt::new_and_lost(Logged)),
+        Hunt::AcrossRetry => one(|| devices::doubt::across_a_retry(Logged)),
+        Hunt::GivenBack => one(|| devices::doubt::given_back(Logged)),
         Hunt::EveryFailure => Ok(devices::every_failure(Logged)),
         Hunt::RestoredLists => one(devices::restored_lists),
         Hunt::SettledLater => one(|| devices::settled_in_the_next_life(Logged)),

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::devices::away::{
     away_or_older, behind_another_ones_cache, in_another_place, pushed_out_by_a_mark, refused_after_a_clean_end,
 };
+use crate::devices::doubt::{across_a_retry, failed_flush, given_back, given_out, new_and_lost, renamed_in_doubt};
 use crate::devices::{
-    BLOCKS, Pair, across_a_retry, all_given, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
-    given, given_back, given_out, new_and_lost, new_bytes_move, read, renamed_in_doubt, restored_lists,
-    settled_in_the_next_life, setup, spilled, try_open, with_more,
+    BLOCKS, Pair, all_given, create, every_failure, explore, failed_flush_of_ranges, given, new_bytes_move, read,
+    restored_lists, settled_in_the_next_life, setup, spilled, try_open, with_more,
 };
 use crate::store::{Boot, Setup, format_options, format_with};
 
