@@ -79,8 +79,11 @@ const DEEP_SECONDS: u64 = 120;
 
 /// What `make test` leaves to the deep tests.
 const ONLY_DEEP: &str = "Only here, and not in `make test`:
-  every planted bug (there a quarter for each commit, in turn)
-  the seeds and states of the searches beyond the first: crash states, two actors, models, lives, damage
+  every planted bug (there an eighth of those of some crates, in turn)
+  every case on a mount over io_uring, on both memories (there a third over io_uring, and over /dev/fuse each on one
+  memory, in turn), and fsx twice as long
+  what the long searches leave to other commits, and their further seeds and states: crash states, two actors,
+  failing calls, models, lives, damage
   every boundary of recorded media (there a share)
   an hour each of life and of differ on real mounts (there 30 and 15 seconds)";
 
@@ -125,7 +128,8 @@ fn deep(arguments: &[String]) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(format!("the deep tests failed ({}); see above", failed.join(", "))) }
 }
 
-/// Runs the random programs on real mounts, each for `seconds`. Returns those that failed.
+/// Runs the random programs on real mounts, each for `seconds`, and the cases over io_uring.
+/// Returns those that failed.
 fn deep_programs(seconds: u64) -> Result<Vec<String>, String> {
     if !std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0) {
         println!("SKIP programs on mounts: they take root");
@@ -139,9 +143,14 @@ fn deep_programs(seconds: u64) -> Result<Vec<String>, String> {
     }
     let target = std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), PathBuf::from);
     let mut failed = vec![];
-    for program in ["tests/real/life", "tests/real/differ"] {
+    let seconds = seconds.to_string();
+    let random = ["--seconds", &seconds];
+    let over_uring = ["env", "SHOAL_MOUNT_OPTIONS=transport=uring", "FSX_OPERATIONS=20000", "tests/real/run"];
+    for (program, arguments) in
+        [("tests/real/life", &random[..]), ("tests/real/differ", &random), ("tests/real/with-uring", &over_uring)]
+    {
         let mut command = Command::new(root().join(program));
-        command.args(["--seconds", &seconds.to_string()]).env("SHOAL", target.join("ci/shoal")).current_dir(root());
+        command.args(arguments).env("SHOAL", target.join("ci/shoal")).current_dir(root());
         if !command.status().map_err(|error| started(program, error))?.success() {
             failed.push(program.to_string());
         }

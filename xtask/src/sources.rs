@@ -18,6 +18,13 @@ const UNSAFE_CRATE: &str = "crates/host/";
 /// Returns all files below `root` with this extension, except build output, fuzzing corpora and
 /// hidden directories.
 pub fn files(root: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
+    let mut all = all_files(root)?;
+    all.retain(|path| path.extension().is_some_and(|found| found == extension));
+    Ok(all)
+}
+
+/// Returns all files below `root`, with the same exceptions.
+pub fn all_files(root: &Path) -> Result<Vec<PathBuf>, String> {
     let mut found = vec![];
     let mut folders = vec![root.to_path_buf()];
     while let Some(folder) = folders.pop() {
@@ -31,7 +38,7 @@ pub fn files(root: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
                 if name != "target" && name != "corpus" && (!name.starts_with('.') || name == ".ci") {
                     folders.push(path);
                 }
-            } else if path.extension().is_some_and(|found| found == extension) {
+            } else {
                 found.push(path);
             }
         }

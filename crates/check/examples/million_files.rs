@@ -43,8 +43,7 @@ fn main() {
     println!("image: {} MiB", image.0.len() >> 20);
     for sums in [true, false] {
         let image = ImageSource::Images([&image, &nothing]);
-        let source =
-            Source { image, log: Some(&log), bulk_bytes: None, power_lost: false, sums, bulk: None, devices: None };
+        let source = Source { sums, ..Source::of(image, Some(&log)) };
         let started = Instant::now();
         let report = check(source, &mut |_| {}).expect("memory can be read");
         println!("sums {sums}: {:?}, {} files, {} errors", started.elapsed(), report.counts.files, report.errors.len());

@@ -84,7 +84,11 @@ pub(crate) fn verify(
         let sentence = format!("{new} bulk blocks are marked NEW, but the inode does not say so");
         report.error(FindingKind::NewUnflagged, Some(ino), None, sentence);
     } else if inode.flags & INODE_HAS_NEW != 0 {
-        let fate = if state.power_lost { "which read as zeros after the power loss" } else { "perhaps not durable" };
+        let fate = match (state.power_lost, state.data_lost) {
+            (true, _) => "which read as zeros after the power loss",
+            (_, true) => "which read as zeros where no cache holds them, because a flush of the bulk storage failed",
+            _ => "perhaps not durable",
+        };
         let sentence = format!("{new} bulk blocks are marked NEW, {fate}");
         // A clean unmount leaves NEW data on devices that were away; the next mount that finds them
         // settles it.

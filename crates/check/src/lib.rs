@@ -59,6 +59,9 @@ pub struct Source<'a> {
     /// Whether the machine went down since the store was last in use: data marked NEW then counts
     /// as lost.
     pub power_lost: bool,
+    /// The boot ids that the log names if a flush of bulk storage failed since the store was last in
+    /// use: what is marked NEW and in no cache then counts as lost.
+    pub loss_boots: &'a [[u8; 16]],
     /// Whether to verify the page sums of the image.
     pub sums: bool,
     /// Opens the bulk device to verify the payloads of spilled files. It is called only if there
@@ -66,6 +69,22 @@ pub struct Source<'a> {
     pub bulk: Option<&'a BulkOpener<'a>>,
     /// The bulk devices, to compare their marks. `None`: the marks are not compared.
     pub devices: Option<BulkDevices<'a>>,
+}
+
+impl<'a> Source<'a> {
+    /// Returns a store without bulk storage, of a machine that kept running. Its page sums are verified.
+    pub fn of(image: ImageSource<'a>, log: Option<&'a dyn LogDevice>) -> Source<'a> {
+        Source {
+            image,
+            log,
+            bulk_bytes: None,
+            power_lost: false,
+            loss_boots: &[],
+            sums: true,
+            bulk: None,
+            devices: None,
+        }
+    }
 }
 
 /// Opens a bulk device for reading, or says why it cannot.
@@ -109,9 +128,9 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
         return Ok(report);
     };
     let open::Opened { superblock, anchor, mut region } = opened;
-    if !replay::replay(&source, &superblock, &anchor, &mut region, &mut report, progress)? {
+    let Some(boot_id) = replay::replay(&source, &superblock, &anchor, &mut region, &mut report, progress)? else {
         return Ok(report);
-    }
+    };
     let region = region;
     let clean = report.clean;
     let mut state = State {
@@ -124,7 +143,9 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
         mapped: Vec::new(),
         spilled: spilled::Spilled::default(),
         clean,
-        power_lost: source.power_lost,
+        // After a clean end only devices that were away may lack anything.
+        power_lost: source.power_lost && !clean,
+        data_lost: replay::names_loss(&boot_id, source.loss_boots),
         report,
     };
     bulk::read_devices(&region, &mut state)?;
@@ -163,5 +184,7 @@ struct State {
     /// Whether the store was unmounted cleanly and nothing was replayed.
     clean: bool,
     power_lost: bool,
+    /// A flush of bulk storage failed.
+    data_lost: bool,
     report: Report,
 }

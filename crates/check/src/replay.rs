@@ -21,8 +21,14 @@ use crate::{CheckError, Progress, Source, Stage};
 const AHEAD_FIRST: usize = 64 << 10;
 const AHEAD_MAX: usize = 4 << 20;
 
-/// Replays the log. Returns `false` if the report says why the region cannot be trusted any
-/// further.
+/// Returns whether a log that names this boot id last notes that a flush of bulk storage failed.
+/// The other half of a boot id is that of the first bulk device's place, which may have changed.
+pub(crate) fn names_loss(boot_id: &[u8; 16], loss_boots: &[[u8; 16]]) -> bool {
+    loss_boots.iter().any(|loss| loss[..8] == boot_id[..8])
+}
+
+/// Replays the log. Returns the boot id that it names last, or nothing if the report says why the
+/// region cannot be trusted any further.
 pub(crate) fn replay(
     source: &Source<'_>,
     superblock: &Superblock,
@@ -30,7 +36,7 @@ pub(crate) fn replay(
     region: &mut Region<'_>,
     report: &mut Report,
     progress: &mut dyn FnMut(Progress),
-) -> Result<bool, CheckError> {
+) -> Result<Option<[u8; 16]>, CheckError> {
     let start = anchor.replay_from();
     let place = match source.log {
         _ if superblock.memory_kind.has_ring() => Place::Ring(*superblock, start),
@@ -39,17 +45,18 @@ pub(crate) fn replay(
     };
     let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST, sums: superblock.sums() };
     let (mut lsn, mut salt) = (start, anchor.replay_salt.get());
-    let (mut transactions, mut life) = (0, start);
+    let (mut transactions, mut life, mut boot_id) = (0, start, anchor.boot_id);
     let mut next_report = start;
     while let Some((header, payload)) = reader.record(region, lsn, salt)? {
         if header.record_kind() == RecordKind::Tx {
             transactions += 1;
             if let Err(sentence) = apply(&payload, superblock, region)? {
                 report.error(FindingKind::LogEntry, None, Some(lsn.get()), format!("record at lsn {lsn}: {sentence}"));
-                return Ok(false);
+                return Ok(None);
             }
         } else {
             life = lsn.saturating_add(header.total());
+            boot_id = boot_of(&payload).unwrap_or(boot_id);
         }
         report.replayed_records += 1;
         salt = header.crc.get();
@@ -68,16 +75,21 @@ pub(crate) fn replay(
         let sentence = format!("the log breaks off at {lsn}, and records that belong to it follow from {next} on");
         if is_damage {
             report.error(FindingKind::LogCut, None, Some(lsn.get()), sentence + ": a record is damaged or missing");
-            return Ok(false);
+            return Ok(None);
         }
         report.note(FindingKind::LogCut, None, Some(lsn.get()), sentence + ": lost with the power, or damaged");
     }
     if lsn < sealed {
         let sentence = format!("log ends at {lsn} before the image's seal {sealed}: part of the log is missing");
         report.error(FindingKind::LogCut, None, Some(lsn.get()), sentence);
-        return Ok(false);
+        return Ok(None);
     }
-    Ok(true)
+    Ok(Some(boot_id))
+}
+
+/// Returns the boot id in the payload of an epoch record.
+fn boot_of(payload: &[u8]) -> Option<[u8; 16]> {
+    payload.get(16..32).and_then(|bytes| bytes.try_into().ok())
 }
 
 /// A gap in a damaged log: the position where the log breaks off, and that of the next record that
@@ -89,15 +101,26 @@ pub(crate) struct Gap {
     pub is_damage: bool,
 }
 
+/// A log replayed as far as possible.
+pub(crate) struct PastGaps {
+    pub gaps: Vec<Gap>,
+    /// Why replay stopped early.
+    pub cut: Option<String>,
+    pub end: Lsn,
+    /// The boot id that the log names last.
+    pub boot_id: [u8; 16],
+    /// The log has a transaction.
+    pub has_changes: bool,
+}
+
 /// Replays like [`replay`], but continues behind damaged records, for a salvage. Records of a ring
-/// before a gap are skipped, because they and later ones have been applied in place. Returns the
-/// gaps, the reason if replay stopped early, and the end of the log.
+/// before a gap are skipped, because they and later ones have been applied in place.
 pub(crate) fn replay_past_gaps(
     source: &Source<'_>,
     superblock: &Superblock,
     anchor: &AnchorRecord,
     region: &mut Region<'_>,
-) -> Result<(Vec<Gap>, Option<String>, Lsn), CheckError> {
+) -> Result<PastGaps, CheckError> {
     let start = anchor.replay_from();
     let ring = superblock.memory_kind.has_ring();
     let place = match source.log {
@@ -108,13 +131,15 @@ pub(crate) fn replay_past_gaps(
     let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST, sums: superblock.sums() };
     let mut parts = vec![(start, anchor.replay_salt.get())];
     let mut gaps = Vec::new();
-    let (mut end, mut life) = (start, start);
+    let (mut end, mut life, mut boot_id, mut has_changes) = (start, start, anchor.boot_id, false);
     loop {
         let (mut lsn, mut salt) = parts[parts.len() - 1];
-        while let Some((header, _)) = reader.record(region, lsn, salt)? {
+        while let Some((header, payload)) = reader.record(region, lsn, salt)? {
             if header.record_kind() == RecordKind::Epoch {
                 life = lsn.saturating_add(header.total());
+                boot_id = boot_of(&payload).unwrap_or(boot_id);
             }
+            has_changes |= header.record_kind() == RecordKind::Tx;
             (lsn, salt) = (lsn.saturating_add(header.total()), header.crc.get());
         }
         end = end.max(lsn);
@@ -132,14 +157,15 @@ pub(crate) fn replay_past_gaps(
             if header.record_kind() == RecordKind::Tx
                 && let Err(sentence) = apply(&payload, superblock, region)?
             {
-                return Ok((gaps, Some(format!("record at lsn {lsn}: {sentence}")), lsn));
+                let cut = Some(format!("record at lsn {lsn}: {sentence}"));
+                return Ok(PastGaps { gaps, cut, end: lsn, boot_id, has_changes });
             }
             (lsn, salt) = (lsn.saturating_add(header.total()), header.crc.get());
         }
     }
     let sealed = anchor.sealed_to();
     let cut = format!("log ends at {end} before the image's seal {sealed}: part of the log is missing");
-    Ok((gaps, (end < sealed).then_some(cut), end))
+    Ok(PastGaps { gaps, cut: (end < sealed).then_some(cut), end, boot_id, has_changes })
 }
 
 fn apply(payload: &[u8], superblock: &Superblock, region: &mut Region<'_>) -> Result<Result<(), String>, CheckError> {
@@ -264,21 +290,25 @@ impl Reader<'_> {
 
     fn fill(&mut self, region: &Region<'_>, position: Lsn, len: usize) -> Result<(), CheckError> {
         self.at = position;
-        self.buffer.resize(len, 0);
+        self.buffer.clear();
         let mut filled = 0;
         match &self.place {
             Place::Device(log) => {
                 while filled < len {
                     let Some(from) = position.get().checked_add(filled as u64) else { break };
-                    match log.read(from, &mut self.buffer[filled..])? {
+                    // The buffer grows with the log, since most logs are shorter than what is asked for.
+                    self.buffer.resize(len.min((2 * filled).max(AHEAD_FIRST)), 0);
+                    let part = &mut self.buffer[filled..];
+                    match log.read(from, part)? {
                         0 => break,
-                        n => filled += n.min(len - filled),
+                        n => filled += n.min(part.len()),
                     }
                 }
             }
             Place::Ring(superblock, start) => {
                 let left = superblock.ring_bytes.saturating_sub(position - *start);
                 let len = (len as u64).min(left).min(Lsn::MAX - position) as usize;
+                self.buffer.resize(len, 0);
                 while filled < len {
                     let within = (position + filled as u64).get() % superblock.ring_bytes;
                     let take = (superblock.ring_bytes - within).min((len - filled) as u64) as usize;

@@ -48,6 +48,9 @@ pub struct SalvageSource<'a> {
     /// Whether the machine went down since the store was last in use: data marked NEW then counts
     /// as lost.
     pub power_lost: bool,
+    /// The boot ids that the log names if a flush of bulk storage failed since the store was last in
+    /// use: what is marked NEW and in no cache then counts as lost.
+    pub loss_boots: &'a [[u8; 16]],
     /// Whether the first bulk device has moved since the store was last in use. Counts only if the
     /// list of devices does not know its place.
     pub first_moved: bool,
@@ -143,6 +146,8 @@ pub fn salvage(
         spill_file: Vec::new(),
         devices: Vec::new(),
         sums_count: opened.is_current && losses.is_empty(),
+        power_lost: source.power_lost && !opened.clean,
+        data_lost: opened.data_lost,
         damaged: BTreeSet::new(),
         seen: HashMap::new(),
         found: Salvaged::default(),
@@ -187,6 +192,9 @@ struct Walk<'a, 'b> {
     devices: Vec<BulkDeviceEntry>,
     /// Whether the checksums describe what is on the devices now.
     sums_count: bool,
+    power_lost: bool,
+    /// A flush of the only bulk device failed.
+    data_lost: bool,
     /// Inodes whose record does not decode.
     damaged: BTreeSet<Ino>,
     /// Inodes that were created, with their first path if they may have more than one.
@@ -301,8 +309,15 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// Returns whether the device of this block may have lost unflushed data while the machine kept
-    /// running.
+    /// Returns why the device of this block may have lost unflushed data while the machine kept
+    /// running, if it may.
+    fn may_lack(&self, block: BulkBlock) -> Option<&'static str> {
+        match self.data_lost {
+            true => Some("a flush of its bulk device failed, and no other had covered it"),
+            false => self.was_away(block).then_some("its bulk device was away before a flush had covered it"),
+        }
+    }
+
     fn was_away(&self, block: BulkBlock) -> bool {
         let device = device_of(&self.devices, block, 1);
         let place = self.source.bulk.map_or(0, |bulk| bulk.place(block.byte()));

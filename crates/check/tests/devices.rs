@@ -22,13 +22,13 @@ fn list(s: &mut Store, devices: &[BulkDeviceEntry]) {
     s.write(BULK_LIST_AT, &page);
 }
 
-fn map(s: &mut Store, first: u64) {
+pub fn map(s: &mut Store, first: u64, flags: u32) {
     let leaf = SlotRef::from_bits(s.word(s.inodes[&LARGE].root.offset() + 24)).unwrap();
-    let moved = Extent { file_block: FileBlock::ZERO, blocks: 3, bulk_block: BulkBlock::new(first), flags: 0 };
+    let moved = Extent { file_block: FileBlock::ZERO, blocks: 3, bulk_block: BulkBlock::new(first), flags };
     s.write(leaf.offset(), &encode(&ExtentNode::Extents(vec![moved])));
 }
 
-fn mark(s: &mut Store, bitmap: SlotRef, blocks: std::ops::Range<u64>) {
+pub fn mark(s: &mut Store, bitmap: SlotRef, blocks: std::ops::Range<u64>) {
     for block in blocks {
         let at = (bitmap.offset() + block / 8).get() as usize;
         s.bytes[at] |= 1 << (block % 8);
@@ -37,7 +37,7 @@ fn mark(s: &mut Store, bitmap: SlotRef, blocks: std::ops::Range<u64>) {
 
 /// Builds a sound store with a device 3 beside the first one. It holds three blocks of the large
 /// file, from its block 5 on.
-fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
+pub fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
     let mut s = Store::sample(kind);
     s.superblock.features |= FEATURE_DEVICES | FEATURE_BLOCK_SUMS;
     s.write(Offset::ZERO, &s.superblock.encode());
@@ -59,7 +59,7 @@ fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
     };
     let devices = vec![only_device(&s.superblock).unwrap(), second];
     list(&mut s, &devices);
-    map(&mut s, (3 << 32) + 5);
+    map(&mut s, (3 << 32) + 5, 0);
     (60..63).for_each(|block| s.mark_bulk(block, false));
     mark(&mut s, bitmap, 5..8);
     (s, devices)
@@ -90,11 +90,11 @@ fn blocks_of_each_device_are_compared_with_its_own_bitmap() {
     assert_eq!(kinds(&s), [K::BulkLeak]);
     assert_eq!(report.errors[0].offset, Some((3 << 32) + 70));
     let (mut s, _) = two_devices(MemoryKind::Logged);
-    map(&mut s, (3 << 32) + 6);
+    map(&mut s, (3 << 32) + 6, 0);
     assert_eq!(kinds(&s), [K::BulkLeak, K::BulkNotAllocated]);
     for first in [1 << 32, (3 << 32) + BLOCKS - 1, 199, (3 << 32) - 1] {
         let (mut s, _) = two_devices(MemoryKind::Logged);
-        map(&mut s, first);
+        map(&mut s, first, 0);
         let found = kinds(&s);
         assert!(found.contains(&K::ExtentMap), "an extent from block {first:#x} on: {found:?}");
     }

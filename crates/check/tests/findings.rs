@@ -69,8 +69,7 @@ fn what_cannot_be_opened_is_said() {
     assert!(has(&check_memory(&Memory(Vec::new())), K::Superblock), "no memory");
     let image = Image(store.image());
     let image = ImageSource::Images([&image, &nothing]);
-    let source =
-        Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false, bulk: None, devices: None };
+    let source = Source { sums: false, ..Source::of(image, None) };
     assert!(matches!(check(source, &mut |_| {}), Err(CheckError::LogMissing)));
 }
 
@@ -381,15 +380,7 @@ fn bulk_blocks_must_be_mapped_once_and_marked() {
     let s = Store::sample(MemoryKind::Logged);
     let (image, nothing, log) = (Image(s.image()), Image(Vec::new()), s.log_device());
     let image = ImageSource::Images([&image, &nothing]);
-    let source = Source {
-        image,
-        log: Some(&log),
-        bulk_bytes: Some(199 * 65536),
-        power_lost: false,
-        sums: true,
-        bulk: None,
-        devices: None,
-    };
+    let source = Source { bulk_bytes: Some(199 * 65536), ..Source::of(image, Some(&log)) };
     assert!(has(&check(source, &mut |_| {}).unwrap(), K::BulkSize));
 }
 
@@ -566,15 +557,7 @@ fn payloads_of_spilled_objects_have_their_sums() {
     let (image, nothing, log) = (Image(s.image()), Image(Vec::new()), s.log_device());
     let report = |image: &Image, open: &BulkOpener<'_>| {
         let image = ImageSource::Images([image, &nothing]);
-        let source = Source {
-            image,
-            log: Some(&log),
-            bulk_bytes: None,
-            power_lost: false,
-            sums: true,
-            bulk: Some(open),
-            devices: None,
-        };
+        let source = Source { bulk: Some(open), ..Source::of(image, Some(&log)) };
         check(source, &mut |_| {}).unwrap()
     };
     let with = |bytes: Vec<u8>| report(&image, &|| Ok(Box::new(Bulk(bytes.clone()))));

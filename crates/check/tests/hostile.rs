@@ -31,15 +31,8 @@ impl Random {
 fn run(image: &Image, log: &Log, sums: bool) -> Report {
     let nothing = Image(Vec::new());
     let image = ImageSource::Images([image, &nothing]);
-    let source = Source {
-        image,
-        log: Some(log),
-        bulk_bytes: Some(BULK_BLOCKS * 65536),
-        power_lost: true,
-        sums,
-        bulk: None,
-        devices: None,
-    };
+    let source =
+        Source { bulk_bytes: Some(BULK_BLOCKS * 65536), power_lost: true, sums, ..Source::of(image, Some(log)) };
     check(source, &mut |_| {}).unwrap()
 }
 

@@ -6,11 +6,14 @@
 
 use std::collections::BTreeMap;
 
+use crate::devices::{map, mark, two_devices};
 use crate::store::media::{Image, Log, Memory};
 use crate::store::sample::*;
 use crate::store::{Store, tree};
 use shoal_check::{BulkData, ImageSource, Item, Loss, SalvageSource, Salvaged, Sink, salvage};
+use shoal_format::extent::EXTENT_NEW;
 use shoal_format::inode::{INODE_HAS_NEW, Inode};
+use shoal_format::record::{RecordKind, with_loss};
 use shoal_format::superblock::{MemoryKind, ROOTS_AT};
 use shoal_format::{Offset, PAGE, SlotRef};
 
@@ -68,10 +71,19 @@ impl Sink for Copy {
 }
 
 fn run(images: [&Image; 2], log: Option<&Log>, power_lost: bool) -> (Copy, Option<Salvaged>) {
+    run_after(images, log, power_lost, &[])
+}
+
+fn run_after(
+    images: [&Image; 2],
+    log: Option<&Log>,
+    power_lost: bool,
+    loss_boots: &[[u8; 16]],
+) -> (Copy, Option<Salvaged>) {
     let mut copy = Copy::default();
     let image = ImageSource::Images([images[0], images[1]]);
     let log = log.map(|log| log as &dyn shoal_media::LogDevice);
-    let source = SalvageSource { image, log, bulk: Some(&Pattern), power_lost, first_moved: false };
+    let source = SalvageSource { image, log, bulk: Some(&Pattern), power_lost, loss_boots, first_moved: false };
     let found = salvage(source, &mut copy, &mut |_| {}).unwrap();
     assert_eq!(copy.lost.len() as u64, found.unwrap_or_default().losses);
     (copy, found)
@@ -112,8 +124,14 @@ fn a_sound_store_is_copied_whole() {
             MemoryKind::Logged => ImageSource::Images([&image, &empty]),
             _ => ImageSource::Memory(&memory),
         };
-        let source =
-            SalvageSource { image, log: Some(&log), bulk: Some(&Pattern), power_lost: false, first_moved: false };
+        let source = SalvageSource {
+            image,
+            log: Some(&log),
+            bulk: Some(&Pattern),
+            power_lost: false,
+            loss_boots: &[],
+            first_moved: false,
+        };
         let found = salvage(source, &mut copy, &mut |_| {}).unwrap().unwrap();
         assert_eq!(copy.lost, [], "{kind:?}");
         assert_eq!((found.directories, found.files, found.others, found.links), (3, 104, 2, 1));
@@ -175,7 +193,14 @@ fn flipped_and_forged_bytes_without_sums_never_panic_and_cost_little() {
         let memory = store.memory();
         let run = |memory: &Memory, copy: &mut Copy| {
             let image = ImageSource::Memory(memory);
-            let source = SalvageSource { image, log: None, bulk: Some(&Pattern), power_lost: true, first_moved: false };
+            let source = SalvageSource {
+                image,
+                log: None,
+                bulk: Some(&Pattern),
+                power_lost: true,
+                loss_boots: &[],
+                first_moved: false,
+            };
             salvage(source, copy, &mut |_| {}).unwrap();
         };
         run(&memory, &mut copy);
@@ -242,13 +267,45 @@ fn a_missing_log_and_a_damaged_image_leave_what_the_other_holds() {
     assert!(run([&nothing(), &nothing()], Some(&log), false).1.is_none(), "nothing is possible");
 }
 
-#[test]
-fn after_a_power_loss_new_data_is_a_hole() {
+/// A store with a large file whose data is NEW.
+fn with_new() -> Store {
     let mut store = Store::sample(MemoryKind::Logged);
     let leaf = store.word(store.inodes[&LARGE].root.offset() + 16 + 8);
     let at = SlotRef::from_bits(leaf).unwrap().offset() + 16 + 15;
     store.bytes[at.get() as usize] |= 1;
     store.edit(LARGE, |inode| inode.flags = INODE_HAS_NEW);
+    store
+}
+
+#[test]
+fn after_a_failed_flush_new_data_is_lost_and_named() {
+    let mut store = with_new();
+    let boot_id = [0x5a; 16];
+    let image = Image(store.image());
+    for (named, is_lost) in [(boot_id, false), (with_loss(boot_id), true)] {
+        store.append(RecordKind::Epoch, &[[7; 16], named].concat());
+        let (copy, _) = run_after([&image, &nothing()], Some(&store.log_device()), false, &[with_loss(boot_id)]);
+        assert_eq!(copy.lost.iter().any(|loss| loss.why.contains("a flush of its bulk device failed")), is_lost);
+        assert_eq!(copy.made[&b"large"[..]].data[&0].iter().all(|&byte| byte == 0), is_lost);
+    }
+}
+
+#[test]
+fn new_data_in_doubt_is_named_and_not_copied() {
+    for flags in [0, EXTENT_NEW] {
+        let (mut store, devices) = two_devices(MemoryKind::Logged);
+        map(&mut store, (3 << 32) + 5, flags);
+        store.edit(LARGE, |inode| inode.flags = if flags == 0 { inode.flags } else { INODE_HAS_NEW });
+        mark(&mut store, devices[1].suspects, 7..8);
+        let (copy, _) = run([&Image(store.image()), &nothing()], Some(&store.log_device()), false);
+        assert!(copy.lost.iter().any(|loss| loss.why.starts_with("in doubt")), "{:?}", copy.lost);
+        assert_eq!(copy.made[&b"large"[..]].data.contains_key(&0), flags == 0);
+    }
+}
+
+#[test]
+fn after_a_power_loss_new_data_is_a_hole() {
+    let store = with_new();
     let image = Image(store.image());
     for power_lost in [false, true] {
         let (copy, _) = run([&image, &nothing()], Some(&store.log_device()), power_lost);

@@ -35,7 +35,7 @@ fn checked(s: &Store, power_lost: bool) -> Report {
     let (image, nothing, log) = (Image(s.image()), Image(Vec::new()), s.log_device());
     let image = ImageSource::Images([&image, &nothing]);
     let (bulk_bytes, log) = (Some(BULK_BLOCKS * 65536), Some(&log as &dyn shoal_media::LogDevice));
-    check(Source { image, log, bulk_bytes, power_lost, sums: true, bulk: None, devices: None }, &mut |_| {}).unwrap()
+    check(Source { bulk_bytes, power_lost, ..Source::of(image, log) }, &mut |_| {}).unwrap()
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Outcome};
 use shoal_store::control::{self, Question};
-use shoal_store::{BulkChange, BulkFile, BulkReport, LEAVING_PATIENCE, Progress, Store, place};
+use shoal_store::{BulkChange, BulkFile, BulkReport, LEAVING_PATIENCE, Progress, ReportedState, Store, place};
 
 use crate::args::{BulkCommand, BulkListArgs};
 use crate::json;
@@ -55,7 +55,7 @@ fn reports(store: &Path) -> Outcome<Option<Vec<BulkReport>>> {
 pub fn warn_of_lost(store: &Path) {
     // A store that cannot be asked has logged the reason.
     let found = reports(store).ok().flatten().unwrap_or_default();
-    for report in found.iter().filter(|report| report.state == "lost") {
+    for report in found.iter().filter(|report| report.state == ReportedState::Lost) {
         eprintln!(
             "shoal: bulk device {} ({}) is lost: {} of files cannot be read; `shoal bulk files` lists the files, and `shoal bulk \
              retry` uses the device again when it is back",
@@ -153,11 +153,12 @@ fn remove(store: &Path, device: &str, background: bool, as_json: bool) -> Outcom
         let now =
             now.ok_or_else(|| Failure::new(store.display(), "was unmounted; the removal continues at the next mount"))?;
         let Some(report) = now.iter().find(|report| report.number == number) else { break };
-        if report.state == "in use" {
+        if report.state == ReportedState::InUse {
             bars.end();
             return Err(Failure::new(format!("bulk device {number}"), "its removal was cancelled"));
         }
-        if let Some(cause) = &report.cause {
+        // Without data on it, the removal ends although the device is away.
+        if let Some(cause) = report.cause.as_ref().filter(|_| report.used_bytes > 0) {
             bars.end();
             let remedy = "the removal continues once this is resolved; `shoal bulk keep` cancels it";
             return Err(Failure::new(format!("bulk device {number}"), cause.clone()).remedy(remedy));

@@ -19,8 +19,8 @@ use std::time::Duration;
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_fuse::{MountOptions, Unmounted, Unmounter};
-use shoal_store::{Recovered, Store};
+use shoal_fuse::{Unmounted, Unmounter};
+use shoal_store::{MountOptions, Recovered, Store};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 

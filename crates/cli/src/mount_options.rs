@@ -12,8 +12,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use shoal_fs::{AccessTimes, Method, THRESHOLD_MAX, THRESHOLD_MIN};
-use shoal_fuse::{Access, MountOptions, Transport};
-use shoal_store::rule_of;
+use shoal_fuse::{Access, Transport};
+use shoal_store::{MountOptions, StoreOptions, rule_of};
 
 use crate::option_table::{self, unknown};
 
@@ -28,7 +28,8 @@ pub fn is_remount(lists: &[String]) -> bool {
 
 /// Reads option lists for the store at `source`. Later options override earlier ones.
 pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOptions, String> {
-    let mut options = MountOptions::new(source.to_path_buf());
+    let fuse = shoal_fuse::MountOptions::new(source.to_path_buf());
+    let mut options = MountOptions { fuse, store: StoreOptions::default() };
     let usual = if is_root { "allow_other" } else { "noallow_other" };
     let (mut users, mut checked) = (usual, true);
     for word in lists.iter().flat_map(|list| list.split(',')).filter(|word| !word.is_empty()) {
@@ -39,7 +40,7 @@ pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOpti
             _ => apply(&mut options, word)?,
         }
     }
-    options.access = access(users, checked, is_root)?;
+    options.fuse.access = access(users, checked, is_root)?;
     Ok(options)
 }
 
@@ -85,7 +86,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
     };
     match name {
         "threads" => {
-            options.threads = match number()? {
+            options.fuse.threads = match number()? {
                 n @ 0..=256 => n as usize,
                 n => return Err(format!("mount option `threads={n}`: too many threads; give 256 at most")),
             };
@@ -93,20 +94,20 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         }
         "read_ahead" => {
             let text = value.ok_or("mount option `read_ahead` needs a value, such as `read_ahead=1M`")?;
-            options.read_ahead_bytes = text.parse::<shoal_devices::size::Size>()?.0;
+            options.fuse.read_ahead_bytes = text.parse::<shoal_devices::size::Size>()?.0;
             return Ok(());
         }
         "transport" => {
-            options.transport = transport(word, value)?;
+            options.fuse.transport = transport(word, value)?;
             return Ok(());
         }
         "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
         "scrub" => {
-            options.scrub_every = scrub_every(word, value)?;
+            options.store.scrub_every = scrub_every(word, value)?;
             return Ok(());
         }
         "threshold" => {
-            options.threshold = Some(threshold(word, value)?);
+            options.store.threshold = Some(threshold(word, value)?);
             return Ok(());
         }
         "cache_size" | "cache_dir" | "update_policy" | "update_rate" | "hold" => {
@@ -116,28 +117,28 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         _ => {}
     }
     match name {
-        "ro" => options.read_only = true,
-        "degraded" | "nodegraded" => options.degraded = name == "degraded",
-        "noatime" => options.access_times = AccessTimes::Never,
-        "strictatime" => options.access_times = AccessTimes::Always,
-        "nodiratime" => options.nodiratime = true,
-        "nosymfollow" => options.nosymfollow = true,
-        "lazytime" => options.lazytime = true,
-        "dirsync" => options.directories_synchronous = true,
-        "nodev" => options.nodev = true,
-        "nosuid" => options.nosuid = true,
-        "noexec" => options.noexec = true,
-        "sync" => options.synchronous = true,
-        "xattr" => options.xattrs = true,
-        "noxattr" => options.xattrs = false,
-        "idle_class" | "noidle_class" => options.idle_class = name == "idle_class",
-        "writeback" => options.writeback = true,
-        "nowriteback" => options.writeback = false,
-        "sums" | "nosums" => options.sums = Some(name == "sums"),
-        "pack_inodes" => options.pack_inodes = true,
-        "nopack_inodes" => options.pack_inodes = false,
-        "clone_fd" => options.clone_fd = true,
-        "noclone_fd" => options.clone_fd = false,
+        "ro" => options.fuse.read_only = true,
+        "degraded" | "nodegraded" => options.store.degraded = name == "degraded",
+        "noatime" => options.fuse.access_times = AccessTimes::Never,
+        "strictatime" => options.fuse.access_times = AccessTimes::Always,
+        "nodiratime" => options.fuse.nodiratime = true,
+        "nosymfollow" => options.fuse.nosymfollow = true,
+        "lazytime" => options.fuse.lazytime = true,
+        "dirsync" => options.fuse.directories_synchronous = true,
+        "nodev" => options.fuse.nodev = true,
+        "nosuid" => options.fuse.nosuid = true,
+        "noexec" => options.fuse.noexec = true,
+        "sync" => options.fuse.synchronous = true,
+        "xattr" => options.fuse.xattrs = true,
+        "noxattr" => options.fuse.xattrs = false,
+        "idle_class" | "noidle_class" => options.fuse.idle_class = name == "idle_class",
+        "writeback" => options.fuse.writeback = true,
+        "nowriteback" => options.fuse.writeback = false,
+        "sums" | "nosums" => options.store.sums = Some(name == "sums"),
+        "pack_inodes" => options.store.pack_inodes = true,
+        "nopack_inodes" => options.store.pack_inodes = false,
+        "clone_fd" => options.fuse.clone_fd = true,
+        "noclone_fd" => options.fuse.clone_fd = false,
         // The option is in the table: it asks for a default or is for other programs.
         _ => undo(options, name),
     }
@@ -174,15 +175,15 @@ fn packing(
     number: impl Fn() -> Result<u64, String>,
 ) -> Result<(), String> {
     match name {
-        "pack_age" => options.pack_age = Duration::from_secs(number()?),
+        "pack_age" => options.store.pack_age = Duration::from_secs(number()?),
         "pack_load" => {
-            options.pack_load = match number()? {
+            options.store.pack_load = match number()? {
                 n @ 0..=100 => n as u32,
                 n => return Err(format!("mount option `pack_load={n}`: not a percentage; give 0 to 100")),
             }
         }
         "spill" => {
-            options.spill_percent = match value {
+            options.store.spill_percent = match value {
                 Some("off") => 0,
                 _ => match number()? {
                     n @ 1..=99 => n as u8,
@@ -196,7 +197,7 @@ fn packing(
         }
         _ => {
             let text = value.ok_or("mount option `compress` needs a value, such as `compress=auto`")?;
-            options.compress = Some(text.parse::<Method>().map_err(|error| error.to_string())?);
+            options.store.compress = Some(text.parse::<Method>().map_err(|error| error.to_string())?);
         }
     }
     Ok(())
@@ -226,14 +227,14 @@ fn held_writes(options: &mut MountOptions, name: &str, value: Option<&str>) -> R
     let size = || text.parse::<shoal_devices::size::Size>().map(|size| size.0);
     let policy = |text: String| rule_of(Some(&text), None, &Default::default()).map(|_| Some(text));
     match name {
-        "cache_size" => options.cache_bytes = Some(size()?),
+        "cache_size" => options.store.cache_bytes = Some(size()?),
         "cache_dir" => {
             let path = std::path::absolute(text).map_err(|error| format!("mount option `{name}={text}`: {error}"))?;
-            options.cache_dir = Some(path);
+            options.store.cache_dir = Some(path);
         }
-        "update_policy" => options.update_policy = policy(text.to_string())?,
-        "update_rate" => options.update_rate = Some(size()?),
-        _ => options.update_policy = policy(format!("hold:{text}"))?,
+        "update_policy" => options.store.update_policy = policy(text.to_string())?,
+        "update_rate" => options.store.update_rate = Some(size()?),
+        _ => options.store.update_policy = policy(format!("hold:{text}"))?,
     }
     Ok(())
 }
@@ -241,15 +242,15 @@ fn held_writes(options: &mut MountOptions, name: &str, value: Option<&str>) -> R
 /// Applies an option that names a default: it cancels an earlier opposite option.
 fn undo(options: &mut MountOptions, name: &str) {
     match name {
-        "rw" => options.read_only = false,
-        "atime" | "relatime" | "nostrictatime" => options.access_times = AccessTimes::Relative,
-        "diratime" => options.nodiratime = false,
-        "symfollow" => options.nosymfollow = false,
-        "nolazytime" => options.lazytime = false,
-        "dev" => options.nodev = false,
-        "suid" => options.nosuid = false,
-        "exec" => options.noexec = false,
-        "async" => (options.synchronous, options.directories_synchronous) = (false, false),
+        "rw" => options.fuse.read_only = false,
+        "atime" | "relatime" | "nostrictatime" => options.fuse.access_times = AccessTimes::Relative,
+        "diratime" => options.fuse.nodiratime = false,
+        "symfollow" => options.fuse.nosymfollow = false,
+        "nolazytime" => options.fuse.lazytime = false,
+        "dev" => options.fuse.nodev = false,
+        "suid" => options.fuse.nosuid = false,
+        "exec" => options.fuse.noexec = false,
+        "async" => (options.fuse.synchronous, options.fuse.directories_synchronous) = (false, false),
         _ => {}
     }
 }
@@ -277,12 +278,12 @@ mod tests {
     fn held_writes_are_as_asked_for() {
         let of = |list: &str| parsed(list);
         let options = of("cache_size=64M,cache_dir=/dev/shm,update_policy=pu:10s,update_rate=8M");
-        assert_eq!((options.cache_bytes, options.update_rate), (Some(64 << 20), Some(8 << 20)));
+        assert_eq!((options.store.cache_bytes, options.store.update_rate), (Some(64 << 20), Some(8 << 20)));
         assert_eq!(
-            (options.cache_dir.unwrap().to_str(), options.update_policy.as_deref()),
+            (options.store.cache_dir.unwrap().to_str(), options.store.update_policy.as_deref()),
             (Some("/dev/shm"), Some("pu:10s"))
         );
-        assert_eq!(of("update_policy=aipu,hold=10m").update_policy.as_deref(), Some("hold:10m"));
+        assert_eq!(of("update_policy=aipu,hold=10m").store.update_policy.as_deref(), Some("hold:10m"));
         for wrong in ["update_policy=bdflush", "update_policy", "hold=long", "cache_size=much", "cache_dir=", "hold=9d"]
         {
             let error = parse(&[wrong.to_string()], Path::new("/s"), true).unwrap_err();
@@ -293,26 +294,26 @@ mod tests {
     #[test]
     fn each_option_is_taken_and_can_be_taken_back() {
         let all = parsed("noxattr,writeback,ro,noatime,nodev,nosuid,noexec,sync,threads=7,read_ahead=2M,clone_fd");
-        assert_eq!(all.access_times, AccessTimes::Never);
-        assert!(all.read_only && all.nodev && all.nosuid && all.noexec && all.synchronous);
-        assert!(all.clone_fd && !all.xattrs && all.writeback);
-        assert_eq!((all.threads, all.read_ahead_bytes), (7, 2 << 20));
+        assert_eq!(all.fuse.access_times, AccessTimes::Never);
+        assert!(all.fuse.read_only && all.fuse.nodev && all.fuse.nosuid && all.fuse.noexec && all.fuse.synchronous);
+        assert!(all.fuse.clone_fd && !all.fuse.xattrs && all.fuse.writeback);
+        assert_eq!((all.fuse.threads, all.fuse.read_ahead_bytes), (7, 2 << 20));
         let none = parsed(
             "ro,rw,noatime,atime,nodev,dev,nosuid,suid,noexec,exec,sync,async,\
              clone_fd,noclone_fd,noxattr,xattr,writeback,nowriteback",
         );
-        assert_eq!(none.access_times, AccessTimes::Relative);
-        assert!(!none.read_only && !none.nodev && !none.nosuid && !none.noexec);
-        assert!(!none.synchronous && !none.clone_fd && none.xattrs && !none.writeback);
+        assert_eq!(none.fuse.access_times, AccessTimes::Relative);
+        assert!(!none.fuse.read_only && !none.fuse.nodev && !none.fuse.nosuid && !none.fuse.noexec);
+        assert!(!none.fuse.synchronous && !none.fuse.clone_fd && none.fuse.xattrs && !none.fuse.writeback);
     }
 
     #[test]
     fn a_transport_is_one_of_those_there_are() {
-        assert_eq!(parsed("noatime").transport, Transport::Auto);
-        assert_eq!(parsed("transport=uring").transport, Transport::Uring);
-        assert_eq!(parsed("transport=uring,transport=dev").transport, Transport::Dev);
-        assert_eq!(parsed("transport=dev,transport=auto").transport, Transport::Auto);
-        assert!(parsed("transport=auto").idle_class && !parsed("noidle_class").idle_class);
+        assert_eq!(parsed("noatime").fuse.transport, Transport::Auto);
+        assert_eq!(parsed("transport=uring").fuse.transport, Transport::Uring);
+        assert_eq!(parsed("transport=uring,transport=dev").fuse.transport, Transport::Dev);
+        assert_eq!(parsed("transport=dev,transport=auto").fuse.transport, Transport::Auto);
+        assert!(parsed("transport=auto").fuse.idle_class && !parsed("noidle_class").fuse.idle_class);
         for odd in ["transport", "transport=", "transport=virtio"] {
             assert!(parse(&[odd.to_string()], Path::new("/s"), true).is_err(), "{odd}");
         }
@@ -321,13 +322,16 @@ mod tests {
     #[test]
     fn packing_has_an_age_and_a_share_and_may_leave_inodes_alone() {
         let of = parsed("pack_age=7,pack_load=25,nopack_inodes");
-        assert_eq!((of.pack_age, of.pack_load, of.pack_inodes), (Duration::from_secs(7), 25, false));
-        assert!(parsed("nopack_inodes,pack_inodes").pack_inodes && parsed("pack_load=0").pack_load == 0);
-        assert_eq!(parsed("scrub=2").scrub_every, Some(Duration::from_secs(172_800)));
-        assert_eq!(["sums", "nosums", "scrub=off"].map(|words| parsed(words).sums), [Some(true), Some(false), None]);
-        assert_eq!(["spill=70", "spill=off", "noatime"].map(|words| parsed(words).spill_percent), [70, 0, 85]);
+        assert_eq!((of.store.pack_age, of.store.pack_load, of.store.pack_inodes), (Duration::from_secs(7), 25, false));
+        assert!(parsed("nopack_inodes,pack_inodes").store.pack_inodes && parsed("pack_load=0").store.pack_load == 0);
+        assert_eq!(parsed("scrub=2").store.scrub_every, Some(Duration::from_secs(172_800)));
         assert_eq!(
-            ["threshold=256K", "threshold=64M", "ro"].map(|words| parsed(words).threshold),
+            ["sums", "nosums", "scrub=off"].map(|words| parsed(words).store.sums),
+            [Some(true), Some(false), None]
+        );
+        assert_eq!(["spill=70", "spill=off", "noatime"].map(|words| parsed(words).store.spill_percent), [70, 0, 85]);
+        assert_eq!(
+            ["threshold=256K", "threshold=64M", "ro"].map(|words| parsed(words).store.threshold),
             [Some(256 << 10), Some(64 << 20), None]
         );
         for odd in [
@@ -353,8 +357,9 @@ mod tests {
 
     #[test]
     fn nobody_has_a_mount_without_checks_but_the_user_who_asked_for_it() {
-        let of =
-            |list: &str, is_root| parse(&[list.to_string()], Path::new("/s"), is_root).map(|options| options.access);
+        let of = |list: &str, is_root| {
+            parse(&[list.to_string()], Path::new("/s"), is_root).map(|options| options.fuse.access)
+        };
         for private in ["private", "noallow_other", "allow_other,private", "private,default_permissions"] {
             assert_eq!([of(private, true), of(private, false)], [Ok(Access::Owner), Ok(Access::Owner)], "{private}");
             let unchecked = format!("nodefault_permissions,{private},nodefault_permissions");
@@ -390,12 +395,17 @@ mod tests {
     fn copied_fstab_lines_are_understood() {
         let list = "nodiratime,strictatime,lazytime,dirsync,nosymfollow,mand,nomand,iversion,noiversion,silent,loud";
         let all = parsed(list);
-        assert!(all.nodiratime && all.lazytime && all.directories_synchronous && all.nosymfollow);
-        assert_eq!(all.access_times, AccessTimes::Always);
+        assert!(all.fuse.nodiratime && all.fuse.lazytime && all.fuse.directories_synchronous && all.fuse.nosymfollow);
+        assert_eq!(all.fuse.access_times, AccessTimes::Always);
         let none = parsed(&format!("{list},diratime,nostrictatime,nolazytime,async,symfollow"));
-        assert!(!none.nodiratime && !none.lazytime && !none.directories_synchronous && !none.nosymfollow);
-        assert_eq!(none.access_times, AccessTimes::Relative);
-        assert_eq!(parsed("noatime,relatime").access_times, AccessTimes::Relative);
+        assert!(
+            !none.fuse.nodiratime
+                && !none.fuse.lazytime
+                && !none.fuse.directories_synchronous
+                && !none.fuse.nosymfollow
+        );
+        assert_eq!(none.fuse.access_times, AccessTimes::Relative);
+        assert_eq!(parsed("noatime,relatime").fuse.access_times, AccessTimes::Relative);
         assert!(is_remount(&["rw".into(), "noatime,remount,ro".into()]) && !is_remount(&["rw,x-remount".into()]));
     }
 

@@ -46,34 +46,34 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
     }
     let ask = || {
         let question = Question::Remount {
-            read_only: options.read_only,
-            access_times: access_times_name(options.access_times).into(),
+            read_only: options.fuse.read_only,
+            access_times: access_times_name(options.fuse.access_times).into(),
             // The mount table does not show this option, so only an explicit word changes it.
-            spill_percent: is_given(lists, "spill").then_some(options.spill_percent),
-            threshold_bytes: options.threshold,
-            update_policy: options.update_policy.clone(),
-            update_rate: options.update_rate,
+            spill_percent: is_given(lists, "spill").then_some(options.store.spill_percent),
+            threshold_bytes: options.store.threshold,
+            update_policy: options.store.update_policy.clone(),
+            update_rate: options.store.update_rate,
         };
         let answer = control::ask(directory, &question)?;
         answer.map(drop).ok_or_else(|| {
             Failure::new(mountpoint.display(), "no daemon serves this mount").remedy("mount the store again")
         })
     };
-    if !options.read_only {
+    if !options.fuse.read_only {
         ask()?;
     }
-    shoal_fuse::remount(&mountpoint, &options).map_err(|error| {
+    shoal_fuse::remount(&mountpoint, &options.fuse).map_err(|error| {
         failure::of_mountpoint(&mountpoint, error, |users| {
             format!("end the programs that have files open for writing ({users} lists them)")
         })
     })?;
-    if options.read_only {
+    if options.fuse.read_only {
         ask()?;
     }
     Ok(Remounted {
         store: directory.display().to_string(),
         mountpoint: mountpoint.display().to_string(),
-        read_only: options.read_only,
+        read_only: options.fuse.read_only,
     })
 }
 
@@ -165,13 +165,18 @@ mod tests {
             mount_options::parse(&all_words(entry, &[list.into()]), Path::new("/s"), true).unwrap()
         };
         let options = parsed(&entry, "remount,ro,user_id=0");
-        assert!(options.read_only && options.nosuid && options.noexec && options.directories_synchronous);
-        assert_eq!(options.access_times, AccessTimes::Never);
+        assert!(
+            options.fuse.read_only
+                && options.fuse.nosuid
+                && options.fuse.noexec
+                && options.fuse.directories_synchronous
+        );
+        assert_eq!(options.fuse.access_times, AccessTimes::Never);
         let read_only = MountEntry { options: "ro,nosuid".into(), ..entry };
-        assert!(parsed(&read_only, "remount,dev").read_only);
-        assert_eq!(parsed(&read_only, "remount").access_times, AccessTimes::Always);
+        assert!(parsed(&read_only, "remount,dev").fuse.read_only);
+        assert_eq!(parsed(&read_only, "remount").fuse.access_times, AccessTimes::Always);
         let options = parsed(&read_only, "remount,rw,suid,relatime");
-        assert!(!options.read_only && !options.nosuid && options.access_times == AccessTimes::Relative);
+        assert!(!options.fuse.read_only && !options.fuse.nosuid && options.fuse.access_times == AccessTimes::Relative);
         assert!(mount_options::parse(&all_words(&read_only, &["sink".into()]), Path::new("/s"), true).is_err());
     }
 }

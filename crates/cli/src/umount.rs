@@ -6,6 +6,7 @@
 //! a daemon that is working. A stopped daemon, or one whose mount remains in another mount
 //! namespace, is reported at once.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -79,6 +80,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     {
         return Err(holder::stopped(mountpoint.display().to_string(), pid));
     }
+    let logged = fs::metadata(log(&store)).map_or(0, |file| file.len());
     shoal_fuse::unmount_path(&mountpoint, lazily).map_err(|error| {
         failure::of_mountpoint(&mountpoint, error, |users| {
             format!("end the programs that use it ({users} lists them), or add --lazy")
@@ -105,6 +107,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         }
     }
     if report.clean {
+        errors_since(&store, logged).iter().for_each(|error| eprintln!("shoal: {error}"));
         for (device, bytes, cache) in shoal_store::kept_writes(&store) {
             eprintln!(
                 "shoal: bulk device {device} did not get {} of writes: {} keeps them until the machine goes down; mount the store with the \
@@ -173,8 +176,10 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
         (false, None) => UNSEEN_PATIENCE,
     };
     let (mut look, mut told, mut elsewhere) = (LOOK, false, None);
-    // Another process may have taken the store by now.
-    let has_it = |pid: u32| Path::new(&format!("/proc/{pid}")).exists() && holder::of(store) == Some(pid);
+    // Another process may have taken the store by now. The kernel's list leaves entries out while
+    // locks come and go, so no owner is no answer.
+    let is_others = |pid: u32| holder::of(store).is_some_and(|holder| holder != pid);
+    let has_it = |pid: u32| Path::new(&format!("/proc/{pid}")).exists() && !is_others(pid);
     while shoal_store::is_in_use(store).unwrap_or(false) && pid.is_none_or(has_it) {
         if begin.elapsed() > patience {
             if args.lazy {
@@ -219,6 +224,16 @@ fn is_clean(store: &Path, writer: Option<u32>) -> Outcome<bool> {
             .remedy(format!("{} tells why", log(store).display())));
     }
     Ok(shoal_store::writer(store).is_none())
+}
+
+/// Returns what the daemon's log calls an error, from this byte on. A log that cannot be read or was
+/// replaced tells nothing.
+fn errors_since(store: &Path, from: u64) -> Vec<String> {
+    let text = fs::read(log(store)).unwrap_or_default();
+    let text = String::from_utf8_lossy(text.get(from as usize..).unwrap_or_default()).into_owned();
+    // A line has a time, a level, and the module that speaks.
+    let error = |line: &str| Some(line.split_once(" ERROR ")?.1.split_once(": ")?.1.to_string());
+    text.lines().filter_map(error).collect()
 }
 
 fn log(store: &Path) -> PathBuf {

@@ -8,6 +8,7 @@ mod damage_fuzz;
 mod damaged_log;
 mod damaged_media;
 mod donate;
+mod doors;
 mod hostile_damage;
 mod hostile_store;
 mod killed;

@@ -99,6 +99,37 @@ fn what_a_crash_left_is_finished_in_the_copy_alone() {
     }
 }
 
+/// A copy must not give bytes that the original's checksums refuse new checksums, or none.
+#[test]
+fn damage_of_bulk_storage_stays_damage_in_a_copy() {
+    for (kind, killed) in [&[][..], &["--memory", "battery"]].into_iter().flat_map(|kind| [(kind, false), (kind, true)])
+    {
+        let scene = Scene::new(kind);
+        scene.mount("store");
+        fs::write(scene.at("mnt/large"), vec![7; 3 << 20]).unwrap();
+        fs::File::open(scene.at("mnt/large")).unwrap().sync_all().unwrap();
+        if killed {
+            scene.kill()
+        } else {
+            scene.umount()
+        }
+        let bulk = fs::File::options().read(true).write(true).open(scene.at("store/bulk")).unwrap();
+        let mut bytes = vec![0; bulk.metadata().unwrap().len() as usize];
+        bulk.read_exact_at(&mut bytes, 0).unwrap();
+        let at = bytes.windows(512).position(|part| part == [7; 512]).expect("the file is there");
+        bulk.write_all_at(&[9; 512], at as u64).unwrap();
+        let region = format!("battery={}", scene.text("copy.region"));
+        let memory = if kind.is_empty() { "logged" } else { &region };
+        scene.ok(&["copy", "--memory", memory, &scene.text("store"), &scene.text("copy")]);
+        for store in ["store", "copy"] {
+            scene.ok(&["mount", "-o", "ro", &scene.text(store), &scene.text("mnt")]);
+            let found = fs::read(scene.at("mnt/large")).map_err(|error| error.raw_os_error());
+            assert_eq!(found.map(|bytes| bytes.len()), Err(Some(5)), "{kind:?}, killed: {killed}, {store}");
+            scene.umount();
+        }
+    }
+}
+
 #[test]
 fn a_refused_copy_leaves_nothing_behind() {
     let scene = Scene::new(&[]);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::scene;
+use crate::scene::{self, wait_until};
 
 struct Scene {
     dir: tempfile::TempDir,
@@ -99,14 +99,6 @@ impl Drop for Scene {
         let mut command = Command::new("timeout");
         command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(["umount", "--lazy"]).arg(self.mnt());
         let _ = command.output();
-    }
-}
-
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < Duration::from_secs(30), "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -215,7 +207,7 @@ fn battery_memory_that_was_lost_comes_back_as_it_was_saved() {
     let (store, memory) = (scene.place().join("battery"), scene.place().join("memory"));
     let place = store.to_str().unwrap();
     let kind = format!("battery={}", memory.display());
-    scene.ok(&["format", "--memory", &kind, "--memory-size", "64M", "--bulk-size", "16M", place]);
+    scene.ok(&["format", "--memory", &kind, "--memory-size", "64M", "--bulk-size", "96M", place]);
     let mount = || scene.ok(&["mount", place, scene.mnt().to_str().unwrap()]);
     mount();
     fs::write(scene.mnt().join("small"), "as saved").unwrap();

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::scene::{Scene, Tree};
 use serde_json::Value;
+use shoal_sim::due;
 
 const KINDS: [&[&str]; 2] = [&[], &["--memory", "battery"]];
 
@@ -94,7 +95,7 @@ impl<'a> Aside<'a> {
 
 #[test]
 fn a_store_of_another_size_holds_what_it_held() {
-    for kind in KINDS {
+    for kind in due(KINDS, 2) {
         let scene = Scene::new(kind);
         scene.mount("store");
         scene.fill();
@@ -181,12 +182,12 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
         return;
     }
     // Thousands of calls take hours. A deep run with a time limit takes a sample, the usual run a
-    // quarter of that; each seed begins at another call.
+    // quarter of that on one kind of memory; each seed begins at another call.
     let deep = std::env::var_os("SHOAL_DEEP").is_some();
     let all = deep && std::env::var_os("SHOAL_DEEP_SECONDS").is_none();
     let share = if deep { 1 } else { 4 };
     let seed = std::env::var("SHOAL_SEED").map_or(0, |seed| seed.parse().expect("SHOAL_SEED is a number"));
-    for (first, kind) in KINDS.into_iter().enumerate() {
+    for (first, kind) in due(KINDS.into_iter().enumerate(), 2) {
         let (scene, before) = filled(kind);
         let aside = Aside::new(&scene);
         let old = sizes_of(&scene, "store");

@@ -242,3 +242,18 @@ fn an_export_that_takes_the_place_of_a_device_in_use_is_not_written() {
     scene.umount();
     scene.ok(&["check", &scene.text("store")]);
 }
+
+/// A missing device without data on it leaves, and the command waits for that.
+#[test]
+fn a_missing_device_without_files_is_removed_with_success() {
+    let Some(scene) = Scene::new() else { return };
+    scene.umount();
+    fs::rename(scene.bulk(1), scene.at("away")).unwrap();
+    scene.mount_with("degraded");
+    let said = scene.ok(&["bulk", "remove", &scene.text("store"), "1"]);
+    assert!(said.contains("is empty and removed"), "{said}");
+    let listed: serde_json::Value =
+        serde_json::from_str(&scene.ok(&["bulk", "list", "--json", &scene.text("store")])).unwrap();
+    assert_eq!(listed.as_array().unwrap().len(), 1, "{listed}");
+    scene.umount();
+}

@@ -18,7 +18,7 @@ use shoal_media::{BlockDevice, flush, read, write};
 use shoal_nbd::{Client, ClientOptions};
 use shoal_sim::Random;
 
-use crate::scene;
+use crate::scene::{self, wait_until};
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -171,14 +171,6 @@ fn connect(served: &Served, contexts: &[&str]) -> Client {
 /// Returns bytes that differ from block to block and from seed to seed.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     Random::new(seed).bytes(len)
-}
-
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < PATIENCE, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use shoal_media::BlockDevice;
+use shoal_media::{BlockDevice, MediaError};
 use shoal_nbd::BlockStatus;
 
 use crate::device_name::DeviceName;
@@ -28,6 +28,12 @@ pub trait Device: Send + Sync {
     /// host's cache and run concurrently.
     fn uncached_device(&self) -> Arc<dyn BlockDevice> {
         self.block_device()
+    }
+
+    /// Returns samples of what the medium has for certain, also after the device was lost. They
+    /// tell it from an older copy of itself. Empty: nothing is known.
+    fn samples(&self) -> Vec<Sample> {
+        Vec::new()
     }
 
     /// Returns the report fields that only this kind has, by name.
@@ -67,6 +73,21 @@ impl dyn Device {
             size_bytes: self.block_device().geometry().bytes,
             own: self.own_report(),
         }
+    }
+}
+
+/// Bytes that a medium has from byte `at` on.
+pub struct Sample {
+    pub at: u64,
+    pub bytes: Vec<u8>,
+}
+
+impl Sample {
+    /// Returns whether a device has these bytes.
+    pub fn is_on(&self, device: &dyn BlockDevice) -> Result<bool, MediaError> {
+        let mut found = vec![0; self.bytes.len()];
+        device.read_into(self.at, &mut found)?;
+        Ok(found == self.bytes)
     }
 }
 

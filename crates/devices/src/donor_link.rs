@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use shoal_format::ram::{DiskSuperblock, Lease, SLOTS_BYTES};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
 use shoal_nbd::link::{End, Owner, Refused};
 use shoal_nbd::{Claim, Client, ConnectError, Link, LinkOptions, Reliance, Uri};
 use shoal_netram::{DonorError, Trouble};
@@ -157,6 +157,10 @@ impl DonorLink {
 }
 
 impl BlockDevice for DonorLink {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.link.geometry()
     }

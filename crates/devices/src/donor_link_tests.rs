@@ -23,6 +23,10 @@ struct Memory {
 }
 
 impl BlockDevice for Memory {
+    fn write_cache(&self) -> Option<&dyn shoal_media::WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.file.geometry()
     }

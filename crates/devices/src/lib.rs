@@ -51,7 +51,7 @@ pub mod vlog;
 
 use std::path::PathBuf;
 
-pub use device::{Device, DeviceReport, DonorChange, Made};
+pub use device::{Device, DeviceReport, DonorChange, Made, Sample};
 pub use device_name::{DeviceName, Kind, Make, MakeOptions, Name};
 pub use failure::{During, Failure, Outcome};
 pub use file::file;

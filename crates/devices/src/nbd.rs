@@ -16,9 +16,9 @@ use shoal_format::Sums;
 use shoal_host::FileLock;
 use shoal_media::BlockDevice;
 use shoal_nbd::address::Place;
-use shoal_nbd::{Link, LinkOptions, Uri};
+use shoal_nbd::{Link, LinkOptions, Uri, Witness};
 
-use crate::device::Device;
+use crate::device::{Device, Sample};
 use crate::device_name::{DeviceName, Kind, Name};
 use crate::disk_lock;
 use crate::failure::{Failure, Outcome};
@@ -178,6 +178,10 @@ impl Device for OpenNbd {
 
     fn block_device(&self) -> Arc<dyn BlockDevice> {
         self.link.clone()
+    }
+
+    fn samples(&self) -> Vec<Sample> {
+        self.link.witnesses().into_iter().map(|Witness { at, bytes }| Sample { at, bytes }).collect()
     }
 
     fn own_report(&self) -> Map<String, Value> {

@@ -45,8 +45,13 @@ const _: () = assert!(std::mem::offset_of!(RecordHeader, crc) == 28);
 pub enum RecordKind {
     /// Entries to apply.
     Tx = 0,
-    /// Marks a mount: 16 random bytes, then the boot id (16 bytes).
+    /// Marks a mount: 16 random bytes, then the boot id (16 bytes), or what [`with_loss`] makes of it.
     Epoch = 1,
+}
+
+/// Returns the boot id that is named after a flush of bulk storage failed, and the other way about.
+pub fn with_loss(boot_id: [u8; 16]) -> [u8; 16] {
+    boot_id.map(|byte| !byte)
 }
 
 impl RecordKind {

@@ -19,7 +19,7 @@
 mod owners;
 
 use shoal_format::inode::{InodeSlot, TABLE_FANOUT};
-use shoal_region::{Lsn, Region, Victims};
+use shoal_region::{Lack, Lsn, Region, Victims};
 
 use crate::inode::packer::STEP_PACKED;
 use crate::{Error, Fs, Ino, Result};
@@ -159,9 +159,13 @@ impl Fs {
     #[inline]
     pub(crate) fn with_room<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
         match operation() {
-            Err(Error::NoSpace) => self.after_making_room(&mut || self.with_data(operation(), &mut operation)),
+            Err(Error::NoSpace(lack)) => {
+                self.after_making_room(lack, &mut || self.with_data(operation(), &mut operation))
+            }
             Err(error @ Error::Spilled { .. }) => match self.with_data(Err(error), &mut operation) {
-                Err(Error::NoSpace) => self.after_making_room(&mut || self.with_data(operation(), &mut operation)),
+                Err(Error::NoSpace(lack)) => {
+                    self.after_making_room(lack, &mut || self.with_data(operation(), &mut operation))
+                }
                 outcome => outcome,
             },
             outcome => outcome,
@@ -177,22 +181,24 @@ impl Fs {
             self.bring_back(ino, group)?;
             outcome = operation();
         }
-        Err(Error::NoSpace)
+        Err(Error::NO_SPACE)
     }
 
     #[cold]
-    fn after_making_room<T>(&self, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+    fn after_making_room<T>(&self, mut lack: Lack, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         for tried in 0..TRIES {
-            // Zero: it was not the region that lacked room.
-            let segments = shoal_region::take_denied();
-            if segments == 0 {
+            let Lack { segments } = lack;
+            if lack == Lack::OTHER {
                 if tried == 0 && self.release_spilled()? {
                     match operation() {
-                        Err(Error::NoSpace) => continue,
+                        Err(Error::NoSpace(now)) => {
+                            lack = now;
+                            continue;
+                        }
                         outcome => return outcome,
                     }
                 }
-                return Err(Error::NoSpace);
+                return Err(Error::NO_SPACE);
             }
             // An operation that is refused again needs several segments at once: it gave back those
             // it got before.
@@ -203,18 +209,19 @@ impl Fs {
                     self.move_for_room(segments)?;
                 }
                 Outcome::Slots => match operation() {
-                    Err(Error::NoSpace) if self.move_for_room(segments)? => {}
+                    Err(Error::NoSpace(_)) if self.move_for_room(segments)? => {}
+                    Err(Error::NoSpace(_)) => return Err(Error::NO_SPACE),
                     outcome => return outcome,
                 },
                 Outcome::Nothing if self.move_for_room(segments)? => {}
-                Outcome::Nothing => return Err(Error::NoSpace),
+                Outcome::Nothing => return Err(Error::NO_SPACE),
             }
             match operation() {
-                Err(Error::NoSpace) => {}
+                Err(Error::NoSpace(now)) => lack = now,
                 outcome => return outcome,
             }
         }
-        Err(Error::NoSpace)
+        Err(Error::NO_SPACE)
     }
 
     /// Packs plain files, or else spills packed ones; returns true if that gained room.
@@ -285,7 +292,7 @@ impl Fs {
             }
             let done = match self.step(&mut compactor) {
                 // There is no room for the log; nothing is lost by waiting.
-                Err(Error::NoSpace) => return Ok(()),
+                Err(Error::NoSpace(_)) => return Ok(()),
                 done => done?,
             };
             let mut more = done.more;
@@ -390,7 +397,9 @@ impl Fs {
                     }
                     // Damage in one inode, or a lack of room to unpack it, is no reason to leave
                     // the others where they are.
-                    Ok(None) | Err(Error::Corrupt(_) | Error::NoSpace) => (_, pass.position) = (pass.owners.pop(), 0),
+                    Ok(None) | Err(Error::Corrupt(_) | Error::NoSpace(_)) => {
+                        (_, pass.position) = (pass.owners.pop(), 0)
+                    }
                     Err(error) => return Err(error),
                 }
                 if !budget.look() {

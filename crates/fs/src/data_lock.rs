@@ -15,41 +15,55 @@
 //! - Clearing NEW needs only the inode lock: it changes neither where blocks are nor what they hold.
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use shoal_bulk::Bulk;
+use shoal_bulk::held::assert_none_held;
 use shoal_format::inode::{Inode, Layout};
 
-use crate::bulk::Bulk;
-use crate::locks::{LoneGuard, STRIPES, assert_none_held, stripe};
+use crate::locks::{LoneGuard, STRIPES, stripe};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
+/// Each lock counts how often it was taken exclusively: blocks that a reader found in the map are
+/// still the file's when it comes back if the count is the same.
 pub(crate) struct DataLocks {
-    stripes: Box<[RwLock<()>]>,
+    stripes: Box<[RwLock<u64>]>,
+}
+
+fn exclusive(stripe: &RwLock<u64>) -> RwLockWriteGuard<'_, u64> {
+    let mut changes = stripe.write();
+    *changes += 1;
+    changes
 }
 
 impl DataLocks {
     pub fn new() -> DataLocks {
-        DataLocks { stripes: (0..STRIPES).map(|_| RwLock::new(())).collect() }
+        DataLocks { stripes: (0..STRIPES).map(|_| RwLock::new(0)).collect() }
     }
 
-    pub fn read(&self, ino: Ino) -> RwLockReadGuard<'_, ()> {
+    pub fn read(&self, ino: Ino) -> RwLockReadGuard<'_, u64> {
         assert_none_held();
         self.stripes[stripe(ino)].read()
     }
 
-    fn write(&self, ino: Ino) -> RwLockWriteGuard<'_, ()> {
+    /// Does the same without waiting: `None` if somebody holds or awaits the lock exclusively.
+    pub fn try_read(&self, ino: Ino) -> Option<RwLockReadGuard<'_, u64>> {
+        self.stripes[stripe(ino)].try_read()
+    }
+
+    fn write(&self, ino: Ino) -> RwLockWriteGuard<'_, u64> {
         assert_none_held();
-        self.stripes[stripe(ino)].write()
+        exclusive(&self.stripes[stripe(ino)])
     }
 
     /// Takes the exclusive locks of up to two files.
-    pub fn write_both(&self, inos: [Option<Ino>; 2]) -> [Option<RwLockWriteGuard<'_, ()>>; 2] {
+    pub fn write_both(&self, inos: [Option<Ino>; 2]) -> [Option<RwLockWriteGuard<'_, u64>>; 2] {
         assert_none_held();
         let mut stripes = inos.map(|ino| ino.map(stripe));
         stripes.sort_unstable();
         if stripes[0] == stripes[1] {
             stripes[1] = None;
         }
-        stripes.map(|number| number.map(|number| self.stripes[number].write()))
+        stripes.map(|number| number.map(|number| exclusive(&self.stripes[number])))
     }
 
     /// Returns whether a thread holds or awaits the file's exclusive lock. The answer holds while
@@ -66,7 +80,7 @@ pub(crate) struct FileLock<'a> {
     pub ino: Ino,
     /// `None` only while the device works.
     inode: Option<LoneGuard<'a>>,
-    data: Option<RwLockWriteGuard<'a, ()>>,
+    data: Option<RwLockWriteGuard<'a, u64>>,
     /// The caller sets no times: those of the record stay.
     aside: bool,
 }

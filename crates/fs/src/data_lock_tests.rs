@@ -9,7 +9,8 @@ use crate::{Caller, ROOT};
 
 #[test]
 fn a_file_that_went_away_is_stale_also_where_the_device_failed() {
-    for (outcome, again) in [(Ok(()), false), (Ok(()), true), (Err(Error::NoSpace), false), (Err(Error::NoSpace), true)]
+    for (outcome, again) in
+        [(Ok(()), false), (Ok(()), true), (Err(Error::NO_SPACE), false), (Err(Error::NO_SPACE), true)]
     {
         let fs = TestStore::new(16).open(2);
         let create = || fs.mknod(&Caller::default(), ROOT, b"file", 0o644, 0).unwrap().ino;

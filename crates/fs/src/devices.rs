@@ -10,12 +10,12 @@
 
 use std::sync::Arc;
 
+use shoal_bulk::{BulkState, GivenDevice};
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
 use shoal_format::extent::{BulkBlock, FileBlock};
 use shoal_media::BlockDevice;
 
-use crate::bulk::{BulkState, GivenDevice};
 use crate::gather::Away;
 use crate::{Error, Fs, Ino, Result};
 
@@ -75,7 +75,7 @@ impl Fs {
     pub fn bulk_leave(&self, number: u32) -> Result<Leaving> {
         self.writable()?;
         let bulk = self.bulk()?;
-        if bulk.states().iter().filter(|state| !state.leaving || state.number == number).count() < 2 {
+        if bulk.states().iter().filter(|device| !device.state.is_leaving() || device.number == number).count() < 2 {
             return Ok(Leaving::Last);
         }
         let (used, room) = bulk.used_and_room(number)?;
@@ -89,7 +89,7 @@ impl Fs {
     /// Lets a device that was leaving stay.
     pub fn bulk_stay(&self, number: u32) -> Result<()> {
         self.writable()?;
-        self.bulk()?.set_leaving(&self.region, number, false)
+        Ok(self.bulk()?.set_leaving(&self.region, number, false)?)
     }
 
     /// Moves data off a leaving device, in one pass over all files, while `goes_on` returns true.
@@ -134,7 +134,7 @@ impl Fs {
         if bulk.held_blocks() > 0 {
             bulk.save(&self.region)?;
         }
-        bulk.remove(&self.region, number)
+        Ok(bulk.remove(&self.region, number)?)
     }
 
     /// Uses a lost or closed device again: releases it, and takes the device that `open` returns
@@ -152,7 +152,7 @@ impl Fs {
             let distrusted = if was_away { self.distrust_device(number, device) } else { Ok(()) };
             distrusted.map_err(|error| error.to_string())
         };
-        bulk.retry(&self.region, number, open, verified)
+        Ok(bulk.retry(&self.region, number, open, verified)?)
     }
 
     /// Returns whether a device was away, or in another place after a crash, and its contents are

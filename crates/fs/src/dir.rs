@@ -11,6 +11,8 @@
 mod pack;
 mod shrink;
 
+use std::ops::Range;
+
 use shoal_format::SlotRef;
 use shoal_format::dir::{
     BUCKET_BYTES, BUCKET_HEADER, Bucket, Dirent, ENTRY_INO_AT, HASH_BITS, LEVELS_MAX, NODE_BITS, NODE_BYTES,
@@ -21,7 +23,6 @@ use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_region::{Region, Tx, View};
 
 use crate::{Error, Ino, Result};
-pub(crate) use pack::has_buckets;
 pub(crate) use shrink::relocate_along;
 
 /// Bytes of the first bucket of a small directory.
@@ -333,7 +334,7 @@ fn insert_hashed(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result
     if way.depth == NODE_BITS {
         if way.len == LEVELS_MAX as usize {
             // 56 bits of a keyed hash agree for more names than a bucket holds.
-            return Err(Error::NoSpace);
+            return Err(Error::NO_SPACE);
         }
         let child = new_node(tx, NodeRef::Bucket { slot: way.bucket, depth: 0 })?;
         dir.allocated += NODE_BYTES;
@@ -452,21 +453,30 @@ pub(crate) struct Listed {
 const RANK_BITS: u32 = 3;
 
 /// Returns the entries of one bucket with cookies of at least `from`, in cookie order; the buckets
-/// before it have none. Also returns the first cookie behind that bucket, or `None` at the end of
-/// the directory.
+/// before it have none. Also returns the cookie to go on from, or `None` at the end of the
+/// directory. A bucket with an entry that does not belong there is an error once its other entries
+/// are listed: in the place of such a hash, the listing could start over or leave entries out.
 pub(crate) fn list(view: &impl Names, dir: &Inode, from: u64) -> Result<(Vec<Listed>, Option<u64>)> {
     match dir.layout {
-        Layout::DirPacked => Ok((list_bucket(view, dir.root, from)?, None)),
+        Layout::DirPacked => list_bucket(view, dir.root, from, 0..HASH_END),
         Layout::DirHashed => {
-            let mut hash = from >> RANK_BITS;
             let mut floor = from;
             loop {
+                let hash = floor >> RANK_BITS;
+                if hash >= HASH_END {
+                    return Ok((Vec::new(), None));
+                }
                 let way = descend(view, dir.root, hash)?;
-                let next = behind(&way, hash);
-                let entries = if way.bucket.is_none() { Vec::new() } else { list_bucket(view, way.bucket, floor)? };
+                let next = behind(&way, hash).map(|next| next << RANK_BITS);
+                if !way.bucket.is_none() {
+                    let (entries, rest) = list_bucket(view, way.bucket, floor, range_of(&way, hash))?;
+                    if !entries.is_empty() {
+                        return Ok((entries, rest.or(next)));
+                    }
+                }
                 match next {
-                    Some(next) if entries.is_empty() => (hash, floor) = (next, next << RANK_BITS),
-                    _ => return Ok((entries, next.map(|next| next << RANK_BITS))),
+                    Some(next) => floor = next,
+                    None => return Ok((Vec::new(), None)),
                 }
             }
         }
@@ -474,21 +484,33 @@ pub(crate) fn list(view: &impl Names, dir: &Inode, from: u64) -> Result<(Vec<Lis
     }
 }
 
+/// First number that is no hash.
+const HASH_END: u64 = 1 << HASH_BITS;
+
+/// Returns the hashes of the bucket, or of the empty reference, that `hash` led to.
+fn range_of(way: &Way, hash: u64) -> Range<u64> {
+    let last = way.steps[way.len - 1];
+    let (first, len) = if way.bucket.is_none() { (last.index, 1) } else { span(last.index, way.depth) };
+    let shift = HASH_BITS - NODE_BITS * way.len as u32;
+    let prefix = (hash >> (shift + NODE_BITS)) << NODE_BITS;
+    (prefix + first as u64) << shift..(prefix + (first + len) as u64) << shift
+}
+
 /// Returns the first hash behind the range of the bucket, or of the empty reference, that `hash`
 /// led to; `None` at the end.
 fn behind(way: &Way, hash: u64) -> Option<u64> {
-    let last = way.steps[way.len - 1];
-    let (first, len) = if way.bucket.is_none() { (last.index, 1) } else { span(last.index, way.depth) };
-    // The bucket's prefix plus one.
-    let shift = HASH_BITS - NODE_BITS * way.len as u32;
-    let prefix = (hash >> (shift + NODE_BITS)) << NODE_BITS;
-    let next = (prefix + (first + len) as u64) << shift;
-    (next < 1 << HASH_BITS).then_some(next)
+    let end = range_of(way, hash).end;
+    (end < HASH_END).then_some(end)
 }
 
-fn list_bucket(view: &impl Names, slot: SlotRef, from: u64) -> Result<Vec<Listed>> {
+/// Returns the bucket's entries from `from`, and the cookie behind them if the bucket also has
+/// entries with hashes outside of `range`. Such entries alone are an error.
+fn list_bucket(view: &impl Names, slot: SlotRef, from: u64, range: Range<u64>) -> Result<(Vec<Listed>, Option<u64>)> {
     let buffer = Buffer::read(view, slot)?;
     let mut entries = live_entries(&buffer.bucket()?)?;
+    let live = entries.len();
+    entries.retain(|entry| range.contains(&entry.hash) && entry.hash != 0);
+    let all_belong = entries.len() == live;
     entries.sort_by_key(|entry| entry.hash);
     let (mut rank, mut last) = (0, u64::MAX);
     let mut out = Vec::with_capacity(entries.len());
@@ -500,7 +522,14 @@ fn list_bucket(view: &impl Names, slot: SlotRef, from: u64) -> Result<Vec<Listed
             out.push(Listed { ino: entry.ino as Ino, kind: entry.kind, name: entry.name.to_vec(), cookie });
         }
     }
-    Ok(out)
+    match out.last() {
+        _ if all_belong => Ok((out, None)),
+        Some(last) => {
+            let behind = last.cookie + 1;
+            Ok((out, Some(behind)))
+        }
+        None => Err(Error::Corrupt(format!("directory bucket {slot:?}: a name's hash belongs elsewhere"))),
+    }
 }
 
 const _: () = assert!(CLASS_SIZES[class_for(BUCKET_BYTES as u64).unwrap() as usize] == BUCKET_BYTES as u32);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use shoal_format::FormatError;
 use shoal_format::inode::Ino;
 use shoal_media::MediaError;
-use shoal_region::Failure;
+use shoal_region::{Failure, Lack};
 
 /// Numbers follow Linux' generic `errno` table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum Error {
     #[error("invalid argument")]
     Invalid,
     #[error("no space left")]
-    NoSpace,
+    NoSpace(Lack),
     #[error("file too large")]
     FileTooBig,
     #[error("no such attribute")]
@@ -49,7 +49,7 @@ pub enum Error {
     /// Read-only since something failed.
     #[error("read-only file system: {0}")]
     Failed(Arc<Failure>),
-    /// Refused by [`crate::without_flush`] or [`crate::without_device`]; never an answer to a user.
+    /// Refused by [`crate::without_flush`]; never an answer to a user.
     #[error("the operation has to wait for the bulk storage")]
     WouldFlush,
     /// The operation needs this object in the region: the object is brought back, and the operation
@@ -88,7 +88,7 @@ impl Error {
             Error::IsDirectory => 21,
             Error::Invalid => 22,
             Error::FileTooBig => 27,
-            Error::NoSpace => 28,
+            Error::NoSpace(_) => 28,
             Error::ReadOnly | Error::Failed(_) => 30,
             Error::TooManyLinks => 31,
             Error::Range => 34,
@@ -102,33 +102,44 @@ impl Error {
     }
 }
 
+impl Error {
+    /// No space, and free segments of the region would not help.
+    pub const NO_SPACE: Error = Error::NoSpace(Lack::OTHER);
+}
+
+/// Errors of what is below: of bulk storage as they are, the others as bulk storage reads them.
+impl From<shoal_bulk::Error> for Error {
+    fn from(error: shoal_bulk::Error) -> Error {
+        use shoal_bulk::Error as Bulk;
+        match error {
+            Bulk::NotFound => Error::NotFound,
+            Bulk::Invalid => Error::Invalid,
+            Bulk::NoSpace(lack) => Error::NoSpace(lack),
+            Bulk::ReadOnly => Error::ReadOnly,
+            Bulk::Failed(failure) => Error::Failed(failure),
+            Bulk::WouldFlush => Error::WouldFlush,
+            Bulk::Io(text) => Error::Io(text),
+            Bulk::Corrupt(text) => Error::Corrupt(text),
+            Bulk::Damaged { device, byte } => Error::Damaged { device, byte },
+        }
+    }
+}
+
 impl From<shoal_region::Error> for Error {
     fn from(error: shoal_region::Error) -> Error {
-        use shoal_region::Error as Region;
-        match error {
-            Region::NoSpace => Error::NoSpace,
-            Region::ReadOnly => Error::ReadOnly,
-            Region::Poisoned(failure) => Error::Failed(failure),
-            Region::Media(media) => media.into(),
-            Region::Corrupt { .. } | Region::Format(_) => Error::Corrupt(error.to_string()),
-            other => Error::Io(other.to_string()),
-        }
+        shoal_bulk::Error::from(error).into()
     }
 }
 
 impl From<MediaError> for Error {
     fn from(error: MediaError) -> Error {
-        match error {
-            MediaError::NoSpace { .. } => Error::NoSpace,
-            MediaError::Poisoned { .. } => Error::Failed(Arc::new(Failure::new("a flush", &error))),
-            other => Error::Io(other.to_string()),
-        }
+        shoal_bulk::Error::from(error).into()
     }
 }
 
 impl From<FormatError> for Error {
     fn from(error: FormatError) -> Error {
-        Error::Corrupt(error.to_string())
+        shoal_bulk::Error::from(error).into()
     }
 }
 

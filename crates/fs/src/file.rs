@@ -1,4 +1,4 @@
-//! File data as callers see it: read, write, truncate, fallocate, seek, copy, fsync. Chooses the
+//! File data as callers see it: write, truncate, fallocate, seek, copy, fsync. Chooses the
 //! tier and drives `small` and `large`.
 //!
 //! Rules:
@@ -11,27 +11,23 @@
 //! - A truncation that needs several transactions sets the new size and `INODE_TRUNCATING` in the
 //!   first. Any operation that meets the flag finishes the truncation before it does anything else.
 //!
-//! Left out: names, attributes other than times and size, and clearing set-id bits (the adapter's
+//! Left out: reads (`reading`), names, attributes other than times and size, and clearing set-id bits (the adapter's
 //! part).
 //!
 //! One file of over 500 lines: the operations on a regular file side by side, each with its two tiers.
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::extent::FileBlock;
-use shoal_format::inode::{
-    CHUNK, INODE_APPEND_ONLY, INODE_IMMUTABLE, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout, THRESHOLD_MAX,
-};
+use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_IMMUTABLE, INODE_TRUNCATING, Inode, Layout, THRESHOLD_MAX};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
 use shoal_region::{Lsn, Tx};
 
+use crate::cold::objects::Placed;
+use crate::cold::packer::Purpose;
 use crate::data_lock::FileLock;
 use crate::large::{MOVE_BACK_BYTES, read_spans};
-use crate::objects::Placed;
-use crate::packer::Purpose;
 use crate::planted::{Bug, is_planted};
-use crate::small::Spilled;
 use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
@@ -41,22 +37,10 @@ pub const FILE_BYTES_MAX: u64 = FileBlock::END.byte();
 const _: () = assert!(THRESHOLD_MAX as u64 <= small::CHUNKS_PER_STEP * CHUNK);
 /// Bytes copied at a time.
 const COPY_BYTES: u64 = 128 << 10;
-const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
 
 const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
-
-/// When a read changes the file's access time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessTimes {
-    /// When that time is not newer than the last change, or is a day old (`relatime`).
-    Relative,
-    /// With every read that reaches the engine (`strictatime`).
-    Always,
-    /// Never (`noatime`).
-    Never,
-}
 
 /// Target of [`Fs::seek`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +84,7 @@ pub fn keeping_times<T>(work: impl FnOnce() -> T) -> T {
 
 impl Fs {
     /// Loads a regular file.
-    fn load_file(&self, ino: Ino) -> Result<Inode> {
+    pub(crate) fn load_file(&self, ino: Ino) -> Result<Inode> {
         let inode = self.load(ino)?;
         self.refuse_nobodys(ino, &inode)?;
         regular(&inode)?;
@@ -126,115 +110,6 @@ impl Fs {
             self.cut_off(&mut file, &mut inode, size)?;
         }
         Ok((file, inode))
-    }
-
-    /// Reads from byte `at`; returns how many bytes there are, fewer than asked for only at the file's end.
-    pub fn read(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<usize> {
-        let (len, inode) = self.met(ino, self.read_data(ino, at, out))?;
-        if len > 0 {
-            self.touch_atime(ino, &inode);
-        }
-        Ok(len)
-    }
-
-    /// Reads; returns the number of bytes, and the inode that they belong to.
-    fn read_data(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<(usize, Inode)> {
-        // A long file is read in many calls; only the first one counts.
-        let again = self.note_use(ino) && at == 0;
-        let mut before = None;
-        loop {
-            let lock = self.locks.read(ino);
-            let inode = self.load_file(ino)?;
-            if inode.layout != Layout::Extents {
-                let (len, spilled) = self.read_in_region(&inode, at, out)?;
-                if spilled.is_empty() {
-                    return Ok((len, inode));
-                }
-                drop(lock);
-                if let Some(wrong) = self.read_spilled(ino, &spilled, &mut out[..len], again)? {
-                    if before.as_ref() == Some(&wrong) || is_planted(Bug::SpilledOneLook) {
-                        return Err(self.spilled_damage(ino, &wrong));
-                    }
-                    before = Some(wrong);
-                    continue;
-                }
-                return Ok((len, inode));
-            }
-            drop(lock);
-            if let Some(read) = self.read_large(ino, at, out)? {
-                return Ok(read);
-            }
-        }
-    }
-
-    /// Reads from a large file; `None` if it is not large any more.
-    fn read_large(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<Option<(usize, Inode)>> {
-        // The file may move back to the region before it is locked.
-        let _data = self.data_locks.read(ino);
-        let lock = self.locks.read(ino);
-        let inode = self.load_file(ino)?;
-        if inode.layout != Layout::Extents {
-            return Ok(None);
-        }
-        let out = within(&inode, at, out);
-        let spans = self.spans(&inode, at, out.len())?;
-        drop(lock);
-        read_spans(self, &spans, out)?;
-        Ok(Some((out.len(), inode)))
-    }
-
-    /// Reads what is in the region; returns how many bytes there are, and which of them are in the
-    /// spill file.
-    fn read_in_region(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<(usize, Vec<Spilled>)> {
-        let out = within(inode, at, out);
-        let mut spilled = Vec::new();
-        match inode.layout {
-            Layout::Direct | Layout::Chunked | Layout::Packed => {
-                spilled = small::read_parts(&self.region, &self.objects, inode, at, out)?;
-            }
-            _ => out.fill(0),
-        }
-        Ok((out.len(), spilled))
-    }
-
-    /// Notes that the file is in use, so that it does not spill before others. Returns whether it
-    /// was in use a moment ago.
-    fn note_use(&self, ino: Ino) -> bool {
-        self.bulk.is_some() && self.spill.warm.touch(ino)
-    }
-
-    /// Sets when reads change access times, from now on.
-    pub fn set_access_times(&self, rule: AccessTimes) {
-        self.access_times.store(rule as u8, Relaxed);
-    }
-
-    /// Updates the access time if that is due. Drops errors: a file must be readable on a full or
-    /// failed store.
-    fn touch_atime(&self, ino: Ino, seen: &Inode) {
-        let rule = self.access_times.load(Relaxed);
-        if rule == AccessTimes::Never as u8 {
-            return;
-        }
-        let now = self.now();
-        let due = |inode: &Inode| {
-            inode.flags & INODE_NO_ATIME == 0
-                && (rule == AccessTimes::Always as u8
-                    || inode.atime <= inode.mtime
-                    || inode.atime <= inode.ctime
-                    || now.saturating_sub(inode.atime) > DAY_NS)
-        };
-        if !due(seen) || self.writable().is_err() {
-            return;
-        }
-        let _lock = self.locks.write(ino);
-        let Ok(mut inode) = self.load(ino) else { return };
-        if inode.generation == seen.generation && due(&inode) {
-            inode.atime = now;
-            let mut tx = self.region.begin();
-            if self.store(&mut tx, ino, &inode).is_ok() {
-                let _ = tx.commit();
-            }
-        }
     }
 
     /// Writes at byte `at`. Fewer bytes than given are written only when space runs out in between.
@@ -627,12 +502,18 @@ impl Fs {
         }
     }
 
-    /// Returns what an fsync of the file has to wait for, without waiting for the bulk device.
+    /// Returns what an fsync of the file has to wait for, without waiting for the bulk device. Fails
+    /// once the store has failed, though what the file has may be durable: a caller learns of a
+    /// failure by its next fsync.
     ///
     /// The promise comes before the check of the tier: a file that is in the region then does not
     /// leave it unflushed.
     pub fn fsync_begin(&self, ino: Ino) -> Result<Fsync> {
-        if let Some(bulk) = self.bulk.as_ref().filter(|_| !self.region.is_read_only()) {
+        if self.region.is_read_only() {
+            return Ok(Fsync::Log(self.fsync_position()));
+        }
+        self.writable()?;
+        if let Some(bulk) = self.bulk.as_ref() {
             self.region.promise();
             if self.has_replaced() {
                 return Ok(Fsync::Bulk);
@@ -727,12 +608,6 @@ fn regular(inode: &Inode) -> Result<()> {
         false if inode.is_dir() => Err(Error::IsDirectory),
         false => Err(Error::Invalid),
     }
-}
-
-/// Returns the part of `out` that the file, read from byte `at`, can fill.
-fn within<'a>(inode: &Inode, at: u64, out: &'a mut [u8]) -> &'a mut [u8] {
-    let len = inode.size.saturating_sub(at).min(out.len() as u64) as usize;
-    &mut out[..len]
 }
 
 /// Calls `step` with the number of bytes done so far until all are done. An error after the first

@@ -7,11 +7,11 @@
 //! wherever a single one is free, so gathering ends only when the free blocks do.
 //! Left out: the size of the device afterwards (`resize`).
 
+use shoal_bulk::{Bulk, Run};
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::Layout;
 
-use crate::bulk::{Bulk, Run};
 use crate::extents::{MapEdit, Mapped, cut, put};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
@@ -43,10 +43,10 @@ impl Away {
 
     fn reserve(self, bulk: &Bulk, fs: &Fs, want: u64) -> Result<Option<Run>> {
         match self {
-            Away::Behind(limit) => bulk.reserve_before(&fs.region, limit, want),
+            Away::Behind(limit) => Ok(bulk.reserve_before(&fs.region, limit, want)?),
             Away::From(_) => match bulk.reserve(&fs.region, None, want, 0) {
-                Err(Error::NoSpace) => Ok(None),
-                run => run.map(Some),
+                Err(shoal_bulk::Error::NoSpace(_)) => Ok(None),
+                run => Ok(Some(run?)),
             },
         }
     }
@@ -168,6 +168,6 @@ impl Fs {
             bulk.fill(&self.region, run.first + done, bytes)?;
         }
         // What was durable must be durable where the record says it is.
-        if is_planted(Bug::DrainUnflushed) { Ok(()) } else { bulk.flush_runs(&self.region, [run]) }
+        if is_planted(Bug::DrainUnflushed) { Ok(()) } else { Ok(bulk.flush_runs(&self.region, [run])?) }
     }
 }

@@ -8,6 +8,7 @@
 //! blocks become empty. `tidy` gives back empty blocks, and moves blocks out of sparse segments.
 
 pub(crate) mod block;
+pub(crate) mod changed;
 pub(crate) mod packed;
 pub(crate) mod packer;
 pub(crate) mod record;
@@ -325,7 +326,7 @@ impl InodeTable {
         if free.known.is_empty() {
             self.grow(region, &mut free, begin)?;
         }
-        let (ino, last) = free.take().ok_or(Error::NoSpace)?;
+        let (ino, last) = free.take().ok_or(Error::NO_SPACE)?;
         Ok(self.claim(&mut free, ino, last, true))
     }
 
@@ -386,7 +387,7 @@ impl InodeTable {
         let blocks = self.blocks();
         let block = free.absent.first().map_or(blocks, |&block| block as u64);
         if block >= Ino::MAX.block() {
-            return Err(Error::NoSpace);
+            return Err(Error::NO_SPACE);
         }
         let (mut root, mut height) = self.root();
         let mut tx = begin(region);

@@ -112,7 +112,7 @@ fn a_full_store_loses_files_while_no_block_can_be_packed_or_moved() {
             tx.commit()
         };
         while take().is_ok() {}
-        assert!(matches!(take(), Err(shoal_region::Error::NoSpace)));
+        assert!(matches!(take(), Err(shoal_region::Error::NoSpace(_))));
     }
     assert!(dirs.len() > 2000, "{} directories", dirs.len());
     let claim = fs.table.take(&fs.region).unwrap();

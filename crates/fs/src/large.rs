@@ -29,13 +29,13 @@ mod tiers;
 
 use std::sync::atomic::Ordering;
 
+use shoal_bulk::{Bulk, Run, Stamp, Tail};
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout};
 use shoal_format::slot::SlotRef;
 use shoal_region::{Lsn, Tx};
 
-use crate::bulk::{Bulk, Run, Stamp, Tail};
 use crate::data_lock::FileLock;
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
 use crate::planted::{Bug, is_planted};
@@ -216,15 +216,23 @@ impl Fs {
     }
 
     /// Returns what a reader may read of an extent with data, from `block` on. In a read-only
-    /// store, recovery could not turn NEW blocks that cannot be trusted into unwritten ones.
+    /// store, recovery could not turn NEW blocks that cannot be trusted into unwritten ones. In a
+    /// failed store the next recovery does.
     pub(crate) fn trusted(&self, extent: Extent, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
-        if extent.flags & EXTENT_NEW == 0 || !self.region.is_read_only() {
+        if extent.flags & EXTENT_NEW == 0 {
             return Ok(Ok(extent));
+        }
+        let rest = clip(extent, block, extent.end());
+        if !self.region.is_read_only() {
+            if self.region.failure().is_none() {
+                return Ok(Ok(extent));
+            }
+            let readable = self.bulk()?.left_by_failure(&rest)?;
+            return Ok(Ok(clip(extent, extent.file_block, block + readable)));
         }
         if self.power_lost {
             return Ok(Err(extent.end()));
         }
-        let rest = clip(extent, block, extent.end());
         let place = |bulk_block: BulkBlock| rest.file_block + (bulk_block.get() - rest.bulk_block.get());
         Ok(match self.bulk()?.untrusted(&rest).first() {
             Some(run) if run.first == rest.bulk_block => Err(place(run.end())),
@@ -337,7 +345,7 @@ impl Fs {
         if outcome.is_err() && reaches_behind && !is_planted(Bug::CleanTail) {
             // Part of it may have reached the last block behind the end, where nobody owns the
             // data.
-            self.bulk()?.fresh.set_tail(file.ino, false);
+            self.bulk()?.fresh.set_tail(file.ino, Tail::Ragged);
         }
         outcome
     }
@@ -370,7 +378,7 @@ impl Fs {
                     match mapping.reserve(file, inode, block, until.min(last) - block, EXTENT_NEW) {
                         Ok(extent) => (extent, false),
                         // The bytes before it can still be kept.
-                        Err(Error::NoSpace) if block > first => {
+                        Err(Error::NoSpace(_)) if block > first => {
                             end = block.byte();
                             break;
                         }
@@ -382,7 +390,7 @@ impl Fs {
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
             let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
-                true => bulk.write(&self.region, place, part, to >= size),
+                true => Ok(bulk.write(&self.region, place, part, to >= size)?),
                 false => self.write_whole(bulk, &extent, place, part),
             });
             let write = match written {
@@ -399,13 +407,13 @@ impl Fs {
         // room, so it may use the reserve.
         let mut tx = if self.spill.file() == Some(ino) { self.region.begin_reclaim() } else { self.region.begin() };
         match mapping.store(&mut tx, inode) {
-            Err(Error::NoSpace) if kept > at => {
+            Err(Error::NoSpace(_)) if kept > at => {
                 // The map has no room, but bytes at the front are already written, in blocks the
                 // file had.
                 drop(tx);
                 *inode = Inode { size: before.size.max(kept), ..before };
                 self.commit_large(self.region.begin_reclaim(), ino, before.layout, inode)?;
-                bulk.fresh.set_tail(ino, false);
+                bulk.fresh.set_tail(ino, Tail::Ragged);
                 return Ok((kept - at) as usize);
             }
             outcome => outcome?,
@@ -418,7 +426,7 @@ impl Fs {
         self.commit_large(tx, ino, before.layout, inode)?;
         mapping.committed(ino)?;
         if fresh_tail && inode.size == end {
-            bulk.fresh.set_tail(ino, true);
+            bulk.fresh.set_tail(ino, Tail::Clean);
         }
         Ok((end - at) as usize)
     }
@@ -449,7 +457,7 @@ impl Fs {
                 if !is_zero {
                     // Set before the write: if it fails, the next read may find zeros that are not
                     // durable.
-                    bulk.fresh.set_tail(ino, false);
+                    bulk.fresh.set_tail(ino, Tail::Ragged);
                     rest.fill(0);
                     bulk.write(&self.region, at, &rest, false)?;
                 }
@@ -468,7 +476,7 @@ impl Fs {
                 (inode.mtime, inode.ctime) = (mtime, ctime);
             }
         }
-        bulk.fresh.set_tail(ino, true);
+        bulk.fresh.set_tail(ino, Tail::Clean);
         Ok(())
     }
 
@@ -480,7 +488,7 @@ impl Fs {
             debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
             let zeros = vec![0; (to - from) as usize];
             let (place, to_end) = (byte_of(&extent, from), to >= inode.size);
-            let write = file.device(inode, |bulk| bulk.write(&self.region, place, &zeros, to_end))?;
+            let write = file.device(inode, |bulk| Ok(bulk.write(&self.region, place, &zeros, to_end)?))?;
             self.bulk()?.wrote(file.ino, write);
         }
         Ok(())
@@ -543,7 +551,7 @@ impl Fs {
     pub(crate) fn truncate_large(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
         let keep = FileBlock::ceil(size);
         let mut upto = FileBlock::END;
-        self.bulk()?.fresh.set_tail(ino, false);
+        self.bulk()?.fresh.set_tail(ino, Tail::Ragged);
         loop {
             let before = inode.layout;
             let mut tx = self.region.begin_reclaim();
@@ -591,7 +599,7 @@ impl Fs {
         let fresh = &self.bulk()?.fresh;
         if end > inode.size && fresh.tail(file.ino) != Tail::Clean {
             // Zeros behind the end that no flush covers must not count as earlier device contents.
-            fresh.set_tail(file.ino, false);
+            fresh.set_tail(file.ino, Tail::Ragged);
         }
         let (first, last) = (FileBlock::ceil(at), FileBlock::of(end));
         if is_planted(Bug::PunchEnds) {
@@ -628,7 +636,7 @@ impl Fs {
             }
         }
         if missing > bulk.free_blocks() + bulk.pending_blocks() {
-            return Err(Error::NoSpace);
+            return Err(Error::NO_SPACE);
         }
         if erase && inode.layout == Layout::Extents {
             self.zero_ends(file, inode, at, end)?;
@@ -706,7 +714,7 @@ impl Fs {
         };
         debug_assert!(place - start < BULK_BLOCK && stop - end < BULK_BLOCK, "every block gets some of the bytes");
         if body.0 > body.1 {
-            return block_of(place, bytes);
+            return Ok(block_of(place, bytes)?);
         }
         let (head, rest) = bytes.split_at((body.0 - place) as usize);
         let (middle, tail) = rest.split_at((body.1 - body.0) as usize);

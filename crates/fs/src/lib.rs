@@ -5,13 +5,14 @@
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`, `forecast`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags`, `method`, `threshold` |
-//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather`, `rebalance` |
-//! | several bulk devices: added, emptied, removed, lost and found | `devices`, `bulk/devices`, `bulk/unit` |
-//! | what has cooled | `packer`, `share`, `objects`, `dictionaries`, `training`, `packing_report`, `packing_counts`; `spill` |
+//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `gather`, `rebalance` |
+//! | several bulk devices: added, emptied, removed, lost and found | `devices` |
+//! | cold data: packed in the region, spilled to bulk storage | `cold` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
 //! | rules that tests break one at a time | `planted` |
+//! | bulk devices, their blocks, flushes and checksums | crate `shoal-bulk` |
 //! | transactions, allocator, log | crate `shoal-region` |
 //!
 //! Rules: an operation takes the locks of its inodes, builds one transaction, commits it, and only
@@ -25,12 +26,11 @@
 mod acl;
 mod appended;
 mod attr;
-mod bulk;
+mod cold;
 mod compact;
 mod damage;
 mod data_lock;
 mod devices;
-mod dictionaries;
 mod dir;
 mod error;
 mod extents;
@@ -38,7 +38,6 @@ mod file;
 mod flags;
 mod forecast;
 mod gather;
-mod host_room;
 mod inode;
 mod large;
 mod lifecycle;
@@ -46,14 +45,11 @@ mod limits;
 mod locks;
 mod method;
 mod namespace;
-mod objects;
-mod packer;
-mod packing_counts;
-mod packing_report;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
+mod reading;
 mod rebalance;
 mod recovery;
 mod refs;
@@ -62,14 +58,11 @@ mod repair;
 mod resize;
 mod scrub;
 mod settle;
-mod share;
 mod small;
 mod space;
-mod spill;
 #[cfg(test)]
 mod test_store;
 mod threshold;
-mod training;
 mod xattr;
 
 use std::collections::HashSet;
@@ -81,32 +74,33 @@ use shoal_media::{BlockDevice, Clock};
 use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
-pub use bulk::{BulkState, GivenDevice, OnBulkFailure, without_device, without_flush};
+pub use cold::cooled::Packing;
+pub use cold::counts::PackingCounts;
+pub use cold::report::{FORMS, Form, PackingReport, Share};
+pub use cold::spill::{SPILL_PERCENT, Spilled};
 pub use compact::Compaction;
 pub use damage::OnDamage;
 pub use devices::{Drained, Leaving};
 pub use error::{Error, Result};
-pub use file::{AccessTimes, Fsync, Seek, Writer, keeping_times};
+pub use file::{Fsync, Seek, Writer, keeping_times};
 pub use flags::FileFlags;
 pub use forecast::{Growth, Outlook, Outlooks};
 pub use inode::packed::PackedInodes;
 pub use inode::packer::{InodePacking, STORE_PROFILES_BYTES};
-pub use lifecycle::{FormatOptions, HostRoom, OnPeriod, Options, PACK_LOAD, Parts, Room};
+pub use lifecycle::{FormatOptions, OnPeriod, Options, PACK_LOAD, Parts};
 pub use limits::Beyond;
 pub use method::COMPRESS_ATTRIBUTE;
 pub use namespace::DirEntry;
-pub use packer::Packing;
-pub use packing_counts::PackingCounts;
-pub use packing_report::{FORMS, Form, PackingReport, Share};
+pub use reading::{AccessTimes, ReadPlan, Reading};
 pub use rebalance::{Misplaced, Rebalanced};
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use scrub::{ScrubFinding, ScrubPlace, Scrubbed};
+pub use shoal_bulk::{BulkState, GivenDevice, HostRoom, OnBulkFailure, Room, UseState, without_flush};
 pub use shoal_format::inode::{Ino, THRESHOLD_MAX, THRESHOLD_MIN};
 pub use shoal_pack::{Method, PROFILES_MAX, ProfileFile};
 pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
-pub use spill::{SPILL_PERCENT, Spilled};
 pub use threshold::{THRESHOLD_ATTRIBUTE, threshold_text};
 pub use xattr::XattrMode;
 
@@ -124,13 +118,13 @@ pub struct Fs {
     pub(crate) data_locks: data_lock::DataLocks,
     pub(crate) gaps: appended::Gaps,
     pub(crate) refs: refs::RefTable,
-    pub(crate) objects: objects::Objects,
-    pub(crate) packer: Mutex<packer::Packer>,
+    pub(crate) objects: cold::objects::Objects,
+    pub(crate) packer: Mutex<cold::packer::Packer>,
     /// More packing is due at once.
     pub(crate) packs_on: AtomicBool,
-    pub(crate) packing: Arc<packing_counts::Counters>,
-    pub(crate) bulk: Option<bulk::Bulk>,
-    pub(crate) spill: spill::Spill,
+    pub(crate) packing: Arc<cold::counts::Counters>,
+    pub(crate) bulk: Option<shoal_bulk::Bulk>,
+    pub(crate) spill: cold::spill::Spill,
     pub(crate) forecast: forecast::Forecast,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
@@ -139,7 +133,7 @@ pub struct Fs {
     pub(crate) threshold: AtomicU64,
     /// An [`AccessTimes`]; it may change while the store is mounted.
     pub(crate) access_times: AtomicU8,
-    pub(crate) room: Option<Arc<host_room::RoomCache>>,
+    pub(crate) room: Option<Arc<shoal_bulk::RoomCache>>,
     /// The machine went down since the store was last open.
     pub(crate) power_lost: bool,
     /// Serialises renames between directories, so that the tree above them stands still.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use shoal_bulk::{Backoff, Bulk, GivenDevice, OnBulkFailure, Room, RoomCache};
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_format::inode::{Inode, InodeSlot};
 use shoal_format::superblock::{FEATURE_DEVICES, Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
@@ -20,18 +21,16 @@ use shoal_pack::{Method, ProfileFile};
 use shoal_region::{Lsn, Recovery, Region};
 use zerocopy::IntoBytes;
 
-use crate::bulk::{Bulk, GivenDevice, OnBulkFailure};
+use crate::cold::dictionaries::Dictionaries;
+use crate::cold::objects::Objects;
+use crate::cold::spill::{SPILL_PERCENT, Spill};
 use crate::damage::OnDamage;
 use crate::data_lock::DataLocks;
-use crate::dictionaries::Dictionaries;
-use crate::file::AccessTimes;
-use crate::host_room::{Backoff, RoomCache};
 use crate::inode::{InodeTable, load_roots};
 use crate::locks::LockTable;
-use crate::objects::Objects;
 use crate::planted::{Bug, is_planted};
+use crate::reading::AccessTimes;
 use crate::refs::RefTable;
-use crate::spill::{SPILL_PERCENT, Spill};
 use crate::{BulkDevice, Counts, Error, Fs, Ino, Result, namespace};
 
 /// Parts of a store.
@@ -40,8 +39,6 @@ pub struct Parts {
     pub bulk: BulkDevice,
     pub clock: Arc<dyn Clock>,
 }
-
-pub use crate::host_room::{HostRoom, Room};
 
 /// Receives the period that the log named last; `None` if power was lost.
 pub type OnPeriod = Arc<dyn Fn(Option<&[u8; 16]>) + Send + Sync>;
@@ -233,7 +230,7 @@ impl Fs {
             let earlier = &options.earlier_boot_ids;
             earlier.contains(named)
                 || earlier.iter().any(|earlier| earlier[..8] == named[..8])
-                    && crate::bulk::knows_first_place(&*memory, &superblock)
+                    && shoal_bulk::knows_first_place(&*memory, &superblock)
         };
         let (region, mut recovery) = Region::open_unsettled(parts.region, options.read_only, &is_present)?;
         // A device with a cache in the process that died has lost what a power loss would have lost.
@@ -278,7 +275,9 @@ impl Fs {
     /// Starts or stops keeping checksums of bulk storage, as the options say.
     fn arrange_sums(&self) -> Result<()> {
         match &self.bulk {
-            Some(bulk) if !self.region.is_read_only() => bulk.arrange_sums(&self.region, self.options.sums, |_| true),
+            Some(bulk) if !self.region.is_read_only() => {
+                Ok(bulk.arrange_sums(&self.region, self.options.sums, |_| true)?)
+            }
             _ => Ok(()),
         }
     }
@@ -287,7 +286,7 @@ impl Fs {
     /// leaf that a flush has covered.
     fn close_sums(&self, all: bool) -> Result<()> {
         let Some(bulk) = &self.bulk else { return Ok(()) };
-        bulk.numbers().into_iter().try_for_each(|number| bulk.close_sums(&self.region, number, all))
+        Ok(bulk.numbers().into_iter().try_for_each(|number| bulk.close_sums(&self.region, number, all))?)
     }
 
     fn assemble(
@@ -386,7 +385,7 @@ impl Fs {
     }
 
     fn reclaim_bulk(&self) -> Result<()> {
-        self.bulk.as_ref().map_or(Ok(()), |bulk| bulk.reclaim(&self.region))
+        self.bulk.as_ref().map_or(Ok(()), |bulk| Ok(bulk.reclaim(&self.region)?))
     }
 
     /// Does the log's share of [`Fs::tick`]. Never waits for the bulk device.
@@ -446,7 +445,7 @@ impl Fs {
             }
             *last = now;
         }
-        bulk.close_sums(&self.region, number, false)
+        Ok(bulk.close_sums(&self.region, number, false)?)
     }
 
     /// Flushes a bulk device and clears NEW if the oldest unsettled data there is old enough, or if
@@ -561,7 +560,7 @@ impl Fs {
     /// stands, and operations wait.
     pub fn checkpoint(&self) -> Result<()> {
         let outcome = self.write_checkpoint();
-        let lacks_room = matches!(outcome, Err(Error::NoSpace));
+        let lacks_room = matches!(outcome, Err(Error::NoSpace(_)));
         self.pace.lock().checkpoints.note(lacks_room, self.clock.monotonic_ns());
         outcome
     }
@@ -571,7 +570,7 @@ impl Fs {
             Some(bulk) if self.region.superblock().memory_kind.has_ring() => {
                 // Files written before the call are in the image with their data.
                 self.settle_new()?;
-                bulk.save(&self.region)
+                Ok(bulk.save(&self.region)?)
             }
             _ => {
                 // The checkpoint makes the log durable, so settle first: no truncation may be
@@ -589,6 +588,7 @@ impl Fs {
         if self.region.is_read_only() {
             return Ok(());
         }
+        self.writable()?;
         if !is_planted(Bug::SyncUnpromised) {
             // Promise before the search for what to settle: data that is in the region now does not
             // leave it unflushed.
@@ -631,7 +631,7 @@ impl Fs {
         tx.commit()?;
         self.region.shutdown()?;
         match &self.bulk {
-            Some(bulk) => bulk.saved_finally(&self.region),
+            Some(bulk) => Ok(bulk.saved_finally(&self.region)?),
             None => Ok(()),
         }
     }

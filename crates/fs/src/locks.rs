@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use shoal_bulk::held::Held;
 use shoal_format::inode::INODES_PER_BLOCK;
 
 use crate::Ino;
@@ -24,25 +25,25 @@ pub(crate) struct LockTable {
 /// Exclusive locks on a few inodes.
 pub(crate) struct WriteGuard<'a> {
     held: [Option<(usize, RwLockWriteGuard<'a, ()>)>; 4],
-    _held: order::Held,
+    _held: Held,
 }
 
 /// An exclusive lock on one inode, to which no other is added.
 pub(crate) struct LoneGuard<'a> {
     _guard: RwLockWriteGuard<'a, ()>,
-    _held: order::Held,
+    _held: Held,
 }
 
 /// A shared lock on one inode.
 pub(crate) struct ReadGuard<'a> {
     _guard: RwLockReadGuard<'a, ()>,
-    _held: order::Held,
+    _held: Held,
 }
 
 /// Exclusive locks on many inodes.
 pub(crate) struct RangeGuard<'a> {
     _guards: Vec<RwLockWriteGuard<'a, ()>>,
-    _held: Option<order::Held>,
+    _held: Option<Held>,
 }
 
 pub(crate) fn stripe(ino: Ino) -> usize {
@@ -56,25 +57,25 @@ impl LockTable {
     }
 
     pub fn read(&self, ino: Ino) -> ReadGuard<'_> {
-        let held = order::Held::begin();
+        let held = Held::begin();
         ReadGuard { _guard: self.stripes[stripe(ino)].read(), _held: held }
     }
 
     pub fn write(&self, ino: Ino) -> WriteGuard<'_> {
-        let held = order::Held::begin();
+        let held = Held::begin();
         let number = stripe(ino);
         WriteGuard { held: [Some((number, self.stripes[number].write())), None, None, None], _held: held }
     }
 
     #[inline]
     pub fn write_lone(&self, ino: Ino) -> LoneGuard<'_> {
-        let held = order::Held::begin();
+        let held = Held::begin();
         LoneGuard { _guard: self.stripes[stripe(ino)].write(), _held: held }
     }
 
     /// Takes the exclusive lock of one inode, unless somebody else has it.
     pub fn try_write(&self, ino: Ino) -> Option<WriteGuard<'_>> {
-        let held = order::Held::begin();
+        let held = Held::begin();
         let number = stripe(ino);
         let guard = self.stripes[number].try_write()?;
         Some(WriteGuard { held: [Some((number, guard)), None, None, None], _held: held })
@@ -89,7 +90,7 @@ impl LockTable {
 
     fn try_write_stripes(&self, stripes: Range<usize>, nested: bool) -> Option<RangeGuard<'_>> {
         // Locks that are only tried cannot make threads wait for each other.
-        let held = (!nested).then(order::Held::begin);
+        let held = (!nested).then(Held::begin);
         let guards = self.stripes[stripes].iter().map(RwLock::try_write).collect::<Option<_>>()?;
         Some(RangeGuard { _guards: guards, _held: held })
     }
@@ -102,7 +103,7 @@ impl LockTable {
 
     /// Locks up to four inodes.
     pub fn write_many(&self, inos: &[Ino]) -> WriteGuard<'_> {
-        let held = order::Held::begin();
+        let held = Held::begin();
         let mut stripes = [usize::MAX; 4];
         assert!(inos.len() <= stripes.len());
         stripes.iter_mut().zip(inos).for_each(|(stripe_of, &ino)| *stripe_of = stripe(ino));
@@ -128,55 +129,6 @@ impl LockTable {
         let Some(lock) = self.stripes[number].try_write() else { return false };
         *place = Some((number, lock));
         true
-    }
-}
-
-/// Asserts that the caller holds no inode locks, because it is going to wait for another kind of
-/// lock or for a device.
-#[inline]
-pub(crate) fn assert_none_held() {
-    #[cfg(debug_assertions)]
-    order::assert_none();
-}
-
-#[cfg(debug_assertions)]
-mod order {
-    //! One lock set per thread at a time: waiting for a second one could deadlock.
-
-    use std::cell::Cell;
-
-    thread_local! {
-        static HELD: Cell<bool> = const { Cell::new(false) };
-    }
-
-    pub struct Held;
-
-    pub fn assert_none() {
-        assert!(!HELD.get(), "a thread waits while it holds inode locks");
-    }
-
-    impl Held {
-        pub fn begin() -> Held {
-            assert!(!HELD.replace(true), "inode locks taken while others are held");
-            Held
-        }
-    }
-
-    impl Drop for Held {
-        fn drop(&mut self) {
-            HELD.set(false);
-        }
-    }
-}
-
-#[cfg(not(debug_assertions))]
-mod order {
-    pub struct Held;
-
-    impl Held {
-        pub fn begin() -> Held {
-            Held
-        }
     }
 }
 

@@ -51,6 +51,14 @@ pub(crate) fn kind_of(mode: u16) -> u8 {
     (mode >> 12) as u8
 }
 
+/// What happens to the data of an inode that loses its last name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Orphan {
+    Freed,
+    /// It stays for now: damage keeps it from being freed.
+    Left,
+}
+
 impl Fs {
     /// Loads a directory; fails if `ino` is not one.
     pub(crate) fn load_dir(&self, ino: Ino) -> Result<Inode> {
@@ -395,21 +403,21 @@ impl Fs {
             return Err(Error::IsDirectory);
         }
         let now = self.now();
-        self.past_data(found.ino, &mut |leave| {
+        self.past_data(found.ino, &mut |data| {
             let (mut dir, mut inode) = (dir, inode);
             let (mut tx, mut removal) = (self.region.begin_reclaim(), self.removal());
             dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
             (dir.mtime, dir.ctime) = (now, now);
             removal.store(&mut tx, parent, &dir, false)?;
-            self.drop_link_of(tx, removal, found.ino, &mut inode, now, leave)
+            self.drop_link_of(tx, removal, found.ino, &mut inode, now, data)
         })
     }
 
     /// Removes a name. If damage keeps the data from being freed, removes the name alone, and the
     /// inode stays an orphan.
-    fn past_data(&self, ino: Ino, remove: &mut dyn FnMut(bool) -> Result<Option<Gone>>) -> Result<Option<Gone>> {
-        match self.met(ino, remove(false)) {
-            Err(Error::Corrupt(_)) => remove(true),
+    fn past_data(&self, ino: Ino, remove: &mut dyn FnMut(Orphan) -> Result<Option<Gone>>) -> Result<Option<Gone>> {
+        match self.met(ino, remove(Orphan::Freed)) {
+            Err(Error::Corrupt(_)) => remove(Orphan::Left),
             outcome => outcome,
         }
     }
@@ -418,10 +426,10 @@ impl Fs {
     /// to any more if it owns too much to be freed in the same transaction, for
     /// [`Fs::reclaim_gone`].
     pub(crate) fn drop_link(&self, tx: Tx<'_>, ino: Ino, inode: &mut Inode, now: i64) -> Result<Option<Gone>> {
-        self.drop_link_of(tx, self.removal(), ino, inode, now, false)
+        self.drop_link_of(tx, self.removal(), ino, inode, now, Orphan::Freed)
     }
 
-    /// Does the same. With `leave` an inode without links keeps its data for now.
+    /// Does the same. `data` is what happens to the data of an inode without links.
     fn drop_link_of(
         &self,
         mut tx: Tx<'_>,
@@ -429,12 +437,12 @@ impl Fs {
         ino: Ino,
         inode: &mut Inode,
         now: i64,
-        leave: bool,
+        data: Orphan,
     ) -> Result<Option<Gone>> {
         inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
         inode.ctime = now;
         let is_held = self.refs.is_held(ino) && !is_planted(Bug::HeldReclaimed);
-        let gone = inode.nlink == 0 && !is_held && !leave;
+        let gone = inode.nlink == 0 && !is_held && data == Orphan::Freed;
         // An inode with few pieces goes in the same transaction.
         if gone && self.free_data_in(&mut tx, inode)? {
             tx.free(inode.xattr)?;
@@ -498,7 +506,7 @@ impl Fs {
         dir.nlink -= 1;
         (dir.mtime, dir.ctime) = (now, now);
         removal.store(&mut tx, parent, &dir, false)?;
-        self.drop_link_of(tx, removal, found.ino, &mut inode, now, false)
+        self.drop_link_of(tx, removal, found.ino, &mut inode, now, Orphan::Freed)
     }
 
     /// Hands out entries from `cookie` (0: the beginning) until `emit` returns `false` or none is left.

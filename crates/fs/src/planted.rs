@@ -1,8 +1,8 @@
 //! Bugs to plant: rules of this crate that a test can break one at a time (docs/design/testing.md, T7).
 //!
 //! Owns: the list of rules. Each bug leaves out one of them. Left out: the switch
-//! (`shoal_media::plantable`), the harness (`tests/planted.rs`), and the rules of the region, which
-//! has its own.
+//! (`shoal_media::plantable`), the harness (`tests/planted.rs`), and the rules of the region and of
+//! the bulk devices, which have their own.
 
 shoal_media::plantable! {
     /// A rule that can be broken.
@@ -11,13 +11,6 @@ shoal_media::plantable! {
         FreshNotNew,
         /// The inode does not say that it has NEW blocks.
         HasNewFlag,
-        /// NEW is cleared from blocks that no flush has covered.
-        ClearUnflushed,
-        /// A flush counts as covering what was written while it was under way.
-        FlushCoversLater,
-        /// Blocks written after a flush was submitted count as covered by it if they adjoin covered
-        /// ones.
-        JoinSubmitted,
         /// A file's promised bytes move to the bulk device without a flush.
         MoveFlush,
         /// A file begun in this process counts as promised to nobody forever.
@@ -34,32 +27,8 @@ shoal_media::plantable! {
         PunchEnds,
         /// The last block counts as clean after a failed write behind the end.
         CleanTail,
-        /// A freed block can be reused before the record that freed it is durable.
-        ReuseAtOnce,
-        /// A freed block is trimmed when it may already have its next user.
-        LateTrim,
-        /// A block that the saved image maps can be reused.
-        ReuseSaved,
-        /// A bulk device's mark is not durable before the list that asks for it.
-        MarkUnflushed,
-        /// An older copy of a bulk device is taken for the device.
-        EpochIgnored,
         /// Compaction moves pieces of an inode that is in use.
         CompactInUse,
-        /// A device is known by a mark that a cache holds in front of it.
-        HeldMarkBelieved,
-        /// Blocks in doubt after a failed flush are read.
-        SuspectsRead,
-        /// Blocks in doubt after a failed flush are not kept in the region.
-        SuspectsForgotten,
-        /// A file's block in doubt is certain on media when it was written whole.
-        WrittenEndsAtOnce,
-        /// A write returns although a flush failed meanwhile, if the device was opened again.
-        AcrossRetry,
-        /// The region goes on listing a block in doubt that a new file has written whole.
-        WrittenStaysInDoubt,
-        /// A bulk device leaves the list while blocks of it are in use.
-        RemoveInUse,
         /// A block moved to another bulk device is mapped there before a flush has covered the copy.
         DrainUnflushed,
         /// Recovery keeps inodes without links.
@@ -80,9 +49,6 @@ shoal_media::plantable! {
         PackedOneLook,
         /// A directory's bucket keeps its slot when another one takes its place.
         BucketStays,
-        /// A flush of ranges clears all of a device's blocks from those that a later failure leaves
-        /// in doubt.
-        RangesTakeAll,
         /// A triplet keeps its users when their block is unpacked.
         TripletsStay,
         /// A block is packed while a claim's holder may write to it.
@@ -111,6 +77,8 @@ shoal_media::plantable! {
         SpilledUnverified,
         /// A wrong sum counts as damage without a second look at the head.
         SpilledOneLook,
+        /// A read goes on where it found a large file's data, though the file has changed since.
+        PlanOutlived,
         /// A group is spilled, or brought back, though it has changed since it was copied.
         SpilledUnseen,
         /// A range that a head refers to does not count as in use.
@@ -122,37 +90,10 @@ shoal_media::plantable! {
         MoveBackSplit,
         /// A move resets a file's times to those it had before the device worked.
         MoveSetsTimes,
-        /// Blocks written during a flush of ranges join the ranges it names.
-        JoinNoted,
         /// A moved block stays NEW although its copy was flushed.
         MovedStaysNew,
-        /// Checksums of bulk blocks are not compared.
-        SumsUnread,
-        /// A device that is in another place after a crash is trusted.
-        PlaceIgnored,
-        /// What was found out about a device is recorded only together with its new mark.
-        PlaceNotedLate,
-        /// A wrong checksum counts as damage without a second look at it.
-        SumsOneLook,
-        /// A checksum stays while the bytes under it change.
-        SumsStay,
-        /// The part of a unit that a write leaves is not verified before the unit's checksum is
-        /// dropped.
-        PartsUnread,
         /// A wrong checksum of a unit counts as an error of every spilled payload in it.
         NeighboursLost,
-        /// A leaf of checksums is not marked as open before data under it change.
-        LeavesUnmarked,
-        /// The mark of an open leaf is not durable before data under it change.
-        LeavesUnsynced,
-        /// A leaf is closed though no flush has covered the last write under it.
-        LeavesUnflushed,
-        /// The checksums of leaves that a crash left open are believed.
-        OpenLeavesKept,
-        /// A bulk device counts as removed before the record that takes it off the list is durable.
-        RemoveUnsynced,
-        /// A saved image that still lists a removed bulk device stays the newest one.
-        RemoveUnsaved,
         /// Heads refer to spilled payloads whose device failed the flush.
         SpillDoubtful,
         /// A file that takes a name while it moves to the bulk device moves unflushed.

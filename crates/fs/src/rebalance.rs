@@ -122,7 +122,7 @@ impl Fs {
             });
         match outcome {
             Err(Error::Stale) => Ok(Rebalanced::InPlace),
-            Err(Error::NoSpace) => Ok(Rebalanced::NoRoom),
+            Err(Error::NoSpace(_)) => Ok(Rebalanced::NoRoom),
             outcome => outcome,
         }
     }

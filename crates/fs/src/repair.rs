@@ -6,12 +6,12 @@
 //! findings are those of a store at rest.
 //! Left out: deciding what to do (`shoal check --repair`).
 
+use shoal_bulk::Run;
 use shoal_format::SlotRef;
 use shoal_format::dir::{Dirent, name_hash};
 use shoal_format::extent::BulkBlock;
 use shoal_format::inode::Inode;
 
-use crate::bulk::Run;
 use crate::namespace::kind_of;
 use crate::{Caller, Error, Fs, Ino, ROOT, Result, dir};
 

@@ -135,7 +135,7 @@ impl Fs {
         };
         let bulk = self.bulk()?;
         let mut bytes = vec![0; (part.blocks * BULK_BLOCK) as usize];
-        let scrubbed = match bulk.scrub(&self.region, part.bulk_block.byte(), &mut bytes) {
+        let scrubbed = match bulk.scrub(&self.region, part.bulk_block.byte(), &mut bytes).map_err(Error::from) {
             Err(Error::Damaged { .. } | Error::Io(_)) => self.scrub_each(ino, &part, &mut bytes, done),
             outcome => outcome,
         };
@@ -154,7 +154,7 @@ impl Fs {
         let bulk = self.bulk()?;
         let mut all = (0, 0);
         for (number, block) in (0..).zip(bytes.chunks_exact_mut(BULK_BLOCK as usize)) {
-            match bulk.scrub(&self.region, (part.bulk_block + number).byte(), block) {
+            match bulk.scrub(&self.region, (part.bulk_block + number).byte(), block).map_err(Error::from) {
                 Ok((covered, without)) => all = (all.0 + covered, all.1 + without),
                 Err(error @ (Error::Damaged { .. } | Error::Io(_))) => done.findings.push(ScrubFinding {
                     ino,

@@ -17,11 +17,11 @@
 
 use std::collections::HashMap;
 
+use shoal_bulk::{Flushed, Run, Stamp};
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODE_HAS_NEW, Inode, Layout};
 use shoal_media::BlockDevice;
 
-use crate::bulk::{Flushed, Run, Stamp};
 use crate::extents::{Mapped, clip};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
@@ -53,7 +53,7 @@ impl Fs {
             self.clear_new(ino, &flushed)?;
         }
         bulk.fresh.replaced.flushed(now);
-        bulk.reclaim(&self.region)
+        Ok(bulk.reclaim(&self.region)?)
     }
 
     /// Flushes one device alone, because the others may be slow, and clears NEW likewise.

@@ -21,8 +21,8 @@ use shoal_format::slot::RUN_SEGMENTS_MAX;
 use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_region::{Tx, View};
 
+use crate::cold::objects::{self, Objects, Placed};
 use crate::extents::{give, take};
-use crate::objects::{self, Objects, Placed};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 
@@ -229,16 +229,24 @@ pub(crate) fn plain_group(view: &impl View, inode: &Inode, group: u64) -> Result
     Ok((!slots.is_empty()).then_some(slots))
 }
 
-/// Puts an object in the place of a group's chunks. With `keep` the chunks stay as its pieces.
+/// What becomes of a group's chunks when an object takes their place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replaced {
+    Freed,
+    /// They are the object's pieces.
+    Kept,
+}
+
+/// Puts an object in the place of a group's chunks.
 pub(crate) fn pack_group(
     tx: &mut Tx<'_>,
     inode: &mut Inode,
     group: u64,
     chunks: &[SlotRef],
     object: SlotRef,
-    keep: bool,
+    replaced: Replaced,
 ) -> Result<()> {
-    if !keep {
+    if replaced == Replaced::Freed {
         for &slot in chunks {
             give(tx, inode, slot)?;
         }
@@ -261,6 +269,17 @@ pub(crate) struct Spilled {
     /// The byte of the group that they begin with.
     pub within: u64,
     pub placed: Placed,
+}
+
+impl Spilled {
+    /// Copies the part of the group's `bytes` to its place in what is read.
+    pub fn fill(&self, bytes: &[u8], out: &mut [u8]) {
+        let out = &mut out[self.out.clone()];
+        let from = bytes.len().min(self.within as usize);
+        let stored = (bytes.len() - from).min(out.len());
+        out[..stored].copy_from_slice(&bytes[from..from + stored]);
+        out[stored..].fill(0);
+    }
 }
 
 /// Fills `out` from byte `at` of a file that has nothing in the spill file. The caller has clipped
@@ -578,7 +597,7 @@ pub(crate) fn settle(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
 fn unless_full<T>(outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Ok(value) => Ok(Some(value)),
-        Err(Error::NoSpace) => Ok(None),
+        Err(Error::NoSpace(_)) => Ok(None),
         Err(error) => Err(error),
     }
 }

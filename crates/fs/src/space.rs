@@ -10,11 +10,11 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use shoal_bulk::Bulk;
 use shoal_format::BULK_BLOCK;
 use shoal_format::dir::NAME_MAX;
 use shoal_format::inode::{INODE_RECORD, Inode, Layout};
 
-use crate::bulk::Bulk;
 use crate::{Attr, Fs, HostRoom, Ino, Result};
 
 /// File-system figures, as `statfs` reports them.

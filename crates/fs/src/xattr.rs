@@ -57,7 +57,7 @@ impl Fs {
         if !attributes.is_empty() {
             let bytes = xattr::encode(attributes);
             if bytes.len() > XATTR_TOTAL_MAX {
-                return Err(Error::NoSpace);
+                return Err(Error::NO_SPACE);
             }
             inode.xattr = tx.alloc(bytes.len() as u64)?;
             tx.write(inode.xattr.offset(), &bytes)?;

@@ -240,7 +240,7 @@ impl Walk {
     fn room<T>(outcome: Result<T, Error>) -> Option<T> {
         match outcome {
             Ok(value) => Some(value),
-            Err(Error::NoSpace) => None,
+            Err(Error::NoSpace(_)) => None,
             Err(error) => panic!("{error}"),
         }
     }
@@ -417,10 +417,10 @@ fn threads_beside_compaction_find_what_they_wrote() {
                                     Ok(())
                                 });
                                 match outcome {
-                                    Err(Error::NoSpace) | Ok(()) => {}
+                                    Err(Error::NoSpace(_)) | Ok(()) => {}
                                     Err(error) => panic!("round {round}, step {step}: {error}"),
                                 }
-                                if outcome == Err(Error::NoSpace) && !files.contains_key(&step) {
+                                if outcome == Err(Error::NO_SPACE) && !files.contains_key(&step) {
                                     let _ = fs.unlink(dir, name.as_bytes());
                                 }
                             } else {

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use crate::data_store::Store;
 use crate::store::Setup;
 use shoal_check::{Finding, ImageSource, Remedy, Source};
+use shoal_format::dir::{BUCKET_HEADER, NodeRef};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, InodeSlot, Layout};
 use shoal_format::superblock::MemoryKind;
 use shoal_format::superblock::ROOTS_AT;
@@ -315,8 +316,7 @@ fn repaired(made: &Made, mut state: WorldState, context: &str) -> (WorldState, V
         let world = state.open();
         let memory = world.memory(0);
         let image = ImageSource::Memory(&*memory);
-        let source =
-            Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false, bulk: None, devices: None };
+        let source = Source { sums: false, ..Source::of(image, None) };
         let report = shoal_check::check(source, &mut |_| {}).unwrap();
         if report.remedies.is_empty() {
             return (state, report.errors);
@@ -391,6 +391,59 @@ fn a_damaged_record_is_counted_told_once_and_refused_for_itself() {
     assert_eq!(crashed.fs.damaged_inodes(), 1);
     for number in 0..1000 {
         assert_ne!(crashed.create(format!("n{number}").as_bytes()), made.inodes["direct"]);
+    }
+}
+
+/// Lists a directory in calls that take three entries each, as a door with little room does.
+fn listed_by_threes(fs: &Fs, dir: Ino) -> (Vec<Vec<u8>>, Result<(), Error>) {
+    let (mut names, mut cookie) = (Vec::new(), 0);
+    loop {
+        let before = names.len();
+        let outcome = fs.readdir(dir, cookie, &mut |entry| {
+            if names.len() == before + 3 {
+                return false;
+            }
+            names.push(entry.name.to_vec());
+            cookie = entry.next;
+            true
+        });
+        assert!(names.len() < 1000, "the listing starts over");
+        if names.len() == before {
+            return (names, outcome);
+        }
+    }
+}
+
+#[test]
+fn a_listing_ends_and_repeats_nothing_where_a_hash_belongs_elsewhere() {
+    let made = make(MemoryKind::Battery);
+    let look = made.store.reopened(&made.state, false);
+    let bytes = Bytes { fs: &look.fs, inodes: &made.inodes, changes: Vec::new() };
+    let packed = bytes.inode("packed").1.root.offset();
+    // The first and the last bucket of the directory.
+    let root = bytes.inode("hashed").1.root.offset();
+    let bucket = |index: u64| match NodeRef::decode(look.fs.region().read_u64(root + index * 8).unwrap()) {
+        Ok(NodeRef::Bucket { slot, .. }) => slot.offset(),
+        other => panic!("{other:?}"),
+    };
+    let places = [("packed", packed, 4), ("hashed", bucket(0), 0), ("hashed", bucket(255), 200)];
+    for (name, at, others_min) in places {
+        for hash in [0, 1 << 60, u64::MAX / 8, u64::MAX, 1 << 59] {
+            let state = damaged(
+                &made.state,
+                MemoryKind::Battery,
+                &[(at + BUCKET_HEADER as u64, u64::to_le_bytes(hash).to_vec())],
+            );
+            let store = made.store.reopened(&state, false);
+            let (mut names, outcome) = listed_by_threes(&store.fs, made.inodes[name]);
+            let belongs = name == "packed" && hash == 1 << 59;
+            assert_eq!(matches!(outcome, Err(Error::Corrupt(_))), !belongs, "{name}, hash {hash:#x}: {outcome:?}");
+            let found = names.len();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), found, "{name}, hash {hash:#x}: a name is listed twice");
+            assert!(found >= 2 + others_min, "{name}, hash {hash:#x}: {found} names");
+        }
     }
 }
 

@@ -34,7 +34,9 @@ fn name(number: u64) -> Vec<u8> {
 fn allowed<T>(outcome: Result<T, Error>) -> Option<T> {
     match outcome {
         Ok(value) => Some(value),
-        Err(Error::NoSpace | Error::Stale | Error::NotFound | Error::Exists | Error::WouldFlush | Error::Io(_)) => None,
+        Err(Error::NoSpace(_) | Error::Stale | Error::NotFound | Error::Exists | Error::WouldFlush | Error::Io(_)) => {
+            None
+        }
         Err(error) => panic!("{error:?}"),
     }
 }

@@ -9,7 +9,7 @@ use shoal_check::{FindingKind, Remedy};
 use shoal_format::SlotRef;
 use shoal_format::dictionary::{DICTIONARIES_MAX, DICTIONARY_BYTES_MAX, DictionaryList, Listed};
 use shoal_format::superblock::{FEATURE_DICTIONARIES, ROOTS_AT, Roots};
-use shoal_fs::{Error, FORMS, Form, Fs, Ino, Method, Options, ROOT};
+use shoal_fs::{Error, FORMS, Form, Fs, Ino, Method, Options, ROOT, Reading, SetAttr};
 use shoal_media::PersistentMemory;
 use shoal_region::View;
 use shoal_sim::Random;
@@ -164,6 +164,40 @@ fn other_contents_get_a_dictionary_of_their_own_and_the_old_one_goes_with_its_fi
     store.close(fs);
 }
 
+/// The payload that a read found is still in the spill file when the read goes on, but the file has
+/// other bytes by then, and the dictionary of the former ones is gone.
+#[test]
+fn a_dictionary_that_goes_between_the_steps_of_a_read_is_not_missed() {
+    let mut store = Store::new(store::Setup { bulk_blocks: 40, ..setup() });
+    let fs = store.open();
+    make(&fs, 1, "old", 1000);
+    tick(&store, &fs);
+    // Long enough to be worth a place in the spill file.
+    let long = |seed: u64| (0..6).flat_map(|part| text(1, &mut Random::new(seed + part))).collect::<Vec<u8>>();
+    let mut file = Made { ino: create(&fs, "file"), bytes: long(10) };
+    fs.write(file.ino, 0, &file.bytes).unwrap();
+    tick(&store, &fs);
+    assert!(has_dictionary(&fs, &file));
+    (0..1000).for_each(|number| fs.unlink(ROOT, format!("old{number}").as_bytes()).unwrap());
+    fs.add_dictionary(text(2, &mut Random::new(2))).unwrap();
+    assert!(fs.spill_all().unwrap() > 0);
+    // Nothing is left in memory that could decode it.
+    store.close(fs);
+    let fs = store.open();
+    let mut out = vec![0; file.bytes.len()];
+    let Reading::Needs(plan) = fs.read_begin(file.ino, 0, &mut out).unwrap() else { panic!("it is in memory") };
+    file.bytes = text(1, &mut Random::new(20));
+    let empty = SetAttr { size: Some(0), ..SetAttr::default() };
+    fs.setattr(file.ino, &empty).unwrap();
+    assert_eq!(fs.write(file.ino, 0, &file.bytes), Ok(file.bytes.len()));
+    tick(&store, &fs);
+    assert_eq!(listed(&fs).iter().map(|listed| listed.number).collect::<Vec<u16>>(), [2], "the old one is gone");
+    assert_eq!(fs.read_on(plan, &mut out), Ok(file.bytes.len()));
+    assert!(out[..file.bytes.len()] == file.bytes[..]);
+    assert_eq!(fs.damaged_inodes(), 0);
+    store.close(fs);
+}
+
 #[test]
 fn a_store_has_few_dictionaries_and_none_that_is_too_long() {
     let mut store = Store::new(setup());
@@ -176,7 +210,7 @@ fn a_store_has_few_dictionaries_and_none_that_is_too_long() {
         files.extend(make(&fs, kind, &format!("{kind} "), 3));
         pack(&fs);
     }
-    assert_eq!(fs.add_dictionary(vec![1; 100]), Err(Error::NoSpace));
+    assert_eq!(fs.add_dictionary(vec![1; 100]), Err(Error::NO_SPACE));
     fs.unlink(ROOT, b"3 0").unwrap();
     fs.unlink(ROOT, b"3 1").unwrap();
     fs.unlink(ROOT, b"3 2").unwrap();
@@ -240,7 +274,7 @@ fn damage_to_one_copy_costs_nothing_and_to_both_only_their_files() {
                 assert!(matches!(read(&fs, file), Err(Error::Corrupt(_))), "{copies:?} {place}");
             }
             if place == 0 {
-                assert_eq!(fs.add_dictionary(bytes()), Err(Error::NoSpace), "there must be no list beside a lost one");
+                assert_eq!(fs.add_dictionary(bytes()), Err(Error::NO_SPACE), "there must be no list beside a lost one");
             }
             continue;
         }

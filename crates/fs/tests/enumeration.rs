@@ -21,7 +21,7 @@ use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
 use crate::store::Setup;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::RenameMode::Replace;
-use shoal_sim::{Budget, Random};
+use shoal_sim::{Budget, Random, due, is_due};
 
 const SEED: u64 = 20_260;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
@@ -86,10 +86,7 @@ fn packed_files(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> {
         befores.iter().map(all).collect::<Vec<_>>()
     };
     let all = workload::packed(steps).into_iter().flat_map(with).enumerate();
-    let every = if deep() { 1 } else { 8 };
-    all.filter(|(number, _)| mix(&[seed(), *number as u64]).is_multiple_of(every))
-        .map(|(_, workload)| workload)
-        .collect()
+    all.filter(|(number, _)| is_due(mix(&[seed(), *number as u64]), 8)).map(|(_, workload)| workload).collect()
 }
 
 fn spilled_files(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> {
@@ -98,10 +95,7 @@ fn spilled_files(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> 
         befores.iter().map(all).collect::<Vec<_>>()
     };
     let all = workload::spilled(steps).into_iter().flat_map(with).enumerate();
-    let every = if deep() { 1 } else { 8 };
-    all.filter(|(number, _)| mix(&[seed(), 7, *number as u64]).is_multiple_of(every))
-        .map(|(_, workload)| workload)
-        .collect()
+    all.filter(|(number, _)| is_due(mix(&[seed(), 7, *number as u64]), 8)).map(|(_, workload)| workload).collect()
 }
 
 /// Returns each operation on packed inodes, with packing after it.
@@ -181,8 +175,8 @@ fn visit(ground: &Ground, workloads: &[Workload], share: Share) -> u64 {
             break;
         }
         let workload = &workloads[index];
-        // The seed decides, so that another seed visits other workloads.
-        if !deep() && !mix(&[ground.seed, index as u64]).is_multiple_of(share.workloads) {
+        // The seed decides, too, so that another seed visits other workloads.
+        if !is_due(mix(&[ground.seed, index as u64]), share.workloads) {
             continue;
         }
         visited += 1;
@@ -232,13 +226,13 @@ fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); G
     [
         (ground(Setup::two_tiers(kind)), workloads, share),
         // There are few of these.
-        (ground(Setup::tight(kind)), sequences(), Share { workloads: 1, ..share }),
-        (ground(Setup::layouts(kind)), layouts(), Share { workloads: 2, states: share.layouts, ..share }),
+        (ground(Setup::tight(kind)), sequences(), Share { workloads: 6, ..share }),
+        (ground(Setup::layouts(kind)), layouts(), Share { workloads: 10, states: share.layouts, ..share }),
         (ground(Setup::two_tiers(kind)), packed(&steps), Share { workloads: share.workloads.div_ceil(2), ..share }),
         (
             ground(Setup::two_tiers(kind)),
             spilled_files(&steps, &[Before::Mounted, Before::Young]),
-            Share { workloads: 4, ..share },
+            Share { workloads: 16, ..share },
         ),
         // Trees with a file of thousands of chunks take longest to read.
         (ground(Setup::region_only(kind)), long, Share { states: share.states * 8, ..share }),
@@ -249,23 +243,23 @@ fn enumerate(kind: MemoryKind, share: Share) {
     let share = Share { workloads: number("SHOAL_EVERY").unwrap_or(share.workloads), ..share };
     let grounds = grounds(kind, share);
     let states: u64 = grounds.iter().map(|(ground, workloads, share)| visit(ground, workloads, *share)).sum();
-    assert!(states > 1_000, "only {states} states were visited");
+    assert_visited(states, 100);
 }
 
 #[test]
 fn every_operation_on_logged_memory_survives_every_crash() {
-    enumerate(MemoryKind::Logged, Share { workloads: 40, states: 20, layouts: 12 });
+    enumerate(MemoryKind::Logged, Share { workloads: 240, states: 20, layouts: 12 });
 }
 
 #[test]
 fn every_operation_on_battery_memory_survives_every_crash() {
-    enumerate(MemoryKind::Battery, Share { workloads: 32, states: 24, layouts: 6 });
+    enumerate(MemoryKind::Battery, Share { workloads: 192, states: 24, layouts: 6 });
 }
 
 #[test]
 fn every_operation_on_dax_memory_survives_every_crash() {
     // Recording every store costs more than recovering: fewer workloads, more states of each.
-    enumerate(MemoryKind::Dax, Share { workloads: 96, states: 160, layouts: 288 });
+    enumerate(MemoryKind::Dax, Share { workloads: 576, states: 160, layouts: 288 });
 }
 
 /// Files moved to the other tier by their thresholds, also ones too long for one record.
@@ -278,18 +272,24 @@ fn every_file_that_changes_its_tier_by_its_threshold_survives_every_crash() {
         }
     }
     let mut states = 0;
-    for (kind, cached) in [
+    let kinds = [
         (MemoryKind::Logged, false),
-        (MemoryKind::Logged, true),
         (MemoryKind::Battery, false),
+        (MemoryKind::Logged, true),
         (MemoryKind::Dax, false),
-    ] {
+    ];
+    for (kind, cached) in due(kinds, 2) {
         let setup = Setup { cached, ..Setup::two_tiers(kind) };
         let setup = Setup { region_bytes: 96 << 16, ring_bytes: 512 << 10, bulk_blocks: 30, ..setup };
         let every = if kind == MemoryKind::Dax { 600 } else { 120 };
-        states += visit(&ground(setup), &workloads, Share { workloads: 1, states: every, layouts: 1 });
+        states += visit(&ground(setup), &workloads, Share { workloads: 4, states: every, layouts: 1 });
     }
-    assert!(states > 1_000, "only {states} states were visited");
+    assert_visited(states, 20);
+}
+
+/// A search that a time limit cuts short owes no number of states.
+fn assert_visited(states: u64, least: u64) {
+    assert!(states > least || Budget::of_a_search().is_limited(), "only {states} states were visited");
 }
 
 /// A crash between two of the transactions leaves an inode without links whose truncation is unfinished.
@@ -298,7 +298,7 @@ fn every_removal_in_several_transactions_survives_every_crash() {
     for (kind, every) in [(MemoryKind::Logged, 1), (MemoryKind::Battery, 40), (MemoryKind::Dax, 400)] {
         let states =
             visit(&ground(Setup::region_only(kind)), &removals(), Share { workloads: 1, states: every, layouts: 1 });
-        assert!(states > 30, "only {states} states were visited");
+        assert_visited(states, 30);
     }
 }
 
@@ -310,12 +310,12 @@ fn every_operation_behind_a_cache_survives_every_crash() {
     let mut workloads = singles(&steps, true);
     workloads.extend(sequences());
     let mut states = 0;
-    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+    for kind in due([MemoryKind::Logged, MemoryKind::Battery], 2) {
         let ground = ground(Setup { cached: true, ..Setup::two_tiers(kind) });
-        let every = number("SHOAL_EVERY").unwrap_or(20);
+        let every = number("SHOAL_EVERY").unwrap_or(80);
         states += visit(&ground, &workloads, Share { workloads: every, states: 24, layouts: 1 });
     }
-    assert!(states > 300, "only {states} states were visited");
+    assert_visited(states, 50);
 }
 
 /// Runs the state that a failure's line names again. Without one, runs a state of the first
@@ -346,13 +346,13 @@ fn single_states_can_be_visited_by_their_numbers() {
 
 #[test]
 fn every_call_of_the_media_may_fail_in_every_operation() {
-    for kind in KINDS {
+    for kind in due(KINDS, 3) {
         let start = Instant::now();
         let (ground, mut failed) = (ground(Setup::two_tiers(kind)), 0);
         let is_part = Budget::of_a_search().is_limited();
         for (index, step) in Budget::of_a_search().within(workload::operations().iter().enumerate()) {
-            // A log has many calls: the usual run takes every other operation.
-            if !deep() && kind == MemoryKind::Logged && index % 2 == 1 {
+            // A log has many calls.
+            if !is_due(index as u64, if kind == MemoryKind::Logged { 4 } else { 2 }) {
                 continue;
             }
             let behind = [Fsync(step.file), Checkpoint, Tick];
@@ -375,7 +375,7 @@ fn every_call_of_the_media_may_fail_in_every_operation() {
 
 #[test]
 fn a_store_on_a_full_host_can_be_emptied_and_ends_clean() {
-    for setup in [Setup::two_tiers(MemoryKind::Logged), Setup::region_only(MemoryKind::Logged)] {
+    for setup in due([Setup::two_tiers(MemoryKind::Logged), Setup::region_only(MemoryKind::Logged)], 2) {
         let start = Instant::now();
         let (hosts, files) = full_host::fill_hosts(&ground(setup)).unwrap_or_else(|e| panic!("{e}"));
         println!("{hosts} full hosts, {files} files in {:.1} s", start.elapsed().as_secs_f64());
@@ -388,6 +388,6 @@ fn a_full_store_can_be_emptied_also_after_a_crash() {
     for kind in KINDS {
         let states = faults::fill(&ground(Setup::two_tiers(kind))).unwrap_or_else(|e| panic!("{}: {e}", kind.name()));
         println!("{}: {states} states of a full store", kind.name());
-        assert!(states > 5, "only {states} states were visited");
+        assert_visited(states, 5);
     }
 }

@@ -13,7 +13,7 @@ use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Fs, Ino, Leaving};
 use shoal_sim::World;
 
-use crate::devices::{BLOCKS, Forgetful, create, given, new_world, read, setup, try_open};
+use crate::devices::{BLOCKS, Forgetful, filled, given, new_world, read, setup, try_open};
 use crate::store::{Boot, add_cache_memory, behind_cache, check};
 
 const BLOCK: usize = BULK_BLOCK as usize;
@@ -47,15 +47,10 @@ impl Store {
         let front = behind_cache(&world, boot, second.clone(), memory(kind));
         assert_eq!(fs.bulk_add(&given(1, front), Some(BLOCKS)), Ok(1));
         assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
-        let file = |name: &[u8], byte: u8| {
-            let ino = create(&fs, name);
-            assert_eq!(fs.write(ino, 0, &[byte; 2 * BLOCK]), Ok(2 * BLOCK));
-            ino
-        };
-        let durable = file(b"durable", 1);
+        let durable = filled(&fs, b"durable", 1, 2);
         assert_eq!(fs.fsync(durable, false), Ok(()));
         assert_eq!(fs.write(durable, 4096, &[4; 4096]), Ok(4096));
-        let (held, synced) = (file(b"held", 5), file(b"synced", 2));
+        let (held, synced) = (filled(&fs, b"held", 5, 2), filled(&fs, b"synced", 2, 2));
         Store { kind, world, boot, fs, second, durable, held, synced }
     }
 

@@ -10,7 +10,7 @@ use crate::store::Setup;
 use shoal_format::BULK_BLOCK;
 use shoal_format::inode::INODE_HAS_NEW;
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Error, Ino, ROOT, Seek, SetAttr, without_device, without_flush};
+use shoal_fs::{Error, Ino, ROOT, Seek, SetAttr, without_flush};
 use shoal_sim::{Call, Fault, FaultPlan, Limits, Random};
 
 const KEEP_SIZE: i32 = 1;
@@ -264,7 +264,7 @@ fn a_full_bulk_device_gives_short_writes_and_takes_files_again_after_deletion() 
                     match store.fs.write(ino, at * 100_000, &[round + 1; 100_000]) {
                         Ok(100_000) => {}
                         Ok(short) => assert!(short > 0 && short < 100_000),
-                        Err(Error::NoSpace) => break 'full,
+                        Err(Error::NoSpace(_)) => break 'full,
                         Err(error) => panic!("{error}"),
                     }
                 }
@@ -297,14 +297,14 @@ fn an_allocation_too_large_changes_nothing() {
     let store = Store::new(Setup { bulk_blocks: 40, ..Setup::default() });
     let ino = store.create(b"f");
     store.fs.write(ino, 0, &[7; 3000]).unwrap();
-    assert_eq!(store.fs.fallocate(ino, 0, 0, 41 * BULK_BLOCK), Err(Error::NoSpace));
+    assert_eq!(store.fs.fallocate(ino, 0, 0, 41 * BULK_BLOCK), Err(Error::NO_SPACE));
     assert_eq!(store.fs.getattr(ino).unwrap().size, 3000);
     store.check_allocated(ino, "refused");
     assert!(store.fs.usage().bulk_used <= BULK_BLOCK);
     let region = Store::new(Setup { bulk_blocks: 0, region_bytes: 8 << 20, ..Setup::default() });
     let ino = region.create(b"f");
     let free = region.fs.usage().region_free;
-    assert_eq!(region.fs.fallocate(ino, 0, 0, 32 << 20), Err(Error::NoSpace));
+    assert_eq!(region.fs.fallocate(ino, 0, 0, 32 << 20), Err(Error::NO_SPACE));
     assert_eq!(region.fs.getattr(ino).unwrap().blocks, 0);
     // A segment cut into slots keeps a few bytes for its bitmap.
     assert!(free - region.fs.usage().region_free < 65536);
@@ -318,7 +318,7 @@ fn a_full_region_gives_short_writes_and_takes_truncations() {
     loop {
         match store.fs.write(ino, at, &vec![5; 1 << 20]) {
             Ok(len) => at += len as u64,
-            Err(Error::NoSpace) => break,
+            Err(Error::NoSpace(_)) => break,
             Err(error) => panic!("{error}"),
         }
     }
@@ -666,29 +666,4 @@ fn an_operation_that_must_not_flush_is_refused_whole_and_passes_afterwards() {
         assert!(body(ino)[90_001..95_000].iter().all(|&byte| byte == 0), "step {number}");
     }
     assert!(!store.fs.region().is_poisoned());
-}
-
-/// A thread that must not wait for the bulk device reads what is in memory, and is refused the rest.
-#[test]
-fn without_the_device_only_what_is_in_memory_is_read() {
-    let store = Store::packing(Setup { threshold: 200_000, ..Setup::default() });
-    let [small, large, spilled] = [b"small", b"large", b"spill"].map(|name| store.create(name));
-    let noise = crate::spilling::noise(1, 100_000);
-    assert_eq!(store.fs.write(spilled, 0, &noise), Ok(100_000));
-    assert!(store.fs.spill_all().unwrap() > 0);
-    store.fs.write(small, 0, &[1; 100_000]).unwrap();
-    store.fs.write(large, 0, &[2; 300_000]).unwrap();
-    // A hole, and bytes after it.
-    store.fs.write(large, 1 << 20, &[3; 10]).unwrap();
-    let mut out = vec![0; 100_000];
-    let mut read = |ino, at| without_device(|| store.fs.read(ino, at, &mut out)).map(|len| (len, out[0]));
-    assert_eq!(read(small, 0), Ok((100_000, 1)));
-    assert_eq!(read(large, 200_000), Err(Error::WouldFlush));
-    assert_eq!(read(large, 500_000), Ok((100_000, 0)), "a hole needs no device");
-    for _ in 0..2 {
-        assert_eq!(read(spilled, 0), Err(Error::WouldFlush));
-    }
-    assert_eq!(store.fs.damaged_inodes(), 0);
-    assert_eq!(store.fs.read(spilled, 0, &mut out), Ok(100_000));
-    assert!(out == noise);
 }

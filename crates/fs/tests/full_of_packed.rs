@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr, TimeChange, XattrMode};
 use shoal_media::PersistentMemory;
-use shoal_sim::Random;
+use shoal_sim::{Random, due};
 
 use crate::cold::{AGE, Store, caller, cool, options, setup};
 use crate::crash::number;
@@ -102,7 +102,7 @@ fn a_removal_finds_room_between_changes_of_a_full_store() {
                 for _ in 0..3 {
                     steps += 1;
                     match change(&fs, &names, &mut random, steps) {
-                        Err(Error::NoSpace) => refused += 1,
+                        Err(Error::NoSpace(_)) => refused += 1,
                         Ok(()) | Err(Error::NotFound) => {}
                         Err(error) => panic!("seed {seed}: {error}"),
                     }
@@ -138,7 +138,7 @@ fn a_removal_finds_room_beside_threads_that_change_files_and_pack() {
         let until_stopped = move |work: &mut dyn FnMut() -> Result<(), Error>| {
             while !stop.load(Ordering::Relaxed) {
                 match work() {
-                    Ok(()) | Err(Error::NoSpace | Error::NotFound | Error::Stale) => {}
+                    Ok(()) | Err(Error::NoSpace(_) | Error::NotFound | Error::Stale) => {}
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -177,7 +177,7 @@ fn a_removal_finds_room_beside_threads_that_change_files_and_pack() {
 
 #[test]
 fn a_store_whose_options_forbid_packing_can_be_emptied_though_it_is_full_of_packed_inodes() {
-    for (round, later) in [None, Some(AGE)].into_iter().enumerate() {
+    for (round, later) in due([None, Some(AGE)].into_iter().enumerate(), 2) {
         let mut store = small(MemoryKind::Logged);
         let fs = store.open();
         let mut names = Vec::new();
@@ -299,7 +299,7 @@ fn a_create_on_a_nearly_full_store_of_packed_files_costs_few_looks_at_others() {
         made += 1;
         store.clock.advance(50_000);
     };
-    assert_eq!(last, Error::NoSpace);
+    assert_eq!(last, Error::NO_SPACE);
     let parts = [(0, 10), (45, 55), (80, 90), (90, 100)].map(|(from, to)| {
         let at = |percent: usize| counts[(counts.len() - 1) * percent / 100];
         let ((first, before, began), (end, reads, ended)) = (at(from), at(to));

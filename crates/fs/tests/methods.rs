@@ -129,7 +129,7 @@ fn a_full_store_packs_no_file_that_is_to_stay_as_it_is() {
             fs.write(ino, 0, &[b'x'; 8000])
         };
         let refused = (0..).map(|number| fill(number, &mut kept)).find(|outcome| *outcome != Ok(8000)).unwrap();
-        assert!(kept.len() > 200 && matches!(refused, Ok(0..8000) | Err(Error::NoSpace)), "{refused:?}");
+        assert!(kept.len() > 200 && matches!(refused, Ok(0..8000) | Err(Error::NoSpace(_))), "{refused:?}");
         assert_eq!(form_of(&fs, packed), Form::Lz4);
         kept.pop();
         assert!(kept.iter().all(|ino| form_of(&fs, *ino) == Form::Plain), "{of_store}");

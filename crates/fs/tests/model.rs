@@ -12,7 +12,7 @@ use crate::store::{CALLER, Setup, check, format, open_at};
 use crate::tree::steps::Walker;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Fs, ROOT};
-use shoal_sim::{Budget, Random, SimClock, World};
+use shoal_sim::{Budget, Random, SimClock, World, is_due};
 
 const CASES: u64 = 5_000;
 
@@ -102,13 +102,13 @@ impl Case {
                 let mut bytes = vec![0; 8 + self.walker.random.below(3000) as usize];
                 self.walker.random.fill(&mut bytes);
                 match self.walker.fs.add_dictionary(bytes) {
-                    Ok(()) | Err(Error::NoSpace) => {}
+                    Ok(()) | Err(Error::NoSpace(_)) => {}
                     Err(e) => return Err(at(format!("a dictionary: {e}"))),
                 }
             }
             if step % 7 == 5 {
                 match self.walker.fs.pack_all(&mut |_, _| {}) {
-                    Ok(_) | Err(Error::NoSpace) => {}
+                    Ok(_) | Err(Error::NoSpace(_)) => {}
                     Err(e) => return Err(at(format!("packing: {e}"))),
                 }
             }
@@ -120,7 +120,7 @@ impl Case {
                 _ => Ok(()),
             };
             match spilled {
-                Ok(()) | Err(Error::NoSpace) => {}
+                Ok(()) | Err(Error::NoSpace(_)) => {}
                 Err(e) => return Err(at(format!("spilling: {e}"))),
             }
             if step % 9 == 8 {
@@ -167,7 +167,8 @@ fn random_operations_agree_with_a_plain_model() {
     let deep = if std::env::var_os("SHOAL_DEEP").is_some() { 10 } else { 1 };
     let seeds = only.map_or(1..CASES * deep + 1, |seed| seed..seed + 1);
     let mut refused = 0;
-    for seed in Budget::of_a_search().within(seeds) {
+    let is_wanted = |seed: &u64| only.is_some() || is_due(*seed, 4);
+    for seed in Budget::of_a_search().within(seeds.filter(is_wanted)) {
         let outcome = Case::new(seed).and_then(|mut case| {
             let outcome = case.run(only.is_some());
             refused += case.walker.refused;
@@ -181,7 +182,7 @@ fn random_operations_agree_with_a_plain_model() {
     }
     println!("{refused} operations found no room; {:.1} s", start.elapsed().as_secs_f64());
     let is_part = only.is_some() || Budget::of_a_search().is_limited();
-    assert!(is_part || refused > 1000, "only {refused} operations found no room");
+    assert!(is_part || refused > 200, "only {refused} operations found no room");
 }
 
 #[test]

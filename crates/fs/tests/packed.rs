@@ -16,7 +16,7 @@ use shoal_format::superblock::{FEATURE_PACKED, MemoryKind, ROOTS_AT, Roots};
 use shoal_fs::{Caller, Error, Fs, Ino, Options, ProfileFile, ROOT, SetAttr, TimeChange, XattrMode};
 use shoal_media::PersistentMemory;
 use shoal_region::View;
-use shoal_sim::Random;
+use shoal_sim::{Random, due};
 use zerocopy::FromBytes;
 
 use crate::cold::{AGE, Store, caller, cool, crowd, files, options, setup};
@@ -257,6 +257,7 @@ fn a_salvage_reads_packed_blocks_also_those_that_the_table_does_not_lead_to() {
             log: None,
             bulk: None,
             power_lost: false,
+            loss_boots: &[],
             first_moved: false,
         };
         let mut found = Found::default();
@@ -419,7 +420,7 @@ fn a_damaged_copy_of_the_tables_is_named_and_the_other_one_used() {
 
 #[test]
 fn a_full_store_of_packed_inodes_can_be_emptied() {
-    for kind in [MemoryKind::Battery, MemoryKind::Logged] {
+    for kind in due([MemoryKind::Battery, MemoryKind::Logged], 2) {
         let mut store = Store::new(Setup { kind, region_bytes: 150 << 16, ring_bytes: 256 << 10, ..setup() });
         let fs = store.open();
         let mut names = Vec::new();
@@ -430,13 +431,13 @@ fn a_full_store_of_packed_inodes_can_be_emptied() {
             if names.len() % 1000 == 0 {
                 match fs.mkdir(&caller(), ROOT, format!("dir{}", names.len()).as_bytes(), 0o755) {
                     Ok(attr) => dir = attr.ino,
-                    Err(error) => assert_eq!(error, Error::NoSpace),
+                    Err(error) => assert_eq!(error, Error::NO_SPACE),
                 }
             }
             match fs.mknod(&caller(), dir, name.as_bytes(), 0o644, 0) {
                 Ok(_) => names.push((dir, name)),
                 Err(error) => {
-                    assert_eq!(error, Error::NoSpace);
+                    assert_eq!(error, Error::NO_SPACE);
                     cool(&fs, &store.clock);
                     full += 1;
                 }
@@ -452,7 +453,7 @@ fn a_full_store_of_packed_inodes_can_be_emptied() {
         for (dir, name) in names.iter().step_by(37) {
             let ino = fs.lookup(*dir, name.as_bytes(), false).unwrap().ino;
             let outcome = fs.setattr(ino, &SetAttr { mode: Some(0o600), ..Default::default() });
-            assert!(matches!(outcome, Ok(_) | Err(Error::NoSpace)), "{outcome:?}");
+            assert!(matches!(outcome, Ok(_) | Err(Error::NoSpace(_))), "{outcome:?}");
         }
         for (dir, name) in random.shuffled(names) {
             fs.unlink(dir, name.as_bytes()).unwrap_or_else(|error| panic!("{name}: {error}"));

@@ -286,7 +286,7 @@ fn names_can_be_removed_from_packed_directories_of_a_full_store() {
         }
         // Names take the room that is left, and then there is none for a bucket.
         let refused = (0..).find_map(|n| mknod(&fs, dir, format!("new{n}").as_bytes()).err());
-        assert_eq!(refused, Some(Error::NoSpace));
+        assert_eq!(refused, Some(Error::NO_SPACE));
         let mut random = Random::new(3);
         let mut names = list(&fs, dir, 2);
         while !names.is_empty() {

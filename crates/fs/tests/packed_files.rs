@@ -192,7 +192,7 @@ fn a_full_store_packs_what_has_cooled_before_it_refuses_a_write() {
             let ino = create(&fs, &format!("f{number}"));
             match fs.write(ino, 0, &bytes) {
                 Ok(len) if len == bytes.len() => files.push((ino, bytes)),
-                Ok(_) | Err(Error::NoSpace) => break,
+                Ok(_) | Err(Error::NoSpace(_)) => break,
                 Err(error) => panic!("{error}"),
             }
         }

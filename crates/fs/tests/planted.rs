@@ -20,6 +20,8 @@ mod devices;
 mod edges;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod packing;
+#[allow(dead_code, reason = "tests of their own, run here for what they find")]
+mod reading;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod saved;
 #[allow(dead_code, reason = "a part of it is enough")]
@@ -38,6 +40,7 @@ use crash::explorer::{Sampling, explore, guard};
 use crash::operation::Operation::{self, *};
 use crash::run::{Before, Run, Workload};
 use edges::{Edges, KEEP_SIZE, PUNCH_HOLE, STARTS};
+use shoal_bulk::planted::Bug as BulkBug;
 use shoal_format::superblock::MemoryKind::{self, Logged};
 use shoal_fs::RenameMode::Replace;
 use shoal_fs::planted::{Bug, plant};
@@ -87,6 +90,8 @@ enum Hunt {
     SpilledDamage,
     /// A spilled payload that is freed while it is read.
     ReadMeanwhile,
+    /// A large file that changes between the two steps of a read.
+    ReadInSteps,
     /// Bytes that are written while their file is spilled.
     SpilledMeanwhile,
     /// Blocks of the spill file that are freed, in this process and the next.
@@ -163,25 +168,62 @@ fn sequence(number: usize) -> Vec<Operation> {
     }
 }
 
+/// A bug of the file system or of its bulk storage.
+#[derive(Clone, Copy, Debug)]
+enum Planted {
+    Fs(Bug),
+    Bulk(BulkBug),
+}
+
+impl Planted {
+    fn chosen() -> Vec<Planted> {
+        let fs = Bug::chosen().into_iter().map(Planted::Fs);
+        fs.chain(BulkBug::chosen().into_iter().map(Planted::Bulk)).collect()
+    }
+
+    fn plant(self) {
+        match self {
+            Planted::Fs(bug) => plant(Some(bug)),
+            Planted::Bulk(bug) => shoal_bulk::planted::plant(Some(bug)),
+        }
+    }
+
+    fn remove_all() {
+        plant(None);
+        shoal_bulk::planted::plant(None);
+    }
+
+    fn hunt(self) -> Hunt {
+        match self {
+            Planted::Fs(bug) => hunt_of(bug),
+            Planted::Bulk(bug) => hunt_of_bulk(bug),
+        }
+    }
+}
+
+impl std::fmt::Display for Planted {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Planted::Fs(bug) => write!(to, "{bug:?}"),
+            Planted::Bulk(bug) => write!(to, "{bug:?}"),
+        }
+    }
+}
+
 fn hunt_of(bug: Bug) -> Hunt {
     match bug {
         Bug::FreshNotNew | Bug::HasNewFlag | Bug::NewIsData => Hunt::Pair("young", 0, 16),
-        Bug::ClearUnflushed | Bug::FlushCoversLater | Bug::JoinSubmitted => Hunt::Pair("young", 1, 16),
-        Bug::JoinNoted => Hunt::CachedPair("young", 1),
         Bug::MoveFlush | Bug::NeverPromised => Hunt::Pair("synced", 2, 16),
         Bug::BirthByDurable => Hunt::Pair("young", 2, 16),
         Bug::ZeroTailFlush => Hunt::Pair("cut", 0, 16),
         Bug::OrphansStay => Hunt::Pair("synced", 3, 16),
         Bug::SettleLast => Hunt::Pair("young", 4, 16),
         Bug::FsyncSettle | Bug::FsyncPosition => Hunt::Pair("young", 5, 16),
-        Bug::LateTrim => Hunt::Pair("freed", 6, 6),
-        Bug::ReuseAtOnce => Hunt::Sequence(0),
         Bug::LinkCount => Hunt::Sequence(1),
         Bug::ZeroTail => Hunt::Edges("cut within a block"),
         Bug::PartialBlock => Hunt::Edges("a hole before the last block"),
         Bug::PunchEnds => Hunt::Edges("blocks"),
         Bug::CleanTail => Hunt::Edges("a device that fails"),
-        Bug::ReuseSaved => Hunt::SavedImage,
         Bug::PackedNotFreed | Bug::TripletsStay => Hunt::Sequence(2),
         Bug::UnpackStoresChange => Hunt::Sequence(3),
         Bug::ObjectPiecesStay | Bug::BucketStays => Hunt::Sequence(4),
@@ -198,28 +240,13 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::MoveSetsTimes => Hunt::AttributesBesideMove,
         Bug::SpillUnflushed => Hunt::Sequence(6),
         Bug::SpilledUnverified => Hunt::SpilledDamage,
-        Bug::SpilledOneLook | Bug::SumsOneLook => Hunt::ReadMeanwhile,
+        Bug::SpilledOneLook => Hunt::ReadMeanwhile,
+        Bug::PlanOutlived => Hunt::ReadInSteps,
         Bug::SpilledUnseen => Hunt::SpilledMeanwhile,
         Bug::SpilledNotCounted | Bug::SpilledNotNoted => Hunt::Swept,
-        Bug::MarkUnflushed | Bug::RemoveInUse | Bug::DrainUnflushed => Hunt::Devices,
-        Bug::SuspectsRead | Bug::SuspectsForgotten => Hunt::FailedFlush,
-        Bug::WrittenStaysInDoubt => Hunt::GivenBack,
-        Bug::WrittenEndsAtOnce => Hunt::NewAndLost,
-        Bug::AcrossRetry => Hunt::AcrossRetry,
-        Bug::EpochIgnored => Hunt::AwayOrOlder,
-        Bug::HeldMarkBelieved => Hunt::Covered,
-        Bug::PlaceIgnored => Hunt::InAnotherPlace,
-        Bug::PlaceNotedLate => Hunt::PushedOut,
-        Bug::RangesTakeAll => Hunt::FailedRanges,
+        Bug::DrainUnflushed => Hunt::Devices,
         Bug::MovedStaysNew => Hunt::NewMoves,
-        Bug::SumsUnread => Hunt::Flipped,
-        Bug::PartsUnread => Hunt::WrittenInPart,
         Bug::NeighboursLost => Hunt::Neighbours,
-        Bug::SumsStay => Hunt::FailedWrite,
-        Bug::LeavesUnmarked | Bug::LeavesUnsynced | Bug::OpenLeavesKept => Hunt::Sums,
-        Bug::LeavesUnflushed => Hunt::SumsBehindCache,
-        Bug::RemoveUnsynced => Hunt::Devices,
-        Bug::RemoveUnsaved => Hunt::RestoredLists,
         Bug::SpillDoubtful => Hunt::EveryFailure,
         Bug::NameMeanwhile => Hunt::Pair("replaced", 7, 16),
         Bug::NameKeepsBirth => Hunt::Pair("replaced", 2, 16),
@@ -229,6 +256,34 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::SyncUnpromised => Hunt::Pair("young", 11, 16),
         Bug::NewNotListed => Hunt::SettledLater,
         Bug::HeldReclaimed => Hunt::Sequence(8),
+    }
+}
+
+fn hunt_of_bulk(bug: BulkBug) -> Hunt {
+    match bug {
+        BulkBug::ClearUnflushed | BulkBug::FlushCoversLater | BulkBug::JoinSubmitted => Hunt::Pair("young", 1, 16),
+        BulkBug::JoinNoted => Hunt::CachedPair("young", 1),
+        BulkBug::LateTrim => Hunt::Pair("freed", 6, 6),
+        BulkBug::ReuseAtOnce => Hunt::Sequence(0),
+        BulkBug::ReuseSaved => Hunt::SavedImage,
+        BulkBug::SumsOneLook => Hunt::ReadMeanwhile,
+        BulkBug::MarkUnflushed | BulkBug::RemoveInUse => Hunt::Devices,
+        BulkBug::SuspectsRead | BulkBug::SuspectsForgotten => Hunt::FailedFlush,
+        BulkBug::WrittenStaysInDoubt => Hunt::GivenBack,
+        BulkBug::WrittenEndsAtOnce => Hunt::NewAndLost,
+        BulkBug::AcrossRetry => Hunt::AcrossRetry,
+        BulkBug::EpochIgnored => Hunt::AwayOrOlder,
+        BulkBug::HeldMarkBelieved => Hunt::Covered,
+        BulkBug::PlaceIgnored => Hunt::InAnotherPlace,
+        BulkBug::PlaceNotedLate => Hunt::PushedOut,
+        BulkBug::RangesTakeAll => Hunt::FailedRanges,
+        BulkBug::SumsUnread => Hunt::Flipped,
+        BulkBug::PartsUnread => Hunt::WrittenInPart,
+        BulkBug::SumsStay => Hunt::FailedWrite,
+        BulkBug::LeavesUnmarked | BulkBug::LeavesUnsynced | BulkBug::OpenLeavesKept => Hunt::Sums,
+        BulkBug::LeavesUnflushed => Hunt::SumsBehindCache,
+        BulkBug::RemoveUnsynced => Hunt::Devices,
+        BulkBug::RemoveUnsaved => Hunt::RestoredLists,
     }
 }
 
@@ -271,26 +326,12 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Alike => one(packing::alike),
         Hunt::RoomMeanwhile => one(packing::room_meanwhile),
         Hunt::BesideMove => one(packing::beside_a_move),
-        Hunt::AttributesBesideMove => {
-            packing::attributes_beside_a_move();
-            Ok(1)
-        }
-        Hunt::SpilledDamage => {
-            spilling::damaged();
-            Ok(1)
-        }
-        Hunt::ReadMeanwhile => {
-            spilling::read_meanwhile();
-            Ok(2)
-        }
-        Hunt::SpilledMeanwhile => {
-            spilling::written_meanwhile();
-            Ok(2)
-        }
-        Hunt::Swept => {
-            spilling::swept();
-            Ok(1)
-        }
+        Hunt::AttributesBesideMove => one(packing::attributes_beside_a_move),
+        Hunt::SpilledDamage => one(spilling::damaged),
+        Hunt::ReadMeanwhile => one(spilling::read_meanwhile),
+        Hunt::ReadInSteps => one(reading::changed_between),
+        Hunt::SpilledMeanwhile => one(spilling::written_meanwhile),
+        Hunt::Swept => one(spilling::swept),
         Hunt::Devices => Ok((0..3).map(|seed| devices::explore(devices::setup(Logged), seed, 3)).sum()),
         Hunt::FailedFlush => one(|| devices::doubt::failed_flush(Logged)),
         Hunt::NewAndLost => one(|| devices::doubt::new_and_lost(Logged)),
@@ -301,28 +342,16 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::SettledLater => one(|| devices::settled_in_the_next_life(Logged)),
         Hunt::AwayOrOlder => one(|| devices::away::away_or_older(Logged)),
         Hunt::Covered => one(|| devices::away::behind_another_ones_cache(Logged)),
-        Hunt::InAnotherPlace => {
-            devices::away::in_another_place(Logged);
-            Ok(1)
-        }
-        Hunt::PushedOut => {
-            devices::away::pushed_out_by_a_mark(Logged);
-            Ok(1)
-        }
+        Hunt::InAnotherPlace => one(|| devices::away::in_another_place(Logged)),
+        Hunt::PushedOut => one(|| devices::away::pushed_out_by_a_mark(Logged)),
         Hunt::Sums => Ok(summed::lives(summed::setup(Logged))),
         Hunt::SumsBehindCache => Ok(summed::lives(Setup { cached: true, ..summed::setup(Logged) })),
         Hunt::Flipped => Ok(summed::flipped()),
         Hunt::FailedWrite => Ok(summed::failed_write()),
         Hunt::WrittenInPart => Ok(summed::written_in_part()),
         Hunt::Neighbours => Ok(summed::neighbours()),
-        Hunt::NewMoves => {
-            devices::new_bytes_move(Logged);
-            Ok(1)
-        }
-        Hunt::FailedRanges => {
-            devices::failed_flush_of_ranges(Logged);
-            Ok(1)
-        }
+        Hunt::NewMoves => one(|| devices::new_bytes_move(Logged)),
+        Hunt::FailedRanges => one(|| devices::failed_flush_of_ranges(Logged)),
         Hunt::Damage => Ok(packing::damage::damages(0, 60).1),
         Hunt::StrayReferences => {
             let works = packing::WORKS.into_iter();
@@ -360,19 +389,19 @@ fn every_planted_bug_is_caught() {
     println!("{:<18} | {:<42} | {:>7} | caught by", "bug", "hunt", "states");
     let mut hunts: BTreeMap<Hunt, Result<u64, String>> = BTreeMap::new();
     let mut wrong = Vec::new();
-    for bug in Bug::chosen() {
-        let hunt = hunt_of(bug);
+    for bug in Planted::chosen() {
+        let hunt = bug.hunt();
         let sound = hunts.entry(hunt).or_insert_with(|| go(hunt)).clone();
-        plant(Some(bug));
+        bug.plant();
         let found = go(hunt);
-        plant(None);
+        Planted::remove_all();
         let (states, by) = match (sound, found) {
             (Err(failure), _) => {
                 wrong.push(format!("{hunt:?} fails without a bug: {failure}"));
                 ("-".to_owned(), "FAILS WITHOUT IT".to_owned())
             }
             (Ok(states), Ok(_)) => {
-                wrong.push(format!("{bug:?} is not caught"));
+                wrong.push(format!("{bug} is not caught"));
                 (states.to_string(), "NOT CAUGHT".to_owned())
             }
             (Ok(states), Err(failure)) => {
@@ -383,7 +412,7 @@ fn every_planted_bug_is_caught() {
                 (states.to_string(), reason.chars().take(110).collect())
             }
         };
-        println!("{:<18} | {:<42} | {states:>7} | {by}", format!("{bug:?}"), format!("{hunt:?}"));
+        println!("{:<18} | {:<42} | {states:>7} | {by}", bug.to_string(), format!("{hunt:?}"));
     }
     std::panic::set_hook(hook);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

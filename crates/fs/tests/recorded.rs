@@ -128,13 +128,8 @@ fn check(dir: &Path) -> Result<(), String> {
     let images = images(dir)?;
     let log = SegmentLog::open(&dir.join("log"), SEGMENT).map_err(|e| e.to_string())?;
     let source = Source {
-        image: ImageSource::Images([&*images[0], &*images[1]]),
-        log: Some(&log),
         bulk_bytes: Some(BULK_BLOCKS * BULK_BLOCK),
-        power_lost: false,
-        sums: true,
-        bulk: None,
-        devices: None,
+        ..Source::of(ImageSource::Images([&*images[0], &*images[1]]), Some(&log))
     };
     let report = shoal_check::check(source, &mut |_| ()).map_err(|e| format!("check: {e}"))?;
     report.errors.first().map_or(Ok(()), |first| Err(format!("check: {first}")))

@@ -16,7 +16,7 @@ use shoal_format::superblock::MemoryKind;
 use shoal_format::{BULK_BLOCK, SEGMENT};
 use shoal_fs::{Caller, Error, Fs, Limits, ROOT, Refused};
 use shoal_media::PersistentMemory;
-use shoal_sim::{Budget, Call, Fault, FaultPlan, Limits as States, Random};
+use shoal_sim::{Budget, Call, Fault, FaultPlan, Limits as States, Random, is_due};
 use store::{Media, Setup};
 
 const KINDS: [MemoryKind; 2] = [MemoryKind::Logged, MemoryKind::Battery];
@@ -63,12 +63,12 @@ fn judge(media: &mut Media, expected: &Tree, use_it: bool) -> Result<(), String>
             let name = format!("probe {round}");
             let made = match fs.mknod(&Caller::default(), ROOT, name.as_bytes(), 0o100600, 0) {
                 // At the least size a packed directory may have no room for another name.
-                Err(Error::NoSpace) => continue,
+                Err(Error::NoSpace(_)) => continue,
                 made => made.map_err(|e| e.to_string())?,
             };
             for part in 0..12 {
                 match fs.write(made.ino, part * 30_000, &[round as u8; 30_000]) {
-                    Ok(_) | Err(Error::NoSpace) => {}
+                    Ok(_) | Err(Error::NoSpace(_)) => {}
                     Err(error) => return Err(error.to_string()),
                 }
             }
@@ -239,7 +239,7 @@ fn a_resize_cut_off_at_any_step_leaves_the_old_or_the_new_store() {
                     if edge { States::few() } else { States { each: 1, samples: 1, ..States::few() } };
                 let crashes = point.power_losses(&limits_of_states).chain([point.process_crash()]);
                 for (number, state) in crashes.enumerate() {
-                    if !deep() && (index + number) % 3 != 0 {
+                    if !is_due((index + number) as u64, 6) {
                         continue;
                     }
                     let mut media = media.over(state.open());
@@ -255,7 +255,7 @@ fn a_resize_cut_off_at_any_step_leaves_the_old_or_the_new_store() {
             }
         }
         println!("{kind:?}: {states} states, {old_ones} of them old, {new_ones} new");
-        assert!(states > 200 && old_ones > 50 && new_ones > 50);
+        assert!(states > 100 && old_ones > 25 && new_ones > 25);
     }
 }
 
@@ -384,6 +384,9 @@ fn damage_is_refused_or_costs_nothing() {
                     left -= 1;
                 }
             }
+            if !is_due(round, 2) {
+                continue;
+            }
             let superblock = media.superblock();
             let limits = Limits { region_bytes: 3000 * SEGMENT, bulk_blocks: 900 };
             let planned = shoal_fs::Relayout::plan(flipped.as_ref(), &superblock, limits);
@@ -411,7 +414,8 @@ fn damage_is_refused_or_costs_nothing() {
         }
     }
     println!("{refused} refused, {carried} carried out");
-    assert!(refused > 20 && carried > 20);
+    // A limited search may end before that.
+    assert!(Budget::of_a_search().is_limited() || refused > 20 && carried > 20);
 }
 
 #[test]
@@ -443,7 +447,7 @@ fn blocks_that_move_together_are_whole_after_every_crash() {
         for (index, point) in points.into_iter().enumerate() {
             let lost = point.power_losses(&States::few()).map(|state| (state, true));
             for (number, (state, power_lost)) in lost.chain([(point.process_crash(), false)]).enumerate() {
-                if !deep() && (index + number) % 3 != 0 {
+                if !is_due((index + number) as u64, 6) {
                     continue;
                 }
                 let mut media = media.over(state.open());
@@ -455,7 +459,7 @@ fn blocks_that_move_together_are_whole_after_every_crash() {
         }
         close(fs);
         println!("{kind:?}: {states} states of {count} points");
-        assert!(states > 40);
+        assert!(states > 20);
         let limits = Limits { bulk_blocks: used, ..media.limits() };
         media.carry_out(&media.plan(limits).unwrap()).unwrap();
         judge(&mut media, &before, true).unwrap();

@@ -55,7 +55,7 @@ fn restored(world: &World) -> World {
     let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];
     let memory = world.memory(0);
     memory.zero(0, memory.len());
-    shoal_region::restore(&images, memory.as_ref(), 0, 7).unwrap();
+    shoal_region::restore(&images, memory.as_ref(), 0, 7, shoal_region::DevicesBeside::Later).unwrap();
     shoal_region::let_devices_be_later(memory.as_ref()).unwrap();
     world
 }
@@ -99,7 +99,7 @@ fn a_device_that_was_away_at_the_restore_is_taken_later() {
     let world = restored(&world);
     let away = || GivenDevice { device: Err("no such device".into()), ..given(1, world.disk(1)) };
     let fs = open(&world, boot, vec![away()], true, "away");
-    assert!(fs.bulk_states()[1].lost);
+    assert!(fs.bulk_states()[1].state.is_lost());
     fs.shutdown().unwrap();
     drop(fs);
     is_sound(&world, "it is back");

@@ -6,8 +6,8 @@
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::{FEATURE_DEVICES, MemoryKind};
 use shoal_fs::{Error, FormatOptions, Leaving, ROOT};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
-use shoal_sim::{SimDisk, World};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
+use shoal_sim::{SimDisk, World, due};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +15,7 @@ use crate::devices::away::{
     away_or_older, behind_another_ones_cache, in_another_place, pushed_out_by_a_mark, refused_after_a_clean_end,
 };
 use crate::devices::doubt::{across_a_retry, failed_flush, given_back, given_out, new_and_lost, renamed_in_doubt};
+use crate::devices::retries::under_writers;
 use crate::devices::{
     BLOCKS, Pair, all_given, create, every_failure, explore, failed_flush_of_ranges, given, new_bytes_move, read,
     restored_lists, settled_in_the_next_life, setup, spilled, try_open, with_more,
@@ -25,7 +26,7 @@ use crate::store::{Boot, Setup, format_options, format_with};
 fn whatever_happens_to_the_list_of_devices_survives_every_crash() {
     let seeds = std::env::var("SHOAL_SEED").ok().map(|seed| seed.parse().expect("a number"));
     let (first, count) = seeds.map_or((0, 2), |seed: u64| (seed, 1));
-    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+    for kind in due([MemoryKind::Logged, MemoryKind::Battery], 2) {
         let states: u64 = (first..first + count).map(|seed| explore(setup(kind), seed, 3)).sum();
         println!("{kind:?}: {states} states");
         assert!(states >= 100 * count, "only {states} states");
@@ -34,7 +35,7 @@ fn whatever_happens_to_the_list_of_devices_survives_every_crash() {
 
 #[test]
 fn and_so_it_does_behind_a_write_back_cache_of_each() {
-    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+    for kind in due([MemoryKind::Logged, MemoryKind::Battery], 2) {
         let setup = Setup { cached: true, ..setup(kind) };
         let states: u64 = (0..2).map(|seed| explore(setup, seed, 3)).sum();
         println!("{kind:?}: {states} states");
@@ -64,6 +65,13 @@ fn a_new_block_that_a_flush_lost_shows_nothing_of_its_former_file() {
 fn a_write_that_a_failed_flush_and_a_retry_overtake_fails() {
     across_a_retry(MemoryKind::Logged);
     across_a_retry(MemoryKind::Battery);
+}
+
+#[test]
+fn writers_go_on_while_a_device_fails_and_is_used_again() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+        (0..3).for_each(|seed| under_writers(kind, seed, 40));
+    }
 }
 
 #[test]
@@ -162,7 +170,7 @@ fn a_device_whose_writes_fail_gets_no_new_files_and_its_own_can_be_removed() {
     fs.sync().unwrap();
     assert!(fs.region().failure().is_none());
     let state = &fs.bulk_states()[1];
-    assert!(state.closed.is_some(), "the next flush closes it: {state:?}");
+    assert!(state.state.cause().is_some(), "the next flush closes it: {state:?}");
     fs.unlink(ROOT, b"renamed").unwrap();
     fs.forget(own, u64::MAX);
     fs.sync().unwrap();
@@ -230,6 +238,10 @@ struct Full {
 }
 
 impl BlockDevice for Full {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.disk.geometry()
     }

@@ -158,7 +158,7 @@ fn a_full_store_with_bulk_storage_takes_more_and_then_refuses_and_empties() {
         let Ok(attr) = store.fs.mknod(&cold::caller(), ROOT, name.as_bytes(), 0o644, 0) else { break };
         match store.fs.write(attr.ino, 0, &bytes) {
             Ok(len) if len == bytes.len() => files.push((name, attr.ino, bytes)),
-            Ok(_) | Err(Error::NoSpace) => {
+            Ok(_) | Err(Error::NoSpace(_)) => {
                 store.fs.unlink(ROOT, name.as_bytes()).unwrap();
                 break;
             }

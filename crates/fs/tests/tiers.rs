@@ -277,7 +277,7 @@ fn fill_region(store: &Store) {
         let ino = filler.expect("there are enough files");
         match store.fs.write(ino, 0, &vec![9; len]) {
             Ok(_) => filler = fillers.next(),
-            Err(Error::NoSpace) => len = if len > 1024 { len / 2 } else { len - 16 },
+            Err(Error::NoSpace(_)) => len = if len > 1024 { len / 2 } else { len - 16 },
             Err(error) => panic!("{error}"),
         }
     }
@@ -307,7 +307,7 @@ fn a_write_that_finds_the_region_full_leaves_nothing_behind_the_end() {
             let end = store.fs.getattr(file).unwrap().size;
             match outcome {
                 Ok(_) => continue,
-                Err(Error::NoSpace) => refused[at_end as usize] += 1,
+                Err(Error::NoSpace(_)) => refused[at_end as usize] += 1,
                 Err(error) => panic!("{error}"),
             }
             assert_eq!(end, size);

@@ -124,7 +124,7 @@ impl Lane {
 pub(crate) fn with_room<T>(lane: Option<&Lane>, mut work: impl FnMut() -> shoal_fs::Result<T>) -> shoal_fs::Result<T> {
     match work() {
         // Retry even if there was nothing to wait for: room may have been freed since.
-        Err(Error::NoSpace) if let Some(lane) = lane => {
+        Err(Error::NoSpace(_)) if let Some(lane) = lane => {
             lane.wait_for_removals();
             work()
         }
@@ -165,7 +165,7 @@ mod tests {
             let mut needed = 0;
             let outcome = with_room(Some(&lane), || {
                 needed += 1;
-                if freed.load(Ordering::SeqCst) < 5 * round { Err(Error::NoSpace) } else { Ok(()) }
+                if freed.load(Ordering::SeqCst) < 5 * round { Err(Error::NO_SPACE) } else { Ok(()) }
             });
             assert!(outcome.is_ok() && needed == 2, "round {round}: {outcome:?} after {needed} attempts");
         }

@@ -9,7 +9,6 @@
 //! | `guard` | the scheduling class of its threads, and that no program starves because of it |
 //! | `lane` | messages that still come by `/dev/fuse` beside it |
 //! | `session` | INIT, and the threads that serve requests |
-//! | `breaker` | the end of a connection whose threads fail |
 //! | `service` | from a decoded request to its action, and from the outcome to the answer |
 //! | `requests` | the actions: policy over plain values |
 //! | `counts` | how many requests of each kind there were, and how long they took |
@@ -18,11 +17,9 @@
 //! | `options` | mount options, as kernel flags and option strings |
 //! | `attach` | mount(2), `fusermount3`, and unmounting, even of a busy mount |
 //! | `mount_table` | reading the table of mounts |
-//! | `ticker` | the threads behind `Fs::tick_log`, `Fs::tick_bulk` and `Fs::checkpoint` |
-//! | `syncer` | fsync of large files, whose wait for the bulk device holds up no request thread |
-//! | `waiters` | threads for the other requests that have to wait for the bulk device |
 //!
-//! Rules: no file-system logic here. The store has exactly one mount, so the kernel may cache
+//! Rules: no file-system logic here, and no background work of the store: its clocks run beside the
+//! mount (`shoal-life`), and its user shuts it down. The store has exactly one mount, so the kernel may cache
 //! names, attributes and pages forever. Any change of attributes that the kernel does not know of
 //! must be invalidated (there are two: cleared set-id bits, and the time of change after a change
 //! of chattr's flags). The kernel's lookup references are the engine's `hold`/`forget`; there are
@@ -33,7 +30,6 @@
 #![forbid(unsafe_code)]
 
 mod attach;
-mod breaker;
 mod channel;
 mod convert;
 mod counts;
@@ -48,10 +44,7 @@ mod protocol;
 mod requests;
 mod service;
 mod session;
-mod syncer;
-mod ticker;
 mod uring;
-mod waiters;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -59,8 +52,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use shoal_fs::Fs;
+use shoal_host::Bell;
+use shoal_life::{Breaker, Syncer, SyncerThread, WaiterThreads, Waiters};
 
-use crate::breaker::Breaker;
 use crate::channel::Port;
 use crate::dev_fuse::DevFuse;
 use crate::guard::Guard;
@@ -68,13 +62,11 @@ use crate::lane::Lane;
 use crate::requests::{Readers, Requests};
 use crate::service::Service;
 use crate::session::{Threads, Way, handshake};
-use crate::syncer::{Syncer, SyncerThread};
 use crate::uring::Queues;
-use crate::waiters::{WaiterThreads, Waiters};
 
 pub use attach::{Unmounted, Unmounter, check_mountpoint, is_served, remount, unmount_path};
 pub use counts::RequestCount;
-pub use options::{Access, MountOptions, PACK_AGE, Transport};
+pub use options::{Access, MountOptions, Transport};
 pub use session::RequestCounts;
 
 /// Failure to make, serve or end a mount.
@@ -94,8 +86,6 @@ pub enum Error {
     Unmount { path: PathBuf, source: io::Error },
     #[error("the kernel's FUSE connection failed: {0}")]
     Connection(#[source] io::Error),
-    #[error("shutting the store down: {0}")]
-    Shutdown(#[source] shoal_fs::Error),
     #[error("starting a thread: {0}")]
     Thread(#[source] io::Error),
 }
@@ -125,9 +115,7 @@ fn remedy_at(path: &Path, source: &io::Error) -> String {
 
 /// A mounted store.
 pub struct Session {
-    fs: Arc<Fs>,
     threads: Threads,
-    ticker: ticker::Ticker,
     waiters: WaiterThreads,
     readers: WaiterThreads,
     syncer: SyncerThread,
@@ -151,25 +139,23 @@ impl Drop for Undone {
     }
 }
 
-/// Mounts `fs`. When this returns, the mount point answers.
-pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<Session, Error> {
+/// Mounts `fs`. `log` wakes the clock of its log. When this returns, the mount point answers.
+pub fn mount(fs: &Arc<Fs>, log: Bell, mountpoint: &Path, options: &MountOptions) -> Result<Session, Error> {
     let attach::Attached { device, unmounter } = attach::attach(mountpoint, options)?;
     let cut = unmounter.clone();
     let breaker = Breaker::new(move || cut.cut());
     let undone = Undone(Some(unmounter));
     // Declared after `undone`, so that the device is dropped first. The mount is then dead.
     let device = device;
-    let (ticker, bell) = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
-    let (syncer, syncer_thread) =
-        Syncer::start(&fs, bell, options.request_threads(), &breaker).map_err(Error::Thread)?;
+    let (syncer, syncer_thread) = Syncer::start(fs, log, options.request_threads(), &breaker).map_err(Error::Thread)?;
     let (waiters, waiter_threads) = Waiters::start(&breaker).map_err(Error::Thread)?;
     let (readers, reader_threads) = Waiters::start_readers(&breaker).map_err(Error::Thread)?;
-    match serve(&fs, device, options, syncer, (waiters, readers), &breaker) {
+    match serve(fs, device, options, syncer, (waiters, readers), &breaker) {
         Ok(threads) => {
             let unmounter = undone.keep();
             unmounter.read_ahead(options.read_ahead_bytes);
             let (waiters, readers, syncer) = (waiter_threads, reader_threads, syncer_thread);
-            Ok(Session { fs, threads, ticker, waiters, readers, syncer, unmounter })
+            Ok(Session { threads, waiters, readers, syncer, unmounter })
         }
         Err(error) => {
             // The device is closed by now, so the mount is dead, unless threads were started before
@@ -181,7 +167,6 @@ pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<S
             waiter_threads.stop();
             reader_threads.stop();
             syncer_thread.stop();
-            ticker.stop();
             Err(Error::Connection(error))
         }
     }
@@ -209,8 +194,11 @@ fn serve(
     }
     let queues = queues.filter(|queues| queues.are_agreed(&agreed));
     // With io_uring, the thread that takes a request serves all other requests of its processor,
-    // too.
-    let read_here = if queues.is_some() { 0 } else { options.request_threads() / 2 };
+    // too, so it neither reads the device nor flushes it.
+    let (read_here, syncer) = match &queues {
+        Some(_) => (0, syncer.without_turns()),
+        None => (options.request_threads() / 2, syncer),
+    };
     let (mut guard, mut lane) = (None, None);
     let ways: Vec<_> = match queues {
         None => devices.into_iter().map(Way::Device).collect(),
@@ -240,22 +228,15 @@ impl Session {
         self.threads.counts()
     }
 
-    /// Serves until the mount is gone, however it went, then shuts the store down cleanly.
+    /// Serves until the mount is gone, however it went. No request is under way then, and the log's
+    /// clock may end. An error is one of the connection: the store has lost nothing.
     pub fn wait(self) -> Result<(), Error> {
-        self.wait_and(|| {})
-    }
-
-    /// The same, but calls `before` to end other uses of the store before it is shut down.
-    pub fn wait_and(self, before: impl FnOnce()) -> Result<(), Error> {
         let served = self.threads.join();
         // The order matters: waiting work is still done, and the syncer leaves answers to the log's
         // clock.
         self.readers.stop();
         self.waiters.stop();
         self.syncer.stop();
-        self.ticker.stop();
-        before();
-        self.fs.shutdown().map_err(Error::Shutdown)?;
         served.map_err(Error::Connection)
     }
 }

@@ -6,14 +6,14 @@
 //! does not ask the daemon about cached data. Unless a number of threads is given, there are at
 //! least four: a request that waits for a disk must not hold up the others. Access times are kept
 //! by the engine: the kernel keeps none for FUSE, and its flags only show in the table of mounts.
-//! Left out: the fstab syntax, which belongs to the command line.
+//! Left out: the fstab syntax, which belongs to the
+//! command line, and options of the store (`shoal-store`).
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use rustix::mount::MountFlags;
-use shoal_fs::{AccessTimes, Method, PACK_LOAD, SPILL_PERCENT};
+use shoal_fs::AccessTimes;
 
 /// Default minimum of threads that serve requests; and the part of a memory limit that their
 /// buffers may take together.
@@ -23,9 +23,6 @@ const THREAD_PART: u64 = 16;
 /// Options that `fusermount3` accepts. A mount without root's rights leaves out the others, though
 /// the engine obeys them.
 const FUSERMOUNT_KNOWS: [&str; 7] = ["ro", "nodev", "nosuid", "noexec", "noatime", "sync", "dirsync"];
-
-/// Time without a change after which data has cooled, unless an option says otherwise.
-pub const PACK_AGE: Duration = Duration::from_secs(30);
 
 /// Processes that may use the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +61,6 @@ pub struct MountOptions {
     /// The device column of `mount` and `df`: the store's absolute path.
     pub source: PathBuf,
     pub read_only: bool,
-    /// Do without missing bulk devices, if the store lists several.
-    pub degraded: bool,
     pub access: Access,
     /// Extended attributes and ACLs. Without them the kernel does not ask for `security.capability`
     /// before the first write to each file, which saves a fifth of the requests of making a small
@@ -100,30 +95,6 @@ pub struct MountOptions {
     pub clone_fd: bool,
     /// How far the kernel reads ahead in large files (bytes; 0: its own default). Only root can raise it.
     pub read_ahead_bytes: u64,
-    /// How cooled small files are compressed, if not as the store says.
-    pub compress: Option<Method>,
-    /// Time without a change after which data has cooled.
-    pub pack_age: Duration,
-    /// Share of one processor that packing may use while others commit (percent).
-    pub pack_load: u32,
-    /// Fill level of memory from which small files spill to bulk storage (percent); 0: never.
-    pub spill_percent: u8,
-    /// Keep checksums of data on bulk storage, or none, if not as the store does.
-    pub sums: Option<bool>,
-    /// Scrub in idle time when the last scrub is older than this.
-    pub scrub_every: Option<Duration>,
-    /// Files longer than this are large (bytes), if not as the store says.
-    pub threshold: Option<u64>,
-    /// Cooled inodes and directories are packed, too.
-    pub pack_inodes: bool,
-    /// Memory for held-back writes of large files (bytes; 0: none), if not the default.
-    pub cache_bytes: Option<u64>,
-    /// Directory on tmpfs of that memory, if not the default.
-    pub cache_dir: Option<PathBuf>,
-    /// When held writes leave, if not the default.
-    pub update_policy: Option<String>,
-    /// Maximum bytes that leave in a second (0: no bound).
-    pub update_rate: Option<u64>,
 }
 
 impl MountOptions {
@@ -131,7 +102,6 @@ impl MountOptions {
         MountOptions {
             source,
             read_only: false,
-            degraded: false,
             access: Access::Owner,
             xattrs: true,
             writeback: false,
@@ -149,18 +119,6 @@ impl MountOptions {
             threads: 0,
             clone_fd: false,
             read_ahead_bytes: 1 << 20,
-            compress: None,
-            pack_age: PACK_AGE,
-            pack_load: PACK_LOAD,
-            spill_percent: SPILL_PERCENT,
-            sums: None,
-            scrub_every: None,
-            threshold: None,
-            pack_inodes: true,
-            cache_bytes: None,
-            cache_dir: None,
-            update_policy: None,
-            update_rate: None,
         }
     }
 

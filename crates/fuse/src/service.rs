@@ -262,7 +262,7 @@ fn opened(reply: Reply, outcome: Outcome<u32>) {
 /// lost silently.
 fn whole(outcome: Outcome<usize>, least: usize) -> Outcome<usize> {
     match outcome {
-        Ok(done) if done < least => Err(shoal_fs::Error::NoSpace.into()),
+        Ok(done) if done < least => Err(shoal_fs::Error::NO_SPACE.into()),
         outcome => outcome,
     }
 }

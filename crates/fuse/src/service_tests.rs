@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use shoal_fs::Fs;
+use shoal_life::{Breaker, Clocks, Syncer, SyncerThread, WaiterThreads, Waiters};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
-use crate::breaker::Breaker;
 use crate::channel::Channel;
 use crate::lane::Lane;
 use crate::options::MountOptions;
@@ -27,10 +27,11 @@ use crate::protocol::tests::{message, random_from_environment, rounds};
 use crate::protocol::{init_flags, opcode, setattr};
 use crate::requests::Readers;
 use crate::session::{Threads, Way, handshake};
-use crate::syncer::{Syncer, SyncerThread};
-use crate::ticker::Ticker;
-use crate::waiters::{WaiterThreads, Waiters};
 use shoal_sim::Random;
+
+#[expect(dead_code, reason = "its devices are as fast as memory here")]
+#[path = "../../life/src/test_store.rs"]
+mod test_store;
 
 /// The node of the root directory.
 const ROOT: u64 = 1;
@@ -74,7 +75,7 @@ struct Mounted {
     fs: Arc<Fs>,
     service: Service,
     port: Arc<Port>,
-    threads: (Ticker, SyncerThread, WaiterThreads),
+    threads: (Clocks, SyncerThread, WaiterThreads),
 }
 
 const ALL: u64 = init_flags::NO_OPEN_SUPPORT
@@ -84,10 +85,10 @@ const ALL: u64 = init_flags::NO_OPEN_SUPPORT
     | init_flags::POSIX_ACL;
 
 fn mounted(change: impl FnOnce(&mut MountOptions), flags: u64) -> Mounted {
-    let fs = crate::syncer::tests::store(1000).fs;
+    let fs = test_store::store(1000).fs;
     let mut options = MountOptions { access: Access::All, ..MountOptions::new("/s".into()) };
     change(&mut options);
-    let (ticker, bell) = Ticker::start(&fs).unwrap();
+    let (clocks, bell) = Clocks::start(&fs).unwrap();
     let (syncer, syncer_thread) = Syncer::start(&fs, bell, 4, &Breaker::default()).unwrap();
     let (waiters, waiter_threads) = Waiters::start(&Breaker::default()).unwrap();
     let kernel = Kernel::default();
@@ -103,7 +104,7 @@ fn mounted(change: impl FnOnce(&mut MountOptions), flags: u64) -> Mounted {
     );
     let service = Service { requests, agreed, access: options.access, owner: 0 };
     let port = Port::new(Box::new(kernel.clone()));
-    Mounted { kernel, fs, service, port, threads: (ticker, syncer_thread, waiter_threads) }
+    Mounted { kernel, fs, service, port, threads: (clocks, syncer_thread, waiter_threads) }
 }
 
 impl Mounted {

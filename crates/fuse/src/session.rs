@@ -9,7 +9,8 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crate::breaker::Breaker;
+use shoal_life::Breaker;
+
 use crate::channel::{Port, Reply};
 use crate::counts::{self, Counts, RequestCount};
 use crate::errno::Errno;

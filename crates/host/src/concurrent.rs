@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result, WriteCache};
 
 use crate::scheduling;
 
@@ -97,6 +97,10 @@ impl Concurrent {
 }
 
 impl BlockDevice for Concurrent {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        self.shared.device.write_cache()
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.shared.device.geometry()
     }
@@ -171,6 +175,10 @@ mod tests {
     }
 
     impl BlockDevice for Slow {
+        fn write_cache(&self) -> Option<&dyn WriteCache> {
+            None
+        }
+
         fn geometry(&self) -> BlockGeometry {
             BlockGeometry { bytes: 1 << 20, block_bytes: 512, atomic_bytes: 512, survives_process: false }
         }

@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, Result, WriteCache};
 
 use crate::planted::{Bug, is_planted};
 use crate::starter::refuse_beyond_limit;
@@ -292,6 +292,10 @@ impl FileDevice {
 }
 
 impl BlockDevice for FileDevice {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry { bytes: self.bytes, block_bytes: BLOCK_BYTES, atomic_bytes: BLOCK_BYTES, survives_process: true }
     }

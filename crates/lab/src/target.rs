@@ -68,7 +68,7 @@ impl Engine<'_> {
     fn write(&self, ino: Ino, mut at: u64, contents: &[u8], block: usize) -> shoal_fs::Result<()> {
         for piece in contents.chunks(block) {
             if self.0.write(ino, at, piece)? < piece.len() {
-                return Err(shoal_fs::Error::NoSpace);
+                return Err(shoal_fs::Error::NO_SPACE);
             }
             at += piece.len() as u64;
         }

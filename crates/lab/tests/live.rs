@@ -21,7 +21,7 @@ use shoal_lab::network::Network;
 use shoal_lab::trace::shape::Footprint;
 use shoal_lab::trace::synthetic::Workload;
 use shoal_lab::trace::{Kind, Request};
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request as DeviceRequest};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request as DeviceRequest, WriteCache};
 use shoal_netram::{Counts, Disk, DonorInfo, Policy};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -66,6 +66,10 @@ struct Donor {
 }
 
 impl BlockDevice for Donor {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         let bytes = self.memory.lock().len() as u64;
         BlockGeometry { bytes, block_bytes: 512, atomic_bytes: 512, survives_process: false }

@@ -1,8 +1,8 @@
 //! Block devices: requests and completions.
 //!
-//! Owns: the trait [`BlockDevice`] with its contract, and blocking helpers on top of it. Requests
-//! complete by callback, so that many can be in flight without an async runtime in the trait. Left
-//! out: queues and retries (each device's own).
+//! Owns: the traits [`BlockDevice`] and [`WriteCache`] with their contracts, and blocking helpers.
+//! Requests complete by callback, so that many can be in flight without an async runtime in the
+//! trait. Left out: queues and retries (each device's own).
 
 use std::cell::Cell;
 use std::sync::mpsc;
@@ -68,13 +68,9 @@ pub trait BlockDevice: Send + Sync {
 
     fn submit(&self, request: Request, done: Completion);
 
-    /// Flushes these ranges (start and length in bytes) and waits: every write to them that
-    /// completed before the call is durable on return. The flush may cover more. A device that
-    /// holds no writes back ignores the ranges. A failure counts as a failed flush.
-    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> Result<()> {
-        let _ = ranges;
-        wait(self, Request::Flush).map(drop)
-    }
+    /// Returns what holds completed writes back, if anything does: this device, or what it passes
+    /// them on to. There is no default, so that a device in front of another one cannot forget it.
+    fn write_cache(&self) -> Option<&dyn WriteCache>;
 
     /// Takes the room that a write to this range will need, so that a write that is held back
     /// cannot run out of space later. On `NoSpace` nothing was changed. A device whose room is its
@@ -82,38 +78,6 @@ pub trait BlockDevice: Send + Sync {
     fn reserve(&self, at: u64, len: u64) -> Result<()> {
         let _ = (at, len);
         Ok(())
-    }
-
-    /// How long completed writes may be held back from the medium unless a flush asks for them
-    /// (ns). With 0 they go to the medium at once. A caller that flushes only by age first waits
-    /// this long, then flushes ranges.
-    fn held_for_ns(&self) -> u64 {
-        0
-    }
-
-    /// Bytes of this range that are held back. Reading them does not reach the medium.
-    fn held_in(&self, at: u64, len: u64) -> u64 {
-        let _ = (at, len);
-        0
-    }
-
-    /// Stops all writes to the medium: a flush has failed and the caller will not ask for another.
-    /// Data that is held back stays held from now on.
-    fn give_up(&self) {}
-
-    /// True if a write to this range may have been sent to the medium and lost, because no
-    /// completed flush covered it. Asked after [`BlockDevice::give_up`]. A device that holds
-    /// nothing back cannot tell, so it returns true.
-    fn may_have_lost(&self, at: u64, len: u64) -> bool {
-        let _ = (at, len);
-        true
-    }
-
-    /// Settles whom blocks held back by an earlier process belong to. This is the first call when a
-    /// store is opened. With `continues` the surviving blocks belong to this store; otherwise they
-    /// are left from another life of it and are dropped.
-    fn adopt(&self, continues: bool) {
-        let _ = continues;
     }
 
     /// Blocking read into a borrowed buffer. Devices that do not need the request's own buffer
@@ -124,16 +88,80 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
-    /// Blocking read of what the medium itself has, whatever is held back in front of it. It tells
-    /// which medium this is.
-    fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        self.read_into(at, out)
-    }
-
     /// Blocking write from a borrowed buffer. Devices that do not need the request's own buffer
     /// override it.
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
         wait(self, Request::Write { at, buffer: bytes.to_vec(), fua: false }).map(drop)
+    }
+}
+
+/// A device that holds completed writes back from its medium.
+pub trait WriteCache {
+    /// How long completed writes may be held back unless a flush asks for them (ns). With 0 they go
+    /// to the medium at once. A caller that flushes only by age first waits this long, then flushes
+    /// ranges.
+    fn held_for_ns(&self) -> u64;
+
+    /// Bytes of this range that are held back. Reading them does not reach the medium.
+    fn held_in(&self, at: u64, len: u64) -> u64;
+
+    /// Flushes these ranges (start and length in bytes) and waits: every write to them that
+    /// completed before the call is durable on return. The flush may cover more. A failure counts as
+    /// a failed flush.
+    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> Result<()>;
+
+    /// Stops all writes to the medium: a flush has failed and the caller will not ask for another.
+    /// Data that is held back stays held from now on.
+    fn give_up(&self);
+
+    /// True if a write to this range may have been sent to the medium and lost, because no
+    /// completed flush covered it. Asked after [`WriteCache::give_up`].
+    fn may_have_lost(&self, at: u64, len: u64) -> bool;
+
+    /// Settles whom blocks held back by an earlier process belong to. This is the first call when a
+    /// store is opened. With `continues` the surviving blocks belong to this store; otherwise they
+    /// are left from another life of it and are dropped.
+    fn adopt(&self, continues: bool);
+
+    /// Blocking read of what the medium itself has. It tells which medium this is.
+    fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()>;
+}
+
+/// Asks the write cache of a device. A device without a cache has the answers of its medium.
+impl dyn BlockDevice + '_ {
+    pub fn held_for_ns(&self) -> u64 {
+        self.write_cache().map_or(0, WriteCache::held_for_ns)
+    }
+
+    pub fn held_in(&self, at: u64, len: u64) -> u64 {
+        self.write_cache().map_or(0, |cache| cache.held_in(at, len))
+    }
+
+    pub fn flush_ranges(&self, ranges: &[(u64, u64)]) -> Result<()> {
+        match self.write_cache() {
+            Some(cache) => cache.flush_ranges(ranges),
+            None => flush(self),
+        }
+    }
+
+    pub fn give_up(&self) {
+        self.write_cache().inspect(|cache| cache.give_up());
+    }
+
+    /// Without a cache nobody can tell, so it returns true.
+    pub fn may_have_lost(&self, at: u64, len: u64) -> bool {
+        self.write_cache().is_none_or(|cache| cache.may_have_lost(at, len))
+    }
+
+    pub fn adopt(&self, continues: bool) {
+        self.write_cache().inspect(|cache| cache.adopt(continues));
+    }
+
+    pub fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        match self.write_cache() {
+            Some(cache) => cache.read_medium(at, out),
+            None => self.read_into(at, out),
+        }
     }
 }
 
@@ -213,6 +241,10 @@ mod tests {
     struct Lazy;
 
     impl BlockDevice for Lazy {
+        fn write_cache(&self) -> Option<&dyn WriteCache> {
+            None
+        }
+
         fn geometry(&self) -> BlockGeometry {
             BlockGeometry { bytes: 1 << 20, block_bytes: 512, atomic_bytes: 512, survives_process: true }
         }

@@ -14,7 +14,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, WriteCache};
 
 use crate::address::Uri;
 use crate::channel::Channel;
@@ -259,6 +259,10 @@ impl Drop for Client {
 }
 
 impl BlockDevice for Client {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.shared.geometry
     }

@@ -39,7 +39,7 @@ pub use clients::{Claim, ClientId, Clients, TAKEN_OVER};
 pub use connect::{ConnectError, list};
 pub use export::{BlockStatus, Catalog, Export, Peer, Refusal};
 pub use limits::Limits;
-pub use link::{Link, LinkOptions, Reliance};
+pub use link::{Link, LinkOptions, Reliance, Witness};
 pub use server::{Server, ServerError, ServerOptions};
 pub use tls::{TlsClient, TlsServer};
 pub use wire::transmission::Extent;

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::world::{MIB, World, export, memory};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
 use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{
     BlockStatus, Client, ClientOptions, Export, Extent, Limits, Listen, Lost, Server, ServerError, ServerOptions, Uri,
@@ -23,6 +23,10 @@ struct Late {
 }
 
 impl BlockDevice for Late {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.inner.geometry()
     }
@@ -45,6 +49,10 @@ struct Broken {
 }
 
 impl BlockDevice for Broken {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.inner.geometry()
     }

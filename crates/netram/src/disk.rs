@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, WriteCache};
 
 use std::collections::{HashMap, VecDeque};
 
@@ -156,6 +156,24 @@ impl Disk {
         self.shared.with(|engine, now| engine.lost(donor, now));
     }
 
+    /// Reports that the donor that this device serves is gone. Returns false if the device no
+    /// longer serves one, and then changes nothing: its place may be another donor's by now.
+    pub fn lost_device(&self, device: &Weak<dyn BlockDevice>) -> bool {
+        {
+            // Keep the lock until the engine knows: the place must not change hands meanwhile.
+            let donors = self.shared.donors.read();
+            let Some(donor) = served_by(&donors, device) else { return false };
+            self.shared.engine.lock().lost(donor, self.shared.clock.monotonic_ns());
+        }
+        self.shared.with(|_, _| ());
+        true
+    }
+
+    /// Returns the donor that this device serves.
+    pub fn served_by(&self, device: &Weak<dyn BlockDevice>) -> Option<DonorId> {
+        served_by(&self.shared.donors.read(), device)
+    }
+
     /// Returns whether the stored data would fit without this donor.
     pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
         self.shared.engine.lock().drain_room(donor)
@@ -255,6 +273,14 @@ impl Disk {
         };
         drop(former);
     }
+}
+
+/// A device may be gone, but its address is not another's while somebody holds a `Weak` to it.
+fn served_by(donors: &[Option<Arc<dyn BlockDevice>>], device: &Weak<dyn BlockDevice>) -> Option<DonorId> {
+    let is_it = |held: &Option<Arc<dyn BlockDevice>>| {
+        held.as_ref().is_some_and(|held| std::ptr::addr_eq(Arc::as_ptr(held), device.as_ptr()))
+    };
+    donors.iter().position(is_it).map(|donor| donor as DonorId)
 }
 
 /// Puts a donor's device at its place and returns the device that was there.
@@ -420,6 +446,10 @@ impl Shared {
 }
 
 impl BlockDevice for Disk {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.shared.geometry
     }
@@ -467,6 +497,10 @@ mod tests {
     }
 
     impl BlockDevice for Slow {
+        fn write_cache(&self) -> Option<&dyn WriteCache> {
+            None
+        }
+
         fn geometry(&self) -> BlockGeometry {
             BlockGeometry { bytes: 1 << 20, block_bytes: 512, atomic_bytes: 512, survives_process: false }
         }
@@ -510,5 +544,29 @@ mod tests {
             }
             assert!(!flag.load(Ordering::SeqCst));
         }
+    }
+    #[test]
+    fn a_device_that_ends_late_takes_no_other_donor_with_it() {
+        let config = Config { policy: Policy::None, block_bytes: 512, ..Config::default() };
+        let flag = Arc::new(AtomicBool::new(false));
+        let device = || -> Arc<dyn BlockDevice> { Arc::new(Slow::new(flag.clone())) };
+        let info = |name: &str| DonorInfo { name: name.into(), bytes: 1 << 20 };
+        let first = vec![(info("a"), device()), (info("b"), device())];
+        let disk = Disk::create(&config, first, Arc::new(SimClock::new(0))).unwrap();
+        let former = device();
+        let number = disk.add(info("guest"), former.clone(), false).unwrap();
+        let former = Arc::downgrade(&former);
+        assert_eq!(disk.served_by(&former), Some(number));
+        // The guest leaves, and comes again with another device.
+        assert!(disk.lost_device(&former));
+        let again = device();
+        let wait = std::time::Instant::now() + Duration::from_secs(5);
+        while !disk.status().epoch_stored && std::time::Instant::now() < wait {
+            thread::yield_now();
+        }
+        let number = disk.add(info("guest"), again.clone(), false).unwrap();
+        assert!(!disk.lost_device(&former));
+        assert_eq!(disk.served_by(&Arc::downgrade(&again)), Some(number));
+        assert!(disk.status().donors[usize::from(number)].state.is_in_use());
     }
 }

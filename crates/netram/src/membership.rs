@@ -33,7 +33,7 @@ use shoal_format::ram::DiskSuperblock;
 
 use crate::api::{DonorId, DonorInfo, ForgetCost, NotBack, Trouble};
 use crate::membership::absence::{discard, miss};
-use crate::membership::epochs::{check_epoch, new_epoch};
+use crate::membership::epochs::{can_store_without, check_epoch, new_epoch};
 use crate::membership::graft::graft;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
@@ -270,7 +270,7 @@ fn to_exclude(state: &mut State) -> Option<DonorId> {
         !state.groups.iter().any(|(_, group)| named(group))
     };
     (0..state.donors.len())
-        .find(|&number| gone(&state.donors[number]) && is_free(number))
+        .find(|&number| gone(&state.donors[number]) && is_free(number) && can_store_without(state, number))
         .map(|number| number as DonorId)
 }
 

@@ -22,6 +22,8 @@ shoal_media::plantable! {
         StaleUnits,
         /// Repair puts two units of a group on one donor.
         SharedDonor,
+        /// The last donor that is left is excluded when it goes away.
+        LastExcluded,
         /// Requests are served before the donors know the present epoch.
         ServeEarly,
         /// A block of a missing unit counts although the rest of its row is not there.

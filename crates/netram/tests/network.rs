@@ -11,7 +11,7 @@ mod world;
 
 use shoal_format::Sums;
 use shoal_netram::{Config, DiskError, Policy};
-use shoal_sim::Random;
+use shoal_sim::{Random, is_due};
 use world::storm::{restless, stormy};
 use world::{World, random_config};
 
@@ -117,12 +117,13 @@ fn a_donor_that_is_away_for_one_restart_brings_nothing_back() {
     println!("{restarts} restarts");
 }
 
-/// Runs lives. Prints all failures before it fails itself.
+/// Runs lives: half of them, unless others are chosen. Prints all failures before it fails itself.
 fn lives<T>(name: &str, many: u64, life: impl Fn(u64) -> Result<T, DiskError> + std::panic::RefUnwindSafe) -> Vec<T> {
     let first = std::env::var("SHOAL_FIRST").map_or(0, |first| first.parse().expect("SHOAL_FIRST is a number"));
     let many = std::env::var("SHOAL_SEEDS").map_or(many, |many| many.parse().expect("SHOAL_SEEDS is a number"));
     let (mut lived, mut failed) = (Vec::new(), 0);
-    for seed in seeds(first, many) {
+    let is_chosen = ["SHOAL_SEED", "SHOAL_FIRST", "SHOAL_SEEDS"].iter().any(|name| std::env::var_os(name).is_some());
+    for seed in seeds(first, many).filter(|seed| is_chosen || is_due(*seed, 2)) {
         match std::panic::catch_unwind(|| life(seed)) {
             Ok(Ok(told)) => lived.push(told),
             Ok(Err(error)) => {
@@ -203,9 +204,9 @@ fn slow_and_silent_donors_change_nothing() {
     let (refused, late) = full.into_iter().fold((0, 0), |sums, one| (sums.0 + one.0, sums.1 + one.1));
     println!("{refused} requests of 4000 refused on full disks with {late} late writes");
     // When units with late writes were not waited for, 688 requests found no room.
-    assert!(refused < 300 && late > 300, "{refused} requests refused, {late} late writes");
+    assert!(refused < 300 && late > 150, "{refused} requests refused, {late} late writes");
     println!("{unanswered} writes done elsewhere, {slow} lives with a donor set aside");
-    assert!(unanswered > 100 && slow > 10, "{unanswered} writes and {slow} slow donors prove little");
+    assert!(unanswered > 50 && slow > 5, "{unanswered} writes and {slow} slow donors prove little");
 }
 
 /// A server that is not ours may carry out what a broken connection left behind. The units
@@ -220,7 +221,7 @@ fn connections_that_break_again_and_again_use_up_no_room() {
         "{uncertain} uncertain changes; at most {refused} requests of 10,000 refused; {} lives needed donors",
         stuck.len()
     );
-    assert!(uncertain > 5000, "{uncertain} uncertain changes prove little");
+    assert!(uncertain > 2500, "{uncertain} uncertain changes prove little");
     assert!(refused < 200 && stuck.len() * 9 <= live.len(), "{refused} requests refused, {} disks stuck", stuck.len());
     lives("breaks and dies", 10, world::paces::breaks_and_dies);
     lives("breaks and leaves", 10, world::paces::breaks_and_leaves);
@@ -238,8 +239,8 @@ fn the_report_says_what_is_so() {
     let waiting: u64 = lives("half forgotten", 60, world::truth::half_forgotten).into_iter().sum();
     assert!(waiting > 0, "no block waited for a donor");
     let unflushed: u64 = lives("unflushed", 60, world::truth::unflushed).into_iter().sum();
-    assert!(unflushed > 100, "{unflushed} reports after a failed flush prove little");
-    assert!(well > 200 && damaged > 500, "{well} reports and {damaged} damaged blocks prove little");
+    assert!(unflushed > 50, "{unflushed} reports after a failed flush prove little");
+    assert!(well > 100 && damaged > 250, "{well} reports and {damaged} damaged blocks prove little");
 }
 
 /// Seeds of lives that once found a fault.
@@ -258,6 +259,8 @@ fn lives_that_failed_once_do_not_fail_again() {
     again("unflushed", &[5], world::truth::unflushed);
     // Requests waited for units in quarantine when no quarantine was left.
     again("clients", &[512_768, 514_820, 514_908, 518_862], world::unkind::clients);
+    // The last donor of an empty disk was excluded, so that no donor was left to store the epoch.
+    again("clients", &[901_487], world::unkind::clients);
     again("everything with checkpoints", &[578], |seed| world::oracle::with(|| world::unkind::everything(seed)));
 }
 
@@ -304,7 +307,7 @@ fn a_client_that_goes_on_beside_a_newer_one_does_nothing() {
     let faults = faults("clients", world::unkind::clients);
     let count = |fault| faults.get(fault).copied().unwrap_or(0);
     let alone = std::env::var("SHOAL_SEED").is_ok();
-    assert!(alone || count("client stands still") > 100 && count("report compared") > 40, "{faults:?} proves little");
+    assert!(alone || count("client stands still") > 50 && count("report compared") > 20, "{faults:?} proves little");
 }
 
 /// The name of a kind of life, how many to run, and the function that runs one.
@@ -330,7 +333,7 @@ fn an_opening_by_a_checkpoint_finds_what_is_there() {
         lives(&format!("{name} with checkpoints"), many, |seed| world::oracle::with(|| life(seed)));
         println!("{} openings by a checkpoint", compared() - before);
     }
-    assert!(compared() > 500 || only.is_some(), "{} openings by a checkpoint prove nothing", compared());
+    assert!(compared() > 250 || only.is_some(), "{} openings by a checkpoint prove nothing", compared());
 }
 
 /// Donors that refuse for a moment and broken connections do not stop an admitted drain from
@@ -340,5 +343,5 @@ fn a_drain_that_was_admitted_ends_in_an_unkind_world() {
     let drains: Vec<u64> = lives("drain", 200, world::unkind::drained).into_iter().filter(|&tries| tries > 0).collect();
     let again = drains.iter().filter(|&&tries| tries > 1).count();
     println!("{} drains, {again} of them begun anew", drains.len());
-    assert!(drains.len() > 60, "few drains were admitted");
+    assert!(drains.len() > 30, "few drains were admitted");
 }

@@ -27,10 +27,10 @@ use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_media::PersistentMemory;
 use zerocopy::IntoBytes;
 
-use crate::drain::{self, Drain, Rest};
+use crate::drain::{Drain, Rest};
 use crate::planted::{Bug, is_planted};
 use crate::room::HELD_BACK;
-use crate::{CommitState, Error, Region, Result, Tx};
+use crate::{CommitState, Error, Lack, Region, Result, Tx};
 
 /// How full a region is, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -498,7 +498,7 @@ impl Allocator {
 /// Returns the error for a caller that was refused `segments` after the region tried to grow.
 fn refused(grown: Result<()>, segments: u64) -> Error {
     match grown {
-        Ok(()) | Err(Error::NoSpace) => drain::denied(segments),
+        Ok(()) | Err(Error::NoSpace(_)) => Error::NoSpace(Lack { segments }),
         Err(error) => error,
     }
 }
@@ -622,7 +622,7 @@ impl Region {
             }
         }
         alloc.partial[class as usize].push(number as u32);
-        alloc.take_slot(class).ok_or(Error::NoSpace)
+        alloc.take_slot(class).ok_or(Error::NoSpace(Lack::OTHER))
     }
 
     /// Logs that a segment belongs to a class from now on and that its bitmap is empty.

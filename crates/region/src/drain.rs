@@ -22,13 +22,11 @@
 //! Left out: finding the contents of a segment, and deciding when draining is worth the work (the
 //! engine above).
 
-use std::cell::Cell;
-
 use shoal_format::slot::{CLASS_SIZES, CLASSES, class_geometry};
 use shoal_format::{PAGE, SEGMENT, SlotRef};
 
 use crate::alloc::{Allocator, Segment, Usage, log_allocate};
-use crate::{Error, Region, Result, Tx, View};
+use crate::{Region, Result, Tx, View};
 
 /// Segments looked at under one hold of the allocator's lock.
 const SLICE: usize = 16 << 10;
@@ -37,22 +35,6 @@ const SLICE: usize = 16 << 10;
 const BEGIN_SLICE: usize = 32;
 /// Segments whose memory is given back under one hold of the allocator's lock (2 MiB).
 const DISCARD_SLICE: usize = 32;
-
-thread_local! {
-    static DENIED: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Records that this thread was refused `segments`, and returns the error for it.
-pub(crate) fn denied(segments: u64) -> Error {
-    DENIED.set(segments);
-    Error::NoSpace
-}
-
-/// Returns how many segments this thread was last refused, 0 if none since the last call. Tells a
-/// caller with [`Error::NoSpace`] whether compaction may help, and how much is needed.
-pub fn take_denied() -> u64 {
-    DENIED.replace(0)
-}
 
 /// State of a free segment's memory.
 #[derive(Clone, Copy, PartialEq, Eq)]

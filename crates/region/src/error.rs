@@ -10,10 +10,22 @@ use std::sync::Arc;
 use shoal_format::{FormatError, Lsn};
 use shoal_media::MediaError;
 
+/// The room that an allocation asked for and did not get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lack {
+    /// Number of free segments that the allocation needs at once. 0: free segments would not help.
+    pub segments: u64,
+}
+
+impl Lack {
+    /// A lack that free segments would not end.
+    pub const OTHER: Lack = Lack { segments: 0 };
+}
+
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     #[error("no space left in the region")]
-    NoSpace,
+    NoSpace(Lack),
     /// The transaction outgrew what one record may hold; the caller must work in steps.
     #[error("transaction is larger than one log record may be")]
     TooLarge,

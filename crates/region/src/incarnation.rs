@@ -99,8 +99,17 @@ pub fn place_anchor(anchor: &AnchorRecord, memory: &dyn PersistentMemory) {
     memory.fence();
 }
 
-/// Clears the checksums of bulk blocks. The bulk devices may have changed since the image was
-/// written.
+/// How old the bulk devices are beside an image that is restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DevicesBeside {
+    /// They may have changed since the image was written, unless it is clean: checksums of their
+    /// blocks count for nothing.
+    Later,
+    /// They were written together with the image.
+    SameMoment,
+}
+
+/// Clears the checksums of bulk blocks.
 fn forget_block_sums(memory: &dyn PersistentMemory, superblock: &Superblock) -> Result<()> {
     let mut page = vec![0; PAGE as usize];
     memory.read(BULK_LIST_AT.get(), &mut page);
@@ -140,6 +149,7 @@ pub fn restore(
     memory: &dyn PersistentMemory,
     refused: u64,
     random: u32,
+    devices: DevicesBeside,
 ) -> Result<()> {
     let (newest, superblock, saved) = newest_image(images)?;
     let used = saved.used_bytes.get();
@@ -156,7 +166,7 @@ pub fn restore(
     // behind.
     let marked = Superblock { features: superblock.features | FEATURE_INCARNATION, ..superblock };
     memory.write(SUPERBLOCK_AT, &marked.encode());
-    if saved.flags.get() & ANCHOR_CLEAN == 0 {
+    if saved.flags.get() & ANCHOR_CLEAN == 0 && devices == DevicesBeside::Later {
         forget_block_sums(memory, &superblock)?;
     }
     memory.write_back(0, used);

@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
-use shoal_format::record::{Entries, RECORD_HEADER, RecordHeader, RecordKind, record_bytes};
+use shoal_format::record::{Entries, RECORD_HEADER, RecordHeader, RecordKind, record_bytes, with_loss};
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, SUPERBLOCK_AT, Superblock};
 use shoal_format::vouch::vouch;
 use shoal_format::{Offset, PAGE, SEGMENT};
@@ -50,9 +50,9 @@ use zerocopy::IntoBytes;
 
 pub use alloc::Space;
 pub use checkpoint::newest_image;
-pub use drain::{Victims, take_denied};
-pub use error::{Error, Failure, Result};
-pub use incarnation::{compare, let_devices_be_later, next_incarnation, place_anchor, restore};
+pub use drain::Victims;
+pub use error::{Error, Failure, Lack, Result};
+pub use incarnation::{DevicesBeside, compare, let_devices_be_later, next_incarnation, place_anchor, restore};
 pub use log_end::{is_unused, ring_end};
 use planted::{Bug, is_planted};
 use replay::{Replayed, apply, replay};
@@ -85,6 +85,9 @@ pub struct Recovery {
     pub unchanged: bool,
     /// The machine went down since the store was last open: completed but unflushed bulk writes may be gone.
     pub power_lost: bool,
+    /// A flush of bulk storage failed since the store was last open, and what no flush covered may be
+    /// gone ([`Region::note_loss`]).
+    pub data_lost: bool,
     /// The log was last written in the period that this opening names. Memory that the period
     /// identifies and that outlives only a process still belongs to the store.
     pub continues: bool,
@@ -94,6 +97,17 @@ pub struct Recovery {
     pub records: u64,
     /// Log bytes read.
     pub bytes: u64,
+}
+
+impl Recovery {
+    /// Says what the period that the log named last tells an opening in the period `own`.
+    fn name(&mut self, named: [u8; 16], own: [u8; 16], is_present: &dyn Fn(&[u8; 16]) -> bool) {
+        let is_known = |period: [u8; 16]| period == own || is_present(&period);
+        self.data_lost = !is_known(named) && is_known(with_loss(named));
+        self.boot_id = if self.data_lost { with_loss(named) } else { named };
+        self.continues = self.boot_id == own;
+        self.power_lost = !is_known(self.boot_id);
+    }
 }
 
 /// An open region.
@@ -236,6 +250,21 @@ impl Region {
         self.sync()
     }
 
+    /// Notes that a flush of bulk storage failed: the next opening must not trust what no flush
+    /// covered, though a later flush succeeds. The note is durable on return.
+    pub fn note_loss(&self) -> Result<()> {
+        self.with_log_room(true, || {
+            let mut state = self.commit.lock();
+            let earlier = std::mem::replace(&mut state.boot_id, with_loss(self.boot_id));
+            let appended = self.append_epoch(&mut state, [0; 16]);
+            if appended.is_err() {
+                state.boot_id = earlier;
+            }
+            appended
+        })?;
+        self.sync()
+    }
+
     fn open_naming(
         parts: Parts,
         read_only: bool,
@@ -268,22 +297,21 @@ impl Region {
             parts.memory.write_back(superblock.ring.get(), superblock.ring_bytes);
             parts.memory.fence();
         }
-        let replayed = replay(&superblock, &anchor, Some(parts.memory.as_ref()), log.as_ref(), &dirty, parts.boot_id)?;
-        let Replayed { end, salt, last_boot, mut recovery, .. } = replayed;
+        let replayed = replay(&superblock, &anchor, Some(parts.memory.as_ref()), log.as_ref(), &dirty)?;
+        let Replayed { end, salt, last_boot: named, mut recovery, .. } = replayed;
+        recovery.name(named, parts.boot_id, is_present);
         if end < anchor.sealed_to() {
             return Err(Error::LogShort { end, sealed: anchor.sealed_to() });
         }
         log_end::refuse_hole(log.as_ref(), end)?;
-        (recovery.continues, recovery.boot_id) = (!recovery.power_lost, last_boot);
-        recovery.power_lost = recovery.power_lost && !is_present(&last_boot);
         if !superblock.memory_kind.has_ring() {
             log_end::refuse_gap(log.as_ref(), &superblock, &replayed, recovery.power_lost)?;
         }
         // An opening that did not settle left no period of its own in the log.
-        let was_closed = anchor.flags.get() & ANCHOR_CLEAN != 0 && last_boot == anchor.boot_id;
+        let was_closed = anchor.flags.get() & ANCHOR_CLEAN != 0 && named == anchor.boot_id;
         recovery.unchanged = was_closed && recovery.records == 0;
         recovery.clean = recovery.unchanged && recovery.bytes == 0;
-        let boot_id = if present_boot { parts.boot_id } else { last_boot };
+        let boot_id = if present_boot { parts.boot_id } else { named };
         let (head, anchor_generation) = (anchor.replay_from(), anchor.generation.get());
         let incarnation = anchor.incarnation.get();
         // A caller in an earlier life may have been promised any record found.

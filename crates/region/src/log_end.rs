@@ -17,6 +17,9 @@ use crate::replay::{Replayed, replay};
 use crate::ring::RingLog;
 use crate::{Error, Lsn, Result};
 
+/// First read of a window (bytes).
+const WINDOW_FIRST: usize = 64 << 10;
+
 /// Returns where the log of a region in place ends, or an error if records follow that end.
 pub fn ring_end(
     memory: &std::sync::Arc<dyn PersistentMemory>,
@@ -24,7 +27,7 @@ pub fn ring_end(
     anchor: &AnchorRecord,
 ) -> Result<Lsn> {
     let log = RingLog::new(memory.clone(), superblock);
-    let Replayed { end, salt, .. } = replay(superblock, anchor, None, &log, &[], [0; 16])?;
+    let Replayed { end, salt, .. } = replay(superblock, anchor, None, &log, &[])?;
     // The log fills at most one turn of the ring.
     let limit = anchor.replay_from().saturating_add(superblock.ring_bytes);
     let mut bytes = vec![0; limit.saturating_since(end) as usize];
@@ -44,7 +47,7 @@ pub fn is_unused(
     anchor: &AnchorRecord,
 ) -> Result<bool> {
     let log = RingLog::new(memory.clone(), superblock);
-    Ok(replay(superblock, anchor, None, &log, &[], [0; 16])?.last_boot == [0; 16])
+    Ok(replay(superblock, anchor, None, &log, &[])?.last_boot == [0; 16])
 }
 
 /// Refuses a log on a device that continues past its end: the next record of the chain follows, or
@@ -58,36 +61,39 @@ pub(crate) fn refuse_gap(
 ) -> Result<()> {
     let (end, sums) = (replayed.end, superblock.sums());
     let witnesses = Witnesses::of(end, replayed.life, power_lost, superblock.hash_seed, sums);
-    let mut bytes = vec![0; VOUCH_WINDOW];
+    let mut part = Vec::new();
     let mut at = end;
     loop {
-        let len = fill(log, at, &mut bytes)?;
-        let part = &bytes[..len];
+        read_window(log, at, &mut part)?;
         if at == end && !power_lost {
-            let near = &part[..len.min(GAP_BYTES_MAX)];
+            let near = &part[..part.len().min(GAP_BYTES_MAX)];
             if let Some(next) = next_of_chain(near, end, replayed.salt, sums) {
                 return Err(Error::LogGap { at: end, next: next.lsn() });
             }
         }
-        match witnesses.search(part, at) {
+        match witnesses.search(&part, at) {
             _ if is_planted(Bug::Vouching) => return Ok(()),
             Searched::Found(next) => return Err(Error::LogGap { at: end, next: next.lsn() }),
-            Searched::Nothing(_) if len < bytes.len() => return Ok(()),
+            Searched::Nothing(_) if part.len() < VOUCH_WINDOW => return Ok(()),
             Searched::Nothing(searched) => at += searched as u64,
         }
     }
 }
 
-/// Reads until `out` is full or the log ends.
-fn fill(log: &dyn LogDevice, at: Lsn, out: &mut [u8]) -> Result<usize> {
+/// Reads [`VOUCH_WINDOW`] bytes from `at`; fewer only at the end of the log. The buffer grows with
+/// the log, since most logs are far shorter.
+fn read_window(log: &dyn LogDevice, at: Lsn, out: &mut Vec<u8>) -> Result<()> {
+    out.clear();
     let mut len = 0;
-    while len < out.len() {
+    while len < VOUCH_WINDOW {
+        out.resize((2 * len).clamp(WINDOW_FIRST, VOUCH_WINDOW), 0);
         match log.read(at.get() + len as u64, &mut out[len..])? {
             0 => break,
             read => len += read,
         }
     }
-    Ok(len)
+    out.truncate(len);
+    Ok(())
 }
 
 /// Refuses a log of which a part is missing. Segments are created in order, so none follows a

@@ -46,7 +46,6 @@ pub(crate) fn replay(
     memory: Option<&dyn PersistentMemory>,
     log: &dyn LogDevice,
     dirty: &[AtomicU64],
-    boot_id: [u8; 16],
 ) -> Result<Replayed> {
     let (mut lsn, mut salt) = (anchor.replay_from(), anchor.replay_salt.get());
     let mut life = lsn;
@@ -98,7 +97,6 @@ pub(crate) fn replay(
         salt = header.crc.get();
     }
     recovery.bytes = lsn - anchor.replay_from();
-    recovery.power_lost = last_boot != boot_id;
     Ok(Replayed { end: lsn, salt, life, last_boot, recovery })
 }
 

@@ -13,7 +13,7 @@ use shoal_format::{PAGE, SEGMENT};
 use shoal_media::ImageFile;
 
 use crate::checkpoint::{STALE_HEADER, USED_HEADER, stale_at, sums_at, used_at};
-use crate::{Error, Region, Result};
+use crate::{Error, Lack, Region, Result};
 
 /// Reserved segments that ordinary transactions must leave.
 pub(crate) const HELD_BACK: u64 = 16;
@@ -22,7 +22,7 @@ const STEP_MIN: u64 = 64;
 const STEP_MAX: u64 = 1024;
 
 fn lack_is_no_space(error: shoal_media::MediaError) -> Error {
-    if error.is_lack() { Error::NoSpace } else { error.into() }
+    if error.is_lack() { Error::NoSpace(Lack::OTHER) } else { error.into() }
 }
 
 impl Region {
@@ -92,7 +92,7 @@ impl Region {
         let step = (needed / 8).clamp(STEP_MIN, STEP_MAX);
         let least = (needed + if reclaim { 0 } else { HELD_BACK }).min(count);
         let reserved = match self.reserve_room(backed, (least + step).min(count)) {
-            Err(Error::NoSpace) => self.reserve_room(backed, least).map(|()| least),
+            Err(Error::NoSpace(_)) => self.reserve_room(backed, least).map(|()| least),
             outcome => outcome.map(|()| (least + step).min(count)),
         }?;
         self.alloc.lock().backed = reserved;
@@ -105,8 +105,8 @@ impl Region {
         let high = self.alloc.lock().used_bytes() / SEGMENT;
         let needed = high.min(self.superblock.segment_count);
         match self.grow(needed, false) {
-            Err(Error::NoSpace) => match self.grow(needed, true) {
-                Err(Error::NoSpace) => Ok(()),
+            Err(Error::NoSpace(_)) => match self.grow(needed, true) {
+                Err(Error::NoSpace(_)) => Ok(()),
                 outcome => outcome,
             },
             outcome => outcome,

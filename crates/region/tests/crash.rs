@@ -13,11 +13,13 @@ use std::sync::Arc;
 use crate::machine::media::Plant;
 use crate::machine::{Plan, explore, limits, seeds};
 use shoal_format::superblock::MemoryKind;
+use shoal_sim::is_due;
 
 fn enumerate(kind: MemoryKind, stores: bool, first: u64, runs: u64, steps: usize) {
     let start = std::time::Instant::now();
     let mut states = 0;
-    for seed in seeds(first, runs) {
+    let is_chosen = std::env::var_os("SHOAL_SEED").is_some();
+    for seed in seeds(first, runs).filter(|seed| is_chosen || is_due(*seed, 2)) {
         let plan = Plan { seed, kind, plant: Plant::None, steps, limits: limits(), stores };
         let outcome = explore(&plan);
         states += outcome.states;
@@ -26,7 +28,7 @@ fn enumerate(kind: MemoryKind, stores: bool, first: u64, runs: u64, steps: usize
         }
     }
     println!("region, {}: {states} states in {:.1} s", kind.name(), start.elapsed().as_secs_f64());
-    assert!(states > 1000, "only {states} states were visited");
+    assert!(states > 400, "only {states} states were visited");
 }
 
 #[test]

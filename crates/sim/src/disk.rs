@@ -7,7 +7,7 @@
 
 use std::thread::current;
 
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result, WriteCache};
 
 use crate::fault::Call;
 use crate::turn::{announce, is_watched};
@@ -118,6 +118,10 @@ impl SimDisk {
 }
 
 impl BlockDevice for SimDisk {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry {
             bytes: self.bytes,

@@ -44,6 +44,7 @@
 //! | `mechanical` | disks with an arm and platters, in simulated time |
 //! | `turn` | a hook before each call of a thread, to schedule several threads |
 //! | `budget` | how long a search may take |
+//! | `share` | which part of a search a commit visits |
 //! | `host` | how much room the file system under the images has |
 //! | `pending`, `pages` | writes in flight by unit; bytes that are shared between snapshots |
 //!
@@ -64,6 +65,7 @@ mod memory;
 mod pages;
 mod pending;
 mod random;
+mod share;
 mod turn;
 mod world;
 
@@ -77,5 +79,6 @@ pub use log::{SIM_SEGMENT_BYTES, SimLog};
 pub use mechanical::MechanicalDisk;
 pub use memory::{SimMemory, SimMemoryKind};
 pub use random::Random;
+pub use share::{due, is_due};
 pub use turn::{BeforeCall, before_calls};
 pub use world::World;

@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, Head, MediaError, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, Head, MediaError, Request, Result, WriteCache};
 
 pub use drive::{Drive, SeekCurve, Zone};
 pub use geometry::{Geometry, Place};
@@ -153,6 +153,10 @@ impl Shared {
 }
 
 impl BlockDevice for MechanicalDisk {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         let sector_bytes = self.shared.drive.sector_bytes;
         BlockGeometry {

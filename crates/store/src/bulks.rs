@@ -7,10 +7,11 @@
 //! thread empties a device; if it is interrupted, the next mount continues. Left out: moving the
 //! data and the marks (the engine), kinds of devices.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,17 +19,18 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shoal_devices::size::human;
 use shoal_devices::{
-    Device, DeviceName, DeviceReport, DonorChange, During, Failure, Outcome, is_block_device, new_uuid,
+    Device, DeviceName, DeviceReport, DonorChange, During, Failure, Outcome, Sample, is_block_device, new_uuid,
     refuse_if_in_use, refuse_if_not_empty, uuid_text,
 };
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_fs::{BulkState, Fs, GivenDevice, Leaving, Options};
 use shoal_host::{CacheFile, Directory, FileDevice};
-use shoal_media::BlockDevice;
+use shoal_media::WriteCache;
 use shoal_writeback::Rule;
 use tracing::{info, warn};
 
+use crate::bulk_report::BulkReport;
 use crate::cache::{self, CacheReport, HeldOnHost, HeldWrites, InFront};
 use crate::description::{BulkPlace, Description, NumberedPlace};
 use crate::host_room::HostFiles;
@@ -64,63 +66,6 @@ pub enum BulkChange {
     Retry {
         device: String,
     },
-}
-
-/// A bulk device, for people and programs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct BulkReport {
-    pub number: u32,
-    pub device: String,
-    pub uuid: String,
-    /// `in use`, `leaving`, `lost` or `refuses writes`.
-    pub state: String,
-    pub size_bytes: u64,
-    pub used_bytes: u64,
-    pub free_bytes: u64,
-    /// Bytes in doubt since a flush failed: reading them is an error.
-    pub suspect_bytes: u64,
-    /// Checksums are kept of the data on it.
-    #[serde(default)]
-    pub checksums: bool,
-    /// Places that were found damaged in this mount and not written since.
-    #[serde(default)]
-    pub damaged: u64,
-    /// Why the device is lost, refuses writes or cannot be emptied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cause: Option<String>,
-    /// Bytes held back in front of the device, if it has a write-back cache.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held_bytes: Option<u64>,
-    /// Bytes moved off the device since it began to leave, in this mount.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub moved_bytes: Option<u64>,
-}
-
-impl BulkReport {
-    pub fn of(state: &BulkState, directory: &Path, description: &Description) -> BulkReport {
-        let place = description.place_of(state.number);
-        let word = match (state.lost, &state.closed, state.leaving) {
-            (true, ..) => "lost",
-            (false, Some(_), _) => "refuses writes",
-            (false, None, true) => "leaving",
-            (false, None, false) => "in use",
-        };
-        BulkReport {
-            number: state.number,
-            device: place.map_or_else(|| state.name.clone(), |place| place.shown(directory)),
-            uuid: uuid_text(&state.uuid),
-            state: word.into(),
-            size_bytes: state.bytes,
-            used_bytes: state.used,
-            free_bytes: state.free,
-            suspect_bytes: state.suspect,
-            checksums: state.has_sums,
-            damaged: state.damaged,
-            cause: state.closed.clone(),
-            held_bytes: None,
-            moved_bytes: None,
-        }
-    }
 }
 
 /// Writes that did not reach a device before the store was closed.
@@ -172,6 +117,8 @@ pub(crate) struct Bulks {
     directory: Directory,
     description: Mutex<Description>,
     devices: Mutex<Vec<(u32, Arc<dyn Device>)>>,
+    /// Samples of devices that are to be opened again.
+    samples: Mutex<BTreeMap<u32, Vec<Sample>>>,
     /// The write-back caches in front of devices.
     held: Mutex<Vec<HeldWrites>>,
     /// Files and rules of released caches. A file may still be in use for a moment.
@@ -184,7 +131,7 @@ pub(crate) struct Bulks {
     changing: Mutex<()>,
     closing: Arc<AtomicBool>,
     /// The number of the store's mount, if it is mounted.
-    mount: Option<String>,
+    mount: OnceLock<String>,
 }
 
 impl Bulks {
@@ -196,6 +143,7 @@ impl Bulks {
             directory: directory.clone(),
             description: Mutex::new(description.clone()),
             devices: Mutex::new(devices),
+            samples: Mutex::default(),
             held: Mutex::new(caches),
             let_go: Mutex::default(),
             held_on_host: held,
@@ -204,18 +152,18 @@ impl Bulks {
             threads: Mutex::default(),
             changing: Mutex::default(),
             closing: Arc::default(),
-            mount: None,
+            mount: OnceLock::new(),
         }
     }
 
     /// Sets the mount. No bulk device's files may lie in it.
-    pub fn mounted_as(self, device: &str) -> Bulks {
-        Bulks { mount: Some(device.into()), ..self }
+    pub fn mounted_as(&self, device: &str) {
+        let _ = self.mount.set(device.into());
     }
 
     /// Refuses a device in the store's own mount, because it would wait for itself.
     fn refuse_within_mount(&self, name: &DeviceName) -> Outcome<()> {
-        let Some(mount) = &self.mount else { return Ok(()) };
+        let Some(mount) = self.mount.get() else { return Ok(()) };
         own_ground::refuse_within(&name.without_secrets().to_string(), name.files(), mount)
     }
 
@@ -237,8 +185,8 @@ impl Bulks {
             self.change(|description| description.more_bulk.retain(|place| listed(place.number)))?;
             self.devices.lock().retain(|(number, _)| listed(*number));
         }
-        for state in states.iter().filter(|state| state.leaving) {
-            self.start_drain(state.number)?;
+        for device in states.iter().filter(|device| device.state.is_leaving()) {
+            self.start_drain(device.number)?;
         }
         Ok(())
     }
@@ -313,10 +261,10 @@ impl Bulks {
         let description = self.description();
         let held: Vec<_> = self.held.lock().iter().map(|cache| (cache.device(), cache.held_bytes())).collect();
         let drains = self.drains.lock();
-        let report = |state: &BulkState| {
-            let mut report = BulkReport::of(state, self.directory.path(), &description);
-            report.held_bytes = held.iter().find(|(device, _)| *device == state.number).map(|(_, bytes)| *bytes);
-            if let Some(drain) = drains.iter().find(|drain| drain.number == state.number && state.leaving) {
+        let report = |found: &BulkState| {
+            let mut report = BulkReport::of(found, self.directory.path(), &description);
+            report.held_bytes = held.iter().find(|(device, _)| *device == found.number).map(|(_, bytes)| *bytes);
+            if let Some(drain) = drains.iter().find(|drain| drain.number == found.number && found.state.is_leaving()) {
                 report.moved_bytes = Some(drain.moved.load(Ordering::Relaxed));
                 report.cause = report.cause.or_else(|| drain.cause.lock().clone());
             }
@@ -426,13 +374,10 @@ impl Bulks {
 
     fn leave(&self, number: u32) -> Outcome<()> {
         let what = format!("bulk device {number}");
-        let lost = self
-            .fs
-            .bulk_states()
-            .into_iter()
-            .find(|state| state.number == number && (state.lost || state.closed.is_some()));
-        if let Some(state) = lost.filter(|state| state.used > 0) {
-            let bytes = human(state.used);
+        let states = self.fs.bulk_states();
+        let away = states.iter().find(|device| device.number == number && device.state.cause().is_some());
+        if let Some(device) = away.filter(|device| device.used > 0) {
+            let bytes = human(device.used);
             let remedy =
                 "bring it back and run `shoal bulk retry`, or remove the files first (`shoal bulk files` names them)";
             return Err(Failure::new(
@@ -458,6 +403,7 @@ impl Bulks {
         place.name(&self.directory).map(|name| self.refuse_within_mount(&name)).unwrap_or(Ok(()))?;
         let (mut opened, mut front) = (None, None);
         let open = || {
+            self.take_samples(number);
             // The device's last users release it within moments.
             self.devices.lock().retain(|(known, _)| *known != number);
             let begin = Instant::now();
@@ -470,6 +416,7 @@ impl Bulks {
                     outcome => break outcome.map_err(|failure| failure.to_string())?,
                 }
             };
+            self.compare_samples(number, &*device)?;
             opened = Some(device.clone());
             front = self.front_again(number, &device).map_err(|failure| failure.to_string())?;
             let engine =
@@ -487,6 +434,31 @@ impl Bulks {
         }
         self.devices.lock().extend(opened.map(|device| (number, device)));
         info!("bulk device {number} is in use again");
+        Ok(())
+    }
+
+    fn take_samples(&self, number: u32) {
+        let devices = self.devices.lock();
+        if let Some((_, device)) = devices.iter().find(|(known, _)| *known == number) {
+            self.samples.lock().insert(number, device.samples());
+        }
+    }
+
+    /// Refuses a device that lacks what the lost one had for certain. The device's mark is no proof:
+    /// a copy that was made since the store was mounted has it, too.
+    fn compare_samples(&self, number: u32, device: &dyn Device) -> Result<(), String> {
+        let mut samples = self.samples.lock();
+        for sample in samples.get(&number).into_iter().flatten() {
+            if !sample.is_on(&*device.block_device()).map_err(|error| error.to_string())? {
+                let at = sample.at;
+                return Err(format!(
+                    "it is another device, or an older copy: it lacks what was flushed at byte {at}; bring back the one \
+                     that was lost"
+                ));
+            }
+        }
+        // The mark that is written next changes one of them.
+        samples.remove(&number);
         Ok(())
     }
 
@@ -679,8 +651,7 @@ impl Bulks {
             let bytes = files.iter().map(|(_, bytes)| bytes).sum();
             (bytes > 0).then_some(Undelivered { number, device: report.device, files: files.len(), bytes, place })
         };
-        let is_away = |report: &BulkReport| matches!(report.state.as_str(), "lost" | "refuses writes");
-        reports.into_iter().filter(is_away).filter_map(of).collect()
+        reports.into_iter().filter(|report| report.state.is_away()).filter_map(of).collect()
     }
 
     /// Closes the devices after the store was closed. `clean`: nothing is left to recover.

@@ -36,8 +36,9 @@ use shoal_devices::size::human;
 use shoal_devices::{Device, During, Failure, Outcome, parse_uuid, uuid_text};
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_format::cache::CacheHeader;
+use shoal_format::record::with_loss;
 use shoal_host::{CacheFile, Directory, SystemClock, Ticker};
-use shoal_media::{BlockDevice, Clock, PersistentMemory};
+use shoal_media::{Clock, PersistentMemory, WriteCache};
 use shoal_writeback::{Cache, CacheError, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 use tracing::warn;
 
@@ -522,6 +523,14 @@ pub(crate) fn periods(period: [u8; 16], identities: &[[u8; 16]]) -> Vec<[u8; 16]
         periods.extend(with);
     }
     periods
+}
+
+/// All periods that a log names if a flush of bulk storage failed in this one.
+pub(crate) fn loss_boots(directory: &Directory, description: &Description) -> Vec<[u8; 16]> {
+    let Ok(period) = user::period(directory, description.bulk_path(directory)) else { return Vec::new() };
+    let left = identities(directory, &period).into_iter().map(|(_, identity)| identity);
+    let all: Vec<_> = left.chain(emptied(directory, &period)).collect();
+    periods(period, &all).into_iter().map(with_loss).collect()
 }
 
 /// Which of these caches were in use in the period that a log names. Empty if it is none of their

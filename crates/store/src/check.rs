@@ -7,6 +7,7 @@ use shoal_check::{BulkDevices, BulkOpener, Finding, FindingKind, Report, Source,
 use shoal_devices::{During, Failure, Outcome};
 use shoal_format::bulk_list::BulkDeviceEntry;
 
+use crate::cache;
 use crate::progress::Progress;
 use crate::salvage::{bulk_data, bulk_device};
 use crate::store::Store;
@@ -37,6 +38,7 @@ impl Store {
         let region = self.description.memory.media_at_rest(&self.resting())?;
         let image = region.image().ok_or_else(|| Failure::new("memory", "has neither region nor images"))?;
         let power_lost = self.power_was_lost();
+        let loss_boots = cache::loss_boots(&self.directory, &self.description);
         let open = || {
             let (bulk, faults) = bulk_data(&self.directory, &self.description);
             match faults.is_empty() {
@@ -49,7 +51,16 @@ impl Store {
         // times.
         let find = |entry: &BulkDeviceEntry| bulk_device(&self.directory, &self.description, entry);
         let devices = Some(BulkDevices { find: &find, restored: region.restored });
-        let source = Source { image, log: region.log.as_deref(), bulk_bytes, power_lost, sums, bulk, devices };
+        let source = Source {
+            image,
+            log: region.log.as_deref(),
+            bulk_bytes,
+            power_lost,
+            loss_boots: &loss_boots,
+            sums,
+            bulk,
+            devices,
+        };
         let mut report = shoal_check::check(source, &mut show).during(self.directory.display())?;
         if let Some(failure) = &region.refused {
             let (kind, sentence) = (FindingKind::RegionGone, failure.to_string());

@@ -62,7 +62,7 @@ impl Store {
         self.refuse_damaged(watched)?;
         let original = self.open(Options { read_only: true, ..Options::default() })?;
         if original.fs.has_unsettled_bulk() {
-            let cause = "a bulk device was away or is in another place, and what it lacks is not settled";
+            let cause = "a bulk device was away or is in another place, or a flush of it failed, and what it lacks is not settled";
             return Err(Failure::new(self.directory.display(), cause).remedy("mount the store once, then copy it"));
         }
         let made_here = missing(new);
@@ -288,7 +288,7 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
 
 /// Recovers the copy, as a mount would, and seals it. Only the sealed image stays.
 fn finish(copy: Store) -> Outcome<Store> {
-    let copy = copy.restoring(true);
+    let copy = copy.copied();
     let opened = copy.open(Options::default())?;
     opened.fs.shutdown().during(copy.directory.display())?;
     drop(opened);

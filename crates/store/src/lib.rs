@@ -11,6 +11,7 @@
 //! | `bulks`, `paths` | the bulk devices of an open store; names of inodes |
 //! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
 //! | `report`, `inspect`, `read_only` | the state of a store, or of one of its files |
+//! | `options`, `life` | how an open store works, and what runs while it is open |
 //! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and its state |
 //! | `volume` | files without a mount, for programs that embed Shoal: [`Volume`] |
 //! | `packing`, `rebalance` | what packing gains, and packing now; files moved to the tiers where they belong |
@@ -38,6 +39,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bulk_report;
 mod bulks;
 mod cache;
 mod calendar;
@@ -51,10 +53,12 @@ pub mod holder;
 mod host_room;
 mod images;
 mod inspect;
+mod life;
 mod media;
 mod memory;
 mod mounted;
 mod names;
+mod options;
 mod own_ground;
 pub mod packing;
 mod paths;
@@ -73,15 +77,18 @@ mod store;
 mod user;
 mod volume;
 
-pub use bulks::{BulkChange, BulkFile, BulkReport};
+pub use bulk_report::{BulkReport, ReportedState};
+pub use bulks::{BulkChange, BulkFile};
 pub use cache::{CacheOptions, CacheReport, HeldWrites, kept_writes, rule_of};
 pub use copy::{Copied, CopyOptions};
 pub use description::{BulkChoice, BulkPlace, Description, NumberedPlace};
 pub use format::{FormatOptions, Formatted};
 pub use inspect::{FileReport, PieceReport};
+pub use life::Recovered;
 pub use memory::{LossBounds, MemoryChoice};
-pub use mounted::{Mounted, Recovered, access_times_name, is_mounted_from};
+pub use mounted::{Mounted, access_times_name, is_mounted_from};
 pub use names::{DAEMON_LOG, DESCRIPTION};
+pub use options::{MountOptions, StoreOptions};
 pub use packing::{Compacted, Metadata as PackedMetadata, Packed, PackedForm, PackingWork};
 pub use profiles::InodeProfiles;
 pub use progress::Progress;

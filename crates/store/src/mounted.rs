@@ -1,74 +1,40 @@
 //! A store that this process serves to the kernel, with its control socket.
 //!
 //! Order: first a dead mount of the same store is removed, then the store, the mount and the
-//! control socket are opened. When the mount is gone, the store is shut down and its bulk device
-//! closed. Left out: signals, the daemon's log and its session (the command line's).
+//! control socket are opened. When the mount is gone, the store's life ends (`life`).
+//! Left out: signals, the daemon's log and its session (the command line's).
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-use shoal_devices::size::human;
+use serde::Serialize;
 use shoal_devices::{During, Failure, Outcome};
 use shoal_fs::{AccessTimes, Fs, Options};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
-use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounter};
-use shoal_host::{Directory, Ticker};
-use shoal_writeback::Rule;
-use tracing::{error, info, warn};
+use shoal_fuse::{RequestCounts, Session, Unmounter};
+use shoal_host::Directory;
+use tracing::{info, warn};
 
 use crate::bulks::Bulks;
-use crate::cache::{CacheOptions, rule_of};
 use crate::control::{self, Answer, Question, Who};
 use crate::inspect::FileReport;
+use crate::life::{Life, Recovered};
+use crate::options::MountOptions;
 use crate::packing;
 use crate::read_only::ReadOnly;
 use crate::report::StoreReport;
 use crate::resize::{Sizes, resize_mounted};
 use crate::status::{RequestReport, Status};
-use crate::store::{Opened, Store};
+use crate::store::Store;
 use crate::{own_ground, rebalance, scrub};
-
-/// The work of opening a store for a mount.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Recovered {
-    /// The store was unmounted cleanly, so there was nothing to recover.
-    pub clean: bool,
-    pub power_lost: bool,
-    /// Bulk devices found in another place than before the crash. Their hosts may have lost writes
-    /// that no flush had covered.
-    #[serde(default)]
-    pub bulk_moved: Vec<u32>,
-    pub records: u64,
-    pub log_bytes: u64,
-    pub open_ms: f64,
-}
-
-impl fmt::Display for Recovered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let after = if self.power_lost { "a power loss" } else { "a crash" };
-        let bytes = human(self.log_bytes);
-        write!(f, "recovered after {after}: {} records ({bytes}) replayed in {:.0} ms", self.records, self.open_ms)?;
-        self.bulk_moved
-            .iter()
-            .try_for_each(|number| write!(f, "; bulk device {number} is in another place than before"))
-    }
-}
 
 /// A mounted store.
 pub struct Mounted {
-    store: Store,
+    life: Life,
     session: Session,
-    bulks: Arc<Bulks>,
-    /// Scrubs in idle time.
-    scrubber: Option<Ticker>,
-    read_only: bool,
-    recovered: Recovered,
 }
 
 impl Store {
@@ -88,77 +54,43 @@ impl Store {
     /// Mounts the store. When this returns, the mount point and the control socket answer.
     pub fn mount(self, mountpoint: &Path, options: &MountOptions) -> Outcome<Mounted> {
         self.clear_dead_mount(mountpoint)?;
+        let MountOptions { fuse, store } = options;
         // Check before opening the store, so that a refused mount leaves the store as it was.
         shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::of)?;
-        own_ground::refuse_mountpoint(&self.directory, &self.description, options.cache_dir.as_deref(), mountpoint)?;
-        let begin = Instant::now();
+        own_ground::refuse_mountpoint(&self.directory, &self.description, store.cache_dir.as_deref(), mountpoint)?;
         let engine = Options {
-            read_only: options.read_only,
-            kernel_times: options.writeback,
-            drops_capabilities: !options.xattrs,
-            pack_age: Some(options.pack_age),
-            pack_load: options.pack_load,
-            spill_percent: options.spill_percent,
-            threshold: options.threshold,
-            pack_inodes: options.pack_inodes,
-            degraded: options.degraded,
-            sums: options.sums,
-            method: options.compress.unwrap_or(self.description.compress),
-            ..Options::default()
+            read_only: fuse.read_only,
+            kernel_times: fuse.writeback,
+            drops_capabilities: !fuse.xattrs,
+            ..store.engine(&self.description)
         };
-        let rule = rule_of(options.update_policy.as_deref(), options.update_rate, &Rule::default());
-        let wanted = CacheOptions {
-            bytes: options.cache_bytes,
-            directory: options.cache_dir.clone(),
-            rule: rule.map_err(|error| Failure::new("update policy", error).misuse())?,
-        };
-        let Opened { fs, recovery, devices, survives_power_loss } = self.open_with(engine, Some(&wanted))?;
-        let recovered = Recovered {
-            clean: recovery.clean,
-            power_lost: recovery.power_lost,
-            bulk_moved: fs.bulk_states().iter().filter(|state| state.moved).map(|state| state.number).collect(),
-            records: recovery.records,
-            log_bytes: recovery.bytes,
-            open_ms: begin.elapsed().as_secs_f64() * 1e3,
-        };
-        fs.set_access_times(options.access_times);
-        let fs = Arc::new(fs);
-        if !options.read_only {
-            self.write_pid()?;
-        }
-        let session = shoal_fuse::mount(fs.clone(), mountpoint, options).map_err(|error| {
-            // The mount failed, so leave the store clean.
-            if !options.read_only && fs.shutdown().is_ok() {
-                self.remove_pid();
+        let mut life = self.begin(engine, store)?;
+        life.fs.set_access_times(fuse.access_times);
+        let session = match shoal_fuse::mount(&life.fs, life.log.clone(), mountpoint, fuse) {
+            Ok(session) => session,
+            Err(error) => {
+                // Leave the store clean. The first error is reported.
+                let _ = life.end();
+                return Err(Failure::of(error));
             }
-            Failure::of(error)
-        })?;
-        if !recovered.clean {
-            info!("{recovered}");
+        };
+        if !life.recovered.clean {
+            info!("{}", life.recovered);
         }
-        info!("{} is mounted on {}", self.directory.display(), mountpoint.display());
-        let bulks = Bulks::new(fs.clone(), &self.directory, &self.description, devices);
-        let bulks = Arc::new(bulks.mounted_as(session.unmounter().device()));
-        let taken_up = if options.read_only { Ok(()) } else { bulks.take_up() };
-        let asked_fs = fs.clone();
+        info!("{} is mounted on {}", life.store.directory.display(), mountpoint.display());
+        life.bulks.mounted_as(session.unmounter().device());
         let asked = Asked {
-            fs,
-            directory: self.directory.clone(),
-            bulks: bulks.clone(),
+            fs: life.fs.clone(),
+            directory: life.store.directory.clone(),
+            bulks: life.bulks.clone(),
             mountpoint: mountpoint.to_path_buf(),
             device: session.unmounter().device().into(),
-            survives_power_loss,
+            survives_power_loss: life.survives_power_loss,
             requests: session.request_counts(),
         };
-        let listening = taken_up.and_then(|()| listen(&self.directory, asked));
-        let scrubbing = options.scrub_every.filter(|_| !options.read_only);
-        let scrubbing = scrubbing.map(|every| scrub::start(asked_fs, self.directory.clone(), every)).transpose();
-        let (scrubber, scrubbing) = match scrubbing {
-            Ok(scrubber) => (scrubber, Ok(())),
-            Err(failure) => (None, Err(failure)),
-        };
-        let mounted = Mounted { store: self, session, bulks, scrubber, read_only: options.read_only, recovered };
-        if let Err(failure) = listening.and(scrubbing) {
+        let started = life.work(store).and_then(|()| listen(&life.store.directory, asked));
+        let mounted = Mounted { life, session };
+        if let Err(failure) = started {
             // A mount without its socket or its work is useless. The first error is reported.
             let _ = mounted.unmounter().unmount();
             let _ = mounted.wait();
@@ -171,12 +103,12 @@ impl Store {
 impl Mounted {
     /// The store's directory.
     pub fn directory(&self) -> &Path {
-        self.store.directory()
+        self.life.store.directory()
     }
 
     /// The work of opening the store.
     pub fn recovered(&self) -> &Recovered {
-        &self.recovered
+        &self.life.recovered
     }
 
     /// Ends the mount from any thread; [`Mounted::wait`] then returns.
@@ -186,38 +118,18 @@ impl Mounted {
 
     /// Serves until the mount is gone for any reason, and leaves the store clean.
     pub fn wait(self) -> Outcome<()> {
-        let store = &self.store;
-        let name = store.directory.display();
-        let (bulks, scrubber) = (self.bulks.clone(), self.scrubber);
-        let outcome = self.session.wait_and(move || {
-            scrubber.iter().for_each(Ticker::stop);
-            bulks.stop();
-        });
-        control::remove(&store.directory);
-        let is_clean = matches!(&outcome, Ok(()) | Err(shoal_fuse::Error::Connection(_)));
-        let undelivered = if is_clean && !self.read_only { self.bulks.undelivered() } else { Vec::new() };
-        undelivered.iter().for_each(|writes| if writes.is_lost() { error!("{writes}") } else { warn!("{writes}") });
-        if let Some(lost) = undelivered.iter().find(|writes| writes.is_lost()) {
-            // The process's note stays, as after a crash: the next mount treats writes not known to
-            // be durable as lost.
-            self.bulks.close(false);
-            return Err(Failure::new(format_args!("store {name}"), lost.to_string())
-                .remedy("mount it again; files that lost writes have zeros or older contents in their place"));
+        let Mounted { mut life, session } = self;
+        let served = session.wait();
+        let ended = life.end();
+        let directory = &life.store.directory;
+        control::remove(directory);
+        ended?;
+        // An error of the connection does not matter to the store, which is clean.
+        match life.is_read_only() {
+            true => info!("{} is unmounted, as it was", directory.display()),
+            false => info!("{} is unmounted and clean", directory.display()),
         }
-        self.bulks.close(is_clean && !self.read_only);
-        match &outcome {
-            // An error of the connection no longer matters, since the store is clean.
-            Ok(()) | Err(shoal_fuse::Error::Connection(_)) => {
-                if self.read_only {
-                    info!("{name} is unmounted, as it was");
-                } else {
-                    store.remove_pid();
-                    info!("{name} is unmounted and clean");
-                }
-            }
-            Err(_) => {}
-        }
-        outcome.during(format_args!("store {name}"))
+        served.during(format_args!("store {}", directory.display()))
     }
 }
 
@@ -352,18 +264,6 @@ fn remount(fs: &Fs, directory: &Path, read_only: bool, access_times: &str) -> Ou
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_recovery_says_after_what_and_how_much() {
-        let recovered =
-            Recovered { clean: false, power_lost: true, bulk_moved: vec![], records: 3, log_bytes: 2048, open_ms: 1.6 };
-        assert_eq!(recovered.to_string(), "recovered after a power loss: 3 records (2 KiB) replayed in 2 ms");
-        let moved = Recovered { power_lost: false, bulk_moved: vec![1], ..recovered }.to_string();
-        assert!(
-            moved.starts_with("recovered after a crash")
-                && moved.ends_with("; bulk device 1 is in another place than before")
-        );
-    }
 
     #[test]
     fn each_rule_for_access_times_has_a_name_of_its_own() {

@@ -159,7 +159,7 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     let mut compacted = Compacted::default();
     let files: Vec<Ino> = files.iter().filter_map(|&file| Ino::try_from(file).ok()).collect();
     match fs.consider_dictionary(&files) {
-        Ok(_) | Err(Error::NoSpace) => {}
+        Ok(_) | Err(Error::NoSpace(_)) => {}
         Err(error) => return Err(error).during("training of a dictionary"),
     }
     for &ino in &files {
@@ -172,7 +172,7 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
             }
             // The file was removed meanwhile, or is damaged; `check` names damaged ones.
             Err(Error::Stale | Error::Corrupt(_)) => {}
-            Err(Error::NoSpace) => compacted.no_room += 1,
+            Err(Error::NoSpace(_)) => compacted.no_room += 1,
             Err(error) => return Err(error).during("packing"),
         }
     }

@@ -10,7 +10,7 @@ use shoal_devices::Outcome;
 use shoal_fs::{Fs, Options, Outlook, Outlooks, Spilled};
 use shoal_host::Directory;
 
-use crate::bulks::BulkReport;
+use crate::bulk_report::BulkReport;
 use crate::cache::CacheReport;
 use crate::description::Description;
 use crate::memory::LossBounds;

@@ -293,8 +293,7 @@ impl Steps for HostSteps<'_> {
         }
         let image = ImageSource::Images([candidate, &BlankImage]);
         let bulk_bytes = (self.bulk_bytes > 0).then_some(self.bulk_bytes);
-        let source =
-            Source { image, log: log.as_deref(), bulk_bytes, power_lost: false, sums: true, bulk: None, devices: None };
+        let source = Source { bulk_bytes, ..Source::of(image, log.as_deref()) };
         let mut total = None;
         let report = shoal_check::check(source, &mut |progress| {
             if total.replace(progress.total) != Some(progress.total) {

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use shoal_devices::DeviceReport;
 
-use crate::bulks::BulkReport;
+use crate::bulk_report::BulkReport;
 use crate::cache::CacheReport;
 use crate::read_only::ReadOnly;
 

@@ -14,14 +14,14 @@ use shoal_format::PAGE;
 use shoal_format::superblock::{SUPERBLOCK_AT, Superblock};
 use shoal_fs::{Fs, Options, Parts};
 use shoal_host::{Directory, StoreLock};
-use shoal_media::BlockDevice;
+use shoal_media::{BlockDevice, WriteCache};
 use shoal_region::Recovery;
 
 use crate::cache::{self, CacheOptions, HeldOnHost, HeldWrites, InFront};
 use crate::description::{Description, no_store};
 use crate::host_room::HostFiles;
 use crate::media::Media;
-use crate::memory::{self, Resting};
+use crate::memory::{self, Resting, Restore};
 use crate::names::PID;
 use crate::user::{self, is_in_use, lock, period};
 use crate::{holder, host_room, place};
@@ -33,7 +33,7 @@ pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Store {
     pub(crate) directory: Directory,
     pub(crate) description: Description,
-    restore: bool,
+    restore: Restore,
     lock: StoreLock,
 }
 
@@ -116,7 +116,13 @@ impl Store {
     /// With `restore`, opening uses the saved image of `battery` memory even if the image is
     /// incomplete or the region is damaged.
     pub fn restoring(mut self, restore: bool) -> Store {
-        self.restore = restore;
+        self.restore = if restore { Restore::Asked } else { Restore::No };
+        self
+    }
+
+    /// Opening uses the image of a copy that is being made.
+    pub(crate) fn copied(mut self) -> Store {
+        self.restore = Restore::Copied;
         self
     }
 
@@ -142,7 +148,7 @@ impl Store {
     }
 
     pub(crate) fn assemble(directory: Directory, description: Description, lock: StoreLock) -> Store {
-        Store { directory, description, restore: false, lock }
+        Store { directory, description, restore: Restore::No, lock }
     }
 
     /// Opens the file system in the store. A write-back cache that an earlier process left is used,
@@ -183,7 +189,7 @@ impl Store {
         self.tell_of_limit(&fs);
         // Nothing is written to a device that is missing or is not the expected one.
         let states = fs.bulk_states();
-        let is_there = |number| states.iter().any(|state| state.number == number && !state.lost);
+        let is_there = |number| states.iter().any(|device| device.number == number && !device.state.is_lost());
         caches.iter().filter(|front| !read_only && is_there(front.device)).for_each(InFront::write_excess);
         let driven = caches.into_iter().filter(|_| !read_only).map(|front| {
             let is_there = is_there(front.device);
@@ -230,7 +236,7 @@ impl Store {
     ) -> Outcome<(Fs, Recovery)> {
         options.bulk_devices = media.given.clone();
         options.region_bytes_max = self.description.memory.bytes_within_limit();
-        options.region_restored = self.restore;
+        options.region_restored = self.restore != Restore::No;
         options.on_bulk_failure = Some(Arc::new(|sentence: &str| tracing::error!("{sentence}")));
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {

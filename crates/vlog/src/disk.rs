@@ -17,7 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use shoal_format::vlog::{BLOCK, Checkpoint, PIECES_MAX, Superblock};
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request, Result, block};
+use shoal_media::{
+    BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request, Result, WriteCache, block,
+};
 
 use crate::Options;
 use crate::checkpoint::Checkpoints;
@@ -472,6 +474,10 @@ fn place(at: u64) -> (u32, usize) {
 }
 
 impl BlockDevice for VirtualLog {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry {
             bytes: self.superblock.logical_blocks as u64 * BLOCK as u64,

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result, WriteCache};
 
 use crate::disk::VirtualLog;
 
@@ -94,6 +94,10 @@ impl VirtualLogDisk {
 }
 
 impl BlockDevice for VirtualLogDisk {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.log.geometry()
     }

@@ -15,7 +15,7 @@ use shoal_format::vlog::map::{Area, Directory, List, MapPiece, encode_map};
 use shoal_format::vlog::{
     Checkpoint, Entry, LOG_AT, PIECE_BLOCKS, PIECES_MAX, Record, SUPERBLOCK_AT, Superblock, TAIL_AT, Tail,
 };
-use shoal_media::{BlockDevice, BlockGeometry, Completion, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, WriteCache};
 use shoal_sim::{Random, SimClock, World};
 use shoal_vlog::{FormatOptions, Options, VirtualLog};
 
@@ -93,6 +93,10 @@ struct Sparse {
 }
 
 impl BlockDevice for Sparse {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry { bytes: self.bytes, block_bytes: 512, atomic_bytes: 4096, survives_process: true }
     }

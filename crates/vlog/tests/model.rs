@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use crate::common::{BLOCK, Kind, Life, ask};
 use shoal_media::block::before_this_thread_waits;
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
-use shoal_sim::{Call, Fault, FaultPlan, Random, SimClock, World};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
+use shoal_sim::{Call, Fault, FaultPlan, Random, SimClock, World, is_due};
 use shoal_vlog::{FormatOptions, Placement, SPARE_PERCENT_MIN, VirtualLog, VlogError};
 
 fn life(kind: Kind, seed: u64) -> (World, Life) {
@@ -43,7 +43,7 @@ fn random_requests_agree_with_an_array() {
 #[test]
 fn room_is_found_in_long_lives_too() {
     // Seeds that once lost blocks held by the compactor, and a few others.
-    for seed in [91, 92, 255, 386].into_iter().chain(2000..2030) {
+    for seed in [91, 92, 255, 386].into_iter().chain((2000..2030).filter(|seed| is_due(*seed, 2))) {
         for kind in [Kind::Segments, Kind::Anywhere] {
             let (_world, mut life) = life(kind, seed);
             (0..4000).for_each(|_| life.step());
@@ -199,6 +199,10 @@ struct Needy {
 }
 
 impl BlockDevice for Needy {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.inner.geometry()
     }
@@ -280,6 +284,10 @@ struct BadPlace {
 }
 
 impl BlockDevice for BadPlace {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.inner.geometry()
     }

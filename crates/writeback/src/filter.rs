@@ -26,9 +26,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use shoal_format::cache::{CACHE_SLOT, CacheEntry};
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, block};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, WriteCache, block};
 
 use crate::S_NS;
+use crate::flushes::{Ended, Flush};
 use crate::planted::{Bug, is_planted};
 use crate::policy::{Policy, Rule};
 use crate::readers::Readers;
@@ -208,34 +209,7 @@ impl WriteBack {
     }
 }
 
-impl BlockDevice for WriteBack {
-    fn geometry(&self) -> BlockGeometry {
-        let below = self.0.below.geometry();
-        let survives_process = below.survives_process && (self.0.survives || self.0.passes.load(Ordering::Acquire));
-        BlockGeometry { bytes: self.0.bytes, block_bytes: CACHE_SLOT as u32, survives_process, ..below }
-    }
-
-    fn submit(&self, request: Request, done: Completion) {
-        match self.0.passes.load(Ordering::Acquire) {
-            true if matches!(request, Request::Read { .. }) => self.0.pass(request, done),
-            true if matches!(request, Request::Flush) => self.0.flush_below(done),
-            true => self.0.change_below(request, done),
-            false => self.0.take(request, done),
-        }
-    }
-
-    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> Result<()> {
-        if self.0.passes.load(Ordering::Acquire) {
-            return block::wait(self, Request::Flush).map(drop);
-        }
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        // The receiver waits below; it cannot be gone.
-        self.0.flush(Some(ranges), Box::new(move |result| drop(sender.send(result))));
-        block::about_to_wait();
-        let dropped = || MediaError::io("write-back cache", std::io::Error::other("request was dropped"));
-        receiver.recv().unwrap_or_else(|_| Err(dropped())).map(drop)
-    }
-
+impl WriteCache for WriteBack {
     fn held_for_ns(&self) -> u64 {
         self.0.state.lock().dirty.rule().held_ns_max()
     }
@@ -265,6 +239,43 @@ impl BlockDevice for WriteBack {
         self.0.note_passage(&state);
     }
 
+    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> Result<()> {
+        if self.0.passes.load(Ordering::Acquire) {
+            return block::wait(self, Request::Flush).map(drop);
+        }
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        // The receiver waits below; it cannot be gone.
+        self.0.flush(Some(ranges), Box::new(move |result| drop(sender.send(result))));
+        block::about_to_wait();
+        let dropped = || MediaError::io("write-back cache", std::io::Error::other("request was dropped"));
+        receiver.recv().unwrap_or_else(|_| Err(dropped())).map(drop)
+    }
+
+    fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.0.below.read_medium(at, out)
+    }
+}
+
+impl BlockDevice for WriteBack {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        Some(self)
+    }
+
+    fn geometry(&self) -> BlockGeometry {
+        let below = self.0.below.geometry();
+        let survives_process = below.survives_process && (self.0.survives || self.0.passes.load(Ordering::Acquire));
+        BlockGeometry { bytes: self.0.bytes, block_bytes: CACHE_SLOT as u32, survives_process, ..below }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match self.0.passes.load(Ordering::Acquire) {
+            true if matches!(request, Request::Read { .. }) => self.0.pass(request, done),
+            true if matches!(request, Request::Flush) => self.0.flush_below(done),
+            true => self.0.change_below(request, done),
+            false => self.0.take(request, done),
+        }
+    }
+
     fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
         let inner = &self.0;
         inner.counts.reads.fetch_add(1, Ordering::Relaxed);
@@ -284,10 +295,6 @@ impl BlockDevice for WriteBack {
         inner.read_ends();
         lay_over(&newer, at, out);
         outcome
-    }
-
-    fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        self.0.below.read_medium(at, out)
     }
 
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
@@ -682,24 +689,39 @@ impl Inner {
 
     /// Flushes the device if it has anything new.
     fn flush_below(self: &Arc<Inner>, done: Completion) {
-        let covered = {
-            let state = self.state.lock();
-            if state.flushed >= state.changes {
-                drop(state);
-                return done(Ok(vec![]));
+        let mut state = self.state.lock();
+        if state.flushed >= state.changes {
+            drop(state);
+            return done(Ok(vec![]));
+        }
+        let covered = state.changes;
+        let begun = state.flushes.begin(done);
+        drop(state);
+        match begun {
+            Flush::Wait => {}
+            Flush::Refuse(done, failure) => done(Err(failure)),
+            Flush::Submit(done) => {
+                let inner = self.clone();
+                self.pass(Request::Flush, Box::new(move |result| inner.flushed(covered, result.map(drop), done)));
             }
-            state.changes
-        };
-        let inner = self.clone();
-        let flushed = move |result: Result<Vec<u8>>| {
-            if result.is_ok() {
-                let mut state = inner.state.lock();
-                let covered = if is_planted(Bug::CoversLater) { state.changes } else { covered };
-                state.covered(covered);
-            }
-            done(result);
-        };
-        self.pass(Request::Flush, Box::new(flushed));
+        }
+    }
+
+    fn flushed(self: &Arc<Inner>, covered: u64, result: Result<()>, done: Completion) {
+        let mut state = self.state.lock();
+        let Some(Ended { done, covered, queued }) = state.flushes.end(covered, result, done) else { return };
+        if let Ok(covered) = &covered {
+            let covered = if is_planted(Bug::CoversLater) { state.changes } else { *covered };
+            state.covered(covered);
+        }
+        drop(state);
+        for done in done {
+            done(covered.clone().map(|_| vec![]));
+        }
+        if !queued.is_empty() {
+            let all = move |result: Result<Vec<u8>>| queued.into_iter().for_each(|done| done(result.clone()));
+            self.flush_below(Box::new(all));
+        }
     }
 
     /// Returns a kept buffer with its old contents, or an empty one.

@@ -35,6 +35,7 @@
 
 mod dirty_set;
 mod filter;
+mod flushes;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]

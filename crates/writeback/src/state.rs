@@ -19,6 +19,7 @@ use shoal_format::cache::CACHE_SLOT;
 use shoal_media::{Completion, MediaError, Request, Result};
 
 use crate::dirty_set::DirtySet;
+use crate::flushes::Flushes;
 use crate::planted::{Bug, is_planted};
 use crate::policy::{Load, Policy, Rule};
 use crate::readers::Readers;
@@ -152,6 +153,7 @@ pub(crate) struct State {
     pub found: Vec<Found>,
     /// A write failed.
     pub failure: Option<MediaError>,
+    pub flushes: Flushes,
     /// A thread is carrying out steps. It looks again if `look_again` is set.
     pub is_running: bool,
     pub look_again: bool,
@@ -183,6 +185,7 @@ impl State {
             uncovered: HashMap::new(),
             found,
             failure: None,
+            flushes: Flushes::default(),
             is_running: false,
             look_again: false,
         };

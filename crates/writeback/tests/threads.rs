@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use shoal_media::{
-    BlockDevice, BlockGeometry, Clock, Completion, MediaError, PersistentMemory, Request, Result, block,
+    BlockDevice, BlockGeometry, Clock, Completion, MediaError, PersistentMemory, Request, Result, WriteCache, block,
 };
 use shoal_sim::Random;
 use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
@@ -255,6 +255,10 @@ impl Disk {
 }
 
 impl BlockDevice for Disk {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry { bytes: OWNER.device_bytes, block_bytes: 4096, atomic_bytes: 4096, survives_process: true }
     }

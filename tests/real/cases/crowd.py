@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-# 100,000 files in one directory: while one process lists it, another removes, creates and renames. An entry that is
+# 40,000 files in one directory: while one process lists it, another removes, creates and renames. An entry that is
 # there all the time is seen exactly once in every pass; one that is removed at most once.
 # case: timeout_s=150
 import collections
@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-COUNT = 100_000
+COUNT = 40_000
 here = "crowd"
 os.mkdir(here)
 started = time.monotonic()

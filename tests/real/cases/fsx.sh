@@ -1,6 +1,6 @@
 #!/bin/bash
-# Random file operations against a model: five seeds, 20,000 operations each, on a file that crosses the threshold
-# of 1 MiB in both directions.
+# Random file operations against a model: five seeds, 10,000 operations each (`FSX_OPERATIONS`), on a file that crosses
+# the threshold of 1 MiB in both directions.
 # case: timeout_s=200 memory=logged,battery
 set -eu
 cat >"$SCRATCH/fsx.toml" <<'TOML'
@@ -29,7 +29,7 @@ sed 's/^flen/nomsyncafterwrite = true\nflen/' "$SCRATCH/fsx.toml" >"$SCRATCH/laz
 # Two seeds stay below the threshold.
 sed 's/^flen = .*/flen = 262144/; s/^max = .*/max = 65536/' "$SCRATCH/lazy.toml" >"$SCRATCH/small.toml"
 run() { # configuration, seed
-    "$TOOLS/fsx" -f "$SCRATCH/$1.toml" -N 20000 -S "$2" -P "$SCRATCH" "$CASE_DIR/file.$2" >"$SCRATCH/out.$2" 2>&1
+    "$TOOLS/fsx" -f "$SCRATCH/$1.toml" -N "${FSX_OPERATIONS:-10000}" -S "$2" -P "$SCRATCH" "$CASE_DIR/file.$2" >"$SCRATCH/out.$2" 2>&1
 }
 # All five at once: they share the store, not a file.
 pids=

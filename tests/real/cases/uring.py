@@ -82,9 +82,12 @@ def request_threads():
     """Policy and processors of each thread that serves requests."""
     found = []
     for task in os.listdir(f"/proc/{pid()}/task"):
-        with open(f"/proc/{pid()}/task/{task}/comm") as file:
-            if file.read().startswith("request-"):
-                found.append((os.sched_getscheduler(int(task)), os.sched_getaffinity(int(task))))
+        try:
+            with open(f"/proc/{pid()}/task/{task}/comm") as file:
+                if file.read().startswith("request-"):
+                    found.append((os.sched_getscheduler(int(task)), os.sched_getaffinity(int(task))))
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # A thread that answers one client of the control socket has ended.
     return found
 
 

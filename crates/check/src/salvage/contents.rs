@@ -216,7 +216,7 @@ impl Walk<'_, '_> {
     }
 
     fn is_lost(&self, flags: u32) -> bool {
-        flags & EXTENT_UNWRITTEN != 0 || flags & EXTENT_NEW != 0 && self.source.power_lost
+        flags & EXTENT_UNWRITTEN != 0 || flags & EXTENT_NEW != 0 && self.power_lost
     }
 
     /// Reads the payload of a spilled object.
@@ -302,7 +302,13 @@ impl Walk<'_, '_> {
             return Ok(from);
         };
         if self.is_doubtful(first.get(), record.blocks.get().into())? {
-            self.lost(Some(path), Some((start, end)), "in doubt: a flush of its bulk device failed".into());
+            // Instead of old bytes of this file, NEW blocks may have another file's.
+            let is_new = flags & EXTENT_NEW != 0;
+            let fate = if is_new { "not copied" } else { "copied as it was found" };
+            self.lost(Some(path), Some((start, end)), format!("in doubt: a flush of its bulk device failed; {fate}"));
+            if is_new {
+                return Ok(blocks.end);
+            }
         }
         end = end.min(inode.size);
         if self.is_lost(flags) || start >= end {
@@ -327,8 +333,10 @@ impl Walk<'_, '_> {
             }
             match read {
                 Ok(()) => {
-                    if flags & EXTENT_NEW != 0 && self.was_away(first) {
-                        self.keep_held(path, (at, at + len), place, part);
+                    if flags & EXTENT_NEW != 0
+                        && let Some(why) = self.may_lack(first)
+                    {
+                        self.keep_held(path, (at, at + len), place, part, why);
                     }
                     // Unflushed data may not be on the device, or not yet, so its checksums do not
                     // count.
@@ -350,16 +358,23 @@ impl Walk<'_, '_> {
     }
 
     /// Keeps only the cached part of NEW bytes, for a device that may have lost the rest.
-    fn keep_held(&mut self, path: &[u8], range: (u64, u64), place: u64, part: &mut [u8]) {
+    fn keep_held(&mut self, path: &[u8], range: (u64, u64), place: u64, part: &mut [u8], why: &str) {
+        let mut lost: Option<(u64, u64)> = None;
         for (at, block) in (0..).step_by(BULK_BLOCK as usize).zip(part.chunks_mut(BULK_BLOCK as usize)) {
-            if !self.source.bulk.is_some_and(|bulk| bulk.is_held(place + at, block.len() as u64)) {
-                block.fill(0);
-                let (from, to) = (range.0 + at, (range.0 + at + block.len() as u64).min(range.1));
-                if from < to {
-                    let why = "its bulk device was away before a flush had covered it".into();
-                    self.lost(Some(path), Some((from, to)), why);
+            if self.source.bulk.is_some_and(|bulk| bulk.is_held(place + at, block.len() as u64)) {
+                continue;
+            }
+            block.fill(0);
+            let (from, to) = (range.0 + at, (range.0 + at + block.len() as u64).min(range.1));
+            match &mut lost {
+                _ if from >= to => {}
+                Some((_, end)) if *end == from => *end = to,
+                other => {
+                    let before = other.replace((from, to));
+                    before.into_iter().for_each(|range| self.lost(Some(path), Some(range), why.into()));
                 }
             }
         }
+        lost.into_iter().for_each(|range| self.lost(Some(path), Some(range), why.into()));
     }
 }

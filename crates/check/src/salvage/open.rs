@@ -13,7 +13,7 @@ use shoal_format::{Lsn, Offset, PAGE, SEGMENT};
 use super::SalvageSource;
 use super::pages::{self, BadPages};
 use crate::region::{Base, Region};
-use crate::replay::{self, Gap};
+use crate::replay::{self, Gap, PastGaps};
 use crate::{CheckError, ImageSource, Source};
 
 pub(super) struct Opened<'a> {
@@ -22,6 +22,10 @@ pub(super) struct Opened<'a> {
     pub bad_pages: BadPages,
     /// Whether the region is current, that is, not an image that the region in memory has outlived.
     pub is_current: bool,
+    /// The store was unmounted cleanly and not changed since.
+    pub clean: bool,
+    /// The log notes that a flush of bulk storage failed.
+    pub data_lost: bool,
     /// Remarks about the log that are not losses.
     pub notes: Vec<String>,
 }
@@ -152,13 +156,22 @@ fn opened<'a>(
     let Some(anchor) = chosen.anchor else {
         let stored = superblock.region_bytes.min(stored(&chosen.base, &superblock));
         let region = Region::new(chosen.base, superblock.region_bytes, stored);
-        return Ok(Opened { superblock, region, bad_pages: BadPages::default(), is_current: false, notes: Vec::new() });
+        return Ok(Opened {
+            superblock,
+            region,
+            bad_pages: BadPages::default(),
+            is_current: false,
+            clean: false,
+            data_lost: false,
+            notes: Vec::new(),
+        });
     };
     // The other image supplies pages, both as stored and after replay of its log.
     let other = other.filter(|other| same_layout(&other.superblock, &superblock));
     let rest = other.as_ref().map(|other| other.base);
     let mut found = pages::mend(chosen.base, chosen.cut, &superblock, &anchor, rest)?;
-    let Replayed { mut region, end, .. } = replayed(&source, &superblock, &anchor, chosen.base, &found.pages)?;
+    let Replayed { mut region, end, boot_id, has_changes, .. } =
+        replayed(&source, &superblock, &anchor, chosen.base, &found.pages)?;
     if let Some(Candidate { base, anchor: Some(anchor), faults, end: reached, .. }) = &other
         && !found.bad.is_empty()
         && faults.is_empty()
@@ -168,9 +181,19 @@ fn opened<'a>(
         pages::take_replayed(&mut region, &replayed.region, *base, &superblock, &mut found.bad)?;
     }
     let outlived = superblock.memory_kind.has_ring() && matches!(chosen.base, Base::Image(_));
-    let is_current = !outlived || anchor.flags.get() & ANCHOR_CLEAN != 0;
+    let ended_cleanly = anchor.flags.get() & ANCHOR_CLEAN != 0;
+    let is_current = !outlived || ended_cleanly;
     losses.extend(found.bad.sentence());
-    Ok(Opened { superblock, region, bad_pages: found.bad, is_current, notes: chosen.notes })
+    let data_lost = replay::names_loss(&boot_id, source.loss_boots);
+    Ok(Opened {
+        superblock,
+        region,
+        bad_pages: found.bad,
+        is_current,
+        clean: ended_cleanly && !has_changes,
+        data_lost,
+        notes: chosen.notes,
+    })
 }
 
 /// Chooses the image that is the store, and the one that may supply pages. Adds the faults that
@@ -213,6 +236,10 @@ struct Replayed<'a> {
     faults: Vec<String>,
     notes: Vec<String>,
     end: Lsn,
+    /// The boot id that the log names last.
+    boot_id: [u8; 16],
+    /// The log has a transaction, or there is no log.
+    has_changes: bool,
 }
 
 /// Replays the log. `patches` replace pages of `base`.
@@ -232,21 +259,16 @@ fn replayed<'a>(
         region.write(Offset::new(page * PAGE), bytes)?;
     }
     let power_lost = source.power_lost;
-    let media = Source {
-        image: source.image,
-        log: source.log,
-        bulk_bytes: None,
-        power_lost,
-        sums: false,
-        bulk: None,
-        devices: None,
-    };
+    let media =
+        Source { power_lost, loss_boots: source.loss_boots, sums: false, ..Source::of(source.image, source.log) };
     let ring = superblock.memory_kind.has_ring();
     if source.log.is_none() && !ring {
         let faults = vec!["there is no log: changes after the image was written are lost".into()];
-        return Ok(Replayed { region, faults, notes: Vec::new(), end: anchor.replay_from() });
+        let (end, boot_id) = (anchor.replay_from(), anchor.boot_id);
+        return Ok(Replayed { region, faults, notes: Vec::new(), end, boot_id, has_changes: true });
     }
-    let (gaps, cut, end) = replay::replay_past_gaps(&media, superblock, anchor, &mut region)?;
+    let PastGaps { gaps, cut, end, boot_id, has_changes } =
+        replay::replay_past_gaps(&media, superblock, anchor, &mut region)?;
     let (mut faults, mut notes) = (Vec::new(), Vec::new());
     for Gap { at, next, is_damage } in gaps {
         if ring {
@@ -269,5 +291,5 @@ fn replayed<'a>(
         }
     }
     faults.extend(cut);
-    Ok(Replayed { region, faults, notes, end })
+    Ok(Replayed { region, faults, notes, end, boot_id, has_changes })
 }

@@ -491,7 +491,7 @@ impl Store {
         let image = if has_ring { ImageSource::Memory(&memory) } else { ImageSource::Images([&image, &nothing]) };
         let log = (!has_ring).then_some(&log as &dyn LogDevice);
         let devices = Some(devices);
-        let source = Source { image, log, bulk_bytes: None, power_lost: false, sums: true, bulk: None, devices };
+        let source = Source { devices, ..Source::of(image, log) };
         check(source, &mut |_| {}).unwrap()
     }
 
@@ -511,22 +511,13 @@ impl Store {
 
 pub fn check_images(images: [&Image; 2], log: &Log) -> Report {
     let image = ImageSource::Images([images[0], images[1]]);
-    let source = Source {
-        image,
-        log: Some(log),
-        bulk_bytes: Some(BULK_BLOCKS * 65536),
-        power_lost: false,
-        sums: true,
-        bulk: None,
-        devices: None,
-    };
+    let source = Source { bulk_bytes: Some(BULK_BLOCKS * 65536), ..Source::of(image, Some(log)) };
     check(source, &mut |_| {}).unwrap()
 }
 
 pub fn check_memory(memory: &Memory) -> Report {
     let image = ImageSource::Memory(memory);
-    let source =
-        Source { image, log: None, bulk_bytes: None, power_lost: true, sums: false, bulk: None, devices: None };
+    let source = Source { power_lost: true, sums: false, ..Source::of(image, None) };
     check(source, &mut |_| {}).unwrap()
 }
 

@@ -9,6 +9,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 pub type Tree = BTreeMap<PathBuf, (u64, u32, u64, u64, i64, u64)>;
 
@@ -28,6 +29,15 @@ pub fn shoal(args: &[impl AsRef<OsStr>]) -> Command {
 pub fn succeeded(args: &[impl Debug], output: Output) -> String {
     assert!(output.status.success(), "shoal {args:?}: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// Waits until the condition holds, for half a minute at most.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 impl Scene {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use shoal_nbd::Claim;
-use shoal_netram::{Disk, DonorId, DonorStatus};
+use shoal_netram::{Disk, DonorId, DonorState, DonorStatus};
 
 use super::name::Donor;
 use super::reach::{NotReached, reach};
@@ -145,11 +145,14 @@ impl Inner {
         }
     }
 
-    /// Finds the donor of this name that the disk still refers to.
+    /// Finds the donor of this name that the disk still refers to. A donor that came back empty has
+    /// the name of the one that it was: that one is meant if it is missing.
     fn referred(&self, name: &str) -> Outcome<(DonorStatus, DonorId)> {
         let mut status = self.disk.status();
         let named = |donor: &DonorStatus| donor.name == name || donor.name.split(' ').next() == Some(name);
-        let found = status.donors.iter().rposition(|donor| named(donor) && !donor.state.is_final());
+        let is_referred = |donor: &DonorStatus| named(donor) && !donor.state.is_final();
+        let is_missing = |donor: &DonorStatus| is_referred(donor) && donor.state == DonorState::Missing;
+        let found = status.donors.iter().rposition(is_missing).or_else(|| status.donors.iter().rposition(is_referred));
         let id = found.ok_or_else(|| {
             Failure::new(format_args!("donor {name}"), "is none of this disk's")
                 .remedy("name one as `shoal status` does")
@@ -182,7 +185,12 @@ impl Inner {
         let (donor, id) = self.referred(name)?;
         let cost = self.cost_of(name, id)?;
         let mut dismissed = self.dismissed.lock();
-        dismissed.insert(donor.name);
+        // A successor that is there under the same name stays.
+        let donors = self.disk.status().donors;
+        let mut others = donors.iter().enumerate().filter(|(other, _)| *other != usize::from(id));
+        if !others.any(|(_, other)| other.name == donor.name && other.state.is_in_use()) {
+            dismissed.insert(donor.name);
+        }
         self.disk.forget(id).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
         Ok(format!("donor {name} is forgotten: {cost} (`shoal status` counts lost blocks)"))
     }

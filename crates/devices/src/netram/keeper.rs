@@ -10,7 +10,7 @@
 
 use std::io;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use shoal_host::Ticker;
@@ -65,16 +65,15 @@ impl Inner {
     /// told.
     fn dismiss_strangers(&self) {
         for mark in self.ownership.take_strangers() {
-            let name =
-                self.members.lock().iter().find(|(_, member)| member.link.mark() == mark).map(|(name, _)| name.clone());
-            let Some(name) = name else { continue };
+            let mut members = self.members.lock();
+            let name = members.iter().find(|(_, member)| member.link.mark() == mark).map(|(name, _)| name.clone());
+            let Some((name, former)) = name.and_then(|name| members.remove_entry(&name)) else { continue };
+            // Unlock: a link's thread may be reporting pressure.
+            drop(members);
             warn!("donor {name} is not the one that it was; going on without it");
-            if let Some((disk, id)) = find(&Arc::downgrade(&self.disk), &name) {
-                disk.lost(id);
-            }
-            let former = self.members.lock().remove(&name);
+            let device: Weak<dyn BlockDevice> = Arc::downgrade(&former.link) as _;
+            self.disk.lost_device(&device);
             self.ownership.lets_go(mark);
-            drop(former);
         }
     }
 
@@ -245,7 +244,7 @@ impl Inner {
         if self.leaving.lock().contains_key(&name) || self.dismissed.lock().contains(&name) {
             return;
         }
-        if !one.is_blank() && one.disk() != Some(self.uuid) {
+        if !one.holds_nothing_but(&self.uuid) {
             return debug!("donor {name} holds something else; `shoal donor add` takes it in");
         }
         if one.link.is_pressed() {

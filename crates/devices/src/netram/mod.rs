@@ -236,25 +236,29 @@ impl Inner {
 
     /// Adds a member, and tells the disk of its events from here on.
     fn join(&self, name: &str, link: Arc<DonorLink>) {
+        // A link that ends late tells of a donor that has left. The donor's name and its number may
+        // belong to a successor by then.
+        let device: Weak<dyn BlockDevice> = Arc::downgrade(&link) as _;
         let lost = {
-            let (disk, name) = (Arc::downgrade(&self.disk), name.to_string());
+            let (disk, device, name) = (Arc::downgrade(&self.disk), device.clone(), name.to_string());
             move || {
-                if let Some((disk, id)) = find(&disk, &name) {
+                if disk.upgrade().is_some_and(|disk| disk.lost_device(&device)) {
                     warn!("donor {name} cannot be reached; going on without it");
-                    disk.lost(id);
                 }
             }
         };
         let pressure = {
             let (disk, members, name) = (Arc::downgrade(&self.disk), Arc::downgrade(&self.members), name.to_string());
+            let mark = link.mark();
             move |on: bool| {
                 if let Some(members) = members.upgrade()
-                    && let Some(member) = members.lock().get_mut(&name)
+                    && let Some(member) = members.lock().get_mut(&name).filter(|member| member.link.mark() == mark)
                 {
                     member.under_pressure = on;
                 }
                 if on
-                    && let Some((disk, id)) = find(&disk, &name)
+                    && let Some(disk) = disk.upgrade()
+                    && let Some(id) = disk.served_by(&device)
                     && !give_back(&disk, id, &name)
                 {
                     warn!("donor {name} needs its memory itself, but the others cannot do without it; add a donor");

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::{fmt, fs};
 
 use shoal_format::FormatError;
-use shoal_format::ram::{DiskSuperblock, Lease};
+use shoal_format::ram::{DiskSuperblock, LEASE_BYTES, Lease, SLOTS_BYTES};
 use shoal_media::BlockDevice;
 use shoal_nbd::ConnectError;
 use shoal_netram::ownership::bytes_of;
@@ -62,6 +62,17 @@ impl Reached {
 
     pub(super) fn is_blank(&self) -> bool {
         self.front.iter().all(|&byte| byte == 0)
+    }
+
+    /// Returns whether the donor's start holds nothing but what this disk has written there. The
+    /// lease is there first: a donor that went away while it joined has no superblock yet.
+    pub(super) fn holds_nothing_but(&self, disk: &[u8; 16]) -> bool {
+        let (slots, leases) = self.front.split_at(SLOTS_BYTES);
+        let is_ours = |lease: &[u8]| {
+            lease.iter().all(|&byte| byte == 0) || Lease::decode(lease).is_some_and(|lease| lease.uuid == *disk)
+        };
+        let is_blank = slots.iter().all(|&byte| byte == 0) && leases.chunks(LEASE_BYTES).all(is_ours);
+        is_blank || self.disk() == Some(*disk)
     }
 
     /// Zeroes the donor's start. An older disk's superblock would otherwise be found beside the new

@@ -31,6 +31,9 @@ pub struct DiskReport {
     /// A flush failed and was not made good yet.
     #[serde(default)]
     pub unflushed: Option<Unflushed>,
+    /// Too few donors are there to store anything.
+    #[serde(default)]
+    pub too_few: Option<TooFew>,
     /// Every request fails, for this reason.
     #[serde(default)]
     pub failure: Option<String>,
@@ -38,6 +41,13 @@ pub struct DiskReport {
     #[serde(default)]
     pub checkpoints: Checkpoints,
     pub counts: Counts,
+}
+
+/// Donors that are there, and how many are needed to store anything.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct TooFew {
+    pub there: usize,
+    pub needed: usize,
 }
 
 /// Checkpoints of the map.
@@ -229,6 +239,7 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
             why: failed.why.to_string(),
             blocks: failed.blocks,
         }),
+        too_few: too_few(status),
         failure: status.failure.as_ref().map(ToString::to_string),
         rebuild: status.repair.map(|repair| Rebuild {
             groups: repair.groups,
@@ -252,6 +263,12 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
             reconstructed: counts.reconstructed,
         },
     }
+}
+
+pub(super) fn too_few(status: &Status) -> Option<TooFew> {
+    let there = status.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
+    let needed = status.parity_units + 1;
+    (status.ready && there < needed).then_some(TooFew { there, needed })
 }
 
 fn state_name(state: DonorState) -> &'static str {
@@ -329,6 +346,12 @@ pub(super) fn troubles(disk: &DiskReport) -> Vec<String> {
              donors back, and they are flushed without a hand"
         ));
     }
+    if let Some(TooFew { there, needed }) = disk.too_few {
+        out.push(format!(
+            "nothing can be stored: {there} donors are active and {needed} are needed; bring back those that are \
+             missing, or add others and give up the missing ones (`shoal donor forget`)"
+        ));
+    }
     if disk.damage.unrepaired > 0 {
         let blocks = disk.damage.unrepaired;
         out.push(format!("{blocks} blocks are damaged on their donors and not written anew yet"));
@@ -346,9 +369,10 @@ pub(super) fn troubles(disk: &DiskReport) -> Vec<String> {
 
 fn disk_text(disk: &DiskReport) -> String {
     let ready = if disk.ready { "" } else { "; still being read from its donors" };
-    let urgent = disk.failure.is_some() || disk.unflushed.is_some();
-    let mut out: String =
-        troubles(disk).iter().take(usize::from(urgent)).map(|line| format!("TROUBLE      {line}\n")).collect();
+    // These come first.
+    let urgent = [disk.failure.is_some(), disk.unflushed.is_some(), disk.too_few.is_some()];
+    let urgent = urgent.into_iter().filter(|&is| is).count();
+    let mut out: String = troubles(disk).iter().take(urgent).map(|line| format!("TROUBLE      {line}\n")).collect();
     out += &format!(
         "policy       {}, groups of {} data and {} parity, blocks of {}{ready}\n\n",
         disk.policy,
@@ -444,6 +468,7 @@ mod tests {
             damage: Damage { found: 3, unrepaired: 1, seconds: Some(7.0) },
             scrub: Scrub { last_seconds: Some(60.0), last_found: Some(3), ..Scrub::default() },
             unflushed: None,
+            too_few: None,
             failure: None,
             rebuild: Some(Rebuild { groups: 8, groups_done: 2, seconds: 1.0, seconds_left: Some(3.2) }),
             checkpoints: Checkpoints { completed: 9, opened: true, unused: None },
@@ -493,6 +518,15 @@ mod tests {
             "\nTROUBLE      a flush failed 12 s ago ({why}): 5 blocks are in this client's memory alone; bring"
         );
         assert!(text.contains(&line), "{text}");
+    }
+
+    #[test]
+    fn too_few_donors_are_told_before_a_flush_fails() {
+        let mut report = sample();
+        report.own["disk"]["too_few"] = serde_json::json!({ "there": 0, "needed": 2 });
+        let text = report.text().unwrap();
+        let line = "\nTROUBLE      nothing can be stored: 0 donors are active and 2 are needed; bring back";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

@@ -9,11 +9,17 @@ use shoal_netram::{Aside, DonorStatus, Status};
 use tracing::{info, warn};
 
 use super::Inner;
+use super::report::{TooFew, too_few};
+
+/// Looks with too few donors before the log tells of them: donors that begin are there after one.
+const SHORT_LOOKS: u32 = 3;
 
 /// State that the log has reported.
 #[derive(Default)]
 pub(super) struct Told {
     unflushed: bool,
+    /// The last looks, one after the other, at which too few donors were active to store anything.
+    short: u32,
     /// Damaged blocks, by donor.
     damaged: BTreeMap<String, u64>,
     unrepaired: bool,
@@ -40,8 +46,25 @@ impl Told {
             _ => {}
         }
         self.unflushed = status.unflushed.is_some();
+        self.look_at_number(status);
         self.look_at_damage(status);
         self.look_at_pace(status);
+    }
+
+    fn look_at_number(&mut self, status: &Status) {
+        let Some(TooFew { there, needed }) = too_few(status) else {
+            if self.short >= SHORT_LOOKS {
+                info!("enough donors are active again");
+            }
+            return self.short = 0;
+        };
+        self.short = self.short.saturating_add(1);
+        if self.short == SHORT_LOOKS {
+            warn!(
+                "nothing can be stored: {there} donors are active and {needed} are needed; bring back those that are missing, or \
+                 add others and give up the missing ones (`shoal donor forget`)"
+            );
+        }
     }
 
     fn look_at_pace(&mut self, status: &Status) {

@@ -5,7 +5,7 @@
 //! or another inode for a name, encodes it anew in place; a removal always fits.
 //! Rules: locks of directories are only tried, and held for [`STEP`] buckets. A bucket is packed
 //! only if that gains an eighth, and if it comes back as it was, so that damage stays for the
-//! checker to see. Left out: which directories have cooled (`packer`).
+//! checker to see. Left out: which directories have cooled (`cold`).
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use super::{
     Buffer, FIRST_BUCKET, Found, Names, Step, Way, behind, counts, descend, live_entries, plain_len, set_refs, span,
     write_bucket,
 };
-use crate::packer::{Packing, has_cooled};
+use crate::cold::cooled::{Packing, has_buckets, has_cooled};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
@@ -136,11 +136,6 @@ fn pack_along(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64) -> Result<(bool, Opti
         refer(tx, &way, slot)?;
     }
     Ok((packed.is_some(), behind(&way, hash)))
-}
-
-/// Returns whether the inode is a directory with a link that has buckets.
-pub(crate) fn has_buckets(inode: &Inode) -> bool {
-    matches!(inode.layout, Layout::DirPacked | Layout::DirHashed) && inode.nlink > 0
 }
 
 impl Fs {

@@ -22,13 +22,13 @@ use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, InodeSlot
 use shoal_format::superblock::Roots;
 use shoal_format::{FormatError, SlotRef};
 use shoal_pack::{BLOCK_MAX, Block, Item};
-use shoal_region::{Region, Tx, View};
+use shoal_region::{Lack, Region, Tx, View};
 
 use super::block::{self, undecodable};
-use super::packer::Changed;
+use super::changed::Changed;
 use super::tables::{Decoder, PackedTables};
 use super::{BLOCK_CLASS, InodeTable, record};
-use crate::packing_counts::Counters;
+use crate::cold::counts::Counters;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
@@ -320,7 +320,7 @@ impl Fs {
         self.plain_block_or(ino, || self.unpack(Need::of(tx, removes), ino, false))
     }
 
-    /// Does the same if there is room at once; otherwise fails with `NoSpace`.
+    /// Does the same if there is room at once; otherwise fails with [`Error::NoSpace`].
     pub(super) fn plain_block_at_once(&self, ino: Ino) -> Result<SlotRef> {
         self.plain_block_or(ino, || found(self.unpack_in(ino, &|| self.region.begin(), false)?))
     }
@@ -338,9 +338,10 @@ impl Fs {
     #[cold]
     #[inline(never)]
     fn unpack(&self, need: Need, ino: Ino, lossy: bool) -> Result<SlotRef> {
+        let mut lack = Lack::OTHER;
         for _ in 0..TRIES {
             match self.unpack_in(ino, &|| self.region.begin(), lossy) {
-                Err(Error::NoSpace) => {}
+                Err(Error::NoSpace(now)) => lack = now,
                 outcome => return found(outcome?),
             }
             if !self.pack_another(ino.block())? {
@@ -348,7 +349,7 @@ impl Fs {
             }
         }
         if need == Need::Ordinary || need == Need::Change && !self.region.has_half_reserve() {
-            return Err(Error::NoSpace);
+            return Err(Error::NoSpace(lack));
         }
         found(self.unpack_in(ino, &|| self.region.begin_reclaim(), lossy)?)
     }

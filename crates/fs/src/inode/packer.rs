@@ -8,7 +8,7 @@
 //! the plain block, and counts the triplets, so that a crash leaves one form or the other.
 //! Left out: when it runs (`compact`), and unpacking (`packed`).
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use shoal_format::inode::{
@@ -18,14 +18,14 @@ use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_format::superblock::FEATURE_PACKED;
 use shoal_format::{Offset, SlotRef};
 use shoal_pack::{Block, BlockBytes, Item, Method, PROFILES_MAX, ProfileFile, pack};
-use shoal_region::{Region, Tx};
+use shoal_region::{Lack, Region, Tx};
 
+use super::changed::next_in;
 use super::packed::{PACKED_MAX, indexed_triplet, is_packed};
 use super::{InodeTable, block, record};
-use crate::dir::has_buckets;
+use crate::cold::cooled::{has_buckets, may_be_packed};
 use crate::locks::LockTable;
 use crate::method;
-use crate::packer::may_be_packed;
 use crate::{Error, Fs, Result};
 
 /// Blocks packed in a step of background work.
@@ -39,8 +39,6 @@ const LOOKS: u32 = 8;
 const SEARCH_BLOCKS: u64 = 4096;
 /// Blocks tried in that search that cannot be packed at the moment.
 const SEARCH_TRIES: u32 = 32;
-/// Words of the table of changed blocks: 32 KiB, for 4 million inodes before two blocks share a bit.
-const WORDS: usize = 4096;
 const PER_BLOCK: usize = INODES_PER_BLOCK as usize;
 /// Longest file of a store's profiles (bytes): both copies of the tables go into one record, each
 /// with room for triplets behind the file.
@@ -57,62 +55,6 @@ pub struct InodePacking {
     pub bytes_after: u64,
     /// The round is not over.
     pub more: bool,
-}
-
-/// Blocks that may have changed since the packer looked at them: a bit for each. Blocks of a large
-/// table share bits.
-pub(crate) struct Changed(Box<[AtomicU64]>);
-
-impl Changed {
-    pub fn all() -> Changed {
-        Changed((0..WORDS).map(|_| AtomicU64::new(u64::MAX)).collect())
-    }
-
-    fn place(block: u64) -> (usize, u64) {
-        ((block / 64) as usize % WORDS, 1 << (block % 64))
-    }
-
-    /// Marks a block as changed. To be called under the lock that protects the change, before its
-    /// commit.
-    #[inline]
-    pub fn set(&self, block: u64) {
-        let (word, bit) = Changed::place(block);
-        if self.0[word].load(Ordering::Relaxed) & bit == 0 {
-            self.0[word].fetch_or(bit, Ordering::Relaxed);
-        }
-    }
-
-    fn has(&self, block: u64) -> bool {
-        let (word, bit) = Changed::place(block);
-        self.0[word].load(Ordering::Relaxed) & bit != 0
-    }
-
-    fn any(&self) -> bool {
-        self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
-    }
-
-    /// Returns the blocks that have changed; from here on they count as looked at.
-    pub fn take(&self) -> Vec<u64> {
-        self.0.iter().map(|word| word.swap(0, Ordering::Relaxed)).collect()
-    }
-}
-
-/// Returns the first block from `block` on that is among those taken.
-pub(crate) fn next_in(due: &[u64], block: u64) -> u64 {
-    let (mut block, mut passed) = (block, 0);
-    // Behind all words the search wraps to the first one, because a table may have more blocks than
-    // there are bits.
-    while passed <= WORDS {
-        let (word, bit) = Changed::place(block);
-        if due[word] & bit != 0 {
-            return block;
-        }
-        // On an idle store most of a round skips whole words.
-        let (step, words) = if due[word] == 0 { (64 - block % 64, 1) } else { (1, usize::from(block % 64 == 63)) };
-        block += step;
-        passed += words;
-    }
-    u64::MAX
 }
 
 /// State of the packer, between steps.
@@ -263,7 +205,7 @@ impl InodeTable {
             return Ok(Look::Nothing);
         }
         let (mut tx, new) = match alloc(region, (out.bytes().len() + spare).min(PACKED_MAX) as u64) {
-            Err(Error::NoSpace) => return Ok(Look::Later),
+            Err(Error::NoSpace(_)) => return Ok(Look::Later),
             allocated => allocated?,
         };
         tx.write(new.offset(), out.bytes())?;
@@ -291,18 +233,18 @@ fn alloc(region: &Region, len: u64) -> Result<(Tx<'_>, SlotRef)> {
     let first = class_for(len).map_or(CLASS_SIZES.len(), usize::from);
     let larger = CLASS_SIZES.iter().skip(first).map(|&bytes| u64::from(bytes));
     let larger = larger.take_while(|&bytes| bytes <= PACKED_MAX as u64);
-    let ways = [(false, len), (true, len)].into_iter();
+    let (ways, mut lack) = ([(false, len), (true, len)].into_iter(), Lack::OTHER);
     for (is_reclaim, bytes) in ways.chain(larger.map(|bytes| (false, bytes))) {
         if is_reclaim && !region.has_half_reserve() {
             continue;
         }
         let mut tx = if is_reclaim { region.begin_reclaim() } else { region.begin() };
         match tx.alloc(bytes) {
-            Err(shoal_region::Error::NoSpace) => {}
+            Err(shoal_region::Error::NoSpace(now)) => lack = now,
             slot => return slot.map(|slot| (tx, slot)).map_err(Error::from),
         }
     }
-    Err(Error::NoSpace)
+    Err(Error::NoSpace(lack))
 }
 
 impl Fs {
@@ -390,7 +332,7 @@ impl Fs {
                     match error {
                         // There is no room for the log or the tables, or the block is damaged;
                         // nothing is lost by waiting.
-                        Error::NoSpace | Error::Corrupt(_) => {}
+                        Error::NoSpace(_) | Error::Corrupt(_) => {}
                         error => return Err(error),
                     }
                 }
@@ -476,7 +418,7 @@ impl Fs {
                     kept.extend(known);
                 }
                 Ok(Look::Nothing) | Err(Error::Corrupt(_)) => {}
-                Err(Error::NoSpace) => break,
+                Err(Error::NoSpace(_)) => break,
                 Err(error) => return Err(error),
             }
         }

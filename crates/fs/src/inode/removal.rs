@@ -19,7 +19,7 @@ use shoal_format::SlotRef;
 use shoal_format::inode::{Inode, InodeSlot};
 use shoal_format::slot::CLASS_SIZES;
 use shoal_pack::{BlockBytes, Item};
-use shoal_region::Tx;
+use shoal_region::{Lack, Tx};
 
 use super::packed::{PACKED_MAX, STRIPES, SlotBytes, indexed_triplet, is_packed};
 use super::tables::Change;
@@ -34,24 +34,26 @@ pub(crate) struct Removal<'a> {
     claim: Option<Claim<'a>>,
     forms: Vec<(usize, RwLockWriteGuard<'a, ()>)>,
     alone: Option<MutexGuard<'a, ()>>,
+    /// The lack that the last refusal named.
+    lack: Lack,
 }
 
 impl Fs {
     pub(crate) fn removal(&self) -> Removal<'_> {
-        Removal { fs: self, change: None, claim: None, forms: Vec::new(), alone: None }
+        Removal { fs: self, change: None, claim: None, forms: Vec::new(), alone: None, lack: Lack::OTHER }
     }
 }
 
 /// Allocates a slot for a packed block, of the first class that has one.
 fn alloc(tx: &mut Tx<'_>, len: usize) -> Result<SlotRef> {
-    let sizes = CLASS_SIZES.iter().map(|&bytes| bytes as usize);
+    let (sizes, mut lack) = (CLASS_SIZES.iter().map(|&bytes| bytes as usize), Lack::OTHER);
     for bytes in sizes.filter(|bytes| (len..=PACKED_MAX).contains(bytes)) {
         match tx.alloc(bytes as u64) {
-            Err(shoal_region::Error::NoSpace) => {}
+            Err(shoal_region::Error::NoSpace(now)) => lack = now,
             slot => return Ok(slot?),
         }
     }
-    Err(Error::NoSpace)
+    Err(Error::NoSpace(lack))
 }
 
 impl<'a> Removal<'a> {
@@ -62,7 +64,7 @@ impl<'a> Removal<'a> {
         let held = self.forms.len();
         if !self.holds(ino) {
             match self.fs.plain_block_at_once(ino) {
-                Err(Error::NoSpace) => {}
+                Err(Error::NoSpace(lack)) => self.lack = lack,
                 plain => return block::put(tx, plain?, ino, inode),
             }
         }
@@ -73,7 +75,7 @@ impl<'a> Removal<'a> {
             // Nothing in that block was changed.
             self.forms.truncate(held);
             match self.fs.plain_block(tx, ino, true) {
-                Err(Error::NoSpace) => {}
+                Err(Error::NoSpace(lack)) => self.lack = lack,
                 plain => return block::put(tx, plain?, ino, inode),
             }
             if self.replace(tx, ino, &item, is_last)? {
@@ -88,7 +90,11 @@ impl<'a> Removal<'a> {
         }
         let InodeSlot::Used(old) = table.decode_one(tx, slot, ino)? else { return Err(Error::Stale) };
         let timeless = Inode { mtime: old.mtime, ctime: old.ctime, ..*inode };
-        if self.replace(tx, ino, &record::item(&timeless.encode())?, is_last)? { Ok(()) } else { Err(Error::NoSpace) }
+        if self.replace(tx, ino, &record::item(&timeless.encode())?, is_last)? {
+            Ok(())
+        } else {
+            Err(Error::NoSpace(self.lack))
+        }
     }
 
     /// Marks the record of `ino` free. To be called last.
@@ -101,7 +107,7 @@ impl<'a> Removal<'a> {
         if self.forms.len() == held && self.holds(ino) && is_packed(table.block_slot(tx, ino.block())?) {
             // Its block was changed in place for the directory, and cannot be made plain after
             // that.
-            return Err(Error::NoSpace);
+            return Err(Error::NoSpace(self.lack));
         }
         self.forms.truncate(held);
         block::put_free(tx, self.fs.plain_block(tx, ino, true)?, ino, generation)?;
@@ -161,7 +167,10 @@ impl<'a> Removal<'a> {
         let mut slot = link.slot;
         if out.bytes().len() as u64 > slot.capacity() {
             slot = match alloc(tx, out.bytes().len()) {
-                Err(Error::NoSpace) => return Ok(false),
+                Err(Error::NoSpace(lack)) => {
+                    self.lack = lack;
+                    return Ok(false);
+                }
                 new => new?,
             };
             tx.free(link.slot)?;

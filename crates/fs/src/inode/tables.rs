@@ -218,7 +218,7 @@ impl PackedTables {
         };
         let stored = changing.as_mut().expect("there are tables");
         let mut outcome = self.write_anew(region.begin(), stored, old);
-        if matches!(outcome, Err(Error::NoSpace)) && region.has_half_reserve() {
+        if matches!(outcome, Err(Error::NoSpace(_))) && region.has_half_reserve() {
             outcome = self.write_anew(region.begin_reclaim(), stored, old);
         }
         if outcome.is_err() {

@@ -4,6 +4,7 @@
 //! device before the record that frees the region's copy.
 //! Left out: when a file changes its tier (`file`).
 
+use shoal_bulk::{Stamp, Tail, may_wait};
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
@@ -11,9 +12,8 @@ use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_region::Lsn;
 
 use super::{MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans, run_of};
-use crate::bulk::{Stamp, may_wait};
+use crate::cold::objects::Placed;
 use crate::data_lock::FileLock;
-use crate::objects::Placed;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result, small};
 
@@ -62,7 +62,7 @@ impl Fs {
             }
             if birth.is_none() && write.is_some() && !is_planted(Bug::MoveFlush) {
                 let runs: Vec<_> = mapping.extents.iter().map(run_of).collect();
-                file.device(inode, |bulk| bulk.flush_runs(&self.region, runs))?;
+                file.device(inode, |bulk| Ok(bulk.flush_runs(&self.region, runs)?))?;
             }
             let before = *inode;
             let mut tx = self.region.begin_reclaim();
@@ -89,7 +89,7 @@ impl Fs {
         if let Some(write) = write {
             bulk.wrote(ino, write);
         }
-        bulk.fresh.set_tail(ino, true);
+        bulk.fresh.set_tail(ino, Tail::Clean);
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl Fs {
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
                 small::read(&self.region, &self.objects, inode, at, &mut buffer[..readable])?;
-                let done = match file.device(inode, |bulk| bulk.fill(&self.region, extent.bulk_block, &buffer)) {
+                let done = match file.device(inode, |bulk| Ok(bulk.fill(&self.region, extent.bulk_block, &buffer)?)) {
                     Err(Error::Io(_)) if mapping.give_back(&extent) => continue,
                     done => done?,
                 };
@@ -157,7 +157,7 @@ impl Fs {
             return Ok(());
         }
         match self.move_back(file, inode) {
-            Err(Error::NoSpace) => Ok(()),
+            Err(Error::NoSpace(_)) => Ok(()),
             outcome => outcome,
         }
     }

@@ -20,7 +20,7 @@ const PAGES: [u64; 7] = [0, 2, 40, 2000, 1, 17, 300];
 fn no_space_or<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, String> {
     match outcome {
         Ok(value) => Ok(Some(value)),
-        Err(Error::NoSpace) => Ok(None),
+        Err(Error::NoSpace(_)) => Ok(None),
         Err(error) => Err(format!("{what}: {error}")),
     }
 }

@@ -203,7 +203,7 @@ impl Operation {
         match *self {
             Write(path, at, len, tag) => {
                 let written = fs.write(ino(path)?, at, &bytes(tag, len))?;
-                if written == len { Ok(()) } else { Err(Error::NoSpace) }
+                if written == len { Ok(()) } else { Err(Error::NO_SPACE) }
             }
             Sprinkle(path, count) => {
                 let ino = ino(path)?;
@@ -249,7 +249,7 @@ impl Operation {
             }
             Copy(from, from_at, to, to_at, len) => {
                 let done = fs.copy_range(ino(from)?, from_at, ino(to)?, to_at, len)?;
-                if done == len { Ok(()) } else { Err(Error::NoSpace) }
+                if done == len { Ok(()) } else { Err(Error::NO_SPACE) }
             }
             Fsync(path) => fs.fsync(ino(path)?, false),
             Sync => fs.sync(),

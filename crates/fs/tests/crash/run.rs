@@ -243,6 +243,7 @@ impl<'a> Judge<'a> {
         &self,
         tree: &Tree,
         power: bool,
+        data_lost: bool,
         outcomes: &(Result<(), E>, Result<(), E>),
     ) -> Result<usize, String> {
         let ends = &self.history.ends;
@@ -251,7 +252,7 @@ impl<'a> Judge<'a> {
         let lossy = power && self.ground.setup.kind == MemoryKind::Logged;
         let low = if promised || !lossy { returned } else { 0 };
         let data_low = |ino| match &self.data {
-            _ if !power => low,
+            _ if !data_lost => low,
             Some(promise) if promised => promise.data_low(ino),
             _ => 0,
         };

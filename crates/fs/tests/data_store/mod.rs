@@ -85,7 +85,8 @@ impl Store {
         let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];
         let memory = world.memory(0);
         memory.zero(0, memory.len());
-        shoal_region::restore(&images, memory.as_ref(), 0, random).expect("restored");
+        shoal_region::restore(&images, memory.as_ref(), 0, random, shoal_region::DevicesBeside::Later)
+            .expect("restored");
         // The boot may be the same, for example if the memory's file was deleted.
         open(self.setup, world, self.boot.after(false))
     }

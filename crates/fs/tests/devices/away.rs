@@ -54,7 +54,7 @@ pub fn away_or_older(kind: MemoryKind) {
         assert!(refused.to_string().contains("bulk device 1"), "{what}: {refused}");
         let world = world.snapshot().process_crash().open();
         let fs = try_open(&world, kind, boot, with, true).unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert!(fs.bulk_states()[1].lost, "{what}");
+        assert!(fs.bulk_states()[1].state.is_lost(), "{what}");
         assert!(matches!(read(&fs, away, 0, block), Err(Error::Io(_))), "{what}: a file on it is read");
         assert!(matches!(fs.write(away, 0, &[9; 10]), Err(Error::Io(_))), "{what}");
         assert_eq!(read(&fs, here, 0, block), Ok(vec![3; block]), "{what}");
@@ -130,7 +130,23 @@ struct Pressed {
     has_let_go: AtomicBool,
 }
 
+impl WriteCache for Pressed {
+    plain_cache!(flushes_all);
+
+    fn held_in(&self, _: u64, len: u64) -> u64 {
+        if self.has_let_go.load(Ordering::Relaxed) { 0 } else { len }
+    }
+
+    fn read_medium(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+        self.read_into(at, out)
+    }
+}
+
 impl BlockDevice for Pressed {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        Some(self)
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.disk.geometry()
     }
@@ -140,10 +156,6 @@ impl BlockDevice for Pressed {
             Request::Write { .. } => done(self.write_from(0, &[]).map(|()| Vec::new())),
             other => self.disk.submit(other, done),
         }
-    }
-
-    fn held_in(&self, _: u64, len: u64) -> u64 {
-        if self.has_let_go.load(Ordering::Relaxed) { 0 } else { len }
     }
 
     fn write_from(&self, _: u64, _: &[u8]) -> shoal_media::Result<()> {
@@ -182,7 +194,23 @@ struct Covered {
     is_written: AtomicBool,
 }
 
+impl WriteCache for Covered {
+    plain_cache!(flushes_all);
+
+    fn held_in(&self, _: u64, _: u64) -> u64 {
+        0
+    }
+
+    fn read_medium(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+        self.disk.read_into(at, out)
+    }
+}
+
 impl BlockDevice for Covered {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        Some(self)
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.disk.geometry()
     }
@@ -198,10 +226,6 @@ impl BlockDevice for Covered {
     fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
         let disk = if at >= BLOCKS * BULK_BLOCK { &self.former } else { &self.disk };
         disk.read_into(at, out)
-    }
-
-    fn read_medium(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
-        self.disk.read_into(at, out)
     }
 }
 
@@ -221,7 +245,7 @@ pub fn behind_another_ones_cache(kind: MemoryKind) {
     let refused = try_open(&world, kind, boot, vec![given(1, device.clone())], false).map(drop).unwrap_err();
     assert!(refused.to_string().contains("bulk device 1"), "{refused}");
     let fs = try_open(&world, kind, boot, vec![given(1, device.clone())], true).unwrap();
-    assert!(fs.bulk_states()[1].lost);
+    assert!(fs.bulk_states()[1].state.is_lost());
     assert!(matches!(read(&fs, away, 0, block), Err(Error::Io(_))), "a file on it is read");
     assert!(fs.bulk_retry(1, || Ok((device.clone(), 0))).is_err(), "it is still another one");
     assert!(!device.is_written.load(Ordering::Relaxed), "another device was written");

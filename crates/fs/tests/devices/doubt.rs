@@ -42,7 +42,7 @@ pub fn failed_flush(kind: MemoryKind) {
     assert!(matches!(fs.fsync(fresh, false), Err(Error::Io(_))), "it was not durable before, and is not now");
     assert!(matches!(fs.write(promised, 0, &[9; 10]), Err(Error::Io(_))), "no writes any more");
     let state = &fs.bulk_states()[1];
-    assert!(state.closed.is_some() && !state.lost && state.suspect == 3 * BULK_BLOCK, "{state:?}");
+    assert!(state.state.cause().is_some() && !state.state.is_lost() && state.suspect == 3 * BULK_BLOCK, "{state:?}");
     // In another process the device works again and does not know what it lost.
     for power in [false, true] {
         let (world, fs) = pair.again(power, false, |world| vec![given(1, world.disk(1))]).unwrap();

@@ -6,10 +6,15 @@
 //! left in, the store opens, the checker finds nothing wrong, a synced file is whole, and no file
 //! holds other bytes than its own and zeros.
 //! Left out: what one device alone can do (`crash`, `device_errors`).
-//! Longer than 800 lines because the disk that forgets, the pair and what is tried on it belong together.
+
+#[macro_use]
+mod plain_cache;
 
 pub mod away;
 pub mod doubt;
+mod forgetful;
+pub mod retries;
+pub use forgetful::{Failing, Forgetful};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +25,9 @@ use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Caller, Error, Fs, GivenDevice, Ino, Leaving, Options, ROOT, RenameMode, SetAttr};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, MediaError, PersistentMemory, Request};
+use shoal_media::{
+    BlockDevice, BlockGeometry, Completion, ImageFile, MediaError, PersistentMemory, Request, WriteCache,
+};
 use shoal_region::Recovery;
 use shoal_sim::{Limits, Random, SimClock, SimDisk, World, WorldState};
 
@@ -42,146 +49,6 @@ pub fn setup(kind: MemoryKind) -> Setup {
         bulk_blocks: BLOCKS,
         threshold: 64 << 10,
         cached: false,
-    }
-}
-
-/// A call of a device that fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failing {
-    Read,
-    Write,
-    Flush,
-}
-
-/// A disk that loses the writes since the last flush when a flush fails. Reads then return the
-/// earlier contents.
-pub struct Forgetful {
-    disk: Arc<SimDisk>,
-    unflushed: Mutex<BTreeMap<u64, [u8; 512]>>,
-    pub fails: AtomicBool,
-    /// The disk acts like a cache: a flush of ranges covers these and nothing else.
-    pub holds: AtomicBool,
-    /// Every read, write and flush fails.
-    pub is_dead: AtomicBool,
-    /// Plan of failures: the kind of call, how many such calls succeed first, and whether all later
-    /// ones fail.
-    pub plan: Mutex<Option<(Failing, u64, bool)>>,
-    pub failed: AtomicU64,
-    /// Writes wait while somebody holds this; how many came.
-    pub gate: Mutex<()>,
-    pub waiting: AtomicU64,
-    /// The device claims to keep what a process wrote when the process dies.
-    pub survives_process: AtomicBool,
-}
-
-impl Forgetful {
-    pub fn new(disk: Arc<SimDisk>) -> Arc<Forgetful> {
-        let (fails, holds, is_dead) = Default::default();
-        let (plan, failed) = (Mutex::default(), AtomicU64::new(0));
-        let (gate, waiting, survives_process) = Default::default();
-        Arc::new(Forgetful {
-            disk,
-            unflushed: Mutex::default(),
-            fails,
-            holds,
-            is_dead,
-            plan,
-            failed,
-            gate,
-            waiting,
-            survives_process,
-        })
-    }
-
-    /// Does the plan make this call fail?
-    fn meets(&self, call: Failing) -> bool {
-        let mut plan = self.plan.lock().unwrap();
-        let due = match &mut *plan {
-            Some((planned, nth, _)) if *planned == call && *nth > 0 => {
-                *nth -= 1;
-                false
-            }
-            Some((planned, _, for_good)) if *planned == call => {
-                if !*for_good {
-                    *plan = None;
-                }
-                true
-            }
-            _ => false,
-        };
-        self.failed.fetch_add(due.into(), Ordering::Relaxed);
-        due
-    }
-
-    fn refuse(&self, call: Failing) -> shoal_media::Result<()> {
-        match self.is_dead.load(Ordering::Relaxed) || self.meets(call) {
-            true => Err(MediaError::io("dead disk", std::io::Error::from_raw_os_error(5))),
-            false => Ok(()),
-        }
-    }
-
-    fn flush(&self, covers: impl Fn(u64) -> bool) -> shoal_media::Result<()> {
-        let all = std::mem::take(&mut *self.unflushed.lock().unwrap());
-        let (unflushed, stays): (BTreeMap<_, _>, _) = all.into_iter().partition(|(at, _)| covers(*at));
-        *self.unflushed.lock().unwrap() = stays;
-        if self.fails.load(Ordering::Relaxed) || self.refuse(Failing::Flush).is_err() {
-            return Err(MediaError::io("forgetful disk", std::io::Error::from_raw_os_error(5)));
-        }
-        for (at, sector) in unflushed {
-            self.disk.write_from(at, &sector)?;
-        }
-        shoal_media::flush(&*self.disk)
-    }
-}
-
-impl BlockDevice for Forgetful {
-    fn geometry(&self) -> BlockGeometry {
-        let survives_process = self.survives_process.load(Ordering::Relaxed);
-        BlockGeometry { survives_process, ..self.disk.geometry() }
-    }
-
-    fn submit(&self, request: Request, done: Completion) {
-        done(match request {
-            Request::Flush => self.flush(|_| true).map(|()| Vec::new()),
-            // Trim is a hint that this disk ignores.
-            Request::Trim { .. } => Ok(Vec::new()),
-            Request::Read { at, mut buffer } => self.read_into(at, &mut buffer).map(|()| buffer),
-            Request::Write { at, buffer, fua: false } => self.write_from(at, &buffer).map(|()| buffer),
-            other => panic!("not used: {other:?}"),
-        });
-    }
-
-    fn held_for_ns(&self) -> u64 {
-        if self.holds.load(Ordering::Relaxed) { 30_000_000_000 } else { 0 }
-    }
-
-    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> shoal_media::Result<()> {
-        let fails = self.fails.load(Ordering::Relaxed);
-        // A failed flush loses everything, because a cache may have all of it on its way.
-        self.flush(|at| fails || ranges.iter().any(|&(first, len)| (first..first + len).contains(&at)))
-    }
-
-    fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
-        self.refuse(Failing::Read)?;
-        self.disk.read_into(at, out)?;
-        let unflushed = self.unflushed.lock().unwrap();
-        for (number, sector) in out.chunks_mut(512).enumerate() {
-            if let Some(newer) = unflushed.get(&(at + number as u64 * 512)) {
-                sector.copy_from_slice(newer);
-            }
-        }
-        Ok(())
-    }
-
-    fn write_from(&self, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        drop(self.gate.lock().unwrap());
-        self.refuse(Failing::Write)?;
-        let mut unflushed = self.unflushed.lock().unwrap();
-        for (number, sector) in bytes.chunks_exact(512).enumerate() {
-            unflushed.insert(at + number as u64 * 512, sector.try_into().unwrap());
-        }
-        Ok(())
     }
 }
 
@@ -355,7 +222,7 @@ impl Life {
                 assert!(matches!(left, Leaving::Now | Leaving::Last | Leaving::NoRoom { .. }));
             }
             18..21 => {
-                for state in self.fs.bulk_states().into_iter().filter(|state| state.leaving) {
+                for state in self.fs.bulk_states().into_iter().filter(|state| state.state.is_leaving()) {
                     let steps = self.random.below(3);
                     let mut done = 0;
                     let mut goes_on = |_| {
@@ -367,7 +234,7 @@ impl Life {
                 }
             }
             21..23 => {
-                for state in self.fs.bulk_states().into_iter().filter(|state| state.leaving) {
+                for state in self.fs.bulk_states().into_iter().filter(|state| state.state.is_leaving()) {
                     match self.random.below(5) {
                         0 => self.fs.bulk_stay(state.number).unwrap(),
                         _ if self.fs.bulk_remove(state.number).unwrap() => {
@@ -388,7 +255,7 @@ impl Life {
         let len = (2 + self.random.below(4)) * BULK_BLOCK - 1000;
         match self.fs.write(ino, 0, &vec![self.last_id; len as usize]) {
             Ok(written) => drop(self.files.insert(self.last_id, (ino, written))),
-            Err(Error::NoSpace) => drop(self.files.insert(self.last_id, (ino, 0))),
+            Err(Error::NoSpace(_)) => drop(self.files.insert(self.last_id, (ino, 0))),
             Err(error) => panic!("{error}"),
         }
     }
@@ -427,7 +294,7 @@ impl Life {
         fs.tick().unwrap();
         let left: Vec<u64> = fs.bulk_states().iter().map(|state| state.used + state.pending).collect();
         assert!(left.iter().all(|&used| used == 0), "{context}: blocks in use for nobody: {left:?}");
-        let room: u64 = fs.bulk_states().iter().filter(|state| !state.leaving).map(|state| state.free).sum();
+        let room: u64 = fs.bulk_states().iter().filter(|state| !state.state.is_leaving()).map(|state| state.free).sum();
         let ino = create(&fs, b"all");
         let all = vec![7; room as usize];
         assert_eq!(fs.write(ino, 0, &all), Ok(all.len()), "{context}: room");
@@ -520,9 +387,7 @@ impl Pair {
             self.fs.bulk_states().iter().map(|state| state.number).filter(|n| *n != number).collect();
         // The other devices are leaving meanwhile, so new data goes to this one.
         others.iter().for_each(|&other| assert_eq!(self.fs.bulk_leave(other), Ok(Leaving::Now)));
-        let ino = create(&self.fs, name);
-        let bytes = vec![byte; (blocks * BULK_BLOCK) as usize];
-        assert_eq!(self.fs.write(ino, 0, &bytes), Ok(bytes.len()));
+        let ino = filled(&self.fs, name, byte, blocks);
         others.iter().for_each(|&other| self.fs.bulk_stay(other).unwrap());
         ino
     }
@@ -544,6 +409,14 @@ impl Pair {
 pub fn read(fs: &Fs, ino: Ino, at: u64, len: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; len];
     fs.read(ino, at, &mut bytes).map(|_| bytes)
+}
+
+/// Makes a file of `blocks` blocks, filled with `byte`.
+pub fn filled(fs: &Fs, name: &[u8], byte: u8, blocks: u64) -> Ino {
+    let ino = create(fs, name);
+    let bytes = vec![byte; (blocks * BULK_BLOCK) as usize];
+    assert_eq!(fs.write(ino, 0, &bytes), Ok(bytes.len()));
+    ino
 }
 
 /// Tests two devices, of which one holds writes back. Each fsync flushes the blocks of its own
@@ -568,7 +441,7 @@ pub fn failed_flush_of_ranges(kind: MemoryKind) {
     assert!(matches!(fs.fsync(held, false), Err(Error::Io(_))), "the flush failed");
     assert!(fs.region().failure().is_none(), "one device of two does not end the store");
     let state = &fs.bulk_states()[1];
-    assert!(state.closed.is_some() && state.suspect == 3 * BULK_BLOCK, "{state:?}");
+    assert!(state.state.cause().is_some() && state.suspect == 3 * BULK_BLOCK, "{state:?}");
     let see = |fs: &Fs, when: &str, new_is_zero: bool| {
         assert_eq!(read(fs, covered, 0, block), Ok(vec![4; block]), "{when}: what was covered");
         assert_eq!(read(fs, covered, BULK_BLOCK, block), Ok(vec![1; block]), "{when}: what was covered");
@@ -678,8 +551,7 @@ pub fn settled_in_the_next_life(kind: MemoryKind) {
         }
         let len = 3 * BULK_BLOCK as usize;
         for (name, byte) in [(b"first", 1), (b"other", 2)] {
-            let ino = create(&fs, name);
-            assert_eq!(fs.write(ino, 0, &vec![byte; len]), Ok(len));
+            filled(&fs, name, byte, 3);
         }
         let world = world.snapshot().process_crash().open();
         let fs = try_open(&world, kind, boot.after(false), given(&world), false).expect("after a crash");
@@ -882,7 +754,7 @@ pub fn restored_lists() {
         let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];
         let memory = world.memory(0);
         memory.zero(0, memory.len());
-        shoal_region::restore(&images, memory.as_ref(), 0, 7).expect("restored");
+        shoal_region::restore(&images, memory.as_ref(), 0, 7, shoal_region::DevicesBeside::Later).expect("restored");
         let fs = try_open_of(setup, &world, boot.after(false), all_given(&world), false);
         (world.clone(), fs.unwrap_or_else(|error| panic!("{error}")))
     };

@@ -10,7 +10,7 @@
 
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Fs, Ino, ROOT, SetAttr};
-use shoal_sim::{Call, Fault, FaultPlan, Limits};
+use shoal_sim::{Call, Fault, FaultPlan, Limits, is_due};
 
 use crate::actors::pairs;
 use crate::actors::view::{Candidate, unexplained};
@@ -289,7 +289,7 @@ impl Edges {
         let mut failures = Vec::new();
         for (number, operation) in operations(file.len() as u64, start.unit).iter().enumerate() {
             let turn = mix(&[kind as u64, start.name.len() as u64, number as u64]);
-            if !turn.is_multiple_of(every) {
+            if !is_due(turn, every) {
                 continue;
             }
             let turn = turn / every;

@@ -54,7 +54,7 @@ impl File {
         self.begin(new);
         match work() {
             Ok(()) => {}
-            Err(Error::NoSpace) => self.begin(old),
+            Err(Error::NoSpace(_)) => self.begin(old),
             Err(error) => panic!("{}: {error:?}", self.name),
         }
         self.done.store(self.begun.load(SeqCst), SeqCst);
@@ -190,7 +190,7 @@ impl Crowd<'_> {
                     let outcome = fs.write(new, 0, &bytes);
                     if !outcome.is_ok_and(|written| written == bytes.len()) {
                         fs.unlink(ROOT, name.as_bytes())?;
-                        return Err(Error::NoSpace);
+                        return Err(Error::NO_SPACE);
                     }
                     fs.rename(ROOT, name.as_bytes(), ROOT, file.name.as_bytes(), RenameMode::Replace)
                 });
@@ -199,7 +199,10 @@ impl Crowd<'_> {
             18 => {
                 let mode = Some(random.below(0o777) as u32);
                 fs.setattr(ino, &SetAttr { mode, ..SetAttr::default() }).expect("of a file that is there");
-                assert!(matches!(fs.setxattr(ino, b"user.a", &[1; 300], XattrMode::Any), Ok(()) | Err(Error::NoSpace)));
+                assert!(matches!(
+                    fs.setxattr(ino, b"user.a", &[1; 300], XattrMode::Any),
+                    Ok(()) | Err(Error::NoSpace(_))
+                ));
             }
             _ => fs.fsync(ino, false).expect("an fsync needs no room"),
         }
@@ -209,7 +212,7 @@ impl Crowd<'_> {
     fn pack(&self, going: &AtomicBool, random: &mut Random) {
         let fs = self.fs();
         let allowed = |outcome: Result<(), Error>| match outcome {
-            Ok(()) | Err(Error::NoSpace) => {}
+            Ok(()) | Err(Error::NoSpace(_)) => {}
             Err(error) => panic!("seed {}: {error:?}", self.seed),
         };
         while going.load(SeqCst) {

@@ -180,6 +180,7 @@ fn salvaged(memory: &SimMemory) -> Copied {
         log: None,
         bulk: None,
         power_lost: false,
+        loss_boots: &[],
         first_moved: false,
     };
     salvage(source, &mut copied, &mut |_| {}).expect("memory does not fail");

@@ -101,7 +101,7 @@ pub fn references(fs: &Fs, slot: SlotRef) -> Vec<(u64, SlotRef)> {
 pub fn allowed<T>(outcome: Result<T, Error>, context: &str) -> Option<T> {
     match outcome {
         Ok(value) => Some(value),
-        Err(Error::Corrupt(_) | Error::NoSpace | Error::Stale) => None,
+        Err(Error::Corrupt(_) | Error::NoSpace(_) | Error::Stale) => None,
         Err(error) => panic!("{context}: {error:?}"),
     }
 }

@@ -119,7 +119,7 @@ impl Contents {
     pub fn change(&mut self, fs: &Fs, steps: u64) {
         for _ in 0..steps {
             match self.step(fs) {
-                Ok(()) | Err(Error::NoSpace) => {}
+                Ok(()) | Err(Error::NoSpace(_)) => {}
                 Err(error) => panic!("{error}"),
             }
         }
@@ -166,7 +166,7 @@ impl Contents {
         while full < 200 {
             match self.create(fs) {
                 Ok(()) => made += 1,
-                Err(Error::NoSpace) => full += 1,
+                Err(Error::NoSpace(_)) => full += 1,
                 Err(error) => panic!("{error}"),
             }
         }

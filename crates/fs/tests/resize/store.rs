@@ -137,8 +137,14 @@ impl Media {
                     return Err("the region is gone, and its image lacks something".into());
                 }
                 let memory = self.add_region(superblock.region_bytes);
-                shoal_region::restore(&images, memory.as_ref(), 0, self.openings as u32)
-                    .map_err(|e| format!("restore: {e}"))?;
+                shoal_region::restore(
+                    &images,
+                    memory.as_ref(),
+                    0,
+                    self.openings as u32,
+                    shoal_region::DevicesBeside::Later,
+                )
+                .map_err(|e| format!("restore: {e}"))?;
                 memory
             }
         };
@@ -175,7 +181,8 @@ impl Media {
         let bulk: Option<&BulkOpener<'_>> = if self.bulk { Some(&open) } else { None };
         let find = |entry: &BulkDeviceEntry| store::disk_of(&self.world, entry);
         let devices = Some(BulkDevices { find: &find, restored: false });
-        let source = Source { image, log, bulk_bytes, power_lost: self.power_lost, sums: true, bulk, devices };
+        let source =
+            Source { image, log, bulk_bytes, power_lost: self.power_lost, loss_boots: &[], sums: true, bulk, devices };
         store::check_source(source).map(drop)
     }
 

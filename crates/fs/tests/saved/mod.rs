@@ -88,7 +88,7 @@ impl Run {
     fn write(&mut self, id: u8) {
         let len = (1 + self.random.below(7)) * BULK_BLOCK - 1000;
         match self.store.fs.write(self.files[&id], 0, &vec![id; len as usize]) {
-            Ok(_) | Err(Error::NoSpace) => {}
+            Ok(_) | Err(Error::NoSpace(_)) => {}
             Err(error) => panic!("{error}"),
         }
     }

@@ -15,9 +15,12 @@ use shoal_check::{
 };
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BulkDeviceEntry;
+use shoal_format::record::with_loss;
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_fs::{Caller, FormatOptions, Fs, Options, Parts};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, LogDevice, PersistentMemory, Request};
+use shoal_media::{
+    BlockDevice, BlockGeometry, Completion, ImageFile, LogDevice, PersistentMemory, Request, WriteCache,
+};
 use shoal_region::Recovery;
 use shoal_sim::{Random, SimClock, SimLog, SimMemory, SimMemoryKind, World};
 use shoal_writeback::{Cache, Owner, Policy, Rule, WriteBack};
@@ -187,7 +190,42 @@ struct Bulk {
     watch: Watch,
 }
 
+impl WriteCache for Bulk {
+    fn held_for_ns(&self) -> u64 {
+        self.disk.held_for_ns()
+    }
+
+    fn held_in(&self, at: u64, len: u64) -> u64 {
+        self.disk.held_in(at, len)
+    }
+
+    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> shoal_media::Result<()> {
+        self.watch.call(Moment::Flush);
+        self.disk.flush_ranges(ranges)
+    }
+
+    fn give_up(&self) {
+        self.disk.give_up();
+    }
+
+    fn may_have_lost(&self, at: u64, len: u64) -> bool {
+        self.disk.may_have_lost(at, len)
+    }
+
+    fn adopt(&self, continues: bool) {
+        self.disk.adopt(continues);
+    }
+
+    fn read_medium(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+        self.disk.read_medium(at, out)
+    }
+}
+
 impl BlockDevice for Bulk {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        self.disk.write_cache().map(|_| self as &dyn WriteCache)
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.disk.geometry()
     }
@@ -204,19 +242,6 @@ impl BlockDevice for Bulk {
             }
             other => self.disk.submit(other, done),
         }
-    }
-
-    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> shoal_media::Result<()> {
-        self.watch.call(Moment::Flush);
-        self.disk.flush_ranges(ranges)
-    }
-
-    fn held_for_ns(&self) -> u64 {
-        self.disk.held_for_ns()
-    }
-
-    fn adopt(&self, continues: bool) {
-        self.disk.adopt(continues);
     }
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
@@ -463,6 +488,7 @@ fn with_source(
     power_lost: bool,
     judge: impl FnOnce(Source<'_>) -> Result<Report, String>,
 ) -> Result<Report, String> {
+    let loss_boots: Vec<_> = (1..=9).map(|boot| with_loss([boot; 16])).collect();
     let bulk_bytes = (setup.bulk_blocks > 0).then_some(setup.bulk_blocks * BULK_BLOCK);
     // A cache never holds a spilled payload that is in use: it is durable before anything refers to
     // it.
@@ -474,11 +500,20 @@ fn with_source(
     if setup.kind.has_ring() {
         let memory = world.memory(0);
         let image = ImageSource::Memory(&*memory);
-        judge(Source { image, log: None, bulk_bytes, power_lost, sums: true, bulk, devices })
+        judge(Source { image, log: None, bulk_bytes, power_lost, loss_boots: &loss_boots, sums: true, bulk, devices })
     } else {
         let (images, log) = ([world.image(0), world.image(1)], world.log(0));
         let image = ImageSource::Images([&*images[0], &*images[1]]);
-        judge(Source { image, log: Some(&*log), bulk_bytes, power_lost, sums: true, bulk, devices })
+        judge(Source {
+            image,
+            log: Some(&*log),
+            bulk_bytes,
+            power_lost,
+            loss_boots: &loss_boots,
+            sums: true,
+            bulk,
+            devices,
+        })
     }
 }
 

@@ -63,13 +63,15 @@ pub fn loses_nothing(source: &Source<'_>, report: &Report) -> Result<(), String>
         log: source.log,
         bulk: Some(&bulk),
         power_lost: source.power_lost,
+        loss_boots: source.loss_boots,
         first_moved: false,
     };
     let mut losses = Losses::default();
     let found = salvage(whole, &mut losses, &mut |_| {}).map_err(|e| format!("salvage: {e}"))?;
     let Salvaged { directories, files, others, unnamed, .. } = found.ok_or("salvage finds no superblock")?;
-    // Blocks in doubt are lost until they are written again. The checker reports no error for them.
-    losses.lost.retain(|loss| !loss.why.starts_with("in doubt"));
+    // Blocks in doubt are lost until they are written again, and so is what no flush covered after
+    // one failed. The checker reports no error for them.
+    losses.lost.retain(|loss| !loss.why.starts_with("in doubt") && !loss.why.starts_with("a flush of its bulk device"));
     if bulk.missed.load(Ordering::Relaxed) {
         losses.lost.retain(|loss| !loss.why.contains("says the checksum"));
     }

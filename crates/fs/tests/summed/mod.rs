@@ -181,7 +181,7 @@ fn step(store: &Store, random: &mut Random, inos: &[Ino]) {
     };
     match random.below(12) {
         0..6 => match store.fs.write(ino, at, &vec![1 + random.below(255) as u8; len as usize]) {
-            Ok(_) | Err(Error::NoSpace) => {}
+            Ok(_) | Err(Error::NoSpace(_)) => {}
             Err(error) => panic!("{error}"),
         },
         6 => store.truncate(ino, at),

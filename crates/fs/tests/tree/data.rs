@@ -135,7 +135,7 @@ impl Walker {
         self.last = format!("{id} mode {mode} at {at}, {len} bytes (size {size})");
         let expected = if matches!(mode, 8 | 2) { Err(Error::NotSupported) } else { Ok(()) };
         let found = self.fs.fallocate(self.model.node(id).ino, mode, at, len);
-        let refused = matches!(found, Err(Error::NoSpace));
+        let refused = matches!(found, Err(Error::NoSpace(_)));
         if self.settle(found, expected)?.is_none() {
             let range = at as usize..(at + len) as usize;
             let erases = mode & 16 != 0;
@@ -166,7 +166,7 @@ impl Walker {
         let expected = if overlap { Err(Error::Invalid) } else { Ok(()) };
         let (from_ino, to_ino) = (self.model.node(from).ino, self.model.node(to).ino);
         let found = self.fs.copy_range(from_ino, at, to_ino, to_at, len);
-        let refused = matches!(found, Err(Error::NoSpace));
+        let refused = matches!(found, Err(Error::NoSpace(_)));
         let Some(copied) = self.settle(found, expected)? else {
             return if refused { self.after_refusal(to, |_, _, _| false) } else { Ok(()) };
         };

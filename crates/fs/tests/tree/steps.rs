@@ -149,7 +149,7 @@ impl Walker {
         match (found, expected) {
             (Ok(value), Ok(())) => Ok(Some(value)),
             (Err(found), Err(expected)) if found == expected => Ok(None),
-            (Err(Error::NoSpace), _) if self.tight => {
+            (Err(Error::NoSpace(_)), _) if self.tight => {
                 self.refused += 1;
                 Ok(None)
             }
@@ -164,7 +164,7 @@ impl Walker {
         found: Result<T, Error>,
         expected: Result<(), Error>,
     ) -> Result<Option<T>, String> {
-        if let Err(Error::NoSpace) = &found {
+        if let Err(Error::NoSpace(_)) = &found {
             return Err("a removal was refused for lack of room".into());
         }
         self.settle(found, expected)

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use shoal_fs::{Fs, Ino, Seek, Writer};
+use shoal_fs::{Fs, Ino, ReadPlan, Reading, Seek, Writer};
 
 use super::zeros::Zeros;
 use super::{Asker, Outcome, Requests};
@@ -38,24 +38,26 @@ pub(crate) struct Copy {
 }
 
 impl Requests {
-    /// Reads into `out`, which is this thread's buffer, or in a thread that may wait for the
-    /// device.
+    /// Reads into `out`, which is this thread's buffer. What is not in memory is read in a thread
+    /// that may wait for the device: this one, while few others do.
     pub fn read(&self, ino: Ino, at: u64, out: &mut [u8], answer: impl FnOnce(Outcome<&[u8]>) + Send + 'static) {
         let readers = &self.readers;
-        let may_wait = readers.here.fetch_add(1, Ordering::AcqRel) < readers.here_max;
-        let outcome = match may_wait {
-            true => self.fs.read(ino, at, out),
-            false => shoal_fs::without_device(|| self.fs.read(ino, at, out)),
+        let outcome = match self.fs.read_begin(ino, at, out) {
+            Ok(Reading::Done(read)) => Ok(read),
+            Ok(Reading::Needs(plan)) => {
+                let may_wait = readers.here.fetch_add(1, Ordering::AcqRel) < readers.here_max;
+                if !may_wait {
+                    readers.here.fetch_sub(1, Ordering::AcqRel);
+                    let (fs, zeros, len, plan) = (self.fs.clone(), self.zeros.clone(), out.len(), plan.leaves(out));
+                    return readers.waiters.run(move || read_there(&fs, zeros.as_deref(), plan, len, answer));
+                }
+                let outcome = self.fs.read_on(plan, out);
+                readers.here.fetch_sub(1, Ordering::AcqRel);
+                outcome
+            }
+            Err(error) => Err(error),
         };
-        readers.here.fetch_sub(1, Ordering::AcqRel);
-        if outcome == Err(shoal_fs::Error::WouldFlush) {
-            let (fs, zeros, len) = (self.fs.clone(), self.zeros.clone(), out.len());
-            return readers.waiters.run(move || read_there(&fs, zeros.as_deref(), ino, at, len, answer));
-        }
-        if let (Ok(read), Some(zeros)) = (&outcome, &self.zeros) {
-            zeros.read(ino, at, out.len(), &out[..*read]);
-        }
-        answer(outcome.map(|read| &out[..read]).map_err(Errno::from));
+        answer(noted(self.zeros.as_deref(), ino, at, out, outcome));
     }
 
     /// Writes. `is_page`: the kernel writes back the data. A `killer` is a caller without
@@ -180,16 +182,29 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Reads in a thread that may wait.
-fn read_there(fs: &Fs, zeros: Option<&Zeros>, ino: Ino, at: u64, len: usize, answer: impl FnOnce(Outcome<&[u8]>)) {
+/// Reads on in a thread that may wait.
+fn read_there(fs: &Fs, zeros: Option<&Zeros>, plan: ReadPlan, len: usize, answer: impl FnOnce(Outcome<&[u8]>)) {
     BUFFER.with_borrow_mut(|buffer| {
         if buffer.len() < len {
             buffer.resize(len, 0);
         }
-        let outcome = fs.read(ino, at, &mut buffer[..len]);
-        if let (Ok(read), Some(zeros)) = (&outcome, zeros) {
-            zeros.read(ino, at, len, &buffer[..*read]);
-        }
-        answer(outcome.map(|read| &buffer[..read]).map_err(Errno::from));
+        let (ino, at) = (plan.ino(), plan.at());
+        let outcome = fs.read_on(plan, &mut buffer[..len]);
+        answer(noted(zeros, ino, at, &buffer[..len], outcome));
     });
+}
+
+/// Returns what a read into `out` found, after noting which of it is zeros.
+fn noted<'a>(
+    zeros: Option<&Zeros>,
+    ino: Ino,
+    at: u64,
+    out: &'a [u8],
+    outcome: shoal_fs::Result<usize>,
+) -> Outcome<&'a [u8]> {
+    let read = outcome?;
+    if let Some(zeros) = zeros {
+        zeros.read(ino, at, out.len(), &out[..read]);
+    }
+    Ok(&out[..read])
 }

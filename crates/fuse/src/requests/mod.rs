@@ -32,14 +32,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use shoal_fs::{Caller, Fs, Ino};
+use shoal_life::{Syncer, Waiters};
 
 use crate::channel::Channel;
 use crate::errno::Errno;
 use crate::lane::{Lane, with_room};
 use crate::options::MountOptions;
 use crate::protocol::{self, Agreed, init_flags};
-use crate::syncer::Syncer;
-use crate::waiters::Waiters;
 
 pub(crate) use attributes::AttributeChange;
 pub(crate) use data::Copy;

@@ -4,7 +4,7 @@
 //! Every [`Entry`] carries one reference, which the kernel gives back with FORGET. If the kernel
 //! never receives the entry, the sender gives the reference back ([`Requests::not_delivered`]).
 
-use shoal_fs::{Attr, Caller, Ino};
+use shoal_fs::{Attr, Caller, DirEntry, Ino};
 
 use super::attributes::told;
 use super::{Asker, Outcome, Requests};
@@ -130,8 +130,12 @@ impl Requests {
 
     pub fn readdir(&self, ino: Ino, offset: u64, bytes_max: usize) -> Outcome<Listing> {
         let mut listing = Listing::new(bytes_max);
-        self.fs.readdir(ino, offset, &mut |found| listing.add(found.ino.into(), found.next, found.kind, found.name))?;
-        Ok(listing)
+        let mut add = |found: DirEntry<'_>| listing.add(found.ino.into(), found.next, found.kind, found.name);
+        match self.fs.readdir(ino, offset, &mut add) {
+            // Damage behind entries is told by the next call, which begins with it.
+            Err(error) if listing.bytes().is_empty() => Err(error.into()),
+            _ => Ok(listing),
+        }
     }
 
     /// Returns a listing with attributes, and the inodes to which it carries a reference.
@@ -152,9 +156,14 @@ impl Requests {
                 entries.push((found.ino, found.kind, found.next, found.name.to_vec()));
                 true
             });
-            if let Err(error) = outcome {
+            let is_end = outcome.is_ok() && entries.len() < ENTRIES_AT_ONCE;
+            match outcome {
+                // Damage behind entries is told by the next call, which begins with it.
+                Err(_) if !entries.is_empty() => {}
+                Err(error) if cookie == offset => return Err(error.into()),
                 // Entries already in the listing carry references that the kernel must learn of.
-                return if cookie == offset { Err(error.into()) } else { Ok((listing, held)) };
+                Err(_) => return Ok((listing, held)),
+                Ok(()) => {}
             }
             for (ino, kind, next, name) in &entries {
                 cookie = *next;
@@ -177,7 +186,7 @@ impl Requests {
                     held.push(*ino);
                 }
             }
-            if entries.len() < ENTRIES_AT_ONCE {
+            if is_end {
                 return Ok((listing, held));
             }
         }

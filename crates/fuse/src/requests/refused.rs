@@ -34,7 +34,7 @@ impl Refused {
         let mut files = self.0.lock();
         let (stored, why) = match outcome {
             Ok(stored) if files.is_empty() && *stored >= len => return,
-            Ok(stored) => (*stored as u64, Errno::from(shoal_fs::Error::NoSpace)),
+            Ok(stored) => (*stored as u64, Errno::from(shoal_fs::Error::NO_SPACE)),
             // A chattr flag forbids the write for good, so there is no missing data that could
             // still be stored.
             Err(Errno::PERM) => return,
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn what_was_refused_is_missed_until_it_is_written_or_cut_off() {
         let (refused, ino, other) = (Refused::default(), Ino::new(7), Ino::new(8));
-        let no_room = || Errno::from(shoal_fs::Error::NoSpace);
+        let no_room = || Errno::from(shoal_fs::Error::NO_SPACE);
         refused.written(ino, 4096, 8192, &Ok(8192));
         assert_eq!(refused.check(ino), Ok(()));
         refused.written(ino, 4096, 8192, &Err(Errno::PERM));

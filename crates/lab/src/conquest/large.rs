@@ -85,7 +85,7 @@ impl Large for Engine<'_> {
     fn write_at(&self, file: &Ino, at: u64, bytes: &[u8]) -> Outcome<()> {
         match self.0.write(*file, at, bytes) {
             Ok(len) if len == bytes.len() => Ok(()),
-            Ok(_) => Err(Failed::new("write", "", shoal_fs::Error::NoSpace)),
+            Ok(_) => Err(Failed::new("write", "", shoal_fs::Error::NO_SPACE)),
             Err(error) => Err(Failed::new("write", "", error)),
         }
     }

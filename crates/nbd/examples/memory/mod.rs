@@ -5,7 +5,7 @@
 //! the contract allows. Nothing survives.
 
 use parking_lot::RwLock;
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result, WriteCache};
 
 const SHARD_BYTES: usize = 1 << 20;
 
@@ -72,6 +72,10 @@ impl MemoryDevice {
 }
 
 impl BlockDevice for MemoryDevice {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.geometry
     }

@@ -61,7 +61,7 @@ impl Again {
 /// Part of a write that a flush covered, and that no change sent since touches. The server has it as
 /// long as it is the same one.
 #[derive(Clone)]
-pub(super) struct Witness {
+pub struct Witness {
     pub at: u64,
     pub bytes: Vec<u8>,
 }

@@ -26,7 +26,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
 
 use crate::address::Uri;
 use crate::client::{Client, ClientOptions, Lost};
@@ -34,6 +34,8 @@ use crate::clients::{Claim, ClientId, TAKEN_OVER};
 use crate::connect::ConnectError;
 use crate::wire::transmission::FLAG_SEND_FLUSH;
 use again::{Again, Flying, Kept, Witnesses};
+
+pub use again::Witness;
 
 /// Maximum bytes of changes kept; and, if this process's memory is limited, the part of that memory
 /// they may take (one of so many).
@@ -281,6 +283,11 @@ impl Link {
         self.client().is_some_and(|client| client.export().flags & FLAG_SEND_FLUSH != 0)
     }
 
+    /// Returns samples of what the server must have, also after it was lost.
+    pub fn witnesses(&self) -> Vec<Witness> {
+        self.shared.state.lock().witnesses.all()
+    }
+
     /// `connected`, `reconnecting`, or `lost`.
     pub fn state(&self) -> &'static str {
         let state = self.shared.state.lock();
@@ -293,6 +300,10 @@ impl Link {
 }
 
 impl BlockDevice for Link {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         self.shared.geometry
     }

@@ -40,6 +40,10 @@ struct Cache {
 }
 
 impl BlockDevice for Cache {
+    fn write_cache(&self) -> Option<&dyn shoal_media::WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry { bytes: BYTES as u64, block_bytes: 512, atomic_bytes: 512, survives_process: false }
     }

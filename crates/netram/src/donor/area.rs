@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result, WriteCache};
 use zeroize::Zeroizing;
 
 use super::chunk::{CHUNK_BYTES, Memory};
@@ -416,6 +416,10 @@ impl Drop for Area {
 }
 
 impl BlockDevice for Area {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry {
             bytes: self.bytes,

@@ -83,10 +83,27 @@ fn hears(donor: &Donor) -> bool {
     matches!(donor.state, Active | Draining | Returning) || (donor.state == Joining && !donor.blank)
 }
 
+fn is_source(donor: &Donor) -> bool {
+    donor.counts() && !donor.stale
+}
+
+/// Returns whether enough donors could store an epoch that excludes this absent donor. Otherwise
+/// nobody would know of the exclusion, and the donor must be taken back as it was.
+pub(crate) fn can_store_without(state: &State, number: usize) -> bool {
+    let others = || state.donors.iter().enumerate().filter(|(other, donor)| *other != number && is_source(donor));
+    let all = others().filter(|(_, donor)| donor.state != DonorState::Forgotten).count();
+    let there = others().filter(|(_, donor)| hears(donor)).count();
+    there >= (state.plan.parity + 1).min(all).max(1) || is_planted(Bug::LastExcluded)
+}
+
 /// Checks whether enough donors know the present epoch.
 pub(crate) fn check_epoch(state: &mut State) {
     let (epoch, quorum) = (state.epoch.number(), state.plan.parity + usize::from(!is_planted(Bug::EpochSmall)));
-    let sources = |donor: &&Donor| donor.counts() && !donor.stale;
+    let is_left = |donor: &Donor| is_source(donor) && donor.state != DonorState::Forgotten;
+    // If all donors were given up, those that join are the disk.
+    let begins_anew = !state.donors.iter().any(is_left);
+    let sources =
+        |donor: &&Donor| is_source(donor) || begins_anew && donor.state == DonorState::Joining && !donor.blank;
     let there = state.donors.iter().filter(sources).filter(|donor| hears(donor)).count();
     let known = state.donors.iter().filter(sources).filter(|donor| hears(donor) && donor.epoch == epoch).count();
     let all = state.donors.iter().filter(sources).filter(|donor| donor.state != DonorState::Forgotten).count();

@@ -21,7 +21,7 @@ const HEADER_BYTES: usize = 512;
 type Scene = (&'static str, fn() -> Result<(), DiskError>);
 
 /// All scenes.
-pub const ALL: [Scene; 9] = [
+pub const ALL: [Scene; 11] = [
     ("a unit's newer header is torn", torn_header),
     ("a parity that grows is torn", torn_parity),
     ("a group with a list is being erased", erased_list),
@@ -31,6 +31,8 @@ pub const ALL: [Scene; 9] = [
     ("a donor that joins is seen by nobody else", unseen_birth),
     ("no donor knows the new epoch", unknown_epoch),
     ("one donor knows the new epoch", half_known),
+    ("all donors are given up", all_given_up),
+    ("all donors of an empty disk go away", all_away),
 ];
 
 fn world(donors: usize) -> Result<World, DiskError> {
@@ -299,6 +301,68 @@ fn half_known() -> Result<(), DiskError> {
             world.settle()?;
             world.reads_all(&scene)?;
         }
+    }
+    Ok(())
+}
+
+/// All donors of a disk that holds nothing go away, one after the other, and new ones join. Nothing
+/// that is stored there may count: the next client finds only the former ones, which do not know
+/// that they were excluded.
+fn all_away() -> Result<(), DiskError> {
+    for first in 0..2 {
+        let mut world = world(2)?;
+        world.settle()?;
+        for donor in [first, 1 - first] {
+            let now = world.now;
+            world.donors[donor].trouble.away = true;
+            world.engine().lost(donor as u16, now);
+            world.collect()?;
+            world.lets(|_| true)?;
+        }
+        world.join(DONOR_BYTES);
+        world.join(DONOR_BYTES);
+        world.write(0, 8, true)?;
+        world.lets(|_| true)?;
+        world.client_leaves(Fate::Nothing);
+        for donor in 0..4 {
+            world.donors[donor].trouble.away = donor >= 2;
+        }
+        world.opens_again(&format!("{first} away first"))?;
+    }
+    Ok(())
+}
+
+/// All donors die and are given up, and new ones join. The disk goes on with them: what was on it
+/// is lost, also for the next client, and what is written afterwards is found.
+fn all_given_up() -> Result<(), DiskError> {
+    let mut world = world(3)?;
+    world.write(0, 16, true)?;
+    world.settle()?;
+    for number in 0..3 {
+        let now = world.now;
+        world.kill(number);
+        world.engine().lost(number, now);
+        world.collect()?;
+    }
+    for number in 0..3 {
+        let now = world.now;
+        world.engine().forget(number, now)?;
+        world.collect()?;
+    }
+    for _ in 0..3 {
+        world.join(DONOR_BYTES);
+    }
+    world.heal()?;
+    world.write(0, 8, true)?;
+    world.settle()?;
+    for client in ["the first", "the next"] {
+        let lost = world.count_lost(1)?;
+        if lost != 8 {
+            return Err(World::fault(format!("{lost} blocks are lost for {client} client, not 8")));
+        }
+        world.client_leaves(Fate::Nothing);
+        world.open(&[3, 4, 5])?;
+        world.pin()?;
     }
     Ok(())
 }

@@ -260,7 +260,7 @@ fn fill(store: &Store) -> Result<(), String> {
         loop {
             match tx.alloc(len) {
                 Ok(slot) => used.insert(taken(slot)),
-                Err(Error::NoSpace) => break,
+                Err(Error::NoSpace(_)) => break,
                 Err(Error::TooLarge) => return Ok(()),
                 Err(error) => return Err(format!("filling the region: {error}")),
             };

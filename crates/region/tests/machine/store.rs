@@ -310,7 +310,7 @@ impl Writer {
         for _ in 0..1 + self.random.below(3) {
             match self.change(&mut tx, &mut next) {
                 Ok(()) => {}
-                Err(Error::NoSpace | Error::Media(MediaError::NoSpace { .. })) => return Ok(()),
+                Err(Error::NoSpace(_) | Error::Media(MediaError::NoSpace { .. })) => return Ok(()),
                 Err(error) => return Err(format!("building transaction {}: {error}", self.states.len())),
             }
         }

@@ -15,8 +15,9 @@ use shoal_format::PAGE;
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK_AT, Superblock};
 use shoal_host::{Access, Directory, HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
+use shoal_region::DevicesBeside;
 
-use super::{LATER, Loss, Means, OwnRegion, RegionMedia, Resting, RestingMedia, aside, beside, is_later};
+use super::{LATER, Loss, Means, OwnRegion, RegionMedia, Resting, RestingMedia, Restore, aside, beside, is_later};
 use crate::calendar;
 use crate::images::{self, shared};
 
@@ -42,7 +43,7 @@ fn make(directory: &Directory, path: &Path, bytes: u64) -> Outcome<RegionMedia> 
 /// Opens the media for a check. A region that a mount would refuse is not the store, even if it is
 /// sound.
 fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
-    let store = &Resting { restore: false, ..*store };
+    let store = &Resting { restore: Restore::No, ..*store };
     let images = images::open(store.directory, Access::Read)?;
     let images_at_rest = Some(shared(&images));
     let mut found = RestingMedia { memory: None, log: None, images: images_at_rest, refused: None, restored: false };
@@ -74,7 +75,7 @@ fn open(
     read_only: bool,
 ) -> Outcome<Arc<dyn PersistentMemory>> {
     let files = shared(images);
-    let refused = match (find(path, &files, store, read_only)?, store.restore) {
+    let refused = match (find(path, &files, store, read_only)?, store.restore != Restore::No) {
         (Found::Region(memory) | Found::Unused(memory), false) => return Ok(memory),
         (Found::Refused(failure, _), false) => return Err(failure),
         (Found::Region(_), true) => {
@@ -107,8 +108,13 @@ fn open(
         memory.give_to(writer).during(new.display())?;
     }
     let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
-    shoal_region::restore(&files, &memory, refused.unwrap_or(0), random).map_err(|error| no_image(path, error))?;
-    if store.restore {
+    let devices = match store.restore {
+        Restore::Copied => DevicesBeside::SameMoment,
+        Restore::No | Restore::Asked => DevicesBeside::Later,
+    };
+    shoal_region::restore(&files, &memory, refused.unwrap_or(0), random, devices)
+        .map_err(|error| no_image(path, error))?;
+    if store.restore != Restore::No {
         shoal_region::let_devices_be_later(&memory).during(path.display())?;
     }
     if refused.is_some() {
@@ -139,14 +145,14 @@ fn image_in_place_of(
 ) -> Outcome<(usize, Superblock, AnchorRecord)> {
     let (newest, superblock, anchor) =
         shoal_region::newest_image(&shared(images)).map_err(|error| no_image(path, error))?;
-    if !store.restore && anchor.flags.get() & ANCHOR_CLEAN == 0 {
+    if store.restore == Restore::No && anchor.flags.get() & ANCHOR_CLEAN == 0 {
         let since = images[newest].file().metadata().and_then(|m| m.modified()).map(calendar::text).unwrap_or_default();
         let cause = format!("the region is gone, and the saved image lacks everything since {since}");
         return Err(Failure::new(path.display(), cause).remedy(
             "bring the memory's file system back (is it mounted?), or mount with --restore to go on from the image",
         ));
     }
-    if !store.restore && !store.unmounted {
+    if store.restore == Restore::No && !store.unmounted {
         let cause = "the region is gone, and the saved image is older than the store's last mount, which had no end";
         return Err(Failure::new(path.display(), cause).remedy(
             "bring the memory's file system and the newest images back, or mount with --restore to go on from this image",

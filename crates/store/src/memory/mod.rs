@@ -169,13 +169,22 @@ impl RestingMedia {
     }
 }
 
+/// Whether the saved image of `battery` memory is used even if it is incomplete, or if the region
+/// there is unusable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Restore {
+    No,
+    Asked,
+    /// The image and the bulk devices were just written together: a copy.
+    Copied,
+}
+
 /// The facts about a store that opening its memory's media needs.
 pub(crate) struct Resting<'a> {
     pub directory: &'a Directory,
     /// The store's uuid, in words.
     pub uuid: &'a str,
-    /// Use the saved image even if it is incomplete, or if the region there is unusable.
-    pub restore: bool,
+    pub restore: Restore,
     /// The store was unmounted: no trace is left of a process that served it.
     pub unmounted: bool,
     pub description: &'a Description,

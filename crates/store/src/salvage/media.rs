@@ -297,6 +297,10 @@ mod tests {
     struct Sectors(Vec<u8>);
 
     impl BlockDevice for Sectors {
+        fn write_cache(&self) -> Option<&dyn shoal_media::WriteCache> {
+            None
+        }
+
         fn geometry(&self) -> BlockGeometry {
             BlockGeometry { bytes: self.0.len() as u64, block_bytes: 512, atomic_bytes: 512, survives_process: true }
         }

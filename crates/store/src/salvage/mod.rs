@@ -52,6 +52,7 @@ pub fn salvage(
     let target = prepare(target, directory.path())?;
     // Ask before the files are opened, since a cache has one user at a time.
     let (machine, first_moved) = user::what_went_down(&directory, description.bulk_path(&directory));
+    let loss_boots = cache::loss_boots(&directory, &description);
     let power_lost = machine || cache::is_lost(&directory, &description);
     let files = Files::open(&directory, &description);
     watched.begin("looking for files", 0);
@@ -59,7 +60,8 @@ pub fn salvage(
     files.faults(&directory).into_iter().for_each(|why| copy.tell(Lost { path: None, from: None, to: None, why }));
     let mut run = |image| {
         let log = files.log.as_ref().map(|log| log as &dyn LogDevice);
-        let source = SalvageSource { image, log, bulk: files.bulk.as_deref(), power_lost, first_moved };
+        let source =
+            SalvageSource { image, log, bulk: files.bulk.as_deref(), power_lost, loss_boots: &loss_boots, first_moved };
         let mut show = |found: &Found| {
             if (found.files + found.directories).is_multiple_of(256) {
                 watched.begin(&format!("{} files, {}", found.files, human(found.bytes)), 0);

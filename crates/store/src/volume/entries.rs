@@ -147,8 +147,12 @@ impl<'v> ReadDir<'v> {
             next = Some(entry.next);
             batch.len() < BATCH
         };
-        self.volume.fs.readdir(self.directory.ino(), from, &mut take).map_err(told)?;
-        self.from = next.filter(|_| self.batch.len() >= BATCH);
+        match self.volume.life.fs.readdir(self.directory.ino(), from, &mut take) {
+            // Damage behind entries is told by the next batch, which begins with it.
+            Err(error) if next.is_none() => return Err(told(error)),
+            Err(_) => self.from = next,
+            Ok(()) => self.from = next.filter(|_| self.batch.len() >= BATCH),
+        }
         Ok(())
     }
 }

@@ -54,8 +54,8 @@ impl<'v> File<'v> {
                 return Ok(file);
             }
             let caller = Caller { hold: true, ..volume.caller };
-            match volume.fs.mknod(&caller, place.parent.ino(), &place.name, S_IFREG as u32 | 0o666, 0) {
-                Ok(attr) => return Ok(File { volume, held: Held::taken(&volume.fs, attr.ino) }),
+            match volume.life.fs.mknod(&caller, place.parent.ino(), &place.name, S_IFREG as u32 | 0o666, 0) {
+                Ok(attr) => return Ok(File { volume, held: Held::taken(&volume.life.fs, attr.ino) }),
                 // Another thread created the file first, so open it.
                 Err(Error::Exists) => {}
                 Err(error) => return Err(told(error)),
@@ -66,14 +66,14 @@ impl<'v> File<'v> {
     /// Reads from byte `at`. Returns the number of bytes read, which is smaller than requested only
     /// at the file's end.
     pub fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<usize> {
-        self.volume.fs.read(self.held.ino(), at, out).map_err(told)
+        self.volume.life.fs.read(self.held.ino(), at, out).map_err(told)
     }
 
     /// Writes at byte `at`. A gap behind the old end reads as zeros.
     pub fn write_all_at(&self, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
         while !bytes.is_empty() {
-            match self.volume.fs.write(self.held.ino(), at, bytes).map_err(told)? {
-                0 => return Err(told(Error::NoSpace)),
+            match self.volume.life.fs.write(self.held.ino(), at, bytes).map_err(told)? {
+                0 => return Err(told(Error::NO_SPACE)),
                 done => (bytes, at) = (&bytes[done..], at + done as u64),
             }
         }
@@ -83,17 +83,17 @@ impl<'v> File<'v> {
     /// Truncates the file, or extends it with zeros.
     pub fn set_len(&self, len: u64) -> io::Result<()> {
         let change = SetAttr { size: Some(len), ..SetAttr::default() };
-        self.volume.fs.setattr(self.held.ino(), &change).map(drop).map_err(told)
+        self.volume.life.fs.setattr(self.held.ino(), &change).map(drop).map_err(told)
     }
 
     /// The file's current attributes.
     pub fn metadata(&self) -> io::Result<Metadata> {
-        self.volume.fs.getattr(self.held.ino()).map(Metadata::of).map_err(told)
+        self.volume.life.fs.getattr(self.held.ino()).map(Metadata::of).map_err(told)
     }
 
     /// Makes the file durable, with its data, its attributes and its names.
     pub fn sync_all(&self) -> io::Result<()> {
-        self.volume.fs.fsync(self.held.ino(), false).map_err(told)
+        self.volume.life.fs.fsync(self.held.ino(), false).map_err(told)
     }
 }
 

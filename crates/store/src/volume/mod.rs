@@ -3,13 +3,14 @@
 //! Rules:
 //! - Once a call has returned, its effect survives a crash of this process. It survives a power
 //!   loss about a second later, or once [`Volume::sync`] or [`File::sync_all`] has returned. This
-//!   holds for `logged` memory, as under a mount.
+//!   holds for `logged` memory, as under a mount. As there, data of large files is held for about
+//!   30 s before it is written, unless `cache_bytes` is 0 ([`StoreOptions`]).
 //! - Permissions are not checked: a program that can open the store may do everything.
 //! - Names are paths from the volume's root. Symbolic links are followed within the volume.
 //! - A volume is closed with [`Volume::close`], which reports whether the store is clean. Dropping
 //!   a volume tries to close it and only logs errors.
-//! - Threads: one for the log, one for the bulk device, one for checkpoints, one for spilling and
-//!   one for packing and compaction, as a mount has.
+//! - What runs beside a mount runs beside a volume: the engine's clocks, write-back caches that
+//!   outlive this process, forecasts in the log, scrubs, devices that go on leaving (`life`).
 //!
 //! Left out: extended attributes, special files, permission checks.
 
@@ -18,24 +19,20 @@ mod file;
 mod walk;
 
 use std::io;
-use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
-use shoal_devices::{During, Outcome};
+use shoal_devices::Outcome;
 use shoal_fs::{Caller, Error, Fs, Options, RenameMode, SetAttr};
-use shoal_host::{Stopping, Ticker};
 
-use crate::store::{Devices, LEAVING_PATIENCE, Opened, Store};
+use crate::life::{Life, Recovered};
+use crate::options::StoreOptions;
+use crate::store::{LEAVING_PATIENCE, Store};
 
 pub use entries::{DirEntry, FileType, Metadata, ReadDir};
 pub use file::File;
 use walk::Walked;
 
-/// How often a background thread looks for work.
-const PERIOD: Duration = Duration::from_millis(100);
 /// Permission bits that new files and directories do not get.
 const UMASK: u32 = 0o022;
 
@@ -59,65 +56,55 @@ const UMASK: u32 = 0o022;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Volume {
-    fs: Arc<Fs>,
-    store: Store,
-    devices: Option<Devices>,
+    life: Life,
     caller: Caller,
-    tickers: Vec<Ticker>,
-    is_closed: bool,
 }
 
 impl Volume {
     /// Opens the file system of the store in `directory`. Waits for a previous user that is just
     /// ending.
     pub fn open(directory: impl AsRef<Path>) -> Outcome<Volume> {
-        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, false)
+        Volume::open_with(directory, &StoreOptions::default())
+    }
+
+    /// Does the same for a store that works as `options` say.
+    pub fn open_with(directory: impl AsRef<Path>, options: &StoreOptions) -> Outcome<Volume> {
+        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, options, false)
     }
 
     /// Opens the store without changing anything: the log is replayed in memory, and every change is refused.
     pub fn open_read_only(directory: impl AsRef<Path>) -> Outcome<Volume> {
-        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, true)
+        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, &StoreOptions::default(), true)
     }
 
-    fn of(store: Store, read_only: bool) -> Outcome<Volume> {
-        let method = store.description.compress;
-        let pack_age = Some(shoal_fuse::PACK_AGE);
-        let options = Options { read_only, pack_age, method, ..Options::default() };
-        let Opened { fs, devices, .. } = store.open(options)?;
-        let fs = Arc::new(fs);
+    fn of(store: Store, options: &StoreOptions, read_only: bool) -> Outcome<Volume> {
+        let engine = Options { read_only, ..options.engine(&store.description) };
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let caller = Caller { uid, gid, umask: UMASK, hold: false };
-        let mut volume = Volume { fs, store, devices: Some(devices), caller, tickers: vec![], is_closed: read_only };
-        if !read_only {
-            volume.store.write_pid()?;
-            volume.tickers = start_tickers(&volume.fs).during("threads of the volume")?;
-        }
+        let mut volume = Volume { life: store.begin(engine, options)?, caller };
+        volume.life.work(options)?;
         Ok(volume)
     }
 
     /// Makes everything durable and the store clean. A [`File`] borrows the volume, so all files
     /// are closed by then.
     pub fn close(mut self) -> Outcome<()> {
-        self.shut_down()
+        self.life.end()
     }
 
-    fn shut_down(&mut self) -> Outcome<()> {
-        self.tickers.clear();
-        if !std::mem::replace(&mut self.is_closed, true) {
-            self.fs.shutdown().during(self.store.directory().display())?;
-            self.store.remove_pid();
-        }
-        self.devices.take().map_or(Ok(()), |devices| devices.close())
+    /// The work of opening the store.
+    pub fn recovered(&self) -> &Recovered {
+        &self.life.recovered
     }
 
     /// Makes everything done before the call durable.
     pub fn sync(&self) -> io::Result<()> {
-        self.fs.sync().map_err(told)
+        self.life.fs.sync().map_err(told)
     }
 
     /// The engine behind the volume, for operations that have no call here.
     pub fn engine(&self) -> &Fs {
-        &self.fs
+        &self.life.fs
     }
 
     /// Attributes of the path's target; symbolic links are followed.
@@ -169,7 +156,7 @@ impl Volume {
         if place.found.is_some() {
             return Err(told(Error::Exists));
         }
-        self.fs.mkdir(&self.caller, place.parent.ino(), &place.name, 0o777).map(drop).map_err(told)
+        self.life.fs.mkdir(&self.caller, place.parent.ino(), &place.name, 0o777).map(drop).map_err(told)
     }
 
     /// Makes the directory and its missing parents.
@@ -193,40 +180,41 @@ impl Volume {
     /// Renames a file or directory, replacing what has the new name.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (from, to) = (self.walk(from.as_ref(), false)?, self.walk(to.as_ref(), false)?);
-        let renamed = self.fs.rename(from.parent.ino(), &from.name, to.parent.ino(), &to.name, RenameMode::Replace);
+        let renamed =
+            self.life.fs.rename(from.parent.ino(), &from.name, to.parent.ino(), &to.name, RenameMode::Replace);
         renamed.map_err(told)
     }
 
     /// Gives a file another name.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let (original, link) = (self.find(original.as_ref(), false)?, self.walk(link.as_ref(), false)?);
-        self.fs.link(original.held.ino(), link.parent.ino(), &link.name, false).map(drop).map_err(told)
+        self.life.fs.link(original.held.ino(), link.parent.ino(), &link.name, false).map(drop).map_err(told)
     }
 
     /// Makes a symbolic link with `original` as its contents.
     pub fn symlink(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let link = self.walk(link.as_ref(), false)?;
         let target = original.as_ref().as_os_str().as_bytes();
-        self.fs.symlink(&self.caller, link.parent.ino(), &link.name, target).map(drop).map_err(told)
+        self.life.fs.symlink(&self.caller, link.parent.ino(), &link.name, target).map(drop).map_err(told)
     }
 
     /// The contents of a symbolic link.
     pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let found = self.find(path.as_ref(), false)?;
-        let target = self.fs.readlink(found.held.ino()).map_err(told)?;
+        let target = self.life.fs.readlink(found.held.ino()).map_err(told)?;
         Ok(std::ffi::OsString::from_vec(target).into())
     }
 
     /// Removes a name of anything except a directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let Walked { parent, name, .. } = self.walk(path.as_ref(), false)?;
-        self.fs.unlink(parent.ino(), &name).map_err(told)
+        self.life.fs.unlink(parent.ino(), &name).map_err(told)
     }
 
     /// Removes an empty directory.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let Walked { parent, name, .. } = self.walk(path.as_ref(), false)?;
-        self.fs.rmdir(parent.ino(), &name).map_err(told)
+        self.life.fs.rmdir(parent.ino(), &name).map_err(told)
     }
 
     /// Removes a directory with its contents.
@@ -250,48 +238,17 @@ impl Volume {
     pub fn set_permissions(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         let found = self.find(path.as_ref(), true)?;
         let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
-        self.fs.setattr(found.held.ino(), &change).map(drop).map_err(told)
+        self.life.fs.setattr(found.held.ino(), &change).map(drop).map_err(told)
     }
 }
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        if let Err(failure) = self.shut_down() {
+        if let Err(failure) = self.life.end() {
             // The next opening recovers the store, as after a crash.
             tracing::error!("{failure}");
         }
     }
-}
-
-/// Starts the engine's background work. Its errors make the store read-only, so every later change reports them.
-fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
-    let logging = |work: fn(&Fs) -> shoal_fs::Result<()>| {
-        let fs = fs.clone();
-        let mut is_failing = false;
-        move |_: &Stopping| {
-            let outcome = work(&fs);
-            if let (Err(error), false) = (&outcome, is_failing) {
-                tracing::error!("background work failed: {error}");
-            }
-            is_failing = outcome.is_err();
-            ControlFlow::Continue(())
-        }
-    };
-    let (mut idle, packing) = (logging(|fs| fs.pack_tick().and_then(|()| fs.compact_tick())), fs.clone());
-    let checkpoint: fn(&Fs) -> _ = |fs| if fs.checkpoint_due() { fs.checkpoint() } else { Ok(()) };
-    Ok(vec![
-        Ticker::start("log-clock", PERIOD, logging(Fs::tick_log))?,
-        Ticker::start("bulk-clock", PERIOD, logging(Fs::tick_bulk))?,
-        Ticker::start("checkpoint", PERIOD, logging(checkpoint))?,
-        Ticker::start_quiet("spilling", PERIOD, logging(Fs::spill_tick))?,
-        Ticker::start_quiet("idle-work", PERIOD, move |stopping| {
-            let flow = idle(stopping);
-            if packing.packs_on() && !stopping.is_stopped() {
-                stopping.again();
-            }
-            flow
-        })?,
-    ])
 }
 
 /// Converts an engine error to an I/O error.

@@ -4,6 +4,7 @@
 //! (its own tests).
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::*;
 use crate::{BulkChoice, FormatOptions};

@@ -69,7 +69,7 @@ impl Volume {
         if path.as_os_str().is_empty() {
             return Err(told(Error::NotFound));
         }
-        let fs = &*self.fs;
+        let fs = &*self.life.fs;
         let mut left = components(path);
         let mut at = Held::root(fs)?;
         let mut links = 0;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use shoal_format::Sums;
 use shoal_format::vlog::map::List;
 use shoal_format::vlog::{LOG_AT, Record, SUPERBLOCK_AT, Superblock, TAIL_AT, Tail};
-use shoal_media::{BlockDevice, Head, MediaError, Request};
+use shoal_media::{BlockDevice, Head, MediaError, Request, WriteCache};
 use shoal_sim::{CrashPoint, Limits, Random, SimClock, World};
 use shoal_vlog::{Choice, FormatOptions, Options, Placement, VirtualLog, VlogError};
 
@@ -590,6 +590,10 @@ impl Witness {
 }
 
 impl BlockDevice for Witness {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> shoal_media::BlockGeometry {
         self.inner.geometry()
     }

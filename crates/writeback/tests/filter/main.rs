@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shoal_media::PersistentMemory;
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, WriteCache};
 use shoal_sim::{Random, SimMemory};
 use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 
@@ -209,6 +209,10 @@ impl Slow {
 }
 
 impl BlockDevice for Slow {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry {
             bytes: BLOCKS * BLOCK,

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use shoal_media::{BlockDevice, Request};
+use shoal_media::{Request, WriteCache};
 use shoal_sim::{Random, SimMemory};
 use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, WriteBack};
 

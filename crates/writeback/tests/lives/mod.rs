@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, PersistentMemory, Request, Result};
+use shoal_media::{
+    BlockDevice, BlockGeometry, Clock, Completion, MediaError, PersistentMemory, Request, Result, WriteCache,
+};
 use shoal_sim::Random;
 use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 
@@ -175,6 +177,10 @@ impl Disk {
 }
 
 impl BlockDevice for Disk {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry { bytes: BLOCKS * BLOCK, block_bytes: 512, atomic_bytes: 512, survives_process: true }
     }

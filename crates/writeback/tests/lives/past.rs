@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, Request, Result, WriteCache};
 use shoal_sim::SimMemory;
 use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, WriteBack};
 
@@ -50,6 +50,10 @@ impl Disk {
 }
 
 impl BlockDevice for Disk {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry { bytes: BLOCKS * BLOCK, block_bytes: 512, atomic_bytes: 512, survives_process: true }
     }
