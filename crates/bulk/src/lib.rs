@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aligned;
 mod attached;
 mod births;
 mod block_set;

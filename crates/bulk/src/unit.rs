@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use shoal_format::bulk_list::BulkDeviceEntry;
 use shoal_format::extent::BulkBlock;
 use shoal_format::inode::Ino;
@@ -33,6 +33,7 @@ use super::block_set::BlockSet;
 use super::blocks::{Blocks, Run};
 use super::sums::Table;
 use super::suspects::{clear_suspects, listed_suspects};
+use crate::aligned::{read_aligned, write_aligned};
 use crate::attached::{Attached, UseState};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
@@ -357,7 +358,7 @@ impl Unit {
         let mut wrong = read()?;
         if wrong.is_some() && !is_planted(Bug::SumsOneLook) {
             // A flush that fails loses bytes before anybody knows.
-            self.await_flush();
+            let _no_flush = self.await_flush();
             wrong = read()?;
         }
         if wrong.is_some() && self.may_lack.load(Ordering::Acquire) && region.failure().is_some() {
@@ -377,10 +378,19 @@ impl Unit {
         }
     }
 
-    /// Waits for the flush under way, as long as the device takes writes. A thread that flushes such a
-    /// device waits for no reader's lock, so there is no deadlock.
-    fn await_flush(&self) {
-        while self.is_open() && self.flushing.try_lock_for(Duration::from_millis(1)).is_none() {}
+    /// Waits for the flush under way and keeps others from beginning, as long as the device takes
+    /// writes. What a failed one put in doubt is known then. A thread that flushes such a device waits
+    /// for no reader's lock, so there is no deadlock.
+    fn await_flush(&self) -> Option<MutexGuard<'_, ()>> {
+        while self.is_open() {
+            let lock = self.flushing.try_lock_for(Duration::from_millis(1));
+            if lock.is_some() {
+                return lock;
+            }
+        }
+        // It is closed before its blocks are in doubt, both under this lock.
+        drop(self.doubt.lock());
+        None
     }
 
     /// Gives the bytes on the device new checksums: the caller knows that they are right.
@@ -713,62 +723,6 @@ fn held_blocks(device: &dyn BlockDevice, first: u64, end: u64) -> Vec<u64> {
 /// Returns whether one of the device's own blocks is held back whole in front of it.
 fn is_held(device: &dyn BlockDevice, block: u64) -> bool {
     device.held_in(block * BULK_BLOCK, BULK_BLOCK) == BULK_BLOCK
-}
-
-/// Reads bytes that need not be aligned.
-fn read_aligned(device: &dyn BlockDevice, align: u64, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
-    let len = out.len() as u64;
-    let (from, to) = (at / align * align, (at + len).next_multiple_of(align));
-    if from == at && to == at + len {
-        return device.read_into(at, out);
-    }
-    // The unaligned ends go through a buffer, the rest directly.
-    let body_from = at.next_multiple_of(align);
-    let body_to = (at + len) / align * align;
-    if body_from >= body_to {
-        let mut buffer = vec![0; (to - from) as usize];
-        device.read_into(from, &mut buffer)?;
-        out.copy_from_slice(&buffer[(at - from) as usize..(at - from + len) as usize]);
-        return Ok(());
-    }
-    let (head, rest) = out.split_at_mut((body_from - at) as usize);
-    let (body, tail) = rest.split_at_mut((body_to - body_from) as usize);
-    if !head.is_empty() {
-        read_aligned(device, align, at, head)?;
-    }
-    device.read_into(body_from, body)?;
-    if !tail.is_empty() {
-        read_aligned(device, align, body_to, tail)?;
-    }
-    Ok(())
-}
-
-/// Writes bytes that need not be aligned. The file's data lock keeps others away from the device
-/// blocks at the ends, which are read and written back.
-fn write_aligned(device: &dyn BlockDevice, align: u64, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
-    let len = bytes.len() as u64;
-    let (from, to) = (at / align * align, (at + len).next_multiple_of(align));
-    if from == at && to == at + len {
-        return device.write_from(at, bytes);
-    }
-    let body_from = at.next_multiple_of(align);
-    let body_to = (at + len) / align * align;
-    if body_from >= body_to {
-        let mut buffer = vec![0; (to - from) as usize];
-        device.read_into(from, &mut buffer)?;
-        buffer[(at - from) as usize..(at - from + len) as usize].copy_from_slice(bytes);
-        return device.write_from(from, &buffer);
-    }
-    let (head, rest) = bytes.split_at((body_from - at) as usize);
-    let (body, tail) = rest.split_at((body_to - body_from) as usize);
-    if !head.is_empty() {
-        write_aligned(device, align, at, head)?;
-    }
-    device.write_from(body_from, body)?;
-    if !tail.is_empty() {
-        write_aligned(device, align, body_to, tail)?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

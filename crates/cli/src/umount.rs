@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use shoal_devices::size::human;
 use shoal_devices::{Failure, Outcome};
+use shoal_fuse::mount_table::MountEntry;
 use shoal_store::holder::{self, Seen, Server};
 use shoal_store::place;
 
@@ -63,7 +64,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     let entry = place::mount_at(&args.mountpoint)?;
     // A lazy unmount asks no daemon.
     let store = if args.lazy { entry.source.clone() } else { of_mount(&entry)? };
-    let mountpoint = entry.mountpoint;
+    let mountpoint = entry.mountpoint.clone();
     place::passable(&store)?;
     let server = match holder::server(&store, &entry.device) {
         Err(_) if args.lazy => Server::Unknown,
@@ -99,7 +100,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         report.still_mounted = holder::mounts_by(pid, &store);
     } else if !was_dead {
         let pid = if let Server::Process(pid) = server { Some(pid) } else { holder::of(&store) };
-        match wait_until_free(&store, pid, &entry.device, args)? {
+        match wait_until_free(&store, pid, &entry, args)? {
             Wait::Free => report.clean = is_clean(&store, writer)?,
             Wait::InUse => {}
             Wait::Elsewhere(places) if args.lazy => report.still_mounted = places,
@@ -126,7 +127,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
 }
 
 /// Returns the store of a mount. The store of a dead mount may be gone, or served elsewhere by now.
-fn of_mount(entry: &shoal_fuse::mount_table::MountEntry) -> Outcome<PathBuf> {
+fn of_mount(entry: &MountEntry) -> Outcome<PathBuf> {
     match holder::store_of(entry) {
         Err(_) if !shoal_fuse::is_served(&entry.mountpoint) => Ok(entry.source.clone()),
         store => store,
@@ -166,7 +167,7 @@ fn lives_on(mountpoint: &Path, pid: Option<u32>, places: &[Seen]) -> Failure {
 }
 
 /// Waits until the daemon has released the store.
-fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountArgs) -> Outcome<Wait> {
+fn wait_until_free(store: &Path, pid: Option<u32>, mount: &MountEntry, args: &UmountArgs) -> Outcome<Wait> {
     let begin = Instant::now();
     let process = pid.map_or("its daemon".into(), holder::words);
     let bar = progress::waiting(&format!("waiting until the store is clean ({process})"), args.json);
@@ -195,7 +196,7 @@ fn wait_until_free(store: &Path, pid: Option<u32>, device: &str, args: &UmountAr
         }
         if begin.elapsed() > look {
             look = begin.elapsed() + LOOK;
-            let places = holder::mounts_with(device);
+            let places = holder::mounts_of(mount);
             // A namespace that is being created or destroyed has the mount for a moment.
             elsewhere = if places.is_empty() { None } else { elsewhere.or(Some(Instant::now())) };
             if elsewhere.is_some_and(|since: Instant| since.elapsed() >= LINGERING) {

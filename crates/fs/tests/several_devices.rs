@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::devices::away::{
     away_or_older, behind_another_ones_cache, in_another_place, pushed_out_by_a_mark, refused_after_a_clean_end,
 };
-use crate::devices::doubt::{across_a_retry, failed_flush, given_back, given_out, new_and_lost, renamed_in_doubt};
+use crate::devices::doubt::{
+    across_a_retry, failed_flush, given_back, given_out, new_and_lost, read_meanwhile, renamed_in_doubt,
+};
 use crate::devices::retries::under_writers;
 use crate::devices::{
     BLOCKS, Pair, all_given, create, every_failure, explore, failed_flush_of_ranges, given, new_bytes_move, read,
@@ -65,6 +67,12 @@ fn a_new_block_that_a_flush_lost_shows_nothing_of_its_former_file() {
 fn a_write_that_a_failed_flush_and_a_retry_overtake_fails() {
     across_a_retry(MemoryKind::Logged);
     across_a_retry(MemoryKind::Battery);
+}
+
+#[test]
+fn a_read_exactly_while_a_flush_fails_finds_bytes_in_doubt_and_no_damage() {
+    read_meanwhile(MemoryKind::Logged);
+    read_meanwhile(MemoryKind::Battery);
 }
 
 #[test]

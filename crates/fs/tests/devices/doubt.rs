@@ -91,6 +91,31 @@ fn with_promised(kind: MemoryKind) -> (Pair, Ino) {
     (pair, promised)
 }
 
+/// Tests that a read exactly while a failed flush puts its bytes in doubt finds no damage.
+pub fn read_meanwhile(kind: MemoryKind) {
+    let (pair, promised) = with_promised(kind);
+    let Pair { fs, second, .. } = &pair;
+    let block = BULK_BLOCK as usize;
+    assert_eq!(fs.write(promised, 0, &vec![2; block]), Ok(block));
+    second.fails.store(true, Ordering::Relaxed);
+    let (begin, begun) = std::sync::mpsc::channel();
+    *second.on_closing.lock().unwrap() = Some(Box::new(move || {
+        begin.send(()).unwrap();
+        // Time enough for a read that does not wait.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }));
+    let outcome = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            begun.recv().unwrap();
+            read(fs, promised, 0, block)
+        });
+        assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
+        reader.join().unwrap()
+    });
+    assert!(matches!(outcome, Err(Error::Io(_))), "{kind:?}: {outcome:?}");
+    assert_eq!(fs.bulk_states()[1].damaged, 0, "{kind:?}");
+}
+
 /// Tests that blocks of a write that failed are not in doubt for their next file: whatever it
 /// writes once the device is used again outlives its process.
 pub fn given_back(kind: MemoryKind) {

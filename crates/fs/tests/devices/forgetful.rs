@@ -32,6 +32,8 @@ pub struct Forgetful {
     pub waiting: AtomicU64,
     /// The device claims to keep what a process wrote when the process dies.
     pub survives_process: AtomicBool,
+    /// Called when a failed flush closes the device, before anything is in doubt.
+    pub on_closing: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Forgetful {
@@ -50,6 +52,7 @@ impl Forgetful {
             gate,
             waiting,
             survives_process,
+            on_closing: Mutex::default(),
         })
     }
 
@@ -113,6 +116,11 @@ impl WriteCache for Forgetful {
 
     plain_cache!();
 
+    fn give_up(&self) {
+        let call = self.on_closing.lock().unwrap().take();
+        call.into_iter().for_each(|call| call());
+    }
+
     fn read_medium(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
         self.read_into(at, out)
     }
@@ -141,8 +149,9 @@ impl BlockDevice for Forgetful {
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
         self.refuse(Failing::Read)?;
-        self.disk.read_into(at, out)?;
+        // Held throughout: a flush in between would take what is newer from here to the disk.
         let unflushed = self.unflushed.lock().unwrap();
+        self.disk.read_into(at, out)?;
         for (number, sector) in out.chunks_mut(512).enumerate() {
             if let Some(newer) = unflushed.get(&(at + number as u64 * 512)) {
                 sector.copy_from_slice(newer);

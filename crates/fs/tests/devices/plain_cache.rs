@@ -3,12 +3,10 @@
 //! Owns: the methods of `WriteCache` that they need and do not test. Left out: the caches (`away`,
 //! `forgetful`).
 
-/// Implements a cache that never gives up its data and that every opener may adopt. With
-/// `flushes_all` it has no age and flushes everything.
+/// Implements a cache that may have lost anything and that every opener may adopt. With
+/// `flushes_all` it has no age, flushes everything, and never gives up its data.
 macro_rules! plain_cache {
     () => {
-        fn give_up(&self) {}
-
         fn may_have_lost(&self, _: u64, _: u64) -> bool {
             true
         }
@@ -17,6 +15,8 @@ macro_rules! plain_cache {
     };
     (flushes_all) => {
         plain_cache!();
+
+        fn give_up(&self) {}
 
         fn held_for_ns(&self) -> u64 {
             0
