@@ -167,9 +167,9 @@ pub fn host_free_bytes(path: &Path) -> io::Result<HostSpace> {
     rustix::fs::statvfs(path).map(space).map_err(|e| named(path, e))
 }
 
-/// Like [`host_free_bytes`], for a held directory.
-pub fn held_host_bytes(directory: &Directory) -> io::Result<HostSpace> {
-    rustix::fs::fstatvfs(directory).map(space).map_err(|e| named(directory.path(), e))
+/// Like [`host_free_bytes`], for a held file or directory. Errors name `path`.
+pub fn held_host_bytes(held: impl AsFd, path: &Path) -> io::Result<HostSpace> {
+    rustix::fs::fstatvfs(held).map(space).map_err(|e| named(path, e))
 }
 
 fn space(s: rustix::fs::StatVfs) -> HostSpace {

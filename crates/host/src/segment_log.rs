@@ -171,7 +171,7 @@ impl SegmentLog {
             let message = format!("{segment_bytes} bytes is no segment size: choose a multiple of {PAGE_BYTES}");
             return Err(named(directory, io::Error::new(io::ErrorKind::InvalidInput, message)));
         }
-        let host_bytes = crate::held_host_bytes(&held)?.total_bytes;
+        let host_bytes = crate::held_host_bytes(&held, held.path())?.total_bytes;
         let (files, scan) = SegmentFiles::open(held.clone(), segment_bytes, access)?;
         let state = State {
             segments: scan.segments.into_iter().map(|(start, segment)| (start, Arc::new(segment))).collect(),

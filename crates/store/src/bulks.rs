@@ -351,8 +351,7 @@ impl Bulks {
             description.more_bulk.push(NumberedPlace { number, uuid: uuid_text(&uuid), place: place.clone() });
             description.more_bulk.sort_by_key(|place| place.number);
         })?;
-        let on_host =
-            place.path(&self.directory).is_some_and(|path| self.host_files.add(&self.directory.place(), &path));
+        let on_host = place.path(&self.directory).is_some_and(|path| self.host_files.add(&self.directory, &path));
         let (shown, opened) = (place.shown(self.directory.path()), device.block_device());
         let given =
             GivenDevice { uuid, name: shown, on_host, place: place.on_host(&self.directory), device: Ok(opened) };
@@ -427,7 +426,7 @@ impl Bulks {
         // Drive the cache only now. Held data must not go to another device, and nothing may leave
         // before it is known what is held.
         if let Some(front) = front {
-            if place.path(&self.directory).is_some_and(|path| self.host_files.has(&path)) {
+            if place.path(&self.directory).is_some_and(|path| self.host_files.retake(&path)) {
                 self.held_on_host.note(number, &front.filter);
             }
             self.held.lock().push(front.drive(true)?);

@@ -88,10 +88,7 @@ impl Store {
             GivenDevice {
                 uuid: parse_uuid(&numbered.uuid).unwrap_or_default(),
                 name: numbered.place.shown(self.directory.path()),
-                on_host: numbered
-                    .place
-                    .path(&self.directory)
-                    .is_some_and(|path| host.add(&self.directory.place(), &path)),
+                on_host: numbered.place.path(&self.directory).is_some_and(|path| host.add(&self.directory, &path)),
                 place: numbered.place.on_host(&self.directory),
                 device: found.ok_or_else(|| why().unwrap_or_default()),
             }

@@ -243,7 +243,7 @@ impl Store {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
         }));
         if self.description.memory.kind().properties().images || !host_files.is_empty() {
-            let host = shoal_host::held_host_bytes(&self.directory).map_err(Failure::of)?;
+            let host = shoal_host::held_host_bytes(&self.directory, self.directory.path()).map_err(Failure::of)?;
             options.checkpoint_log_bytes =
                 options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
             let probe = host_room::probe(&self.directory, &self.description.memory, host_files);
