@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use shoal_media::{BlockDevice, MediaError};
-use shoal_nbd::BlockStatus;
+use shoal_media::BlockDevice;
+use shoal_nbd::{BlockStatus, Witness};
 
 use crate::device_name::DeviceName;
 use crate::failure::{Failure, Outcome};
@@ -30,9 +30,9 @@ pub trait Device: Send + Sync {
         self.block_device()
     }
 
-    /// Returns samples of what the medium has for certain, also after the device was lost. They
-    /// tell it from an older copy of itself. Empty: nothing is known.
-    fn samples(&self) -> Vec<Sample> {
+    /// Returns what the medium has for certain, also after the device was lost: it tells the medium
+    /// from an older copy of itself. Empty: nothing is known.
+    fn witnesses(&self) -> Vec<Witness> {
         Vec::new()
     }
 
@@ -73,21 +73,6 @@ impl dyn Device {
             size_bytes: self.block_device().geometry().bytes,
             own: self.own_report(),
         }
-    }
-}
-
-/// Bytes that a medium has from byte `at` on.
-pub struct Sample {
-    pub at: u64,
-    pub bytes: Vec<u8>,
-}
-
-impl Sample {
-    /// Returns whether a device has these bytes.
-    pub fn is_on(&self, device: &dyn BlockDevice) -> Result<bool, MediaError> {
-        let mut found = vec![0; self.bytes.len()];
-        device.read_into(self.at, &mut found)?;
-        Ok(found == self.bytes)
     }
 }
 

@@ -51,7 +51,7 @@ pub mod vlog;
 
 use std::path::PathBuf;
 
-pub use device::{Device, DeviceReport, DonorChange, Made, Sample};
+pub use device::{Device, DeviceReport, DonorChange, Made};
 pub use device_name::{DeviceName, Kind, Make, MakeOptions, Name};
 pub use failure::{During, Failure, Outcome};
 pub use file::file;
@@ -60,6 +60,7 @@ pub use overwrite::{is_block_device, refuse_if_in_use, refuse_if_not_empty};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 
 pub use donor_link::PRESSURE;
+pub use shoal_nbd::Witness;
 
 /// Directory for the sockets and locks of processes that have no directory of their own.
 pub fn run_directory() -> PathBuf {

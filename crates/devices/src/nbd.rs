@@ -18,7 +18,7 @@ use shoal_media::BlockDevice;
 use shoal_nbd::address::Place;
 use shoal_nbd::{Link, LinkOptions, Uri, Witness};
 
-use crate::device::{Device, Sample};
+use crate::device::Device;
 use crate::device_name::{DeviceName, Kind, Name};
 use crate::disk_lock;
 use crate::failure::{Failure, Outcome};
@@ -180,8 +180,8 @@ impl Device for OpenNbd {
         self.link.clone()
     }
 
-    fn samples(&self) -> Vec<Sample> {
-        self.link.witnesses().into_iter().map(|Witness { at, bytes }| Sample { at, bytes }).collect()
+    fn witnesses(&self) -> Vec<Witness> {
+        self.link.witnesses()
     }
 
     fn own_report(&self) -> Map<String, Value> {

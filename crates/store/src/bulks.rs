@@ -19,11 +19,11 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shoal_devices::size::human;
 use shoal_devices::{
-    Device, DeviceName, DeviceReport, DonorChange, During, Failure, Outcome, Sample, is_block_device, new_uuid,
+    Device, DeviceName, DeviceReport, DonorChange, During, Failure, Outcome, Witness, is_block_device, new_uuid,
     refuse_if_in_use, refuse_if_not_empty, uuid_text,
 };
 use shoal_format::BULK_BLOCK;
-use shoal_format::bulk_list::BULK_DEVICES_MAX;
+use shoal_format::bulk_list::{BULK_DEVICES_MAX, Mark};
 use shoal_fs::{BulkState, Fs, GivenDevice, Leaving, Options};
 use shoal_host::{CacheFile, Directory, FileDevice};
 use shoal_media::WriteCache;
@@ -117,8 +117,8 @@ pub(crate) struct Bulks {
     directory: Directory,
     description: Mutex<Description>,
     devices: Mutex<Vec<(u32, Arc<dyn Device>)>>,
-    /// Samples of devices that are to be opened again.
-    samples: Mutex<BTreeMap<u32, Vec<Sample>>>,
+    /// What devices that are to be opened again had for certain.
+    witnesses: Mutex<BTreeMap<u32, Vec<Witness>>>,
     /// The write-back caches in front of devices.
     held: Mutex<Vec<HeldWrites>>,
     /// Files and rules of released caches. A file may still be in use for a moment.
@@ -143,7 +143,7 @@ impl Bulks {
             directory: directory.clone(),
             description: Mutex::new(description.clone()),
             devices: Mutex::new(devices),
-            samples: Mutex::default(),
+            witnesses: Mutex::default(),
             held: Mutex::new(caches),
             let_go: Mutex::default(),
             held_on_host: held,
@@ -402,7 +402,7 @@ impl Bulks {
         place.name(&self.directory).map(|name| self.refuse_within_mount(&name)).unwrap_or(Ok(()))?;
         let (mut opened, mut front) = (None, None);
         let open = || {
-            self.take_samples(number);
+            self.take_witnesses(number);
             // The device's last users release it within moments.
             self.devices.lock().retain(|(known, _)| *known != number);
             let begin = Instant::now();
@@ -415,7 +415,7 @@ impl Bulks {
                     outcome => break outcome.map_err(|failure| failure.to_string())?,
                 }
             };
-            self.compare_samples(number, &*device)?;
+            self.ask_witnesses(number, &*device)?;
             opened = Some(device.clone());
             front = self.front_again(number, &device).map_err(|failure| failure.to_string())?;
             let engine =
@@ -423,6 +423,7 @@ impl Bulks {
             Ok((engine, place.on_host(&self.directory)))
         };
         self.fs.bulk_retry(number, open).during(&what)?;
+        self.witnesses.lock().remove(&number);
         // Drive the cache only now. Held data must not go to another device, and nothing may leave
         // before it is known what is held.
         if let Some(front) = front {
@@ -436,28 +437,29 @@ impl Bulks {
         Ok(())
     }
 
-    fn take_samples(&self, number: u32) {
+    fn take_witnesses(&self, number: u32) {
         let devices = self.devices.lock();
         if let Some((_, device)) = devices.iter().find(|(known, _)| *known == number) {
-            self.samples.lock().insert(number, device.samples());
+            self.witnesses.lock().insert(number, device.witnesses());
         }
     }
 
     /// Refuses a device that lacks what the lost one had for certain. The device's mark is no proof:
     /// a copy that was made since the store was mounted has it, too.
-    fn compare_samples(&self, number: u32, device: &dyn Device) -> Result<(), String> {
-        let mut samples = self.samples.lock();
-        for sample in samples.get(&number).into_iter().flatten() {
-            if !sample.is_on(&*device.block_device()).map_err(|error| error.to_string())? {
-                let at = sample.at;
+    fn ask_witnesses(&self, number: u32, device: &dyn Device) -> Result<(), String> {
+        let mut all = self.witnesses.lock();
+        let Some(witnesses) = all.get_mut(&number) else { return Ok(()) };
+        for witness in &*witnesses {
+            if !witness.is_on(&*device.block_device()).map_err(|error| error.to_string())? {
+                let at = witness.at;
                 return Err(format!(
                     "it is another device, or an older copy: it lacks what was flushed at byte {at}; bring back the one \
                      that was lost"
                 ));
             }
         }
-        // The mark that is written next changes one of them.
-        samples.remove(&number);
+        // The mark is written next. The others count again if this attempt fails after that.
+        witnesses.retain(|witness| Mark::decode(&witness.bytes).is_err());
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use shoal_media::Request;
+use shoal_media::{BlockDevice, MediaError, Request};
 
 /// A request that can be repeated.
 pub(super) enum Again {
@@ -58,8 +58,8 @@ impl Again {
     }
 }
 
-/// Part of a write that a flush covered, and that no change sent since touches. The server has it as
-/// long as it is the same one.
+/// Part of a write that a flush covered, and that no change sent since touches. A medium has it as
+/// long as it is the same one, and no older copy of itself.
 #[derive(Clone)]
 pub struct Witness {
     pub at: u64,
@@ -75,6 +75,13 @@ impl Witness {
         let Again::Write { at, bytes, .. } = flushed else { return None };
         let bytes = bytes.get(..block_bytes.max(512))?;
         bytes.iter().any(|byte| *byte != 0).then(|| Witness { at: *at, bytes: bytes.to_vec() })
+    }
+
+    /// Returns whether a device has these bytes.
+    pub fn is_on(&self, device: &dyn BlockDevice) -> Result<bool, MediaError> {
+        let mut found = vec![0; self.bytes.len()];
+        device.read_into(self.at, &mut found)?;
+        Ok(found == self.bytes)
     }
 
     fn is_within(&self, range: &Range<u64>) -> bool {
