@@ -32,6 +32,8 @@ pub const SECTOR: usize = 512;
 pub const FRONT: usize = shoal_netram::SUPERBLOCK_BYTES;
 /// A request hangs if it has no answer after this simulated time (ns).
 const HANG_NS: u64 = 120_000_000_000;
+/// The longest time without a tick.
+const TICK_MAX_NS: u64 = 1_000_000_000;
 /// Maximum operations on donors in one life: thirty times the usual number.
 const FLIGHTS_MAX: u64 = 1_000_000;
 
@@ -577,13 +579,16 @@ impl World {
     fn pin(&mut self) -> Result<(), DiskError> {
         self.ask_for_all()?;
         let begin = self.now;
+        let mut ticked = begin;
         while self.is_pinning() {
             if self.now - begin > HANG_NS {
                 let status = self.engine().status();
                 return Err(Self::fault(format!("a read after the restart hangs: {status:?}")));
             }
-            if !self.step()? {
+            // A donor may try to come back again and again, and time goes on meanwhile.
+            if self.now - ticked > TICK_MAX_NS || !self.step()? {
                 self.tick(50_000_000)?;
+                ticked = self.now;
             }
         }
         Ok(())
