@@ -36,6 +36,10 @@ pub trait Device: Send + Sync {
         Vec::new()
     }
 
+    /// Takes over what an earlier connection to the same medium knew: whatever answers in the medium's
+    /// place from here on must have it, too. The caller compares it once.
+    fn inherit(&self, _: Vec<Witness>) {}
+
     /// Returns the report fields that only this kind has, by name.
     fn own_report(&self) -> Map<String, Value> {
         Map::new()

@@ -184,6 +184,10 @@ impl Device for OpenNbd {
         self.link.witnesses()
     }
 
+    fn inherit(&self, witnesses: Vec<Witness>) {
+        self.link.inherit(witnesses);
+    }
+
     fn own_report(&self) -> Map<String, Value> {
         // `connected`, `reconnecting`, `lost`.
         [("connection".into(), self.link.state().into())].into_iter().collect()

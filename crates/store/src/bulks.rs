@@ -449,6 +449,8 @@ impl Bulks {
     fn ask_witnesses(&self, number: u32, device: &dyn Device) -> Result<(), String> {
         let mut all = self.witnesses.lock();
         let Some(witnesses) = all.get_mut(&number) else { return Ok(()) };
+        // First, so that a server that takes this one's place from here on is asked, too.
+        device.inherit(witnesses.clone());
         for witness in &*witnesses {
             if !witness.is_on(&*device.block_device()).map_err(|error| error.to_string())? {
                 let at = witness.at;

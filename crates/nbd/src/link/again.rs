@@ -70,11 +70,14 @@ pub struct Witness {
 const CANDIDATES: usize = 16;
 
 impl Witness {
-    /// Takes the first block of a write. Zeros would not tell one server from another.
+    /// Takes the first block of a write that is not zeros, which would not tell one server from
+    /// another.
     fn of(flushed: &Again, block_bytes: usize) -> Option<Witness> {
         let Again::Write { at, bytes, .. } = flushed else { return None };
-        let bytes = bytes.get(..block_bytes.max(512))?;
-        bytes.iter().any(|byte| *byte != 0).then(|| Witness { at: *at, bytes: bytes.to_vec() })
+        let len = block_bytes.max(512);
+        let mut blocks = (*at..).step_by(len).zip(bytes.chunks_exact(len));
+        let (at, bytes) = blocks.find(|(_, block)| block.iter().any(|byte| *byte != 0))?;
+        Some(Witness { at, bytes: bytes.to_vec() })
     }
 
     /// Returns whether a device has these bytes.
@@ -89,14 +92,23 @@ impl Witness {
     }
 }
 
+/// Samples kept: more than one besides the first, because programs rewrite what they have just flushed.
+const WITNESSES_MAX: usize = 8;
+
 /// Samples of what the server must have: the first one taken, which is the mark of a device, and
-/// the last one.
+/// the last ones.
 #[derive(Default)]
 pub(super) struct Witnesses(Vec<Witness>);
 
 impl Witnesses {
     pub(super) fn all(&self) -> Vec<Witness> {
         self.0.clone()
+    }
+
+    /// Adds what another connection to the same medium knew.
+    pub(super) fn inherit(&mut self, witnesses: impl IntoIterator<Item = Witness>) {
+        self.0.extend(witnesses);
+        self.0.truncate(WITNESSES_MAX);
     }
 
     /// A change is sent.
@@ -116,7 +128,9 @@ impl Witnesses {
                 && !flying.flights.iter().any(|one| witness.is_within(&one.range))
         };
         if let Some((_, witness)) = fit.find(|(index, witness)| is_free(*index, witness)) {
-            self.0.truncate(1);
+            if self.0.len() >= WITNESSES_MAX {
+                self.0.remove(1);
+            }
             self.0.push(witness);
         }
     }

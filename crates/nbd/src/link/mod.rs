@@ -288,6 +288,12 @@ impl Link {
         self.shared.state.lock().witnesses.all()
     }
 
+    /// Adds what an earlier link to the same medium knew. Connections made from here on are compared with
+    /// it, the present one is not.
+    pub fn inherit(&self, witnesses: impl IntoIterator<Item = Witness>) {
+        self.shared.state.lock().witnesses.inherit(witnesses);
+    }
+
     /// `connected`, `reconnecting`, or `lost`.
     pub fn state(&self) -> &'static str {
         let state = self.shared.state.lock();
