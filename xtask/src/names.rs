@@ -61,9 +61,9 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
 
 /// Words that may stand on the pages.
 struct Known {
-    /// Those of Rust sources without their comments, and of the sources' paths.
+    /// Words of the Rust sources' code and paths. Their comments do not count.
     code: HashSet<String>,
-    /// Those of all files but pages, and of [`OTHERS`].
+    /// Words of all files but the pages, and those in [`OTHERS`].
     all: HashSet<String>,
 }
 

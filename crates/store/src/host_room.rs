@@ -125,13 +125,10 @@ pub(crate) fn probe(directory: &Directory, memory: &MemoryChoice, files: &HostFi
         let taken = || files.iter().map(|file| file.taken_bytes()).sum::<u64>();
         HostRoom {
             region: host.map_or(u64::MAX, |host| host.available_bytes),
-            memory: match (grows, is_own) {
-                (false, false) => None,
-                (false, true) => Some(shoal_host::memory_room_soon_bytes()),
-                (true, is_own) => {
-                    let free = host_of_memory.as_ref().map_or(u64::MAX, Held::free_bytes);
-                    Some(free.min(if is_own { shoal_host::memory_room_soon_bytes() } else { u64::MAX }))
-                }
+            memory: {
+                let own = is_own.then(shoal_host::memory_room_soon_bytes);
+                let host = grows.then(|| host_of_memory.as_ref().map_or(u64::MAX, Held::free_bytes));
+                own.into_iter().chain(host).min()
             },
             bulk: files.first().map(|first| taken().saturating_add(first.free_bytes())),
             shared: files.first().is_some_and(|first| first.device() == own_device),
