@@ -213,7 +213,7 @@ fn slow_and_silent_donors_change_nothing() {
 /// concerned are unused for a while and then used again.
 #[test]
 fn connections_that_break_again_and_again_use_up_no_room() {
-    let lived = lives("breaks", 10, world::paces::breaks);
+    let lived = lives("breaks", 20, world::paces::breaks);
     let uncertain: u64 = lived.iter().map(|life| life.uncertain).sum();
     let (stuck, live): (Vec<world::paces::Broken>, Vec<_>) = lived.into_iter().partition(|life| life.is_stuck);
     let refused = live.iter().map(|life| life.refused).max().unwrap_or_default();
@@ -261,6 +261,8 @@ fn lives_that_failed_once_do_not_fail_again() {
     again("clients", &[512_768, 514_820, 514_908, 518_862], world::unkind::clients);
     // The last donor of an empty disk was excluded, so that no donor was left to store the epoch.
     again("clients", &[901_487], world::unkind::clients);
+    // A drain was given up because groups that had become narrow left no room.
+    again("drained", &[5_604_760, 5_610_791], world::unkind::drained);
     again("everything with checkpoints", &[578], |seed| world::oracle::with(|| world::unkind::everything(seed)));
 }
 
@@ -334,6 +336,46 @@ fn an_opening_by_a_checkpoint_finds_what_is_there() {
         println!("{} openings by a checkpoint", compared() - before);
     }
     assert!(compared() > 250 || only.is_some(), "{} openings by a checkpoint prove nothing", compared());
+}
+
+/// What was written while donors were missing is in narrow groups with much parity. Once there are
+/// enough donors again, the whole disk has room.
+#[test]
+fn narrow_groups_become_wide_when_room_is_short() {
+    for policy in Policy::ALL.into_iter().filter(|policy| policy.is_redundant()) {
+        let config = Config {
+            policy,
+            uuid: [7; 16],
+            block_bytes: 512,
+            buffer_blocks: 4,
+            parity: 2,
+            width: 5,
+            timeout_ms: 0,
+            patience_ms: 0,
+            ..Config::default()
+        };
+        let mut world = World::new(7, config, 5, 320_000).expect("a disk");
+        for donor in 0..2 {
+            world.kill(donor);
+        }
+        world.rest().expect("goes on");
+        let sectors = world.sectors();
+        let third = sectors / 3;
+        for at in (0..third).step_by(8) {
+            world.write(at, 8.min(third - at), false).expect("taken");
+            world.settle().expect("answered");
+        }
+        for _ in 0..2 {
+            world.join(320_000);
+        }
+        world.rest().expect("goes on");
+        for at in (third..sectors).step_by(8) {
+            world.write(at, 8.min(sectors - at), false).expect("taken");
+            world.settle().expect("answered");
+        }
+        assert_eq!(world.errors, [], "{policy:?}");
+        world.check_all().expect("what was written");
+    }
 }
 
 /// Donors that refuse for a moment and broken connections do not stop an admitted drain from

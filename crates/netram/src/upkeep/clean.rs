@@ -6,7 +6,9 @@
 //! short, several are cleaned at once, because each waits for donors four times; but only as many
 //! as the room kept for cleaning can take, because half-emptied groups free nothing. A dead group
 //! is freed when all successors of its blocks are safe. Its headers are erased before its units are
-//! taken again. Left out: which donor takes the new group (`state`).
+//! taken again. When room is short, a group that is narrower than new ones would be counts as
+//! half-dead, too: it has more parity for its data. Left out: which donor takes the new group
+//! (`state`).
 
 use std::sync::Arc;
 
@@ -16,6 +18,14 @@ use crate::state::memory::Memory;
 use crate::state::room::{GROUPS_AHEAD, NOTE_UNITS, RESERVE_UNITS};
 use crate::task::Core;
 use crate::upkeep::empty::empty;
+
+/// A group's share of the room, in blocks times the width of the groups that its blocks would move
+/// to.
+struct Share {
+    all: usize,
+    /// The part that holds no live blocks.
+    wasted: usize,
+}
 
 /// Time without a request after which the disk is idle (ns).
 const IDLE_NS: u64 = 200_000_000;
@@ -53,10 +63,16 @@ impl State {
     }
 
     fn find_victim(&self, short: bool) -> Option<u32> {
-        let capacity = |index: u32| (self.groups[index].data() * self.plan.buffer) as u32;
-        let half_dead = || self.groups.by_live().filter(|&(live, index)| live < capacity(index));
-        let gains = || half_dead().next().filter(|&(live, _)| self.gives_a_group(live, half_dead(), &capacity));
-        let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
+        let width = self.width(NOTE_UNITS);
+        // Units that come back by themselves make room without more writes.
+        let widens = short && !self.awaits_units();
+        let share = |index: u32| self.share(index, width, widens);
+        let half_dead = || self.groups.by_live().filter(|&(_, index)| share(index).wasted > 0);
+        let gains = || {
+            let wasted = half_dead().map(|(_, index)| share(index).wasted);
+            half_dead().next().filter(|&(live, _)| self.gives_a_group(live, wasted, width))
+        };
+        let pays = |&(_, index): &(u32, u32)| share(index).wasted * 4 >= share(index).all;
         if short {
             // The dead groups are enough. They are freed when the successors of their blocks are
             // safe.
@@ -70,6 +86,19 @@ impl State {
             return found.map(|(_, victim)| victim);
         }
         gains().filter(pays).map(|(_, victim)| victim)
+    }
+
+    /// Returns a group's share of the room. `width`: of the groups that its blocks would move to.
+    /// `widens`: its units count for what they would hold in such groups.
+    fn share(&self, index: u32, width: usize, widens: bool) -> Share {
+        let group = &self.groups[index];
+        let (members, blocks) = (group.members.len(), width.max(1));
+        let data = match widens && members < width {
+            true => members * (width - self.plan.parity),
+            false => group.data() * blocks,
+        };
+        let all = data * self.plan.buffer;
+        Share { all, wasted: all.saturating_sub(group.live() as usize * blocks) }
     }
 
     /// Returns whether a group with this many live blocks may be emptied beside others. There must
@@ -96,25 +125,20 @@ impl State {
     /// Returns whether cleaning would make room in the end. It would not if all dead blocks
     /// together are less than a new group: live blocks would move for ever. Exception: the next
     /// victim's live blocks fit into the cleaner's open group.
-    fn gives_a_group(
-        &self,
-        live: u32,
-        half_dead: impl Iterator<Item = (u32, u32)>,
-        capacity: &impl Fn(u32) -> u32,
-    ) -> bool {
+    fn gives_a_group(&self, live: u32, mut wasted: impl Iterator<Item = usize>, width: usize) -> bool {
         let room = self.room_in_cleaning();
         if live <= room {
             return true;
         }
-        let wanted = (self.width(NOTE_UNITS).saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
+        let wanted = width.saturating_sub(self.plan.parity) * self.plan.buffer * width;
         if wanted == 0 {
             // No group can be opened now. Once one can, this is checked again.
             return false;
         }
-        let mut dead = room;
-        half_dead.map(|(live, index)| capacity(index) - live).any(|more| {
-            dead += more;
-            dead >= wanted
+        let mut gained = room as usize * width;
+        wasted.any(|more| {
+            gained += more;
+            gained >= wanted
         })
     }
 }
