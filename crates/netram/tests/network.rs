@@ -261,6 +261,10 @@ fn lives_that_failed_once_do_not_fail_again() {
     again("clients", &[512_768, 514_820, 514_908, 518_862], world::unkind::clients);
     // The last donor of an empty disk was excluded, so that no donor was left to store the epoch.
     again("clients", &[901_487], world::unkind::clients);
+    // So many donors left that too few took their contents, and no drain was given up.
+    again("clients", &[5_612_090, 5_618_112], world::unkind::clients);
+    // Opening waited for a list whose parity had never been written.
+    again("everything", &[5_718_595], world::unkind::everything);
     // A drain was given up because groups that had become narrow left no room.
     again("drained", &[5_604_760, 5_610_791], world::unkind::drained);
     again("everything with checkpoints", &[578], |seed| world::oracle::with(|| world::unkind::everything(seed)));

@@ -429,8 +429,8 @@ async fn look_at(
 /// flush waits for all units of a group. A unit that grows keeps what it has, and parity lists a
 /// unit's growth only when that growth is stored. Repair writes the blocks of a moved unit before
 /// its header. So a unit that lists a block of this row and does not have it was still being
-/// written. The same holds for parity that gives a wrong result, unless another block that came
-/// later may be the cause.
+/// written. The same holds for parity that gives a wrong result. Another block that came later may
+/// be the cause, but then the parity is a former version, in whole or in part.
 async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
     let (data, lists, covered, asked) = {
         let state = &mut *core.lock();
@@ -465,11 +465,20 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
     }
     let parity = row.split_off(data);
     row[at.unit] = None;
-    let newest =
-        (0..data).filter(|&unit| covered[unit]).filter_map(|unit| lists[unit].get(at.row)).map(|entry| entry.sequence);
-    let is_last = parity.len() > 1 || newest.max() == Some(entry.sequence);
+    let sequence = |unit: usize| lists[unit].get(at.row).map(|entry| entry.sequence);
+    let mut order: Vec<usize> = (0..data).filter(|&unit| sequence(unit).is_some()).collect();
+    order.sort_unstable_by_key(|&unit| sequence(unit));
+    let newest = order.iter().rfind(|&&unit| covered[unit]);
+    let is_last = parity.len() > 1 || newest == Some(&at.unit);
+    let fits = |bytes: &[u8]| sums.of(bytes) == entry.sum;
     let computed = parity::decode(at.unit, &row, &parity);
-    is_last && covered[at.unit] && computed.is_some_and(|bytes| sums.of(&bytes) != entry.sum)
+    // A version may have a block that this parity does not list.
+    let may_be_former = || {
+        let others: Vec<_> = order.iter().filter(|&&unit| unit != at.unit).map(|&unit| row[unit].clone()).collect();
+        let is_former = |parity: &Vec<u8>| parity::of_former(parity, &others, fits, 1).is_some();
+        !order.iter().all(|&unit| covered[unit]) || parity.iter().flatten().any(is_former)
+    };
+    covered[at.unit] && computed.is_some_and(|bytes| !fits(&bytes)) && (is_last || !may_be_former())
 }
 
 impl State {

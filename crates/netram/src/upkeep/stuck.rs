@@ -4,7 +4,8 @@
 //! in caches are sent. Then donors that were set aside are used, lists of trims are written, and
 //! abandoned groups are sent once more. Units in quarantine, and units with a late write, are waited
 //! for. Then new groups become narrow, and drains are given up. Only after that are requests told
-//! that there is no room. Left out: cleaning (`clean`).
+//! that there is no room. If too few donors take new groups, only drains are given up. Left out:
+//! cleaning (`clean`).
 
 use std::sync::Arc;
 
@@ -23,7 +24,11 @@ impl State {
     /// Returns whether there is something to do now.
     pub fn unstick(&mut self, core: &Arc<Core>) -> bool {
         // A donor that is away or refuses may bring room.
-        if self.is_opening_units() || self.expects() || self.takers() < self.plan.parity + 1 {
+        if self.is_opening_units() || self.expects() {
+            return false;
+        }
+        let is_short_of_donors = self.takers() < self.plan.parity + 1;
+        if is_short_of_donors && !self.donors.iter().any(|donor| donor.state == DonorState::Draining) {
             return false;
         }
         if self.shortage.waits_for_units() && !self.awaits_units() {
@@ -36,6 +41,7 @@ impl State {
                 self.wake();
                 return true;
             }
+            Wanted::Room if is_short_of_donors => return give_up_drains(self),
             Wanted::Room => {}
         }
         let waiting = self.groups.memories().filter(|(_, memory)| memory.waits());

@@ -21,6 +21,7 @@ pub mod unkind;
 use std::collections::{BTreeMap, HashMap};
 
 use shoal_format::checksum;
+use shoal_format::ram::{HEADER_SLOTS, UnitHeader};
 use shoal_media::Request;
 use shoal_netram::{
     Action, Config, DiskError, DonorError, DonorId, DonorInfo, DonorOp, DonorState, Engine, Plan, Policy,
@@ -483,6 +484,12 @@ impl World {
             self.tick(50_000_000)?;
         }
         Ok(())
+    }
+
+    /// Returns whether this byte of a donor is part of a unit's header.
+    pub fn is_in_header(&self, at: usize) -> bool {
+        let headers = HEADER_SLOTS * UnitHeader::bytes(self.plan.data, self.plan.buffer);
+        at >= FRONT && (at - FRONT) % (headers + self.plan.buffer * self.config.block_bytes as usize) < headers
     }
 
     pub fn is_healthy(&mut self) -> bool {
