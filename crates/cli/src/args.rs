@@ -469,6 +469,8 @@ pub struct InspectArgs {
     dedicated-parity=yes|no  keep parity on the last donors, instead of rotating it (no)\n  \
     timeout=MS       longest wait of a block in a cache (1000); 0: until the cache is full, or a flush\n  \
     idle-cleaning=yes|no     clean in idle gaps, not only when space is short (yes)\n  \
+    checkpoints=yes|no       keep a map on the donors, so that a large disk opens in seconds (yes); decided when it is made\n  \
+    uuid=UUID        the disk that must be there (any)\n  \
     name=NAME, secret=FILE   name of this client at the donors, and the file with its secret\n  \
     tls-certificates=DIR     connect to donors with TLS\n  \
     lost-after=SECONDS       a donor that is away this long counts as lost (5)\n\n\
