@@ -342,8 +342,8 @@ fn an_opening_by_a_checkpoint_finds_what_is_there() {
     assert!(compared() > 250 || only.is_some(), "{} openings by a checkpoint prove nothing", compared());
 }
 
-/// What was written while donors were missing is in narrow groups with much parity. Once there are
-/// enough donors again, the whole disk has room.
+/// Writes go into narrow groups while donors are missing, and narrow groups have more parity. Once
+/// there are enough donors again, the whole disk has room.
 #[test]
 fn narrow_groups_become_wide_when_room_is_short() {
     for policy in Policy::ALL.into_iter().filter(|policy| policy.is_redundant()) {

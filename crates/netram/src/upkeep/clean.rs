@@ -72,7 +72,10 @@ impl State {
             let wasted = half_dead().map(|(_, index)| share(index).wasted);
             half_dead().next().filter(|&(live, _)| self.gives_a_group(live, wasted, width))
         };
-        let pays = |&(_, index): &(u32, u32)| share(index).wasted * 4 >= share(index).all;
+        let pays = |&(_, index): &(u32, u32)| {
+            let Share { all, wasted } = share(index);
+            wasted * 4 >= all
+        };
         if short {
             // The dead groups are enough. They are freed when the successors of their blocks are
             // safe.
