@@ -23,7 +23,7 @@ pub enum Error {
     /// Takes no more writes since something failed.
     #[error("read-only file system: {0}")]
     Failed(Arc<Failure>),
-    /// Refused by [`crate::without_flush`].
+    /// Refused by [`crate::Patience::Refuses`].
     #[error("the operation has to wait for the bulk storage")]
     WouldFlush,
     #[error("input/output error: {0}")]

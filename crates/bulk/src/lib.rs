@@ -75,7 +75,7 @@ pub use devices::{BulkState, GivenDevice, OnBulkFailure};
 pub use error::{Error, Result};
 pub use fresh::{Fresh, Tail};
 pub use host_room::{Backoff, HostRoom, Room, RoomCache};
-pub use patience::{may_wait, without_flush};
+pub use patience::Patience;
 pub use unit::Stamp;
 
 /// Reads the words of a bitmap for `blocks` blocks at `at`. The flag is false if `read` finds none.
@@ -504,9 +504,9 @@ impl Bulk {
     /// Overwrites data on the device that holds it; returns the write's number. The file's data
     /// lock keeps others away from the device blocks at the unaligned ends, which are read and
     /// written back. With `to_end`, nobody owns what lies behind the bytes in their block.
-    pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool) -> Result<Stamp> {
+    pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool, patience: Patience) -> Result<Stamp> {
         assert_none_held();
-        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, to_end, |sentence| self.tell(sentence))
+        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, to_end, patience, |sentence| self.tell(sentence))
     }
 
     /// Writes whole blocks that no file maps yet, before the record that maps them.
@@ -550,12 +550,12 @@ impl Bulk {
     /// Makes every write to one device completed before the call durable. Does nothing if nothing
     /// was written since the last flush; concurrent callers share one flush. A failure poisons
     /// `region` for good if the device is the only one, else it closes the device ([`Bulk::fail`]).
-    fn flush_unit(&self, region: &Region, unit: &Unit) -> Result<()> {
+    fn flush_unit(&self, region: &Region, unit: &Unit, patience: Patience) -> Result<()> {
         let wanted = unit.written.load(Ordering::Acquire);
         if unit.flushed.load(Ordering::Acquire) >= wanted {
             return Ok(());
         }
-        may_wait()?;
+        patience.may_flush()?;
         assert_none_held();
         let _one_at_a_time = unit.flushing.lock();
         if unit.flushed.load(Ordering::Acquire) >= wanted {
@@ -600,7 +600,7 @@ impl Bulk {
     /// error.
     pub fn flush_on(&self, region: &Region, number: u32) -> Result<Flushed> {
         if let Some(unit) = self.unit(number) {
-            match self.flush_unit(region, &unit) {
+            match self.flush_unit(region, &unit, Patience::Waits) {
                 Err(Error::Io(_)) if !unit.is_open() => {}
                 outcome => outcome?,
             }
@@ -629,7 +629,7 @@ impl Bulk {
     /// without an error, so that files on the others are not affected.
     pub fn flush(&self, region: &Region) -> Result<Flushed> {
         for unit in self.units().iter() {
-            match self.flush_unit(region, unit) {
+            match self.flush_unit(region, unit, Patience::Waits) {
                 Err(Error::Io(_)) if !unit.is_open() => {}
                 outcome => outcome?,
             }
@@ -643,7 +643,7 @@ impl Bulk {
         let flushed = self.last_flushed();
         let units = self.units();
         for unit in units.iter().filter(|unit| inos.iter().any(|&ino| self.waits(unit, ino, &flushed))) {
-            match self.flush_unit(region, unit) {
+            match self.flush_unit(region, unit, Patience::Waits) {
                 Err(Error::Io(_)) if !unit.is_open() => {}
                 outcome => outcome?,
             }

@@ -1,28 +1,27 @@
-//! Threads that must not wait for a flush of the bulk device.
+//! Whether an operation may wait for a flush of the bulk device.
 //!
 //! A few operations flush midway: when a file with promised contents changes its tier, or when a
 //! file's end moves over bytes cut off earlier. A caller with few threads, each needed for other
-//! requests, first runs an operation by [`without_flush`]. If that is refused with
+//! requests, first runs an operation that [`Patience::Refuses`]. If that fails with
 //! [`Error::WouldFlush`], the operation has changed nothing visible, and the caller repeats it
 //! where waiting does no harm.
 
-use std::cell::Cell;
-
 use crate::{Error, Result};
 
-thread_local! {
-    static REFUSES: Cell<bool> = const { Cell::new(false) };
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Patience {
+    #[default]
+    Waits,
+    /// Whatever has to flush the bulk device fails with [`Error::WouldFlush`].
+    Refuses,
 }
 
-/// Runs `work`; anything in it that has to flush the bulk device fails with [`Error::WouldFlush`].
-pub fn without_flush<T>(work: impl FnOnce() -> T) -> T {
-    let before = REFUSES.replace(true);
-    let done = work();
-    REFUSES.set(before);
-    done
-}
-
-/// Fails if this thread must not wait for a flush.
-pub fn may_wait() -> Result<()> {
-    if REFUSES.get() { Err(Error::WouldFlush) } else { Ok(()) }
+impl Patience {
+    /// Fails if the operation must not wait for a flush.
+    pub fn may_flush(self) -> Result<()> {
+        match self {
+            Patience::Waits => Ok(()),
+            Patience::Refuses => Err(Error::WouldFlush),
+        }
+    }
 }

@@ -17,7 +17,7 @@ use shoal_format::inode::Ino;
 use shoal_region::Region;
 
 use super::unit::Unit;
-use super::{Bulk, Flushed, Run, Stamp, may_wait};
+use super::{Bulk, Flushed, Patience, Run, Stamp};
 use crate::held::assert_none_held;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
@@ -113,31 +113,31 @@ impl Bulk {
     }
 
     fn flush_some(&self, region: &Region, unit: &Unit, places: &[(u64, u64)]) -> Result<bool> {
-        match self.flush_held(region, unit, places) {
+        match self.flush_held(region, unit, places, Patience::Waits) {
             Err(Error::Io(_)) if !unit.is_open() => Ok(false),
             outcome => outcome.map(|()| true),
         }
     }
 
     /// Makes the blocks of some extents durable; any failure is an error.
-    pub fn flush_runs(&self, region: &Region, runs: impl IntoIterator<Item = Run>) -> Result<()> {
+    pub fn flush_runs(&self, region: &Region, runs: impl IntoIterator<Item = Run>, patience: Patience) -> Result<()> {
         let mut places: Vec<(u64, u64)> =
             runs.into_iter().map(|run| (run.first.byte(), run.blocks * BULK_BLOCK)).collect();
         places.sort_unstable();
         for part in places.chunk_by(|one, next| device_of(one.0) == device_of(next.0)) {
             let unit = self.unit_of(part[0].0 / BULK_BLOCK)?;
-            self.flush_held(region, &unit, part)?;
+            self.flush_held(region, &unit, part, patience)?;
         }
         Ok(())
     }
 
     /// Makes earlier writes to the parts of `places` on this device durable, or all writes if the
     /// device holds nothing back.
-    fn flush_held(&self, region: &Region, unit: &Unit, places: &[(u64, u64)]) -> Result<()> {
+    fn flush_held(&self, region: &Region, unit: &Unit, places: &[(u64, u64)], patience: Patience) -> Result<()> {
         if unit.held_ns().is_none() {
-            return self.flush_unit(region, unit);
+            return self.flush_unit(region, unit, patience);
         }
-        may_wait()?;
+        patience.may_flush()?;
         assert_none_held();
         let first = unit.first * BULK_BLOCK;
         let here = places.iter().filter(|place| device_of(place.0) == unit.number);

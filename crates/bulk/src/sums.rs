@@ -32,7 +32,7 @@ use shoal_region::{Region, Tx, View};
 use zerocopy::FromBytes;
 
 use super::devices::{List, write_list};
-use super::{Bulk, may_wait};
+use super::{Bulk, Patience};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 
@@ -222,10 +222,11 @@ impl Table {
         region: &Region,
         at: u64,
         end: u64,
+        patience: Patience,
         last_write: &'a dyn Fn() -> u64,
     ) -> Result<Writing<'a>> {
         let leaves = leaves_of(&self.touched(at, end));
-        self.open(region, leaves.clone())?;
+        self.open(region, leaves.clone(), patience)?;
         let writing = Writing { table: self, leaves, last_write };
         if !is_planted(Bug::SumsStay) {
             self.take_away(region, at, end)?;
@@ -234,7 +235,7 @@ impl Table {
     }
 
     /// Counts a writer in each of these leaves, which are durably open on media when this returns.
-    fn open(&self, region: &Region, numbers: Units) -> Result<()> {
+    fn open(&self, region: &Region, numbers: Units, patience: Patience) -> Result<()> {
         let enter = |leaves: &mut HashMap<u64, Leaf>| {
             let open = numbers.clone().all(|number| leaves.contains_key(&number));
             if open {
@@ -245,7 +246,7 @@ impl Table {
         if enter(&mut self.leaves.lock()) {
             return Ok(());
         }
-        may_wait()?;
+        patience.may_flush()?;
         let _one_at_a_time = self.changing.lock();
         let missing: Vec<u64> = {
             let leaves = self.leaves.lock();

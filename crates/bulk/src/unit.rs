@@ -36,7 +36,7 @@ use super::suspects::{clear_suspects, listed_suspects};
 use crate::aligned::{read_aligned, write_aligned};
 use crate::attached::{Attached, UseState};
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Result};
+use crate::{Error, Patience, Result};
 
 /// Slots for the last writes of files.
 const WRITES: usize = 1024;
@@ -440,7 +440,15 @@ impl Unit {
     }
 
     /// Overwrites data. With `to_end`, nobody owns what lies behind the bytes in their block.
-    pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool, tell: impl Fn(&str)) -> Result<Stamp> {
+    pub fn write(
+        &self,
+        region: &Region,
+        at: u64,
+        bytes: &[u8],
+        to_end: bool,
+        patience: Patience,
+        tell: impl Fn(&str),
+    ) -> Result<Stamp> {
         let ends = DoubtEnds::WithFlush;
         let Some(table) = self.sums() else { return self.write_plain(region, at, bytes, ends) };
         let own = self.place(at, bytes.len())?;
@@ -467,7 +475,7 @@ impl Unit {
             }
         }
         let last_write = || self.written.load(Ordering::Acquire);
-        let _writing = table.write_over(region, own, end, &last_write)?;
+        let _writing = table.write_over(region, own, end, patience, &last_write)?;
         let stamp = self.write_with(&table, region, at, bytes, ends)?;
         mixed.iter().try_for_each(|(from, unit)| table.wrote(region, *from, unit))?;
         Ok(stamp)

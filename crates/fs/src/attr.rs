@@ -7,7 +7,7 @@
 
 use shoal_format::inode::{INODE_IMMUTABLE, Inode};
 
-use crate::{Error, Fs, Ino, Result, Writer, acl, flags};
+use crate::{Error, Fs, Ino, Patience, Result, Writer, acl, flags};
 
 /// Attributes, as `stat` reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,21 +95,31 @@ impl Fs {
 
     /// Changes attributes, all or none (a change of size may first free data in steps).
     pub fn setattr(&self, ino: Ino, change: &SetAttr) -> Result<Attr> {
+        self.setattr_by(Patience::Waits, ino, change)
+    }
+
+    pub fn setattr_by(&self, patience: Patience, ino: Ino, change: &SetAttr) -> Result<Attr> {
         self.writable()?;
-        self.with_room(|| self.try_setattr(ino, change, |_| false))
+        self.with_room_by(patience, || self.try_setattr(patience, ino, change, |_| false))
     }
 
     /// Sets the times of a write for a caller that gathers writes and keeps times. An inode that
     /// may be written to may get them, whatever its flags.
-    pub fn set_written_times(&self, writer: Writer, ino: Ino, change: &SetAttr) -> Result<Attr> {
+    pub fn set_written_times(&self, patience: Patience, writer: Writer, ino: Ino, change: &SetAttr) -> Result<Attr> {
         self.writable()?;
         let may = |inode: &Inode| writer == Writer::EarlierPages || inode.flags & INODE_IMMUTABLE == 0;
-        self.with_room(|| self.try_setattr(ino, change, may))
+        self.with_room_by(patience, || self.try_setattr(patience, ino, change, may))
     }
 
-    fn try_setattr(&self, ino: Ino, change: &SetAttr, allowed: impl Fn(&Inode) -> bool) -> Result<Attr> {
+    fn try_setattr(
+        &self,
+        patience: Patience,
+        ino: Ino,
+        change: &SetAttr,
+        allowed: impl Fn(&Inode) -> bool,
+    ) -> Result<Attr> {
         let (mut file, mut inode) = match change.size {
-            Some(size) => self.lock_to_resize(ino, size)?,
+            Some(size) => self.lock_to_resize(patience.into(), ino, size)?,
             None => self.lock_inode(ino)?,
         };
         self.refuse_nobodys(ino, &inode)?;

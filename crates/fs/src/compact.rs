@@ -22,7 +22,7 @@ use shoal_format::inode::{InodeSlot, TABLE_FANOUT};
 use shoal_region::{Lack, Lsn, Region, Victims};
 
 use crate::inode::packer::STEP_PACKED;
-use crate::{Error, Fs, Ino, Result};
+use crate::{Error, Fs, Ino, Patience, Result};
 
 /// Inode blocks, and pieces of one owner, looked at in a step.
 const STEP_BLOCKS: u32 = 64;
@@ -157,14 +157,20 @@ impl Fs {
     /// Runs `operation`. If it finds no room and compaction can help, makes room and runs it again.
     /// The caller holds no locks.
     #[inline]
-    pub(crate) fn with_room<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn with_room<T>(&self, operation: impl FnMut() -> Result<T>) -> Result<T> {
+        self.with_room_by(Patience::Waits, operation)
+    }
+
+    /// Does the same for an operation that may not be able to wait while files are spilled.
+    #[inline]
+    pub(crate) fn with_room_by<T>(&self, patience: Patience, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
         match operation() {
             Err(Error::NoSpace(lack)) => {
-                self.after_making_room(lack, &mut || self.with_data(operation(), &mut operation))
+                self.after_making_room(lack, patience, &mut || self.with_data(operation(), &mut operation))
             }
             Err(error @ Error::Spilled { .. }) => match self.with_data(Err(error), &mut operation) {
                 Err(Error::NoSpace(lack)) => {
-                    self.after_making_room(lack, &mut || self.with_data(operation(), &mut operation))
+                    self.after_making_room(lack, patience, &mut || self.with_data(operation(), &mut operation))
                 }
                 outcome => outcome,
             },
@@ -185,7 +191,12 @@ impl Fs {
     }
 
     #[cold]
-    fn after_making_room<T>(&self, mut lack: Lack, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+    fn after_making_room<T>(
+        &self,
+        mut lack: Lack,
+        patience: Patience,
+        operation: &mut dyn FnMut() -> Result<T>,
+    ) -> Result<T> {
         for tried in 0..TRIES {
             let Lack { segments } = lack;
             if lack == Lack::OTHER {
@@ -206,14 +217,14 @@ impl Fs {
             match self.compact_for(segments, spare)? {
                 Outcome::Room if self.region.free_segments() >= segments + spare => {}
                 Outcome::Room => {
-                    self.move_for_room(segments)?;
+                    self.move_for_room(segments, patience)?;
                 }
                 Outcome::Slots => match operation() {
-                    Err(Error::NoSpace(_)) if self.move_for_room(segments)? => {}
+                    Err(Error::NoSpace(_)) if self.move_for_room(segments, patience)? => {}
                     Err(Error::NoSpace(_)) => return Err(Error::NO_SPACE),
                     outcome => return outcome,
                 },
-                Outcome::Nothing if self.move_for_room(segments)? => {}
+                Outcome::Nothing if self.move_for_room(segments, patience)? => {}
                 Outcome::Nothing => return Err(Error::NO_SPACE),
             }
             match operation() {
@@ -225,8 +236,8 @@ impl Fs {
     }
 
     /// Packs plain files, or else spills packed ones; returns true if that gained room.
-    fn move_for_room(&self, segments: u64) -> Result<bool> {
-        Ok(self.pack_for_room(segments)? || self.spill_for_room(segments)?)
+    fn move_for_room(&self, segments: u64, patience: Patience) -> Result<bool> {
+        Ok(self.pack_for_room(segments)? || self.spill_for_room(segments, patience)?)
     }
 
     /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one) and,

@@ -21,7 +21,7 @@ use shoal_format::inode::{Inode, Layout};
 
 use crate::locks::{LoneGuard, STRIPES, stripe};
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Result};
+use crate::{Error, Fs, Ino, Manner, Result};
 
 /// Each lock counts how often it was taken exclusively: blocks that a reader found in the map are
 /// still the file's when it comes back if the count is the same.
@@ -83,6 +83,7 @@ pub(crate) struct FileLock<'a> {
     data: Option<RwLockWriteGuard<'a, u64>>,
     /// The caller sets no times: those of the record stay.
     aside: bool,
+    pub manner: Manner,
 }
 
 impl<'a> FileLock<'a> {
@@ -135,7 +136,7 @@ impl Fs {
     pub(crate) fn lock_inode(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
         let lock = self.locks.write_lone(ino);
         let inode = self.load(ino)?;
-        Ok((FileLock { fs: self, ino, inode: Some(lock), data: None, aside: false }, inode))
+        Ok((FileLock { fs: self, ino, inode: Some(lock), data: None, aside: false, manner: Manner::default() }, inode))
     }
 
     /// Locks an inode to change or free its data. `to_bulk` tells whether a file in the region will

@@ -49,7 +49,7 @@ pub enum Error {
     /// Read-only since something failed.
     #[error("read-only file system: {0}")]
     Failed(Arc<Failure>),
-    /// Refused by [`crate::without_flush`]; never an answer to a user.
+    /// Refused by [`crate::Patience::Refuses`]; never an answer to a user.
     #[error("the operation has to wait for the bulk storage")]
     WouldFlush,
     /// The operation needs this object in the region: the object is brought back, and the operation

@@ -16,8 +16,6 @@
 //!
 //! One file of over 500 lines: the operations on a regular file side by side, each with its two tiers.
 
-use std::cell::Cell;
-
 use shoal_format::extent::FileBlock;
 use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_IMMUTABLE, INODE_TRUNCATING, Inode, Layout, THRESHOLD_MAX};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
@@ -28,7 +26,7 @@ use crate::cold::packer::Purpose;
 use crate::data_lock::FileLock;
 use crate::large::{MOVE_BACK_BYTES, read_spans};
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
+use crate::{Error, Fs, Ino, Manner, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
 pub const FILE_BYTES_MAX: u64 = FileBlock::END.byte();
@@ -69,19 +67,6 @@ pub enum Writer {
     EarlierPages,
 }
 
-thread_local! {
-    static KEEPS_TIMES: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs `work`, whose changes of data leave the file's times alone. For a caller that keeps the
-/// times itself and sets them later.
-pub fn keeping_times<T>(work: impl FnOnce() -> T) -> T {
-    let before = KEEPS_TIMES.replace(true);
-    let done = work();
-    KEEPS_TIMES.set(before);
-    done
-}
-
 impl Fs {
     /// Loads a regular file.
     pub(crate) fn load_file(&self, ino: Ino) -> Result<Inode> {
@@ -100,9 +85,10 @@ impl Fs {
     /// Locks a regular file for a change that reaches up to byte `end`. Finishes a truncation that
     /// an error interrupted.
     #[inline]
-    fn lock_to_change(&self, ino: Ino, end: u64) -> Result<(FileLock<'_>, Inode)> {
+    fn lock_to_change(&self, manner: Manner, ino: Ino, end: u64) -> Result<(FileLock<'_>, Inode)> {
         self.note_use(ino);
         let (mut file, mut inode) = self.lock_data(ino, |inode| end.max(inode.size) > self.threshold_of(inode))?;
+        file.manner = manner;
         self.refuse_nobodys(ino, &inode)?;
         regular(&inode)?;
         if inode.flags & INODE_TRUNCATING != 0 {
@@ -114,16 +100,20 @@ impl Fs {
 
     /// Writes at byte `at`. Fewer bytes than given are written only when space runs out in between.
     pub fn write(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
-        self.write_of(Writer::Program, ino, at, bytes)
+        self.write_of(Manner::default(), Writer::Program, ino, at, bytes)
     }
 
     /// Writes for `writer`. Pages from a kernel's cache may begin before the bytes that are new.
-    pub fn write_of(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
+    pub fn write_of(&self, manner: Manner, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
-        let (mut done, append_only) = self.with_room(|| self.write_once(writer, ino, at, bytes))?;
+        let once = |done: usize| {
+            let write = || self.write_once(manner, writer, ino, at + done as u64, &bytes[done..]);
+            self.with_room_by(manner.patience, write)
+        };
+        let (mut done, append_only) = once(0)?;
         // Continue a short write: there may be more room after compaction.
         while done < bytes.len() {
-            match self.with_room(|| self.write_once(writer, ino, at + done as u64, &bytes[done..])) {
+            match once(done) {
                 Ok((len, _)) if len > 0 => done += len,
                 // The caller repeats the whole write where it may wait. That is harmless, because
                 // it stores the same bytes at the same place again. But a program cannot rewrite
@@ -137,9 +127,9 @@ impl Fs {
 
     /// Writes what there is room for now; also returns whether the file is append-only.
     #[inline]
-    fn write_once(&self, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
+    fn write_once(&self, manner: Manner, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
         let end = at.saturating_add(bytes.len() as u64);
-        let (mut file, mut inode) = self.lock_to_change(ino, end)?;
+        let (mut file, mut inode) = self.lock_to_change(manner, ino, end)?;
         let append_only = inode.flags & INODE_APPEND_ONLY != 0;
         let (mut kept, end_before) = (0, inode.size);
         if writer == Writer::Pages && append_only && inode.flags & INODE_IMMUTABLE == 0 && at < inode.size {
@@ -191,7 +181,7 @@ impl Fs {
         if bytes.is_empty() {
             return Ok(0);
         }
-        self.stamp(inode);
+        self.stamp(file, inode);
         if end.max(inode.size) > self.threshold_of(inode) {
             self.move_to_bulk(file, inode)?;
             return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
@@ -205,8 +195,8 @@ impl Fs {
 
     /// Sets the times of a file whose data changes now.
     #[inline]
-    fn stamp(&self, inode: &mut Inode) {
-        if !KEEPS_TIMES.get() {
+    fn stamp(&self, file: &FileLock<'_>, inode: &mut Inode) {
+        if !file.manner.keeps_times {
             let now = self.now();
             (inode.mtime, inode.ctime) = (now, now);
         }
@@ -228,8 +218,10 @@ impl Fs {
     }
 
     /// Locks an inode to set its size.
-    pub(crate) fn lock_to_resize(&self, ino: Ino, size: u64) -> Result<(FileLock<'_>, Inode)> {
-        self.lock_data(ino, |inode| inode.is_file() && size > self.threshold_of(inode))
+    pub(crate) fn lock_to_resize(&self, manner: Manner, ino: Ino, size: u64) -> Result<(FileLock<'_>, Inode)> {
+        let (mut file, inode) = self.lock_data(ino, |inode| inode.is_file() && size > self.threshold_of(inode))?;
+        file.manner = manner;
+        Ok((file, inode))
     }
 
     /// Sets the size and the times. The caller has checked that it is a file.
@@ -241,7 +233,7 @@ impl Fs {
             let now = inode.size;
             self.cut_off(file, inode, now)?;
         }
-        self.stamp(inode);
+        self.stamp(file, inode);
         if size < inode.size {
             // With a ring the truncation is durable at once, and nothing can become durable before
             // it.
@@ -308,7 +300,7 @@ impl Fs {
 
     /// Finishes a truncation that a crash interrupted. For recovery.
     pub(crate) fn finish_truncate(&self, ino: Ino) -> Result<()> {
-        self.lock_to_change(ino, 0).map(drop)
+        self.lock_to_change(Manner::default(), ino, 0).map(drop)
     }
 
     /// Frees the data of an inode that is going away, within the transaction that frees its record.
@@ -335,26 +327,30 @@ impl Fs {
 
     /// `fallocate(2)`: allocate, punch a hole, zero a range; the other modes are not supported.
     pub fn fallocate(&self, ino: Ino, mode: i32, at: u64, len: u64) -> Result<()> {
-        self.writable()?;
-        let end = allocation_end(mode, at, len)?;
-        self.with_room(|| self.try_fallocate(ino, mode, at, end))
+        self.fallocate_by(Manner::default(), ino, mode, at, len)
     }
 
-    fn try_fallocate(&self, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
+    pub fn fallocate_by(&self, manner: Manner, ino: Ino, mode: i32, at: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        let end = allocation_end(mode, at, len)?;
+        self.with_room_by(manner.patience, || self.try_fallocate(manner, ino, mode, at, end))
+    }
+
+    fn try_fallocate(&self, manner: Manner, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
         let room = if mode & PUNCH_HOLE != 0 { 0 } else { end };
-        let (mut file, mut inode) = self.lock_to_change(ino, room)?;
+        let (mut file, mut inode) = self.lock_to_change(manner, ino, room)?;
         // An append-only file may be preallocated, even while it is empty, but not changed
         // otherwise.
         if mode & !KEEP_SIZE == 0 { flags::check_write(&inode, u64::MAX) } else { flags::check_change(&inode) }?;
         self.drop_capabilities(ino, &mut inode)?;
-        self.stamp(&mut inode);
+        self.stamp(&file, &mut inode);
         if mode == PUNCH_HOLE | KEEP_SIZE {
             return self.punch(&mut file, &mut inode, at, end);
         }
         let size = if mode & KEEP_SIZE != 0 { inode.size } else { inode.size.max(end) };
         let before = inode.size;
         self.allocate(&mut file, &mut inode, (at, end), mode & ZERO_RANGE != 0, size)?;
-        if KEEPS_TIMES.get() && inode.flags & INODE_APPEND_ONLY != 0 {
+        if manner.keeps_times && inode.flags & INODE_APPEND_ONLY != 0 {
             // Bytes that were appended before may still be written back.
             self.gaps.add(ino, before, size);
         }
@@ -449,6 +445,16 @@ impl Fs {
 
     /// Copies up to `len` bytes between two places that do not overlap; returns how many, fewer at the source's end.
     pub fn copy_range(&self, from: Ino, from_at: u64, to: Ino, to_at: u64, len: u64) -> Result<u64> {
+        self.copy_range_by(Manner::default(), (from, from_at), (to, to_at), len)
+    }
+
+    pub fn copy_range_by(
+        &self,
+        manner: Manner,
+        (from, from_at): (Ino, u64),
+        (to, to_at): (Ino, u64),
+        len: u64,
+    ) -> Result<u64> {
         self.writable()?;
         from_at.checked_add(len).ok_or(Error::Invalid)?;
         to_at.checked_add(len).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Error::FileTooBig)?;
@@ -460,10 +466,10 @@ impl Fs {
         let mut source = None;
         while done < len {
             let want = (len - done).min(COPY_BYTES) as usize;
-            let outcome = self.with_room(|| {
+            let outcome = self.with_room_by(manner.patience, || {
                 let (found, inode) = self.read_data(from, from_at + done, &mut buffer[..want])?;
                 source = Some(inode);
-                Ok(self.write_once(Writer::Program, to, to_at + done, &buffer[..found])?.0)
+                Ok(self.write_once(manner, Writer::Program, to, to_at + done, &buffer[..found])?.0)
             });
             match outcome {
                 Ok(0) => break,

@@ -7,7 +7,7 @@
 //! wherever a single one is free, so gathering ends only when the free blocks do.
 //! Left out: the size of the device afterwards (`resize`).
 
-use shoal_bulk::{Bulk, Run};
+use shoal_bulk::{Bulk, Patience, Run};
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::Layout;
@@ -168,6 +168,10 @@ impl Fs {
             bulk.fill(&self.region, run.first + done, bytes)?;
         }
         // What was durable must be durable where the record says it is.
-        if is_planted(Bug::DrainUnflushed) { Ok(()) } else { Ok(bulk.flush_runs(&self.region, [run])?) }
+        if is_planted(Bug::DrainUnflushed) {
+            Ok(())
+        } else {
+            Ok(bulk.flush_runs(&self.region, [run], Patience::Waits)?)
+        }
     }
 }

@@ -351,7 +351,7 @@ impl Fs {
     }
 
     fn write_blocks(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
-        let (bulk, ino) = (self.bulk()?, file.ino);
+        let (bulk, ino, patience) = (self.bulk()?, file.ino, file.manner.patience);
         let first = FileBlock::of(at);
         let mut end = (at + bytes.len() as u64).min((first + WRITE_BLOCKS).byte());
         let last = FileBlock::ceil(end);
@@ -390,7 +390,7 @@ impl Fs {
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
             let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
-                true => Ok(bulk.write(&self.region, place, part, to >= size)?),
+                true => Ok(bulk.write(&self.region, place, part, to >= size, patience)?),
                 false => self.write_whole(bulk, &extent, place, part),
             });
             let write = match written {
@@ -441,7 +441,7 @@ impl Fs {
         if inode.layout != Layout::Extents || to <= inode.size || within == 0 {
             return Ok(());
         }
-        let (bulk, ino) = (self.bulk()?, file.ino);
+        let (bulk, ino, patience) = (self.bulk()?, file.ino, file.manner.patience);
         let tail = bulk.fresh.tail(ino);
         if tail == Tail::Clean || is_planted(Bug::ZeroTail) {
             return Ok(());
@@ -459,11 +459,11 @@ impl Fs {
                     // durable.
                     bulk.fresh.set_tail(ino, Tail::Ragged);
                     rest.fill(0);
-                    bulk.write(&self.region, at, &rest, false)?;
+                    bulk.write(&self.region, at, &rest, false, patience)?;
                 }
                 let must_flush = !is_zero || !bulk.has_flushed(extent.bulk_block);
                 if must_flush && !is_planted(Bug::ZeroTailFlush) {
-                    bulk.flush_runs(&self.region, [last])?;
+                    bulk.flush_runs(&self.region, [last], patience)?;
                 }
                 Ok(must_flush)
             })?;
@@ -487,8 +487,8 @@ impl Fs {
         {
             debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
             let zeros = vec![0; (to - from) as usize];
-            let (place, to_end) = (byte_of(&extent, from), to >= inode.size);
-            let write = file.device(inode, |bulk| Ok(bulk.write(&self.region, place, &zeros, to_end)?))?;
+            let (place, to_end, patience) = (byte_of(&extent, from), to >= inode.size, file.manner.patience);
+            let write = file.device(inode, |bulk| Ok(bulk.write(&self.region, place, &zeros, to_end, patience)?))?;
             self.bulk()?.wrote(file.ino, write);
         }
         Ok(())

@@ -18,7 +18,7 @@ use crate::dir::{self, Found};
 use crate::inode::Claim;
 use crate::namespace::{Gone, check_name, kind_of};
 use crate::planted::{Bug, is_planted};
-use crate::{Caller, Error, Fs, Ino, Result, flags};
+use crate::{Caller, Error, Fs, Ino, Patience, Result, flags};
 
 /// How often a rename flushes without its locks before it does so under them.
 const FLUSHES_MAX: u32 = 3;
@@ -44,7 +44,7 @@ struct Ends {
 
 impl Fs {
     pub fn rename(&self, from: Ino, name: &[u8], to: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
-        self.rename_with(from, name, to, new_name, mode, None)
+        self.rename_with(Patience::Waits, (from, name), (to, new_name), mode, None)
     }
 
     /// Does the same. With `whiteout` it also leaves a *whiteout* at the old name for an overlay,
@@ -52,10 +52,9 @@ impl Fs {
     /// lower layer has under that name. Not for [`RenameMode::Exchange`].
     pub fn rename_with(
         &self,
-        from: Ino,
-        name: &[u8],
-        to: Ino,
-        new_name: &[u8],
+        patience: Patience,
+        (from, name): (Ino, &[u8]),
+        (to, new_name): (Ino, &[u8]),
         mode: RenameMode,
         whiteout: Option<&Caller>,
     ) -> Result<()> {
@@ -69,15 +68,14 @@ impl Fs {
             }
             check_name(name)?;
         }
-        self.with_room(|| self.try_rename(from, name, to, new_name, mode, whiteout))
+        self.with_room_by(patience, || self.try_rename(patience, (from, name), (to, new_name), mode, whiteout))
     }
 
     fn try_rename(
         &self,
-        from: Ino,
-        name: &[u8],
-        to: Ino,
-        new_name: &[u8],
+        patience: Patience,
+        (from, name): (Ino, &[u8]),
+        (to, new_name): (Ino, &[u8]),
         mode: RenameMode,
         whiteout: Option<&Caller>,
     ) -> Result<()> {
@@ -102,6 +100,9 @@ impl Fs {
                     continue;
                 }
                 drop((lock, across));
+                if !self.bulk()?.is_flushed(ino) {
+                    patience.may_flush()?;
+                }
                 if flushes == FLUSHES_MAX {
                     // A writer keeps writing: lock it out.
                     drop(writers_wait);

@@ -14,7 +14,7 @@ use crate::data_store::Store;
 use crate::data_store::gate::{delays, each_seed};
 use crate::store::{Moment, Setup, check};
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Attr, Caller, Error, Fs, Ino, ROOT, RenameMode, SetAttr, XattrMode, without_flush};
+use shoal_fs::{Attr, Caller, Error, Fs, Ino, Patience, ROOT, RenameMode, SetAttr, Writer, XattrMode};
 use shoal_sim::{Call, Fault, FaultPlan, Limits, Random};
 
 const THREADS: u64 = 7;
@@ -45,6 +45,11 @@ fn resize(fs: &Fs, ino: Ino, size: u64) -> Result<Attr, Error> {
     fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() })
 }
 
+/// Writes without waiting for a flush.
+fn write_now(fs: &Fs, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize, Error> {
+    fs.write_of(Patience::Refuses.into(), Writer::Program, ino, at, bytes)
+}
+
 fn look(fs: &Fs, attr: &Attr, at: u64, len: u64) {
     let mut bytes = vec![0; len as usize];
     let read = allowed(fs.read(attr.ino, at, &mut bytes)).unwrap_or(0);
@@ -58,7 +63,7 @@ fn change(fs: &Fs, random: &mut Random, attr: &Attr) {
     match random.below(14) {
         0..3 => look(fs, attr, at, len),
         3..7 => drop(allowed(fs.write(ino, at, &vec![tag(attr); len as usize]))),
-        7 => drop(allowed(without_flush(|| fs.write(ino, at, &vec![tag(attr); len as usize])))),
+        7 => drop(allowed(write_now(fs, ino, at, &vec![tag(attr); len as usize]))),
         8 => drop(allowed(resize(fs, ino, [0, 1000, at, 90_000][random.below(4) as usize]))),
         9 => drop(allowed(fs.fallocate(ino, MODES[random.below(4) as usize], at, len))),
         10 => drop(allowed(fs.copy_range(ino, 0, ino, 150_000, len))),
@@ -73,7 +78,7 @@ fn change_unheld(fs: &Fs, random: &mut Random, ino: Ino) {
     let (at, len) = (random.below(SIZE_MAX), 1 + random.below(120_000));
     match random.below(8) {
         0..3 => drop(allowed(fs.write(ino, at, &vec![0; len as usize]))),
-        3 => drop(allowed(without_flush(|| fs.write(ino, at, &vec![0; len as usize])))),
+        3 => drop(allowed(write_now(fs, ino, at, &vec![0; len as usize]))),
         4 | 5 => drop(allowed(resize(fs, ino, [0, 500, at][random.below(3) as usize]))),
         6 => drop(allowed(fs.fallocate(ino, MODES[random.below(4) as usize], at, len))),
         _ => drop(allowed(fs.setattr(ino, &SetAttr { mode: Some(0o640), ..SetAttr::default() }))),

@@ -5,7 +5,7 @@
 //! stay in use without an owner.
 
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Error, Ino, ROOT, RenameMode, SetAttr, XattrMode, without_flush};
+use shoal_fs::{Error, Ino, Patience, ROOT, RenameMode, SetAttr, Writer, XattrMode};
 use shoal_sim::{Call, Fault, FaultPlan, is_due};
 
 use crate::data_store::Store;
@@ -19,6 +19,11 @@ fn resize(store: &Store, ino: Ino, size: u64) -> Result<(), Error> {
     store.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).map(drop)
 }
 
+/// Writes without waiting for a flush.
+fn write_now(store: &Store, ino: Ino, at: u64, bytes: &[u8]) -> Result<(), Error> {
+    store.fs.write_of(Patience::Refuses.into(), Writer::Program, ino, at, bytes).map(drop)
+}
+
 /// Returns operations on a file of bytes 1 (`large`) or 2 (`small`), which put only such bytes or
 /// zeros there.
 fn operations() -> Vec<(&'static str, &'static str, Work)> {
@@ -26,9 +31,7 @@ fn operations() -> Vec<(&'static str, &'static str, Work)> {
         ("read", "large", |store, ino| store.fs.read(ino, 70_000, &mut [0; 9000]).map(drop)),
         ("in place", "large", |store, ino| store.fs.write(ino, 5, &[1; 200_000]).map(drop)),
         ("append", "large", |store, ino| store.fs.write(ino, LARGE as u64, &[1; 200_000]).map(drop)),
-        ("append without a flush", "large", |store, ino| {
-            without_flush(|| store.fs.write(ino, LARGE as u64, &[1; 200_000])).map(drop)
-        }),
+        ("append without a flush", "large", |store, ino| write_now(store, ino, LARGE as u64, &[1; 200_000])),
         ("write behind a gap", "large", |store, ino| store.fs.write(ino, 900_000, &[1; 100_000]).map(drop)),
         ("grow", "large", |store, ino| resize(store, ino, 900_000)),
         ("cut and grow", "large", |store, ino| resize(store, ino, 399_000).and_then(|()| resize(store, ino, 900_000))),
@@ -38,9 +41,7 @@ fn operations() -> Vec<(&'static str, &'static str, Work)> {
         ("come back", "large", |store, ino| resize(store, ino, 20_000)),
         ("move", "small", |store, ino| store.fs.write(ino, 0, &[2; 200_000]).map(drop)),
         ("move and append", "small", |store, ino| store.fs.write(ino, 100_000, &[2; 100_000]).map(drop)),
-        ("move without a flush", "small", |store, ino| {
-            without_flush(|| store.fs.write(ino, 100_000, &[2; 100_000])).map(drop)
-        }),
+        ("move without a flush", "small", |store, ino| write_now(store, ino, 100_000, &[2; 100_000])),
         ("move for room", "small", |store, ino| store.fs.fallocate(ino, 1, 0, 1 << 20)),
         ("gather", "large", |store, _| store.fs.gather_bulk(4, &mut |_| {}).map(drop)),
         ("fsync", "large", |store, ino| {

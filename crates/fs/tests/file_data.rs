@@ -10,7 +10,7 @@ use crate::store::Setup;
 use shoal_format::BULK_BLOCK;
 use shoal_format::inode::INODE_HAS_NEW;
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Error, Ino, ROOT, Seek, SetAttr, without_flush};
+use shoal_fs::{Error, Ino, Patience, ROOT, RenameMode, Seek, SetAttr, Writer};
 use shoal_sim::{Call, Fault, FaultPlan, Limits, Random};
 
 const KEEP_SIZE: i32 = 1;
@@ -634,36 +634,56 @@ fn an_operation_that_must_not_flush_is_refused_whole_and_passes_afterwards() {
         out
     };
     // Each operation that can move promised contents to the other tier.
-    let steps: [&dyn Fn(Ino) -> Result<(), Error>; 4] = [
-        &|ino| store.fs.write(ino, 60_000, &[2; 50_000]).map(drop),
-        &|ino| store.fs.setattr(ino, &SetAttr { size: Some(100_000), ..SetAttr::default() }).map(drop),
-        &|ino| store.fs.fallocate(ino, 0, 0, 100_000),
-        &|ino| store.fs.copy_range(ino, 0, ino, 80_000, 50_000).map(drop),
+    let write =
+        |ino, at, bytes: &[u8], patience: Patience| store.fs.write_of(patience.into(), Writer::Program, ino, at, bytes);
+    let steps: [&dyn Fn(Ino, Patience) -> Result<(), Error>; 4] = [
+        &|ino, patience| write(ino, 60_000, &[2; 50_000], patience).map(drop),
+        &|ino, patience| {
+            let change = SetAttr { size: Some(100_000), ..SetAttr::default() };
+            store.fs.setattr_by(patience, ino, &change).map(drop)
+        },
+        &|ino, patience| store.fs.fallocate_by(patience.into(), ino, 0, 0, 100_000),
+        &|ino, patience| store.fs.copy_range_by(patience.into(), (ino, 0), (ino, 80_000), 50_000).map(drop),
     ];
     for (number, step) in steps.iter().enumerate() {
         let ino = store.create(format!("promised{number}").as_bytes());
         store.fs.write(ino, 0, &[1; 60_000]).unwrap();
         store.fs.fsync(ino, false).unwrap();
         let before = body(ino);
-        assert_eq!(without_flush(|| step(ino)), Err(Error::WouldFlush), "step {number}");
+        assert_eq!(step(ino, Patience::Refuses), Err(Error::WouldFlush), "step {number}");
         assert_eq!(body(ino), before, "step {number}");
         store.check_allocated(ino, "refused");
-        step(ino).unwrap();
+        step(ino, Patience::Waits).unwrap();
         assert!(body(ino).len() >= 100_000, "step {number}");
         assert_eq!(body(ino)[..50_000], before[..50_000], "step {number}");
         store.check_allocated(ino, "done");
         // An append past bytes that were cut off.
         store.truncate(ino, 90_001);
-        let append = |ino| store.fs.write(ino, 95_000, &[3; 10]);
+        let append = |ino, patience| write(ino, 95_000, &[3; 10], patience);
         if matches!(number, 0 | 3) {
-            assert_eq!(without_flush(|| append(ino)), Err(Error::WouldFlush), "step {number}");
+            assert_eq!(append(ino, Patience::Refuses), Err(Error::WouldFlush), "step {number}");
             assert_eq!(body(ino).len(), 90_001, "step {number}");
-            append(ino).unwrap();
+            append(ino, Patience::Waits).unwrap();
         } else {
             // These left no data in the last block: there is nothing to flush.
-            assert_eq!(without_flush(|| append(ino)), Ok(10), "step {number}");
+            assert_eq!(append(ino, Patience::Refuses), Ok(10), "step {number}");
         }
         assert!(body(ino)[90_001..95_000].iter().all(|&byte| byte == 0), "step {number}");
     }
     assert!(!store.fs.region().is_poisoned());
+}
+
+#[test]
+fn a_large_file_replaces_another_without_waiting_only_once_it_is_durable() {
+    let store = Store::new(Setup { threshold: 64 << 10, kind: MemoryKind::Logged, ..Setup::default() });
+    let (old, new) = (store.create(b"old"), store.create(b"new"));
+    store.fs.write(old, 0, &[1; 200_000]).unwrap();
+    store.fs.sync().unwrap();
+    store.fs.write(new, 0, &[2; 200_000]).unwrap();
+    let rename = |patience| store.fs.rename_with(patience, (ROOT, b"new"), (ROOT, b"old"), RenameMode::Replace, None);
+    assert_eq!(rename(Patience::Refuses), Err(Error::WouldFlush));
+    assert_eq!(store.fs.lookup(ROOT, b"old", false).unwrap().ino, old);
+    store.fs.fsync(new, false).unwrap();
+    assert_eq!(rename(Patience::Refuses), Ok(()));
+    assert_eq!(store.fs.lookup(ROOT, b"old", false).unwrap().ino, new);
 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use crate::store::{Boot, CALLER, Setup, Watch};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{
-    AccessTimes, Caller, Error, FileFlags, Fs, Ino, Options, ROOT, RenameMode, SetAttr, TimeChange, Writer, XattrMode,
+    AccessTimes, Caller, Error, FileFlags, Fs, Ino, Manner, Options, Patience, ROOT, RenameMode, SetAttr, TimeChange,
+    Writer, XattrMode,
 };
 use shoal_sim::{SimClock, World};
 
@@ -172,22 +173,34 @@ fn a_page_with_what_was_appended_is_taken_and_one_with_other_bytes_is_not() {
         assert_eq!(fs.write(ino, from as u64, &data[from..]), Err(REFUSED), "{name}: of a program");
         let mut others = data[from..].to_vec();
         others[len - from - 1] ^= 1;
-        assert_eq!(fs.write_of(Writer::Pages, ino, from as u64, &others), Err(REFUSED), "{name}: other bytes");
+        assert_eq!(
+            fs.write_of(Manner::default(), Writer::Pages, ino, from as u64, &others),
+            Err(REFUSED),
+            "{name}: other bytes"
+        );
         assert_eq!(fs.getattr(ino).unwrap().size, len as u64);
-        assert_eq!(fs.write_of(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
+        assert_eq!(
+            fs.write_of(Manner::default(), Writer::Pages, ino, from as u64, &data[from..]),
+            Ok(data.len() - from),
+            "{name}"
+        );
         // The page is written back again, as when nothing was appended.
-        assert_eq!(fs.write_of(Writer::Pages, ino, from as u64, &data[from..]), Ok(data.len() - from), "{name}");
+        assert_eq!(
+            fs.write_of(Manner::default(), Writer::Pages, ino, from as u64, &data[from..]),
+            Ok(data.len() - from),
+            "{name}"
+        );
         let mut found = vec![0; data.len() + 1];
         assert_eq!(fs.read(ino, 0, &mut found).unwrap(), data.len());
         assert!(found[..data.len()] == data, "{name}");
         // These pages were written to before there were flags.
-        assert_eq!(fs.write_of(Writer::EarlierPages, ino, from as u64, &others), Ok(others.len()));
+        assert_eq!(fs.write_of(Manner::default(), Writer::EarlierPages, ino, from as u64, &others), Ok(others.len()));
         data[from..from + others.len()].copy_from_slice(&others);
         assert_eq!(fs.read(ino, 0, &mut found).unwrap(), data.len());
         assert!(found[..data.len()] == data, "{name}: earlier pages");
         scene.set(ino, IMMUTABLE);
-        assert_eq!(fs.write_of(Writer::Pages, ino, data.len() as u64, b"x"), Err(REFUSED));
-        assert_eq!(fs.write_of(Writer::EarlierPages, ino, data.len() as u64, b"x"), Ok(1));
+        assert_eq!(fs.write_of(Manner::default(), Writer::Pages, ino, data.len() as u64, b"x"), Err(REFUSED));
+        assert_eq!(fs.write_of(Manner::default(), Writer::EarlierPages, ino, data.len() as u64, b"x"), Ok(1));
     }
     scene.end();
 }
@@ -201,13 +214,29 @@ fn pages_of_an_append_only_file_arrive_in_any_order_and_each_once() {
         scene.set(ino, APPEND_ONLY);
         let at = |page: u64| len + page * 4096;
         for page in [3, 1, 0, 2] {
-            assert_eq!(fs.write_of(Writer::Pages, ino, at(page), &[page as u8 + 1; 4096]), Ok(4096), "{name} {page}");
+            assert_eq!(
+                fs.write_of(Manner::default(), Writer::Pages, ino, at(page), &[page as u8 + 1; 4096]),
+                Ok(4096),
+                "{name} {page}"
+            );
         }
-        assert_eq!(fs.write_of(Writer::Pages, ino, at(1), &[9; 4096]), Err(REFUSED), "{name}: written before");
+        assert_eq!(
+            fs.write_of(Manner::default(), Writer::Pages, ino, at(1), &[9; 4096]),
+            Err(REFUSED),
+            "{name}: written before"
+        );
         // By now there is room allocated after the bytes that come late.
-        shoal_fs::keeping_times(|| fs.fallocate(ino, 0, at(4), 50_000)).unwrap();
-        assert_eq!(fs.write_of(Writer::Pages, ino, at(4) - 100, &[[4; 100], [5; 100]].concat()), Ok(200), "{name}");
-        assert_eq!(fs.write_of(Writer::Pages, ino, at(4), &[6; 100]), Err(REFUSED), "{name}: written before");
+        fs.fallocate_by(Manner { keeps_times: true, ..Manner::default() }, ino, 0, at(4), 50_000).unwrap();
+        assert_eq!(
+            fs.write_of(Manner::default(), Writer::Pages, ino, at(4) - 100, &[[4; 100], [5; 100]].concat()),
+            Ok(200),
+            "{name}"
+        );
+        assert_eq!(
+            fs.write_of(Manner::default(), Writer::Pages, ino, at(4), &[6; 100]),
+            Err(REFUSED),
+            "{name}: written before"
+        );
         let mut found = vec![0; 4 * 4096 + 200];
         fs.read(ino, len, &mut found).unwrap();
         let expected =
@@ -226,8 +255,8 @@ fn times_of_gathered_writes_are_those_of_an_append_only_file_but_of_no_immutable
     for (flags, allowed) in [(APPEND_ONLY, true), (IMMUTABLE, false)] {
         scene.set(ino, flags);
         assert_eq!(fs.setattr(ino, &times), Err(REFUSED));
-        assert_eq!(fs.set_written_times(Writer::Pages, ino, &times).is_ok(), allowed);
-        assert_eq!(fs.set_written_times(Writer::EarlierPages, ino, &times).unwrap().mtime, 5);
+        assert_eq!(fs.set_written_times(Patience::Waits, Writer::Pages, ino, &times).is_ok(), allowed);
+        assert_eq!(fs.set_written_times(Patience::Waits, Writer::EarlierPages, ino, &times).unwrap().mtime, 5);
     }
     scene.end();
 }
@@ -251,7 +280,7 @@ fn a_directory_keeps_its_entries() {
             fs.rename(dir, b"f", ROOT, b"f", RenameMode::Replace),
             fs.rename(ROOT, b"other", dir, b"f", RenameMode::Replace),
             fs.rename(ROOT, b"d", ROOT, b"e", RenameMode::Replace),
-            fs.rename_with(dir, b"f", ROOT, b"f", RenameMode::Replace, Some(&CALLER)),
+            fs.rename_with(Patience::Waits, (dir, b"f"), (ROOT, b"f"), RenameMode::Replace, Some(&CALLER)),
         ]
     };
     let additions = |fs: &Fs, n: u8| {
@@ -324,7 +353,7 @@ fn a_rename_leaves_a_whiteout_where_it_is_asked_to() {
             }
             let before = inodes();
             let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
-            fs.rename_with(one, name, to, new_name, RenameMode::Replace, Some(&root)).unwrap();
+            fs.rename_with(Patience::Waits, (one, name), (to, new_name), RenameMode::Replace, Some(&root)).unwrap();
             let left = fs.lookup(one, name, false).unwrap();
             assert_eq!((left.mode, left.rdev, left.nlink, left.uid), (0o020000, 0, 1, 0));
             assert_eq!(fs.lookup(to, new_name, false).unwrap().ino, ino);
@@ -335,13 +364,13 @@ fn a_rename_leaves_a_whiteout_where_it_is_asked_to() {
     }
     // Directories change their parents' link counts. A refused rename leaves nothing behind.
     fs.mkdir(&CALLER, one, b"sub", 0o755).unwrap();
-    fs.rename_with(one, b"sub", two, b"sub", RenameMode::NoReplace, Some(&root)).unwrap();
+    fs.rename_with(Patience::Waits, (one, b"sub"), (two, b"sub"), RenameMode::NoReplace, Some(&root)).unwrap();
     assert_eq!((fs.getattr(one).unwrap().nlink, fs.getattr(two).unwrap().nlink), (2, 3));
     let before = inodes();
     scene.file(one, "x", 10);
-    let refused = fs.rename_with(one, b"x", two, b"sub", RenameMode::NoReplace, Some(&root));
+    let refused = fs.rename_with(Patience::Waits, (one, b"x"), (two, b"sub"), RenameMode::NoReplace, Some(&root));
     assert_eq!(refused, Err(Error::Exists));
-    let refused = fs.rename_with(one, b"x", two, b"sub", RenameMode::Exchange, Some(&root));
+    let refused = fs.rename_with(Patience::Waits, (one, b"x"), (two, b"sub"), RenameMode::Exchange, Some(&root));
     assert_eq!(refused, Err(Error::Invalid));
     assert_eq!(inodes(), before + 1, "x alone");
     scene.end();

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use shoal_format::inode::Layout;
 use shoal_format::superblock::{FEATURE_BUCKETS, MemoryKind};
-use shoal_fs::{Error, Fs, Ino, Options, ROOT, RenameMode};
+use shoal_fs::{Error, Fs, Ino, Options, Patience, ROOT, RenameMode};
 use shoal_media::PersistentMemory;
 use shoal_sim::Random;
 
@@ -131,7 +131,7 @@ impl Walk<'_> {
         let exchange = self.names.contains_key(&to) && self.random.below(2) == 0;
         let mode = if exchange { RenameMode::Exchange } else { RenameMode::Replace };
         let whiteout = (!exchange && from != to && self.random.below(4) == 0).then(caller);
-        self.fs.rename_with(self.dir, &from, self.dir, &to, mode, whiteout.as_ref()).unwrap();
+        self.fs.rename_with(Patience::Waits, (self.dir, &from), (self.dir, &to), mode, whiteout.as_ref()).unwrap();
         if from == to {
             return;
         }

@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use shoal_bulk::{Backoff, may_wait};
+use shoal_bulk::{Backoff, Patience};
 use shoal_format::SEGMENT;
 use shoal_format::extent::{FileBlock, LEAF_BYTES};
 use shoal_format::inode::{Ino, Inode, InodeSlot, Layout};
@@ -346,11 +346,11 @@ impl Fs {
     }
 
     /// Spills for an operation that found no room. Returns whether that gained any.
-    pub(crate) fn spill_for_room(&self, segments: u64) -> Result<bool> {
+    pub(crate) fn spill_for_room(&self, segments: u64, patience: Patience) -> Result<bool> {
         if !self.spills() {
             return Ok(false);
         }
-        may_wait()?;
+        patience.may_flush()?;
         let mut worker = self.spill.worker.lock();
         if worker.backoff.waits(self.clock.monotonic_ns()) {
             return Ok(false);

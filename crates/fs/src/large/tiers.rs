@@ -4,7 +4,7 @@
 //! device before the record that frees the region's copy.
 //! Left out: when a file changes its tier (`file`).
 
-use shoal_bulk::{Stamp, Tail, may_wait};
+use shoal_bulk::{Stamp, Tail};
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
@@ -31,7 +31,7 @@ impl Fs {
         if matches!(inode.layout, Layout::Empty | Layout::Extents) {
             return Ok(());
         }
-        let (bulk, ino) = (self.bulk()?, file.ino);
+        let (bulk, ino, patience) = (self.bulk()?, file.ino, file.manner.patience);
         for group in 0..inode.size.div_ceil(GROUP) {
             if let ChunkRef::Packed(slot) = small::sure_ref(&self.region, inode, group * GROUP_CHUNKS)?
                 && Placed::load(&self.region, slot)?.place.is_some()
@@ -49,7 +49,7 @@ impl Fs {
         let data_flags = if birth.is_some() { EXTENT_NEW } else { 0 };
         if birth.is_none() {
             // Checked before the blocks are written, because a flush will follow.
-            may_wait()?;
+            patience.may_flush()?;
         }
         let mut mapping = Mapping::new(bulk);
         let write = self.copy_to_bulk(file, inode, &mut mapping, data_flags)?;
@@ -62,7 +62,7 @@ impl Fs {
             }
             if birth.is_none() && write.is_some() && !is_planted(Bug::MoveFlush) {
                 let runs: Vec<_> = mapping.extents.iter().map(run_of).collect();
-                file.device(inode, |bulk| Ok(bulk.flush_runs(&self.region, runs)?))?;
+                file.device(inode, |bulk| Ok(bulk.flush_runs(&self.region, runs, patience)?))?;
             }
             let before = *inode;
             let mut tx = self.region.begin_reclaim();

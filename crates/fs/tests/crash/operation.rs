@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use shoal_format::inode::S_IFIFO;
 use shoal_fs::{
-    COMPRESS_ATTRIBUTE, Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, THRESHOLD_ATTRIBUTE, TimeChange,
-    XattrMode,
+    COMPRESS_ATTRIBUTE, Caller, Error, FileFlags, Fs, Ino, Patience, ROOT, RenameMode, SetAttr, THRESHOLD_ATTRIBUTE,
+    TimeChange, XattrMode,
 };
 use shoal_sim::{Random, SimClock};
 
@@ -189,7 +189,7 @@ impl Operation {
             }
             RenameLeavingWhiteout(from, to) => {
                 let ((from, name), (to, new_name)) = (parent(fs, from)?, parent(fs, to)?);
-                fs.rename_with(from, name, to, new_name, RenameMode::Replace, Some(&caller))
+                fs.rename_with(Patience::Waits, (from, name), (to, new_name), RenameMode::Replace, Some(&caller))
             }
             _ => self.apply_to_file(actor),
         }

@@ -76,9 +76,9 @@ impl Requests {
             answer(outcome);
         };
         let writer = (gathers && convert::are_written_times(asked)).then(|| self.gathered.writer(ino));
-        let work = move |fs: &Fs| match writer {
-            Some(writer) => Ok(told(fs.set_written_times(writer, ino, &change)?, gathers)),
-            None => Ok(told(fs.setattr(ino, &change)?, gathers)),
+        let work = move |fs: &Fs, patience| match writer {
+            Some(writer) => Ok(told(fs.set_written_times(patience, writer, ino, &change)?, gathers)),
+            None => Ok(told(fs.setattr_by(patience, ino, &change)?, gathers)),
         };
         let is_long = |size| self.fs.getattr(ino).is_ok_and(|attr| attr.size.abs_diff(size) > ROOM_BYTES_HERE);
         match change.size.is_some_and(is_long) {

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use shoal_fs::{Fs, Ino, ReadPlan, Reading, Seek, Writer};
+use shoal_fs::{Fs, Ino, Manner, Patience, ReadPlan, Reading, Seek, Writer};
 
 use super::zeros::Zeros;
 use super::{Asker, Outcome, Requests};
@@ -82,14 +82,15 @@ impl Requests {
             answer(outcome);
         };
         let writer = if gathers && is_page { self.gathered.writer(ino) } else { Writer::Program };
-        let write = || timed(gathers, || shoal_fs::without_flush(|| self.fs.write_of(writer, ino, at, data)));
-        let write = || with_room(self.lane.as_ref(), write);
+        let manner = Manner { patience: Patience::Refuses, keeps_times: gathers };
+        let write = || with_room(self.lane.as_ref(), || self.fs.write_of(manner, writer, ino, at, data));
         match cleared.and_then(|()| write()) {
             Err(shoal_fs::Error::WouldFlush) => {
                 // The request's buffer belongs to this thread, so only a request that waits pays
                 // for a copy.
                 let (fs, lane, data) = (self.fs.clone(), self.lane.clone(), data.to_vec());
-                let write = move || timed(gathers, || fs.write_of(writer, ino, at, &data));
+                let manner = Manner { patience: Patience::Waits, ..manner };
+                let write = move || fs.write_of(manner, writer, ino, at, &data);
                 self.waiters.run(move || answer(with_room(lane.as_ref(), write).map_err(Errno::from)));
             }
             outcome => answer(outcome.map_err(Errno::from)),
@@ -127,8 +128,9 @@ impl Requests {
             // noted.
             [at, at.saturating_add(len)].into_iter().for_each(|edge| zeros.cut(ino, edge));
         }
-        let gathers = self.gathers();
-        let work = move |fs: &Fs| timed(gathers, || fs.fallocate(ino, mode as i32, at, len));
+        let keeps_times = self.gathers();
+        let work =
+            move |fs: &Fs, patience| fs.fallocate_by(Manner { patience, keeps_times }, ino, mode as i32, at, len);
         match len > ROOM_BYTES_HERE {
             true => self.elsewhere(work, answer),
             false => self.waiting(work, answer),
@@ -161,20 +163,16 @@ impl Requests {
             Ok(attr) => attr.size.saturating_sub(copy.from_at),
             Err(error) => return answer(Err(error.into())),
         };
-        let (len, gathers) = (copy.len.min(COPY_BYTES_MAX), self.gathers());
-        let work = move |fs: &Fs| timed(gathers, || fs.copy_range(copy.from, copy.from_at, copy.to, copy.to_at, len));
+        let (len, keeps_times) = (copy.len.min(COPY_BYTES_MAX), self.gathers());
+        let work = move |fs: &Fs, patience| {
+            let manner = Manner { patience, keeps_times };
+            fs.copy_range_by(manner, (copy.from, copy.from_at), (copy.to, copy.to_at), len)
+        };
         match len.min(there) > COPY_BYTES_HERE {
             true => self.elsewhere(work, answer),
             false => self.waiting(work, answer),
         }
     }
-}
-
-/// Runs a change of data. A kernel that gathers writes keeps the times of files: it has changed
-/// them if necessary, and sends them when it writes back. A time set here would be later than the
-/// one that programs see.
-fn timed<T>(kernel_gathers: bool, work: impl FnOnce() -> T) -> T {
-    if kernel_gathers { shoal_fs::keeping_times(work) } else { work() }
 }
 
 thread_local! {

@@ -31,7 +31,7 @@ mod zeros;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use shoal_fs::{Caller, Fs, Ino};
+use shoal_fs::{Caller, Fs, Ino, Patience};
 use shoal_life::{Syncer, Waiters};
 
 use crate::channel::Channel;
@@ -165,7 +165,7 @@ impl Requests {
     }
 
     /// Returns whether the kernel gathers writes, and keeps the sizes and times of files until it
-    /// writes them back.
+    /// writes them back. A time set here would be later than the one that programs see.
     fn gathers(&self) -> bool {
         self.agreed.has(init_flags::WRITEBACK_CACHE)
     }
@@ -219,10 +219,10 @@ impl Requests {
     /// again in a thread that may wait.
     fn waiting<W, T, A>(&self, work: W, answer: A)
     where
-        W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
+        W: Fn(&Fs, Patience) -> shoal_fs::Result<T> + Send + 'static,
         A: FnOnce(Outcome<T>) + Send + 'static,
     {
-        match with_room(self.lane.as_ref(), || shoal_fs::without_flush(|| work(&self.fs))) {
+        match with_room(self.lane.as_ref(), || work(&self.fs, Patience::Refuses)) {
             Err(shoal_fs::Error::WouldFlush) => self.elsewhere(work, answer),
             outcome => answer(outcome.map_err(Errno::from)),
         }
@@ -231,11 +231,11 @@ impl Requests {
     /// Runs long work in a thread that serves no requests.
     fn elsewhere<W, T, A>(&self, work: W, answer: A)
     where
-        W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
+        W: Fn(&Fs, Patience) -> shoal_fs::Result<T> + Send + 'static,
         A: FnOnce(Outcome<T>) + Send + 'static,
     {
         let (fs, lane) = (self.fs.clone(), self.lane.clone());
-        self.waiters.run(move || answer(with_room(lane.as_ref(), || work(&fs)).map_err(Errno::from)));
+        self.waiters.run(move || answer(with_room(lane.as_ref(), || work(&fs, Patience::Waits)).map_err(Errno::from)));
     }
 }
 

@@ -116,9 +116,9 @@ impl Requests {
         let (name, new_name) = (name.to_vec(), new_name.to_vec());
         // A large file that replaces another one is flushed first.
         self.waiting(
-            move |fs| {
+            move |fs, patience| {
                 let whiteout = whiteout.then_some(&caller);
-                fs.rename_with(parent, &name, new_parent, &new_name, mode, whiteout)
+                fs.rename_with(patience, (parent, &name), (new_parent, &new_name), mode, whiteout)
             },
             answer,
         );

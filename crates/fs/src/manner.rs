@@ -1,0 +1,18 @@
+//! How an operation that changes a file is carried out.
+
+use shoal_bulk::Patience;
+
+/// The default is how a program's call is carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Manner {
+    pub patience: Patience,
+    /// A change of data leaves the file's times alone: the caller keeps them itself and sets them
+    /// later.
+    pub keeps_times: bool,
+}
+
+impl From<Patience> for Manner {
+    fn from(patience: Patience) -> Manner {
+        Manner { patience, ..Manner::default() }
+    }
+}
