@@ -1,4 +1,7 @@
 //! How an operation that changes a file is carried out.
+//!
+//! Owns: [`Manner`], which goes with the lock of the file. Left out: who writes
+//! ([`Writer`](crate::Writer)), and what refuses to wait (`shoal_bulk::patience`).
 
 use shoal_bulk::Patience;
 
