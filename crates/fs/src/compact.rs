@@ -6,10 +6,7 @@
 //! like any other. A pass goes in steps of bounded work and may stop after each. Two callers:
 //! - [`Fs::compact_tick`], in the background: when much could be gained, while nobody else commits.
 //!   It also gives back empty inode blocks, and the memory of segments that stay free.
-//! - [`Fs::with_room`], around every operation that allocates. An operation that found no segment
-//!   lets go of its locks, compacts until there is one, and is tried again. If that does not help,
-//!   plain files are packed or packed ones spilled. The store is full only when that gains nothing
-//!   either.
+//! - [`Fs::compact_for`], for an operation that found no segment (`needs`).
 //!
 //! Rules: inode locks are only tried, never waited for. A pass holds the compactor's lock and no
 //! other. Moving takes no free segment, and a pass leaves the next one nothing to gain, so
@@ -19,10 +16,10 @@
 mod owners;
 
 use shoal_format::inode::{InodeSlot, TABLE_FANOUT};
-use shoal_region::{Lack, Lsn, Region, Victims};
+use shoal_region::{Lsn, Region, Victims};
 
 use crate::inode::packer::STEP_PACKED;
-use crate::{Error, Fs, Ino, Patience, Result};
+use crate::{Error, Fs, Ino, Result};
 
 /// Inode blocks, and pieces of one owner, looked at in a step.
 const STEP_BLOCKS: u32 = 64;
@@ -43,12 +40,7 @@ const PASS_BYTES: u64 = 8 << 20;
 /// inode.
 const PASS_SEGMENTS_MIN: u64 = 32;
 /// Segments made free beyond those asked for: an operation that lacked one may need more.
-const SPARE_SEGMENTS: u64 = 8;
-/// How often an operation is retried.
-const TRIES: u32 = 12;
-/// Most groups that one operation brings back from bulk storage: more than a file in the region
-/// has.
-const RETURNS_MAX: u32 = 4096;
+pub(crate) const SPARE_SEGMENTS: u64 = 8;
 /// Empty inode blocks given back in a step.
 const STEP_EMPTIED: usize = 256;
 
@@ -144,7 +136,7 @@ impl Idle {
 
 /// Outcome of compacting for an operation.
 #[derive(PartialEq, Eq)]
-enum Outcome {
+pub(crate) enum Outcome {
     /// There is room.
     Room,
     /// There is none, but slots of segments that were being emptied can be had again: try once
@@ -154,95 +146,9 @@ enum Outcome {
 }
 
 impl Fs {
-    /// Runs `operation`. If it finds no room and compaction can help, makes room and runs it again.
-    /// The caller holds no locks.
-    #[inline]
-    pub(crate) fn with_room<T>(&self, operation: impl FnMut() -> Result<T>) -> Result<T> {
-        self.with_room_by(Patience::Waits, operation)
-    }
-
-    /// Does the same for an operation that may not be able to wait while files are spilled.
-    #[inline]
-    pub(crate) fn with_room_by<T>(&self, patience: Patience, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
-        match operation() {
-            Err(Error::NoSpace(lack)) => {
-                self.after_making_room(lack, patience, &mut || self.with_data(operation(), &mut operation))
-            }
-            Err(error @ Error::Spilled { .. }) => match self.with_data(Err(error), &mut operation) {
-                Err(Error::NoSpace(lack)) => {
-                    self.after_making_room(lack, patience, &mut || self.with_data(operation(), &mut operation))
-                }
-                outcome => outcome,
-            },
-            outcome => outcome,
-        }
-    }
-
-    /// Continues from an outcome of `operation`: brings back what it needs from the spill file, and
-    /// tries it again.
-    fn with_data<T>(&self, first: Result<T>, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
-        let mut outcome = first;
-        for _ in 0..RETURNS_MAX {
-            let Err(Error::Spilled { ino, group }) = outcome else { return outcome };
-            self.bring_back(ino, group)?;
-            outcome = operation();
-        }
-        Err(Error::NO_SPACE)
-    }
-
-    #[cold]
-    fn after_making_room<T>(
-        &self,
-        mut lack: Lack,
-        patience: Patience,
-        operation: &mut dyn FnMut() -> Result<T>,
-    ) -> Result<T> {
-        for tried in 0..TRIES {
-            let Lack { segments } = lack;
-            if lack == Lack::OTHER {
-                if tried == 0 && self.release_spilled()? {
-                    match operation() {
-                        Err(Error::NoSpace(now)) => {
-                            lack = now;
-                            continue;
-                        }
-                        outcome => return outcome,
-                    }
-                }
-                return Err(Error::NO_SPACE);
-            }
-            // An operation that is refused again needs several segments at once: it gave back those
-            // it got before.
-            let spare = u64::from(tried).min(SPARE_SEGMENTS);
-            match self.compact_for(segments, spare)? {
-                Outcome::Room if self.region.free_segments() >= segments + spare => {}
-                Outcome::Room => {
-                    self.move_for_room(segments, patience)?;
-                }
-                Outcome::Slots => match operation() {
-                    Err(Error::NoSpace(_)) if self.move_for_room(segments, patience)? => {}
-                    Err(Error::NoSpace(_)) => return Err(Error::NO_SPACE),
-                    outcome => return outcome,
-                },
-                Outcome::Nothing if self.move_for_room(segments, patience)? => {}
-                Outcome::Nothing => return Err(Error::NO_SPACE),
-            }
-            match operation() {
-                Err(Error::NoSpace(now)) => lack = now,
-                outcome => return outcome,
-            }
-        }
-        Err(Error::NO_SPACE)
-    }
-
-    /// Packs plain files, or else spills packed ones; returns true if that gained room.
-    fn move_for_room(&self, segments: u64, patience: Patience) -> Result<bool> {
-        Ok(self.pack_for_room(segments)? || self.spill_for_room(segments, patience)?)
-    }
-
     /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one) and,
     /// if possible, `spare` more.
-    fn compact_for(&self, segments: u64, spare: u64) -> Result<Outcome> {
+    pub(crate) fn compact_for(&self, segments: u64, spare: u64) -> Result<Outcome> {
         let mut compactor = self.compactor.lock();
         if self.region.has_room(segments) && self.region.free_segments() >= segments + spare {
             // Another thread made room meanwhile.

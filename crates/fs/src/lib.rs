@@ -8,7 +8,7 @@
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `gather`, `rebalance` |
 //! | several bulk devices: added, emptied, removed, lost and found | `devices` |
 //! | cold data: packed in the region, spilled to bulk storage | `cold` |
-//! | room: compaction, what is given back | `compact` |
+//! | room: what an operation lacks, compaction, what is given back | `needs`, `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
 //! | rules that tests break one at a time | `planted` |
@@ -46,6 +46,7 @@ mod locks;
 mod manner;
 mod method;
 mod namespace;
+mod needs;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -136,6 +137,7 @@ pub struct Fs {
     /// An [`AccessTimes`]; it may change while the store is mounted.
     pub(crate) access_times: AtomicU8,
     pub(crate) room: Option<Arc<shoal_bulk::RoomCache>>,
+    pub(crate) removals: needs::Removals,
     /// The machine went down since the store was last open.
     pub(crate) power_lost: bool,
     /// Serialises renames between directories, so that the tree above them stands still.

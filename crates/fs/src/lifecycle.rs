@@ -316,6 +316,7 @@ impl Fs {
             Dictionaries::load(&region, &load_roots(&region)?, &|finding| table.damage.tell_of_tables(finding));
         Ok(Fs {
             room,
+            removals: Default::default(),
             threshold: AtomicU64::new(options.threshold.unwrap_or(region.superblock().threshold)),
             access_times: AtomicU8::new(access_times as u8),
             packing: table.packing().clone(),

@@ -147,7 +147,7 @@ impl Requests {
             true => change.more_flags & SETXATTR_ACL_KILL_SGID == 0,
             false => asker.uid == 0 || asker.gid == group,
         };
-        self.roomy(|| self.fs.setxattr_by(ino, change.name, change.value, mode, keeps))
+        Ok(self.fs.setxattr_by(ino, change.name, change.value, mode, keeps)?)
     }
 
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Outcome<Vec<u8>> {

@@ -11,7 +11,6 @@ use shoal_fs::{Fs, Ino, Manner, Patience, ReadPlan, Reading, Seek, Writer};
 use super::zeros::Zeros;
 use super::{Asker, Outcome, Requests};
 use crate::errno::Errno;
-use crate::lane::with_room;
 
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
@@ -83,15 +82,13 @@ impl Requests {
         };
         let writer = if gathers && is_page { self.gathered.writer(ino) } else { Writer::Program };
         let manner = Manner { patience: Patience::Refuses, keeps_times: gathers };
-        let write = || with_room(self.lane.as_ref(), || self.fs.write_of(manner, writer, ino, at, data));
-        match cleared.and_then(|()| write()) {
+        match cleared.and_then(|()| self.fs.write_of(manner, writer, ino, at, data)) {
             Err(shoal_fs::Error::WouldFlush) => {
                 // The request's buffer belongs to this thread, so only a request that waits pays
                 // for a copy.
-                let (fs, lane, data) = (self.fs.clone(), self.lane.clone(), data.to_vec());
+                let (fs, data) = (self.fs.clone(), data.to_vec());
                 let manner = Manner { patience: Patience::Waits, ..manner };
-                let write = move || fs.write_of(manner, writer, ino, at, &data);
-                self.waiters.run(move || answer(with_room(lane.as_ref(), write).map_err(Errno::from)));
+                self.waiters.run(move || answer(fs.write_of(manner, writer, ino, at, &data).map_err(Errno::from)));
             }
             outcome => answer(outcome.map_err(Errno::from)),
         }

@@ -36,7 +36,7 @@ use shoal_life::{Syncer, Waiters};
 
 use crate::channel::Channel;
 use crate::errno::Errno;
-use crate::lane::{Lane, with_room};
+use crate::lane::Lane;
 use crate::options::MountOptions;
 use crate::protocol::{self, Agreed, init_flags};
 
@@ -161,6 +161,7 @@ impl Requests {
 
     /// Adds the lane by which FORGETs come, if there is one.
     pub fn beside(self, lane: Option<Lane>) -> Requests {
+        lane.iter().for_each(|lane| lane.serves(&self.fs));
         Requests { lane, ..self }
     }
 
@@ -209,12 +210,6 @@ impl Requests {
         is.available > is.blocks / 8 && is.files_free > is.files / 8
     }
 
-    /// Runs `work`, which needs no flush. If it finds no room, runs it again after removed files
-    /// have been freed.
-    fn roomy<T>(&self, work: impl FnMut() -> shoal_fs::Result<T>) -> Outcome<T> {
-        Ok(with_room(self.lane.as_ref(), work)?)
-    }
-
     /// Runs `work` and answers with its outcome. Work that has to flush the bulk device is run
     /// again in a thread that may wait.
     fn waiting<W, T, A>(&self, work: W, answer: A)
@@ -222,7 +217,7 @@ impl Requests {
         W: Fn(&Fs, Patience) -> shoal_fs::Result<T> + Send + 'static,
         A: FnOnce(Outcome<T>) + Send + 'static,
     {
-        match with_room(self.lane.as_ref(), || work(&self.fs, Patience::Refuses)) {
+        match work(&self.fs, Patience::Refuses) {
             Err(shoal_fs::Error::WouldFlush) => self.elsewhere(work, answer),
             outcome => answer(outcome.map_err(Errno::from)),
         }
@@ -234,8 +229,8 @@ impl Requests {
         W: Fn(&Fs, Patience) -> shoal_fs::Result<T> + Send + 'static,
         A: FnOnce(Outcome<T>) + Send + 'static,
     {
-        let (fs, lane) = (self.fs.clone(), self.lane.clone());
-        self.waiters.run(move || answer(with_room(lane.as_ref(), || work(&fs, Patience::Waits)).map_err(Errno::from)));
+        let fs = self.fs.clone();
+        self.waiters.run(move || answer(work(&fs, Patience::Waits).map_err(Errno::from)));
     }
 }
 
