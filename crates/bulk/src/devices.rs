@@ -17,7 +17,7 @@
 //! - A suspect block that was written whole is certain on media only after a flush that covered the
 //!   write. One that no file had is no longer listed when the write returns.
 //!
-//! Left out: what a mark is (`marks`), moving data off a device (`Fs::bulk_drain`), and where
+//! Left out: what a mark is (`marks`), moving data off a device (`Devices::drain`), and where
 //! devices are found (the caller of the file system).
 
 use std::sync::Arc;

@@ -18,7 +18,7 @@
 //!
 //! A table may cover only the front of its device, after a resize; the rest has no sums.
 //! Left out: which devices have tables (`devices`), and reading all of them
-//! (`Fs::scrub_step`).
+//! (`Upkeep::scrub_step`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};

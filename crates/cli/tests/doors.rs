@@ -79,7 +79,7 @@ impl Files for Volume {
     }
 
     fn spilled(&self) -> u64 {
-        self.engine().spilled().groups
+        self.engine().spilling().spilled().groups
     }
 }
 
@@ -243,7 +243,7 @@ fn a_device_that_is_leaving_goes_on_leaving() {
         scene.ok(&["bulk", "add", "--size", "64M", &scene.text("store"), &scene.text("more")]);
         let volume = Volume::open(&store).unwrap();
         (0..20).for_each(|number| volume.write(format!("f{number}"), noise(number, LARGE)).unwrap());
-        volume.engine().bulk_leave(1).unwrap();
+        volume.engine().devices().leave(1).unwrap();
         volume.close().unwrap();
         let is_gone = || Store::describe(&store).unwrap().more_bulk.is_empty();
         assert!(!is_gone());

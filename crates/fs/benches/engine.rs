@@ -104,8 +104,8 @@ fn name(buffer: &mut [u8; 8], number: u64) -> &[u8] {
 
 /// Packs all inodes.
 fn pack(fs: &Fs) {
-    while fs.pack_inodes_step(u32::MAX).unwrap().more {}
-    let packed = fs.packed_inodes().unwrap();
+    while fs.compacting().pack_inodes_step(u32::MAX).unwrap().more {}
+    let packed = fs.compacting().packed_inodes().unwrap();
     println!("{} inodes packed, {:.1} bytes each", packed.inodes, packed.bytes as f64 / packed.inodes as f64);
 }
 

@@ -104,7 +104,7 @@ pub(crate) fn follow_mode(fs: &Fs, tx: &mut Tx<'_>, inode: &mut Inode) -> Result
     if inode.xattr.is_none() {
         return Ok(());
     }
-    let mut attributes = fs.attributes(tx, inode)?;
+    let mut attributes = fs.tree().attributes(tx, inode)?;
     let Some((_, value)) = attributes.iter_mut().find(|(name, _)| name == ACCESS) else { return Ok(()) };
     let mut list = decode(value)?;
     let group = group_class(&list);
@@ -118,7 +118,7 @@ pub(crate) fn follow_mode(fs: &Fs, tx: &mut Tx<'_>, inode: &mut Inode) -> Result
         entry.permissions = inode.mode >> shift & 7;
     }
     *value = encode(&list);
-    fs.set_attributes(tx, inode, &attributes)
+    fs.tree().set_attributes(tx, inode, &attributes)
 }
 
 /// Gives a new inode what its directory's default ACL says; without one, clears the bits of the
@@ -127,8 +127,11 @@ pub(crate) fn inherit(fs: &Fs, tx: &mut Tx<'_>, dir: &Inode, inode: &mut Inode, 
     if inode.kind() == S_IFLNK {
         return Ok(());
     }
-    let default =
-        if dir.xattr.is_none() { None } else { fs.attributes(tx, dir)?.into_iter().find(|(name, _)| name == DEFAULT) };
+    let default = if dir.xattr.is_none() {
+        None
+    } else {
+        fs.tree().attributes(tx, dir)?.into_iter().find(|(name, _)| name == DEFAULT)
+    };
     let Some((_, default)) = default else {
         inode.mode &= !(umask as u16 & 0o777);
         return Ok(());
@@ -154,7 +157,7 @@ pub(crate) fn inherit(fs: &Fs, tx: &mut Tx<'_>, dir: &Inode, inode: &mut Inode, 
     if inode.is_dir() {
         attributes.push((DEFAULT.to_vec(), default));
     }
-    fs.set_attributes(tx, inode, &attributes)
+    fs.tree().set_attributes(tx, inode, &attributes)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 use shoal_format::inode::{INODE_IMMUTABLE, Inode};
 
+use crate::rooms::Tree;
 use crate::{Error, Fs, Ino, Patience, Result, Writer, acl, flags};
 
 /// Attributes, as `stat` reports them.
@@ -100,7 +101,7 @@ impl Fs {
 
     pub fn setattr_by(&self, patience: Patience, ino: Ino, change: &SetAttr) -> Result<Attr> {
         self.writable()?;
-        self.with_room_by(patience, || self.try_setattr(patience, ino, change, |_| false))
+        self.with_room_by(patience, || self.tree().try_setattr(patience, ino, change, |_| false))
     }
 
     /// Sets the times of a write for a caller that gathers writes and keeps times. An inode that
@@ -108,21 +109,23 @@ impl Fs {
     pub fn set_written_times(&self, patience: Patience, writer: Writer, ino: Ino, change: &SetAttr) -> Result<Attr> {
         self.writable()?;
         let may = |inode: &Inode| writer == Writer::EarlierPages || inode.flags & INODE_IMMUTABLE == 0;
-        self.with_room_by(patience, || self.try_setattr(patience, ino, change, may))
+        self.with_room_by(patience, || self.tree().try_setattr(patience, ino, change, may))
     }
+}
 
+impl<'a> Tree<'a> {
     fn try_setattr(
-        &self,
+        self,
         patience: Patience,
         ino: Ino,
         change: &SetAttr,
         allowed: impl Fn(&Inode) -> bool,
     ) -> Result<Attr> {
         let (mut file, mut inode) = match change.size {
-            Some(size) => self.lock_to_resize(patience.into(), ino, size)?,
-            None => self.lock_inode(ino)?,
+            Some(size) => self.fs.data().lock_to_resize(patience.into(), ino, size)?,
+            None => self.fs.data().lock_inode(ino)?,
         };
-        self.refuse_nobodys(ino, &inode)?;
+        self.fs.data().refuse_nobodys(ino, &inode)?;
         if !allowed(&inode) {
             flags::check_setattr(&inode, change)?;
         }
@@ -134,28 +137,28 @@ impl Fs {
                 return Err(Error::Invalid);
             }
             self.drop_capabilities(ino, &mut inode)?;
-            self.truncate_locked(&mut file, &mut inode, size)?;
+            self.fs.data().truncate_locked(&mut file, &mut inode, size)?;
         }
         if change.uid.is_some() || change.gid.is_some() {
             self.drop_capabilities(ino, &mut inode)?;
         }
         // Taken after a change of size, which may wait while others change attributes.
-        let now = self.now();
+        let now = self.fs.now();
         let time = |change: TimeChange| match change {
             TimeChange::Now => now,
             TimeChange::At(ns) => ns,
         };
-        let mut tx = self.region.begin_reclaim();
+        let mut tx = self.fs.region.begin_reclaim();
         if let Some(mode) = change.mode {
             inode.mode = inode.kind() | (mode & 0o7777) as u16;
-            acl::follow_mode(self, &mut tx, &mut inode)?;
+            acl::follow_mode(self.fs, &mut tx, &mut inode)?;
         }
         inode.uid = change.uid.unwrap_or(inode.uid);
         inode.gid = change.gid.unwrap_or(inode.gid);
         inode.atime = change.atime.map_or(inode.atime, time);
         inode.mtime = change.mtime.map_or(inode.mtime, time);
         inode.ctime = change.ctime.unwrap_or(now);
-        self.store(&mut tx, ino, &inode)?;
+        self.fs.store(&mut tx, ino, &inode)?;
         tx.commit()?;
         Ok(Attr::new(ino, &inode))
     }

@@ -4,9 +4,9 @@
 //! order for pieces in them, because nothing leads from a slot to its owner. Each piece is moved by
 //! one transaction under its owner's lock (`owners`), so that a crash at any moment leaves a tree
 //! like any other. A pass goes in steps of bounded work and may stop after each. Two callers:
-//! - [`Fs::compact_tick`], in the background: when much could be gained, while nobody else commits.
-//!   It also gives back empty inode blocks, and the memory of segments that stay free.
-//! - [`Fs::compact_for`], for an operation that found no segment (`needs`).
+//! - [`Compacting::compact_tick`], in the background: when much could be gained, while nobody else
+//!   commits. It also gives back empty inode blocks, and the memory of segments that stay free.
+//! - [`Compacting::compact_for`], for an operation that found no segment (`needs`).
 //!
 //! Rules: inode locks are only tried, never waited for. A pass holds the compactor's lock and no
 //! other. Moving takes no free segment, and a pass leaves the next one nothing to gain, so
@@ -19,7 +19,8 @@ use shoal_format::inode::{InodeSlot, TABLE_FANOUT};
 use shoal_region::{Lsn, Region, Victims};
 
 use crate::inode::packer::STEP_PACKED;
-use crate::{Error, Fs, Ino, Result};
+use crate::rooms::Compacting;
+use crate::{Error, Ino, Result};
 
 /// Inode blocks, and pieces of one owner, looked at in a step.
 const STEP_BLOCKS: u32 = 64;
@@ -145,12 +146,12 @@ pub(crate) enum Outcome {
     Nothing,
 }
 
-impl Fs {
+impl<'a> Compacting<'a> {
     /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one) and,
     /// if possible, `spare` more.
-    pub(crate) fn compact_for(&self, segments: u64, spare: u64) -> Result<Outcome> {
-        let mut compactor = self.compactor.lock();
-        if self.region.has_room(segments) && self.region.free_segments() >= segments + spare {
+    pub(crate) fn compact_for(self, segments: u64, spare: u64) -> Result<Outcome> {
+        let mut compactor = self.fs.compactor.lock();
+        if self.fs.region.has_room(segments) && self.fs.region.free_segments() >= segments + spare {
             // Another thread made room meanwhile.
             return Ok(Outcome::Room);
         }
@@ -162,24 +163,24 @@ impl Fs {
                 if compactor.pass.is_none() && !self.begin_pass(&mut compactor, segments, stuck) {
                     break;
                 }
-                while compactor.pass.is_some() && self.region.free_segments() < segments + SPARE_SEGMENTS {
+                while compactor.pass.is_some() && self.fs.region.free_segments() < segments + SPARE_SEGMENTS {
                     undrained += self.pass_step(&mut compactor, &mut Budget::new())?;
                 }
-                if self.region.has_room(segments) {
+                if self.fs.region.has_room(segments) {
                     return Ok(Outcome::Room);
                 }
             }
         }
         undrained += self.end_pass(&mut compactor);
         if segments > 1
-            && let Some(victims) = self.region.drain_run(segments)
+            && let Some(victims) = self.fs.region.drain_run(segments)
         {
             compactor.pass = Some(Pass { victims, block: 0, owners: Vec::new(), position: 0 });
             while compactor.pass.is_some() {
                 self.pass_step(&mut compactor, &mut Budget::new())?;
             }
         }
-        Ok(match self.region.has_room(segments) {
+        Ok(match self.fs.region.has_room(segments) {
             true => Outcome::Room,
             false if undrained > 0 => Outcome::Slots,
             false => Outcome::Nothing,
@@ -189,22 +190,22 @@ impl Fs {
     /// Compacts in the background; meant to be called ten times a second by a thread that may take
     /// its time. The work of a call is bounded. Nothing is moved while others commit or when there
     /// is nothing to gain.
-    pub fn compact_tick(&self) -> Result<()> {
-        if self.writable().is_err() {
+    pub fn compact_tick(self) -> Result<()> {
+        if self.fs.writable().is_err() {
             return Ok(());
         }
-        let now = self.clock.monotonic_ns();
-        let mut compactor = self.compactor.lock();
+        let now = self.fs.clock.monotonic_ns();
+        let mut compactor = self.fs.compactor.lock();
         if now.saturating_sub(compactor.rested_ns) >= REST_NS {
             compactor.rested_ns = now;
-            self.region.discard_free();
+            self.fs.region.discard_free();
         }
         // On a full host the last room for the log is for operations that free space.
-        if self.region.is_log_short() {
+        if self.fs.region.is_log_short() {
             return Ok(());
         }
         for _ in 0..TICK_STEPS {
-            if !self.idle.lock().is_idle(&self.region, now) {
+            if !self.fs.idle.lock().is_idle(&self.fs.region, now) {
                 return Ok(());
             }
             let done = match self.step(&mut compactor) {
@@ -217,7 +218,7 @@ impl Fs {
                 // Compaction comes first: it moves blocks, and unpacks them for that.
                 more = self.pack_inodes_step(STEP_PACKED)?.more;
             }
-            self.idle.lock().own_work(&self.region);
+            self.fs.idle.lock().own_work(&self.fs.region);
             if !more {
                 return Ok(());
             }
@@ -226,9 +227,9 @@ impl Fs {
     }
 
     /// Compacts as far as possible, however little it gains.
-    pub fn compact(&self) -> Result<Compaction> {
-        self.writable()?;
-        let mut compactor = self.compactor.lock();
+    pub fn compact(self) -> Result<Compaction> {
+        self.fs.writable()?;
+        let mut compactor = self.fs.compactor.lock();
         let mut done = self.give_back_emptied(usize::MAX)?;
         let mut free = None;
         while compactor.pass.is_some() || self.begin_pass(&mut compactor, u64::MAX, false) {
@@ -240,7 +241,7 @@ impl Fs {
             // On a full store passes may move pieces to and fro without gaining anything, while all
             // operations wait.
             if compactor.pass.is_none()
-                && free.replace(self.region.free_segments()) >= Some(self.region.free_segments())
+                && free.replace(self.fs.region.free_segments()) >= Some(self.fs.region.free_segments())
             {
                 break;
             }
@@ -250,18 +251,18 @@ impl Fs {
 
     /// Does one step of compaction, if enough can be gained. `more` says whether another step would
     /// find work.
-    pub fn compact_step(&self) -> Result<Compaction> {
-        self.writable()?;
-        self.step(&mut self.compactor.lock())
+    pub fn compact_step(self) -> Result<Compaction> {
+        self.fs.writable()?;
+        self.step(&mut self.fs.compactor.lock())
     }
 
-    fn step(&self, compactor: &mut Compactor) -> Result<Compaction> {
+    fn step(self, compactor: &mut Compactor) -> Result<Compaction> {
         let given = self.give_back_emptied(STEP_EMPTIED)?;
         if given.blocks > 0 || given.more {
             return Ok(Compaction { more: true, ..given });
         }
         if compactor.pass.is_none() {
-            let last = self.region.last_lsn();
+            let last = self.fs.region.last_lsn();
             if compactor.futile == Some(last) || !self.is_worth_compacting() {
                 return Ok(Compaction::default());
             }
@@ -276,19 +277,19 @@ impl Fs {
     }
 
     /// Returns whether enough can be gained: 1/32 of the region, or less when little is free.
-    fn is_worth_compacting(&self) -> bool {
-        let (gain, free) = self.region.gainable_segments();
-        let segments = self.region.superblock().segment_count;
+    fn is_worth_compacting(self) -> bool {
+        let (gain, free) = self.fs.region.gainable_segments();
+        let segments = self.fs.region.superblock().segment_count;
         let least = if free < segments / 8 { segments / 256 } else { segments / 32 };
         gain >= least.max(4)
     }
 
     /// Chooses the segments that a pass is to empty; returns false if there are none.
-    fn begin_pass(&self, compactor: &mut Compactor, segments: u64, stuck: bool) -> bool {
-        let (gain, _) = self.region.gainable_segments();
+    fn begin_pass(self, compactor: &mut Compactor, segments: u64, stuck: bool) -> bool {
+        let (gain, _) = self.fs.region.gainable_segments();
         let want = segments.saturating_add(SPARE_SEGMENTS).max(PASS_SEGMENTS_MIN).max(gain / 16);
         let bytes = PASS_BYTES.max(segments.min(1 << 20) << 16);
-        let victims = self.region.drain(want, bytes, stuck);
+        let victims = self.fs.region.drain(want, bytes, stuck);
         let begun = !victims.is_empty();
         if begun {
             compactor.pass = Some(Pass { victims, block: 0, owners: Vec::new(), position: 0 });
@@ -297,13 +298,13 @@ impl Fs {
     }
 
     /// Ends the pass, if there is one; returns how many segments are not empty and are used again.
-    fn end_pass(&self, compactor: &mut Compactor) -> u64 {
-        compactor.pass.take().map_or(0, |pass| self.region.end_drain(&pass.victims))
+    fn end_pass(self, compactor: &mut Compactor) -> u64 {
+        compactor.pass.take().map_or(0, |pass| self.fs.region.end_drain(&pass.victims))
     }
 
-    /// Continues the pass until the budget is spent or the pass ends; returns what [`Fs::end_pass`]
-    /// does.
-    fn pass_step(&self, compactor: &mut Compactor, budget: &mut Budget) -> Result<u64> {
+    /// Continues the pass until the budget is spent or the pass ends; returns what
+    /// [`Compacting::end_pass`] does.
+    fn pass_step(self, compactor: &mut Compactor, budget: &mut Budget) -> Result<u64> {
         let Some(pass) = &mut compactor.pass else { return Ok(0) };
         for _ in 0..STEP_BLOCKS {
             while let Some(&ino) = pass.owners.last() {
@@ -323,7 +324,7 @@ impl Fs {
                     return Ok(0);
                 }
             }
-            if pass.block >= self.table.blocks() || self.region.draining_segments() == 0 {
+            if pass.block >= self.fs.table.blocks() || self.fs.region.draining_segments() == 0 {
                 return Ok(self.end_pass(compactor));
             }
             self.look_at_block(pass, budget)?;
@@ -333,15 +334,15 @@ impl Fs {
 
     /// Finds the owners among the inodes of the next block; moves the block itself or gives it
     /// back.
-    fn look_at_block(&self, pass: &mut Pass, budget: &mut Budget) -> Result<()> {
+    fn look_at_block(self, pass: &mut Pass, budget: &mut Budget) -> Result<()> {
         let (block, victims) = (pass.block, &pass.victims);
         pass.block += 1;
         if block == 0 {
-            self.table.move_tables(&self.region, victims)?;
-            self.move_dictionaries(victims)?;
+            self.fs.table.move_tables(&self.fs.region, victims)?;
+            self.fs.cooling().move_dictionaries(victims)?;
         }
         let (owners, mut used) = (&mut pass.owners, 0);
-        let exists = self.table.for_block(&self.region, block, &mut |ino, slot| {
+        let exists = self.fs.table.for_block(&self.fs.region, block, &mut |ino, slot| {
             if let InodeSlot::Used(inode) = slot {
                 used += 1;
                 if owners::may_own(&inode, victims) {
@@ -350,42 +351,43 @@ impl Fs {
             }
         });
         if exists? && used == 0 {
-            budget.done.blocks += self.table.give_back(&self.region, &self.locks, block)? as u64;
+            budget.done.blocks += self.fs.table.give_back(&self.fs.region, &self.fs.locks, block)? as u64;
         }
-        let slot = match self.table.slot_of(&self.region, block) {
+        let slot = match self.fs.table.slot_of(&self.fs.region, block) {
             // A block that cannot be reached stays where it is.
             Err(Error::Corrupt(_)) => return Ok(()),
             other => other?,
         };
-        if victims.contains(slot) && self.table.move_block(&self.region, &self.locks, block, victims)? {
+        if victims.contains(slot) && self.fs.table.move_block(&self.fs.region, &self.fs.locks, block, victims)? {
             budget.moved(slot.capacity());
         }
-        if (block + 1).is_multiple_of(TABLE_FANOUT) || block + 1 == self.table.blocks() {
-            self.table.tidy_nodes(&self.region, &self.locks, block, victims)?;
+        if (block + 1).is_multiple_of(TABLE_FANOUT) || block + 1 == self.fs.table.blocks() {
+            self.fs.table.tidy_nodes(&self.fs.region, &self.fs.locks, block, victims)?;
         }
         Ok(())
     }
 
     /// Gives back inode blocks that lost their last inode.
-    fn give_back_emptied(&self, most: usize) -> Result<Compaction> {
-        let mut done = Compaction { more: self.table.look_for_emptied(&self.region, most)?, ..Compaction::default() };
-        if !self.table.has_emptied() {
+    fn give_back_emptied(self, most: usize) -> Result<Compaction> {
+        let mut done =
+            Compaction { more: self.fs.table.look_for_emptied(&self.fs.region, most)?, ..Compaction::default() };
+        if !self.fs.table.has_emptied() {
             return Ok(done);
         }
-        let blocks = self.table.take_emptied(most);
+        let blocks = self.fs.table.take_emptied(most);
         for &block in &blocks {
-            match self.table.give_back(&self.region, &self.locks, block)? {
+            match self.fs.table.give_back(&self.fs.region, &self.fs.locks, block)? {
                 true => done.blocks += 1,
                 // Another thread is in the way, or has taken a number, and then the block is not
                 // empty.
-                false => self.table.still_emptied(block),
+                false => self.fs.table.still_emptied(block),
             }
         }
         let mut last = None;
         for &block in &blocks {
             let node = block / TABLE_FANOUT;
             if last.replace(node) != Some(node) {
-                self.table.tidy_nodes(&self.region, &self.locks, block, &Victims::default())?;
+                self.fs.table.tidy_nodes(&self.fs.region, &self.fs.locks, block, &Victims::default())?;
             }
         }
         done.more |= done.blocks > 0 && blocks.len() == most;

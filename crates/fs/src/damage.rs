@@ -22,6 +22,7 @@ use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{INODES_PER_BLOCK, Inode, Layout, S_IFDIR};
 
 use crate::dir::{self, Found};
+use crate::rooms::{Data, Repair};
 use crate::{Attr, Error, Fs, Ino, Result, extents};
 
 /// Called once for each damaged inode, with the finding. Tables that belong to no inode are
@@ -99,11 +100,6 @@ impl Damage {
 }
 
 impl Fs {
-    /// Returns the number of inodes found damaged since the store was opened.
-    pub fn damaged_inodes(&self) -> u64 {
-        self.table.damage.count()
-    }
-
     /// Passes an outcome on, and remembers damage of `ino` that it reports.
     #[inline]
     pub(crate) fn met<T>(&self, ino: Ino, outcome: Result<T>) -> Result<T> {
@@ -118,52 +114,61 @@ impl Fs {
             Err(error) => Err(error),
         }
     }
+}
+
+impl<'a> Repair<'a> {
+    /// Returns the number of inodes found damaged since the store was opened.
+    pub fn damaged_inodes(self) -> u64 {
+        self.fs.table.damage.count()
+    }
 
     /// Returns attributes of an unreadable inode for the kernel: the type from its entry, and no
     /// permissions. Takes one reference to it. If the look-up had no answer, the kernel could not
     /// ask for the name's removal.
-    pub fn hold_unreadable(&self, ino: Ino, kind: u8) -> Attr {
-        self.refs.hold(ino);
+    pub fn hold_unreadable(self, ino: Ino, kind: u8) -> Attr {
+        self.fs.refs.hold(ino);
         let blank = crate::namespace::blank_dir();
         Attr::new(ino, &Inode { mode: (kind as u16) << 12, nlink: 1, ..blank })
     }
 
-    /// Does [`Fs::hold_unreadable`] for what `name` in `parent` names; an error if that is readable
-    /// or missing.
-    pub fn lookup_unreadable(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
-        let _lock = self.locks.read(parent);
-        let dir = self.load_dir(parent)?;
-        let found = self.find(&self.region, &dir, name)?.ok_or(Error::NotFound)?;
-        match self.load(found.ino) {
+    /// Does [`Repair::hold_unreadable`] for what `name` in `parent` names; an error if that is
+    /// readable or missing.
+    pub fn lookup_unreadable(self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        let _lock = self.fs.locks.read(parent);
+        let dir = self.fs.tree().load_dir(parent)?;
+        let found = self.fs.tree().find(&self.fs.region, &dir, name)?.ok_or(Error::NotFound)?;
+        match self.fs.load(found.ino) {
             Err(Error::Corrupt(_)) => Ok(self.hold_unreadable(found.ino, found.kind)),
             _ => Err(Error::NotFound),
         }
     }
 
     /// Removes the name of a file whose record does not decode. The caller holds the directory's exclusive lock.
-    pub(crate) fn unlink_unreadable(&self, parent: Ino, mut dir: Inode, name: &[u8], found: &Found) -> Result<()> {
+    pub(crate) fn unlink_unreadable(self, parent: Ino, mut dir: Inode, name: &[u8], found: &Found) -> Result<()> {
         if found.kind == (S_IFDIR >> 12) as u8 {
             return Err(Error::IsDirectory);
         }
-        let now = self.now();
-        let (mut tx, mut removal) = (self.region.begin_reclaim(), self.removal());
-        dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), found)?;
+        let now = self.fs.now();
+        let (mut tx, mut removal) = (self.fs.region.begin_reclaim(), self.fs.tree().removal());
+        dir::remove(&mut tx, &mut dir, name_hash(self.fs.seed(), name), found)?;
         (dir.mtime, dir.ctime) = (now, now);
         removal.store(&mut tx, parent, &dir, true)?;
         tx.commit()?;
         removal.committed();
         Ok(())
     }
+}
 
+impl<'a> Data<'a> {
     /// Changes, in place, the flags of extents that lie entirely within `ranges`, in a map that
     /// does not decode. `lost` says whether NEW extents become unwritten or durable data. Extents
     /// only partly in a range stay NEW.
-    pub(crate) fn settle_in_place(&self, inode: &Inode, ranges: &[(FileBlock, FileBlock)], lost: bool) -> Result<()> {
+    pub(crate) fn settle_in_place(self, inode: &Inode, ranges: &[(FileBlock, FileBlock)], lost: bool) -> Result<()> {
         if inode.layout != Layout::Extents {
             return Ok(());
         }
-        let mut tx = self.region.begin_reclaim();
-        for (at, extent) in extents::raw(&self.region, inode.root)? {
+        let mut tx = self.fs.region.begin_reclaim();
+        for (at, extent) in extents::raw(&self.fs.region, inode.root)? {
             let within = ranges.iter().any(|&(from, to)| from <= extent.file_block && extent.end() <= to);
             if !within || extent.flags & EXTENT_NEW == 0 {
                 continue;
@@ -172,7 +177,7 @@ impl Fs {
             tx.write(at + 15, &[flags as u8])?;
             if tx.payload_bytes() > 512 << 10 {
                 tx.commit()?;
-                tx = self.region.begin_reclaim();
+                tx = self.fs.region.begin_reclaim();
             }
         }
         tx.commit()?;

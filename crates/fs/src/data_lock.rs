@@ -21,6 +21,7 @@ use shoal_format::inode::{Inode, Layout};
 
 use crate::locks::{LoneGuard, STRIPES, stripe};
 use crate::planted::{Bug, is_planted};
+use crate::rooms::Data;
 use crate::{Error, Fs, Ino, Manner, Result};
 
 /// Each lock counts how often it was taken exclusively: blocks that a reader found in the map are
@@ -130,22 +131,25 @@ impl FileLock<'_> {
     }
 }
 
-impl Fs {
+impl<'a> Data<'a> {
     /// Locks an inode whose data stays as it is.
     #[inline]
-    pub(crate) fn lock_inode(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
-        let lock = self.locks.write_lone(ino);
-        let inode = self.load(ino)?;
-        Ok((FileLock { fs: self, ino, inode: Some(lock), data: None, aside: false, manner: Manner::default() }, inode))
+    pub(crate) fn lock_inode(self, ino: Ino) -> Result<(FileLock<'a>, Inode)> {
+        let lock = self.fs.locks.write_lone(ino);
+        let inode = self.fs.load(ino)?;
+        Ok((
+            FileLock { fs: self.fs, ino, inode: Some(lock), data: None, aside: false, manner: Manner::default() },
+            inode,
+        ))
     }
 
     /// Locks an inode to change or free its data. `to_bulk` tells whether a file in the region will
     /// leave it.
     #[inline]
-    pub(crate) fn lock_data(&self, ino: Ino, to_bulk: impl Fn(&Inode) -> bool) -> Result<(FileLock<'_>, Inode)> {
+    pub(crate) fn lock_data(self, ino: Ino, to_bulk: impl Fn(&Inode) -> bool) -> Result<(FileLock<'a>, Inode)> {
         let (file, inode) = self.lock_inode(ino)?;
         let is_large = inode.layout == Layout::Extents || to_bulk(&inode);
-        if self.bulk.is_none() || !is_large && !self.data_locks.is_taken(ino) {
+        if self.fs.bulk.is_none() || !is_large && !self.fs.data_locks.is_taken(ino) {
             return Ok((file, inode));
         }
         drop(file);
@@ -153,14 +157,14 @@ impl Fs {
     }
 
     #[cold]
-    fn lock_large(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
-        let data = self.data_locks.write(ino);
+    fn lock_large(self, ino: Ino) -> Result<(FileLock<'a>, Inode)> {
+        let data = self.fs.data_locks.write(ino);
         let (file, inode) = self.lock_inode(ino)?;
         Ok((FileLock { data: Some(data), ..file }, inode))
     }
 
     /// Locks a file to move its data to the other tier. Nothing else of the file changes.
-    pub(crate) fn lock_to_move(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
+    pub(crate) fn lock_to_move(self, ino: Ino) -> Result<(FileLock<'a>, Inode)> {
         let (file, inode) = self.lock_large(ino)?;
         Ok((FileLock { aside: true, ..file }, inode))
     }

@@ -15,7 +15,7 @@ fn a_file_that_went_away_is_stale_also_where_the_device_failed() {
         let fs = TestStore::new(16).open(2);
         let create = || fs.mknod(&Caller::default(), ROOT, b"file", 0o644, 0).unwrap().ino;
         let ino = create();
-        let (mut file, mut inode) = fs.lock_data(ino, |_| true).unwrap();
+        let (mut file, mut inode) = fs.data().lock_data(ino, |_| true).unwrap();
         let seen = file.device(&mut inode, |_| {
             fs.unlink(ROOT, b"file").unwrap();
             assert!(!again || create() == ino, "the number is another file's");

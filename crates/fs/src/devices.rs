@@ -17,7 +17,8 @@ use shoal_format::extent::{BulkBlock, FileBlock};
 use shoal_media::BlockDevice;
 
 use crate::gather::Away;
-use crate::{Error, Fs, Ino, Result};
+use crate::rooms::Devices;
+use crate::{Error, Ino, Result};
 
 /// Whether a device is leaving now, or why it cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,39 +43,39 @@ pub struct Drained {
     pub full: bool,
 }
 
-impl Fs {
+impl<'a> Devices<'a> {
     /// Returns the bulk devices, ascending by number.
-    pub fn bulk_states(&self) -> Vec<BulkState> {
-        self.bulk.as_ref().map(|bulk| bulk.states()).unwrap_or_default()
+    pub fn states(self) -> Vec<BulkState> {
+        self.fs.bulk.as_ref().map(|bulk| bulk.states()).unwrap_or_default()
     }
 
     /// Adds a bulk device with this many blocks, or as many as fit; returns its number. Nothing on
     /// the device is kept.
-    pub fn bulk_add(&self, given: &GivenDevice, blocks: Option<u64>) -> Result<u32> {
-        self.writable()?;
-        self.bulk_added(given, blocks, None)
+    pub fn add(self, given: &GivenDevice, blocks: Option<u64>) -> Result<u32> {
+        self.fs.writable()?;
+        self.added(given, blocks, None)
     }
 
     /// Does the same with a number that the caller has recorded along with the device's location.
-    pub fn bulk_add_as(&self, number: u32, given: &GivenDevice, blocks: Option<u64>) -> Result<()> {
-        self.writable()?;
-        self.bulk_added(given, blocks, Some(number)).map(drop)
+    pub fn add_as(self, number: u32, given: &GivenDevice, blocks: Option<u64>) -> Result<()> {
+        self.fs.writable()?;
+        self.added(given, blocks, Some(number)).map(drop)
     }
 
-    fn bulk_added(&self, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
-        let bulk = self.bulk()?;
+    fn added(self, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
+        let bulk = self.fs.bulk()?;
         // Writes back all held blocks. That counts as covered by a sync, and not as in doubt if the
         // device is away after a crash. An error belongs to one device and is noted for its files.
-        let _ = self.sync();
-        let number = bulk.add(&self.region, given, blocks, number)?;
-        bulk.arrange_sums(&self.region, None, |other| other == number)?;
+        let _ = self.fs.sync();
+        let number = bulk.add(&self.fs.region, given, blocks, number)?;
+        bulk.arrange_sums(&self.fs.region, None, |other| other == number)?;
         Ok(number)
     }
 
     /// Stops giving out new blocks on a device, if the others have room for its data.
-    pub fn bulk_leave(&self, number: u32) -> Result<Leaving> {
-        self.writable()?;
-        let bulk = self.bulk()?;
+    pub fn leave(self, number: u32) -> Result<Leaving> {
+        self.fs.writable()?;
+        let bulk = self.fs.bulk()?;
         if bulk.states().iter().filter(|device| !device.state.is_leaving() || device.number == number).count() < 2 {
             return Ok(Leaving::Last);
         }
@@ -82,27 +83,27 @@ impl Fs {
         if used > room {
             return Ok(Leaving::NoRoom { missing: used - room });
         }
-        bulk.set_leaving(&self.region, number, true)?;
+        bulk.set_leaving(&self.fs.region, number, true)?;
         Ok(Leaving::Now)
     }
 
     /// Lets a device that was leaving stay.
-    pub fn bulk_stay(&self, number: u32) -> Result<()> {
-        self.writable()?;
-        Ok(self.bulk()?.set_leaving(&self.region, number, false)?)
+    pub fn stay(self, number: u32) -> Result<()> {
+        self.fs.writable()?;
+        Ok(self.fs.bulk()?.set_leaving(&self.fs.region, number, false)?)
     }
 
     /// Moves data off a leaving device, in one pass over all files, while `goes_on` returns true.
     /// `goes_on` gets the number of blocks moved by each step. Skips files that cannot be moved.
-    pub fn bulk_drain(&self, number: u32, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Drained> {
-        self.writable()?;
-        let bulk = self.bulk()?;
-        self.settle_new()?;
+    pub fn drain(self, number: u32, goes_on: &mut dyn FnMut(u64) -> bool) -> Result<Drained> {
+        self.fs.writable()?;
+        let bulk = self.fs.bulk()?;
+        self.fs.data().settle_new()?;
         let mut drained = Drained::default();
-        for ino in self.large_files()? {
+        for ino in self.fs.data().large_files()? {
             let mut block = FileBlock::ZERO;
             loop {
-                match self.gather_step(bulk, ino, block, Away::From(number)) {
+                match self.fs.data().gather_step(bulk, ino, block, Away::From(number)) {
                     Ok(Some((moved, next))) => {
                         (block, drained.moved) = (next, drained.moved + moved);
                         if !goes_on(moved) {
@@ -120,72 +121,72 @@ impl Fs {
         }
         let (used, room) = bulk.used_and_room(number)?;
         drained.full = used > 0 && room == 0;
-        self.region.sync()?;
-        bulk.reclaim(&self.region)?;
+        self.fs.region.sync()?;
+        bulk.reclaim(&self.fs.region)?;
         Ok(drained)
     }
 
     /// Takes a leaving device off the list; false if something is still on it.
-    pub fn bulk_remove(&self, number: u32) -> Result<bool> {
-        self.writable()?;
-        let bulk = self.bulk()?;
-        self.region.sync()?;
-        bulk.reclaim(&self.region)?;
+    pub fn remove(self, number: u32) -> Result<bool> {
+        self.fs.writable()?;
+        let bulk = self.fs.bulk()?;
+        self.fs.region.sync()?;
+        bulk.reclaim(&self.fs.region)?;
         if bulk.held_blocks() > 0 {
-            bulk.save(&self.region)?;
+            bulk.save(&self.fs.region)?;
         }
-        Ok(bulk.remove(&self.region, number)?)
+        Ok(bulk.remove(&self.fs.region, number)?)
     }
 
     /// Uses a lost or closed device again: releases it, and takes the device that `open` returns
     /// with the host's number for where it is.
-    pub fn bulk_retry(
-        &self,
+    pub fn retry(
+        self,
         number: u32,
         open: impl FnOnce() -> std::result::Result<(Arc<dyn BlockDevice>, u64), String>,
     ) -> Result<()> {
-        self.writable()?;
-        let bulk = self.bulk()?;
+        self.fs.writable()?;
+        let bulk = self.fs.bulk()?;
         let was_away = bulk.was_never_there(number);
         // Runs once the device is known to be the right one.
         let verified = |device: &dyn BlockDevice| {
-            let distrusted = if was_away { self.distrust_device(number, device) } else { Ok(()) };
+            let distrusted = if was_away { self.fs.data().distrust_device(number, device) } else { Ok(()) };
             distrusted.map_err(|error| error.to_string())
         };
-        Ok(bulk.retry(&self.region, number, open, verified)?)
+        Ok(bulk.retry(&self.fs.region, number, open, verified)?)
     }
 
     /// Returns whether a device was away, or in another place after a crash, and its contents are
     /// not settled since.
-    pub fn has_unsettled_bulk(&self) -> bool {
-        self.bulk.as_ref().is_some_and(|bulk| bulk.has_unsettled())
+    pub fn has_unsettled_bulk(self) -> bool {
+        self.fs.bulk.as_ref().is_some_and(|bulk| bulk.has_unsettled())
     }
 
     /// Returns the bytes of memory that checksums of bulk storage take.
-    pub fn sums_bytes(&self) -> u64 {
-        self.bulk.as_ref().map_or(0, |bulk| bulk.sums_bytes())
+    pub fn sums_bytes(self) -> u64 {
+        self.fs.bulk.as_ref().map_or(0, |bulk| bulk.sums_bytes())
     }
 
     /// Returns whether `ino` is the file that holds spilled small files. It has no name.
-    pub fn is_spill_file(&self, ino: Ino) -> bool {
-        self.spill.file() == Some(ino)
+    pub fn is_spill_file(self, ino: Ino) -> bool {
+        self.fs.spill.file() == Some(ino)
     }
 
     /// Returns the files that have data on a device, with the number of bytes.
-    pub fn bulk_files(&self, number: u32) -> Result<Vec<(Ino, u64)>> {
-        self.bulk_files_where(number, &|_, len| len)
+    pub fn files(self, number: u32) -> Result<Vec<(Ino, u64)>> {
+        self.files_where(number, &|_, len| len)
     }
 
     /// Does the same for the bytes that `counts` finds in a range of the device (start and length
     /// in bytes).
-    pub fn bulk_files_where(&self, number: u32, counts: &dyn Fn(u64, u64) -> u64) -> Result<Vec<(Ino, u64)>> {
-        let bulk = self.bulk()?;
+    pub fn files_where(self, number: u32, counts: &dyn Fn(u64, u64) -> u64) -> Result<Vec<(Ino, u64)>> {
+        let bulk = self.fs.bulk()?;
         let first = (u64::from(number) << BULK_NUMBER_SHIFT) * BULK_BLOCK;
         let mut found = Vec::new();
-        for ino in self.large_files()? {
-            let _lock = self.locks.read(ino);
-            let Ok(inode) = self.load(ino) else { continue };
-            let Ok(pieces) = self.pieces(&inode) else { continue };
+        for ino in self.fs.data().large_files()? {
+            let _lock = self.fs.locks.read(ino);
+            let Ok(inode) = self.fs.load(ino) else { continue };
+            let Ok(pieces) = self.fs.data().pieces(&inode) else { continue };
             let here = pieces.iter().filter(|piece| piece.bulk && bulk.is_on(number, block_of(piece.at)));
             let bytes: u64 = here.map(|piece| counts(piece.at - first, piece.len)).sum();
             if bytes > 0 {

@@ -26,6 +26,7 @@ use crate::cold::packer::Purpose;
 use crate::data_lock::FileLock;
 use crate::large::{MOVE_BACK_BYTES, read_spans};
 use crate::planted::{Bug, is_planted};
+use crate::rooms::Data;
 use crate::{Error, Fs, Ino, Manner, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
@@ -52,7 +53,8 @@ pub enum Seek {
 pub enum Fsync {
     /// The file is durable when the log is, up to here.
     Log(Lsn),
-    /// The bulk device has to be flushed first; [`Fs::fsync_many`] does it for all waiting callers.
+    /// The bulk device has to be flushed first; [`Data::fsync_many`] does it for all waiting
+    /// callers.
     Bulk,
 }
 
@@ -68,36 +70,6 @@ pub enum Writer {
 }
 
 impl Fs {
-    /// Loads a regular file.
-    pub(crate) fn load_file(&self, ino: Ino) -> Result<Inode> {
-        let inode = self.load(ino)?;
-        self.refuse_nobodys(ino, &inode)?;
-        regular(&inode)?;
-        Ok(inode)
-    }
-
-    /// Fails for an inode without a link or a user, such as the copy of a file that is being moved:
-    /// no caller can know it.
-    pub(crate) fn refuse_nobodys(&self, ino: Ino, inode: &Inode) -> Result<()> {
-        if inode.nlink == 0 && !self.refs.is_held(ino) { Err(Error::Stale) } else { Ok(()) }
-    }
-
-    /// Locks a regular file for a change that reaches up to byte `end`. Finishes a truncation that
-    /// an error interrupted.
-    #[inline]
-    fn lock_to_change(&self, manner: Manner, ino: Ino, end: u64) -> Result<(FileLock<'_>, Inode)> {
-        self.note_use(ino);
-        let (mut file, mut inode) = self.lock_data(ino, |inode| end.max(inode.size) > self.threshold_of(inode))?;
-        file.manner = manner;
-        self.refuse_nobodys(ino, &inode)?;
-        regular(&inode)?;
-        if inode.flags & INODE_TRUNCATING != 0 {
-            let size = inode.size;
-            self.cut_off(&mut file, &mut inode, size)?;
-        }
-        Ok((file, inode))
-    }
-
     /// Writes at byte `at`. Fewer bytes than given are written only when space runs out in between.
     pub fn write(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.write_of(Manner::default(), Writer::Program, ino, at, bytes)
@@ -107,7 +79,7 @@ impl Fs {
     pub fn write_of(&self, manner: Manner, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
         let once = |done: usize| {
-            let write = || self.write_once(manner, writer, ino, at + done as u64, &bytes[done..]);
+            let write = || self.data().write_once(manner, writer, ino, at + done as u64, &bytes[done..]);
             self.with_room_by(manner.patience, write)
         };
         let (mut done, append_only) = once(0)?;
@@ -125,200 +97,6 @@ impl Fs {
         Ok(done)
     }
 
-    /// Writes what there is room for now; also returns whether the file is append-only.
-    #[inline]
-    fn write_once(&self, manner: Manner, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
-        let end = at.saturating_add(bytes.len() as u64);
-        let (mut file, mut inode) = self.lock_to_change(manner, ino, end)?;
-        let append_only = inode.flags & INODE_APPEND_ONLY != 0;
-        let (mut kept, end_before) = (0, inode.size);
-        if writer == Writer::Pages && append_only && inode.flags & INODE_IMMUTABLE == 0 && at < inode.size {
-            let found = self.met(ino, self.has_already(&mut file, &mut inode, at, bytes))?;
-            kept = found.ok_or(Error::NotPermitted)?;
-        } else if writer != Writer::EarlierPages {
-            flags::check_write(&inode, at)?;
-        }
-        if kept > 0 && kept == bytes.len() {
-            return Ok((kept, append_only));
-        }
-        self.drop_capabilities(ino, &mut inode)?;
-        let written = self.write_locked(&mut file, &mut inode, at + kept as u64, &bytes[kept..]);
-        let done = kept + self.met(ino, written)?;
-        if writer == Writer::Pages && append_only {
-            self.gaps.filled(ino, at, at + done as u64);
-            self.gaps.add(ino, end_before, at);
-        }
-        Ok((done, append_only))
-    }
-
-    /// Returns how many of the bytes, which begin before the end of an append-only file, are
-    /// already there, so that only the others are written; `None` if the write would change bytes
-    /// that somebody has written.
-    #[cold]
-    fn has_already(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<Option<usize>> {
-        let len = (bytes.len() as u64).min(inode.size - at) as usize;
-        let mut there = vec![0; len];
-        if inode.layout == Layout::Extents {
-            let spans = self.spans(inode, at, len)?;
-            file.device(inode, |_| read_spans(self, &spans, &mut there))?;
-        } else {
-            // Unpack as much as the write that follows needs.
-            self.unpack_data(file.ino, inode, at, at + bytes.len() as u64, Purpose::Write)?;
-            let (_, spilled) = self.read_in_region(inode, at, &mut there)?;
-            debug_assert!(spilled.is_empty(), "inode {}: unpacked", file.ino);
-        }
-        let gaps = self.gaps.within(file.ino, at, at + len as u64);
-        let mut kept = len;
-        for (from, to) in gaps.iter().map(|&(from, to)| ((from - at) as usize, (to - at) as usize)) {
-            there[from..to].copy_from_slice(&bytes[from..to]);
-            kept = kept.min(from);
-        }
-        Ok((there == bytes[..len]).then_some(kept))
-    }
-
-    fn write_locked(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
-        let end = at.checked_add(bytes.len() as u64).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Error::FileTooBig)?;
-        if bytes.is_empty() {
-            return Ok(0);
-        }
-        self.stamp(file, inode);
-        if end.max(inode.size) > self.threshold_of(inode) {
-            self.move_to_bulk(file, inode)?;
-            return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
-        }
-        if inode.layout == Layout::Extents {
-            return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
-        }
-        self.unpack_data(file.ino, inode, at.min(inode.size), end, Purpose::Write)?;
-        in_steps(bytes, |done| self.write_small(file.ino, inode, at + done as u64, &bytes[done..]))
-    }
-
-    /// Sets the times of a file whose data changes now.
-    #[inline]
-    fn stamp(&self, file: &FileLock<'_>, inode: &mut Inode) {
-        if !file.manner.keeps_times {
-            let now = self.now();
-            (inode.mtime, inode.ctime) = (now, now);
-        }
-    }
-
-    /// Writes a prefix of `bytes` into the region, up to the next multiple of a step.
-    #[inline]
-    fn write_small(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
-        let len = (bytes.len() as u64).min(small::STEP_BYTES - at % small::STEP_BYTES) as usize;
-        let first = inode.layout == Layout::Empty && inode.size == 0;
-        let mut tx = self.region.begin();
-        small::write(&mut tx, inode, at, &bytes[..len])?;
-        self.store(&mut tx, ino, inode)?;
-        let lsn = tx.commit()?;
-        if let (true, Some(bulk)) = (first, &self.bulk) {
-            bulk.births.note(ino, lsn);
-        }
-        Ok(len)
-    }
-
-    /// Locks an inode to set its size.
-    pub(crate) fn lock_to_resize(&self, manner: Manner, ino: Ino, size: u64) -> Result<(FileLock<'_>, Inode)> {
-        let (mut file, inode) = self.lock_data(ino, |inode| inode.is_file() && size > self.threshold_of(inode))?;
-        file.manner = manner;
-        Ok((file, inode))
-    }
-
-    /// Sets the size and the times. The caller has checked that it is a file.
-    pub(crate) fn truncate_locked(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
-        if size > FILE_BYTES_MAX {
-            return Err(Error::FileTooBig);
-        }
-        if inode.flags & INODE_TRUNCATING != 0 {
-            let now = inode.size;
-            self.cut_off(file, inode, now)?;
-        }
-        self.stamp(file, inode);
-        if size < inode.size {
-            // With a ring the truncation is durable at once, and nothing can become durable before
-            // it.
-            if let (0, Some(bulk), false) = (size, &self.bulk, self.region.superblock().memory_kind.has_ring()) {
-                bulk.fresh.replaced.cut(file.ino, self.clock.monotonic_ns());
-            }
-            return self.cut_off(file, inode, size);
-        }
-        self.make_room(file, inode, size)?;
-        let mut tx = self.region.begin();
-        self.extend(&mut tx, inode, size)?;
-        self.store(&mut tx, file.ino, inode)?;
-        tx.commit()?;
-        Ok(())
-    }
-
-    /// Prepares for moving the end to `size`: moves the file to the tier for that length, and
-    /// zeroes what lies behind its end there.
-    fn make_room(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
-        if size > self.threshold_of(inode) {
-            self.move_to_bulk(file, inode)?;
-        }
-        self.unpack_data(file.ino, inode, inode.size, size, Purpose::Use)?;
-        self.zero_tail(file, inode, size)
-    }
-
-    /// Moves the end to `size` if that is behind it. [`Fs::make_room`] must have prepared the file.
-    fn extend(&self, tx: &mut Tx<'_>, inode: &mut Inode, size: u64) -> Result<()> {
-        if inode.layout == Layout::Extents {
-            inode.size = inode.size.max(size);
-            return Ok(());
-        }
-        small::extend(tx, inode, size)
-    }
-
-    /// Frees what lies behind `size` and sets the size, in as many transactions as that takes.
-    fn cut_off(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
-        if inode.layout == Layout::Extents {
-            self.truncate_large(file.ino, inode, size)?;
-            if size < self.threshold_of(inode) / 2 && size <= MOVE_BACK_BYTES {
-                self.move_to_region(file, inode)?;
-            }
-            return Ok(());
-        }
-        let keep = size.div_ceil(CHUNK);
-        let mut upto = small::chunk_count(inode);
-        loop {
-            let mut tx = self.region.begin_reclaim();
-            upto = small::drop_chunks(&mut tx, inode, keep, upto)?;
-            inode.size = size;
-            inode.flags &= !INODE_TRUNCATING;
-            if upto > keep {
-                inode.flags |= INODE_TRUNCATING;
-            } else {
-                small::settle(&mut tx, inode)?;
-            }
-            self.store(&mut tx, file.ino, inode)?;
-            tx.commit()?;
-            if upto <= keep {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Finishes a truncation that a crash interrupted. For recovery.
-    pub(crate) fn finish_truncate(&self, ino: Ino) -> Result<()> {
-        self.lock_to_change(Manner::default(), ino, 0).map(drop)
-    }
-
-    /// Frees the data of an inode that is going away, within the transaction that frees its record.
-    /// Returns false, and changes nothing, if that is too much for one transaction: then
-    /// [`Fs::free_data`] must come first.
-    pub(crate) fn free_data_in(&self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
-        small::free_all(tx, inode)
-    }
-
-    /// Frees all data of a file without links, in transactions of its own, and leaves an empty
-    /// orphan.
-    pub(crate) fn free_data(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
-        if inode.layout == Layout::Empty {
-            return Ok(());
-        }
-        self.cut_off(file, inode, 0)
-    }
-
     /// Fails if `fallocate(2)` cannot do this for any file. A request that fails here changes
     /// nothing, not even who may run the file.
     pub fn check_fallocate(mode: i32, at: u64, len: u64) -> Result<()> {
@@ -333,106 +111,18 @@ impl Fs {
     pub fn fallocate_by(&self, manner: Manner, ino: Ino, mode: i32, at: u64, len: u64) -> Result<()> {
         self.writable()?;
         let end = allocation_end(mode, at, len)?;
-        self.with_room_by(manner.patience, || self.try_fallocate(manner, ino, mode, at, end))
-    }
-
-    fn try_fallocate(&self, manner: Manner, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
-        let room = if mode & PUNCH_HOLE != 0 { 0 } else { end };
-        let (mut file, mut inode) = self.lock_to_change(manner, ino, room)?;
-        // An append-only file may be preallocated, even while it is empty, but not changed
-        // otherwise.
-        if mode & !KEEP_SIZE == 0 { flags::check_write(&inode, u64::MAX) } else { flags::check_change(&inode) }?;
-        self.drop_capabilities(ino, &mut inode)?;
-        self.stamp(&file, &mut inode);
-        if mode == PUNCH_HOLE | KEEP_SIZE {
-            return self.punch(&mut file, &mut inode, at, end);
-        }
-        let size = if mode & KEEP_SIZE != 0 { inode.size } else { inode.size.max(end) };
-        let before = inode.size;
-        self.allocate(&mut file, &mut inode, (at, end), mode & ZERO_RANGE != 0, size)?;
-        if manner.keeps_times && inode.flags & INODE_APPEND_ONLY != 0 {
-            // Bytes that were appended before may still be written back.
-            self.gaps.add(ino, before, size);
-        }
-        Ok(())
-    }
-
-    fn allocate(
-        &self,
-        file: &mut FileLock<'_>,
-        inode: &mut Inode,
-        (at, end): (u64, u64),
-        erase: bool,
-        size: u64,
-    ) -> Result<()> {
-        // The range decides the tier, even if it does not change the size.
-        if end.max(size) > self.threshold_of(inode) {
-            self.move_to_bulk(file, inode)?;
-        }
-        let large = inode.layout == Layout::Extents || end.max(size) > self.threshold_of(inode);
-        if large {
-            self.allocate_large(file, inode, at, end, erase)?;
-            self.zero_tail(file, inode, size)?;
-        } else {
-            self.unpack_data(file.ino, inode, at.min(inode.size), end.max(size), Purpose::Use)?;
-        }
-        let mut from = at;
-        loop {
-            let step = (from / CHUNK + small::CHUNKS_PER_STEP) * CHUNK;
-            let to = if large { end } else { end.min(step) };
-            let mut tx = self.region.begin();
-            if !large {
-                small::allocate(&mut tx, inode, from, to, erase, size)?;
-            }
-            if to == end {
-                self.extend(&mut tx, inode, size)?;
-            }
-            self.store(&mut tx, file.ino, inode)?;
-            tx.commit()?;
-            if to == end {
-                return Ok(());
-            }
-            from = to;
-        }
-    }
-
-    fn punch(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
-        if inode.layout == Layout::Extents {
-            return self.punch_large(file, inode, at, end);
-        }
-        // Only the groups at the edges are unpacked. A group that is punched whole is freed as it
-        // is.
-        for edge in [Some(at), Some(end).filter(|&end| end < inode.size)].into_iter().flatten() {
-            if !edge.is_multiple_of(GROUP) {
-                self.unpack_data(file.ino, inode, edge / GROUP * GROUP, edge, Purpose::Free)?;
-            }
-        }
-        let last = end.min(small::chunk_count(inode) * CHUNK);
-        let mut from = at;
-        loop {
-            let to = last.min((from / CHUNK + small::CHUNKS_PER_STEP) * CHUNK);
-            let mut tx = self.region.begin_reclaim();
-            if from < to {
-                small::punch(&mut tx, inode, from, to.max(if to == last { end } else { 0 }))?;
-            }
-            self.store(&mut tx, file.ino, inode)?;
-            tx.commit()?;
-            from = to;
-            if to >= last {
-                return Ok(());
-            }
-        }
+        self.with_room_by(manner.patience, || self.data().try_fallocate(manner, ino, mode, at, end))
     }
 
     /// Finds the next data or hole at or behind `at`; fails with `NoDevice` if there is none before
     /// the file's end.
     pub fn seek(&self, ino: Ino, at: u64, what: Seek) -> Result<u64> {
         let _lock = self.locks.read(ino);
-        let inode = self.load_file(ino)?;
+        let inode = self.data().load_file(ino)?;
         let mut position = at;
         while position < inode.size {
             let (is_data, until) = match inode.layout {
-                Layout::Extents => self.large_segment_at(&inode, position)?,
+                Layout::Extents => self.large().large_segment_at(&inode, position)?,
                 _ => small::segment_at(&self.region, &inode, position)?,
             };
             if is_data == (what == Seek::Data) {
@@ -443,7 +133,8 @@ impl Fs {
         if what == Seek::Hole && at < inode.size { Ok(inode.size) } else { Err(Error::NoDevice) }
     }
 
-    /// Copies up to `len` bytes between two places that do not overlap; returns how many, fewer at the source's end.
+    /// Copies up to `len` bytes between two places that do not overlap; returns how many, fewer at
+    /// the source's end.
     pub fn copy_range(&self, from: Ino, from_at: u64, to: Ino, to_at: u64, len: u64) -> Result<u64> {
         self.copy_range_by(Manner::default(), (from, from_at), (to, to_at), len)
     }
@@ -467,9 +158,9 @@ impl Fs {
         while done < len {
             let want = (len - done).min(COPY_BYTES) as usize;
             let outcome = self.with_room_by(manner.patience, || {
-                let (found, inode) = self.read_data(from, from_at + done, &mut buffer[..want])?;
+                let (found, inode) = self.data().read_data(from, from_at + done, &mut buffer[..want])?;
                 source = Some(inode);
-                Ok(self.write_once(manner, Writer::Program, to, to_at + done, &buffer[..found])?.0)
+                Ok(self.data().write_once(manner, Writer::Program, to, to_at + done, &buffer[..found])?.0)
             });
             match outcome {
                 Ok(0) => break,
@@ -484,16 +175,334 @@ impl Fs {
             }
         }
         if let Some(inode) = source.filter(|_| done > 0) {
-            self.touch_atime(from, &inode);
+            self.data().touch_atime(from, &inode);
         }
         Ok(done)
     }
 
-    /// Makes the file durable. Data and attributes are in the same log: `data_only` makes no difference.
+    /// Makes the file durable. Data and attributes are in the same log: `data_only` makes no
+    /// difference.
     pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
         let _ = data_only;
-        let lsn = self.fsync_prepare(ino)?;
+        let lsn = self.data().fsync_prepare(ino)?;
         Ok(self.region.sync_to(lsn)?)
+    }
+}
+
+impl<'a> Data<'a> {
+    /// Loads a regular file.
+    pub(crate) fn load_file(self, ino: Ino) -> Result<Inode> {
+        let inode = self.fs.load(ino)?;
+        self.refuse_nobodys(ino, &inode)?;
+        regular(&inode)?;
+        Ok(inode)
+    }
+
+    /// Fails for an inode without a link or a user, such as the copy of a file that is being moved:
+    /// no caller can know it.
+    pub(crate) fn refuse_nobodys(self, ino: Ino, inode: &Inode) -> Result<()> {
+        if inode.nlink == 0 && !self.fs.refs.is_held(ino) { Err(Error::Stale) } else { Ok(()) }
+    }
+
+    /// Locks a regular file for a change that reaches up to byte `end`. Finishes a truncation that
+    /// an error interrupted.
+    #[inline]
+    fn lock_to_change(self, manner: Manner, ino: Ino, end: u64) -> Result<(FileLock<'a>, Inode)> {
+        self.note_use(ino);
+        let (mut file, mut inode) =
+            self.lock_data(ino, |inode| end.max(inode.size) > self.fs.tree().threshold_of(inode))?;
+        file.manner = manner;
+        self.refuse_nobodys(ino, &inode)?;
+        regular(&inode)?;
+        if inode.flags & INODE_TRUNCATING != 0 {
+            let size = inode.size;
+            self.cut_off(&mut file, &mut inode, size)?;
+        }
+        Ok((file, inode))
+    }
+
+    /// Writes what there is room for now; also returns whether the file is append-only.
+    #[inline]
+    fn write_once(self, manner: Manner, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
+        let end = at.saturating_add(bytes.len() as u64);
+        let (mut file, mut inode) = self.lock_to_change(manner, ino, end)?;
+        let append_only = inode.flags & INODE_APPEND_ONLY != 0;
+        let (mut kept, end_before) = (0, inode.size);
+        if writer == Writer::Pages && append_only && inode.flags & INODE_IMMUTABLE == 0 && at < inode.size {
+            let found = self.fs.met(ino, self.has_already(&mut file, &mut inode, at, bytes))?;
+            kept = found.ok_or(Error::NotPermitted)?;
+        } else if writer != Writer::EarlierPages {
+            flags::check_write(&inode, at)?;
+        }
+        if kept > 0 && kept == bytes.len() {
+            return Ok((kept, append_only));
+        }
+        self.fs.tree().drop_capabilities(ino, &mut inode)?;
+        let written = self.write_locked(&mut file, &mut inode, at + kept as u64, &bytes[kept..]);
+        let done = kept + self.fs.met(ino, written)?;
+        if writer == Writer::Pages && append_only {
+            self.fs.gaps.filled(ino, at, at + done as u64);
+            self.fs.gaps.add(ino, end_before, at);
+        }
+        Ok((done, append_only))
+    }
+
+    /// Returns how many of the bytes, which begin before the end of an append-only file, are
+    /// already there, so that only the others are written; `None` if the write would change bytes
+    /// that somebody has written.
+    #[cold]
+    fn has_already(self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<Option<usize>> {
+        let len = (bytes.len() as u64).min(inode.size - at) as usize;
+        let mut there = vec![0; len];
+        if inode.layout == Layout::Extents {
+            let spans = self.fs.large().spans(inode, at, len)?;
+            file.device(inode, |_| read_spans(self.fs, &spans, &mut there))?;
+        } else {
+            // Unpack as much as the write that follows needs.
+            self.fs.cooling().unpack_data(file.ino, inode, at, at + bytes.len() as u64, Purpose::Write)?;
+            let (_, spilled) = self.read_in_region(inode, at, &mut there)?;
+            debug_assert!(spilled.is_empty(), "inode {}: unpacked", file.ino);
+        }
+        let gaps = self.fs.gaps.within(file.ino, at, at + len as u64);
+        let mut kept = len;
+        for (from, to) in gaps.iter().map(|&(from, to)| ((from - at) as usize, (to - at) as usize)) {
+            there[from..to].copy_from_slice(&bytes[from..to]);
+            kept = kept.min(from);
+        }
+        Ok((there == bytes[..len]).then_some(kept))
+    }
+
+    fn write_locked(self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+        let end = at.checked_add(bytes.len() as u64).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Error::FileTooBig)?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        self.stamp(file, inode);
+        if end.max(inode.size) > self.fs.tree().threshold_of(inode) {
+            self.fs.large().move_to_bulk(file, inode)?;
+            return in_steps(bytes, |done| self.fs.large().write_large(file, inode, at + done as u64, &bytes[done..]));
+        }
+        if inode.layout == Layout::Extents {
+            return in_steps(bytes, |done| self.fs.large().write_large(file, inode, at + done as u64, &bytes[done..]));
+        }
+        self.fs.cooling().unpack_data(file.ino, inode, at.min(inode.size), end, Purpose::Write)?;
+        in_steps(bytes, |done| self.write_small(file.ino, inode, at + done as u64, &bytes[done..]))
+    }
+
+    /// Sets the times of a file whose data changes now.
+    #[inline]
+    fn stamp(self, file: &FileLock<'_>, inode: &mut Inode) {
+        if !file.manner.keeps_times {
+            let now = self.fs.now();
+            (inode.mtime, inode.ctime) = (now, now);
+        }
+    }
+
+    /// Writes a prefix of `bytes` into the region, up to the next multiple of a step.
+    #[inline]
+    fn write_small(self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+        let len = (bytes.len() as u64).min(small::STEP_BYTES - at % small::STEP_BYTES) as usize;
+        let first = inode.layout == Layout::Empty && inode.size == 0;
+        let mut tx = self.fs.region.begin();
+        small::write(&mut tx, inode, at, &bytes[..len])?;
+        self.fs.store(&mut tx, ino, inode)?;
+        let lsn = tx.commit()?;
+        if let (true, Some(bulk)) = (first, &self.fs.bulk) {
+            bulk.births.note(ino, lsn);
+        }
+        Ok(len)
+    }
+
+    /// Locks an inode to set its size.
+    pub(crate) fn lock_to_resize(self, manner: Manner, ino: Ino, size: u64) -> Result<(FileLock<'a>, Inode)> {
+        let (mut file, inode) =
+            self.lock_data(ino, |inode| inode.is_file() && size > self.fs.tree().threshold_of(inode))?;
+        file.manner = manner;
+        Ok((file, inode))
+    }
+
+    /// Sets the size and the times. The caller has checked that it is a file.
+    pub(crate) fn truncate_locked(self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
+        if size > FILE_BYTES_MAX {
+            return Err(Error::FileTooBig);
+        }
+        if inode.flags & INODE_TRUNCATING != 0 {
+            let now = inode.size;
+            self.cut_off(file, inode, now)?;
+        }
+        self.stamp(file, inode);
+        if size < inode.size {
+            // With a ring the truncation is durable at once, and nothing can become durable before
+            // it.
+            if let (0, Some(bulk), false) = (size, &self.fs.bulk, self.fs.region.superblock().memory_kind.has_ring()) {
+                bulk.fresh.replaced.cut(file.ino, self.fs.clock.monotonic_ns());
+            }
+            return self.cut_off(file, inode, size);
+        }
+        self.make_room(file, inode, size)?;
+        let mut tx = self.fs.region.begin();
+        self.extend(&mut tx, inode, size)?;
+        self.fs.store(&mut tx, file.ino, inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    /// Prepares for moving the end to `size`: moves the file to the tier for that length, and
+    /// zeroes what lies behind its end there.
+    fn make_room(self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
+        if size > self.fs.tree().threshold_of(inode) {
+            self.fs.large().move_to_bulk(file, inode)?;
+        }
+        self.fs.cooling().unpack_data(file.ino, inode, inode.size, size, Purpose::Use)?;
+        self.fs.large().zero_tail(file, inode, size)
+    }
+
+    /// Moves the end to `size` if that is behind it. [`Data::make_room`] must have prepared the
+    /// file.
+    fn extend(self, tx: &mut Tx<'_>, inode: &mut Inode, size: u64) -> Result<()> {
+        if inode.layout == Layout::Extents {
+            inode.size = inode.size.max(size);
+            return Ok(());
+        }
+        small::extend(tx, inode, size)
+    }
+
+    /// Frees what lies behind `size` and sets the size, in as many transactions as that takes.
+    fn cut_off(self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
+        if inode.layout == Layout::Extents {
+            self.fs.large().truncate_large(file.ino, inode, size)?;
+            if size < self.fs.tree().threshold_of(inode) / 2 && size <= MOVE_BACK_BYTES {
+                self.fs.large().move_to_region(file, inode)?;
+            }
+            return Ok(());
+        }
+        let keep = size.div_ceil(CHUNK);
+        let mut upto = small::chunk_count(inode);
+        loop {
+            let mut tx = self.fs.region.begin_reclaim();
+            upto = small::drop_chunks(&mut tx, inode, keep, upto)?;
+            inode.size = size;
+            inode.flags &= !INODE_TRUNCATING;
+            if upto > keep {
+                inode.flags |= INODE_TRUNCATING;
+            } else {
+                small::settle(&mut tx, inode)?;
+            }
+            self.fs.store(&mut tx, file.ino, inode)?;
+            tx.commit()?;
+            if upto <= keep {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Finishes a truncation that a crash interrupted. For recovery.
+    pub(crate) fn finish_truncate(self, ino: Ino) -> Result<()> {
+        self.lock_to_change(Manner::default(), ino, 0).map(drop)
+    }
+
+    /// Frees the data of an inode that is going away, within the transaction that frees its record.
+    /// Returns false, and changes nothing, if that is too much for one transaction: then
+    /// [`Data::free_data`] must come first.
+    pub(crate) fn free_data_in(self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
+        small::free_all(tx, inode)
+    }
+
+    /// Frees all data of a file without links, in transactions of its own, and leaves an empty
+    /// orphan.
+    pub(crate) fn free_data(self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
+        if inode.layout == Layout::Empty {
+            return Ok(());
+        }
+        self.cut_off(file, inode, 0)
+    }
+
+    fn try_fallocate(self, manner: Manner, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
+        let room = if mode & PUNCH_HOLE != 0 { 0 } else { end };
+        let (mut file, mut inode) = self.lock_to_change(manner, ino, room)?;
+        // An append-only file may be preallocated, even while it is empty, but not changed
+        // otherwise.
+        if mode & !KEEP_SIZE == 0 { flags::check_write(&inode, u64::MAX) } else { flags::check_change(&inode) }?;
+        self.fs.tree().drop_capabilities(ino, &mut inode)?;
+        self.stamp(&file, &mut inode);
+        if mode == PUNCH_HOLE | KEEP_SIZE {
+            return self.punch(&mut file, &mut inode, at, end);
+        }
+        let size = if mode & KEEP_SIZE != 0 { inode.size } else { inode.size.max(end) };
+        let before = inode.size;
+        self.allocate(&mut file, &mut inode, (at, end), mode & ZERO_RANGE != 0, size)?;
+        if manner.keeps_times && inode.flags & INODE_APPEND_ONLY != 0 {
+            // Bytes that were appended before may still be written back.
+            self.fs.gaps.add(ino, before, size);
+        }
+        Ok(())
+    }
+
+    fn allocate(
+        self,
+        file: &mut FileLock<'_>,
+        inode: &mut Inode,
+        (at, end): (u64, u64),
+        erase: bool,
+        size: u64,
+    ) -> Result<()> {
+        // The range decides the tier, even if it does not change the size.
+        if end.max(size) > self.fs.tree().threshold_of(inode) {
+            self.fs.large().move_to_bulk(file, inode)?;
+        }
+        let large = inode.layout == Layout::Extents || end.max(size) > self.fs.tree().threshold_of(inode);
+        if large {
+            self.fs.large().allocate_large(file, inode, at, end, erase)?;
+            self.fs.large().zero_tail(file, inode, size)?;
+        } else {
+            self.fs.cooling().unpack_data(file.ino, inode, at.min(inode.size), end.max(size), Purpose::Use)?;
+        }
+        let mut from = at;
+        loop {
+            let step = (from / CHUNK + small::CHUNKS_PER_STEP) * CHUNK;
+            let to = if large { end } else { end.min(step) };
+            let mut tx = self.fs.region.begin();
+            if !large {
+                small::allocate(&mut tx, inode, from, to, erase, size)?;
+            }
+            if to == end {
+                self.extend(&mut tx, inode, size)?;
+            }
+            self.fs.store(&mut tx, file.ino, inode)?;
+            tx.commit()?;
+            if to == end {
+                return Ok(());
+            }
+            from = to;
+        }
+    }
+
+    fn punch(self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
+        if inode.layout == Layout::Extents {
+            return self.fs.large().punch_large(file, inode, at, end);
+        }
+        // Only the groups at the edges are unpacked. A group that is punched whole is freed as it
+        // is.
+        for edge in [Some(at), Some(end).filter(|&end| end < inode.size)].into_iter().flatten() {
+            if !edge.is_multiple_of(GROUP) {
+                self.fs.cooling().unpack_data(file.ino, inode, edge / GROUP * GROUP, edge, Purpose::Free)?;
+            }
+        }
+        let last = end.min(small::chunk_count(inode) * CHUNK);
+        let mut from = at;
+        loop {
+            let to = last.min((from / CHUNK + small::CHUNKS_PER_STEP) * CHUNK);
+            let mut tx = self.fs.region.begin_reclaim();
+            if from < to {
+                small::punch(&mut tx, inode, from, to.max(if to == last { end } else { 0 }))?;
+            }
+            self.fs.store(&mut tx, file.ino, inode)?;
+            tx.commit()?;
+            from = to;
+            if to >= last {
+                return Ok(());
+            }
+        }
     }
 
     /// Does the bulk device's part of an fsync. The file is durable once the log is durable up to
@@ -501,7 +510,7 @@ impl Fs {
     ///
     /// Order: the flush covers the data; then a record clears NEW; then the log up to this record
     /// is made durable. A record that clears NEW before the flush completes could outlive the data.
-    pub fn fsync_prepare(&self, ino: Ino) -> Result<Lsn> {
+    pub fn fsync_prepare(self, ino: Ino) -> Result<Lsn> {
         match self.fsync_begin(ino)? {
             Fsync::Log(lsn) => Ok(lsn),
             Fsync::Bulk => self.fsync_many(&[ino]).pop().expect("an outcome for each file"),
@@ -514,19 +523,19 @@ impl Fs {
     ///
     /// The promise comes before the check of the tier: a file that is in the region then does not
     /// leave it unflushed.
-    pub fn fsync_begin(&self, ino: Ino) -> Result<Fsync> {
-        if self.region.is_read_only() {
+    pub fn fsync_begin(self, ino: Ino) -> Result<Fsync> {
+        if self.fs.region.is_read_only() {
             return Ok(Fsync::Log(self.fsync_position()));
         }
-        self.writable()?;
-        if let Some(bulk) = self.bulk.as_ref() {
-            self.region.promise();
+        self.fs.writable()?;
+        if let Some(bulk) = self.fs.bulk.as_ref() {
+            self.fs.region.promise();
             if self.has_replaced() {
                 return Ok(Fsync::Bulk);
             }
             let is_large = {
-                let _lock = self.locks.read(ino);
-                self.load(ino)?.layout == Layout::Extents
+                let _lock = self.fs.locks.read(ino);
+                self.fs.load(ino)?.layout == Layout::Extents
             };
             if is_large && !is_planted(Bug::FsyncSettle) {
                 let Some(flushed) = bulk.file_flushed(ino) else { return Ok(Fsync::Bulk) };
@@ -540,7 +549,7 @@ impl Fs {
     /// Does the bulk devices' part of many fsyncs, with one flush of each device. Returns for each
     /// file the log position at which it is durable. A device that fails affects its own files
     /// alone.
-    pub fn fsync_many(&self, inos: &[Ino]) -> Vec<Result<Lsn>> {
+    pub fn fsync_many(self, inos: &[Ino]) -> Vec<Result<Lsn>> {
         let flush = || {
             self.settle_replaced()?;
             // On a device that holds writes back, the blocks of other files stay where they are.
@@ -559,24 +568,24 @@ impl Fs {
 
     /// Returns the end of the log, for which an fsync has to wait once the bulk device has done its
     /// part.
-    fn fsync_position(&self) -> Lsn {
-        if is_planted(Bug::FsyncPosition) { self.region.durable_lsn() } else { self.region.last_lsn() }
+    fn fsync_position(self) -> Lsn {
+        if is_planted(Bug::FsyncPosition) { self.fs.region.durable_lsn() } else { self.fs.region.last_lsn() }
     }
 
     /// Returns where the file's data lies: slots of the region, extents of the bulk device, in file
     /// order.
-    pub(crate) fn pieces(&self, inode: &Inode) -> Result<Vec<PlacedRange>> {
+    pub(crate) fn pieces(self, inode: &Inode) -> Result<Vec<PlacedRange>> {
         if inode.layout == Layout::Extents {
-            return self.large_pieces(inode);
+            return self.fs.large().large_pieces(inode);
         }
         let mut pieces = Vec::new();
         for chunk in 0..small::chunk_count(inode) {
             let file_at = chunk * CHUNK;
             let mut spilled = false;
-            let (slot, len, stored) = match small::chunk_ref(&self.region, inode, chunk)? {
+            let (slot, len, stored) = match small::chunk_ref(&self.fs.region, inode, chunk)? {
                 ChunkRef::Slot(slot) => (slot, slot.capacity(), slot.capacity()),
                 ChunkRef::Packed(head) if chunk.is_multiple_of(GROUP_CHUNKS) => {
-                    let placed = Placed::load(&self.region, head)?;
+                    let placed = Placed::load(&self.fs.region, head)?;
                     spilled = placed.place.is_some();
                     let stored = placed.capacity() + placed.object.spilled_bytes();
                     (head, u64::from(placed.object.bytes), stored)

@@ -9,16 +9,15 @@
 //! - if the tier is stable or shrinks, or fluctuates by much more than it gains;
 //! - beyond 48 times the observed time, or 90 days: that would be a guess.
 //!
-//! [`Fs::forecast_tick`] takes the samples of an open store. It reports once that a tier will be
-//! full within a day, and again only after that has not been so for an hour. Volatile: each opening
-//! observes anew.
-//! Left out: threads and logs (the adapter's), words (the command line's).
+//! [`Upkeep::forecast_tick`] takes the samples of an open store. It reports once that a tier will
+//! be full within a day, and again only after that has not been so for an hour. Volatile: each
+//! opening observes anew. Left out: threads and logs (the adapter's), words (the command line's).
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::Fs;
+use crate::rooms::Upkeep;
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Time between two samples (ns).
@@ -169,34 +168,34 @@ pub(crate) struct Forecast {
     tiers: Mutex<[Tier; 2]>,
 }
 
-impl Fs {
+impl<'a> Upkeep<'a> {
     /// Returns when the tiers will be full, as far as that can be forecast.
-    pub fn outlooks(&self) -> Outlooks {
-        self.outlooks_of(&self.forecast.tiers.lock())
+    pub fn outlooks(self) -> Outlooks {
+        self.outlooks_of(&self.fs.forecast.tiers.lock())
     }
 
-    fn outlooks_of(&self, tiers: &[Tier; 2]) -> Outlooks {
-        let usage = self.usage();
+    fn outlooks_of(self, tiers: &[Tier; 2]) -> Outlooks {
+        let usage = self.fs.usage();
         let size = usage.region_used + usage.region_free;
-        let limit = (u128::from(size) * u128::from(self.spill_percent()) / 100) as u64;
+        let limit = (u128::from(size) * u128::from(self.fs.spilling().spill_percent()) / 100) as u64;
         // Beyond the spilling limit, memory grows by data that cannot spill.
-        let (room, percent) = match self.spills() && usage.region_used < limit {
-            true => (limit - usage.region_used, self.spill_percent()),
+        let (room, percent) = match self.fs.spilling().spills() && usage.region_used < limit {
+            true => (limit - usage.region_used, self.fs.spilling().spill_percent()),
             false => (usage.region_free, 100),
         };
-        let bulk = self.bulk.as_ref().and_then(|_| tiers[1].outlook(usage.bulk_free, 100));
+        let bulk = self.fs.bulk.as_ref().and_then(|_| tiers[1].outlook(usage.bulk_free, 100));
         Outlooks { memory: tiers[0].outlook(room, percent), bulk }
     }
 
     /// Takes a sample if the last one is old enough. Returns what to report now: tiers that will be
     /// full within a day and were not reported yet.
-    pub fn forecast_tick(&self) -> Outlooks {
-        let now = self.clock.monotonic_ns();
-        let mut tiers = self.forecast.tiers.lock();
+    pub fn forecast_tick(self) -> Outlooks {
+        let now = self.fs.clock.monotonic_ns();
+        let mut tiers = self.fs.forecast.tiers.lock();
         if tiers[0].growth.begun_ns.is_some() && now < tiers[0].growth.last_ns + SAMPLE_NS {
             return Outlooks::default();
         }
-        let usage = self.usage();
+        let usage = self.fs.usage();
         tiers[0].growth.note(now, usage.region_used);
         tiers[1].growth.note(now, usage.bulk_used + usage.bulk_pending);
         let found = self.outlooks_of(&tiers);

@@ -14,6 +14,7 @@ use shoal_format::inode::Layout;
 
 use crate::extents::{MapEdit, Mapped, cut, put};
 use crate::planted::{Bug, is_planted};
+use crate::rooms::Data;
 use crate::{Error, Fs, Ino, Result};
 
 /// Blocks of one step (16 MiB).
@@ -52,13 +53,13 @@ impl Away {
     }
 }
 
-impl Fs {
+impl<'a> Data<'a> {
     /// Moves data of large files at block `limit` or behind it to blocks before it, as long as
     /// there are free ones. Returns how many blocks moved. Calls `progress` with the blocks of each
     /// step.
-    pub fn gather_bulk(&self, limit: u64, progress: &mut dyn FnMut(u64)) -> Result<u64> {
-        self.writable()?;
-        let (bulk, limit) = (self.bulk()?, Away::Behind(BulkBlock::new(limit)));
+    pub fn gather_bulk(self, limit: u64, progress: &mut dyn FnMut(u64)) -> Result<u64> {
+        self.fs.writable()?;
+        let (bulk, limit) = (self.fs.bulk()?, Away::Behind(BulkBlock::new(limit)));
         self.settle_new()?;
         let mut moved = 0;
         for ino in self.large_files()? {
@@ -68,14 +69,14 @@ impl Fs {
                 progress(run);
             }
         }
-        self.region.sync()?;
-        bulk.reclaim(&self.region)?;
+        self.fs.region.sync()?;
+        bulk.reclaim(&self.fs.region)?;
         Ok(moved)
     }
 
-    pub(crate) fn large_files(&self) -> Result<Vec<Ino>> {
+    pub(crate) fn large_files(self) -> Result<Vec<Ino>> {
         let mut files = Vec::new();
-        self.for_each_inode(&mut |ino, inode| {
+        self.fs.for_each_inode(&mut |ino, inode| {
             if inode.layout == Layout::Extents {
                 files.push(ino);
             }
@@ -86,7 +87,7 @@ impl Fs {
     /// Does one step in a file, from its block `from` on. Returns the blocks moved, and where to
     /// continue; `None` when nothing is left there.
     pub(crate) fn gather_step(
-        &self,
+        self,
         bulk: &Bulk,
         ino: Ino,
         from: FileBlock,
@@ -101,7 +102,7 @@ impl Fs {
         }
         let mut block = from;
         let old = loop {
-            match self.mapped(&inode, block)? {
+            match self.fs.large().mapped(&inode, block)? {
                 Mapped::Hole { until: FileBlock::MAX } => return Ok(None),
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) => {
@@ -117,7 +118,7 @@ impl Fs {
         };
         let mut run = None;
         let looked = file.device_aside(&mut inode, |bulk| {
-            run = away.reserve(bulk, self, old.blocks)?;
+            run = away.reserve(bulk, self.fs, old.blocks)?;
             Ok(())
         });
         let Some(run) = run else { return looked.map(|()| None) };
@@ -127,7 +128,7 @@ impl Fs {
             if old.flags & EXTENT_UNWRITTEN == 0 {
                 file.device_aside(&mut inode, |bulk| self.copy_run(bulk, &old, run))?;
             }
-            let mut edit = MapEdit::load(&self.region, &inode, old.file_block, old.end(), bulk.blocks())?;
+            let mut edit = MapEdit::load(&self.fs.region, &inode, old.file_block, old.end(), bulk.blocks())?;
             // The parts have their present flags: NEW may have been cleared, and the extent split,
             // while the device worked.
             for part in cut(&mut edit.extents, old.file_block, old.end()) {
@@ -138,11 +139,11 @@ impl Fs {
                 let flags = if is_planted(Bug::MovedStaysNew) { part.flags } else { part.flags & !EXTENT_NEW };
                 put(&mut edit.extents, Extent { bulk_block, flags, ..part });
             }
-            let mut tx = self.region.begin_reclaim();
+            let mut tx = self.fs.region.begin_reclaim();
             edit.store(&mut tx, &mut inode)?;
             bulk.mark_used(&mut tx, run)?;
             bulk.mark_free(&mut tx, Run { first: old.bulk_block, blocks: run.blocks })?;
-            self.store(&mut tx, ino, &inode)?;
+            self.fs.store(&mut tx, ino, &inode)?;
             Ok(tx.commit()?)
         })();
         match outcome {
@@ -160,18 +161,18 @@ impl Fs {
     }
 
     /// Copies an extent's data, durably, to a run of the same length.
-    fn copy_run(&self, bulk: &Bulk, old: &Extent, run: Run) -> Result<()> {
+    fn copy_run(self, bulk: &Bulk, old: &Extent, run: Run) -> Result<()> {
         let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
         for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
             let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
-            bulk.read(&self.region, (old.bulk_block + done).byte(), bytes)?;
-            bulk.fill(&self.region, run.first + done, bytes)?;
+            bulk.read(&self.fs.region, (old.bulk_block + done).byte(), bytes)?;
+            bulk.fill(&self.fs.region, run.first + done, bytes)?;
         }
         // What was durable must be durable where the record says it is.
         if is_planted(Bug::DrainUnflushed) {
             Ok(())
         } else {
-            Ok(bulk.flush_runs(&self.region, [run], Patience::Waits)?)
+            Ok(bulk.flush_runs(&self.fs.region, [run], Patience::Waits)?)
         }
     }
 }

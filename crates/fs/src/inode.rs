@@ -495,7 +495,7 @@ impl Fs {
 
     /// Writes the record of `ino`, whose exclusive lock the caller holds.
     pub(crate) fn store(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
-        block::put(tx, self.plain_block(tx, ino, false)?, ino, inode)
+        block::put(tx, self.compacting().plain_block(tx, ino, false)?, ino, inode)
     }
 }
 

@@ -53,7 +53,7 @@ fn a_number_freed_but_not_given_back_is_not_found_free_in_its_block() {
     let fs = opened(100);
     let ino = fs.lookup(ROOT, b"70", false).unwrap().ino;
     let generation = fs.load(ino).unwrap().generation;
-    let (mut tx, mut removal) = (fs.region.begin(), fs.removal());
+    let (mut tx, mut removal) = (fs.region.begin(), fs.tree().removal());
     removal.free(&mut tx, ino, generation).unwrap();
     tx.commit().unwrap();
     assert!(!take_all(&fs).contains(&ino), "given out before its user let go of it");
@@ -101,7 +101,7 @@ fn a_full_store_loses_files_while_no_block_can_be_packed_or_moved() {
     let (mut dirs, mut random) = (Vec::new(), Random::new(3));
     for _ in 0..4 {
         while grow_tree(&fs, &mut random, &mut dirs).is_ok() {}
-        fs.pack_inodes_now().unwrap();
+        fs.compacting().pack_inodes_now().unwrap();
     }
     while grow_tree(&fs, &mut random, &mut dirs).is_ok() {}
     // Use up what is left for blocks in either form, as other removals would.
@@ -127,5 +127,5 @@ fn a_full_store_loses_files_while_no_block_can_be_packed_or_moved() {
     }
     drop(claim);
     // Compaction comes to an end.
-    fs.compact().unwrap();
+    fs.compacting().compact().unwrap();
 }

@@ -39,6 +39,7 @@ use shoal_region::{Lsn, Tx};
 use crate::data_lock::FileLock;
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
 use crate::planted::{Bug, is_planted};
+use crate::rooms::Large;
 use crate::{Error, Fs, Ino, PlacedRange, Result};
 
 /// Blocks one write step maps at most (1 MiB).
@@ -200,14 +201,16 @@ impl Fs {
     pub(crate) fn bulk(&self) -> Result<&Bulk> {
         self.bulk.as_ref().ok_or_else(|| Error::Io("the bulk device is not attached; mount with it".into()))
     }
+}
 
-    pub(crate) fn mapped(&self, inode: &Inode, block: FileBlock) -> Result<Mapped> {
-        find(&self.region, map_root(inode), block, self.bulk()?.blocks())
+impl<'a> Large<'a> {
+    pub(crate) fn mapped(self, inode: &Inode, block: FileBlock) -> Result<Mapped> {
+        find(&self.fs.region, map_root(inode), block, self.fs.bulk()?.blocks())
     }
 
     /// Returns the extent with the bytes of `block`, or, for a block without data, the next block
     /// to look at.
-    fn data_at(&self, inode: &Inode, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
+    fn data_at(self, inode: &Inode, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
         Ok(match self.mapped(inode, block)? {
             Mapped::At(extent) if extent.flags & EXTENT_UNWRITTEN == 0 => self.trusted(extent, block)?,
             Mapped::At(extent) => Err(extent.end()),
@@ -218,23 +221,23 @@ impl Fs {
     /// Returns what a reader may read of an extent with data, from `block` on. In a read-only
     /// store, recovery could not turn NEW blocks that cannot be trusted into unwritten ones. In a
     /// failed store the next recovery does.
-    pub(crate) fn trusted(&self, extent: Extent, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
+    pub(crate) fn trusted(self, extent: Extent, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
         if extent.flags & EXTENT_NEW == 0 {
             return Ok(Ok(extent));
         }
         let rest = clip(extent, block, extent.end());
-        if !self.region.is_read_only() {
-            if self.region.failure().is_none() {
+        if !self.fs.region.is_read_only() {
+            if self.fs.region.failure().is_none() {
                 return Ok(Ok(extent));
             }
-            let readable = self.bulk()?.left_by_failure(&rest)?;
+            let readable = self.fs.bulk()?.left_by_failure(&rest)?;
             return Ok(Ok(clip(extent, extent.file_block, block + readable)));
         }
-        if self.power_lost {
+        if self.fs.power_lost {
             return Ok(Err(extent.end()));
         }
         let place = |bulk_block: BulkBlock| rest.file_block + (bulk_block.get() - rest.bulk_block.get());
-        Ok(match self.bulk()?.untrusted(&rest).first() {
+        Ok(match self.fs.bulk()?.untrusted(&rest).first() {
             Some(run) if run.first == rest.bulk_block => Err(place(run.end())),
             Some(run) => Ok(clip(extent, extent.file_block, place(run.first))),
             None => Ok(extent),
@@ -242,24 +245,24 @@ impl Fs {
     }
 
     /// Stores the inode, commits, and updates the number of large files.
-    pub(crate) fn commit_large(&self, mut tx: Tx<'_>, ino: Ino, before: Layout, inode: &Inode) -> Result<Lsn> {
-        self.store(&mut tx, ino, inode)?;
+    pub(crate) fn commit_large(self, mut tx: Tx<'_>, ino: Ino, before: Layout, inode: &Inode) -> Result<Lsn> {
+        self.fs.store(&mut tx, ino, inode)?;
         let lsn = tx.commit()?;
         self.count_large(before, inode);
         Ok(lsn)
     }
 
-    fn count_large(&self, before: Layout, inode: &Inode) {
+    fn count_large(self, before: Layout, inode: &Inode) {
         match (before == Layout::Extents, inode.layout == Layout::Extents) {
-            (false, true) => drop(self.counts.large_files.fetch_add(1, Ordering::Relaxed)),
-            (true, false) => drop(self.counts.large_files.fetch_sub(1, Ordering::Relaxed)),
+            (false, true) => drop(self.fs.counts.large_files.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(self.fs.counts.large_files.fetch_sub(1, Ordering::Relaxed)),
             _ => {}
         }
     }
 
     /// Returns where `len` bytes from `at` on are, in order. The caller has clipped them to the
     /// file's size.
-    pub(crate) fn spans(&self, inode: &Inode, at: u64, len: usize) -> Result<Vec<Span>> {
+    pub(crate) fn spans(self, inode: &Inode, at: u64, len: usize) -> Result<Vec<Span>> {
         let mut spans = Vec::new();
         let mut done = 0;
         while done < len {
@@ -277,7 +280,7 @@ impl Fs {
     }
 
     /// Returns whether `at` is data, and the byte up to which that holds at least.
-    pub(crate) fn large_segment_at(&self, inode: &Inode, at: u64) -> Result<(bool, u64)> {
+    pub(crate) fn large_segment_at(self, inode: &Inode, at: u64) -> Result<(bool, u64)> {
         Ok(match self.data_at(inode, FileBlock::of(at))? {
             Ok(extent) => (true, extent.end().byte()),
             Err(until) => (false, until.byte()),
@@ -286,7 +289,7 @@ impl Fs {
 
     /// Adds to `device` the byte ranges where the data of blocks `[from, to)` are.
     pub(crate) fn data_ranges(
-        &self,
+        self,
         inode: &Inode,
         from: FileBlock,
         to: FileBlock,
@@ -308,7 +311,7 @@ impl Fs {
         Ok(())
     }
 
-    pub(crate) fn large_pieces(&self, inode: &Inode) -> Result<Vec<PlacedRange>> {
+    pub(crate) fn large_pieces(self, inode: &Inode) -> Result<Vec<PlacedRange>> {
         let mut pieces = Vec::new();
         let mut block = FileBlock::ZERO;
         while block < FileBlock::END {
@@ -334,7 +337,7 @@ impl Fs {
 
     /// Writes a prefix of `bytes` (at most 1 MiB) at byte `at` and returns its length. The caller has set the times.
     pub(crate) fn write_large(
-        &self,
+        self,
         file: &mut FileLock<'_>,
         inode: &mut Inode,
         at: u64,
@@ -345,13 +348,13 @@ impl Fs {
         if outcome.is_err() && reaches_behind && !is_planted(Bug::CleanTail) {
             // Part of it may have reached the last block behind the end, where nobody owns the
             // data.
-            self.bulk()?.fresh.set_tail(file.ino, Tail::Ragged);
+            self.fs.bulk()?.fresh.set_tail(file.ino, Tail::Ragged);
         }
         outcome
     }
 
-    fn write_blocks(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
-        let (bulk, ino, patience) = (self.bulk()?, file.ino, file.manner.patience);
+    fn write_blocks(self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+        let (bulk, region, ino, patience) = (self.fs.bulk()?, &self.fs.region, file.ino, file.manner.patience);
         let first = FileBlock::of(at);
         let mut end = (at + bytes.len() as u64).min((first + WRITE_BLOCKS).byte());
         let last = FileBlock::ceil(end);
@@ -390,7 +393,7 @@ impl Fs {
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
             let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
-                true => Ok(bulk.write(&self.region, place, part, to >= size, patience)?),
+                true => Ok(bulk.write(region, place, part, to >= size, patience)?),
                 false => self.write_whole(bulk, &extent, place, part),
             });
             let write = match written {
@@ -405,14 +408,14 @@ impl Fs {
         let before = *inode;
         // The data writes have completed; the record that maps their blocks follows. Spilling makes
         // room, so it may use the reserve.
-        let mut tx = if self.spill.file() == Some(ino) { self.region.begin_reclaim() } else { self.region.begin() };
+        let mut tx = if self.fs.spill.file() == Some(ino) { region.begin_reclaim() } else { region.begin() };
         match mapping.store(&mut tx, inode) {
             Err(Error::NoSpace(_)) if kept > at => {
                 // The map has no room, but bytes at the front are already written, in blocks the
                 // file had.
                 drop(tx);
                 *inode = Inode { size: before.size.max(kept), ..before };
-                self.commit_large(self.region.begin_reclaim(), ino, before.layout, inode)?;
+                self.commit_large(region.begin_reclaim(), ino, before.layout, inode)?;
                 bulk.fresh.set_tail(ino, Tail::Ragged);
                 return Ok((kept - at) as usize);
             }
@@ -436,12 +439,12 @@ impl Fs {
     /// back. A file whose last block this process filled needs neither. If the zeros were already
     /// there when the store was opened, only a flush that covers the writes of earlier processes is
     /// needed.
-    pub(crate) fn zero_tail(&self, file: &mut FileLock<'_>, inode: &mut Inode, to: u64) -> Result<()> {
+    pub(crate) fn zero_tail(self, file: &mut FileLock<'_>, inode: &mut Inode, to: u64) -> Result<()> {
         let within = inode.size % BULK_BLOCK;
         if inode.layout != Layout::Extents || to <= inode.size || within == 0 {
             return Ok(());
         }
-        let (bulk, ino, patience) = (self.bulk()?, file.ino, file.manner.patience);
+        let (bulk, ino, patience) = (self.fs.bulk()?, file.ino, file.manner.patience);
         let tail = bulk.fresh.tail(ino);
         if tail == Tail::Clean || is_planted(Bug::ZeroTail) {
             return Ok(());
@@ -452,18 +455,18 @@ impl Fs {
             let is_flushed = file.device(inode, |bulk| {
                 let mut rest = vec![0; (BULK_BLOCK - within) as usize];
                 let is_zero = tail == Tail::Untouched
-                    && bulk.read(&self.region, at, &mut rest).is_ok()
+                    && bulk.read(&self.fs.region, at, &mut rest).is_ok()
                     && rest.iter().all(|&byte| byte == 0);
                 if !is_zero {
                     // Set before the write: if it fails, the next read may find zeros that are not
                     // durable.
                     bulk.fresh.set_tail(ino, Tail::Ragged);
                     rest.fill(0);
-                    bulk.write(&self.region, at, &rest, false, patience)?;
+                    bulk.write(&self.fs.region, at, &rest, false, patience)?;
                 }
                 let must_flush = !is_zero || !bulk.has_flushed(extent.bulk_block);
                 if must_flush && !is_planted(Bug::ZeroTailFlush) {
-                    bulk.flush_runs(&self.region, [last], patience)?;
+                    bulk.flush_runs(&self.fs.region, [last], patience)?;
                 }
                 Ok(must_flush)
             })?;
@@ -471,7 +474,7 @@ impl Fs {
                 // Nothing of the block is held back, and all of it is durable. If it stayed NEW, it
                 // would read as zeros if its device is in doubt after a crash.
                 let (mtime, ctime) = (inode.mtime, inode.ctime);
-                *inode = self.load(ino)?;
+                *inode = self.fs.load(ino)?;
                 self.change_flags(ino, inode, &[(end, end + 1)], |flags| flags & !EXTENT_NEW)?;
                 (inode.mtime, inode.ctime) = (mtime, ctime);
             }
@@ -481,15 +484,16 @@ impl Fs {
     }
 
     /// Zeroes bytes of one block, if it holds data.
-    fn zero_in_place(&self, file: &mut FileLock<'_>, inode: &mut Inode, from: u64, to: u64) -> Result<()> {
+    fn zero_in_place(self, file: &mut FileLock<'_>, inode: &mut Inode, from: u64, to: u64) -> Result<()> {
         if from < to
             && let Ok(extent) = self.data_at(inode, FileBlock::of(from))?
         {
             debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
             let zeros = vec![0; (to - from) as usize];
             let (place, to_end, patience) = (byte_of(&extent, from), to >= inode.size, file.manner.patience);
-            let write = file.device(inode, |bulk| Ok(bulk.write(&self.region, place, &zeros, to_end, patience)?))?;
-            self.bulk()?.wrote(file.ino, write);
+            let write =
+                file.device(inode, |bulk| Ok(bulk.write(&self.fs.region, place, &zeros, to_end, patience)?))?;
+            self.fs.bulk()?.wrote(file.ino, write);
         }
         Ok(())
     }
@@ -497,14 +501,14 @@ impl Fs {
     /// Unmaps blocks of `[start, end)`, the last ones first. Returns them, and the block from which
     /// on nothing is mapped now.
     pub(crate) fn unmap(
-        &self,
+        self,
         tx: &mut Tx<'_>,
         inode: &mut Inode,
         start: FileBlock,
         end: FileBlock,
     ) -> Result<(Vec<Run>, FileBlock)> {
-        let bulk = self.bulk()?;
-        let mut edit = MapEdit::load(&self.region, inode, start, end, bulk.blocks())?;
+        let bulk = self.fs.bulk()?;
+        let mut edit = MapEdit::load(&self.fs.region, inode, start, end, bulk.blocks())?;
         let mut from = edit.start;
         let mut blocks = 0;
         for extent in edit.extents.iter().rev().filter(|e| e.file_block < end && e.end() > from) {
@@ -527,9 +531,9 @@ impl Fs {
         Ok((runs, from))
     }
 
-    /// Notes the blocks freed by an [`Fs::unmap`], after its commit.
+    /// Notes the blocks freed by an [`Large::unmap`], after its commit.
     pub(crate) fn unmapped(
-        &self,
+        self,
         ino: Ino,
         inode: &Inode,
         lsn: Lsn,
@@ -537,7 +541,7 @@ impl Fs {
         from: FileBlock,
         to: FileBlock,
     ) -> Result<()> {
-        let bulk = self.bulk()?;
+        let bulk = self.fs.bulk()?;
         bulk.freed(lsn, runs);
         if inode.layout == Layout::Empty {
             bulk.fresh.forget(ino);
@@ -548,13 +552,13 @@ impl Fs {
     }
 
     /// Cuts the file off at `size`, in steps; recovery continues them after a crash.
-    pub(crate) fn truncate_large(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
+    pub(crate) fn truncate_large(self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
         let keep = FileBlock::ceil(size);
         let mut upto = FileBlock::END;
-        self.bulk()?.fresh.set_tail(ino, Tail::Ragged);
+        self.fs.bulk()?.fresh.set_tail(ino, Tail::Ragged);
         loop {
             let before = inode.layout;
-            let mut tx = self.region.begin_reclaim();
+            let mut tx = self.fs.region.begin_reclaim();
             let (runs, from) = self.unmap(&mut tx, inode, keep, upto)?;
             inode.size = size;
             inode.flags = inode.flags & !INODE_TRUNCATING | if from > keep { INODE_TRUNCATING } else { 0 };
@@ -568,7 +572,7 @@ impl Fs {
     }
 
     /// Turns whole blocks into a hole and zeroes the parts at both ends.
-    pub(crate) fn punch_large(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, mut end: u64) -> Result<()> {
+    pub(crate) fn punch_large(self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, mut end: u64) -> Result<()> {
         let ino = file.ino;
         if end >= inode.size {
             // Nobody owns the part of the last block behind the end.
@@ -579,7 +583,7 @@ impl Fs {
         let mut upto = last;
         loop {
             let before = inode.layout;
-            let mut tx = self.region.begin_reclaim();
+            let mut tx = self.fs.region.begin_reclaim();
             let mut done = (Vec::new(), first);
             if upto > first {
                 done = self.unmap(&mut tx, inode, first, upto)?;
@@ -595,8 +599,8 @@ impl Fs {
     }
 
     /// Zeroes the parts of `[at, end)` that do not fill whole blocks.
-    fn zero_ends(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
-        let fresh = &self.bulk()?.fresh;
+    fn zero_ends(self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
+        let fresh = &self.fs.bulk()?.fresh;
         if end > inode.size && fresh.tail(file.ino) != Tail::Clean {
             // Zeros behind the end that no flush covers must not count as earlier device contents.
             fresh.set_tail(file.ino, Tail::Ragged);
@@ -615,14 +619,14 @@ impl Fs {
     /// Backs the holes in `[at, end)` with blocks that read as zeros. With `erase` everything in
     /// the range reads as zeros afterwards. The caller stores size and times.
     pub(crate) fn allocate_large(
-        &self,
+        self,
         file: &mut FileLock<'_>,
         inode: &mut Inode,
         at: u64,
         end: u64,
         erase: bool,
     ) -> Result<()> {
-        let (bulk, ino) = (self.bulk()?, file.ino);
+        let (bulk, ino) = (self.fs.bulk()?, file.ino);
         let (first, last) = (FileBlock::of(at), FileBlock::ceil(end));
         let mut missing = 0;
         let mut block = first;
@@ -660,7 +664,7 @@ impl Fs {
             }
             if !mapping.extents.is_empty() {
                 let before = inode.layout;
-                let mut tx = self.region.begin();
+                let mut tx = self.fs.region.begin();
                 mapping.store(&mut tx, inode)?;
                 self.commit_large(tx, ino, before, inode)?;
                 mapping.committed(ino)?;
@@ -672,25 +676,25 @@ impl Fs {
     /// Changes the flags of the extents within `ranges` (ascending), in steps from the end, and
     /// removes the ranges from the list of NEW blocks.
     pub(crate) fn change_flags(
-        &self,
+        self,
         ino: Ino,
         inode: &mut Inode,
         ranges: &[(FileBlock, FileBlock)],
         change: impl Fn(u32) -> u32,
     ) -> Result<()> {
         let (Some(&(low, _)), Some(&(_, mut upto))) = (ranges.first(), ranges.last()) else { return Ok(()) };
-        let bulk = self.bulk()?;
+        let bulk = self.fs.bulk()?;
         while upto > low {
-            let mut edit = MapEdit::load(&self.region, inode, low, upto, bulk.blocks())?;
+            let mut edit = MapEdit::load(&self.fs.region, inode, low, upto, bulk.blocks())?;
             let start = edit.start;
             for &(from, to) in ranges {
                 reflag(&mut edit.extents, from.max(start), to.min(upto), &change);
             }
             // Splitting and joining may need a leaf; a full store must still be able to settle.
-            let mut tx = self.region.begin_reclaim();
+            let mut tx = self.fs.region.begin_reclaim();
             edit.store(&mut tx, inode)?;
             if tx.payload_bytes() > 0 {
-                self.store(&mut tx, ino, inode)?;
+                self.fs.store(&mut tx, ino, inode)?;
                 tx.commit()?;
             }
             for &(from, to) in ranges {
@@ -702,7 +706,7 @@ impl Fs {
     }
 
     /// Writes all blocks of a fresh extent: `bytes` at byte `place` of the device, zeros before and behind them.
-    fn write_whole(&self, bulk: &Bulk, extent: &Extent, place: u64, bytes: &[u8]) -> Result<Stamp> {
+    fn write_whole(self, bulk: &Bulk, extent: &Extent, place: u64, bytes: &[u8]) -> Result<Stamp> {
         let (start, stop) = (extent.bulk_block.byte(), (extent.bulk_block + extent.blocks).byte());
         let end = place + bytes.len() as u64;
         let body = (place.next_multiple_of(BULK_BLOCK), end / BULK_BLOCK * BULK_BLOCK);
@@ -710,7 +714,7 @@ impl Fs {
             let mut block = vec![0; BULK_BLOCK as usize];
             let within = (at % BULK_BLOCK) as usize;
             block[within..within + part.len()].copy_from_slice(part);
-            bulk.fill(&self.region, BulkBlock::new(at / BULK_BLOCK), &block)
+            bulk.fill(&self.fs.region, BulkBlock::new(at / BULK_BLOCK), &block)
         };
         debug_assert!(place - start < BULK_BLOCK && stop - end < BULK_BLOCK, "every block gets some of the bytes");
         if body.0 > body.1 {
@@ -726,7 +730,7 @@ impl Fs {
             write = Some(block_of(body.1, tail)?);
         }
         if !middle.is_empty() {
-            write = Some(bulk.fill(&self.region, BulkBlock::new(body.0 / BULK_BLOCK), middle)?);
+            write = Some(bulk.fill(&self.fs.region, BulkBlock::new(body.0 / BULK_BLOCK), middle)?);
         }
         Ok(write.expect("every block gets some of the bytes"))
     }

@@ -19,7 +19,8 @@
 //! then lets go of the locks; nobody waits for durability under locks. Work too large for one
 //! transaction goes in steps. Each step leaves a consistent tree, and recovery can finish the work
 //! (`INODE_TRUNCATING`, inodes without links). The engine has no threads and no I/O of its own:
-//! media come in through [`Parts`], and [`Fs::tick`] and [`Fs::checkpoint`] do the background work.
+//! media come in through [`Parts`], and [`Upkeep::tick`] and [`Fs::checkpoint`] do the background
+//! work.
 
 #![forbid(unsafe_code)]
 
@@ -58,6 +59,7 @@ mod refs;
 mod rename;
 mod repair;
 mod resize;
+mod rooms;
 mod scrub;
 mod settle;
 mod small;

@@ -3,7 +3,7 @@
 //! Owns: how a store is assembled from its media, and the pace of commits. Rules: data on the bulk
 //! device is flushed before the record that declares it durable is committed, and that record is
 //! committed before the log is synced; shutdown reclaims, settles, syncs and seals, in this order.
-//! Left out: threads and timers (the adapter calls [`Fs::tick`] and [`Fs::checkpoint`]).
+//! Left out: threads and timers (the adapter calls [`Upkeep::tick`] and [`Fs::checkpoint`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,6 +31,7 @@ use crate::locks::LockTable;
 use crate::planted::{Bug, is_planted};
 use crate::reading::AccessTimes;
 use crate::refs::RefTable;
+use crate::rooms::Upkeep;
 use crate::{BulkDevice, Counts, Error, Fs, Ino, Result, namespace};
 
 /// Parts of a store.
@@ -198,13 +199,13 @@ impl Fs {
             Options { sums, ..Options::default() },
             &Recovery::default(),
         )?;
-        fs.arrange_sums()?;
+        fs.upkeep().arrange_sums()?;
         namespace::make_root(&fs, options.root_mode, options.root_uid, options.root_gid)?;
         if let Some(bulk) = &fs.bulk {
             bulk.mark_only(&fs.region)?;
         }
         if let Some(profiles) = profiles
-            && !fs.set_inode_profiles(profiles)?
+            && !fs.compacting().set_inode_profiles(profiles)?
         {
             return Err(Error::Invalid);
         }
@@ -249,7 +250,7 @@ impl Fs {
         let continues = recovery.continues && !recovery.power_lost;
         devices.iter().for_each(|bulk| bulk.adopt(continues));
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, &recovery)?;
-        fs.load_limits()?;
+        fs.upkeep().load_limits()?;
         let root = fs.load(crate::ROOT)?;
         if !root.is_dir() {
             return Err(Error::Corrupt("the root is no directory; run `shoal check`".into()));
@@ -261,32 +262,15 @@ impl Fs {
             fs.counts.directories.store(roots.directories.get(), Relaxed);
             fs.counts.large_files.store(roots.large_files.get(), Relaxed);
         } else {
-            fs.recover()?;
+            fs.upkeep().recover()?;
         }
         if let Some(bulk) = fs.bulk.as_ref().filter(|_| !fs.region.is_read_only()) {
             bulk.mark_all(&fs.region)?;
         }
         // Only now: a crash before this must find the power loss again, because extents may still be marked NEW.
         fs.region.note_repaired(nonce)?;
-        fs.arrange_sums()?;
+        fs.upkeep().arrange_sums()?;
         Ok((fs, recovery))
-    }
-
-    /// Starts or stops keeping checksums of bulk storage, as the options say.
-    fn arrange_sums(&self) -> Result<()> {
-        match &self.bulk {
-            Some(bulk) if !self.region.is_read_only() => {
-                Ok(bulk.arrange_sums(&self.region, self.options.sums, |_| true)?)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Closes leaves of checksums that have seen no write over data for a while; with `all`, every
-    /// leaf that a flush has covered.
-    fn close_sums(&self, all: bool) -> Result<()> {
-        let Some(bulk) = &self.bulk else { return Ok(()) };
-        Ok(bulk.numbers().into_iter().try_for_each(|number| bulk.close_sums(&self.region, number, all))?)
     }
 
     fn assemble(
@@ -346,242 +330,18 @@ impl Fs {
         })
     }
 
-    /// Does the background work of a mounted store: commits by age and frees bulk space. Meant to
-    /// be called ten times a second. Checkpoints are left to [`Fs::checkpoint`], which takes
-    /// longer.
-    ///
-    /// A caller with threads gives each device its own, and calls [`Fs::tick_bulk`] in one and
-    /// [`Fs::tick_log`] in another: a bulk device that takes seconds for a flush must not delay the
-    /// log.
-    pub fn tick(&self) -> Result<()> {
-        self.settle_by_age()?;
-        self.tick_log()?;
-        self.reclaim_bulk()
-    }
-
-    /// Does the bulk devices' share of [`Fs::tick`].
-    pub fn tick_bulk(&self) -> Result<()> {
-        self.settle_by_age()?;
-        self.reclaim_bulk()
-    }
-
-    /// Does one bulk device's share of [`Fs::tick_bulk`], without waiting for any other device.
-    pub fn tick_bulk_device(&self, number: u32) -> Result<()> {
-        self.settle_device_by_age(number)?;
-        self.close_sums_by_age(number)?;
-        if let Some(bulk) = &self.bulk {
-            bulk.reclaim_on(&self.region, number);
-        }
-        Ok(())
-    }
-
-    /// Returns the numbers of the bulk devices.
-    pub fn bulk_numbers(&self) -> Vec<u32> {
-        self.bulk.as_ref().map(Bulk::numbers).unwrap_or_default()
-    }
-
     /// Returns the bulk device that an fsync of the file has to wait for first.
     pub fn waits_on(&self, ino: Ino) -> u32 {
         self.bulk.as_ref().map_or(0, |bulk| bulk.waits_on(ino))
     }
 
-    fn reclaim_bulk(&self) -> Result<()> {
-        self.bulk.as_ref().map_or(Ok(()), |bulk| Ok(bulk.reclaim(&self.region)?))
-    }
-
-    /// Does the log's share of [`Fs::tick`]. Never waits for the bulk device.
-    pub fn tick_log(&self) -> Result<()> {
-        let outcome = self.sync_by_age();
-        // Callers that wait get their answer from a failed store, too.
-        self.region.sync_waiting()?;
-        outcome
-    }
-
-    /// Returns for how long the oldest commit that is not durable has been due; `None` if none is
-    /// due.
-    fn log_overdue_ns(&self, now: u64) -> Option<u64> {
-        let mut pace = self.pace.lock();
-        let (last, durable) = (self.region.last_lsn(), self.region.durable_lsn());
-        if pace.pending.is_some_and(|(lsn, _)| durable >= lsn) {
-            pace.pending = None;
-        }
-        if pace.pending.is_none() && last > durable {
-            pace.pending = Some((last, now));
-        }
-        // The records that clear NEW are in the log, but not durable: after a power loss the
-        // flushed data would read as zeros.
-        if pace.settled > durable {
-            return Some(u64::MAX);
-        }
-        pace.pending.and_then(|(_, since)| self.overdue_ns(now, since))
-    }
-
-    fn sync_by_age(&self) -> Result<()> {
-        self.writable()?;
-        let Some(overdue_ns) = self.log_overdue_ns(self.clock.monotonic_ns()) else { return Ok(()) };
-        if overdue_ns < REPLACED_PATIENCE_NS && self.has_replaced() {
-            // The bulk device's tick settles these files: a truncation should not become durable
-            // before the contents that replaced the old ones. Everybody else's records wait with
-            // it, so the wait is short.
-            return Ok(());
-        }
-        Ok(self.region.sync()?)
-    }
-
-    fn settle_by_age(&self) -> Result<()> {
-        self.bulk_numbers().into_iter().try_for_each(|number| {
-            self.settle_device_by_age(number)?;
-            self.close_sums_by_age(number)
-        })
-    }
-
-    /// Closes a leaf of checksums once two calls in a row find no write over its data.
-    fn close_sums_by_age(&self, number: u32) -> Result<()> {
-        let Some(bulk) = &self.bulk else { return Ok(()) };
-        let now = self.clock.monotonic_ns();
-        {
-            let last = &mut self.pace.lock().sums_at[number as usize];
-            if now < *last + CLOSE_SUMS_NS {
-                return Ok(());
-            }
-            *last = now;
-        }
-        Ok(bulk.close_sums(&self.region, number, false)?)
-    }
-
-    /// Flushes a bulk device and clears NEW if the oldest unsettled data there is old enough, or if
-    /// the log that refers to it is due. The log's next tick makes the records that clear NEW
-    /// durable.
-    fn settle_device_by_age(&self, number: u32) -> Result<()> {
-        self.writable()?;
-        if let Some(error) = self.noted.lock().take() {
-            return Err(error);
-        }
-        let now = self.clock.monotonic_ns();
-        let log_due = self.log_overdue_ns(now).is_some();
-        if let Some(bulk) = &self.bulk
-            && let Some(held_ns) = bulk.held_ns(number)
-        {
-            return self.settle_held(bulk, number, held_ns, now, log_due);
-        }
-        let has_new = self.bulk.as_ref().is_some_and(|bulk| bulk.has_new_on(number));
-        {
-            let mut pace = self.pace.lock();
-            let since = &mut pace.bulk_since[number as usize];
-            if since.is_none() && has_new {
-                *since = Some(now);
-            }
-            let bulk_due = since.is_some_and(|since| self.overdue_ns(now, since).is_some());
-            let due = bulk_due || log_due && has_new;
-            if !due {
-                return Ok(());
-            }
-            *since = None;
-        }
-        // Promise before settling: data that leaves the region from now on is flushed first.
-        if !is_planted(Bug::TickUnpromised) {
-            self.region.promise();
-        }
-        self.settle_device(number)?;
-        self.pace.lock().settled = self.region.last_lsn();
-        Ok(())
-    }
-
-    /// Does the same for a device that holds writes back. Settles only data that the device no
-    /// longer holds, and contents that replaced truncated ones.
-    fn settle_held(&self, bulk: &Bulk, number: u32, held_ns: u64, now: u64, log_due: bool) -> Result<()> {
-        if log_due {
-            // Promise first, as above.
-            self.region.promise();
-            if self.settle_replaced_on(number)? {
-                self.pace.lock().settled = self.region.last_lsn();
-            }
-        }
-        // Later writes begin new ranges, so that a file written without pause also has ranges from
-        // before the mark.
-        let written = bulk.note_writes_on(number);
-        let aged = {
-            let mut pace = self.pace.lock();
-            let since = &mut pace.bulk_since[number as usize];
-            if since.is_some_and(|since| now < since + SETTLE_HELD_NS) {
-                return Ok(());
-            }
-            *since = Some(now);
-            let marks = &mut pace.marks[number as usize];
-            if marks.back().is_none_or(|&(_, last)| last < written) {
-                marks.push_back((now, written));
-            }
-            // A write gets its number when the device takes it. The device no longer holds it
-            // `held_ns` later, plus a margin.
-            let until = now.saturating_sub(held_ns + SETTLE_HELD_NS);
-            let mut aged = 0;
-            while let Some(&(_, last)) = marks.front().filter(|&&(at, _)| at <= until) {
-                aged = last;
-                marks.pop_front();
-            }
-            if aged > 0 {
-                marks.push_front((0, aged));
-            }
-            aged
-        };
-        if self.settle_aged(number, aged)? {
-            self.pace.lock().settled = self.region.last_lsn();
-        }
-        Ok(())
-    }
-
-    /// Returns for how long something that has waited since `since` has been due; `None` if it is
-    /// not due.
-    fn overdue_ns(&self, now: u64, since: u64) -> Option<u64> {
-        // A tick may come late by its own period: act one period early.
-        (now.saturating_sub(since) + 150_000_000).checked_sub(self.options.commit_age_ms * 1_000_000)
-    }
-
-    /// Returns whether a checkpoint is worth its work now. A checkpoint that found no room is not
-    /// retried at once, because each attempt writes a part of an image.
-    pub fn checkpoint_due(&self) -> bool {
-        if self.writable().is_err() || self.pace.lock().checkpoints.waits(self.clock.monotonic_ns()) {
-            return false;
-        }
-        if self.region.superblock().memory_kind.has_ring() {
-            // Only to release the blocks that the saved image holds, before a writer has to wait
-            // for them.
-            let held = self.bulk.as_ref().map_or(0, Bulk::held_blocks) * BULK_BLOCK;
-            return held > 0 && held > self.usage().bulk_free / 4;
-        }
-        self.region.log_bytes() > self.options.checkpoint_log_bytes || self.region.wants_checkpoint()
-    }
-
-    /// Returns whether checkpoints have failed for lack of room since the last successful one.
-    pub fn checkpoint_lacks_room(&self) -> bool {
-        self.pace.lock().checkpoints.is_failing()
-    }
-
     /// Writes the region into the older image while operations run. `battery` memory is saved as it
     /// stands, and operations wait.
     pub fn checkpoint(&self) -> Result<()> {
-        let outcome = self.write_checkpoint();
+        let outcome = self.upkeep().write_checkpoint();
         let lacks_room = matches!(outcome, Err(Error::NoSpace(_)));
         self.pace.lock().checkpoints.note(lacks_room, self.clock.monotonic_ns());
         outcome
-    }
-
-    fn write_checkpoint(&self) -> Result<()> {
-        match &self.bulk {
-            Some(bulk) if self.region.superblock().memory_kind.has_ring() => {
-                // Files written before the call are in the image with their data.
-                self.settle_new()?;
-                Ok(bulk.save(&self.region)?)
-            }
-            _ => {
-                // The checkpoint makes the log durable, so settle first: no truncation may be
-                // durable without the contents that followed it. Promise before that: data that
-                // leaves the region meanwhile is flushed first.
-                self.region.promise();
-                self.settle_replaced()?;
-                Ok(self.region.checkpoint()?)
-            }
-        }
     }
 
     /// Makes everything done before the call durable.
@@ -597,9 +357,9 @@ impl Fs {
         }
         if is_planted(Bug::SettleLast) {
             self.region.sync()?;
-            return self.settle_new();
+            return self.data().settle_new();
         }
-        self.settle_new()?;
+        self.data().settle_new()?;
         Ok(self.region.sync()?)
     }
 
@@ -612,11 +372,11 @@ impl Fs {
         self.writable()?;
         self.refs.clear();
         // Damage in one inode must not cost the others their last second.
-        let reclaimed = self.reclaim_orphans();
-        self.settle_new()?;
+        let reclaimed = self.upkeep().reclaim_orphans();
+        self.data().settle_new()?;
         self.region.sync()?;
         reclaimed?;
-        self.close_sums(true)?;
+        self.upkeep().close_sums(true)?;
         if let Some(bulk) = &self.bulk {
             bulk.reclaim(&self.region)?;
         }
@@ -647,5 +407,248 @@ impl Fs {
             })?;
         }
         Ok(())
+    }
+}
+
+impl<'a> Upkeep<'a> {
+    /// Starts or stops keeping checksums of bulk storage, as the options say.
+    fn arrange_sums(self) -> Result<()> {
+        match &self.fs.bulk {
+            Some(bulk) if !self.fs.region.is_read_only() => {
+                Ok(bulk.arrange_sums(&self.fs.region, self.fs.options.sums, |_| true)?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Closes leaves of checksums that have seen no write over data for a while; with `all`, every
+    /// leaf that a flush has covered.
+    fn close_sums(self, all: bool) -> Result<()> {
+        let Some(bulk) = &self.fs.bulk else { return Ok(()) };
+        Ok(bulk.numbers().into_iter().try_for_each(|number| bulk.close_sums(&self.fs.region, number, all))?)
+    }
+
+    /// Does the background work of a mounted store: commits by age and frees bulk space. Meant to
+    /// be called ten times a second. Checkpoints are left to [`Fs::checkpoint`], which takes
+    /// longer.
+    ///
+    /// A caller with threads gives each device its own, and calls [`Upkeep::tick_bulk`] in one and
+    /// [`Upkeep::tick_log`] in another: a bulk device that takes seconds for a flush must not delay
+    /// the log.
+    pub fn tick(self) -> Result<()> {
+        self.settle_by_age()?;
+        self.tick_log()?;
+        self.reclaim_bulk()
+    }
+
+    /// Does the bulk devices' share of [`Upkeep::tick`].
+    pub fn tick_bulk(self) -> Result<()> {
+        self.settle_by_age()?;
+        self.reclaim_bulk()
+    }
+
+    /// Does one bulk device's share of [`Upkeep::tick_bulk`], without waiting for any other device.
+    pub fn tick_bulk_device(self, number: u32) -> Result<()> {
+        self.settle_device_by_age(number)?;
+        self.close_sums_by_age(number)?;
+        if let Some(bulk) = &self.fs.bulk {
+            bulk.reclaim_on(&self.fs.region, number);
+        }
+        Ok(())
+    }
+
+    /// Returns the numbers of the bulk devices.
+    pub fn bulk_numbers(self) -> Vec<u32> {
+        self.fs.bulk.as_ref().map(Bulk::numbers).unwrap_or_default()
+    }
+
+    fn reclaim_bulk(self) -> Result<()> {
+        self.fs.bulk.as_ref().map_or(Ok(()), |bulk| Ok(bulk.reclaim(&self.fs.region)?))
+    }
+
+    /// Does the log's share of [`Upkeep::tick`]. Never waits for the bulk device.
+    pub fn tick_log(self) -> Result<()> {
+        let outcome = self.sync_by_age();
+        // Callers that wait get their answer from a failed store, too.
+        self.fs.region.sync_waiting()?;
+        outcome
+    }
+
+    /// Returns for how long the oldest commit that is not durable has been due; `None` if none is
+    /// due.
+    fn log_overdue_ns(self, now: u64) -> Option<u64> {
+        let mut pace = self.fs.pace.lock();
+        let (last, durable) = (self.fs.region.last_lsn(), self.fs.region.durable_lsn());
+        if pace.pending.is_some_and(|(lsn, _)| durable >= lsn) {
+            pace.pending = None;
+        }
+        if pace.pending.is_none() && last > durable {
+            pace.pending = Some((last, now));
+        }
+        // The records that clear NEW are in the log, but not durable: after a power loss the
+        // flushed data would read as zeros.
+        if pace.settled > durable {
+            return Some(u64::MAX);
+        }
+        pace.pending.and_then(|(_, since)| self.overdue_ns(now, since))
+    }
+
+    fn sync_by_age(self) -> Result<()> {
+        self.fs.writable()?;
+        let Some(overdue_ns) = self.log_overdue_ns(self.fs.clock.monotonic_ns()) else { return Ok(()) };
+        if overdue_ns < REPLACED_PATIENCE_NS && self.fs.data().has_replaced() {
+            // The bulk device's tick settles these files: a truncation should not become durable
+            // before the contents that replaced the old ones. Everybody else's records wait with
+            // it, so the wait is short.
+            return Ok(());
+        }
+        Ok(self.fs.region.sync()?)
+    }
+
+    fn settle_by_age(self) -> Result<()> {
+        self.bulk_numbers().into_iter().try_for_each(|number| {
+            self.settle_device_by_age(number)?;
+            self.close_sums_by_age(number)
+        })
+    }
+
+    /// Closes a leaf of checksums once two calls in a row find no write over its data.
+    fn close_sums_by_age(self, number: u32) -> Result<()> {
+        let Some(bulk) = &self.fs.bulk else { return Ok(()) };
+        let now = self.fs.clock.monotonic_ns();
+        {
+            let last = &mut self.fs.pace.lock().sums_at[number as usize];
+            if now < *last + CLOSE_SUMS_NS {
+                return Ok(());
+            }
+            *last = now;
+        }
+        Ok(bulk.close_sums(&self.fs.region, number, false)?)
+    }
+
+    /// Flushes a bulk device and clears NEW if the oldest unsettled data there is old enough, or if
+    /// the log that refers to it is due. The log's next tick makes the records that clear NEW
+    /// durable.
+    fn settle_device_by_age(self, number: u32) -> Result<()> {
+        self.fs.writable()?;
+        if let Some(error) = self.fs.noted.lock().take() {
+            return Err(error);
+        }
+        let now = self.fs.clock.monotonic_ns();
+        let log_due = self.log_overdue_ns(now).is_some();
+        if let Some(bulk) = &self.fs.bulk
+            && let Some(held_ns) = bulk.held_ns(number)
+        {
+            return self.settle_held(bulk, number, held_ns, now, log_due);
+        }
+        let has_new = self.fs.bulk.as_ref().is_some_and(|bulk| bulk.has_new_on(number));
+        {
+            let mut pace = self.fs.pace.lock();
+            let since = &mut pace.bulk_since[number as usize];
+            if since.is_none() && has_new {
+                *since = Some(now);
+            }
+            let bulk_due = since.is_some_and(|since| self.overdue_ns(now, since).is_some());
+            let due = bulk_due || log_due && has_new;
+            if !due {
+                return Ok(());
+            }
+            *since = None;
+        }
+        // Promise before settling: data that leaves the region from now on is flushed first.
+        if !is_planted(Bug::TickUnpromised) {
+            self.fs.region.promise();
+        }
+        self.fs.data().settle_device(number)?;
+        self.fs.pace.lock().settled = self.fs.region.last_lsn();
+        Ok(())
+    }
+
+    /// Does the same for a device that holds writes back. Settles only data that the device no
+    /// longer holds, and contents that replaced truncated ones.
+    fn settle_held(self, bulk: &Bulk, number: u32, held_ns: u64, now: u64, log_due: bool) -> Result<()> {
+        if log_due {
+            // Promise first, as above.
+            self.fs.region.promise();
+            if self.fs.data().settle_replaced_on(number)? {
+                self.fs.pace.lock().settled = self.fs.region.last_lsn();
+            }
+        }
+        // Later writes begin new ranges, so that a file written without pause also has ranges from
+        // before the mark.
+        let written = bulk.note_writes_on(number);
+        let aged = {
+            let mut pace = self.fs.pace.lock();
+            let since = &mut pace.bulk_since[number as usize];
+            if since.is_some_and(|since| now < since + SETTLE_HELD_NS) {
+                return Ok(());
+            }
+            *since = Some(now);
+            let marks = &mut pace.marks[number as usize];
+            if marks.back().is_none_or(|&(_, last)| last < written) {
+                marks.push_back((now, written));
+            }
+            // A write gets its number when the device takes it. The device no longer holds it
+            // `held_ns` later, plus a margin.
+            let until = now.saturating_sub(held_ns + SETTLE_HELD_NS);
+            let mut aged = 0;
+            while let Some(&(_, last)) = marks.front().filter(|&&(at, _)| at <= until) {
+                aged = last;
+                marks.pop_front();
+            }
+            if aged > 0 {
+                marks.push_front((0, aged));
+            }
+            aged
+        };
+        if self.fs.data().settle_aged(number, aged)? {
+            self.fs.pace.lock().settled = self.fs.region.last_lsn();
+        }
+        Ok(())
+    }
+
+    /// Returns for how long something that has waited since `since` has been due; `None` if it is
+    /// not due.
+    fn overdue_ns(self, now: u64, since: u64) -> Option<u64> {
+        // A tick may come late by its own period: act one period early.
+        (now.saturating_sub(since) + 150_000_000).checked_sub(self.fs.options.commit_age_ms * 1_000_000)
+    }
+
+    /// Returns whether a checkpoint is worth its work now. A checkpoint that found no room is not
+    /// retried at once, because each attempt writes a part of an image.
+    pub fn checkpoint_due(self) -> bool {
+        if self.fs.writable().is_err() || self.fs.pace.lock().checkpoints.waits(self.fs.clock.monotonic_ns()) {
+            return false;
+        }
+        if self.fs.region.superblock().memory_kind.has_ring() {
+            // Only to release the blocks that the saved image holds, before a writer has to wait
+            // for them.
+            let held = self.fs.bulk.as_ref().map_or(0, Bulk::held_blocks) * BULK_BLOCK;
+            return held > 0 && held > self.fs.usage().bulk_free / 4;
+        }
+        self.fs.region.log_bytes() > self.fs.options.checkpoint_log_bytes || self.fs.region.wants_checkpoint()
+    }
+
+    /// Returns whether checkpoints have failed for lack of room since the last successful one.
+    pub fn checkpoint_lacks_room(self) -> bool {
+        self.fs.pace.lock().checkpoints.is_failing()
+    }
+
+    fn write_checkpoint(self) -> Result<()> {
+        match &self.fs.bulk {
+            Some(bulk) if self.fs.region.superblock().memory_kind.has_ring() => {
+                // Files written before the call are in the image with their data.
+                self.fs.data().settle_new()?;
+                Ok(bulk.save(&self.fs.region)?)
+            }
+            _ => {
+                // The checkpoint makes the log durable, so settle first: no truncation may be
+                // durable without the contents that followed it. Promise before that: data that
+                // leaves the region meanwhile is flushed first.
+                self.fs.region.promise();
+                self.fs.data().settle_replaced()?;
+                Ok(self.fs.region.checkpoint()?)
+            }
+        }
     }
 }

@@ -11,6 +11,7 @@ use shoal_format::{BULK_BLOCK, SEGMENT};
 
 use crate::inode::load_roots;
 use crate::resize::Limits;
+use crate::rooms::Upkeep;
 use crate::{Error, Fs, Result};
 
 /// Why an open store cannot have a limit (bytes).
@@ -44,21 +45,6 @@ impl Fs {
         })
     }
 
-    /// Takes the limits from the roots, after opening. The memory that the process may use is a
-    /// limit like them, but is not stored.
-    pub(crate) fn load_limits(&self) -> Result<()> {
-        let limits = self.limits()?;
-        let region_bytes = limits.region_bytes.min(self.options.region_bytes_max.unwrap_or(u64::MAX));
-        self.region.withhold((self.region.superblock().region_bytes - region_bytes) / SEGMENT);
-        if region_bytes < limits.region_bytes {
-            self.region.reserve_for_less();
-        }
-        if let Some(bulk) = &self.bulk {
-            bulk.withhold(self.region.superblock().bulk_blocks - limits.bulk_blocks);
-        }
-        Ok(())
-    }
-
     /// Changes the limits within the layout, durably.
     pub fn set_limits(&self, wanted: Limits) -> Result<std::result::Result<(), Beyond>> {
         self.writable()?;
@@ -87,7 +73,24 @@ impl Fs {
             roots.withheld_segments = segments.into();
             roots.withheld_blocks = blocks.into();
         })?;
-        self.load_limits()?;
+        self.upkeep().load_limits()?;
         self.region.sync().map_err(Error::from).map(Ok)
+    }
+}
+
+impl<'a> Upkeep<'a> {
+    /// Takes the limits from the roots, after opening. The memory that the process may use is a
+    /// limit like them, but is not stored.
+    pub(crate) fn load_limits(self) -> Result<()> {
+        let limits = self.fs.limits()?;
+        let region_bytes = limits.region_bytes.min(self.fs.options.region_bytes_max.unwrap_or(u64::MAX));
+        self.fs.region.withhold((self.fs.region.superblock().region_bytes - region_bytes) / SEGMENT);
+        if region_bytes < limits.region_bytes {
+            self.fs.region.reserve_for_less();
+        }
+        if let Some(bulk) = &self.fs.bulk {
+            bulk.withhold(self.fs.region.superblock().bulk_blocks - limits.bulk_blocks);
+        }
+        Ok(())
     }
 }

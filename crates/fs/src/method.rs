@@ -11,8 +11,9 @@ use shoal_format::inode::Inode;
 use shoal_format::superblock::FEATURE_METHODS;
 use shoal_pack::Method;
 
+use crate::rooms::Tree;
 use crate::xattr::{self, XattrMode};
-use crate::{Error, Fs, Ino, Result, flags};
+use crate::{Error, Ino, Result, flags};
 
 /// The attribute's name.
 pub const COMPRESS_ATTRIBUTE: &[u8] = b"user.shoal.compress";
@@ -38,39 +39,39 @@ fn check(inode: &Inode, mode: XattrMode) -> Result<()> {
     }
 }
 
-impl Fs {
+impl<'a> Tree<'a> {
     /// Returns the method that the file's data is packed with.
-    pub(crate) fn method_of(&self, inode: &Inode) -> Method {
-        own(inode).unwrap_or(self.options.method)
+    pub(crate) fn method_of(self, inode: &Inode) -> Method {
+        own(inode).unwrap_or(self.fs.options.method)
     }
 
     /// Returns whether the data of some file may be packed without a request.
-    pub(crate) fn packs_data(&self) -> bool {
-        self.options.method != Method::Off || self.region.has_feature(FEATURE_METHODS)
+    pub(crate) fn packs_data(self) -> bool {
+        self.fs.options.method != Method::Off || self.fs.region.has_feature(FEATURE_METHODS)
     }
 
-    pub(crate) fn set_method(&self, ino: Ino, value: &[u8], mode: XattrMode) -> Result<()> {
+    pub(crate) fn set_method(self, ino: Ino, value: &[u8], mode: XattrMode) -> Result<()> {
         let method: Method = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()).ok_or(Error::Invalid)?;
         {
             // Checked before the store gets the feature, which older programs refuse.
-            let _lock = self.locks.read(ino);
-            check(&self.load(ino)?, mode)?;
+            let _lock = self.fs.locks.read(ino);
+            check(&self.fs.load(ino)?, mode)?;
         }
-        self.region.add_feature(FEATURE_METHODS)?;
-        self.with_room(|| self.change_method(ino, method.code(), mode))
+        self.fs.region.add_feature(FEATURE_METHODS)?;
+        self.fs.with_room(|| self.change_method(ino, method.code(), mode))
     }
 
-    pub(crate) fn remove_method(&self, ino: Ino) -> Result<()> {
+    pub(crate) fn remove_method(self, ino: Ino) -> Result<()> {
         self.change_method(ino, 0, XattrMode::Replace)
     }
 
-    fn change_method(&self, ino: Ino, code: u8, mode: XattrMode) -> Result<()> {
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load(ino)?;
+    fn change_method(self, ino: Ino, code: u8, mode: XattrMode) -> Result<()> {
+        let _lock = self.fs.locks.write(ino);
+        let mut inode = self.fs.load(ino)?;
         check(&inode, mode)?;
-        (inode.method, inode.ctime) = (code, self.now());
-        let mut tx = if code == 0 { self.region.begin_reclaim() } else { self.region.begin() };
-        self.store(&mut tx, ino, &inode)?;
+        (inode.method, inode.ctime) = (code, self.fs.now());
+        let mut tx = if code == 0 { self.fs.region.begin_reclaim() } else { self.fs.region.begin() };
+        self.fs.store(&mut tx, ino, &inode)?;
         tx.commit()?;
         Ok(())
     }

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use shoal_region::Lack;
 
 use crate::compact::{Outcome, SPARE_SEGMENTS};
+use crate::rooms::Compacting;
 use crate::{Error, Fs, Patience, Result};
 
 /// How often room is made for an operation.
@@ -61,13 +62,17 @@ impl Fs {
     #[inline]
     pub(crate) fn with_room_by<T>(&self, patience: Patience, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
         match operation() {
-            Err(need @ (Error::NoSpace(_) | Error::Spilled { .. })) => self.provide(patience, need, &mut operation),
+            Err(need @ (Error::NoSpace(_) | Error::Spilled { .. })) => {
+                self.compacting().provide(patience, need, &mut operation)
+            }
             outcome => outcome,
         }
     }
+}
 
+impl<'a> Compacting<'a> {
     #[cold]
-    fn provide<T>(&self, patience: Patience, first: Error, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+    fn provide<T>(self, patience: Patience, first: Error, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         let mut tried = Tried { patience, rounds: 0, returns: 0, removals: false, slots_for: None };
         let mut need = first;
         loop {
@@ -77,7 +82,7 @@ impl Fs {
                     tried.returns = 0;
                 }
                 Error::Spilled { ino, group } if tried.returns < RETURNS_MAX => {
-                    self.bring_back(ino, group)?;
+                    self.fs.spilling().bring_back(ino, group)?;
                     tried.returns += 1;
                 }
                 Error::Spilled { .. } => return Err(Error::NO_SPACE),
@@ -91,9 +96,9 @@ impl Fs {
     }
 
     /// Makes room, as far as it was not tried before. Fails if there is none to be made.
-    fn find_room(&self, tried: &mut Tried, Lack { segments }: Lack) -> Result<()> {
+    fn find_room(self, tried: &mut Tried, Lack { segments }: Lack) -> Result<()> {
         if !std::mem::replace(&mut tried.removals, true) {
-            let wait = self.removals.0.lock().clone();
+            let wait = self.fs.removals.0.lock().clone();
             if let Some(wait) = wait {
                 wait();
                 return Ok(());
@@ -109,13 +114,13 @@ impl Fs {
             return Err(Error::NO_SPACE);
         }
         if segments == Lack::OTHER.segments {
-            return may_retry(round == 0 && self.release_spilled()?);
+            return may_retry(round == 0 && self.fs.spilling().release_spilled()?);
         }
         // An operation that is refused again needs several segments at once: it gave back those it
         // got before.
         let spare = u64::from(round).min(SPARE_SEGMENTS);
         match self.compact_for(segments, spare)? {
-            Outcome::Room if self.region.free_segments() >= segments + spare => {}
+            Outcome::Room if self.fs.region.free_segments() >= segments + spare => {}
             Outcome::Room => {
                 self.move_for_room(segments, tried.patience)?;
             }
@@ -126,7 +131,7 @@ impl Fs {
     }
 
     /// Packs plain files, or else spills packed ones; returns true if that gained room.
-    fn move_for_room(&self, segments: u64, patience: Patience) -> Result<bool> {
-        Ok(self.pack_for_room(segments)? || self.spill_for_room(segments, patience)?)
+    fn move_for_room(self, segments: u64, patience: Patience) -> Result<bool> {
+        Ok(self.fs.cooling().pack_for_room(segments)? || self.fs.spilling().spill_for_room(segments, patience)?)
     }
 }

@@ -15,6 +15,7 @@ use shoal_format::inode::{INODE_NO_ATIME, Inode, Layout};
 use crate::cold::spill::Wrong;
 use crate::large::{Span, read_spans};
 use crate::planted::{Bug, is_planted};
+use crate::rooms::Data;
 use crate::small::{self, Spilled};
 use crate::{Fs, Ino, Result};
 
@@ -97,9 +98,9 @@ impl Fs {
     /// Begins a read as [`Fs::read`] does, and never waits for the bulk device.
     pub fn read_begin(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<Reading> {
         // A long file is read in many calls; only the first one counts.
-        let again = self.note_use(ino) && at == 0;
-        match self.met(ino, self.read_memory(ino, at, out, again))? {
-            Found::All(len, inode) => Ok(Reading::Done(self.has_read(ino, len, &inode))),
+        let again = self.data().note_use(ino) && at == 0;
+        match self.met(ino, self.data().read_memory(ino, at, out, again))? {
+            Found::All(len, inode) => Ok(Reading::Done(self.data().has_read(ino, len, &inode))),
             Found::Rest(rest) => Ok(Reading::Needs(ReadPlan { ino, at, again, rest })),
         }
     }
@@ -107,12 +108,19 @@ impl Fs {
     /// Ends a read that has begun. `out` is as long as it was then.
     pub fn read_on(&self, plan: ReadPlan, out: &mut [u8]) -> Result<usize> {
         let ino = plan.ino;
-        let (len, inode) = self.met(ino, self.rest(plan, out))?;
-        Ok(self.has_read(ino, len, &inode))
+        let (len, inode) = self.met(ino, self.data().rest(plan, out))?;
+        Ok(self.data().has_read(ino, len, &inode))
     }
 
+    /// Sets when reads change access times, from now on.
+    pub fn set_access_times(&self, rule: AccessTimes) {
+        self.access_times.store(rule as u8, Relaxed);
+    }
+}
+
+impl<'a> Data<'a> {
     /// Reads for a change of another file: no access time changes.
-    pub(crate) fn read_data(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<(usize, Inode)> {
+    pub(crate) fn read_data(self, ino: Ino, at: u64, out: &mut [u8]) -> Result<(usize, Inode)> {
         let again = self.note_use(ino) && at == 0;
         match self.read_memory(ino, at, out, again)? {
             Found::All(len, inode) => Ok((len, inode)),
@@ -121,20 +129,20 @@ impl Fs {
     }
 
     /// Reads what is in memory.
-    fn read_memory(&self, ino: Ino, at: u64, out: &mut [u8], again: bool) -> Result<Found> {
+    fn read_memory(self, ino: Ino, at: u64, out: &mut [u8], again: bool) -> Result<Found> {
         loop {
-            let lock = self.locks.read(ino);
+            let lock = self.fs.locks.read(ino);
             let inode = self.load_file(ino)?;
             if inode.layout != Layout::Extents {
                 let (len, parts) = self.read_in_region(&inode, at, out)?;
                 drop(lock);
-                return Ok(match self.read_kept(ino, &parts, &mut out[..len], again) {
+                return Ok(match self.fs.spilling().read_kept(ino, &parts, &mut out[..len], again) {
                     true => Found::All(len, inode),
                     false => Found::Rest(Rest::Spilled { inode, len, parts, others: Vec::new() }),
                 });
             }
             drop(lock);
-            let Some(data) = self.data_locks.try_read(ino) else { return Ok(Found::Rest(Rest::Everything)) };
+            let Some(data) = self.fs.data_locks.try_read(ino) else { return Ok(Found::Rest(Rest::Everything)) };
             // It may have moved back to the region before it was locked.
             let Some((inode, spans)) = self.find_large(ino, at, out.len())? else { continue };
             if spans.iter().any(|span| span.at().is_some()) {
@@ -148,24 +156,24 @@ impl Fs {
 
     /// Returns where up to `len` bytes of a large file are; `None` if it is not large. The caller
     /// has the data lock.
-    fn find_large(&self, ino: Ino, at: u64, len: usize) -> Result<Option<(Inode, Vec<Span>)>> {
-        let _lock = self.locks.read(ino);
+    fn find_large(self, ino: Ino, at: u64, len: usize) -> Result<Option<(Inode, Vec<Span>)>> {
+        let _lock = self.fs.locks.read(ino);
         let inode = self.load_file(ino)?;
         if inode.layout != Layout::Extents {
             return Ok(None);
         }
-        let spans = self.spans(&inode, at, within(&inode, at, len))?;
+        let spans = self.fs.large().spans(&inode, at, within(&inode, at, len))?;
         Ok(Some((inode, spans)))
     }
 
     /// Reads what is left, from the beginning if it has changed.
-    fn rest(&self, plan: ReadPlan, out: &mut [u8]) -> Result<(usize, Inode)> {
+    fn rest(self, plan: ReadPlan, out: &mut [u8]) -> Result<(usize, Inode)> {
         let ReadPlan { ino, at, again, mut rest } = plan;
         let mut before: Option<Wrong> = None;
         loop {
             match rest {
                 Rest::Spans { inode, spans, changes } => {
-                    let data = self.data_locks.read(ino);
+                    let data = self.fs.data_locks.read(ino);
                     if *data == changes || is_planted(Bug::PlanOutlived) {
                         return self.read_large(inode, &spans, out);
                     }
@@ -175,16 +183,18 @@ impl Fs {
                     if !others.is_empty() {
                         out.copy_from_slice(&others);
                     }
-                    let Some(wrong) = self.read_spilled(ino, &parts, out, again)? else { return Ok((len, inode)) };
+                    let Some(wrong) = self.fs.spilling().read_spilled(ino, &parts, out, again)? else {
+                        return Ok((len, inode));
+                    };
                     if before.as_ref() == Some(&wrong) || is_planted(Bug::SpilledOneLook) {
-                        return Err(self.spilled_damage(ino, &wrong));
+                        return Err(self.fs.spilling().spilled_damage(ino, &wrong));
                     }
                     before = Some(wrong);
                 }
                 Rest::Everything => {}
             }
             // A file that is changed all the time is read under its lock.
-            let data = self.data_locks.read(ino);
+            let data = self.fs.data_locks.read(ino);
             if let Some((inode, spans)) = self.find_large(ino, at, out.len())? {
                 return self.read_large(inode, &spans, out);
             }
@@ -196,21 +206,21 @@ impl Fs {
         }
     }
 
-    fn read_large(&self, inode: Inode, spans: &[Span], out: &mut [u8]) -> Result<(usize, Inode)> {
+    fn read_large(self, inode: Inode, spans: &[Span], out: &mut [u8]) -> Result<(usize, Inode)> {
         let len = spans.iter().map(Span::len).sum();
-        read_spans(self, spans, &mut out[..len])?;
+        read_spans(self.fs, spans, &mut out[..len])?;
         Ok((len, inode))
     }
 
     /// Reads what is in the region; returns how many bytes there are, and which of them are in the
     /// spill file.
-    pub(crate) fn read_in_region(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<(usize, Vec<Spilled>)> {
+    pub(crate) fn read_in_region(self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<(usize, Vec<Spilled>)> {
         let len = within(inode, at, out.len());
         let out = &mut out[..len];
         let mut spilled = Vec::new();
         match inode.layout {
             Layout::Direct | Layout::Chunked | Layout::Packed => {
-                spilled = small::read_parts(&self.region, &self.objects, inode, at, out)?;
+                spilled = small::read_parts(&self.fs.region, &self.fs.objects, inode, at, out)?;
             }
             _ => out.fill(0),
         }
@@ -219,16 +229,11 @@ impl Fs {
 
     /// Notes that the file is in use, so that it does not spill before others. Returns whether it
     /// was in use a moment ago.
-    pub(crate) fn note_use(&self, ino: Ino) -> bool {
-        self.bulk.is_some() && self.spill.warm.touch(ino)
+    pub(crate) fn note_use(self, ino: Ino) -> bool {
+        self.fs.bulk.is_some() && self.fs.spill.warm.touch(ino)
     }
 
-    /// Sets when reads change access times, from now on.
-    pub fn set_access_times(&self, rule: AccessTimes) {
-        self.access_times.store(rule as u8, Relaxed);
-    }
-
-    fn has_read(&self, ino: Ino, len: usize, inode: &Inode) -> usize {
+    fn has_read(self, ino: Ino, len: usize, inode: &Inode) -> usize {
         if len > 0 {
             self.touch_atime(ino, inode);
         }
@@ -237,12 +242,12 @@ impl Fs {
 
     /// Updates the access time if that is due. Drops errors: a file must be readable on a full or
     /// failed store.
-    pub(crate) fn touch_atime(&self, ino: Ino, seen: &Inode) {
-        let rule = self.access_times.load(Relaxed);
+    pub(crate) fn touch_atime(self, ino: Ino, seen: &Inode) {
+        let rule = self.fs.access_times.load(Relaxed);
         if rule == AccessTimes::Never as u8 {
             return;
         }
-        let now = self.now();
+        let now = self.fs.now();
         let due = |inode: &Inode| {
             inode.flags & INODE_NO_ATIME == 0
                 && (rule == AccessTimes::Always as u8
@@ -250,15 +255,15 @@ impl Fs {
                     || inode.atime <= inode.ctime
                     || now.saturating_sub(inode.atime) > DAY_NS)
         };
-        if !due(seen) || self.writable().is_err() {
+        if !due(seen) || self.fs.writable().is_err() {
             return;
         }
-        let _lock = self.locks.write(ino);
-        let Ok(mut inode) = self.load(ino) else { return };
+        let _lock = self.fs.locks.write(ino);
+        let Ok(mut inode) = self.fs.load(ino) else { return };
         if inode.generation == seen.generation && due(&inode) {
             inode.atime = now;
-            let mut tx = self.region.begin();
-            if self.store(&mut tx, ino, &inode).is_ok() {
+            let mut tx = self.fs.region.begin();
+            if self.fs.store(&mut tx, ino, &inode).is_ok() {
                 let _ = tx.commit();
             }
         }

@@ -28,7 +28,8 @@ use crate::data_lock::FileLock;
 use crate::large::{MOVE_BACK_BYTES, Span, read_spans};
 use crate::namespace::{Gone, blank_dir};
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Result, small, threshold};
+use crate::rooms::Large;
+use crate::{Error, Ino, Result, small, threshold};
 
 /// Ancestors examined at most: a longer chain is damage.
 const ANCESTORS_MAX: usize = 1 << 16;
@@ -60,14 +61,14 @@ fn given(bytes: u32) -> Threshold {
     Threshold { bytes, inherited: false }.handed_down()
 }
 
-impl Fs {
+impl<'a> Large<'a> {
     /// Returns the threshold of the nearest directory that has one, from this one upwards (bytes);
     /// 0: that of the store.
-    pub fn threshold_given(&self, directory: Ino) -> Result<u32> {
+    pub fn threshold_given(self, directory: Ino) -> Result<u32> {
         let mut ino = directory;
         for _ in 0..ANCESTORS_MAX {
-            let _lock = self.locks.read(ino);
-            let inode = self.load(ino)?;
+            let _lock = self.fs.locks.read(ino);
+            let inode = self.fs.load(ino)?;
             match threshold::own(&inode) {
                 Some(bytes) => return Ok(bytes),
                 None if ino == crate::ROOT || !inode.is_dir() => return Ok(0),
@@ -78,10 +79,10 @@ impl Fs {
     }
 
     /// Returns what is wrong with a file or directory below a directory that gives this threshold.
-    pub fn misplaced(&self, ino: Ino, of_directory: u32) -> Result<Option<Misplaced>> {
-        let _lock = self.locks.read(ino);
-        let mut inode = self.load(ino)?;
-        self.refuse_nobodys(ino, &inode)?;
+    pub fn misplaced(self, ino: Ino, of_directory: u32) -> Result<Option<Misplaced>> {
+        let _lock = self.fs.locks.read(ino);
+        let mut inode = self.fs.load(ino)?;
+        self.fs.data().refuse_nobodys(ino, &inode)?;
         if !inode.is_file() && !inode.is_dir() {
             return Ok(None);
         }
@@ -96,29 +97,29 @@ impl Fs {
     }
 
     /// Returns whether the file belongs on the other tier, and whether it belongs in memory.
-    fn belongs(&self, inode: &Inode) -> (bool, bool) {
+    fn belongs(self, inode: &Inode) -> (bool, bool) {
         let is_large = inode.layout == Layout::Extents;
-        let fits = inode.size <= self.threshold_of(inode);
-        let moves = self.bulk.is_some() && inode.is_file() && inode.layout != Layout::Empty && is_large == fits;
+        let fits = inode.size <= self.fs.tree().threshold_of(inode);
+        let moves = self.fs.bulk.is_some() && inode.is_file() && inode.layout != Layout::Empty && is_large == fits;
         // The next operation on such a file finishes the truncation first.
         (moves && inode.flags & INODE_TRUNCATING == 0, fits)
     }
 
     /// Gives a file or directory the threshold of the directory above, unless it has its own. Then
-    /// moves a file's data where they belong. `generation` is that of [`Fs::misplaced`]: another
+    /// moves a file's data where they belong. `generation` is that of [`Large::misplaced`]: another
     /// file with the same number is left alone.
-    pub fn rebalance(&self, ino: Ino, generation: u32, of_directory: u32) -> Result<Rebalanced> {
-        self.writable()?;
+    pub fn rebalance(self, ino: Ino, generation: u32, of_directory: u32) -> Result<Rebalanced> {
+        self.fs.writable()?;
         if of_directory > 0 {
             // If a directory has a threshold, the store has the feature; but a caller may pass any
             // value.
-            self.region.add_feature(FEATURE_THRESHOLDS)?;
+            self.fs.region.add_feature(FEATURE_THRESHOLDS)?;
         }
         let outcome =
-            self.with_room(|| self.follow(ino, generation, given(of_directory))).and_then(|moves| match moves {
+            self.fs.with_room(|| self.follow(ino, generation, given(of_directory))).and_then(|moves| match moves {
                 None => Ok(Rebalanced::InPlace),
-                Some(true) => self.with_room(|| self.move_in(ino, generation)),
-                Some(false) => self.with_room(|| self.move_out(ino, generation)),
+                Some(true) => self.fs.with_room(|| self.move_in(ino, generation)),
+                Some(false) => self.fs.with_room(|| self.move_out(ino, generation)),
             });
         match outcome {
             Err(Error::Stale) => Ok(Rebalanced::InPlace),
@@ -129,17 +130,17 @@ impl Fs {
 
     /// Stores the threshold of the directory. Returns whether the file is then to move into memory
     /// (true) or out of it; `None`: it stays.
-    fn follow(&self, ino: Ino, generation: u32, given: Threshold) -> Result<Option<bool>> {
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load(ino)?;
-        self.refuse_nobodys(ino, &inode)?;
+    fn follow(self, ino: Ino, generation: u32, given: Threshold) -> Result<Option<bool>> {
+        let _lock = self.fs.locks.write(ino);
+        let mut inode = self.fs.load(ino)?;
+        self.fs.data().refuse_nobodys(ino, &inode)?;
         if inode.generation != generation || !inode.is_file() && !inode.is_dir() {
             return Err(Error::Stale);
         }
         if threshold::own(&inode).is_none() && inode.threshold != given {
             inode.threshold = given;
-            let mut tx = if given.bytes == 0 { self.region.begin_reclaim() } else { self.region.begin() };
-            self.store(&mut tx, ino, &inode)?;
+            let mut tx = if given.bytes == 0 { self.fs.region.begin_reclaim() } else { self.fs.region.begin() };
+            self.fs.store(&mut tx, ino, &inode)?;
             tx.commit()?;
         }
         let (moves, to_memory) = self.belongs(&inode);
@@ -147,14 +148,14 @@ impl Fs {
     }
 
     /// Locks a file that is to move, if it still is.
-    fn lock_misplaced(&self, ino: Ino, generation: u32, to_memory: bool) -> Result<Option<(FileLock<'_>, Inode)>> {
-        let (file, inode) = self.lock_to_move(ino)?;
+    fn lock_misplaced(self, ino: Ino, generation: u32, to_memory: bool) -> Result<Option<(FileLock<'a>, Inode)>> {
+        let (file, inode) = self.fs.data().lock_to_move(ino)?;
         let still = inode.generation == generation && self.belongs(&inode) == (true, to_memory);
         Ok(still.then_some((file, inode)))
     }
 
     /// Moves a small file to bulk storage.
-    fn move_out(&self, ino: Ino, generation: u32) -> Result<Rebalanced> {
+    fn move_out(self, ino: Ino, generation: u32) -> Result<Rebalanced> {
         let Some((mut file, mut inode)) = self.lock_misplaced(ino, generation, false)? else {
             return Ok(Rebalanced::InPlace);
         };
@@ -167,12 +168,12 @@ impl Fs {
     }
 
     /// Moves a large file into memory.
-    fn move_in(&self, ino: Ino, generation: u32) -> Result<Rebalanced> {
+    fn move_in(self, ino: Ino, generation: u32) -> Result<Rebalanced> {
         let Some((mut file, mut inode)) = self.lock_misplaced(ino, generation, true)? else {
             return Ok(Rebalanced::InPlace);
         };
         let Some(bytes) = self.written_bytes(&inode)? else { return Ok(Rebalanced::Stays) };
-        if !self.has_memory_for(bytes) {
+        if !self.fs.spilling().has_memory_for(bytes) {
             return Ok(Rebalanced::NoRoom);
         }
         if inode.size <= MOVE_BACK_BYTES && !is_planted(Bug::MoveBackSplit) {
@@ -190,13 +191,13 @@ impl Fs {
             }
         };
         // No locks are held any more. The inode is empty, or holds a copy that nobody needs.
-        self.reclaim_gone(Some(copy));
+        self.fs.tree().reclaim_gone(Some(copy));
         outcome.map(|()| Rebalanced::ToMemory)
     }
 
     /// Returns the bytes of a large file's blocks; `None` if some were never written or lie behind
     /// its end.
-    fn written_bytes(&self, inode: &Inode) -> Result<Option<u64>> {
+    fn written_bytes(self, inode: &Inode) -> Result<Option<u64>> {
         let end = inode.size.next_multiple_of(BULK_BLOCK);
         let pieces = self.large_pieces(inode)?;
         let asked = pieces.iter().any(|piece| piece.unwritten || piece.file_at + piece.len > end);
@@ -204,26 +205,26 @@ impl Fs {
     }
 
     /// Makes a file without a name or links, all hole.
-    fn unnamed(&self, size: u64) -> Result<Gone> {
-        let new = self.table.take(&self.region)?;
-        let mut tx = self.region.begin();
-        let now = self.now();
+    fn unnamed(self, size: u64) -> Result<Gone> {
+        let new = self.fs.table.take(&self.fs.region)?;
+        let mut tx = self.fs.region.begin();
+        let now = self.fs.now();
         let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..blank_dir() };
         // As long as the file from the first record on, because that decides how its pieces are
         // packed.
         let inode = Inode { mode: S_IFREG | 0o600, nlink: 0, size, generation: new.generation(), ..times };
-        self.store(&mut tx, new.ino, &inode)?;
+        self.fs.store(&mut tx, new.ino, &inode)?;
         let made = Gone { ino: new.ino, generation: inode.generation };
         tx.commit()?;
         new.keep();
-        self.orphans.lock().insert(made.ino);
-        self.count(&inode, 1);
+        self.fs.orphans.lock().insert(made.ino);
+        self.fs.tree().count(&inode, 1);
         Ok(made)
     }
 
     /// Copies a large file's data into `copy`, in records of bounded size. The data lock keeps the
     /// contents unchanged.
-    fn gather(&self, file: &mut FileLock<'_>, inode: &mut Inode, copy: Ino) -> Result<()> {
+    fn gather(self, file: &mut FileLock<'_>, inode: &mut Inode, copy: Ino) -> Result<()> {
         let mut at = 0;
         while at < inode.size {
             let len = (inode.size - at).min(small::STEP_BYTES);
@@ -231,7 +232,7 @@ impl Fs {
             if spans.iter().any(|span| span.at().is_some()) {
                 file.device(inode, |_| {
                     let mut bytes = vec![0; len as usize];
-                    read_spans(self, &spans, &mut bytes)?;
+                    read_spans(self.fs, &spans, &mut bytes)?;
                     self.append_copy(copy, at, &spans, &bytes)
                 })?;
             }
@@ -240,10 +241,10 @@ impl Fs {
         Ok(())
     }
 
-    fn append_copy(&self, copy: Ino, at: u64, spans: &[Span], bytes: &[u8]) -> Result<()> {
-        let _lock = self.locks.write(copy);
-        let mut inode = self.load(copy)?;
-        let mut tx = self.region.begin();
+    fn append_copy(self, copy: Ino, at: u64, spans: &[Span], bytes: &[u8]) -> Result<()> {
+        let _lock = self.fs.locks.write(copy);
+        let mut inode = self.fs.load(copy)?;
+        let mut tx = self.fs.region.begin();
         let mut done = 0;
         for span in spans {
             if span.at().is_some() {
@@ -251,7 +252,7 @@ impl Fs {
             }
             done += span.len();
         }
-        self.store(&mut tx, copy, &inode)?;
+        self.fs.store(&mut tx, copy, &inode)?;
         tx.commit()?;
         Ok(())
     }
@@ -260,23 +261,23 @@ impl Fs {
     ///
     /// Order: everything that the copy holds precedes this record in the log. The blocks are
     /// pending until the record is durable, so a crash finds either them or the copy.
-    fn take_over(&self, file: FileLock<'_>, seen: &Inode, copy: Ino) -> Result<()> {
+    fn take_over(self, file: FileLock<'_>, seen: &Inode, copy: Ino) -> Result<()> {
         let ino = file.ino;
         file.with_other(copy, || {
-            let (mut inode, mut from) = (self.load(ino)?, self.load(copy)?);
+            let (mut inode, mut from) = (self.fs.load(ino)?, self.fs.load(copy)?);
             if inode.generation != seen.generation || (inode.layout, inode.size) != (seen.layout, seen.size) {
                 return Err(Error::Stale);
             }
             let before = inode.layout;
-            let mut tx = self.region.begin();
+            let mut tx = self.fs.region.begin();
             let (runs, _) = self.unmap(&mut tx, &mut inode, FileBlock::ZERO, FileBlock::END)?;
             if inode.layout != Layout::Empty {
                 return Err(Error::Corrupt(format!("inode {ino}: more blocks than a file of its length may have")));
             }
             if is_planted(Bug::MoveBackSplit) {
-                self.store(&mut tx, ino, &inode)?;
+                self.fs.store(&mut tx, ino, &inode)?;
                 tx.commit()?;
-                tx = self.region.begin();
+                tx = self.fs.region.begin();
             }
             (inode.layout, inode.root, inode.rdev) = (from.layout, from.root, from.rdev);
             inode.allocated += from.allocated;
@@ -289,7 +290,7 @@ impl Fs {
                 flags: from.flags & !INODE_SUMMED,
                 ..from
             };
-            self.store(&mut tx, copy, &from)?;
+            self.fs.store(&mut tx, copy, &from)?;
             let lsn = self.commit_large(tx, ino, before, &inode)?;
             let gone = Inode { layout: Layout::Empty, ..inode };
             self.unmapped(ino, &gone, lsn, &runs, FileBlock::ZERO, FileBlock::END)

@@ -18,6 +18,7 @@ use crate::dir::{self, Found};
 use crate::inode::Claim;
 use crate::namespace::{Gone, check_name, kind_of};
 use crate::planted::{Bug, is_planted};
+use crate::rooms::Tree;
 use crate::{Caller, Error, Fs, Ino, Patience, Result, flags};
 
 /// How often a rename flushes without its locks before it does so under them.
@@ -68,11 +69,13 @@ impl Fs {
             }
             check_name(name)?;
         }
-        self.with_room_by(patience, || self.try_rename(patience, (from, name), (to, new_name), mode, whiteout))
+        self.with_room_by(patience, || self.tree().try_rename(patience, (from, name), (to, new_name), mode, whiteout))
     }
+}
 
+impl<'a> Tree<'a> {
     fn try_rename(
-        &self,
+        self,
         patience: Patience,
         (from, name): (Ino, &[u8]),
         (to, new_name): (Ino, &[u8]),
@@ -82,13 +85,13 @@ impl Fs {
         let mut flushes = 0;
         let mut writers_wait = [None, None];
         'again: loop {
-            let across = (from != to).then(|| self.rename.lock());
+            let across = (from != to).then(|| self.fs.rename.lock());
             let mut wanted = [from, to, from, from];
             let (lock, ends) = loop {
-                let mut lock = self.locks.write_many(&wanted);
+                let mut lock = self.fs.locks.write_many(&wanted);
                 let ends = self.ends(from, name, to, new_name)?;
                 let target = ends.target.map_or(ends.source.ino, |target| target.ino);
-                if self.locks.try_extend(&mut lock, ends.source.ino) && self.locks.try_extend(&mut lock, target) {
+                if self.fs.locks.try_extend(&mut lock, ends.source.ino) && self.fs.locks.try_extend(&mut lock, target) {
                     break (lock, ends);
                 }
                 wanted = [from, to, ends.source.ino, target];
@@ -96,24 +99,24 @@ impl Fs {
             // Whatever the names refer to now is locked.
             let taking = taking(&ends, mode);
             for ino in taking.into_iter().flatten() {
-                if self.is_settled(ino, &self.load(ino)?) || is_planted(Bug::RenameUnsettled) {
+                if self.fs.data().is_settled(ino, &self.fs.load(ino)?) || is_planted(Bug::RenameUnsettled) {
                     continue;
                 }
                 drop((lock, across));
-                if !self.bulk()?.is_flushed(ino) {
+                if !self.fs.bulk()?.is_flushed(ino) {
                     patience.may_flush()?;
                 }
                 if flushes == FLUSHES_MAX {
                     // A writer keeps writing: lock it out.
                     drop(writers_wait);
-                    writers_wait = self.data_locks.write_both(taking);
+                    writers_wait = self.fs.data_locks.write_both(taking);
                 } else {
                     flushes += 1;
                 }
-                self.settle_file(ino)?;
+                self.fs.data().settle_file(ino)?;
                 continue 'again;
             }
-            if let Some(bulk) = self.bulk.as_ref().filter(|_| !is_planted(Bug::NameKeepsBirth)) {
+            if let Some(bulk) = self.fs.bulk.as_ref().filter(|_| !is_planted(Bug::NameKeepsBirth)) {
                 // A later move between the tiers must not act as if nobody relied on the file.
                 taking.into_iter().flatten().for_each(|ino| bulk.births.forget(ino));
             }
@@ -124,19 +127,19 @@ impl Fs {
         }
     }
 
-    fn ends(&self, from: Ino, name: &[u8], to: Ino, new_name: &[u8]) -> Result<Ends> {
+    fn ends(self, from: Ino, name: &[u8], to: Ino, new_name: &[u8]) -> Result<Ends> {
         let from_dir = self.load_dir(from)?;
         let to_dir = if from == to { None } else { Some(self.load_dir(to)?) };
         if to_dir.as_ref().unwrap_or(&from_dir).nlink == 0 {
             return Err(Error::NotFound);
         }
-        let source = self.find(&self.region, &from_dir, name)?.ok_or(Error::NotFound)?;
-        let target = self.find(&self.region, to_dir.as_ref().unwrap_or(&from_dir), new_name)?;
+        let source = self.find(&self.fs.region, &from_dir, name)?.ok_or(Error::NotFound)?;
+        let target = self.find(&self.fs.region, to_dir.as_ref().unwrap_or(&from_dir), new_name)?;
         Ok(Ends { from_dir, to_dir, source, target })
     }
 
     fn rename_locked(
-        &self,
+        self,
         (from, name): (Ino, &[u8]),
         (to, new_name): (Ino, &[u8]),
         ends: Ends,
@@ -144,8 +147,8 @@ impl Fs {
         whiteout: Option<&Caller>,
     ) -> Result<Option<Gone>> {
         let Ends { mut from_dir, mut to_dir, source, target } = ends;
-        let mut moved = self.load(source.ino)?;
-        let displaced = target.map(|target| self.load(target.ino)).transpose()?;
+        let mut moved = self.fs.load(source.ino)?;
+        let displaced = target.map(|target| self.fs.load(target.ino)).transpose()?;
         match (mode, &displaced) {
             (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
             (RenameMode::Exchange, None) => return Err(Error::NotFound),
@@ -167,7 +170,7 @@ impl Fs {
             Some(other) => flags::check_entry_removed(into, other)?,
             None => flags::check_entry_added(into)?,
         }
-        let (hash, new_hash) = (name_hash(self.seed(), name), name_hash(self.seed(), new_name));
+        let (hash, new_hash) = (name_hash(self.fs.seed(), name), name_hash(self.fs.seed(), new_name));
         if mode == RenameMode::Exchange {
             let (Some(target), Some(other)) = (target, displaced) else { return Err(Error::NotFound) };
             let there = Dirent { hash: new_hash, ino: source.ino, kind: kind_of(moved.mode), name: new_name };
@@ -175,8 +178,8 @@ impl Fs {
             return self.exchange((from, from_dir), to_dir.map(|dir| (to, dir)), (there, moved), (here, other));
         }
         displaced.map_or(Ok(()), |other| check_displaced(&moved, &other))?;
-        let now = self.now();
-        let mut tx = self.region.begin();
+        let now = self.fs.now();
+        let mut tx = self.fs.region.begin();
         // The new name first: inserting may need room, removing never does.
         let into = to_dir.as_mut().unwrap_or(&mut from_dir);
         let entry = Dirent { hash: new_hash, ino: source.ino, kind: kind_of(moved.mode), name: new_name };
@@ -200,7 +203,7 @@ impl Fs {
             to_dir.as_mut().unwrap_or(&mut from_dir).nlink -= 1;
         }
         moved.ctime = now;
-        self.store(&mut tx, source.ino, &moved)?;
+        self.fs.store(&mut tx, source.ino, &moved)?;
         self.store_dirs(&mut tx, (from, from_dir), to_dir.map(|dir| (to, dir)), now)?;
         let gone = match (target, displaced) {
             (Some(target), Some(mut other)) => self.drop_link(tx, target.ino, &mut other, now)?,
@@ -216,15 +219,15 @@ impl Fs {
     /// Puts a whiteout in the place of an entry. The caller keeps the claim once the whiteout is
     /// committed.
     fn leave_whiteout(
-        &self,
+        self,
         tx: &mut Tx<'_>,
         caller: &Caller,
         dir: &mut Inode,
         (hash, name): (u64, &[u8]),
-    ) -> Result<(Claim<'_>, Inode)> {
-        let new = self.table.take(&self.region)?;
+    ) -> Result<(Claim<'a>, Inode)> {
+        let new = self.fs.table.take(&self.fs.region)?;
         let inode = self.new_inode(caller, tx, dir, S_IFCHR, new.generation())?;
-        self.store(tx, new.ino, &inode)?;
+        self.fs.store(tx, new.ino, &inode)?;
         dir::replace(tx, dir, &Dirent { hash, ino: new.ino, kind: kind_of(S_IFCHR), name })?;
         Ok((new, inode))
     }
@@ -232,13 +235,13 @@ impl Fs {
     /// Swaps the files of two names. `there`, an entry of `to` if there are two directories, now
     /// names what `here` has named.
     fn exchange(
-        &self,
+        self,
         (from, mut from_dir): (Ino, Inode),
         to: Option<(Ino, Inode)>,
         (there, mut moved): (Dirent<'_>, Inode),
         (here, mut other): (Dirent<'_>, Inode),
     ) -> Result<Option<Gone>> {
-        let (mut tx, mut to) = (self.region.begin(), to);
+        let (mut tx, mut to) = (self.fs.region.begin(), to);
         dir::replace(&mut tx, &mut from_dir, &here)?;
         dir::replace(&mut tx, to.as_mut().map_or(&mut from_dir, |(_, dir)| dir), &there)?;
         if let Some((to, to_dir)) = &mut to {
@@ -248,31 +251,31 @@ impl Fs {
             set_parent(&mut moved, *to);
             set_parent(&mut other, from);
         }
-        let now = self.now();
+        let now = self.fs.now();
         (moved.ctime, other.ctime) = (now, now);
-        self.store(&mut tx, here.ino, &other)?;
-        self.store(&mut tx, there.ino, &moved)?;
+        self.fs.store(&mut tx, here.ino, &other)?;
+        self.fs.store(&mut tx, there.ino, &moved)?;
         self.store_dirs(&mut tx, (from, from_dir), to, now)?;
         tx.commit()?;
         Ok(None)
     }
 
-    fn store_dirs(&self, tx: &mut Tx<'_>, from: (Ino, Inode), to: Option<(Ino, Inode)>, now: i64) -> Result<()> {
+    fn store_dirs(self, tx: &mut Tx<'_>, from: (Ino, Inode), to: Option<(Ino, Inode)>, now: i64) -> Result<()> {
         for (ino, mut dir) in std::iter::once(from).chain(to) {
             (dir.mtime, dir.ctime) = (now, now);
-            self.store(tx, ino, &dir)?;
+            self.fs.store(tx, ino, &dir)?;
         }
         Ok(())
     }
 
     /// Checks that a directory does not move below itself. The caller holds the rename lock, so the
     /// chain of parents stands still.
-    fn check_not_below(&self, moved: &Inode, ino: Ino, mut below: Ino) -> Result<()> {
+    fn check_not_below(self, moved: &Inode, ino: Ino, mut below: Ino) -> Result<()> {
         if !moved.is_dir() {
             return Ok(());
         }
         // Bounded against a damaged chain: no path is longer than there are inodes.
-        for _ in 0..=self.table.blocks() * shoal_format::inode::INODES_PER_BLOCK {
+        for _ in 0..=self.fs.table.blocks() * shoal_format::inode::INODES_PER_BLOCK {
             if below == ino {
                 return Err(Error::Invalid);
             }
@@ -280,7 +283,7 @@ impl Fs {
                 return Ok(());
             }
             // Ancestors may be written to meanwhile (times, link counts), but not moved.
-            below = self.region.while_still(|| self.load_still(below))?.parent as Ino;
+            below = self.fs.region.while_still(|| self.fs.load_still(below))?.parent as Ino;
         }
         Err(Error::Corrupt("the chain of parent directories has a loop; run `shoal check`".into()))
     }

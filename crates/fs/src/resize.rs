@@ -10,8 +10,8 @@
 //! it. It has no damage: a reference that cannot be read cannot be rewritten, and what it refers to
 //! would be lost. The caller checks that; damage found here is an error before the new image
 //! counts. The caller verifies the new image before it is sealed.
-//! Left out: media and their sizes, making room beforehand ([`crate::Fs::compact`],
-//! [`crate::Fs::gather_bulk`]).
+//! Left out: media and their sizes, making room beforehand ([`crate::Compacting::compact`],
+//! [`crate::Data::gather_bulk`]).
 
 mod references;
 
@@ -46,7 +46,7 @@ pub enum Refused {
     #[error("{used_bytes} bytes of bulk storage are in use")]
     Bulk { used_bytes: u64 },
     /// Bulk storage would end before a block in use: its blocks must be gathered first
-    /// ([`crate::Fs::gather_bulk`]).
+    /// ([`crate::Data::gather_bulk`]).
     #[error("the last block of bulk storage in use ends at {end_bytes}")]
     Scattered { end_bytes: u64 },
     #[error(transparent)]

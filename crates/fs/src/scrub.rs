@@ -14,7 +14,8 @@ use shoal_format::extent::{EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot, Layout};
 
 use crate::extents::{Mapped, clip};
-use crate::{Error, Fs, Ino, Result};
+use crate::rooms::Upkeep;
+use crate::{Error, Ino, Result};
 
 /// Blocks that are read at once.
 const READ_BLOCKS: u64 = 16;
@@ -54,27 +55,27 @@ pub struct Scrubbed {
 /// A device that holds writes back for longer than this is meant to stand still (ns).
 const STANDS_STILL_NS: u64 = 120_000_000_000;
 
-impl Fs {
-    /// Does [`Fs::scrub_step`] in idle time: `None` if others are at work, or a device is meant to
-    /// stand still.
-    pub fn scrub_tick(&self, from: ScrubPlace, bytes: u64) -> Result<Option<Scrubbed>> {
-        let Some(bulk) = &self.bulk else { return Ok(Some(Scrubbed::default())) };
+impl<'a> Upkeep<'a> {
+    /// Does [`Upkeep::scrub_step`] in idle time: `None` if others are at work, or a device is meant
+    /// to stand still.
+    pub fn scrub_tick(self, from: ScrubPlace, bytes: u64) -> Result<Option<Scrubbed>> {
+        let Some(bulk) = &self.fs.bulk else { return Ok(Some(Scrubbed::default())) };
         let stands_still = |number| bulk.held_ns(number).is_some_and(|held| held > STANDS_STILL_NS);
-        let now = self.clock.monotonic_ns();
-        if self.writable().is_err()
+        let now = self.fs.clock.monotonic_ns();
+        if self.fs.writable().is_err()
             || bulk.numbers().into_iter().any(stands_still)
-            || !self.idle.lock().is_idle(&self.region, now)
+            || !self.fs.idle.lock().is_idle(&self.fs.region, now)
         {
             return Ok(None);
         }
-        let begun = self.region.last_lsn();
+        let begun = self.fs.region.last_lsn();
         let done = self.scrub_step(from, bytes)?;
-        self.idle.lock().own_bytes(self.region.last_lsn().saturating_since(begun));
+        self.fs.idle.lock().own_bytes(self.fs.region.last_lsn().saturating_since(begun));
         Ok(Some(done))
     }
 
     /// Scrubs about `bytes` bytes from a place on, in the order of inode numbers.
-    pub fn scrub_step(&self, from: ScrubPlace, bytes: u64) -> Result<Scrubbed> {
+    pub fn scrub_step(self, from: ScrubPlace, bytes: u64) -> Result<Scrubbed> {
         let mut done = Scrubbed::default();
         let mut at = from;
         loop {
@@ -94,11 +95,11 @@ impl Fs {
     }
 
     /// Returns the first large file with this number or a higher one.
-    fn large_file_from(&self, number: u64) -> Result<Option<Ino>> {
+    fn large_file_from(self, number: u64) -> Result<Option<Ino>> {
         let first = number / INODES_PER_BLOCK;
-        for block in first..self.table.blocks() {
+        for block in first..self.fs.table.blocks() {
             let mut found = None;
-            self.table.for_block(&self.region, block, &mut |ino, slot| {
+            self.fs.table.for_block(&self.fs.region, block, &mut |ino, slot| {
                 let is_large = matches!(slot, InodeSlot::Used(inode) if inode.layout == Layout::Extents);
                 if is_large && u64::from(ino) >= number && found.is_none_or(|found| ino < found) {
                     found = Some(ino);
@@ -113,11 +114,11 @@ impl Fs {
 
     /// Scrubs up to [`READ_BLOCKS`] blocks of a file from `block` on; returns where to continue in
     /// it.
-    fn scrub_some(&self, ino: Ino, block: FileBlock, done: &mut Scrubbed) -> Result<Option<FileBlock>> {
-        let _data = self.data_locks.read(ino);
+    fn scrub_some(self, ino: Ino, block: FileBlock, done: &mut Scrubbed) -> Result<Option<FileBlock>> {
+        let _data = self.fs.data_locks.read(ino);
         let found = {
-            let _lock = self.locks.read(ino);
-            match self.load(ino) {
+            let _lock = self.fs.locks.read(ino);
+            match self.fs.load(ino) {
                 Ok(inode) if inode.layout == Layout::Extents => self.written_from(&inode, block),
                 // The file is gone, or small now.
                 Ok(_) | Err(Error::Stale | Error::NotFound) => Ok(None),
@@ -133,14 +134,14 @@ impl Fs {
             }
             Err(error) => return Err(error),
         };
-        let bulk = self.bulk()?;
+        let bulk = self.fs.bulk()?;
         let mut bytes = vec![0; (part.blocks * BULK_BLOCK) as usize];
-        let scrubbed = match bulk.scrub(&self.region, part.bulk_block.byte(), &mut bytes).map_err(Error::from) {
+        let scrubbed = match bulk.scrub(&self.fs.region, part.bulk_block.byte(), &mut bytes).map_err(Error::from) {
             Err(Error::Damaged { .. } | Error::Io(_)) => self.scrub_each(ino, &part, &mut bytes, done),
             outcome => outcome,
         };
         let (covered, without) = scrubbed?;
-        if self.is_spill_file(ino) {
+        if self.fs.devices().is_spill_file(ino) {
             self.name_spilled(&part, done)?;
         }
         done.bytes += bytes.len() as u64;
@@ -150,11 +151,11 @@ impl Fs {
     }
 
     /// Scrubs block by block, to find out which blocks are wrong.
-    fn scrub_each(&self, ino: Ino, part: &Extent, bytes: &mut [u8], done: &mut Scrubbed) -> Result<(u64, u64)> {
-        let bulk = self.bulk()?;
+    fn scrub_each(self, ino: Ino, part: &Extent, bytes: &mut [u8], done: &mut Scrubbed) -> Result<(u64, u64)> {
+        let bulk = self.fs.bulk()?;
         let mut all = (0, 0);
         for (number, block) in (0..).zip(bytes.chunks_exact_mut(BULK_BLOCK as usize)) {
-            match bulk.scrub(&self.region, (part.bulk_block + number).byte(), block).map_err(Error::from) {
+            match bulk.scrub(&self.fs.region, (part.bulk_block + number).byte(), block).map_err(Error::from) {
                 Ok((covered, without)) => all = (all.0 + covered, all.1 + without),
                 Err(error @ (Error::Damaged { .. } | Error::Io(_))) => done.findings.push(ScrubFinding {
                     ino,
@@ -171,9 +172,10 @@ impl Fs {
     /// Replaces findings in the spill file by the small files that they concern. If every payload
     /// in a damaged block is right by its own sum, the block gets checksums of its present
     /// contents. The caller has the spill file's data lock.
-    fn name_spilled(&self, part: &Extent, done: &mut Scrubbed) -> Result<()> {
-        let is_here =
-            |finding: &ScrubFinding| self.is_spill_file(finding.ino) && finding.byte >= part.file_block.byte();
+    fn name_spilled(self, part: &Extent, done: &mut Scrubbed) -> Result<()> {
+        let is_here = |finding: &ScrubFinding| {
+            self.fs.devices().is_spill_file(finding.ino) && finding.byte >= part.file_block.byte()
+        };
         let (found, others): (Vec<_>, Vec<_>) = std::mem::take(&mut done.findings).into_iter().partition(is_here);
         done.findings = others;
         if found.is_empty() {
@@ -181,7 +183,7 @@ impl Fs {
         }
         let blocks: BTreeSet<u64> = found.iter().map(|finding| finding.byte / BULK_BLOCK).collect();
         let mut concerned = BTreeSet::new();
-        for lost in self.lost_in_spilled(&blocks)? {
+        for lost in self.fs.spilling().lost_in_spilled(&blocks)? {
             concerned.extend(lost.blocks);
             let (ino, byte, cause) = (lost.ino, lost.byte, lost.cause);
             done.findings.push(ScrubFinding { ino, byte, damaged: lost.damaged, cause });
@@ -189,7 +191,7 @@ impl Fs {
         for finding in found.into_iter().filter(|finding| !concerned.contains(&(finding.byte / BULK_BLOCK))) {
             let block = part.bulk_block + (FileBlock::of(finding.byte) - part.file_block);
             if finding.damaged {
-                self.bulk()?.accept(&self.region, block.byte())?;
+                self.fs.bulk()?.accept(&self.fs.region, block.byte())?;
             } else {
                 done.findings.push(finding);
             }
@@ -198,13 +200,13 @@ impl Fs {
     }
 
     /// Returns the first extent with data that ends behind `block`.
-    fn written_from(&self, inode: &Inode, mut block: FileBlock) -> Result<Option<Extent>> {
+    fn written_from(self, inode: &Inode, mut block: FileBlock) -> Result<Option<Extent>> {
         loop {
-            match self.mapped(inode, block)? {
+            match self.fs.large().mapped(inode, block)? {
                 Mapped::Hole { until: FileBlock::MAX } => return Ok(None),
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) if extent.flags & EXTENT_UNWRITTEN != 0 => block = extent.end(),
-                Mapped::At(extent) => match self.trusted(extent, block)? {
+                Mapped::At(extent) => match self.fs.large().trusted(extent, block)? {
                     Ok(extent) => return Ok(Some(extent)),
                     Err(until) => block = until,
                 },

@@ -24,7 +24,8 @@ use shoal_media::BlockDevice;
 
 use crate::extents::{Mapped, clip};
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Result};
+use crate::rooms::Data;
+use crate::{Error, Ino, Result};
 
 /// Blocks of a file, ascending.
 type Ranges = Vec<(FileBlock, FileBlock)>;
@@ -41,26 +42,26 @@ fn unwritten(flags: u32) -> u32 {
     if flags & EXTENT_NEW != 0 { EXTENT_UNWRITTEN } else { flags }
 }
 
-impl Fs {
+impl<'a> Data<'a> {
     /// Flushes each bulk device once and clears NEW from everything written before that flush. Then
     /// frees blocks whose freeing is durable. Files on a closed device stay as they are, and hold
     /// up nobody.
-    pub(crate) fn settle_new(&self) -> Result<()> {
-        let Some(bulk) = &self.bulk else { return Ok(()) };
-        let now = self.clock.monotonic_ns();
-        let flushed = bulk.flush(&self.region)?;
+    pub(crate) fn settle_new(self) -> Result<()> {
+        let Some(bulk) = &self.fs.bulk else { return Ok(()) };
+        let now = self.fs.clock.monotonic_ns();
+        let flushed = bulk.flush(&self.fs.region)?;
         for ino in bulk.fresh.files() {
             self.clear_new(ino, &flushed)?;
         }
         bulk.fresh.replaced.flushed(now);
-        Ok(bulk.reclaim(&self.region)?)
+        Ok(bulk.reclaim(&self.fs.region)?)
     }
 
     /// Flushes one device alone, because the others may be slow, and clears NEW likewise.
-    pub(crate) fn settle_device(&self, number: u32) -> Result<()> {
-        let Some(bulk) = &self.bulk else { return Ok(()) };
-        let now = self.clock.monotonic_ns();
-        let flushed = bulk.flush_on(&self.region, number)?;
+    pub(crate) fn settle_device(self, number: u32) -> Result<()> {
+        let Some(bulk) = &self.fs.bulk else { return Ok(()) };
+        let now = self.fs.clock.monotonic_ns();
+        let flushed = bulk.flush_on(&self.fs.region, number)?;
         for ino in bulk.fresh.files() {
             self.clear_new(ino, &flushed)?;
         }
@@ -74,9 +75,9 @@ impl Fs {
     /// Settles files whose contents replaced truncated ones. To be called before the log is flushed
     /// for another file's sake: these contents must not be missing when the truncation becomes
     /// durable.
-    pub(crate) fn settle_replaced(&self) -> Result<()> {
-        let Some(bulk) = self.bulk.as_ref().filter(|_| !is_planted(Bug::ReplacedUnsettled)) else { return Ok(()) };
-        let now = self.clock.monotonic_ns();
+    pub(crate) fn settle_replaced(self) -> Result<()> {
+        let Some(bulk) = self.fs.bulk.as_ref().filter(|_| !is_planted(Bug::ReplacedUnsettled)) else { return Ok(()) };
+        let now = self.fs.clock.monotonic_ns();
         let replaced = bulk.fresh.pending(|ino| bulk.is_flushed(ino));
         self.settle_files(&replaced)?;
         bulk.fresh.replaced.flushed(now);
@@ -85,15 +86,15 @@ impl Fs {
 
     /// Does the same for files with data on one device, for the clock of a device that holds writes
     /// back. Returns whether there were any.
-    pub(crate) fn settle_replaced_on(&self, number: u32) -> Result<bool> {
-        let bulk = self.bulk()?;
+    pub(crate) fn settle_replaced_on(self, number: u32) -> Result<bool> {
+        let bulk = self.fs.bulk()?;
         let mut replaced = bulk.fresh.pending(|ino| bulk.is_flushed(ino));
         replaced.retain(|&ino| bulk.waits_for(ino, number));
         self.settle_files(&replaced)?;
         Ok(!replaced.is_empty())
     }
 
-    fn settle_files(&self, inos: &[Ino]) -> Result<()> {
+    fn settle_files(self, inos: &[Ino]) -> Result<()> {
         if inos.is_empty() {
             return Ok(());
         }
@@ -103,15 +104,15 @@ impl Fs {
 
     /// Returns whether there are files whose contents replaced truncated ones and are not durable
     /// yet.
-    pub(crate) fn has_replaced(&self) -> bool {
-        let Some(bulk) = self.bulk.as_ref().filter(|_| !is_planted(Bug::ReplacedUnsettled)) else { return false };
+    pub(crate) fn has_replaced(self) -> bool {
+        let Some(bulk) = self.fs.bulk.as_ref().filter(|_| !is_planted(Bug::ReplacedUnsettled)) else { return false };
         !bulk.fresh.pending(|ino| bulk.is_flushed(ino)).is_empty()
     }
 
     /// Returns whether a flush has covered all of a large file's data, and none of it is NEW or in
     /// doubt. The caller holds its lock.
-    pub(crate) fn is_settled(&self, ino: Ino, inode: &Inode) -> bool {
-        let Some(bulk) = &self.bulk else { return true };
+    pub(crate) fn is_settled(self, ino: Ino, inode: &Inode) -> bool {
+        let Some(bulk) = &self.fs.bulk else { return true };
         inode.layout != Layout::Extents
             || bulk.fresh.is_settled(ino)
                 && bulk.is_flushed(ino)
@@ -120,11 +121,11 @@ impl Fs {
 
     /// Flushes the data of large files: everything that was written to their devices or, where a
     /// device holds writes back, what their maps name there. The caller holds no locks, and calls
-    /// [`Fs::settle_flushed`] for each file afterwards.
-    pub(crate) fn flush_files(&self, inos: &[Ino]) -> Result<FlushedFiles> {
-        let bulk = self.bulk()?;
+    /// [`Data::settle_flushed`] for each file afterwards.
+    pub(crate) fn flush_files(self, inos: &[Ino]) -> Result<FlushedFiles> {
+        let bulk = self.fs.bulk()?;
         if !inos.iter().any(|&ino| bulk.waits_held(ino)) {
-            let flushed = bulk.flush_files(&self.region, inos)?;
+            let flushed = bulk.flush_files(&self.fs.region, inos)?;
             return Ok(FlushedFiles { flushed, ranges: None });
         }
         let (mut places, mut files) = (Vec::new(), HashMap::new());
@@ -132,24 +133,24 @@ impl Fs {
             let Some(found) = self.ranges_to_settle(ino, None, &mut places)? else {
                 // If a map cannot be read, nobody knows the file's blocks: flush all that was
                 // written to its devices.
-                let flushed = bulk.flush_files(&self.region, inos)?;
+                let flushed = bulk.flush_files(&self.fs.region, inos)?;
                 return Ok(FlushedFiles { flushed, ranges: None });
             };
             files.insert(ino, found);
         }
-        let flushed = bulk.flush_places(&self.region, inos, &places)?;
+        let flushed = bulk.flush_places(&self.fs.region, inos, &places)?;
         files.values_mut().for_each(|(noted, _)| *noted = flushed.of(noted));
         Ok(FlushedFiles { flushed: bulk.last_flushed(), ranges: Some(files) })
     }
 
     /// Clears NEW from what a flush has covered of a file.
-    pub(crate) fn settle_flushed(&self, ino: Ino, files: &FlushedFiles) -> Result<()> {
+    pub(crate) fn settle_flushed(self, ino: Ino, files: &FlushedFiles) -> Result<()> {
         match &files.ranges {
             None => self.clear_new(ino, &files.flushed),
             Some(ranges) => {
                 let Some((flushed, new)) = ranges.get(&ino) else { return Ok(()) };
                 self.clear_new_of(ino, flushed, Some(new))?;
-                self.bulk()?.cover(ino, flushed);
+                self.fs.bulk()?.cover(ino, flushed);
                 Ok(())
             }
         }
@@ -157,8 +158,8 @@ impl Fs {
 
     /// Settles what was written to a device up to write `aged`, which the device no longer holds
     /// back, and makes everything durable that has left it. Returns whether anything was settled.
-    pub(crate) fn settle_aged(&self, number: u32, aged: u64) -> Result<bool> {
-        let bulk = self.bulk()?;
+    pub(crate) fn settle_aged(self, number: u32, aged: u64) -> Result<bool> {
+        let bulk = self.fs.bulk()?;
         let (mut places, mut files) = (Vec::new(), Vec::new());
         let aged = Flushed::on(Stamp { device: number, write: aged });
         for ino in bulk.fresh.files() {
@@ -166,7 +167,7 @@ impl Fs {
                 files.push((ino, new));
             }
         }
-        if !bulk.flush_places_on(&self.region, number, &places)? {
+        if !bulk.flush_places_on(&self.fs.region, number, &places)? {
             return Ok(false);
         }
         let any = !files.is_empty();
@@ -184,18 +185,18 @@ impl Fs {
     /// The write numbers are taken under the file's lock: what is listed later has a later number,
     /// or a range of its own.
     fn ranges_to_settle(
-        &self,
+        self,
         ino: Ino,
         aged: Option<&Flushed>,
         places: &mut Vec<(u64, u64)>,
     ) -> Result<Option<(Flushed, Ranges)>> {
-        let bulk = self.bulk()?;
-        let _lock = self.locks.read(ino);
+        let bulk = self.fs.bulk()?;
+        let _lock = self.fs.locks.read(ino);
         let write = aged.copied().unwrap_or_else(|| bulk.note_writes());
         let new = bulk.fresh.settled(ino, &write);
         let unmapped = aged.is_none() || new.is_some();
         let new = new.unwrap_or_default();
-        let inode = match self.load(ino) {
+        let inode = match self.fs.load(ino) {
             // `clear_new` forgets the file, and there is nothing to flush.
             Err(Error::Stale | Error::Corrupt(_)) => return Ok(unmapped.then_some((write, new))),
             other => other?,
@@ -209,7 +210,7 @@ impl Fs {
         let wanted = if aged.is_none() { vec![(FileBlock::ZERO, FileBlock::END)] } else { new.clone() };
         for (from, to) in wanted {
             // When files are settled by age, damage in a map affects its file alone.
-            if self.past_damage(ino, self.data_ranges(&inode, from, to, places))?.is_none() {
+            if self.fs.past_damage(ino, self.fs.large().data_ranges(&inode, from, to, places))?.is_none() {
                 return Ok(None);
             }
         }
@@ -217,7 +218,7 @@ impl Fs {
     }
 
     /// Makes a large file's data durable and clears NEW. The caller holds no locks.
-    pub(crate) fn settle_file(&self, ino: Ino) -> Result<()> {
+    pub(crate) fn settle_file(self, ino: Ino) -> Result<()> {
         let flushed = self.flush_files(&[ino])?;
         self.settle_flushed(ino, &flushed)?;
         self.refuse_doubtful(ino)
@@ -225,25 +226,25 @@ impl Fs {
 
     /// Fails if some of a large file cannot be proven to be durable because its bulk device was
     /// closed or lost.
-    pub(crate) fn refuse_doubtful(&self, ino: Ino) -> Result<()> {
+    pub(crate) fn refuse_doubtful(self, ino: Ino) -> Result<()> {
         self.refuse_doubtful_in(ino, FileBlock::ZERO, FileBlock::END)
     }
 
     /// Does the same for blocks `[from, to)`.
-    pub(crate) fn refuse_doubtful_in(&self, ino: Ino, from: FileBlock, to: FileBlock) -> Result<()> {
-        if self.bulk()?.is_whole() {
+    pub(crate) fn refuse_doubtful_in(self, ino: Ino, from: FileBlock, to: FileBlock) -> Result<()> {
+        if self.fs.bulk()?.is_whole() {
             return Ok(());
         }
-        let _lock = self.locks.read(ino);
-        let inode = self.load(ino)?;
+        let _lock = self.fs.locks.read(ino);
+        let inode = self.fs.load(ino)?;
         self.refuse_doubtful_of(&inode, from, to)
     }
 
-    fn refuse_doubtful_of(&self, inode: &Inode, from: FileBlock, to: FileBlock) -> Result<()> {
-        let bulk = self.bulk()?;
+    fn refuse_doubtful_of(self, inode: &Inode, from: FileBlock, to: FileBlock) -> Result<()> {
+        let bulk = self.fs.bulk()?;
         let mut block = from;
         while inode.layout == Layout::Extents && block < to {
-            match self.mapped(inode, block)? {
+            match self.fs.large().mapped(inode, block)? {
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) => {
                     bulk.refuse_doubtful(&clip(extent, block, to))?;
@@ -257,19 +258,19 @@ impl Fs {
     /// Clears NEW from the file's extents that completed flushes cover. Under the file's lock the
     /// list of these ranges cannot change: blocks written after the flush was submitted carry later
     /// numbers and stay NEW.
-    pub(crate) fn clear_new(&self, ino: Ino, flushed: &Flushed) -> Result<()> {
+    pub(crate) fn clear_new(self, ino: Ino, flushed: &Flushed) -> Result<()> {
         self.clear_new_of(ino, flushed, None)
     }
 
     /// Does the same only within `covered`, ascending, for a flush of ranges.
-    fn clear_new_of(&self, ino: Ino, flushed: &Flushed, covered: Option<&[(FileBlock, FileBlock)]>) -> Result<()> {
-        let _lock = self.locks.write(ino);
-        let bulk = self.bulk()?;
+    fn clear_new_of(self, ino: Ino, flushed: &Flushed, covered: Option<&[(FileBlock, FileBlock)]>) -> Result<()> {
+        let _lock = self.fs.locks.write(ino);
+        let bulk = self.fs.bulk()?;
         let Some(mut ranges) = bulk.fresh.settled(ino, flushed) else { return Ok(()) };
         if let Some(covered) = covered {
             ranges = common(&ranges, covered);
         }
-        let mut inode = match self.load(ino) {
+        let mut inode = match self.fs.load(ino) {
             // A record that does not decode tells nothing, and its map cannot be changed.
             Err(Error::Stale | Error::Corrupt(_)) => {
                 bulk.fresh.forget(ino);
@@ -278,8 +279,8 @@ impl Fs {
             other => other?,
         };
         if inode.layout == Layout::Extents {
-            let cleared = self.change_flags(ino, &mut inode, &ranges, |flags| flags & !EXTENT_NEW);
-            if self.past_damage(ino, cleared)?.is_none() {
+            let cleared = self.fs.large().change_flags(ino, &mut inode, &ranges, |flags| flags & !EXTENT_NEW);
+            if self.fs.past_damage(ino, cleared)?.is_none() {
                 self.settle_in_place(&inode, &ranges, false)?;
                 ranges.iter().for_each(|&(from, to)| bulk.fresh.remove(ino, from, to));
             }
@@ -293,13 +294,13 @@ impl Fs {
         Ok(())
     }
 
-    fn clear_has_new(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+    fn clear_has_new(self, ino: Ino, inode: &mut Inode) -> Result<()> {
         if inode.flags & INODE_HAS_NEW == 0 {
             return Ok(());
         }
         inode.flags &= !INODE_HAS_NEW;
-        let mut tx = self.region.begin_reclaim();
-        self.store(&mut tx, ino, inode)?;
+        let mut tx = self.fs.region.begin_reclaim();
+        self.fs.store(&mut tx, ino, inode)?;
         tx.commit()?;
         Ok(())
     }
@@ -307,26 +308,27 @@ impl Fs {
     /// Recovers an inode with `INODE_HAS_NEW`. After a power loss its NEW blocks may hold anything
     /// and become unwritten. After a crash of the process alone their data is with the device, and
     /// the next flush settles them.
-    pub(crate) fn recover_new(&self, ino: Ino) -> Result<()> {
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load(ino)?;
+    pub(crate) fn recover_new(self, ino: Ino) -> Result<()> {
+        let _lock = self.fs.locks.write(ino);
+        let mut inode = self.fs.load(ino)?;
         if inode.flags & INODE_HAS_NEW == 0 {
             return Ok(());
         }
-        let bulk = self.bulk()?;
-        if !self.power_lost || is_planted(Bug::NewIsData) {
+        let bulk = self.fs.bulk()?;
+        if !self.fs.power_lost || is_planted(Bug::NewIsData) {
             if inode.layout == Layout::Extents && bulk.has_unsettled() {
                 let distrusted = self.distrust_new(ino, &mut inode);
-                self.past_damage(ino, distrusted)?;
+                self.fs.past_damage(ino, distrusted)?;
             }
             if is_planted(Bug::NewNotListed) {
                 return Ok(());
             }
-            return self.past_damage(ino, self.list_new(ino, &inode)).map(drop);
+            return self.fs.past_damage(ino, self.list_new(ino, &inode)).map(drop);
         }
         if inode.layout == Layout::Extents {
-            let changed = self.change_flags(ino, &mut inode, &[(FileBlock::ZERO, FileBlock::END)], unwritten);
-            if self.past_damage(ino, changed)?.is_none() {
+            let changed =
+                self.fs.large().change_flags(ino, &mut inode, &[(FileBlock::ZERO, FileBlock::END)], unwritten);
+            if self.fs.past_damage(ino, changed)?.is_none() {
                 self.settle_in_place(&inode, &[(FileBlock::ZERO, FileBlock::MAX)], true)?;
             }
         }
@@ -335,29 +337,29 @@ impl Fs {
 
     /// Makes NEW blocks on a device that was away unwritten, as after a power loss. The caller
     /// holds the file's lock.
-    fn distrust_new(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
-        let bulk = self.bulk()?;
+    fn distrust_new(self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        let bulk = self.fs.bulk()?;
         let all = [(FileBlock::ZERO, FileBlock::END)];
         let ranges = self.new_blocks(inode, &all, |extent| bulk.untrusted(extent))?;
-        self.change_flags(ino, inode, &ranges, unwritten)
+        self.fs.large().change_flags(ino, inode, &ranges, unwritten)
     }
 
     /// Makes the NEW blocks of all files on a device unwritten, before a device that was away is
     /// used again. Leaves out the blocks that its cache has held all the time.
-    pub(crate) fn distrust_device(&self, number: u32, device: &dyn BlockDevice) -> Result<()> {
-        let bulk = self.bulk()?;
+    pub(crate) fn distrust_device(self, number: u32, device: &dyn BlockDevice) -> Result<()> {
+        let bulk = self.fs.bulk()?;
         for ino in bulk.fresh.files() {
-            let _lock = self.locks.write(ino);
+            let _lock = self.fs.locks.write(ino);
             let ranges = bulk.fresh.on_device(ino, number);
-            let mut inode = match self.load(ino) {
+            let mut inode = match self.fs.load(ino) {
                 Err(Error::Stale | Error::Corrupt(_)) => continue,
                 other => other?,
             };
             if inode.layout == Layout::Extents {
                 let changed = self
                     .new_blocks(&inode, &ranges, |extent| bulk.untrusted_on(number, device, extent))
-                    .and_then(|ranges| self.change_flags(ino, &mut inode, &ranges, unwritten));
-                self.past_damage(ino, changed)?;
+                    .and_then(|ranges| self.fs.large().change_flags(ino, &mut inode, &ranges, unwritten));
+                self.fs.past_damage(ino, changed)?;
             }
         }
         Ok(())
@@ -366,7 +368,7 @@ impl Fs {
     /// Returns the blocks of NEW extents within some ranges that `which` chooses. The caller holds
     /// the file's lock.
     fn new_blocks(
-        &self,
+        self,
         inode: &Inode,
         within: &[(FileBlock, FileBlock)],
         which: impl Fn(&Extent) -> Vec<Run>,
@@ -375,7 +377,7 @@ impl Fs {
         for &(from, to) in within {
             let mut block = from;
             while block < to {
-                match self.mapped(inode, block)? {
+                match self.fs.large().mapped(inode, block)? {
                     Mapped::Hole { until } => block = until,
                     Mapped::At(extent) => {
                         let extent = clip(extent, block, to);
@@ -392,8 +394,8 @@ impl Fs {
     }
 
     /// Lists the NEW ranges of a file that an earlier process wrote.
-    fn list_new(&self, ino: Ino, inode: &Inode) -> Result<()> {
-        let bulk = self.bulk()?;
+    fn list_new(self, ino: Ino, inode: &Inode) -> Result<()> {
+        let bulk = self.fs.bulk()?;
         bulk.fresh.list(ino);
         if let Some(stamp) = bulk.note_earlier_on_only() {
             bulk.list_new(ino, FileBlock::ZERO, FileBlock::END, stamp);
@@ -401,7 +403,7 @@ impl Fs {
         }
         let mut block = FileBlock::ZERO;
         while inode.layout == Layout::Extents && block < FileBlock::END {
-            match self.mapped(inode, block)? {
+            match self.fs.large().mapped(inode, block)? {
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) => {
                     if extent.flags & EXTENT_NEW != 0 {

@@ -124,7 +124,7 @@ impl Fs {
             ..Usage::default()
         };
         // The spill file is internal and not counted.
-        if let Some(spill_file) = self.spill_file_layout() {
+        if let Some(spill_file) = self.spilling().spill_file_layout() {
             usage.inodes = usage.inodes.saturating_sub(1);
             usage.large_files = usage.large_files.saturating_sub(u64::from(spill_file == Layout::Extents));
         }
@@ -169,7 +169,7 @@ impl Fs {
         let bulk = usage.bulk_free + usage.bulk_pending;
         let ordinary = if usage.bulk_bytes == 0 {
             usable
-        } else if usable < BLOCK && !self.makes_room() {
+        } else if usable < BLOCK && !self.spilling().makes_room() {
             0
         } else {
             bulk
@@ -194,7 +194,7 @@ impl Fs {
             attr: Attr::new(ino, &inode),
             inode,
             record_at: self.table.record_at(&self.region, ino)?.get(),
-            pieces: self.pieces(&inode)?,
+            pieces: self.data().pieces(&inode)?,
         })
     }
 }

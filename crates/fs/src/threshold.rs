@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use shoal_format::inode::{Inode, THRESHOLD_MAX, THRESHOLD_MIN, Threshold};
 use shoal_format::superblock::FEATURE_THRESHOLDS;
 
+use crate::rooms::Tree;
 use crate::xattr::{self, XattrMode};
 use crate::{Error, Fs, Ino, Result, flags};
 
@@ -78,38 +79,40 @@ impl Fs {
     pub fn set_threshold(&self, bytes: Option<u64>) {
         self.threshold.store(bytes.unwrap_or(self.region.superblock().threshold), Relaxed);
     }
+}
 
+impl<'a> Tree<'a> {
     /// Returns the size above which this file is large (bytes).
-    pub(crate) fn threshold_of(&self, inode: &Inode) -> u64 {
-        match (&self.bulk, inode.threshold.bytes) {
+    pub(crate) fn threshold_of(self, inode: &Inode) -> u64 {
+        match (&self.fs.bulk, inode.threshold.bytes) {
             (None, _) => u64::MAX,
-            (_, 0) => self.threshold().min(THRESHOLD_MAX.into()),
+            (_, 0) => self.fs.threshold().min(THRESHOLD_MAX.into()),
             (_, own) => own.into(),
         }
     }
 
-    pub(crate) fn set_own_threshold(&self, ino: Ino, value: &[u8], mode: XattrMode) -> Result<()> {
+    pub(crate) fn set_own_threshold(self, ino: Ino, value: &[u8], mode: XattrMode) -> Result<()> {
         let bytes = parsed(value).ok_or(Error::Invalid)?;
         {
             // Checked before the store gets the feature, which older programs refuse.
-            let _lock = self.locks.read(ino);
-            check(&self.load(ino)?, mode)?;
+            let _lock = self.fs.locks.read(ino);
+            check(&self.fs.load(ino)?, mode)?;
         }
-        self.region.add_feature(FEATURE_THRESHOLDS)?;
-        self.with_room(|| self.change_threshold(ino, Threshold { bytes, inherited: false }, mode))
+        self.fs.region.add_feature(FEATURE_THRESHOLDS)?;
+        self.fs.with_room(|| self.change_threshold(ino, Threshold { bytes, inherited: false }, mode))
     }
 
-    pub(crate) fn remove_own_threshold(&self, ino: Ino) -> Result<()> {
+    pub(crate) fn remove_own_threshold(self, ino: Ino) -> Result<()> {
         self.change_threshold(ino, Threshold::NONE, XattrMode::Replace)
     }
 
-    fn change_threshold(&self, ino: Ino, threshold: Threshold, mode: XattrMode) -> Result<()> {
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load(ino)?;
+    fn change_threshold(self, ino: Ino, threshold: Threshold, mode: XattrMode) -> Result<()> {
+        let _lock = self.fs.locks.write(ino);
+        let mut inode = self.fs.load(ino)?;
         check(&inode, mode)?;
-        (inode.threshold, inode.ctime) = (threshold, self.now());
-        let mut tx = if threshold.bytes == 0 { self.region.begin_reclaim() } else { self.region.begin() };
-        self.store(&mut tx, ino, &inode)?;
+        (inode.threshold, inode.ctime) = (threshold, self.fs.now());
+        let mut tx = if threshold.bytes == 0 { self.fs.region.begin_reclaim() } else { self.fs.region.begin() };
+        self.fs.store(&mut tx, ino, &inode)?;
         tx.commit()?;
         Ok(())
     }

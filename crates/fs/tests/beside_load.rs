@@ -29,9 +29,9 @@ fn a_store_that_is_never_idle_is_packed_unless_only_idle_time_is_to_be_used() {
             let ino = create(&fs, &format!("f{number}"));
             fs.write(ino, 0, &text(3000)).unwrap();
             store.clock.advance(TICK_NS);
-            fs.pack_tick().unwrap();
+            fs.cooling().pack_tick().unwrap();
         }
-        let counts = fs.packing_counts();
+        let counts = fs.cooling().packing_counts();
         if pack_load == 0 {
             assert_eq!((counts.packed_bytes, counts.packed_inodes, counts.packing_log_bytes), (0, 0, 0));
         } else {
@@ -55,19 +55,19 @@ fn what_is_changed_again_and_again_does_not_double_the_log_and_is_packed_when_th
     for round in 0..3000 {
         fs.write(inos[round % inos.len()], 5, &text(4000)).unwrap();
         store.clock.advance(TICK_NS);
-        fs.pack_tick().unwrap();
+        fs.cooling().pack_tick().unwrap();
     }
-    let counts = fs.packing_counts();
+    let counts = fs.cooling().packing_counts();
     let own = counts.packing_log_bytes + counts.unpacking_log_bytes;
     let others = fs.region().last_lsn() - begun - own.min(fs.region().last_lsn() - begun);
     assert!(own > 16 << 20, "packed without end, this would be much: {counts:?}");
     assert!(own <= others / 2 + (18 << 20), "{own} beside {others}: {counts:?}");
     for _ in 0..40 {
         store.clock.advance(TICK_NS);
-        fs.pack_tick().unwrap();
+        fs.cooling().pack_tick().unwrap();
     }
     for &ino in &inos {
-        let forms = fs.packing_of(ino).unwrap().forms;
+        let forms = fs.cooling().packing_of(ino).unwrap().forms;
         assert!(forms[Form::Zstd as usize].groups == 1, "{forms:?}");
     }
     store.close(fs);

@@ -45,7 +45,7 @@ fn data_written_over_is_covered_again_after_a_clean_end_and_after_a_rest() {
                 store.fs.fsync(ino, false).unwrap();
                 for _ in 0..3 {
                     store.clock.advance(REST_NS);
-                    store.fs.tick().unwrap();
+                    store.fs.upkeep().tick().unwrap();
                 }
                 store.fs.sync().unwrap();
             } else {
@@ -90,7 +90,7 @@ fn a_damaged_file_can_be_removed_and_its_blocks_used_again() {
     let next = store.create(b"next");
     assert_eq!(store.fs.write(next, 0, &vec![9; 20 * BLOCK]), Ok(20 * BLOCK));
     assert_eq!(read(&store, next, 0, 20 * BLOCK), Ok(vec![9; 20 * BLOCK]));
-    assert_eq!(store.fs.bulk_states()[0].damaged, 0);
+    assert_eq!(store.fs.devices().states()[0].damaged, 0);
 }
 
 #[test]

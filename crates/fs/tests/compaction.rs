@@ -114,7 +114,7 @@ impl Store {
         let mut last = (self.fs.region().last_lsn(), 0);
         for tick in 1..100_000 {
             self.clock.advance(100_000_000);
-            self.fs.compact_tick().expect("background work");
+            self.fs.compacting().compact_tick().expect("background work");
             let now = self.fs.region().last_lsn();
             if now != last.0 {
                 last = (now, tick);
@@ -268,15 +268,15 @@ fn an_idle_store_with_nothing_to_gain_is_left_alone() {
     // Inodes that have cooled are packed, once.
     for _ in 0..1000 {
         store.clock.advance(100_000_000);
-        store.fs.compact_tick().expect("background work");
+        store.fs.compacting().compact_tick().expect("background work");
     }
     let end = store.fs.region().last_lsn();
     for _ in 0..1000 {
         store.clock.advance(100_000_000);
-        store.fs.compact_tick().expect("background work");
+        store.fs.compacting().compact_tick().expect("background work");
     }
     assert_eq!(store.fs.region().last_lsn(), end, "records without a reason");
-    let step = store.fs.compact_step().expect("nothing to do");
+    let step = store.fs.compacting().compact_step().expect("nothing to do");
     assert!(!step.more && step.moved == 0, "{step:?}");
     store.verify(&kept);
 }

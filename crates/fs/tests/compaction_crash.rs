@@ -138,7 +138,7 @@ fn is_sound(setup: Setup, world: &World, boot: u8, opening: u32, expected: &Tree
     }
     check(setup, world, false)?;
     // The store can be compacted further.
-    fs.compact().map_err(|e| format!("compacting again: {e}"))?;
+    fs.compacting().compact().map_err(|e| format!("compacting again: {e}"))?;
     if read(&fs).map_err(|e| format!("reading: {e}"))? != *expected {
         return Err("another tree after compacting again".into());
     }
@@ -157,7 +157,7 @@ fn a_crash_at_any_moment_of_compaction_leaves_the_tree_as_it_was() {
         let free = fs.region().free_segments();
         world.record(true);
         world.record_stores(kind.has_ring());
-        let done = fs.compact().expect("it can be compacted");
+        let done = fs.compacting().compact().expect("it can be compacted");
         world.record(false);
         let gained = fs.region().free_segments() - free;
         assert!(done.moved > 100 && done.blocks > 3 && gained > 10, "{done:?}, {gained} segments gained");
@@ -338,7 +338,7 @@ impl Walk {
             0..35 => self.create(),
             35..45 => self.change(),
             45..47 => {
-                let done = self.fs.compact().map_err(|e| e.to_string())?;
+                let done = self.fs.compacting().compact().map_err(|e| e.to_string())?;
                 self.moved += done.moved;
                 self.blocks += done.blocks;
             }
@@ -346,7 +346,11 @@ impl Walk {
             47 => self.fs.checkpoint().map_err(|e| e.to_string())?,
             48 => {
                 self.clock.advance(100_000_000 * self.random.below(60));
-                self.fs.tick().and_then(|()| self.fs.compact_tick()).map_err(|e| e.to_string())?;
+                self.fs
+                    .upkeep()
+                    .tick()
+                    .and_then(|()| self.fs.compacting().compact_tick())
+                    .map_err(|e| e.to_string())?;
             }
             _ => {
                 for _ in 0..2 {
@@ -394,7 +398,7 @@ fn threads_beside_compaction_find_what_they_wrote() {
             let compacting = scope.spawn(|| {
                 let mut moved = 0;
                 while running.load(Ordering::Relaxed) {
-                    moved += fs.compact().expect("it can be compacted").moved;
+                    moved += fs.compacting().compact().expect("it can be compacted").moved;
                     fs.region().discard_free();
                     std::thread::yield_now();
                 }

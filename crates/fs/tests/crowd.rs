@@ -106,8 +106,8 @@ impl Member<'_> {
             // To the other tier, or out and back in again.
             14 => {
                 let given = [8192, 1 << 20, 0][random.below(3) as usize];
-                if let Some(found) = allowed(fs.misplaced(ino, given)).flatten() {
-                    allowed(fs.rebalance(ino, found.generation, given));
+                if let Some(found) = allowed(fs.large().misplaced(ino, given)).flatten() {
+                    allowed(fs.large().rebalance(ino, found.generation, given));
                 }
             }
             13 => drop(allowed(fs.copy_range(ino, 0, ino, 200_000, len))),
@@ -164,11 +164,11 @@ fn background(fs: &Fs, going: &AtomicBool, seed: u64) {
     let mut random = Random::new(seed);
     while going.load(Ordering::Relaxed) {
         match random.below(6) {
-            0 => drop(allowed(fs.gather_bulk(random.below(64), &mut |_| {}))),
-            1 => drop(allowed(fs.compact())),
+            0 => drop(allowed(fs.data().gather_bulk(random.below(64), &mut |_| {}))),
+            1 => drop(allowed(fs.compacting().compact())),
             2 => drop(allowed(fs.checkpoint())),
             3 => drop(allowed(fs.sync())),
-            _ => drop(allowed(fs.tick())),
+            _ => drop(allowed(fs.upkeep().tick())),
         }
         std::thread::sleep(Duration::from_micros(random.below(500)));
     }

@@ -253,7 +253,7 @@ fn live_with_it(store: &Store, made: &Made, victims: &[&str], context: &str) {
         assert_eq!(fs.write(ino, 0, b"x"), Ok(1), "{context}");
     }
     fs.sync().unwrap_or_else(|error| panic!("{context}: sync: {error}"));
-    fs.tick().unwrap_or_else(|error| panic!("{context}: tick: {error}"));
+    fs.upkeep().tick().unwrap_or_else(|error| panic!("{context}: tick: {error}"));
     // No new file got a number that another file has.
     read_others(fs, &made.others, victims, context);
     for name in made.others.keys() {
@@ -324,16 +324,16 @@ fn repaired(made: &Made, mut state: WorldState, context: &str) -> (WorldState, V
         let store = made.store.reopened(&state, false);
         for remedy in &report.remedies {
             let done = match remedy {
-                Remedy::RemoveEntry { directory, name, ino } => store.fs.repair_entry(*directory, name, *ino),
-                Remedy::FreeRecord { ino } => store.fs.repair_free_record(*ino),
-                Remedy::Attach { ino } => store.fs.repair_attach(*ino),
-                Remedy::LinkCount { ino, nlink } => store.fs.repair_link_count(*ino, *nlink),
-                Remedy::Allocated { ino, bytes } => store.fs.repair_allocated(*ino, *bytes),
-                Remedy::Entries { directory, entries } => store.fs.repair_entries(*directory, *entries),
-                Remedy::FreePieces { pieces } => store.fs.repair_pieces(pieces),
-                Remedy::FreeBlocks { first, blocks } => store.fs.repair_blocks(*first, *blocks),
-                Remedy::PackedTables => store.fs.repair_packed_tables(),
-                Remedy::Dictionaries => store.fs.repair_dictionaries(),
+                Remedy::RemoveEntry { directory, name, ino } => store.fs.repair().entry(*directory, name, *ino),
+                Remedy::FreeRecord { ino } => store.fs.repair().free_record(*ino),
+                Remedy::Attach { ino } => store.fs.repair().attach(*ino),
+                Remedy::LinkCount { ino, nlink } => store.fs.repair().link_count(*ino, *nlink),
+                Remedy::Allocated { ino, bytes } => store.fs.repair().allocated(*ino, *bytes),
+                Remedy::Entries { directory, entries } => store.fs.repair().entries(*directory, *entries),
+                Remedy::FreePieces { pieces } => store.fs.repair().pieces(pieces),
+                Remedy::FreeBlocks { first, blocks } => store.fs.repair().blocks(*first, *blocks),
+                Remedy::PackedTables => store.fs.repair().packed_tables(),
+                Remedy::Dictionaries => store.fs.cooling().repair_dictionaries(),
             };
             done.unwrap_or_else(|error| panic!("{context}: {remedy}: {error}"));
         }
@@ -374,21 +374,21 @@ fn a_damaged_record_is_counted_told_once_and_refused_for_itself() {
         .inode("direct");
     let state = damaged(&made.state, MemoryKind::Battery, &[(at + 16, vec![0x55; 4])]);
     let store = made.store.reopened(&state, false);
-    assert_eq!(store.fs.damaged_inodes(), 0, "nothing was looked at yet");
+    assert_eq!(store.fs.repair().damaged_inodes(), 0, "nothing was looked at yet");
     for _ in 0..3 {
         assert!(matches!(store.fs.lookup(ROOT, b"direct", false), Err(Error::Corrupt(_))));
         assert!(matches!(store.fs.read(made.inodes["direct"], 0, &mut [0; 9]), Err(Error::Corrupt(_))));
     }
-    assert_eq!(store.fs.damaged_inodes(), 1);
-    assert!(store.fs.lookup_unreadable(ROOT, b"chunked").is_err(), "what can be read is not made up");
-    let attr = store.fs.lookup_unreadable(ROOT, b"direct").unwrap();
+    assert_eq!(store.fs.repair().damaged_inodes(), 1);
+    assert!(store.fs.repair().lookup_unreadable(ROOT, b"chunked").is_err(), "what can be read is not made up");
+    let attr = store.fs.repair().lookup_unreadable(ROOT, b"direct").unwrap();
     assert_eq!((attr.ino, attr.mode), (made.inodes["direct"], 0o100000));
     store.fs.unlink(ROOT, b"direct").unwrap();
     store.fs.forget(attr.ino, 1);
     assert_eq!(store.fs.lookup(ROOT, b"direct", false), Err(Error::NotFound));
     // After a crash the pass over the inodes finds it, and the number stays taken.
     let crashed = store.after_process_crash();
-    assert_eq!(crashed.fs.damaged_inodes(), 1);
+    assert_eq!(crashed.fs.repair().damaged_inodes(), 1);
     for number in 0..1000 {
         assert_ne!(crashed.create(format!("n{number}").as_bytes()), made.inodes["direct"]);
     }

@@ -109,15 +109,15 @@ fn background(store: &Store, going: &AtomicBool, seed: u64, faulty: bool) {
     let (fs, mut random) = (&store.fs, Random::new(seed));
     while going.load(Ordering::Relaxed) {
         match random.below(8) {
-            0 => drop(allowed(fs.gather_bulk(random.below(24), &mut |_| {}))),
-            1 | 2 => drop(allowed(fs.compact())),
+            0 => drop(allowed(fs.data().gather_bulk(random.below(24), &mut |_| {}))),
+            1 | 2 => drop(allowed(fs.compacting().compact())),
             3 => drop(allowed(fs.checkpoint())),
             4 => drop(allowed(fs.sync())),
             5 if faulty => {
                 let call = [Call::DiskRead, Call::DiskWrite][random.below(2) as usize];
                 store.world.fail(FaultPlan { call, nth: random.below(4), for_good: false, fault: Fault::Io });
             }
-            _ => drop(allowed(fs.tick())),
+            _ => drop(allowed(fs.upkeep().tick())),
         }
         std::thread::sleep(Duration::from_micros(random.below(400)));
     }

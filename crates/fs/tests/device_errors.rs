@@ -43,7 +43,7 @@ fn operations() -> Vec<(&'static str, &'static str, Work)> {
         ("move and append", "small", |store, ino| store.fs.write(ino, 100_000, &[2; 100_000]).map(drop)),
         ("move without a flush", "small", |store, ino| write_now(store, ino, 100_000, &[2; 100_000])),
         ("move for room", "small", |store, ino| store.fs.fallocate(ino, 1, 0, 1 << 20)),
-        ("gather", "large", |store, _| store.fs.gather_bulk(4, &mut |_| {}).map(drop)),
+        ("gather", "large", |store, _| store.fs.data().gather_bulk(4, &mut |_| {}).map(drop)),
         ("fsync", "large", |store, ino| {
             store.fs.write(ino, 0, &[1; 10])?;
             store.fs.fsync(ino, false)
@@ -65,7 +65,7 @@ fn besides() -> Vec<(&'static str, Work)> {
             store.fs.unlink(ROOT, name.as_bytes())
         }),
         ("compaction and a checkpoint", |store, _| {
-            store.fs.compact()?;
+            store.fs.compacting().compact()?;
             store.fs.checkpoint()
         }),
     ]

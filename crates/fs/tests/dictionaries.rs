@@ -51,13 +51,13 @@ fn read(fs: &Fs, file: &Made) -> Result<(), Error> {
 }
 
 fn has_dictionary(fs: &Fs, file: &Made) -> bool {
-    let report = fs.packing_of(file.ino).unwrap();
+    let report = fs.cooling().packing_of(file.ino).unwrap();
     let form = FORMS.into_iter().zip(report.forms).find(|(_, share)| share.groups > 0);
     form.is_some_and(|(form, _)| form == Form::ZstdDictionary)
 }
 
 fn pack(fs: &Fs) {
-    fs.pack_all(&mut |_, _| {}).unwrap();
+    fs.cooling().pack_all(&mut |_, _| {}).unwrap();
 }
 
 fn roots(fs: &Fs) -> [SlotRef; 2] {
@@ -90,7 +90,7 @@ fn short_files_get_a_dictionary_when_it_pays_and_keep_their_bytes() {
         assert_eq!(listed(&fs).len(), expected as usize);
         assert!(many.iter().all(|file| has_dictionary(&fs, file) == expected));
         assert!(!few.iter().any(|file| has_dictionary(&fs, file)), "objects stay as they are");
-        taken.push(fs.packing_report().unwrap().all().stored);
+        taken.push(fs.cooling().packing_report().unwrap().all().stored);
         store.close(fs);
         let fs = store.open();
         few.iter().chain(&many).for_each(|file| read(&fs, file).unwrap());
@@ -127,7 +127,7 @@ fn tick(store: &Store, fs: &Fs) {
     store.clock.advance(20 * AGE.as_nanos() as u64);
     for _ in 0..600 {
         store.clock.advance(100_000_000);
-        fs.pack_tick().unwrap();
+        fs.cooling().pack_tick().unwrap();
     }
 }
 
@@ -145,7 +145,7 @@ fn other_contents_get_a_dictionary_of_their_own_and_the_old_one_goes_with_its_fi
     let later = make(&fs, 2, "later", 10);
     tick(&store, &fs);
     assert!(later.iter().all(|file| has_dictionary(&fs, file)));
-    let small = |file: &Made| fs.packing_of(file.ino).unwrap().all().stored;
+    let small = |file: &Made| fs.cooling().packing_of(file.ino).unwrap().all().stored;
     assert!(small(&later[0]) < small(&new[0]), "{} {}", small(&later[0]), small(&new[0]));
     old.iter().chain(&new).for_each(|file| read(&fs, file).unwrap());
     // One user keeps the old dictionary.
@@ -155,11 +155,11 @@ fn other_contents_get_a_dictionary_of_their_own_and_the_old_one_goes_with_its_fi
     tick(&store, &fs);
     assert_eq!(listed(&fs), two);
     read(&fs, &old[999]).unwrap();
-    let taken = fs.packing_report().unwrap().dictionary_bytes;
+    let taken = fs.cooling().packing_report().unwrap().dictionary_bytes;
     fs.unlink(ROOT, b"old999").unwrap();
     tick(&store, &fs);
     assert_eq!(listed(&fs), two[..1]);
-    assert!(fs.packing_report().unwrap().dictionary_bytes < taken * 2 / 3);
+    assert!(fs.cooling().packing_report().unwrap().dictionary_bytes < taken * 2 / 3);
     later.iter().for_each(|file| read(&fs, file).unwrap());
     store.close(fs);
 }
@@ -179,8 +179,8 @@ fn a_dictionary_that_goes_between_the_steps_of_a_read_is_not_missed() {
     tick(&store, &fs);
     assert!(has_dictionary(&fs, &file));
     (0..1000).for_each(|number| fs.unlink(ROOT, format!("old{number}").as_bytes()).unwrap());
-    fs.add_dictionary(text(2, &mut Random::new(2))).unwrap();
-    assert!(fs.spill_all().unwrap() > 0);
+    fs.cooling().add_dictionary(text(2, &mut Random::new(2))).unwrap();
+    assert!(fs.spilling().spill_all().unwrap() > 0);
     // Nothing is left in memory that could decode it.
     store.close(fs);
     let fs = store.open();
@@ -194,7 +194,7 @@ fn a_dictionary_that_goes_between_the_steps_of_a_read_is_not_missed() {
     assert_eq!(listed(&fs).iter().map(|listed| listed.number).collect::<Vec<u16>>(), [2], "the old one is gone");
     assert_eq!(fs.read_on(plan, &mut out), Ok(file.bytes.len()));
     assert!(out[..file.bytes.len()] == file.bytes[..]);
-    assert_eq!(fs.damaged_inodes(), 0);
+    assert_eq!(fs.repair().damaged_inodes(), 0);
     store.close(fs);
 }
 
@@ -202,22 +202,22 @@ fn a_dictionary_that_goes_between_the_steps_of_a_read_is_not_missed() {
 fn a_store_has_few_dictionaries_and_none_that_is_too_long() {
     let mut store = Store::new(setup());
     let fs = store.open();
-    assert_eq!(fs.add_dictionary(vec![1; DICTIONARY_BYTES_MAX + 1]), Err(Error::Invalid));
-    assert_eq!(fs.add_dictionary(Vec::new()), Err(Error::Invalid));
+    assert_eq!(fs.cooling().add_dictionary(vec![1; DICTIONARY_BYTES_MAX + 1]), Err(Error::Invalid));
+    assert_eq!(fs.cooling().add_dictionary(Vec::new()), Err(Error::Invalid));
     let mut files = Vec::new();
     for kind in 0..DICTIONARIES_MAX as u64 {
-        fs.add_dictionary(text(kind, &mut Random::new(kind))).unwrap();
+        fs.cooling().add_dictionary(text(kind, &mut Random::new(kind))).unwrap();
         files.extend(make(&fs, kind, &format!("{kind} "), 3));
         pack(&fs);
     }
-    assert_eq!(fs.add_dictionary(vec![1; 100]), Err(Error::NO_SPACE));
+    assert_eq!(fs.cooling().add_dictionary(vec![1; 100]), Err(Error::NO_SPACE));
     fs.unlink(ROOT, b"3 0").unwrap();
     fs.unlink(ROOT, b"3 1").unwrap();
     fs.unlink(ROOT, b"3 2").unwrap();
     files.drain(9..12);
     pack(&fs);
     assert_eq!(listed(&fs).len(), DICTIONARIES_MAX - 1);
-    fs.add_dictionary(vec![1; DICTIONARY_BYTES_MAX]).unwrap();
+    fs.cooling().add_dictionary(vec![1; DICTIONARY_BYTES_MAX]).unwrap();
     assert_eq!(listed(&fs)[0].number as usize, DICTIONARIES_MAX + 1, "a number is never given again");
     store.close(fs);
     let fs = store.open();
@@ -233,7 +233,7 @@ fn an_older_store_gets_the_feature_with_its_first_dictionary() {
     make(&fs, 1, "few", 10);
     pack(&fs);
     assert!(!fs.region().has_feature(FEATURE_DICTIONARIES));
-    fs.add_dictionary(text(1, &mut Random::new(1))).unwrap();
+    fs.cooling().add_dictionary(text(1, &mut Random::new(1))).unwrap();
     assert!(fs.region().has_feature(FEATURE_DICTIONARIES));
     store.close(fs);
     assert!(store.open().region().has_feature(FEATURE_DICTIONARIES));
@@ -247,7 +247,7 @@ fn damage_to_one_copy_costs_nothing_and_to_both_only_their_files() {
         let fs = store.open();
         let plain = make(&fs, 1, "without", 1);
         pack(&fs);
-        fs.add_dictionary(bytes()).unwrap();
+        fs.cooling().add_dictionary(bytes()).unwrap();
         let files = make(&fs, 1, "with", 3);
         pack(&fs);
         let (lists, dictionary) = (roots(&fs), listed(&fs)[0]);
@@ -274,13 +274,17 @@ fn damage_to_one_copy_costs_nothing_and_to_both_only_their_files() {
                 assert!(matches!(read(&fs, file), Err(Error::Corrupt(_))), "{copies:?} {place}");
             }
             if place == 0 {
-                assert_eq!(fs.add_dictionary(bytes()), Err(Error::NO_SPACE), "there must be no list beside a lost one");
+                assert_eq!(
+                    fs.cooling().add_dictionary(bytes()),
+                    Err(Error::NO_SPACE),
+                    "there must be no list beside a lost one"
+                );
             }
             continue;
         }
         files.iter().for_each(|file| read(&fs, file).unwrap());
         assert!(report.remedies.contains(&Remedy::Dictionaries));
-        fs.repair_dictionaries().unwrap();
+        fs.cooling().repair_dictionaries().unwrap();
         assert_eq!(listed(&fs), [dictionary]);
         fs.shutdown().unwrap();
         drop(fs);

@@ -45,8 +45,8 @@ impl Store {
         let second = Forgetful::new(world.disk(1));
         let fs = try_open(&world, kind, boot, Vec::new(), false).expect("the store opens");
         let front = behind_cache(&world, boot, second.clone(), memory(kind));
-        assert_eq!(fs.bulk_add(&given(1, front), Some(BLOCKS)), Ok(1));
-        assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+        assert_eq!(fs.devices().add(&given(1, front), Some(BLOCKS)), Ok(1));
+        assert_eq!(fs.devices().leave(0), Ok(Leaving::Now));
         let durable = filled(&fs, b"durable", 1, 2);
         assert_eq!(fs.fsync(durable, false), Ok(()));
         assert_eq!(fs.write(durable, 4096, &[4; 4096]), Ok(4096));
@@ -63,7 +63,7 @@ impl Store {
     }
 
     fn in_doubt(&self) -> u64 {
-        self.fs.bulk_states()[1].suspect / BULK_BLOCK
+        self.fs.devices().states()[1].suspect / BULK_BLOCK
     }
 
     /// Checks what a reader sees, except for the file whose fsync failed.
@@ -124,7 +124,7 @@ fn a_retry_writes_what_was_held_and_leaves_in_doubt_what_was_not() {
             broken.store(false, Ordering::Relaxed);
             let front = behind_cache(&store.world, store.boot, store.second.clone(), memory(store.kind));
             front.adopt(true);
-            store.fs.bulk_retry(1, || Ok((front, 0))).unwrap();
+            store.fs.devices().retry(1, || Ok((front, 0))).unwrap();
             store.see(&store.fs, "after the retry");
             store.fs.sync().unwrap();
             let synced = read(&store.fs, store.synced, 0, BLOCK);
@@ -149,7 +149,7 @@ fn what_a_cache_has_of_an_earlier_process_is_in_doubt_when_its_flush_fails() {
             store.see(&fs, "in the next process");
             second.fails.store(true, Ordering::Relaxed);
             assert!(matches!(fs.fsync(ino, false), Err(Error::Io(_))), "the flush failed and lost it");
-            assert!(fs.bulk_states()[1].suspect > 0);
+            assert!(fs.devices().states()[1].suspect > 0);
             assert!(matches!(read(&fs, ino, 4096, 4096), Err(Error::Io(_))), "bytes in doubt are read");
         }
     });
@@ -160,14 +160,14 @@ fn an_fsync_does_not_vouch_for_data_on_a_device_that_a_retry_did_not_find() {
     kinds(|store| {
         store.second.is_dead.store(true, Ordering::Relaxed);
         store.fail();
-        assert!(store.fs.bulk_retry(1, || Err("it is gone".into())).is_err());
+        assert!(store.fs.devices().retry(1, || Err("it is gone".into())).is_err());
         for ino in [store.synced, store.held, store.durable] {
             assert!(matches!(store.fs.fsync(ino, false), Err(Error::Io(_))), "held, and not durable");
         }
         store.second.is_dead.store(false, Ordering::Relaxed);
         let front = behind_cache(&store.world, store.boot, store.second.clone(), memory(store.kind));
         front.adopt(true);
-        store.fs.bulk_retry(1, || Ok((front, 0))).unwrap();
+        store.fs.devices().retry(1, || Ok((front, 0))).unwrap();
         for ino in [store.synced, store.held, store.durable] {
             assert_eq!(store.fs.fsync(ino, false), Ok(()));
         }

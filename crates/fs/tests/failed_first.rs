@@ -56,8 +56,8 @@ fn lost(trial: Trial, which: usize, at_once: bool) -> Result<(), String> {
     disks.iter().for_each(|disk| disk.survives_process.store(true, Ordering::Relaxed));
     let fs = open(trial, &world, boot, &disks[..1]).expect("the store opens");
     if trial.devices == 2 {
-        assert_eq!(fs.bulk_add(&given(1, disks[1].clone()), Some(BLOCKS)), Ok(1));
-        assert_eq!(fs.bulk_leave(1 - which as u32), Ok(Leaving::Now));
+        assert_eq!(fs.devices().add(&given(1, disks[1].clone()), Some(BLOCKS)), Ok(1));
+        assert_eq!(fs.devices().leave(1 - which as u32), Ok(Leaving::Now));
     }
     let durable = filled(&fs, b"durable", 1, 2);
     let rewritten = filled(&fs, b"rewritten", 3, 2);

@@ -37,9 +37,9 @@ fn every_refusal_of_a_failed_store_names_the_first_failure() {
         let later = [
             store.fs.write(small, 0, b"b").map(drop),
             store.fs.checkpoint(),
-            store.fs.tick(),
-            store.fs.tick_log(),
-            store.fs.tick_bulk(),
+            store.fs.upkeep().tick(),
+            store.fs.upkeep().tick_log(),
+            store.fs.upkeep().tick_bulk(),
             store.fs.shutdown(),
         ];
         for (number, outcome) in later.into_iter().enumerate() {

@@ -288,7 +288,7 @@ fn blocks_are_trimmed_once_their_freeing_is_durable() {
     store.fs.unlink(ROOT, b"f").unwrap();
     let trimmed = || store.trimmed.load(Ordering::Relaxed);
     assert_eq!((trimmed(), store.fs.usage().bulk_pending), (0, 40 * BULK_BLOCK));
-    store.fs.tick().unwrap();
+    store.fs.upkeep().tick().unwrap();
     assert_eq!((trimmed(), store.fs.usage().bulk_pending), (40 * BULK_BLOCK, 0));
 }
 
@@ -398,7 +398,7 @@ fn after_a_power_loss_a_new_block_holds_its_data_or_zeros_and_a_synced_one_its_d
             store.fs.fsync(ino, false).unwrap();
             store.world.set_mark(1);
             store.fs.write(ino, 300_000, &[0xbb; 50_000]).unwrap();
-            store.fs.tick().unwrap();
+            store.fs.upkeep().tick().unwrap();
         };
         crash_everywhere(store, work, |store, mark, name| {
             let Some(bytes) = contents(store, b"new") else { return assert_eq!(mark, 0, "{name}") };
@@ -438,7 +438,7 @@ fn settling_beside_a_writer_never_vouches_for_data_written_after_the_flush() {
         });
         while !done.load(Ordering::Acquire) {
             store.fs.fsync(ino, false).unwrap();
-            store.fs.tick().unwrap();
+            store.fs.upkeep().tick().unwrap();
             rounds.fetch_add(1, Ordering::Release);
         }
     });
@@ -509,7 +509,7 @@ fn blocks_freed_by_an_operation_that_is_lost_still_hold_their_data() {
         let new = store.create(b"new");
         // Fits only into the blocks just freed.
         store.fs.write(new, 0, &[0x66; 300_000]).unwrap();
-        store.fs.tick().unwrap();
+        store.fs.upkeep().tick().unwrap();
     };
     crash_everywhere(store, work, |store, _, name| {
         if let Some(bytes) = contents(store, b"old") {

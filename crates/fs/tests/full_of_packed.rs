@@ -94,7 +94,7 @@ fn a_removal_finds_room_between_changes_of_a_full_store() {
         let fs = store.open_with(Options { pack_load: 100, ..options(Some(Duration::ZERO)) });
         let mut random = Random::new(seed);
         let names = fill(&fs, &mut random);
-        fs.pack_inodes_now().unwrap();
+        fs.compacting().pack_inodes_now().unwrap();
         let order = random.shuffled(names.iter().cloned());
         let (mut refused, mut steps) = (0, 0);
         for (turn, (dir, name)) in order.iter().enumerate().take(1500) {
@@ -109,8 +109,8 @@ fn a_removal_finds_room_between_changes_of_a_full_store() {
                 }
             }
             if turn % 50 == 0 {
-                fs.pack_inodes_now().unwrap();
-                fs.compact().unwrap();
+                fs.compacting().pack_inodes_now().unwrap();
+                fs.compacting().compact().unwrap();
             }
             fs.unlink(*dir, name.as_bytes())
                 .unwrap_or_else(|error| panic!("seed {seed}, turn {turn}: {name}: {error}"));
@@ -130,7 +130,7 @@ fn a_removal_finds_room_beside_threads_that_change_files_and_pack() {
     let fs = store.open_with(Options { pack_load: 100, ..options(Some(Duration::ZERO)) });
     let mut random = Random::new(7);
     let names = fill(&fs, &mut random);
-    fs.pack_inodes_now().unwrap();
+    fs.compacting().pack_inodes_now().unwrap();
     let (stop, steps) = (AtomicBool::new(false), AtomicU64::new(0));
     let order = random.shuffled(names.iter().cloned());
     let failed = std::thread::scope(|scope| {
@@ -151,9 +151,9 @@ fn a_removal_finds_room_beside_threads_that_change_files_and_pack() {
         }
         scope.spawn(move || {
             until_stopped(&mut || {
-                fs.pack_tick()?;
-                fs.pack_inodes_now()?;
-                fs.compact_step().map(drop)
+                fs.cooling().pack_tick()?;
+                fs.compacting().pack_inodes_now()?;
+                fs.compacting().compact_step().map(drop)
             });
         });
         let began = std::time::Instant::now();
@@ -198,7 +198,7 @@ fn a_store_whose_options_forbid_packing_can_be_emptied_though_it_is_full_of_pack
             cool(&fs, &store.clock);
         }
         while make(&fs).is_ok() {}
-        assert!(fs.packed_inodes().unwrap().inodes > 10_000);
+        assert!(fs.compacting().packed_inodes().unwrap().inodes > 10_000);
         store.close(fs);
         let fs = store.open_with(Options { pack_inodes: false, ..options(later) });
         let mut random = Random::new(round as u64);
@@ -227,7 +227,7 @@ fn an_emptied_store_gives_its_blocks_back_also_in_a_later_life() {
         store.close(life);
     }
     let fs = store.open();
-    fs.compact().unwrap();
+    fs.compacting().compact().unwrap();
     let used = fs.usage().region_used;
     assert!(used < before + (256 << 10), "{used} bytes are used, {before} were at first");
     store.close(fs);

@@ -37,7 +37,7 @@ fn file(fs: &Fs, parent: Ino, name: &str) -> Ino {
 fn pack(fs: &Fs, store: &Store) {
     for _ in 0..100 {
         store.clock.advance(AGE.as_nanos() as u64 / 2);
-        fs.pack_tick().unwrap();
+        fs.cooling().pack_tick().unwrap();
     }
 }
 
@@ -94,7 +94,7 @@ fn a_file_is_packed_by_its_own_method_and_by_the_stores_without_one() {
         let forms = [plain, lz4, zstd, off, gone].map(|ino| form_of(&fs, ino));
         assert_eq!(forms, [usual, Form::Lz4, Form::Zstd, Form::Plain, usual], "{of_store}");
         // The file is not packed on demand either, and has no checksum.
-        assert_eq!(fs.pack_now(off).unwrap(), Default::default());
+        assert_eq!(fs.cooling().pack_now(off).unwrap(), Default::default());
         assert_eq!(fs.placement(off).unwrap().inode.flags & INODE_SUMMED, 0);
         // A packed file stays packed until it is written again.
         set(&fs, lz4, "off");

@@ -101,22 +101,22 @@ impl Case {
             if step % 14 == 5 {
                 let mut bytes = vec![0; 8 + self.walker.random.below(3000) as usize];
                 self.walker.random.fill(&mut bytes);
-                match self.walker.fs.add_dictionary(bytes) {
+                match self.walker.fs.cooling().add_dictionary(bytes) {
                     Ok(()) | Err(Error::NoSpace(_)) => {}
                     Err(e) => return Err(at(format!("a dictionary: {e}"))),
                 }
             }
             if step % 7 == 5 {
-                match self.walker.fs.pack_all(&mut |_, _| {}) {
+                match self.walker.fs.cooling().pack_all(&mut |_, _| {}) {
                     Ok(_) | Err(Error::NoSpace(_)) => {}
                     Err(e) => return Err(at(format!("packing: {e}"))),
                 }
             }
             let spilled = match step % 8 {
-                3 => self.walker.fs.spill_all().map(drop),
-                6 if self.walker.random.below(2) == 0 => self.walker.fs.bring_all_back().map(drop),
-                5 => self.walker.fs.clean_spilled(),
-                7 => self.walker.fs.spill_tick(),
+                3 => self.walker.fs.spilling().spill_all().map(drop),
+                6 if self.walker.random.below(2) == 0 => self.walker.fs.spilling().bring_all_back().map(drop),
+                5 => self.walker.fs.spilling().clean_spilled(),
+                7 => self.walker.fs.spilling().spill_tick(),
                 _ => Ok(()),
             };
             match spilled {
@@ -124,7 +124,7 @@ impl Case {
                 Err(e) => return Err(at(format!("spilling: {e}"))),
             }
             if step % 9 == 8 {
-                self.walker.fs.compact().map_err(|e| at(format!("compacting: {e}")))?;
+                self.walker.fs.compacting().compact().map_err(|e| at(format!("compacting: {e}")))?;
                 self.walker.fs.region().discard_free();
             }
             if each {
@@ -150,7 +150,11 @@ impl Case {
         // Spilled blocks are given back in the background.
         for _ in 0..2 {
             let fs = &self.walker.fs;
-            fs.spill_tick().and_then(|()| fs.sync()).and_then(|()| fs.tick()).map_err(|e| format!("emptied: {e}"))?;
+            fs.spilling()
+                .spill_tick()
+                .and_then(|()| fs.sync())
+                .and_then(|()| fs.upkeep().tick())
+                .map_err(|e| format!("emptied: {e}"))?;
         }
         let usage = self.walker.fs.usage();
         if usage.bulk_free != usage.bulk_bytes {
@@ -220,8 +224,8 @@ fn four_threads_beside_each_other_agree_with_their_models() {
             let workers: Vec<_> = walkers.into_iter().map(|walker| scope.spawn(move || run(walker))).collect();
             let ticker = scope.spawn(|| {
                 while background.load(std::sync::atomic::Ordering::Relaxed) {
-                    fs.tick().and_then(|()| fs.checkpoint()).expect("background work");
-                    fs.compact().expect("background work");
+                    fs.upkeep().tick().and_then(|()| fs.checkpoint()).expect("background work");
+                    fs.compacting().compact().expect("background work");
                     fs.region().discard_free();
                     std::thread::yield_now();
                 }

@@ -31,23 +31,23 @@ fn cold_inodes_are_packed_and_nothing_else_changes() {
     for (number, ino) in inos.iter().enumerate().filter(|(number, _)| number % 3 == 0) {
         fs.write(*ino, 0, &vec![7; number + 1]).unwrap();
     }
-    assert_eq!(fs.pack_inodes_step(1000).unwrap().blocks, 0, "they are young");
+    assert_eq!(fs.compacting().pack_inodes_step(1000).unwrap().blocks, 0, "they are young");
     let before = Tree::read(&fs).unwrap();
     let free = fs.usage().region_free;
     let done = cool(&fs, &store.clock);
     println!("{done:?}, {} bytes of the region", fs.usage().region_free - free);
     assert!(done.blocks >= 31 && done.inodes >= 500, "{done:?}");
     assert!(fs.usage().region_free > free);
-    let packed = fs.packed_inodes().unwrap();
+    let packed = fs.compacting().packed_inodes().unwrap();
     assert_eq!((packed.blocks, packed.inodes, packed.bytes), (done.blocks, done.inodes, done.bytes_after));
     assert!(Tree::read(&fs).unwrap() == before);
     store.close(fs);
     let fs = store.open();
-    assert_eq!(fs.packed_inodes().unwrap(), packed);
+    assert_eq!(fs.compacting().packed_inodes().unwrap(), packed);
     assert!(Tree::read(&fs).unwrap() == before);
     assert_eq!(cool(&fs, &store.clock).blocks, 0, "they are packed already");
     fs.setattr(inos[40], &SetAttr { mode: Some(0o600), ..Default::default() }).unwrap();
-    assert_eq!(fs.packed_inodes().unwrap().blocks, packed.blocks - 1);
+    assert_eq!(fs.compacting().packed_inodes().unwrap().blocks, packed.blocks - 1);
     assert_eq!(fs.getattr(inos[40]).unwrap().mode & 0o7777, 0o600);
     assert_eq!(cool(&fs, &store.clock).blocks, 1);
     store.close(fs);
@@ -70,7 +70,7 @@ fn a_plain_and_a_packed_table_answer_alike() {
             }
             packed += cool(&one, &packing.clock).blocks;
             plain.clock.advance(2 * AGE.as_nanos() as u64);
-            one.compact().unwrap();
+            one.compacting().compact().unwrap();
             assert!(Tree::read(&one).unwrap() == Tree::read(&other).unwrap(), "seed {seed}, round {round}");
             if round % 4 == 3 {
                 one.shutdown().unwrap();
@@ -82,7 +82,7 @@ fn a_plain_and_a_packed_table_answer_alike() {
             }
         }
         assert!(packed > 20, "seed {seed}: {packed} blocks packed");
-        assert_eq!(other.packed_inodes().unwrap().blocks, 0);
+        assert_eq!(other.compacting().packed_inodes().unwrap().blocks, 0);
     }
 }
 
@@ -128,7 +128,7 @@ fn a_stale_handle_fits_no_inode_that_takes_its_number_later() {
     let fs = store.open();
     let next = fs.mknod(&caller(), ROOT, b"next", 0o644, 0).unwrap();
     assert_eq!((next.ino, next.generation), (gone.ino, gone.generation + 1));
-    assert!(fs.packed_inodes().unwrap().blocks >= 3);
+    assert!(fs.compacting().packed_inodes().unwrap().blocks >= 3);
 }
 
 #[test]
@@ -198,14 +198,14 @@ fn a_flipped_bit_in_a_packed_block_is_an_error_and_never_another_inode() {
 
 fn repair(fs: &Fs, remedy: &Remedy) {
     let done = match remedy {
-        Remedy::RemoveEntry { directory, name, ino } => fs.repair_entry(*directory, name, *ino),
-        Remedy::FreeRecord { ino } => fs.repair_free_record(*ino),
-        Remedy::LinkCount { ino, nlink } => fs.repair_link_count(*ino, *nlink),
-        Remedy::Allocated { ino, bytes } => fs.repair_allocated(*ino, *bytes),
-        Remedy::Entries { directory, entries } => fs.repair_entries(*directory, *entries),
-        Remedy::FreePieces { pieces } => fs.repair_pieces(pieces),
-        Remedy::PackedTables => fs.repair_packed_tables(),
-        Remedy::Dictionaries => fs.repair_dictionaries(),
+        Remedy::RemoveEntry { directory, name, ino } => fs.repair().entry(*directory, name, *ino),
+        Remedy::FreeRecord { ino } => fs.repair().free_record(*ino),
+        Remedy::LinkCount { ino, nlink } => fs.repair().link_count(*ino, *nlink),
+        Remedy::Allocated { ino, bytes } => fs.repair().allocated(*ino, *bytes),
+        Remedy::Entries { directory, entries } => fs.repair().entries(*directory, *entries),
+        Remedy::FreePieces { pieces } => fs.repair().pieces(pieces),
+        Remedy::PackedTables => fs.repair().packed_tables(),
+        Remedy::Dictionaries => fs.cooling().repair_dictionaries(),
         Remedy::Attach { .. } | Remedy::FreeBlocks { .. } => panic!("{remedy}"),
     };
     done.unwrap_or_else(|error| panic!("{remedy}: {error}"));
@@ -273,10 +273,10 @@ fn inodes_are_packed_at_once_when_asked() {
     let mut store = Store::new(setup());
     let fs = store.open_as(Some(AGE));
     files(&fs, &store.clock, 1000);
-    assert_eq!(fs.pack_inodes_step(u32::MAX).unwrap().blocks, 0, "they are young");
-    let done = fs.pack_inodes_now().unwrap();
+    assert_eq!(fs.compacting().pack_inodes_step(u32::MAX).unwrap().blocks, 0, "they are young");
+    let done = fs.compacting().pack_inodes_now().unwrap();
     assert!(done.inodes >= 990 && done.bytes_after * 3 < done.bytes_before, "{done:?}");
-    assert_eq!(fs.pack_inodes_now().unwrap().blocks, 0, "nothing is left to do");
+    assert_eq!(fs.compacting().pack_inodes_now().unwrap().blocks, 0, "nothing is left to do");
     store.close(fs);
 }
 
@@ -286,9 +286,9 @@ fn a_store_may_have_profiles_of_its_own() {
     let fs = store.open();
     let built_in = ProfileFile::built_in();
     let own = ProfileFile { comment: "of this store".into(), profiles: built_in.profiles[..].to_vec() };
-    assert_eq!(fs.set_inode_profiles(&ProfileFile { profiles: Vec::new(), ..own.clone() }), Ok(false));
-    assert_eq!(fs.set_inode_profiles(&own), Ok(true));
-    assert_eq!(fs.set_inode_profiles(&own), Ok(false));
+    assert_eq!(fs.compacting().set_inode_profiles(&ProfileFile { profiles: Vec::new(), ..own.clone() }), Ok(false));
+    assert_eq!(fs.compacting().set_inode_profiles(&own), Ok(true));
+    assert_eq!(fs.compacting().set_inode_profiles(&own), Ok(false));
     files(&fs, &store.clock, 40);
     assert!(cool(&fs, &store.clock).blocks >= 2);
     let bytes = fs.region().read_vec(tables(&fs)[1].offset(), 8000).unwrap();
@@ -360,7 +360,7 @@ fn inodes_unlike_any_profile_are_packed_as_well_and_the_tables_grow() {
             fs.write(ino, random.below(100_000), &[9; 100]).unwrap();
         }
     }
-    let (before, first) = (Tree::read(&fs).unwrap(), fs.packed_inodes().unwrap());
+    let (before, first) = (Tree::read(&fs).unwrap(), fs.compacting().packed_inodes().unwrap());
     assert_eq!(first.blocks, 0);
     let done = cool(&fs, &store.clock);
     println!("{done:?}, tables of {} bytes", tables(&fs)[0].capacity());
@@ -412,7 +412,7 @@ fn a_damaged_copy_of_the_tables_is_named_and_the_other_one_used() {
             fs.setattr(Ino::new(20), &SetAttr { mode: Some(0o640), ..Default::default() }).unwrap();
             assert_eq!(cool(&fs, &store.clock).blocks, 1);
         } else {
-            fs.repair_packed_tables().unwrap();
+            fs.repair().packed_tables().unwrap();
         }
         store.close(fs);
     }
@@ -443,7 +443,7 @@ fn a_full_store_of_packed_inodes_can_be_emptied() {
                 }
             }
         }
-        let packed = fs.packed_inodes().unwrap();
+        let packed = fs.compacting().packed_inodes().unwrap();
         println!("{}: {} files, {packed:?}", kind.name(), names.len());
         assert!(packed.inodes > 10_000);
         store.close(fs);
@@ -489,11 +489,11 @@ fn an_empty_file_that_has_cooled_takes_less_than_40_bytes() {
         fs.mknod(&caller(), dir, format!("file{:08x}", random.next_u64() as u32).as_bytes(), 0o644, 0).unwrap();
     }
     let warm = empty - fs.usage().region_free;
-    fs.pack_all(&mut |_, _| {}).unwrap();
+    fs.cooling().pack_all(&mut |_, _| {}).unwrap();
     cool(&fs, &store.clock);
-    fs.compact().unwrap();
+    fs.compacting().compact().unwrap();
     cool(&fs, &store.clock);
-    let (cold, packed) = (empty - fs.usage().region_free, fs.packed_inodes().unwrap());
+    let (cold, packed) = (empty - fs.usage().region_free, fs.compacting().packed_inodes().unwrap());
     let each = |bytes: u64| bytes as f64 / count as f64;
     println!(
         "{count} empty files: {:.1} bytes each, cold {:.1}, inodes {:.1}",

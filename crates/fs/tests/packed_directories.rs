@@ -44,11 +44,11 @@ fn list(fs: &Fs, dir: Ino, from: u64) -> Vec<(Vec<u8>, Ino, u64)> {
 }
 
 fn pack(fs: &Fs) -> u64 {
-    fs.pack_all(&mut |_, _| {}).unwrap().buckets
+    fs.cooling().pack_all(&mut |_, _| {}).unwrap().buckets
 }
 
 fn entry_bytes(fs: &Fs) -> u64 {
-    fs.packing_report().unwrap().entry_bytes
+    fs.cooling().packing_report().unwrap().entry_bytes
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn background_work_packs_directories_that_have_cooled_and_no_others() {
     let (plain, ticks) = (entry_bytes(&fs), |seconds: u64| {
         for _ in 0..seconds {
             store.clock.advance(1_000_000_000);
-            fs.pack_tick().unwrap();
+            fs.cooling().pack_tick().unwrap();
         }
     });
     ticks(AGE.as_secs() - 2);

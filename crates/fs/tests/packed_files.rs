@@ -58,7 +58,7 @@ fn each_form(fs: &Fs) -> Vec<(Form, Ino, Vec<u8>)> {
 }
 
 pub fn form_of(fs: &Fs, ino: Ino) -> Form {
-    let report = fs.packing_of(ino).unwrap();
+    let report = fs.cooling().packing_of(ino).unwrap();
     let used: Vec<_> = FORMS.into_iter().zip(report.forms).filter(|(_, share)| share.groups > 0).collect();
     assert_eq!(used.len(), 1, "{used:?}");
     used[0].0
@@ -70,7 +70,7 @@ fn every_form_holds_the_same_bytes_and_takes_less_where_it_can() {
         let mut store = Store::new(setup());
         let fs = store.open_with(Options { method, ..options(None) });
         let files = each_form(&fs);
-        let packing = fs.pack_all(&mut |_, _| {}).unwrap();
+        let packing = fs.cooling().pack_all(&mut |_, _| {}).unwrap();
         assert_eq!((packing.groups, packing.summed, packing.busy), (5, 2, 0), "{packing:?}");
         assert!(packing.after < packing.before / 3 + 90_000, "{packing:?}");
         let mut random = Random::new(3);
@@ -87,7 +87,7 @@ fn every_form_holds_the_same_bytes_and_takes_less_where_it_can() {
             }
             assert_eq!(fs.getattr(*ino).unwrap().rdev, 0, "the checksum is nobody's business");
         }
-        assert_eq!(fs.pack_all(&mut |_, _| {}).unwrap(), Default::default(), "nothing is left to do");
+        assert_eq!(fs.cooling().pack_all(&mut |_, _| {}).unwrap(), Default::default(), "nothing is left to do");
         store.close(fs);
     }
 }
@@ -118,7 +118,7 @@ fn a_flipped_bit_is_an_error_and_never_other_bytes() {
     let mut store = Store::new(setup());
     let fs = store.open();
     let files = each_form(&fs);
-    fs.pack_all(&mut |_, _| {}).unwrap();
+    fs.cooling().pack_all(&mut |_, _| {}).unwrap();
     let memory = store.world.memory(0);
     let mut random = Random::new(4);
     for (_, ino, bytes) in files.iter().filter(|(_, _, bytes)| bytes.len() as u64 <= GROUP) {
@@ -150,7 +150,7 @@ fn files_cool_are_packed_and_become_plain_by_a_change() {
     let tick = |seconds: u64| {
         for _ in 0..seconds * 10 {
             store.clock.advance(100_000_000);
-            fs.pack_tick().unwrap();
+            fs.cooling().pack_tick().unwrap();
         }
     };
     tick(25);
@@ -163,10 +163,10 @@ fn files_cool_are_packed_and_become_plain_by_a_change() {
     assert_eq!(read(&fs, ino).unwrap(), changed);
     tick(40);
     assert_eq!(form_of(&fs, ino), Form::Zstd);
-    let packed = fs.packing_of(ino).unwrap();
+    let packed = fs.cooling().packing_of(ino).unwrap();
     // A cut takes no room.
     fs.setattr(ino, &SetAttr { size: Some(20_000), ..SetAttr::default() }).unwrap();
-    assert_eq!(fs.packing_of(ino).unwrap().all().stored, packed.all().stored);
+    assert_eq!(fs.cooling().packing_of(ino).unwrap().all().stored, packed.all().stored);
     assert_eq!(read(&fs, ino).unwrap(), changed[..20_000]);
     fs.setattr(ino, &SetAttr { size: Some(40_000), ..SetAttr::default() }).unwrap();
     let mut grown = changed[..20_000].to_vec();
@@ -240,7 +240,7 @@ fn room_that_was_asked_for_and_holes_stay() {
     fs.write(sparse, 0, &bytes).unwrap();
     fs.write(sparse, 100_000, &bytes).unwrap();
     let before = [preallocated, sparse].map(|ino| fs.getattr(ino).unwrap().blocks);
-    fs.pack_all(&mut |_, _| {}).unwrap();
+    fs.cooling().pack_all(&mut |_, _| {}).unwrap();
     assert_eq!([preallocated, sparse].map(|ino| fs.getattr(ino).unwrap().blocks), before);
     assert_eq!(fs.seek(sparse, 0, shoal_fs::Seek::Hole).unwrap(), 10_240);
 }

@@ -41,7 +41,7 @@ fn only_what_is_not_in_memory_needs_the_device() {
     let [small, large, spilled] = [b"small", b"large", b"spill"].map(|name| store.create(name));
     let noise = noise(1, 100_000);
     assert_eq!(fs.write(spilled, 0, &noise), Ok(100_000));
-    assert!(fs.spill_all().unwrap() > 0);
+    assert!(fs.spilling().spill_all().unwrap() > 0);
     fs.write(small, 0, &[1; 100_000]).unwrap();
     fs.write(large, 0, &[2; 300_000]).unwrap();
     // A hole, and bytes after it.
@@ -58,7 +58,7 @@ fn only_what_is_not_in_memory_needs_the_device() {
     let plan = needs(fs, spilled, 0, &mut out);
     assert_eq!(fs.read_on(plan, &mut out), Ok(100_000));
     assert!(out == noise);
-    assert_eq!(fs.damaged_inodes(), 0);
+    assert_eq!(fs.repair().damaged_inodes(), 0);
 }
 
 /// A group that is read in parts is fetched from the device once.
@@ -67,7 +67,7 @@ fn what_an_earlier_read_fetched_is_in_memory() {
     let store = Store::packing(Setup { bulk_blocks: 40, ..setup() });
     let (fs, ino, noise) = (&store.fs, store.create(b"spill"), noise(1, 60_000));
     assert_eq!(fs.write(ino, 0, &noise), Ok(60_000));
-    assert!(fs.spill_all().unwrap() > 0);
+    assert!(fs.spilling().spill_all().unwrap() > 0);
     let mut out = vec![0; 1000];
     let plan = needs(fs, ino, 5000, &mut out);
     assert_eq!(fs.read_on(plan, &mut out), Ok(1000));
@@ -81,7 +81,7 @@ fn a_read_goes_on_in_another_buffer() {
     let (fs, ino) = (&store.fs, store.create(b"spill"));
     let mut expected = noise(1, 190_000);
     assert_eq!(fs.write(ino, 0, &expected), Ok(190_000));
-    assert!(fs.spill_all().unwrap() > 0);
+    assert!(fs.spilling().spill_all().unwrap() > 0);
     // The write brings one group of the file back into the region.
     assert_eq!(fs.write(ino, 140_000, b"new"), Ok(3));
     expected[140_000..140_003].copy_from_slice(b"new");
@@ -118,7 +118,7 @@ pub fn changed_between() {
         let plan = needs(fs, ino, 0, &mut out);
         change(&store, ino);
         fs.sync().unwrap();
-        fs.tick().unwrap();
+        fs.upkeep().tick().unwrap();
         // This file takes all blocks there are.
         let other = store.create(b"other");
         fs.write(other, 0, &vec![2; fs.usage().bulk_free as usize]).unwrap();

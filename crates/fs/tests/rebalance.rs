@@ -45,9 +45,9 @@ fn read(fs: &Fs, ino: Ino) -> Vec<u8> {
 
 /// Rebalances one file or directory as the command does.
 fn rebalance(fs: &Fs, ino: Ino, given: u32) -> Rebalanced {
-    match fs.misplaced(ino, given).unwrap() {
+    match fs.large().misplaced(ino, given).unwrap() {
         None => Rebalanced::InPlace,
-        Some(found) => fs.rebalance(ino, found.generation, given).unwrap(),
+        Some(found) => fs.large().rebalance(ino, found.generation, given).unwrap(),
     }
 }
 
@@ -79,10 +79,10 @@ fn files_of_every_length_go_out_and_come_back_and_show_no_difference() {
             let (mtime, atime) = (Some(TimeChange::At(number as i64)), Some(TimeChange::At(7)));
             fs.setattr(ino, &SetAttr { mtime, atime, ..SetAttr::default() }).unwrap();
             if number % 3 == 0 {
-                fs.pack_now(ino).unwrap();
+                fs.cooling().pack_now(ino).unwrap();
             }
             if number % 4 == 0 {
-                fs.spill_all().unwrap();
+                fs.spilling().spill_all().unwrap();
             }
             files.push((ino, data, shown(&fs, ino)));
         }
@@ -123,7 +123,7 @@ fn holes_stay_holes_and_space_that_was_asked_for_stays_on_bulk_storage() {
         set(&fs, sparse, "4M");
         assert_eq!(rebalance(&fs, sparse, 0), Rebalanced::ToMemory);
         assert!(read(&fs, sparse) == data && holes(&fs, sparse) == map, "{len}");
-        fs.pack_now(sparse).unwrap();
+        fs.cooling().pack_now(sparse).unwrap();
         // Holes can be written, and bytes past the end are zeros.
         write(&fs, sparse, 300_000, b"new");
         let mut data = data;
@@ -150,7 +150,7 @@ fn holes_stay_holes_and_space_that_was_asked_for_stays_on_bulk_storage() {
 fn nothing_comes_into_memory_beyond_the_limit_of_spilling_and_a_full_device_takes_nothing() {
     let mut store = Store::new(Setup { bulk_blocks: 100, region_bytes: 8 << 20, ring_bytes: 1 << 20, ..bulk() });
     let fs = store.open_as(None);
-    fs.set_spill_percent(50);
+    fs.spilling().set_spill_percent(50);
     let files: Vec<Ino> = (0..9).map(|n| file(&fs, ROOT, &format!("f{n}"), &bytes(2 * n + 1, 600_000))).collect();
     files.iter().for_each(|&ino| set(&fs, ino, "1M"));
     let done: Vec<_> = files.iter().map(|&ino| rebalance(&fs, ino, 0)).collect();
@@ -181,22 +181,22 @@ fn thresholds_follow_the_nearest_directory_but_those_that_were_set() {
     let own = file(&fs, below, "own", &bytes(3, 20_000));
     set(&fs, own, "1M");
     set(&fs, top, "8K");
-    assert_eq!((fs.threshold_given(below), fs.threshold_given(ROOT)), (Ok(8192), Ok(0)));
+    assert_eq!((fs.large().threshold_given(below), fs.large().threshold_given(ROOT)), (Ok(8192), Ok(0)));
     for (ino, done) in [(old, Rebalanced::ToBulk), (below, Rebalanced::InPlace), (own, Rebalanced::InPlace)] {
         assert_eq!(rebalance(&fs, ino, 8192), done);
     }
     assert_eq!([old, below, own].map(|ino| stored(&fs, ino)), [(8192, true), (8192, true), (1 << 20, false)]);
     // Set another threshold at the top, and then none.
     set(&fs, top, "64K");
-    assert_eq!(rebalance(&fs, old, fs.threshold_given(below).unwrap()), Rebalanced::ToMemory);
+    assert_eq!(rebalance(&fs, old, fs.large().threshold_given(below).unwrap()), Rebalanced::ToMemory);
     rebalance(&fs, below, 65_536);
     fs.removexattr(top, b"user.shoal.threshold").unwrap();
     let times = fs.getattr(below).unwrap();
-    assert_eq!(rebalance(&fs, below, fs.threshold_given(top).unwrap()), Rebalanced::InPlace);
+    assert_eq!(rebalance(&fs, below, fs.large().threshold_given(top).unwrap()), Rebalanced::InPlace);
     assert_eq!((stored(&fs, below), fs.getattr(below).unwrap()), ((0, false), times));
     // Another file with the number is not touched.
-    let found = fs.misplaced(old, 4096).unwrap().unwrap();
-    assert_eq!(fs.rebalance(old, found.generation + 1, 4096), Ok(Rebalanced::InPlace));
+    let found = fs.large().misplaced(old, 4096).unwrap().unwrap();
+    assert_eq!(fs.large().rebalance(old, found.generation + 1, 4096), Ok(Rebalanced::InPlace));
     assert!(!is_large(&fs, old) && stored(&fs, old) == (65_536, true));
     store.close(fs);
 }
@@ -216,9 +216,9 @@ fn a_file_that_cannot_be_read_stays_where_it_is() {
         set(&fs, ino, "1M");
         for nth in 0..3 {
             store.world.fail(FaultPlan { call: Call::DiskRead, nth, for_good: true, fault: Fault::Io });
-            let found = fs.misplaced(ino, 0).unwrap().unwrap();
+            let found = fs.large().misplaced(ino, 0).unwrap().unwrap();
             let before = fs.usage();
-            assert!(matches!(fs.rebalance(ino, found.generation, 0), Err(Error::Io(_))), "{len} {nth}");
+            assert!(matches!(fs.large().rebalance(ino, found.generation, 0), Err(Error::Io(_))), "{len} {nth}");
             store.world.clear_faults();
             assert!(is_large(&fs, ino) && read(&fs, ino) == bytes(1, len));
             assert_eq!(fs.usage().inodes, before.inodes, "{len} {nth}");

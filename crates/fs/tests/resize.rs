@@ -35,9 +35,9 @@ fn read(fs: &Fs) -> Tree {
 
 /// Packs all inodes and all files, short ones with a dictionary.
 fn cool(fs: &Fs) {
-    fs.add_dictionary((0..2000).map(|at| (at % 251) as u8).collect()).unwrap();
-    fs.pack_all(&mut |_, _| {}).unwrap();
-    while fs.pack_inodes_step(64).unwrap().more {}
+    fs.cooling().add_dictionary((0..2000).map(|at| (at % 251) as u8).collect()).unwrap();
+    fs.cooling().pack_all(&mut |_, _| {}).unwrap();
+    while fs.compacting().pack_inodes_step(64).unwrap().more {}
 }
 
 fn close(fs: Fs) {
@@ -52,7 +52,7 @@ fn judge(media: &mut Media, expected: &Tree, use_it: bool) -> Result<(), String>
     if foreign.is_some_and(|image| !media.is_blank(image)) {
         return Err("an image of another layout keeps its bytes".into());
     }
-    if fs.damaged_inodes() > 0 {
+    if fs.repair().damaged_inodes() > 0 {
         return Err("damaged inodes".into());
     }
     if Tree::read(&fs)? != *expected {
@@ -112,7 +112,7 @@ fn least(media: &mut Media, limits: Limits) -> Limits {
                 assert!(end_bytes / BULK_BLOCK > limits.bulk_blocks);
                 let fs = media.open();
                 let before = read(&fs);
-                assert!(fs.gather_bulk(limits.bulk_blocks, &mut |_| ()).unwrap() > 0);
+                assert!(fs.data().gather_bulk(limits.bulk_blocks, &mut |_| ()).unwrap() > 0);
                 assert!(read(&fs) == before, "moved blocks hold what they held");
                 close(fs);
                 media.check().unwrap();
@@ -149,7 +149,7 @@ fn stores_go_up_and_down_and_keep_what_they_hold() {
                 }
                 contents.leave_orphan(&fs);
                 if random.below(2) == 0 {
-                    fs.compact().unwrap();
+                    fs.compacting().compact().unwrap();
                 }
                 // The orphan is there when the store is opened for the resize, as after a crash.
                 drop(fs);
@@ -157,7 +157,7 @@ fn stores_go_up_and_down_and_keep_what_they_hold() {
                 let before = read(&fs);
                 if random.below(2) == 0 {
                     cool(&fs);
-                    packed += fs.packed_inodes().unwrap().blocks;
+                    packed += fs.compacting().packed_inodes().unwrap().blocks;
                 }
                 let highest = before.nodes.values().map(|node| node.attr.generation).max().unwrap();
                 close(fs);
@@ -313,7 +313,7 @@ fn blocks_given_back_stay_absent_and_their_generations_below_those_of_new_files(
             }
         }
     }
-    fs.compact().unwrap();
+    fs.compacting().compact().unwrap();
     cool(&fs);
     let before = read(&fs);
     assert!(fs.region().space().free_bytes > 0);
@@ -348,7 +348,7 @@ fn inodes_keep_their_form_though_the_table_of_triplets_has_another_one_for_them_
     const OWNERS: u32 = 17_000;
     (0..OWNERS).for_each(|number| make(&fs, number, 1000 + number));
     cool(&fs);
-    let packed = fs.packed_inodes().unwrap();
+    let packed = fs.compacting().packed_inodes().unwrap();
     assert!(packed.inodes > u64::from(OWNERS) - 16, "{packed:?}");
     // Make room in the table, and more files of owners that had none.
     (0..2000).for_each(|number| fs.unlink(ROOT, format!("f{number}").as_bytes()).unwrap());
@@ -440,7 +440,7 @@ fn blocks_that_move_together_are_whole_after_every_crash() {
         let before = read(&fs);
         let used = fs.usage().bulk_used / BULK_BLOCK;
         media.world.record(true);
-        assert!(fs.gather_bulk(used, &mut |_| ()).unwrap() > 10);
+        assert!(fs.data().gather_bulk(used, &mut |_| ()).unwrap() > 10);
         media.world.record(false);
         let points = media.world.points();
         let (count, mut states) = (points.len(), 0);

@@ -34,7 +34,7 @@ fn older_than_its_devices() -> (World, Ino, Boot) {
     let mut world = new_world_of(saved());
     let mut boot = Boot::first(true);
     let mut fs = try_open_of(saved(), &world, boot, all_given(&world), false).unwrap();
-    assert_eq!(fs.bulk_add(&given(1, world.disk(1)), Some(BLOCKS)), Ok(1));
+    assert_eq!(fs.devices().add(&given(1, world.disk(1)), Some(BLOCKS)), Ok(1));
     let kept = create(&fs, b"kept");
     assert_eq!(fs.write(kept, 0, &vec![1; LEN]), Ok(LEN));
     fs.checkpoint().unwrap();
@@ -99,7 +99,7 @@ fn a_device_that_was_away_at_the_restore_is_taken_later() {
     let world = restored(&world);
     let away = || GivenDevice { device: Err("no such device".into()), ..given(1, world.disk(1)) };
     let fs = open(&world, boot, vec![away()], true, "away");
-    assert!(fs.bulk_states()[1].state.is_lost());
+    assert!(fs.devices().states()[1].state.is_lost());
     fs.shutdown().unwrap();
     drop(fs);
     is_sound(&world, "it is back");

@@ -33,7 +33,7 @@ fn blocks_of_the_saved_image_are_reused_when_nothing_else_is_left() {
     store.fs.unlink(ROOT, b"file1").unwrap();
     store.fs.forget(old, u64::MAX);
     store.fs.sync().unwrap();
-    store.fs.tick().unwrap();
+    store.fs.upkeep().tick().unwrap();
     let usage = store.fs.usage();
     assert_eq!((usage.bulk_used, usage.bulk_pending, usage.bulk_free), (0, BLOCKS * BULK_BLOCK, 0));
     assert_eq!(store.trimmed.load(std::sync::atomic::Ordering::Relaxed), 0, "trimmed under the image");
@@ -41,7 +41,7 @@ fn blocks_of_the_saved_image_are_reused_when_nothing_else_is_left() {
     let mut bytes = vec![0; full.len()];
     assert_eq!(back.fs.read(old, 0, &mut bytes), Ok(full.len()));
     assert!(bytes == full, "the image's file has lost its data");
-    assert!(store.fs.checkpoint_due());
+    assert!(store.fs.upkeep().checkpoint_due());
     let new = store.create(b"file2");
     assert_eq!(store.fs.write(new, 0, &vec![2; full.len()]), Ok(full.len()));
     let back = store.restored(&store.world.snapshot().process_crash());

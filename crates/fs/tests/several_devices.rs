@@ -177,17 +177,17 @@ fn a_device_whose_writes_fail_gets_no_new_files_and_its_own_can_be_removed() {
     assert_eq!(fs.rename(ROOT, b"own", ROOT, b"renamed", shoal_fs::RenameMode::Replace), Ok(()));
     fs.sync().unwrap();
     assert!(fs.region().failure().is_none());
-    let state = &fs.bulk_states()[1];
+    let state = &fs.devices().states()[1];
     assert!(state.state.cause().is_some(), "the next flush closes it: {state:?}");
     fs.unlink(ROOT, b"renamed").unwrap();
     fs.forget(own, u64::MAX);
     fs.sync().unwrap();
-    fs.tick().unwrap();
-    assert_eq!(fs.bulk_states()[1].used, 0);
+    fs.upkeep().tick().unwrap();
+    assert_eq!(fs.devices().states()[1].used, 0);
     // Without files the device can leave, though it is dead.
-    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
-    assert_eq!(fs.bulk_remove(1), Ok(true));
-    assert_eq!(fs.bulk_states().len(), 1);
+    assert_eq!(fs.devices().leave(1), Ok(Leaving::Now));
+    assert_eq!(fs.devices().remove(1), Ok(true));
+    assert_eq!(fs.devices().states().len(), 1);
 }
 
 #[test]
@@ -196,18 +196,18 @@ fn a_device_leaves_only_if_the_others_have_room_and_the_last_one_stays() {
     let fs = &pair.fs;
     pair.file_on(0, b"a", 1, BLOCKS - 2);
     pair.file_on(1, b"b", 2, 5);
-    assert_eq!(fs.bulk_leave(1), Ok(Leaving::NoRoom { missing: 3 * BULK_BLOCK }));
+    assert_eq!(fs.devices().leave(1), Ok(Leaving::NoRoom { missing: 3 * BULK_BLOCK }));
     fs.unlink(ROOT, b"a").unwrap();
     fs.forget(fs.lookup(ROOT, b"b", false).unwrap().ino, 0);
     fs.sync().unwrap();
-    fs.tick().unwrap();
-    assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
-    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Last));
-    fs.bulk_stay(0).unwrap();
-    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
-    let drained = fs.bulk_drain(1, &mut |_| true).unwrap();
+    fs.upkeep().tick().unwrap();
+    assert_eq!(fs.devices().leave(0), Ok(Leaving::Now));
+    assert_eq!(fs.devices().leave(1), Ok(Leaving::Last));
+    fs.devices().stay(0).unwrap();
+    assert_eq!(fs.devices().leave(1), Ok(Leaving::Now));
+    let drained = fs.devices().drain(1, &mut |_| true).unwrap();
     assert_eq!((drained.moved, drained.stuck), (5, vec![]));
-    assert_eq!(fs.bulk_remove(1), Ok(true));
+    assert_eq!(fs.devices().remove(1), Ok(true));
     let b = fs.lookup(ROOT, b"b", true).unwrap().ino;
     assert_eq!(read(fs, b, 0, 5 * BULK_BLOCK as usize), Ok(vec![2; 5 * BULK_BLOCK as usize]));
 }
@@ -227,14 +227,14 @@ fn a_store_of_earlier_programs_gets_the_feature_with_its_second_device() {
         assert!(!fs.region().has_feature(FEATURE_DEVICES));
         let file = create(&fs, b"file");
         fs.write(file, 0, &vec![1; 3 * BULK_BLOCK as usize]).unwrap();
-        assert_eq!(fs.bulk_add(&given(2, world.disk(2)), None), Ok(1));
+        assert_eq!(fs.devices().add(&given(2, world.disk(2)), None), Ok(1));
         assert!(fs.region().has_feature(FEATURE_DEVICES));
         fs.shutdown().unwrap();
         drop(fs);
         let fs = try_open(&world, kind, boot.after(false), all_given(&world), false).unwrap();
         assert!(fs.region().has_feature(FEATURE_DEVICES));
-        assert_eq!(fs.bulk_states().len(), 2);
-        assert_eq!(fs.bulk_states()[1].bytes, BLOCKS * BULK_BLOCK, "the last block's room is the mark's");
+        assert_eq!(fs.devices().states().len(), 2);
+        assert_eq!(fs.devices().states()[1].bytes, BLOCKS * BULK_BLOCK, "the last block's room is the mark's");
         assert_eq!(read(&fs, file, 0, 10), Ok(vec![1; 10]));
     }
 }

@@ -59,7 +59,7 @@ fn slow() -> Vec<(&'static str, &'static str, Moment, Work)> {
             assert_eq!(store.fs.copy_range(ino, 0, self::ino(store, "small"), 0, 50_000), Ok(50_000))
         }),
         ("gather", "large", Moment::Read, |store, _| {
-            assert!(store.fs.gather_bulk(4, &mut |_| {}).unwrap() > 0);
+            assert!(store.fs.data().gather_bulk(4, &mut |_| {}).unwrap() > 0);
         }),
         ("fsync", "large", Moment::Flush, |store, ino| {
             store.fs.write(ino, 0, &[1; 10]).unwrap();
@@ -192,7 +192,7 @@ fn blocks_that_became_durable_while_they_were_gathered_stay_durable() {
     store.fs.write(large, 0, &[1; 10]).unwrap();
     store.fs.sync().unwrap();
     store.fs.write(large, 0, &[1; 10]).unwrap();
-    let gather = || assert!(store.fs.gather_bulk(8, &mut |_| {}).unwrap() > 0);
+    let gather = || assert!(store.fs.data().gather_bulk(8, &mut |_| {}).unwrap() > 0);
     // During the first flush of gathering, blocks are written that it does not cover.
     meet(&gate, Moment::Flush, 0, gather, || {
         assert_eq!(store.fs.write(large, LARGE as u64, &[1; 100_000]), Ok(100_000));
@@ -216,7 +216,7 @@ fn times_set_while_a_file_is_gathered_stay() {
     for moment in [Moment::Read, Moment::Write, Moment::Flush] {
         let (store, gate) = gated(setup(), |store| prepared_behind(store, 4));
         let large = ino(&store, "large");
-        let gather = || assert!(store.fs.gather_bulk(4, &mut |_| {}).unwrap() > 0);
+        let gather = || assert!(store.fs.data().gather_bulk(4, &mut |_| {}).unwrap() > 0);
         meet(&gate, moment, 0, gather, || {
             let (atime, mtime) = (Some(TimeChange::At(43)), Some(TimeChange::At(42)));
             store.fs.setattr(large, &SetAttr { atime, mtime, ..SetAttr::default() }).unwrap();

@@ -55,13 +55,13 @@ fn every_form_spills_and_comes_back_and_changes_as_it_would_in_memory() {
             for bytes in [noise(number as u64, len), data(number as u64, len)] {
                 let ino = make(&store, format!("f{}", files.len()).as_bytes(), &bytes);
                 if packed {
-                    store.fs.pack_now(ino).unwrap();
+                    store.fs.cooling().pack_now(ino).unwrap();
                 }
                 files.push((ino, bytes));
             }
         }
         let used = store.fs.usage().region_used;
-        store.fs.spill_all().unwrap();
+        store.fs.spilling().spill_all().unwrap();
         assert!(store.fs.usage().region_used < used / 4);
         for (ino, bytes) in &files {
             assert!(is_spilled(&store.fs, *ino), "{} bytes", bytes.len());
@@ -114,13 +114,13 @@ fn every_form_spills_and_comes_back_and_changes_as_it_would_in_memory() {
             store.check_allocated(ino, "changed");
             assert!(read(&store.fs, ino, 0, bytes.len() + 1).as_ref() == Ok(bytes), "turn {turn}");
         }
-        assert_eq!(store.fs.bring_all_back(), Ok(0));
+        assert_eq!(store.fs.spilling().bring_all_back(), Ok(0));
         for (ino, bytes) in &files {
             store.check_allocated(*ino, "brought back");
             assert!(read(&store.fs, *ino, 0, bytes.len() + 1).as_ref() == Ok(bytes));
         }
         sweep(&store.fs);
-        assert_eq!((store.fs.spilled().blocks, store.fs.spilled().groups), (0, 0));
+        assert_eq!((store.fs.spilling().spilled().blocks, store.fs.spilling().spilled().groups), (0, 0));
         store.fs.shutdown().unwrap();
         crate::store::check(store.setup, &store.world, false).unwrap();
     }
@@ -135,7 +135,7 @@ fn what_goes_is_not_read() {
     let names: [&[u8]; 4] = [b"cut", b"unlinked", b"renamed over", b"read"];
     let inos = names.map(|name| make(&store, name, &bytes));
     let new = make(&store, b"new", b"new");
-    store.fs.spill_all().unwrap();
+    store.fs.spilling().spill_all().unwrap();
     store.world.fail(FaultPlan { call: Call::DiskRead, nth: 0, for_good: true, fault: Fault::Io });
     truncate(&store.fs, inos[0], 0).unwrap();
     store.fs.unlink(ROOT, b"unlinked").unwrap();
@@ -201,9 +201,11 @@ fn a_memory_full_of_files_has_room_for_names() {
         }
         for number in 0..12_000 {
             let made = store.fs.mkdir(&cold::caller(), ROOT, format!("a-directory-{number}").as_bytes(), 0o755);
-            made.unwrap_or_else(|e| panic!("{segments} segments, directory {number}: {e}; {:?}", store.fs.spilled()));
+            made.unwrap_or_else(|e| {
+                panic!("{segments} segments, directory {number}: {e}; {:?}", store.fs.spilling().spilled())
+            });
         }
-        assert!(store.fs.spilled().groups > 20, "{:?}", store.fs.spilled());
+        assert!(store.fs.spilling().spilled().groups > 20, "{:?}", store.fs.spilling().spilled());
         for (ino, bytes) in &kept {
             assert!(read(&store.fs, *ino, 0, bytes.len()).as_ref() == Ok(bytes));
         }
@@ -230,34 +232,34 @@ fn what_is_used_stays_and_what_is_read_again_comes_back() {
         usage.region_used * 100 / (usage.region_bytes - usage.region_fixed)
     };
     assert!(used(&fs) > 75, "{}%", used(&fs));
-    fs.set_spill_percent(50);
+    fs.spilling().set_spill_percent(50);
     for _ in 0..100 {
         files[..40].iter().for_each(|&ino| assert_eq!(read(&fs, ino, 0, 1).map(|read| read.len()), Ok(1)));
         store.clock.advance(100_000_000);
-        fs.spill_tick().unwrap();
+        fs.spilling().spill_tick().unwrap();
     }
     assert!((45..=50).contains(&used(&fs)), "{}%", used(&fs));
     assert!(files[..40].iter().all(|&ino| !is_spilled(&fs, ino)), "a file in use was spilled");
     let spilled: Vec<_> = files.iter().filter(|&&ino| is_spilled(&fs, ino)).collect();
     assert!(spilled.len() > 100);
     // Memory is free again, so files that are read come back. The rest stays.
-    fs.set_spill_percent(90);
+    fs.spilling().set_spill_percent(90);
     let back = &spilled[..10];
     for &&ino in back {
         read(&fs, ino, 0, 10).unwrap();
     }
     for _ in 0..3 {
         store.clock.advance(100_000_000);
-        fs.spill_tick().unwrap();
+        fs.spilling().spill_tick().unwrap();
     }
     assert!(back.iter().all(|&&ino| !is_spilled(&fs, ino)), "what was read came back");
     assert!(spilled[10..].iter().all(|&&ino| is_spilled(&fs, ino)), "what was not read stayed");
     spilled.iter().for_each(|&&ino| drop(read(&fs, ino, 0, 10).unwrap()));
-    fs.spill_tick().unwrap();
+    fs.spilling().spill_tick().unwrap();
     assert!(spilled.iter().all(|&&ino| !is_spilled(&fs, ino)), "as many as the time of a tick allows come back");
     // Switched off, memory may be as full as it is.
-    fs.set_spill_percent(0);
-    fs.spill_tick().unwrap();
+    fs.spilling().set_spill_percent(0);
+    fs.spilling().spill_tick().unwrap();
     store.close(fs);
 }
 
@@ -276,25 +278,25 @@ fn a_device_that_fails_stops_spilling_and_nothing_else() {
             ino
         })
         .collect();
-    fs.set_spill_percent(50);
+    fs.spilling().set_spill_percent(50);
     store.world.fail(FaultPlan { call: Call::DiskWrite, nth: 0, for_good: true, fault: Fault::Io });
     let mut errors = 0;
     for turn in 0..30 {
         store.clock.advance(100_000_000);
-        errors += u32::from(matches!(fs.spill_tick(), Err(Error::Io(_))));
+        errors += u32::from(matches!(fs.spilling().spill_tick(), Err(Error::Io(_))));
         create(&fs, &format!("new{turn}"));
         if errors > 20 {
             break;
         }
     }
     assert!(errors > 20, "{errors} ticks said so: waiting is no success");
-    assert_eq!((fs.spilled().groups, fs.region().is_poisoned()), (0, false));
+    assert_eq!((fs.spilling().spilled().groups, fs.region().is_poisoned()), (0, false));
     store.world.clear_faults();
     for _ in 0..400 {
         store.clock.advance(100_000_000);
-        drop(fs.spill_tick());
+        drop(fs.spilling().spill_tick());
     }
-    assert!(fs.spilled().groups > 100, "{:?}", fs.spilled());
+    assert!(fs.spilling().spilled().groups > 100, "{:?}", fs.spilling().spilled());
     for (number, &ino) in (0..).zip(&files) {
         assert!(read(&fs, ino, 0, 30_000) == Ok(bytes(number)));
     }
@@ -310,7 +312,7 @@ fn an_older_store_gets_the_feature() {
     let ino = create(&fs, "f");
     fs.write(ino, 0, &noise(1, 50_000)).unwrap();
     assert!(!fs.region().has_feature(FEATURE_SPILLED), "a new store has it only with its first");
-    fs.spill_all().unwrap();
+    fs.spilling().spill_all().unwrap();
     assert!(fs.region().has_feature(FEATURE_SPILLED) && is_spilled(&fs, ino));
     store.close(fs);
     let fs = store.open();
@@ -328,7 +330,7 @@ fn a_spill_file_that_is_lost_costs_its_files_alone() {
     let fs = store.open();
     let (ino, other) = (create(&fs, "f"), create(&fs, "other"));
     fs.write(ino, 0, &noise(1, 50_000)).unwrap();
-    fs.spill_all().unwrap();
+    fs.spilling().spill_all().unwrap();
     fs.write(other, 0, &noise(2, 50_000)).unwrap();
     fs.shutdown().unwrap();
     drop(fs);
@@ -337,9 +339,12 @@ fn a_spill_file_that_is_lost_costs_its_files_alone() {
     for _ in 0..3 {
         assert!(matches!(read(&fs, ino, 0, 50_000), Err(Error::Io(_))));
         assert!(matches!(fs.write(ino, 0, b"new"), Err(Error::Io(_))));
-        assert!(matches!(fs.spill_all(), Err(Error::Corrupt(_))), "no file gets what was never the spill file's");
-        fs.spill_tick().unwrap();
-        fs.tick().unwrap();
+        assert!(
+            matches!(fs.spilling().spill_all(), Err(Error::Corrupt(_))),
+            "no file gets what was never the spill file's"
+        );
+        fs.spilling().spill_tick().unwrap();
+        fs.upkeep().tick().unwrap();
     }
     assert!(read(&fs, other, 0, 50_000) == Ok(noise(2, 50_000)));
     fs.unlink(ROOT, b"f").unwrap();

@@ -91,7 +91,7 @@ fn a_move_during_a_flush_of_the_log_keeps_what_the_flush_promises() {
 fn a_move_between_an_fsyncs_look_at_the_file_and_its_flush_keeps_the_file() {
     let store = Store::new(logged());
     let young = young_file(&store);
-    let lsn = store.fs.fsync_prepare(young).unwrap();
+    let lsn = store.fs.data().fsync_prepare(young).unwrap();
     store.fs.write(young, 100_000, &[0x22; 100_000]).unwrap();
     assert!(is_large(&store, young));
     store.fs.region().sync_to(lsn).unwrap();
@@ -105,7 +105,7 @@ fn a_move_during_a_sync_of_everything_keeps_the_file() {
         let young = young_file(&store);
         let large = store.create(b"large");
         store.fs.write(large, 0, &[0x33; 300_000]).unwrap();
-        let sync = || if by_age { store.fs.tick().unwrap() } else { store.fs.sync().unwrap() };
+        let sync = || if by_age { store.fs.upkeep().tick().unwrap() } else { store.fs.sync().unwrap() };
         gate.arm(Moment::Flush, 0);
         std::thread::scope(|scope| {
             let syncing = scope.spawn(sync);
@@ -412,7 +412,7 @@ fn a_file_cut_off_and_written_anew_is_whole_when_another_files_fsync_or_the_age_
                     store.fs.write(file, at, &vec![0x66; piece]).unwrap();
                 }
                 if by_age {
-                    store.fs.tick().unwrap()
+                    store.fs.upkeep().tick().unwrap()
                 } else {
                     store.fs.fsync(small, false).unwrap()
                 }

@@ -1,19 +1,20 @@
 //! The threads that give the engine time for its background work.
 //!
 //! Each kind of work has a thread of its own, so that none is late because another is slow:
-//! - `log-clock` calls `Fs::tick_log` about ten times a second (commits by age) and whenever it is
-//!   rung. Only this thread may lead the log's group commit for long, since it has nothing else to
-//!   do.
-//! - `bulk-clock` calls `Fs::tick_bulk_device` (data of large files, deferred frees) for the bulk
-//!   device that is usually the only one. It starts such a thread for each further device,
+//! - `log-clock` calls `Upkeep::tick_log` about ten times a second (commits by age) and whenever it
+//!   is rung. Only this thread may lead the log's group commit for long, since it has nothing else
+//!   to do.
+//! - `bulk-clock` calls `Upkeep::tick_bulk_device` (data of large files, deferred frees) for the
+//!   bulk device that is usually the only one. It starts such a thread for each further device,
 //!   `bulk-clock-N`, when it first sees the device.
 //! - `checkpoint` writes checkpoints when they are due.
-//! - `spilling` calls `Fs::spill_tick`, which moves cold small files to bulk storage when memory
-//!   fills, and other files back.
-//! - `idle-work` calls `Fs::compact_tick`, which empties sparse segments of the region, and
-//!   `Fs::pack_tick`, which packs cooled data. It works while the store is otherwise idle and, for
-//!   a share of the time, beside other work.
-//! - `forecast` calls `Fs::forecast_tick` every ten seconds and logs when a tier will be full within a day.
+//! - `spilling` calls `Spilling::spill_tick`, which moves cold small files to bulk storage when
+//!   memory fills, and other files back.
+//! - `idle-work` calls `Compacting::compact_tick`, which empties sparse segments of the region, and
+//!   `Cooling::pack_tick`, which packs cooled data. It works while the store is otherwise idle and,
+//!   for a share of the time, beside other work.
+//! - `forecast` calls `Upkeep::forecast_tick` every ten seconds and logs when a tier will be full
+//!   within a day.
 //!
 //! An error is logged when it first appears, and not again until the work has succeeded in between. The failure that
 //! makes the store read-only is logged once, by the first thread that sees it. Left out: any policy.
@@ -58,7 +59,7 @@ impl FurtherClocks {
 }
 
 fn tick_device(fs: &Fs, told: &AtomicBool, number: u32) -> Result<(), String> {
-    let outcome = fs.tick_bulk_device(number).map_err(|error| error.to_string());
+    let outcome = fs.upkeep().tick_bulk_device(number).map_err(|error| error.to_string());
     // Once the store has failed, every error is a consequence.
     if tell_failure(fs, told) { Ok(()) } else { outcome }
 }
@@ -79,48 +80,49 @@ impl Clocks {
                 if tell_failure(&fs, &told) { Ok(()) } else { outcome }
             }
         };
-        let log = every("log-clock", PERIOD, reporting(|fs| fs.tick_log().map_err(|e| e.to_string())))?;
+        let log = every("log-clock", PERIOD, reporting(|fs| fs.upkeep().tick_log().map_err(|e| e.to_string())))?;
         let further = Arc::new(FurtherClocks::default());
         let bulk = {
             let (fs, told, further) = (fs.clone(), told.clone(), further.clone());
             every("bulk-clock", PERIOD, move || {
-                for number in fs.bulk_numbers().into_iter().filter(|number| *number > 0) {
+                for number in fs.upkeep().bulk_numbers().into_iter().filter(|number| *number > 0) {
                     further.start(number, &fs, &told)?;
                 }
                 tick_device(&fs, &told, 0)
             })?
         };
-        let checkpoint = reporting(|fs| match fs.checkpoint_due() {
+        let checkpoint = reporting(|fs| match fs.upkeep().checkpoint_due() {
             true => fs.checkpoint().map_err(|e| match e {
                 Error::NoSpace(_) => NO_ROOM.into(),
                 e => format!("checkpoint: {e}"),
             }),
             // Waiting for the next attempt is not success.
-            false if fs.checkpoint_lacks_room() => Err(NO_ROOM.into()),
+            false if fs.upkeep().checkpoint_lacks_room() => Err(NO_ROOM.into()),
             false => Ok(()),
         });
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
         let idle = reporting(|fs| {
             // Pack data first: that changes inodes, which `compact_tick` packs.
-            fs.pack_tick().map_err(|e| format!("packing: {e}"))?;
-            fs.compact_tick().map_err(|e| format!("compaction: {e}"))
+            fs.cooling().pack_tick().map_err(|e| format!("packing: {e}"))?;
+            fs.compacting().compact_tick().map_err(|e| format!("compaction: {e}"))
         });
         let (mut idle, packing) = (logging(idle), fs.clone());
         let idle = shoal_host::Ticker::start_quiet("idle-work", PERIOD, move |stopping| {
             let flow = idle(stopping);
-            if packing.packs_on() && !stopping.is_stopped() {
+            if packing.cooling().packs_on() && !stopping.is_stopped() {
                 stopping.again();
             }
             flow
         })?;
         // Spilling has a thread of its own: it waits for the bulk device, which packing must not.
         // Its error says why spilling has stopped.
-        let spill =
-            reporting(|fs| fs.spill_tick().map_err(|e| format!("spilling to bulk storage: {e}; tried again later")));
+        let spill = reporting(|fs| {
+            fs.spilling().spill_tick().map_err(|e| format!("spilling to bulk storage: {e}; tried again later"))
+        });
         let spill = shoal_host::Ticker::start_quiet("spilling", PERIOD, logging(spill))?;
         let watched = fs.clone();
         let forecast = every("forecast", FORECAST_PERIOD, move || {
-            tell_outlooks(&watched.forecast_tick());
+            tell_outlooks(&watched.upkeep().forecast_tick());
             Ok(())
         })?;
         let bell = log.bell();

@@ -1,8 +1,8 @@
 //! fsync of large files. A slow bulk device must not block all threads that serve requests.
 //!
 //! A request thread that waits for a flush serves no request meanwhile, and there are few of them.
-//! So it first checks what the fsync needs ([`Fs::fsync_begin`]). An fsync that needs only the log
-//! is answered by the log's group commit. The leader of that commit is a request thread for one
+//! So it first checks what the fsync needs ([`Data::fsync_begin`]). An fsync that needs only the
+//! log is answered by the log's group commit. The leader of that commit is a request thread for one
 //! flush; the log clock serves those that came in after it. An fsync that also needs the bulk
 //! device is done by the thread that has the *turn*:
 //! - If the turn is free and no fsync waits for it, the request thread takes it and flushes itself,
@@ -135,7 +135,7 @@ impl Syncer {
 
     /// Makes the file durable and calls `done`: from this thread, from the log's leader, or from the syncer.
     pub fn fsync(&self, ino: Ino, done: impl FnOnce(Result<()>) + Send + 'static) {
-        match self.fs.fsync_begin(ino) {
+        match self.fs.data().fsync_begin(ino) {
             Ok(Fsync::Log(lsn)) => self.sync_log(lsn, done),
             Ok(Fsync::Bulk) => {
                 let Ok((queue, turn)) = self.lanes.lane(&self.fs, self.fs.waits_on(ino)) else {
@@ -176,7 +176,7 @@ impl Syncer {
         }
         let _here = self.lanes.here.try_lock().ok()?;
         let _turn = turn.taken.try_lock().ok()?;
-        self.fs.fsync_many(&[ino]).pop()
+        self.fs.data().fsync_many(&[ino]).pop()
     }
 }
 
@@ -220,7 +220,7 @@ fn serve(fs: &Fs, messages: &Receiver<Message>, turn: &Turn, log: &Bell) {
             }
         }
         turn.sent.fetch_sub(inos.len(), Ordering::AcqRel);
-        let outcomes = fs.fsync_many(&inos);
+        let outcomes = fs.data().fsync_many(&inos);
         drop(my_turn);
         let mut leaderless = false;
         for (outcome, done) in outcomes.into_iter().zip(waiting) {

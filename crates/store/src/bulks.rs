@@ -179,7 +179,7 @@ impl Bulks {
     /// Prepares the devices of a store that was opened for writing: forgets devices that the region
     /// does not list, and continues to empty those that are leaving.
     pub fn take_up(self: &Arc<Self>) -> Outcome<()> {
-        let states = self.fs.bulk_states();
+        let states = self.fs.devices().states();
         let listed = |number: u32| states.iter().any(|state| state.number == number);
         if self.description.lock().more_bulk.iter().any(|place| !listed(place.number)) {
             self.change(|description| description.more_bulk.retain(|place| listed(place.number)))?;
@@ -270,7 +270,7 @@ impl Bulks {
             }
             report
         };
-        self.fs.bulk_states().iter().map(report).collect()
+        self.fs.devices().states().iter().map(report).collect()
     }
 
     fn find(&self, device: &str) -> Outcome<u32> {
@@ -309,7 +309,7 @@ impl Bulks {
                     .filter(|drain| drain.number == number)
                     .for_each(|drain| drain.stopped.store(true, Ordering::Release));
                 drop(drains);
-                self.fs.bulk_stay(number).during(device)?;
+                self.fs.devices().stay(number).during(device)?;
                 Ok(format!("bulk device {number} stays"))
             }
             BulkChange::Retry { device } => {
@@ -321,7 +321,7 @@ impl Bulks {
     }
 
     fn add(&self, text: &str, size_bytes: Option<u64>, force: bool) -> Outcome<String> {
-        if self.fs.bulk_states().is_empty() {
+        if self.fs.devices().states().is_empty() {
             return Err(Failure::new(self.directory.display(), "the store has no bulk storage")
                 .remedy("format a store with bulk storage and copy the files"));
         }
@@ -331,7 +331,7 @@ impl Bulks {
         };
         let name = name.absolute().during(text)?;
         self.refuse_within_mount(&name)?;
-        let states = self.fs.bulk_states();
+        let states = self.fs.devices().states();
         let free = |number: &u32| states.iter().all(|state| state.number != *number);
         let mut numbers = (1..BULK_DEVICES_MAX as u32).filter(free).collect::<Vec<_>>();
         // Prefer numbers without a cache in this mount: its place is taken until the store closes.
@@ -355,7 +355,7 @@ impl Bulks {
         let (shown, opened) = (place.shown(self.directory.path()), device.block_device());
         let given =
             GivenDevice { uuid, name: shown, on_host, place: place.on_host(&self.directory), device: Ok(opened) };
-        let added = self.fs.bulk_add_as(number, &given, size_bytes.map(|bytes| bytes / BULK_BLOCK));
+        let added = self.fs.devices().add_as(number, &given, size_bytes.map(|bytes| bytes / BULK_BLOCK));
         if let Err(error) = added {
             self.change(|description| description.more_bulk.retain(|place| place.number != number))?;
             place.path(&self.directory).iter().for_each(|path| self.host_files.remove(path));
@@ -366,14 +366,15 @@ impl Bulks {
             return Err(Failure::new(name.without_secrets(), error));
         }
         self.devices.lock().push((number, device));
-        let bytes = self.fs.bulk_states().iter().find(|state| state.number == number).map_or(0, |state| state.bytes);
+        let bytes =
+            self.fs.devices().states().iter().find(|state| state.number == number).map_or(0, |state| state.bytes);
         info!("bulk device {number} ({}) was added", name.without_secrets());
         Ok(format!("bulk device {number}: {}, {}", name.without_secrets(), human(bytes)))
     }
 
     fn leave(&self, number: u32) -> Outcome<()> {
         let what = format!("bulk device {number}");
-        let states = self.fs.bulk_states();
+        let states = self.fs.devices().states();
         let away = states.iter().find(|device| device.number == number && device.state.cause().is_some());
         if let Some(device) = away.filter(|device| device.used > 0) {
             let bytes = human(device.used);
@@ -385,7 +386,7 @@ impl Bulks {
             )
             .remedy(remedy));
         }
-        match self.fs.bulk_leave(number).during(&what)? {
+        match self.fs.devices().leave(number).during(&what)? {
             Leaving::Now => Ok(()),
             Leaving::Last => Err(Failure::new(what, "is the only one that takes data").remedy("add another one first")),
             Leaving::NoRoom { missing } => {
@@ -422,7 +423,7 @@ impl Bulks {
                 front.as_ref().map_or_else(|| device.block_device(), |front| Arc::new(front.filter.clone()) as _);
             Ok((engine, place.on_host(&self.directory)))
         };
-        self.fs.bulk_retry(number, open).during(&what)?;
+        self.fs.devices().retry(number, open).during(&what)?;
         self.witnesses.lock().remove(&number);
         // Drive the cache only now. Held data must not go to another device, and nothing may leave
         // before it is known what is held.
@@ -561,11 +562,11 @@ impl Bulks {
                 drain.moved.fetch_add(blocks * BULK_BLOCK, Ordering::Relaxed);
                 !self.is_over(drain)
             };
-            let drained = self.fs.bulk_drain(number, &mut goes_on).during(&what)?;
+            let drained = self.fs.devices().drain(number, &mut goes_on).during(&what)?;
             if self.is_over(drain) {
                 return Ok(false);
             }
-            if self.fs.bulk_remove(number).during(&what)? {
+            if self.fs.devices().remove(number).during(&what)? {
                 self.removed(number)?;
                 return Ok(true);
             }
@@ -642,8 +643,9 @@ impl Bulks {
         let held = self.held.lock();
         let of = |report: BulkReport| {
             let number = report.number;
-            let count =
-                |bytes_in: &dyn Fn(u64, u64) -> u64| self.fs.bulk_files_where(number, bytes_in).unwrap_or_default();
+            let count = |bytes_in: &dyn Fn(u64, u64) -> u64| {
+                self.fs.devices().files_where(number, bytes_in).unwrap_or_default()
+            };
             let (files, place) = match kept.iter().find(|kept| kept.device == number) {
                 Some(kept) => (count(&|at, len| kept.bytes_in(at, len)), Some(kept.path.clone())),
                 None => {
@@ -679,7 +681,7 @@ impl Bulks {
     /// The paths of files with data on a device, with the number of bytes.
     pub fn files(&self, device: &str) -> Outcome<Vec<BulkFile>> {
         let number = self.find(device)?;
-        let found = self.fs.bulk_files(number).during(device)?;
+        let found = self.fs.devices().files(number).during(device)?;
         let paths = crate::paths::of(&self.fs, found.iter().map(|(ino, _)| *ino))?;
         let file = |(ino, bytes): (shoal_fs::Ino, u64)| {
             let path = paths.get(&ino).cloned().unwrap_or_else(|| crate::paths::nameless(&self.fs, ino));

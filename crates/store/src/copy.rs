@@ -61,7 +61,7 @@ impl Store {
         refuse_place(new, self.directory.path())?;
         self.refuse_damaged(watched)?;
         let original = self.open(Options { read_only: true, ..Options::default() })?;
-        if original.fs.has_unsettled_bulk() {
+        if original.fs.devices().has_unsettled_bulk() {
             let cause = "a bulk device was away or is in another place, or a flush of it failed, and what it lacks is not settled";
             return Err(Failure::new(self.directory.display(), cause).remedy("mount the store once, then copy it"));
         }

@@ -78,7 +78,7 @@ impl Store {
         let recovered = Recovered {
             clean: recovery.clean,
             power_lost: recovery.power_lost,
-            bulk_moved: fs.bulk_states().iter().filter(|state| state.moved).map(|state| state.number).collect(),
+            bulk_moved: fs.devices().states().iter().filter(|state| state.moved).map(|state| state.number).collect(),
             records: recovery.records,
             log_bytes: recovery.bytes,
             open_ms: begin.elapsed().as_secs_f64() * 1e3,

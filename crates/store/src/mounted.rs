@@ -218,7 +218,7 @@ impl Asked {
                 }
                 let remounted = remount(fs, directory.path(), read_only, &access_times);
                 if let (Ok(()), Some(percent)) = (&remounted, spill_percent) {
-                    fs.set_spill_percent(percent);
+                    fs.spilling().set_spill_percent(percent);
                 }
                 if remounted.is_ok() && threshold_bytes.is_some() {
                     fs.set_threshold(threshold_bytes);

@@ -158,12 +158,12 @@ pub fn below(fs: &Fs, path: &Path) -> Outcome<Below> {
 pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     let mut compacted = Compacted::default();
     let files: Vec<Ino> = files.iter().filter_map(|&file| Ino::try_from(file).ok()).collect();
-    match fs.consider_dictionary(&files) {
+    match fs.cooling().consider_dictionary(&files) {
         Ok(_) | Err(Error::NoSpace(_)) => {}
         Err(error) => return Err(error).during("training of a dictionary"),
     }
     for &ino in &files {
-        match fs.pack_now(ino) {
+        match fs.cooling().pack_now(ino) {
             Ok(done) => {
                 compacted.files += 1;
                 compacted.before_bytes += done.before;
@@ -178,9 +178,9 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     }
     if files.is_empty() {
         // Compaction ends with the first pass that gains nothing.
-        fs.compact().during("compaction")?;
+        fs.compacting().compact().during("compaction")?;
         // Moving data unpacks inodes.
-        fs.pack_inodes_now().during("packing of inodes")?;
+        fs.compacting().pack_inodes_now().during("packing of inodes")?;
     }
     Ok(compacted)
 }
@@ -190,7 +190,7 @@ pub fn packed_below(fs: &Fs, path: &Path) -> Outcome<(u64, Packed)> {
     let files = below(fs, path)?.files;
     let mut all = PackingReport::default();
     for &file in &files {
-        let of_file = Ino::try_from(file).ok().and_then(|ino| fs.packing_of(ino).ok());
+        let of_file = Ino::try_from(file).ok().and_then(|ino| fs.cooling().packing_of(ino).ok());
         if let Some(report) = of_file {
             all.forms.iter_mut().zip(report.forms).for_each(|(all, share)| *all += share);
         }

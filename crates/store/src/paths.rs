@@ -9,7 +9,7 @@ use shoal_fs::{Error, Fs, Ino, ROOT};
 
 /// A description of an inode that has no name.
 pub(crate) fn nameless(fs: &Fs, ino: Ino) -> String {
-    match fs.is_spill_file(ino) {
+    match fs.devices().is_spill_file(ino) {
         true => "(small files that have spilled)".to_string(),
         false => format!("(inode {ino}, without a name)"),
     }

@@ -31,7 +31,7 @@ pub struct InodeProfiles {
 impl InodeProfiles {
     /// The profiles that the store has, or will get when its first inodes are packed.
     pub fn of(fs: &Fs) -> InodeProfiles {
-        InodeProfiles::new(fs.inode_profiles().as_ref())
+        InodeProfiles::new(fs.compacting().inode_profiles().as_ref())
     }
 
     /// The profiles in `file`, or the built-in ones.

@@ -74,7 +74,7 @@ pub fn misplaced(fs: &Fs, path: &Path) -> Outcome<Vec<Item>> {
     let given = match path.parent() {
         Some(parent) if top != ROOT => {
             let directory = fs.resolve(parent.as_os_str().as_bytes()).during(path.display())?;
-            fs.threshold_given(directory).during(path.display())?
+            fs.large().threshold_given(directory).during(path.display())?
         }
         _ => 0,
     };
@@ -84,7 +84,7 @@ pub fn misplaced(fs: &Fs, path: &Path) -> Outcome<Vec<Item>> {
     let mut directories = if is_directory { vec![top] } else { Vec::new() };
     while let Some(directory) = directories.pop() {
         let mut files = Vec::new();
-        let listed = fs.threshold_given(directory).and_then(|given| {
+        let listed = fs.large().threshold_given(directory).and_then(|given| {
             fs.readdir(directory, 0, &mut |entry| {
                 let is_dot = entry.name == b"." || entry.name == b"..";
                 if matches!(entry.kind, 4 | 8) && !is_dot {
@@ -115,7 +115,7 @@ pub fn misplaced(fs: &Fs, path: &Path) -> Outcome<Vec<Item>> {
 }
 
 fn look_at(fs: &Fs, ino: Ino, threshold: u32, items: &mut Vec<Item>) -> Outcome<()> {
-    match fs.misplaced(ino, threshold) {
+    match fs.large().misplaced(ino, threshold) {
         Ok(None) | Err(Error::Stale | Error::Corrupt(_)) => Ok(()),
         Ok(Some(Misplaced { generation, bytes, to_memory })) => {
             items.push(Item { inode: ino.into(), generation, threshold, bytes, to_memory });
@@ -131,7 +131,7 @@ pub fn rebalance(fs: &Fs, items: &[Item]) -> Outcome<Rebalanced> {
     let begin = Instant::now();
     for item in items {
         let ino = Ino::try_from(item.inode).during(format_args!("inode {}", item.inode))?;
-        match fs.rebalance(ino, item.generation, item.threshold) {
+        match fs.large().rebalance(ino, item.generation, item.threshold) {
             Ok(Done::InPlace) => {}
             Ok(Done::ToBulk) => {
                 (done.to_bulk, done.to_bulk_bytes) = (done.to_bulk + 1, done.to_bulk_bytes + item.bytes)

@@ -98,15 +98,15 @@ fn is_settled_by_opening(kind: FindingKind) -> bool {
 
 fn apply(fs: &Fs, remedy: &Remedy) -> shoal_fs::Result<()> {
     match remedy {
-        Remedy::RemoveEntry { directory, name, ino } => fs.repair_entry(*directory, name, *ino),
-        Remedy::FreeRecord { ino } => fs.repair_free_record(*ino),
-        Remedy::Attach { ino } => fs.repair_attach(*ino),
-        Remedy::LinkCount { ino, nlink } => fs.repair_link_count(*ino, *nlink),
-        Remedy::Allocated { ino, bytes } => fs.repair_allocated(*ino, *bytes),
-        Remedy::Entries { directory, entries } => fs.repair_entries(*directory, *entries),
-        Remedy::PackedTables => fs.repair_packed_tables(),
-        Remedy::Dictionaries => fs.repair_dictionaries(),
-        Remedy::FreePieces { pieces } => fs.repair_pieces(pieces),
-        Remedy::FreeBlocks { first, blocks } => fs.repair_blocks(*first, *blocks),
+        Remedy::RemoveEntry { directory, name, ino } => fs.repair().entry(*directory, name, *ino),
+        Remedy::FreeRecord { ino } => fs.repair().free_record(*ino),
+        Remedy::Attach { ino } => fs.repair().attach(*ino),
+        Remedy::LinkCount { ino, nlink } => fs.repair().link_count(*ino, *nlink),
+        Remedy::Allocated { ino, bytes } => fs.repair().allocated(*ino, *bytes),
+        Remedy::Entries { directory, entries } => fs.repair().entries(*directory, *entries),
+        Remedy::PackedTables => fs.repair().packed_tables(),
+        Remedy::Dictionaries => fs.cooling().repair_dictionaries(),
+        Remedy::FreePieces { pieces } => fs.repair().pieces(pieces),
+        Remedy::FreeBlocks { first, blocks } => fs.repair().blocks(*first, *blocks),
     }
 }

@@ -114,9 +114,16 @@ pub struct SpilledFiles {
 
 impl SpilledFiles {
     fn of(fs: &Fs) -> SpilledFiles {
-        let Spilled { groups, bytes, stored, blocks, counting } = fs.spilled();
+        let Spilled { groups, bytes, stored, blocks, counting } = fs.spilling().spilled();
         let (raw_bytes, stored_bytes, block_bytes) = (bytes, stored, blocks);
-        SpilledFiles { groups, raw_bytes, stored_bytes, block_bytes, from_percent: fs.spill_percent(), counting }
+        SpilledFiles {
+            groups,
+            raw_bytes,
+            stored_bytes,
+            block_bytes,
+            from_percent: fs.spilling().spill_percent(),
+            counting,
+        }
     }
 }
 
@@ -180,17 +187,17 @@ impl StoreReport {
         let place = held.place();
         let directory = place.as_path();
         // Errors are ignored: the number of damaged inodes shows the damage.
-        let packing = fs.packing_report().unwrap_or_default();
+        let packing = fs.cooling().packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
-        let states = fs.bulk_states();
+        let states = fs.devices().states();
         let bulk_place = match (&states[..], &description.bulk) {
             ([], _) => None,
             ([only], Some(first)) if only.number == 0 => Some(first.text(directory)),
             (several, _) => Some(format!("{} devices", several.len())),
         };
+        let spills = fs.spilling().spilled().blocks > 0;
         let bulk = bulk_place.map(|place| Tier {
-            holds: if fs.spilled().blocks == 0 { "data of large files" } else { "data of large files, spilled files" }
-                .into(),
+            holds: if spills { "data of large files, spilled files" } else { "data of large files" }.into(),
             place,
             size_bytes: usage.bulk_bytes,
             used_bytes: usage.bulk_used,
@@ -216,7 +223,7 @@ impl StoreReport {
             troubles: Vec::new(),
             bulks: states.iter().map(|state| BulkReport::of(state, directory, description)).collect(),
             checksums: Checksums {
-                memory_bytes: fs.sums_bytes(),
+                memory_bytes: fs.devices().sums_bytes(),
                 damaged: states.iter().map(|state| state.damaged).sum(),
                 last_scrub: LastScrub::of(held),
             },
@@ -225,15 +232,15 @@ impl StoreReport {
                 inodes: usage.inodes,
                 directories: usage.directories,
                 large_files: usage.large_files,
-                damaged: fs.damaged_inodes(),
+                damaged: fs.repair().damaged_inodes(),
             },
             threshold_bytes: fs.threshold(),
-            forecast: Forecast::of(fs.outlooks()),
+            forecast: Forecast::of(fs.upkeep().outlooks()),
             log_bytes: usage.log_bytes,
             compression: description.compress.to_string(),
             packed: Packed::of(&packing),
             spilled: SpilledFiles::of(fs),
-            packing: fs.packing_counts().into(),
+            packing: fs.cooling().packing_counts().into(),
             metadata: Metadata::of(&packing),
             inode_profiles: InodeProfiles::of(fs),
             loss: LossBounds::of(superblock.memory_kind, survives_power_loss),
@@ -266,7 +273,7 @@ impl Store {
     pub fn report(&self) -> Outcome<StoreReport> {
         let opened = self.open(Options { read_only: true, degraded: true, ..Options::default() })?;
         // Errors are ignored: the number of damaged inodes shows the damage.
-        let _ = opened.fs.count_spilled();
+        let _ = opened.fs.spilling().count_spilled();
         Ok(StoreReport::of(&opened.fs, &self.directory, &self.description, None, opened.survives_power_loss))
     }
 }

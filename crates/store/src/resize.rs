@@ -215,7 +215,7 @@ impl Store {
         if let Err(Refused::Memory { .. }) = planned {
             // Deletions leave segments in which only a slot or two are used.
             watched.begin("compacting memory", 0);
-            device_bytes = self.open_and_close(|fs| fs.compact().map(drop))?;
+            device_bytes = self.open_and_close(|fs| fs.compacting().compact().map(drop))?;
             watched.end();
             rest = Rest::load(self)?;
             planned = rest.plan(self, limits)?;
@@ -228,7 +228,7 @@ impl Store {
                     moved += blocks;
                     watched.at(moved);
                 };
-                fs.gather_bulk(limits.bulk_blocks, &mut more).map(drop)
+                fs.data().gather_bulk(limits.bulk_blocks, &mut more).map(drop)
             })?;
             watched.end();
             rest = Rest::load(self)?;

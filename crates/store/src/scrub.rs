@@ -136,7 +136,7 @@ fn named(fs: &Fs, done: Scrubbed) -> Outcome<ScrubReport> {
 /// Does one step of a scrub.
 pub fn step(fs: &Fs, from: Place) -> Outcome<Step> {
     let place = ScrubPlace { ino: from.inode, byte: from.byte };
-    let mut done = fs.scrub_step(place, STEP).during("scrub")?;
+    let mut done = fs.upkeep().scrub_step(place, STEP).during("scrub")?;
     let next = done.next.take().map(|next| Place { inode: next.ino, byte: next.byte });
     Ok(Step { done: named(fs, done)?, next, total_bytes: fs.usage().bulk_used })
 }
@@ -190,7 +190,7 @@ pub(crate) fn start(fs: Arc<Fs>, directory: Directory, every: Duration) -> Outco
             return ControlFlow::Continue(());
         }
         let (place, mut report) = under_way.take().unwrap_or_default();
-        match fs.scrub_tick(place, IDLE_STEP) {
+        match fs.upkeep().scrub_tick(place, IDLE_STEP) {
             Ok(None) => under_way = Some((place, report)),
             Ok(Some(mut done)) => {
                 let next = done.next.take();

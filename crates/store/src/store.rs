@@ -188,7 +188,7 @@ impl Store {
         let (fs, recovery) = opened.inspect_err(|_| caches.iter().for_each(|it| it.withdraw(&self.directory)))?;
         self.tell_of_limit(&fs);
         // Nothing is written to a device that is missing or is not the expected one.
-        let states = fs.bulk_states();
+        let states = fs.devices().states();
         let is_there = |number| states.iter().any(|device| device.number == number && !device.state.is_lost());
         caches.iter().filter(|front| !read_only && is_there(front.device)).for_each(InFront::write_excess);
         let driven = caches.into_iter().filter(|_| !read_only).map(|front| {

@@ -78,16 +78,16 @@ impl Drop for Scratch {
 fn write(fs: &Fs, byte: u8) {
     for (number, name) in FILES.iter().enumerate() {
         let other = 1 - number as u32;
-        fs.bulk_leave(other).unwrap();
+        fs.devices().leave(other).unwrap();
         let caller = Caller { uid: 0, gid: 0, umask: 0o022, hold: false };
         let ino = match fs.lookup(ROOT, name.as_bytes(), false) {
             Ok(found) => found.ino,
             Err(_) => fs.mknod(&caller, ROOT, name.as_bytes(), 0o644, 0).unwrap().ino,
         };
         assert_eq!(fs.write(ino, 0, &vec![byte; BYTES]).unwrap(), BYTES);
-        fs.bulk_stay(other).unwrap();
+        fs.devices().stay(other).unwrap();
     }
-    let states = fs.bulk_states();
+    let states = fs.devices().states();
     assert!(states.iter().all(|state| state.used >= BYTES as u64), "{states:?}");
 }
 

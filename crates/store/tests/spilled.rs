@@ -37,7 +37,7 @@ fn a_flipped_bit_in_a_spilled_file_is_an_error_that_names_it() {
             let ino = fs.mknod(&caller, ROOT, format!("f{number}").as_bytes(), 0o644, 0).unwrap().ino;
             fs.write(ino, 0, &noise(number, 3000 + 700 * number as usize)).unwrap();
         }
-        assert!(fs.spill_all().unwrap() > 500_000);
+        assert!(fs.spilling().spill_all().unwrap() > 500_000);
         fs.shutdown().unwrap();
     }
     let sound = acquire().check(true, &()).unwrap();

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_region::{Lsn, Tx};
 
-use crate::{Fs, Result};
+use crate::Result;
+use crate::rooms::Cooling;
 
 /// What packing has done since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,10 +83,10 @@ fn counted(tx: Tx<'_>, bytes: &AtomicU64) -> Result<Lsn> {
     Ok(lsn)
 }
 
-impl Fs {
+impl<'a> Cooling<'a> {
     /// Returns what packing has done since the store was opened.
-    pub fn packing_counts(&self) -> PackingCounts {
-        let of = &self.packing;
+    pub fn packing_counts(self) -> PackingCounts {
+        let of = &self.fs.packing;
         PackingCounts {
             packed_bytes: of.packed_bytes.load(Relaxed),
             unpacked_bytes: of.unpacked_bytes.load(Relaxed),

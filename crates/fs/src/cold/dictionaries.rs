@@ -21,7 +21,8 @@ use shoal_format::{Offset, SlotRef};
 use shoal_pack::Dictionary;
 use shoal_region::{Region, Tx, Victims, View};
 
-use crate::{Error, Fs, Result};
+use crate::rooms::Cooling;
+use crate::{Error, Result};
 
 /// Where the references to the lists are.
 const LISTS_AT: Offset = Offset::new(ROOTS_AT.get() + offset_of!(Roots, dictionaries) as u64);
@@ -268,36 +269,36 @@ fn refer_to(tx: &mut Tx<'_>, lists: &[SlotRef; 2]) -> Result<()> {
     Ok(())
 }
 
-impl Fs {
+impl<'a> Cooling<'a> {
     /// Adds a dictionary, bytes that zstd takes for one, for short files that are packed from now
     /// on. Fails with [`Error::Invalid`] if it is empty or longer than [`DICTIONARY_BYTES_MAX`],
     /// and with [`Error::NoSpace`] if there are as many as a store may have.
-    pub fn add_dictionary(&self, bytes: Vec<u8>) -> Result<()> {
-        self.writable()?;
+    pub fn add_dictionary(self, bytes: Vec<u8>) -> Result<()> {
+        self.fs.writable()?;
         if bytes.is_empty() || bytes.len() > DICTIONARY_BYTES_MAX {
             return Err(Error::Invalid);
         }
         self.repair_dictionaries()?;
-        if !self.objects.dictionaries.has_place() {
+        if !self.fs.objects.dictionaries.has_place() {
             return Err(Error::NO_SPACE);
         }
         // No locks are held: on an older store this writes an image.
-        self.region.add_feature(FEATURE_DICTIONARIES)?;
-        self.table.while_roots_stay(|| self.objects.dictionaries.add(&self.region, bytes))
+        self.fs.region.add_feature(FEATURE_DICTIONARIES)?;
+        self.fs.table.while_roots_stay(|| self.fs.objects.dictionaries.add(&self.fs.region, bytes))
     }
 
     /// Forgets old dictionaries that no file names.
-    pub(crate) fn forget_dictionaries(&self, idle: &[u16]) -> Result<()> {
+    pub(crate) fn forget_dictionaries(self, idle: &[u16]) -> Result<()> {
         self.repair_dictionaries()?;
-        self.table.while_roots_stay(|| self.objects.dictionaries.forget(&self.region, idle))
+        self.fs.table.while_roots_stay(|| self.fs.objects.dictionaries.forget(&self.fs.region, idle))
     }
 
-    pub(crate) fn move_dictionaries(&self, victims: &Victims) -> Result<bool> {
-        self.table.while_roots_stay(|| self.objects.dictionaries.move_copies(&self.region, victims))
+    pub(crate) fn move_dictionaries(self, victims: &Victims) -> Result<bool> {
+        self.fs.table.while_roots_stay(|| self.fs.objects.dictionaries.move_copies(&self.fs.region, victims))
     }
 
     /// Rewrites the lists and dictionaries that are damaged in one copy.
-    pub fn repair_dictionaries(&self) -> Result<()> {
-        self.table.while_roots_stay(|| self.objects.dictionaries.mend(&self.region))
+    pub fn repair_dictionaries(self) -> Result<()> {
+        self.fs.table.while_roots_stay(|| self.fs.objects.dictionaries.mend(&self.fs.region))
     }
 }

@@ -31,8 +31,9 @@ use crate::cold::training::{SHORT_FILES, Training, Users};
 use crate::inode::changed::next_in;
 use crate::method;
 use crate::planted::{Bug, is_planted};
+use crate::rooms::Cooling;
 use crate::small::{self, Replaced, chunk_ref};
-use crate::{Error, Fs, Ino, Result};
+use crate::{Error, Ino, Result};
 
 /// Work of a tick, ten of which make a second: bytes of files looked at closely, and blocks of the
 /// inode table.
@@ -111,12 +112,12 @@ pub(crate) struct Seen {
     pub chunks: Vec<SlotRef>,
 }
 
-impl Fs {
+impl<'a> Cooling<'a> {
     /// Makes the packed groups of `[from, to)` plain. To be called under the inode's exclusive
     /// lock, before the transaction that changes the data. What the caller has changed in `inode`
     /// is not stored.
     #[inline]
-    pub(crate) fn unpack_data(&self, ino: Ino, inode: &mut Inode, from: u64, to: u64, purpose: Purpose) -> Result<()> {
+    pub(crate) fn unpack_data(self, ino: Ino, inode: &mut Inode, from: u64, to: u64, purpose: Purpose) -> Result<()> {
         match inode.layout {
             // A packed file has to be unpacked even to grow.
             Layout::Packed if from < to => self.unpack_groups(ino, inode, (0, 1), to, purpose),
@@ -130,7 +131,7 @@ impl Fs {
     }
 
     fn unpack_groups(
-        &self,
+        self,
         ino: Ino,
         inode: &mut Inode,
         (first, end): (u64, u64),
@@ -138,26 +139,26 @@ impl Fs {
         purpose: Purpose,
     ) -> Result<()> {
         for group in first..end {
-            let object = match small::sure_ref(&self.region, inode, group * (GROUP / CHUNK))? {
+            let object = match small::sure_ref(&self.fs.region, inode, group * (GROUP / CHUNK))? {
                 ChunkRef::Packed(object) => object,
                 ChunkRef::Slot(_) => continue,
             };
-            let placed = Placed::load(&self.region, object)?;
+            let placed = Placed::load(&self.fs.region, object)?;
             if placed.place.is_some() {
                 return Err(Error::Spilled { ino, group });
             }
-            let mut raw = self.objects.unpack(&self.region, &placed)?;
-            let mut stored = if is_planted(Bug::UnpackStoresChange) { *inode } else { self.load(ino)? };
+            let mut raw = self.fs.objects.unpack(&self.fs.region, &placed)?;
+            let mut stored = if is_planted(Bug::UnpackStoresChange) { *inode } else { self.fs.load(ino)? };
             // A truncation leaves the object as it is.
             raw.truncate(stored.size.saturating_sub(group * GROUP).min(GROUP) as usize);
             let mut tx = match purpose {
-                Purpose::Use | Purpose::Write => self.region.begin(),
-                Purpose::Free => self.region.begin_reclaim(),
+                Purpose::Use | Purpose::Write => self.fs.region.begin(),
+                Purpose::Free => self.fs.region.begin_reclaim(),
             };
             let room = if purpose == Purpose::Write { to - group * GROUP } else { 0 };
             small::unpack_group(&mut tx, &mut stored, group, &raw, room)?;
-            self.store(&mut tx, ino, &stored)?;
-            self.packing.commit_unpacked(tx, raw.len() as u64, 0)?;
+            self.fs.store(&mut tx, ino, &stored)?;
+            self.fs.packing.commit_unpacked(tx, raw.len() as u64, 0)?;
             (inode.layout, inode.root, inode.allocated) = (stored.layout, stored.root, stored.allocated);
         }
         Ok(())
@@ -166,76 +167,77 @@ impl Fs {
     /// Packs in the background; meant to be called ten times a second. The work of a call is
     /// bounded. While others commit it is also limited to
     /// [`Options::pack_load`](crate::Options::pack_load).
-    pub fn pack_tick(&self) -> Result<()> {
-        self.packs_on.store(false, Relaxed);
-        let Some(age) = self.options.pack_age else { return Ok(()) };
+    pub fn pack_tick(self) -> Result<()> {
+        self.fs.packs_on.store(false, Relaxed);
+        let Some(age) = self.fs.options.pack_age else { return Ok(()) };
         // On a full host the last room for the log is for operations that free space.
-        if self.writable().is_err() || self.region.is_log_short() {
+        if self.fs.writable().is_err() || self.fs.region.is_log_short() {
             return Ok(());
         }
-        let now = self.clock.monotonic_ns();
-        let Some(mut packer) = self.packer.try_lock() else { return Ok(()) };
-        let is_idle = self.idle.lock().is_idle(&self.region, now);
-        let (last, own) = (self.region.last_lsn(), self.packing.all_log_bytes());
+        let now = self.fs.clock.monotonic_ns();
+        let Some(mut packer) = self.fs.packer.try_lock() else { return Ok(()) };
+        let is_idle = self.fs.idle.lock().is_idle(&self.fs.region, now);
+        let (last, own) = (self.fs.region.last_lsn(), self.fs.packing.all_log_bytes());
         if is_idle {
             packer.load.rest(now, last, own);
             let outcome = self.pack_data(&mut packer, age, now, &End::Others);
-            self.idle.lock().own_work(&self.region);
+            self.fs.idle.lock().own_work(&self.fs.region);
             return outcome.map(drop);
         }
-        let space = self.region.space();
+        let space = self.fs.region.space();
         let (size, free) = (space.region_bytes - space.fixed_bytes, space.free_bytes);
-        let percent = share_percent(self.options.pack_load, size.saturating_sub(free), size);
+        let percent = share_percent(self.fs.options.pack_load, size.saturating_sub(free), size);
         let allowed = packer.load.earn(now, percent, last, own);
         if allowed.ns == 0 || allowed.log_bytes == 0 {
             return Ok(());
         }
-        let begun = self.packing.log_bytes();
+        let begun = self.fs.packing.log_bytes();
         let end = End::Used { until_ns: now + allowed.ns, log_bytes: begun + allowed.log_bytes };
         let outcome = self.pack_data(&mut packer, age, now, &end).and_then(|is_over| match is_over {
             true => self.pack_inodes_until(&end),
             false => Ok(true),
         });
-        packer.load.spend(self.clock.monotonic_ns().saturating_sub(now));
-        self.idle.lock().own_bytes(self.packing.log_bytes() - begun);
-        self.packs_on.store(outcome? && percent >= 100, Relaxed);
+        packer.load.spend(self.fs.clock.monotonic_ns().saturating_sub(now));
+        self.fs.idle.lock().own_bytes(self.fs.packing.log_bytes() - begun);
+        self.fs.packs_on.store(outcome? && percent >= 100, Relaxed);
         Ok(())
     }
 
-    /// Returns whether the last [`Fs::pack_tick`] has more to do, and may do it without a pause.
-    pub fn packs_on(&self) -> bool {
-        self.packs_on.load(Relaxed)
+    /// Returns whether the last [`Cooling::pack_tick`] has more to do, and may do it without a
+    /// pause.
+    pub fn packs_on(self) -> bool {
+        self.fs.packs_on.load(Relaxed)
     }
 
     /// Packs inodes until `end`; returns true if there are more.
-    fn pack_inodes_until(&self, end: &End) -> Result<bool> {
+    fn pack_inodes_until(self, end: &End) -> Result<bool> {
         while !self.is_over(end) {
-            if !self.pack_inodes_beside()?.more {
+            if !self.fs.compacting().pack_inodes_beside()?.more {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    fn is_over(&self, end: &End) -> bool {
+    fn is_over(self, end: &End) -> bool {
         match *end {
             End::Others => false,
             End::Used { until_ns, log_bytes } => {
-                self.clock.monotonic_ns() >= until_ns || self.packing.log_bytes() >= log_bytes
+                self.fs.clock.monotonic_ns() >= until_ns || self.fs.packing.log_bytes() >= log_bytes
             }
         }
     }
 
     /// Continues packing data; returns true if there is nothing to do now.
-    fn pack_data(&self, packer: &mut Packer, age: Duration, now: u64, end: &End) -> Result<bool> {
-        if !self.packs_data() && !self.options.pack_inodes {
+    fn pack_data(self, packer: &mut Packer, age: Duration, now: u64, end: &End) -> Result<bool> {
+        if !self.fs.tree().packs_data() && !self.fs.options.pack_inodes {
             return Ok(true);
         }
         if packer.round.is_none() {
-            if now < packer.due_ns || !packer.left && packer.settled == self.region.last_lsn() {
+            if now < packer.due_ns || !packer.left && packer.settled == self.fs.region.last_lsn() {
                 return Ok(true);
             }
-            let fresh = self.table.plain_changed().take();
+            let fresh = self.fs.table.plain_changed().take();
             let mut due: Vec<u64> = match packer.looked_at.is_empty() {
                 true => fresh.clone(),
                 false => fresh.iter().zip(&packer.looked_at).map(|(one, other)| one | other).collect(),
@@ -252,7 +254,7 @@ impl Fs {
         let outcome = self.pack_some(packer, &mut round, age, end);
         if matches!(outcome, Ok(true)) {
             packer.due_ns = now.saturating_add((age / 4).max(ROUND).as_nanos() as u64);
-            packer.settled = self.region.last_lsn();
+            packer.settled = self.fs.region.last_lsn();
         } else {
             packer.round = Some(round);
         }
@@ -264,13 +266,13 @@ impl Fs {
     }
 
     /// Continues a round; returns true when it is over.
-    fn pack_some(&self, packer: &mut Packer, round: &mut Round, age: Duration, end: &End) -> Result<bool> {
+    fn pack_some(self, packer: &mut Packer, round: &mut Round, age: Duration, end: &End) -> Result<bool> {
         let (mut bytes, mut blocks) = (TICK_BYTES, TICK_BLOCKS);
-        let mut last = self.region.last_lsn();
+        let mut last = self.fs.region.last_lsn();
         while bytes > 0 && blocks > 0 && !self.is_over(end) {
             let Some(ino) = round.files.pop() else {
                 round.block = next_in(&round.due, round.block);
-                let is_last = round.block >= self.table.blocks();
+                let is_last = round.block >= self.fs.table.blocks();
                 if is_last && round.short.is_empty() {
                     self.forget_idle(round.users.as_ref())?;
                     return Ok(true);
@@ -282,36 +284,36 @@ impl Fs {
                 }
                 self.note_users(round.block, round.users.as_mut())?;
                 if self.cooled_files(round.block, Some(age), &mut round.files, &mut round.short)? {
-                    self.table.plain_changed().set(round.block);
+                    self.fs.table.plain_changed().set(round.block);
                     packer.left = true;
                 }
                 round.block += 1;
                 blocks -= 1;
                 continue;
             };
-            if matches!(end, End::Others) && self.region.last_lsn() != last {
+            if matches!(end, End::Others) && self.fs.region.last_lsn() != last {
                 // Somebody else is at work: the file's turn comes later.
                 round.files.push(ino);
                 break;
             }
             let mut done = Packing::default();
-            let outcome = self.past_damage(ino, self.pack_file(ino, packer, Some(age), &mut done));
+            let outcome = self.fs.past_damage(ino, self.pack_file(ino, packer, Some(age), &mut done));
             if done.busy > 0 {
-                self.table.plain_changed().set(ino.block());
+                self.fs.table.plain_changed().set(ino.block());
                 packer.left = true;
             }
             bytes = bytes.saturating_sub(done.before.max(4096));
-            last = self.region.last_lsn();
+            last = self.fs.region.last_lsn();
             outcome?;
         }
         Ok(false)
     }
 
     /// Calls `each` for the files and directories of an inode block that may be packed.
-    fn plain_files(&self, block: u64, each: &mut dyn FnMut(Ino, &Inode)) -> Result<()> {
-        let exists = self.table.for_block(&self.region, block, &mut |ino, slot| {
+    fn plain_files(self, block: u64, each: &mut dyn FnMut(Ino, &Inode)) -> Result<()> {
+        let exists = self.fs.table.for_block(&self.fs.region, block, &mut |ino, slot| {
             if let InodeSlot::Used(inode) = slot
-                && (may_be_packed(&inode) || self.packs_directory(&inode))
+                && (may_be_packed(&inode) || self.fs.tree().packs_directory(&inode))
             {
                 each(ino, &inode);
             }
@@ -322,18 +324,18 @@ impl Fs {
     /// Packs plain files for an operation that found no room: first files that have cooled a
     /// little, the largest first, then the others, the oldest first. Returns true if that gained
     /// any room.
-    pub(crate) fn pack_for_room(&self, segments: u64) -> Result<bool> {
-        let Some(age) = self.options.pack_age.filter(|_| self.packs_data()) else { return Ok(false) };
-        let mut packer = self.packer.lock();
-        if packer.futile == Some(self.region.last_lsn()) {
+    pub(crate) fn pack_for_room(self, segments: u64) -> Result<bool> {
+        let Some(age) = self.fs.options.pack_age.filter(|_| self.fs.tree().packs_data()) else { return Ok(false) };
+        let mut packer = self.fs.packer.lock();
+        if packer.futile == Some(self.fs.region.last_lsn()) {
             return Ok(false);
         }
-        let (mut files, now) = (Vec::new(), self.now());
-        for block in 0..self.table.blocks() {
+        let (mut files, now) = (Vec::new(), self.fs.now());
+        for block in 0..self.fs.table.blocks() {
             self.plain_files(block, &mut |ino, inode| {
                 // A directory of one bucket gains little, and would refuse the next name.
                 let is_small = inode.layout == Layout::DirPacked;
-                if is_small || inode.is_file() && self.method_of(inode) == Method::Off {
+                if is_small || inode.is_file() && self.fs.tree().method_of(inode) == Method::Off {
                     return;
                 }
                 // A file that is being written comes last, and a directory in use is left alone:
@@ -346,10 +348,10 @@ impl Fs {
             })?;
         }
         files.sort_unstable();
-        let want = (segments * SEGMENT + PRESSED_BYTES).max(self.region.superblock().region_bytes / 32);
+        let want = (segments * SEGMENT + PRESSED_BYTES).max(self.fs.region.superblock().region_bytes / 32);
         let mut done = Packing::default();
         for (_, ino) in files {
-            match self.past_damage(ino, self.pack_file(ino, &mut packer, None, &mut done)) {
+            match self.fs.past_damage(ino, self.pack_file(ino, &mut packer, None, &mut done)) {
                 Ok(_) => {}
                 Err(Error::NoSpace(_)) => break,
                 Err(error) => return Err(error),
@@ -358,24 +360,24 @@ impl Fs {
                 break;
             }
         }
-        self.region.strip_empty();
+        self.fs.region.strip_empty();
         let has_gained = done.before > done.after;
-        packer.futile = (!has_gained).then(|| self.region.last_lsn());
+        packer.futile = (!has_gained).then(|| self.fs.region.last_lsn());
         Ok(has_gained)
     }
 
     /// Adds the files of an inode block that may be packed and have cooled; without `age`, also
     /// those that have not. Returns true if others have not cooled yet.
     fn cooled_files(
-        &self,
+        self,
         block: u64,
         age: Option<Duration>,
         files: &mut Vec<Ino>,
         short: &mut Vec<Ino>,
     ) -> Result<bool> {
-        let (now, mut warm) = (self.now(), false);
+        let (now, mut warm) = (self.fs.now(), false);
         self.plain_files(block, &mut |ino, inode| {
-            let method = if inode.is_dir() { Method::Off } else { self.method_of(inode) };
+            let method = if inode.is_dir() { Method::Off } else { self.fs.tree().method_of(inode) };
             if age.is_some_and(|age| !has_cooled(inode, now, age)) {
                 warm = true;
             } else if takes_dictionary(method, inode.size) {
@@ -388,12 +390,12 @@ impl Fs {
     }
 
     /// Packs a file now, whatever its age.
-    pub fn pack_now(&self, ino: Ino) -> Result<Packing> {
-        self.writable()?;
-        let (mut packer, mut done) = (self.packer.lock(), Packing::default());
+    pub fn pack_now(self, ino: Ino) -> Result<Packing> {
+        self.fs.writable()?;
+        let (mut packer, mut done) = (self.fs.packer.lock(), Packing::default());
         for _ in 0..PATIENCE {
             done.busy = 0;
-            self.met(ino, self.pack_file(ino, &mut packer, None, &mut done))?;
+            self.fs.met(ino, self.pack_file(ino, &mut packer, None, &mut done))?;
             if done.busy == 0 {
                 break;
             }
@@ -403,20 +405,20 @@ impl Fs {
     }
 
     /// Packs all files now. Calls `progress` with the number of inode blocks done, and their total.
-    pub fn pack_all(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Packing> {
+    pub fn pack_all(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Packing> {
         let mut all = Packing::default();
         let (mut block, mut files, mut short) = (0, Vec::new(), Vec::new());
         let mut users = Some(self.idle_dictionaries());
-        while block < self.table.blocks() {
-            progress(block, self.table.blocks());
+        while block < self.fs.table.blocks() {
+            progress(block, self.fs.table.blocks());
             self.note_users(block, users.as_mut())?;
             self.cooled_files(block, None, &mut files, &mut short)?;
-            if block + 1 == self.table.blocks() || short.len() >= SHORT_FILES {
-                self.train(&mut self.packer.lock().training, &short)?;
+            if block + 1 == self.fs.table.blocks() || short.len() >= SHORT_FILES {
+                self.train(&mut self.fs.packer.lock().training, &short)?;
                 files.append(&mut short);
             }
             for ino in files.drain(..) {
-                if let Some(done) = self.past_damage(ino, self.pack_now(ino))? {
+                if let Some(done) = self.fs.past_damage(ino, self.pack_now(ino))? {
                     all += done;
                 }
             }
@@ -427,44 +429,44 @@ impl Fs {
     }
 
     /// Packs a file or a directory; with `age` only if it has cooled.
-    fn pack_file(&self, ino: Ino, packer: &mut Packer, age: Option<Duration>, done: &mut Packing) -> Result<()> {
+    fn pack_file(self, ino: Ino, packer: &mut Packer, age: Option<Duration>, done: &mut Packing) -> Result<()> {
         let loaded = {
-            let _lock = self.locks.read(ino);
-            self.load(ino)
+            let _lock = self.fs.locks.read(ino);
+            self.fs.load(ino)
         };
         match loaded {
             Err(Error::Stale) => Ok(()),
             Err(error) => Err(error),
-            Ok(inode) if inode.is_dir() => self.pack_directory(ino, age, done),
+            Ok(inode) if inode.is_dir() => self.fs.tree().pack_directory(ino, age, done),
             Ok(_) => self.pack_groups(ino, packer, age, done),
         }
     }
 
     /// Packs the groups of a file.
-    fn pack_groups(&self, ino: Ino, packer: &mut Packer, age: Option<Duration>, done: &mut Packing) -> Result<()> {
-        self.region.add_feature(FEATURE_PACKED)?;
+    fn pack_groups(self, ino: Ino, packer: &mut Packer, age: Option<Duration>, done: &mut Packing) -> Result<()> {
+        self.fs.region.add_feature(FEATURE_PACKED)?;
         let mut group = 0;
         loop {
             let seen = {
-                let _lock = self.locks.read(ino);
-                let inode = match self.load(ino) {
+                let _lock = self.fs.locks.read(ino);
+                let inode = match self.fs.load(ino) {
                     Err(Error::Stale) => return Ok(()),
                     loaded => loaded?,
                 };
-                let cooled = age.is_none_or(|age| has_cooled(&inode, self.now(), age));
+                let cooled = age.is_none_or(|age| has_cooled(&inode, self.fs.now(), age));
                 // A file with method `Off` is packed only on request, and never if the method is
                 // its own.
-                let method = self.method_of(&inode);
+                let method = self.fs.tree().method_of(&inode);
                 if method == Method::Off && (age.is_some() || method::own(&inode).is_some()) {
                     return Ok(());
                 }
                 if !cooled || !may_be_packed(&inode) || group * GROUP >= inode.size || self.is_preallocated(&inode)? {
                     return Ok(());
                 }
-                let chunks = small::plain_group(&self.region, &inode, group)?;
+                let chunks = small::plain_group(&self.fs.region, &inode, group)?;
                 if chunks.is_some() {
                     packer.raw.resize((inode.size - group * GROUP).min(GROUP) as usize, 0);
-                    small::read(&self.region, &self.objects, &inode, group * GROUP, &mut packer.raw)?;
+                    small::read(&self.fs.region, &self.fs.objects, &inode, group * GROUP, &mut packer.raw)?;
                 }
                 chunks.map(|chunks| Seen { generation: inode.generation, size: inode.size, method, chunks })
             };
@@ -477,7 +479,7 @@ impl Fs {
     }
 
     /// Compresses the copied group into `packer.payload`; returns `None` if that gains too little.
-    fn compress(&self, packer: &mut Packer, seen: &Seen) -> Result<Option<(Codec, u16)>> {
+    fn compress(self, packer: &mut Packer, seen: &Seen) -> Result<Option<(Codec, u16)>> {
         let plain: u64 = seen.chunks.iter().map(|slot| slot.capacity()).sum();
         let most = (plain / 8 * 7).saturating_sub(OBJECT_HEAD as u64).min(packer.raw.len() as u64 - 1) as usize;
         if packer.compressor.is_none() {
@@ -486,7 +488,8 @@ impl Fs {
         let compressor = packer.compressor.as_mut().expect("made above");
         // The size of the whole file decides, so that a search for a dictionary's users can go by
         // file size.
-        let dictionary = takes_dictionary(seen.method, seen.size).then(|| self.objects.dictionaries.newest()).flatten();
+        let dictionary =
+            takes_dictionary(seen.method, seen.size).then(|| self.fs.objects.dictionaries.newest()).flatten();
         let dictionary = dictionary.as_deref();
         let number = dictionary.map_or(0, |dictionary| dictionary.number);
         let codec = compressor.compress(seen.method, &packer.raw, most, &mut packer.payload, dictionary);
@@ -501,7 +504,7 @@ impl Fs {
 
     /// Returns the payload that a group's bytes are to have in an object; `None` if they stay as
     /// they are.
-    pub(crate) fn compressed(&self, packer: &mut Packer, seen: &Seen, bytes: &[u8]) -> Result<Option<Compressed>> {
+    pub(crate) fn compressed(self, packer: &mut Packer, seen: &Seen, bytes: &[u8]) -> Result<Option<Compressed>> {
         if seen.method == Method::Off {
             return Ok(None);
         }
@@ -513,7 +516,7 @@ impl Fs {
 
     /// Puts an object in the place of a group, if the group is still what was seen.
     fn pack_group(
-        &self,
+        self,
         ino: Ino,
         group: u64,
         seen: &Seen,
@@ -521,16 +524,16 @@ impl Fs {
         packer: &mut Packer,
         done: &mut Packing,
     ) -> Result<()> {
-        let Some(_lock) = self.locks.try_write(ino) else {
+        let Some(_lock) = self.fs.locks.try_write(ino) else {
             done.busy += 1;
             return Ok(());
         };
         // The holder of the data lock may be copying the file without the inode lock.
-        if self.data_locks.is_taken(ino) && !is_planted(Bug::PackedBesideMove) {
+        if self.fs.data_locks.is_taken(ino) && !is_planted(Bug::PackedBesideMove) {
             done.busy += 1;
             return Ok(());
         }
-        let mut inode = match self.load(ino) {
+        let mut inode = match self.fs.load(ino) {
             Err(Error::Stale) => return Ok(()),
             loaded => loaded?,
         };
@@ -538,18 +541,18 @@ impl Fs {
         // The file may have been preallocated meanwhile, in chunks that the object would not have.
         let may = may && (is_planted(Bug::PackedWithRoom) || !self.is_preallocated(&inode)?);
         if !may
-            || self.method_of(&inode) != seen.method
-            || small::plain_group(&self.region, &inode, group)?.as_ref() != Some(&seen.chunks)
+            || self.fs.tree().method_of(&inode) != seen.method
+            || small::plain_group(&self.fs.region, &inode, group)?.as_ref() != Some(&seen.chunks)
         {
             return Ok(());
         }
         packer.again.resize(packer.raw.len(), 0);
-        small::read(&self.region, &self.objects, &inode, group * GROUP, &mut packer.again)?;
+        small::read(&self.fs.region, &self.fs.objects, &inode, group * GROUP, &mut packer.again)?;
         if packer.again != packer.raw && !is_planted(Bug::PackedUnseen) {
             return Ok(());
         }
         let before = inode.allocated;
-        let mut tx = self.region.begin_reclaim();
+        let mut tx = self.fs.region.begin_reclaim();
         let bytes = packer.raw.len() as u64;
         match codec {
             Some(codec) => {
@@ -568,8 +571,8 @@ impl Fs {
                 done.summed += 1;
             }
         }
-        self.store(&mut tx, ino, &inode)?;
-        self.packing.commit_packed(tx, bytes, 0)?;
+        self.fs.store(&mut tx, ino, &inode)?;
+        self.fs.packing.commit_packed(tx, bytes, 0)?;
         let plain: u64 = seen.chunks.iter().map(|slot| slot.capacity()).sum();
         done.before += plain;
         done.after += (plain + inode.allocated).saturating_sub(before);
@@ -577,14 +580,14 @@ impl Fs {
     }
 
     /// Returns whether the file has preallocated room behind its end.
-    pub(crate) fn is_preallocated(&self, inode: &Inode) -> Result<bool> {
+    pub(crate) fn is_preallocated(self, inode: &Inode) -> Result<bool> {
         if inode.layout == Layout::Direct {
             // A file that grows by writing gets less room than this.
             let capacity = inode.root.capacity();
             return Ok(capacity > 64 && inode.size * 2 <= capacity);
         }
         for chunk in inode.size.div_ceil(CHUNK)..small::chunk_count(inode) {
-            if chunk_ref(&self.region, inode, chunk)? != ChunkRef::Slot(SlotRef::NONE) {
+            if chunk_ref(&self.fs.region, inode, chunk)? != ChunkRef::Slot(SlotRef::NONE) {
                 return Ok(true);
             }
         }

@@ -8,7 +8,8 @@ use shoal_format::inode::{INODE_SUMMED, Inode, InodeSlot, Layout, TABLE_FANOUT, 
 use shoal_format::object::{ChunkRef, Codec, GROUP, GROUP_CHUNKS};
 
 use crate::cold::objects::Placed;
-use crate::{Fs, Ino, Result, small};
+use crate::rooms::Cooling;
+use crate::{Ino, Result, small};
 
 /// How the bytes of a file, or of 128 KiB of one, lie in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,20 +94,20 @@ impl PackingReport {
     }
 }
 
-impl Fs {
+impl<'a> Cooling<'a> {
     /// Returns what the store's files, inodes and entries take in the region.
-    pub fn packing_report(&self) -> Result<PackingReport> {
-        let (dictionaries, dictionary_bytes) = self.objects.dictionaries.stored();
+    pub fn packing_report(self) -> Result<PackingReport> {
+        let (dictionaries, dictionary_bytes) = self.fs.objects.dictionaries.stored();
         let mut report = PackingReport { dictionaries, dictionary_bytes, ..PackingReport::default() };
-        for block in 0..self.table.blocks() {
+        for block in 0..self.fs.table.blocks() {
             let mut inodes = Vec::new();
-            let exists = self.table.for_block(&self.region, block, &mut |_, slot| {
+            let exists = self.fs.table.for_block(&self.fs.region, block, &mut |_, slot| {
                 if let InodeSlot::Used(inode) = slot {
                     inodes.push(inode);
                 }
             })?;
             if exists {
-                report.inode_bytes += self.table.slot_of(&self.region, block)?.capacity();
+                report.inode_bytes += self.fs.table.slot_of(&self.fs.region, block)?.capacity();
             }
             report.inodes += inodes.len() as u64;
             for inode in inodes {
@@ -118,25 +119,25 @@ impl Fs {
                     let before = report;
                     // A file that cannot be read, because it is damaged or has changed since, is
                     // not counted.
-                    if self.region.while_still(|| self.add_file(&mut report, &inode)).is_err() {
+                    if self.fs.region.while_still(|| self.add_file(&mut report, &inode)).is_err() {
                         report = before;
                     }
                 }
             }
         }
-        report.inode_bytes += self.table.blocks().div_ceil(TABLE_FANOUT) * TABLE_NODE;
+        report.inode_bytes += self.fs.table.blocks().div_ceil(TABLE_FANOUT) * TABLE_NODE;
         Ok(report)
     }
 
     /// Returns what one file takes in the region.
-    pub fn packing_of(&self, ino: Ino) -> Result<PackingReport> {
-        let _lock = self.locks.read(ino);
+    pub fn packing_of(self, ino: Ino) -> Result<PackingReport> {
+        let _lock = self.fs.locks.read(ino);
         let mut report = PackingReport::default();
-        self.add_file(&mut report, &self.load(ino)?)?;
+        self.add_file(&mut report, &self.fs.load(ino)?)?;
         Ok(report)
     }
 
-    fn add_file(&self, report: &mut PackingReport, inode: &Inode) -> Result<()> {
+    fn add_file(self, report: &mut PackingReport, inode: &Inode) -> Result<()> {
         match inode.layout {
             Layout::Direct => {
                 let form = if inode.flags & INODE_SUMMED == 0 { Form::Plain } else { Form::Summed };
@@ -149,11 +150,11 @@ impl Fs {
                 for group in 0..inode.size.div_ceil(GROUP) {
                     let bytes = (inode.size - group * GROUP).min(GROUP);
                     let mut stored = std::mem::take(&mut map);
-                    match small::chunk_ref(&self.region, inode, group * GROUP_CHUNKS)? {
+                    match small::chunk_ref(&self.fs.region, inode, group * GROUP_CHUNKS)? {
                         ChunkRef::Packed(head) => self.add_object(report, head, bytes)?,
                         ChunkRef::Slot(_) => {
                             for chunk in group * GROUP_CHUNKS..(group + 1) * GROUP_CHUNKS {
-                                stored += small::chunk_slot(&self.region, inode, chunk)?.capacity();
+                                stored += small::chunk_slot(&self.fs.region, inode, chunk)?.capacity();
                             }
                             report.add(Form::Plain, bytes, 0);
                         }
@@ -166,8 +167,8 @@ impl Fs {
         Ok(())
     }
 
-    fn add_object(&self, report: &mut PackingReport, head: SlotRef, bytes: u64) -> Result<()> {
-        let placed = Placed::load(&self.region, head)?;
+    fn add_object(self, report: &mut PackingReport, head: SlotRef, bytes: u64) -> Result<()> {
+        let placed = Placed::load(&self.fs.region, head)?;
         let form = match placed.object.codec {
             _ if placed.object.spilled => Form::Spilled,
             Codec::InPlace => Form::Summed,

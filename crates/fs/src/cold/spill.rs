@@ -48,7 +48,8 @@ use crate::cold::packer::Packer;
 use crate::cold::share::{Load, share_percent};
 use crate::extents::leaf_count;
 use crate::inode::load_roots;
-use crate::{Error, Fs, Result};
+use crate::rooms::Spilling;
+use crate::{Error, Result};
 use map::SpillMap;
 use read::Fetched;
 pub(crate) use read::Wrong;
@@ -182,83 +183,83 @@ impl Spill {
     }
 }
 
-impl Fs {
+impl<'a> Spilling<'a> {
     /// Sets the memory use from which small files spill (percent); 0: none do.
-    pub fn set_spill_percent(&self, percent: u8) {
-        self.spill.percent.store(percent.min(100), Relaxed);
+    pub fn set_spill_percent(self, percent: u8) {
+        self.fs.spill.percent.store(percent.min(100), Relaxed);
     }
 
-    pub fn spill_percent(&self) -> u8 {
-        self.spill.percent.load(Relaxed)
+    pub fn spill_percent(self) -> u8 {
+        self.fs.spill.percent.load(Relaxed)
     }
 
     /// Returns whether small files can go to bulk storage.
-    pub(crate) fn spills(&self) -> bool {
-        self.bulk.is_some() && self.spill_percent() > 0 && self.options.pack_age.is_some()
+    pub(crate) fn spills(self) -> bool {
+        self.fs.bulk.is_some() && self.spill_percent() > 0 && self.fs.options.pack_age.is_some()
     }
 
     /// Returns whether a full memory still takes files, because others spill.
-    pub(crate) fn makes_room(&self) -> bool {
-        self.spills() && !self.spill.is_stuck.load(Relaxed)
+    pub(crate) fn makes_room(self) -> bool {
+        self.spills() && !self.fs.spill.is_stuck.load(Relaxed)
     }
 
     /// Loads the inode of the spill file, whose lock the caller holds.
-    pub(crate) fn load_spill_file(&self, ino: Ino) -> Result<Inode> {
-        match self.load(ino) {
-            Ok(inode) if self.spill.is_file(ino, &inode) => Ok(inode),
+    pub(crate) fn load_spill_file(self, ino: Ino) -> Result<Inode> {
+        match self.fs.load(ino) {
+            Ok(inode) if self.fs.spill.is_file(ino, &inode) => Ok(inode),
             Ok(_) | Err(Error::Stale) => Err(Error::Corrupt("the spill file is lost; run `shoal check`".into())),
             Err(error) => Err(error),
         }
     }
 
     /// Returns the layout of the spill file, if there is one.
-    pub(crate) fn spill_file_layout(&self) -> Option<Layout> {
-        let ino = self.spill.file()?;
-        let _lock = self.locks.read(ino);
+    pub(crate) fn spill_file_layout(self) -> Option<Layout> {
+        let ino = self.fs.spill.file()?;
+        let _lock = self.fs.locks.read(ino);
         self.load_spill_file(ino).ok().map(|inode| inode.layout)
     }
 
     /// Returns how much is spilled, as far as it is known ([`Spilled::counting`]).
-    pub fn spilled(&self) -> Spilled {
-        let spilled = self.spill.map.spilled();
-        let blocks = self.spill.file().map_or(0, |ino| {
-            let _lock = self.locks.read(ino);
+    pub fn spilled(self) -> Spilled {
+        let spilled = self.fs.spill.map.spilled();
+        let blocks = self.fs.spill.file().map_or(0, |ino| {
+            let _lock = self.fs.locks.read(ino);
             self.load_spill_file(ino).and_then(|inode| self.spill_file_bytes(&inode)).unwrap_or_default()
         });
         Spilled { blocks, ..spilled }
     }
 
     /// Does the same after scanning all inodes.
-    pub fn count_spilled(&self) -> Result<Spilled> {
-        self.look_for_spilled(&mut self.spill.worker.lock(), u64::MAX)?;
+    pub fn count_spilled(self) -> Result<Spilled> {
+        self.look_for_spilled(&mut self.fs.spill.worker.lock(), u64::MAX)?;
         Ok(self.spilled())
     }
 
     /// Returns the bytes of the spill file's blocks.
-    fn spill_file_bytes(&self, inode: &Inode) -> Result<u64> {
+    fn spill_file_bytes(self, inode: &Inode) -> Result<u64> {
         if inode.layout != Layout::Extents {
             return Ok(0);
         }
-        let map = inode.root.capacity() + leaf_count(&self.region, inode.root)? * LEAF_BYTES;
+        let map = inode.root.capacity() + leaf_count(&self.fs.region, inode.root)? * LEAF_BYTES;
         Ok(inode.allocated.saturating_sub(map))
     }
 
     /// Returns the memory in use and the total (bytes).
-    fn memory(&self) -> (u64, u64) {
-        let space = self.region.space();
+    fn memory(self) -> (u64, u64) {
+        let space = self.fs.region.space();
         let size = space.region_bytes - space.fixed_bytes;
         (size.saturating_sub(space.free_bytes), size)
     }
 
     /// Returns the bytes in use beyond `percent`.
-    fn memory_above(&self, percent: u64) -> u64 {
+    fn memory_above(self, percent: u64) -> u64 {
         let (used, size) = self.memory();
         used.saturating_sub((u128::from(size) * u128::from(percent) / 100) as u64)
     }
 
     /// Returns whether memory stays within the spilling limit with `bytes` more. With spilling off,
     /// the default limit applies.
-    pub(crate) fn has_memory_for(&self, bytes: u64) -> bool {
+    pub(crate) fn has_memory_for(self, bytes: u64) -> bool {
         let percent = if self.spill_percent() == 0 { SPILL_PERCENT } else { self.spill_percent() };
         let (used, size) = self.memory();
         u128::from(used + bytes) * 100 <= u128::from(size) * u128::from(percent)
@@ -266,24 +267,24 @@ impl Fs {
 
     /// Does a bounded amount of background work; meant to be called ten times a second. An error
     /// says why spilling has stopped; it is tried again later.
-    pub fn spill_tick(&self) -> Result<()> {
-        if self.bulk.is_none() || self.writable().is_err() || self.region.is_log_short() {
+    pub fn spill_tick(self) -> Result<()> {
+        if self.fs.bulk.is_none() || self.fs.writable().is_err() || self.fs.region.is_log_short() {
             return Ok(());
         }
-        let Some(mut worker) = self.spill.worker.try_lock() else { return Ok(()) };
-        let begun = self.packing.spilling_log_bytes();
+        let Some(mut worker) = self.fs.spill.worker.try_lock() else { return Ok(()) };
+        let begun = self.fs.packing.spilling_log_bytes();
         let outcome = self.spill_step(&mut worker);
         // Counted as the store's own work, so that the store can still count as idle.
-        self.idle.lock().own_bytes(self.packing.spilling_log_bytes() - begun);
+        self.fs.idle.lock().own_bytes(self.fs.packing.spilling_log_bytes() - begun);
         outcome
     }
 
-    fn spill_step(&self, worker: &mut Worker) -> Result<()> {
+    fn spill_step(self, worker: &mut Worker) -> Result<()> {
         self.look_for_spilled(worker, TICK_BLOCKS)?;
-        if self.spill.map.emptied() >= SWEEP_BLOCKS {
+        if self.fs.spill.map.emptied() >= SWEEP_BLOCKS {
             self.sweep()?;
         }
-        let now = self.clock.monotonic_ns();
+        let now = self.fs.clock.monotonic_ns();
         // Cleaning cannot proceed without room for what it writes. Spilling reports that.
         match self.clean_some(worker, now, TICK_BLOCKS) {
             Ok(()) | Err(Error::NoSpace(_)) => {}
@@ -293,11 +294,11 @@ impl Fs {
         // With spilling off, spilled files still come back.
         let back = u64::saturating_sub(if percent == 0 { SPILL_PERCENT.into() } else { percent }, BACK_BELOW);
         let (is_full, is_short) = (self.memory_above(percent) > 0, self.memory_above(back) > 0);
-        let is_wanted = is_short && !self.spill.returns.lock().again.is_empty();
+        let is_wanted = is_short && !self.fs.spill.returns.lock().again.is_empty();
         if !self.spills() || !is_full && !is_wanted {
             worker.backoff.note(false, 0);
             worker.error = None;
-            self.spill.is_stuck.store(false, Relaxed);
+            self.fs.spill.is_stuck.store(false, Relaxed);
             self.bring_some_back(back)?;
             self.sweep()?;
             return Ok(());
@@ -313,17 +314,17 @@ impl Fs {
     }
 
     /// Delays the next attempts after a failed one.
-    fn note_outcome(&self, worker: &mut Worker, outcome: Result<()>) -> Result<()> {
-        worker.backoff.note(outcome.is_err(), self.clock.monotonic_ns());
+    fn note_outcome(self, worker: &mut Worker, outcome: Result<()>) -> Result<()> {
+        worker.backoff.note(outcome.is_err(), self.fs.clock.monotonic_ns());
         worker.error = outcome.clone().err();
         outcome
     }
 
     /// Spills until memory is below `percent`, within spilling's share of a processor.
-    fn spill_some(&self, worker: &mut Worker, percent: u64, now: u64) -> Result<u64> {
+    fn spill_some(self, worker: &mut Worker, percent: u64, now: u64) -> Result<u64> {
         let (used, size) = self.memory();
-        let share = share_percent(self.options.pack_load.max(1), used, size);
-        let granted = worker.load.earn(now, share, self.region.last_lsn(), 0);
+        let share = share_percent(self.fs.options.pack_load.max(1), used, size);
+        let granted = worker.load.earn(now, share, self.fs.region.last_lsn(), 0);
         if granted.ns == 0 {
             return Ok(0);
         }
@@ -333,7 +334,7 @@ impl Fs {
             let above = self.memory_above(percent);
             // At most one turn of the hand: files that are not cold yet can be used until the next
             // tick.
-            if above == 0 || blocks >= self.table.blocks() || self.clock.monotonic_ns() >= until_ns {
+            if above == 0 || blocks >= self.fs.table.blocks() || self.fs.clock.monotonic_ns() >= until_ns {
                 break Ok(gained);
             }
             match self.spill_batch(worker, above, TICK_BLOCKS, Which::Cold) {
@@ -341,24 +342,24 @@ impl Fs {
                 Err(error) => break Err(error),
             }
         };
-        worker.load.spend(self.clock.monotonic_ns().saturating_sub(now));
+        worker.load.spend(self.fs.clock.monotonic_ns().saturating_sub(now));
         outcome
     }
 
     /// Spills for an operation that found no room. Returns whether that gained any.
-    pub(crate) fn spill_for_room(&self, segments: u64, patience: Patience) -> Result<bool> {
+    pub(crate) fn spill_for_room(self, segments: u64, patience: Patience) -> Result<bool> {
         if !self.spills() {
             return Ok(false);
         }
         patience.may_flush()?;
-        let mut worker = self.spill.worker.lock();
-        if worker.backoff.waits(self.clock.monotonic_ns()) {
+        let mut worker = self.fs.spill.worker.lock();
+        if worker.backoff.waits(self.fs.clock.monotonic_ns()) {
             return Ok(false);
         }
         let want = (segments * SEGMENT + PRESSED_BYTES).max(self.memory().1 / 32);
         let (mut gained, mut blocks) = (0, 0);
         // Enough turns for the warmest file to become cold.
-        while gained < want && blocks <= TURNS * self.table.blocks() {
+        while gained < want && blocks <= TURNS * self.fs.table.blocks() {
             match self.spill_batch(&mut worker, want - gained, u64::MAX, Which::Cold) {
                 Ok(done) => (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1)),
                 // A device error is not the caller's error: the caller reports lack of room.
@@ -368,34 +369,34 @@ impl Fs {
                 }
             }
         }
-        self.region.strip_empty();
-        self.spill.is_stuck.store(gained == 0, Relaxed);
+        self.fs.region.strip_empty();
+        self.fs.spill.is_stuck.store(gained == 0, Relaxed);
         Ok(gained > 0)
     }
 
     /// Spills everything that may be spilled, however warm. Returns the bytes of memory gained.
-    pub fn spill_all(&self) -> Result<u64> {
-        self.writable()?;
-        if self.bulk.is_none() {
+    pub fn spill_all(self) -> Result<u64> {
+        self.fs.writable()?;
+        if self.fs.bulk.is_none() {
             return Ok(0);
         }
-        let mut worker = self.spill.worker.lock();
+        let mut worker = self.fs.spill.worker.lock();
         let (mut gained, mut blocks) = (0, 0);
         worker.hand = 0;
-        while blocks < self.table.blocks() {
-            let done = self.spill_batch(&mut worker, u64::MAX, self.table.blocks() - blocks, Which::All)?;
+        while blocks < self.fs.table.blocks() {
+            let done = self.spill_batch(&mut worker, u64::MAX, self.fs.table.blocks() - blocks, Which::All)?;
             (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1));
         }
         Ok(gained)
     }
 
     /// Consolidates payloads from sparsely used blocks, and unmaps the blocks that become unused.
-    pub fn clean_spilled(&self) -> Result<()> {
-        self.writable()?;
-        if self.spill.file().is_none() {
+    pub fn clean_spilled(self) -> Result<()> {
+        self.fs.writable()?;
+        if self.fs.spill.file().is_none() {
             return Ok(());
         }
-        let mut worker = self.spill.worker.lock();
+        let mut worker = self.fs.spill.worker.lock();
         self.look_for_spilled(&mut worker, u64::MAX)?;
         worker.cleaning = None;
         self.clean(&mut worker, u64::MAX, 0)?;
@@ -404,17 +405,17 @@ impl Fs {
 
     /// Brings everything spilled back into memory, as far as there is room. Returns how many groups
     /// are left.
-    pub fn bring_all_back(&self) -> Result<u64> {
-        self.writable()?;
-        for block in 0..self.table.blocks() {
+    pub fn bring_all_back(self) -> Result<u64> {
+        self.fs.writable()?;
+        for block in 0..self.fs.table.blocks() {
             let mut files = Vec::new();
-            self.table.for_block(&self.region, block, &mut |ino, slot| {
+            self.fs.table.for_block(&self.fs.region, block, &mut |ino, slot| {
                 if let InodeSlot::Used(Inode { layout: Layout::Packed | Layout::Chunked, .. }) = slot {
                     files.push(ino);
                 }
             })?;
             for ino in files {
-                match self.past_damage(ino, self.bring_file_back(ino)) {
+                match self.fs.past_damage(ino, self.bring_file_back(ino)) {
                     Err(Error::NoSpace(_)) => return Ok(self.spilled().groups),
                     outcome => drop(outcome?),
                 }
@@ -425,11 +426,11 @@ impl Fs {
 
     /// Unmaps blocks of the spill file for an operation that found no bulk storage. Returns whether
     /// there were any.
-    pub(crate) fn release_spilled(&self) -> Result<bool> {
-        if self.spill.file().is_none() {
+    pub(crate) fn release_spilled(self) -> Result<bool> {
+        if self.fs.spill.file().is_none() {
             return Ok(false);
         }
-        let mut worker = self.spill.worker.lock();
+        let mut worker = self.fs.spill.worker.lock();
         self.look_for_spilled(&mut worker, u64::MAX)?;
         if self.sweep()? > 0 {
             return Ok(true);
@@ -443,28 +444,28 @@ impl Fs {
 
     /// Continues, after a mount, the scan of all inodes for ranges of the spill file in use, at up
     /// to `most` blocks of the table.
-    fn look_for_spilled(&self, worker: &mut Worker, most: u64) -> Result<()> {
-        if self.spill.map.is_whole() {
+    fn look_for_spilled(self, worker: &mut Worker, most: u64) -> Result<()> {
+        if self.fs.spill.map.is_whole() {
             return Ok(());
         }
         let mut left = most;
-        while worker.seen < self.table.blocks() {
+        while worker.seen < self.fs.table.blocks() {
             if left == 0 {
                 return Ok(());
             }
             let mut files = Vec::new();
-            self.table.for_block(&self.region, worker.seen, &mut |ino, slot| {
+            self.fs.table.for_block(&self.fs.region, worker.seen, &mut |ino, slot| {
                 if let InodeSlot::Used(Inode { layout: Layout::Packed | Layout::Chunked, .. }) = slot {
                     files.push(ino);
                 }
             })?;
             for ino in files {
-                self.past_damage(ino, self.note_spilled(ino))?;
+                self.fs.past_damage(ino, self.note_spilled(ino))?;
             }
             worker.seen += 1;
             left -= 1;
         }
-        self.spill.map.set_whole();
+        self.fs.spill.map.set_whole();
         self.note_unused()
     }
 }

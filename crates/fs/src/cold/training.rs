@@ -18,7 +18,8 @@ use shoal_pack::{Compressor, Dictionary, Method, takes_dictionary, train};
 use crate::cold::cooled::{has_data, may_be_packed};
 use crate::cold::objects::Placed;
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Result, small};
+use crate::rooms::Cooling;
+use crate::{Error, Ino, Result, small};
 
 /// Most short files that wait for each other.
 pub(crate) const SHORT_FILES: usize = 4096;
@@ -88,25 +89,25 @@ impl Sample {
     }
 }
 
-impl Fs {
+impl<'a> Cooling<'a> {
     /// Tries whether the short ones of these files, which are to be packed next, are worth a
     /// dictionary.
-    pub fn consider_dictionary(&self, files: &[Ino]) -> Result<()> {
+    pub fn consider_dictionary(self, files: &[Ino]) -> Result<()> {
         let is_short = |ino: Ino| {
-            let _lock = self.locks.read(ino);
-            let inode = self.load(ino).ok().filter(may_be_packed);
-            inode.is_some_and(|inode| takes_dictionary(self.method_of(&inode), inode.size))
+            let _lock = self.fs.locks.read(ino);
+            let inode = self.fs.load(ino).ok().filter(may_be_packed);
+            inode.is_some_and(|inode| takes_dictionary(self.fs.tree().method_of(&inode), inode.size))
         };
         let short: Vec<Ino> = files.iter().copied().filter(|&ino| is_short(ino)).collect();
-        self.train(&mut self.packer.lock().training, &short)
+        self.train(&mut self.fs.packer.lock().training, &short)
     }
 
     /// Tries whether these short files, which are to be packed next, are worth a dictionary. The
     /// caller holds the packer's lock.
-    pub(crate) fn train(&self, training: &mut Training, short: &[Ino]) -> Result<()> {
+    pub(crate) fn train(self, training: &mut Training, short: &[Ino]) -> Result<()> {
         // These files' own methods take a dictionary even if the store's does not.
-        let method = Some(self.options.method).filter(|&method| takes_dictionary(method, 1)).unwrap_or_default();
-        let newest = self.objects.dictionaries.newest();
+        let method = Some(self.fs.options.method).filter(|&method| takes_dictionary(method, 1)).unwrap_or_default();
+        let newest = self.fs.objects.dictionaries.newest();
         training.seen += short.len() as u64;
         training.recent.extend(short);
         let surplus = training.recent.len().saturating_sub(SHORT_FILES);
@@ -114,7 +115,7 @@ impl Fs {
         if training.due == 0 {
             training.due = if newest.is_some() { TRIAL_EVERY } else { FIRST_TRIAL };
         }
-        if training.seen < training.due || !self.objects.dictionaries.has_place() {
+        if training.seen < training.due || !self.fs.objects.dictionaries.has_place() {
             return Ok(());
         }
         training.seen = 0;
@@ -143,7 +144,7 @@ impl Fs {
 
     /// Returns the contents of these files, picked evenly: those to train on, and those to try
     /// with. `None` if there are too few.
-    fn sample(&self, files: &VecDeque<Ino>) -> Result<Option<(Sample, Sample)>> {
+    fn sample(self, files: &VecDeque<Ino>) -> Result<Option<(Sample, Sample)>> {
         let (mut trained, mut tried) = (Sample::default(), Sample::default());
         let mut contents = Vec::new();
         // Neighbours are alike. Steps of this prime visit all files in scattered order.
@@ -154,8 +155,8 @@ impl Fs {
                 break;
             }
             let ino = files[at];
-            let _lock = self.locks.read(ino);
-            let inode = match self.load(ino) {
+            let _lock = self.fs.locks.read(ino);
+            let inode = match self.fs.load(ino) {
                 Err(Error::Stale) => continue,
                 inode => inode?,
             };
@@ -164,7 +165,7 @@ impl Fs {
             }
             contents.resize(inode.size as usize, 0);
             // Damage is reported to those who read the file.
-            if small::read(&self.region, &self.objects, &inode, 0, &mut contents).is_ok() {
+            if small::read(&self.fs.region, &self.fs.objects, &inode, 0, &mut contents).is_ok() {
                 let sample = if turn % TRIED_ONE_OF == 0 { &mut tried } else { &mut trained };
                 sample.add(&contents);
             }
@@ -173,14 +174,14 @@ impl Fs {
     }
 
     /// Begins a search for users of old dictionaries.
-    pub(crate) fn idle_dictionaries(&self) -> Users {
-        Users { idle: self.objects.dictionaries.old() }
+    pub(crate) fn idle_dictionaries(self) -> Users {
+        Users { idle: self.fs.objects.dictionaries.old() }
     }
 
     /// Does the same for background work, if there are old dictionaries and the last search was
     /// long ago.
-    pub(crate) fn look_for_users(&self, training: &mut Training) -> Option<Users> {
-        let (now, users) = (self.clock.monotonic_ns(), self.idle_dictionaries());
+    pub(crate) fn look_for_users(self, training: &mut Training) -> Option<Users> {
+        let (now, users) = (self.fs.clock.monotonic_ns(), self.idle_dictionaries());
         if users.idle.is_empty() || now < training.looks_at_ns {
             return None;
         }
@@ -189,19 +190,19 @@ impl Fs {
     }
 
     /// Notes which dictionaries the files of an inode block have.
-    pub(crate) fn note_users(&self, block: u64, users: Option<&mut Users>) -> Result<()> {
+    pub(crate) fn note_users(self, block: u64, users: Option<&mut Users>) -> Result<()> {
         let Some(users) = users.filter(|users| !users.idle.is_empty()) else { return Ok(()) };
         let is_user = |inode: &Inode| inode.layout == Layout::Packed && takes_dictionary(Method::Auto, inode.size);
         let mut files = Vec::new();
-        self.table.for_block(&self.region, block, &mut |ino, slot| match slot {
+        self.fs.table.for_block(&self.fs.region, block, &mut |ino, slot| match slot {
             InodeSlot::Used(inode) if is_user(&inode) => files.push(ino),
             _ => {}
         })?;
         for ino in files {
             // The object may move without the file's lock.
-            let _lock = self.locks.read(ino);
-            let object = self.load(ino).and_then(|inode| match is_user(&inode) {
-                true => Ok(Placed::load(&self.region, inode.root)?.object.dictionary),
+            let _lock = self.fs.locks.read(ino);
+            let object = self.fs.load(ino).and_then(|inode| match is_user(&inode) {
+                true => Ok(Placed::load(&self.fs.region, inode.root)?.object.dictionary),
                 false => Ok(0),
             });
             match object {
@@ -216,10 +217,10 @@ impl Fs {
     }
 
     /// Forgets the dictionaries that have met no user in a search of all files.
-    pub(crate) fn forget_idle(&self, users: Option<&Users>) -> Result<()> {
+    pub(crate) fn forget_idle(self, users: Option<&Users>) -> Result<()> {
         match users {
             // A repair may bring back a file whose inode is damaged.
-            Some(users) if !users.idle.is_empty() && !self.table.damage.is_known() => {
+            Some(users) if !users.idle.is_empty() && !self.fs.table.damage.is_known() => {
                 self.forget_dictionaries(&users.idle)
             }
             _ => Ok(()),

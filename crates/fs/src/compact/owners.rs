@@ -11,7 +11,8 @@ use shoal_region::{Tx, Victims};
 
 use super::Budget;
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Result, dir, extents, small};
+use crate::rooms::Compacting;
+use crate::{Error, Ino, Result, dir, extents, small};
 
 /// Returns whether the inode may own something in these segments. Only a look at its pieces tells
 /// for certain.
@@ -27,22 +28,31 @@ pub(super) fn may_own(inode: &Inode, victims: &Victims) -> bool {
     has_others || victims.contains(inode.root) || victims.contains(inode.xattr)
 }
 
-impl Fs {
+/// Commits `tx` if it moved something.
+fn commit_moved(tx: Tx<'_>, moved: bool, bytes: u64, budget: &mut Budget) -> Result<()> {
+    if moved {
+        tx.commit()?;
+        budget.moved(bytes);
+    }
+    Ok(())
+}
+
+impl<'a> Compacting<'a> {
     /// Moves pieces of `ino` that lie in `victims`, from `position` on (0: the beginning). Returns
     /// where to continue when the budget is spent, `None` when the inode is done with. An inode
     /// that is in use, or gone, counts as done with.
     pub(super) fn move_pieces(
-        &self,
+        self,
         ino: Ino,
         position: u64,
         victims: &Victims,
         budget: &mut Budget,
     ) -> Result<Option<u64>> {
-        let lock = self.locks.try_write(ino);
+        let lock = self.fs.locks.try_write(ino);
         if lock.is_none() && !is_planted(Bug::CompactInUse) {
             return Ok(None);
         }
-        let mut inode = match self.load(ino) {
+        let mut inode = match self.fs.load(ino) {
             Err(Error::Stale) => return Ok(None),
             loaded => loaded?,
         };
@@ -59,7 +69,7 @@ impl Fs {
     }
 
     fn move_piece(
-        &self,
+        self,
         ino: Ino,
         inode: &mut Inode,
         victims: &Victims,
@@ -70,36 +80,27 @@ impl Fs {
         if slot.is_none() || !victims.contains(*slot) {
             return Ok(());
         }
-        let mut tx = self.region.begin_reclaim();
+        let mut tx = self.fs.region.begin_reclaim();
         if let Some(new) = tx.relocate(*slot)? {
             *slot = new;
-            self.store(&mut tx, ino, inode)?;
+            self.fs.store(&mut tx, ino, inode)?;
             tx.commit()?;
             budget.moved(new.capacity());
         }
         Ok(())
     }
 
-    /// Commits `tx` if it moved something.
-    fn commit_moved(tx: Tx<'_>, moved: bool, bytes: u64, budget: &mut Budget) -> Result<()> {
-        if moved {
-            tx.commit()?;
-            budget.moved(bytes);
-        }
-        Ok(())
-    }
-
     fn move_chunks(
-        &self,
+        self,
         inode: &mut Inode,
         mut chunk: u64,
         victims: &Victims,
         budget: &mut Budget,
     ) -> Result<Option<u64>> {
         while chunk < small::chunk_count(inode) {
-            let mut tx = self.region.begin_reclaim();
+            let mut tx = self.fs.region.begin_reclaim();
             let bytes = small::relocate_chunk(&mut tx, inode, chunk, |slot| victims.contains(slot))?;
-            Self::commit_moved(tx, bytes > 0, bytes, budget)?;
+            commit_moved(tx, bytes > 0, bytes, budget)?;
             chunk += 1;
             if !budget.look() {
                 return Ok(Some(chunk));
@@ -108,12 +109,12 @@ impl Fs {
         Ok(None)
     }
 
-    fn move_leaves(&self, inode: &Inode, mut leaf: u64, victims: &Victims, budget: &mut Budget) -> Result<Option<u64>> {
-        let count = extents::leaf_count(&self.region, inode.root)?;
+    fn move_leaves(self, inode: &Inode, mut leaf: u64, victims: &Victims, budget: &mut Budget) -> Result<Option<u64>> {
+        let count = extents::leaf_count(&self.fs.region, inode.root)?;
         while leaf < count {
-            let mut tx = self.region.begin_reclaim();
+            let mut tx = self.fs.region.begin_reclaim();
             let moved = extents::relocate_leaf(&mut tx, inode.root, leaf, |slot| victims.contains(slot))?;
-            Self::commit_moved(tx, moved, shoal_format::extent::LEAF_BYTES, budget)?;
+            commit_moved(tx, moved, shoal_format::extent::LEAF_BYTES, budget)?;
             leaf += 1;
             if !budget.look() {
                 return Ok(Some(leaf));
@@ -123,7 +124,7 @@ impl Fs {
     }
 
     fn move_buckets(
-        &self,
+        self,
         ino: Ino,
         inode: &mut Inode,
         mut hash: u64,
@@ -131,13 +132,13 @@ impl Fs {
         budget: &mut Budget,
     ) -> Result<Option<u64>> {
         loop {
-            let (root, mut tx) = (inode.root, self.region.begin_reclaim());
+            let (root, mut tx) = (inode.root, self.fs.region.begin_reclaim());
             let (moved, next) = dir::relocate_along(&mut tx, inode, hash, |slot| victims.contains(slot))?;
             if inode.root != root {
-                self.store(&mut tx, ino, inode)?;
+                self.fs.store(&mut tx, ino, inode)?;
             }
             let bytes = tx.payload_bytes() as u64;
-            Self::commit_moved(tx, moved, bytes, budget)?;
+            commit_moved(tx, moved, bytes, budget)?;
             match next {
                 None => return Ok(None),
                 Some(next) => hash = next,

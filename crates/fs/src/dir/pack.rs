@@ -22,7 +22,8 @@ use super::{
 };
 use crate::cold::cooled::{Packing, has_buckets, has_cooled};
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Result};
+use crate::rooms::Tree;
+use crate::{Error, Ino, Result};
 
 /// Most buckets packed, and looked at, while a directory's lock is held.
 const STEP: u32 = 16;
@@ -138,26 +139,26 @@ fn pack_along(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64) -> Result<(bool, Opti
     Ok((packed.is_some(), behind(&way, hash)))
 }
 
-impl Fs {
+impl<'a> Tree<'a> {
     /// Returns whether buckets of this directory are packed when they have cooled.
-    pub(crate) fn packs_directory(&self, inode: &Inode) -> bool {
-        self.options.pack_inodes && has_buckets(inode)
+    pub(crate) fn packs_directory(self, inode: &Inode) -> bool {
+        self.fs.options.pack_inodes && has_buckets(inode)
     }
 
     /// Packs the buckets of a directory; with `age` only if it has cooled. The caller holds no locks.
-    pub(crate) fn pack_directory(&self, ino: Ino, age: Option<Duration>, done: &mut Packing) -> Result<()> {
-        self.region.add_feature(FEATURE_BUCKETS)?;
+    pub(crate) fn pack_directory(self, ino: Ino, age: Option<Duration>, done: &mut Packing) -> Result<()> {
+        self.fs.region.add_feature(FEATURE_BUCKETS)?;
         let mut hash = Some(0);
         while let Some(from) = hash {
-            let Some(_lock) = self.locks.try_write(ino) else {
+            let Some(_lock) = self.fs.locks.try_write(ino) else {
                 done.busy += 1;
                 return Ok(());
             };
-            let mut inode = match self.load(ino) {
+            let mut inode = match self.fs.load(ino) {
                 Err(Error::Stale) => return Ok(()),
                 loaded => loaded?,
             };
-            if !self.packs_directory(&inode) || age.is_some_and(|age| !has_cooled(&inode, self.now(), age)) {
+            if !self.packs_directory(&inode) || age.is_some_and(|age| !has_cooled(&inode, self.fs.now(), age)) {
                 return Ok(());
             }
             hash = self.pack_buckets(ino, &mut inode, from, done)?;
@@ -166,8 +167,8 @@ impl Fs {
     }
 
     /// Packs some buckets from `hash` on; returns the next hash to look at.
-    fn pack_buckets(&self, ino: Ino, inode: &mut Inode, hash: u64, done: &mut Packing) -> Result<Option<u64>> {
-        let (before, mut tx) = (inode.allocated, self.region.begin_reclaim());
+    fn pack_buckets(self, ino: Ino, inode: &mut Inode, hash: u64, done: &mut Packing) -> Result<Option<u64>> {
+        let (before, mut tx) = (inode.allocated, self.fs.region.begin_reclaim());
         let (mut next, mut packed, mut looks) = (Some(hash), 0, 0);
         while let Some(hash) = next
             && packed < STEP
@@ -179,8 +180,8 @@ impl Fs {
             next = behind;
         }
         if packed > 0 {
-            self.store(&mut tx, ino, inode)?;
-            self.packing.commit_packed(tx, 0, 0)?;
+            self.fs.store(&mut tx, ino, inode)?;
+            self.fs.packing.commit_packed(tx, 0, 0)?;
             done.buckets += u64::from(packed);
             done.before += before;
             done.after += inode.allocated;

@@ -30,7 +30,8 @@ use super::tables::{Decoder, PackedTables};
 use super::{BLOCK_CLASS, InodeTable, record};
 use crate::cold::counts::Counters;
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Result};
+use crate::rooms::Compacting;
+use crate::{Error, Ino, Result};
 
 /// Number of locks for packed blocks.
 pub(super) const STRIPES: usize = 256;
@@ -312,24 +313,24 @@ fn found(slot: SlotRef) -> Result<SlotRef> {
     if slot.is_none() { Err(Error::Stale) } else { Ok(slot) }
 }
 
-impl Fs {
+impl<'a> Compacting<'a> {
     /// Returns the plain block with the record of `ino`, for a change within `tx`. Unpacks the
     /// block if it is packed.
     #[inline]
-    pub(super) fn plain_block(&self, tx: &Tx<'_>, ino: Ino, removes: bool) -> Result<SlotRef> {
+    pub(super) fn plain_block(self, tx: &Tx<'_>, ino: Ino, removes: bool) -> Result<SlotRef> {
         self.plain_block_or(ino, || self.unpack(Need::of(tx, removes), ino, false))
     }
 
     /// Does the same if there is room at once; otherwise fails with [`Error::NoSpace`].
-    pub(super) fn plain_block_at_once(&self, ino: Ino) -> Result<SlotRef> {
-        self.plain_block_or(ino, || found(self.unpack_in(ino, &|| self.region.begin(), false)?))
+    pub(super) fn plain_block_at_once(self, ino: Ino) -> Result<SlotRef> {
+        self.plain_block_or(ino, || found(self.unpack_in(ino, &|| self.fs.region.begin(), false)?))
     }
 
     #[inline]
-    fn plain_block_or(&self, ino: Ino, unpack: impl FnOnce() -> Result<SlotRef>) -> Result<SlotRef> {
-        let bits = self.table.bits_of(&self.region, ino)?;
-        self.table.packed.changed.set(ino.block());
-        self.table.packed.plain_changed.set(ino.block());
+    fn plain_block_or(self, ino: Ino, unpack: impl FnOnce() -> Result<SlotRef>) -> Result<SlotRef> {
+        let bits = self.fs.table.bits_of(&self.fs.region, ino)?;
+        self.fs.table.packed.changed.set(ino.block());
+        self.fs.table.packed.plain_changed.set(ino.block());
         super::plain_reference(bits).map_or_else(unpack, Ok)
     }
 
@@ -337,10 +338,10 @@ impl Fs {
     /// takes no more room than there is.
     #[cold]
     #[inline(never)]
-    fn unpack(&self, need: Need, ino: Ino, lossy: bool) -> Result<SlotRef> {
+    fn unpack(self, need: Need, ino: Ino, lossy: bool) -> Result<SlotRef> {
         let mut lack = Lack::OTHER;
         for _ in 0..TRIES {
-            match self.unpack_in(ino, &|| self.region.begin(), lossy) {
+            match self.unpack_in(ino, &|| self.fs.region.begin(), lossy) {
                 Err(Error::NoSpace(now)) => lack = now,
                 outcome => return found(outcome?),
             }
@@ -348,24 +349,24 @@ impl Fs {
                 break;
             }
         }
-        if need == Need::Ordinary || need == Need::Change && !self.region.has_half_reserve() {
+        if need == Need::Ordinary || need == Need::Change && !self.fs.region.has_half_reserve() {
             return Err(Error::NoSpace(lack));
         }
-        found(self.unpack_in(ino, &|| self.region.begin_reclaim(), lossy)?)
+        found(self.unpack_in(ino, &|| self.fs.region.begin_reclaim(), lossy)?)
     }
 
     fn unpack_in<'r>(&'r self, ino: Ino, begin: &dyn Fn() -> Tx<'r>, lossy: bool) -> Result<SlotRef> {
-        self.table.unpack(&self.region, begin, ino.block(), lossy)
+        self.fs.table.unpack(&self.fs.region, begin, ino.block(), lossy)
     }
 
     /// Unpacks a block whose records partly or wholly do not decode, so that each of them can be
     /// repaired.
-    pub(crate) fn unpack_damaged(&self, ino: Ino) -> Result<()> {
+    pub(crate) fn unpack_damaged(self, ino: Ino) -> Result<()> {
         self.unpack(Need::Removal, ino, true).map(drop)
     }
 
     /// Counts packed inodes; looks at every block of the inode table.
-    pub fn packed_inodes(&self) -> Result<PackedInodes> {
-        self.table.count_packed(&self.region)
+    pub fn packed_inodes(self) -> Result<PackedInodes> {
+        self.fs.table.count_packed(&self.fs.region)
     }
 }

@@ -26,7 +26,8 @@ use super::{InodeTable, block, record};
 use crate::cold::cooled::{has_buckets, may_be_packed};
 use crate::locks::LockTable;
 use crate::method;
-use crate::{Error, Fs, Result};
+use crate::rooms::Compacting;
+use crate::{Error, Result};
 
 /// Blocks packed in a step of background work.
 pub(crate) const STEP_PACKED: u32 = 128;
@@ -247,21 +248,21 @@ fn alloc(region: &Region, len: u64) -> Result<(Tx<'_>, SlotRef)> {
     Err(Error::NoSpace(lack))
 }
 
-impl Fs {
+impl<'a> Compacting<'a> {
     /// Does one step of packing: packs at most `budget` blocks, or none if the store's options do
     /// not ask for it.
-    pub fn pack_inodes_step(&self, budget: u32) -> Result<InodePacking> {
-        match self.options.pack_age {
+    pub fn pack_inodes_step(self, budget: u32) -> Result<InodePacking> {
+        match self.fs.options.pack_age {
             Some(age) => self.pack_inodes_of(age, budget, Duration::ZERO),
             None => Ok(InodePacking::default()),
         }
     }
 
     /// Packs all inodes now, whatever their age.
-    pub fn pack_inodes_now(&self) -> Result<InodePacking> {
+    pub fn pack_inodes_now(self) -> Result<InodePacking> {
         {
-            let mut packer = self.inode_packer.lock();
-            let changed = self.table.packed.changed.take();
+            let mut packer = self.fs.inode_packer.lock();
+            let changed = self.fs.table.packed.changed.take();
             packer.due.resize(changed.len(), 0);
             packer.due.iter_mut().zip(changed).for_each(|(due, changed)| *due |= changed);
             packer.block = 0;
@@ -282,42 +283,42 @@ impl Fs {
     /// Does a small step while others commit. Blocks that were changed since the round began are
     /// left alone, and rounds are a second apart: inodes that change again and again would be
     /// unpacked again and again.
-    pub(crate) fn pack_inodes_beside(&self) -> Result<InodePacking> {
-        match self.options.pack_age {
+    pub(crate) fn pack_inodes_beside(self) -> Result<InodePacking> {
+        match self.fs.options.pack_age {
             Some(age) => self.pack_inodes_of(age, LOAD_BLOCKS, BESIDE_ROUND),
             None => Ok(InodePacking::default()),
         }
     }
 
-    fn pack_inodes_of(&self, age: Duration, budget: u32, rest: Duration) -> Result<InodePacking> {
-        self.writable()?;
+    fn pack_inodes_of(self, age: Duration, budget: u32, rest: Duration) -> Result<InodePacking> {
+        self.fs.writable()?;
         let mut done = InodePacking::default();
-        if !self.options.pack_inodes {
+        if !self.fs.options.pack_inodes {
             return Ok(done);
         }
-        let mut packer = self.inode_packer.lock();
-        let now_ns = self.clock.monotonic_ns();
+        let mut packer = self.fs.inode_packer.lock();
+        let now_ns = self.fs.clock.monotonic_ns();
         if packer.due.is_empty() {
-            if now_ns < packer.rests_until_ns || !self.table.packed.changed.any() {
+            if now_ns < packer.rests_until_ns || !self.fs.table.packed.changed.any() {
                 return Ok(done);
             }
-            (packer.due, packer.block) = (self.table.packed.changed.take(), 0);
+            (packer.due, packer.block) = (self.fs.table.packed.changed.take(), 0);
         }
-        let cold = Cold::new(self.now(), age, self.options.method);
+        let cold = Cold::new(self.fs.now(), age, self.fs.options.method);
         let (mut packs, mut looks) = (budget, budget.saturating_mul(LOOKS));
-        while packer.block < self.table.blocks() && packs > 0 && looks > 0 {
+        while packer.block < self.fs.table.blocks() && packs > 0 && looks > 0 {
             packer.block = next_in(&packer.due, packer.block);
             let block = packer.block;
-            if block >= self.table.blocks() {
+            if block >= self.fs.table.blocks() {
                 break;
             }
             looks -= 1;
-            if !rest.is_zero() && self.table.packed.changed.has(block) {
+            if !rest.is_zero() && self.fs.table.packed.changed.has(block) {
                 packer.block += 1;
                 continue;
             }
             let prepare = || self.prepare_packing(|| ProfileFile::built_in().of_store());
-            match self.table.pack_block(&self.region, &self.locks, block, Some(cold), prepare) {
+            match self.fs.table.pack_block(&self.fs.region, &self.fs.locks, block, Some(cold), prepare) {
                 Ok(Look::Packed(bytes, inodes)) => {
                     packs -= 1;
                     done.blocks += 1;
@@ -325,10 +326,10 @@ impl Fs {
                     done.bytes_before += INODE_BLOCK;
                     done.bytes_after += bytes;
                 }
-                Ok(Look::Later) => self.table.packed.changed.set(block),
+                Ok(Look::Later) => self.fs.table.packed.changed.set(block),
                 Ok(Look::Nothing) => {}
                 Err(error) => {
-                    self.table.packed.changed.set(block);
+                    self.fs.table.packed.changed.set(block);
                     match error {
                         // There is no room for the log or the tables, or the block is damaged;
                         // nothing is lost by waiting.
@@ -339,7 +340,7 @@ impl Fs {
             }
             packer.block += 1;
         }
-        done.more = packer.block < self.table.blocks();
+        done.more = packer.block < self.fs.table.blocks();
         if !done.more {
             packer.due.clear();
             packer.rests_until_ns =
@@ -350,20 +351,20 @@ impl Fs {
 
     /// Makes the store ready for a packed block: adds the feature, and sees that there are tables
     /// with room. The first tables get `profile`. The caller holds no locks.
-    fn prepare_packing(&self, profile: impl FnOnce() -> ProfileFile) -> Result<bool> {
-        self.region.add_feature(FEATURE_PACKED)?;
-        self.table.prepare_tables(&self.region, profile)
+    fn prepare_packing(self, profile: impl FnOnce() -> ProfileFile) -> Result<bool> {
+        self.fs.region.add_feature(FEATURE_PACKED)?;
+        self.fs.table.prepare_tables(&self.fs.region, profile)
     }
 
     /// Sets the profiles that the store's inodes are packed with, instead of the built-in ones.
     /// Only possible before the first block is packed. Returns false if the store has profiles
     /// already, or if among these there are none of Shoal's own compressor, or more than a store
     /// takes.
-    pub fn set_inode_profiles(&self, file: &ProfileFile) -> Result<bool> {
-        self.writable()?;
+    pub fn set_inode_profiles(self, file: &ProfileFile) -> Result<bool> {
+        self.fs.writable()?;
         let file = file.of_store();
         let fits = (1..=PROFILES_MAX).contains(&file.profiles.len()) && file.to_bytes().len() <= STORE_PROFILES_BYTES;
-        if self.table.has_tables() || !fits {
+        if self.fs.table.has_tables() || !fits {
             return Ok(false);
         }
         self.prepare_packing(|| file)
@@ -371,29 +372,29 @@ impl Fs {
 
     /// Returns the profiles that the store has. It has none before a first block is packed with the
     /// built-in ones, or if they cannot be read.
-    pub fn inode_profiles(&self) -> Option<ProfileFile> {
-        self.table.packed.tables.profiles()
+    pub fn inode_profiles(self) -> Option<ProfileFile> {
+        self.fs.table.packed.tables.profiles()
     }
 
     /// Packs some block other than `not`, whatever its age, or gives an empty one back, so that its
     /// slot is free. The caller may hold inode locks.
     #[cold]
-    pub(super) fn pack_another(&self, not: u64) -> Result<bool> {
+    pub(super) fn pack_another(self, not: u64) -> Result<bool> {
         // Any claim keeps every block from being packed, and the caller may hold one itself.
-        if self.table.claims.load(Ordering::Acquire) != 0 {
+        if self.fs.table.claims.load(Ordering::Acquire) != 0 {
             return Ok(false);
         }
         // A block that was packed before may be packed again, whatever the options say: the slot of
         // its plain form is what is missing.
-        let searches = self.options.pack_age.is_some() && self.options.pack_inodes;
+        let searches = self.fs.options.pack_age.is_some() && self.fs.options.pack_inodes;
         // A block without inodes need not be packed.
-        for block in self.table.take_emptied(1) {
-            if self.table.give_back_as(&self.region, &self.locks, block, true)? {
+        for block in self.fs.table.take_emptied(1) {
+            if self.fs.table.give_back_as(&self.fs.region, &self.fs.locks, block, true)? {
                 return Ok(true);
             }
-            self.table.still_emptied(block);
+            self.fs.table.still_emptied(block);
         }
-        let (blocks, packed) = (self.table.blocks(), &self.table.packed);
+        let (blocks, packed) = (self.fs.table.blocks(), &self.fs.table.packed);
         let (mut kept, mut found, mut tries) = (Vec::new(), false, 0);
         for _ in 0..blocks.min(SEARCH_BLOCKS) {
             if tries == SEARCH_TRIES {
@@ -406,7 +407,7 @@ impl Fs {
             let block = known.unwrap_or_else(|| packed.search.fetch_add(1, Ordering::Relaxed) % blocks);
             let look = match block == not {
                 true => Ok(Look::Later),
-                false => self.table.pack_block(&self.region, &self.locks, block, None, || Ok(true)),
+                false => self.fs.table.pack_block(&self.fs.region, &self.fs.locks, block, None, || Ok(true)),
             };
             match look {
                 Ok(Look::Packed(..)) => {

@@ -24,6 +24,7 @@ use shoal_region::{Lack, Tx};
 use super::packed::{PACKED_MAX, STRIPES, SlotBytes, indexed_triplet, is_packed};
 use super::tables::Change;
 use super::{Claim, block, record};
+use crate::rooms::Tree;
 use crate::{Error, Fs, Ino, Result};
 
 /// A removal and what it holds until its transaction has ended.
@@ -38,9 +39,9 @@ pub(crate) struct Removal<'a> {
     lack: Lack,
 }
 
-impl Fs {
-    pub(crate) fn removal(&self) -> Removal<'_> {
-        Removal { fs: self, change: None, claim: None, forms: Vec::new(), alone: None, lack: Lack::OTHER }
+impl<'a> Tree<'a> {
+    pub(crate) fn removal(self) -> Removal<'a> {
+        Removal { fs: self.fs, change: None, claim: None, forms: Vec::new(), alone: None, lack: Lack::OTHER }
     }
 }
 
@@ -63,7 +64,7 @@ impl<'a> Removal<'a> {
         let item = record::item(&inode.encode())?;
         let held = self.forms.len();
         if !self.holds(ino) {
-            match self.fs.plain_block_at_once(ino) {
+            match self.fs.compacting().plain_block_at_once(ino) {
                 Err(Error::NoSpace(lack)) => self.lack = lack,
                 plain => return block::put(tx, plain?, ino, inode),
             }
@@ -74,7 +75,7 @@ impl<'a> Removal<'a> {
         if self.forms.len() > held {
             // Nothing in that block was changed.
             self.forms.truncate(held);
-            match self.fs.plain_block(tx, ino, true) {
+            match self.fs.compacting().plain_block(tx, ino, true) {
                 Err(Error::NoSpace(lack)) => self.lack = lack,
                 plain => return block::put(tx, plain?, ino, inode),
             }
@@ -110,7 +111,7 @@ impl<'a> Removal<'a> {
             return Err(Error::NoSpace(self.lack));
         }
         self.forms.truncate(held);
-        block::put_free(tx, self.fs.plain_block(tx, ino, true)?, ino, generation)?;
+        block::put_free(tx, self.fs.compacting().plain_block(tx, ino, true)?, ino, generation)?;
         self.claim = Some(table.freeing(ino, generation));
         Ok(())
     }

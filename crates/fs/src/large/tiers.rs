@@ -15,11 +15,12 @@ use super::{MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans, run_of};
 use crate::cold::objects::Placed;
 use crate::data_lock::FileLock;
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Result, small};
+use crate::rooms::Large;
+use crate::{Error, Ino, Result, small};
 
 const CHUNKS_PER_BLOCK: u64 = BULK_BLOCK / CHUNK;
 
-impl Fs {
+impl<'a> Large<'a> {
     /// Moves a file's data from the region to the bulk device; size and contents stay.
     ///
     /// Bytes in the region may have been promised durable, so the blocks are flushed before the
@@ -27,20 +28,20 @@ impl Fs {
     /// of the file can have been promised yet, as in the middle of a copy. The commit lock decides
     /// that finally: if a promise was made while the blocks were written, the record is refused and
     /// the flush is done after all.
-    pub(crate) fn move_to_bulk(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
+    pub(crate) fn move_to_bulk(self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         if matches!(inode.layout, Layout::Empty | Layout::Extents) {
             return Ok(());
         }
-        let (bulk, ino, patience) = (self.bulk()?, file.ino, file.manner.patience);
+        let (bulk, ino, patience) = (self.fs.bulk()?, file.ino, file.manner.patience);
         for group in 0..inode.size.div_ceil(GROUP) {
-            if let ChunkRef::Packed(slot) = small::sure_ref(&self.region, inode, group * GROUP_CHUNKS)?
-                && Placed::load(&self.region, slot)?.place.is_some()
+            if let ChunkRef::Packed(slot) = small::sure_ref(&self.fs.region, inode, group * GROUP_CHUNKS)?
+                && Placed::load(&self.fs.region, slot)?.place.is_some()
             {
                 return Err(Error::Spilled { ino, group });
             }
         }
         let by_durable = is_planted(Bug::BirthByDurable);
-        let promised = if by_durable { self.region.durable_lsn() } else { self.region.promised_lsn() };
+        let promised = if by_durable { self.fs.region.durable_lsn() } else { self.fs.region.promised_lsn() };
         let mut birth = bulk.births.of(ino).filter(|&birth| birth > promised || is_planted(Bug::NeverPromised));
         if by_durable || is_planted(Bug::NeverPromised) {
             // Keeps the comparison under the commit lock from seeing it either.
@@ -62,10 +63,10 @@ impl Fs {
             }
             if birth.is_none() && write.is_some() && !is_planted(Bug::MoveFlush) {
                 let runs: Vec<_> = mapping.extents.iter().map(run_of).collect();
-                file.device(inode, |bulk| Ok(bulk.flush_runs(&self.region, runs, patience)?))?;
+                file.device(inode, |bulk| Ok(bulk.flush_runs(&self.fs.region, runs, patience)?))?;
             }
             let before = *inode;
-            let mut tx = self.region.begin_reclaim();
+            let mut tx = self.fs.region.begin_reclaim();
             if !small::free_all(&mut tx, inode)? {
                 return Err(Error::FileTooBig);
             }
@@ -76,7 +77,7 @@ impl Fs {
             };
             inode.flags |= INODE_HAS_NEW;
             bulk.fresh.list(ino);
-            self.store(&mut tx, ino, inode)?;
+            self.fs.store(&mut tx, ino, inode)?;
             if tx.commit_unpromised(lsn)?.is_some() {
                 self.count_large(before.layout, inode);
                 break;
@@ -96,7 +97,7 @@ impl Fs {
     /// Copies a file's data from the region to blocks that `mapping` reserves. Returns the last
     /// write, if any.
     fn copy_to_bulk(
-        &self,
+        self,
         file: &mut FileLock<'_>,
         inode: &mut Inode,
         mapping: &mut Mapping<'_>,
@@ -124,12 +125,13 @@ impl Fs {
                 buffer.clear();
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
-                small::read(&self.region, &self.objects, inode, at, &mut buffer[..readable])?;
-                let done = match file.device(inode, |bulk| Ok(bulk.fill(&self.region, extent.bulk_block, &buffer)?)) {
-                    Err(Error::Io(_)) if mapping.give_back(&extent) => continue,
-                    done => done?,
-                };
-                self.bulk()?.wrote(file.ino, done);
+                small::read(&self.fs.region, &self.fs.objects, inode, at, &mut buffer[..readable])?;
+                let done =
+                    match file.device(inode, |bulk| Ok(bulk.fill(&self.fs.region, extent.bulk_block, &buffer)?)) {
+                        Err(Error::Io(_)) if mapping.give_back(&extent) => continue,
+                        done => done?,
+                    };
+                self.fs.bulk()?.wrote(file.ino, done);
                 write = Some(done);
             }
             block = extent.end();
@@ -139,10 +141,10 @@ impl Fs {
 
     /// Returns the flags that a block of a file in the region gets on the device; `None` for a
     /// hole.
-    fn flags_on_bulk(&self, inode: &Inode, block: FileBlock, data_flags: u32) -> Result<Option<u32>> {
+    fn flags_on_bulk(self, inode: &Inode, block: FileBlock, data_flags: u32) -> Result<Option<u32>> {
         let first = block.get() * CHUNKS_PER_BLOCK;
         for chunk in first..first + CHUNKS_PER_BLOCK {
-            if small::chunk_ref(&self.region, inode, chunk)? != ChunkRef::Slot(SlotRef::NONE) {
+            if small::chunk_ref(&self.fs.region, inode, chunk)? != ChunkRef::Slot(SlotRef::NONE) {
                 let behind = block.byte() >= inode.size;
                 return Ok(Some(if behind { EXTENT_UNWRITTEN } else { data_flags }));
             }
@@ -152,7 +154,7 @@ impl Fs {
 
     /// Moves a file of at most [`MOVE_BACK_BYTES`], without blocks behind its end, into the region.
     /// If the region is full, the file stays where it is without an error.
-    pub(crate) fn move_to_region(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
+    pub(crate) fn move_to_region(self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         if inode.layout != Layout::Extents || inode.size > MOVE_BACK_BYTES {
             return Ok(());
         }
@@ -163,13 +165,13 @@ impl Fs {
     }
 
     /// Does the same, but a full region is an error. Then the file is unchanged.
-    pub(crate) fn move_back(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
+    pub(crate) fn move_back(self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         let mut data = Vec::new();
         for at in (0..inode.size).step_by(BULK_BLOCK as usize) {
             if self.data_at(inode, FileBlock::of(at))?.is_ok() {
                 let mut bytes = vec![0; (inode.size - at).min(BULK_BLOCK) as usize];
                 let spans = self.spans(inode, at, bytes.len())?;
-                file.device(inode, |_| read_spans(self, &spans, &mut bytes))?;
+                file.device(inode, |_| read_spans(self.fs, &spans, &mut bytes))?;
                 data.push((at, bytes));
             }
         }
@@ -179,9 +181,9 @@ impl Fs {
         Ok(())
     }
 
-    fn try_move_to_region(&self, ino: Ino, inode: &mut Inode, data: &[(u64, Vec<u8>)]) -> Result<()> {
+    fn try_move_to_region(self, ino: Ino, inode: &mut Inode, data: &[(u64, Vec<u8>)]) -> Result<()> {
         let before = *inode;
-        let mut tx = self.region.begin();
+        let mut tx = self.fs.region.begin();
         let (runs, _) = self.unmap(&mut tx, inode, FileBlock::ZERO, FileBlock::END)?;
         if inode.layout != Layout::Empty {
             return Err(Error::Corrupt(format!("inode {ino}: blocks behind the end of the file")));

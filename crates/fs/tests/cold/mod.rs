@@ -81,7 +81,7 @@ pub fn cool(fs: &Fs, clock: &SimClock) -> InodePacking {
     clock.advance(2 * AGE.as_nanos() as u64);
     let mut all = InodePacking::default();
     loop {
-        let done = fs.pack_inodes_step(7).unwrap();
+        let done = fs.compacting().pack_inodes_step(7).unwrap();
         all.blocks += done.blocks;
         all.inodes += done.inodes;
         all.bytes_before += done.bytes_before;
@@ -126,8 +126,8 @@ pub fn crowd(seed: u64, steps: u64) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                fs.pack_inodes_step(64).unwrap();
-                fs.compact_step().unwrap();
+                fs.compacting().pack_inodes_step(64).unwrap();
+                fs.compacting().compact_step().unwrap();
             }
         });
         let workers: Vec<_> = (0..4u64)

@@ -66,7 +66,7 @@ pub fn beside_writers(seed: u64, steps: u64) {
     std::thread::scope(|scope| {
         let compactor = scope.spawn(|| {
             while going.load(Ordering::Relaxed) {
-                fs.compact().unwrap();
+                fs.compacting().compact().unwrap();
             }
         });
         let work = |thread| {

@@ -46,16 +46,16 @@ pub fn delete_all(fs: &Fs, dir: Ino) -> Result<(), String> {
 pub fn empty(fs: &Fs, clock: &SimClock) -> Result<(), String> {
     delete_all(fs, ROOT)?;
     // Spilled blocks are given back in the background. The first tick may only look for them.
-    fs.spill_tick().and_then(|()| fs.spill_tick()).map_err(|e| format!("spilled files: {e}"))?;
+    fs.spilling().spill_tick().and_then(|()| fs.spilling().spill_tick()).map_err(|e| format!("spilled files: {e}"))?;
     fs.sync().map_err(|e| format!("sync: {e}"))?;
     clock.advance(2_000_000_000);
-    fs.tick().map_err(|e| format!("tick: {e}"))?;
+    fs.upkeep().tick().map_err(|e| format!("tick: {e}"))?;
     let usage = fs.usage();
     if (usage.inodes, usage.directories, usage.large_files, usage.bulk_used, usage.bulk_pending) != (1, 1, 0, 0, 0) {
         return Err(format!("after deleting everything: {usage:?}"));
     }
     let touched = fs.region().space().touched_bytes / shoal_format::SEGMENT;
-    let back = usage.region_free + table_bytes(fs)? + fs.sums_bytes() + 128 + touched * SEGMENT_LOSS;
+    let back = usage.region_free + table_bytes(fs)? + fs.devices().sums_bytes() + 128 + touched * SEGMENT_LOSS;
     if back < usage.region_bytes - usage.region_fixed {
         return Err(format!("space of the region is not back: {usage:?}"));
     }
@@ -73,7 +73,7 @@ fn table(fs: &Fs) -> Result<(u64, u64, u64), String> {
     let copies = roots.inode_tables.iter().filter(|bits| bits.get() != 0);
     let slots = copies.map(|bits| SlotRef::from_bits(bits.get()).expect("a reference"));
     let (count, bytes) = slots.fold((0, 0), |(count, bytes), slot| (count + 1, bytes + slot.capacity()));
-    let report = fs.packing_report().map_err(|e| format!("report: {e}"))?;
+    let report = fs.cooling().packing_report().map_err(|e| format!("report: {e}"))?;
     let dictionaries = if report.dictionary_bytes > 0 { 2 + 2 * report.dictionaries } else { 0 };
     Ok((1 + count + dictionaries, roots.inode_blocks.get(), bytes + report.dictionary_bytes))
 }
@@ -106,7 +106,7 @@ pub fn examine(store: Store, again: &[Operation]) -> Result<(), String> {
     }
     empty(&store.fs, &store.clock)?;
     let (nodes, blocks, _) = table(&store.fs)?;
-    let sums = store.fs.sums_bytes() / shoal_format::SEGMENT;
+    let sums = store.fs.devices().sums_bytes() / shoal_format::SEGMENT;
     store.fs.shutdown().map_err(|e| format!("shutdown: {e}"))?;
     let counts = check(setup, &store.world, false)?.counts;
     // The root directory may keep one bucket; checksums stay in runs of one segment.

@@ -224,8 +224,8 @@ impl Operation {
             SetThreshold(path, size) => fs.setxattr(ino(path)?, THRESHOLD_ATTRIBUTE, size.as_bytes(), XattrMode::Any),
             Rebalance(path, given) => {
                 let ino = ino(path)?;
-                match fs.misplaced(ino, given)? {
-                    Some(found) => fs.rebalance(ino, found.generation, given).map(drop),
+                match fs.large().misplaced(ino, given)? {
+                    Some(found) => fs.large().rebalance(ino, found.generation, given).map(drop),
                     None => Ok(()),
                 }
             }
@@ -254,23 +254,23 @@ impl Operation {
             Fsync(path) => fs.fsync(ino(path)?, false),
             Sync => fs.sync(),
             Checkpoint => fs.checkpoint(),
-            AddDictionary(tag) => fs.add_dictionary(bytes(tag, 700)),
-            PackAll => fs.pack_all(&mut |_, _| {}).map(drop),
-            SpillAll => fs.spill_all().map(drop),
-            CleanSpilled => fs.clean_spilled(),
-            BringBack => fs.bring_all_back().map(drop),
+            AddDictionary(tag) => fs.cooling().add_dictionary(bytes(tag, 700)),
+            PackAll => fs.cooling().pack_all(&mut |_, _| {}).map(drop),
+            SpillAll => fs.spilling().spill_all().map(drop),
+            CleanSpilled => fs.spilling().clean_spilled(),
+            BringBack => fs.spilling().bring_all_back().map(drop),
             // The first tick may find that not all inodes have been looked at.
-            SpillTick => fs.spill_tick().and_then(|()| fs.spill_tick()),
-            Pack(path) => fs.pack_now(ino(path)?).map(drop),
+            SpillTick => fs.spilling().spill_tick().and_then(|()| fs.spilling().spill_tick()),
+            Pack(path) => fs.cooling().pack_now(ino(path)?).map(drop),
             PackCooled => pack_cooled(actor),
             Tick => {
-                fs.tick()?;
+                fs.upkeep().tick()?;
                 actor.clock.advance(1_200_000_000);
-                fs.tick()
+                fs.upkeep().tick()
             }
             PackInodes => {
                 actor.clock.advance(60_000_000_000);
-                while fs.pack_inodes_step(64)?.more {}
+                while fs.compacting().pack_inodes_step(64)?.more {}
                 Ok(())
             }
             _ => unreachable!("{self:?} is about names"),
@@ -355,7 +355,7 @@ fn pack_cooled(actor: &mut Actor<'_>) -> Result<(), Error> {
     // The first tick checks whether anybody is at work. The others pack.
     for seconds in [60, 2, 2, 2] {
         actor.clock.advance(seconds * 1_000_000_000);
-        actor.fs.pack_tick()?;
+        actor.fs.cooling().pack_tick()?;
     }
     Ok(())
 }

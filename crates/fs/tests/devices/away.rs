@@ -54,17 +54,17 @@ pub fn away_or_older(kind: MemoryKind) {
         assert!(refused.to_string().contains("bulk device 1"), "{what}: {refused}");
         let world = world.snapshot().process_crash().open();
         let fs = try_open(&world, kind, boot, with, true).unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert!(fs.bulk_states()[1].state.is_lost(), "{what}");
+        assert!(fs.devices().states()[1].state.is_lost(), "{what}");
         assert!(matches!(read(&fs, away, 0, block), Err(Error::Io(_))), "{what}: a file on it is read");
         assert!(matches!(fs.write(away, 0, &[9; 10]), Err(Error::Io(_))), "{what}");
         assert_eq!(read(&fs, here, 0, block), Ok(vec![3; block]), "{what}");
         let late = create(&fs, b"late");
         assert_eq!(fs.write(late, 0, &vec![5; 2 * block]), Ok(2 * block), "{what}");
         fs.sync().unwrap();
-        assert!(fs.bulk_retry(1, || Ok((old.disk(1), 0))).is_err(), "{what}: the older copy");
+        assert!(fs.devices().retry(1, || Ok((old.disk(1), 0))).is_err(), "{what}: the older copy");
         // The device comes back as it was left.
         let disk = world.disk(1);
-        fs.bulk_retry(1, || Ok((disk, 0))).unwrap_or_else(|error| panic!("{what}: {error}"));
+        fs.devices().retry(1, || Ok((disk, 0))).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(read(&fs, away, 0, block), Ok(vec![2; block]), "{what}: back");
         assert_eq!(fs.unlink(ROOT, b"away"), Ok(()), "{what}");
         fs.shutdown().unwrap();
@@ -99,7 +99,7 @@ pub fn in_another_place(kind: MemoryKind) {
     }
     // After a restart of the machine every place is another one, and the power loss says enough.
     let (_, fs) = pair.again(true, false, |world| placed(world, 6)).unwrap();
-    assert!(!fs.bulk_states()[1].moved, "the device is where it was");
+    assert!(!fs.devices().states()[1].moved, "the device is where it was");
     assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![0; block]));
 }
 
@@ -245,10 +245,10 @@ pub fn behind_another_ones_cache(kind: MemoryKind) {
     let refused = try_open(&world, kind, boot, vec![given(1, device.clone())], false).map(drop).unwrap_err();
     assert!(refused.to_string().contains("bulk device 1"), "{refused}");
     let fs = try_open(&world, kind, boot, vec![given(1, device.clone())], true).unwrap();
-    assert!(fs.bulk_states()[1].state.is_lost());
+    assert!(fs.devices().states()[1].state.is_lost());
     assert!(matches!(read(&fs, away, 0, block), Err(Error::Io(_))), "a file on it is read");
-    assert!(fs.bulk_retry(1, || Ok((device.clone(), 0))).is_err(), "it is still another one");
+    assert!(fs.devices().retry(1, || Ok((device.clone(), 0))).is_err(), "it is still another one");
     assert!(!device.is_written.load(Ordering::Relaxed), "another device was written");
-    fs.bulk_retry(1, || Ok((world.disk(1), 0))).unwrap();
+    fs.devices().retry(1, || Ok((world.disk(1), 0))).unwrap();
     assert_eq!(read(&fs, away, 0, block), Ok(vec![1; block]));
 }

@@ -41,7 +41,7 @@ pub fn failed_flush(kind: MemoryKind) {
     everything_else_goes_on(fs, other);
     assert!(matches!(fs.fsync(fresh, false), Err(Error::Io(_))), "it was not durable before, and is not now");
     assert!(matches!(fs.write(promised, 0, &[9; 10]), Err(Error::Io(_))), "no writes any more");
-    let state = &fs.bulk_states()[1];
+    let state = &fs.devices().states()[1];
     assert!(state.state.cause().is_some() && !state.state.is_lost() && state.suspect == 3 * BULK_BLOCK, "{state:?}");
     // In another process the device works again and does not know what it lost.
     for power in [false, true] {
@@ -57,7 +57,7 @@ pub fn failed_flush(kind: MemoryKind) {
     }
     // In this process the device is used again.
     second.fails.store(false, Ordering::Relaxed);
-    fs.bulk_retry(1, || Ok((second.clone(), 0))).unwrap();
+    fs.devices().retry(1, || Ok((second.clone(), 0))).unwrap();
     see(fs, "after the retry", false);
     assert!(matches!(fs.write(promised, BULK_BLOCK + 5, &[9; 10]), Err(Error::Io(_))), "a part of a block in doubt");
     assert_eq!(fs.write(promised, BULK_BLOCK, &vec![6; block]), Ok(block));
@@ -74,8 +74,8 @@ pub fn failed_flush(kind: MemoryKind) {
     fs.unlink(ROOT, b"fresh").unwrap();
     fs.forget(fresh, u64::MAX);
     fs.sync().unwrap();
-    fs.tick().unwrap();
-    assert_eq!(fs.bulk_states()[1].suspect, 0);
+    fs.upkeep().tick().unwrap();
+    assert_eq!(fs.devices().states()[1].suspect, 0);
     let next = pair.file_on(1, b"next", 8, BLOCKS - 4);
     assert_eq!(fs.fsync(next, false), Ok(()));
     let (_, back) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
@@ -113,7 +113,7 @@ pub fn read_meanwhile(kind: MemoryKind) {
         reader.join().unwrap()
     });
     assert!(matches!(outcome, Err(Error::Io(_))), "{kind:?}: {outcome:?}");
-    assert_eq!(fs.bulk_states()[1].damaged, 0, "{kind:?}");
+    assert_eq!(fs.devices().states()[1].damaged, 0, "{kind:?}");
 }
 
 /// Tests that blocks of a write that failed are not in doubt for their next file: whatever it
@@ -122,16 +122,16 @@ pub fn given_back(kind: MemoryKind) {
     let (pair, promised) = with_promised(kind);
     let Pair { fs, second, .. } = &pair;
     let block = BULK_BLOCK as usize;
-    assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+    assert_eq!(fs.devices().leave(0), Ok(Leaving::Now));
     let refused = create(fs, b"refused");
     *second.plan.lock().unwrap() = Some((Failing::Write, 0, false));
     assert!(matches!(fs.write(refused, 0, &vec![3; 2 * block]), Err(Error::Io(_))));
-    fs.bulk_stay(0).unwrap();
+    fs.devices().stay(0).unwrap();
     assert_eq!(fs.write(promised, 0, &vec![2; block]), Ok(block));
     second.fails.store(true, Ordering::Relaxed);
     assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
     // As itself: what is written there outlives the process.
-    fs.bulk_retry(1, || Ok((pair.world.disk(1), 0))).unwrap();
+    fs.devices().retry(1, || Ok((pair.world.disk(1), 0))).unwrap();
     fills_the_rest(fs, &pair.world, kind, pair.boot);
 }
 
@@ -142,7 +142,7 @@ pub fn given_out(kind: MemoryKind) {
     let Pair { fs, second, .. } = &pair;
     let block = BULK_BLOCK as usize;
     assert_eq!(fs.write(promised, 0, &vec![2; block]), Ok(block));
-    assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+    assert_eq!(fs.devices().leave(0), Ok(Leaving::Now));
     let unfinished = create(fs, b"unfinished");
     let gate = second.gate.lock().unwrap();
     second.waiting.store(0, Ordering::Relaxed);
@@ -160,8 +160,8 @@ pub fn given_out(kind: MemoryKind) {
     });
     let boot = pair.boot.after(false);
     let fs = try_open(&world, kind, boot, vec![given(1, world.disk(1))], false).unwrap();
-    fs.bulk_stay(0).unwrap();
-    fs.tick().unwrap();
+    fs.devices().stay(0).unwrap();
+    fs.upkeep().tick().unwrap();
     fills_the_rest(&fs, &world, kind, boot);
 }
 
@@ -177,12 +177,12 @@ pub fn new_and_lost(kind: MemoryKind) {
     fs.unlink(ROOT, b"former").unwrap();
     fs.forget(former, u64::MAX);
     fs.sync().unwrap();
-    fs.tick().unwrap();
+    fs.upkeep().tick().unwrap();
     let new = pair.file_on(1, b"new", 4, 3);
     second.fails.store(true, Ordering::Relaxed);
     assert!(matches!(fs.fsync(new, false), Err(Error::Io(_))), "the flush failed");
     second.fails.store(false, Ordering::Relaxed);
-    fs.bulk_retry(1, || Ok((second.clone(), 0))).unwrap();
+    fs.devices().retry(1, || Ok((second.clone(), 0))).unwrap();
     assert!(matches!(fs.fsync(new, false), Err(Error::Io(_))), "it is lost, whatever flushes come later");
     assert_eq!(fs.write(new, 0, &vec![5; 2 * block]), Ok(2 * block));
     assert_eq!(read(fs, new, 0, 2 * block), Ok(vec![5; 2 * block]));
@@ -225,7 +225,7 @@ pub fn across_a_retry(kind: MemoryKind) {
         assert!(matches!(fs.fsync(synced, false), Err(Error::Io(_))), "the flush failed");
         second.fails.store(false, Ordering::Relaxed);
         // Another one of the same contents, so that its mark does not wait.
-        fs.bulk_retry(1, || Ok((pair.world.disk(1), 0))).unwrap();
+        fs.devices().retry(1, || Ok((pair.world.disk(1), 0))).unwrap();
         drop(gate);
         assert!(matches!(writer.join().unwrap(), Err(Error::Io(_))), "{kind:?}: the failed flush may have lost it");
     });
@@ -236,7 +236,7 @@ pub fn across_a_retry(kind: MemoryKind) {
 /// of the process. The first block of the file "promised" is in doubt.
 fn fills_the_rest(fs: &Fs, world: &World, kind: MemoryKind, boot: Boot) {
     let block = BULK_BLOCK as usize;
-    assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+    assert_eq!(fs.devices().leave(0), Ok(Leaving::Now));
     let next = create(fs, b"next");
     let len = (BLOCKS - 4) as usize * block;
     assert_eq!(fs.write(next, 0, &vec![4; len]), Ok(len));
@@ -284,7 +284,7 @@ pub fn renamed_in_doubt(kind: MemoryKind) {
         // elsewhere.
         assert_eq!(fs.rename(ROOT, b"doubtful", ROOT, b"new", RenameMode::Replace), Ok(()));
         second.fails.store(false, Ordering::Relaxed);
-        fs.bulk_retry(1, || Ok((second.clone(), 0))).unwrap();
+        fs.devices().retry(1, || Ok((second.clone(), 0))).unwrap();
         assert_eq!(fs.write(doubtful, 0, &vec![5; block]), Ok(block));
         assert_eq!(fs.rename(ROOT, b"new", ROOT, b"old", mode), Ok(()));
         let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
@@ -305,5 +305,5 @@ fn everything_else_goes_on(fs: &Fs, other: Ino) {
     assert_eq!(fs.write(late, 0, &vec![5; 2 * block]), Ok(2 * block), "new files go elsewhere");
     assert_eq!(fs.fsync(late, false), Ok(()));
     fs.sync().unwrap();
-    fs.tick().unwrap();
+    fs.upkeep().tick().unwrap();
 }

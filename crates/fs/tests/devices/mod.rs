@@ -207,37 +207,37 @@ impl Life {
                 }
             }
             13..16 => {
-                let numbers = self.fs.bulk_states().iter().map(|state| state.number as usize).collect::<Vec<_>>();
+                let numbers = self.fs.devices().states().iter().map(|state| state.number as usize).collect::<Vec<_>>();
                 let free = (1..=MORE).find(|number| !numbers.contains(number));
                 if let Some(number) = free {
                     self.promised.absent.remove(&number);
-                    let added = self.fs.bulk_add(&self.given[number - 1], Some(BLOCKS));
+                    let added = self.fs.devices().add(&self.given[number - 1], Some(BLOCKS));
                     assert_eq!(added, Ok(number as u32));
                 }
             }
             16..18 => {
-                let states = self.fs.bulk_states();
+                let states = self.fs.devices().states();
                 let at = self.random.below(states.len() as u64) as usize;
-                let left = self.fs.bulk_leave(states[at].number).unwrap();
+                let left = self.fs.devices().leave(states[at].number).unwrap();
                 assert!(matches!(left, Leaving::Now | Leaving::Last | Leaving::NoRoom { .. }));
             }
             18..21 => {
-                for state in self.fs.bulk_states().into_iter().filter(|state| state.state.is_leaving()) {
+                for state in self.fs.devices().states().into_iter().filter(|state| state.state.is_leaving()) {
                     let steps = self.random.below(3);
                     let mut done = 0;
                     let mut goes_on = |_| {
                         done += 1;
                         done <= steps
                     };
-                    let drained = self.fs.bulk_drain(state.number, &mut goes_on).unwrap();
+                    let drained = self.fs.devices().drain(state.number, &mut goes_on).unwrap();
                     assert_eq!(drained.stuck, []);
                 }
             }
             21..23 => {
-                for state in self.fs.bulk_states().into_iter().filter(|state| state.state.is_leaving()) {
+                for state in self.fs.devices().states().into_iter().filter(|state| state.state.is_leaving()) {
                     match self.random.below(5) {
-                        0 => self.fs.bulk_stay(state.number).unwrap(),
-                        _ if self.fs.bulk_remove(state.number).unwrap() => {
+                        0 => self.fs.devices().stay(state.number).unwrap(),
+                        _ if self.fs.devices().remove(state.number).unwrap() => {
                             // From here on the device's file may be gone.
                             self.promised.absent.insert(state.number as usize);
                         }
@@ -245,7 +245,7 @@ impl Life {
                     }
                 }
             }
-            _ => self.fs.tick().unwrap(),
+            _ => self.fs.upkeep().tick().unwrap(),
         }
     }
 
@@ -291,12 +291,12 @@ impl Life {
         }
         // Nothing is left in use, and the store can be filled.
         fs.sync().unwrap();
-        fs.tick().unwrap();
-        let left: Vec<u64> = fs.bulk_states().iter().map(|state| state.used + state.pending).collect();
+        fs.upkeep().tick().unwrap();
+        let states = fs.devices().states();
+        let left: Vec<u64> = states.iter().map(|state| state.used + state.pending).collect();
         assert!(left.iter().all(|&used| used == 0), "{context}: blocks in use for nobody: {left:?}");
-        let room: u64 = fs.bulk_states().iter().filter(|state| !state.state.is_leaving()).map(|state| state.free).sum();
-        let ino = create(&fs, b"all");
-        let all = vec![7; room as usize];
+        let room: u64 = states.iter().filter(|state| !state.state.is_leaving()).map(|state| state.free).sum();
+        let (ino, all) = (create(&fs, b"all"), vec![7; room as usize]);
         assert_eq!(fs.write(ino, 0, &all), Ok(all.len()), "{context}: room");
         assert_eq!(fs.fsync(ino, false), Ok(()), "{context}");
         fs.shutdown().unwrap();
@@ -377,18 +377,18 @@ impl Pair {
         let (world, boot) = (new_world(kind), Boot::first(true));
         let second = Forgetful::new(world.disk(1));
         let fs = try_open(&world, kind, boot, Vec::new(), false).expect("the store opens");
-        assert_eq!(fs.bulk_add(&given(1, second.clone()), Some(BLOCKS)), Ok(1));
+        assert_eq!(fs.devices().add(&given(1, second.clone()), Some(BLOCKS)), Ok(1));
         Pair { kind, world, fs, second, boot }
     }
 
     /// Makes a file of `blocks` blocks on the device with this number, filled with `byte`.
     pub fn file_on(&self, number: u32, name: &[u8], byte: u8, blocks: u64) -> Ino {
         let others: Vec<u32> =
-            self.fs.bulk_states().iter().map(|state| state.number).filter(|n| *n != number).collect();
+            self.fs.devices().states().iter().map(|state| state.number).filter(|n| *n != number).collect();
         // The other devices are leaving meanwhile, so new data goes to this one.
-        others.iter().for_each(|&other| assert_eq!(self.fs.bulk_leave(other), Ok(Leaving::Now)));
+        others.iter().for_each(|&other| assert_eq!(self.fs.devices().leave(other), Ok(Leaving::Now)));
         let ino = filled(&self.fs, name, byte, blocks);
-        others.iter().for_each(|&other| self.fs.bulk_stay(other).unwrap());
+        others.iter().for_each(|&other| self.fs.devices().stay(other).unwrap());
         ino
     }
 
@@ -440,7 +440,7 @@ pub fn failed_flush_of_ranges(kind: MemoryKind) {
     assert_eq!(fs.fsync(other, false), Ok(()), "a file on the other device");
     assert!(matches!(fs.fsync(held, false), Err(Error::Io(_))), "the flush failed");
     assert!(fs.region().failure().is_none(), "one device of two does not end the store");
-    let state = &fs.bulk_states()[1];
+    let state = &fs.devices().states()[1];
     assert!(state.state.cause().is_some() && state.suspect == 3 * BULK_BLOCK, "{state:?}");
     let see = |fs: &Fs, when: &str, new_is_zero: bool| {
         assert_eq!(read(fs, covered, 0, block), Ok(vec![4; block]), "{when}: what was covered");
@@ -471,15 +471,15 @@ pub fn spilled(kind: MemoryKind) {
         let mut bytes = vec![0; 40_000];
         Random::new(seed).fill(&mut bytes);
         assert_eq!(fs.write(ino, 0, &bytes), Ok(bytes.len()));
-        assert_eq!(fs.bulk_leave(away), Ok(Leaving::Now));
-        assert!(fs.spill_all().unwrap() > 0);
-        fs.bulk_stay(away).unwrap();
+        assert_eq!(fs.devices().leave(away), Ok(Leaving::Now));
+        assert!(fs.spilling().spill_all().unwrap() > 0);
+        fs.devices().stay(away).unwrap();
         assert!(fs.placement(ino).unwrap().pieces.iter().all(|piece| piece.spilled));
         (ino, bytes)
     };
     let (lost, lost_bytes) = spill(0, b"lost", 1);
     let (kept, kept_bytes) = spill(1, b"kept", 2);
-    assert!(fs.bulk_states().iter().all(|state| state.used == BULK_BLOCK), "{:?}", fs.bulk_states());
+    assert!(fs.devices().states().iter().all(|state| state.used == BULK_BLOCK), "{:?}", fs.devices().states());
     second.is_dead.store(true, Ordering::Relaxed);
     let away = |fs: &Fs| {
         let found = read(fs, lost, 0, 40_000);
@@ -490,19 +490,19 @@ pub fn spilled(kind: MemoryKind) {
     // Spilling goes on, on the other device.
     let ino = create(fs, b"later");
     assert_eq!(fs.write(ino, 0, &kept_bytes), Ok(40_000));
-    assert!(fs.spill_all().unwrap() > 0);
+    assert!(fs.spilling().spill_all().unwrap() > 0);
     assert!(read(fs, ino, 0, 40_000).as_ref() == Ok(&kept_bytes));
     let (_, degraded) = pair.again(true, true, |_| Vec::new()).unwrap();
     away(&degraded);
     drop(degraded);
     // The device is back and leaves, so the spilled data moves.
     second.is_dead.store(false, Ordering::Relaxed);
-    let flushed = fs.bulk_retry(1, || Ok((second.clone(), 0)));
+    let flushed = fs.devices().retry(1, || Ok((second.clone(), 0)));
     flushed.unwrap();
     assert!(read(fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "it is back");
-    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
-    assert_eq!(fs.bulk_drain(1, &mut |_| true).unwrap().stuck, []);
-    assert_eq!(fs.bulk_remove(1), Ok(true));
+    assert_eq!(fs.devices().leave(1), Ok(Leaving::Now));
+    assert_eq!(fs.devices().drain(1, &mut |_| true).unwrap().stuck, []);
+    assert_eq!(fs.devices().remove(1), Ok(true));
     assert!(read(fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "it moved");
     fs.shutdown().unwrap();
     let world = pair.world.snapshot().process_crash().open();
@@ -519,21 +519,21 @@ pub fn new_bytes_move(kind: MemoryKind) {
     let block = BULK_BLOCK as usize;
     let (first, second) = (pair.file_on(1, b"first", 1, 2), pair.file_on(1, b"second", 2, 2));
     fs.sync().unwrap();
-    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+    assert_eq!(fs.devices().leave(1), Ok(Leaving::Now));
     let mut appended = false;
     let mut goes_on = |_| {
         if !appended {
             // After the flush that begins a pass, and before the pass reaches the file.
-            fs.bulk_stay(1).unwrap();
-            assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+            fs.devices().stay(1).unwrap();
+            assert_eq!(fs.devices().leave(0), Ok(Leaving::Now));
             assert_eq!(fs.write(second, 2 * BULK_BLOCK, &vec![2; 2 * block]), Ok(2 * block));
-            fs.bulk_stay(0).unwrap();
-            assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+            fs.devices().stay(0).unwrap();
+            assert_eq!(fs.devices().leave(1), Ok(Leaving::Now));
             appended = true;
         }
         true
     };
-    assert_eq!(fs.bulk_drain(1, &mut goes_on).unwrap().moved, 6);
+    assert_eq!(fs.devices().drain(1, &mut goes_on).unwrap().moved, 6);
     let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
     assert!(read(&back, first, 0, 2 * block) == Ok(vec![1; 2 * block]));
     assert!(read(&back, second, 0, 4 * block) == Ok(vec![2; 4 * block]), "they were flushed where they are now");
@@ -547,7 +547,7 @@ pub fn settled_in_the_next_life(kind: MemoryKind) {
         let given = |world: &World| if devices == 2 { vec![given(1, world.disk(1))] } else { Vec::new() };
         let fs = try_open(&world, kind, boot, Vec::new(), false).expect("the store opens");
         for one in given(&world) {
-            assert_eq!(fs.bulk_add(&one, Some(BLOCKS)), Ok(1));
+            assert_eq!(fs.devices().add(&one, Some(BLOCKS)), Ok(1));
         }
         let len = 3 * BULK_BLOCK as usize;
         for (name, byte) in [(b"first", 1), (b"other", 2)] {
@@ -580,9 +580,9 @@ fn kept_bytes() -> Vec<u8> {
 /// Runs `work` on the small file while new blocks come from the second device.
 fn with_kept(pair: &Pair, work: impl FnOnce(&Fs, Ino) -> Result<(), Error>) -> Result<(), Error> {
     let kept = pair.fs.lookup(ROOT, b"kept", false)?.ino;
-    pair.fs.bulk_leave(0)?;
+    pair.fs.devices().leave(0)?;
     let outcome = work(&pair.fs, kept);
-    pair.fs.bulk_stay(0)?;
+    pair.fs.devices().stay(0)?;
     outcome
 }
 
@@ -615,38 +615,38 @@ fn works() -> Vec<(&'static str, bool, Work)> {
             pair.fs.rename(ROOT, b"large", ROOT, b"other name", RenameMode::Replace)
         }),
         ("drain", false, |pair, _| {
-            if pair.fs.bulk_leave(1)? == Leaving::Now {
-                pair.fs.bulk_drain(1, &mut |_| true)?;
-                pair.fs.bulk_remove(1)?;
+            if pair.fs.devices().leave(1)? == Leaving::Now {
+                pair.fs.devices().drain(1, &mut |_| true)?;
+                pair.fs.devices().remove(1)?;
             }
             Ok(())
         }),
-        ("spill", false, |pair, _| with_kept(pair, |fs, _| fs.spill_all().map(drop))),
+        ("spill", false, |pair, _| with_kept(pair, |fs, _| fs.spilling().spill_all().map(drop))),
         ("spill and bring back", false, |pair, _| {
             with_kept(pair, |fs, _| {
-                fs.spill_all()?;
-                fs.bring_all_back().map(drop)
+                fs.spilling().spill_all()?;
+                fs.spilling().bring_all_back().map(drop)
             })
         }),
         ("spill and clean", false, |pair, _| {
             with_kept(pair, |fs, _| {
-                fs.spill_all()?;
-                fs.clean_spilled()
+                fs.spilling().spill_all()?;
+                fs.spilling().clean_spilled()
             })
         }),
         ("grow out of memory", false, |pair, _| {
             with_kept(pair, |fs, kept| fs.write(kept, BULK_BLOCK, &[1; 70_000]).map(drop))
         }),
         ("move out of memory", false, |pair, _| {
-            with_kept(pair, |fs, kept| match fs.misplaced(kept, 8192)? {
-                Some(found) => fs.rebalance(kept, found.generation, 8192).map(drop),
+            with_kept(pair, |fs, kept| match fs.large().misplaced(kept, 8192)? {
+                Some(found) => fs.large().rebalance(kept, found.generation, 8192).map(drop),
                 None => Ok(()),
             })
         }),
         ("sync", false, |pair, ino| {
             pair.fs.write(ino, 0, &[1; 10])?;
             pair.fs.sync()?;
-            pair.fs.tick()
+            pair.fs.upkeep().tick()
         }),
     ]
 }
@@ -683,7 +683,7 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
     let kept = create(fs, b"kept");
     assert_eq!(fs.write(kept, 0, &kept_bytes()), Ok(KEPT));
     fs.sync().unwrap();
-    fs.tick().unwrap();
+    fs.upkeep().tick().unwrap();
     *pair.second.plan.lock().unwrap() = Some((call, nth, for_good));
     let outcome = (work.2)(&pair, ino);
     let failed = pair.second.failed.load(Ordering::Relaxed) > 0;
@@ -698,7 +698,7 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
     assert_eq!(fs.fsync(other, false), Ok(()), "{context}");
     let small = create(fs, b"small");
     assert_eq!(fs.write(small, 0, b"x").and_then(|_| fs.fsync(small, false)), Ok(()), "{context}");
-    assert!(fs.sync().is_ok() && fs.tick().is_ok() && fs.region().failure().is_none(), "{context}");
+    assert!(fs.sync().is_ok() && fs.upkeep().tick().is_ok() && fs.region().failure().is_none(), "{context}");
     assert_eq!(read(fs, other, 0, 131_072), Ok(vec![3; 131_072]), "{context}");
     check_ones(fs, ino, work.1, &context);
     match read(fs, kept, 0, KEPT) {
@@ -719,9 +719,9 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
             assert!(matches!(again.unlink(ROOT, name), Ok(()) | Err(Error::NotFound)), "{context}");
         }
         // The first tick looks for spilled data in use, and the next frees the rest.
-        (0..2).for_each(|_| again.spill_tick().unwrap());
+        (0..2).for_each(|_| again.spilling().spill_tick().unwrap());
         again.sync().unwrap();
-        again.tick().unwrap();
+        again.upkeep().tick().unwrap();
         assert_eq!(again.usage().bulk_used, 0, "{context}: blocks that nobody has are in use");
         again.shutdown().unwrap();
         drop(again);
@@ -763,36 +763,36 @@ pub fn restored_lists() {
     let first = create(&fs, b"first");
     assert_eq!(fs.write(first, 0, &vec![1; 3 * block]), Ok(3 * block));
     fs.checkpoint().unwrap();
-    assert_eq!(fs.bulk_add(&given(1, world.disk(1)), Some(BLOCKS)), Ok(1));
+    assert_eq!(fs.devices().add(&given(1, world.disk(1)), Some(BLOCKS)), Ok(1));
     // The earlier image knows nothing of the device.
     let (_, back) = restored(&world);
-    assert_eq!(back.bulk_states().len(), 1);
+    assert_eq!(back.devices().states().len(), 1);
     assert_eq!(read(&back, first, 0, 3 * block), Ok(vec![1; 3 * block]));
     drop(back);
     // Make a file on the device that the image still maps when the store does not.
-    fs.bulk_leave(0).unwrap();
+    fs.devices().leave(0).unwrap();
     let second = create(&fs, b"second");
     assert_eq!(fs.write(second, 0, &vec![2; 4 * block]), Ok(4 * block));
-    fs.bulk_stay(0).unwrap();
+    fs.devices().stay(0).unwrap();
     fs.checkpoint().unwrap();
     fs.unlink(ROOT, b"second").unwrap();
     fs.forget(second, u64::MAX);
     fs.sync().unwrap();
-    fs.tick().unwrap();
+    fs.upkeep().tick().unwrap();
     let third = create(&fs, b"third");
     assert_eq!(fs.write(third, 0, &vec![3; 8 * block]), Ok(8 * block));
     fs.sync().unwrap();
-    assert_eq!(fs.bulk_states()[1].pending, 4 * BULK_BLOCK, "held for the image");
+    assert_eq!(fs.devices().states()[1].pending, 4 * BULK_BLOCK, "held for the image");
     let (_, back) = restored(&world);
-    assert_eq!(back.bulk_states().len(), 2);
+    assert_eq!(back.devices().states().len(), 2);
     assert_eq!(read(&back, second, 0, 4 * block), Ok(vec![2; 4 * block]), "the image's file has lost its data");
     drop(back);
     // No image that is left has a removed device.
-    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
-    while fs.bulk_drain(1, &mut |_| true).unwrap().moved > 0 {}
-    assert_eq!(fs.bulk_remove(1), Ok(true));
+    assert_eq!(fs.devices().leave(1), Ok(Leaving::Now));
+    while fs.devices().drain(1, &mut |_| true).unwrap().moved > 0 {}
+    assert_eq!(fs.devices().remove(1), Ok(true));
     let (world, back) = restored(&world);
-    assert_eq!(back.bulk_states().len(), 1);
+    assert_eq!(back.devices().states().len(), 1);
     assert_eq!(read(&back, third, 0, 8 * block), Ok(vec![3; 8 * block]));
     back.shutdown().unwrap();
     drop(back);

@@ -98,11 +98,11 @@ pub fn under_writers(kind: MemoryKind, seed: u64, rounds: u32) {
         for _ in 0..rounds {
             std::thread::sleep(std::time::Duration::from_millis(2));
             second.fails.store(true, Ordering::Relaxed);
-            while fs.bulk_states()[1].state.cause().is_none() {
+            while fs.devices().states()[1].state.cause().is_none() {
                 std::thread::yield_now();
             }
             second.fails.store(false, Ordering::Relaxed);
-            fs.bulk_retry(1, || Ok((second.clone(), 0))).unwrap();
+            fs.devices().retry(1, || Ok((second.clone(), 0))).unwrap();
         }
         ends.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()

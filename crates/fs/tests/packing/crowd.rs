@@ -218,21 +218,21 @@ impl Crowd<'_> {
         while going.load(SeqCst) {
             let file = &self.files[random.index(self.files.len())];
             match random.below(12) {
-                0 => allowed(fs.compact().map(drop)),
-                1 => allowed(fs.pack_inodes_step(64).map(drop)),
+                0 => allowed(fs.compacting().compact().map(drop)),
+                1 => allowed(fs.compacting().pack_inodes_step(64).map(drop)),
                 2 => allowed(fs.checkpoint()),
-                3 => allowed(fs.tick()),
+                3 => allowed(fs.upkeep().tick()),
                 4 => {
                     self.store.clock.advance(100_000_000);
-                    allowed(fs.pack_tick());
+                    allowed(fs.cooling().pack_tick());
                 }
-                5 => allowed(fs.pack_all(&mut |_, _| {}).map(drop)),
-                6 => allowed(fs.spill_all().map(drop)),
-                7 => allowed(fs.bring_all_back().map(drop)),
-                8 => allowed(fs.spill_tick().and_then(|()| fs.clean_spilled())),
+                5 => allowed(fs.cooling().pack_all(&mut |_, _| {}).map(drop)),
+                6 => allowed(fs.spilling().spill_all().map(drop)),
+                7 => allowed(fs.spilling().bring_all_back().map(drop)),
+                8 => allowed(fs.spilling().spill_tick().and_then(|()| fs.spilling().clean_spilled())),
                 _ => {
                     if let Ok(attr) = fs.lookup(ROOT, file.name.as_bytes(), true) {
-                        allowed(fs.pack_now(attr.ino).map(drop));
+                        allowed(fs.cooling().pack_now(attr.ino).map(drop));
                         fs.forget(attr.ino, 1);
                     }
                 }

@@ -83,7 +83,7 @@ fn make() -> Made {
     let mut store = Store::new(setup());
     let fs = store.open();
     let files = fill(&fs, 70);
-    fs.pack_all(&mut |_, _| {}).unwrap();
+    fs.cooling().pack_all(&mut |_, _| {}).unwrap();
     cool(&fs, &store.clock);
     let mut places = Vec::new();
     for file in &files {
@@ -219,8 +219,8 @@ fn round(made: &mut Made, seed: u64) -> bool {
             allowed(fs.setattr(file.ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }), &context);
         }
     }
-    allowed(fs.compact().map(drop), &context);
-    allowed(fs.pack_all(&mut |_, _| {}).map(drop), &context);
+    allowed(fs.compacting().compact().map(drop), &context);
+    allowed(fs.cooling().pack_all(&mut |_, _| {}).map(drop), &context);
     use_what_is_free(&fs, &context);
     cool(&fs, &made.store.clock);
     for file in kept {
@@ -263,7 +263,7 @@ pub fn freed_by_repair() {
     let mut store = Store::new(setup());
     let fs = store.open();
     let files = fill(&fs, 20);
-    fs.pack_all(&mut |_, _| {}).unwrap();
+    fs.cooling().pack_all(&mut |_, _| {}).unwrap();
     let file =
         files.iter().find(|file| objects(&fs, file.ino).iter().any(|&(_, slot)| !references(&fs, slot).is_empty()));
     let file = file.expect("one of many has several pieces");
@@ -286,7 +286,7 @@ pub fn freed_by_repair() {
     let fs = store.open();
     for remedy in &report.remedies {
         match remedy {
-            Remedy::FreePieces { pieces } => fs.repair_pieces(pieces).unwrap(),
+            Remedy::FreePieces { pieces } => fs.repair().pieces(pieces).unwrap(),
             other => panic!("{other}"),
         }
     }

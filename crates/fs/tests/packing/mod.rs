@@ -133,7 +133,7 @@ pub const WORKS: [(&str, Work); 6] = [
     ("cut", |fs, file| truncate(fs, file.ino, 0)),
     ("punch", |fs, file| fs.fallocate(file.ino, PUNCH, 0, file.bytes.len() as u64)),
     ("write", |fs, file| fs.write(file.ino, 5, b"new").map(drop)),
-    ("compact", |fs, _| fs.compact().map(drop)),
+    ("compact", |fs, _| fs.compacting().compact().map(drop)),
     ("rename over", |fs, file| {
         let over = format!("over {}", file.name);
         fs.mknod(&caller(), ROOT, over.as_bytes(), 0o644, 0)?;
@@ -147,7 +147,7 @@ pub fn stray_references(what: &str, work: Work) -> u64 {
     let mut store = Store::new(setup());
     let fs = store.open();
     let files = fill(&fs, 70);
-    fs.pack_all(&mut |_, _| {}).unwrap();
+    fs.cooling().pack_all(&mut |_, _| {}).unwrap();
     // Three files in ten go, so that compaction has something to do.
     for file in files.iter().filter(|file| what == "compact" && file.name.ends_with(['1', '4', '7'])) {
         fs.unlink(ROOT, file.name.as_bytes()).unwrap();
@@ -192,7 +192,7 @@ pub fn alike() {
     bytes.resize(3000, 7);
     let ino = create(&fs, "f");
     assert_eq!(fs.write(ino, 0, &bytes), Ok(bytes.len()));
-    assert_eq!(fs.pack_now(ino).unwrap().groups, 1);
+    assert_eq!(fs.cooling().pack_now(ino).unwrap().groups, 1);
     let (_, slot) = objects(&fs, ino)[0];
     let object = head(&fs, slot);
     assert_eq!((object.codec, object.pieces), (Codec::Lz4, 0));
@@ -222,7 +222,7 @@ pub fn beside_a_move() {
     let ino = store.fs.lookup(ROOT, b"small", false).unwrap().ino;
     let grow = || assert_eq!(store.fs.write(ino, prepared::SMALL as u64, &[2; 100_000]), Ok(100_000));
     meet(&gate, Moment::Write, 0, grow, || {
-        let done = store.fs.pack_now(ino).unwrap();
+        let done = store.fs.cooling().pack_now(ino).unwrap();
         assert_eq!((done.groups, done.summed), (0, 0), "a file is packed while it moves");
     });
     assert_eq!(read(&store.fs, ino, 0, 300_000), Ok(vec![2; prepared::SMALL + 100_000]));
@@ -243,9 +243,9 @@ pub fn attributes_beside_a_move() {
         (b"long", 8192, Moment::Write, 0, 3, 700_000),
     ] {
         let (fs, ino) = (&store.fs, store.fs.lookup(ROOT, name, false).unwrap().ino);
-        let found = fs.misplaced(ino, given).unwrap();
+        let found = fs.large().misplaced(ino, given).unwrap();
         if found.is_none_or(|found| found.bytes == 0) {
-            fs.rebalance(ino, fs.getattr(ino).unwrap().generation, 8192).unwrap();
+            fs.large().rebalance(ino, fs.getattr(ino).unwrap().generation, 8192).unwrap();
         }
         let generation = fs.getattr(ino).unwrap().generation;
         let before = fs.placement(ino).unwrap().inode.layout;
@@ -253,7 +253,7 @@ pub fn attributes_beside_a_move() {
             &gate,
             moment,
             nth,
-            || assert!(fs.rebalance(ino, generation, given).is_ok()),
+            || assert!(fs.large().rebalance(ino, generation, given).is_ok()),
             || {
                 let (mtime, atime) = (Some(TimeChange::At(5)), Some(TimeChange::At(7)));
                 let change = SetAttr { mtime, atime, ctime: Some(9), mode: Some(0o613), ..SetAttr::default() };
@@ -305,7 +305,7 @@ fn meanwhile(change: impl Fn(&Fs, Ino), judge: impl Fn(&data_store::Store, Ino, 
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 begun.store(true, Ordering::SeqCst);
-                fs.pack_now(ino).unwrap();
+                fs.cooling().pack_now(ino).unwrap();
             });
             while !begun.load(Ordering::SeqCst) {
                 std::hint::spin_loop();

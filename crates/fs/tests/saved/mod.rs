@@ -76,7 +76,7 @@ impl Run {
                 self.store.fs.checkpoint().unwrap();
                 self.saved_at = self.history.len() - 1;
             }
-            _ => self.store.fs.tick().unwrap(),
+            _ => self.store.fs.upkeep().tick().unwrap(),
         }
         self.store.clock.advance(200_000_000);
     }

@@ -42,9 +42,9 @@ pub fn is_spilled(fs: &Fs, ino: Ino) -> bool {
 /// Unmaps spilled data that nothing refers to, and frees its blocks.
 pub fn sweep(fs: &Fs) {
     for _ in 0..2 {
-        fs.spill_tick().unwrap();
+        fs.spilling().spill_tick().unwrap();
         fs.sync().unwrap();
-        fs.tick().unwrap();
+        fs.upkeep().tick().unwrap();
     }
 }
 
@@ -58,7 +58,7 @@ pub fn damaged() {
 fn damaged_in(store: &Store) {
     let (bytes, others) = (noise(1, LEN), noise(2, 5000));
     let (ino, other) = (make(store, b"f", &bytes), make(store, b"other", &others));
-    assert!(store.fs.spill_all().unwrap() > 0);
+    assert!(store.fs.spilling().spill_all().unwrap() > 0);
     assert!(is_spilled(&store.fs, ino) && is_spilled(&store.fs, other));
     let (disk, mut all) = (store.world.disk(0), vec![0; 12 << 16]);
     disk.read_into(0, &mut all).unwrap();
@@ -72,7 +72,7 @@ fn damaged_in(store: &Store) {
         assert!(named, "{:?}", found.map(|found| found == bytes));
         assert!(matches!(store.fs.write(ino, 5, b"new"), Err(Error::Io(_))), "a change of it");
     }
-    assert_eq!(store.fs.damaged_inodes(), 1);
+    assert_eq!(store.fs.repair().damaged_inodes(), 1);
     assert!(read(&store.fs, other, 0, 5000).as_ref() == Ok(&others));
     // After a truncation to nothing, a write reads nothing.
     truncate(&store.fs, ino, 0).unwrap();
@@ -87,11 +87,11 @@ pub fn written_meanwhile() {
         let (store, gate) = gated(setup(), |store| {
             let ino = make(store, b"f", &noise(1, LEN));
             if packed {
-                store.fs.pack_now(ino).unwrap();
+                store.fs.cooling().pack_now(ino).unwrap();
             }
         });
         let ino = store.fs.lookup(ROOT, b"f", false).unwrap().ino;
-        let spill = || assert_eq!(store.fs.spill_all(), Ok(0));
+        let spill = || assert_eq!(store.fs.spilling().spill_all(), Ok(0));
         meet(&gate, Moment::Write, 0, spill, || assert_eq!(store.fs.write(ino, 50_000, b"new"), Ok(3)));
         let mut bytes = noise(1, LEN);
         bytes[50_000..50_003].copy_from_slice(b"new");
@@ -111,7 +111,7 @@ pub fn read_meanwhile() {
         let bytes = noise(1, LEN);
         let (store, gate) = gated(setup(), |store| {
             make(store, b"f", &bytes);
-            assert!(store.fs.spill_all().unwrap() > 0);
+            assert!(store.fs.spilling().spill_all().unwrap() > 0);
         });
         let ino = store.fs.lookup(ROOT, b"f", false).unwrap().ino;
         let expected = if cut { Vec::new() } else { bytes.clone() };
@@ -123,13 +123,13 @@ pub fn read_meanwhile() {
             if cut {
                 truncate(&store.fs, ino, 0).unwrap();
             } else {
-                assert_eq!(store.fs.bring_all_back(), Ok(0));
+                assert_eq!(store.fs.spilling().bring_all_back(), Ok(0));
             }
             sweep(&store.fs);
             // This file takes all blocks there are.
             make(&store, b"large", &vec![7; (12 << 16) - 65_536]);
         });
-        assert_eq!(store.fs.bulk_states()[0].damaged, 0, "no alarm for bytes that are another file's by now");
+        assert_eq!(store.fs.devices().states()[0].damaged, 0, "no alarm for bytes that are another file's by now");
     }
 }
 
@@ -139,7 +139,7 @@ pub fn swept() {
     let store = Store::new(setup());
     let (kept, gone) = (noise(1, LEN), noise(2, LEN));
     let (first, _) = (make(&store, b"kept", &kept), make(&store, b"gone", &gone));
-    assert!(store.fs.spill_all().unwrap() > 0);
+    assert!(store.fs.spilling().spill_all().unwrap() > 0);
     let used = store.fs.usage().bulk_used;
     store.fs.unlink(ROOT, b"gone").unwrap();
     sweep(&store.fs);
@@ -149,7 +149,7 @@ pub fn swept() {
     sweep(&after.fs);
     make(&after, b"large", &vec![7; 8 << 16]);
     assert!(read(&after.fs, first, 0, LEN).as_ref() == Ok(&kept), "swept by the next process");
-    let spilled = after.fs.spilled();
+    let spilled = after.fs.spilling().spilled();
     assert_eq!((spilled.groups, spilled.bytes, spilled.stored), (1, LEN as u64, 100_352), "{spilled:?}");
 }
 
@@ -159,15 +159,15 @@ pub fn cleaned() {
     let store = Store::new(Setup { bulk_blocks: 40, threshold: 128 << 10, ..Setup::default() });
     let files: Vec<_> =
         (0..300).map(|seed| (make(&store, format!("f{seed}").as_bytes(), &noise(seed, 8000)), seed)).collect();
-    assert!(store.fs.spill_all().unwrap() > 0);
-    let full = store.fs.spilled().blocks;
+    assert!(store.fs.spilling().spill_all().unwrap() > 0);
+    let full = store.fs.spilling().spilled().blocks;
     assert!(full > 30 << 16, "{full}");
     for &(_, seed) in files.iter().filter(|(_, seed)| seed % 8 != 0) {
         store.fs.unlink(ROOT, format!("f{seed}").as_bytes()).unwrap();
     }
-    assert_eq!(store.fs.spilled().blocks, full, "each block has one file left");
+    assert_eq!(store.fs.spilling().spilled().blocks, full, "each block has one file left");
     sweep(&store.fs);
-    assert!(store.fs.spilled().blocks < full / 4, "{} of {full}", store.fs.spilled().blocks);
+    assert!(store.fs.spilling().spilled().blocks < full / 4, "{} of {full}", store.fs.spilling().spilled().blocks);
     make(&store, b"large", &vec![7; 30 << 16]);
     for &(ino, seed) in files.iter().filter(|(_, seed)| seed % 8 == 0) {
         assert!(read(&store.fs, ino, 0, 8000) == Ok(noise(seed, 8000)), "{seed}");

@@ -74,13 +74,13 @@ pub fn flipped() -> u64 {
         for store in [&store, &store.after_process_crash()] {
             assert!(is_damaged(read(store, ino, 0, 4 * BLOCK)), "{kind:?}");
             assert!(is_damaged(read(store, ino, byte - 10, 1)), "{kind:?}: also where the bit itself is not read");
-            assert_eq!(store.fs.bulk_states()[0].damaged, 1);
+            assert_eq!(store.fs.devices().states()[0].damaged, 1);
             assert_eq!(read(store, ino, 0, BLOCK), Ok(vec![7; BLOCK]));
             assert_eq!(read(store, ino, 2 * BLOCK, 2 * BLOCK), Ok(vec![7; 2 * BLOCK]));
         }
         store.fs.write(ino, BLOCK as u64, &vec![8; BLOCK]).unwrap();
         assert_eq!(read(&store, ino, BLOCK, BLOCK), Ok(vec![8; BLOCK]));
-        assert_eq!(store.fs.bulk_states()[0].damaged, 0);
+        assert_eq!(store.fs.devices().states()[0].damaged, 0);
     }
     KINDS.len() as u64
 }
@@ -109,12 +109,12 @@ pub fn written_in_part() -> u64 {
         assert!(is_damaged(punched), "{kind:?}: a hole in it");
         assert!(is_damaged(store.fs.write(end, len as u64, b"behind the end")), "{kind:?}");
         assert!(is_damaged(read(&store, middle, at, 1)) && is_damaged(read(&store, end, len - 1, 1)), "{kind:?}");
-        assert_eq!((store.fs.bulk_states()[0].damaged, store.fs.getattr(end).unwrap().size), (2, len as u64));
+        assert_eq!((store.fs.devices().states()[0].damaged, store.fs.getattr(end).unwrap().size), (2, len as u64));
         assert_eq!(store.fs.write(middle, at as u64, &[9; 4096]), Ok(4096));
         assert_eq!(store.fs.write(end, len as u64 - 6000, &[9; 6000]), Ok(6000));
         assert_eq!(read(&store, middle, at - 1, 4098), Ok([vec![7], vec![9; 4096], vec![7]].concat()));
         assert_eq!(read(&store, end, len - 6001, 6001), Ok([vec![7], vec![9; 6000]].concat()));
-        assert_eq!(store.fs.bulk_states()[0].damaged, 0, "{kind:?}");
+        assert_eq!(store.fs.devices().states()[0].damaged, 0, "{kind:?}");
     }
     KINDS.len() as u64
 }
@@ -129,8 +129,8 @@ pub fn neighbours() -> u64 {
             (spilling::make(&store, format!("f{seed}").as_bytes(), &bytes), bytes)
         })
         .collect();
-    assert!(store.fs.spill_all().unwrap() > 0);
-    let scrub = || store.fs.scrub_step(ScrubPlace::default(), u64::MAX).unwrap().findings;
+    assert!(store.fs.spilling().spill_all().unwrap() > 0);
+    let scrub = || store.fs.upkeep().scrub_step(ScrubPlace::default(), u64::MAX).unwrap().findings;
     assert!(files.iter().all(|(ino, _)| spilling::is_spilled(&store.fs, *ino)) && scrub().is_empty());
     let disk = store.world.disk(0);
     let mut all = vec![0; 12 * BLOCK];
@@ -143,11 +143,11 @@ pub fn neighbours() -> u64 {
     }
     let found = scrub();
     assert!(found.len() == 1 && (found[0].ino, found[0].byte, found[0].damaged) == (*gone, 0, true), "{found:?}");
-    assert_eq!(store.fs.bulk_states()[0].damaged, 1);
+    assert_eq!(store.fs.devices().states()[0].damaged, 1);
     store.fs.unlink(ROOT, b"f3").unwrap();
     store.fs.forget(*gone, u64::MAX);
     assert_eq!(scrub(), [], "nobody's bytes");
-    assert_eq!(store.fs.bulk_states()[0].damaged, 0);
+    assert_eq!(store.fs.devices().states()[0].damaged, 0);
     flip(&store, all.windows(32).position(|part| *part == files[4].1[100..132]).expect("it is on the device") as u64);
     assert_eq!(scrub().len(), 1, "the block has checksums again");
     1
@@ -191,7 +191,7 @@ fn step(store: &Store, random: &mut Random, inos: &[Ino]) {
         _ => {
             for _ in 0..random.below(4) {
                 store.clock.advance(REST_NS);
-                store.fs.tick().unwrap();
+                store.fs.upkeep().tick().unwrap();
             }
         }
     }

@@ -720,7 +720,7 @@ impl Walker {
         let outcome = match choice {
             0 => self.fs.sync(),
             1 => self.fs.fsync(self.model.node(id).ino, false),
-            2 => self.fs.tick(),
+            2 => self.fs.upkeep().tick(),
             _ => self.fs.checkpoint(),
         };
         outcome.map_err(|e| format!("answered '{e}'"))

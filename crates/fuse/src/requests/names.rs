@@ -51,7 +51,7 @@ impl Requests {
         }
         match self.fs.lookup(parent, name, true) {
             Err(shoal_fs::Error::NotFound) => Ok(Entry::Absent),
-            Err(damage @ shoal_fs::Error::Corrupt(_)) => match self.fs.lookup_unreadable(parent, name) {
+            Err(damage @ shoal_fs::Error::Corrupt(_)) => match self.fs.repair().lookup_unreadable(parent, name) {
                 // The name counts as found, so that it can be removed. Nothing is cached, and every
                 // access to the inode itself fails.
                 Ok(attr) => Ok(Entry::Found { attr, lifetime_s: 0 }),
@@ -172,7 +172,7 @@ impl Requests {
                 let attr = if counted { self.hold(*ino) } else { self.fs.getattr(*ino) };
                 let (attr, lifetime_s) = match attr {
                     Ok(attr) => (told(attr, self.gathers()), FOR_EVER_S),
-                    Err(shoal_fs::Error::Corrupt(_)) if counted => (self.fs.hold_unreadable(*ino, *kind), 0),
+                    Err(shoal_fs::Error::Corrupt(_)) if counted => (self.fs.repair().hold_unreadable(*ino, *kind), 0),
                     Err(_) => continue,
                 };
                 let kind = (attr.mode >> 12) as u8;

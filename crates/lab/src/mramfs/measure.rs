@@ -173,8 +173,8 @@ impl Watched<'_> {
     fn look(&mut self) -> Space {
         let last = self.fs.region().last_lsn();
         let log_bytes = last - std::mem::replace(&mut self.last, last);
-        let inodes = (self.fs.packed_inodes().map_or(0, |packed| packed.inodes), self.fs.usage().inodes);
-        let packing = self.fs.packing_counts();
+        let inodes = (self.fs.compacting().packed_inodes().map_or(0, |packed| packed.inodes), self.fs.usage().inodes);
+        let packing = self.fs.cooling().packing_counts();
         Space { packing, inodes, region_bytes: self.fs.usage().region_used.saturating_sub(self.empty_bytes), log_bytes }
     }
 }

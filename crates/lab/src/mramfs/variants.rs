@@ -75,8 +75,8 @@ impl Variant {
         let own = fs.clone();
         let tick = move |stopping: &Stopping| {
             // A failed store also reports its failure to the workload.
-            let is_whole = own.pack_tick().and_then(|()| own.compact_tick()).is_ok();
-            if own.packs_on() && !stopping.is_stopped() {
+            let is_whole = own.cooling().pack_tick().and_then(|()| own.compacting().compact_tick()).is_ok();
+            if own.cooling().packs_on() && !stopping.is_stopped() {
                 stopping.again();
             }
             if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

@@ -16,7 +16,8 @@ use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, SpillPlace};
 use super::Worker;
 use super::write::{Batch, Candidate, Form};
 use crate::cold::objects::Placed;
-use crate::{Error, Fs, Ino, Result, small};
+use crate::rooms::Spilling;
+use crate::{Error, Ino, Result, small};
 
 /// Bulk storage is short when less than this share of it is free.
 const SHORT_SHARE: u64 = 16;
@@ -34,17 +35,17 @@ pub(super) struct Cleaning {
     block: u64,
 }
 
-impl Fs {
+impl<'a> Spilling<'a> {
     /// Returns whether there is little room to spill to.
-    fn is_bulk_short(&self) -> bool {
-        self.bulk.as_ref().is_some_and(|bulk| {
+    fn is_bulk_short(self) -> bool {
+        self.fs.bulk.as_ref().is_some_and(|bulk| {
             let (room, count) = bulk.room_and_blocks();
             room * SHORT_SHARE < count
         })
     }
 
     /// Continues cleaning, or begins a pass if that is worth it.
-    pub(super) fn clean_some(&self, worker: &mut Worker, now: u64, most: u64) -> Result<()> {
+    pub(super) fn clean_some(self, worker: &mut Worker, now: u64, most: u64) -> Result<()> {
         if worker.cleaning.is_none() && (now < worker.cleaned_ns || !self.is_bulk_short()) {
             return Ok(());
         }
@@ -57,47 +58,47 @@ impl Fs {
 
     /// Cleans at up to `most` blocks of the inode table, with a new pass if that gains `gain`
     /// blocks. The pass is over when `worker` has none left.
-    pub(super) fn clean(&self, worker: &mut Worker, most: u64, gain: u64) -> Result<()> {
+    pub(super) fn clean(self, worker: &mut Worker, most: u64, gain: u64) -> Result<()> {
         let pass = worker.cleaning.take().or_else(|| {
-            let victims = self.spill.map.sparse(PASS_BLOCKS, gain)?;
+            let victims = self.fs.spill.map.sparse(PASS_BLOCKS, gain)?;
             Some(Cleaning { victims, block: 0 })
         });
         let Some(mut pass) = pass else { return Ok(()) };
         let mut batch = Batch::default();
         let mut left = most;
-        while pass.block < self.table.blocks() && left > 0 {
+        while pass.block < self.fs.table.blocks() && left > 0 {
             let mut files = Vec::new();
-            self.table.for_block(&self.region, pass.block, &mut |ino, slot| {
+            self.fs.table.for_block(&self.fs.region, pass.block, &mut |ino, slot| {
                 if let InodeSlot::Used(Inode { layout: Layout::Packed | Layout::Chunked, .. }) = slot {
                     files.push(ino);
                 }
             })?;
             for ino in files {
-                self.past_damage(ino, self.gather_spilled(ino, &pass.victims, &mut batch))?;
+                self.fs.past_damage(ino, self.gather_spilled(ino, &pass.victims, &mut batch))?;
             }
             (pass.block, left) = (pass.block + 1, left - 1);
             // With little room, blocks are reused repeatedly: moves what was gathered so far, and
             // unmaps the emptied blocks, before it goes on.
-            let is_full = batch.is_full() || batch.blocks() >= self.bulk()?.free_blocks();
-            if is_full || pass.block == self.table.blocks() || left == 0 {
+            let is_full = batch.is_full() || batch.blocks() >= self.fs.bulk()?.free_blocks();
+            if is_full || pass.block == self.fs.table.blocks() || left == 0 {
                 // An error ends the pass; what has moved stays moved.
                 self.write_batch(worker, std::mem::take(&mut batch))?;
                 self.sweep()?;
             }
         }
-        if pass.block < self.table.blocks() {
+        if pass.block < self.fs.table.blocks() {
             worker.cleaning = Some(pass);
         }
         Ok(())
     }
 
     /// Adds a file's data in the victim blocks to the batch.
-    fn gather_spilled(&self, ino: Ino, victims: &BTreeSet<u64>, batch: &mut Batch) -> Result<()> {
+    fn gather_spilled(self, ino: Ino, victims: &BTreeSet<u64>, batch: &mut Batch) -> Result<()> {
         let mut group = 0;
         loop {
             let (generation, found) = {
-                let _lock = self.locks.read(ino);
-                let inode = match self.load(ino) {
+                let _lock = self.fs.locks.read(ino);
+                let inode = match self.fs.load(ino) {
                     Err(Error::Stale) => return Ok(()),
                     loaded => loaded?,
                 };
@@ -105,8 +106,8 @@ impl Fs {
                 if !may || group * GROUP >= inode.size {
                     return Ok(());
                 }
-                let found = match small::sure_ref(&self.region, &inode, group * GROUP_CHUNKS)? {
-                    ChunkRef::Packed(slot) => Some(Placed::load(&self.region, slot)?),
+                let found = match small::sure_ref(&self.fs.region, &inode, group * GROUP_CHUNKS)? {
+                    ChunkRef::Packed(slot) => Some(Placed::load(&self.fs.region, slot)?),
                     ChunkRef::Slot(_) => None,
                 };
                 (inode.generation, found)

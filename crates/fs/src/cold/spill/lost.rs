@@ -11,7 +11,8 @@ use shoal_format::BULK_BLOCK;
 use shoal_format::inode::{Inode, InodeSlot, Layout};
 use shoal_format::object::GROUP;
 
-use crate::{Error, Fs, Ino, Result};
+use crate::rooms::Spilling;
+use crate::{Error, Ino, Result};
 
 /// A group of a small file that cannot be read.
 pub(crate) struct Lost {
@@ -25,28 +26,28 @@ pub(crate) struct Lost {
     pub cause: String,
 }
 
-impl Fs {
+impl<'a> Spilling<'a> {
     /// Returns the unreadable groups of small files that have data in these blocks of the spill
     /// file.
-    pub(crate) fn lost_in_spilled(&self, blocks: &BTreeSet<u64>) -> Result<Vec<Lost>> {
+    pub(crate) fn lost_in_spilled(self, blocks: &BTreeSet<u64>) -> Result<Vec<Lost>> {
         let mut lost = Vec::new();
-        for block in 0..self.table.blocks() {
+        for block in 0..self.fs.table.blocks() {
             let mut files = Vec::new();
-            self.table.for_block(&self.region, block, &mut |ino, slot| {
+            self.fs.table.for_block(&self.fs.region, block, &mut |ino, slot| {
                 if let InodeSlot::Used(Inode { layout: Layout::Packed | Layout::Chunked, size, .. }) = slot {
                     files.push((ino, size.div_ceil(GROUP)));
                 }
             })?;
             for (ino, groups) in files {
                 for group in 0..groups {
-                    self.past_damage(ino, self.look_at_spilled(ino, group, blocks, &mut lost))?;
+                    self.fs.past_damage(ino, self.look_at_spilled(ino, group, blocks, &mut lost))?;
                 }
             }
         }
         Ok(lost)
     }
 
-    fn look_at_spilled(&self, ino: Ino, group: u64, blocks: &BTreeSet<u64>, lost: &mut Vec<Lost>) -> Result<()> {
+    fn look_at_spilled(self, ino: Ino, group: u64, blocks: &BTreeSet<u64>, lost: &mut Vec<Lost>) -> Result<()> {
         let (placed, place) = match self.spilled_at(ino, group) {
             Ok(Some(found)) => found,
             // The group has changed or gone meanwhile.

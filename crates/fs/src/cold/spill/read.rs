@@ -15,8 +15,9 @@ use super::TICK_RETURNS_NS;
 use crate::cold::objects::{self, Placed};
 use crate::large::{Span, read_spans};
 use crate::planted::{Bug, is_planted};
+use crate::rooms::Spilling;
 use crate::small::{self, Spilled};
-use crate::{Error, Fs, Ino, Result};
+use crate::{Error, Ino, Result};
 
 /// Decompressed objects kept for readers that read them in parts.
 const KEPT: usize = 16;
@@ -46,18 +47,18 @@ fn wrong_sum(object: Object, place: SpillPlace, spans: Vec<Span>) -> Wrong {
 /// A payload, or what was found in its place.
 pub(super) type Read = std::result::Result<Vec<u8>, Wrong>;
 
-impl Fs {
+impl<'a> Spilling<'a> {
     /// Reads a payload as it is on the device.
-    pub(super) fn spilled_payload(&self, ino: Ino, placed: &Placed, place: SpillPlace) -> Result<Read> {
-        let Some(file) = self.spill.file() else { return Err(lost(ino, &"the store has no spill file")) };
+    pub(super) fn spilled_payload(self, ino: Ino, placed: &Placed, place: SpillPlace) -> Result<Read> {
+        let Some(file) = self.fs.spill.file() else { return Err(lost(ino, &"the store has no spill file")) };
         let mut payload = vec![0; placed.object.payload as usize];
         let spans = {
-            let _lock = self.locks.read(file);
+            let _lock = self.fs.locks.read(file);
             let inode = self.load_spill_file(file).map_err(|error| lost(ino, &error))?;
-            self.spans(&inode, place.0, payload.len())?
+            self.fs.large().spans(&inode, place.0, payload.len())?
         };
         let object = placed.object;
-        let outcome = read_spans(self, &spans, &mut payload);
+        let outcome = read_spans(self.fs, &spans, &mut payload);
         if matches!(outcome, Err(Error::Damaged { .. })) {
             // Several payloads share a unit of the device. This payload's own sum tells whether it
             // is the damaged one.
@@ -68,8 +69,9 @@ impl Fs {
         }
         if let Err(error) = outcome {
             // The blocks may have moved, and their old device may be gone.
-            let _lock = self.locks.read(file);
-            let now = self.load_spill_file(file).and_then(|inode| self.spans(&inode, place.0, payload.len()));
+            let _lock = self.fs.locks.read(file);
+            let now =
+                self.load_spill_file(file).and_then(|inode| self.fs.large().spans(&inode, place.0, payload.len()));
             return if now.is_ok_and(|now| now == spans) {
                 Err(lost(ino, &error))
             } else {
@@ -82,11 +84,11 @@ impl Fs {
         Ok(Ok(payload))
     }
 
-    fn payload_as_it_is(&self, spans: &[Span], mut out: &mut [u8]) -> Result<()> {
+    fn payload_as_it_is(self, spans: &[Span], mut out: &mut [u8]) -> Result<()> {
         for span in spans {
             let (part, rest) = out.split_at_mut(span.len());
             match span.at() {
-                Some(at) => self.bulk()?.read_as_it_is(at, part)?,
+                Some(at) => self.fs.bulk()?.read_as_it_is(at, part)?,
                 None => part.fill(0),
             }
             out = rest;
@@ -97,7 +99,7 @@ impl Fs {
     /// Fills the parts of `out` that are spilled. The inner value reports a wrong payload. `again`: the
     /// file was in use a moment ago. The caller holds no locks.
     pub(crate) fn read_spilled(
-        &self,
+        self,
         ino: Ino,
         parts: &[Spilled],
         out: &mut [u8],
@@ -111,7 +113,7 @@ impl Fs {
                 None => match self.spilled_payload(ino, &part.placed, place)? {
                     Err(wrong) => return Ok(Some(wrong)),
                     Ok(payload) => {
-                        let bytes = match self.objects.bytes_of(&part.placed, payload) {
+                        let bytes = match self.fs.objects.bytes_of(&part.placed, payload) {
                             Err(Error::Corrupt(finding)) => {
                                 return Ok(Some(Wrong { object, place, spans: Vec::new(), finding }));
                             }
@@ -132,7 +134,7 @@ impl Fs {
 
     /// Does the same with payloads that earlier reads keep, and never waits for the device. Returns
     /// whether that was all.
-    pub(crate) fn read_kept(&self, ino: Ino, parts: &[Spilled], out: &mut [u8], again: bool) -> bool {
+    pub(crate) fn read_kept(self, ino: Ino, parts: &[Spilled], out: &mut [u8], again: bool) -> bool {
         for part in parts {
             let Some(place) = part.placed.place else { continue };
             let Some(bytes) = self.kept(place, &part.placed.object) else { return false };
@@ -142,32 +144,32 @@ impl Fs {
         true
     }
 
-    fn was_read(&self, ino: Ino, parts: &[Spilled], again: bool) {
+    fn was_read(self, ino: Ino, parts: &[Spilled], again: bool) {
         if !parts.is_empty() {
-            self.spill.wants_back(ino, again);
+            self.fs.spill.wants_back(ino, again);
         }
     }
 
-    fn kept(&self, place: SpillPlace, object: &Object) -> Option<Arc<Vec<u8>>> {
-        let fetched = self.spill.fetched.lock();
+    fn kept(self, place: SpillPlace, object: &Object) -> Option<Arc<Vec<u8>>> {
+        let fetched = self.fs.spill.fetched.lock();
         fetched.iter().find(|kept| kept.place == place && kept.object == *object).map(|kept| kept.bytes.clone())
     }
 
-    fn keep(&self, read: Fetched) {
-        let mut fetched = self.spill.fetched.lock();
+    fn keep(self, read: Fetched) {
+        let mut fetched = self.fs.spill.fetched.lock();
         fetched.truncate(KEPT - 1);
         fetched.push_front(read);
     }
 
     /// Notes a wrong payload, found twice in the same place, as damage.
-    pub(crate) fn spilled_damage(&self, ino: Ino, wrong: &Wrong) -> Error {
-        self.table.damage.note(ino, &Error::Corrupt(wrong.finding.clone()));
+    pub(crate) fn spilled_damage(self, ino: Ino, wrong: &Wrong) -> Error {
+        self.fs.table.damage.note(ino, &Error::Corrupt(wrong.finding.clone()));
         lost(ino, &wrong.finding)
     }
 
     /// Brings a group of a file back into the region, so that an operation can change it. The caller holds no locks.
-    pub(crate) fn bring_back(&self, ino: Ino, group: u64) -> Result<()> {
-        self.spill.warm.touch(ino);
+    pub(crate) fn bring_back(self, ino: Ino, group: u64) -> Result<()> {
+        self.fs.spill.warm.touch(ino);
         let mut before = None;
         loop {
             let Some((placed, place)) = self.spilled_at(ino, group)? else { return Ok(()) };
@@ -184,45 +186,45 @@ impl Fs {
     }
 
     /// Returns the object of a group, if it is spilled.
-    pub(super) fn spilled_at(&self, ino: Ino, group: u64) -> Result<Option<(Placed, SpillPlace)>> {
-        let _lock = self.locks.read(ino);
-        let inode = self.load(ino)?;
-        let ChunkRef::Packed(slot) = small::sure_ref(&self.region, &inode, group * GROUP_CHUNKS)? else {
+    pub(super) fn spilled_at(self, ino: Ino, group: u64) -> Result<Option<(Placed, SpillPlace)>> {
+        let _lock = self.fs.locks.read(ino);
+        let inode = self.fs.load(ino)?;
+        let ChunkRef::Packed(slot) = small::sure_ref(&self.fs.region, &inode, group * GROUP_CHUNKS)? else {
             return Ok(None);
         };
-        let placed = Placed::load(&self.region, slot)?;
+        let placed = Placed::load(&self.fs.region, slot)?;
         Ok(placed.place.map(|place| (placed, place)))
     }
 
     /// Replaces a spilled object by one with this payload. Returns false if the group has another
     /// object now.
-    fn put_back(&self, ino: Ino, group: u64, seen: &Placed, payload: &[u8]) -> Result<bool> {
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load(ino)?;
-        let ChunkRef::Packed(old) = small::sure_ref(&self.region, &inode, group * GROUP_CHUNKS)? else {
+    fn put_back(self, ino: Ino, group: u64, seen: &Placed, payload: &[u8]) -> Result<bool> {
+        let _lock = self.fs.locks.write(ino);
+        let mut inode = self.fs.load(ino)?;
+        let ChunkRef::Packed(old) = small::sure_ref(&self.fs.region, &inode, group * GROUP_CHUNKS)? else {
             return Ok(false);
         };
-        let placed = Placed::load(&self.region, old)?;
+        let placed = Placed::load(&self.fs.region, old)?;
         if (placed.object, placed.place) != (seen.object, seen.place) && !is_planted(Bug::SpilledUnseen) {
             return Ok(false);
         }
-        let mut tx = self.region.begin();
+        let mut tx = self.fs.region.begin();
         let code = (placed.object.codec, placed.object.dictionary);
         let new = objects::make(&mut tx, &mut inode, code, placed.object.bytes.into(), payload)?;
         placed.give(&mut tx, &mut inode)?;
         small::replace_object(&mut tx, &mut inode, group, old, new)?;
-        self.store(&mut tx, ino, &inode)?;
-        self.packing.commit_spilled(tx)?;
+        self.fs.store(&mut tx, ino, &inode)?;
+        self.fs.packing.commit_spilled(tx)?;
         Ok(true)
     }
 
     /// Brings back files that were read while they were spilled, as long as memory is below
     /// `percent`. Without room they stay spilled.
-    pub(super) fn bring_some_back(&self, percent: u64) -> Result<()> {
-        let until_ns = self.clock.monotonic_ns() + TICK_RETURNS_NS;
-        while self.memory_above(percent) == 0 && self.clock.monotonic_ns() < until_ns {
+    pub(super) fn bring_some_back(self, percent: u64) -> Result<()> {
+        let until_ns = self.fs.clock.monotonic_ns() + TICK_RETURNS_NS;
+        while self.memory_above(percent) == 0 && self.fs.clock.monotonic_ns() < until_ns {
             let next = {
-                let mut returns = self.spill.returns.lock();
+                let mut returns = self.fs.spill.returns.lock();
                 returns.again.pop_front().or_else(|| returns.once.pop_front())
             };
             let Some(ino) = next else { return Ok(()) };
@@ -237,10 +239,10 @@ impl Fs {
     }
 
     /// Brings all of a file back.
-    pub(super) fn bring_file_back(&self, ino: Ino) -> Result<()> {
+    pub(super) fn bring_file_back(self, ino: Ino) -> Result<()> {
         let groups = {
-            let _lock = self.locks.read(ino);
-            match self.load(ino) {
+            let _lock = self.fs.locks.read(ino);
+            match self.fs.load(ino) {
                 Err(Error::Stale) => 0,
                 loaded => loaded?.size.div_ceil(GROUP),
             }

@@ -22,20 +22,21 @@ use crate::extents::Mapped;
 use crate::inode::load_roots;
 use crate::namespace::blank_dir;
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Result, small};
+use crate::rooms::Spilling;
+use crate::{Error, Ino, Result, small};
 
-impl Fs {
+impl<'a> Spilling<'a> {
     /// Returns the spill file, and creates it if there is none.
-    fn spill_file(&self) -> Result<Ino> {
-        if let Some(ino) = self.spill.file() {
+    fn spill_file(self) -> Result<Ino> {
+        if let Some(ino) = self.fs.spill.file() {
             return Ok(ino);
         }
         // The features are durable before the first record that needs them.
-        self.region.add_feature(FEATURE_PACKED)?;
-        self.region.add_feature(FEATURE_SPILLED)?;
+        self.fs.region.add_feature(FEATURE_PACKED)?;
+        self.fs.region.add_feature(FEATURE_SPILLED)?;
         // Even if memory is full to the last inode, this one is taken, because it makes room.
-        let new = self.table.take_reserved(&self.region)?;
-        let (ino, now) = (new.ino, self.now());
+        let new = self.fs.table.take_reserved(&self.fs.region)?;
+        let (ino, now) = (new.ino, self.fs.now());
         let times = Inode { atime: now, mtime: now, ctime: now, btime: now, ..blank_dir() };
         let inode = Inode {
             mode: S_IFREG,
@@ -47,40 +48,40 @@ impl Fs {
             ..times
         };
         {
-            let _lock = self.locks.write(ino);
-            self.table.while_roots_stay(|| {
-                let mut tx = self.region.begin_reclaim();
+            let _lock = self.fs.locks.write(ino);
+            self.fs.table.while_roots_stay(|| {
+                let mut tx = self.fs.region.begin_reclaim();
                 let mut roots = load_roots(&tx)?;
                 roots.spill_file = ino.get().into();
                 roots.spill_generation = inode.generation.into();
                 tx.write(ROOTS_AT, roots.as_bytes())?;
-                self.store(&mut tx, ino, &inode)?;
+                self.fs.store(&mut tx, ino, &inode)?;
                 tx.commit().map_err(Error::from)
             })?;
         }
         new.keep();
-        self.count(&inode, 1);
-        self.spill.file.store(named(ino.get(), inode.generation), Relaxed);
+        self.fs.tree().count(&inode, 1);
+        self.fs.spill.file.store(named(ino.get(), inode.generation), Relaxed);
         Ok(ino)
     }
 
-    fn lock_spill_file(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
-        let (file, _) = self.lock_data(ino, |_| true)?;
+    fn lock_spill_file(self, ino: Ino) -> Result<(FileLock<'a>, Inode)> {
+        let (file, _) = self.fs.data().lock_data(ino, |_| true)?;
         let inode = self.load_spill_file(ino)?;
         Ok((file, inode))
     }
 
     /// Writes whole blocks into a hole of the spill file, durably; returns where they begin (bytes).
-    pub(super) fn write_spilled(&self, worker: &mut Worker, bytes: &[u8]) -> Result<u64> {
+    pub(super) fn write_spilled(self, worker: &mut Worker, bytes: &[u8]) -> Result<u64> {
         let ino = self.spill_file()?;
         let (mut file, mut inode) = self.lock_spill_file(ino)?;
         let first = self.hole(worker, &inode, bytes.len() as u64 / BULK_BLOCK)?;
         let mut done = 0;
         while done < bytes.len() {
-            match self.write_large(&mut file, &mut inode, first.byte() + done as u64, &bytes[done..]) {
+            match self.fs.large().write_large(&mut file, &mut inode, first.byte() + done as u64, &bytes[done..]) {
                 Ok(len) => done += len,
                 Err(error) => {
-                    self.spill.map.mapped(first.get(), first.get() + done as u64 / BULK_BLOCK);
+                    self.fs.spill.map.mapped(first.get(), first.get() + done as u64 / BULK_BLOCK);
                     return Err(error);
                 }
             }
@@ -92,22 +93,22 @@ impl Fs {
             // follow both.
             let end = first + bytes.len() as u64 / BULK_BLOCK;
             let settled = self.settle_spilled(ino, first, end);
-            settled.inspect_err(|_| self.spill.map.mapped(first.get(), first.get() + done as u64 / BULK_BLOCK))?;
+            settled.inspect_err(|_| self.fs.spill.map.mapped(first.get(), first.get() + done as u64 / BULK_BLOCK))?;
         }
         Ok(first.byte())
     }
 
     /// Makes blocks of the spill file durable. Losses of the file on other devices do not affect
     /// them.
-    fn settle_spilled(&self, ino: Ino, first: FileBlock, end: FileBlock) -> Result<()> {
-        let flushed = self.flush_files(&[ino])?;
-        self.settle_flushed(ino, &flushed)?;
-        if is_planted(Bug::SpillDoubtful) { Ok(()) } else { self.refuse_doubtful_in(ino, first, end) }
+    fn settle_spilled(self, ino: Ino, first: FileBlock, end: FileBlock) -> Result<()> {
+        let flushed = self.fs.data().flush_files(&[ino])?;
+        self.fs.data().settle_flushed(ino, &flushed)?;
+        if is_planted(Bug::SpillDoubtful) { Ok(()) } else { self.fs.data().refuse_doubtful_in(ino, first, end) }
     }
 
     /// Finds a hole of `blocks` blocks behind the last one written, wrapping around at the end of
     /// the file.
-    fn hole(&self, worker: &Worker, inode: &Inode, blocks: u64) -> Result<FileBlock> {
+    fn hole(self, worker: &Worker, inode: &Inode, blocks: u64) -> Result<FileBlock> {
         let mut first = worker.next.unwrap_or(FileBlock::ceil(inode.size));
         let mut turns = 0;
         loop {
@@ -119,7 +120,7 @@ impl Fs {
             }
             let (mut block, end) = (first, first + blocks);
             loop {
-                match self.mapped(inode, block)? {
+                match self.fs.large().mapped(inode, block)? {
                     Mapped::At(extent) => {
                         first = extent.end();
                         break;
@@ -132,25 +133,25 @@ impl Fs {
     }
 
     /// Unmaps the blocks of the spill file that nothing refers to; returns how many. The caller has the worker's lock.
-    pub(super) fn sweep(&self) -> Result<u64> {
-        let Some(ino) = self.spill.file().filter(|_| self.spill.map.emptied() > 0) else { return Ok(0) };
+    pub(super) fn sweep(self) -> Result<u64> {
+        let Some(ino) = self.fs.spill.file().filter(|_| self.fs.spill.map.emptied() > 0) else { return Ok(0) };
         let mut blocks = 0;
-        for (from, to) in self.spill.map.take_emptied() {
+        for (from, to) in self.fs.spill.map.take_emptied() {
             let outcome = self.unmap_spilled(ino, FileBlock::new(from), FileBlock::new(to));
-            blocks += outcome.inspect_err(|_| self.spill.map.mapped(from, to))?;
+            blocks += outcome.inspect_err(|_| self.fs.spill.map.mapped(from, to))?;
         }
         Ok(blocks)
     }
 
-    fn unmap_spilled(&self, ino: Ino, from: FileBlock, to: FileBlock) -> Result<u64> {
+    fn unmap_spilled(self, ino: Ino, from: FileBlock, to: FileBlock) -> Result<u64> {
         let (_file, mut inode) = self.lock_spill_file(ino)?;
         let (mut upto, mut blocks) = (to, 0);
         while upto > from && inode.layout == Layout::Extents {
             let before = inode.layout;
-            let mut tx = self.region.begin_reclaim();
-            let (runs, left) = self.unmap(&mut tx, &mut inode, from, upto)?;
-            let lsn = self.commit_large(tx, ino, before, &inode)?;
-            self.unmapped(ino, &inode, lsn, &runs, left, upto)?;
+            let mut tx = self.fs.region.begin_reclaim();
+            let (runs, left) = self.fs.large().unmap(&mut tx, &mut inode, from, upto)?;
+            let lsn = self.fs.large().commit_large(tx, ino, before, &inode)?;
+            self.fs.large().unmapped(ino, &inode, lsn, &runs, left, upto)?;
             blocks += runs.iter().map(|run| run.blocks).sum::<u64>();
             upto = left;
         }
@@ -158,12 +159,12 @@ impl Fs {
     }
 
     /// Notes the ranges that a file has in the spill file.
-    pub(super) fn note_spilled(&self, ino: Ino) -> Result<()> {
+    pub(super) fn note_spilled(self, ino: Ino) -> Result<()> {
         let mut group = 0;
         loop {
             // Takes the lock for each group anew: a long file must not keep others waiting.
-            let _lock = self.locks.read(ino);
-            let inode = match self.load(ino) {
+            let _lock = self.fs.locks.read(ino);
+            let inode = match self.fs.load(ino) {
                 Err(Error::Stale) => return Ok(()),
                 loaded => loaded?,
             };
@@ -171,12 +172,12 @@ impl Fs {
             if !(is_long || inode.layout == Layout::Packed) || group * GROUP >= inode.size {
                 return Ok(());
             }
-            if let ChunkRef::Packed(slot) = small::chunk_ref(&self.region, &inode, group * GROUP_CHUNKS)? {
-                let placed = Placed::load(&self.region, slot);
+            if let ChunkRef::Packed(slot) = small::chunk_ref(&self.fs.region, &inode, group * GROUP_CHUNKS)? {
+                let placed = Placed::load(&self.fs.region, slot);
                 if let Ok(Placed { place: Some(SpillPlace(at)), object, .. }) = placed {
                     let bytes = object.spilled_bytes();
                     if !is_planted(Bug::SpilledNotNoted) {
-                        self.spill.map.add(&LetGo { at, bytes, stood_for: object.bytes.into() });
+                        self.fs.spill.map.add(&LetGo { at, bytes, stood_for: object.bytes.into() });
                     }
                 }
             }
@@ -185,17 +186,17 @@ impl Fs {
     }
 
     /// Notes, after the scan of all inodes, the blocks of the spill file that no inode refers to.
-    pub(super) fn note_unused(&self) -> Result<()> {
-        let Some(ino) = self.spill.file() else { return Ok(()) };
+    pub(super) fn note_unused(self) -> Result<()> {
+        let Some(ino) = self.fs.spill.file() else { return Ok(()) };
         let mut block = FileBlock::ZERO;
         while block < FileBlock::END {
-            let _lock = self.locks.read(ino);
+            let _lock = self.fs.locks.read(ino);
             // A lost spill file has no blocks to free.
             let Ok(inode) = self.load_spill_file(ino) else { return Ok(()) };
-            match self.mapped(&inode, block)? {
+            match self.fs.large().mapped(&inode, block)? {
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) => {
-                    self.spill.map.mapped(extent.file_block.get(), extent.end().get());
+                    self.fs.spill.map.mapped(extent.file_block.get(), extent.end().get());
                     block = extent.end();
                 }
             }

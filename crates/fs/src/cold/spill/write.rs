@@ -18,8 +18,9 @@ use crate::cold::cooled::has_data;
 use crate::cold::objects::{self, Placed};
 use crate::cold::packer::Seen;
 use crate::planted::{Bug, is_planted};
+use crate::rooms::Spilling;
 use crate::small::{self, Replaced};
-use crate::{Error, Fs, Ino, Result};
+use crate::{Error, Ino, Result};
 
 /// Bytes of payloads written at once.
 const BATCH_BYTES: u64 = 4 << 20;
@@ -94,20 +95,20 @@ impl Candidate {
     }
 }
 
-impl Fs {
+impl<'a> Spilling<'a> {
     /// Spills what the hand finds, up to `want` bytes or a full batch. The hand passes up to `most`
     /// blocks of inodes.
-    pub(super) fn spill_batch(&self, worker: &mut Worker, want: u64, most: u64, which: Which) -> Result<Done> {
+    pub(super) fn spill_batch(self, worker: &mut Worker, want: u64, most: u64, which: Which) -> Result<Done> {
         let mut batch = Batch::default();
         let (mut done, mut gain) = (Done::default(), 0);
-        let blocks = self.table.blocks();
+        let blocks = self.fs.table.blocks();
         while done.blocks < most.min(blocks.max(1)) && gain < want && !batch.is_full() {
             let block = if worker.hand < blocks { worker.hand } else { 0 };
             worker.hand = block + 1;
             done.blocks += 1;
             for ino in self.files_to_spill(block, which)? {
                 let found = self.copy_groups(worker, ino, &mut batch);
-                gain += self.past_damage(ino, found)?.unwrap_or(0);
+                gain += self.fs.past_damage(ino, found)?.unwrap_or(0);
             }
         }
         done.gained = self.write_batch(worker, batch)?;
@@ -115,7 +116,7 @@ impl Fs {
     }
 
     /// Writes a batch and makes the heads refer to it. Returns the bytes gained.
-    pub(super) fn write_batch(&self, worker: &mut Worker, batch: Batch) -> Result<u64> {
+    pub(super) fn write_batch(self, worker: &mut Worker, batch: Batch) -> Result<u64> {
         let Batch { candidates, mut buffer } = batch;
         if candidates.is_empty() {
             return Ok(0);
@@ -126,7 +127,7 @@ impl Fs {
         drop(buffer);
         let (mut gained, mut outcome) = (0, Ok(()));
         for candidate in &candidates {
-            match self.past_damage(candidate.ino, self.spill_group(candidate, at)) {
+            match self.fs.past_damage(candidate.ino, self.spill_group(candidate, at)) {
                 Ok(done) => gained += done.unwrap_or(0),
                 Err(error) => {
                     outcome = Err(error);
@@ -136,17 +137,17 @@ impl Fs {
         }
         // Groups that changed meanwhile stayed where they were, so nobody owns their parts of the
         // blocks.
-        self.spill.map.mapped(first, end);
+        self.fs.spill.map.mapped(first, end);
         outcome.map(|()| gained)
     }
 
     /// Returns the files of an inode block that have data to spill.
-    fn files_to_spill(&self, block: u64, which: Which) -> Result<Vec<Ino>> {
+    fn files_to_spill(self, block: u64, which: Which) -> Result<Vec<Ino>> {
         let mut files = Vec::new();
-        self.table.for_block(&self.region, block, &mut |ino, slot| {
+        self.fs.table.for_block(&self.fs.region, block, &mut |ino, slot| {
             if let InodeSlot::Used(inode) = slot
                 && may_spill(&inode)
-                && (!self.spill.warm.pass(ino) || which == Which::All)
+                && (!self.fs.spill.warm.pass(ino) || which == Which::All)
             {
                 files.push(ino);
             }
@@ -156,19 +157,20 @@ impl Fs {
 
     /// Copies a file's data in the region to the batch. Returns how many bytes of the region that
     /// would free.
-    fn copy_groups(&self, worker: &mut Worker, ino: Ino, batch: &mut Batch) -> Result<u64> {
+    fn copy_groups(self, worker: &mut Worker, ino: Ino, batch: &mut Batch) -> Result<u64> {
         let (mut group, mut gain) = (0, 0);
         loop {
             let copied = {
-                let _lock = self.locks.read(ino);
-                let inode = match self.load(ino) {
+                let _lock = self.fs.locks.read(ino);
+                let inode = match self.fs.load(ino) {
                     Err(Error::Stale) => return Ok(gain),
                     loaded => loaded?,
                 };
                 if !may_spill(&inode) || group * GROUP >= inode.size {
                     return Ok(gain);
                 }
-                self.copy_group(ino, &inode, group)?.map(|candidate| (candidate, self.method_of(&inode), inode))
+                self.copy_group(ino, &inode, group)?
+                    .map(|candidate| (candidate, self.fs.tree().method_of(&inode), inode))
             };
             if let Some((mut candidate, method, inode)) = copied {
                 if let Form::Plain(chunks) = &candidate.form
@@ -177,7 +179,9 @@ impl Fs {
                     // Only without a dictionary: the newest may be old, and forgotten, when the
                     // group is spilled.
                     let seen = Seen { generation: inode.generation, size: u64::MAX, method, chunks: chunks.clone() };
-                    if let Some((code, payload)) = self.compressed(&mut worker.packer, &seen, &candidate.copied)? {
+                    if let Some((code, payload)) =
+                        self.fs.cooling().compressed(&mut worker.packer, &seen, &candidate.copied)?
+                    {
                         (candidate.code, candidate.payload) = (code, Some(payload));
                     }
                 }
@@ -190,27 +194,27 @@ impl Fs {
 
     /// Copies a group as it is in the region, if it is there and worth spilling. The caller holds
     /// the inode's lock.
-    fn copy_group(&self, ino: Ino, inode: &Inode, group: u64) -> Result<Option<Candidate>> {
-        let (form, copied, code, bytes, takes) = match small::sure_ref(&self.region, inode, group * GROUP_CHUNKS)? {
+    fn copy_group(self, ino: Ino, inode: &Inode, group: u64) -> Result<Option<Candidate>> {
+        let (form, copied, code, bytes, takes) = match small::sure_ref(&self.fs.region, inode, group * GROUP_CHUNKS)? {
             ChunkRef::Packed(slot) => {
-                let placed = Placed::load(&self.region, slot)?;
+                let placed = Placed::load(&self.fs.region, slot)?;
                 if placed.place.is_some() || placed.capacity() < HEAD_BYTES + GAIN_MIN {
                     return Ok(None);
                 }
                 let object = placed.object;
                 let codec = if object.codec == Codec::InPlace { Codec::Stored } else { object.codec };
-                let payload = placed.payload(&self.region)?;
+                let payload = placed.payload(&self.fs.region)?;
                 let code = (codec, object.dictionary);
                 (Form::Object(object), payload, code, object.bytes.into(), placed.capacity())
             }
             ChunkRef::Slot(_) => {
-                let Some(chunks) = small::plain_group(&self.region, inode, group)? else { return Ok(None) };
+                let Some(chunks) = small::plain_group(&self.fs.region, inode, group)? else { return Ok(None) };
                 let takes: u64 = chunks.iter().map(|slot| slot.capacity()).sum();
-                if takes < HEAD_BYTES + GAIN_MIN || self.is_preallocated(inode)? {
+                if takes < HEAD_BYTES + GAIN_MIN || self.fs.cooling().is_preallocated(inode)? {
                     return Ok(None);
                 }
                 let mut raw = vec![0; (inode.size - group * GROUP).min(GROUP) as usize];
-                small::read(&self.region, &self.objects, inode, group * GROUP, &mut raw)?;
+                small::read(&self.fs.region, &self.fs.objects, inode, group * GROUP, &mut raw)?;
                 let bytes = raw.len() as u64;
                 (Form::Plain(chunks), raw, (Codec::Stored, 0), bytes, takes)
             }
@@ -221,13 +225,13 @@ impl Fs {
 
     /// Makes a group's head refer to its payload, which is durable behind byte `base` of the spill
     /// file, if the group has not changed since it was copied. Returns the bytes gained.
-    fn spill_group(&self, seen: &Candidate, base: u64) -> Result<u64> {
-        let Some(_lock) = self.locks.try_write(seen.ino) else { return Ok(0) };
+    fn spill_group(self, seen: &Candidate, base: u64) -> Result<u64> {
+        let Some(_lock) = self.fs.locks.try_write(seen.ino) else { return Ok(0) };
         // The holder of a file's data lock may be copying the file without the inode lock.
-        if self.data_locks.is_taken(seen.ino) {
+        if self.fs.data_locks.is_taken(seen.ino) {
             return Ok(0);
         }
-        let mut inode = match self.load(seen.ino) {
+        let mut inode = match self.fs.load(seen.ino) {
             Err(Error::Stale) => return Ok(0),
             loaded => loaded?,
         };
@@ -239,7 +243,7 @@ impl Fs {
         }
         let place = SpillPlace(base + seen.at);
         let object = objects::spilled_head(seen.code, seen.bytes, seen.payload());
-        let mut tx = self.region.begin_reclaim();
+        let mut tx = self.fs.region.begin_reclaim();
         let head = objects::make_spilled(&mut tx, &mut inode, &object, place)?;
         match small::sure_ref(&tx, &inode, seen.group * GROUP_CHUNKS)? {
             ChunkRef::Packed(slot) => {
@@ -253,25 +257,25 @@ impl Fs {
             }
         }
         // A full store must be able to spill.
-        let mut removal = self.removal();
+        let mut removal = self.fs.tree().removal();
         removal.store(&mut tx, seen.ino, &inode, true)?;
         // Added before the commit: the next removal may come right after it.
         let range = LetGo { at: place.0, bytes: object.spilled_bytes(), stood_for: seen.bytes };
         if !is_planted(Bug::SpilledNotCounted) {
-            self.spill.map.add(&range);
+            self.fs.spill.map.add(&range);
         }
-        self.packing.commit_spilled(tx).inspect_err(|_| self.spill.map.remove(&range))?;
+        self.fs.packing.commit_spilled(tx).inspect_err(|_| self.fs.spill.map.remove(&range))?;
         removal.committed();
         Ok(seen.gain)
     }
 
     /// Returns whether the group is still what was copied. The caller holds the inode's lock.
-    fn is_as_copied(&self, inode: &Inode, seen: &Candidate) -> Result<bool> {
+    fn is_as_copied(self, inode: &Inode, seen: &Candidate) -> Result<bool> {
         if let Form::Spilled(object, place) = seen.form {
-            let ChunkRef::Packed(slot) = small::sure_ref(&self.region, inode, seen.group * GROUP_CHUNKS)? else {
+            let ChunkRef::Packed(slot) = small::sure_ref(&self.fs.region, inode, seen.group * GROUP_CHUNKS)? else {
                 return Ok(false);
             };
-            let now = Placed::load(&self.region, slot)?;
+            let now = Placed::load(&self.fs.region, slot)?;
             return Ok((now.object, now.place) == (object, Some(place)));
         }
         let now = self.copy_group(seen.ino, inode, seen.group)?;
