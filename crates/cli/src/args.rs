@@ -112,8 +112,7 @@ pub struct FormatArgs {
     /// Directory of the new store, created if it does not exist; vlog:PATH makes a virtual-log disk instead, and
     /// netram:DONOR,DONOR,...?OPTIONS a network RAM disk
     pub store: PathBuf,
-    /// For vlog:PATH: device that holds the disk: `file:PATH`, `device:PATH`, an NBD URI or `netram:...`
-    /// [default: PATH itself]
+    /// For vlog:PATH: device that holds the disk, named as for --bulk [default: PATH itself]
     ///
     /// With this option, PATH becomes a small file that names the device.
     #[arg(long, value_name = "DEVICE", verbatim_doc_comment)]
@@ -139,13 +138,7 @@ pub struct FormatArgs {
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
     /// Where the data of large files goes [default: a file in the store]
-    ///
-    /// file:PATH: a file or a block device.
-    /// nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH: an export of an NBD server.
-    /// netram:DONOR,DONOR,...?OPTIONS: a network RAM disk, in the memory of other machines.
-    /// vlog:PATH: a virtual-log disk.
-    /// none: nowhere; all files stay in memory, whatever their size.
-    #[arg(long, value_name = "BULK", verbatim_doc_comment)]
+    #[arg(long, value_name = "BULK", long_help = bulk_help())]
     pub bulk: Option<BulkChoice>,
     /// Size of the bulk storage [default: the size of the file system or device that holds it]
     #[arg(long, value_name = "SIZE")]
@@ -376,7 +369,7 @@ pub struct BulkAddArgs {
     /// A store or its mount point
     #[arg(value_name = "STORE|MOUNTPOINT")]
     pub store: PathBuf,
-    /// A path, `file:PATH`, `vlog:PATH`, an NBD URI or `netram:...`; a missing file is created
+    /// A path, or a device named as for `shoal format --bulk`; a missing file is created
     pub device: String,
     /// How much of the device to use [default: all of it; for a new file, the size of the file system that holds it]
     #[arg(long, value_name = "SIZE")]
@@ -477,8 +470,7 @@ pub struct InspectArgs {
     `shoal format netram:...` makes a network RAM disk, which keeps the values of policy to dedicated-parity from then on. If the \
     donors no longer hold the disk, opening it is an error; it never becomes an empty disk.")]
 pub struct ServeArgs {
-    /// `file:PATH`, `vlog:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`; a donor is `unix:PATH`, `HOST:PORT`
-    /// or an NBD URI
+    /// A device named as for `shoal format --bulk`; a donor is `unix:PATH`, `HOST:PORT` or an NBD URI
     pub device: String,
     /// Where to listen: `unix:PATH` or `HOST:PORT`
     #[arg(long, value_name = "ADDRESS")]
@@ -659,6 +651,15 @@ pub struct DonateArgs {
     /// Report readiness as JSON, on one line
     #[arg(long)]
     pub json: bool,
+}
+
+/// Returns the long help of `shoal format --bulk`.
+fn bulk_help() -> String {
+    format!(
+        "Where the data of large files goes [default: a file in the store]\n\n{}none: nowhere; all files stay in \
+         memory, whatever their size.",
+        shoal_devices::about_forms()
+    )
 }
 
 /// Returns the text that follows the options of `shoal mount`.

@@ -22,6 +22,9 @@ pub struct Kind {
     pub name: &'static str,
     /// The kind in words that name nothing secret.
     pub words: &'static str,
+    /// How its names are written, and what they name, for help texts.
+    pub form: &'static str,
+    pub about: &'static str,
     /// The words before the colon in its names.
     pub schemes: &'static [&'static str],
     /// Opening a device changes its contents, so a program that only saves what is left must not

@@ -18,6 +18,8 @@ use crate::failure::{During, Failure, Outcome};
 pub static KIND: Kind = Kind {
     name: "file",
     words: "disk",
+    form: "file:PATH",
+    about: "a file or a block device",
     // The second scheme is for users who think of a block device.
     schemes: &["file", "device"],
     opening_writes: false,

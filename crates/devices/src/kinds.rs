@@ -25,16 +25,24 @@ impl Kind {
     }
 }
 
+/// Returns how the names of all kinds are written, for a hint.
+pub fn forms() -> String {
+    KINDS.map(|kind| kind.form).join(", ")
+}
+
+/// Returns a line about each kind, for help texts.
+pub fn about_forms() -> String {
+    KINDS.iter().map(|kind| format!("{}: {}.\n", kind.form, kind.about)).collect()
+}
+
 impl FromStr for DeviceName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<DeviceName, String> {
-        KINDS.into_iter().find_map(|kind| (kind.parse)(text)).unwrap_or_else(|| {
-            Err(format!(
-                "{text:?} is no device; write file:PATH, vlog:PATH, nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH or \
-                 netram:..."
-            ))
-        })
+        KINDS
+            .into_iter()
+            .find_map(|kind| (kind.parse)(text))
+            .unwrap_or_else(|| Err(format!("{text:?} is no device; write {}", forms())))
     }
 }
 

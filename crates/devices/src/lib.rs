@@ -55,7 +55,7 @@ pub use device::{Device, DeviceReport, DonorChange, Made};
 pub use device_name::{DeviceName, Kind, Make, MakeOptions, Name};
 pub use failure::{During, Failure, Outcome};
 pub use file::file;
-pub use kinds::KINDS;
+pub use kinds::{KINDS, about_forms, forms};
 pub use overwrite::{is_block_device, refuse_if_in_use, refuse_if_not_empty};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 

@@ -31,6 +31,8 @@ const LOST_AFTER_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 pub static KIND: Kind = Kind {
     name: "nbd",
     words: "network block device",
+    form: "nbd://HOST/NAME or nbd+unix:///NAME?socket=PATH",
+    about: "an export of an NBD server",
     schemes: &["nbd", "nbds", "nbd+unix", "nbds+unix"],
     opening_writes: false,
     opens_files: true,

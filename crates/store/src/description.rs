@@ -147,7 +147,7 @@ impl FromStr for BulkChoice {
             Some((scheme, _)) if Kind::of_scheme(scheme).is_some_and(|kind| kind.name != "file") => {
                 text.parse().map(BulkChoice::Device)
             }
-            _ => Err("write `file:PATH`, `vlog:PATH`, an NBD URI, `netram:...` or `none`".into()),
+            _ => Err(format!("write none, {}", shoal_devices::forms())),
         }
     }
 }

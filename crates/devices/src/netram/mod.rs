@@ -52,6 +52,8 @@ use reach::{Reached, choose, export_name, not_there, reach_all, which_disk};
 pub static KIND: Kind = Kind {
     name: "netram",
     words: "network RAM disk",
+    form: "netram:DONOR,DONOR,...?OPTIONS",
+    about: "a network RAM disk, in the memory of other machines",
     schemes: &["netram"],
     // Opening writes leases, and starts the keeper.
     opening_writes: true,

@@ -39,6 +39,8 @@ pub use report::VlogReport;
 pub static KIND: Kind = Kind {
     name: "vlog",
     words: "virtual-log disk",
+    form: "vlog:PATH",
+    about: "a virtual-log disk",
     schemes: &["vlog"],
     // Opening finds the end of the log and writes it down.
     opening_writes: true,
