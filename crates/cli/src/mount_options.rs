@@ -6,16 +6,16 @@
 //! `acl`, `user_xattr`, `discard` (freed blocks are always trimmed), `errors=remount-ro`,
 //! `data=ordered` and the weaker `data=writeback`. An unknown option, or one that asks for
 //! something Shoal does not do, is an error that names it, because a mount without the requested
-//! properties is worse than none. The options and their help are in [`option_table`].
+//! properties is worse than none. The options, their help and what they set are in [`option_table`].
 
 use std::path::Path;
 use std::time::Duration;
 
-use shoal_fs::{AccessTimes, Method, THRESHOLD_MAX, THRESHOLD_MIN};
+use shoal_fs::{THRESHOLD_MAX, THRESHOLD_MIN};
 use shoal_fuse::{Access, Transport};
 use shoal_store::{MountOptions, StoreOptions, rule_of};
 
-use crate::option_table::{self, unknown};
+use crate::option_table::{self, Sets, Word};
 
 /// Continue from the saved image of `battery` memory. This option concerns opening the store, not
 /// the mount.
@@ -69,205 +69,102 @@ pub fn wants_restore(lists: &[String]) -> bool {
 }
 
 fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
-    let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
-    let entry = option_table::find(name).ok_or_else(|| unknown(word))?;
+    let word = option_table::word(word)?;
     // Programs that read fstab give values to their own options.
-    if entry.value.0.is_empty()
-        && value.is_some()
-        && !["x-", "X-", "comment", "user"].iter().any(|w| name.starts_with(w))
+    if word.entry.value.0.is_empty()
+        && word.value.is_some()
+        && !["x-", "X-", "comment", "user"].iter().any(|w| word.name.starts_with(w))
     {
-        return Err(format!("mount option `{word}`: `{name}` takes no value; write `{name}`"));
+        return Err(format!(
+            "mount option `{}`: `{name}` takes no value; write `{name}`",
+            word.whole,
+            name = word.name
+        ));
     }
-    let number = || -> Result<u64, String> {
-        let value = value.ok_or_else(|| format!("mount option `{name}` needs a value, such as `{name}=8`"))?;
-        value
-            .parse()
-            .map_err(|_| format!("mount option `{word}`: `{value}` is not a number; write one, such as `{name}=8`"))
-    };
+    match word.entry.sets {
+        Sets::Nothing => Ok(()),
+        Sets::Switch(set) => {
+            set(options, word.entry.names.split(' ').any(|name| name == word.name));
+            Ok(())
+        }
+        Sets::Value(set) => set(options, &word),
+    }
+}
+
+/// Sets or cancels an option of mount(8).
+pub fn kernel_flag(options: &mut shoal_fuse::MountOptions, name: &str) {
     match name {
-        "threads" => {
-            options.fuse.threads = match number()? {
-                n @ 0..=256 => n as usize,
-                n => return Err(format!("mount option `threads={n}`: too many threads; give 256 at most")),
-            };
-            return Ok(());
-        }
-        "read_ahead" => {
-            let text = value.ok_or("mount option `read_ahead` needs a value, such as `read_ahead=1M`")?;
-            options.fuse.read_ahead_bytes = text.parse::<shoal_devices::size::Size>()?.0;
-            return Ok(());
-        }
-        "transport" => {
-            options.fuse.transport = transport(word, value)?;
-            return Ok(());
-        }
-        "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
-        "scrub" => {
-            options.store.scrub_every = scrub_every(word, value)?;
-            return Ok(());
-        }
-        "threshold" => {
-            options.store.threshold = Some(threshold(word, value)?);
-            return Ok(());
-        }
-        "cache_size" | "cache_dir" | "update_policy" | "update_rate" | "hold" => {
-            return held_writes(options, name, value);
-        }
-        "errors" | "data" => return ext4_word(name, value, word),
-        _ => {}
+        "ro" | "rw" => options.read_only = name == "ro",
+        "nodev" | "dev" => options.nodev = name == "nodev",
+        "nosuid" | "suid" => options.nosuid = name == "nosuid",
+        "noexec" | "exec" => options.noexec = name == "noexec",
+        "nosymfollow" | "symfollow" => options.nosymfollow = name == "nosymfollow",
+        "lazytime" | "nolazytime" => options.lazytime = name == "lazytime",
+        "nodiratime" | "diratime" => options.nodiratime = name == "nodiratime",
+        "dirsync" => options.directories_synchronous = true,
+        "sync" => options.synchronous = true,
+        "async" => (options.synchronous, options.directories_synchronous) = (false, false),
+        _ => unreachable!("{name} is not in the row of mount(8)'s options"),
     }
-    match name {
-        "ro" => options.fuse.read_only = true,
-        "degraded" | "nodegraded" => options.store.degraded = name == "degraded",
-        "noatime" => options.fuse.access_times = AccessTimes::Never,
-        "strictatime" => options.fuse.access_times = AccessTimes::Always,
-        "nodiratime" => options.fuse.nodiratime = true,
-        "nosymfollow" => options.fuse.nosymfollow = true,
-        "lazytime" => options.fuse.lazytime = true,
-        "dirsync" => options.fuse.directories_synchronous = true,
-        "nodev" => options.fuse.nodev = true,
-        "nosuid" => options.fuse.nosuid = true,
-        "noexec" => options.fuse.noexec = true,
-        "sync" => options.fuse.synchronous = true,
-        "xattr" => options.fuse.xattrs = true,
-        "noxattr" => options.fuse.xattrs = false,
-        "idle_class" | "noidle_class" => options.fuse.idle_class = name == "idle_class",
-        "writeback" => options.fuse.writeback = true,
-        "nowriteback" => options.fuse.writeback = false,
-        "sums" | "nosums" => options.store.sums = Some(name == "sums"),
-        "pack_inodes" => options.store.pack_inodes = true,
-        "nopack_inodes" => options.store.pack_inodes = false,
-        "clone_fd" => options.fuse.clone_fd = true,
-        "noclone_fd" => options.fuse.clone_fd = false,
-        // The option is in the table: it asks for a default or is for other programs.
-        _ => undo(options, name),
-    }
-    Ok(())
 }
 
 /// Returns the time between two scrubs in idle time; `None` if there are none.
-fn scrub_every(word: &str, value: Option<&str>) -> Result<Option<Duration>, String> {
-    match (value, value.and_then(|value| value.parse().ok())) {
-        (Some("off"), _) => Ok(None),
-        (_, Some(days @ 1..=3650)) => Ok(Some(Duration::from_secs(days * 24 * 3600))),
-        _ => Err(format!("mount option `{word}`: not a number of days; give 1 to 3650, or `off`")),
+pub fn scrub_every(word: &Word<'_>) -> Result<Option<Duration>, String> {
+    let text = word.text()?;
+    match text.parse() {
+        _ if text == "off" => Ok(None),
+        Ok(days @ 1..=3650) => Ok(Some(Duration::from_secs(days * 24 * 3600))),
+        _ => Err(format!("mount option `{}`: not a number of days; give 1 to 3650, or `off`", word.whole)),
     }
 }
 
 /// Accepts words of ext4 that ask for what a store always does.
-fn ext4_word(name: &str, value: Option<&str>, word: &str) -> Result<(), String> {
-    match (name, value) {
+pub fn ext4_word(word: &Word<'_>) -> Result<(), String> {
+    match (word.name, word.value) {
         ("errors", Some("remount-ro")) | ("data", Some("ordered" | "writeback")) => Ok(()),
         ("errors", _) => Err(format!(
-            "mount option `{word}`: a store goes read-only when its storage fails; leave the option out, or use `errors=remount-ro`"
+            "mount option `{}`: a store goes read-only when its storage fails; leave the option out, or use `errors=remount-ro`",
+            word.whole
         )),
         _ => Err(format!(
-            "mount option `{word}`: data of large files is written once, before the records that refer to it; leave the option out, or use `data=ordered`"
+            "mount option `{}`: data of large files is written once, before the records that refer to it; leave the option out, or use `data=ordered`",
+            word.whole
         )),
     }
-}
-
-/// Sets how and when cold data is packed.
-fn packing(
-    options: &mut MountOptions,
-    name: &str,
-    value: Option<&str>,
-    number: impl Fn() -> Result<u64, String>,
-) -> Result<(), String> {
-    match name {
-        "pack_age" => options.store.pack_age = Duration::from_secs(number()?),
-        "pack_load" => {
-            options.store.pack_load = match number()? {
-                n @ 0..=100 => n as u32,
-                n => return Err(format!("mount option `pack_load={n}`: not a percentage; give 0 to 100")),
-            }
-        }
-        "spill" => {
-            options.store.spill_percent = match value {
-                Some("off") => 0,
-                _ => match number()? {
-                    n @ 1..=99 => n as u8,
-                    n => {
-                        return Err(format!(
-                            "mount option `spill={n}`: not a percentage of memory from 1 to 99; give one, or `off`"
-                        ));
-                    }
-                },
-            }
-        }
-        _ => {
-            let text = value.ok_or("mount option `compress` needs a value, such as `compress=auto`")?;
-            options.store.compress = Some(text.parse::<Method>().map_err(|error| error.to_string())?);
-        }
-    }
-    Ok(())
 }
 
 /// Returns the size from which on files are large.
-fn threshold(word: &str, value: Option<&str>) -> Result<u64, String> {
-    let text = value.ok_or("mount option `threshold` needs a value, such as `threshold=256K`")?;
-    let bytes = text.parse::<shoal_devices::size::Size>()?.0;
+pub fn threshold(word: &Word<'_>) -> Result<u64, String> {
+    let bytes = word.size()?;
     if !(THRESHOLD_MIN.into()..=THRESHOLD_MAX.into()).contains(&bytes) {
-        return Err(format!("mount option `{word}`: outside the range allowed; give 4K to 64M"));
+        return Err(format!("mount option `{}`: outside the range allowed; give 4K to 64M", word.whole));
     }
     Ok(bytes)
 }
 
-/// Sets how long writes of large files are held back, and where.
-fn held_writes(options: &mut MountOptions, name: &str, value: Option<&str>) -> Result<(), String> {
-    let example = match name {
-        "cache_size" => "512M",
-        "cache_dir" => "/dev/shm",
-        "update_policy" => "aipu:30s",
-        "update_rate" => "64M",
-        _ => "10m",
-    };
-    let text = value.filter(|text| !text.is_empty());
-    let text = text.ok_or_else(|| format!("mount option `{name}` needs a value, such as `{name}={example}`"))?;
-    let size = || text.parse::<shoal_devices::size::Size>().map(|size| size.0);
-    let policy = |text: String| rule_of(Some(&text), None, &Default::default()).map(|_| Some(text));
-    match name {
-        "cache_size" => options.store.cache_bytes = Some(size()?),
-        "cache_dir" => {
-            let path = std::path::absolute(text).map_err(|error| format!("mount option `{name}={text}`: {error}"))?;
-            options.store.cache_dir = Some(path);
-        }
-        "update_policy" => options.store.update_policy = policy(text.to_string())?,
-        "update_rate" => options.store.update_rate = Some(size()?),
-        _ => options.store.update_policy = policy(format!("hold:{text}"))?,
-    }
+/// Sets how long writes of large files are held back.
+pub fn policy(options: &mut MountOptions, text: String) -> Result<(), String> {
+    rule_of(Some(&text), None, &Default::default())?;
+    options.store.update_policy = Some(text);
     Ok(())
 }
 
-/// Applies an option that names a default: it cancels an earlier opposite option.
-fn undo(options: &mut MountOptions, name: &str) {
-    match name {
-        "rw" => options.fuse.read_only = false,
-        "atime" | "relatime" | "nostrictatime" => options.fuse.access_times = AccessTimes::Relative,
-        "diratime" => options.fuse.nodiratime = false,
-        "symfollow" => options.fuse.nosymfollow = false,
-        "nolazytime" => options.fuse.lazytime = false,
-        "dev" => options.fuse.nodev = false,
-        "suid" => options.fuse.nosuid = false,
-        "exec" => options.fuse.noexec = false,
-        "async" => (options.fuse.synchronous, options.fuse.directories_synchronous) = (false, false),
-        _ => {}
-    }
-}
-
-fn transport(word: &str, value: Option<&str>) -> Result<Transport, String> {
-    match value {
+pub fn transport(word: &Word<'_>) -> Result<Transport, String> {
+    match word.value {
         Some("auto") => Ok(Transport::Auto),
         Some("dev") => Ok(Transport::Dev),
         Some("uring") => Ok(Transport::Uring),
         _ => Err(format!(
-            "mount option `{word}`: no such transport; use `transport=auto`, `transport=dev` or `transport=uring`"
+            "mount option `{}`: no such transport; use `transport=auto`, `transport=dev` or `transport=uring`",
+            word.whole
         )),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use shoal_fs::AccessTimes;
+
     use super::*;
 
     fn parsed(list: &str) -> MountOptions {

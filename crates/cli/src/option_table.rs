@@ -1,14 +1,53 @@
-//! The mount options: names, values and meanings, in one table.
+//! The mount options: names, values, meanings, what they set, and what a remount does with them, in
+//! one table.
 //!
 //! The help, the manual pages, the list in an error and the suggestion for a misspelled word all
 //! come from this table, and an option that is not in it is refused. No option can therefore be
-//! missing in one of them. Left out: what an option does (`mount_options`).
+//! missing in one of them. Left out: how values are read (`mount_options`); who may use the mount,
+//! which several words decide together (the same).
+
+use std::time::Duration;
+
+use shoal_devices::size::Size;
+use shoal_fs::{AccessTimes, Method};
+use shoal_store::MountOptions;
+
+use crate::mount_options::{self as read, RESTORE};
 
 /// Width of the table, and the column at which the meanings begin.
 const WIDTH: usize = 79;
 const MEANING_AT: usize = 28;
 /// Similarity from which on a word counts as a misspelling of another.
 const LIKENESS_MIN: f64 = 0.8;
+
+/// What a remount does with an option.
+#[derive(Clone, Copy)]
+pub enum OnRemount {
+    Changes,
+    /// The option takes effect at the next mount, which a warning says.
+    Keeps,
+    /// It must say what is in force: whether the mount has this word, which the second list of words
+    /// asks for and the others do not.
+    MustAgree(&'static str, &'static [&'static str]),
+}
+
+/// An option as it was written.
+pub struct Word<'a> {
+    pub whole: &'a str,
+    pub name: &'a str,
+    pub value: Option<&'a str>,
+    pub entry: &'static Entry,
+}
+
+/// What an option sets.
+#[derive(Clone, Copy)]
+pub enum Sets {
+    /// Nothing here.
+    Nothing,
+    /// A switch, on by the names that the table shows, off by the others.
+    Switch(fn(&mut MountOptions, bool)),
+    Value(fn(&mut MountOptions, &Word<'_>) -> Result<(), String>),
+}
 
 /// Options that share one meaning.
 pub struct Entry {
@@ -19,114 +58,243 @@ pub struct Entry {
     /// Further names, which ask for the default or cancel an option.
     pub undo: &'static str,
     pub meaning: &'static str,
+    pub sets: Sets,
+    pub on_remount: OnRemount,
 }
 
 const fn plain(names: &'static str, undo: &'static str, meaning: &'static str) -> Entry {
-    Entry { names, value: ("", ""), undo, meaning }
+    Entry { names, value: ("", ""), undo, meaning, sets: Sets::Nothing, on_remount: OnRemount::Keeps }
 }
 
 const fn valued(name: &'static str, value: &'static str, example: &'static str, meaning: &'static str) -> Entry {
-    Entry { names: name, value: (value, example), undo: "", meaning }
+    Entry { value: (value, example), ..plain(name, "", meaning) }
 }
 
-pub const TABLE: &[Entry] = &[
+impl Entry {
+    const fn sets(self, set: fn(&mut MountOptions, &Word<'_>) -> Result<(), String>) -> Entry {
+        Entry { sets: Sets::Value(set), ..self }
+    }
+
+    const fn switches(self, set: fn(&mut MountOptions, bool)) -> Entry {
+        Entry { sets: Sets::Switch(set), ..self }
+    }
+
+    /// The option changes under a mount, or no program minds it.
+    const fn changeable(self) -> Entry {
+        Entry { on_remount: OnRemount::Changes, ..self }
+    }
+
+    const fn must_agree(self, word: &'static str, said_by: &'static [&'static str]) -> Entry {
+        Entry { on_remount: OnRemount::MustAgree(word, said_by), ..self }
+    }
+}
+
+pub static TABLE: &[Entry] = &[
     plain(
         "ro nodev nosuid noexec nosymfollow sync dirsync lazytime nodiratime",
         "rw dev suid exec symfollow async nolazytime diratime",
         "as in mount(8)",
-    ),
+    )
+    .sets(|options, word| {
+        read::kernel_flag(&mut options.fuse, word.name);
+        Ok(())
+    })
+    .changeable(),
     plain(
         "noatime strictatime",
         "atime relatime norelatime nostrictatime",
         "reads never (noatime) or always (strictatime) change access times",
-    ),
+    )
+    .sets(|options, word| {
+        options.fuse.access_times = match word.name {
+            "noatime" => AccessTimes::Never,
+            "strictatime" => AccessTimes::Always,
+            "norelatime" => options.fuse.access_times,
+            _ => AccessTimes::Relative,
+        };
+        Ok(())
+    })
+    .changeable(),
     plain(
         "remount",
         "",
         "change an existing mount: ro or rw, its flags, spill, threshold, update_policy, update_rate or hold",
-    ),
+    )
+    .changeable(),
     plain(
         "allow_other noallow_other",
         "",
         "all users may use the mount (default for root), or only processes of the mounting user (default for others); in both cases file \
          permissions apply",
-    ),
-    plain("private allow_root", "noprivate", "the same as noallow_other (allow_root: only for root's mounts)"),
+    )
+    .must_agree("allow_other", &["allow_other"]),
+    plain("private allow_root", "noprivate", "the same as noallow_other (allow_root: only for root's mounts)")
+        .must_agree("allow_other", &["noprivate"]),
     plain(
         "nodefault_permissions",
         "default_permissions",
         "only with noallow_other: permissions are not checked, not even for a process that acts for another user (setfsuid), and there are no \
          ACLs; changes take fewer requests",
-    ),
-    plain("noxattr", "xattr", "no extended attributes or ACLs; creating small files is faster"),
+    )
+    .must_agree("default_permissions", &["default_permissions"]),
+    plain("noxattr", "xattr", "no extended attributes or ACLs; creating small files is faster")
+        .switches(|options, on| options.fuse.xattrs = !on),
     plain(
         "writeback",
         "nowriteback",
         "the kernel gathers writes: fewer requests, but a write survives the end of the daemon only after close, fsync or write-back",
-    ),
-    valued("threads", "N", "8", "threads that serve requests (default: one per processor, at least 4)"),
+    )
+    .switches(|options, on| options.fuse.writeback = on),
+    valued("threads", "N", "8", "threads that serve requests (default: one per processor, at least 4)")
+        .sets(|options, word| {
+            options.fuse.threads = match word.number()? {
+                n @ 0..=256 => n as usize,
+                n => return Err(format!("mount option `threads={n}`: too many threads; give 256 at most")),
+            };
+            Ok(())
+        }),
     valued(
         "transport",
         "auto|dev|uring",
         "auto",
         "how requests reach the daemon: by io_uring if the kernel offers it (auto, the default, and uring), or through /dev/fuse (dev)",
-    ),
+    )
+    .sets(|options, word| read::transport(word).map(|transport| options.fuse.transport = transport)),
     plain(
         "noidle_class",
         "idle_class",
         "threads that serve io_uring stay in the normal scheduling class, and never use SCHED_IDLE",
-    ),
-    valued("read_ahead", "SIZE", "1M", "how far the kernel reads ahead in files (default 1M; only for root's mounts)"),
+    )
+    .switches(|options, on| options.fuse.idle_class = !on),
+    valued("read_ahead", "SIZE", "1M", "how far the kernel reads ahead in files (default 1M; only for root's mounts)")
+        .sets(|options, word| word.size().map(|bytes| options.fuse.read_ahead_bytes = bytes)),
     valued(
         "update_policy",
         "POLICY",
         "aipu:30s",
         "when held writes of large files go to bulk storage: aipu:30s (default), pu:30s, ipu:30s, purp:30s:60s, irp:30s:60s, sprite:30s:5s, \
          write-through, hold:10m",
-    ),
+    )
+    .sets(|options, word| read::policy(options, word.text()?.into()))
+    .changeable(),
     valued(
         "update_rate",
         "SIZE",
         "64M",
         "most bytes of held writes that go to bulk storage in a second (default 0: no limit)",
-    ),
-    valued("hold", "TIME", "10m", "the same as update_policy=hold:TIME: lets the disk stand still for up to TIME"),
+    )
+    .sets(|options, word| word.size().map(|bytes| options.store.update_rate = Some(bytes)))
+    .changeable(),
+    valued("hold", "TIME", "10m", "the same as update_policy=hold:TIME: lets the disk stand still for up to TIME")
+        .sets(|options, word| read::policy(options, format!("hold:{}", word.text()?)))
+    .changeable(),
     valued(
         "cache_size",
         "SIZE",
         "512M",
         "memory for held writes (default: an eighth of memory, at most 1G; 0: no writes are held)",
-    ),
-    valued("cache_dir", "DIR", "/dev/shm", "directory on tmpfs for held writes (default /dev/shm)"),
-    plain("clone_fd", "noclone_fd", "every thread reads requests through a file descriptor of its own"),
-    valued("compress", "METHOD", "auto", "as format --compress, for this mount"),
-    valued("pack_age", "SECONDS", "30", "files and inodes that have not changed for this long are packed (default 30)"),
+    )
+    .sets(|options, word| word.size().map(|bytes| options.store.cache_bytes = Some(bytes))),
+    valued("cache_dir", "DIR", "/dev/shm", "directory on tmpfs for held writes (default /dev/shm)")
+        .sets(|options, word| {
+            let path = std::path::absolute(word.text()?);
+            options.store.cache_dir = Some(path.map_err(|error| format!("mount option `{}`: {error}", word.whole))?);
+            Ok(())
+        }),
+    plain("clone_fd", "noclone_fd", "every thread reads requests through a file descriptor of its own")
+        .switches(|options, on| options.fuse.clone_fd = on),
+    valued("compress", "METHOD", "auto", "as format --compress, for this mount")
+        .sets(|options, word| {
+            let method = word.text()?.parse::<Method>();
+            options.store.compress = Some(method.map_err(|error| error.to_string())?);
+            Ok(())
+        }),
+    valued("pack_age", "SECONDS", "30", "files and inodes that have not changed for this long are packed (default 30)")
+        .sets(|options, word| word.number().map(|seconds| options.store.pack_age = Duration::from_secs(seconds))),
     valued(
         "pack_load",
         "PERCENT",
         "10",
         "share of one processor for packing while the store is busy; grows as memory fills (default 10; 0: pack only in idle time)",
-    ),
-    plain("nopack_inodes", "pack_inodes", "inodes and directories are not packed"),
+    )
+    .sets(|options, word| {
+        options.store.pack_load = match word.number()? {
+            n @ 0..=100 => n as u32,
+            n => return Err(format!("mount option `pack_load={n}`: not a percentage; give 0 to 100")),
+        };
+        Ok(())
+    }),
+    plain("nopack_inodes", "pack_inodes", "inodes and directories are not packed")
+        .switches(|options, on| options.store.pack_inodes = !on),
     valued(
         "spill",
         "PERCENT",
         "85",
         "memory use from which on cold small files move to bulk storage (default 85; off: never)",
-    ),
-    valued("threshold", "SIZE", "256K", "as format --threshold, for this mount (4K to 64M)"),
-    plain("sums nosums", "", "keep checksums of bulk storage from now on, or drop them"),
-    valued("scrub", "DAYS", "30", "scrub bulk storage in idle time when the last scrub is this old (default off)"),
-    plain("degraded", "nodegraded", "mount a store that has several bulk devices even if some are missing"),
-    plain("restore", "", "as --restore"),
-    valued("errors", "remount-ro", "remount-ro", "an option of ext4, accepted because a store does so anyway"),
-    valued("data", "ordered|writeback", "ordered", "an option of ext4, accepted because a store does so anyway"),
+    )
+    .sets(|options, word| {
+        options.store.spill_percent = match word.value {
+            Some("off") => 0,
+            _ => match word.number()? {
+                n @ 1..=99 => n as u8,
+                n => {
+                    return Err(format!(
+                        "mount option `spill={n}`: not a percentage of memory from 1 to 99; give one, or `off`"
+                    ));
+                }
+            },
+        };
+        Ok(())
+    })
+    .changeable(),
+    valued("threshold", "SIZE", "256K", "as format --threshold, for this mount (4K to 64M)")
+        .sets(|options, word| read::threshold(word).map(|bytes| options.store.threshold = Some(bytes)))
+    .changeable(),
+    plain("sums nosums", "", "keep checksums of bulk storage from now on, or drop them")
+        .sets(|options, word| {
+            options.store.sums = Some(word.name == "sums");
+            Ok(())
+        }),
+    valued("scrub", "DAYS", "30", "scrub bulk storage in idle time when the last scrub is this old (default off)")
+        .sets(|options, word| read::scrub_every(word).map(|every| options.store.scrub_every = every)),
+    plain("degraded", "nodegraded", "mount a store that has several bulk devices even if some are missing")
+        .switches(|options, on| options.store.degraded = on),
+    plain(RESTORE, "", "as --restore"),
+    valued("errors", "remount-ro", "remount-ro", "an option of ext4, accepted because a store does so anyway")
+        .sets(|_, word| read::ext4_word(word))
+    .changeable(),
+    valued("data", "ordered|writeback", "ordered", "an option of ext4, accepted because a store does so anyway")
+        .sets(|_, word| read::ext4_word(word))
+    .changeable(),
     plain(
         "acl user_xattr discard _netdev nofail auto user x-*",
         "defaults noauto users nouser owner noowner group nogroup mand nomand iversion noiversion silent loud comment",
         "ignored: a store does so anyway, or the option is for other programs",
-    ),
+    )
+    .changeable(),
 ];
+
+impl Word<'_> {
+    /// Returns the value, which must be there.
+    pub fn text(&self) -> Result<&str, String> {
+        self.value.filter(|text| !text.is_empty()).ok_or_else(|| {
+            let (name, example) = (self.name, self.entry.value.1);
+            format!("mount option `{name}` needs a value, such as `{name}={example}`")
+        })
+    }
+
+    fn number(&self) -> Result<u64, String> {
+        let (text, name, example) = (self.text()?, self.name, self.entry.value.1);
+        text.parse().map_err(|_| {
+            format!("mount option `{}`: `{text}` is not a number; write one, such as `{name}={example}`", self.whole)
+        })
+    }
+
+    /// The value as a size (bytes).
+    pub fn size(&self) -> Result<u64, String> {
+        Ok(self.text()?.parse::<Size>()?.0)
+    }
+}
 
 impl Entry {
     fn shown(&self) -> String {
@@ -140,10 +308,18 @@ impl Entry {
 }
 
 /// Finds the entry of an option.
-pub fn find(name: &str) -> Option<&'static Entry> {
+fn find(name: &str) -> Option<&'static Entry> {
     let is_foreign = name.starts_with("x-") || name.starts_with("X-");
     let name = if is_foreign { "x-*" } else { name };
     TABLE.iter().find(|entry| entry.all_names().any(|known| known == name))
+}
+
+/// Takes an option apart. An option that is not in the table is an error that says what may have
+/// been meant.
+pub fn word(whole: &str) -> Result<Word<'_>, String> {
+    let (name, value) = whole.split_once('=').map_or((whole, None), |(name, value)| (name, Some(value)));
+    let entry = find(name).ok_or_else(|| unknown(whole))?;
+    Ok(Word { whole, name, value, entry })
 }
 
 /// Returns the table as text, in lines that fit a terminal.
@@ -182,7 +358,7 @@ fn folded(text: &str, width: usize) -> Vec<String> {
 }
 
 /// Returns the error for an option that is not in the table.
-pub fn unknown(word: &str) -> String {
+fn unknown(word: &str) -> String {
     let name = word.split('=').next().unwrap_or_default();
     let likeness = |known: &str| strsim::jaro_winkler(name, known);
     let names = TABLE.iter().flat_map(|entry| entry.all_names().map(move |name| (name, entry.value.0)));

@@ -18,6 +18,7 @@ use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
 use shoal_store::access_times_name;
 use shoal_store::control::{self, Question};
 
+use crate::option_table::{self, OnRemount};
 use crate::{failure, mount_options};
 
 #[derive(Debug, Serialize)]
@@ -104,40 +105,12 @@ fn is_given(lists: &[String], name: &str) -> bool {
 fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
     let in_force = |word: &str| entry.super_options.split(',').any(|known| known == word);
     let given = lists.iter().flat_map(|list| list.split(','));
-    given
-        .filter(|word| match word.split('=').next().unwrap_or_default() {
-            "threads"
-            | "transport"
-            | "idle_class"
-            | "noidle_class"
-            | "read_ahead"
-            | "compress"
-            | "cache_size"
-            | "cache_dir"
-            | "pack_age"
-            | "pack_load"
-            | "pack_inodes"
-            | "nopack_inodes"
-            | "xattr"
-            | "noxattr"
-            | "writeback"
-            | "nowriteback"
-            | "degraded"
-            | "nodegraded"
-            | "clone_fd"
-            | "noclone_fd"
-            | "sums"
-            | "nosums"
-            | "scrub"
-            | mount_options::RESTORE => true,
-            "allow_other" | "noprivate" => !in_force("allow_other"),
-            "noallow_other" | "allow_root" | "private" => in_force("allow_other"),
-            "default_permissions" => !in_force("default_permissions"),
-            "nodefault_permissions" => in_force("default_permissions"),
-            _ => false,
-        })
-        .map(String::from)
-        .collect()
+    let stays = |word: &option_table::Word<'_>| match word.entry.on_remount {
+        OnRemount::Changes => false,
+        OnRemount::Keeps => true,
+        OnRemount::MustAgree(known, said_by) => in_force(known) != said_by.contains(&word.name),
+    };
+    given.filter(|word| option_table::word(word).is_ok_and(|word| stays(&word))).map(String::from).collect()
 }
 
 #[cfg(test)]
