@@ -20,7 +20,7 @@ const MEANING_AT: usize = 28;
 /// Similarity from which on a word counts as a misspelling of another.
 const LIKENESS_MIN: f64 = 0.8;
 
-/// What a remount does with an option.
+/// The effect of a remount on an option.
 #[derive(Clone, Copy)]
 pub enum OnRemount {
     Changes,
@@ -39,10 +39,10 @@ pub struct Word<'a> {
     pub entry: &'static Entry,
 }
 
-/// What an option sets.
+/// How an option changes the mount's settings.
 #[derive(Clone, Copy)]
 pub enum Sets {
-    /// Nothing here.
+    /// The option changes none, or `mount_options` reads it.
     Nothing,
     /// A switch, on by the names that the table shows, off by the others.
     Switch(fn(&mut MountOptions, bool)),

@@ -1,4 +1,4 @@
-//! What an operation needs before it can be carried out, and the one place that provides it.
+//! Room and data that an operation lacks, and the one place that provides them.
 //!
 //! An operation takes what it needs as it goes. If something is missing, it fails with the need as
 //! its error, and has changed nothing: [`Error::NoSpace`] says how much room it lacked, and
@@ -34,7 +34,7 @@ type Waits = dyn Fn() + Send + Sync;
 #[derive(Default)]
 pub(crate) struct Removals(Mutex<Option<Arc<Waits>>>);
 
-/// What has been tried for an operation.
+/// The attempts made so far to provide what an operation lacks.
 struct Tried {
     patience: Patience,
     rounds: u32,
