@@ -41,6 +41,7 @@ use crate::state::checkpoints::{NEXT, Round, VALID, Valid};
 use crate::state::donors::{Donor, DonorState};
 use crate::state::units::Log;
 use crate::task::{Core, Op, join};
+use crate::views::Window;
 
 /// Share of a donor's units, at least `NAMED_MIN` units, that must have been named since the last
 /// round before the next one begins. In an idle gap the smaller share is enough.
@@ -48,6 +49,34 @@ const NAMED_SHARE: u32 = 16;
 const NAMED_IDLE_SHARE: u32 = 128;
 const NAMED_MIN: u32 = 1024;
 impl State {
+    /// Begins a round if one is due. Returns its number.
+    fn begin_round(&mut self) -> Option<u64> {
+        if !self.window().is_due() || !self.window().is_calm() {
+            return None;
+        }
+        let valid = self.checkpoints.valid.map(|valid| valid.number);
+        let mut number = self.checkpoints.last.max(self.epoch.number() << 16).max(valid.unwrap_or(0)) + 1;
+        // Use the half that the counting checkpoint does not use.
+        number += valid.is_some_and(|valid| valid % 2 == number % 2) as u64;
+        self.checkpoints.last = number;
+        for donor in self.donors.iter_mut().filter(|donor| donor.counts()) {
+            let open = Bits::new(donor.units.count() as usize, true);
+            donor.units.set_log(NEXT, Log { number, open, ..Log::default() });
+        }
+        let excluded = self.groups.in_memory().iter().map(|&index| self.groups[index].id).collect();
+        self.checkpoints.round = Some(Round {
+            number,
+            sequence: self.next_sequence,
+            first_group: self.groups.next_number(),
+            excluded,
+            vouched: Bits::new(self.groups.places() as usize, false),
+            named: false,
+        });
+        Some(number)
+    }
+}
+
+impl Window<'_> {
     /// Returns whether a checkpoint can be made: every counting donor is fit for it, the epoch is
     /// stored, and nothing that opening found is unsettled.
     pub fn is_calm(&self) -> bool {
@@ -79,7 +108,7 @@ impl State {
         let Some(valid) = checkpoints.valid else { return checkpoints.named == 0 };
         let full = |number: usize, donor: &Donor| {
             let Some(log) = donor.units.log(VALID) else { return false };
-            let most = match (self.config.window_units, self.is_idle()) {
+            let most = match (self.config.window_units, self.room().is_idle()) {
                 (0, false) => (donor.units.count() / NAMED_SHARE).max(NAMED_MIN),
                 (0, true) => (donor.units.count() / NAMED_IDLE_SHARE).max(NAMED_MIN),
                 (units, _) => 4 * units,
@@ -87,32 +116,6 @@ impl State {
             log.named >= most || log.used >= self.layout(number).records / 2
         };
         checkpoints.named == valid.number && self.donors.iter().enumerate().any(|(n, donor)| full(n, donor))
-    }
-
-    /// Begins a round if one is due. Returns its number.
-    fn begin_round(&mut self) -> Option<u64> {
-        if !self.is_due() || !self.is_calm() {
-            return None;
-        }
-        let valid = self.checkpoints.valid.map(|valid| valid.number);
-        let mut number = self.checkpoints.last.max(self.epoch.number() << 16).max(valid.unwrap_or(0)) + 1;
-        // Use the half that the counting checkpoint does not use.
-        number += valid.is_some_and(|valid| valid % 2 == number % 2) as u64;
-        self.checkpoints.last = number;
-        for donor in self.donors.iter_mut().filter(|donor| donor.counts()) {
-            let open = Bits::new(donor.units.count() as usize, true);
-            donor.units.set_log(NEXT, Log { number, open, ..Log::default() });
-        }
-        let excluded = self.groups.in_memory().iter().map(|&index| self.groups[index].id).collect();
-        self.checkpoints.round = Some(Round {
-            number,
-            sequence: self.next_sequence,
-            first_group: self.groups.next_number(),
-            excluded,
-            vouched: Bits::new(self.groups.places() as usize, false),
-            named: false,
-        });
-        Some(number)
     }
 
     pub fn is_in_round(&self, number: u64) -> bool {
@@ -130,7 +133,9 @@ pub(crate) async fn keeper(core: Arc<Core>) {
         if done {
             state.counts.checkpoints += 1;
             state.checkpoints.retry_delay_ns = 0;
-        } else if state.is_in_round(number) && !state.checkpoints.round.as_ref().is_some_and(|round| round.named) {
+        } else if state.window().is_in_round(number)
+            && !state.checkpoints.round.as_ref().is_some_and(|round| round.named)
+        {
             // The former checkpoint keeps counting.
             state.checkpoints.round = None;
             state.retry_round_later();
@@ -154,8 +159,8 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
     }
     {
         let state = &mut *core.lock();
-        let safe = state.sure_horizon() >= reached || is_planted(Bug::CheckpointEarly);
-        if !safe || !state.is_in_round(number) {
+        let safe = state.horizons().sure_horizon() >= reached || is_planted(Bug::CheckpointEarly);
+        if !safe || !state.window().is_in_round(number) {
             return None;
         }
     }
@@ -167,13 +172,17 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
 async fn write_roots(core: &Arc<Core>, number: u64, donors: &[usize], pages: &Written) -> Option<()> {
     let ops: Vec<Op> = {
         let state = &mut *core.lock();
-        if !state.is_in_round(number) {
+        if !state.window().is_in_round(number) {
             return None;
         }
         let round = state.checkpoints.round.as_ref()?;
         let root = Root {
             sequence: round.sequence,
-            horizon: state.sure_horizon().min(if is_planted(Bug::CheckpointEarly) { round.sequence } else { u64::MAX }),
+            horizon: state.horizons().sure_horizon().min(if is_planted(Bug::CheckpointEarly) {
+                round.sequence
+            } else {
+                u64::MAX
+            }),
             next_sequence: state.next_sequence,
             next_group: state.groups.next_number(),
             first_group: round.first_group,
@@ -183,8 +192,8 @@ async fn write_roots(core: &Arc<Core>, number: u64, donors: &[usize], pages: &Wr
         };
         let mut ask = |(&donor, &pages): (&usize, &u32)| {
             let root = Root { pages, ..root }.encode();
-            let bytes = encode(&state.stamp(donor, number), Kind::Root, 0, &root);
-            let at = state.layout(donor).root_at(number % 2);
+            let bytes = encode(&state.window().stamp(donor, number), Kind::Root, 0, &root);
+            let at = state.window().layout(donor).root_at(number % 2);
             core.op(state, donor as DonorId, DonorOp::Write { at, bytes }, Purpose::Upkeep)
         };
         donors.iter().zip(&pages.written).map(&mut ask).collect()
@@ -196,7 +205,7 @@ async fn write_roots(core: &Arc<Core>, number: u64, donors: &[usize], pages: &Wr
 async fn name(core: &Arc<Core>, number: u64) -> Option<()> {
     {
         let state = &mut *core.lock();
-        if !state.is_in_round(number) || !state.is_calm() {
+        if !state.window().is_in_round(number) || !state.window().is_calm() {
             return None;
         }
         state.checkpoints.round.as_mut()?.named = true;
@@ -204,13 +213,13 @@ async fn name(core: &Arc<Core>, number: u64) -> Option<()> {
         new_epoch(state, false);
     }
     let named = core
-        .until(|state| match state.checkpoints.named == number && state.is_in_round(number) {
+        .until(|state| match state.checkpoints.named == number && state.window().is_in_round(number) {
             true => state.epoch.is_stored().then_some(true),
             false => Some(false),
         })
         .await;
     let state = &mut *core.lock();
-    if !named || !state.is_in_round(number) {
+    if !named || !state.window().is_in_round(number) {
         return None;
     }
     let round = state.checkpoints.round.take()?;
@@ -229,7 +238,7 @@ async fn write_lists(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<
     {
         let state = &mut *core.lock();
         for &n in donors {
-            let (ahead, is_first) = (state.ahead(n), state.checkpoints.valid.is_none());
+            let (ahead, is_first) = (state.window().ahead(n), state.checkpoints.valid.is_none());
             let donor = &mut state.donors[n];
             if is_first {
                 donor.units.close_all_but(ahead);
@@ -244,16 +253,16 @@ async fn write_lists(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<
         let mut ops = Vec::new();
         {
             let state = &mut *core.lock();
-            if !state.is_in_round(number) {
+            if !state.window().is_in_round(number) {
                 return None;
             }
             is_over = true;
             for (place, &donor) in donors.iter().enumerate() {
-                let some = (lists[place].len() - done[place]).min(state.layout(donor).names());
+                let some = (lists[place].len() - done[place]).min(state.window().layout(donor).names());
                 if some == 0 && index > 0 {
                     continue;
                 }
-                let op = state.list_op(number, donor, index, &lists[place][done[place]..][..some])?;
+                let op = state.window().list_op(number, donor, index, &lists[place][done[place]..][..some])?;
                 done[place] += some;
                 state.donors[donor].units.log_mut(NEXT)?.used = index + 1;
                 is_over &= done[place] == lists[place].len();

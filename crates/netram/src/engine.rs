@@ -145,7 +145,7 @@ fn join(state: &mut State, info: DonorInfo) -> Result<(), DiskError> {
         return Err(too_many());
     }
     let born = state.epoch.next_birth();
-    let donor = state.new_donor(info, born);
+    let donor = state.roster().new_donor(info, born);
     state.donors.push(Donor { state: DonorState::Joining, ..donor });
     Ok(())
 }
@@ -170,7 +170,7 @@ fn found_donor(state: &State, number: usize, present: Option<Present>, place: &D
             (Standing::Away, true) => DonorState::Returning,
             (Standing::Counts, true) => DonorState::Active,
         },
-        ..state.new_donor(present.info, place.born)
+        ..state.roster().new_donor(present.info, place.born)
     }
 }
 
@@ -315,13 +315,13 @@ impl Engine {
                 Request::Write { .. } => state.counts.writes += 1,
                 _ => {}
             }
-            match state.serves(now_ns) {
+            match state.roster().serves(now_ns) {
                 Some(Ok(())) => begin(&self.core, state, ticket, request),
                 Some(Err(error)) => state.complete(ticket, Err(error)),
                 None => {
                     let core = self.core.clone();
                     state.schedule.spawn(async move {
-                        let served = core.until(|state| state.serves(now_ns)).await;
+                        let served = core.until(|state| state.roster().serves(now_ns)).await;
                         let state = &mut *core.lock();
                         match served {
                             Ok(()) => begin(&core, state, ticket, request),
@@ -391,7 +391,7 @@ impl Engine {
     pub fn forget_cost(&self, donor: DonorId) -> Result<ForgetCost, DiskError> {
         let state = self.core.lock();
         match state.ready {
-            true => Ok(state.forget_cost(donor)),
+            true => Ok(state.roster().forget_cost(donor)),
             false => Err(DiskError::Config("the disk is still being opened; wait, or bring donors back".into())),
         }
     }
@@ -448,7 +448,7 @@ impl Engine {
 
     /// Returns whether the stored data would fit without this donor.
     pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
-        self.core.lock().drain_room(donor)
+        self.core.lock().room().drain_room(donor)
     }
 
     /// Moves everything off a donor and then stops using it. Ask [`Engine::drain_room`] first:
@@ -542,14 +542,14 @@ fn too_many() -> DiskError {
 /// Returns the size of a new disk in blocks.
 fn blocks(state: &State) -> Result<u64, DiskError> {
     let config = &state.config;
-    let usable = state.groups_max().saturating_sub(state.groups_kept()) * state.map.slots() as u64;
+    let usable = state.room().groups_max().saturating_sub(state.room().groups_kept()) * state.map.slots() as u64;
     let room = usable * 100 / (100 + config.spare_percent as u64);
     let blocks = match config.bytes {
         None => room,
         Some(bytes) => bytes / config.block_bytes as u64,
     };
     if blocks == 0 || blocks > usable {
-        let kept = state.groups_kept() * state.shape.unit_bytes() as u64 + SUPERBLOCK_BYTES as u64;
+        let kept = state.room().groups_kept() * state.shape.unit_bytes() as u64 + SUPERBLOCK_BYTES as u64;
         return Err(DiskError::Config(format!(
             "a disk of {} bytes does not fit: the donors have room for {} bytes of data (each needs {kept} bytes more); \
              give larger donors or a smaller size",
@@ -557,7 +557,7 @@ fn blocks(state: &State) -> Result<u64, DiskError> {
             usable * config.block_bytes as u64,
         )));
     }
-    if state.groups_max() * state.map.slots() as u64 >= u32::MAX as u64 {
+    if state.room().groups_max() * state.map.slots() as u64 >= u32::MAX as u64 {
         return Err(DiskError::Config("more than 2^32 blocks; use larger blocks".into()));
     }
     Ok(blocks)

@@ -49,6 +49,7 @@ mod state;
 mod status;
 mod task;
 mod upkeep;
+mod views;
 
 pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Purpose, Trouble};
 pub use config::{Config, Plan, Policy};

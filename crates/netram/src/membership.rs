@@ -43,6 +43,7 @@ use crate::state::place::Location;
 use crate::state::retry::{requeue, retry, try_again};
 use crate::state::schedule::{Answer, Asked};
 use crate::task::Core;
+use crate::views::Roster;
 
 const REFUSED_DOUBLED_MAX: u32 = 6;
 /// Handles a donor's answer.
@@ -103,7 +104,7 @@ pub(crate) fn back(
     let own = DiskSuperblock::newest(superblock).ok().filter(|(_, own)| own.uuid == state.config.uuid);
     let (slot, own) = own.ok_or(NotBack::Stranger)?;
     let number = own.donor;
-    let units = state.units_of(&info);
+    let units = state.roster().units_of(&info);
     let is_asked = state.schedule.is_asked(number);
     let donor = state.donors.get_mut(number as usize).ok_or(NotBack::Stranger)?;
     let born = own.donors.get(number as usize).map(|place| place.born);
@@ -155,7 +156,7 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
 fn lose_what_is_gone(state: &mut State) {
     let mut lost: Vec<(u32, Location)> = Vec::new();
     for block in 0..state.map.blocks() as u32 {
-        let gone = |&(at, _): &(Location, u32)| state.is_beyond_parity(at) && !state.is_doubted(block, at);
+        let gone = |&(at, _): &(Location, u32)| state.roster().is_beyond_parity(at) && !state.is_doubted(block, at);
         if let Some((at, _)) = state.map.find(block).filter(gone) {
             lost.push((block, at));
         }
@@ -163,7 +164,7 @@ fn lose_what_is_gone(state: &mut State) {
     let mut notes = Vec::new();
     for (index, group) in state.groups.iter() {
         let places = group.notes().iter().map(|&(unit, row)| Location { group: index, unit, row });
-        notes.extend(places.filter(|&at| state.is_beyond_parity(at)));
+        notes.extend(places.filter(|&at| state.roster().is_beyond_parity(at)));
     }
     state.note_lost(&lost, !notes.is_empty());
     for at in notes {
@@ -171,7 +172,7 @@ fn lose_what_is_gone(state: &mut State) {
     }
 }
 
-impl State {
+impl Roster<'_> {
     /// Returns whether donors given up for good hold more of this block's row than parity could
     /// restore.
     fn is_beyond_parity(&self, at: Location) -> bool {

@@ -173,7 +173,7 @@ impl State {
         let groups = || self.groups.iter().map(|(_, group)| group);
         let told = |state: DonorState| state != DonorState::Missing || !is_planted(Bug::MissingUntold);
         let lost = |donor: u16| self.donors[donor as usize].is_absent() && told(self.donors[donor as usize].state);
-        let horizon = self.horizon();
+        let horizon = self.horizons().horizon();
         // A dead group counts until the successors of its blocks are safe.
         let degraded = groups().filter(|group| {
             !group.is_in_memory()

@@ -127,6 +127,15 @@ impl Allocator {
         self.segments[number].rest = Rest::Touched;
     }
 
+    /// Takes a slot of the same class outside draining segments, without taking a free segment.
+    /// Returns `None` if the segment of `old` is not draining.
+    fn take_beside(&mut self, old: SlotRef) -> Option<SlotRef> {
+        if !self.segments.get(old.segment() as usize)?.draining {
+            return None;
+        }
+        self.take_slot(old.class())
+    }
+
     /// Takes empty segments that have room on the host away from their classes.
     pub fn strip_empty(&mut self) {
         for number in 0..self.limit(true) as usize {
@@ -448,16 +457,6 @@ impl Region {
     pub fn strip_empty(&self) {
         self.alloc.lock().strip_empty();
     }
-
-    /// Allocates a slot of the same class outside draining segments, without taking a free segment.
-    /// Returns `None` if the segment of `old` is not draining.
-    fn allocate_beside(&self, old: SlotRef) -> Option<SlotRef> {
-        let mut alloc = self.alloc.lock();
-        if !alloc.segments.get(old.segment() as usize)?.draining {
-            return None;
-        }
-        alloc.take_slot(old.class())
-    }
 }
 
 impl Tx<'_> {
@@ -466,7 +465,7 @@ impl Tx<'_> {
     /// does nothing if the segment is not draining or no slot is available.
     pub fn relocate(&mut self, old: SlotRef) -> Result<Option<SlotRef>> {
         let bytes = self.read_vec(old.offset(), old.capacity() as usize)?;
-        let Some(new) = self.region().allocate_beside(old) else { return Ok(None) };
+        let Some(new) = self.region().alloc.lock().take_beside(old) else { return Ok(None) };
         self.allocated(new);
         log_allocate(self, new)?;
         self.write(new.offset(), &bytes)?;

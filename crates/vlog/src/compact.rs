@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, PIECES_MAX, Record};
+use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, PIECES_MAX, Record, Superblock};
 use shoal_media::{Result, block};
 
 use crate::Choice;
@@ -48,6 +48,14 @@ pub(crate) struct Emptying {
     pub placed: Vec<(u32, Entry, Entry)>,
     /// Something in it cannot be moved.
     pub damaged: bool,
+}
+
+/// Number of free segments that is enough for a burst: a quarter of what full data would leave.
+/// More would cost moves of data that may be overwritten anyway.
+fn enough_segments(superblock: &Superblock) -> usize {
+    let segments = superblock.segments() as usize;
+    let full = (superblock.logical_blocks / superblock.segment_blocks) as usize;
+    (segments.saturating_sub(full) / 4).max(FREE_SEGMENTS_MIN + 2)
 }
 
 impl VirtualLog {
@@ -170,7 +178,7 @@ impl VirtualLog {
         let size = self.superblock.segment_blocks;
         if !needed {
             let (free, waiting) = self.free_and_waiting();
-            if free >= self.enough_segments() {
+            if free >= enough_segments(&self.superblock) {
                 return Ok(false);
             }
             if waiting >= if free > FREE_SEGMENTS_MIN + 1 { WAITING_SEGMENTS } else { 1 } {
@@ -227,14 +235,6 @@ impl VirtualLog {
             }
         }
         if found { Ok(image) } else { Err(error) }
-    }
-
-    /// Number of free segments that is enough for a burst: a quarter of what full data would leave.
-    /// More would cost moves of data that may be overwritten anyway.
-    fn enough_segments(&self) -> usize {
-        let segments = self.superblock.segments() as usize;
-        let full = (self.superblock.logical_blocks / self.superblock.segment_blocks) as usize;
-        (segments.saturating_sub(full) / 4).max(FREE_SEGMENTS_MIN + 2)
     }
 
     /// Returns the logical blocks that are in a segment now, from the segment's own records.

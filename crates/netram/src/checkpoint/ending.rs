@@ -11,6 +11,7 @@ use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::checkpoints::{NEXT, VALID};
 use crate::task::Core;
+use crate::views::Window;
 
 /// Delay after a round that did not complete (ns).
 const RETRY_NS: u64 = 1_000_000_000;
@@ -44,13 +45,6 @@ impl State {
         (self.checkpoints.retry_delay_ns, self.checkpoints.retry_at_ns) = (delay, self.now_ns + delay);
     }
 
-    /// Returns whether donors may still know a checkpoint that no longer counts.
-    pub fn ends_checkpoint(&self) -> bool {
-        let checkpoints = &self.checkpoints;
-        let kept = checkpoints.valid.is_some() || checkpoints.round.as_ref().is_some_and(|round| round.named);
-        kept && checkpoints.named == 0
-    }
-
     pub fn end_logs(&mut self, which: &[usize]) {
         for donor in &mut self.donors {
             which.iter().for_each(|&log| donor.units.end_log(log));
@@ -60,11 +54,20 @@ impl State {
     }
 }
 
+impl Window<'_> {
+    /// Returns whether donors may still know a checkpoint that no longer counts.
+    pub fn ends_checkpoint(&self) -> bool {
+        let checkpoints = &self.checkpoints;
+        let kept = checkpoints.valid.is_some() || checkpoints.round.as_ref().is_some_and(|round| round.named);
+        kept && checkpoints.named == 0
+    }
+}
+
 /// Opens units that were closed for a checkpoint once the donors know that it has ended. Runs as
 /// long as the disk.
 pub(crate) async fn ender(core: Arc<Core>) {
     loop {
-        core.until(|state| (state.ends_checkpoint() && state.epoch.is_stored()).then_some(())).await;
+        core.until(|state| (state.window().ends_checkpoint() && state.epoch.is_stored()).then_some(())).await;
         let state = &mut *core.lock();
         (state.checkpoints.valid, state.checkpoints.round) = (None, None);
         state.end_logs(&[VALID, NEXT]);

@@ -16,13 +16,14 @@ use crate::state::checkpoints::{NEXT, Round};
 use crate::state::group::Group;
 use crate::state::place::Member;
 use crate::task::{Core, join};
+use crate::views::Window;
 
 /// Pages in flight to each donor.
 const PAGES_AT_ONCE: usize = 2;
 /// Blocks that a page without entries covers at most.
 const EMPTY_MAX: usize = 1 << 20;
 
-impl State {
+impl Window<'_> {
     /// Returns whether a page may describe the group.
     pub fn is_vouched(&self, round: &Round, group: &Group) -> bool {
         let is_old = group.exists() && group.id < round.first_group && !round.excluded.contains(&group.id);
@@ -72,7 +73,7 @@ impl State {
         let mut body = Vec::with_capacity(room);
         let mut next = *first;
         while next < self.groups.places() as usize {
-            let vouched = self.is_vouched(round, &self.groups[next as u32]);
+            let vouched = self.window().is_vouched(round, &self.groups[next as u32]);
             let group = &self.groups[next as u32];
             let width = if vouched { group.members.len() } else { 0 };
             if body.len() + group_bytes(width) > room {
@@ -140,19 +141,19 @@ pub(crate) async fn write_pages(core: &Arc<Core>, number: u64, donors: &[usize])
         let mut ops = Vec::new();
         let over = {
             let state = &mut *core.lock();
-            if !state.is_in_round(number) {
+            if !state.window().is_in_round(number) {
                 return None;
             }
             let mut over = false;
             while ops.len() < PAGES_AT_ONCE * donors.len() && !over {
                 // Write to the donor with the most room.
                 let left = |&place: &usize| {
-                    let layout = state.layout(donors[place]);
+                    let layout = state.window().layout(donors[place]);
                     (layout.pages - pages.written[place]) as u64 * layout.page_bytes as u64
                 };
                 let place = (0..donors.len()).max_by_key(left)?;
                 let (donor, index) = (donors[place], pages.written[place]);
-                let layout = state.layout(donor);
+                let layout = state.window().layout(donor);
                 if index == layout.pages {
                     return None;
                 }
@@ -163,7 +164,7 @@ pub(crate) async fn write_pages(core: &Arc<Core>, number: u64, donors: &[usize])
                 if let Cursor::Groups(done) = cursor {
                     pages.groups = done as u32;
                 }
-                let bytes = encode(&state.stamp(donor, number), kind, index, &payload);
+                let bytes = encode(&state.window().stamp(donor, number), kind, index, &payload);
                 let at = layout.page_at(number % 2, index);
                 pages.written[place] += 1;
                 ops.push(core.op(state, donor as DonorId, DonorOp::Write { at, bytes }, Purpose::Upkeep));

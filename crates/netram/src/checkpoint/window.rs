@@ -17,6 +17,7 @@ use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::room::{GROUPS_AHEAD, RESERVE_UNITS};
 use crate::task::{Core, Op, join};
+use crate::views::Window;
 
 /// Units kept open on each donor: a share of all units, between these bounds.
 const AHEAD_SHARE: u32 = 128;
@@ -26,6 +27,31 @@ const AHEAD_MAX: u32 = 4096;
 const OPEN_MIN: usize = RESERVE_UNITS + GROUPS_AHEAD;
 
 impl State {
+    /// Takes units to name from the closed ones of a donor that has few open ones.
+    fn next_to_open(&mut self) -> Option<(DonorId, Vec<(u32, bool)>)> {
+        if self.window().ends_checkpoint() {
+            // All units will be open soon.
+            return None;
+        }
+        let wants = |&n: &usize| {
+            let donor = &self.donors[n];
+            let ready = !donor.is_absent() && self.now_ns >= donor.refused_until_ns;
+            self.window().has_few_open(n)
+                && ready
+                && donor.units.has_closed()
+                && !donor.units.is_announcing()
+                && !donor.units.is_listing()
+        };
+        let number = (0..self.donors.len()).find(wants)?;
+        let some =
+            if self.config.window_units > 0 { self.config.window_units as usize } else { self.window().ahead(number) };
+        let most = some.min(self.window().layout(number).names());
+        let units = self.donors[number].units.announce(most);
+        Some((number as DonorId, units))
+    }
+}
+
+impl Window<'_> {
     pub fn layout(&self, donor: usize) -> Layout {
         Layout::new(
             SUPERBLOCK_BYTES as u64,
@@ -57,29 +83,7 @@ impl State {
             let units = &self.donors[n].units;
             units.is_announcing() || (units.has_closed() && (self.has_few_open(n) || self.ends_checkpoint()))
         };
-        (0..self.donors.len()).any(|n| self.takes(n) && opens(n))
-    }
-
-    /// Takes units to name from the closed ones of a donor that has few open ones.
-    fn next_to_open(&mut self) -> Option<(DonorId, Vec<(u32, bool)>)> {
-        if self.ends_checkpoint() {
-            // All units will be open soon.
-            return None;
-        }
-        let wants = |&n: &usize| {
-            let donor = &self.donors[n];
-            let ready = !donor.is_absent() && self.now_ns >= donor.refused_until_ns;
-            self.has_few_open(n)
-                && ready
-                && donor.units.has_closed()
-                && !donor.units.is_announcing()
-                && !donor.units.is_listing()
-        };
-        let number = (0..self.donors.len()).find(wants)?;
-        let some = if self.config.window_units > 0 { self.config.window_units as usize } else { self.ahead(number) };
-        let most = some.min(self.layout(number).names());
-        let units = self.donors[number].units.announce(most);
-        Some((number as DonorId, units))
+        (0..self.donors.len()).any(|n| self.roster().takes(n) && opens(n))
     }
 
     /// Builds the write of a log's next piece and new end, in one operation. `None`: the log is
@@ -115,7 +119,7 @@ async fn open(core: &Arc<Core>, donor: DonorId, units: Vec<(u32, bool)>) {
         let state = &mut *core.lock();
         let (mut ops, mut logs, mut full): (Vec<Op>, Vec<u64>, bool) = (Vec::new(), Vec::new(), false);
         for (number, used) in state.donors[n].units.listed() {
-            match state.list_op(number, n, used, &numbers) {
+            match state.window().list_op(number, n, used, &numbers) {
                 Some(_) if is_planted(Bug::ListForgotten) => {}
                 Some(op) => ops.push(core.op(state, donor, op, Purpose::Upkeep)),
                 None => full = true,

@@ -18,6 +18,7 @@ use crate::requests::send::send;
 use crate::state::State;
 use crate::state::donors::DonorState;
 use crate::task::Core;
+use crate::views::Roster;
 
 /// How long a write waits for a donor that answers others (ns).
 const UNANSWERED_NS: u64 = 1_000_000_000;
@@ -29,14 +30,14 @@ pub(crate) fn look(core: &Arc<Core>, state: &mut State) {
     expire(state);
     let now = state.now_ns;
     for number in 0..state.donors.len() {
-        let others_ns = state.latency_of_others(number);
+        let others_ns = state.roster().latency_of_others(number);
         let donor = &mut state.donors[number];
         if donor.state != DonorState::Active {
             continue;
         }
         let is = donor.pace.aside().map(|(why, _)| why);
         let wish = donor.pace.wish(others_ns, now);
-        if wish == is || (is.is_none() && !state.can_do_without(number)) {
+        if wish == is || (is.is_none() && !state.roster().can_do_without(number)) {
             continue;
         }
         state.donors[number].pace.set(wish, now);
@@ -45,7 +46,7 @@ pub(crate) fn look(core: &Arc<Core>, state: &mut State) {
         }
         state.wake();
     }
-    if state.takers() < state.plan.parity + 1 {
+    if state.roster().takers() < state.plan.parity + 1 {
         state.use_those_aside();
     }
 }
@@ -83,21 +84,6 @@ fn leave_open_groups(core: &Arc<Core>, state: &mut State, number: DonorId) {
 }
 
 impl State {
-    /// Median latency of the other donors (ns).
-    fn latency_of_others(&self, number: usize) -> u64 {
-        let others = self.donors.iter().enumerate().filter(|&(other, donor)| other != number && !donor.is_absent());
-        let mut others: Vec<u64> = others.map(|(_, donor)| donor.pace.latency_ns()).collect();
-        others.sort_unstable();
-        others.get(others.len() / 2).copied().unwrap_or(u64::MAX / 8)
-    }
-
-    /// Returns whether room and donors suffice without this donor and those set aside.
-    fn can_do_without(&self, number: usize) -> bool {
-        let takers = (0..self.donors.len()).filter(|&other| other != number && self.takes(other)).count();
-        let is_left_out = |other: usize| other == number || self.donors[other].pace.aside().is_some();
-        self.ready && takers > self.plan.parity && self.map.mapped() < self.room_beside(is_left_out, true)
-    }
-
     /// Uses donors that were set aside like the others again. Returns whether there were any.
     pub fn use_those_aside(&mut self) -> bool {
         let now = self.now_ns;
@@ -110,6 +96,23 @@ impl State {
             self.wake();
         }
         any
+    }
+}
+
+impl Roster<'_> {
+    /// Median latency of the other donors (ns).
+    fn latency_of_others(&self, number: usize) -> u64 {
+        let others = self.donors.iter().enumerate().filter(|&(other, donor)| other != number && !donor.is_absent());
+        let mut others: Vec<u64> = others.map(|(_, donor)| donor.pace.latency_ns()).collect();
+        others.sort_unstable();
+        others.get(others.len() / 2).copied().unwrap_or(u64::MAX / 8)
+    }
+
+    /// Returns whether room and donors suffice without this donor and those set aside.
+    fn can_do_without(&self, number: usize) -> bool {
+        let takers = (0..self.donors.len()).filter(|&other| other != number && self.takes(other)).count();
+        let is_left_out = |other: usize| other == number || self.donors[other].pace.aside().is_some();
+        self.ready && takers > self.plan.parity && self.map.mapped() < self.room().room_beside(is_left_out, true)
     }
 }
 

@@ -52,7 +52,7 @@ async fn read(core: &Arc<Core>, donor: usize, at: u64, len: usize) -> Option<Vec
 async fn log(core: &Arc<Core>, donor: usize, stamp: &Stamp) -> Option<Log> {
     let (layout, units) = {
         let state = core.lock();
-        (state.layout(donor), state.donors[donor].units.count())
+        (state.window().layout(donor), state.donors[donor].units.count())
     };
     let each = (READ_BYTES / layout.record_bytes).max(1) as u32;
     let mut log = Log { number: stamp.number, open: Bits::new(units as usize, false), listed: true, ..Log::default() };
@@ -179,8 +179,8 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Base, Unused> {
 /// Reads the roots and logs of all donors.
 async fn read_roots(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<Vec<(Root, Log)>> {
     let parts = donors.iter().map(|&donor| async move {
-        let own = core.lock().stamp(donor, number);
-        let layout = core.lock().layout(donor);
+        let own = core.lock().window().stamp(donor, number);
+        let layout = core.lock().window().layout(donor);
         let bytes = read(core, donor, layout.root_at(number % 2), 512).await?;
         let (kind, payload) = decode(&bytes, &own, 0)?;
         let root = Root::decode(payload).filter(|_| kind == Kind::Root)?;
@@ -222,7 +222,7 @@ async fn read_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u
             return Some(pages);
         }
         for AskedPages { donor, first, count, op } in asked {
-            let layout = core.lock().layout(donor);
+            let layout = core.lock().window().layout(donor);
             let bytes = match op.await {
                 Ok(bytes) => bytes,
                 Err(_) => {
@@ -230,7 +230,7 @@ async fn read_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u
                     read(core, donor, at, count as usize * layout.page_bytes).await?
                 }
             };
-            let own = core.lock().stamp(donor, number);
+            let own = core.lock().window().stamp(donor, number);
             let state = &mut *core.lock();
             for (n, piece) in bytes.chunks_exact(layout.page_bytes).enumerate() {
                 debug_assert!(piece.len() >= PIECE_HEADER);
@@ -247,7 +247,7 @@ fn ask_for_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32]
     let state = &mut *core.lock();
     let mut asked = Vec::new();
     for (place, &donor) in donors.iter().enumerate() {
-        let layout = state.layout(donor);
+        let layout = state.window().layout(donor);
         let each = (READ_BYTES / layout.page_bytes).max(1) as u32;
         for _ in 0..READS_AT_ONCE {
             let first = next[place];

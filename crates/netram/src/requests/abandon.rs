@@ -114,7 +114,7 @@ pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
         return false;
     }
     let members: Vec<_> = group.members.iter().copied().enumerate().filter(|(_, member)| member.exists()).collect();
-    if !members.iter().all(|(_, member)| state.takes(member.donor as usize)) {
+    if !members.iter().all(|(_, member)| state.roster().takes(member.donor as usize)) {
         return false;
     }
     let tainted = |state: &State, member: &Member| state.donors[member.donor as usize].units.is_tainted(member.unit);

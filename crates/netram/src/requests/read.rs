@@ -246,7 +246,7 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
                 let changed = state.map.find(number) != Some(found)
                     || state.repairs.tries() != returns
                     || state.failure.is_some();
-                let waits = matches!(fetched, Fetched::Unanswered) && state.awaits();
+                let waits = matches!(fetched, Fetched::Unanswered) && state.roster().awaits();
                 (changed || !waits).then_some(changed)
             })
             .await;

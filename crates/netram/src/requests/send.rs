@@ -202,7 +202,7 @@ impl State {
             group: group.id,
             donor: group.members[place].donor,
             born: self.donors[group.members[place].donor as usize].born,
-            horizon: self.sure_horizon(),
+            horizon: self.horizons().sure_horizon(),
             cut: 0,
             member: place as u8,
             data: group.data() as u8,

@@ -107,7 +107,7 @@ pub(crate) async fn write_trims(core: &Arc<Core>) -> Result<(), DiskError> {
             .until(|state| {
                 let most = ram::trimmed_max(state.shape.block_bytes);
                 let Some((kind, ranges)) = state.notes.next_list(most) else { return Some(Ok(None)) };
-                if let Some(error) = state.gives_up(begun) {
+                if let Some(error) = state.roster().gives_up(begun) {
                     return Some(Err(error));
                 }
                 let (count, mut bytes) = (ranges.len(), vec![0; state.shape.block_bytes]);

@@ -86,7 +86,9 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
     }
     if !cached {
         let there = |state: &State| places.iter().all(|&(at, id)| reached(state, at, id, parity_at_once));
-        return core.until(|state| there(state).then_some(Ok(())).or_else(|| state.gives_up(begun).map(Err))).await;
+        return core
+            .until(|state| there(state).then_some(Ok(())).or_else(|| state.roster().gives_up(begun).map(Err)))
+            .await;
     }
     Ok(())
 }
@@ -101,12 +103,12 @@ fn place(
     cache: &mut Option<usize>,
     begun_ns: u64,
 ) -> Option<Placed> {
-    if let Some(error) = state.gives_up(begun_ns) {
+    if let Some(error) = state.roster().gives_up(begun_ns) {
         return Some(Placed::Failed(error));
     }
-    if state.is_beyond_room(block) {
+    if state.room().is_beyond_room(block) {
         // Room may come with a donor that returns, or with units whose quarantine ends.
-        let waits = state.expects() || state.awaits_units();
+        let waits = state.roster().expects() || state.roster().awaits_units();
         return (!waits).then_some(Placed::Failed(DiskError::NoSpace));
     }
     if seen.is_some_and(|seen| state.map.find(block) != seen) {
@@ -174,8 +176,8 @@ async fn flush_to(core: &Arc<Core>, target: u64, begun: u64) -> Result<(), DiskE
             }
         }
     }
-    core.until(|state| match state.gives_up(begun) {
-        None if state.horizon() >= target && !state.has_unprotected() => Some(Ok(())),
+    core.until(|state| match state.roster().gives_up(begun) {
+        None if state.horizons().horizon() >= target && !state.has_unprotected() => Some(Ok(())),
         None if state.now_ns.saturating_sub(begun) > state.patience_ns() && state.has_unprotected() => {
             Some(Err(DiskError::NoSpace))
         }

@@ -31,8 +31,8 @@ impl State {
             (false, _) => RESERVE_UNITS,
         };
         let width = match cleaning || self.shortage.is_narrow() {
-            true => self.width(reserve),
-            false => (self.plan.data + parity).min(self.takers()),
+            true => self.roster().width(reserve),
+            false => (self.plan.data + parity).min(self.roster().takers()),
         };
         if width < parity + 1 {
             return None;

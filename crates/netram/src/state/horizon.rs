@@ -12,8 +12,45 @@ use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::Donor;
 use crate::state::found::Unprotected;
+use crate::views::Horizons;
 
 impl State {
+    /// Returns whether anything that opening found is still not safe. Lets go of groups that were
+    /// kept for the rest.
+    pub fn has_unprotected(&mut self) -> bool {
+        if self.horizons().torn_note() == u64::MAX {
+            self.found.torn_notes.clear();
+        }
+        if self.found.groups.is_empty() {
+            return false;
+        }
+        let horizon = self.horizons().horizon();
+        let groups = &self.groups;
+        let done: Vec<_> = self.found.groups.extract_if(.., |found| !found.remains(groups, horizon)).collect();
+        for held in done.into_iter().flat_map(|found| found.holds) {
+            self.let_go(held);
+        }
+        !self.found.groups.is_empty() && !is_planted(Bug::FoundUnprotected)
+    }
+
+    /// Removes one reason to keep a group.
+    pub fn let_go(&mut self, (index, id): (u32, GroupId)) {
+        let group = &mut self.groups[index];
+        if group.id == id {
+            group.let_go();
+        }
+    }
+
+    /// Lets go of groups kept for doubts. Nothing is doubted any more, and the blocks that were
+    /// written again are safe.
+    pub fn let_go_of_doubted(&mut self) {
+        for held in std::mem::take(&mut self.found.held_by_doubts) {
+            self.let_go(held);
+        }
+    }
+}
+
+impl Horizons<'_> {
     /// Returns a sequence such that every block with a lower origin is safe.
     pub fn horizon(&self) -> u64 {
         let memories = self.groups.memories().map(|(_, memory)| memory.unsafe_from);
@@ -38,40 +75,6 @@ impl State {
         let valid = self.checkpoints.valid.map(|valid| valid.sequence);
         let first = valid.or(self.checkpoints.round.as_ref().map(|round| round.sequence));
         first.filter(|_| !is_planted(Bug::CheckpointTrimDropped)).map_or(u64::MAX, |sequence| sequence - 1)
-    }
-
-    /// Returns whether anything that opening found is still not safe. Lets go of groups that were
-    /// kept for the rest.
-    pub fn has_unprotected(&mut self) -> bool {
-        if self.torn_note() == u64::MAX {
-            self.found.torn_notes.clear();
-        }
-        if self.found.groups.is_empty() {
-            return false;
-        }
-        let horizon = self.horizon();
-        let groups = &self.groups;
-        let done: Vec<_> = self.found.groups.extract_if(.., |found| !found.remains(groups, horizon)).collect();
-        for held in done.into_iter().flat_map(|found| found.holds) {
-            self.let_go(held);
-        }
-        !self.found.groups.is_empty() && !is_planted(Bug::FoundUnprotected)
-    }
-
-    /// Removes one reason to keep a group.
-    pub fn let_go(&mut self, (index, id): (u32, GroupId)) {
-        let group = &mut self.groups[index];
-        if group.id == id {
-            group.let_go();
-        }
-    }
-
-    /// Lets go of groups kept for doubts. Nothing is doubted any more, and the blocks that were
-    /// written again are safe.
-    pub fn let_go_of_doubted(&mut self) {
-        for held in std::mem::take(&mut self.found.held_by_doubts) {
-            self.let_go(held);
-        }
     }
 
     /// Lowest sequence of a list that was never safe and that the next opening may find;

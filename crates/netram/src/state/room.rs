@@ -17,6 +17,7 @@ use crate::api::DonorId;
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::place::Member;
+use crate::views::Room;
 
 /// Share of the room that may hold data while the donors cannot hold the whole disk (percent). With
 /// less room left, cleaning would gain nothing in the end.
@@ -46,23 +47,11 @@ pub(crate) const NOTE_UNITS: usize = 1;
 pub(crate) const GROUPS_AHEAD: usize = 4;
 
 impl State {
-    /// Number of groups of full width that the donors could hold together.
-    pub fn groups_max(&self) -> u64 {
-        let width = self.plan.data + self.plan.parity;
-        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units.count() as u64).collect();
-        groups_of(&units, width)
-    }
-
-    /// Number of groups that are not available for data: open ones, and room to clean in.
-    pub fn groups_kept(&self) -> u64 {
-        self.open.caches() as u64 + RESERVE_UNITS as u64 + 2
-    }
-
     /// Takes a unit on each of the `count` emptiest donors, leaving `reserve` free units on each.
     pub fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
         let turn = self.groups.next_number().get() as usize;
         let donors = self.donors.len();
-        let mut order: Vec<usize> = (0..donors).filter(|&n| self.is_roomy(n, reserve)).collect();
+        let mut order: Vec<usize> = (0..donors).filter(|&n| self.roster().is_roomy(n, reserve)).collect();
         if order.len() < count {
             return None;
         }
@@ -83,33 +72,47 @@ impl State {
     /// Takes a unit on a donor that has none of the group's, leaving `reserve` free units there.
     pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
         let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
-        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
+        let candidates = (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, reserve) && !taken(n));
         let donor = candidates.max_by_key(|&n| self.donors[n].units.free())?;
         let unit = self.donors[donor].units.take().expect("there is a free unit");
         Some(Member { donor: donor as DonorId, unit, count: 0 })
     }
 
+    /// Measures how many blocks the present donors can hold.
+    pub fn measure_room(&mut self) {
+        let blocks = self.room().room_without(None);
+        self.shortage.set_room(blocks);
+    }
+}
+
+impl Room<'_> {
+    /// Number of groups of full width that the donors could hold together.
+    pub fn groups_max(&self) -> u64 {
+        let width = self.plan.data + self.plan.parity;
+        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units.count() as u64).collect();
+        groups_of(&units, width)
+    }
+
+    /// Number of groups that are not available for data: open ones, and room to clean in.
+    pub fn groups_kept(&self) -> u64 {
+        self.open.caches() as u64 + RESERVE_UNITS as u64 + 2
+    }
+
     /// Returns whether `groups` groups can be opened beyond those kept for cleaning.
     pub fn has_room(&self, groups: usize) -> bool {
-        let width = (self.plan.data + self.plan.parity).min(self.takers());
-        (0..self.donors.len()).filter(|&n| self.is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
+        let width = (self.plan.data + self.plan.parity).min(self.roster().takers());
+        (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
     }
 
     /// Returns whether the cleaner can go on.
     pub fn has_room_to_clean(&self) -> bool {
-        self.open.cleaners().is_some() || self.width(0) > self.plan.parity
+        self.open.cleaners().is_some() || self.roster().width(0) > self.plan.parity
     }
 
     /// Returns whether the stored data would fit without this donor.
     pub fn drain_room(&self, leaving: DonorId) -> DrainRoom {
         let bytes = |blocks: u64| blocks * self.shape.block_bytes as u64;
         DrainRoom { stored_bytes: bytes(self.map.mapped()), room_bytes: bytes(self.room_without(Some(leaving))) }
-    }
-
-    /// Measures how many blocks the present donors can hold.
-    pub fn measure_room(&mut self) {
-        let blocks = self.room_without(None);
-        self.shortage.set_room(blocks);
     }
 
     /// Returns whether there is no room for this block, which holds nothing so far.
@@ -174,13 +177,13 @@ mod tests {
     #[test]
     fn a_drain_fits_while_the_others_have_room_beside_what_is_kept() {
         let mut state = state(&[64, 64, 64, 64], 1);
-        let room = state.drain_room(0).room_bytes;
+        let room = state.room().drain_room(0).room_bytes;
         // Two data units of three, less headers and what is kept.
         assert!(room > 114 << 20 && room < 122 << 20, "{room}");
         state.map.pretend_mapped(room / state.shape.block_bytes as u64);
-        assert!(state.drain_room(0).fits());
+        assert!(state.room().drain_room(0).fits());
         state.map.pretend_mapped(state.map.mapped() + 1);
-        assert!(!state.drain_room(0).fits());
+        assert!(!state.room().drain_room(0).fits());
     }
 
     #[test]
@@ -188,12 +191,12 @@ mod tests {
         let mut state = state(&[64, 64, 64, 64], 1);
         state.map.pretend_mapped(state.map.blocks() - 1);
         state.measure_room();
-        assert!(!state.is_beyond_room(0));
+        assert!(!state.room().is_beyond_room(0));
         state.donors[3].state = DonorState::Missing;
         state.measure_room();
-        assert!(state.is_beyond_room(0));
+        assert!(state.room().is_beyond_room(0));
         state.map.pretend_mapped(state.shortage.room_blocks() - 1);
-        assert!(!state.is_beyond_room(0));
+        assert!(!state.room().is_beyond_room(0));
         state.donors[3].state = DonorState::Active;
         state.measure_room();
         assert_eq!(state.shortage.room_blocks(), state.map.blocks());
@@ -202,12 +205,12 @@ mod tests {
     #[test]
     fn too_few_donors_have_no_room_however_large_they_are() {
         let mut state = state(&[64, 64], 1);
-        assert_eq!(state.drain_room(1).room_bytes, 0);
-        assert!(state.drain_room(1).fits(), "nothing is stored");
+        assert_eq!(state.room().drain_room(1).room_bytes, 0);
+        assert!(state.room().drain_room(1).fits(), "nothing is stored");
         state.map.pretend_mapped(1);
-        assert!(!state.drain_room(1).fits());
+        assert!(!state.room().drain_room(1).fits());
         let three = self::state(&[64, 64, 1024], 1);
-        assert!(three.drain_room(2).room_bytes < 64 << 20, "a copy of each block is on both");
-        assert_eq!(three.drain_room(0).room_bytes, three.drain_room(1).room_bytes);
+        assert!(three.room().drain_room(2).room_bytes < 64 << 20, "a copy of each block is on both");
+        assert_eq!(three.room().drain_room(0).room_bytes, three.room().drain_room(1).room_bytes);
     }
 }

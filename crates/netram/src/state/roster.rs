@@ -11,8 +11,59 @@ use crate::api::{DiskError, DonorId, DonorInfo};
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::place::Member;
+use crate::views::Roster;
 
 impl State {
+    /// Enters a donor that holds nothing, at the place of a donor that is gone or behind the
+    /// others. `None`: there are too many.
+    pub fn add_donor(&mut self, info: DonorInfo) -> Option<DonorId> {
+        let born = self.epoch.next_birth();
+        let donor = self.roster().new_donor(info, born);
+        let place = (0..self.donors.len()).find(|&place| self.roster().is_vacant(place));
+        match place {
+            Some(place) => self.donors[place] = donor,
+            None if self.donors.len() < DONORS_MAX => self.donors.push(donor),
+            None => return None,
+        }
+        Some(place.unwrap_or(self.donors.len() - 1) as DonorId)
+    }
+
+    pub fn patience_ns(&self) -> u64 {
+        self.config.patience_ms as u64 * 1_000_000
+    }
+
+    /// Checks whether enough donors are there at all.
+    pub fn count_donors(&mut self) {
+        self.measure_room();
+        let there = self.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
+        self.few_since_ns = match there < self.plan.parity + 1 {
+            true => Some(self.few_since_ns.unwrap_or(self.now_ns)),
+            false => None,
+        };
+    }
+
+    /// Frees a unit to which nothing was sent.
+    pub fn give_back(&mut self, member: Member) {
+        let donor = &mut self.donors[member.donor as usize];
+        if member.exists() && !donor.is_final() {
+            donor.units.put_free(member.unit, false);
+            self.shortage.has_unit();
+        }
+        self.wake();
+    }
+
+    /// Queues a unit that may have a header to be erased and then freed, unless its donor is gone
+    /// for good.
+    pub fn erase_later(&mut self, member: Member, first_sequence: u64) {
+        let donor = &mut self.donors[member.donor as usize];
+        if member.exists() && !donor.is_final() {
+            donor.units.erase_later(member.unit, first_sequence);
+        }
+        self.wake();
+    }
+}
+
+impl Roster<'_> {
     /// Number of units of a donor of this size.
     pub fn units_of(&self, info: &DonorInfo) -> u32 {
         let (front, unit_bytes) = (SUPERBLOCK_BYTES as u64, self.shape.unit_bytes());
@@ -21,20 +72,6 @@ impl State {
         }
         let room = info.bytes.saturating_sub(front) / unit_bytes as u64;
         room.min(u32::MAX as u64 - 1) as u32
-    }
-
-    /// Enters a donor that holds nothing, at the place of a donor that is gone or behind the
-    /// others. `None`: there are too many.
-    pub fn add_donor(&mut self, info: DonorInfo) -> Option<DonorId> {
-        let born = self.epoch.next_birth();
-        let donor = self.new_donor(info, born);
-        let place = (0..self.donors.len()).find(|&place| self.is_vacant(place));
-        match place {
-            Some(place) => self.donors[place] = donor,
-            None if self.donors.len() < DONORS_MAX => self.donors.push(donor),
-            None => return None,
-        }
-        Some(place.unwrap_or(self.donors.len() - 1) as DonorId)
     }
 
     pub fn new_donor(&self, info: DonorInfo, born: u32) -> Donor {
@@ -79,10 +116,6 @@ impl State {
         self.donors.iter().filter(|donor| donor.state == DonorState::Active && donor.refusals == 0).count()
     }
 
-    pub fn patience_ns(&self) -> u64 {
-        self.config.patience_ms as u64 * 1_000_000
-    }
-
     /// Returns whether a donor is away and expected back.
     pub fn awaits(&self) -> bool {
         self.donors.iter().any(|donor| match donor.state {
@@ -116,36 +149,6 @@ impl State {
         let long = |since: u64| self.now_ns.saturating_sub(since) > self.patience_ns();
         let over = (have < need && long(begun_ns)) || self.few_since_ns.is_some_and(long);
         over.then_some(DiskError::TooFewDonors { have, need })
-    }
-
-    /// Checks whether enough donors are there at all.
-    pub fn count_donors(&mut self) {
-        self.measure_room();
-        let there = self.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
-        self.few_since_ns = match there < self.plan.parity + 1 {
-            true => Some(self.few_since_ns.unwrap_or(self.now_ns)),
-            false => None,
-        };
-    }
-
-    /// Frees a unit to which nothing was sent.
-    pub fn give_back(&mut self, member: Member) {
-        let donor = &mut self.donors[member.donor as usize];
-        if member.exists() && !donor.is_final() {
-            donor.units.put_free(member.unit, false);
-            self.shortage.has_unit();
-        }
-        self.wake();
-    }
-
-    /// Queues a unit that may have a header to be erased and then freed, unless its donor is gone
-    /// for good.
-    pub fn erase_later(&mut self, member: Member, first_sequence: u64) {
-        let donor = &mut self.donors[member.donor as usize];
-        if member.exists() && !donor.is_final() {
-            donor.units.erase_later(member.unit, first_sequence);
-        }
-        self.wake();
     }
 
     /// Decides whether a request that came at `begun_ns` may go on. `None`: it waits.

@@ -108,6 +108,6 @@ impl State {
     }
 
     fn is_idle_for_scrub(&self) -> bool {
-        self.is_idle() && !self.repairs.is_running()
+        self.room().is_idle() && !self.repairs.is_running()
     }
 }

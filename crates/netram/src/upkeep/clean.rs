@@ -18,6 +18,7 @@ use crate::state::memory::Memory;
 use crate::state::room::{GROUPS_AHEAD, NOTE_UNITS, RESERVE_UNITS};
 use crate::task::Core;
 use crate::upkeep::empty::empty;
+use crate::views::Room;
 
 /// A group's share of the room, in blocks times the width of the groups that its blocks would move
 /// to.
@@ -31,19 +32,14 @@ struct Share {
 const IDLE_NS: u64 = 200_000_000;
 
 impl State {
-    /// Returns whether there has been no request for a while.
-    pub fn is_idle(&self) -> bool {
-        self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS
-    }
-
     /// Returns the group to clean now, if any.
     fn next_victim(&mut self) -> Option<u32> {
         if !self.ready || self.shortage.is_stuck() {
             return None;
         }
-        let idle = self.config.idle_cleaning && self.is_idle();
-        let short = !self.has_room(GROUPS_AHEAD);
-        if self.has_room(1) {
+        let idle = self.config.idle_cleaning && self.room().is_idle();
+        let short = !self.room().has_room(GROUPS_AHEAD);
+        if self.room().has_room(1) {
             self.shortage.set_narrow(false);
         }
         // Blocks that move without gaining room would move for ever.
@@ -54,18 +50,25 @@ impl State {
         if in_vain || !looks || !more {
             return None;
         }
-        let found = self.find_victim(short);
+        let found = self.room().find_victim(short);
         // There is nothing to find until something dies.
         if found.is_none() && !short {
             self.groups.is_searched();
         }
         found
     }
+}
+
+impl Room<'_> {
+    /// Returns whether there has been no request for a while.
+    pub fn is_idle(&self) -> bool {
+        self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS
+    }
 
     fn find_victim(&self, short: bool) -> Option<u32> {
-        let width = self.width(NOTE_UNITS);
+        let width = self.roster().width(NOTE_UNITS);
         // Units that come back by themselves make room without more writes.
-        let widens = short && !self.awaits_units();
+        let widens = short && !self.roster().awaits_units();
         let share = |index: u32| self.share(index, width, widens);
         let half_dead = || self.groups.by_live().filter(|&(_, index)| share(index).wasted > 0);
         let gains = || {
@@ -108,9 +111,10 @@ impl State {
     /// be room for everything that moves, without units that writers may take and without one that
     /// repair may need. All groups together must free more groups than they take.
     fn fits_beside_victims(&self, live: u32) -> bool {
-        let width = (self.plan.data + self.plan.parity).min(self.takers());
+        let width = (self.plan.data + self.plan.parity).min(self.roster().takers());
         let slots = (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
-        let roomy = |groups: usize| (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS + groups)).count();
+        let roomy =
+            |groups: usize| (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, NOTE_UNITS + groups)).count();
         let kept = (1..RESERVE_UNITS - NOTE_UNITS).take_while(|&groups| roomy(groups) >= width).count();
         let moving = live + self.shortage.victims().iter().map(|&index| self.groups[index].live()).sum::<u32>();
         let taken = moving.saturating_sub(self.room_in_cleaning()).div_ceil(slots.max(1)) as usize;

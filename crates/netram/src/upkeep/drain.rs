@@ -118,7 +118,7 @@ async fn wait_for_moves(core: &Arc<Core>, donor: DonorId, safe_from: u64) {
             moves && group.is_on(donor)
         });
         // While a group waits for room, more may have to be done to make some.
-        if state.repairs.drain_waits() && !state.has_room(1) {
+        if state.repairs.drain_waits() && !state.room().has_room(1) {
             state.shortage.want();
         }
         // A unit that could not be moved waits for the next try.

@@ -91,7 +91,7 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
         // A list that cannot be decoded says nothing. A range older than every copy has nothing
         // left to hide.
         let mut ranges = ram::decode_trimmed(bytes).unwrap_or_default();
-        let oldest = if is_planted(Bug::TrimDropped) { u64::MAX } else { state.oldest_sequence() };
+        let oldest = if is_planted(Bug::TrimDropped) { u64::MAX } else { state.horizons().oldest_sequence() };
         ranges.retain(|range| oldest < range.sequence);
         if !ranges.is_empty() {
             let sequence = state.take_sequence();

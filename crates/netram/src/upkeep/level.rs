@@ -30,15 +30,15 @@ const FAILED_NS: u64 = 50_000_000;
 impl State {
     /// Chooses the group with the unit to move, and the donor that the unit leaves.
     fn next_to_level(&mut self) -> Option<(u32, DonorId)> {
-        if !self.ready || !self.leveling.is_due(self.now_ns) || self.has_room(GROUPS_AHEAD) {
+        if !self.ready || !self.leveling.is_due(self.now_ns) || self.room().has_room(GROUPS_AHEAD) {
             return None;
         }
         // Units being erased will be free soon.
         let room = |donor: &Donor| donor.units.free_soon();
-        let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
+        let there = || (0..self.donors.len()).filter(|&number| self.roster().takes(number));
         let full = there().min_by_key(|&number| room(&self.donors[number]))?;
         let empty = there().max_by_key(|&number| self.donors[number].units.free())?;
-        let is_urgent = (self.repairs.drain_waits() || self.shortage.is_stuck()) && !self.has_room(1);
+        let is_urgent = (self.repairs.drain_waits() || self.shortage.is_stuck()) && !self.room().has_room(1);
         let uneven = if is_urgent { UNEVEN_MIN } else { UNEVEN_UNITS };
         if self.donors[empty].units.free() < room(&self.donors[full]) + uneven {
             return None;

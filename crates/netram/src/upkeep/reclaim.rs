@@ -23,7 +23,7 @@ pub(crate) async fn reaper(core: Arc<Core>) {
         let index = core
             .until(|state| {
                 state.has_unprotected();
-                let horizon = state.horizon();
+                let horizon = state.horizons().horizon();
                 let groups = &state.groups;
                 let due = |&(killed, index): &(u64, u32)| {
                     let held = groups[index].is_held();
@@ -126,10 +126,10 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
 impl State {
     /// Takes a free unit with memory.
     fn next_to_trim(&mut self) -> Option<Member> {
-        if !self.ready || !self.is_idle() {
+        if !self.ready || !self.room().is_idle() {
             return None;
         }
-        let there = |&number: &usize| self.takes(number) || self.donors[number].state == DonorState::Draining;
+        let there = |&number: &usize| self.roster().takes(number) || self.donors[number].state == DonorState::Draining;
         let has_memory = |&number: &usize| self.donors[number].units.can_trim();
         let number = (0..self.donors.len()).filter(there).find(has_memory)?;
         let unit = self.donors[number].units.take_to_trim()?;

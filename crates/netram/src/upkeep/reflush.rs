@@ -14,7 +14,7 @@ use crate::task::Core;
 pub(crate) async fn reflusher(core: Arc<Core>) {
     loop {
         core.until(|state| {
-            let enough = state.healthy_donors() > state.plan.parity;
+            let enough = state.roster().healthy_donors() > state.plan.parity;
             let due = enough && state.failure.is_none() && state.unflushed.is_due(state.now_ns);
             due.then_some(())
         })

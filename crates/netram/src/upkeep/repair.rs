@@ -241,7 +241,7 @@ async fn empty_in_turn(core: &Arc<Core>, index: u32) {
             0 => 1,
             others => 2 * (others + 1),
         };
-        if !state.has_room(room) {
+        if !state.room().has_room(room) {
             let at = state.now_ns + ROOM_NS;
             state.repairs.retry_by(at);
             if state.repairs.drain_wants_room() {

@@ -24,14 +24,14 @@ impl State {
     /// Returns whether there is something to do now.
     pub fn unstick(&mut self, core: &Arc<Core>) -> bool {
         // A donor that is away or refuses may bring room.
-        if self.is_opening_units() || self.expects() {
+        if self.window().is_opening_units() || self.roster().expects() {
             return false;
         }
-        let is_short_of_donors = self.takers() < self.plan.parity + 1;
+        let is_short_of_donors = self.roster().takers() < self.plan.parity + 1;
         if is_short_of_donors && !self.donors.iter().any(|donor| donor.state == DonorState::Draining) {
             return false;
         }
-        if self.shortage.waits_for_units() && !self.awaits_units() {
+        if self.shortage.waits_for_units() && !self.roster().awaits_units() {
             // The donor with the units is gone, or the wait ended without a unit to free.
             self.shortage.may_have_room();
         }
@@ -62,7 +62,7 @@ impl State {
             return;
         }
         let has_notes = !self.notes.is_empty();
-        if has_notes && self.has_room_to_clean() {
+        if has_notes && self.room().has_room_to_clean() {
             // Groups that trims killed are freed when the trims are safe, and there may never be a
             // request to flush.
             let core = core.clone();
@@ -72,9 +72,9 @@ impl State {
         if self.groups.in_memory().to_vec().into_iter().any(|index| revive(core, self, index)) {
             return;
         }
-        if self.awaits_units() {
+        if self.roster().awaits_units() {
             self.shortage.wait_for_units();
-        } else if !self.shortage.is_narrow() && self.width(RESERVE_UNITS) > self.plan.parity {
+        } else if !self.shortage.is_narrow() && self.roster().width(RESERVE_UNITS) > self.plan.parity {
             self.shortage.set_narrow(true);
         } else if !give_up_drains(self) {
             self.shortage.give_up();
