@@ -20,11 +20,12 @@
 //! Left out: what a mark is (`marks`), moving data off a device (`Devices::drain`), and where
 //! devices are found (the caller of the file system).
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use shoal_format::bulk_list::{
-    BULK_DEVICE_BLOCKS_MAX, BULK_DEVICES_MAX, BULK_LIST_AT, BulkDeviceEntry, Mark, blocks_end, encode_list, only_device,
+    BULK_DEVICE_BLOCKS_MAX, BULK_DEVICES_MAX, BULK_LIST_AT, BulkDeviceEntry, Mark, blocks_end, encode_list,
 };
 use shoal_format::extent::{BulkBlock, Extent};
 use shoal_format::superblock::FEATURE_DEVICES;
@@ -87,19 +88,13 @@ pub struct BulkState {
     pub moved: bool,
 }
 
-/// The list as it is in the region.
+/// The list as it is in the region. Until a store of an earlier program is opened for writing, it
+/// has only the device that the superblock names.
 pub(super) struct List {
-    /// False: the store has only the device that its superblock names.
-    pub exists: bool,
     pub entries: Vec<BulkDeviceEntry>,
 }
 
 impl List {
-    /// Returns the devices of the list, or the one that the superblock names.
-    pub fn known(&self, region: &Region) -> Vec<BulkDeviceEntry> {
-        if self.exists { self.entries.clone() } else { only_device(region.superblock()).into_iter().collect() }
-    }
-
     /// Writes the list anew, in a transaction of its own.
     fn change(&mut self, region: &Region, entries: Vec<BulkDeviceEntry>) -> Result<()> {
         let mut tx = region.begin_reclaim();
@@ -116,7 +111,23 @@ pub(super) fn write_list(tx: &mut Tx<'_>, entries: &[BulkDeviceEntry]) -> Result
     Ok(tx.write(BULK_LIST_AT, &page)?)
 }
 
+/// The devices of bulk storage as a whole: the list, the marks, and changes of both.
+#[derive(Clone, Copy)]
+pub struct Devices<'a>(&'a Bulk);
+
+impl Deref for Devices<'_> {
+    type Target = Bulk;
+
+    fn deref(&self) -> &Bulk {
+        self.0
+    }
+}
+
 impl Bulk {
+    pub fn devices(&self) -> Devices<'_> {
+        Devices(self)
+    }
+
     pub fn tells(self, on_failure: Option<OnBulkFailure>) -> Bulk {
         Bulk { on_failure, ..self }
     }
@@ -125,33 +136,17 @@ impl Bulk {
     pub fn restored(self, restored: bool) -> Bulk {
         Bulk { restored, ..self }
     }
+}
 
-    /// Gives the one device of a new store a mark and a list, if there is room behind its blocks.
-    /// With them, an older copy of the device is recognized.
-    pub fn mark_only(&self, region: &Region) -> Result<()> {
-        let mut list = self.list.lock();
-        let mut entries = list.known(region);
-        if entries.iter().any(|entry| entry.blocks > BULK_DEVICE_BLOCKS_MAX) {
-            return Ok(());
-        }
-        self.mark_first(region, &mut entries)?;
-        if !entries.iter().any(BulkDeviceEntry::has_mark) {
-            return Ok(());
-        }
-        region.add_feature(FEATURE_DEVICES)?;
-        list.change(region, entries)?;
-        list.exists = true;
-        Ok(())
-    }
-
+impl Devices<'_> {
     pub(super) fn tell(&self, sentence: &str) {
         if let Some(tell) = &self.on_failure {
             tell(sentence);
         }
     }
 
-    pub(super) fn entry(&self, region: &Region, number: u32) -> Option<BulkDeviceEntry> {
-        self.list.lock().known(region).into_iter().find(|entry| entry.number == number)
+    pub(super) fn entry(&self, number: u32) -> Option<BulkDeviceEntry> {
+        self.list.lock().entries.iter().find(|entry| entry.number == number).copied()
     }
 
     /// Attaches the given devices to those of the list, and `only` with its place to the first one
@@ -168,7 +163,7 @@ impl Bulk {
     ) -> Result<()> {
         let may_have_moved = !recovery.unchanged && !recovery.power_lost;
         for unit in self.units().iter() {
-            let entry = self.entry(region, unit.number).expect("units are made from entries");
+            let entry = self.entry(unit.number).expect("units are made from entries");
             let mut place = only.1;
             let found = match given.iter().find(|given| entry.has_mark() && given.uuid == entry.uuid) {
                 Some(given) => {
@@ -226,9 +221,12 @@ impl Bulk {
         let mut list = self.list.lock();
         let units = self.units();
         units.iter().for_each(|unit| unit.may_lack.store(false, Ordering::Release));
-        if !list.exists {
+        // The superblock may name a larger first device than a list can.
+        if list.entries.iter().any(|entry| entry.blocks > BULK_DEVICE_BLOCKS_MAX) {
             return Ok(());
         }
+        // An earlier program may have made the store without a list.
+        region.add_feature(FEATURE_DEVICES)?;
         let mut entries = list.entries.clone();
         for entry in &mut entries {
             let unit = units.iter().find(|unit| unit.number == entry.number && unit.is_open());
@@ -305,7 +303,7 @@ impl Bulk {
         for unit in self.units().iter().filter(|unit| !unit.is_open()) {
             entries.iter_mut().filter(|entry| entry.number == unit.number).for_each(|entry| entry.unsettled = true);
         }
-        if list.exists && entries != list.entries { list.change(region, entries) } else { Ok(()) }
+        if entries != list.entries { list.change(region, entries) } else { Ok(()) }
     }
 
     /// Returns whether the store was used without a device, or closed while one took no writes.
@@ -420,13 +418,12 @@ impl Bulk {
                 given.name
             )));
         }
-        region.add_feature(FEATURE_DEVICES)?;
         // From here on, writes to the existing devices are remembered by block; earlier ones are
         // flushed.
         self.units().iter().for_each(|unit| unit.tracks.store(true, Ordering::Release));
         self.flush(region)?;
         let mut list = self.list.lock();
-        let mut entries = list.known(region);
+        let mut entries = list.entries.clone();
         if let Some(first) = entries.iter().find(|entry| entry.blocks > BULK_DEVICE_BLOCKS_MAX) {
             return Err(Error::Io(format!(
                 "the first device has {} blocks, too many to be one of several",
@@ -441,7 +438,6 @@ impl Bulk {
         let Some(number) = number else {
             return Err(Error::Io(format!("a store has {BULK_DEVICES_MAX} bulk devices at most; remove one first")));
         };
-        self.mark_first(region, &mut entries)?;
         let mut entry = BulkDeviceEntry {
             uuid: given.uuid,
             number,
@@ -475,7 +471,7 @@ impl Bulk {
         units.sort_by_key(|unit| unit.number);
         *self.units.write() = units.into();
         self.end.store(blocks_end(&entries), Ordering::Release);
-        *list = List { exists: true, entries };
+        list.entries = entries;
         self.track();
         Ok(number)
     }
@@ -568,7 +564,7 @@ impl Bulk {
         verified: impl FnOnce(&dyn BlockDevice) -> std::result::Result<(), String>,
     ) -> Result<()> {
         let unit = self.unit(number).ok_or(Error::NotFound)?;
-        let entry = self.entry(region, number).ok_or(Error::NotFound)?;
+        let entry = self.entry(number).ok_or(Error::NotFound)?;
         let _one_at_a_time = unit.flushing.lock();
         if unit.is_open() {
             let Err(error) = probe(&*unit.device()?) else { return Ok(()) };
@@ -594,10 +590,8 @@ impl Bulk {
         });
         let (device, place) = opened.map_err(lost)?;
         let mut list = self.list.lock();
-        if list.exists {
-            // As at an opening: earlier copies of the device become outdated.
-            self.mark_one(region, &mut list, number, &*device, place).map_err(|error| lost(error.to_string()))?;
-        }
+        // As at an opening: earlier copies of the device become outdated.
+        self.mark_one(region, &mut list, number, &*device, place).map_err(|error| lost(error.to_string()))?;
         unit.place.store(place, Ordering::Release);
         unit.attach(device);
         Ok(())

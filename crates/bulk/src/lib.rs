@@ -53,7 +53,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use shoal_format::bulk_list::{
-    BULK_DEVICES_MAX, BULK_LIST_AT, BULK_NUMBER_SHIFT, BulkDeviceEntry, blocks_end, decode_list, only_device,
+    BULK_DEVICES_MAX, BULK_LIST_AT, BULK_NUMBER_SHIFT, BulkDeviceEntry, blocks_end, decode_devices, decode_list,
 };
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::Ino;
@@ -71,7 +71,7 @@ use unit::Unit;
 
 pub use attached::UseState;
 pub use blocks::Run;
-pub use devices::{BulkState, GivenDevice, OnBulkFailure};
+pub use devices::{BulkState, Devices, GivenDevice, OnBulkFailure};
 pub use error::{Error, Result};
 pub use fresh::{Fresh, Tail};
 pub use host_room::{Backoff, HostRoom, Room, RoomCache};
@@ -100,8 +100,7 @@ fn saved_devices(region: &Region) -> Result<Vec<BulkDeviceEntry>> {
     if !region.read_saved(BULK_LIST_AT, &mut page)? {
         return Ok(Vec::new());
     }
-    let only = || only_device(region.superblock()).into_iter().collect();
-    Ok(decode_list(&page, region.superblock())?.unwrap_or_else(only))
+    Ok(decode_devices(&page, region.superblock())?)
 }
 
 /// Returns a device's bitmap in the newest saved image; empty if the image does not list the
@@ -182,9 +181,7 @@ impl Bulk {
         let superblock: &Superblock = region.superblock();
         let mut page = [0; PAGE as usize];
         region.read(BULK_LIST_AT, &mut page)?;
-        let listed = decode_list(&page, superblock)?;
-        let list = devices::List { exists: listed.is_some(), entries: listed.unwrap_or_default() };
-        let entries = list.known(region);
+        let entries = decode_devices(&page, superblock)?;
         let saved = saved_devices(region)?;
         let mut units = Vec::new();
         for entry in &entries {
@@ -193,7 +190,7 @@ impl Bulk {
         let bulk = Bulk {
             units: RwLock::new(units.into()),
             end: AtomicU64::new(blocks_end(&entries)),
-            list: Mutex::new(list),
+            list: Mutex::new(devices::List { entries }),
             fresh: Fresh::default(),
             births: Births::new(region.last_lsn()),
             room: None,
@@ -492,7 +489,7 @@ impl Bulk {
     /// Reads bytes from the device that holds them.
     pub fn read(&self, region: &Region, at: u64, out: &mut [u8]) -> Result<()> {
         assert_none_held();
-        self.unit_of(at / BULK_BLOCK)?.read(region, at, out, |sentence| self.tell(sentence))
+        self.unit_of(at / BULK_BLOCK)?.read(region, at, out, |sentence| self.devices().tell(sentence))
     }
 
     /// Reads without comparing checksums, for a caller that has a sum of its own.
@@ -506,7 +503,8 @@ impl Bulk {
     /// written back. With `to_end`, nobody owns what lies behind the bytes in their block.
     pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool, patience: Patience) -> Result<Stamp> {
         assert_none_held();
-        self.unit_of(at / BULK_BLOCK)?.write(region, at, bytes, to_end, patience, |sentence| self.tell(sentence))
+        self.unit_of(at / BULK_BLOCK)?
+            .write(region, at, bytes, to_end, patience, |sentence| self.devices().tell(sentence))
     }
 
     /// Writes whole blocks that no file maps yet, before the record that maps them.
@@ -549,7 +547,7 @@ impl Bulk {
 
     /// Makes every write to one device completed before the call durable. Does nothing if nothing
     /// was written since the last flush; concurrent callers share one flush. A failure poisons
-    /// `region` for good if the device is the only one, else it closes the device ([`Bulk::fail`]).
+    /// `region` for good if the device is the only one, else it closes the device ([`Devices::fail`]).
     fn flush_unit(&self, region: &Region, unit: &Unit, patience: Patience) -> Result<()> {
         let wanted = unit.written.load(Ordering::Acquire);
         if unit.flushed.load(Ordering::Acquire) >= wanted {
@@ -578,7 +576,7 @@ impl Bulk {
         }
         let covered = if is_planted(Bug::FlushCoversLater) { unit.written.load(Ordering::Acquire) } else { covered };
         unit.flushed.store(covered, Ordering::Release);
-        self.settle_suspects(region, unit)
+        self.devices().settle_suspects(region, unit)
     }
 
     /// Handles a failed flush: poisons the region if the device is the only one, else closes the
@@ -587,12 +585,13 @@ impl Bulk {
         if self.units().len() == 1 {
             unit.may_lack.store(true, Ordering::Release);
             if let Err(unknown) = region.note_loss() {
-                self.tell(&format!("the log does not tell that the flush of the bulk storage failed: {unknown}"));
+                self.devices()
+                    .tell(&format!("the log does not tell that the flush of the bulk storage failed: {unknown}"));
             }
             region.poison("the flush of the bulk storage", &error);
             return error.into();
         }
-        self.fail(region, unit, &error);
+        self.devices().fail(region, unit, &error);
         Error::Io(error.to_string())
     }
 

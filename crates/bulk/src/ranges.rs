@@ -159,7 +159,7 @@ impl Bulk {
         if let Err(error) = device.flush_ranges(&own) {
             return Err(self.flush_failed(region, unit, error));
         }
-        if tracks { self.settle_suspects(region, unit) } else { Ok(()) }
+        if tracks { self.devices().settle_suspects(region, unit) } else { Ok(()) }
     }
 }
 

@@ -31,7 +31,7 @@ use shoal_format::{BULK_BLOCK, Offset, SEGMENT};
 use shoal_region::{Region, Tx, View};
 use zerocopy::FromBytes;
 
-use super::devices::{List, write_list};
+use super::devices::write_list;
 use super::{Bulk, Patience};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
@@ -455,7 +455,7 @@ impl Bulk {
     /// Loads the tables that the store has for its devices.
     pub fn load_sums(&self, region: &Region) -> Result<()> {
         for unit in self.units().iter() {
-            if let Some(sums) = self.entry(region, unit.number).and_then(|entry| entry.sums) {
+            if let Some(sums) = self.devices().entry(unit.number).and_then(|entry| entry.sums) {
                 unit.set_sums(Some(Table::load(region, sums, unit.first * BULK_BLOCK)?));
             }
         }
@@ -467,7 +467,7 @@ impl Bulk {
     /// `among` these, none of which is in use.
     pub fn arrange_sums(&self, region: &Region, keep: Option<bool>, among: impl Fn(u32) -> bool) -> Result<()> {
         let mut list = self.list.lock();
-        let mut entries = list.known(region);
+        let mut entries = list.entries.clone();
         let keeps = keep.unwrap_or_else(|| entries.iter().any(|entry| entry.sums.is_some()));
         for at in (0..entries.len()).filter(|&at| among(entries[at].number)).collect::<Vec<_>>() {
             let entry = entries[at];
@@ -478,7 +478,7 @@ impl Bulk {
             let planned = BlockSums::plan(entry.blocks, region.superblock().region_bytes).filter(|_| keeps);
             if keeps && (planned.is_none() || entry.blocks > BULK_DEVICE_BLOCKS_MAX) {
                 if keep.is_some() {
-                    self.tell(&format!(
+                    self.devices().tell(&format!(
                         "bulk device {}: no checksums, they would take more than a fiftieth of memory",
                         entry.number
                     ));
@@ -497,10 +497,11 @@ impl Bulk {
                     entries[at].sums = made;
                     write_list(&mut tx, &entries)?;
                     tx.commit()?;
-                    *list = List { exists: true, entries: entries.clone() };
+                    list.entries = entries.clone();
                 }
                 Err(Error::NoSpace(_)) => {
-                    self.tell(&format!("bulk device {}: memory has no room for checksums in one piece", entry.number));
+                    self.devices()
+                        .tell(&format!("bulk device {}: memory has no room for checksums in one piece", entry.number));
                 }
                 Err(error) => return Err(error),
             }

@@ -39,7 +39,9 @@ fn bulk_on(over: impl FnOnce(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>) -> (
     let parts = Parts { memory, log: None, images: None, boot_id: [1; 16], nonce: [1; 16] };
     let region = Region::create(geometry, parts).unwrap();
     let bulk = Bulk::load(&region).unwrap();
-    bulk.attach(&region, &[], (Some(over(world.add_disk(8 * BULK_BLOCK))), 0), false, &Recovery::default()).unwrap();
+    bulk.devices()
+        .attach(&region, &[], (Some(over(world.add_disk(8 * BULK_BLOCK))), 0), false, &Recovery::default())
+        .unwrap();
     (region, bulk)
 }
 
@@ -89,7 +91,7 @@ fn who_still_reads_a_block_while_it_is_filled_for_another_file_finds_no_damage()
     }));
     bulk.fill(region, BulkBlock::new(1), &vec![2; BULK_BLOCK as usize]).unwrap();
     assert_eq!(answered.try_recv().unwrap(), Ok(()));
-    assert_eq!(bulk.states()[0].damaged, 0);
+    assert_eq!(bulk.devices().states()[0].damaged, 0);
 }
 
 #[test]

@@ -103,9 +103,18 @@ impl Allocation {
                 let (slots, _) = class_geometry(class);
                 for (i, word) in bytes[..words * 8].chunks_exact(8).enumerate() {
                     let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-                    // Bits behind the last slot have no meaning.
-                    let valid = (slots as usize - i * 64).min(64);
-                    self.wide.push(if valid == 64 { word } else { word & ((1 << valid) - 1) });
+                    let valid = u64::MAX >> (64 - (slots as usize - i * 64).min(64));
+                    if word & !valid != 0 {
+                        let (at, sentence) =
+                            (Offset::of_segment(index) + i as u64 * 8, "bits past its last slot are set");
+                        report.error(
+                            FindingKind::SegmentEntry,
+                            None,
+                            Some(at.get()),
+                            format!("segment {index}: {sentence}"),
+                        );
+                    }
+                    self.wide.push(word & valid);
                 }
                 self.wide.resize(wide + 2 * words, 0);
             }

@@ -6,7 +6,7 @@
 //! Left out: the data in the blocks, and the devices themselves (`marks`).
 
 use shoal_format::block_sums::{LEAF_ENTRY, LeafEntry};
-use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, only_device};
+use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, first_device};
 use shoal_format::inode::Ino;
 use shoal_format::superblock::{FEATURE_BLOCK_SUMS, FEATURE_DEVICES};
 use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT, SlotRef};
@@ -30,7 +30,7 @@ pub(crate) struct Mapped {
 pub(crate) fn read_devices(region: &Region<'_>, state: &mut State) -> Result<(), CheckError> {
     let State { superblock, allocation, devices, report, .. } = state;
     let at = BULK_LIST_AT.get();
-    *devices = only_device(superblock).into_iter().collect();
+    *devices = first_device(superblock).into_iter().collect();
     match decode_list(&region.bytes(BULK_LIST_AT, PAGE)?, superblock) {
         Ok(None) => {}
         Ok(Some(listed)) => {
@@ -113,7 +113,7 @@ pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<
         }
     });
     // This also finds bits of a device that is no longer listed; they belong to nobody.
-    let gone = only_device(superblock).filter(|_| first.is_none());
+    let gone = first_device(superblock).filter(|_| first.is_none());
     for device in devices.iter().chain(&gone) {
         marked(region, device.bitmap_at(superblock), device, |first, end| {
             used += end - first;

@@ -18,7 +18,7 @@ mod sums;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, device_of, only_device};
+use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, decode_list, device_of, first_device};
 use shoal_format::dir::{
     BUCKET_BYTES, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid, open_bucket,
 };
@@ -305,7 +305,7 @@ impl Walk<'_, '_> {
             self.lost(None, None, format!("{why}: files on all bulk devices but the first cannot be read"));
             None
         });
-        self.devices = listed.unwrap_or_else(|| only_device(&self.superblock).into_iter().collect());
+        self.devices = listed.unwrap_or_else(|| first_device(&self.superblock).into_iter().collect());
         Ok(())
     }
 

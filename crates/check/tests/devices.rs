@@ -8,7 +8,7 @@ use crate::store::sample::*;
 use shoal_check::{BulkData, BulkDevices, FindingKind as K, FoundDevice, NotOpened, OpenedDevice, Report};
 use shoal_format::SlotRef;
 use shoal_format::block_sums::BlockSums;
-use shoal_format::bulk_list::{BULK_LIST_AT, BULK_MARK, BulkDeviceEntry, Mark, encode_list, only_device};
+use shoal_format::bulk_list::{BULK_LIST_AT, BULK_MARK, BulkDeviceEntry, Mark, encode_list, first_device};
 use shoal_format::extent::{BulkBlock, Extent, ExtentNode, FileBlock, encode};
 use shoal_format::superblock::{FEATURE_BLOCK_SUMS, FEATURE_DEVICES, MemoryKind};
 use shoal_format::{BULK_BLOCK, Offset, PAGE};
@@ -57,7 +57,7 @@ pub fn two_devices(kind: MemoryKind) -> (Store, Vec<BulkDeviceEntry>) {
         place: 0,
         sums: Some(sums),
     };
-    let devices = vec![only_device(&s.superblock).unwrap(), second];
+    let devices = vec![first_device(&s.superblock).unwrap(), second];
     list(&mut s, &devices);
     map(&mut s, (3 << 32) + 5, 0);
     (60..63).for_each(|block| s.mark_bulk(block, false));

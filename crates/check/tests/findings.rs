@@ -13,7 +13,8 @@ use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, ExtentNode, FileBlock,
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Ino, Layout, S_IFDIR, S_IFREG};
 use shoal_format::object::{Codec, Object, SpillPlace};
 use shoal_format::record::{Entry, RecordKind};
-use shoal_format::segment::{SegmentEntry, SegmentUse};
+use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
+use shoal_format::slot::class_geometry;
 use shoal_format::superblock::{FEATURE_BUCKETS, FEATURE_SPILLED, MemoryKind, ROOTS_AT};
 use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
 
@@ -243,6 +244,17 @@ fn more_space_withheld_than_there_is_is_found() {
 fn a_damaged_segment_table_is_found() {
     let attributes = |s: &Store| s.inodes[&SMALL].xattr.segment();
     gives(K::SegmentEntry, |s| s.write(s.superblock.segment_table + 16 * 40, &[9]));
+    gives_only(K::SegmentEntry, |s| {
+        // The kind and the class of a segment, then the number of slots.
+        let slots = |segment| match s.word(s.superblock.segment_table + segment * SEGMENT_ENTRY).to_le_bytes() {
+            [1, class, ..] => class_geometry(class).0,
+            _ => 0,
+        };
+        let is_wide = |segment: &u64| slots(*segment) > 64 && slots(*segment) % 64 > 0;
+        let segment = (0..s.superblock.segment_count).find(is_wide).unwrap();
+        let last = Offset::of_segment(segment) + u64::from(slots(segment) / 64) * 8;
+        s.write(last, &(s.word(last) | 1 << 63).to_le_bytes());
+    });
     gives_only(K::SegmentRun, |s| s.set_segment(63, SegmentEntry::new(SegmentUse::RunBody)));
     gives(K::SegmentRun, |s| s.set_segment(attributes(s), SegmentEntry::new(SegmentUse::RunHead(2))));
     gives(K::SegmentRun, |s| s.set_segment(63, SegmentEntry::new(SegmentUse::RunHead(2))));

@@ -148,8 +148,9 @@ impl BulkDeviceEntry {
     }
 }
 
-/// Returns the only device of a store without a list, or `None` if it has none.
-pub fn only_device(superblock: &Superblock) -> Option<BulkDeviceEntry> {
+/// Returns the first device as the superblock describes it, or `None` if the store was made without
+/// bulk storage.
+pub fn first_device(superblock: &Superblock) -> Option<BulkDeviceEntry> {
     (superblock.bulk_blocks > 0).then_some(BulkDeviceEntry {
         uuid: [0; 16],
         number: 0,
@@ -238,6 +239,13 @@ pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
     bytes.resize(BULK_PLACES_AT, 0);
     bytes.extend_from_slice(BulkPlaces::of(devices).as_bytes());
     bytes
+}
+
+/// Decodes the bulk devices of the store of `superblock`, whose list is in `page`. A store that no
+/// program with lists has had for writing has the one that the superblock names.
+pub fn decode_devices(page: &[u8], superblock: &Superblock) -> Result<Vec<BulkDeviceEntry>, FormatError> {
+    let listed = decode_list(page, superblock)?;
+    Ok(listed.unwrap_or_else(|| first_device(superblock).into_iter().collect()))
 }
 
 /// Decodes the devices of the list in `page`, which belongs to the store of `superblock`. Returns
@@ -391,7 +399,7 @@ mod tests {
     }
 
     fn devices() -> Vec<BulkDeviceEntry> {
-        let first = only_device(&superblock()).unwrap();
+        let first = first_device(&superblock()).unwrap();
         let run = |segment: u64| SlotRef::run(Offset::of_segment(segment), 1);
         let second = BulkDeviceEntry {
             uuid: [9; 16],

@@ -46,7 +46,7 @@ pub struct Drained {
 impl<'a> Devices<'a> {
     /// Returns the bulk devices, ascending by number.
     pub fn states(self) -> Vec<BulkState> {
-        self.fs.bulk.as_ref().map(|bulk| bulk.states()).unwrap_or_default()
+        self.fs.bulk.as_ref().map(|bulk| bulk.devices().states()).unwrap_or_default()
     }
 
     /// Adds a bulk device with this many blocks, or as many as fit; returns its number. Nothing on
@@ -67,7 +67,7 @@ impl<'a> Devices<'a> {
         // Writes back all held blocks. That counts as covered by a sync, and not as in doubt if the
         // device is away after a crash. An error belongs to one device and is noted for its files.
         let _ = self.fs.sync();
-        let number = bulk.add(&self.fs.region, given, blocks, number)?;
+        let number = bulk.devices().add(&self.fs.region, given, blocks, number)?;
         bulk.arrange_sums(&self.fs.region, None, |other| other == number)?;
         Ok(number)
     }
@@ -76,21 +76,23 @@ impl<'a> Devices<'a> {
     pub fn leave(self, number: u32) -> Result<Leaving> {
         self.fs.writable()?;
         let bulk = self.fs.bulk()?;
-        if bulk.states().iter().filter(|device| !device.state.is_leaving() || device.number == number).count() < 2 {
+        if bulk.devices().states().iter().filter(|device| !device.state.is_leaving() || device.number == number).count()
+            < 2
+        {
             return Ok(Leaving::Last);
         }
-        let (used, room) = bulk.used_and_room(number)?;
+        let (used, room) = bulk.devices().used_and_room(number)?;
         if used > room {
             return Ok(Leaving::NoRoom { missing: used - room });
         }
-        bulk.set_leaving(&self.fs.region, number, true)?;
+        bulk.devices().set_leaving(&self.fs.region, number, true)?;
         Ok(Leaving::Now)
     }
 
     /// Lets a device that was leaving stay.
     pub fn stay(self, number: u32) -> Result<()> {
         self.fs.writable()?;
-        Ok(self.fs.bulk()?.set_leaving(&self.fs.region, number, false)?)
+        Ok(self.fs.bulk()?.devices().set_leaving(&self.fs.region, number, false)?)
     }
 
     /// Moves data off a leaving device, in one pass over all files, while `goes_on` returns true.
@@ -119,7 +121,7 @@ impl<'a> Devices<'a> {
                 }
             }
         }
-        let (used, room) = bulk.used_and_room(number)?;
+        let (used, room) = bulk.devices().used_and_room(number)?;
         drained.full = used > 0 && room == 0;
         self.fs.region.sync()?;
         bulk.reclaim(&self.fs.region)?;
@@ -135,7 +137,7 @@ impl<'a> Devices<'a> {
         if bulk.held_blocks() > 0 {
             bulk.save(&self.fs.region)?;
         }
-        Ok(bulk.remove(&self.fs.region, number)?)
+        Ok(bulk.devices().remove(&self.fs.region, number)?)
     }
 
     /// Uses a lost or closed device again: releases it, and takes the device that `open` returns
@@ -147,19 +149,19 @@ impl<'a> Devices<'a> {
     ) -> Result<()> {
         self.fs.writable()?;
         let bulk = self.fs.bulk()?;
-        let was_away = bulk.was_never_there(number);
+        let was_away = bulk.devices().was_never_there(number);
         // Runs once the device is known to be the right one.
         let verified = |device: &dyn BlockDevice| {
             let distrusted = if was_away { self.fs.data().distrust_device(number, device) } else { Ok(()) };
             distrusted.map_err(|error| error.to_string())
         };
-        Ok(bulk.retry(&self.fs.region, number, open, verified)?)
+        Ok(bulk.devices().retry(&self.fs.region, number, open, verified)?)
     }
 
     /// Returns whether a device was away, or in another place after a crash, and its contents are
     /// not settled since.
     pub fn has_unsettled_bulk(self) -> bool {
-        self.fs.bulk.as_ref().is_some_and(|bulk| bulk.has_unsettled())
+        self.fs.bulk.as_ref().is_some_and(|bulk| bulk.devices().has_unsettled())
     }
 
     /// Returns the bytes of memory that checksums of bulk storage take.
@@ -187,7 +189,7 @@ impl<'a> Devices<'a> {
             let _lock = self.fs.locks.read(ino);
             let Ok(inode) = self.fs.load(ino) else { continue };
             let Ok(pieces) = self.fs.data().pieces(&inode) else { continue };
-            let here = pieces.iter().filter(|piece| piece.bulk && bulk.is_on(number, block_of(piece.at)));
+            let here = pieces.iter().filter(|piece| piece.bulk && bulk.devices().is_on(number, block_of(piece.at)));
             let bytes: u64 = here.map(|piece| counts(piece.at - first, piece.len)).sum();
             if bytes > 0 {
                 found.push((ino, bytes));

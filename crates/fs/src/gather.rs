@@ -36,9 +36,9 @@ impl Away {
     fn part(self, bulk: &Bulk, extent: &Extent) -> Option<u64> {
         let (first, end) = (extent.bulk_block, extent.bulk_block + extent.blocks);
         match self {
-            Away::Behind(limit) if end <= limit || !bulk.is_on(0, first) => None,
+            Away::Behind(limit) if end <= limit || !bulk.devices().is_on(0, first) => None,
             Away::Behind(limit) => Some(limit.get().saturating_sub(first.get())),
-            Away::From(number) => bulk.is_on(number, first).then_some(0),
+            Away::From(number) => bulk.devices().is_on(number, first).then_some(0),
         }
     }
 

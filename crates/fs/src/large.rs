@@ -230,14 +230,14 @@ impl<'a> Large<'a> {
             if self.fs.region.failure().is_none() {
                 return Ok(Ok(extent));
             }
-            let readable = self.fs.bulk()?.left_by_failure(&rest)?;
+            let readable = self.fs.bulk()?.devices().left_by_failure(&rest)?;
             return Ok(Ok(clip(extent, extent.file_block, block + readable)));
         }
         if self.fs.power_lost {
             return Ok(Err(extent.end()));
         }
         let place = |bulk_block: BulkBlock| rest.file_block + (bulk_block.get() - rest.bulk_block.get());
-        Ok(match self.fs.bulk()?.untrusted(&rest).first() {
+        Ok(match self.fs.bulk()?.devices().untrusted(&rest).first() {
             Some(run) if run.first == rest.bulk_block => Err(place(run.end())),
             Some(run) => Ok(clip(extent, extent.file_block, place(run.first))),
             None => Ok(extent),

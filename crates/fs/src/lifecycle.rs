@@ -202,7 +202,7 @@ impl Fs {
         fs.upkeep().arrange_sums()?;
         namespace::make_root(&fs, options.root_mode, options.root_uid, options.root_gid)?;
         if let Some(bulk) = &fs.bulk {
-            bulk.mark_only(&fs.region)?;
+            bulk.devices().mark_all(&fs.region)?;
         }
         if let Some(profiles) = profiles
             && !fs.compacting().set_inode_profiles(profiles)?
@@ -255,7 +255,7 @@ impl Fs {
         if !root.is_dir() {
             return Err(Error::Corrupt("the root is no directory; run `shoal check`".into()));
         }
-        let is_settled = fs.bulk.as_ref().is_none_or(|bulk| !bulk.has_unsettled());
+        let is_settled = fs.bulk.as_ref().is_none_or(|bulk| !bulk.devices().has_unsettled());
         if recovery.clean && !fs.options.recover && is_settled {
             let roots = load_roots(&fs.region)?;
             fs.counts.inodes.store(roots.inodes.get(), Relaxed);
@@ -265,7 +265,7 @@ impl Fs {
             fs.upkeep().recover()?;
         }
         if let Some(bulk) = fs.bulk.as_ref().filter(|_| !fs.region.is_read_only()) {
-            bulk.mark_all(&fs.region)?;
+            bulk.devices().mark_all(&fs.region)?;
         }
         // Only now: a crash before this must find the power loss again, because extents may still be marked NEW.
         fs.region.note_repaired(nonce)?;
@@ -290,7 +290,7 @@ impl Fs {
             // The options do not keep the devices: a device that is opened again must have no other
             // user.
             let devices = std::mem::take(&mut options.bulk_devices);
-            bulk.attach(&region, &devices, only, options.degraded, recovery)?;
+            bulk.devices().attach(&region, &devices, only, options.degraded, recovery)?;
             bulk.load_sums(&region)?;
         }
         region.set_clock(clock.clone());
@@ -381,7 +381,7 @@ impl Fs {
             bulk.reclaim(&self.region)?;
         }
         if let Some(bulk) = &self.bulk {
-            bulk.note_unsettled(&self.region)?;
+            bulk.devices().note_unsettled(&self.region)?;
         }
         let mut tx = self.region.begin_reclaim();
         let mut roots = load_roots(&tx)?;

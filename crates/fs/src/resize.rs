@@ -102,7 +102,7 @@ fn is_in_use(memory: &dyn PersistentMemory, superblock: &Superblock, segment: u6
             let slots = class_geometry(class).0 as u64;
             let word = |word: u64| {
                 let bits = memory.read_u64(segment * SEGMENT + word * 8);
-                // Bits behind the last slot are meaningless.
+                // Bits past the last slot are damage, which `shoal check` reports.
                 bits & (u64::MAX >> (64 - (slots - word * 64).min(64)))
             };
             if slots <= 64 { bitmap != 0 } else { (0..slots.div_ceil(64)).any(|number| word(number) != 0) }

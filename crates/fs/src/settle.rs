@@ -316,7 +316,7 @@ impl<'a> Data<'a> {
         }
         let bulk = self.fs.bulk()?;
         if !self.fs.power_lost || is_planted(Bug::NewIsData) {
-            if inode.layout == Layout::Extents && bulk.has_unsettled() {
+            if inode.layout == Layout::Extents && bulk.devices().has_unsettled() {
                 let distrusted = self.distrust_new(ino, &mut inode);
                 self.fs.past_damage(ino, distrusted)?;
             }
@@ -340,7 +340,7 @@ impl<'a> Data<'a> {
     fn distrust_new(self, ino: Ino, inode: &mut Inode) -> Result<()> {
         let bulk = self.fs.bulk()?;
         let all = [(FileBlock::ZERO, FileBlock::END)];
-        let ranges = self.new_blocks(inode, &all, |extent| bulk.untrusted(extent))?;
+        let ranges = self.new_blocks(inode, &all, |extent| bulk.devices().untrusted(extent))?;
         self.fs.large().change_flags(ino, inode, &ranges, unwritten)
     }
 
@@ -357,7 +357,7 @@ impl<'a> Data<'a> {
             };
             if inode.layout == Layout::Extents {
                 let changed = self
-                    .new_blocks(&inode, &ranges, |extent| bulk.untrusted_on(number, device, extent))
+                    .new_blocks(&inode, &ranges, |extent| bulk.devices().untrusted_on(number, device, extent))
                     .and_then(|ranges| self.fs.large().change_flags(ino, &mut inode, &ranges, unwritten));
                 self.fs.past_damage(ino, changed)?;
             }

@@ -3,10 +3,11 @@
 //!
 //! `devices` has what is tried, and what must be true.
 
-use shoal_format::BULK_BLOCK;
-use shoal_format::superblock::{FEATURE_DEVICES, MemoryKind};
+use shoal_format::bulk_list::{BULK_LIST_AT, decode_list};
+use shoal_format::superblock::{FEATURE_DEVICES, MemoryKind, SUPERBLOCK_AT, Superblock};
+use shoal_format::{BULK_BLOCK, PAGE};
 use shoal_fs::{Error, FormatOptions, Leaving, ROOT};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, PersistentMemory, Request, WriteCache};
 use shoal_sim::{SimDisk, World, due};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -217,22 +218,44 @@ fn battery_memory_that_was_lost_comes_back_with_the_list_of_its_image() {
     restored_lists();
 }
 
+/// Makes the store look like one of a program that knew no lists of devices.
+fn unlist(world: &World) {
+    let memory = world.memory(0);
+    let mut page = [0; PAGE as usize];
+    memory.read(SUPERBLOCK_AT, &mut page);
+    let superblock = Superblock::decode(&page).unwrap();
+    let features = superblock.features & !FEATURE_DEVICES;
+    memory.write_through(SUPERBLOCK_AT, &Superblock { features, ..superblock }.encode());
+    memory.write_through(BULK_LIST_AT.get(), &[0; PAGE as usize]);
+}
+
 #[test]
-fn a_store_of_earlier_programs_gets_the_feature_with_its_second_device() {
-    for kind in [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax] {
+fn a_store_of_earlier_programs_gets_a_list_when_it_is_opened_for_writing() {
+    for kind in [MemoryKind::Battery, MemoryKind::Dax] {
         let options = FormatOptions { sums: false, ..format_options(setup(kind), 1) };
         let world = with_more(setup(kind), format_with(setup(kind), 1, &options));
+        unlist(&world);
+        let listed = || {
+            let (memory, mut pages) = (world.memory(0), [[0; PAGE as usize]; 2]);
+            memory.read(SUPERBLOCK_AT, &mut pages[0]);
+            memory.read(BULK_LIST_AT.get(), &mut pages[1]);
+            decode_list(&pages[1], &Superblock::decode(&pages[0]).unwrap()).unwrap()
+        };
+        assert_eq!(listed(), None);
         let boot = Boot::first(true);
         let fs = try_open(&world, kind, boot, vec![], false).unwrap();
-        assert!(!fs.region().has_feature(FEATURE_DEVICES));
+        assert!(fs.region().has_feature(FEATURE_DEVICES));
+        assert_eq!(listed().unwrap().len(), 1);
         let file = create(&fs, b"file");
         fs.write(file, 0, &vec![1; 3 * BULK_BLOCK as usize]).unwrap();
+        fs.shutdown().unwrap();
+        drop(fs);
+        let boot = boot.after(false);
+        let fs = try_open(&world, kind, boot, vec![], false).unwrap();
         assert_eq!(fs.devices().add(&given(2, world.disk(2)), None), Ok(1));
-        assert!(fs.region().has_feature(FEATURE_DEVICES));
         fs.shutdown().unwrap();
         drop(fs);
         let fs = try_open(&world, kind, boot.after(false), all_given(&world), false).unwrap();
-        assert!(fs.region().has_feature(FEATURE_DEVICES));
         assert_eq!(fs.devices().states().len(), 2);
         assert_eq!(fs.devices().states()[1].bytes, BLOCKS * BULK_BLOCK, "the last block's room is the mark's");
         assert_eq!(read(&fs, file, 0, 10), Ok(vec![1; 10]));

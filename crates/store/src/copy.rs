@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use shoal_devices::{During, Failure, Outcome, new_uuid, uuid_text};
-use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, Mark, decode_list, encode_list, only_device};
+use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, Mark, decode_devices, decode_list, encode_list};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, FEATURE_SUMS, Superblock};
 use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT};
 use shoal_fs::{Fs, Options};
@@ -168,9 +168,7 @@ fn memory_of_copy(source: &MemoryChoice, options: &CopyOptions) -> Outcome<Memor
 fn devices(fs: &Fs) -> Outcome<Vec<BulkDeviceEntry>> {
     let mut page = [0; PAGE as usize];
     fs.region().read(BULK_LIST_AT, &mut page).during("list of bulk devices")?;
-    let superblock = fs.region().superblock();
-    let listed = decode_list(&page, superblock).during("list of bulk devices")?;
-    Ok(listed.unwrap_or_else(|| only_device(superblock).into_iter().collect()))
+    decode_devices(&page, fs.region().superblock()).during("list of bulk devices")
 }
 
 /// Copies a device's used blocks, and its mark for store `uuid`, into a sparse file of the copy.
