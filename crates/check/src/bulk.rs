@@ -161,7 +161,7 @@ fn merge(mapped: &[Mapped], report: &mut Report) -> Vec<(u64, u64)> {
 }
 
 /// Calls `range` with every range of set bits of a device's bitmap, in ascending order, as block
-/// numbers of the store. Includes bits behind the last block.
+/// numbers of the store. Includes bits after the last block.
 fn marked(
     region: &Region<'_>,
     bitmap: Offset,

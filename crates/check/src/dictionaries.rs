@@ -15,7 +15,7 @@ use zstd::bulk::Decompressor;
 use crate::CheckError;
 use crate::packed::Defect;
 
-/// Reads a piece, which messages call by the given name; none if there is no such piece.
+/// Reads a piece, which messages call by the given name. Returns `None` if there is no such piece.
 pub(crate) type Pieces<'a> = dyn FnMut(SlotRef, &str) -> Result<Option<Vec<u8>>, CheckError> + 'a;
 
 /// The readable dictionaries of a store.

@@ -1,6 +1,6 @@
 //! The pieces and blocks of files, symbolic links and extended attributes.
 //!
-//! Rules: a file whose data ends before its size has a hole, which is not damage; data behind the
+//! Rules: a file whose data ends before its size has a hole, which is not damage; data past the
 //! size is preallocated, which is a note at most; every piece is claimed; `allocated` is the sum of
 //! the claimed capacities. File data is read only if it has a checksum: packed objects, and short
 //! files with a checksum of their own.
@@ -113,7 +113,7 @@ struct File<'a, 'b> {
     new: u64,
     /// NEW bulk blocks on devices without which the store was used.
     waits: u64,
-    /// End of a block or chunk that lies entirely behind the size (bytes), or 0.
+    /// End of a block or chunk that lies entirely past the size (bytes), or 0.
     end: u64,
 }
 

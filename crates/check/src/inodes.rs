@@ -23,7 +23,7 @@ use crate::report::FindingKind;
 use crate::spilled::Spilled;
 use crate::{CheckError, Progress, Stage, State, files};
 
-/// Most levels for 32-bit inode numbers.
+/// Maximum number of levels for 32-bit inode numbers.
 const HEIGHT_MAX: u32 = 4;
 const BLOCKS_MAX: u64 = Ino::MAX.block() + 1;
 
@@ -317,8 +317,8 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// Reads the records of a block in either form. For a packed block that does not decode, all
-    /// sixteen give the reason.
+    /// Reads the records of a block in either form. If a packed block does not decode, each of the
+    /// sixteen results gives the reason.
     fn records(&mut self, slot: SlotRef) -> Result<Vec<Read<InodeSlot>>, CheckError> {
         let bytes = self.region.bytes(slot.offset(), slot.capacity())?;
         if is_plain(slot) {

@@ -116,7 +116,7 @@ fn difference(
     let mark = match Mark::decode(&mark) {
         Ok(mark) => mark,
         Err(why) => {
-            // Its data may be intact, and a salvage does not need a mark.
+            // The data of the device may be intact, and a salvage does not need a mark.
             let what = format!(
                 "it does not carry the store's mark ({why}); {REMEDY}; `shoal salvage` reads them all the same"
             );

@@ -92,7 +92,7 @@ pub(crate) fn open<'a>(
         standby::examine(*base, *number, others, &superblock, report, progress)?;
     }
     let stored_bytes = match base {
-        // Bytes behind the end of the file are zeros, whatever the anchor says, and need not be
+        // Bytes after the end of the file are zeros, whatever the anchor says, and need not be
         // read.
         Base::Image(_) => anchor.used_bytes.get().min(base.stored_bytes()?),
         Base::Memory(_) => superblock.region_bytes,
@@ -144,8 +144,8 @@ pub(crate) fn verify_sums(
 ) -> Result<(), CheckError> {
     let sums_at = superblock.region_bytes.next_multiple_of(PAGE);
     let pages = used_bytes.div_ceil(PAGE);
-    // A page behind the end of the file is zero. So is its sum, which lies behind all pages. There
-    // is nothing to compare.
+    // A page after the end of the file is zero. So is its sum, which lies after all pages. There is
+    // nothing to compare.
     let stored_pages = pages.min(base.stored_bytes()?.div_ceil(PAGE));
     let mut bytes = vec![0; (BATCH_PAGES * PAGE) as usize];
     let mut sums = vec![0; (BATCH_PAGES * 4) as usize];

@@ -36,7 +36,7 @@ impl Base<'_> {
         Ok(())
     }
 
-    /// Returns the end of the last byte stored, as far as the medium knows it. Bytes behind it read
+    /// Returns the end of the last byte stored, as far as the medium knows it. Bytes after it read
     /// as zeros.
     pub(crate) fn stored_bytes(&self) -> Result<u64, CheckError> {
         Ok(match self {
@@ -53,7 +53,7 @@ pub(crate) struct Region<'a> {
     base: Base<'a>,
     /// Size of the address space (bytes).
     region_bytes: u64,
-    /// Bytes that the medium holds. Bytes behind them are zero until the log writes there.
+    /// Bytes that the medium holds. Bytes after them are zero until the log writes there.
     stored_bytes: u64,
     groups: Vec<OnceCell<Box<[Kept]>>>,
 }

@@ -3,7 +3,7 @@
 //! Rules: a record is valid only at its position and with the salt of the previous record; the log
 //! ends before the first invalid one. The end must not lie before the anchor's seal. No transaction
 //! may change superblock, anchors or ring. The ring is read as the medium holds it, so that no
-//! entry can forge the records behind it.
+//! entry can forge the records after it.
 //! Left out: finishing intents (truncations, orphans), which the next mount does.
 
 use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
@@ -22,7 +22,8 @@ const AHEAD_FIRST: usize = 64 << 10;
 const AHEAD_MAX: usize = 4 << 20;
 
 /// Returns whether a log that names this boot id last notes that a flush of bulk storage failed.
-/// The other half of a boot id is that of the first bulk device's place, which may have changed.
+/// Compares only the first halves. The second half depends on the first bulk device's place, which
+/// may have changed.
 pub(crate) fn names_loss(boot_id: &[u8; 16], loss_boots: &[[u8; 16]]) -> bool {
     loss_boots.iter().any(|loss| loss[..8] == boot_id[..8])
 }
@@ -113,7 +114,7 @@ pub(crate) struct PastGaps {
     pub has_changes: bool,
 }
 
-/// Replays like [`replay`], but continues behind damaged records, for a salvage. Records of a ring
+/// Replays like [`replay`], but continues after damaged records, for a salvage. Records of a ring
 /// before a gap are skipped, because they and later ones have been applied in place.
 pub(crate) fn replay_past_gaps(
     source: &Source<'_>,
@@ -262,7 +263,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the record that continues the chain behind an invalid one. In a ring, a record of
+    /// Returns the record that continues the chain after an invalid one. In a ring, a record of
     /// the present turn comes first.
     fn chained(&mut self, region: &Region<'_>, lsn: Lsn, salt: u32) -> Result<Option<RecordHeader>, CheckError> {
         let turn = match &self.place {

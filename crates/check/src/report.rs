@@ -10,7 +10,7 @@ use shoal_format::inode::Ino;
 
 use crate::remedy::Remedy;
 
-/// Most findings kept in each list. Further ones are only counted.
+/// Maximum number of findings kept in each list. Further ones are only counted.
 pub const FINDINGS_MAX: usize = 10_000;
 
 /// The kinds of findings.
@@ -55,7 +55,7 @@ pub enum FindingKind {
     InodeZero,
     /// Inode 1 is not a directory that is its own parent.
     RootDirectory,
-    /// A reference has bits that no writer sets, or points behind the region.
+    /// A reference has bits that no writer sets, or points past the region.
     Reference,
     /// A reference points into a segment of another class, or to a run of another length.
     WrongClass,
@@ -191,7 +191,7 @@ pub struct Counts {
     pub others: u64,
     /// Inodes without links.
     pub orphans: u64,
-    /// Files with data or preallocated space behind their end.
+    /// Files with data or preallocated space past their end.
     pub preallocated: u64,
     /// Bytes of pieces that hold file data in the region.
     pub small_bytes: u64,

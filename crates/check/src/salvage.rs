@@ -212,7 +212,7 @@ impl Walk<'_, '_> {
         !slot.is_none() && slot.offset().get().saturating_add(slot.capacity()) <= self.superblock.region_bytes
     }
 
-    /// Reads without keeping the bytes. Bytes behind the region's end are zeros.
+    /// Reads without keeping the bytes. Bytes after the region's end are zeros.
     fn read(&self, mut at: Offset, mut out: &mut [u8]) -> Result<(), CheckError> {
         while !out.is_empty() {
             let take = ((SEGMENT - u64::from(at.in_segment())) as usize).min(out.len());

@@ -551,7 +551,7 @@ fn spill(s: &mut Store, place: u64) {
 }
 
 /// A bulk device with the payload in the second sector of block 60, the first block of `LARGE`.
-/// Nothing behind it can be read.
+/// Nothing after it can be read.
 struct Bulk(Vec<u8>);
 
 impl BulkData for Bulk {

@@ -101,7 +101,7 @@ fn unnamed(model: &Copy, copy: &Copy) -> Vec<String> {
             None => loss.why.contains("inode table"),
         })
     };
-    // Of two names of one file, a loss names only the first.
+    // A loss names only the first of two names of one file.
     let first = |path: &[u8]| if path == b"hard" { b"directory/small".to_vec() } else { path.to_vec() };
     let differs = model
         .made
@@ -267,7 +267,7 @@ fn a_missing_log_and_a_damaged_image_leave_what_the_other_holds() {
     assert!(run([&nothing(), &nothing()], Some(&log), false).1.is_none(), "nothing is possible");
 }
 
-/// A store with a large file whose data is NEW.
+/// Creates a store with a large file whose data is NEW.
 fn with_new() -> Store {
     let mut store = Store::sample(MemoryKind::Logged);
     let leaf = store.word(store.inodes[&LARGE].root.offset() + 16 + 8);

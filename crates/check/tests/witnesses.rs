@@ -1,4 +1,4 @@
-//! Logs that lost records in their middle. They count as damaged only if a record behind the gap
+//! Logs that lost records in their middle. They count as damaged only if a record after the gap
 //! vouches for more.
 //!
 //! Owns: these logs, made by hand with the format crate, and the checker's findings after a power
@@ -14,7 +14,7 @@ use shoal_format::superblock::{MemoryKind, ROOTS_AT};
 use shoal_format::vouch::vouch;
 use shoal_format::{Lsn, PAGE};
 
-/// Position of the records behind the epoch record.
+/// Position of the records after the epoch record.
 const BEHIND: u64 = FIRST_LSN + 64;
 
 /// Creates a log of an epoch record, two missing records, and one that vouches for `durable`.

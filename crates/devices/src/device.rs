@@ -30,14 +30,14 @@ pub trait Device: Send + Sync {
         self.block_device()
     }
 
-    /// Returns what the medium has for certain, also after the device was lost: it tells the medium
-    /// from an older copy of itself. Empty: nothing is known.
+    /// Returns samples of data that the medium certainly has, also after the device was lost. They
+    /// tell the medium from an older copy of itself. Empty if nothing is known.
     fn witnesses(&self) -> Vec<Witness> {
         Vec::new()
     }
 
-    /// Takes over what an earlier connection to the same medium knew: whatever answers in the medium's
-    /// place from here on must have it, too. The caller compares it once.
+    /// Adds the samples of an earlier connection to the same medium. A medium found on a later
+    /// reconnection must have them, too. The caller checks the present medium.
     fn inherit(&self, _: Vec<Witness>) {}
 
     /// Returns the report fields that only this kind has, by name.

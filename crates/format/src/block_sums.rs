@@ -80,17 +80,17 @@ impl BlockSums {
         1 << self.shift
     }
 
-    /// Number of leaves that the table has entries for.
+    /// Returns the number of leaves that the table has entries for.
     pub fn leaves(&self) -> u64 {
         self.piece.capacity() / LEAF_ENTRY
     }
 
-    /// Number of units that have a place for a sum.
+    /// Returns the number of units that have a place for a sum.
     pub fn units(&self) -> u64 {
         self.leaves() * LEAF_SUMS
     }
 
-    /// Offset of the entry of a leaf: the reference, followed by the marks.
+    /// Returns the offset of the entry of a leaf: the reference, followed by the marks.
     pub fn entry_at(&self, leaf: u64) -> Offset {
         self.piece.offset() + leaf * LEAF_ENTRY
     }
@@ -99,7 +99,7 @@ impl BlockSums {
         self.entry_at(leaf) + 8
     }
 
-    /// Returns whether a writer could have made it.
+    /// Returns whether a writer could have made this table.
     pub fn is_valid(&self) -> bool {
         (SUM_SHIFT_MIN..=SUM_SHIFT_MAX).contains(&self.shift) && self.piece.is_run()
     }

@@ -123,12 +123,12 @@ pub struct BulkDeviceEntry {
 }
 
 impl BulkDeviceEntry {
-    /// The number of its first block.
+    /// Returns the number of the device's first block.
     pub fn first(&self) -> u64 {
         u64::from(self.number) << BULK_NUMBER_SHIFT
     }
 
-    /// The number after its last block.
+    /// Returns the number after the device's last block.
     pub fn end(&self) -> u64 {
         self.first() + self.blocks
     }
@@ -137,12 +137,12 @@ impl BulkDeviceEntry {
         self.uuid != [0; 16]
     }
 
-    /// Bytes of a piece that holds one bit for each of `blocks` blocks.
+    /// Returns the size of a piece that holds one bit for each of `blocks` blocks (bytes).
     pub fn bitmap_bytes(blocks: u64) -> u64 {
         (blocks.div_ceil(64) * 8).max(BITMAP_BYTES_MIN)
     }
 
-    /// Offset of its bitmap.
+    /// Returns the offset of the device's bitmap.
     pub fn bitmap_at(&self, superblock: &Superblock) -> Offset {
         if self.bitmap.is_none() { superblock.bulk_bitmap } else { self.bitmap.offset() }
     }
@@ -340,7 +340,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Offset of the mark on a device with this many blocks.
+    /// Returns the offset of the mark on a device with this many blocks.
     pub fn at(blocks: u64) -> u64 {
         blocks * BULK_BLOCK
     }

@@ -109,32 +109,32 @@ impl CacheHeader {
     }
 }
 
-/// Offset of the word of group `group`.
+/// Returns the offset of the word of group `group`.
 pub const fn group_word_at(group: u64) -> u64 {
     PAGE + group * 8
 }
 
-/// Offset of group 0 in a file of `groups` groups.
+/// Returns the offset of group 0 in a file of `groups` groups.
 pub const fn first_group_at(groups: u64) -> u64 {
     (PAGE + groups * 8).next_multiple_of(PAGE)
 }
 
-/// Offset of a group.
+/// Returns the offset of a group.
 pub const fn group_at(groups: u64, group: u64) -> u64 {
     first_group_at(groups) + group * CACHE_GROUP
 }
 
-/// Offset of the entry of a slot.
+/// Returns the offset of the entry of a slot.
 pub const fn entry_at(groups: u64, slot: u64) -> u64 {
     group_at(groups, slot / CACHE_GROUP_SLOTS) + slot % CACHE_GROUP_SLOTS * CACHE_ENTRY
 }
 
-/// Offset of the bytes of a slot.
+/// Returns the offset of the bytes of a slot.
 pub const fn slot_at(groups: u64, slot: u64) -> u64 {
     group_at(groups, slot / CACHE_GROUP_SLOTS) + CACHE_GROUP_INDEX + slot % CACHE_GROUP_SLOTS * CACHE_SLOT
 }
 
-/// Bytes of a file of `groups` groups.
+/// Returns the size of a file of `groups` groups (bytes).
 pub const fn cache_bytes(groups: u64) -> u64 {
     group_at(groups, groups)
 }
@@ -201,7 +201,7 @@ impl CacheEntry {
         Ok(Some((word & NUMBER, entry)))
     }
 
-    /// The sum of a slot's bytes.
+    /// Returns the sum of a slot's bytes.
     pub fn sum_of(bytes: &[u8]) -> u64 {
         xxh3_64(bytes)
     }

@@ -34,12 +34,13 @@ pub const ENTRY_HEADER: usize = 14;
 /// Longest name (bytes).
 pub const NAME_MAX: usize = 255;
 
-/// The hash of a name under the store's key: the top 60 bits of XXH3-64, but never 0 (a cookie's start).
+/// Returns the hash of a name under the store's key: the top 60 bits of XXH3-64, but never 0 (a
+/// cookie's start).
 pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
     (xxhash_rust::xxh3::xxh3_64_with_seed(name, seed) >> (64 - HASH_BITS)).max(1)
 }
 
-/// The index of `hash` in a node of `level` (0 is the root).
+/// Returns the index of `hash` in a node of `level` (0 is the root).
 pub fn node_index(hash: u64, level: u32) -> usize {
     index(hash >> (HASH_BITS - NODE_BITS * (level + 1))) & (NODE_FANOUT - 1)
 }
@@ -122,12 +123,12 @@ impl<'a> Bucket<'a> {
         Ok(Bucket { bytes: &bytes[..used], live })
     }
 
-    /// Bytes in use, header and removed entries included.
+    /// Returns the number of bytes in use, header and removed entries included.
     pub fn used(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Entries that are not removed.
+    /// Returns the number of entries that are not removed.
     pub fn live(&self) -> usize {
         self.live
     }
@@ -157,7 +158,7 @@ impl<'a> Bucket<'a> {
         Ok(None)
     }
 
-    /// All entries, removed ones included, each with its position in the slot.
+    /// Returns all entries, removed ones included, each with its position in the slot.
     pub fn entries(&self) -> BucketEntries<'a> {
         BucketEntries { bytes: self.bytes, at: BUCKET_HEADER }
     }

@@ -66,7 +66,7 @@ position! {
 }
 
 impl BulkBlock {
-    /// Its first byte on the device.
+    /// Returns the block's first byte on the device.
     pub const fn byte(self) -> u64 {
         self.0 * BULK_BLOCK
     }
@@ -81,7 +81,7 @@ impl FileBlock {
     /// The block after the last one that a file may have: extents hold 32 bits.
     pub const END: FileBlock = FileBlock(1 << 32);
 
-    /// The block that holds this byte of the file.
+    /// Returns the block that holds this byte of the file.
     pub const fn of(byte: u64) -> FileBlock {
         FileBlock(byte / BULK_BLOCK)
     }
@@ -91,7 +91,7 @@ impl FileBlock {
         FileBlock(byte.div_ceil(BULK_BLOCK))
     }
 
-    /// Its first byte in the file, saturating at the largest number.
+    /// Returns the block's first byte in the file, saturating at the largest number.
     pub const fn byte(self) -> u64 {
         self.0.saturating_mul(BULK_BLOCK)
     }
@@ -108,7 +108,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// First block of the file after the extent.
+    /// Returns the first block of the file after the extent.
     pub fn end(&self) -> FileBlock {
         self.file_block + self.blocks
     }
@@ -171,12 +171,12 @@ impl IndexRecord {
         IndexRecord { file_block: block(first.get()), reserved: 0.into(), leaf: leaf.bits().into() }
     }
 
-    /// First file block.
+    /// Returns the first file block.
     pub fn first(&self) -> FileBlock {
         FileBlock(self.file_block.get().into())
     }
 
-    /// First file block and leaf.
+    /// Returns the first file block and the leaf.
     #[inline]
     pub fn decode(&self) -> Result<(FileBlock, SlotRef), FormatError> {
         let leaf = SlotRef::from_bits(self.leaf.get()).filter(|leaf| leaf.capacity() == LEAF_BYTES);

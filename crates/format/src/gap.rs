@@ -1,5 +1,5 @@
-//! Classifies the bytes after the end of a log: nothing, or records of this log, so that the end is
-//! damage.
+//! Classifies the bytes after the end of a log. Either none of them count, or records of this log
+//! are among them, and then the end is damage.
 //!
 //! The chain of records ends at the first one that does not count. A crash leaves such an end where
 //! it interrupted an append. A flipped bit makes one in the middle, and all records after it would

@@ -47,22 +47,22 @@ position! {
 }
 
 impl Offset {
-    /// The first byte of the segment with this number.
+    /// Returns the first byte of the segment with this number.
     pub const fn of_segment(segment: u64) -> Offset {
         Offset(segment * SEGMENT)
     }
 
-    /// The segment that holds it.
+    /// Returns the segment that holds this byte.
     pub const fn segment(self) -> u64 {
         self.0 / SEGMENT
     }
 
-    /// Bytes before it in its segment.
+    /// Returns the number of bytes before this one in its segment.
     pub const fn in_segment(self) -> u32 {
         (self.0 % SEGMENT) as u32
     }
 
-    /// The page that holds it.
+    /// Returns the page that holds this byte.
     pub const fn page(self) -> u64 {
         self.0 / PAGE
     }

@@ -12,12 +12,13 @@ position! {
 }
 
 impl Lsn {
-    /// The position `bytes` after this one, at most [`Lsn::MAX`].
+    /// Returns the position `bytes` after this one, at most [`Lsn::MAX`].
     pub const fn saturating_add(self, bytes: u64) -> Lsn {
         Lsn(self.0.saturating_add(bytes))
     }
 
-    /// Bytes from `earlier` to this position; 0 if this is not after `earlier`.
+    /// Returns the number of bytes from `earlier` to this position; 0 if this is not after
+    /// `earlier`.
     pub const fn saturating_since(self, earlier: Lsn) -> u64 {
         self.0.saturating_sub(earlier.0)
     }

@@ -57,7 +57,7 @@ impl MemoryKind {
         ROWS.iter().map(|(kind, _)| *kind)
     }
 
-    /// Properties of this kind.
+    /// Returns the properties of this kind.
     pub const fn properties(self) -> MemoryProperties {
         // The rows are in the order of the enum.
         ROWS[self as usize].1
@@ -78,12 +78,12 @@ impl MemoryKind {
         self.properties().name
     }
 
-    /// The kind with this number in a superblock.
+    /// Returns the kind with this number in a superblock.
     pub fn of_code(code: u32) -> Option<MemoryKind> {
         MemoryKind::all().find(|kind| kind.properties().code == code)
     }
 
-    /// The kind with this name.
+    /// Returns the kind with this name.
     pub fn named(name: &str) -> Option<MemoryKind> {
         MemoryKind::all().find(|kind| kind.name() == name)
     }

@@ -149,12 +149,13 @@ impl Object {
         Ok(object)
     }
 
-    /// Bytes before the payload: the head, and the references or the place after it.
+    /// Returns the number of bytes before the payload: the head, and the references or the place
+    /// after it.
     pub fn payload_at(&self) -> usize {
         OBJECT_HEAD + if self.spilled { SPILL_PLACE } else { usize::from(self.pieces) * 8 }
     }
 
-    /// Bytes that the payload takes in the spill file.
+    /// Returns the number of bytes that the payload takes in the spill file.
     pub fn spilled_bytes(&self) -> u64 {
         if self.spilled { u64::from(self.payload).next_multiple_of(SPILL_UNIT) } else { 0 }
     }

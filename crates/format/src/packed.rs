@@ -50,12 +50,12 @@ pub struct TripletRecord {
 const _: () = assert!(size_of::<TripletRecord>() == TRIPLET_RECORD);
 
 impl InodeTables {
-    /// Bytes from the beginning of a copy to its triplets.
+    /// Returns the number of bytes from the beginning of a copy to its triplets.
     pub const fn triplets_at(profile_bytes: u64) -> u64 {
         INODE_TABLES_HEADER as u64 + profile_bytes.next_multiple_of(8)
     }
 
-    /// Bytes of a copy.
+    /// Returns the size of a copy (bytes).
     pub const fn total(profile_bytes: u64, triplets: u32) -> u64 {
         Self::triplets_at(profile_bytes) + triplets as u64 * TRIPLET_RECORD as u64
     }

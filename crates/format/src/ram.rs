@@ -1,10 +1,10 @@
 //! Format of a network RAM disk on its donors: the superblock and the lease. Headers of units are
 //! in [`mod@unit`].
 //!
-//! A donor begins with [`SUPERBLOCK_BYTES`]. They hold two superblock slots of 2048 bytes, written
-//! alternately, of which the valid one with the higher epoch counts, and then the leases of clients
-//! that had, have, or want the disk open. *Units* of one size follow. The structs are the tables of
-//! `docs/spec/netram.md`. The types used in memory are beside them.
+//! A donor begins with [`SUPERBLOCK_BYTES`]. They hold two superblock slots of 2048 bytes, and then
+//! the leases of clients that had, have, or want the disk open. The slots are written alternately;
+//! the valid one with the higher epoch counts. *Units* of one size follow. The structs are the
+//! tables of `docs/spec/netram.md`. The types used in memory are beside them.
 
 mod unit;
 
@@ -126,14 +126,14 @@ pub struct DonorPlace {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
-    /// It does not belong to the disk, or no longer does.
+    /// The donor does not belong to the disk, or no longer does.
     #[default]
     Gone,
     Counts,
-    /// It belongs to the disk but was away when the disk was opened. Anything that only it knows
-    /// was missing then and does not count any more.
+    /// The donor belongs to the disk but was away when the disk was opened. Anything that only it
+    /// knows was missing then and does not count any more.
     Away,
-    /// It will belong to the disk as soon as it has recorded that.
+    /// The donor will belong to the disk as soon as it has recorded that.
     Joins,
 }
 
@@ -311,7 +311,7 @@ pub enum LeaseClaim {
     Owns,
     /// It wants the disk if nobody has it.
     Asks,
-    /// It takes the disk from whoever has it.
+    /// It takes the disk from any client that has it.
     Seizes,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! After its units, a donor has two *halves*, which successive checkpoints use alternately. A half
 //! consists of a *root*, a *log* of lists of units, and *pages* of the map. Each piece names the
-//! disk, the checkpoint, its donor and its place, and has a checksum, so that a piece of another
-//! checkpoint is never taken for one of this. Owns: the layout and the pieces. Left out: the
-//! guarantees of a checkpoint (`crates/netram`, docs/design/netram.md).
+//! disk, the checkpoint, its donor and its place, and has a checksum, so that it is never taken for
+//! a piece of another checkpoint. Owns: the layout and the pieces. Left out: the guarantees of a
+//! checkpoint (`crates/netram`, docs/design/netram.md).
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -108,7 +108,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The layout of a donor whose units begin at `front`.
+    /// Returns the layout of a donor whose units begin at `front`.
     pub fn new(front: u64, units: u32, unit_bytes: usize, buffer: usize) -> Layout {
         let (record_bytes, page_bytes) = match units {
             0..1024 => (512, 512),
@@ -132,7 +132,7 @@ impl Layout {
         ROOT_BYTES as u64 + log + u64::from(self.pages) * self.page_bytes as u64
     }
 
-    /// Bytes of both halves.
+    /// Returns the size of both halves (bytes).
     pub fn bytes(&self) -> u64 {
         2 * self.half_bytes()
     }
@@ -149,7 +149,7 @@ impl Layout {
         self.record_at(half, self.records) + u64::from(index) * self.page_bytes as u64
     }
 
-    /// Maximum number of units that a list names.
+    /// Returns the maximum number of units that a list names.
     pub fn names(&self) -> usize {
         (self.record_bytes - PIECE_HEADER) / NAME
     }
@@ -360,7 +360,7 @@ impl<'a> GroupRecord<'a> {
         Some(Some(GroupRecord { id, first_sequence, data: header.data, members }))
     }
 
-    /// Donor, place on the donor, blocks of each unit.
+    /// Returns the donor, the place on the donor and the blocks of each unit.
     pub fn members(&self) -> impl ExactSizeIterator<Item = (u16, u32, u8)> + 'a {
         self.members.iter().map(|member| (member.donor.get(), member.unit.get(), member.blocks))
     }

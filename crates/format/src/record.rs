@@ -49,7 +49,7 @@ pub enum RecordKind {
     Epoch = 1,
 }
 
-/// Returns the boot id that is named after a flush of bulk storage failed, and the other way about.
+/// Converts a boot id to the form that notes a failed flush of bulk storage, or back.
 pub fn with_loss(boot_id: [u8; 16]) -> [u8; 16] {
     boot_id.map(|byte| !byte)
 }
@@ -113,7 +113,7 @@ impl RecordHeader {
         RecordKind::of(self.kind.get()).expect("`decode` refuses others")
     }
 
-    /// Bytes the whole record takes in the log.
+    /// Returns the number of bytes that the whole record takes in the log.
     pub fn total(&self) -> u64 {
         record_bytes(self.len.get() as usize)
     }
@@ -127,7 +127,7 @@ impl RecordHeader {
     }
 }
 
-/// Log bytes of a record with `payload` bytes.
+/// Returns the number of log bytes of a record with `payload` bytes.
 pub fn record_bytes(payload: usize) -> u64 {
     (RECORD_HEADER + payload.next_multiple_of(RECORD_ALIGN)) as u64
 }
@@ -179,7 +179,7 @@ impl Entry<'_> {
         }
     }
 
-    /// First byte and number of bytes the entry changes.
+    /// Returns the first byte and the number of bytes that the entry changes.
     pub fn range(&self) -> (Offset, u64) {
         match *self {
             Entry::Write { at, bytes } => (at, bytes.len() as u64),
@@ -196,7 +196,7 @@ pub struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// `region_bytes` bounds every entry.
+    /// Creates an iterator over a payload. `region_bytes` bounds every entry.
     pub fn new(payload: &'a [u8], region_bytes: u64) -> Entries<'a> {
         Entries { payload, region_bytes }
     }
@@ -274,7 +274,7 @@ mod tests {
         assert!(RecordHeader::decode(bytes, Lsn::new(4104), 77).is_err());
         assert!(RecordHeader::decode(bytes, Lsn::new(4096), 78).is_err());
         assert_eq!(header.total(), 40);
-        // With a correct checksum.
+        // Forged headers have a correct checksum.
         let forged = |change: fn(&mut RecordHeader)| {
             let mut header = header;
             change(&mut header);

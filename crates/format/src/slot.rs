@@ -89,7 +89,7 @@ impl SlotRef {
             return Some(reference);
         }
         let within = reference.offset().in_segment();
-        // The bits of a slot end with its class.
+        // A reference to a slot has no bits above its class.
         let ok = match CLASS_SIZES.get((bits >> 40) as usize) {
             Some(&size) => {
                 let (slots, first) = class_geometry(reference.class());
@@ -144,13 +144,13 @@ impl SlotRef {
         self.class() == CLASS_RUN
     }
 
-    /// Segments of a run; zero for a slot.
+    /// Returns the number of segments of a run; zero for a slot.
     #[inline]
     pub fn run_segments(self) -> u64 {
         self.0 >> 46
     }
 
-    /// Bytes the piece can hold; zero for [`SlotRef::NONE`].
+    /// Returns the number of bytes the piece can hold; zero for [`SlotRef::NONE`].
     #[inline]
     pub fn capacity(self) -> u64 {
         if self.is_none() {
@@ -162,12 +162,12 @@ impl SlotRef {
         }
     }
 
-    /// Number of the segment the piece begins in.
+    /// Returns the number of the segment the piece begins in.
     pub fn segment(self) -> u64 {
         self.offset().segment()
     }
 
-    /// Index of the slot within its segment; zero for a run.
+    /// Returns the index of the slot within its segment; zero for a run.
     pub fn index(self) -> u32 {
         if self.is_run() {
             return 0;

@@ -181,7 +181,7 @@ impl Superblock {
         Sums::of_bit(self.features & FEATURE_SUMS != 0)
     }
 
-    /// Segments taken by the fixed areas, from segment 0.
+    /// Returns the number of segments taken by the fixed areas, from segment 0.
     pub fn reserved_segments(&self) -> u64 {
         self.fixed_end().get().div_ceil(SEGMENT)
     }
@@ -343,12 +343,12 @@ impl AnchorRecord {
         self
     }
 
-    /// First log position to replay.
+    /// Returns the first log position to replay.
     pub fn replay_from(&self) -> Lsn {
         Lsn::new(self.replay_lsn.get())
     }
 
-    /// Position up to which the log was durable when the anchor was written.
+    /// Returns the position up to which the log was durable when the anchor was written.
     pub fn sealed_to(&self) -> Lsn {
         Lsn::new(self.sealed_lsn.get())
     }
@@ -372,7 +372,7 @@ impl AnchorRecord {
         Ok(record)
     }
 
-    /// The newest valid anchor of page 1 (`page` begins at [`PAGE`]).
+    /// Returns the newest valid anchor of page 1 (`page` begins at [`PAGE`]).
     pub fn newest(page: &[u8]) -> Result<AnchorRecord, FormatError> {
         let slots = [Self::decode(&page[..512]), Self::decode(&page[512..1024])];
         match slots {

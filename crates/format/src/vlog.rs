@@ -278,7 +278,7 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Number of whole segments in the log.
+    /// Returns the number of whole segments in the log.
     pub fn segments(&self) -> u32 {
         (self.log_end() - LOG_AT).checked_div(self.segment_blocks).unwrap_or(0)
     }
@@ -293,7 +293,7 @@ impl Superblock {
         Entry { at, sum: self.sums.of(block) }
     }
 
-    /// Number of pieces of the map.
+    /// Returns the number of pieces of the map.
     pub fn pieces(&self) -> u32 {
         self.logical_blocks.div_ceil(PIECE_BLOCKS)
     }

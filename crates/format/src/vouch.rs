@@ -24,7 +24,7 @@ use crate::{Lsn, Offset, PAGE, Sums, index, u64_at};
 pub const VOUCH_AT: Offset = Offset::new(ROOTS_AT.get() + PAGE - 8);
 /// Bytes of the entry.
 pub const VOUCH_BYTES: usize = 16;
-/// Bytes to search in one piece. Any record fits in.
+/// Bytes searched at once. Any record fits.
 pub const VOUCH_WINDOW: usize = 4 << 20;
 
 /// Returns the entry for a record that is written when the log is durable up to `durable`. `seed`

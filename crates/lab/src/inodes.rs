@@ -39,7 +39,7 @@ pub struct Options {
     pub runs: u32,
 }
 
-/// Most inodes of a tree under `--quick`.
+/// Maximum number of inodes of a tree under `--quick`.
 const QUICK: usize = 4096;
 
 pub(crate) const PRECISIONS: [Precision; 2] = [Precision::Seconds, Precision::Nanoseconds];

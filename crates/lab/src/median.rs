@@ -26,9 +26,9 @@ impl Median {
     }
 }
 
-/// Returns how many of the least and of the greatest of `count` values an interval for the median
-/// may leave out. Each value is below the median with probability 1/2. The result is 0 if even the
-/// whole range has less confidence than required.
+/// Returns how many values an interval for the median of `count` values may leave out at each end.
+/// Each value is below the median with probability 1/2. The result is 0 if even the whole range has
+/// less confidence than required.
 fn cut_off(count: usize) -> usize {
     let mut tail = 0.5f64.powi(count as i32);
     let mut term = tail;

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 
 /// Largest share of the work under `--quick`.
 const QUICK: f64 = 0.01;
-/// Most rounds under `--quick`.
+/// Maximum number of rounds under `--quick`.
 const QUICK_RUNS: u32 = 2;
 
 /// Parses the value of `--scale`.

@@ -166,7 +166,7 @@ pub struct Workload {
     pub phases: [Calls; 3],
     /// Transactions drawn; fewer than requested if no file was left.
     pub transactions: u64,
-    /// Most files that live at once.
+    /// Maximum number of files that live at once.
     pub live_files_max: u64,
     /// Appends omitted because the file had the greatest size.
     pub full: u64,

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 use shoal_pack::{Census, Kind, Precision, Profile, ProfileFile};
 
-/// Most values listed for each field, the most frequent first.
+/// Maximum number of values listed for each field, the most frequent first.
 const LISTED: usize = 50;
 
 fn precision_name(precision: Precision) -> &'static str {

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 /// Longest request that a reader accepts (bytes): a file with longer ones is not a disk trace.
 pub const REQUEST_BYTES_MAX: u32 = 64 << 20;
-/// Most requests that a reader accepts. Each takes 32 bytes in memory.
+/// Maximum number of requests that a reader accepts. Each takes 32 bytes in memory.
 pub const REQUESTS_MAX: usize = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -68,8 +68,9 @@ pub trait BlockDevice: Send + Sync {
 
     fn submit(&self, request: Request, done: Completion);
 
-    /// Returns what holds completed writes back, if anything does: this device, or what it passes
-    /// them on to. There is no default, so that a device in front of another one cannot forget it.
+    /// Returns the cache that holds completed writes back, if there is one in this device or in a
+    /// device below it. There is no default, so that a device in front of another one cannot forget
+    /// it.
     fn write_cache(&self) -> Option<&dyn WriteCache>;
 
     /// Takes the room that a write to this range will need, so that a write that is held back
@@ -118,16 +119,17 @@ pub trait WriteCache {
     /// completed flush covered it. Asked after [`WriteCache::give_up`].
     fn may_have_lost(&self, at: u64, len: u64) -> bool;
 
-    /// Settles whom blocks held back by an earlier process belong to. This is the first call when a
-    /// store is opened. With `continues` the surviving blocks belong to this store; otherwise they
-    /// are left from another life of it and are dropped.
+    /// Decides about blocks held back by an earlier process. This is the first call when a store is
+    /// opened. With `continues` the blocks belong to the store as it is now, and stay held.
+    /// Otherwise they do not, and are dropped.
     fn adopt(&self, continues: bool);
 
     /// Blocking read of what the medium itself has. It tells which medium this is.
     fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()>;
 }
 
-/// Asks the write cache of a device. A device without a cache has the answers of its medium.
+/// Passes questions to the write cache of a device. Without a cache they get the answers that are
+/// true of the medium alone.
 impl dyn BlockDevice + '_ {
     pub fn held_for_ns(&self) -> u64 {
         self.write_cache().map_or(0, WriteCache::held_for_ns)
@@ -148,7 +150,7 @@ impl dyn BlockDevice + '_ {
         self.write_cache().inspect(|cache| cache.give_up());
     }
 
-    /// Without a cache nobody can tell, so it returns true.
+    /// Returns true for a device without a cache, because nothing records what it may have lost.
     pub fn may_have_lost(&self, at: u64, len: u64) -> bool {
         self.write_cache().is_none_or(|cache| cache.may_have_lost(at, len))
     }

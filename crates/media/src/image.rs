@@ -9,8 +9,8 @@ use crate::{MediaError, Result};
 ///
 /// Contract:
 /// - Writes complete at return and survive a process crash from then on.
-/// - `sync` returns when every write completed before it is durable. After a power loss, writes since may be there in
-///   any subset, torn at 512 bytes.
+/// - `sync` returns when every write completed before it is durable. After a power loss, later
+///   writes may be there in any subset, torn at 512 bytes.
 /// - After a failed `sync` further writes and syncs fail with `Poisoned`.
 pub trait ImageFile: Send + Sync {
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()>;

@@ -181,7 +181,7 @@ impl Outbox {
                 MutexGuard::unlocked(&mut state, || self.pump(false));
                 continue;
             }
-            // So may frames for other connections, because the answers come from there.
+            // Or the budget waits for answers to frames that are held for other connections.
             if std::mem::take(&mut holding) {
                 MutexGuard::unlocked(&mut state, flush_held);
                 continue;

@@ -78,10 +78,10 @@ pub enum Purpose {
 /// Why a donor that can be reached is not taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotBack {
-    /// It belongs to the disk, but earlier operations on it are still unanswered, or it is not away
-    /// at all.
+    /// The donor belongs to the disk, but earlier operations on it are still unanswered, or it is
+    /// not away at all.
     Later,
-    /// It does not belong to the disk, or does so no longer.
+    /// The donor does not belong to the disk, or no longer does.
     Stranger,
 }
 

@@ -275,7 +275,8 @@ impl Disk {
     }
 }
 
-/// A device may be gone, but its address is not another's while somebody holds a `Weak` to it.
+/// Returns the donor that this device serves. Comparing addresses is enough: while somebody holds a
+/// `Weak` to a device that is gone, no other device gets its address.
 fn served_by(donors: &[Option<Arc<dyn BlockDevice>>], device: &Weak<dyn BlockDevice>) -> Option<DonorId> {
     let is_it = |held: &Option<Arc<dyn BlockDevice>>| {
         held.as_ref().is_some_and(|held| std::ptr::addr_eq(Arc::as_ptr(held), device.as_ptr()))

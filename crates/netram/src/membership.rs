@@ -15,8 +15,8 @@
 //!   ever commits a loss. Only [`forget`], at an administrator's request, does.
 //! - A write that a donor refuses is done elsewhere. For a moment the donor gets nothing new, but
 //!   it is still read.
-//! - A donor that was away while the disk was opened is *stale*: for the client, what only it knows
-//!   has not existed since. Its units are scanned when it returns (`graft`). Until then the
+//! - A donor that was away while the disk was opened is *stale*: entries that only this donor has
+//!   do not exist for the client. Its units are scanned when it returns (`graft`). Until then the
 //!   superblocks of the others say that it is no source.
 //!
 //! Left out: restoring redundancy (`upkeep`), detecting absence and return (the engine's caller).
@@ -185,7 +185,8 @@ impl Roster<'_> {
         })
     }
 
-    /// Applies the same test with another definition of a unit that is gone.
+    /// Returns whether the block is gone and more of its row is gone than parity could restore.
+    /// `is_gone`: whether a unit is gone.
     fn exceeds_parity(&self, at: Location, is_gone: impl Fn(usize) -> bool) -> bool {
         let group = &self.groups[at.group];
         if group.is_in_memory() || !is_gone(at.unit) {

@@ -6,13 +6,13 @@
 //! - A client writes to one place on each donor, and other clients choose other places: a late
 //!   write hides no other lease. If two clients choose one place at the same moment, the client
 //!   whose lease is overwritten stops renewing.
-//! - It enters with a lease on all donors but as many as there is parity. It acknowledges while
-//!   leases on one donor more than there is parity are younger than [`TERM_NS`]. Two such sets have
-//!   a donor in common.
-//! - After its write it waits for a term, unless all donors are fenced: any client that may still
-//!   acknowledge has renewed since then, and is seen.
-//! - It reads before it renews, and a renewal counts from the moment its read began. The caller
-//!   supplies the time, which includes the time the machine slept.
+//! - A client enters with a lease on all donors but as many as there is parity. It acknowledges
+//!   while leases on one donor more than there is parity are younger than [`TERM_NS`]. A set of
+//!   donors that suffices to enter and one that suffices to acknowledge have a donor in common.
+//! - After writing its lease, an entering client waits for a term, unless all donors are fenced. A
+//!   former client that may still acknowledge after this wait has renewed meanwhile, and is seen.
+//! - A client reads before it renews, and a renewal counts from the moment its read began. The
+//!   caller supplies the time, which includes the time the machine slept.
 //! - A donor that knows its clients (*fenced*) has closed the former client's connections: no other
 //!   client writes there.
 //!
@@ -316,7 +316,7 @@ pub enum Renewal {
     Write { place: usize, asked: bool },
     /// As far as this donor shows, another client owns the disk.
     Superseded,
-    /// It is not the same donor as before.
+    /// The donor is not the one that answered before.
     Stranger,
 }
 

@@ -319,8 +319,8 @@ fn a_client_that_goes_on_beside_a_newer_one_does_nothing() {
 /// The name of a kind of life, how many to run, and the function that runs one.
 type Kind = (&'static str, u64, fn(u64) -> Result<(), DiskError>);
 
-/// The same lives with checkpoints, which are made all the time. Each opening with one finds what
-/// an opening without finds.
+/// Runs lives with checkpoints, which are made all the time. An opening by a checkpoint finds the
+/// same as an opening that looks at all units.
 #[test]
 fn an_opening_by_a_checkpoint_finds_what_is_there() {
     let compared = || world::oracle::COMPARED.load(std::sync::atomic::Ordering::Relaxed);

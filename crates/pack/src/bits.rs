@@ -10,7 +10,7 @@ use crate::record::STRIPPED;
 
 /// Room of a writer (bytes): more than the fields of any record take under any profile.
 pub(crate) const ROOM: usize = 256;
-/// Most bits to put or take in one step.
+/// Maximum number of bits to put or take in one step.
 pub(crate) const STEP_BITS: u32 = 56;
 
 pub(crate) struct BitWriter {
@@ -62,15 +62,15 @@ impl BitWriter {
         self.at * 8 + self.bits as usize
     }
 
-    /// Returns the start of the buffer, which holds the code and arbitrary bytes behind it, and the
-    /// code's length; none if the code is longer than `STRIPPED` bytes.
+    /// Returns the start of the buffer, with arbitrary bytes after the code, and the code's length,
+    /// or `None` if the code is longer than `STRIPPED` bytes.
     #[inline]
     pub fn whole(&self) -> Option<(&[u8; STRIPPED], usize)> {
         let len = self.len().div_ceil(8);
         if len > STRIPPED { None } else { Some((self.out.first_chunk()?, len)) }
     }
 
-    /// Returns the code, padded with zeros to whole bytes; none if it is longer than `len_max`
+    /// Returns the code, padded with zeros to whole bytes, or `None` if it is longer than `len_max`
     /// bytes.
     #[inline]
     pub fn code(&self, len_max: usize) -> Option<&[u8]> {
@@ -79,10 +79,10 @@ impl BitWriter {
     }
 }
 
-/// Bytes behind a code that a reader loads together with its last bits.
+/// Bytes after a code that a reader loads together with its last bits.
 const BEHIND: usize = 8;
 
-/// Copies a code of at most [`STRIPPED`] bytes and adds room behind it, so that a reader may load
+/// Copies a code of at most [`STRIPPED`] bytes and adds room after it, so that a reader may load
 /// whole words.
 #[inline]
 pub(crate) fn padded(code: &[u8]) -> Result<[u8; STRIPPED + BEHIND], FormatError> {
@@ -106,8 +106,8 @@ impl<'a> BitReader<'a> {
         BitReader { bytes, at: 0, end: len as u32 * 8 }
     }
 
-    /// Returns the next bits, at least [`STEP_BITS`] of them. Bits behind the code are arbitrary;
-    /// bits behind the buffer are zero.
+    /// Returns the next bits, at least [`STEP_BITS`] of them. Bits after the code are arbitrary;
+    /// bits after the buffer are zero.
     #[inline]
     pub fn peek(&self) -> u64 {
         let byte = (self.at / 8) as usize;

@@ -77,8 +77,8 @@ impl BlockBytes {
         if bytes == 0 { 0 } else { FREE | bytes as u8 }
     }
 
-    /// Appends a record's code under the profile and returns its length byte; none if it has no
-    /// code.
+    /// Appends a record's code under the profile and returns its length byte, or `None` if the
+    /// record has no code.
     fn push_code(
         &mut self,
         record: &Record,
@@ -92,7 +92,7 @@ impl BlockBytes {
             return None;
         }
         let (bytes, len) = writer.whole()?;
-        // The copy includes the bytes behind the code, which the next code overwrites: a copy of
+        // The copy includes the bytes after the code, which the next code overwrites: a copy of
         // constant length compiles to a plain move.
         self.bytes[self.len..self.len + STRIPPED].copy_from_slice(bytes);
         self.len += len;
@@ -213,7 +213,7 @@ impl<'a> Block<'a> {
         Ok(Block { profile, bases, lengths, starts, codes, overhead: bytes.len() - codes.len() })
     }
 
-    /// Opens the block at the beginning of `slot`. Bytes behind the block are ignored.
+    /// Opens the block at the beginning of `slot`. Bytes after the block are ignored.
     pub fn open_in(slot: &'a [u8]) -> Result<Block<'a>, FormatError> {
         let lengths_at = HEAD + usize::from(slot.get(HEAD - 1).copied().unwrap_or(0)) * 8;
         let lengths = slot.get(lengths_at..lengths_at + BLOCK_INODES).unwrap_or_default();
@@ -248,8 +248,8 @@ impl<'a> Block<'a> {
         self.overhead
     }
 
-    /// Returns the most bytes by which [`Block::replace`] lengthens the block while the item at
-    /// `place` stays in use.
+    /// Returns the maximum number of bytes by which [`Block::replace`] lengthens the block while
+    /// the item at `place` stays in use.
     pub fn growth_max(&self, place: usize) -> usize {
         let longest = if self.has_code(place) { STRIPPED } else { VERBATIM_MAX };
         longest - usize::from(self.lengths[place] & !FREE)

@@ -40,7 +40,7 @@ impl<'a> Source<'a> {
         Ok(u16::from_le_bytes([bytes[0], bytes[1]]))
     }
 
-    /// Reads a number of seven bits a byte, the lowest first.
+    /// Reads a number stored in seven bits of each byte, the lowest first.
     pub fn number(&mut self) -> Result<u64, FormatError> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
@@ -141,7 +141,7 @@ impl FieldCode {
         }
     }
 
-    /// Reads a code that contains no other code; none if it would contain one.
+    /// Reads a code that contains no other code. Returns `None` if it would contain one.
     fn read_plain(source: &mut Source, width: u8) -> Result<Option<FieldCode>, FormatError> {
         Ok(Some(match source.u8()? {
             0 => FieldCode::Raw { width },

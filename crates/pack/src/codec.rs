@@ -125,6 +125,7 @@ pub trait Codec {
     /// another record, never a panic.
     fn decode(&self, code: &[u8], context: &Context) -> Result<Record, FormatError>;
 
-    /// Returns the bits that `encode` takes for each field; none if it writes the record verbatim.
+    /// Returns the number of bits that `encode` takes for each field, or `None` if it writes the
+    /// record verbatim.
     fn widths(&self, record: &Record, context: &Context) -> Option<Widths>;
 }

@@ -124,7 +124,7 @@ pub struct Dictionary {
     pub bytes: Vec<u8>,
 }
 
-/// Trains a dictionary on the data in `samples`, which lie one behind the other. Returns `None` if
+/// Trains a dictionary on the data in `samples`, which lie one after the other. Returns `None` if
 /// they are too few or too different from each other.
 pub fn train(samples: &[u8], lengths: &[usize]) -> Option<Vec<u8>> {
     zstd::dict::from_continuous(samples, lengths, DICTIONARY_BYTES_MAX).ok()

@@ -13,7 +13,7 @@ use crate::bits::{BitReader, BitWriter};
 use crate::gamma::Gamma;
 use crate::huffman::Huffman;
 
-/// Most values in a table of values, in addition to OTHER.
+/// Maximum number of values in a table of values, in addition to OTHER.
 pub(crate) const VALUES_MAX: usize = 511;
 /// Values below this share of all values are coded as OTHER: 0.1%, as in the paper.
 const SHARE_MIN: f64 = 0.001;
@@ -182,7 +182,7 @@ impl FieldCode {
         shortest([general, values, FieldCode::all_or_nothing(counts, width)], &sorted)
     }
 
-    /// Returns the bits of a value's code.
+    /// Returns the length of a value's code (bits).
     #[inline]
     pub fn cost(&self, value: u64) -> u32 {
         match self {

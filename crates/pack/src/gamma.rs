@@ -11,7 +11,7 @@ use shoal_format::FormatError;
 
 use crate::bits::{BitReader, BitWriter};
 
-/// Most buckets of a table.
+/// Maximum number of buckets of a table.
 pub(crate) const BUCKETS_MAX: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Gamma {
         let bits = |gamma: &Gamma| counts.iter().map(|(value, count)| gamma.cost(*value) as u64 * count).sum::<u64>();
         let mut buckets = powers_of_two(&by_length, width);
         let mut best = make(&buckets).map_or(u64::MAX, |gamma| bits(&gamma));
-        // Each bucket shifts those behind it, so under the true costs other bits than the powers of
+        // Each bucket shifts those after it, so under the true costs other bits than the powers of
         // two may be better.
         loop {
             let mut better = None;

@@ -14,9 +14,9 @@ use crate::bits::{BitReader, BitWriter};
 pub(crate) const LEN_MAX: u32 = 12;
 /// Length of the longest code of a small alphabet. Its table then stays in the fastest cache.
 const LEN_MAX_SMALL: u32 = 9;
-/// Most symbols of a small alphabet.
+/// Maximum number of symbols of a small alphabet.
 const SMALL: usize = 80;
-/// Most symbols of an alphabet.
+/// Maximum number of symbols of an alphabet.
 pub(crate) const SYMBOLS_MAX: usize = 1024;
 
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ impl Huffman {
         self.codes.iter().map(|(_, length)| *length)
     }
 
-    /// Returns the bits of a symbol's code.
+    /// Returns the length of a symbol's code (bits).
     #[inline]
     pub fn cost(&self, symbol: usize) -> u32 {
         self.codes[symbol].1.into()
@@ -90,7 +90,7 @@ impl Huffman {
         out.put(code.into(), length.into());
     }
 
-    /// Appends a symbol's code and more bits behind it in one step, at most 56 bits together.
+    /// Appends a symbol's code and more bits after it in one step, at most 56 bits together.
     #[inline]
     pub fn put_with(&self, out: &mut BitWriter, symbol: usize, value: u64, bits: u32) {
         let (code, length) = self.codes[symbol];

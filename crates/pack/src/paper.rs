@@ -135,7 +135,7 @@ impl Shape {
         }
     }
 
-    /// Returns the numbers to code; none if they cannot hold the record.
+    /// Returns the numbers to code, or `None` if they cannot hold the record.
     #[inline]
     fn split(self, record: &Record, context: &Context) -> Option<[u64; FIELDS.len()]> {
         if record.xattr | record.data | record.allocated | u64::from(record.parent) | u64::from(record.layout) != 0 {

@@ -24,10 +24,10 @@ const MAGIC: [u8; 8] = *b"SHPROFIL";
 const VERSION: u32 = 1;
 /// Bytes before the summed ones: magic, version, checksum.
 const HEAD: usize = 16;
-/// Most profiles in a file or a store.
+/// Maximum number of profiles in a file or a store.
 pub const PROFILES_MAX: usize = 16;
 
-/// The built-in profiles. The first bytes name the command that made them.
+/// The built-in profiles. The comment in the file names the command that made them.
 static BUILT_IN: &[u8] = include_bytes!("../data/built-in.profile");
 
 /// Counts of a tree, for all compressors and both precisions.
@@ -258,8 +258,8 @@ impl ProfileFile {
         joined
     }
 
-    /// Returns the compressors of a store's profiles by number; none if one of them is not Shoal's
-    /// own.
+    /// Returns the compressors of a store's profiles by number, or `None` if one of them is not
+    /// Shoal's own.
     pub fn into_hybrids(self) -> Option<Vec<Hybrid>> {
         let hybrid = |profile: Profile| match profile.tables {
             Tables::Hybrid(hybrid) => Some(*hybrid),

@@ -101,7 +101,7 @@ pub(crate) struct Chosen {
     pub differences: [u64; TIMES],
 }
 
-/// Returns the unit of a relation; none if the time equals its reference.
+/// Returns the unit of a relation, or `None` if the time equals its reference.
 #[inline]
 pub(crate) fn unit_of(relation: u8) -> Option<usize> {
     (usize::from(relation) % OF_REFERENCE).checked_sub(1)
@@ -114,7 +114,7 @@ pub(crate) fn choose(times: &[Split; TIMES], bases: &Bases) -> Chosen {
     references[BASES_MAX..].copy_from_slice(times);
     let mut chosen = Chosen::default();
     for (at, time) in times.iter().enumerate() {
-        // Of equal references take the first. Times of the same inode come first, because they are
+        // Take the first of equal references. Times of the same inode come first, because they are
         // the more regular pattern.
         let bases = 0..bases.count.max(1);
         let mut all = (BASES_MAX..BASES_MAX + at).chain(bases.clone());

@@ -10,7 +10,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Most combinations in a table: an index has at most 14 bits, as in the paper.
+/// Maximum number of combinations in a table: an index has at most 14 bits, as in the paper.
 pub const TRIPLETS_MAX: usize = 1 << 14;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,7 +66,7 @@ impl Triplets {
         Triplets::default()
     }
 
-    /// Returns the index of a combination and adds a user; none when the table is full.
+    /// Adds a user of a combination and returns its index, or `None` when the table is full.
     pub fn acquire(&mut self, triplet: Triplet) -> Option<u16> {
         if let Some(&index) = self.index_of.get(&triplet) {
             self.entries[usize::from(index)].1 += 1;
@@ -130,8 +130,8 @@ impl Triplets {
         used.map(|(index, (triplet, users))| (index as u16, *triplet, *users))
     }
 
-    /// Restores the table from its entries, in any order; none if two contradict each other, or an
-    /// index or count is out of range.
+    /// Restores the table from its entries, in any order. Returns `None` if two entries contradict
+    /// each other, or an index or count is out of range.
     pub fn restore(entries: impl IntoIterator<Item = (u16, Triplet, u64)>) -> Option<Triplets> {
         let mut table = Triplets::default();
         for (index, triplet, users) in entries {

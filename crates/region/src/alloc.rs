@@ -301,7 +301,7 @@ impl Allocator {
         let (slots, _) = class_geometry(class);
         let mut words = bitmap_of(self.memory.as_ref(), number, slots);
         if has_spare_bits(&words, slots) {
-            // A damaged bitmap: allocate nothing from this segment. The checker reports it.
+            // A damaged bitmap: allocate nothing from this segment.
             words.fill(u64::MAX);
         }
         let used: u32 = words.iter().map(|w| w.count_ones()).sum();
@@ -403,7 +403,7 @@ impl Allocator {
         }
     }
 
-    /// Segments that only transactions that free space in the end may take.
+    /// Returns the number of segments that only transactions that free space in the end may take.
     pub fn kept(&self) -> u64 {
         self.reserve + self.withheld
     }
@@ -504,7 +504,7 @@ fn refused(grown: Result<()>, segments: u64) -> Error {
 }
 
 impl Region {
-    /// How full the region is.
+    /// Returns how full the region is.
     pub fn space(&self) -> Space {
         let alloc = self.alloc.lock();
         // Withheld segments do not count as part of the region, except those already in use.

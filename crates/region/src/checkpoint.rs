@@ -47,17 +47,17 @@ pub(crate) struct CheckpointState {
     pub failed_at: Option<crate::Lsn>,
 }
 
-/// Offset of the page sums in an image file.
+/// Returns the offset of the page sums in an image file.
 pub(crate) fn sums_at(superblock: &Superblock) -> u64 {
     superblock.region_bytes
 }
 
-/// Offset of the stale map in an image file.
+/// Returns the offset of the stale map in an image file.
 pub(crate) fn stale_at(superblock: &Superblock) -> u64 {
     (superblock.region_bytes + superblock.region_bytes / PAGE * 4).next_multiple_of(PAGE)
 }
 
-/// Offset of the used slots in an image file.
+/// Returns the offset of the used slots in an image file.
 pub(crate) fn used_at(superblock: &Superblock) -> u64 {
     let words = (superblock.region_bytes / PAGE).div_ceil(64);
     (stale_at(superblock) + STALE_HEADER as u64 + words * 8).next_multiple_of(PAGE)
@@ -69,8 +69,8 @@ const COUNT_SEGMENTS: usize = 16 << 10;
 /// Header of the used slots: generation (u64), segments (u32), checksum of generation, segments and counts (u32).
 pub(crate) const USED_HEADER: usize = 16;
 
-/// Returns the slots in use when the image with `anchor` was sealed; empty if the image does not
-/// say.
+/// Returns the number of slots in use in each segment when the image with `anchor` was sealed;
+/// empty if the image does not say.
 ///
 /// A count is exact for each segment whose bitmap no later record touches, except that it includes
 /// slots of transactions that were never committed.
@@ -304,7 +304,8 @@ impl Region {
         outcome
     }
 
-    /// `fresh` receives the pages taken off the dirty map.
+    /// Copies the region into the older image and seals it. `fresh` receives the pages taken off
+    /// the dirty map.
     fn copy_and_seal(
         &self,
         images: &[Arc<dyn ImageFile>; 2],

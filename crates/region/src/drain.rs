@@ -202,22 +202,22 @@ impl Allocator {
         true
     }
 
-    /// Upper bound of the segments that compaction could free.
+    /// Returns an upper bound of the segments that compaction could free.
     pub fn gainable(&self) -> u64 {
         let gain = |class: usize| {
             let needed = self.class_used[class].div_ceil(class_geometry(class as u8).0 as u64);
             self.class_segments[class].saturating_sub(needed)
         };
-        // Empty ones are counted already.
+        // Callers count empty segments separately.
         (0..CLASSES).map(gain).sum::<u64>().saturating_sub(self.empty_segments)
     }
 
-    /// Segments usable for pieces of any size, without the reserve.
+    /// Returns the number of segments usable for pieces of any size, without the reserve.
     pub fn usable_segments(&self) -> u64 {
         (self.free_segments + self.empty_segments + self.gainable()).saturating_sub(self.kept())
     }
 
-    /// Free segments with room on the host for an ordinary transaction.
+    /// Returns the number of free segments with room on the host for an ordinary transaction.
     fn free_within_limit(&self) -> u64 {
         let (limit, count) = (self.limit(false), self.segments.len() as u64);
         if limit >= count {
@@ -229,14 +229,15 @@ impl Allocator {
         self.free_segments.saturating_sub(between + count - used_to)
     }
 
-    /// Segments an ordinary transaction could take now, without more room on the host.
+    /// Returns the number of segments that an ordinary transaction could take now, without more
+    /// room on the host.
     fn available(&self) -> u64 {
         (self.free_segments + self.empty_segments)
             .saturating_sub(self.kept())
             .min(self.free_within_limit() + self.empty_segments)
     }
 
-    /// The part of [`Allocator::usable_segments`] that needs no more room on the host.
+    /// Returns the part of [`Allocator::usable_segments`] that needs no more room on the host.
     pub fn backed_usable_segments(&self) -> u64 {
         self.usable_segments().min(self.free_within_limit() + self.empty_segments + self.gainable())
     }
@@ -281,12 +282,13 @@ impl Region {
         alloc.available() >= segments && (segments <= 1 || alloc.has_run(segments))
     }
 
-    /// Free and empty segments that an ordinary transaction may take without more room on the host.
+    /// Returns the number of free and empty segments that an ordinary transaction may take without
+    /// more room on the host.
     pub fn free_segments(&self) -> u64 {
         self.alloc.lock().available()
     }
 
-    /// Segments chosen and not empty yet.
+    /// Returns the number of segments that were chosen to be emptied and are not empty yet.
     pub fn draining_segments(&self) -> u64 {
         self.alloc.lock().drain.draining
     }
@@ -432,7 +434,7 @@ impl Region {
                     alloc.segments[from].rest = Rest::Given;
                     alloc.drain.touched -= 1;
                     let kept = if alloc.segments[from].has_bitmap { PAGE } else { 0 };
-                    // Under the lock, so that nobody takes the segment meanwhile.
+                    // Hold the lock, so that no thread takes the segment meanwhile.
                     self.memory.discard(from as u64 * SEGMENT + kept, SEGMENT - kept);
                     (bytes, left) = (bytes + SEGMENT - kept, left - 1);
                 } else if alloc.segments[from].rest == Rest::Touched {

@@ -102,7 +102,7 @@ impl Failure {
         Failure { operation, object, cause, at_ns: 0 }
     }
 
-    /// The consequence for the store's users, and the remedy.
+    /// Returns the consequence for the store's users, and the remedy.
     pub fn consequence(&self) -> &'static str {
         "the store is read-only until it is mounted again: what an fsync confirmed before is safe, changes that none \
          confirmed may be lost; look after the device, then unmount and mount again"

@@ -99,11 +99,11 @@ pub fn place_anchor(anchor: &AnchorRecord, memory: &dyn PersistentMemory) {
     memory.fence();
 }
 
-/// How old the bulk devices are beside an image that is restored.
+/// Age of the bulk devices relative to an image that is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DevicesBeside {
-    /// They may have changed since the image was written, unless it is clean: checksums of their
-    /// blocks count for nothing.
+    /// They may have changed since the image was written, unless it is clean, so the checksums of
+    /// their blocks do not count.
     Later,
     /// They were written together with the image.
     SameMoment,
@@ -125,9 +125,10 @@ fn forget_block_sums(memory: &dyn PersistentMemory, superblock: &Superblock) -> 
     Ok(())
 }
 
-/// Records durably that each bulk device with a mark may be of a later time until it has a new
-/// mark. For a region that was just restored because its memory is known to be lost. Must run
-/// before the region can be found, because an opening may be cut off before it writes that mark.
+/// Records durably that each bulk device with a mark may be newer than the region until it gets a
+/// new mark. Applies to a region that was just restored because its memory is known to be lost.
+/// Must run before the region can be found, because an opening may be cut off before it writes the
+/// new mark.
 pub fn let_devices_be_later(memory: &dyn PersistentMemory) -> Result<()> {
     let mut page = vec![0; PAGE as usize];
     memory.read(SUPERBLOCK_AT, &mut page);

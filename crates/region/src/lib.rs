@@ -88,8 +88,8 @@ pub struct Recovery {
     /// A flush of bulk storage failed since the store was last open, and what no flush covered may be
     /// gone ([`Region::note_loss`]).
     pub data_lost: bool,
-    /// The log was last written in the period that this opening names. Memory that the period
-    /// identifies and that outlives only a process still belongs to the store.
+    /// The log was last written in the period that this opening names. Memory that outlives only
+    /// the process, and that the period identifies, still belongs to the store.
     pub continues: bool,
     /// The period that the log named last.
     pub boot_id: [u8; 16],
@@ -100,7 +100,8 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    /// Says what the period that the log named last tells an opening in the period `own`.
+    /// Sets what follows for an opening in the period `own` if the log last named the period
+    /// `named`.
     fn name(&mut self, named: [u8; 16], own: [u8; 16], is_present: &dyn Fn(&[u8; 16]) -> bool) {
         let is_known = |period: [u8; 16]| period == own || is_present(&period);
         self.data_lost = !is_known(named) && is_known(with_loss(named));
@@ -250,8 +251,8 @@ impl Region {
         self.sync()
     }
 
-    /// Notes that a flush of bulk storage failed: the next opening must not trust what no flush
-    /// covered, though a later flush succeeds. The note is durable on return.
+    /// Notes that a flush of bulk storage failed: the next opening must not trust writes that no
+    /// flush covered before, even if a later flush succeeds. The note is durable on return.
     pub fn note_loss(&self) -> Result<()> {
         self.with_log_room(true, || {
             let mut state = self.commit.lock();
@@ -292,7 +293,8 @@ impl Region {
         if superblock.memory_kind.properties().write_back && !is_planted(Bug::ReplayFence) {
             // Stores of a process that died before a fence may exist only in the cache. The anchor
             // must be durable before the other slot is overwritten, and a record before it is
-            // applied (invariant 1): else a power loss may leave no anchor, or half of a record.
+            // applied (invariant 1). Otherwise a power loss may leave no anchor, or half of a
+            // record.
             parts.memory.write_back(ANCHOR_AT[0], PAGE);
             parts.memory.write_back(superblock.ring.get(), superblock.ring_bytes);
             parts.memory.fence();
@@ -400,13 +402,13 @@ impl Region {
         Tx::new(self, true)
     }
 
-    /// End of the log. An operation committed before this call is durable when
+    /// Returns the end of the log. An operation committed before this call is durable when
     /// [`Region::durable_lsn`] reaches it.
     pub fn last_lsn(&self) -> Lsn {
         Lsn::new(self.end.load(Ordering::Acquire))
     }
 
-    /// Everything before this position survives a power loss.
+    /// Returns the position before which everything survives a power loss.
     pub fn durable_lsn(&self) -> Lsn {
         Lsn::new(self.durable.load(Ordering::Acquire))
     }
@@ -416,7 +418,7 @@ impl Region {
         self.failure.get().is_some()
     }
 
-    /// The first failure, if commits are refused.
+    /// Returns the first failure, if commits are refused.
     pub fn failure(&self) -> Option<Arc<Failure>> {
         self.failure.get().cloned()
     }
@@ -437,7 +439,7 @@ impl Region {
         self.read_only
     }
 
-    /// Bytes of log that recovery would replay now.
+    /// Returns how many bytes of log recovery would replay now.
     pub fn log_bytes(&self) -> u64 {
         let commit = self.commit.lock();
         commit.end - commit.head

@@ -96,7 +96,7 @@ fn read_window(log: &dyn LogDevice, at: Lsn, out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a log of which a part is missing. Segments are created in order, so none follows a
+/// Refuses a log with a missing part. Segments are created in order, so no segment may follow a
 /// missing one.
 pub(crate) fn refuse_hole(log: &dyn LogDevice, end: Lsn) -> Result<()> {
     log.resumes_behind(end.get()).map_or(Ok(()), |next| Err(Error::LogGap { at: end, next: Lsn::new(next) }))

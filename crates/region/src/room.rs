@@ -17,7 +17,7 @@ use crate::{Error, Lack, Region, Result};
 
 /// Reserved segments that ordinary transactions must leave.
 pub(crate) const HELD_BACK: u64 = 16;
-/// Bounds of the segments reserved ahead: an eighth of those needed so far.
+/// Bounds of the number of segments reserved ahead, which is an eighth of those needed so far.
 const STEP_MIN: u64 = 64;
 const STEP_MAX: u64 = 1024;
 
@@ -73,7 +73,7 @@ impl Region {
         self.log.is_short()
     }
 
-    /// Bytes the log may still take from its host.
+    /// Returns how many bytes the log may still take from its host.
     pub fn log_growth_bytes(&self) -> u64 {
         self.log.growth_bytes()
     }

@@ -59,8 +59,8 @@ impl Region {
     /// flushed. Returns true if nobody is flushing. The caller must then make sure that somebody
     /// calls [`Region::sync_waiting`].
     ///
-    /// For threads that must not become the leader. A leader flushes as long as callbacks come in,
-    /// which may never end under load.
+    /// Use this in threads that must not become the leader. A leader flushes as long as callbacks
+    /// come in, which may never end under load.
     pub fn sync_later(&self, lsn: Lsn, done: Done) -> bool {
         let mut state = self.sync.lock();
         if self.durable_lsn() >= lsn {

@@ -78,7 +78,7 @@ pub struct LetGo {
     /// Byte offset on the medium that the owner of [`Region::on_let_go`] knows.
     pub at: u64,
     pub bytes: u64,
-    /// Number of bytes that it stood for.
+    /// Number of unpacked bytes that it stood for.
     pub stood_for: u64,
 }
 
@@ -116,12 +116,12 @@ impl<'r> Tx<'r> {
         self.buffers.allocated.push(slot);
     }
 
-    /// Returns whether it may use the space kept for transactions that free some.
+    /// Returns whether the transaction may use the space kept for transactions that free some.
     pub fn is_reclaim(&self) -> bool {
         self.reclaim
     }
 
-    /// Bytes of the record so far, header excluded.
+    /// Returns the number of bytes in the record so far, header excluded.
     pub fn payload_bytes(&self) -> usize {
         self.buffers.record.len() - RECORD_HEADER
     }
@@ -224,7 +224,7 @@ impl<'r> Tx<'r> {
         Ok(self.commit_if(|_| true)?.expect("nothing was asked"))
     }
 
-    /// Bytes that the record will take in the log.
+    /// Returns the number of bytes that the record will take in the log.
     pub fn log_bytes(&self) -> u64 {
         match self.payload_bytes() {
             0 => 0,
@@ -233,10 +233,10 @@ impl<'r> Tx<'r> {
         }
     }
 
-    /// Commits if nothing at or after the record that ends at `birth` has been promised to anybody
-    /// (`sync.rs`). Otherwise undoes the transaction and returns `None`. For records that let go of
-    /// bytes logged by that record or later ones while the new copy of these bytes, on another
-    /// device, is not durable.
+    /// Commits a transaction that lets go of bytes that the log holds from the record ending at
+    /// `birth` on, while their new copy, on another device, is not durable. Commits only if nothing
+    /// at or after that record has been promised to anybody (`sync.rs`). Otherwise undoes the
+    /// transaction and returns `None`.
     pub fn commit_unpromised(self, birth: Lsn) -> Result<Option<Lsn>> {
         self.commit_if(|state| state.promised < birth)
     }

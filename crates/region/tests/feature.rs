@@ -18,8 +18,8 @@ fn superblock(memory: &dyn PersistentMemory) -> Superblock {
     Superblock::decode(&page).unwrap()
 }
 
-/// Makes a store with one slot of ones, as by a program without the feature. `shutdown` seals its
-/// media.
+/// Makes a store with one slot, filled with bytes of 1, as a program without the feature would.
+/// `shutdown` seals its media.
 fn made_before(region: &Region, memory: &dyn PersistentMemory) -> SlotRef {
     let with = superblock(memory);
     memory.write(SUPERBLOCK_AT, &Superblock { features: with.features & !FEATURE_PACKED, ..with }.encode());

@@ -25,7 +25,7 @@ const NEEDLESS: [(Bug, &str); 2] = [
     (Bug::Detach, "a page still read from an image is only ever overwritten with its own bytes"),
     (Bug::Unverified, "only damage between two mounts tells, which no crash makes; `shoal` has tests with damage"),
 ];
-/// Runs for each of these.
+/// Runs for each needless rule.
 const NEEDLESS_RUNS: u64 = 1;
 
 /// First run for bugs that only about one run in a dozen notices.
@@ -56,12 +56,12 @@ fn hunt(kind: MemoryKind, bug: Option<Bug>, media: Plant, runs: u64) -> Result<C
         let stores = kind == MemoryKind::Battery;
         let plan = Plan { seed: 77_000 + run, kind, plant: media, steps: 120, limits: limits(), stores };
         if bug == Some(Bug::LatePromise) {
-            // Needs two operations at once, and no crash.
+            // This bug needs two operations at once, and no crash.
             caught = promise::a_flush_under_way_is_a_promise().err();
             break;
         }
         if bug == Some(Bug::Vouching) {
-            // Needs a disk that lies. No crash loses flushed data.
+            // This bug needs a disk that lies, because no crash loses flushed data.
             caught = witness::lost_appends_are_found().err();
             break;
         }

@@ -23,7 +23,7 @@ fn records_that_no_flush_covered_are_missed_after_the_death_of_the_process_alone
     (1..8).for_each(|n| commit(&region, slot, n, 100));
     let point = world.snapshot();
     assert!(matches!(last(&point.process_crash().open(), slot, 1), Err(Error::LogGap { .. })));
-    // A power loss may have taken them.
+    // After a reboot, a power loss may have taken the lost records.
     assert_eq!(last(&point.process_crash().open(), slot, 2).unwrap(), 1);
 }
 
@@ -82,7 +82,7 @@ fn the_tail_that_a_power_loss_left_behind_is_no_witness_in_any_later_life() {
         let now = first.open();
         let kept = last(&now, slot, 2).unwrap();
         assert!((3..9).contains(&kept), "{}: {kept}", first.name());
-        // Lives of several lengths, which end within the old tail or continue past it.
+        // Mounts that log several amounts, and end within the old tail or continue past it.
         for lens in [&[30][..], &[600, 30], &[700, 700, 30]] {
             let second = now.snapshot().process_crash().open();
             let written = go_on(&second, slot, 2, lens);

@@ -9,7 +9,7 @@
 //!   writes independently and units may be torn.
 //!
 //! A torn unit is one of these: an older version; for a line, a cut between two stores at a word of
-//! 8 bytes, or any subset of its words; for a sector of the log, garbage in the bytes behind the
+//! 8 bytes, or any subset of its words; for a sector of the log, garbage in the bytes after the
 //! synced end.
 //! The states of a point are the same in every run. A seed, an event and a number name a state.
 

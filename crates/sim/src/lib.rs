@@ -15,7 +15,7 @@
 //! for (i, byte) in [1u8, 2, 3].into_iter().enumerate() {
 //!     log.append(i as u64, &[byte])?;
 //!     log.sync()?;
-//!     world.set_mark(i as u64 + 1); // so many operations are promised from now on
+//!     world.set_mark(i as u64 + 1); // from now on, `i + 1` operations are promised
 //! }
 //! let mut points = world.points();
 //! points.push(world.snapshot()); // the moment after the last event

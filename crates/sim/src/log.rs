@@ -1,7 +1,7 @@
 //! The log: segments that are added, recycled with their stale bytes, and removed.
 //!
 //! Any subset of the sectors of unsynced appends survives a power loss. A sector with synced bytes
-//! keeps them; the bytes behind the synced end may be anything. A segment added since the last sync
+//! keeps them; the bytes after the synced end may be anything. A segment added since the last sync
 //! may be missing. A new segment reuses the bytes of a released one if there is one, so that
 //! recovery meets stale records. Released segments are gone in every crash state, because an engine
 //! must not read before its release position anyway.
@@ -18,7 +18,7 @@ use crate::world::{Inner, Medium, Shape, Shared};
 
 /// Bytes of a segment of the simulated log.
 pub const SIM_SEGMENT_BYTES: u64 = 64 << 10;
-/// Most released segments kept for reuse.
+/// Maximum number of released segments kept for reuse.
 const SPARES_MAX: usize = 4;
 
 #[derive(Clone, Default)]

@@ -9,7 +9,7 @@
 //!
 //! Owns: [`MechanicalDisk`], a block device whose requests advance a [`SimClock`], and the free
 //! choice of place ([`Head`]) that eager writing needs. The platter's angle is a function of the
-//! clock alone: whoever advances the clock turns the platter. The same sequence of requests takes
+//! clock alone: advancing the clock turns the platter. The same sequence of requests takes
 //! the same time on every machine.
 //!
 //! The time of a request consists of these parts, in this order: the drive's overhead, seek and

@@ -1,11 +1,11 @@
 //! Region memory: `dax` and `battery` memory of a world, and the private DRAM of a `logged` store.
 //!
 //! `dax` memory keeps, per cache line, what was stored since the line was last fenced. A write-back
-//! belongs to its thread: a fence makes durable what the same thread wrote back before, as of the
-//! write-back. `battery` memory loses nothing. Volatile memory belongs to no world and is gone
-//! after a crash. It can lie over an image as `host`'s private map does: a page comes from the
-//! image's *present* contents until it is first stored to or detached. An engine that overwrites an
-//! image without detaching therefore sees its memory change.
+//! belongs to its thread: a fence makes durable what the same thread wrote back before, with the
+//! contents at the time of the write-back. `battery` memory loses nothing. Volatile memory belongs
+//! to no world and is gone after a crash. It can lie over an image as `host`'s private map does: a
+//! page comes from the image's *present* contents until it is first stored to or detached. An
+//! engine that overwrites an image without detaching therefore sees its memory change.
 
 use std::ops::Range;
 use std::sync::Arc;

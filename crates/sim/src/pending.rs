@@ -12,7 +12,7 @@ use std::thread::ThreadId;
 
 use crate::pages::Pages;
 
-/// Most versions kept of a unit. Beyond that, versions in the middle are dropped.
+/// Maximum number of versions kept of a unit. Beyond that, versions in the middle are dropped.
 const VERSIONS_MAX: usize = 12;
 
 #[derive(Clone, Default)]

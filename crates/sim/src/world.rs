@@ -3,9 +3,9 @@
 //! Every mutation, fence, sync and flush is an event. While recording is on, a crash point is taken
 //! *before* each event at a boundary (log append, write of image or disk, fence, sync, flush,
 //! release). With `record_stores`, one is also taken before each store to `dax` or `battery`
-//! memory. A point taken first has everything before it in flight at its worst; the next point has
-//! the event's effect (`snapshot` gives the point after the last event). A point carries the
-//! harness's `mark`, which says what had been promised by then.
+//! memory. Because a point precedes its event, everything that a flush or fence would make durable
+//! is still in flight; the next point has the event's effect (`snapshot` gives the point after the
+//! last event). A point carries the harness's `mark`, which says what had been promised by then.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -79,7 +79,8 @@ impl Medium {
         self.pending.mark(thread, 0, u64::MAX)
     }
 
-    /// Ends the flush that covers `units`: they become durable as of its beginning.
+    /// Ends the flush that covers `units`: they become durable with their contents at its
+    /// beginning.
     pub fn end_flush(&mut self, thread: ThreadId, units: &[u64]) {
         for &unit in units {
             self.pending.fence(thread, unit, &mut self.durable);
@@ -282,7 +283,7 @@ impl World {
         self.inner().record = on;
     }
 
-    /// While recording, also takes a point before every store to recorded memory.
+    /// Sets whether recording also takes a point before every store to recorded memory.
     pub fn record_stores(&self, on: bool) {
         self.inner().record_stores = on;
     }

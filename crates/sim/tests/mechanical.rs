@@ -65,10 +65,11 @@ fn the_way_to_a_free_sector_of_a_track_is_the_closed_form() {
     }
 }
 
-/// E[min(x, y)] in sectors: P(x) = p(1-p)^x on the head's own track; y = head switch + the same over t-1 tracks.
+/// Computes E[min(x, y)] in sectors: P(x) = p(1-p)^x on the head's own track; y = head switch + the
+/// same over t-1 tracks.
 fn within_a_cylinder(p: f64, tracks: u32, switch_sectors: f64) -> f64 {
     let p_others = 1.0 - (1.0 - p).powi(tracks as i32 - 1);
-    // E[min] is the integral of P(x > s) P(y > s). The steps of y begin behind the switch.
+    // E[min] is the integral of P(x > s) P(y > s). The steps of y begin after the switch.
     let (step, mut sum, mut s) = (1.0 / 64.0, 0.0, 0.5 / 64.0);
     while s < 2000.0 {
         let beyond = |p: f64, s: f64| if s < 0.0 { 1.0 } else { (1.0 - p).powf(s.floor() + 1.0) };

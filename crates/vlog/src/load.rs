@@ -1,9 +1,9 @@
 //! Reading a checkpoint of the map, and the lists of the segments that may have changed since.
 //!
 //! Owns: whether a checkpoint can be trusted. It can if its directory is whole, every map block has
-//! the checksum that the directory names, its list begins, and nothing shows that a newer one was
-//! complete. Otherwise the whole checkpoint is dropped and the log is searched. An older version is
-//! never used instead.
+//! the checksum that the directory names, the first block of its list is there, and nothing shows
+//! that a newer checkpoint was complete. Otherwise the whole checkpoint is dropped and the log is
+//! searched. An older version is never used instead.
 
 use std::cell::Cell;
 

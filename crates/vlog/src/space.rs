@@ -58,7 +58,7 @@ enum Named {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Naming {
     Done,
-    /// It is named, but the one after it is not.
+    /// The segment is named, but the one after it is not.
     Soon,
     Now,
 }

@@ -42,7 +42,8 @@ pub(crate) struct State {
     pub announced: u64,
 }
 
-/// The pieces of a record that has at most this many left are written again when a record has room.
+/// A record with at most this many newest pieces is sparse. These pieces are written again when a
+/// later record has room for them.
 const SPARSE: u32 = 8;
 
 /// A record that counts, or that is still needed for its links.
@@ -183,7 +184,8 @@ impl State {
         Record { at, seq, durable: self.durable, skip, mapped: self.mapped, pieces, links }
     }
 
-    /// Without a map area, all records that count must be reachable from the newest.
+    /// Returns whether records need links: without a map area, all records that count must be
+    /// reachable from the newest.
     fn has_links(&self) -> bool {
         self.superblock.area.is_none()
     }
@@ -360,7 +362,7 @@ impl State {
     }
 
     /// Finds the records that no other record links to, after all records were found. `root` is
-    /// kept even if only for its links.
+    /// always one of them.
     pub fn link_up(&mut self, root: Option<Link>) {
         let linked: HashSet<Link> = self.records.values().flat_map(|live| live.links.iter().copied()).collect();
         let mut unlinked: Vec<Link> = self.records.iter().map(|(&at, live)| Link { at, seq: live.seq }).collect();

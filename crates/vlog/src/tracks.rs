@@ -20,7 +20,7 @@ use crate::write::{By, Item, is_unchanged};
 const LEFT_MAX: u32 = 64;
 /// Nothing is moved with fewer free blocks than this, in addition to those of a request.
 const MOVES_FREE_MIN: usize = 8;
-/// Blocks that the record of moves may need: itself, and a bare one.
+/// Blocks that the record of moves may need: one for itself, and one for a bare record.
 const RECORD_BLOCKS: u32 = 2;
 
 impl VirtualLog {
@@ -54,8 +54,8 @@ impl VirtualLog {
         self.state.read().space.free_blocks() as usize > self.items_at_once() + MOVES_FREE_MIN
     }
 
-    /// Gives up moves that no record lists yet. They hold two blocks instead of one, and the new
-    /// ones are free again at once.
+    /// Gives up moves that no record lists yet. Each move holds two blocks, the old and the new.
+    /// The new one becomes free at once.
     pub(crate) fn give_up(&self, log: &mut Log) {
         let placed = log.emptying.take().map_or(vec![], |emptying| emptying.placed);
         let mut state = self.state.write();

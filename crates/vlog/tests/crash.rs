@@ -22,7 +22,7 @@ fn visit_seeds(kind: Kind, mut seeds: std::ops::Range<u64>) {
         enumerate(kind, seed, &plan, &mut tried).unwrap_or_else(|error| panic!("{kind:?}, seed {seed}: {error}"));
     }
     println!("{kind:?}: {lives} lives, {} states, {} after a second crash", tried.states, tried.second);
-    // Per life, because the number of lives depends on the time available.
+    // The bounds are per life, because the number of lives depends on the time available.
     assert!(lives > 0 && tried.states > 180 * lives && tried.second > 18 * lives, "too few states");
 }
 

@@ -606,8 +606,8 @@ impl Inner {
         let Some(slots) = (!waits).then(|| state.slots.take(count, now_ns)).flatten() else {
             let request = Request::Write { at, buffer, fua };
             if count > state.slots.capacity(now_ns) {
-                // The cache is too small for it. It goes straight to the device, after the held
-                // blocks of its range.
+                // The cache is too small for this write. It goes straight to the device once the
+                // held blocks of its range have been written.
                 let lines = state.lines_in(Some(range));
                 state.wait_for(lines, Then::Submit(request, done), now_ns);
             } else if again {

@@ -1,22 +1,23 @@
 //! Flushes of the device below that overlap.
 //!
-//! A device that fails reports the failure to one flush only, though what it lost may be of another
-//! one's, which it lets succeed. Owns: the success of a flush is told only after every flush beside
-//! it has ended well. Left out: which writes a flush covers (`state`).
+//! When several flushes are in flight, a failing device may report the failure to only one of them.
+//! The writes that it lost may be covered by another flush, which then seems to succeed.
+//! Owns: when a flush is answered. It succeeds only if every flush that was in flight beside it has
+//! succeeded, too. Left out: which writes a flush covers (`state`).
 
 use shoal_media::{Completion, MediaError, Result};
 
-/// Flushes on their way, and those that wait for them.
+/// Flushes in flight, and flushes that wait for them.
 #[derive(Default)]
 pub(crate) struct Flushes {
     in_flight: usize,
-    /// Ended beside others that are in flight.
+    /// Flushes that have ended while others are still in flight.
     ended: Vec<Completion>,
-    /// The most changes that one of them covers.
+    /// The highest number of changes that a flush in `ended` covers.
     covered: u64,
-    /// Came after that. One flush serves them all.
+    /// Flushes requested while `ended` is not empty. A single later flush serves them all.
     queued: Vec<Completion>,
-    /// A flush failed; no later one is believed.
+    /// The first failure of a flush. Every later flush is refused with it.
     failure: Option<MediaError>,
 }
 

@@ -27,9 +27,10 @@
 //! assert!(set.is_empty());
 //! ```
 //!
-//! Left out of the two policy modules: writing, merging of neighbours, and waiting. Metadata that a
-//! system writes every 30 seconds whatever the policy for data, as the report's system does, belong
-//! in a set of their own under [`Policy::Periodic`].
+//! *The report* is "A Better Update Policy" (`docs/papers/better-update-policy.md`). Left out of
+//! the two policy modules: writing, merging of neighbours, and waiting. The report's system writes
+//! metadata every 30 seconds, whatever the policy for data. In a system that does so, metadata
+//! belong in a set of their own under [`Policy::Periodic`].
 
 #![forbid(unsafe_code)]
 

@@ -18,18 +18,19 @@ pub enum Policy {
     WriteThrough,
     /// PU: at each multiple of the interval all blocks are due.
     Periodic { interval_ns: u64 },
-    /// AIPU: at each multiple of the grain, the blocks of that age.
+    /// AIPU: at each multiple of the grain, the blocks that have reached the age.
     ApproximateInterval { age_ns: u64, grain_ns: u64 },
     /// IPU: each block when it reaches the age.
     Interval { age_ns: u64 },
-    /// PURP: due as under PU; they yield to reads until they are `age_max_ns` old.
+    /// PURP: blocks are due as under PU, but yield to reads until they are `age_max_ns` old.
     PeriodicReadPriority { interval_ns: u64, age_max_ns: u64 },
-    /// Due as under AIPU; they yield to reads until they are `age_max_ns` old.
+    /// Blocks are due as under AIPU, but yield to reads until they are `age_max_ns` old.
     IntervalReadPriority { age_ns: u64, grain_ns: u64, age_max_ns: u64 },
-    /// Sprite's: at each multiple of the scan, all blocks of files whose oldest block has the age.
+    /// Sprite's policy: at each multiple of the scan, all blocks of the files whose oldest block
+    /// has reached the age.
     Sprite { age_ns: u64, scan_ns: u64 },
-    /// For a disk that should stand still: all blocks, when the oldest has the age or something
-    /// else wakes the disk.
+    /// For a disk that should stand still: all blocks, when the oldest has reached the age or
+    /// something else wakes the disk.
     Idle { age_ns: u64 },
 }
 

@@ -73,7 +73,7 @@ impl Line {
         self.blocks.iter().all(Option::is_none)
     }
 
-    /// Is there a version up to `version` that no device is known to hold?
+    /// Returns whether some block has a version up to `version` that no device is known to hold.
     fn lacks(&self, version: u64) -> bool {
         self.blocks.iter().flatten().any(|held| held.oldest <= version)
     }
@@ -476,8 +476,8 @@ impl State {
         self.going.extend(chosen);
     }
 
-    /// Returns whether lines leave while the device has readers and no request waits for the lines.
-    /// They then leave in small steps.
+    /// Returns whether lines leave in small steps: the device has readers, no request waits for the
+    /// lines, and memory is not short.
     fn is_aside(&self, now_ns: u64) -> bool {
         let has_readers = self.readers.waiting() > 0 || now_ns < self.readers.last_ns() + READERS_NS;
         let is_wanted = |run: &Run| run.lines().any(|line| self.wanted.contains_key(&line));

@@ -1,7 +1,8 @@
 //! Planted bugs (docs/design/testing.md, T7): rules of the write-back cache are broken one at a
 //! time, and lives must notice.
 //!
-//! Rules: no life finds anything without a bug. Left out: the lives (`lives`), the list of rules (`src/planted.rs`).
+//! Rules: without a planted bug, no life fails. Left out: the lives (`lives`), the list of rules
+//! (`src/planted.rs`).
 
 #[allow(dead_code, reason = "the other test uses the rest")]
 mod lives;

@@ -550,7 +550,7 @@ impl World {
         workers
     }
 
-    /// Lives one life, after another.
+    /// Runs one life. Unless `is_first`, it continues the life before it.
     fn live(&self, seed: u64, is_first: bool) {
         let mut random = Random::new(seed);
         let (life, disk) = self.begin(&mut random, is_first);

@@ -10,7 +10,7 @@ use shoal_format::checksum;
 
 pub(super) type Read<T> = Result<T, String>;
 
-/// Most entries of a table of values or triplets.
+/// Maximum number of entries of a table of values or triplets.
 const VALUES_MAX: u64 = 511;
 const PROFILES_MAX: u8 = 16;
 /// Widths of the fields of a hybrid profile: heads by type, links, sizes by type, differences by
@@ -349,7 +349,7 @@ impl<'a> Bytes<'a> {
         Ok(self.take(1)?[0])
     }
 
-    /// Reads a number of seven bits a byte, the lowest first.
+    /// Reads a number stored in seven bits of each byte, the lowest first.
     fn number(&mut self) -> Read<u64> {
         let mut value = 0u64;
         for place in 0..10 {

@@ -76,7 +76,7 @@ impl Walk<'_, '_> {
         Ok(slot.and_then(|slot| if let InodeSlot::Used(inode) = slot { Some(inode) } else { None }))
     }
 
-    /// Reads the records of a block in either form; none for a record that does not decode.
+    /// Reads the records of a block in either form. A record that does not decode is `None`.
     fn records_of(&self, slot: SlotRef) -> Result<Vec<Option<InodeSlot>>, CheckError> {
         let bytes = self.piece(slot)?;
         if slot.capacity() == INODE_BLOCK {

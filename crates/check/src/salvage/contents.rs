@@ -302,7 +302,7 @@ impl Walk<'_, '_> {
             return Ok(from);
         };
         if self.is_doubtful(first.get(), record.blocks.get().into())? {
-            // Instead of old bytes of this file, NEW blocks may have another file's.
+            // NEW blocks may hold another file's bytes instead of old bytes of this file.
             let is_new = flags & EXTENT_NEW != 0;
             let fate = if is_new { "not copied" } else { "copied as it was found" };
             self.lost(Some(path), Some((start, end)), format!("in doubt: a flush of its bulk device failed; {fate}"));
@@ -323,7 +323,7 @@ impl Walk<'_, '_> {
         while at < end {
             let len = READ_BYTES.min(end - at);
             let place = first.byte() + (at - start);
-            // Read whole blocks if possible, because a checksum may cover bytes behind the file's
+            // Read whole blocks if possible, because a checksum may cover bytes after the file's
             // end.
             let mut part = &mut buffer[..len.next_multiple_of(BULK_BLOCK) as usize];
             let mut read = bulk.read(place, part);
@@ -338,8 +338,7 @@ impl Walk<'_, '_> {
                     {
                         self.keep_held(path, (at, at + len), place, part, why);
                     }
-                    // Unflushed data may not be on the device, or not yet, so its checksums do not
-                    // count.
+                    // Unflushed data may be missing from the device, so its checksums do not count.
                     let is_new = flags & EXTENT_NEW != 0;
                     let wrong = if is_new { Vec::new() } else { self.wrong_ranges(place, part)? };
                     self.found.bytes += len;

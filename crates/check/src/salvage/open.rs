@@ -50,7 +50,7 @@ struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    /// Follows the log from its anchor, if the log continues it.
+    /// Follows the log from `anchor`, if the log continues the candidate.
     fn examine(&mut self, source: &SalvageSource<'a>, anchor: AnchorRecord) -> Result<(), CheckError> {
         let name = self.name;
         if self.is_left_behind {
@@ -221,7 +221,7 @@ fn choose<'a>(
     (other, None)
 }
 
-/// Returns the most bytes that a medium without an anchor may hold.
+/// Returns the maximum number of bytes that a medium without an anchor may hold.
 fn stored(base: &Base<'_>, superblock: &Superblock) -> u64 {
     match base {
         Base::Image(_) => superblock.region_bytes,

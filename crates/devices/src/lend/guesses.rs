@@ -1,13 +1,13 @@
 //! Limits how fast a host may guess names and secrets.
 //!
-//! After a wrong answer of a host, each of its clients waits before its own answer is checked. The
-//! wait grows with further wrong answers, up to `WAIT_MAX`. A right guess waits as well: if it were
-//! answered sooner, silence would mean "wrong", and a guesser need not wait for it. Each client
-//! waits by itself, and none is refused, since a queue would let a guesser lock out the honest
-//! clients of its host. So a host guesses at most once per wait on each of its connections, and the
-//! server allows few connections that are not admitted yet (`shoal_nbd::Limits`). Other hosts do
-//! not wait, nor do clients of a UNIX socket, which is open only to its owner. Hosts are forgotten
-//! a minute after their last wrong answer.
+//! After a wrong guess from a host, each client of that host waits before its own name and secret
+//! are checked. The wait grows with further wrong guesses, up to `WAIT_MAX`. A right guess waits as
+//! well: if it were answered sooner, silence would mean "wrong", and a guesser need not wait for
+//! it. Each client waits by itself, and none is refused, since a queue would let a guesser lock out
+//! the honest clients of its host. So a host guesses at most once per wait on each of its
+//! connections, and the server allows few connections that are not admitted yet
+//! (`shoal_nbd::Limits`). Other hosts do not wait, nor do clients of a UNIX socket, which is open
+//! only to its owner. Hosts are forgotten a minute after their last wrong guess.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Wait after the first wrong answer. It doubles with each further one.
+/// Wait after the first wrong guess. It doubles with each further one.
 const DELAY: Duration = Duration::from_millis(100);
 const DOUBLINGS_MAX: u32 = 4;
 /// Longest wait.

@@ -114,8 +114,8 @@ impl Lender {
         self.refused.lock().clone()
     }
 
-    /// Returns the name that a client asks for, after the wait that its host's wrong answers have
-    /// earned.
+    /// Returns the name that a client asks for, after the wait that its host's wrong guesses
+    /// require.
     fn admit<'a>(&self, asked: &'a str, peer: &Peer) -> Result<&'a str, Refusal> {
         let host = peer.ip.filter(|_| self.names.have_secrets());
         if let Some(host) = host {

@@ -62,8 +62,8 @@ impl Inner {
                 let cause = format!("is in use by this disk already, as donor {other}");
                 return Err(Failure::new(format_args!("donor {name}"), cause));
             }
-            // It holds blocks that the disk misses, unless an administrator has given it up and the
-            // other donors have them all.
+            // A missing donor is expected back with its contents. Only a dismissed donor whose
+            // blocks are all on other donors joins again empty.
             Some((id, _, false)) if !self.dismissed.lock().contains(&name) || self.misses(id) => {
                 return Ok(self.expect_back(donor));
             }
@@ -89,7 +89,7 @@ impl Inner {
             self.dismissed.lock().insert(name.clone());
         }
         self.take_in(&one)?;
-        // Not before this point: the keeper would take the donor back meanwhile.
+        // Expect it back only now. Earlier, the keeper would take the donor back meanwhile.
         Ok(self.expect_back(donor))
     }
 
@@ -146,7 +146,8 @@ impl Inner {
     }
 
     /// Finds the donor of this name that the disk still refers to. A donor that came back empty has
-    /// the name of the one that it was: that one is meant if it is missing.
+    /// a new number but its former name. If the donor of the former number is missing, it is the
+    /// one returned.
     fn referred(&self, name: &str) -> Outcome<(DonorStatus, DonorId)> {
         let mut status = self.disk.status();
         let named = |donor: &DonorStatus| donor.name == name || donor.name.split(' ').next() == Some(name);
@@ -185,7 +186,7 @@ impl Inner {
         let (donor, id) = self.referred(name)?;
         let cost = self.cost_of(name, id)?;
         let mut dismissed = self.dismissed.lock();
-        // A successor that is there under the same name stays.
+        // Dismiss the name, unless a successor of the donor is in use under it.
         let donors = self.disk.status().donors;
         let mut others = donors.iter().enumerate().filter(|(other, _)| *other != usize::from(id));
         if !others.any(|(_, other)| other.name == donor.name && other.state.is_in_use()) {

@@ -27,8 +27,8 @@ const EVERY: Duration = Duration::from_secs(1);
 /// How late a request of a former connection may be carried out: an estimate, since no wait is
 /// certain.
 const LATE: Duration = Duration::from_secs(3);
-/// A donor that could not be emptied is emptied again after this time, then after twice as long, up
-/// to the longest.
+/// Pause before a donor that could not be emptied is tried again. It doubles with each attempt, up
+/// to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -111,7 +111,7 @@ impl Inner {
                 self.emptied.lock().insert(name.clone());
                 let (sender, receiver) = std::sync::mpsc::channel();
                 let done = Box::new(move |result: Result<Vec<u8>, _>| {
-                    // The wait is bounded.
+                    // After the time-out nobody receives the result.
                     let _ = sender.send(result.is_ok());
                 });
                 link.submit(Request::Trim { at: 0, len: link.geometry().bytes }, done);

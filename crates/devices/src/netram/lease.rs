@@ -211,7 +211,8 @@ impl Ownership {
         own.is_some_and(|own| self.taken.lock().get(&own.mark).is_some_and(|renewed| own.renewed < *renewed))
     }
 
-    /// Returns whether another client has used this donor since.
+    /// Returns whether the leases on this donor say that another client owns the disk or is taking
+    /// it.
     pub(super) fn is_anothers(&self, front: &[u8]) -> bool {
         self.tenure.lock().is_superseded(&Lease::of_front(front, &self.uuid))
     }
@@ -342,7 +343,8 @@ fn claim(reached: &[&Reached], wish: &Wish) -> Outcome<Vec<Outcome<()>>> {
         let claim = match (wish.takeover, granted[number]) {
             (true, _) => Claim::Seize(client, epoch),
             (false, true) => Claim::Open(client, epoch),
-            // The other donors have decided.
+            // Enough other donors have granted the disk. Its higher epoch makes this client the
+            // donor's client, too.
             (false, false) => Claim::Again(client, epoch),
         };
         one.link.claim(claim).map_err(|error| refused(&one.donor, &error))

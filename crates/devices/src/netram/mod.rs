@@ -86,8 +86,8 @@ struct Inner {
     name: Mutex<Netram>,
     export: String,
     members: Arc<Mutex<BTreeMap<String, Member>>>,
-    /// Held while a donor joins or is released, so that findings from before the one are not acted
-    /// on after the other.
+    /// Held while a donor joins or is released. What a thread found out before a donor joined must
+    /// not make it release that donor, or the reverse.
     joining: Mutex<()>,
     /// Donors that must not be taken back.
     dismissed: Mutex<BTreeSet<String>>,
@@ -129,7 +129,8 @@ impl NetramDisk {
             ));
         }
         for one in &reached {
-            // An older disk's data on a blank donor are gone with the first write.
+            // A blank donor has no superblock of this disk yet, so a reconnection cannot require
+            // one.
             one.link.belongs_to(uuid, one.disk() == Some(uuid));
             one.link.is_at(one.place());
         }
@@ -238,7 +239,7 @@ impl Inner {
 
     /// Adds a member, and tells the disk of its events from here on.
     fn join(&self, name: &str, link: Arc<DonorLink>) {
-        // A link that ends late tells of a donor that has left. The donor's name and its number may
+        // A link may end after its donor has left the disk. The donor's name and its number may
         // belong to a successor by then.
         let device: Weak<dyn BlockDevice> = Arc::downgrade(&link) as _;
         let lost = {

@@ -28,7 +28,7 @@ pub struct DiskReport {
     pub damage: Damage,
     #[serde(default)]
     pub scrub: Scrub,
-    /// A flush failed and was not made good yet.
+    /// A flush failed, and no later one has covered its blocks yet.
     #[serde(default)]
     pub unflushed: Option<Unflushed>,
     /// Too few donors are there to store anything.

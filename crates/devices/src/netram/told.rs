@@ -11,14 +11,16 @@ use tracing::{info, warn};
 use super::Inner;
 use super::report::{TooFew, too_few};
 
-/// Looks with too few donors before the log tells of them: donors that begin are there after one.
+/// Looks in a row with too few donors after which the log reports the shortage. A donor that is
+/// just joining is active after one look.
 const SHORT_LOOKS: u32 = 3;
 
 /// State that the log has reported.
 #[derive(Default)]
 pub(super) struct Told {
     unflushed: bool,
-    /// The last looks, one after the other, at which too few donors were active to store anything.
+    /// Number of looks in a row, up to the last one, at which too few donors were active to store
+    /// anything.
     short: u32,
     /// Damaged blocks, by donor.
     damaged: BTreeMap<String, u64>,

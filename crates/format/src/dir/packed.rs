@@ -18,8 +18,8 @@ const WHAT: &str = "packed directory bucket";
 const IS_PACKED: u32 = 1 << 31;
 /// Minimum bytes of an entry: its lengths, the number, and a byte of its name.
 const ENTRY_MIN: usize = 3;
-/// Value of a half of the lengths byte that means that the rest of the length follows in a byte of
-/// its own.
+/// Value of one half of the lengths byte. It means that the rest of that length follows in a
+/// separate byte.
 const LONG: usize = 15;
 
 /// Returns whether this is the header of a packed bucket.
@@ -233,8 +233,8 @@ mod tests {
 
     type Owned = (Vec<u8>, u32, u8);
 
-    /// Returns sorted names that share much or little, short to longest, as many as a plain bucket
-    /// holds.
+    /// Returns up to 69 entries sorted by name, at most as many as a plain bucket holds. Their
+    /// names share long or short prefixes.
     fn some(rng: &mut Rng) -> Vec<Owned> {
         let mut all: Vec<Owned> = Vec::new();
         let (letters, longest) = (1 + rng.below(4), [3, 20, 255][rng.below(3) as usize]);

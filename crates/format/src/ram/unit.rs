@@ -117,7 +117,7 @@ pub struct UnitHeader {
 }
 
 impl UnitHeader {
-    /// Size that fits any header of a disk, a multiple of 512.
+    /// Returns the size that fits any header of a disk, a multiple of 512.
     pub fn bytes(data: usize, buffer_blocks: usize) -> usize {
         (UNIT_HEADER + data + data * buffer_blocks * ENTRY_BYTES).next_multiple_of(512)
     }
@@ -132,7 +132,7 @@ impl UnitHeader {
         valid.filter(ours).max_by_key(|header| (header.group, header.cut, header.listed()))
     }
 
-    /// Number of blocks in all lists.
+    /// Returns the number of blocks in all lists.
     pub fn listed(&self) -> usize {
         self.lists.iter().map(Vec::len).sum()
     }
@@ -251,7 +251,7 @@ pub fn encode_trimmed(ranges: &[TrimmedRange], out: &mut [u8]) {
     }
 }
 
-/// Number of ranges that fit into a block.
+/// Returns the number of ranges that fit into a block.
 pub fn trimmed_max(block_bytes: usize) -> usize {
     (block_bytes - size_of::<RangeListHeader>()) / size_of::<RangeRecord>()
 }

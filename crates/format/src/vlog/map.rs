@@ -136,12 +136,12 @@ pub struct List {
 }
 
 impl Superblock {
-    /// Blocks of the whole map; 0 for a disk without an area.
+    /// Returns the number of blocks of the whole map; 0 for a disk without an area.
     pub fn map_blocks(&self) -> u32 {
         self.area.map_or(0, |area| self.pieces().div_ceil(area.map_pieces.max(1)))
     }
 
-    /// Blocks of a directory.
+    /// Returns the number of blocks of a directory.
     pub fn directory_blocks(&self) -> u32 {
         self.map_blocks().div_ceil(DIRECTORY_ENTRIES)
     }
@@ -168,7 +168,7 @@ impl Superblock {
         self.area.map_or(0, |area| area.at)
     }
 
-    /// Number of blocks in the area of a disk with this many logical blocks.
+    /// Returns the number of blocks in the area of a disk with this many logical blocks.
     pub fn area_blocks(logical_blocks: u32, map_pieces: u32, list_blocks: u32) -> u64 {
         let map = logical_blocks.div_ceil(PIECE_BLOCKS).div_ceil(map_pieces);
         2 * (u64::from(map) + u64::from(map.div_ceil(DIRECTORY_ENTRIES))) + 4 * u64::from(list_blocks)

@@ -59,7 +59,7 @@ pub struct Case {
     pub phases: &'static [&'static str],
     pub unit: &'static str,
     work: Work,
-    /// Rates by place (none where the case is left out), by run, by phase.
+    /// Rates by place (`None` where the case is left out), by run, by phase.
     pub rates: Vec<Option<Vec<Vec<f64>>>>,
 }
 
@@ -186,7 +186,8 @@ impl Case {
     }
 }
 
-/// 5.1.1: creates all files, then reads, then unlinks them. Returns files per second of each phase.
+/// Creates all files, then reads, then unlinks them (5.1.1). Returns files per second of each
+/// phase.
 fn small<T: Target>(target: &T, files: u32) -> Outcome<Vec<f64>> {
     let names: Vec<String> = (0..files).map(|file| file.to_string()).collect();
     let contents = vec![b'c'; SMALL_BYTES];

@@ -115,7 +115,7 @@ impl System for OnVirtualLog {
 /// How a buffered file system empties its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Most blocks written as one command.
+    /// Maximum number of blocks written as one command.
     pub batch: usize,
     /// Age from which a block is always written (ns).
     pub age_ns: u64,

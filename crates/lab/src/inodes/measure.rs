@@ -253,7 +253,7 @@ impl<'a> Subject<'a> {
     }
 
     /// Returns the bytes that data references add, in units of 16 bytes (the region's smallest
-    /// piece), if files lie one behind the other.
+    /// piece), if files lie one after the other.
     fn pointer(&self, bits: u64) -> Result<f64, LabError> {
         let mut end = 4096u64;
         let place = |record: &Record| {

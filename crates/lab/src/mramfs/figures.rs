@@ -17,7 +17,7 @@ use super::variants::Variant;
 use crate::postmark::{Phase, RANDOM_ONE_OF, Workload};
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 
-/// Most files whose compressibility is measured.
+/// Maximum number of files whose compressibility is measured.
 const SAMPLE: usize = 5000;
 
 /// Median, least and greatest value.

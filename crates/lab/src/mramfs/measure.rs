@@ -69,7 +69,7 @@ pub struct Step {
 #[derive(Debug)]
 pub struct Series {
     pub place: usize,
-    /// Index in [`Found::workloads`]; none for creating and unlinking empty files.
+    /// Index in [`Found::workloads`]; `None` for creating and unlinking empty files.
     pub workload: Option<usize>,
     /// Whether the run has the pace of a mount.
     pub is_long: bool,

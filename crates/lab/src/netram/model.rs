@@ -19,9 +19,10 @@ use crate::trace::{Kind, Request};
 
 /// Interval at which the engine is called (ns).
 const TICK_NS: u64 = 50_000_000;
-/// Most ticks that an engine with nothing in flight may take to answer.
+/// Maximum number of ticks that an engine with nothing in flight may take to answer.
 const TICKS_MAX: usize = 2000;
-/// Most ticks run in a gap between two requests: time-outs of the engine are far below 10 s.
+/// Maximum number of ticks run in a gap between two requests (10 s). Time-outs of the engine are
+/// far below that.
 const TICKS_OF_A_GAP: u64 = 200;
 /// Longest request of the initial filling (bytes).
 const FILL_BYTES: u64 = 8192;

@@ -29,7 +29,7 @@ const CODAS: [&str; 8] = ["", "", "n", "r", "s", "t", "l", "ng"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contents {
     bytes: Vec<u8>,
-    /// Length of the text; the random bytes begin behind it.
+    /// Length of the text; the random bytes begin after it.
     text_bytes: usize,
     len_max: usize,
 }

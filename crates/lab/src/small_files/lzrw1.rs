@@ -67,7 +67,8 @@ pub fn compress(input: &[u8], table: &mut Table, out: &mut Vec<u8>) {
     }
 }
 
-/// Restores the input of `compress`, at most `most` bytes; none if the bytes are not its output.
+/// Restores the input of `compress`, at most `most` bytes. Returns `None` if `bytes` are not its
+/// output.
 pub fn decompress(bytes: &[u8], most: usize, out: &mut Vec<u8>) -> Option<()> {
     out.clear();
     let (flag, mut rest) = bytes.split_at_checked(FLAG)?;

@@ -15,7 +15,8 @@ use std::os::unix::fs::FileExt;
 
 use shoal_pack::Record;
 
-/// Most unreadable groups. Beyond that the superblock is assumed to belong to another device.
+/// Maximum number of unreadable groups. Beyond that the superblock is assumed to belong to another
+/// device.
 const UNREAD_MAX: u64 = 1000;
 /// Bytes of the inode part that all file systems of the family share.
 pub const RAW: usize = 128;
@@ -217,7 +218,7 @@ mod tests {
 
     use shoal_sim::Random;
 
-    /// Makes an image with some files using mke2fs; none if mke2fs is missing.
+    /// Makes an image with some files using mke2fs. Returns `None` if mke2fs is missing.
     fn image(directory: &std::path::Path, kind: &str, inode_bytes: &str) -> Option<std::path::PathBuf> {
         let (tree, image) = (directory.join("tree"), directory.join(format!("{kind}.img")));
         if !tree.exists() {

@@ -215,7 +215,7 @@ impl Bench<'_> {
         }
         if let Some(repository) = source.repository.as_ref().filter(|_| has_git) {
             source.warm_repository()?;
-            // Without hard links, which only a place on the same file system could have.
+            // Avoid hard links, which only a place on the same file system could have.
             run(
                 "git",
                 &[&"clone", &"-q", &"--no-hardlinks", &"--template", &source.template, repository, &"clone"],

@@ -40,7 +40,7 @@ const ENVIRONMENT: [(&str, &str); 9] = [
     ("GIT_AUTHOR_DATE", "1600000000 +0000"),
     ("GIT_COMMITTER_DATE", "1600000000 +0000"),
 ];
-/// Most characters of a program's output that an error shows, from the end.
+/// Maximum number of characters of a program's output that an error shows, from the end.
 const COMPLAINT_MAX: usize = 500;
 
 #[derive(Debug)]

@@ -19,7 +19,7 @@ pub const FILES: u32 = 28_497;
 pub const BYTES: u64 = 384_000_000;
 const FILES_PER_DIRECTORY: u32 = 15;
 const TOP_DIRECTORIES: usize = 20;
-/// Most names in the path of a directory, including the root.
+/// Maximum number of names in the path of a directory, including the root.
 const DEPTH_MAX: usize = 8;
 /// Standard deviations of the logarithms.
 const SIZE_SIGMA: f64 = 1.4;

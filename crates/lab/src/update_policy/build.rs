@@ -18,7 +18,7 @@ use crate::experiment::LabError;
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 
 const RECORDED: &str = include_str!("../../data/build.csv");
-/// Most blocks of a file. Block numbers combine file and place.
+/// Maximum number of blocks of a file. Block numbers combine file and place.
 const FILE_BLOCKS_MAX: u64 = 1 << 24;
 const AIPU_30: Policy = Policy::ApproximateInterval { age_ns: 30 * S_NS, grain_ns: 30 * S_NS };
 

@@ -234,7 +234,8 @@ enum For {
     Partial(DiskModel, u32),
     /// Read and write loads (percent).
     Through(u32, u32),
-    /// Hits (percent). Follows the `Through` of its loads, three in a row.
+    /// Hits (percent), and the index of the policy. These setups follow the `Through` of their
+    /// loads: three policies for each percentage.
     Hits(u32, usize),
 }
 

@@ -58,19 +58,19 @@ impl Again {
     }
 }
 
-/// Part of a write that a flush covered, and that no change sent since touches. A medium has it as
-/// long as it is the same one, and no older copy of itself.
+/// Part of a write that a flush covered, and that no later change touches. A medium that lacks it
+/// is another one, or an older copy of the one that was written.
 #[derive(Clone)]
 pub struct Witness {
     pub at: u64,
     pub bytes: Vec<u8>,
 }
 
-/// Flushed writes that are looked at for a new witness, the last ones first.
+/// Maximum flushed writes that are examined for a new witness, the last ones first.
 const CANDIDATES: usize = 16;
 
 impl Witness {
-    /// Takes the first block of a write that is not zeros, which would not tell one server from
+    /// Takes the first block of a write that is not all zeros. Zeros would not tell one server from
     /// another.
     fn of(flushed: &Again, block_bytes: usize) -> Option<Witness> {
         let Again::Write { at, bytes, .. } = flushed else { return None };
@@ -92,11 +92,12 @@ impl Witness {
     }
 }
 
-/// Samples kept: more than one besides the first, because programs rewrite what they have just flushed.
+/// Maximum samples kept: more than one besides the oldest, because programs rewrite what they have
+/// just flushed.
 const WITNESSES_MAX: usize = 8;
 
-/// Samples of what the server must have: the first one taken, which is the mark of a device, and
-/// the last ones.
+/// Samples of what the server must have: the oldest, usually the mark of a device, and the latest
+/// ones.
 #[derive(Default)]
 pub(super) struct Witnesses(Vec<Witness>);
 
@@ -105,19 +106,20 @@ impl Witnesses {
         self.0.clone()
     }
 
-    /// Adds what another connection to the same medium knew.
+    /// Adds the samples of another connection to the same medium.
     pub(super) fn inherit(&mut self, witnesses: impl IntoIterator<Item = Witness>) {
         self.0.extend(witnesses);
         self.0.truncate(WITNESSES_MAX);
     }
 
-    /// A change is sent.
+    /// Drops the samples that a change touches, because it is about to be sent.
     pub(super) fn sent(&mut self, change: &Again) {
         self.0.retain(|witness| !witness.is_within(&change.range()));
     }
 
-    /// Takes a new sample, if one of the changes that a flush covered has no other at its place:
-    /// among them, among those completed since, or under way.
+    /// Takes a new sample from the changes that a flush covered (`flushed`), if one is found that
+    /// no other change touches. The others are in `flushed`, completed since (`kept`), or under way
+    /// (`flying`).
     pub(super) fn flushed(&mut self, flushed: &[Change], kept: &Kept, flying: &Flying, block_bytes: usize) {
         let candidates = flushed.iter().enumerate().rev().filter(|(_, change)| change.is_alone).take(CANDIDATES);
         let mut fit = candidates.filter_map(|(index, change)| Some((index, Witness::of(&change.again, block_bytes)?)));
@@ -147,8 +149,8 @@ struct Flight {
     is_alone: bool,
 }
 
-/// The changes that were asked for and are not answered. Where two overlap nobody knows which one
-/// the server carries out last.
+/// Changes that were requested and are not answered yet. Where two of them overlap, the server may
+/// carry out either one last.
 #[derive(Default)]
 pub(super) struct Flying {
     flights: Vec<Flight>,
@@ -156,7 +158,7 @@ pub(super) struct Flying {
 }
 
 impl Flying {
-    /// Notes a change; returns its number.
+    /// Adds a change and returns its number.
     pub(super) fn begin(&mut self, change: &Again) -> u64 {
         let range = change.range();
         let others = self.flights.iter_mut().filter(|one| overlap(&one.range, &range));
@@ -166,7 +168,8 @@ impl Flying {
         self.last_number
     }
 
-    /// An operation was answered. Returns whether it is a change that none overlapped meanwhile.
+    /// Removes an operation that was answered. Returns whether it is a change that no other change
+    /// overlapped while it was under way.
     pub(super) fn end(&mut self, number: Option<u64>) -> bool {
         let at = number.and_then(|number| self.flights.iter().position(|one| one.number == number));
         at.is_some_and(|at| self.flights.swap_remove(at).is_alone)

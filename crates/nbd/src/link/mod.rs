@@ -13,8 +13,8 @@
 //!   changes are kept until then and repeated, in order, on a new connection before anything else.
 //!   At most `kept_bytes_max` are kept; beyond that, writes complete with a flush of our own.
 //! - Before anything is sent, the owner checks whether the server is still the same one
-//!   ([`Owner`]). A server that is relied on for what was flushed must still have it: two samples of
-//!   it are compared ([`Witnesses`]).
+//!   ([`Owner`]). A server that is relied on for what was flushed must still have it: up to eight
+//!   samples are compared ([`Witnesses`]).
 //! - Completions run without a lock held. Threads: one here (`reconnect`), two in the client.
 
 mod again;
@@ -37,8 +37,8 @@ use again::{Again, Flying, Kept, Witnesses};
 
 pub use again::Witness;
 
-/// Maximum bytes of changes kept; and, if this process's memory is limited, the part of that memory
-/// they may take (one of so many).
+/// Maximum bytes of changes kept. If this process's memory is limited, they take at most
+/// 1/`KEPT_PART` of the limit.
 const KEPT_BYTES_MAX: usize = 32 << 20;
 const KEPT_PART: u64 = 32;
 
@@ -50,7 +50,8 @@ pub enum Reliance {
     #[default]
     Flushed,
     /// The changes that it completed. A change in flight is repeated only if the server ends older
-    /// connections first. Otherwise it fails as uncertain, and its owner uses another place.
+    /// connections first. Otherwise the change fails as uncertain, and the link's owner writes its
+    /// data elsewhere.
     Completed,
 }
 
@@ -288,8 +289,8 @@ impl Link {
         self.shared.state.lock().witnesses.all()
     }
 
-    /// Adds what an earlier link to the same medium knew. Connections made from here on are compared with
-    /// it, the present one is not.
+    /// Adds the samples of an earlier link to the same medium. Connections made from now on are
+    /// compared with them. The present connection is not.
     pub fn inherit(&self, witnesses: impl IntoIterator<Item = Witness>) {
         self.shared.state.lock().witnesses.inherit(witnesses);
     }
@@ -403,7 +404,7 @@ impl Shared {
     fn succeeded(self: &Arc<Self>, generation: u64, operation: Operation, buffer: Vec<u8>) {
         let mut state = self.state.lock();
         let is_over = state.generation != generation || state.client.is_none();
-        // Such a server can be relied on only for changes that a flush covered.
+        // A server with a cache may have lost this change together with the connection.
         if is_over && self.reliance == Reliance::Flushed && operation.again.changes_data() && state.failed.is_none() {
             // The change is not among those that the next connection repeats first, so it is
             // repeated here.

@@ -54,7 +54,7 @@ impl Shared {
         }
     }
 
-    /// Tries until there is a connection, or no hope of one.
+    /// Tries to connect until that succeeds or the link is over.
     fn reconnect(self: &Arc<Self>) -> Result<(), End> {
         let mut why = String::from("closed by the server");
         loop {
@@ -168,7 +168,7 @@ impl Shared {
     }
 }
 
-/// Compares a sample of what was flushed.
+/// Checks that the server still has a sample of what was flushed.
 fn ask(client: &Client, witness: &Witness) -> Result<(), Refused> {
     let is_there = witness.is_on(client).map_err(|error| Refused::Unreachable(error.to_string()))?;
     is_there.then_some(()).ok_or_else(|| {

@@ -205,7 +205,7 @@ fn nothing_goes_to_another_export_at_the_same_address() {
         if is_flushed {
             shoal_media::flush(&link).unwrap();
         }
-        // This is not known to be there or not when the connection is lost.
+        // No flush covers this write, so the server may have it or not when the connection is lost.
         link.write_from(512, &[8; 512]).unwrap();
         world.kill();
         world.disk.stable.lock().fill(1);
@@ -216,7 +216,7 @@ fn nothing_goes_to_another_export_at_the_same_address() {
             assert!(read.unwrap_err().to_string().contains("another export answers"));
             assert!(!touched, "another export was written");
         } else {
-            // Nothing tells it from a server that has lost its cache.
+            // Without a flushed sample, this server looks like one that has lost its cache.
             assert_eq!(read.unwrap(), 7);
         }
     }
@@ -227,7 +227,7 @@ fn a_write_where_the_last_sample_was_does_not_go_to_another_export_either() {
     for fails_before in [false, true] {
         let mut world = World::new();
         let link = world.link(Reliance::Flushed, LOST_AFTER);
-        // Like a device's mark: never changed again.
+        // This block stands for the mark of a device.
         link.write_from(8192, &[3; 512]).unwrap();
         shoal_media::flush(&link).unwrap();
         if fails_before {
@@ -254,7 +254,7 @@ fn overlapping_writes_under_way_are_no_sample() {
     world.late.is_on.store(true, Ordering::SeqCst);
     for round in 0..5 {
         std::thread::scope(|scope| {
-            // The first of them is carried out last.
+            // The server carries out the first of these writes last.
             for byte in 1..7 {
                 let link = &link;
                 scope.spawn(move || link.write_from(512, &[byte; 1024]).unwrap());
@@ -374,7 +374,8 @@ fn a_server_restarted_in_order_under_load_fails_nothing() {
         let load: Vec<_> = (0..4).map(|number| scope.spawn(move || exchange(number))).collect();
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(20));
-            // It answers the requests it has taken, and tells the rest that it is shutting down.
+            // The server answers the requests it has taken, and refuses the rest because it is
+            // shutting down.
             let (server, _) = world.server.take().unwrap();
             server.shut_down(Duration::from_secs(2));
             world.start();

@@ -27,7 +27,7 @@ const AHEAD_MAX: u32 = 4096;
 const OPEN_MIN: usize = RESERVE_UNITS + GROUPS_AHEAD;
 
 impl State {
-    /// Takes units to name from the closed ones of a donor that has few open ones.
+    /// Takes closed units of a donor that has few open ones, so that a list can name them.
     fn next_to_open(&mut self) -> Option<(DonorId, Vec<(u32, bool)>)> {
         if self.window().ends_checkpoint() {
             // All units will be open soon.

@@ -1,8 +1,9 @@
 //! Taking back the contents of a donor that was away when the disk was opened.
 //!
 //! Rules: a unit is taken back only where its group misses it, and only with the entries that
-//! opening knew: nobody has seen the others since. Its header is shortened, and all other units are
-//! erased, before the donor is a source again. Left out: when a donor returns (`membership`).
+//! opening knew. Nobody has seen its other entries since, so they must not come back. Its header is
+//! shortened, and all other units are erased, before the donor is a source again. Left out: when a
+//! donor returns (`membership`).
 
 use std::collections::HashMap;
 use std::sync::Arc;

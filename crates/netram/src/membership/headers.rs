@@ -67,7 +67,7 @@ pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u3
     headers_of(core, number, 0..units).await
 }
 
-/// Does the same for some units.
+/// Reads the headers of the given units, like [`headers`].
 pub(crate) async fn headers_of(
     core: &Arc<Core>,
     number: DonorId,

@@ -84,7 +84,7 @@ fn leave_open_groups(core: &Arc<Core>, state: &mut State, number: DonorId) {
 }
 
 impl State {
-    /// Uses donors that were set aside like the others again. Returns whether there were any.
+    /// Takes donors that were set aside into normal use again. Returns whether there were any.
     pub fn use_those_aside(&mut self) -> bool {
         let now = self.now_ns;
         let mut any = false;

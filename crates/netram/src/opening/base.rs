@@ -1,8 +1,9 @@
 //! Merging a checkpoint with the units that were looked at.
 //!
 //! Owns: [`Base`]. Rules: a unit that a log names is what its header says; any other is what the
-//! pages say. If a unit of a group of the pages is neither, nothing of the group may live. Left
-//! out: reading checkpoints (`load`), which of several entries counts (`scan`).
+//! pages say. A group of the pages loses a unit that a log names and whose header does not name the
+//! group. Then none of the group's blocks may live. Left out: reading checkpoints (`load`), which
+//! of several entries counts (`scan`).
 
 use std::collections::{HashMap, HashSet};
 

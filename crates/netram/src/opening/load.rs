@@ -2,10 +2,11 @@
 //!
 //! Rules: all donors of the disk must be there and name the checkpoint, and every piece of it must
 //! be right. Otherwise all units are looked at (`scan`). A unit that a log names is what its header
-//! says; any other is what the pages say. If a unit of a group of the pages is neither, the group
-//! must have no live block. For each block the pages say where it is, that it holds nothing, or
-//! that it must be looked for. Entries written since the checkpoint began are newer than that. Left
-//! out: which of several entries counts (`scan`).
+//! says; any other is what the pages say. A group of the pages loses a unit that a log names and
+//! whose header does not name the group. Such a group must have no live block. For each block the
+//! pages say where it is, that it holds nothing, or that it must be looked for. Entries written
+//! since the checkpoint began are newer than the pages. Left out: which of several entries counts
+//! (`scan`).
 
 use std::collections::HashMap;
 use std::sync::Arc;

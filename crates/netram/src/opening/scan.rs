@@ -382,13 +382,16 @@ impl Survey {
     }
 }
 
-/// Reads a block that opening needs; `Bad`: it is not there. A block that cannot be read at the
-/// moment is waited for, all such blocks together as long as the disk's patience lasts. After that
-/// it is enough to know that an ordinary block may be there (`Unanswered`): reads of it fail until
-/// it can be read. A list of ranges that may have been flushed is waited for without limit, because
-/// without it old blocks would count again. `None`: a donor came that may have the block, or a
-/// scanned donor went away. What only that donor said of a group that was being erased must not be
-/// waited for if the others suffice.
+/// Reads a block that opening needs.
+/// - `Bad`: the block is not there.
+/// - `Unanswered`: an ordinary block may be there. Reads of it fail until it can be read.
+/// - `None`: the donors must be looked at again. A donor came that may have the block, or a scanned
+///   donor went away. If the others suffice, opening must not wait for a block that only the
+///   missing donor listed, since its group may have been in the middle of an erasure.
+///
+/// A block that cannot be read at the moment is waited for: all such blocks together, as long as
+/// the disk's patience lasts. A list of ranges that may have been flushed is waited for without
+/// limit, because without it old blocks would count again.
 async fn look_at(
     core: &Arc<Core>,
     at: Location,
@@ -425,12 +428,13 @@ async fn look_at(
     }
 }
 
-/// Returns whether this entry, which nobody knew to be safe, was certainly never part of a flush. A
-/// flush waits for all units of a group. A unit that grows keeps what it has, and parity lists a
-/// unit's growth only when that growth is stored. Repair writes the blocks of a moved unit before
-/// its header. So a unit that lists a block of this row and does not have it was still being
-/// written. The same holds for parity that gives a wrong result. Another block that came later may
-/// be the cause, but then the parity is a former version, in whole or in part.
+/// Returns whether this entry, which nobody knew to be safe, was certainly never part of a flush.
+///
+/// A flush waits for all units of a group. A unit that grows keeps the blocks that it has. Parity
+/// lists the growth of a unit only when that growth is stored. Repair writes the blocks of a moved
+/// unit before its header. So a unit that lists a block of this row but does not have it was still
+/// being written. Parity that gives a wrong result shows the same, unless a later block of the row
+/// can explain it. In that case the parity is a former version, in whole or in part.
 async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
     let (data, lists, covered, asked) = {
         let state = &mut *core.lock();

@@ -24,7 +24,7 @@ use crate::state::doubt::Doubt;
 use crate::state::group::Groups;
 use crate::state::place::Member;
 
-/// A group with such blocks.
+/// A group with blocks that opening found and that are not safe yet.
 pub(crate) struct Unprotected {
     /// Its place and its number.
     pub index: u32,

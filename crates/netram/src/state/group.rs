@@ -17,7 +17,7 @@ use crate::state::memory::Memory;
 use crate::state::place::{Member, Members};
 use crate::state::unit::Head;
 
-/// Data units first, then parity.
+/// A group of units. Its members are the data units, then the parity units.
 #[derive(Default)]
 pub(crate) struct Group {
     /// 0: this place is unused.
@@ -165,7 +165,7 @@ impl Group {
         self.change_rare(|rare| rare.notes.push(place));
     }
 
-    /// Returns false if there was no such note.
+    /// Removes the list of ranges at this place. Returns false if there was none.
     pub fn remove_note(&mut self, place: (usize, usize)) -> bool {
         let found = self.notes().iter().position(|&other| other == place);
         if let Some(found) = found {
@@ -202,7 +202,7 @@ impl Group {
         self.rare.as_ref().is_some_and(|rare| rare.damaged.iter().any(|&(unit, _)| unit as usize == place))
     }
 
-    /// Returns false if the damage was already known.
+    /// Records a damaged block. Returns false if the damage was already known.
     pub fn add_damage(&mut self, place: usize, row: usize) -> bool {
         let at = (place as u8, row as u8);
         let is_new = !self.rare.as_ref().is_some_and(|rare| rare.damaged.contains(&at));
@@ -386,7 +386,7 @@ impl Groups {
         self[place].live += 1;
     }
 
-    /// Does the same for a group that may already be filed.
+    /// Counts one more live block or list of a group that may already be filed.
     pub fn regain(&mut self, place: u32) {
         let rests = self[place].rests();
         self.unfile(place);

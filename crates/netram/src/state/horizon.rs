@@ -41,8 +41,8 @@ impl State {
         }
     }
 
-    /// Lets go of groups kept for doubts. Nothing is doubted any more, and the blocks that were
-    /// written again are safe.
+    /// Lets go of groups kept for doubts. Called when nothing is doubted any more and the blocks
+    /// that were written again are safe.
     pub fn let_go_of_doubted(&mut self) {
         for held in std::mem::take(&mut self.found.held_by_doubts) {
             self.let_go(held);
@@ -57,8 +57,8 @@ impl Horizons<'_> {
         memories.min().unwrap_or(u64::MAX).min(self.notes.origin())
     }
 
-    /// Returns a sequence such that no copy of a block that may still be found anywhere has a lower
-    /// one.
+    /// Returns a lower bound of the sequences of all copies of blocks that may still be found
+    /// anywhere.
     pub fn oldest_sequence(&self) -> u64 {
         if self.epoch.changes() {
             // An excluded donor may still belong to the disk after the client's death.
@@ -69,8 +69,9 @@ impl Horizons<'_> {
         groups.unwrap_or(u64::MAX).min(pending.unwrap_or(u64::MAX)).min(self.trims_kept_from())
     }
 
-    /// Sequence just below the start of the checkpoint. Lists of trims above it are kept, because
-    /// the pages may have blocks that they hide. `u64::MAX`: there is no checkpoint.
+    /// Returns a sequence just below the start of the checkpoint; `u64::MAX`: there is no
+    /// checkpoint. Lists of trims with higher sequences are kept, because they may hide blocks that
+    /// the pages contain.
     pub fn trims_kept_from(&self) -> u64 {
         let valid = self.checkpoints.valid.map(|valid| valid.sequence);
         let first = valid.or(self.checkpoints.round.as_ref().map(|round| round.sequence));

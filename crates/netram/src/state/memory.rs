@@ -23,7 +23,7 @@ pub(crate) struct Memory {
     pub safe: Vec<u8>,
     /// Lowest origin of blocks that are not safe; `u64::MAX`: all are safe.
     pub unsafe_from: u64,
-    /// It takes no more blocks.
+    /// The group takes no more blocks.
     pub full: bool,
     pub sending: bool,
     /// All its blocks must be made safe.

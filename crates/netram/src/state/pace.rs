@@ -3,9 +3,10 @@
 //!
 //! Owns: [`Pace`] and [`Aside`]. Rules: a donor is *slow* when its answers take, for a while,
 //! longer than `SLOW_NS` on average and several times as long as those of the median donor. It is
-//! fast again when they take half of that for a while. It is *silent* when it left several writes
-//! unanswered while it answered others. It is tried again after a pause, longer each time. Left
-//! out: what is done about it (`membership::pace`).
+//! fast again when, for a while, they take at most half of `SLOW_NS` or no longer several times as
+//! long as the median donor's. A donor is *silent* when it left several writes unanswered while it
+//! answered others. It is tried again after a pause, longer each time. Left out: what is done about
+//! it (`membership::pace`).
 
 /// A donor is slow if its average latency exceeds `SLOW_NS` (ns) and `TIMES_OTHERS` times that of
 /// the others.
@@ -23,9 +24,9 @@ const PAUSE_DOUBLED_MAX: u32 = 5;
 /// Why a donor gets nothing new.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aside {
-    /// It answers much later than the others.
+    /// The donor answers much later than the others.
     Slow,
-    /// It leaves writes unanswered.
+    /// The donor leaves writes unanswered.
     Silent,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct Pace {
     silent_from_ns: u64,
     pauses: u32,
     aside: Option<(Aside, u64)>,
-    /// It is not set aside before this time, because its room is needed (ns).
+    /// The donor is not set aside before this time, because its room is needed (ns).
     needed_until_ns: u64,
 }
 
@@ -76,7 +77,8 @@ impl Pace {
         self.needed_until_ns = now_ns + SILENT_NS;
     }
 
-    /// Returns what it should be, given that other donors answer within `others_ns`.
+    /// Returns why the donor should be set aside, if it should. `others_ns`: median latency of the
+    /// other donors (ns).
     pub fn wish(&mut self, others_ns: u64, now_ns: u64) -> Option<Aside> {
         if now_ns < self.needed_until_ns {
             return None;
@@ -115,7 +117,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Records such answers for some time. Returns what the donor should be then.
+    /// Records answers that each take `took_ms`, for `for_ms`. Returns why the donor should then be
+    /// set aside, if it should.
     fn lives(pace: &mut Pace, now: &mut u64, took_ms: u64, for_ms: u64) -> Option<Aside> {
         let mut wish = None;
         for _ in 0..for_ms / 100 {

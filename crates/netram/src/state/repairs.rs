@@ -25,7 +25,7 @@ pub(crate) struct Repairs {
     running: usize,
     /// The blocks that repair moved are safe at their new places.
     safe: bool,
-    /// More was moved since the flush began that makes it safe.
+    /// Blocks were moved after the flush that repair waits for had begun.
     moved: bool,
     retry_at_ns: Option<u64>,
     retry_delay_ns: u64,
@@ -130,7 +130,7 @@ impl Repairs {
         self.moved = false;
     }
 
-    /// Ends that flush. Returns whether everything is safe now.
+    /// Records the end of the flush that was missing. Returns whether everything is safe now.
     pub fn flush_ended(&mut self) -> bool {
         self.safe = self.is_through() && !self.moved;
         self.safe

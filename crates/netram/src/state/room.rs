@@ -125,7 +125,8 @@ impl Room<'_> {
         self.room_beside(|number| leaving.map(usize::from) == Some(number), leaving.is_some())
     }
 
-    /// Does the same without several donors. `is_tight`: the others must keep room to work in.
+    /// Number of blocks that fit on the donors that stay if several leave. `is_tight`: those that
+    /// stay must keep room to work in.
     pub fn room_beside(&self, leaves: impl Fn(usize) -> bool, is_tight: bool) -> u64 {
         let stays = |&(number, donor): &(usize, &Donor)| {
             !leaves(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)

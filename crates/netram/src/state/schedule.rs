@@ -43,9 +43,9 @@ pub(crate) struct Asked {
     /// The unit it changes, if any.
     pub unit: Option<u32>,
     pub asked_ns: u64,
-    /// It writes a unit, and may be done elsewhere if it is not answered in time.
+    /// The operation writes a unit. If it is not answered in time, the write may be done elsewhere.
     pub may_expire: bool,
-    /// It was not answered in time: its job goes on without the answer.
+    /// The operation was not answered in time: its job goes on without the answer.
     pub expired: bool,
 }
 

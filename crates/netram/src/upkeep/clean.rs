@@ -6,9 +6,8 @@
 //! short, several are cleaned at once, because each waits for donors four times; but only as many
 //! as the room kept for cleaning can take, because half-emptied groups free nothing. A dead group
 //! is freed when all successors of its blocks are safe. Its headers are erased before its units are
-//! taken again. When room is short, a group that is narrower than new ones would be counts as
-//! half-dead, too: it has more parity for its data. Left out: which donor takes the new group
-//! (`state`).
+//! taken again. When room is short, a group counts as half-dead also if new groups would be wider:
+//! it has more parity for its data. Left out: which donor takes the new group (`state`).
 
 use std::sync::Arc;
 

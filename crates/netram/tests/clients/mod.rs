@@ -550,7 +550,7 @@ fn taken_over() -> Result<(), String> {
     world.comes(0, 0, false);
     world.run_until(5 * SECOND);
     demand(world.owns(0), "the first client has no disk")?;
-    // It does not learn of the other client soon.
+    // The first client does not learn of the other one soon.
     world.loses(0, 0, 60 * SECOND);
     world.loses(0, 1, 60 * SECOND);
     world.comes(5 * SECOND, 1, true);

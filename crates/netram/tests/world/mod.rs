@@ -44,7 +44,7 @@ pub struct Donor {
     pub name: String,
     pub bytes: Vec<u8>,
     pub alive: bool,
-    /// It answers only from this time on (partition, ns).
+    /// The donor answers only from this time on (partition, ns).
     pub silent_until: u64,
     /// Its troubles in the unkind world.
     pub trouble: unkind::Trouble,
@@ -88,7 +88,7 @@ enum Pending {
     Flush {
         target: Vec<usize>,
     },
-    /// From now on, what a new client finds is what counts.
+    /// A read by a new client. The values that it finds count from then on.
     Pin {
         at: usize,
         sectors: usize,
@@ -472,7 +472,7 @@ impl World {
         }
     }
 
-    /// Also lets background work finish.
+    /// Settles like [`World::settle`], and lets background work finish.
     pub fn rest(&mut self) -> Result<(), DiskError> {
         self.settle()?;
         for _ in 0..200 {

@@ -145,7 +145,7 @@ pub fn breaks(seed: u64) -> Result<Broken, DiskError> {
     with_breaks(seed, false)
 }
 
-/// Does the same, and lets the client die now and then.
+/// Runs the life of [`breaks`], and lets the client die now and then.
 pub fn breaks_and_dies(seed: u64) -> Result<Broken, DiskError> {
     with_breaks(seed, true)
 }

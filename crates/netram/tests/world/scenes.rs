@@ -193,9 +193,9 @@ fn unflushed_on(donor: usize) -> Result<World, DiskError> {
     Ok(world)
 }
 
-/// One donor alone has a block that no flush covered. It is away at the next opening, which
-/// therefore reads the former value, and then returns. Its client dies before anything else is
-/// written.
+/// One donor alone has a block that no flush covered. The donor is away at the next opening, so
+/// that client reads the former value. Then the donor returns, and the client dies before anything
+/// else is written.
 fn news() -> Result<(), DiskError> {
     for returns in 0..3 {
         let mut world = unflushed_on(returns)?;
@@ -205,9 +205,10 @@ fn news() -> Result<(), DiskError> {
     Ok(())
 }
 
-/// A group is being sent: only the header of one data unit arrives, and all of the others and of
-/// the parity. The donor with the parity is away at the next opening, which therefore does not find
-/// the blocks, and then returns. Its client dies before anything else is written.
+/// A group is being sent. Of one data unit only the header arrives; the other data units and the
+/// parity arrive whole. The donor with the parity is away at the next opening, so that client does
+/// not find the blocks. Then the donor returns, and the client dies before anything else is
+/// written.
 fn absent_block() -> Result<(), DiskError> {
     for (torn, returns) in pairs(3) {
         let mut world = world(3)?;

@@ -38,7 +38,7 @@ pub struct Trouble {
     pub tears: Tears,
     refuses_reads_until: u64,
     pub slow: u64,
-    /// It leaves one in this many writes of units unanswered for some seconds; 0: it answers all.
+    /// The donor leaves one in this many writes of units unanswered for some seconds; 0: none.
     pub silent_of: u64,
     /// Requests in the buffers of closed connections.
     buffered: Vec<DonorOp>,

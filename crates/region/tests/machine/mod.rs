@@ -278,7 +278,7 @@ fn compare_again(store: &Store, state: &State) -> Result<(), String> {
     model::compare(&store.region, state).map_err(|e| format!("after an aborted transaction that took everything: {e}"))
 }
 
-/// Factor on the amount of work, raised by `SHOAL_DEEP=1`.
+/// Returns the factor on the amount of work, raised by `SHOAL_DEEP=1`.
 pub fn deep() -> u64 {
     if std::env::var_os("SHOAL_DEEP").is_some() { 20 } else { 1 }
 }

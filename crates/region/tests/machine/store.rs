@@ -123,7 +123,7 @@ fn parts(
 }
 
 impl Store {
-    /// A new, sealed store with an empty model.
+    /// Creates a new, sealed store with an empty model.
     pub fn create(seed: u64, kind: MemoryKind, plant: Plant) -> Result<Store, String> {
         let world = World::new(seed);
         match kind {

@@ -1,4 +1,4 @@
-//! A promise and a commit that depends on its absence, at every moment of a flush.
+//! Promises during a flush, and commits that are allowed only while their bytes are unpromised.
 //!
 //! The log calls back in the middle of its flush. Used by the test of promises and by the search
 //! for planted bugs.
@@ -100,7 +100,8 @@ const FLUSHES: [Flush; 3] = [
     ("checkpoint", |region| region.checkpoint().expect("written")),
 ];
 
-/// A commit that depends on nothing being promised is refused from the moment a flush promises it.
+/// Checks that a commit that needs its bytes unpromised is refused as soon as a flush promises
+/// them.
 pub fn a_flush_under_way_is_a_promise() -> std::result::Result<(), String> {
     for (name, flush) in FLUSHES {
         let (region, log) = region();
@@ -122,7 +123,7 @@ pub fn a_flush_under_way_is_a_promise() -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// A promise made before any flush keeps its bytes, too.
+/// Checks that a promise made without a flush keeps its bytes, too.
 pub fn a_promise_needs_no_flush() -> std::result::Result<(), String> {
     let (region, _) = region();
     let birth = commit(&region);

@@ -59,7 +59,7 @@ impl PersistentMemory for Noted {
 fn open(world: &World, boot: u8, hints: bool) -> (Region, Arc<Noted>) {
     let (newest, superblock, anchor) = newest_image(&images(world)).unwrap();
     if !hints {
-        // They lie after the sums and the stale map of a region with this many pages.
+        // The counts lie after the sums and the stale map of a region with this many pages.
         let pages = superblock.region_bytes / PAGE;
         let stale = (superblock.region_bytes + pages * 4).next_multiple_of(PAGE);
         world.image(newest).write((stale + 16 + pages.div_ceil(64) * 8).next_multiple_of(PAGE), &[0; 8]).unwrap();
@@ -136,7 +136,8 @@ pub fn what_is_left_unread_is_allocated_and_freed_as_if_it_were_read() {
                         tx.commit().unwrap();
                     }
                     18 => {
-                        // Abandoned, but counted as in use by a checkpoint that ends meanwhile.
+                        // This transaction is abandoned, but a checkpoint that ends meanwhile
+                        // counts its slot as in use.
                         let mut tx = region.begin();
                         tx.alloc(200).unwrap();
                         if step % 3 == 0 {
@@ -218,7 +219,7 @@ pub fn segments_whose_bitmaps_are_unread_are_emptied_as_if_they_were_read() {
                 }
                 kept
             });
-            // Abandoned, but counted as in use by the checkpoint.
+            // This transaction is abandoned, but the checkpoint counts its slots as in use.
             let mut tx = region.begin();
             (0..40).for_each(|_| assert!(!tx.alloc(200).unwrap().is_none()));
             region.checkpoint().unwrap();
@@ -277,8 +278,8 @@ pub fn an_abandoned_run_leaves_the_bitmaps_of_the_segments_it_was_to_take() {
     assert_eq!(region.space().usable_bytes, usable);
 }
 
-/// Ordinary transactions leave segments for transactions that free some, so a full store can always
-/// be emptied.
+/// Checks that ordinary transactions leave segments for transactions that free some, so that a full
+/// store can always be emptied.
 pub fn a_full_region_has_room_for_what_frees_some() {
     for len in [200, 900, 30_000, SEGMENT, 3 * SEGMENT] {
         let world = new_world();

@@ -1,8 +1,8 @@
-//! Log writes that a disk acknowledges but does not make, and crashes after which nothing is
-//! missing that a flush had covered.
+//! Log writes that a disk acknowledges but does not make, and crashes that lose nothing a flush had
+//! covered.
 //!
-//! A store of one slot. Transaction n stores n in it. Used by the test of witnesses and by the
-//! search for planted bugs.
+//! The store has one slot, in which transaction n stores n. Used by the test of witnesses and by
+//! the search for planted bugs.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -50,7 +50,7 @@ pub fn last(world: &World, slot: SlotRef, boot: u8) -> Result<u64, Error> {
     Ok(u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
 }
 
-/// Makes the `nth` append and the next `count - 1` acknowledged but not made.
+/// Lets the disk acknowledge the `nth` append and the `count - 1` after it without making them.
 pub fn lose_appends(world: &World, nth: u64, count: u64) {
     for nth in nth..nth + count {
         world.fail(FaultPlan { call: Call::LogAppend, nth, for_good: false, fault: Fault::Lie });
@@ -61,8 +61,8 @@ pub fn limits() -> Limits {
     Limits { subset_units: 6, torn: 4, each: 8, samples: 16 }
 }
 
-/// Lost writes, followed by others and flushed with them, in any number and length. No opening may
-/// miss them, after the death of the process or of the machine.
+/// Checks that every opening, after a process crash or a power loss, notices lost writes of any
+/// number and length. Other writes follow the lost ones and are flushed with them.
 pub fn lost_appends_are_found() -> Result<(), String> {
     const COUNT: u64 = 9;
     for len in [20, 3000, LONG - 8] {

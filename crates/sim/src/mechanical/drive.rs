@@ -7,7 +7,7 @@
 //! state are chosen here and marked as chosen. Skew is the smallest number of sectors that hides
 //! the switch it is for.
 
-/// Time of a seek over `d` cylinders (ms): `a + b * sqrt(d)` up to the knee, `c + e * d` beyond, 0 for none.
+/// Time of a seek over `d` cylinders (ms): `a + b * sqrt(d)` up to the knee, `c + e * d` beyond it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SeekCurve {
     pub a_ms: f64,
@@ -59,7 +59,7 @@ pub struct Drive {
     pub overhead_ns: u64,
     /// Zones from the outermost inwards.
     pub zones: Vec<Zone>,
-    /// Read-ahead behind a read while the drive is idle, at most up to the cylinder's end (bytes).
+    /// Read-ahead after a read while the drive is idle, at most up to the cylinder's end (bytes).
     pub read_ahead_bytes: u64,
     /// Bandwidth of the bus, which limits reads from the buffer (bytes a second).
     pub bus_bytes_per_s: u64,
@@ -71,10 +71,11 @@ const fn revolution_ns(rpm: u64) -> u64 {
 }
 
 impl Drive {
-    /// HP 97560 (1991), 1.3 GB. Cylinders, tracks, sectors, speed, seek curve and overhead are the
-    /// paper's. The head switch is 1.6 ms; the paper's table has 2.5. Skew of 8 and 18 sectors
-    /// hides the head switch (7.7 sectors) and a seek of one cylinder (17.5). Buffer of 128 KB and
-    /// SCSI at 10 MB/s: Ruemmler and Wilkes, *An introduction to disk drive modeling* (1994).
+    /// Returns the HP 97560 (1991), 1.3 GB. Cylinders, tracks, sectors, speed, seek curve and
+    /// overhead are the paper's. The head switch is 1.6 ms; the paper's table has 2.5. Skew of 8
+    /// and 18 sectors hides the head switch (7.7 sectors) and a seek of one cylinder (17.5). Buffer
+    /// of 128 KB and SCSI at 10 MB/s: Ruemmler and Wilkes, *An introduction to disk drive modeling*
+    /// (1994).
     pub fn hp97560() -> Drive {
         Drive {
             name: "HP97560",
@@ -91,10 +92,10 @@ impl Drive {
         }
     }
 
-    /// Seagate ST19101 (1997) as the paper simulates it: 16 tracks, 256 sectors in one zone, 10,000
-    /// rpm, head switch and shortest seek 0.5 ms, overhead 0.1 ms. Chosen: 6526 cylinders, of which
-    /// slices use only the first; a curve through 0.5 ms at one cylinder and 8 ms at a third of the
-    /// stroke; 512 KB of buffer; a bus of 40 MB/s.
+    /// Returns the Seagate ST19101 (1997) as the paper simulates it: 16 tracks, 256 sectors in one
+    /// zone, 10,000 rpm, head switch and shortest seek 0.5 ms, overhead 0.1 ms. Chosen: 6526
+    /// cylinders, of which slices use only the first; a curve through 0.5 ms at one cylinder and 8
+    /// ms at a third of the stroke; 512 KB of buffer; a bus of 40 MB/s.
     pub fn st19101() -> Drive {
         Drive {
             name: "ST19101",
@@ -111,12 +112,12 @@ impl Drive {
         }
     }
 
-    /// DEC RZ58, the faster disk of the report on update policies: 18 ms mean access, 3.8 to 5.0
-    /// MB/s, no reordering. The 18 ms are taken as a mean seek of 12.5 ms over the whole disk and
-    /// half a turn at 5400 rpm. Chosen: 15 tracks, four zones from 108 down to 84 sectors (4.98 to
-    /// 3.87 MB/s), 1880 cylinders, 1.39 GB; seeks of 2.5 ms to the next cylinder, growing with the
-    /// root of the distance; head switch 1.2 ms; 2 ms for each command in drive, bus and a host of
-    /// 1990; no read-ahead.
+    /// Returns the DEC RZ58, the faster disk of the report on update policies: 18 ms mean access,
+    /// 3.8 to 5.0 MB/s, no reordering. The 18 ms are taken as a mean seek of 12.5 ms over the whole
+    /// disk and half a turn at 5400 rpm. Chosen: 15 tracks, four zones from 108 down to 84 sectors
+    /// (4.98 to 3.87 MB/s), 1880 cylinders, 1.39 GB; seeks of 2.5 ms to the next cylinder, growing
+    /// with the root of the distance; head switch 1.2 ms; 2 ms for each command in drive, bus and a
+    /// host of 1990; no read-ahead.
     pub fn rz58() -> Drive {
         let zone = |sectors_per_track: u32, track_skew: u32, cylinder_skew: u32| Zone {
             cylinders: 470,
@@ -139,10 +140,10 @@ impl Drive {
         }
     }
 
-    /// DEC RZ57, the slower disk: 23 ms mean access, 2.2 MB/s. The 23 ms are a mean seek of 14.7 ms
-    /// and half a turn at 3600 rpm; 72 sectors a track give 2.21 MB/s. Chosen: 15 tracks, 1856
-    /// cylinders, 1.03 GB; seeks of 3 ms to the next cylinder, growing with the root of the
-    /// distance; head switch 1.5 ms; overhead and buffer as for the RZ58.
+    /// Returns the DEC RZ57, the slower disk: 23 ms mean access, 2.2 MB/s. The 23 ms are a mean
+    /// seek of 14.7 ms and half a turn at 3600 rpm; 72 sectors a track give 2.21 MB/s. Chosen: 15
+    /// tracks, 1856 cylinders, 1.03 GB; seeks of 3 ms to the next cylinder, growing with the root
+    /// of the distance; head switch 1.5 ms; overhead and buffer as for the RZ58.
     pub fn rz57() -> Drive {
         Drive {
             name: "RZ57",
@@ -159,10 +160,10 @@ impl Drive {
         }
     }
 
-    /// A generic drive like those sold in the 2020s: 7200 rpm, sectors of 4 KiB, 8 zones from 480
-    /// down to 240 sectors a track (236 to 118 MB/s), four heads, 144,000 cylinders, 0.8 TB. Seeks
-    /// take 1.0 ms to the next cylinder and 8.5 ms over a third of the stroke; head switch 0.9 ms;
-    /// 0.05 ms a command; SATA at 550 MB/s.
+    /// Returns a generic drive like those sold in the 2020s: 7200 rpm, sectors of 4 KiB, 8 zones
+    /// from 480 down to 240 sectors a track (236 to 118 MB/s), four heads, 144,000 cylinders, 0.8
+    /// TB. Seeks take 1.0 ms to the next cylinder and 8.5 ms over a third of the stroke; head
+    /// switch 0.9 ms; 0.05 ms a command; SATA at 550 MB/s.
     pub fn zoned() -> Drive {
         // 0.9 ms and 1.0 ms are 10.8% and 12% of a turn of 8.33 ms.
         let zone = |sectors_per_track: u32| Zone {

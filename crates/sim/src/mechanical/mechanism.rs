@@ -255,7 +255,7 @@ fn soonest_in(
         let wait_ns = |block: u32| {
             moved_ns + site.geometry.until_ns(site.geometry.angle_ns(&place, block * per_block), begin_ns + moved_ns)
         };
-        // The block that comes first under the head. Waits only grow from it on.
+        // Begin at the block that comes first under the head. From it on, waits only grow.
         let angle_ns = (begin_ns + moved_ns) % site.drive.revolution_ns;
         let sector = next_sector(&place, angle_ns, site.drive.revolution_ns);
         let next = sector.div_ceil(per_block) % blocks;

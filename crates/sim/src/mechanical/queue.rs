@@ -48,7 +48,7 @@ pub struct DiskQueue<T> {
     /// Waiting requests by address and number.
     sorted: BTreeMap<(u64, u64), Waiting<T>>,
     number: u64,
-    /// Address behind the last request served.
+    /// Address after the last request served.
     at: u64,
 }
 

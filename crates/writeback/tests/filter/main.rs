@@ -24,7 +24,8 @@ const BLOCKS: u64 = 320;
 /// Memory that the host may refuse, and is slow to take back.
 struct Scarce(Arc<SimMemory>, Mutex<(Random, u64)>, Arc<Taking>);
 
-/// The host taking memory back, or giving it. It goes on when it is let go, or in the end.
+/// A host that takes memory back or gives it. While it is slow, a call waits until `let_go` is set,
+/// or for `PATIENCE`.
 #[derive(Default)]
 struct Taking {
     is_slow: AtomicBool,
@@ -36,7 +37,7 @@ struct Taking {
     gives_slowly: AtomicBool,
 }
 
-/// More than anything here takes, and less than a test may.
+/// Longer than any wait here takes, and shorter than a test may run.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Taking {
@@ -240,11 +241,11 @@ struct World {
     filter: WriteBack,
     /// The value that a read of each block must return.
     model: Vec<u64>,
-    /// The value, or a newer one, that each block must have after a power loss.
+    /// The oldest value that each block may have after a power loss.
     promised: Vec<u64>,
     /// The last trim or zeroing of each block.
     cleared: Vec<u64>,
-    /// Requests under way, and the model as a flush found it.
+    /// Requests under way. A flush comes with the model at the time it was submitted.
     pending: BTreeMap<u64, (Request, Vec<u64>)>,
     answers: Answers,
     number: u64,

@@ -81,8 +81,8 @@ impl Clock for Still {
     }
 }
 
-/// Fills a cache. Then writes blocks that are not held, which must go past, and blocks that are,
-/// which must come after the held contents.
+/// Fills a cache, then makes long writes. A write of blocks that are not held must go past the
+/// cache. A write of held blocks must reach the device after their held contents.
 pub fn overwritten() -> std::result::Result<(), String> {
     let disk = Arc::new(Disk { bytes: Mutex::new(vec![0; (BLOCKS * BLOCK) as usize]), ..Disk::default() });
     let owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: BLOCKS * BLOCK };
