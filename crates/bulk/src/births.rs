@@ -9,10 +9,10 @@
 //! - Every first write notes its birth, also for files that never grow. That is one store into a
 //!   table of fixed size, without a lock. Files with colliding numbers replace each other's entry;
 //!   a forgotten birth only costs a flush.
-//! - A place is one word, so that number and position cannot be torn apart. It holds the part of
-//!   the number that the place's index does not give (20 bits), and the position. The position is
-//!   counted from the start of the mount in units of 16 bytes, rounded down (44 bits). Positions
-//!   beyond that are not noted.
+//! - A place is one word, so that inode number and position cannot be torn apart. It holds the part
+//!   of the inode number that the place's index does not give (20 bits), and the position. The
+//!   position is counted from the start of the mount in units of 16 bytes, rounded down (44 bits).
+//!   Positions beyond that are not noted.
 //! - An entry of a file changes only under its inode lock.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 #[derive(Default)]
 pub(super) struct BlockSet(HashMap<u64, u64>);
 
-/// The words that `[first, end)` touches, each with a mask of the bits in the range.
+/// Returns the words that `[first, end)` touches, each with a mask of the bits in the range.
 pub(super) fn words(first: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
     let behind = if first < end { end.div_ceil(64) } else { first / 64 };
     (first / 64..behind).map(move |word| {

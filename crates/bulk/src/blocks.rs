@@ -17,7 +17,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The block behind the last one.
+    /// Returns the block behind the last one.
     pub fn end(&self) -> BulkBlock {
         self.first + self.blocks
     }
@@ -52,7 +52,7 @@ impl Blocks {
         self.words.get(word as usize).copied().unwrap_or(0)
     }
 
-    /// Blocks that are not free.
+    /// Returns the number of blocks that are not free.
     pub fn taken(&self) -> u64 {
         self.count - self.free
     }
@@ -125,7 +125,7 @@ impl Blocks {
         block < self.count && self.words[block as usize / 64] >> (block % 64) & 1 == 0
     }
 
-    /// The first free block at or behind `from`.
+    /// Returns the first free block at or behind `from`.
     fn next_free(&self, from: u64) -> Option<u64> {
         let mut block = from;
         while block < self.count {
@@ -143,7 +143,7 @@ impl Blocks {
         None
     }
 
-    /// Free blocks from `block` on, counted up to `most`.
+    /// Returns how many blocks from `block` on are free, counted up to `most`.
     fn free_len(&self, block: u64, most: u64) -> u64 {
         let mut len = 0;
         while len < most && block + len < self.count {

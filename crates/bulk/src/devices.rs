@@ -15,7 +15,7 @@
 //! - A device that failed a flush is closed before anybody is told of the failure. The blocks in
 //!   doubt are durable in the region before the flush's caller has its answer.
 //! - A suspect block that was written whole is certain on media only after a flush that covered the
-//!   write. One that no file had is no longer listed when the write returns.
+//!   write. A suspect block that no file had is no longer listed when the write returns.
 //!
 //! Left out: what a mark is (`marks`), moving data off a device (`Devices::drain`), and where
 //! devices are found (the caller of the file system).
@@ -132,7 +132,7 @@ impl Bulk {
         Bulk { on_failure, ..self }
     }
 
-    /// With `restored`, devices may be newer than the region.
+    /// Notes with `restored` that devices may be newer than the region.
     pub fn restored(self, restored: bool) -> Bulk {
         Bulk { restored, ..self }
     }
@@ -149,10 +149,11 @@ impl Devices<'_> {
         self.list.lock().entries.iter().find(|entry| entry.number == number).copied()
     }
 
-    /// Attaches the given devices to those of the list, and `only` with its place to the first one
-    /// if it is not among them. A device that is missing, or not what it should be, is lost;
-    /// without `degraded` that is an error. After a crash of the process, a device in another place
-    /// than before may lack what no flush has covered. After a power loss any device may.
+    /// Attaches the given devices to those of the list. If none of them is the first device of the
+    /// list, that one gets `only`, a device with its place. A device that is missing, or not what
+    /// it should be, is lost; without `degraded` that is an error. After a crash of the process, a
+    /// device in another place than before may lack what no flush has covered. After a power loss
+    /// any device may.
     pub fn attach(
         &self,
         region: &Region,
@@ -235,8 +236,9 @@ impl Devices<'_> {
                 entry.place = unit.place.load(Ordering::Acquire);
             }
         }
-        // Before anything is written: to take a mark, a full cache may write back blocks it has
-        // held all the time. If this opening is cut off here, the next one must not distrust them.
+        // The list changes before anything is written: a full cache may have to write back blocks
+        // that it has held all the time before it takes a mark. If this opening is cut off here,
+        // the next one must not distrust them.
         if entries != list.entries && !is_planted(Bug::PlaceNotedLate) {
             list.change(region, entries.clone())?;
         }
@@ -248,8 +250,9 @@ impl Devices<'_> {
                 continue;
             }
             let device = unit.device()?;
-            // Nobody knows what an earlier process wrote last, so a later flush must not lose it. The
-            // flush of a mark covers it.
+            // The blocks that an earlier process wrote last are not known, so a later flush that
+            // fails could not put them in doubt. They are flushed now; the flush of a mark covers
+            // them.
             let flush = |entry: &mut BulkDeviceEntry| {
                 let is_marked = entry.has_mark() && mark_ahead(region, &*device, entry)?;
                 if !is_marked && unit.tracks.load(Ordering::Acquire) {
@@ -266,12 +269,12 @@ impl Devices<'_> {
         // The marks are durable, so a list that requires them may be.
         list.change(region, entries)?;
         region.sync()?;
-        // Only now may a mark be ahead of a list left by a crash before this point. Nothing is
-        // written before.
+        // A mark gets the epoch of the list only now that the list is durable: no crash leaves it
+        // two ahead. No data is written before.
         marked.iter().try_for_each(|(device, entry)| mark_again(region, &**device, entry))
     }
 
-    /// Does the same for one device that has come back to an open store.
+    /// Like [`Bulk::mark_all`], for one device that has come back to an open store.
     fn mark_one(
         &self,
         region: &Region,
@@ -325,7 +328,7 @@ impl Devices<'_> {
         unit.left_to(&*device, Run { first: extent.bulk_block, blocks: extent.blocks })
     }
 
-    /// Does the same for `device`, which is to replace a missing one.
+    /// Like [`Bulk::untrusted`], for `device`, which is to replace a missing one.
     pub fn untrusted_on(&self, number: u32, device: &dyn BlockDevice, extent: &Extent) -> Vec<Run> {
         let unit = self.unit_of(extent.bulk_block.get()).ok().filter(|unit| unit.number == number);
         unit.map_or(Vec::new(), |unit| unit.left_to(device, Run { first: extent.bulk_block, blocks: extent.blocks }))
@@ -391,7 +394,7 @@ impl Devices<'_> {
         Ok(region.sync()?)
     }
 
-    /// Clears, after a flush, suspects that it has covered.
+    /// Clears the suspects that a completed flush has covered.
     pub(super) fn settle_suspects(&self, region: &Region, unit: &Unit) -> Result<()> {
         let words = unit.end_flush();
         let _one_at_a_time = unit.doubting.lock();
@@ -458,7 +461,7 @@ impl Devices<'_> {
         entries.sort_by_key(|entry| entry.number);
         write_list(&mut tx, &entries)?;
         tx.commit()?;
-        // Before anything is mapped on the device or the caller is told.
+        // Durable before anything is mapped on the device and before the caller is told.
         region.sync()?;
         let words = vec![0; blocks.div_ceil(64) as usize];
         let unit = Unit::new(&entry, entry.bitmap_at(region.superblock()), Blocks::new(words, blocks));

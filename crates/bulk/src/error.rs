@@ -20,7 +20,7 @@ pub enum Error {
     NoSpace(Lack),
     #[error("read-only file system")]
     ReadOnly,
-    /// Takes no more writes since something failed.
+    /// The store or a device takes no more writes since something failed.
     #[error("read-only file system: {0}")]
     Failed(Arc<Failure>),
     /// Refused by [`crate::Patience::Refuses`].

@@ -1,5 +1,5 @@
-//! Locks of inodes: a thread must not wait for a device, or for another kind of lock, while it holds
-//! some.
+//! Locks of inodes: a thread must not wait for a device, or for another kind of lock, while it
+//! holds inode locks.
 //!
 //! Owns: the mark of such a thread, in builds with assertions. Left out: the locks, which the file
 //! system has.

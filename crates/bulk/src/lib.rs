@@ -221,7 +221,7 @@ impl Bulk {
         Ok(unit)
     }
 
-    /// Has writes remembered by block if there are several devices, so that a failure can be
+    /// Makes the devices remember writes by block if there are several, so that a failure can be
     /// narrowed to the blocks of one device.
     fn track(&self) {
         let units = self.units();
@@ -230,7 +230,7 @@ impl Bulk {
         }
     }
 
-    /// Gives out new blocks only while the host has room for them.
+    /// Limits new blocks to the room of the host on devices whose number is in `on_host`.
     pub fn with_room(self, room: Option<Arc<RoomCache>>, on_host: &[u32]) -> Bulk {
         for unit in self.units().iter() {
             unit.on_host.store(on_host.contains(&unit.number), Ordering::Release);
@@ -243,7 +243,8 @@ impl Bulk {
         self.sum(|unit| if unit.on_host.load(Ordering::Acquire) { count(unit) } else { 0 })
     }
 
-    /// Returns how many blocks of those devices are not free, and how many are free to give out.
+    /// Returns how many blocks of the devices on the host are not free, and how many can be given
+    /// out.
     pub fn taken_and_free_on_host(&self) -> (u64, u64) {
         let free = |unit: &Unit| if unit.takes_blocks() { unit.room() } else { 0 };
         (self.on_host(Unit::taken), self.on_host(free))
@@ -306,7 +307,7 @@ impl Bulk {
         run.map(|run| unit.as_store(run))
     }
 
-    /// The number behind the last block of any device: the limit for extents.
+    /// Returns the number behind the last block of any device: the limit for extents.
     pub fn blocks(&self) -> u64 {
         self.end.load(Ordering::Acquire)
     }
@@ -315,17 +316,17 @@ impl Bulk {
         self.units().iter().map(|unit| count(unit)).sum()
     }
 
-    /// Blocks of all devices.
+    /// Returns the number of blocks of all devices.
     pub fn total_blocks(&self) -> u64 {
         self.sum(|unit| unit.count)
     }
 
-    /// Free blocks on devices that take new blocks, including those withheld.
+    /// Returns the number of free blocks on devices that take new blocks, including those withheld.
     pub fn free_blocks(&self) -> u64 {
         self.sum(|unit| if unit.takes_blocks() { unit.state.lock().free } else { 0 })
     }
 
-    /// Blocks that are neither free nor pending.
+    /// Returns the number of blocks that are neither free nor pending.
     pub fn used_blocks(&self) -> u64 {
         self.sum(|unit| {
             let blocks = unit.state.lock();
@@ -344,13 +345,13 @@ impl Bulk {
         self.sum(|unit| unit.state.lock().withheld)
     }
 
-    /// Blocks that are freed, but not to be reused before the freeing is durable and no saved image
-    /// maps them.
+    /// Returns the number of blocks that are freed, but must not be reused before the freeing is
+    /// durable and no saved image maps them.
     pub fn pending_blocks(&self) -> u64 {
         self.sum(|unit| unit.state.lock().pending_blocks)
     }
 
-    /// Blocks that are freed, but mapped by the saved image.
+    /// Returns the number of blocks that are freed, but mapped by the saved image.
     pub fn held_blocks(&self) -> u64 {
         self.sum(|unit| unit.state.lock().held_blocks)
     }
@@ -461,7 +462,7 @@ impl Bulk {
         Ok(())
     }
 
-    /// Does the same for one device.
+    /// Like [`Bulk::reclaim`], for one device.
     pub fn reclaim_on(&self, region: &Region, number: u32) {
         if let Some(unit) = self.unit(number) {
             reclaim_unit(region, &unit);
@@ -527,7 +528,8 @@ impl Bulk {
         Ok(self.unit_of(block.get())?.stamp())
     }
 
-    /// Takes a write number for data of an earlier process anywhere on an only device.
+    /// Takes a write number for data of an earlier process anywhere on the store's only device;
+    /// `None` if the store has several.
     pub fn note_earlier_on_only(&self) -> Option<Stamp> {
         match &self.units()[..] {
             [unit] => Some(unit.note_earlier_write()),
@@ -636,7 +638,7 @@ impl Bulk {
         Ok(self.last_flushed())
     }
 
-    /// Flushes, once each, the devices that these files were written to. Skips closed devices: the
+    /// Flushes the devices that these files were written to, each once. Skips closed devices: the
     /// file's map tells whether the file is affected ([`Bulk::refuse_doubtful`]).
     pub fn flush_files(&self, region: &Region, inos: &[Ino]) -> Result<Flushed> {
         let flushed = self.last_flushed();

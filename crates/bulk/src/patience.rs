@@ -12,7 +12,7 @@ use crate::{Error, Result};
 pub enum Patience {
     #[default]
     Waits,
-    /// Whatever has to flush the bulk device fails with [`Error::WouldFlush`].
+    /// An operation that has to flush the bulk device fails with [`Error::WouldFlush`].
     Refuses,
 }
 

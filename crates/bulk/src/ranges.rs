@@ -30,8 +30,8 @@ pub struct FlushedPlaces {
 }
 
 impl FlushedPlaces {
-    /// Returns what is covered of a file whose places were looked up when the last writes were
-    /// `noted`.
+    /// Returns what the flush covers of a file. The file's places were looked up when the last
+    /// writes were `noted`.
     pub fn of(&self, noted: &Flushed) -> Flushed {
         let mut covered = self.before;
         for (device, _) in self.devices.iter().enumerate().filter(|&(_, &flushed)| flushed) {
@@ -75,8 +75,8 @@ impl Bulk {
         self.unit(number).map_or(0, |unit| self.fresh.note(|| unit.note_writes()))
     }
 
-    /// Does the same for all devices. Under a file's lock, this separates what a flush of the
-    /// file's ranges covers from what comes after.
+    /// Like [`Bulk::note_writes_on`], for all devices. Under a file's lock, this separates what a
+    /// flush of the file's ranges covers from what comes after.
     pub fn note_writes(&self) -> Flushed {
         let units = self.units();
         let mut written = [0; BULK_DEVICES_MAX];
@@ -84,7 +84,7 @@ impl Bulk {
         Flushed(written)
     }
 
-    /// Notes that a flush of the file's ranges has covered these of its writes.
+    /// Notes that a flush of the file's ranges has covered its writes up to `flushed`.
     pub fn cover(&self, ino: Ino, flushed: &Flushed) {
         for unit in self.units().iter().filter(|unit| unit.held_ns().is_some()) {
             self.fresh.cover(ino, Stamp { device: unit.number, write: flushed.0[unit.number as usize] });
@@ -99,8 +99,8 @@ impl Bulk {
         let mut devices = [false; BULK_DEVICES_MAX];
         for unit in self.units().iter() {
             let waits = inos.iter().any(|&ino| self.waits(unit, ino, &before));
-            // A device that nobody waits for is not covered either: a write may have its number,
-            // but not be noted for its file yet.
+            // A device that no file waits for does not count as covered: a completed write may have
+            // its number, but not be noted for its file yet.
             devices[unit.number as usize] = waits && self.flush_some(region, unit, places)?;
         }
         Ok(FlushedPlaces { before, devices })

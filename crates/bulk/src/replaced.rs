@@ -69,7 +69,7 @@ impl Replaced {
         state.written.iter().copied().collect()
     }
 
-    /// A flush that began at `now_ns` has completed: removes the files that had expired by then.
+    /// Removes the files that had expired at `now_ns`, when a flush began that has now completed.
     pub fn flushed(&self, now_ns: u64) {
         if self.listed.load(Ordering::Acquire) == 0 {
             return;

@@ -3,9 +3,9 @@
 //! Rules:
 //! - The sum of a unit is cleared before bytes of the unit change on the device, and set again with
 //!   the write. If the write fills the unit only in part, the rest is compared first, and the write
-//!   is refused if the rest is damaged: later nobody could tell. Nobody owns the bytes behind a
-//!   file's end, so a damaged end can be overwritten. A unit without a sum gets one from a write of
-//!   the whole unit or from a scrub.
+//!   is refused if the rest is damaged: without its sum, the damage could no longer be detected.
+//!   Nobody owns the bytes behind a file's end, so a damaged end can be overwritten. A unit without
+//!   a sum gets one from a write of the whole unit or from a scrub.
 //! - After a crash the table is right only where no overwrite can have been cut off. So a leaf is
 //!   marked *open* on media, durably, before the first overwrite of data in it. A record closes the
 //!   leaf when a flush has covered the last overwrite. An opening of the store for writing clears
@@ -153,26 +153,26 @@ impl Table {
                 self.places[leaf as usize].store(place.get(), Ordering::Release);
                 Ok(Some(place))
             }
-            // Nobody has to make room for a leaf.
+            // A leaf is optional: no caller has to free space for it.
             Err(shoal_region::Error::NoSpace(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Bytes of memory that the table takes.
+    /// Returns the bytes of memory that the table takes.
     pub fn bytes(&self) -> u64 {
         let leaves = self.places.iter().filter(|place| place.load(Ordering::Acquire) > 0).count() as u64;
         self.sums.piece.capacity() + leaves * SEGMENT
     }
 
-    /// The covered units that bytes `[at, end)` touch.
+    /// Returns the covered units that bytes `[at, end)` touch.
     fn touched(&self, at: u64, end: u64) -> Units {
         let unit = self.sums.unit_bytes();
         let covered = self.sums.units();
         (at / unit).min(covered)..end.div_ceil(unit).min(covered)
     }
 
-    /// The covered units that bytes `[at, end)` fill.
+    /// Returns the covered units that bytes `[at, end)` fill.
     fn filled(&self, at: u64, end: u64) -> Units {
         let unit = self.sums.unit_bytes();
         let covered = self.sums.units();
@@ -303,8 +303,8 @@ impl Table {
         Ok(())
     }
 
-    /// Gives a sum to each unit that `bytes`, from `at` on, fill and that has none. Returns how
-    /// many bytes got one, and how many cannot have one.
+    /// Gives a sum to each unit without one that `bytes` fill from `at` on. Returns how many bytes
+    /// got one, and how many cannot have one.
     pub fn cover(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<(u64, u64)> {
         let unit = self.sums.unit_bytes();
         let units = self.filled(at, at + bytes.len() as u64);
@@ -463,8 +463,8 @@ impl Bulk {
     }
 
     /// Starts or stops keeping checksums of all devices; `None` leaves that as it is. A device
-    /// whose table is too short or missing gets a new one. Looks only at devices with a number
-    /// `among` these, none of which is in use.
+    /// whose table is too short or missing gets a new one. Looks only at devices whose number
+    /// `among` accepts; none of them is in use.
     pub fn arrange_sums(&self, region: &Region, keep: Option<bool>, among: impl Fn(u32) -> bool) -> Result<()> {
         let mut list = self.list.lock();
         let mut entries = list.entries.clone();
@@ -511,7 +511,7 @@ impl Bulk {
         Ok(())
     }
 
-    /// Bytes of memory that the tables take.
+    /// Returns the bytes of memory that the tables take.
     pub fn sums_bytes(&self) -> u64 {
         self.sum(|unit| unit.sums().map_or(0, |table| table.bytes()))
     }

@@ -10,7 +10,7 @@
 //! - A suspect block that was written whole can be read at once, but stays suspect on media until a
 //!   flush has covered the write: it may still have another file's bytes. A block that no file had
 //!   is certain at once.
-//! - What a cache holds when its device is attached is as if it were just written.
+//! - Data that a cache holds when its device is attached counts as just written.
 //!
 //! Block numbers are the store's; free blocks are kept by the device's own numbers, from 0.
 //! Left out: which device gets new blocks, and what a failure means for the store
@@ -58,7 +58,7 @@ struct Doubt {
     piece: Option<Offset>,
 }
 
-/// When the doubt about a block ends that is written whole.
+/// When the doubt about a block that is written whole ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DoubtEnds {
     /// When the write returns: no file has the block, and the record that maps it says that it is
@@ -116,8 +116,8 @@ pub(super) struct Unit {
     /// Writes are remembered by block: a failed flush does not end the store.
     pub tracks: AtomicBool,
     has_suspects: AtomicBool,
-    /// How often a device was attached. A write that began before the last time is not covered by
-    /// what is noted since.
+    /// How often a device was attached. A write that began before the last attachment is not
+    /// covered by what is noted since.
     life: AtomicU64,
     /// Held while the region's list of suspects changes, from what decides it to the record.
     pub doubting: Mutex<()>,
@@ -180,13 +180,13 @@ impl Unit {
                 doubt.suspects.remove(block, block + 1);
                 doubt.rewritten.insert(block, block + 1);
             }
-            // It can still leave the cache and be lost by a flush that fails.
+            // Data in the cache can still leave the cache and be lost by a flush that fails.
             if self.tracks.load(Ordering::Acquire) {
                 let held = held_blocks(&*device, 0, self.count);
                 held.into_iter().for_each(|block| doubt.dirty.insert(block, block + 1));
             }
             if !doubt.dirty.is_empty() || !doubt.rewritten.is_empty() {
-                // So that the next flush is one.
+                // The next flush must not be skipped for lack of new writes.
                 self.written.fetch_add(1, Ordering::AcqRel);
             }
             self.life.fetch_add(1, Ordering::AcqRel);
@@ -261,12 +261,12 @@ impl Unit {
         Run { first: BulkBlock::new(own.first.get() + self.first), ..own }
     }
 
-    /// Blocks that are not free.
+    /// Returns the number of blocks that are not free.
     pub fn taken(&self) -> u64 {
         self.state.lock().taken()
     }
 
-    /// Blocks that may be given out.
+    /// Returns the number of blocks that may be given out.
     pub fn room(&self) -> u64 {
         let blocks = self.state.lock();
         blocks.free.saturating_sub(blocks.withheld)
@@ -357,7 +357,8 @@ impl Unit {
         };
         let mut wrong = read()?;
         if wrong.is_some() && !is_planted(Bug::SumsOneLook) {
-            // A flush that fails loses bytes before anybody knows.
+            // A failing flush loses bytes before its failure is known: look again while no flush is
+            // under way.
             let _no_flush = self.await_flush();
             wrong = read()?;
         }
@@ -379,8 +380,8 @@ impl Unit {
     }
 
     /// Waits for the flush under way and keeps others from beginning, as long as the device takes
-    /// writes. What a failed one put in doubt is known then. A thread that flushes such a device waits
-    /// for no reader's lock, so there is no deadlock.
+    /// writes. When this returns, the blocks that a failed flush put in doubt are known. A thread
+    /// that flushes waits for no reader's lock, so there is no deadlock.
     fn await_flush(&self) -> Option<MutexGuard<'_, ()>> {
         while self.is_open() {
             let lock = self.flushing.try_lock_for(Duration::from_millis(1));
@@ -388,7 +389,7 @@ impl Unit {
                 return lock;
             }
         }
-        // It is closed before its blocks are in doubt, both under this lock.
+        // A failed flush closes the device before it puts blocks in doubt, both under this lock.
         drop(self.doubt.lock());
         None
     }
@@ -424,7 +425,7 @@ impl Unit {
         }
     }
 
-    /// What reading fails with after a flush of the only device failed.
+    /// Returns the error of a read after a flush of the only device failed.
     pub fn unread(&self) -> Error {
         Error::Io(format!(
             "{}: a flush failed before these bytes were durable; unmount the store and mount it again to read what is left",

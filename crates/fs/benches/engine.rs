@@ -54,7 +54,8 @@ fn open(kind: MemoryKind, files: u64) -> Store {
         let _ = std::fs::remove_file(&path);
         let memory: Arc<dyn PersistentMemory> =
             Arc::new(SharedMap::create(&path, geometry.region_bytes, SharedKind::Battery).unwrap());
-        // Battery-backed RAM is there before the program is; the pages of /dev/shm are not.
+        // Battery-backed RAM is there before the program starts; the pages of /dev/shm are there
+        // only after a first write.
         memory.zero(0, geometry.region_bytes);
         let parts = || shoal_region::Parts { memory: memory.clone(), log: None, images: None, boot_id, nonce };
         Fs::format(Parts { region: parts(), bulk: None, clock: clock() }, &format).unwrap();
@@ -84,7 +85,7 @@ fn open(kind: MemoryKind, files: u64) -> Store {
     Store { paths: vec![dir], fs: Fs::open(parts, options()).unwrap().0 }
 }
 
-/// Inodes are cold at once; nothing is packed unless a round does it.
+/// Returns options with which inodes are cold at once; nothing is packed unless a round does it.
 fn options() -> Options {
     Options { pack_age: Some(Duration::ZERO), ..Options::default() }
 }

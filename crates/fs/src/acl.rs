@@ -64,8 +64,8 @@ fn encode(list: &[AclEntry]) -> Vec<u8> {
     out
 }
 
-/// Returns the tag of the entry that stands for the group bits of the mode: the mask, or without
-/// one the owning group.
+/// Returns the tag of the entry that stands for the group bits of the mode: the mask, or the owning
+/// group if there is no mask.
 fn group_class(list: &[AclEntry]) -> u16 {
     if list.iter().any(|e| e.tag == MASK) { MASK } else { GROUP_OBJ }
 }

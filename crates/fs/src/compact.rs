@@ -37,8 +37,7 @@ const IDLE_NS: u64 = 1_000_000_000;
 const REST_NS: u64 = 5_000_000_000;
 /// Bytes moved by one pass.
 const PASS_BYTES: u64 = 8 << 20;
-/// Segments that a pass empties at least, if there are so many, because each pass looks at every
-/// inode.
+/// Least number of segments that a pass empties, if it can, because each pass looks at every inode.
 const PASS_SEGMENTS_MIN: u64 = 32;
 /// Segments made free beyond those asked for: an operation that lacked one may need more.
 pub(crate) const SPARE_SEGMENTS: u64 = 8;

@@ -56,7 +56,8 @@ impl<'a> Devices<'a> {
         self.added(given, blocks, None)
     }
 
-    /// Does the same with a number that the caller has recorded along with the device's location.
+    /// Like [`Devices::add`], with a number that the caller has recorded along with the device's
+    /// location.
     pub fn add_as(self, number: u32, given: &GivenDevice, blocks: Option<u64>) -> Result<()> {
         self.fs.writable()?;
         self.added(given, blocks, Some(number)).map(drop)
@@ -64,8 +65,9 @@ impl<'a> Devices<'a> {
 
     fn added(self, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
         let bulk = self.fs.bulk()?;
-        // Writes back all held blocks. That counts as covered by a sync, and not as in doubt if the
-        // device is away after a crash. An error belongs to one device and is noted for its files.
+        // Writes back all held blocks, so that they count as covered by a sync, and not as in doubt
+        // if the device is away after a crash. An error belongs to one device and is noted for its
+        // files.
         let _ = self.fs.sync();
         let number = bulk.devices().add(&self.fs.region, given, blocks, number)?;
         bulk.arrange_sums(&self.fs.region, None, |other| other == number)?;
@@ -179,8 +181,8 @@ impl<'a> Devices<'a> {
         self.files_where(number, &|_, len| len)
     }
 
-    /// Does the same for the bytes that `counts` finds in a range of the device (start and length
-    /// in bytes).
+    /// Like [`Devices::files`], for the bytes that `counts` finds in a range of the device (start
+    /// and length in bytes).
     pub fn files_where(self, number: u32, counts: &dyn Fn(u64, u64) -> u64) -> Result<Vec<(Ino, u64)>> {
         let bulk = self.fs.bulk()?;
         let first = (u64::from(number) << BULK_NUMBER_SHIFT) * BULK_BLOCK;

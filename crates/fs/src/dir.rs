@@ -455,7 +455,8 @@ const RANK_BITS: u32 = 3;
 /// Returns the entries of one bucket with cookies of at least `from`, in cookie order; the buckets
 /// before it have none. Also returns the cookie to go on from, or `None` at the end of the
 /// directory. A bucket with an entry that does not belong there is an error once its other entries
-/// are listed: in the place of such a hash, the listing could start over or leave entries out.
+/// are listed: a listing that goes on from the hash of such an entry could start over or leave
+/// entries out.
 pub(crate) fn list(view: &impl Names, dir: &Inode, from: u64) -> Result<(Vec<Listed>, Option<u64>)> {
     match dir.layout {
         Layout::DirPacked => list_bucket(view, dir.root, from, 0..HASH_END),

@@ -46,7 +46,7 @@ pub enum Error {
     Stale,
     #[error("read-only file system")]
     ReadOnly,
-    /// Read-only since something failed.
+    /// The store is read-only since something failed.
     #[error("read-only file system: {0}")]
     Failed(Arc<Failure>),
     /// Refused by [`crate::Patience::Refuses`]; never an answer to a user.
@@ -107,7 +107,8 @@ impl Error {
     pub const NO_SPACE: Error = Error::NoSpace(Lack::OTHER);
 }
 
-/// Errors of what is below: of bulk storage as they are, the others as bulk storage reads them.
+/// Converts errors of the layers below: those of bulk storage one to one, the others by way of bulk
+/// storage's.
 impl From<shoal_bulk::Error> for Error {
     fn from(error: shoal_bulk::Error) -> Error {
         use shoal_bulk::Error as Bulk;

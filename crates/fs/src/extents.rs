@@ -465,7 +465,8 @@ fn load_extents(view: &impl View, node: SlotRef, count: u64, bulk_blocks: u64) -
     }
 }
 
-/// Cuts a list into leaves: full ones where a file grows at its end, even ones elsewhere, to leave room for inserts.
+/// Cuts a list into leaves: full leaves where a file grows at its end, leaves of equal length
+/// elsewhere, to leave room for inserts.
 fn groups(extents: &[Extent], at_end: bool) -> std::slice::Chunks<'_, Extent> {
     let leaves = extents.len().div_ceil(LEAF_EXTENTS).max(1);
     extents.chunks(if at_end { LEAF_EXTENTS } else { extents.len().div_ceil(leaves).max(1) })

@@ -97,13 +97,14 @@ impl Fs {
         Ok(done)
     }
 
-    /// Fails if `fallocate(2)` cannot do this for any file. A request that fails here changes
-    /// nothing, not even who may run the file.
+    /// Fails if `fallocate(2)` cannot do this for any file. The adapter asks before it clears
+    /// set-id bits, so that such a request changes nothing.
     pub fn check_fallocate(mode: i32, at: u64, len: u64) -> Result<()> {
         allocation_end(mode, at, len).map(drop)
     }
 
-    /// `fallocate(2)`: allocate, punch a hole, zero a range; the other modes are not supported.
+    /// Does what `fallocate(2)` does: allocates, punches a hole or zeroes a range. The other modes
+    /// are not supported.
     pub fn fallocate(&self, ino: Ino, mode: i32, at: u64, len: u64) -> Result<()> {
         self.fallocate_by(Manner::default(), ino, mode, at, len)
     }
@@ -517,12 +518,12 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// Returns what an fsync of the file has to wait for, without waiting for the bulk device. Fails
-    /// once the store has failed, though what the file has may be durable: a caller learns of a
-    /// failure by its next fsync.
+    /// Returns what an fsync of the file has to wait for, without waiting for the bulk device.
+    /// Fails once the store has failed, although the file's data may be durable: a caller learns of
+    /// a failure by its next fsync.
     ///
-    /// The promise comes before the check of the tier: a file that is in the region then does not
-    /// leave it unflushed.
+    /// The promise comes before the check of the tier: a file that the check finds in the region
+    /// does not leave it unflushed.
     pub fn fsync_begin(self, ino: Ino) -> Result<Fsync> {
         if self.fs.region.is_read_only() {
             return Ok(Fsync::Log(self.fsync_position()));

@@ -77,8 +77,8 @@ pub(crate) fn check_entry_removed(dir: &Inode, inode: &Inode) -> Result<()> {
     check_change(dir).and_then(|()| check_change(inode))
 }
 
-/// Fails if the attributes may not be changed so. Both times of an append-only file may be set to
-/// the present.
+/// Fails if the attributes may not be changed in this way. Both times of an append-only file may be
+/// set to the present.
 pub(crate) fn check_setattr(inode: &Inode, change: &SetAttr) -> Result<()> {
     let times = (change.atime, change.mtime);
     let only_touched = change.mode.is_none()

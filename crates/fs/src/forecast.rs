@@ -61,7 +61,7 @@ impl Mean {
         }
     }
 
-    /// Bytes a second; 0 without a trend.
+    /// Returns the growth in bytes a second; 0 without a trend.
     fn rate(&self) -> f64 {
         if self.gain < self.change * GAIN_LEAST || self.weight <= 0.0 { 0.0 } else { self.gain / self.weight }
     }
@@ -113,7 +113,7 @@ impl Growth {
     }
 }
 
-/// Reports once that something is soon, and again only after it was not for a while.
+/// Reports once that something is soon, and again only after it was not soon for a while.
 #[derive(Clone, Copy, Debug, Default)]
 struct Once {
     told: bool,

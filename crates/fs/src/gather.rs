@@ -132,9 +132,9 @@ impl<'a> Data<'a> {
             // The parts have their present flags: NEW may have been cleared, and the extent split,
             // while the device worked.
             for part in cut(&mut edit.extents, old.file_block, old.end()) {
-                // The copy is flushed, so this record may clear NEW. It has to: an fsync that has
-                // flushed the old place clears NEW neither for another device nor for a later
-                // flush, and would return.
+                // The copy is flushed, so this record may clear NEW. It must clear NEW: an fsync
+                // that has flushed the old place would leave NEW on blocks that are now on another
+                // device or need a later flush, and would return.
                 let bulk_block = run.first + (part.bulk_block - old.bulk_block);
                 let flags = if is_planted(Bug::MovedStaysNew) { part.flags } else { part.flags & !EXTENT_NEW };
                 put(&mut edit.extents, Extent { bulk_block, flags, ..part });

@@ -51,7 +51,7 @@ const STEP_EXTENTS: usize = 128;
 /// Longest file that moves back into the region (bytes), because one record carries it.
 pub(crate) const MOVE_BACK_BYTES: u64 = 512 << 10;
 
-/// Blocks kept free behind a growing file: as many as it has, within limits.
+/// Returns how many blocks are kept free behind a growing file: as many as it has, within limits.
 fn ahead(size: u64) -> u64 {
     (size / BULK_BLOCK).clamp(16, 1024)
 }

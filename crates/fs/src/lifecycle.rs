@@ -187,8 +187,8 @@ impl Fs {
         Fs::format_with_profiles(parts, options, None)
     }
 
-    /// Does the same with `profiles` for packing the inodes; `None`: the built-in ones. Fails with
-    /// [`Error::Invalid`] if no store can have these profiles.
+    /// Like [`Fs::format`], with `profiles` for packing the inodes; `None`: the built-in ones.
+    /// Fails with [`Error::Invalid`] if no store can have these profiles.
     pub fn format_with_profiles(parts: Parts, options: &FormatOptions, profiles: Option<&ProfileFile>) -> Result<()> {
         let region = Region::create(options.geometry, parts.region)?;
         let sums = Some(options.sums);
@@ -621,8 +621,8 @@ impl<'a> Upkeep<'a> {
             return false;
         }
         if self.fs.region.superblock().memory_kind.has_ring() {
-            // Only to release the blocks that the saved image holds, before a writer has to wait
-            // for them.
+            // With a ring, a checkpoint is due only to release the blocks that the saved image
+            // holds, before a writer has to wait for them.
             let held = self.fs.bulk.as_ref().map_or(0, Bulk::held_blocks) * BULK_BLOCK;
             return held > 0 && held > self.fs.usage().bulk_free / 4;
         }

@@ -78,8 +78,8 @@ impl Fs {
         if hold {
             self.refs.hold(ino);
         }
-        // The child's record may be changing: wait for whoever changes it. Its name cannot vanish unnoticed, because a
-        // reclaimed record no longer decodes as in use.
+        // The child's record may be changing: `getattr` waits for the thread that changes it. Its
+        // name cannot vanish unnoticed, because a reclaimed record no longer decodes as in use.
         drop(lock);
         let attr = self.getattr(ino);
         if attr.is_err() && hold {

@@ -30,7 +30,7 @@ const RETURNS_MAX: u32 = 4096;
 
 type Waits = dyn Fn() + Send + Sync;
 
-/// Waits until the program above has passed on the removals that it knows of.
+/// The function that waits until the adapter has passed on the removals that it knows of.
 #[derive(Default)]
 pub(crate) struct Removals(Mutex<Option<Arc<Waits>>>);
 
@@ -40,14 +40,14 @@ struct Tried {
     rounds: u32,
     returns: u32,
     removals: bool,
-    /// Compaction gained only slots, no segments of these that were asked for, and the operation
-    /// was run again.
+    /// The segments that were asked for when compaction gained only slots; the operation was run
+    /// again after that.
     slots_for: Option<u64>,
 }
 
 impl Fs {
-    /// Sets what waits until removed files are freed, if that comes after the removal's answer. An
-    /// operation that finds no room calls it once and runs again.
+    /// Sets the function that waits until removed files are freed, for an adapter that answers
+    /// removals before that. An operation that finds no room calls it once and runs again.
     pub fn await_removals_by(&self, wait: impl Fn() + Send + Sync + 'static) {
         *self.removals.0.lock() = Some(Arc::new(wait));
     }

@@ -52,7 +52,7 @@ pub struct ReadPlan {
 enum Rest {
     /// A large file that somebody changes: nothing has been found yet.
     Everything,
-    /// Where the bytes of a large file are, after so many changes of it.
+    /// Where the bytes of a large file are, after this number of changes of it.
     Spans { inode: Inode, spans: Vec<Span>, changes: u64 },
     /// The read has `len` bytes, and `parts` of them are in the spill file. `others` holds the bytes
     /// read so far if the read goes on in another buffer; otherwise it is empty.
@@ -64,7 +64,7 @@ impl ReadPlan {
         self.ino
     }
 
-    /// The byte that the read begins with.
+    /// Returns the byte that the read begins with.
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -270,7 +270,7 @@ impl<'a> Data<'a> {
     }
 }
 
-/// Of `len` bytes from byte `at` on, those within the file.
+/// Returns how many of `len` bytes from byte `at` on are within the file.
 fn within(inode: &Inode, at: u64, len: usize) -> usize {
     inode.size.saturating_sub(at).min(len as u64) as usize
 }

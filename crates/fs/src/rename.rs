@@ -48,9 +48,9 @@ impl Fs {
         self.rename_with(Patience::Waits, (from, name), (to, new_name), mode, None)
     }
 
-    /// Does the same. With `whiteout` it also leaves a *whiteout* at the old name for an overlay,
-    /// in the same transaction: a character device 0:0 of the caller given, which hides what a
-    /// lower layer has under that name. Not for [`RenameMode::Exchange`].
+    /// Like [`Fs::rename`]. With `whiteout` it also leaves a *whiteout* at the old name for an
+    /// overlay, in the same transaction: a character device 0:0 of the caller given, which hides
+    /// what a lower layer has under that name. Not for [`RenameMode::Exchange`].
     pub fn rename_with(
         &self,
         patience: Patience,
@@ -96,7 +96,7 @@ impl<'a> Tree<'a> {
                 }
                 wanted = [from, to, ends.source.ino, target];
             };
-            // Whatever the names refer to now is locked.
+            // The inodes that the names refer to now are locked.
             let taking = taking(&ends, mode);
             for ino in taking.into_iter().flatten() {
                 if self.fs.data().is_settled(ino, &self.fs.load(ino)?) || is_planted(Bug::RenameUnsettled) {
@@ -299,7 +299,7 @@ fn check_displaced(moved: &Inode, other: &Inode) -> Result<()> {
     }
 }
 
-/// Returns the files that take a name that another one has.
+/// Returns the files that take a name that another file has.
 fn taking(ends: &Ends, mode: RenameMode) -> [Option<Ino>; 2] {
     let (source, target) = (ends.source.ino, ends.target.map(|target| target.ino));
     match (mode, target) {

@@ -123,7 +123,8 @@ fn bulk_in_use(memory: &dyn PersistentMemory, superblock: &Superblock) -> (u64, 
     })
 }
 
-/// Segments that only operations that free space may use: 1/32, as in the allocator.
+/// Returns the number of segments that only operations that free space may use: 1/32, as in the
+/// allocator.
 fn reserve(superblock: &Superblock) -> u64 {
     ((superblock.segment_count - superblock.reserved_segments()) / 32).max(2)
 }
@@ -230,7 +231,7 @@ impl Relayout {
             steps.before_seal()
         });
         if let Err(error) = written {
-            // Returns its room to the host. If that fails too, the next opening does it.
+            // Returns the target's room to the host. If that fails too, the next opening does it.
             let _ = shoal_region::empty_image(target);
             return Err(error);
         }

@@ -84,8 +84,8 @@ impl<'a> Data<'a> {
         Ok(())
     }
 
-    /// Does the same for files with data on one device, for the clock of a device that holds writes
-    /// back. Returns whether there were any.
+    /// Like [`Data::settle_replaced`], for files with data on one device that holds writes back.
+    /// Returns whether there were any.
     pub(crate) fn settle_replaced_on(self, number: u32) -> Result<bool> {
         let bulk = self.fs.bulk()?;
         let mut replaced = bulk.fresh.pending(|ino| bulk.is_flushed(ino));
@@ -131,7 +131,7 @@ impl<'a> Data<'a> {
         let (mut places, mut files) = (Vec::new(), HashMap::new());
         for &ino in inos {
             let Some(found) = self.ranges_to_settle(ino, None, &mut places)? else {
-                // If a map cannot be read, nobody knows the file's blocks: flush all that was
+                // If a map cannot be read, the file's blocks are not known: flush all that was
                 // written to its devices.
                 let flushed = bulk.flush_files(&self.fs.region, inos)?;
                 return Ok(FlushedFiles { flushed, ranges: None });
@@ -262,7 +262,7 @@ impl<'a> Data<'a> {
         self.clear_new_of(ino, flushed, None)
     }
 
-    /// Does the same only within `covered`, ascending, for a flush of ranges.
+    /// Like [`Data::clear_new`], but only within `covered` (ascending), for a flush of ranges.
     fn clear_new_of(self, ino: Ino, flushed: &Flushed, covered: Option<&[(FileBlock, FileBlock)]>) -> Result<()> {
         let _lock = self.fs.locks.write(ino);
         let bulk = self.fs.bulk()?;

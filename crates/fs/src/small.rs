@@ -4,8 +4,9 @@
 //! and commits. After an error the caller drops both.
 //! Rules:
 //! - `inode.allocated` follows every piece taken or given.
-//! - A piece's bytes behind the file's end are undefined within the chunk that holds the end; pieces of chunks wholly
-//!   behind it (preallocated) hold zeros. So whoever moves the end zeroes the rest of one chunk only.
+//! - A piece's bytes behind the file's end are undefined within the chunk that holds the end;
+//!   pieces of chunks wholly behind it (preallocated) hold zeros. So an operation that moves the
+//!   end zeroes the rest of one chunk only.
 //! - A chunk's slot is as long as what was written into it, and grows by half when that is exceeded, so that a file
 //!   written byte by byte is not copied at every byte. A first write gets the class that fits it.
 //! - A map grows by half, too; above 512 KiB it takes the longest run at once, because a record
@@ -96,7 +97,7 @@ fn entry_at(entries: &[u8], number: u64) -> u64 {
     u64::from_le_bytes(entries[number as usize * 8..][..8].try_into().expect("eight bytes"))
 }
 
-/// Returns whether the chunks of a group are slots and holes, or one object.
+/// Returns whether a group's chunks are what they may be: slots and holes, or all the same object.
 fn is_group(entries: &[u8]) -> bool {
     let is_packed = entries.chunks_exact(8).any(|entry| entry[7] & 0x80 != 0);
     !is_packed || entries.chunks_exact(8).all(|entry| *entry == entries[..8])

@@ -47,7 +47,7 @@ impl Fs {
         self.setxattr_by(ino, name, value, mode, |_| true)
     }
 
-    /// Does the same, but may clear the set-group-id bit of a file whose access ACL is set.
+    /// Like [`Fs::setxattr`], but may clear the set-group-id bit of a file whose access ACL is set.
     /// `may_keep_set_gid` tells whether a file of the given group keeps the bit: a change of mode
     /// by somebody outside the group clears it, and so does this.
     pub fn setxattr_by(

@@ -34,7 +34,7 @@ struct Store {
     next: u64,
 }
 
-/// The contents of file `number`.
+/// Returns the contents of file `number`.
 fn contents(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|i| (number * 31 + i as u64 * 7) as u8).collect()
 }

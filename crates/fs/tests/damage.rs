@@ -394,7 +394,7 @@ fn a_damaged_record_is_counted_told_once_and_refused_for_itself() {
     }
 }
 
-/// Lists a directory in calls that take three entries each, as a door with little room does.
+/// Lists a directory in calls that take three entries each, as a caller with a small buffer does.
 fn listed_by_threes(fs: &Fs, dir: Ino) -> (Vec<Vec<u8>>, Result<(), Error>) {
     let (mut names, mut cookie) = (Vec::new(), 0);
     loop {
@@ -466,7 +466,7 @@ fn after_a_power_loss_no_new_block_is_read_from_a_map_that_does_not_decode() {
     assert_eq!(store.fs.read(made.inodes["many"], 0, &mut first), Ok(5000));
     assert_eq!(first, [0; 5000], "NEW before the power loss: zeros");
     store.fs.shutdown().unwrap();
-    // Nor are they read later, when nobody remembers the power loss.
+    // They are not read later either, by an opening that does not know of the power loss.
     let again = store.reopened(&store.world.snapshot().process_crash(), false);
     assert_eq!(again.fs.read(made.inodes["many"], 0, &mut first), Ok(5000));
     assert_eq!(first, [0; 5000]);

@@ -71,7 +71,8 @@ fn besides() -> Vec<(&'static str, Work)> {
     ]
 }
 
-/// Returns false if the operation makes fewer such calls.
+/// Fails the `nth` such call of the operation while `beside` changes the file. Returns false if the
+/// operation makes fewer such calls.
 fn one(
     kind: MemoryKind,
     nth: u32,

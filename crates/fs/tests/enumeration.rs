@@ -157,7 +157,7 @@ fn layouts() -> Vec<Workload> {
 struct Share {
     workloads: u64,
     states: u64,
-    /// Of the states of operations on every layout, one in so many is visited.
+    /// The same for the states of operations on every layout.
     layouts: u64,
 }
 
@@ -287,7 +287,7 @@ fn every_file_that_changes_its_tier_by_its_threshold_survives_every_crash() {
     assert_visited(states, 20);
 }
 
-/// A search that a time limit cuts short owes no number of states.
+/// Checks that more than `least` states were visited, unless a time limit cut the search short.
 fn assert_visited(states: u64, least: u64) {
     assert!(states > least || Budget::of_a_search().is_limited(), "only {states} states were visited");
 }

@@ -1,9 +1,10 @@
 //! A flush that fails, and takes with it what this process or an earlier one wrote.
 //!
 //! The kernel keeps what a killed daemon wrote to a device, and marks it clean when a flush fails.
-//! The next flush succeeds. Owns: what a process after that reads, with each device of one or two,
-//! of which only the second has a mark, and with an only one behind a write-back cache. Left out:
-//! one of several behind a cache (`failed_behind_cache`).
+//! The next flush succeeds.
+//! Owns: what a process after that reads. The failing device is the only one, with or without a
+//! write-back cache, or either of two, of which only the second has a mark.
+//! Left out: one of several devices behind a cache (`failed_behind_cache`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,7 +48,8 @@ fn open(trial: Trial, world: &World, boot: Boot, disks: &[Arc<Forgetful>]) -> Re
     Fs::open(parts, options).map(|(fs, _)| fs)
 }
 
-/// Flushes fail on disk `which` in the process that wrote, or in the next one.
+/// Lets flushes fail on disk `which`, in the process that wrote or in the next one, and checks what
+/// is read.
 fn lost(trial: Trial, which: usize, at_once: bool) -> Result<(), String> {
     let context = format!("{trial:?}, disk {which}, at once {at_once}");
     let (world, mut boot) = (new_world(trial.kind), Boot::first(true));

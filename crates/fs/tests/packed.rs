@@ -107,7 +107,7 @@ fn change(fs: &Fs, step: u64) {
     let _ = outcome;
 }
 
-/// The slot references of the two copies of the tables.
+/// Returns the slot references of the two copies of the tables.
 fn tables(fs: &Fs) -> [SlotRef; 2] {
     let mut bytes = [0; size_of::<Roots>()];
     fs.region().read(ROOTS_AT, &mut bytes).unwrap();

@@ -2,8 +2,8 @@
 //!
 //! Stores with random contents grow and shrink. Every step of a resize is a crash point, and every
 //! call of a medium may fail. Each result must be the old or the new store with all contents, sound
-//! to the checker, and usable: it takes files, is checkpointed until both images are written (an
-//! image of the other layout must not shine through), shut down and opened again.
+//! to the checker, and usable: it takes files, is checkpointed until both images are written
+//! (nothing of an image of the other layout may show), shut down and opened again.
 //! `SHOAL_SEED=<n>` starts from another seed. `SHOAL_DEEP=1` runs more seeds and leaves no state
 //! out.
 

@@ -67,7 +67,7 @@ impl Counters {
         Ok(lsn)
     }
 
-    /// Commits a transaction that unpacks them.
+    /// Commits a transaction that unpacks this many bytes of a file, or inodes.
     pub fn commit_unpacked(&self, tx: Tx<'_>, bytes: u64, inodes: u64) -> Result<Lsn> {
         let lsn = counted(tx, &self.unpacking_log_bytes)?;
         self.unpacked_bytes.fetch_add(bytes, Relaxed);

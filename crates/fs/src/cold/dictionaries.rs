@@ -2,9 +2,9 @@
 //!
 //! Owns: the list and the dictionaries in the region, two copies of each, and the bytes in memory.
 //! Rules: a dictionary never changes, and its number is never given again; only the newest one gets
-//! new users, so an old one that met no user in a search of all files has none; what is damaged in
-//! one copy is rewritten from the other. A dictionary that is lost in both copies stays in the
-//! list, because files name it. A lost list is not replaced.
+//! new users, so an old one without users in a search of all files stays without users; what is
+//! damaged in one copy is rewritten from the other. A dictionary that is lost in both copies stays
+//! in the list, because files name it. A lost list is not replaced.
 //! Lock order: the lock under which roots change, `stored`, the commit lock. Left out: when a
 //! dictionary is trained (`training`).
 

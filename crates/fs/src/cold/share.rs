@@ -74,7 +74,7 @@ impl Load {
         let saved = if percent >= 100 { SLICE_NS as i64 } else { SAVED_NS as i64 * percent / 100 };
         self.time = (self.time + elapsed * percent / 100).min(saved);
         if percent >= 100 {
-            // Without pause, each slice has its full time.
+            // Packing goes on without pause: each slice has its full time.
             self.time = saved;
         }
         let own_since = own.saturating_sub(self.own);

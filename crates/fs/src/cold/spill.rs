@@ -229,7 +229,7 @@ impl<'a> Spilling<'a> {
         Spilled { blocks, ..spilled }
     }
 
-    /// Does the same after scanning all inodes.
+    /// Like [`Spilling::spilled`], after scanning all inodes.
     pub fn count_spilled(self) -> Result<Spilled> {
         self.look_for_spilled(&mut self.fs.spill.worker.lock(), u64::MAX)?;
         Ok(self.spilled())

@@ -26,7 +26,7 @@ pub(crate) const SHORT_FILES: usize = 4096;
 /// Short files seen before the first trial, and at most between two trials.
 const FIRST_TRIAL: u64 = 512;
 const TRIAL_EVERY: u64 = 16_384;
-/// Bytes to train on; one file of so many is not trained on but tried with.
+/// Bytes to train on; one file in [`TRIED_ONE_OF`] is kept for the trial instead.
 const SAMPLE_BYTES: usize = 1 << 20;
 const TRIED_ONE_OF: usize = 8;
 /// Least time between two searches of background work for users of old dictionaries.

@@ -92,7 +92,7 @@ impl Packed {
     }
 }
 
-/// Returns the reference to a packed block that these bits are; `None` if they are none.
+/// Returns these bits as a reference to a packed block; `None` if they are not one.
 #[cold]
 pub(super) fn reference(bits: u64) -> Option<SlotRef> {
     SlotRef::from_bits(bits).filter(|slot| slot.class() < BLOCK_CLASS)

@@ -358,8 +358,7 @@ impl<'a> Compacting<'a> {
 
     /// Sets the profiles that the store's inodes are packed with, instead of the built-in ones.
     /// Only possible before the first block is packed. Returns false if the store has profiles
-    /// already, or if among these there are none of Shoal's own compressor, or more than a store
-    /// takes.
+    /// already, or if `file` has none of Shoal's own compressor, or more than a store takes.
     pub fn set_inode_profiles(self, file: &ProfileFile) -> Result<bool> {
         self.fs.writable()?;
         let file = file.of_store();

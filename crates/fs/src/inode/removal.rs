@@ -2,12 +2,12 @@
 //! files, and may have no room for a plain block.
 //!
 //! A number becomes free where its record lies. The other codes of the block stay as they are, so
-//! the block hardly ever gets longer; if it does, it moves to another slot. What else a removal
-//! changes, the directory's record or a link count, makes its block plain as any change does. If
-//! there is no room for that, it is written in place: the packer left room for the longest code of
-//! such records. A block that an earlier version packed has no such room. Then another block is
-//! packed to make room for a plain one, the reserve is used, and in the last resort the record
-//! keeps its times.
+//! the block hardly ever gets longer; if it does, it moves to another slot. Any other record that a
+//! removal changes (the directory's, or one with a link less) makes its block plain as any change
+//! does. If there is no room for that, it is written in place: the packer left room for the longest
+//! code of such records. A block that an earlier version packed has no such room. Then another
+//! block is packed to make room for a plain one, the reserve is used, and in the last resort the
+//! record keeps its times.
 //! Rules: the lock of a packed block is held from reading the block until the transaction has
 //! ended. The block is read through the transaction, which may have changed it before. A removal
 //! that holds one such lock and waits for another does so alone (`Packed::removals`): all others

@@ -44,7 +44,8 @@ impl<'a> Large<'a> {
         let promised = if by_durable { self.fs.region.durable_lsn() } else { self.fs.region.promised_lsn() };
         let mut birth = bulk.births.of(ino).filter(|&birth| birth > promised || is_planted(Bug::NeverPromised));
         if by_durable || is_planted(Bug::NeverPromised) {
-            // Keeps the comparison under the commit lock from seeing it either.
+            // With the planted bug, the comparison under the commit lock must not see the promise
+            // either.
             birth = birth.map(|_| Lsn::MAX);
         }
         let data_flags = if birth.is_some() { EXTENT_NEW } else { 0 };

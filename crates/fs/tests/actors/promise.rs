@@ -71,17 +71,18 @@ impl Moment {
         self.returned[actor] == Some(true)
     }
 
-    /// Had `first` returned when `second` began?
+    /// Returns whether `first` had returned when `second` began.
     fn precedes(&self, first: usize, second: usize) -> bool {
         self.at_begin[second].as_ref().is_some_and(|then| then.returned_ok(first))
     }
 
-    /// Was `other` under way when `actor` returned?
+    /// Returns whether `other` was under way when `actor` returned.
     fn returned_amid(&self, actor: usize, other: usize) -> bool {
         self.at_return[actor].as_ref().is_some_and(|then| then.begun[other] && then.returned[other].is_none())
     }
 
-    /// May the state be that of `turn`, given that it has at least the operations in `with`?
+    /// Returns whether the state may be that of `turn`, given that it has at least the operations
+    /// in `with`.
     fn allows(&self, turn: Turn, with: [bool; 2]) -> bool {
         let has = [turn.has(0), turn.has(1)];
         let complete = (0..2).all(|actor| (has[actor] || !with[actor]) && (!has[actor] || self.begun[actor]));
@@ -105,12 +106,13 @@ pub struct History {
     pub turns: Vec<(Turn, Shown, [bool; 2])>,
 }
 
-/// Does the operation, once it has returned, make durable what had returned before it began?
+/// Returns whether the operation, once it has returned, makes durable what had returned before it
+/// began.
 fn syncs(operation: &Operation) -> bool {
     matches!(operation, Operation::Fsync(_) | Operation::Sync | Operation::Tick | Operation::Checkpoint)
 }
 
-/// Does the operation give the file a name that another file has?
+/// Returns whether the operation gives the file a name that another file has.
 fn takes_name(operation: &Operation, before: &View, ino: Ino) -> bool {
     let Operation::Rename(from, to, mode) = operation else { return false };
     let [from, to] = [from, to].map(|path| before.files.get(path.as_bytes()).map(|file| file.ino));
@@ -118,13 +120,13 @@ fn takes_name(operation: &Operation, before: &View, ino: Ino) -> bool {
     is_over && (from == Some(ino) || *mode == RenameMode::Exchange && to == Some(ino))
 }
 
-/// Does the operation cut off all of the file's contents?
+/// Returns whether the operation cuts off all of the file's contents.
 fn cuts_off(operation: &Operation, before: &View, ino: Ino) -> bool {
     let Operation::Truncate(path, 0) = operation else { return false };
     before.files.get(path.as_bytes()).is_some_and(|file| file.ino == ino && !file.bytes.is_empty())
 }
 
-/// Does the operation promise the file's bytes on the bulk device?
+/// Returns whether the operation promises the file's bytes on the bulk device.
 fn settles(operation: &Operation, view: &View, ino: Ino) -> bool {
     match operation {
         Operation::Fsync(path) => view.files.get(path.as_bytes()).is_some_and(|file| file.ino == ino),
@@ -143,9 +145,10 @@ impl History {
         self.kind != MemoryKind::Logged
     }
 
-    /// Has the operation returned, and does that keep its promise? Elsewhere each clock ticks in
-    /// one thread, but a pair may run two ticks at once. The second tick then leaves to the first
-    /// the work that the first has begun, so it promises nothing if it returns first.
+    /// Returns whether the operation has returned and thereby promises what it covers. In a mount
+    /// each kind of tick runs in one thread, but a pair may run two ticks at once. The second tick
+    /// then leaves to the first the work that the first has begun, so it promises nothing if it
+    /// returns first.
     fn vouches(&self, actor: usize, moment: &Moment) -> bool {
         let ticks = self.operations.iter().all(|operation| matches!(operation, Operation::Tick));
         moment.returned_ok(actor) && !(ticks && moment.returned_amid(actor, 1 - actor))
@@ -237,7 +240,7 @@ impl History {
         promised.map(|past| (past, with))
     }
 
-    /// Is the view found after a crash at `moment` allowed?
+    /// Returns an error if the view found after a crash at `moment` is not allowed.
     pub fn judge(&self, found: &View, moment: &Moment, power: bool) -> Result<(), String> {
         let (with, past) = self.floor(moment, power);
         let mut nearest = String::new();
@@ -264,8 +267,8 @@ impl History {
         Err(format!("no order of what had begun explains what is there ({with:?} must be):{nearest}"))
     }
 
-    /// Did the operations that returned succeed or fail as they do in `turn`? An operation that
-    /// fails changes the same as when it fails in turn.
+    /// Returns whether the operations that returned succeeded or failed as they do in `turn`. An
+    /// operation that fails changes the same as when it fails in turn.
     fn ended_alike(&self, turn: Turn, moment: &Moment) -> bool {
         let ok = self.turns.iter().find(|(other, ..)| *other == turn).map_or([true; 2], |(_, _, ok)| *ok);
         (0..2).all(|actor| !turn.has(actor) || moment.returned[actor].is_none_or(|ended| ended == ok[actor]))

@@ -262,7 +262,7 @@ pub fn search<W: Watcher>(
     Ok(schedules)
 }
 
-/// The choices a schedule's name stands for.
+/// Returns the choices that a schedule's name stands for.
 pub fn choices(name: &str) -> Vec<usize> {
     name.chars().map(|actor| (actor == 'B') as usize).collect()
 }

@@ -36,7 +36,7 @@ fn faults(call: Call) -> &'static [Fault] {
     }
 }
 
-/// Whether an operation on a failed medium may end like this.
+/// Returns whether an operation on a failed medium may end like this.
 fn is_clean(outcome: &Result<(), Error>) -> bool {
     matches!(outcome, Ok(()) | Err(Error::Io(_) | Error::NoSpace(_) | Error::ReadOnly | Error::Failed(_)))
 }
@@ -74,7 +74,8 @@ pub fn fail_each(ground: &Ground, operation: &Operation, last: &Operation) -> Re
     Ok(failed)
 }
 
-/// Returns true if the planned fault was hit.
+/// Applies both operations with the planned fault, and judges the store afterwards. Returns true if
+/// the fault was hit.
 fn fail(
     ground: &Ground,
     judge: &Judge<'_>,
@@ -117,7 +118,7 @@ fn fail(
         let boot = store.boot.after(power);
         let again = store::open(ground.setup, state.open(), boot).map_err(name)?;
         let tree = Tree::read(&again.fs).map_err(name)?;
-        // No later process believes what a failed flush was to cover.
+        // No later process trusts the data that a failed flush was to cover.
         let data_lost = power || plan.call == Call::DiskFlush;
         judge.identify(&tree, power, data_lost, &outcomes).map_err(name)?;
         again.fs.shutdown().map_err(|e| name(format!("shutdown: {e}")))?;

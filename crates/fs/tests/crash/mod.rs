@@ -24,12 +24,12 @@ pub mod run;
 pub mod tree;
 pub mod workload;
 
-/// `SHOAL_DEEP=1`: everything, unsampled.
+/// Returns whether `SHOAL_DEEP=1` asks for everything, unsampled.
 pub fn deep() -> bool {
     std::env::var_os("SHOAL_DEEP").is_some()
 }
 
-/// A number from the environment.
+/// Returns a number from the environment, if it is set.
 pub fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }

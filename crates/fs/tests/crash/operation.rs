@@ -360,7 +360,7 @@ fn pack_cooled(actor: &mut Actor<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends of the steps of a write, without the last.
+/// Returns the ends of the steps of a write, without the last.
 fn steps(large: bool, at: u64, end: u64) -> impl Iterator<Item = u64> {
     let step = if large { BULK_STEP } else { REGION_STEP };
     let first = if large { at / BULK_BLOCK * BULK_BLOCK + step } else { (at / step + 1) * step };

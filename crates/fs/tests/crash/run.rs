@@ -183,7 +183,7 @@ fn step(
 }
 
 impl Ground {
-    /// The prepared store after a clean mount.
+    /// Opens the prepared store after a clean unmount.
     pub fn open(&self) -> Result<Store, String> {
         Ok(self.begin(Before::Mounted, Boot::first(true))?.0)
     }
@@ -238,7 +238,7 @@ impl<'a> Judge<'a> {
         Ok(Judge { ground, history, data })
     }
 
-    /// Is the tree a state allowed after a crash, given how the operations ended?
+    /// Returns which state allowed after a crash the tree is in, given how the operations ended.
     pub fn identify<E>(
         &self,
         tree: &Tree,

@@ -42,7 +42,7 @@ impl Data {
         Data { pieces: Arc::new(vec![(0, bytes)]) }
     }
 
-    /// The bytes of `[at, at + out.len())`.
+    /// Fills `out` with the bytes of `[at, at + out.len())`.
     pub fn fill(&self, at: u64, out: &mut [u8]) {
         out.fill(0);
         let end = at + out.len() as u64;

@@ -63,7 +63,7 @@ impl Store {
         try_open(setup, format(setup, 1), Boot::first(true), options, None).expect("the store opens")
     }
 
-    /// The store as `state` left it.
+    /// Opens the store as `state` left it.
     pub fn reopened(&self, state: &WorldState, power_lost: bool) -> Store {
         open(self.setup, state.open(), self.boot.after(power_lost))
     }

@@ -97,7 +97,7 @@ pub fn in_another_place(kind: MemoryKind) {
         fs.shutdown().unwrap();
         check(setup(kind), &world, false).unwrap_or_else(|error| panic!("place {place}: {error}"));
     }
-    // After a restart of the machine every place is another one, and the power loss says enough.
+    // After a restart of the machine every place has another number, so only the power loss counts.
     let (_, fs) = pair.again(true, false, |world| placed(world, 6)).unwrap();
     assert!(!fs.devices().states()[1].moved, "the device is where it was");
     assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![0; block]));
@@ -164,8 +164,8 @@ impl BlockDevice for Pressed {
     }
 }
 
-/// Tests that data in a cache whose device is found in another place counts from then on, also once
-/// the device has it.
+/// Tests a device that is found in another place, behind a cache that holds data. The data counts,
+/// even if the cache gives it to the device for a mark and the opening is then cut off.
 pub fn pushed_out_by_a_mark(kind: MemoryKind) {
     let pair = Pair::new(kind);
     let block = BULK_BLOCK as usize;
@@ -186,8 +186,8 @@ pub fn pushed_out_by_a_mark(kind: MemoryKind) {
     assert_eq!(read(&fs, new, BULK_BLOCK, block), Ok(vec![2; block]), "it was held all the time");
 }
 
-/// A cache that was cut off while it held the mark of the device that it was in front of, and is in
-/// front of another one now.
+/// A cache that was cut off while it held the mark of its device, and is in front of another device
+/// now.
 struct Covered {
     disk: Arc<SimDisk>,
     former: Arc<SimDisk>,

@@ -83,7 +83,7 @@ pub fn failed_flush(kind: MemoryKind) {
     assert_eq!(read(&back, next, 0, len), Ok(vec![8; len]), "blocks that were in doubt, with new contents");
 }
 
-/// A pair with a synced file of four blocks on the second device.
+/// Makes a pair with a synced file of four blocks on the second device.
 fn with_promised(kind: MemoryKind) -> (Pair, Ino) {
     let pair = Pair::new(kind);
     let promised = pair.file_on(1, b"promised", 1, 4);
@@ -116,7 +116,7 @@ pub fn read_meanwhile(kind: MemoryKind) {
     assert_eq!(fs.devices().states()[1].damaged, 0, "{kind:?}");
 }
 
-/// Tests that blocks of a write that failed are not in doubt for their next file: whatever it
+/// Tests that blocks of a write that failed are not in doubt for their next file: what that file
 /// writes once the device is used again outlives its process.
 pub fn given_back(kind: MemoryKind) {
     let (pair, promised) = with_promised(kind);
@@ -130,7 +130,7 @@ pub fn given_back(kind: MemoryKind) {
     assert_eq!(fs.write(promised, 0, &vec![2; block]), Ok(block));
     second.fails.store(true, Ordering::Relaxed);
     assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
-    // As itself: what is written there outlives the process.
+    // Use the disk itself, which loses nothing: what is written there outlives the process.
     fs.devices().retry(1, || Ok((pair.world.disk(1), 0))).unwrap();
     fills_the_rest(fs, &pair.world, kind, pair.boot);
 }
@@ -224,7 +224,8 @@ pub fn across_a_retry(kind: MemoryKind) {
         second.fails.store(true, Ordering::Relaxed);
         assert!(matches!(fs.fsync(synced, false), Err(Error::Io(_))), "the flush failed");
         second.fails.store(false, Ordering::Relaxed);
-        // Another one of the same contents, so that its mark does not wait.
+        // Give another device with the same contents, so that the write of its mark does not wait
+        // at the gate.
         fs.devices().retry(1, || Ok((pair.world.disk(1), 0))).unwrap();
         drop(gate);
         assert!(matches!(writer.join().unwrap(), Err(Error::Io(_))), "{kind:?}: the failed flush may have lost it");
@@ -232,8 +233,8 @@ pub fn across_a_retry(kind: MemoryKind) {
     assert!(matches!(fs.fsync(slow, false), Err(Error::Io(_))), "{kind:?}: it is in doubt");
 }
 
-/// Fills all that is free of the second device and sees that it is there at once and after a crash
-/// of the process. The first block of the file "promised" is in doubt.
+/// Fills the free space of the second device. Checks that the data is there at once and after a
+/// crash of the process. The first block of the file "promised" is in doubt.
 fn fills_the_rest(fs: &Fs, world: &World, kind: MemoryKind, boot: Boot) {
     let block = BULK_BLOCK as usize;
     assert_eq!(fs.devices().leave(0), Ok(Leaving::Now));

@@ -56,7 +56,7 @@ impl Forgetful {
         })
     }
 
-    /// Does the plan make this call fail?
+    /// Returns whether the plan makes this call fail.
     fn meets(&self, call: Failing) -> bool {
         let mut plan = self.plan.lock().unwrap();
         let due = match &mut *plan {
@@ -84,7 +84,7 @@ impl Forgetful {
     }
 
     fn flush(&self, covers: impl Fn(u64) -> bool) -> shoal_media::Result<()> {
-        // Held throughout: what is on its way to the disk can be read.
+        // Held throughout, so that a reader does not miss data on its way to the disk.
         let mut held = self.unflushed.lock().unwrap();
         let (unflushed, stays): (BTreeMap<_, _>, _) =
             std::mem::take(&mut *held).into_iter().partition(|(at, _)| covers(*at));
@@ -149,7 +149,7 @@ impl BlockDevice for Forgetful {
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
         self.refuse(Failing::Read)?;
-        // Held throughout: a flush in between would take what is newer from here to the disk.
+        // Held throughout: a flush in between would move newer data from here to the disk.
         let unflushed = self.unflushed.lock().unwrap();
         self.disk.read_into(at, out)?;
         for (number, sector) in out.chunks_mut(512).enumerate() {

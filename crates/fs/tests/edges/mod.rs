@@ -159,7 +159,8 @@ fn grow(fs: &Fs, file: &mut Vec<u8>) -> Result<(), String> {
     equal(&read(fs)?, file).map_err(|e| format!("grown: {e}"))
 }
 
-/// Is `found` allowed after a power loss? The file was `versions[0]` at the last promise, and the others since.
+/// Returns an error if `found` is not allowed after a power loss. The file was `versions[0]` at the
+/// last promise, and the others since.
 fn judge_loss(found: &[u8], versions: &[Vec<u8>]) -> Result<(), String> {
     let covered = versions.iter().map(Vec::len).min().unwrap_or(0);
     let mut reason = "no operation left it".to_owned();

@@ -151,7 +151,8 @@ impl Disk {
         }
     }
 
-    /// Is everything durable, so that a power loss now would be like a process crash?
+    /// Returns whether everything is durable, so that a power loss now would be like a process
+    /// crash.
     pub fn is_settled(&self) -> bool {
         self.pending_names.is_empty() && self.files.iter().all(|file| file.pending.is_empty())
     }

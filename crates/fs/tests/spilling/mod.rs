@@ -32,7 +32,7 @@ pub fn make(store: &Store, name: &[u8], bytes: &[u8]) -> Ino {
     ino
 }
 
-/// Is all of the file on bulk storage?
+/// Returns whether all of the file is on bulk storage.
 pub fn is_spilled(fs: &Fs, ino: Ino) -> bool {
     let pieces = fs.placement(ino).unwrap().pieces;
     // A piece that would free too little stays in memory.

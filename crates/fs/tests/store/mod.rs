@@ -46,7 +46,7 @@ pub struct Setup {
 }
 
 impl Default for Setup {
-    /// Room for files of every length.
+    /// Returns a setup with room for files of every length.
     fn default() -> Setup {
         let (kind, ring_bytes) = (MemoryKind::Battery, 4 << 20);
         Setup {
@@ -62,7 +62,8 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Both tiers, each small enough to be copied and compared a hundred thousand times.
+    /// Returns a setup of both tiers, each small enough to be copied and compared a hundred
+    /// thousand times.
     pub fn two_tiers(kind: MemoryKind) -> Setup {
         Setup {
             kind,
@@ -75,13 +76,13 @@ impl Setup {
         }
     }
 
-    /// Both tiers, with so few bulk blocks that another file soon gets the blocks that one gives
-    /// up.
+    /// Returns a setup of both tiers, with so few bulk blocks that another file soon gets the
+    /// blocks that one gives up.
     pub fn tight(kind: MemoryKind) -> Setup {
         Setup { bulk_blocks: 9, ..Setup::two_tiers(kind) }
     }
 
-    /// Both tiers, for `layouts`.
+    /// Returns a setup of both tiers, for `layouts`.
     pub fn layouts(kind: MemoryKind) -> Setup {
         Setup {
             kind,
@@ -94,7 +95,8 @@ impl Setup {
         }
     }
 
-    /// The region alone, for files so long that operations on them take several transactions there.
+    /// Returns a setup of the region alone, for files so long that operations on them take several
+    /// transactions there.
     pub fn region_only(kind: MemoryKind) -> Setup {
         Setup {
             kind,

@@ -109,12 +109,12 @@ impl Model {
         }
     }
 
-    /// Nodes that exist and satisfy `wanted`.
+    /// Returns the nodes that exist and satisfy `wanted`.
     pub fn all(&self, wanted: impl Fn(&Node) -> bool) -> Vec<NodeId> {
         (0..self.nodes.len()).filter(|&id| self.nodes[id].as_ref().is_some_and(&wanted)).collect()
     }
 
-    /// Is `below` the directory `above`, or under it?
+    /// Returns whether `below` is the directory `above`, or under it.
     pub fn is_below(&self, mut below: NodeId, above: NodeId) -> bool {
         loop {
             if below == above {

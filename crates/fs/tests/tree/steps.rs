@@ -4,7 +4,7 @@
 //! makes the call and compares. Only then does the model follow. A store without room may refuse
 //! any operation that takes room, and must then be unchanged. It must never refuse to remove.
 //!
-//! Longer than 800 lines because each operation's step stands beside the others it shares the model's rules with.
+//! One file of over 500 lines, because the steps of all operations share the rules of the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Walker {
 
 pub(super) type Outcome = Result<(), String>;
 
-/// Attributes of something new in a directory.
+/// Returns the extended attributes that a new inode inherits from its directory.
 fn inherited(parent: &Node, mode: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let takes = matches!(mode & S_IFMT, S_IFREG | S_IFDIR);
     let method = parent.xattrs.get_key_value(COMPRESS_ATTRIBUTE).filter(|_| takes);
@@ -49,7 +49,7 @@ fn inherited(parent: &Node, mode: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
 }
 
 impl Walker {
-    /// `root` is the inode of the directory the walker owns.
+    /// Makes a walker whose directory is `root`.
     pub fn new(fs: Arc<Fs>, clock: Arc<SimClock>, seed: u64, root: &Attr, times: bool) -> Walker {
         let node = Node {
             ino: root.ino,
@@ -122,7 +122,7 @@ impl Walker {
         name
     }
 
-    /// A name that mostly exists in the directory.
+    /// Returns a name that mostly exists in the directory.
     fn name(&mut self, dir: NodeId) -> Vec<u8> {
         let count = self.model.node(dir).entries().len() as u64;
         if count == 0 || self.below(5) == 0 {

@@ -44,7 +44,7 @@ fn parts(at: u64, bytes: u64) -> impl Iterator<Item = (u64, Bits)> {
 }
 
 impl SpillMap {
-    /// `whole`: nothing is spilled.
+    /// Makes a map without ranges. With `whole`, nothing is spilled and no scan is needed.
     pub fn new(whole: bool) -> SpillMap {
         let spilled = Spilled { counting: !whole, ..Spilled::default() };
         SpillMap(Mutex::new(Ranges { spilled, ..Ranges::default() }))
@@ -104,7 +104,7 @@ impl SpillMap {
         emptied.extend((from..to).filter(|block| !blocks.contains_key(block)));
     }
 
-    /// Returns the emptiest blocks, up to `most`, if rewriting what is in use of them gains `gain`
+    /// Returns the emptiest blocks, up to `most`, if rewriting their ranges in use gains `gain`
     /// blocks.
     pub fn sparse(&self, most: usize, gain: u64) -> Option<BTreeSet<u64>> {
         let ranges = self.0.lock();

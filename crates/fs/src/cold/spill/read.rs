@@ -132,8 +132,8 @@ impl<'a> Spilling<'a> {
         Ok(None)
     }
 
-    /// Does the same with payloads that earlier reads keep, and never waits for the device. Returns
-    /// whether that was all.
+    /// Like [`Spilling::read_spilled`], but uses only objects that earlier reads kept, and never
+    /// waits for the device. Returns whether these were all that is needed.
     pub(crate) fn read_kept(self, ino: Ino, parts: &[Spilled], out: &mut [u8], again: bool) -> bool {
         for part in parts {
             let Some(place) = part.placed.place else { continue };

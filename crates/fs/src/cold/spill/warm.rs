@@ -56,7 +56,7 @@ impl Warm {
     }
 }
 
-/// Memory that the kernel zeroes: only what is used takes room.
+/// Returns memory that the kernel zeroes: only what is used takes room.
 fn zeros() -> Box<[AtomicU8]> {
     <[AtomicU8]>::new_box_zeroed_with_elems(PART).expect("there is memory for a megabyte")
 }

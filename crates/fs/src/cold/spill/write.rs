@@ -79,7 +79,7 @@ impl Batch {
         self.candidates.push(candidate);
     }
 
-    /// Blocks that the batch takes.
+    /// Returns the number of blocks that the batch takes.
     pub fn blocks(&self) -> u64 {
         (self.buffer.len() as u64).div_ceil(BULK_BLOCK)
     }
