@@ -3,8 +3,8 @@
 //! `format` and `media` are the base. Building blocks use them; engines use building blocks and
 //! never each other; adapters use engines. The table below is the rule, `cargo metadata` the fact.
 //! A crate that is not in the table is a finding, so a new crate needs a row. Development
-//! dependencies may also include the two worlds (`host`, `sim`) and `check`, since tests run
-//! engines in a world and then check the result.
+//! dependencies may also include a few others ([`FOR_TESTS`]), such as the two worlds (`host`,
+//! `sim`) and `check`, since tests run engines in a world and then check the result.
 
 use std::path::Path;
 use std::process::Command;

@@ -143,8 +143,8 @@ fn xattrs(path: &Path) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
     Ok(found)
 }
 
-/// Finds the first difference between model and tree. For the node in `partial`, each byte may also
-/// be that of the old kind.
+/// Finds the first difference between model and tree. Each byte of the node in `partial` may also
+/// be that of its old contents, which `partial` has, too.
 fn compare(model: &Model, tree: &Tree, partial: Option<(usize, &Kind)>) -> Result<(), String> {
     let mut entries = model.entries();
     entries.push((String::new(), 0));

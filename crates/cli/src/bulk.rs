@@ -157,7 +157,7 @@ fn remove(store: &Path, device: &str, background: bool, as_json: bool) -> Outcom
             bars.end();
             return Err(Failure::new(format!("bulk device {number}"), "its removal was cancelled"));
         }
-        // Without data on it, the removal ends although the device is away.
+        // If the device holds no data, the removal ends even while the device is away.
         if let Some(cause) = report.cause.as_ref().filter(|_| report.used_bytes > 0) {
             bars.end();
             let remedy = "the removal continues once this is resolved; `shoal bulk keep` cancels it";

@@ -9,8 +9,8 @@
 //! A detached daemon inherits nothing from its environment except the descriptors that the starter
 //! gave it: signals and limits have their defaults, and its working directory is `/`. A foreground
 //! daemon belongs to a supervisor: it keeps its descriptors and lifts limits that would end it, as
-//! far as it may. If nobody can be told of a mount, it is undone, because the starter has failed by
-//! then.
+//! far as it may. If the ready message cannot be delivered, the mount is undone, because the
+//! starter has ended by then.
 
 use std::path::Path;
 use std::process::ExitCode;

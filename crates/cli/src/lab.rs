@@ -24,9 +24,10 @@ pub struct Words {
     words: Vec<OsString>,
 }
 
-/// Becomes `shoal-lab`, for this command of it.
+/// Replaces this process by `shoal-lab`, which carries out this command. Returns only if that
+/// fails.
 pub fn run(command: Option<&str>, words: &Words) -> Outcome<()> {
-    // A build's own one comes first.
+    // Prefer the `shoal-lab` beside this program, which is of the same build.
     let beside = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM)).filter(|beside| beside.exists());
     let found = beside.unwrap_or_else(|| PathBuf::from(PROGRAM));
     let error = Command::new(found).args(command).args(&words.words).exec();

@@ -3,9 +3,9 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `option_table` | the syntax of the command line |
-//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `bulk`, `salvage`, `inspect`, `compact`, `bench`, `donate`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `bulk`, `salvage`, `scrub`, `rebalance`, `inspect`, `compact`, `netram`, `bench`, `donate`, `pages` | one command each |
 //! | `lab` | finds and starts `shoal-lab`, which is `lab_main` with `experiments` and `profile` |
-//! | `serve`, `status` | a block device for NBD clients, and its state; a network RAM disk's donors |
+//! | `serve`, `status`, `kernel_requests` | a block device for NBD clients; its state, and that of a mount; a network RAM disk's donors |
 //! | `daemon` | the process that serves a mount |
 //! | `failure`, `json`, `progress`, `manual` | how commands fail, report to programs, show progress, and are documented |
 //!
@@ -73,7 +73,7 @@ fn invoked_as(name: &str) -> bool {
     std::env::args_os().next().is_some_and(|program| Path::new(&program).file_name() == Some(OsStr::new(name)))
 }
 
-/// The exit code of a wrong command line; that of `check` is fsck's.
+/// Returns the exit code of a wrong command line; that of `check` is fsck's.
 fn code_of(command: Option<&str>, code: i32) -> i32 {
     if command == Some("check") { EXIT_USAGE.into() } else { code }
 }

@@ -11,7 +11,7 @@ use clap::Command;
 use clap_mangen::Man;
 use shoal_devices::{During, Outcome};
 
-/// Writes the pages of these commands, each named after the program that has it, or after both.
+/// Writes a page for each of these commands, named `PROGRAM-COMMAND`. Hidden commands get none.
 pub fn write_pages<'a>(directory: &Path, program: &str, commands: impl Iterator<Item = &'a Command>) -> Outcome<()> {
     fs::create_dir_all(directory).during(directory.display())?;
     for command in commands.filter(|command| !command.is_hide_set()) {

@@ -145,7 +145,7 @@ fn first_line(stdout: ChildStdout, late: impl FnOnce()) -> io::Result<String> {
     let read = move || {
         let mut line = String::new();
         let outcome = BufReader::new(stdout).read_line(&mut line).map(|_| line);
-        // The receiver waits for it.
+        // The receiver waits for the line, so this cannot fail.
         let _ = sender.send(outcome);
     };
     std::thread::Builder::new().name("daemon-line".into()).spawn(read)?;

@@ -3,8 +3,8 @@
 //!
 //! The help, the manual pages, the list in an error and the suggestion for a misspelled word all
 //! come from this table, and an option that is not in it is refused. No option can therefore be
-//! missing in one of them. Left out: how values are read (`mount_options`); who may use the mount,
-//! which several words decide together (the same).
+//! missing in one of them. Left out: reading values, and deciding who may use the mount, which
+//! depends on several words (both in `mount_options`).
 
 use std::time::Duration;
 
@@ -26,8 +26,9 @@ pub enum OnRemount {
     Changes,
     /// The option takes effect at the next mount, which a warning says.
     Keeps,
-    /// It must say what is in force: whether the mount has this word, which the second list of words
-    /// asks for and the others do not.
+    /// A remount warns unless the option says what is in force. The first field is a word of the
+    /// table of mounts. The second lists the names that ask for this word; the option's other names
+    /// ask for its absence.
     MustAgree(&'static str, &'static [&'static str]),
 }
 
@@ -42,7 +43,7 @@ pub struct Word<'a> {
 /// How an option changes the mount's settings.
 #[derive(Clone, Copy)]
 pub enum Sets {
-    /// The option changes none, or `mount_options` reads it.
+    /// The option changes no setting, or `mount_options` reads it.
     Nothing,
     /// A switch, on by the names that the table shows, off by the others.
     Switch(fn(&mut MountOptions, bool)),
@@ -79,7 +80,8 @@ impl Entry {
         Entry { sets: Sets::Switch(set), ..self }
     }
 
-    /// The option changes under a mount, or no program minds it.
+    /// Makes a remount accept the option without a warning: it takes effect, or is ignored in any
+    /// case.
     const fn changeable(self) -> Entry {
         Entry { on_remount: OnRemount::Changes, ..self }
     }
@@ -290,7 +292,7 @@ impl Word<'_> {
         })
     }
 
-    /// The value as a size (bytes).
+    /// Returns the value as a size (bytes).
     pub fn size(&self) -> Result<u64, String> {
         Ok(self.text()?.parse::<Size>()?.0)
     }

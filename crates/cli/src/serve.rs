@@ -7,7 +7,6 @@
 //! loopback needs TLS or `--insecure`.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use shoal_devices::size::human;
 use shoal_devices::{Device, DeviceName, During, Failure, Outcome};
 use shoal_nbd::tls::TlsServer;
 use shoal_nbd::{Export, Listen, Server, ServerOptions, Uri};
-use shoal_store::control::{self, Answer, Question};
+use shoal_store::control::{self, Answer, Control, Question};
 use shoal_store::{ExportReport, Status};
 use tracing::{info, warn};
 
@@ -80,9 +79,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
     if cut > 0 {
         warn!("{cut} connections had requests for longer than {} s and were cut", GRACE.as_secs());
     }
-    if let Some(path) = control {
-        control::remove_at(&path);
-    }
+    control.into_iter().for_each(Control::stop);
     if !args.read_only {
         let (sender, receiver) = mpsc::sync_channel(1);
         let done = Box::new(move |result| {
@@ -120,7 +117,7 @@ fn start_control(
     args: &ServeArgs,
     device: &Arc<dyn Device>,
     server: &Arc<Mutex<Option<Server>>>,
-) -> Option<PathBuf> {
+) -> Option<Control> {
     let path = control_path(address).ok()?;
     let started = control::prepare_at(&path).and_then(|()| {
         let (device, server) = (device.clone(), server.clone());
@@ -138,25 +135,11 @@ fn start_control(
                 Ok(done) => Answer::Ok(done.into()),
                 Err(failure) => Answer::Error(failure.to_string()),
             },
-            Question::Who
-            | Question::Df
-            | Question::Inspect { .. }
-            | Question::Files { .. }
-            | Question::Pack { .. }
-            | Question::Misplaced { .. }
-            | Question::Rebalance { .. }
-            | Question::Scrub { .. }
-            | Question::Remount { .. }
-            | Question::Resize { .. }
-            | Question::Bulk { .. }
-            | Question::Bulks
-            | Question::BulkFiles { .. } => {
-                Answer::Error("this server exports a device, which holds no files; name a store".into())
-            }
+            _ => Answer::Error("this server exports a device, which holds no files; name a store".into()),
         })
     });
     match started {
-        Ok(()) => Some(path),
+        Ok(control) => Some(control),
         Err(error) => {
             warn!("{}: {error}; `shoal status` will not work", path.display());
             None

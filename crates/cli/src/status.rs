@@ -77,7 +77,8 @@ pub fn run_donor(command: &DonorCommand) -> Outcome<()> {
 }
 
 pub fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
-    // Test for a path only if the word may be one: a daemon behind it may be stopped.
+    // Look for such a path only if the word is also an address: a daemon behind the path may be
+    // stopped, and the look would not return.
     let listen: Option<Listen> = server.parse().ok().filter(|_| !Path::new(server).exists());
     match listen {
         Some(listen) => {

@@ -177,8 +177,8 @@ fn wait_until_free(store: &Path, pid: Option<u32>, mount: &MountEntry, args: &Um
         (false, None) => UNSEEN_PATIENCE,
     };
     let (mut look, mut told, mut elsewhere) = (LOOK, false, None);
-    // Another process may have taken the store by now. The kernel's list leaves entries out while
-    // locks come and go, so no owner is no answer.
+    // Another process may have taken the store by now. The kernel's list of locks may lack entries
+    // while locks are taken and released, so a missing owner proves nothing.
     let is_others = |pid: u32| holder::of(store).is_some_and(|holder| holder != pid);
     let has_it = |pid: u32| Path::new(&format!("/proc/{pid}")).exists() && !is_others(pid);
     while shoal_store::is_in_use(store).unwrap_or(false) && pid.is_none_or(has_it) {

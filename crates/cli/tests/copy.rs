@@ -99,7 +99,8 @@ fn what_a_crash_left_is_finished_in_the_copy_alone() {
     }
 }
 
-/// A copy must not give bytes that the original's checksums refuse new checksums, or none.
+/// A copy must not hide damage: bytes that fail the original's checksums get no new checksums in
+/// the copy, and do not lose theirs.
 #[test]
 fn damage_of_bulk_storage_stays_damage_in_a_copy() {
     for (kind, killed) in [&[][..], &["--memory", "battery"]].into_iter().flat_map(|kind| [(kind, false), (kind, true)])

@@ -1,8 +1,8 @@
-//! A store keeps the same promises behind each door: a mount, and a volume that a program embeds.
+//! A store keeps the same promises behind both doors: a mount, and a volume that a program embeds.
 //!
-//! Each promise has a deed, after which the store's user dies (the daemon, or the program with the
-//! volume), and checks that follow when the same door is opened again.
-//! Left out: what one door alone offers, and power losses.
+//! A test uses a store through a door (`deed`), kills the store's user (the daemon, or the program
+//! with the volume), and checks the store after it was opened again through the same door.
+//! Left out: what only one of the doors offers, and power losses.
 
 use std::fs;
 use std::io;
@@ -11,10 +11,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use shoal_sim::Random;
+use shoal_store::control::{Question, ask};
 use shoal_store::{Store, StoreOptions, Volume};
 
 use crate::killed::kill_daemon;
-use crate::scene::{Scene, wait_until};
+use crate::scene::{Scene, shoal, succeeded, wait_until};
 
 /// Names the store to the program that opens a volume and dies.
 const CHILD: &str = "SHOAL_TEST_DOOR";
@@ -83,14 +84,14 @@ impl Files for Volume {
     }
 }
 
-/// How the store is opened: as `-o` has it, and for a volume.
+/// How the store is opened: the option list of a mount (`-o`), and the options of a volume.
 struct How {
     mount: &'static str,
     volume: fn(&mut StoreOptions),
 }
 
 struct Promise {
-    /// The test that keeps it, by which the dying program is found.
+    /// Name of the test. The program that dies is this test program, told to run only this test.
     test: &'static str,
     format: &'static [&'static str],
     how: How,
@@ -261,4 +262,60 @@ fn a_device_that_is_leaving_goes_on_leaving() {
         }
         assert_eq!(scene.run(&["check", &scene.text("store")]).status.code(), Some(0));
     }
+}
+
+/// Returns what `shoal` prints as JSON for `args` and the store.
+fn printed(args: &[&str], store: &Path) -> serde_json::Value {
+    let args = [args, &[store.to_str().unwrap()]].concat();
+    serde_json::from_str(&succeeded(&args, shoal(&args).output().unwrap())).unwrap()
+}
+
+#[test]
+fn its_user_answers_as_long_as_it_has_the_store() {
+    Promise {
+        test: "its_user_answers_as_long_as_it_has_the_store",
+        format: &[],
+        how: How { mount: "cache_size=0", volume: |options| options.cache_bytes = Some(0) },
+        deed: |files| files.write("large", &noise(4, LARGE)).unwrap(),
+        between: |store| assert!(ask(store, &Question::Who).unwrap().is_none(), "nobody has it"),
+        then: |files, store| {
+            assert_eq!(printed(&["df", "--json"], store)["files"]["large_files"], 1);
+            files.write("another", &noise(5, LARGE)).unwrap();
+            assert_eq!(printed(&["df", "--json"], store)["files"]["large_files"], 2);
+            assert_eq!(printed(&["status", "--json"], store)["bulks"].as_array().unwrap().len(), 1);
+            assert!(ask(store, &Question::Pack { files: Vec::new() }).unwrap().is_some());
+        },
+        at_the_end: |store| {
+            assert!(ask(store, &Question::Who).unwrap().is_none(), "nobody has it");
+            assert!(!store.join("control").exists());
+        },
+    }
+    .is_kept_by_both_doors();
+}
+
+#[test]
+fn a_program_that_has_the_store_is_asked_but_not_remounted() {
+    let scene = Scene::new(&[]);
+    let store = scene.at("store");
+    let volume = Volume::open(&store).unwrap();
+    let told = String::from_utf8(scene.run(&["check", &scene.text("store")]).stderr).unwrap();
+    assert!(told.contains("is in use by process") && told.contains("and mounted nowhere"), "{told}");
+    let change = Question::Remount {
+        read_only: true,
+        access_times: "never".into(),
+        spill_percent: None,
+        threshold_bytes: None,
+        update_policy: None,
+        update_rate: None,
+    };
+    let refused = ask(&store, &change).unwrap_err().to_string();
+    assert!(refused.contains("is not mounted: a program has it open"), "{refused}");
+    // A client in the middle of a question delays no end.
+    let silent = std::os::unix::net::UnixStream::connect(store.join("control")).unwrap();
+    volume.close().unwrap();
+    drop(silent);
+    let volume = Volume::open(&store).unwrap();
+    assert!(ask(&store, &Question::Df).unwrap().is_some(), "the next user answers");
+    drop(volume);
+    assert!(!store.join("control").exists());
 }

@@ -31,7 +31,7 @@ fn the_lab_is_found_and_its_words_and_exit_codes_are_its_own() {
     let wrong = output(SHOAL, &["lab", "run", "netram", "--jsno"]);
     let said = String::from_utf8(wrong.stderr).unwrap();
     assert!(wrong.status.code() == Some(2) && said.contains("write `--json`"), "{said}");
-    // A copy that has left its own behind finds none.
+    // A copy of `shoal` without `shoal-lab` beside it does not find that program.
     let dir = tempfile::tempdir().unwrap();
     let alone = dir.path().join("shoal");
     fs::copy(SHOAL, &alone).unwrap();

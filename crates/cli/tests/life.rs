@@ -256,7 +256,7 @@ fn mistakes_are_named() {
     assert!(scene.fails(1, &["mount", store, "/nowhere/at/all"]).contains("/nowhere/at/all"));
     fs::write(Path::new(other).join("file"), "").unwrap();
     assert!(scene.fails(1, &["mount", store, &format!("{other}/file")]).contains("not a directory"));
-    // None of this has done harm.
+    // The refused commands have not damaged the store.
     scene.check();
     assert_eq!(scene.run(&["check", "--frobnicate", store]).status.code(), Some(16));
 }

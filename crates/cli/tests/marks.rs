@@ -76,7 +76,7 @@ fn is_found(scene: &Scene, what: &str, kinds: &[&str]) {
     assert!(!repair.contains("repair: "), "{what}: {repair}");
     scene.exits(4, &["check", "--no-sums", "store"]);
     let refused = scene.exits(1, &["mount", "-o", "ro", "store", "mnt"]);
-    // The mount names the first device's cause, up to the remedy.
+    // The mount's error contains the cause that the check reports first, without the remedy.
     let (cause, remedy) = errors[0].1.split_once("; ").unwrap();
     assert!(refused.contains(cause.split_once(": ").unwrap().1), "{what}: {cause}: {refused}");
     assert!(remedy.starts_with("bring together what belongs together"), "{what}: {remedy}");

@@ -276,7 +276,7 @@ fn limits_of_a_mounted_store_change_and_hold() {
         assert_eq!(sizes_of(&scene, "mnt").1, 1 << 30);
         scene.ok(&["resize", "--bulk-size", "200M", &scene.text("mnt")]);
         scene.umount();
-        // Back to its own size: the limit goes, the layout stays.
+        // At the layout's own size the limit is lifted, and the layout stays.
         scene.ok(&["resize", "--bulk-size", "1G", &scene.text("store")]);
         assert_eq!(sizes_of(&scene, "store").1, 1 << 30);
         judge(&scene, &before, "after all");

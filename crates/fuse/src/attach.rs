@@ -124,8 +124,8 @@ fn attach_directly(path: &Path, root_mode: u32, options: &MountOptions) -> Resul
 fn attach_by_fusermount(path: &Path, options: &MountOptions) -> Result<OwnedFd, Error> {
     let failed = |message: String| Error::Fusermount { path: path.into(), message };
     let (ours, theirs) = UnixStream::pair().map_err(|e| failed(e.to_string()))?;
-    // The socket becomes the helper's standard input: the one descriptor that needs no care about
-    // exec.
+    // Pass the socket as the helper's standard input. Any other descriptor would have to be kept
+    // open across exec.
     let mut child = Command::new("fusermount3")
         .arg("-o")
         .arg(OsStr::from_bytes(&options.fusermount_list()))
@@ -174,7 +174,7 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 }
 
 impl Unmounter {
-    /// `major:minor` of the mount, as listed in the table of mounts.
+    /// Returns `major:minor` of the mount, as listed in the table of mounts.
     pub fn device(&self) -> &str {
         &self.device
     }

@@ -30,7 +30,7 @@ pub(crate) fn received_ns(seconds: i64, ns: u32) -> i64 {
     ns.clamp(i64::MIN.into(), i64::MAX.into()) as i64
 }
 
-/// The attributes that a request changes.
+/// Returns the attributes that a request changes.
 pub(crate) fn attr_change(asked: &SetattrIn) -> SetAttr {
     let is_named = |bit| asked.valid & bit != 0;
     let time = |bit, now, seconds, ns| {
@@ -81,18 +81,19 @@ pub(crate) fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {
     }
 }
 
-/// The mode after a write or truncation by a caller without CAP_FSETID; `None` if it stays the same.
+/// Returns the mode after a write or truncation by a caller without CAP_FSETID; `None` if it stays
+/// the same.
 pub(crate) fn mode_after_write(mode: u32, is_member: impl FnOnce() -> bool) -> Option<u32> {
     (FileType::from_raw_mode(mode) == FileType::RegularFile).then(|| without_set_id(mode, is_member)).flatten()
 }
 
-/// The mode after a change of owner or group; `None` if it stays the same.
+/// Returns the mode after a change of owner or group; `None` if it stays the same.
 pub(crate) fn mode_after_chown(mode: u32, is_member: impl FnOnce() -> bool) -> Option<u32> {
     (FileType::from_raw_mode(mode) != FileType::Directory).then(|| without_set_id(mode, is_member)).flatten()
 }
 
-/// The mode without set-id bits; `None` if it has none to lose. Set-group-id without group execution once meant
-/// mandatory locking, and stays if the caller is in the file's group.
+/// Returns the mode without set-id bits; `None` if it has none to lose. Set-group-id without group
+/// execution once meant mandatory locking, and stays if the caller is in the file's group.
 fn without_set_id(mode: u32, is_member: impl FnOnce() -> bool) -> Option<u32> {
     let has = |bit: Mode| mode & bit.as_raw_mode() != 0;
     let mut kept = mode & !Mode::SUID.as_raw_mode();

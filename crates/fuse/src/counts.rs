@@ -71,7 +71,7 @@ fn class_of(ns: u64) -> usize {
     (((log2 - SHORTEST_LOG2) * PARTS + part) as usize + 1).min(CLASSES - 1)
 }
 
-/// The middle of a class (ns).
+/// Returns the middle of a class (ns).
 fn time_of(class: usize) -> u64 {
     let Some(index) = class.checked_sub(1) else { return 1 << (SHORTEST_LOG2 - 1) };
     let (log2, part) = (index as u64 / PARTS + SHORTEST_LOG2, index as u64 % PARTS);

@@ -26,7 +26,7 @@ impl DevFuse {
         &self.0
     }
 
-    /// A further channel of the same connection.
+    /// Returns a further channel of the same connection.
     pub fn another(&self) -> DevFuse {
         match shoal_host::clone_connection(self.0.as_fd()) {
             Ok(device) => DevFuse::new(device),

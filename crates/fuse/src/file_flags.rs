@@ -31,7 +31,7 @@ fn from_word(word: u32, bits: [u32; 4]) -> Option<FileFlags> {
     (word & !bits.iter().sum::<u32>() == 0).then_some(FileFlags { immutable, append_only, no_dump, no_atime })
 }
 
-/// Answer to the two ioctls that read flags: `len` bytes, with zeros after the word.
+/// Returns the answer to the two ioctls that read flags: `len` bytes, with zeros after the word.
 pub(crate) fn answer(command: u32, flags: FileFlags, len: usize) -> Vec<u8> {
     let word = to_word(flags, if command == GET_FLAGS { FLAGS } else { XFLAGS });
     let mut out = word.to_le_bytes().to_vec();

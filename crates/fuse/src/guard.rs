@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use shoal_host::{Class, Scheduled, Seen};
 
-/// Time between two looks while a thread is in the idle class. Nobody waits much longer than twice
-/// this time for the thread.
+/// Time between two looks while a thread is in the idle class. No program waits for the thread much
+/// longer than twice this time.
 const CLOSE: Duration = Duration::from_millis(2);
 /// Time between two looks otherwise, and the time over which requests and waits are judged.
 const WINDOW: Duration = Duration::from_millis(20);
@@ -36,9 +36,9 @@ const REQUESTS_MIN: u64 = 20;
 /// Longest average wait for a turn over a window. A longer one shows that others need the
 /// processor.
 const WAIT_MAX: Duration = Duration::from_micros(300);
-/// A thread that was in the idle class for this long before it ran short of processor time gained
-/// more than the two looks that it waited, and may go back soon. Any program that wakes now and
-/// then for a few milliseconds makes it wait once.
+/// If a thread was in the idle class for this long before it ran short of processor time, it gained
+/// more than it lost by waiting for two looks. It may then soon enter the class again. Any program
+/// that wakes now and then for a few milliseconds makes it wait once.
 const WORTH_IT: Duration = Duration::from_millis(200);
 /// How long a thread stays in the normal class after it was short of processor time: at first, and
 /// at most.

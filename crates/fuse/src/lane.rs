@@ -75,7 +75,7 @@ impl Lane {
         state.reader = Some(std::thread::current().id());
     }
 
-    /// Called by that thread after each message that it has carried out.
+    /// Notes that a message has been carried out. Called by the reading thread after each message.
     pub fn done(&self) {
         let mut state = self.0.state.lock();
         state.is_busy = false;
@@ -163,13 +163,13 @@ mod tests {
             lane.wait_for_removals();
             assert!(freed.load(Ordering::SeqCst) >= 5 * round, "round {round}");
         }
-        // If the reader makes no progress, nobody waits forever.
+        // If the reader makes no progress, the wait ends after its time limit.
         drop(kernel);
         reader.join().unwrap();
         let begin = Instant::now();
         lane.wait_for_removals();
         assert!((SETTLE_MAX..10 * SETTLE_MAX).contains(&begin.elapsed()), "{:?}", begin.elapsed());
-        // Nor does anybody if other threads read the device, too.
+        // If other threads read the device, too, there is no wait at all.
         lane.open();
         assert!(!lane.wait_for_removals());
     }

@@ -11,6 +11,7 @@
 //! | `session` | INIT, and the threads that serve requests |
 //! | `service` | from a decoded request to its action, and from the outcome to the answer |
 //! | `requests` | the actions: policy over plain values |
+//! | `errno` | error numbers of refused requests |
 //! | `counts` | how many requests of each kind there were, and how long they took |
 //! | `convert` | times, rename flags, set-id bits: pure functions |
 //! | `file_flags` | the ioctls of chattr(1): pure functions |

@@ -27,17 +27,17 @@ pub struct MountEntry {
     pub super_options: String,
 }
 
-/// All mounts that this process sees, in the order they were made.
+/// Returns all mounts that this process sees, in the order they were made.
 pub fn mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// All mounts that a process sees, with the paths that it sees.
+/// Returns all mounts that a process sees, with the paths that it sees.
 pub fn mounts_of(pid: u32) -> io::Result<Vec<MountEntry>> {
     Ok(parse(&std::fs::read(format!("/proc/{pid}/mountinfo"))?))
 }
 
-/// The mount that is visible at exactly this (canonical) path.
+/// Returns the mount that is visible at exactly this (canonical) path.
 pub fn mounted_at(mountpoint: &Path) -> io::Result<Option<MountEntry>> {
     Ok(mounts()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint))
 }

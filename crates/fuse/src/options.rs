@@ -6,8 +6,8 @@
 //! does not ask the daemon about cached data. Unless a number of threads is given, there are at
 //! least four: a request that waits for a disk must not hold up the others. Access times are kept
 //! by the engine: the kernel keeps none for FUSE, and its flags only show in the table of mounts.
-//! Left out: the fstab syntax, which belongs to the
-//! command line, and options of the store (`shoal-store`).
+//! Left out: the fstab syntax, which belongs to the command line, and options of the store
+//! (`shoal-store`).
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -126,7 +126,7 @@ impl MountOptions {
         self.words().map(|(_, flag)| flag).collect()
     }
 
-    /// The options set, as words and as flags.
+    /// Returns the options set, as words and as flags.
     fn words(&self) -> impl Iterator<Item = (&'static str, MountFlags)> {
         [
             (self.read_only, "ro", MountFlags::RDONLY),
@@ -146,7 +146,7 @@ impl MountOptions {
         .map(|(_, word, flag)| (word, flag))
     }
 
-    /// The options that FUSE itself reads in mount(2)'s data.
+    /// Returns the options that FUSE itself reads in mount(2)'s data.
     pub(crate) fn data(&self) -> String {
         let mut data = String::from("subtype=shoal");
         if self.access.is_checked() {
@@ -158,7 +158,7 @@ impl MountOptions {
         data
     }
 
-    /// All options as one list for `fusermount3`, whose escape character is `\`.
+    /// Returns all options as one list for `fusermount3`, whose escape character is `\`.
     pub(crate) fn fusermount_list(&self) -> Vec<u8> {
         let mut list = self.data().into_bytes();
         for (word, _) in self.words().filter(|(word, _)| FUSERMOUNT_KNOWS.contains(word)) {
@@ -187,8 +187,8 @@ impl MountOptions {
     }
 }
 
-/// Default number of threads. Each has a buffer for a long request, so there are fewer if this
-/// process may use less memory than the machine has.
+/// Returns the default number of threads. Each has a buffer for a long request, so there are fewer
+/// if this process may use less memory than the machine has.
 fn threads_for(processors: usize, limit: Option<u64>) -> usize {
     let most = limit.map_or(usize::MAX, |limit| (limit / THREAD_PART / (1 << 20)) as usize);
     processors.min(most).max(THREADS_MIN)

@@ -155,7 +155,7 @@ impl Service {
                 });
             }
             Operation::Statfs => value(reply, Ok(statfs(&requests.statfs()))),
-            // There are no handles. A kernel that sends these has the one that all opens get.
+            // No handles exist. A kernel that sends these uses the value that every open returns.
             Operation::Release | Operation::Releasedir => reply.empty(),
             Operation::Fsync | Operation::Fsyncdir => requests.fsync(node, move |outcome| reply.finish(outcome)),
             Operation::Syncfs => requests.syncfs(move |outcome| reply.finish(outcome)),
@@ -184,8 +184,8 @@ impl Service {
                 requests.copy_range(asker, copy, move |outcome| copied(reply, outcome, wide));
             }
             Operation::Flush => reply.finish(requests.flush(asker, node)),
-            // ACCESS is only asked without default_permissions, and then nothing is checked. An
-            // INTERRUPT refused like this is the last one: no long wait here could be cancelled.
+            // ACCESS comes only without default_permissions, and then nothing is checked. After this
+            // answer the kernel sends no INTERRUPT; no long wait here could be cancelled anyway.
             Operation::Access | Operation::Interrupt | Operation::Unknown => reply.error(Errno::NOSYS),
         }
     }
@@ -214,7 +214,7 @@ impl Service {
         }
     }
 
-    /// An entry that is open.
+    /// Answers with an entry that is open.
     fn created(&self, reply: Reply, outcome: Outcome<shoal_fs::Attr>) {
         match outcome {
             Ok(attr) => {

@@ -540,7 +540,7 @@ fn once_a_queue_has_ended_all_threads_of_the_device_serve() {
     fs.shutdown().unwrap();
 }
 
-/// Plausible bodies, with existing inode numbers.
+/// Returns plausible bodies, with existing inode numbers.
 fn plausible(random: &mut Random, opcode: u32) -> Vec<u8> {
     let name = |random: &mut Random| text(["a", "b", "c", "d/e", ".", ".."][random.below(6) as usize]);
     let mut body: Vec<u8> = match opcode {

@@ -30,13 +30,14 @@ use crate::protocol::{Agreed, BUFFER_BYTES_MIN, Wanted, init_flags};
 /// Maximum memory for requests in flight, of all queues together (bytes). It is taken as it is
 /// used.
 const MEMORY_BYTES: usize = 128 << 20;
-/// Part of a memory limit that it may take, if the limit is below the machine's memory (one of so
-/// many).
+/// These requests take at most one part in this many of a memory limit that is below the machine's
+/// memory.
 const LIMIT_PART: usize = 32;
-/// Maximum requests in flight in one queue, if requests need not be made shorter for it. Requests
-/// that wait for a sync or for the bulk device keep their slot.
+/// Maximum requests in flight in one queue. Their data is not shortened to reach this number.
+/// Requests that wait for a sync or for the bulk device keep their slot.
 const SLOTS: usize = 32;
-/// Minimum requests in flight in one queue, until data cannot be made any shorter.
+/// Requests in flight in one queue for which memory must suffice: otherwise their data is
+/// shortened, but not below [`DATA_BYTES_MIN`].
 const SLOTS_MIN: usize = 8;
 /// Minimum length of the data of a request (bytes).
 const DATA_BYTES_MIN: usize = 128 << 10;

@@ -94,8 +94,8 @@ impl CacheFile {
         Ok(CacheFile { map, file, path: path.to_path_buf(), aside: flags.contains(MapFlags::PRIVATE), written })
     }
 
-    /// The words of `written` that cover a range of whole pages, each with the mask of those pages'
-    /// bits.
+    /// Returns the words of `written` that cover a range of whole pages, each with the mask of
+    /// those pages' bits.
     fn bits_of(&self, at: u64, len: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let (first, end) = (at / crate::PAGE_BYTES, (at + len) / crate::PAGE_BYTES);
         (first / 64..end.div_ceil(64)).map(move |word| {
@@ -135,8 +135,8 @@ impl CacheFile {
         &self.path
     }
 
-    /// True if the file still exists under its name. Without the name, held data does not outlive
-    /// this process.
+    /// Returns true if the file still exists under its name. Without the name, held data does not
+    /// outlive this process.
     pub fn is_named(&self) -> bool {
         let own = self.file.metadata().ok();
         let named = std::fs::symlink_metadata(&self.path).ok();

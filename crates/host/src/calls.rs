@@ -1,4 +1,4 @@
-//! The calls that change files: a single door, so that tests can record everything that passes.
+//! The calls that change files, all in one place, so that tests can record every change.
 //!
 //! Every write, resize, allocation and sync of the store's files goes through a function here.
 //! Every store into a shared map, and every name created, changed or removed through a held

@@ -61,7 +61,7 @@ impl Identity {
         file.metadata().map(|found| Identity(found.dev(), found.ino()))
     }
 
-    /// The identity of the file that a path leads to now.
+    /// Returns the identity of the file that a path leads to now.
     pub fn at(path: &Path) -> io::Result<Identity> {
         std::fs::metadata(path).map(|found| Identity(found.dev(), found.ino())).map_err(|e| named(path, e))
     }
@@ -99,25 +99,26 @@ impl AsFd for Directory {
 }
 
 impl Directory {
-    /// The directory that `path` leads to now. The caller named it, so links in it are followed.
+    /// Opens the directory that `path` leads to now. The caller named it, so links in it are
+    /// followed.
     pub fn open(path: &Path) -> io::Result<Directory> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(|e| named(path, e))?;
         Ok(Directory { file: Arc::new(opened.into()), path: path.into() })
     }
 
-    /// The path at opening, for messages.
+    /// Returns the path at opening, for messages.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path at opening, as messages show it.
+    /// Returns the path at opening, as messages show it.
     pub fn display(&self) -> std::path::Display<'_> {
         self.path.display()
     }
 
-    /// A path that leads to this directory now: the one it was opened by, or the one it was moved
-    /// to. If neither does, a path through this process's descriptor.
+    /// Returns a path that leads to this directory now: the one it was opened by, or the one it was
+    /// moved to. If neither does, a path through this process's descriptor.
     pub fn place(&self) -> PathBuf {
         let own = Identity::of(&self.file).ok();
         let leads_here = |path: &Path| own.is_some() && Identity::at(path).ok() == own;
@@ -130,7 +131,7 @@ impl Directory {
         std::fs::read_link(&descriptor).ok().filter(|path| leads_here(path)).unwrap_or(descriptor)
     }
 
-    /// A path through the descriptor, for calls that take only paths.
+    /// Returns a path through the descriptor, for calls that take only paths.
     pub fn through_descriptor(&self, name: &OsStr) -> PathBuf {
         Path::new(&format!("/proc/self/fd/{}", self.file.as_raw_fd())).join(name)
     }
@@ -154,7 +155,7 @@ impl Directory {
         Ok(Birth { place: host ^ found.stx_ino, born: is_born.then_some(born) })
     }
 
-    /// The directory's own descriptor, for locking it or querying its file system.
+    /// Returns the directory's own descriptor, for locking it or querying its file system.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -236,7 +237,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// True if only this process's user can have created names here.
+    /// Returns true if only this process's user can have created names here.
     fn is_private(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.file.metadata().is_ok_and(|found| found.uid() == own && found.mode() & 0o022 == 0)
@@ -351,7 +352,7 @@ impl Directory {
         Ok(made)
     }
 
-    /// True if something has this name. Links are not followed.
+    /// Returns true if something has this name. Links are not followed.
     pub fn has(&self, name: &str) -> bool {
         self.stat(name).is_some()
     }
@@ -360,29 +361,29 @@ impl Directory {
         rustix::fs::statat(&*self.file, name, AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 
-    /// True if this name is a directory.
+    /// Returns true if this name is a directory.
     pub fn is_directory(&self, name: &str) -> bool {
         self.stat(name).is_some_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Directory)
     }
 
-    /// Length of a regular file. `None` if there is none of this name.
+    /// Returns the length of a regular file. `None` if there is none of this name.
     pub fn file_bytes(&self, name: &str) -> Option<u64> {
         let found = self.stat(name)?;
         (FileType::from_raw_mode(found.st_mode) == FileType::RegularFile).then_some(found.st_size.cast_unsigned())
     }
 
-    /// Bytes that a file occupies on its host. 0 if there is no such file.
+    /// Returns the bytes that a file occupies on its host. 0 if there is no such file.
     pub fn allocated_bytes(&self, name: &str) -> u64 {
         self.stat(name).map_or(0, |found| found.st_blocks.cast_unsigned() * 512)
     }
 
-    /// True if the name leads to this file.
+    /// Returns true if the name leads to this file.
     pub fn is(&self, name: &str, file: &File) -> bool {
         let own = Identity::of(file).ok();
         own.is_some() && self.stat(name).map(|found| Identity::of_stat(&found)) == own
     }
 
-    /// All names except `.` and `..`.
+    /// Returns all names except `.` and `..`.
     pub fn entries(&self) -> io::Result<Vec<OsString>> {
         let listed = Dir::read_from(&*self.file).map_err(|e| named(&self.path, e))?;
         let mut names = Vec::new();
@@ -445,7 +446,7 @@ pub fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// True for a regular file of this process's user that has no data.
+/// Returns true for a regular file of this process's user that has no data.
 pub fn is_blank(path: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let found = std::fs::symlink_metadata(path);

@@ -47,7 +47,7 @@ impl Aligned {
         Aligned(vec![0; len + PAGE])
     }
 
-    /// The first `len` bytes of the page-aligned part.
+    /// Returns the first `len` bytes of the page-aligned part.
     fn bytes(&mut self, len: usize) -> &mut [u8] {
         if self.0.len() < len + PAGE {
             *self = Aligned::new(len);
@@ -84,8 +84,8 @@ pub struct FileDevice {
     name: String,
 }
 
-/// True if the host or the device itself takes no writes, so that the file cannot be opened for
-/// writing.
+/// Returns true if the host or the device itself takes no writes, so that the file cannot be opened
+/// for writing.
 fn takes_no_writes(error: &io::Error, path: &Path) -> bool {
     match error.kind() {
         io::ErrorKind::ReadOnlyFilesystem => true,
@@ -138,7 +138,7 @@ impl FileDevice {
         Ok(Self::over(file, bytes - bytes % BLOCK_BYTES as u64, path))
     }
 
-    /// The user that the file or device belongs to.
+    /// Returns the user that the file or device belongs to.
     pub fn owner(&self) -> io::Result<u32> {
         self.file.metadata().map(|found| found.uid())
     }
@@ -173,7 +173,7 @@ impl FileDevice {
         works && self.direct.set(file).is_ok()
     }
 
-    /// The file past the page cache, if a request of `len` bytes at `at` is aligned for it.
+    /// Returns the file past the page cache, if a request of `len` bytes at `at` is aligned for it.
     fn direct(&self, at: u64, len: usize) -> Option<&File> {
         let is_aligned = at.is_multiple_of(PAGE as u64) && len.is_multiple_of(PAGE) && len > 0;
         self.direct.get().filter(|_| is_aligned)
@@ -197,7 +197,7 @@ impl FileDevice {
         Ok(())
     }
 
-    /// The pieces of a range, each with its word and bit in `reserved`.
+    /// Returns the pieces of a range, each with its word and bit in `reserved`.
     fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, &AtomicU64, u64)> {
         let words = self.reserved.get_or_init(|| {
             let words = self.bytes.div_ceil(PIECE_BYTES).div_ceil(64);
@@ -314,8 +314,7 @@ impl BlockDevice for FileDevice {
         let (Some(first), Some(last)) = (missing.first(), missing.last()) else { return Ok(()) };
         let (from, to) = (first * PIECE_BYTES, ((last + 1) * PIECE_BYTES).min(self.bytes));
         match calls::fallocate(&self.file, FallocateFlags::KEEP_SIZE, from, to - from) {
-            // A block device, or a file system that cannot reserve: room is not guaranteed, as
-            // before.
+            // A block device, and a file system that cannot reserve, guarantee no room.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::SPIPE) => {}
             Err(e) => return Err(self.io_error(e.into())),
         }

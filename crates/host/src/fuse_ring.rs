@@ -402,7 +402,7 @@ impl FuseRing {
     }
 }
 
-/// An entry with `fuse_uring_cmd_req` as its command.
+/// Returns an entry with `fuse_uring_cmd_req` as its command.
 fn command(device: &OwnedFd, operation: u32, queue: u16, commit_id: u64, slot: usize) -> Entry128 {
     let mut request = [0; 80];
     request[8..16].copy_from_slice(&commit_id.to_ne_bytes());
@@ -427,7 +427,7 @@ fn patch(entry: &mut Entry128, address: u64, len: u32) {
 mod tests {
     use super::*;
 
-    /// A slot with a request in it, as the kernel lays it out.
+    /// Makes a slot with a request in it, as the kernel lays it out.
     fn slot(len: u32, operation: &[u8], payload: &[u8], said: u32) -> Slot {
         let slot = Slot::new(8192).unwrap();
         let mut header = [7; IN_HEADER_BYTES];

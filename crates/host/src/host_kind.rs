@@ -20,13 +20,13 @@ use crate::calls;
 const TMPFS: u32 = 0x0102_1994;
 const IN_PLACE: [u32; 3] = [0xef53, TMPFS, 0x8584_58f6];
 
-/// True if the file is on tmpfs, so that its pages are memory charged to their user.
+/// Returns true if the file is on tmpfs, so that its pages are memory charged to their user.
 pub(crate) fn is_tmpfs(file: &File) -> io::Result<bool> {
     Ok(fstatfs(file)?.f_type as u32 == TMPFS)
 }
 
-/// True if the file system of `file` always writes existing blocks in place. False for an unknown
-/// one.
+/// Returns true if the file system of `file` always writes existing blocks in place. False for an
+/// unknown one.
 pub(crate) fn writes_in_place(file: &File) -> bool {
     fstatfs(file).is_ok_and(|s| IN_PLACE.contains(&(s.f_type as u32)))
 }

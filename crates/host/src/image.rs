@@ -51,12 +51,12 @@ impl HostImage {
         HostImage { file, poison: Poison::default(), name: format!("image {}", path.display()) }
     }
 
-    /// The file, for mapping it.
+    /// Returns the file, for mapping it.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Bytes that the image occupies on its disk.
+    /// Returns the bytes that the image occupies on its disk.
     pub fn allocated_bytes(&self) -> Result<u64> {
         self.file.metadata().map(|m| m.blocks() * 512).map_err(|e| MediaError::io(self.name.as_str(), e))
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `private_map` | the DRAM of a `logged` store, its clean pages read from an image file |
 //! | `shared_map` | the file behind a `battery` or `dax` region, mapped in place |
-//! | `segment_log` | the log of a `logged` store, a directory of segment files |
+//! | `segment_log`, `segment_files` | the log of a `logged` store, a directory of segment files |
 //! | `image` | one image of a region at rest, a sparse file |
 //! | `directory` | a directory held by its descriptor, and the files in it |
 //! | `file_device` | bulk storage on a file or a block device |
@@ -21,10 +21,11 @@
 //! | `ticker` | a thread for periodic work |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
-//! This is the only crate with `unsafe`. The unsafe operations are in `map`, `cache_line`,
-//! `fuse_device`, `fuse_ring`, `scheduling` and `starter`. Each is one block with its reason, and
-//! no reference to mapped memory is ever formed: copies go through raw pointers. A medium that
-//! failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
+//! This is the only crate with `unsafe`. The unsafe operations are in `map`, `shared_map`,
+//! `cache_line`, `calls`, `fuse_device`, `fuse_ring`, `memory_limit`, `scheduling` and `starter`.
+//! Each is one block with its reason, and no reference to mapped memory is ever formed: copies go
+//! through raw pointers. A medium that failed to flush refuses further writes
+//! (`MediaError::Poisoned`) until it is opened again.
 
 mod cache_file;
 mod cache_line;

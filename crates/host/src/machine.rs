@@ -52,7 +52,8 @@ impl Clock for SystemClock {
     }
 }
 
-/// Time since boot (ns), including sleep, so that it agrees with the time other machines measure.
+/// Returns the time since boot (ns), including sleep, so that it agrees with the time other
+/// machines measure.
 pub fn boottime_ns() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
@@ -115,14 +116,15 @@ pub fn possible_cpus() -> usize {
     counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
-/// Idle time of all processors together since boot.
+/// Returns the idle time of all processors together since boot.
 pub fn idle_time() -> Option<Duration> {
     let ticks = idle_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
     Some(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
 }
 
-/// Idle time of all processors in ticks, from the kernel's statistics. A processor that waits for I/O is idle as well.
-/// A thread that waits for io_uring may make it appear to wait for I/O all the time.
+/// Returns the idle time of all processors in ticks, from the kernel's statistics. A processor that
+/// waits for I/O is idle as well. A thread that waits for io_uring may make it appear to wait for
+/// I/O all the time.
 fn idle_ticks(statistics: &str) -> Option<u64> {
     // "cpu user nice system idle iowait ...".
     let mut fields = statistics.strip_prefix("cpu ")?.split_ascii_whitespace().skip(3);
@@ -139,7 +141,7 @@ fn count_cpus(list: &str) -> Option<usize> {
     list.split(',').map(count).sum()
 }
 
-/// Bytes from the kernel's random generator.
+/// Returns bytes from the kernel's random generator.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut out = [0; N];
     let mut done = 0;

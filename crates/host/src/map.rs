@@ -152,14 +152,14 @@ impl Map {
             / PAGE_BYTES as usize
     }
 
-    /// The kernel's two-letter flags of the mapping at `at`.
+    /// Returns the kernel's two-letter flags of the mapping at `at`.
     #[cfg(test)]
     pub fn kernel_flags(&self, at: u64) -> String {
         self.said_by_kernel("VmFlags:", at as usize, 1).concat()
     }
 
-    /// The values that /proc/self/smaps has for `key`, one for each mapping that overlaps `len`
-    /// bytes at `at`.
+    /// Returns the values that /proc/self/smaps has for `key`, one for each mapping that overlaps
+    /// `len` bytes at `at`.
     #[cfg(test)]
     fn said_by_kernel(&self, key: &str, at: usize, len: usize) -> Vec<String> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").expect("the kernel lists this process's maps");

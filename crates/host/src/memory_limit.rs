@@ -45,14 +45,14 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory that this process may take, leaving some for others. A negative value must be given
-    /// back.
+    /// Returns the memory that this process may take, leaving some for others. A negative value
+    /// must be given back.
     fn room(&self) -> i64 {
         self.room_of(self.available)
     }
 
-    /// Memory that this process may take little by little, so that file pages can be written
-    /// meanwhile. A machine never refuses.
+    /// Returns the memory that this process may take little by little, so that file pages can be
+    /// written meanwhile. A machine never refuses.
     fn room_soon(&self) -> i64 {
         if self.is_machine { i64::MAX } else { self.room_of(self.available_soon) }
     }
@@ -106,7 +106,8 @@ const HEAP_ARENAS: i32 = 2;
 static FINDER: Mutex<Finder> = Mutex::new(Finder { seen: String::new(), groups: Vec::new() });
 static READING: Mutex<Option<Reading>> = Mutex::new(None);
 
-/// Memory that this process may use (bytes): the least of the machine's, its groups' and its own limits.
+/// Returns the memory that this process may use (bytes): the least of the machine's, its groups'
+/// and its own limits.
 pub fn memory_total_bytes() -> u64 {
     let own = [Resource::As, Resource::Data].map(|resource| getrlimit(resource).current.unwrap_or(u64::MAX));
     let groups = groups();
@@ -114,7 +115,7 @@ pub fn memory_total_bytes() -> u64 {
     limits.fold(machine_bytes(), u64::min)
 }
 
-/// The same, if it is less than the machine has.
+/// Returns [`memory_total_bytes`] if that is less than the machine has.
 pub fn memory_limit_bytes() -> Option<u64> {
     Some(memory_total_bytes()).filter(|total| *total < machine_bytes())
 }
@@ -136,7 +137,8 @@ pub fn keep_heap_small() {
     }
 }
 
-/// Memory of the tightest of these: the machine, and the groups that this process is in.
+/// Returns the memory of the tightest of these: the machine, and the groups that this process is
+/// in.
 pub fn memory() -> Option<Memory> {
     memories().into_iter().min_by_key(Memory::room)
 }
@@ -146,8 +148,8 @@ fn memories() -> Vec<Memory> {
     machine.into_iter().chain(groups().into_iter().filter_map(|group| group.memory())).collect()
 }
 
-/// Memory that this process may take in addition to what it has (bytes). A negative value must be
-/// given back. The answer may be a tenth of a second old.
+/// Returns the memory that this process may take in addition to what it has (bytes). A negative
+/// value must be given back. The answer may be a tenth of a second old.
 pub fn memory_room_bytes() -> i64 {
     let mut reading = READING.lock();
     read(&mut reading, HOLDS).room
@@ -159,13 +161,13 @@ pub fn take_memory(bytes: u64) -> bool {
 }
 
 /// Asks for `bytes` of memory that is stored to little by little, and whose lack is reported to
-/// users. If granted, they count as taken until the kernel counts them. Dirty file pages count as available, and a machine without a group's limit may be asked for more
-/// than it has, as always.
+/// users. If granted, they count as taken until the kernel counts them. Dirty file pages count as
+/// available. A machine without a group's limit always grants, even more than it has.
 pub fn take_memory_soon(bytes: u64) -> bool {
     take(bytes, |reading| reading.room_soon)
 }
 
-/// What [`take_memory_soon`] can still grant (bytes).
+/// Returns what [`take_memory_soon`] can still grant (bytes).
 pub fn memory_room_soon_bytes() -> u64 {
     let mut reading = READING.lock();
     read(&mut reading, HOLDS).room_soon.max(0).cast_unsigned()
@@ -211,13 +213,13 @@ fn groups() -> Vec<Group> {
     finder.groups.clone()
 }
 
-/// DRAM of the machine (bytes).
+/// Returns the DRAM of the machine (bytes).
 fn machine_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram as u64 * info.mem_unit as u64
 }
 
-/// The machine's memory according to /proc/meminfo.
+/// Returns the machine's memory according to /proc/meminfo.
 fn of_machine(text: &str) -> Option<Memory> {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -227,8 +229,8 @@ fn of_machine(text: &str) -> Option<Memory> {
     Some(Memory { total, available, available_soon: available, swap: field("SwapFree").unwrap_or(0), is_machine: true })
 }
 
-/// The groups that limit a process's memory, its own first, from the texts of its `cgroup` and
-/// `mountinfo`. `root` is prepended to their paths.
+/// Returns the groups that limit a process's memory, its own first, from the texts of its `cgroup`
+/// and `mountinfo`. `root` is prepended to their paths.
 fn groups_of(cgroup: &str, mountinfo: &str, root: &Path) -> Vec<Group> {
     let mut found = Vec::new();
     for line in cgroup.lines() {
@@ -240,7 +242,7 @@ fn groups_of(cgroup: &str, mountinfo: &str, root: &Path) -> Vec<Group> {
             list if list.split(',').any(|name| name == "memory") => Version::One,
             _ => continue,
         };
-        // Of several mounts, take the one that shows most of the path up.
+        // Of several mounts, take the one that shows the most groups above this one.
         let mounts = mountinfo.lines().filter_map(|line| mount_of(line, version));
         let ways = mounts.map(|(top, at)| (below(&at, &top, path), at, top.len()));
         if let Some((own, top, _)) = ways.min_by_key(|(_, _, hidden)| *hidden) {
@@ -260,8 +262,8 @@ fn groups_of(cgroup: &str, mountinfo: &str, root: &Path) -> Vec<Group> {
     found
 }
 
-/// The topmost group that a mount of the memory controller shows, and where it is mounted. `None`
-/// for other mounts.
+/// Returns the topmost group that a mount of the memory controller shows, and where it is mounted.
+/// `None` for other mounts.
 fn mount_of(line: &str, version: Version) -> Option<(String, PathBuf)> {
     let (before, behind) = line.split_once(" - ")?;
     let mut fields = before.split(' ').skip(3);
@@ -275,8 +277,8 @@ fn mount_of(line: &str, version: Version) -> Option<(String, PathBuf)> {
     is_it.then(|| (unescaped(top), PathBuf::from(unescaped(at))))
 }
 
-/// The path of group `path` below a mount at `at` that shows `top`. If the mount does not show the
-/// group, only the mount itself is known.
+/// Returns the path of group `path` below a mount at `at` that shows `top`. If the mount does not
+/// show the group, only the mount itself is known.
 fn below(at: &Path, top: &str, path: &str) -> PathBuf {
     match Path::new(path).strip_prefix(top) {
         Ok(rest) if !rest.components().any(|part| part == std::path::Component::ParentDir) => at.join(rest),
@@ -309,7 +311,7 @@ impl Group {
         text.trim().parse::<u64>().ok().filter(|bytes| *bytes < UNLIMITED)
     }
 
-    /// Most memory that the group may use (bytes).
+    /// Returns the most memory that the group may use (bytes).
     fn limit(&self) -> Option<u64> {
         match self.version {
             // Above `high` nothing is killed, but all tasks are slowed down until use falls below

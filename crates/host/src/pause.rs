@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Pause(Option<(Instant, Duration)>);
 
 impl Pause {
-    /// True if the last attempt failed.
+    /// Returns true if the last attempt failed.
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }

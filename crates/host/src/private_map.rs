@@ -54,7 +54,7 @@ impl PrivateMap {
         Ok(PrivateMap { map, image_bytes, detached_bytes: Mutex::new(0), thinned: Mutex::default() })
     }
 
-    /// Bytes at the start of the region that still depend on the image file.
+    /// Returns the bytes at the start of the region that still depend on the image file.
     pub fn attached_bytes(&self) -> u64 {
         self.image_bytes - *self.detached_bytes.lock()
     }

@@ -112,8 +112,8 @@ fn number(class: Class) -> i32 {
     }
 }
 
-/// Time that a thread of this process has run, including its current turn. `schedstat` counts the
-/// current turn only at the kernel's ticks.
+/// Returns the time that a thread of this process has run, including its current turn. `schedstat`
+/// counts the current turn only at the kernel's ticks.
 fn ran_ns(thread: Pid) -> io::Result<u64> {
     // The kernel's id for a thread's clock: the complement of the thread id, and the bits for "per
     // thread" and "scheduler time".

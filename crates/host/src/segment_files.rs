@@ -243,7 +243,7 @@ impl SegmentFiles {
         }
     }
 
-    /// Room on the host that the spare in the making has taken so far (bytes).
+    /// Returns the room on the host that the spare in the making has taken so far (bytes).
     pub fn taken_bytes(&self) -> u64 {
         self.directory.allocated_bytes(&self.making.lock()).min(self.segment_bytes)
     }

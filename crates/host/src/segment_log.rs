@@ -70,8 +70,8 @@ fn segments_max(host_bytes: u64, segment_bytes: u64) -> usize {
     (host_bytes / HOST_SHARE / segment_bytes).max(SEGMENTS_MIN) as usize
 }
 
-/// Length of the log (bytes) at which a checkpoint should be made, on a host of `host_bytes`. If it
-/// is made later, the log may run out of segments, and appends wait.
+/// Returns the length of the log (bytes) at which a checkpoint should be made, on a host of
+/// `host_bytes`. If it is made later, the log may run out of segments, and appends wait.
 pub fn log_bytes_max(host_bytes: u64) -> u64 {
     (segments_max(host_bytes, SEGMENT_BYTES) as u64 - 2) * SEGMENT_BYTES / 4 * 3
 }
@@ -204,7 +204,7 @@ impl SegmentLog {
         Ok(SegmentLog { shared, preparer: Some(preparer) })
     }
 
-    /// Bytes of all segment files, spares included.
+    /// Returns the bytes of all segment files, spares included.
     pub fn allocated_bytes(&self) -> u64 {
         self.shared.state.lock().count() as u64 * self.shared.segment_bytes
     }
@@ -288,8 +288,8 @@ impl Shared {
         Ok(())
     }
 
-    /// True if a spare with this many bytes written may be made slowly. It must be whole when half
-    /// of the current segment is used.
+    /// Returns true if a spare with this many bytes written may be made slowly. It must be whole
+    /// when half of the current segment is used.
     fn has_time(&self, state: &State, written: u64) -> bool {
         let used = state.end.unwrap_or(0) % self.segment_bytes;
         state.spares.len() >= HELD_BACK && state.waiting == 0 && 2 * used <= written + self.segment_bytes / 8

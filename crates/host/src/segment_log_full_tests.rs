@@ -130,7 +130,7 @@ fn a_write_without_room_into_a_segment_that_is_there_is_an_answer() {
     assert!(matches!(log.append(6, b"x"), Err(MediaError::Poisoned { .. })));
 }
 
-/// The longest wait of an append when segments are made slowly.
+/// Returns the longest wait of an append when segments are made slowly.
 fn longest_append(slow: Duration) -> Duration {
     let scratch = Scratch::new();
     let log = scratch.create();

@@ -47,7 +47,7 @@ impl Scratch {
     }
 }
 
-/// Bytes derived from their position.
+/// Returns bytes derived from their position.
 fn pattern(position: u64, len: usize) -> Vec<u8> {
     (position..position + len as u64).map(|p| (p.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }

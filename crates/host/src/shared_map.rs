@@ -112,7 +112,7 @@ impl SharedMap {
         Ok(SharedMap { map, file, kind, flush, synchronous, aside: false, poison: Poison::default(), name })
     }
 
-    /// The user that the file belongs to.
+    /// Returns the user that the file belongs to.
     pub fn owner(&self) -> Option<u32> {
         self.file.metadata().ok().map(|found| found.uid())
     }
@@ -122,14 +122,14 @@ impl SharedMap {
         std::os::unix::fs::fchown(&self.file, Some(user), None)
     }
 
-    /// True if a fence alone keeps the promise of the memory's kind. False for `dax` without
-    /// MAP_SYNC, where `sync` is needed.
+    /// Returns true if a fence alone keeps the promise of the memory's kind. False for `dax`
+    /// without MAP_SYNC, where `sync` is needed.
     pub fn synchronous(&self) -> bool {
         self.synchronous
     }
 }
 
-/// True for both errors with which kernels and file systems without the flag answer.
+/// Returns true for both errors with which kernels and file systems without the flag answer.
 fn refuses_map_sync(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::INVAL))
 }

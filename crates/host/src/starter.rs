@@ -59,7 +59,7 @@ pub fn lift_limits() {
     }
 }
 
-/// Maximum length of a file of this process (bytes), if it is limited.
+/// Returns the maximum length of a file of this process (bytes), if it is limited.
 pub fn file_bytes_max() -> Option<u64> {
     getrlimit(Resource::Fsize).current
 }
@@ -79,7 +79,7 @@ pub fn refuse_beyond_limit(bytes: u64) -> io::Result<()> {
     }
 }
 
-/// True if the signal is ignored.
+/// Returns true if the signal is ignored.
 pub fn is_ignored(signal: i32) -> bool {
     // SAFETY: all bytes zero are a valid value of this plain structure.
     let mut found: libc::sigaction = unsafe { std::mem::zeroed() };

@@ -59,13 +59,13 @@ impl StoreLock {
         Ok(lock)
     }
 
-    /// False if the host takes no writes, so that the store can only be read.
+    /// Returns false if the host takes no writes, so that the store can only be read.
     pub fn takes_writes(&self) -> bool {
         self.takes_writes
     }
 
-    /// True if the lock is held. The files are opened for reading only, which leaves the store as
-    /// it is. Fails where the answer cannot be determined.
+    /// Returns true if the lock is held. The files are opened for reading only, which leaves the
+    /// store as it is. Fails where the answer cannot be determined.
     pub fn is_held(directory: &Directory) -> io::Result<bool> {
         let file = existing(directory.open_file(LOCK, Access::Read))?;
         let is_locked = |file: &File| flock(file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK);

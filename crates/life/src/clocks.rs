@@ -132,7 +132,7 @@ impl Clocks {
     /// Stops the threads. Returns when any work under way is over.
     pub fn stop(self) {
         self.threads.iter().for_each(shoal_host::Ticker::stop);
-        // No more of them are started now.
+        // The thread that starts further clocks has ended, so no more are started now.
         let clocks = std::mem::take(&mut *self.further.0.lock().unwrap_or_else(PoisonError::into_inner));
         clocks.values().for_each(shoal_host::Ticker::stop);
     }

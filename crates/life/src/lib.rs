@@ -1,14 +1,14 @@
-//! The threads that an open file system needs, whichever door its users come by.
+//! The threads that an open file system needs, whether it is mounted or embedded in a program.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `clocks` | the threads that give the engine time for its background work |
-//! | `syncer` | fsync of large files, whose wait for the bulk device holds up no thread of a door |
+//! | `syncer` | fsync of large files; at most one request thread waits for the bulk device |
 //! | `waiters` | threads for other operations that have to wait for the bulk device |
-//! | `breaker` | the end of a door whose threads fail |
+//! | `breaker` | the end of a connection whose threads fail |
 //!
-//! Order at the end: the door's own threads, the waiters, the syncer, the clocks; then the store is
-//! shut down. Left out: what belongs to a store's directory (write-back caches, devices that are
+//! Order at the end: the mount's own threads, the waiters, the syncer, the clocks; then the store
+//! is shut down. Left out: what belongs to a store's directory (write-back caches, devices that are
 //! leaving, scrubs), which `shoal-store` runs beside these.
 
 #![forbid(unsafe_code)]

@@ -128,7 +128,8 @@ impl Syncer {
         Ok((Syncer { fs: fs.clone(), lanes: lanes.clone(), takes_turns }, SyncerThread { lanes }))
     }
 
-    /// For request threads that nobody stands in for: none of them flushes itself.
+    /// Returns a syncer whose request threads never flush: while one waited, nobody else would
+    /// serve its requests.
     pub fn without_turns(self) -> Syncer {
         Syncer { takes_turns: false, ..self }
     }

@@ -22,7 +22,7 @@ impl Store {
         ino
     }
 
-    /// Large files with data that no flush covers.
+    /// Makes large files with data that no flush covers.
     fn large_files(&self, count: usize) -> Vec<Ino> {
         (0..count).map(|i| self.create(&format!("large{i}"), 4 * THRESHOLD as usize)).collect()
     }

@@ -86,7 +86,7 @@ pub struct Store {
     pub sync_ms: Arc<AtomicU64>,
 }
 
-/// A new `logged` store with a bulk device, both as fast as memory.
+/// Makes a new `logged` store with a bulk device, both as fast as memory.
 pub fn store(commit_age_ms: u64) -> Store {
     let world = World::new(1);
     world.add_log();

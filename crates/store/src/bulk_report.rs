@@ -35,7 +35,7 @@ impl ReportedState {
         }
     }
 
-    /// The device takes no writes.
+    /// Returns true if the device takes no writes.
     pub(crate) fn is_away(self) -> bool {
         matches!(self, ReportedState::RefusesWrites | ReportedState::Lost)
     }

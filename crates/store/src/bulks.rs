@@ -117,7 +117,7 @@ pub(crate) struct Bulks {
     directory: Directory,
     description: Mutex<Description>,
     devices: Mutex<Vec<(u32, Arc<dyn Device>)>>,
-    /// What devices that are to be opened again had for certain.
+    /// Samples of flushed data that a device must still have when it is opened again, by device.
     witnesses: Mutex<BTreeMap<u32, Vec<Witness>>>,
     /// The write-back caches in front of devices.
     held: Mutex<Vec<HeldWrites>>,
@@ -161,7 +161,7 @@ impl Bulks {
         let _ = self.mount.set(device.into());
     }
 
-    /// Refuses a device in the store's own mount, because it would wait for itself.
+    /// Refuses a device in the store's own mount, because the daemon would wait for itself.
     fn refuse_within_mount(&self, name: &DeviceName) -> Outcome<()> {
         let Some(mount) = self.mount.get() else { return Ok(()) };
         own_ground::refuse_within(&name.without_secrets().to_string(), name.files(), mount)
@@ -334,7 +334,8 @@ impl Bulks {
         let states = self.fs.devices().states();
         let free = |number: &u32| states.iter().all(|state| state.number != *number);
         let mut numbers = (1..BULK_DEVICES_MAX as u32).filter(free).collect::<Vec<_>>();
-        // Prefer numbers without a cache in this mount: its place is taken until the store closes.
+        // Prefer numbers that had no cache in this mount: a cache's place stays taken until the
+        // store closes.
         numbers.sort_by_key(|number| self.directory.has(&cache_note(*number)));
         let number = numbers.first().copied().ok_or_else(|| {
             Failure::new(text, format!("the store has {BULK_DEVICES_MAX} bulk devices, as many as it can"))
@@ -445,12 +446,13 @@ impl Bulks {
         }
     }
 
-    /// Refuses a device that lacks what the lost one had for certain. The device's mark is no proof:
-    /// a copy that was made since the store was mounted has it, too.
+    /// Refuses a device that lacks flushed data of the lost one. The device's mark is no proof: a
+    /// copy that was made since the store was mounted has the mark, too.
     fn ask_witnesses(&self, number: u32, device: &dyn Device) -> Result<(), String> {
         let mut all = self.witnesses.lock();
         let Some(witnesses) = all.get_mut(&number) else { return Ok(()) };
-        // First, so that a server that takes this one's place from here on is asked, too.
+        // Pass the samples on before comparing, so that a server that later takes this one's place
+        // is compared, too.
         device.inherit(witnesses.clone());
         for witness in &*witnesses {
             if !witness.is_on(&*device.block_device()).map_err(|error| error.to_string())? {
@@ -461,7 +463,8 @@ impl Bulks {
                 ));
             }
         }
-        // The mark is written next. The others count again if this attempt fails after that.
+        // Drop the sample of the mark, because the mark is written anew next. If this attempt fails
+        // later, the next one compares the other samples again.
         witnesses.retain(|witness| Mark::decode(&witness.bytes).is_err());
         Ok(())
     }
@@ -489,8 +492,8 @@ impl Bulks {
     }
 
     /// Reopens the cache that the device had, to put it in front of the device again. Newer data
-    /// must not bypass it: after a crash the held data would be laid over the newer data. All held
-    /// data belongs to this store and leaves in time.
+    /// must not bypass it: after a crash the held data would be laid over the newer data. All data
+    /// held in it belongs to this store and is written in time.
     fn front_again(&self, number: u32, device: &Arc<dyn Device>) -> Outcome<Option<InFront>> {
         let of_others = self.held.lock().first().map(HeldWrites::rule);
         let rule = self.let_go.lock().iter().find(|(known, ..)| *known == number).map(|(.., rule)| *rule);
@@ -593,7 +596,8 @@ impl Bulks {
             // The first device's place stays until the store closes: the period depends on it.
             description.first_removed |= number == 0;
         })?;
-        // Nothing is held any more. The log names the cache until then, so its file stays.
+        // The cache holds nothing any more. The log names it until the store closes, so its file
+        // stays.
         self.held_on_host.forget(number);
         self.held.lock().retain(|cache| cache.device() != number);
         let gone: Vec<_> = self.devices.lock().extract_if(.., |(known, _)| *known == number).collect();
@@ -634,7 +638,8 @@ impl Bulks {
         }
     }
 
-    /// Writes held for devices that are missing or have failed. Called after the store was closed.
+    /// Returns the writes held for devices that are missing or have failed. Called after the store
+    /// was closed.
     pub fn undelivered(&self) -> Vec<Undelivered> {
         let description = self.description();
         let period = user::period(&self.directory, description.bulk_path(&self.directory));
@@ -678,7 +683,7 @@ impl Bulks {
         }
     }
 
-    /// The paths of files with data on a device, with the number of bytes.
+    /// Returns the paths of files with data on a device, with the number of bytes.
     pub fn files(&self, device: &str) -> Outcome<Vec<BulkFile>> {
         let number = self.find(device)?;
         let found = self.fs.devices().files(number).during(device)?;
@@ -692,14 +697,14 @@ impl Bulks {
 }
 
 impl Store {
-    /// The bulk devices of a store that is not mounted.
+    /// Returns the bulk devices of a store that is not mounted.
     pub fn bulk_reports(&self) -> Outcome<Vec<BulkReport>> {
         let options = Options { read_only: true, degraded: true, ..Options::default() };
         let opened = self.open(options)?;
         Ok(Bulks::of(opened, &self.directory, &self.description).reports())
     }
 
-    /// The files on a bulk device of a store that is not mounted.
+    /// Returns the files on a bulk device of a store that is not mounted.
     pub fn bulk_files(&self, device: &str) -> Outcome<Vec<BulkFile>> {
         let options = Options { read_only: true, degraded: true, ..Options::default() };
         let opened = self.open(options)?;

@@ -75,7 +75,7 @@ pub struct CacheOptions {
 }
 
 impl CacheOptions {
-    /// Size of the cache of one of `devices` devices (bytes); 0: none.
+    /// Returns the size of the cache of one of `devices` devices (bytes); 0: none.
     fn size(&self, devices: u64) -> u64 {
         let usual = (shoal_host::memory_total_bytes() / CACHE_PART).min(CACHE_BYTES_MAX);
         match self.bytes.unwrap_or(usual) {
@@ -104,9 +104,9 @@ pub fn rule_of(policy: Option<&str>, rate_bytes: Option<u64>, before: &Rule) -> 
     Ok(Rule { policy, shape })
 }
 
-/// True if these periods are of one boot and one log. Their second halves differ if the first bulk
-/// device was missing or is in another place; for that device the list in the region says what
-/// follows.
+/// Returns true if these periods have the same boot and the same log. Their second halves differ if
+/// the first bulk device was missing or is in another place. The region's list of devices decides
+/// what that means for the device.
 fn are_of_one_life(period: &[u8; 16], other: &[u8; 16]) -> bool {
     period[..8] == other[..8]
 }
@@ -228,7 +228,7 @@ impl StoreCache {
         self.cache.lay_over(at, out);
     }
 
-    /// How many bytes of a range of the device are held.
+    /// Returns how many bytes of a range of the device are held.
     pub fn found_in(&self, at: u64, len: u64) -> u64 {
         self.cache.found_in(at, len)
     }
@@ -375,7 +375,7 @@ impl InFront {
 }
 
 impl HeldWrites {
-    /// The number of the bulk device.
+    /// Returns the number of the bulk device.
     pub fn device(&self) -> u32 {
         self.device
     }
@@ -384,7 +384,7 @@ impl HeldWrites {
         self.filter.report().rule
     }
 
-    /// The current state of the cache.
+    /// Returns the current state of the cache.
     pub fn report(&self) -> CacheReport {
         let of = self.filter.report();
         let rate = |shape: Shape| shape.blocks_per_tick_max * LINE_BYTES * (S_NS / shape.tick_ns);
@@ -411,12 +411,12 @@ impl HeldWrites {
         Ok(())
     }
 
-    /// Bytes that bulk storage does not have yet.
+    /// Returns the bytes that bulk storage does not have yet.
     pub fn held_bytes(&self) -> u64 {
         self.filter.held_bytes()
     }
 
-    /// Bytes of a range of the device that bulk storage does not have yet.
+    /// Returns the bytes of a range of the device that bulk storage does not have yet.
     pub(crate) fn held_in(&self, at: u64, len: u64) -> u64 {
         self.filter.held_in(at, len)
     }
@@ -457,18 +457,18 @@ impl HeldOnHost {
     }
 }
 
-/// The owner that a cache's header names: a device whose owner has this uuid, of the store in
-/// `directory`.
+/// Returns the owner that a cache's header names: a device whose owner has this uuid, of the store
+/// in `directory`.
 pub(crate) fn owner(directory: &Directory, uuid: &str, device_bytes: u64) -> Outcome<Owner> {
     Ok(Owner { store: parse_uuid(uuid).unwrap_or_default(), boot_id: life(directory)?, device_bytes })
 }
 
-/// The part of a cache's header that ties it to this boot and, in its first half, to the store's
-/// directory. So a note that names another store's cache is not trusted, whoever wrote it.
+/// Returns the part of a cache's header that ties it to this boot and, in its first half, to the
+/// store's directory. So a note that names another store's cache is not trusted, whoever wrote it.
 fn life(directory: &Directory) -> Outcome<[u8; 16]> {
     let mut life = shoal_host::boot_id().during("boot id")?;
-    // This is the same through any mount. The period tells mounts apart, where it matters that a
-    // file system went down.
+    // The directory's birth is the same through every mount. Only the period distinguishes mounts,
+    // to show that a file system went down.
     let birth = directory.birth().during(directory.display())?;
     let place = birth.place ^ birth.born.unwrap_or(0).rotate_left(32);
     life.iter_mut().zip(place.to_le_bytes()).for_each(|(byte, place)| *byte ^= place);
@@ -486,7 +486,7 @@ fn open(file: &Arc<CacheFile>, owner: &Owner) -> Result<Cache, CacheError> {
     }
 }
 
-/// The header of a file, if it says that it is a cache of the store in `directory`.
+/// Returns the header of a file, if it says that it is a cache of the store in `directory`.
 fn header_of(directory: &Directory, file: &CacheFile) -> Option<CacheHeader> {
     let mut bytes = [0; CacheHeader::BYTES];
     if file.len() < bytes.len() as u64 {
@@ -515,7 +515,7 @@ pub(crate) fn period_with<'a>(mut period: [u8; 16], identities: impl IntoIterato
     period
 }
 
-/// All periods that a log may name if any of these caches were in use.
+/// Returns all periods that a log may name if any of these caches were in use.
 pub(crate) fn periods(period: [u8; 16], identities: &[[u8; 16]]) -> Vec<[u8; 16]> {
     let mut periods = vec![period];
     for identity in identities {
@@ -525,7 +525,7 @@ pub(crate) fn periods(period: [u8; 16], identities: &[[u8; 16]]) -> Vec<[u8; 16]
     periods
 }
 
-/// All periods that a log names if a flush of bulk storage failed in this one.
+/// Returns all periods that a log may name if a flush of bulk storage failed in the current one.
 pub(crate) fn loss_boots(directory: &Directory, description: &Description) -> Vec<[u8; 16]> {
     let Ok(period) = user::period(directory, description.bulk_path(directory)) else { return Vec::new() };
     let left = identities(directory, &period).into_iter().map(|(_, identity)| identity);
@@ -533,8 +533,8 @@ pub(crate) fn loss_boots(directory: &Directory, description: &Description) -> Ve
     periods(period, &all).into_iter().map(with_loss).collect()
 }
 
-/// Which of these caches were in use in the period that a log names. Empty if it is none of their
-/// periods.
+/// Returns those of these caches that were in use in the period that a log names. Empty if no
+/// combination of the caches gives that period.
 pub(crate) fn in_use(period: [u8; 16], identities: &[[u8; 16]], named: &[u8; 16]) -> Vec<[u8; 16]> {
     let number = periods(period, identities).iter().position(|period| are_of_one_life(period, named)).unwrap_or(0);
     let chosen = identities.iter().enumerate().filter(|(bit, _)| number >> bit & 1 == 1);
@@ -542,7 +542,8 @@ pub(crate) fn in_use(period: [u8; 16], identities: &[[u8; 16]], named: &[u8; 16]
 }
 
 /// Reopens the cache that a device of a store in use has, in front of the device and not driven
-/// yet. `None` if it had none when the store was opened, or that one cannot be used.
+/// yet. `None` if the device had no cache when the store was opened, or if its cache cannot be
+/// used.
 pub(crate) fn left_of(
     directory: &Directory,
     description: &Description,
@@ -595,7 +596,7 @@ pub(crate) fn remove(directory: &Directory, description: &Description, period: &
     numbers().filter(goes).for_each(|device| remove_one(directory, device, period));
 }
 
-/// The mixed identities of the caches that the last clean end of this period removed.
+/// Returns the mixed identities of the caches that the last clean end of this period removed.
 pub(crate) fn emptied(directory: &Directory, period: &[u8; 16]) -> Option<[u8; 16]> {
     let text = directory.read_text(CACHES_EMPTIED)?;
     let (of, together) = text.trim_end_matches('\n').split_once('\n')?;
@@ -614,14 +615,14 @@ impl Kept {
         self.cache.found_bytes()
     }
 
-    /// Bytes of a range of the device that the cache keeps.
+    /// Returns the bytes of a range of the device that the cache keeps.
     pub fn bytes_in(&self, at: u64, len: u64) -> u64 {
         self.cache.found_in(at, len)
     }
 }
 
-/// Writes held for devices that did not get them, in a store that is not in use: the device, the
-/// bytes, and the cache's file.
+/// Returns the writes held for devices that did not get them, in a store that is not in use: the
+/// device, the bytes, and the cache's file.
 pub fn kept_writes(directory: &Path) -> Vec<(u32, u64, PathBuf)> {
     let Ok(directory) = &Directory::open(directory) else { return Vec::new() };
     let Ok(description) = Description::read(directory) else { return Vec::new() };
@@ -630,8 +631,8 @@ pub fn kept_writes(directory: &Path) -> Vec<(u32, u64, PathBuf)> {
     kept.into_iter().map(|kept| (kept.device, kept.bytes(), kept.path)).collect()
 }
 
-/// The caches of this period that hold writes. They may be in use, so what they hold for an open
-/// device changes.
+/// Returns the caches of this period that hold writes. They may be in use, so what they hold for an
+/// open device changes.
 pub(crate) fn kept(directory: &Directory, description: &Description, period: &[u8; 16]) -> Vec<Kept> {
     let look = |(device, uuid): (u32, String)| {
         let note = Note::of(directory, device, period)?;
@@ -644,8 +645,8 @@ pub(crate) fn kept(directory: &Directory, description: &Description, period: &[u
 
 /// Removes the cache of a device that gets another one.
 pub(crate) fn remove_one(directory: &Directory, device: u32, period: &[u8; 16]) {
-    // If the file cannot be removed, it is later found to be of another life. The note may be empty
-    // after its host went down.
+    // If the cache's file cannot be removed, a later opening finds that it is of another life. A
+    // note that is empty, because its host went down, leads to no file and is only removed itself.
     if let Some(note) = Note::of(directory, device, period)
         && let Ok(file) = CacheFile::peek(&note.path)
     {
@@ -657,8 +658,8 @@ pub(crate) fn remove_one(directory: &Directory, device: u32, period: &[u8; 16]) 
     let _ = directory.remove(&cache_note(device));
 }
 
-/// The identities of the caches that processes of this period left, by device, as far as their
-/// files can be read.
+/// Returns the identities of the caches that processes of this period left, by device, as far as
+/// their files can be read.
 pub(crate) fn identities(directory: &Directory, period: &[u8; 16]) -> Vec<(u32, [u8; 16])> {
     identities_of(directory, period, |path| CacheFile::open(path, true))
 }
@@ -676,7 +677,7 @@ fn identities_of(
     numbers().filter_map(identity).collect()
 }
 
-/// True if there was a cache that cannot be opened any more.
+/// Returns true if there was a cache that cannot be opened any more.
 pub(crate) fn is_lost(directory: &Directory, description: &Description) -> bool {
     let Ok(boot_id) = life(directory) else { return numbers().any(|d| Note::read(directory, d).is_some()) };
     let owners = description.cache_owners();

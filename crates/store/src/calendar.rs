@@ -15,7 +15,7 @@ struct Moment {
 }
 
 impl Moment {
-    /// From seconds since 1970.
+    /// Converts seconds since 1970.
     fn of(seconds: i64) -> Moment {
         let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
         // Count years from March, so that the leap day is the last of its year. An era has 400

@@ -13,13 +13,13 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
@@ -125,14 +125,24 @@ pub enum Question {
     },
 }
 
-/// A process that serves a store.
+/// A process that has a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
     /// The process's own id for itself. Another process namespace has another number.
     pub pid: u32,
-    pub mountpoint: PathBuf,
+    /// `None` for a program that has the store open without a mount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mountpoint: Option<PathBuf>,
     /// The mount's number, `major:minor`.
-    pub device: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+}
+
+impl Who {
+    /// True if the process serves the mount with this number.
+    pub fn serves(&self, device: &str) -> bool {
+        self.device.as_deref() == Some(device)
+    }
 }
 
 /// A report, or the sentence that says why there is none.
@@ -144,28 +154,22 @@ pub enum Answer {
 }
 
 impl Question {
-    /// True for questions that are carried out one at a time. All others are answered beside them.
+    /// True for questions that are carried out one at a time. Reports are made beside them.
     fn changes(&self) -> bool {
-        match self {
-            Question::Pack { .. }
-            | Question::Rebalance { .. }
-            | Question::Scrub { .. }
-            | Question::Remount { .. }
-            | Question::Resize { .. }
-            | Question::Donor { .. }
-            | Question::Bulk { .. } => true,
+        !matches!(
+            self,
             Question::Who
-            | Question::Df
-            | Question::Inspect { .. }
-            | Question::Files { .. }
-            | Question::Misplaced { .. }
-            | Question::Status
-            | Question::Bulks
-            | Question::BulkFiles { .. } => false,
-        }
+                | Question::Df
+                | Question::Inspect { .. }
+                | Question::Files { .. }
+                | Question::Misplaced { .. }
+                | Question::Status
+                | Question::Bulks
+                | Question::BulkFiles { .. }
+        )
     }
 
-    /// How long to wait for the answer.
+    /// Returns how long to wait for the answer.
     fn patience(&self) -> Duration {
         match self {
             Question::Who => WHO_PATIENCE,
@@ -186,27 +190,82 @@ const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// Maximum number of clients that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Opens the socket of a store and answers in threads of its own until the process ends.
+type Answers = Box<dyn Fn(Question) -> Answer + Send + Sync>;
+
+/// What a socket answers at present.
+struct Open {
+    /// `None`: nothing any more.
+    answers: Option<Answers>,
+    changes: bool,
+}
+
+impl Open {
+    fn answer(&self, question: Question) -> Answer {
+        match &self.answers {
+            Some(answers) if self.changes || !question.changes() => answers(question),
+            _ => Answer::Error("the store is being closed; ask again when it is".into()),
+        }
+    }
+}
+
+/// A socket that threads of its own answer.
+pub struct Control {
+    listener: Arc<UnixListener>,
+    path: PathBuf,
+    /// The identity of the socket's name.
+    name: (u64, u64),
+    open: Arc<RwLock<Open>>,
+}
+
+impl Control {
+    /// Refuses changes from here on. On return none is under way.
+    pub fn refuse_changes(&self) {
+        self.open.write().changes = false;
+    }
+
+    /// Stops answering and removes the socket. On return no answer is under way.
+    pub fn stop(self) {
+        self.open.write().answers = None;
+        // Another process may have replaced it. If it cannot be removed, it refuses connections,
+        // which clients understand as well.
+        if identity(&self.path).is_ok_and(|name| name == self.name) {
+            let _ = fs::remove_file(&self.path);
+        }
+        let _ = net::shutdown(&self.listener, net::Shutdown::Both);
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
+/// Opens the socket of a store and answers.
 pub(crate) fn serve(
     directory: &Directory,
     answer: impl Fn(Question) -> Answer + Send + Sync + 'static,
-) -> io::Result<()> {
+) -> io::Result<Control> {
     serve_at(&directory.through_descriptor(OsStr::new(CONTROL)), answer)
 }
 
 /// Like `serve`, for a socket at `path`. Every client gets a thread, so that a silent client delays
 /// no other.
-pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + Sync + 'static) -> io::Result<()> {
-    let listener = listen(path)?;
+pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + Sync + 'static) -> io::Result<Control> {
+    let (listener, name) = listen(path)?;
+    let listener = Arc::new(listener);
+    let open = Arc::new(RwLock::new(Open { answers: Some(Box::new(answer)), changes: true }));
+    let control = Control { listener: listener.clone(), path: path.to_path_buf(), name, open: open.clone() };
     let changing = Mutex::new(());
     let answer = move |question: Question| {
         let _alone = question.changes().then(|| changing.lock());
-        answer(question)
+        open.read().answer(question)
     };
-    let answer = Arc::new(answer);
+    let (answer, open) = (Arc::new(answer), control.open.clone());
     let clients = Arc::new(());
     std::thread::Builder::new().name("control".into()).spawn(move || {
         for stream in listener.incoming() {
+            if open.read_recursive().answers.is_none() {
+                return;
+            }
             // No descriptor is free, so the client waits in the queue.
             let Ok(stream) = stream else {
                 std::thread::sleep(PAUSE);
@@ -230,13 +289,13 @@ pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + Sync +
             }
         }
     })?;
-    Ok(())
+    Ok(control)
 }
 
 /// Opens a listener with this name. The socket gets its name only after it listens, and only its
 /// owner may use it, so a connection by that name is answered. A socket that a dead process left
 /// behind is replaced.
-fn listen(path: &Path) -> io::Result<UnixListener> {
+fn listen(path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
     let (directory, name) = parts(path)?;
     let mut fresh = name.to_owned();
     fresh.push(".new");
@@ -251,9 +310,12 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     // by then.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
     net::bind(&socket, &SocketAddrUnix::new(short_path(&opened, &fresh))?)?;
-    let listening = net::listen(&socket, BACKLOG).map_err(io::Error::from).and_then(|()| fs::rename(&fresh_path, path));
-    listening.inspect_err(|_| drop(fs::remove_file(&fresh_path)))?;
-    Ok(UnixListener::from(socket))
+    let listening = net::listen(&socket, BACKLOG).map_err(io::Error::from).and_then(|()| {
+        let name = identity(&fresh_path)?;
+        fs::rename(&fresh_path, path).map(|()| name)
+    });
+    let name = listening.inspect_err(|_| drop(fs::remove_file(&fresh_path)))?;
+    Ok((UnixListener::from(socket), name))
 }
 
 /// Makes the directory of a socket, for its owner alone. Refuses a socket that is already answered,
@@ -267,17 +329,6 @@ pub fn prepare_at(path: &Path) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another server is asked there"));
     }
     Ok(())
-}
-
-/// Removes the socket of a store.
-pub(crate) fn remove(directory: &Directory) {
-    // If the socket cannot be removed, it refuses connections, which clients understand as well.
-    let _ = directory.remove(CONTROL);
-}
-
-/// Like `remove`, for a socket at `path`.
-pub fn remove_at(path: &Path) {
-    let _ = fs::remove_file(path);
 }
 
 /// Reads one question and answers it. Each has a time limit that received bytes do not extend, so a
@@ -317,7 +368,7 @@ fn question(stream: &UnixStream, end: Instant) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// The time left. Fails with `TimedOut` if there is none.
+/// Returns the time left. Fails with `TimedOut` if there is none.
 fn until(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
@@ -480,15 +531,22 @@ mod tests {
             other => Answer::Error(format!("no {other:?}")),
         };
         let held = Directory::open(&deep).unwrap();
-        serve(&held, answer).unwrap();
+        let first = serve(&held, answer).unwrap();
         assert_eq!(fs::metadata(deep.join(CONTROL)).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap()["x"], 1);
         let error = ask(&deep, &Question::Inspect { path: vec![47, 255] }).unwrap_err().to_string();
         assert!(error.ends_with("no [47, 255]"), "{error}");
         // A second daemon, started after a crash of the first, takes over the name.
-        serve(&held, |_| Answer::Ok(serde_json::json!(2))).unwrap();
+        let second = serve(&held, |_| Answer::Ok(serde_json::json!(2))).unwrap();
         assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap(), 2);
-        remove(&held);
+        first.stop();
+        assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap(), 2, "the name is the second one's");
+        second.refuse_changes();
+        assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap(), 2);
+        let refused = ask(&deep, &Question::Pack { files: vec![] }).unwrap_err().to_string();
+        assert!(refused.contains("is being closed"), "{refused}");
+        second.stop();
+        assert!(!deep.join(CONTROL).exists());
         assert!(ask(&deep, &Question::Df).unwrap().is_none());
     }
 

@@ -137,7 +137,7 @@ fn refuse_place(new: &Path, source: &Path) -> Outcome<()> {
     directory::refuse_filled(&absolute, new, &[LOCK])
 }
 
-/// The directories on this path that do not exist yet, the innermost first.
+/// Returns the directories on this path that do not exist yet, the innermost first.
 fn missing(path: &Path) -> Vec<PathBuf> {
     let Ok(absolute) = std::path::absolute(path) else { return Vec::new() };
     absolute.ancestors().take_while(|above| !above.exists()).map(Path::to_path_buf).collect()
@@ -164,7 +164,7 @@ fn memory_of_copy(source: &MemoryChoice, options: &CopyOptions) -> Outcome<Memor
     Ok(memory)
 }
 
-/// The bulk devices that the region lists.
+/// Returns the bulk devices that the region lists.
 fn devices(fs: &Fs) -> Outcome<Vec<BulkDeviceEntry>> {
     let mut page = [0; PAGE as usize];
     fs.region().read(BULK_LIST_AT, &mut page).during("list of bulk devices")?;

@@ -79,7 +79,7 @@ pub struct NumberedPlace {
 }
 
 impl BulkPlace {
-    /// The device's name, for a store in `directory`.
+    /// Returns the device's name, for a store in `directory`.
     pub(crate) fn name(&self, directory: &Directory) -> Result<shoal_devices::DeviceName, String> {
         match self {
             BulkPlace::File(file) => Ok(shoal_devices::file(at(directory, file))),
@@ -87,7 +87,7 @@ impl BulkPlace {
         }
     }
 
-    /// The path of a file or block device.
+    /// Returns the path of a file or block device.
     pub(crate) fn path(&self, directory: &Directory) -> Option<PathBuf> {
         match self {
             BulkPlace::File(file) => Some(at(directory, file)),
@@ -95,13 +95,13 @@ impl BulkPlace {
         }
     }
 
-    /// The host's number for the device's place. 0 if the device is on no host, or the number
-    /// cannot be read.
+    /// Returns the host's number for the device's place. 0 if the device is on no host, or the
+    /// number cannot be read.
     pub(crate) fn on_host(&self, directory: &Directory) -> u64 {
         self.path(directory).and_then(|path| shoal_host::place_id(&path).ok()).unwrap_or(0)
     }
 
-    /// The name for people and logs, without secrets.
+    /// Returns the name for people and logs, without secrets.
     pub fn shown(&self, directory: &Path) -> String {
         match self {
             BulkPlace::File(file) => shoal_devices::file(directory.join(file)).to_string(),
@@ -112,7 +112,7 @@ impl BulkPlace {
         }
     }
 
-    /// The place for people. A relative path is shown within `directory`.
+    /// Returns the place for people. A relative path is shown within `directory`.
     pub fn text(&self, directory: &Path) -> String {
         match self {
             BulkPlace::File(file) => directory.join(file).display().to_string(),
@@ -167,7 +167,8 @@ impl Description {
         }
     }
 
-    /// The description that `format` would have written, for a directory that has lost its own.
+    /// Returns the description that `format` would have written, for a directory that has lost its
+    /// own.
     pub(crate) fn guess(bulk: Option<BulkPlace>) -> Description {
         Description {
             version: VERSION,
@@ -182,7 +183,7 @@ impl Description {
         }
     }
 
-    /// The description of the store at `directory`, which may be in use.
+    /// Reads the description of the store at `directory`, which may be in use.
     pub fn read(directory: &Directory) -> Outcome<Description> {
         let path = directory.path().join(DESCRIPTION);
         let unread = |error: Box<dyn std::error::Error + Send + Sync>| unreadable(directory.path(), error);
@@ -213,25 +214,25 @@ impl Description {
         Ok(Description { origin: origin(directory)?, ..self })
     }
 
-    /// True if the store was made in this directory, whatever the directory is called now.
+    /// Returns true if the store was made in this directory, whatever the directory is called now.
     pub(crate) fn is_made_in(&self, directory: &Directory) -> bool {
         self.origin.is_some() && origin(directory).is_ok_and(|origin| origin == self.origin)
     }
 
-    /// True if the store was made in another directory. Outside files that it names may then be the
-    /// original's.
+    /// Returns true if the store was made in another directory. Outside files that it names may
+    /// then be the original's.
     pub(crate) fn is_copied_to(&self, directory: &Directory) -> bool {
         self.origin.is_some() && !self.is_made_in(directory)
     }
 
-    /// The description's owner, if that is neither root nor this process's user. Such a description
-    /// may name only that user's files.
+    /// Returns the description's owner, if that is neither root nor this process's user. Such a
+    /// description may name only that user's files.
     pub(crate) fn foreign_owner(&self) -> Option<u32> {
         self.owner.filter(|owner| *owner != 0 && *owner != rustix::process::geteuid().as_raw())
     }
 
-    /// Refuses an object outside of the store that belongs to another user than a foreign owner of
-    /// the description.
+    /// Refuses an object outside of the store if the description has a foreign owner and the object
+    /// does not belong to that owner.
     pub(crate) fn refuse_foreign(&self, what: impl std::fmt::Display, owner: Option<u32>) -> Outcome<()> {
         match self.foreign_owner() {
             Some(writer) if owner != Some(writer) => {
@@ -244,7 +245,7 @@ impl Description {
         }
     }
 
-    /// Where the bulk device with this number is.
+    /// Returns where the bulk device with this number is.
     pub fn place_of(&self, number: u32) -> Option<&BulkPlace> {
         match number {
             0 => self.bulk.as_ref(),
@@ -252,19 +253,20 @@ impl Description {
         }
     }
 
-    /// The store's bulk devices by number, with the identity that a cache in front of one names.
+    /// Returns the store's bulk devices by number, each with the uuid that the header of its
+    /// write-back cache names.
     pub(crate) fn cache_owners(&self) -> Vec<(u32, String)> {
         let first = self.bulk.as_ref().filter(|_| !self.first_removed).map(|_| (0, self.uuid.clone()));
         first.into_iter().chain(self.more_bulk.iter().map(|place| (place.number, place.uuid.clone()))).collect()
     }
 
-    /// True if the store lists more than the bulk device it was formatted with, or has removed that
-    /// one.
+    /// Returns true if the store lists more than the bulk device it was formatted with, or has
+    /// removed that one.
     pub fn has_bulk_list(&self) -> bool {
         self.first_removed || !self.more_bulk.is_empty()
     }
 
-    /// The path of the store's first bulk device, if it is a file or a block device.
+    /// Returns the path of the store's first bulk device, if it is a file or a block device.
     pub(crate) fn bulk_path(&self, directory: &Directory) -> Option<PathBuf> {
         self.bulk.as_ref().and_then(|place| place.path(directory))
     }
@@ -277,18 +279,18 @@ fn origin(directory: &Directory) -> Outcome<Option<String>> {
     Ok(born.map(|born| format!("{place:016x}{born:016x}")))
 }
 
-/// The error for a path where no store is.
+/// Returns the error for a path where no store is.
 pub(crate) fn no_store(directory: &Path) -> Failure {
     Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
 }
 
-/// True if the directory holds an image or a log, with or without a description.
+/// Returns true if the directory holds an image or a log, with or without a description.
 pub(crate) fn has_parts(directory: &Directory) -> bool {
     IMAGES.iter().chain([&LOG]).any(|name| directory.has(name))
 }
 
-/// The error for a store without a description: it was lost, or not written yet when `format` was
-/// interrupted.
+/// Returns the error for a store without a description: it was lost, or not written yet when
+/// `format` was interrupted.
 pub(crate) fn missing(directory: &Path) -> Failure {
     let store = directory.display();
     Failure::new(directory.join(DESCRIPTION).display(), "is missing, and the rest of a store is there").remedy(format!(
@@ -297,7 +299,7 @@ pub(crate) fn missing(directory: &Path) -> Failure {
     ))
 }
 
-/// The error for an unreadable description. The other files of the store may be intact.
+/// Returns the error for an unreadable description. The other files of the store may be intact.
 fn unreadable(directory: &Path, error: Box<dyn std::error::Error + Send + Sync>) -> Failure {
     let store = directory.display();
     Failure::new(directory.join(DESCRIPTION).display(), error)

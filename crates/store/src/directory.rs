@@ -89,7 +89,7 @@ fn remove(directory: &Directory, name: &str) -> Outcome<()> {
     .map_err(Failure::of)
 }
 
-/// True if this path lies in the directory or is the directory itself.
+/// Returns true if this path lies in the directory or is the directory itself.
 pub(crate) fn is_within(absolute: &Path, directory: &Path) -> bool {
     absolute.ancestors().any(|above| above.canonicalize().is_ok_and(|above| above == directory))
 }

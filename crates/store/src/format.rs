@@ -172,7 +172,7 @@ fn refuse_misuse(options: &FormatOptions) -> Outcome<()> {
     Ok(())
 }
 
-/// The requested memory, with an absolute path. The directory of its file must exist.
+/// Returns the requested memory, with an absolute path. The directory of its file must exist.
 fn memory_place(wanted: &MemoryChoice) -> Outcome<MemoryChoice> {
     let memory = wanted.absolute().during("memory")?;
     if let Some((path, parent)) = memory.path().and_then(|path| Some((path, path.parent()?))) {
@@ -213,7 +213,7 @@ fn geometry(
     })
 }
 
-/// The size of a region: the requested one, or else the default.
+/// Returns the size of a region: the requested one, or else the default.
 pub(crate) fn memory_bytes(wanted: Option<u64>) -> Outcome<u64> {
     let bytes = wanted.unwrap_or_else(|| (shoal_host::memory_total_bytes() / 2).max(MEMORY_BYTES_MIN));
     if !(MEMORY_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) {
@@ -278,7 +278,7 @@ fn open_empty(name: &shoal_devices::DeviceName, options: &FormatOptions) -> Outc
     Ok(device)
 }
 
-/// Place and usable size of a device that is not a file of the store.
+/// Returns place and usable size of a device that is not a file of the store.
 fn elsewhere(device: &dyn Device, options: &FormatOptions) -> Outcome<(Option<BulkPlace>, u64)> {
     let found = device.block_device().geometry().bytes;
     let wanted = options.bulk_bytes.unwrap_or(found);

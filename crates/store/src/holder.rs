@@ -39,7 +39,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// The place in words.
+    /// Returns the place in words.
     pub fn text(&self) -> String {
         let at = self.mountpoint.display();
         match self.namespace {
@@ -48,7 +48,7 @@ impl Seen {
         }
     }
 
-    /// The command that unmounts the store there.
+    /// Returns the command that unmounts the store there.
     pub fn unmounting(&self) -> String {
         let at = self.mountpoint.display();
         match self.namespace {
@@ -58,24 +58,24 @@ impl Seen {
     }
 }
 
-/// The process that has the store's lock, if it is visible from here.
+/// Returns the process that has the store's lock, if it is visible from here.
 pub fn of(directory: &Path) -> Option<u32> {
     user::lock_owner(&Directory::open(directory).ok()?)
 }
 
-/// True if the process is stopped, by SIGSTOP or a debugger.
+/// Returns true if the process is stopped, by SIGSTOP or a debugger.
 pub fn is_stopped(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("State:").is_some_and(|state| state.trim().starts_with(['T', 't'])))
 }
 
-/// The process, its command and its start time, in words.
+/// Returns the process, its command and its start time, in words.
 pub fn words(pid: u32) -> String {
     let since = since(pid).map_or(String::new(), |since| format!(", since {since}"));
     format!("process {pid} (`{}`{since})", command(pid))
 }
 
-/// The program of a process, followed by its command if the program is `shoal`.
+/// Returns the program of a process, followed by its command if the program is `shoal`.
 fn command(pid: u32) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
@@ -95,8 +95,9 @@ fn since(pid: u32) -> Option<String> {
     Some(calendar::text(UNIX_EPOCH + Duration::from_secs(boot + ticks / TICKS)))
 }
 
-/// The places of a mount, in the mount namespaces of all visible processes. Once the last one is
-/// gone, the kernel gives its number to the next mount; the source of that one is another.
+/// Returns the places of a mount, in the mount namespaces of all visible processes. Once the last
+/// place is gone, the kernel may give the mount's number to another mount, so the sources are
+/// compared, too.
 pub fn mounts_of(mount: &MountEntry) -> Vec<Seen> {
     mounts_where(|entry| entry.device == mount.device && entry.source == mount.source)
 }
@@ -145,8 +146,8 @@ fn served_by(pid: u32) -> Served {
     Served { unnamed: found.contains(&None), devices: found.into_iter().flatten().collect() }
 }
 
-/// The directory of the store that a mount shows. This is the mount's source, unless the store was
-/// moved since and its daemon is found at the new place.
+/// Returns the directory of the store that a mount shows. This is the mount's source, unless the
+/// store was moved since and its daemon is found at the new place.
 pub fn store_of(entry: &MountEntry) -> Outcome<PathBuf> {
     let source = entry.source.clone();
     place::passable(&source)?;
@@ -157,10 +158,10 @@ pub fn store_of(entry: &MountEntry) -> Outcome<PathBuf> {
         let cause = format!("was mounted by user {}, whose store {} is not", mounter.unwrap_or(0), source.display());
         return Err(Failure::new(entry.mountpoint.display(), cause).remedy("name the store's own directory"));
     }
-    let is_there = |directory: &Path| matches!(control::said(directory), Said::Who(who) if who.device == entry.device);
+    let is_there = |directory: &Path| matches!(control::said(directory), Said::Who(who) if who.serves(&entry.device));
     let is_its = |pid: u32, directory: &Path| served_by(pid).devices.contains(&entry.device) || is_there(directory);
     match control::said(&source) {
-        Said::Who(who) if who.device == entry.device => Ok(source),
+        Said::Who(who) if who.serves(&entry.device) => Ok(source),
         // Another store's daemon answers there.
         Said::Who(_) => moved(is_its).ok_or_else(|| {
             let cause = format!("is not served by the daemon of {}", source.display());
@@ -171,8 +172,8 @@ pub fn store_of(entry: &MountEntry) -> Outcome<PathBuf> {
     }
 }
 
-/// The directory of a store that a suitable daemon has locked, by the current path of its lock
-/// file.
+/// Returns the directory of a store that a suitable daemon has locked, by the current path of its
+/// lock file.
 fn moved(is_it: impl Fn(u32, &Path) -> bool) -> Option<PathBuf> {
     let processes = fs::read_dir("/proc").ok()?.flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -216,20 +217,21 @@ pub fn server(directory: &Path, device: &str) -> Outcome<Server> {
         return Ok(Server::Process(pid));
     }
     Ok(match control::who(directory)? {
-        Some(who) if who.device == device => Server::Process(pid),
+        Some(who) if who.serves(device) => Server::Process(pid),
         Some(_) => Server::Elsewhere(pid),
         None if served.unnamed => Server::Unknown,
         None => Server::Elsewhere(pid),
     })
 }
 
-/// The places where this process has the store in `directory` mounted, as far as they are visible.
+/// Returns the places where this process has the store in `directory` mounted, as far as they are
+/// visible.
 pub fn mounts_by(pid: u32, directory: &Path) -> Vec<Seen> {
     let mut served = served_by(pid);
     if served.unnamed
         && let Ok(Some(who)) = control::who(directory)
     {
-        served.devices.push(who.device);
+        served.devices.extend(who.device);
         served.unnamed = false;
     }
     mounts_where(|entry| match served.unnamed {
@@ -239,8 +241,8 @@ pub fn mounts_by(pid: u32, directory: &Path) -> Vec<Seen> {
     })
 }
 
-/// The failure of a command that needs a store which another process has. It tells which process,
-/// since when, where, and what to do.
+/// Returns the failure of a command that needs a store which another process has. It tells which
+/// process, since when, where, and what to do.
 pub fn in_use(directory: &Path) -> Failure {
     let what = format!("store {}", directory.display());
     let Some(pid) = of(directory) else {
@@ -267,7 +269,7 @@ pub fn in_use(directory: &Path) -> Failure {
     }
 }
 
-/// The failure of a question that a store's daemon has not answered in time.
+/// Returns the failure of a question that a store's daemon has not answered in time.
 pub(crate) fn silent(directory: &Path, waited: Duration) -> Failure {
     let what = format!("daemon of {}", directory.display());
     match of(directory) {
@@ -279,7 +281,7 @@ pub(crate) fn silent(directory: &Path, waited: Duration) -> Failure {
     }
 }
 
-/// The failure of an operation that needs a stopped process.
+/// Returns the failure of an operation that needs a stopped process.
 pub fn stopped(what: String, pid: u32) -> Failure {
     Failure::new(what, format!("{} does not answer: it is stopped", words(pid)))
         .remedy(format!("run `kill -CONT {pid}` to let it go on"))
@@ -308,8 +310,8 @@ impl<'a> Watch<'a> {
         Watch { directory, begin: Instant::now(), unseen: None, seen_alive: None, searched: None }
     }
 
-    /// True if waiting is useless: the user has the store mounted and is not ending, or it is
-    /// stopped.
+    /// Returns true if waiting is useless: the user is stopped, or has the store mounted and is not
+    /// ending.
     pub fn will_stay(&mut self) -> bool {
         if place::is_mounted(self.directory) && !user::holder(self.directory).is_none_or(user::is_ending) {
             // A dying process may look alive for a moment.

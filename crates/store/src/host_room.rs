@@ -109,8 +109,8 @@ impl HostFiles {
     }
 }
 
-/// The function that queries the room of a store in `directory`. `files` are its bulk devices that
-/// are files.
+/// Returns the function that queries the room of a store in `directory`. `files` are its bulk
+/// devices that are files.
 pub(crate) fn probe(directory: &Directory, memory: &MemoryChoice, files: &HostFiles) -> Room {
     let (directory, files) = (directory.clone(), files.clone());
     let own_device = directory.file().metadata().map(|m| m.dev()).ok();

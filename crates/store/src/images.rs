@@ -28,7 +28,7 @@ pub fn create(directory: &Directory) -> Outcome<[Arc<HostImage>; 2]> {
     Ok([create(IMAGES[0])?, create(IMAGES[1])?])
 }
 
-/// The images in the form that the engine takes.
+/// Returns the images in the form that the engine takes.
 pub fn shared(images: &[Arc<HostImage>; 2]) -> [Arc<dyn ImageFile>; 2] {
     [images[0].clone(), images[1].clone()]
 }

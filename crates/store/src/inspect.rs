@@ -91,7 +91,7 @@ pub struct PieceReport {
 }
 
 impl FileReport {
-    /// The report on the file at `path` within an open file system.
+    /// Returns the report on the file at `path` within an open file system.
     pub fn of(fs: &Fs, path: &Path) -> Outcome<FileReport> {
         let resolved = fs.resolve(path.as_os_str().as_bytes()).during(path.display());
         let ino = resolved.map_err(|failure| failure.remedy("name a path within the store"))?;

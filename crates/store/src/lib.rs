@@ -8,13 +8,13 @@
 //! | `names`, `description`, `directory`, `user` | a store's files, the description that makes it a store, its user |
 //! | `memory`, `images`, `media`, `host_room` | kinds of memory, and putting a store's media together |
 //! | `store` | a store this process has to itself, and its file system |
-//! | `bulks`, `paths` | the bulk devices of an open store; names of inodes |
-//! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
+//! | `bulks`, `bulk_report`, `cache`, `paths` | the bulk devices of an open store, what is reported of them, their write-back caches; names of inodes |
+//! | `format`, `check`, `repair`, `copy`, `resize`, `salvage`, `scrub` | one operation each, with its options and its report |
 //! | `report`, `inspect`, `read_only` | the state of a store, or of one of its files |
 //! | `options`, `life` | how an open store works, and what runs while it is open |
 //! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and its state |
 //! | `volume` | files without a mount, for programs that embed Shoal: [`Volume`] |
-//! | `packing`, `rebalance` | what packing gains, and packing now; files moved to the tiers where they belong |
+//! | `packing`, `profiles`, `rebalance` | what packing gains, and packing now; profiles for packing inodes; files moved to the tiers where they belong |
 //! | `place`, `holder` | finding a store from a path, and the process that has it |
 //! | `own_ground` | which files a store stands on, so that no mount covers its own |
 //! | `progress`, `calendar` | progress of long work; times in words |
@@ -39,6 +39,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answers;
 mod bulk_report;
 mod bulks;
 mod cache;
@@ -77,6 +78,7 @@ mod store;
 mod user;
 mod volume;
 
+pub use answers::access_times_name;
 pub use bulk_report::{BulkReport, ReportedState};
 pub use bulks::{BulkChange, BulkFile};
 pub use cache::{CacheOptions, CacheReport, HeldWrites, kept_writes, rule_of};
@@ -86,7 +88,7 @@ pub use format::{FormatOptions, Formatted};
 pub use inspect::{FileReport, PieceReport};
 pub use life::Recovered;
 pub use memory::{LossBounds, MemoryChoice};
-pub use mounted::{Mounted, access_times_name, is_mounted_from};
+pub use mounted::{Mounted, is_mounted_from};
 pub use names::{DAEMON_LOG, DESCRIPTION};
 pub use options::{MountOptions, StoreOptions};
 pub use packing::{Compacted, Metadata as PackedMetadata, Packed, PackedForm, PackingWork};

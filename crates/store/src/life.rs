@@ -1,14 +1,16 @@
-//! The life of an open store: what runs from its opening to its end, whichever door its user comes
-//! by.
+//! The life of an open store: what runs from its opening to its end, whether it is mounted
+//! ([`crate::Mounted`]) or embedded in a program ([`crate::Volume`]).
 //!
 //! | what | from | to |
 //! |---|---|---|
 //! | write-back caches of the bulk devices | before the engine is opened | after the store is shut down |
 //! | the user's note in the directory | the opening | a clean end |
-//! | clocks (`shoal_life`) | the opening | after the door's own threads |
+//! | clocks (`shoal_life`) | the opening | after the mount's own threads |
+//! | changes by the control socket (`answers`) | [`Life::answer`] | before the store is shut down |
+//! | reports by it | [`Life::answer`] | after the store is shut down |
 //! | devices that are leaving, scrubs | [`Life::work`] | before the store is shut down |
 //!
-//! Left out: doors ([`crate::Mounted`], [`crate::Volume`]), the control socket (`control`).
+//! Left out: doors ([`crate::Mounted`], [`crate::Volume`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +24,9 @@ use shoal_host::{Bell, Ticker};
 use shoal_life::Clocks;
 use tracing::{error, warn};
 
+use crate::answers::{self, Shown};
 use crate::bulks::Bulks;
+use crate::control::Control;
 use crate::options::StoreOptions;
 use crate::scrub;
 use crate::store::{Opened, Store};
@@ -65,6 +69,7 @@ pub(crate) struct Life {
     clocks: Option<Clocks>,
     /// Scrubs in idle time.
     scrubber: Option<Ticker>,
+    control: Option<Control>,
     is_over: bool,
 }
 
@@ -88,9 +93,18 @@ impl Store {
         if !read_only {
             self.write_pid()?;
         }
-        let (log, clocks, scrubber) = (Bell::default(), None, None);
-        let mut life =
-            Life { store: self, fs, bulks, recovered, survives_power_loss, log, clocks, scrubber, is_over: false };
+        let mut life = Life {
+            store: self,
+            fs,
+            bulks,
+            recovered,
+            survives_power_loss,
+            log: Bell::default(),
+            clocks: None,
+            scrubber: None,
+            control: None,
+            is_over: false,
+        };
         match Clocks::start(&life.fs) {
             Ok((clocks, log)) => (life.clocks, life.log) = (Some(clocks), log),
             Err(error) => {
@@ -120,11 +134,24 @@ impl Life {
         Ok(())
     }
 
-    /// Ends everything and leaves the store clean. The door's own threads have ended.
+    /// Answers on the control socket. `shown`: where the store is mounted.
+    pub fn answer(&mut self, shown: Option<Shown>) -> Outcome<()> {
+        self.control = answers::start(self, shown)?;
+        Ok(())
+    }
+
+    /// Ends everything and leaves the store clean. Called after the mount's own threads have ended.
     pub fn end(&mut self) -> Outcome<()> {
         if std::mem::replace(&mut self.is_over, true) {
             return Ok(());
         }
+        self.control.iter().for_each(Control::refuse_changes);
+        let ended = self.shut_down();
+        self.control.take().into_iter().for_each(Control::stop);
+        ended
+    }
+
+    fn shut_down(&mut self) -> Outcome<()> {
         self.clocks.take().into_iter().for_each(Clocks::stop);
         self.scrubber.iter().for_each(Ticker::stop);
         self.bulks.stop();

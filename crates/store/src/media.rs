@@ -79,7 +79,7 @@ impl Store {
         Ok(media)
     }
 
-    /// The further devices in the form that the engine takes.
+    /// Returns the further devices in the form that the engine takes.
     fn given(&self, media: &Media, lost: &[(u32, String)], host: &HostFiles) -> Vec<GivenDevice> {
         let given = |numbered: &NumberedPlace| {
             let number = numbered.number;
@@ -132,8 +132,8 @@ impl Store {
         Ok(())
     }
 
-    /// The cache that was left for a device, or a new one if one is wanted, with its rule. Also
-    /// returns whether a cache was lost.
+    /// Returns the cache that was left for a device, or a new one if one is wanted, with its rule.
+    /// Also returns whether a cache was lost.
     fn cache(
         &self,
         number: u32,
@@ -150,9 +150,9 @@ impl Store {
         let is_lost = match StoreCache::left(&self.directory, number, &owner, period, read_only) {
             Left::Cache(left) => return Ok((Some((left, rule)), false)),
             Left::Lost => true,
-            // The place stays taken until the store has been closed. The log may name the cache
-            // that is there. If this process ended before it named another, that cache would be
-            // lost.
+            // The log may name the cache that is there, so it stays until the store has been
+            // closed. If a new cache replaced it, and this process ended before the log named the
+            // new one, the old one would count as lost.
             Left::Other => return Ok((None, false)),
             Left::Nothing => false,
         };

@@ -54,17 +54,17 @@ pub(crate) const OWN_NAMES: [&str; 16] = [
     CACHES_EMPTIED,
 ];
 
-/// The file of a bulk device in a store that was copied.
+/// Returns the file of a bulk device in a store that was copied.
 pub(crate) fn bulk_file(number: u32) -> String {
     if number == 0 { BULK.into() } else { format!("{BULK}.{number}") }
 }
 
-/// The place of a bulk device's write-back cache.
+/// Returns the place of a bulk device's write-back cache.
 pub(crate) fn cache_note(number: u32) -> String {
     if number == 0 { CACHE.into() } else { format!("{CACHE}.{number}") }
 }
 
-/// True for a file of a further bulk device or of its cache.
+/// Returns true for a file of a further bulk device or of its cache.
 pub(crate) fn is_of_bulk(name: &str) -> bool {
     (1..BULK_DEVICES_MAX as u32).any(|number| bulk_file(number) == name || cache_note(number) == name)
 }

@@ -1,4 +1,4 @@
-//! How an open store works, whichever door its user comes by.
+//! How an open store works, whether it is mounted or embedded in a program ([`crate::Volume`]).
 //!
 //! Left out: what concerns the kernel and its requests (`shoal_fuse::MountOptions`), and how options
 //! are written (the command line's).

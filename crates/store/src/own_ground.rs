@@ -72,7 +72,7 @@ pub(crate) fn refuse_within(name: &str, files: Vec<PathBuf>, device: &str) -> Ou
     }
 }
 
-/// The files that a store has open or opens by name.
+/// Returns the files that a store has open or opens by name.
 fn files(directory: &Directory, description: &Description) -> Vec<PathBuf> {
     let mut files = vec![directory.place(), directory.place().join(LOG)];
     files.extend(description.memory.path().map(PathBuf::from));
@@ -85,7 +85,7 @@ fn files(directory: &Directory, description: &Description) -> Vec<PathBuf> {
     files
 }
 
-/// Everything that these files stand on, including themselves.
+/// Finds everything that these files stand on, including themselves.
 fn follow(files: Vec<PathBuf>) -> Outcome<Vec<Ground>> {
     let mounts = mount_table::mounts().during("table of mounts")?;
     let (mut found, mut known) = (Vec::new(), HashSet::new());
@@ -122,7 +122,7 @@ fn follow(files: Vec<PathBuf>) -> Outcome<Vec<Ground>> {
     Ok(found)
 }
 
-/// The path without links. If it does not exist, its nearest existing ancestor.
+/// Returns the path without links, or its nearest existing ancestor if the path does not exist.
 fn existing(path: &Path) -> Option<(PathBuf, Metadata)> {
     let path = std::path::absolute(path).ok()?;
     let found = path.ancestors().find_map(|above| above.canonicalize().ok())?;
@@ -144,7 +144,7 @@ fn of_store(directory: &Path) -> Vec<Step> {
     files.into_iter().map(Step::File).collect()
 }
 
-/// The device or the directories of a mounted file system.
+/// Returns the device or the directories of a mounted file system.
 fn below_mount(entry: &MountEntry) -> Vec<Step> {
     if entry.source.starts_with("/dev") {
         return vec![Step::File(entry.source.clone())];
@@ -154,8 +154,8 @@ fn below_mount(entry: &MountEntry) -> Vec<Step> {
     layers.flat_map(|layers| layers.split(':')).map(|layer| Step::File(layer.into())).collect()
 }
 
-/// The devices below one: the file behind a loop device, the devices behind a mapped one, the disk
-/// of a partition.
+/// Returns the devices below a device: the file behind a loop device, the devices behind a mapped
+/// one, the disk of a partition.
 fn below_device(device: &str) -> Vec<Step> {
     let Ok(block) = Path::new("/sys/dev/block").join(device).canonicalize() else { return Vec::new() };
     let read = |path: PathBuf| fs::read_to_string(path).ok().map(|text| text.trim_end_matches('\n').to_string());

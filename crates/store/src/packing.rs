@@ -63,7 +63,7 @@ impl Packed {
         Packed { raw_bytes: bytes, stored_bytes: stored, forms: used.map(form).collect() }
     }
 
-    /// Stored bytes in percent of the raw bytes. `None` if there are no raw bytes.
+    /// Returns the stored bytes in percent of the raw bytes. `None` if there are no raw bytes.
     pub fn percent(&self) -> Option<u64> {
         (self.raw_bytes > 0).then(|| (self.stored_bytes * 100).div_ceil(self.raw_bytes))
     }
@@ -124,7 +124,7 @@ pub struct Below {
     pub directories: Vec<u64>,
 }
 
-/// The regular files and directories at and below a path.
+/// Returns the regular files and directories at and below a path.
 pub fn below(fs: &Fs, path: &Path) -> Outcome<Below> {
     let resolved = fs.resolve(path.as_os_str().as_bytes()).during(path.display());
     let ino = resolved.map_err(|failure| failure.remedy("name a path within the store"))?;
@@ -185,7 +185,7 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     Ok(compacted)
 }
 
-/// The number of files at and below a path, and their sizes.
+/// Returns the number of files at and below a path, and their sizes.
 pub fn packed_below(fs: &Fs, path: &Path) -> Outcome<(u64, Packed)> {
     let files = below(fs, path)?.files;
     let mut all = PackingReport::default();

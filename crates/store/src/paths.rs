@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use shoal_devices::{During, Outcome};
 use shoal_fs::{Error, Fs, Ino, ROOT};
 
-/// A description of an inode that has no name.
+/// Returns a description of an inode that has no name.
 pub(crate) fn nameless(fs: &Fs, ino: Ino) -> String {
     match fs.devices().is_spill_file(ino) {
         true => "(small files that have spilled)".to_string(),
@@ -15,7 +15,7 @@ pub(crate) fn nameless(fs: &Fs, ino: Ino) -> String {
     }
 }
 
-/// A path for each of these inodes that has a name.
+/// Returns a path for each of these inodes that has a name.
 pub(crate) fn of(fs: &Fs, inos: impl Iterator<Item = Ino>) -> Outcome<HashMap<Ino, String>> {
     let wanted: HashSet<Ino> = inos.collect();
     let mut found = HashMap::new();

@@ -70,14 +70,14 @@ pub fn find_within(path: &Path) -> Outcome<(Place, PathBuf)> {
     }
 }
 
-/// The mounted store that contains a path, and the path within it.
+/// Returns the mounted store that contains a path, and the path within it.
 fn covering<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<(&'a MountEntry, PathBuf)> {
     let entry = covering_mount(mounts, path)?;
     let within = path.strip_prefix(&entry.mountpoint).ok()?;
     (entry.file_system_type == FILE_SYSTEM_TYPE).then(|| (entry, Path::new("/").join(within)))
 }
 
-/// The mount that contains a path without links. The path may be the mount's root.
+/// Returns the mount that contains a path without links. The path may be the mount's root.
 pub(crate) fn covering_mount<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
     let covers = |entry: &&MountEntry| path.starts_with(&entry.mountpoint);
     // The deepest mount is visible; of several at one place, the last.
@@ -118,7 +118,7 @@ pub fn passable(path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// The names of a path, the last one first.
+/// Returns the names of a path, the last one first.
 fn names(path: &Path) -> Vec<OsString> {
     let names = path.components().rev().filter_map(|component| match component {
         Component::Normal(name) => Some(name.into()),
@@ -137,7 +137,7 @@ pub fn refuse_silent_at(path: &Path) -> Outcome<()> {
     visible_at(&mounts, &path).map_or(Ok(()), holder::refuse_silent)
 }
 
-/// The mount at `path`, which need not answer.
+/// Returns the mount at `path`, which need not answer.
 pub fn mount_at(path: &Path) -> Outcome<MountEntry> {
     let absolute = std::path::absolute(path).during(path.display())?;
     let mounts = mount_table::mounts().during("table of mounts")?;
@@ -152,7 +152,7 @@ pub fn mount_at(path: &Path) -> Outcome<MountEntry> {
     })
 }
 
-/// True if the store is mounted anywhere.
+/// Returns true if the store is mounted anywhere.
 pub fn is_mounted(store: &Path) -> bool {
     mount_table::mounts().is_ok_and(|mounts| mounted_store(&mounts, store).is_some())
 }

@@ -29,12 +29,12 @@ pub struct InodeProfiles {
 }
 
 impl InodeProfiles {
-    /// The profiles that the store has, or will get when its first inodes are packed.
+    /// Returns the profiles that the store has, or will get when its first inodes are packed.
     pub fn of(fs: &Fs) -> InodeProfiles {
         InodeProfiles::new(fs.compacting().inode_profiles().as_ref())
     }
 
-    /// The profiles in `file`, or the built-in ones.
+    /// Returns the profiles in `file`, or the built-in ones.
     pub(crate) fn new(file: Option<&ProfileFile>) -> InodeProfiles {
         let built_in = ProfileFile::built_in().of_store();
         let file = file.unwrap_or(&built_in);

@@ -24,7 +24,7 @@ pub struct ReadOnly {
 }
 
 impl ReadOnly {
-    /// The failure of an open file system. `None` if nothing has failed.
+    /// Returns the failure of an open file system. `None` if nothing has failed.
     pub fn of(fs: &Fs) -> Option<ReadOnly> {
         fs.region().failure().map(|failure| ReadOnly::from(&*failure))
     }

@@ -65,8 +65,8 @@ impl Rebalanced {
     }
 }
 
-/// The misplaced files and directories at and below a path, in the order in which they are to be
-/// moved.
+/// Returns the misplaced files and directories at and below a path, in the order in which they are
+/// to be moved.
 pub fn misplaced(fs: &Fs, path: &Path) -> Outcome<Vec<Item>> {
     let name = path.as_os_str().as_bytes();
     let resolved = fs.resolve(name).during(path.display());

@@ -90,7 +90,7 @@ impl Store {
     }
 }
 
-/// True if recovery settles this finding by examining all inodes.
+/// Returns true if recovery settles this finding by examining all inodes.
 fn is_settled_by_opening(kind: FindingKind) -> bool {
     use FindingKind::{NewData, Orphan, RootCounts, Truncation};
     matches!(kind, NewData | Orphan | RootCounts | Truncation)

@@ -175,7 +175,7 @@ pub struct StatFs {
 }
 
 impl StoreReport {
-    /// The report on an open file system of the store in `directory`.
+    /// Returns the report on an open file system of the store in `directory`.
     pub fn of(
         fs: &Fs,
         held: &Directory,

@@ -339,7 +339,7 @@ fn limits(sizes: &Sizes, old: &Superblock) -> Outcome<Limits> {
     Ok(limits)
 }
 
-/// The path of the bulk storage if it is a file, whose length can change.
+/// Returns the path of the bulk storage if it is a file, whose length can change.
 fn bulk_file(store: &Store) -> Option<PathBuf> {
     store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()))
 }
@@ -355,7 +355,7 @@ fn refuse_small_device(store: &Store, limits: &Limits, device_bytes: Option<u64>
     }
 }
 
-/// True if the requested size equals this one in whole segments.
+/// Returns true if the requested size equals this one in whole segments.
 fn wants(size: Option<u64>, bytes: u64) -> bool {
     size.is_some_and(|size| size / SEGMENT == bytes / SEGMENT)
 }

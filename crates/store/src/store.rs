@@ -70,7 +70,7 @@ impl Devices {
 }
 
 impl Store {
-    /// The description of the store at `directory`, which may be in use.
+    /// Reads the description of the store at `directory`, which may be in use.
     pub fn describe(directory: &Path) -> Outcome<Description> {
         match Directory::open(directory) {
             Ok(held) => Description::read(&held),
@@ -120,23 +120,23 @@ impl Store {
         self
     }
 
-    /// Opening uses the image of a copy that is being made.
+    /// Makes opening use the image of a copy that is being made.
     pub(crate) fn copied(mut self) -> Store {
         self.restore = Restore::Copied;
         self
     }
 
-    /// The store's directory.
+    /// Returns the store's directory.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The contents of the store's description file.
+    /// Returns the contents of the store's description file.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// The facts about the store that opening its memory's media needs.
+    /// Returns the facts about the store that opening its memory's media needs.
     pub(crate) fn resting(&self) -> Resting<'_> {
         Resting {
             directory: &self.directory,
@@ -157,8 +157,8 @@ impl Store {
         self.open_with(options, None)
     }
 
-    /// The same, with write-back caches in front of the bulk devices if they are wanted and can be
-    /// made.
+    /// Opens the file system like [`Store::open`], with write-back caches in front of the bulk
+    /// devices if they are wanted and can be made.
     pub fn open_with(&self, mut options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
         let host_files = HostFiles::default();
         host_files.first(self.bulk_path().filter(|_| !self.description.first_removed));
@@ -288,12 +288,12 @@ impl Store {
         memory::damaged(self.directory.path(), error)
     }
 
-    /// The path of the bulk storage, if it is a file or a block device.
+    /// Returns the path of the bulk storage, if it is a file or a block device.
     pub(crate) fn bulk_path(&self) -> Option<PathBuf> {
         self.description.bulk_path(&self.directory)
     }
 
-    /// Size of the bulk storage, if it is a file or a block device.
+    /// Returns the size of the bulk storage, if it is a file or a block device.
     pub(crate) fn bulk_file_bytes(&self) -> Outcome<Option<u64>> {
         if self.bulk_path().is_none() {
             return Ok(None);
@@ -322,7 +322,7 @@ impl Store {
         }
     }
 
-    /// True if the last process that served the store closed it.
+    /// Returns true if the last process that served the store closed it.
     pub(crate) fn was_unmounted(&self) -> bool {
         !self.directory.has(PID)
     }
@@ -338,7 +338,7 @@ impl Store {
         }
     }
 
-    /// True if the machine, or a file system below, went down while the store was mounted.
+    /// Returns true if the machine, or a file system below, went down while the store was mounted.
     pub(crate) fn power_was_lost(&self) -> bool {
         user::power_was_lost(&self.directory, self.bulk_path()) || cache::is_lost(&self.directory, &self.description)
     }

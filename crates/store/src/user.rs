@@ -15,9 +15,9 @@ use shoal_host::{Access, Directory, StoreLock};
 use crate::names::{LOCK, LOG, PID};
 
 /// Tells whether the machine or the log's file system went down while the store was mounted, and
-/// whether bulk storage was in another place, if it is the file `bulk`. The note is not synced. A
-/// store without one is clean or lost it with the power, so it counts as having gone down. An
-/// incomplete note counts as both.
+/// whether bulk storage was in another place, if it is the file `bulk`. The serving process's note
+/// tells both. The note is not synced: a store without one is clean or lost the note in a power
+/// loss, so it counts as having gone down. An incomplete note counts as both.
 pub(crate) fn what_went_down(directory: &Directory, bulk: Option<PathBuf>) -> (bool, bool) {
     let Some(text) = directory.read_text(PID) else { return (true, false) };
     let Some(then) = text.lines().nth(1).and_then(parse_uuid) else { return (true, true) };
@@ -29,7 +29,7 @@ pub(crate) fn what_went_down(directory: &Directory, bulk: Option<PathBuf>) -> (b
     (now[..8] != then[..8], now[8..] != then[8..])
 }
 
-/// True if either of these happened.
+/// Returns true if [`what_went_down`] reports either of the two.
 pub(crate) fn power_was_lost(directory: &Directory, bulk: Option<PathBuf>) -> bool {
     what_went_down(directory, bulk) != (false, false)
 }
@@ -42,32 +42,32 @@ pub(crate) fn lock(directory: &Directory) -> Outcome<StoreLock> {
     })
 }
 
-/// True if another process uses the store. Asking leaves no trace. Fails where that cannot be
-/// determined.
+/// Returns true if another process uses the store. Asking leaves no trace. Fails where that cannot
+/// be determined.
 pub fn is_in_use(directory: &Path) -> io::Result<bool> {
     StoreLock::is_held(&Directory::open(directory)?)
 }
 
-/// The process that serves the store for writing, or died doing so.
+/// Returns the process that serves the store for writing, or died doing so.
 pub fn writer(directory: &Path) -> Option<u32> {
     first_number(&Directory::open(directory).ok()?, PID)
 }
 
-/// The process that holds the store's lock, or was the last to hold it.
+/// Returns the process that holds the store's lock, or was the last to hold it.
 pub fn holder(directory: &Path) -> Option<u32> {
     let held = Directory::open(directory).ok()?;
     // On a full host the lock file may be empty, but the kernel knows the lock's owner.
     lock_owner(&held).or_else(|| first_number(&held, LOCK)).or_else(|| first_number(&held, PID))
 }
 
-/// The process that the kernel lists as the lock's owner.
+/// Returns the process that the kernel lists as the lock's owner.
 pub(crate) fn lock_owner(directory: &Directory) -> Option<u32> {
     // The lock file may have been removed; the directory is locked as well.
     let lock = directory.open_file(LOCK, Access::Read).ok().and_then(|file| owner_of(&file, LOCK));
     lock.or_else(|| owner_of(directory.file(), directory.path().file_name()?.to_str()?))
 }
 
-/// The process that has locked this file and has it open under this name.
+/// Returns the process that has locked this file and has it open under this name.
 fn owner_of(file: &fs::File, name: &str) -> Option<u32> {
     let lock = file.metadata().ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
@@ -93,7 +93,7 @@ fn owners(locks: &str, inode: u64) -> Vec<u32> {
     locks.lines().filter_map(owner).collect()
 }
 
-/// True if the process is gone, killed, or releasing its memory.
+/// Returns true if the process is gone, killed, or releasing its memory.
 pub(crate) fn is_ending(pid: u32) -> bool {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     looks_ending(&read("stat"), &read("status"))
@@ -117,8 +117,8 @@ fn first_number(directory: &Directory, name: &str) -> Option<u32> {
     directory.read_text(name)?.lines().next()?.parse().ok()
 }
 
-/// The boot id, with the identity of a place mixed into each half. It differs between two periods of one boot, and
-/// between a store and a snapshot or copy of it.
+/// Returns the boot id, with the identity of a place mixed into each half. It differs between two
+/// periods of one boot, and between a store and a snapshot or copy of it.
 pub(crate) fn period(directory: &Directory, bulk: Option<PathBuf>) -> Outcome<[u8; 16]> {
     let mut period = shoal_host::boot_id().during("boot id")?;
     let log = directory.has(LOG).then(|| shoal_host::place_id_in(directory, LOG).during("log")).transpose()?;

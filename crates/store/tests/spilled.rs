@@ -10,7 +10,7 @@ use shoal_check::FindingKind;
 use shoal_fs::{Caller, Options, ROOT};
 use shoal_store::{FormatOptions, Store};
 
-/// Bytes that do not compress and that no other file has.
+/// Returns bytes that do not compress and that no other file has.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)

@@ -208,8 +208,8 @@ pub fn decode<'a>(message: &'a [u8], agreed: &Agreed) -> Result<Request<'a>, Mal
 }
 
 impl Operation<'_> {
-    /// Maximum bytes of an answer besides its header. The kernel accepts no more than it has room
-    /// for, and for most operations no less either.
+    /// Returns the maximum bytes of an answer besides its header. The kernel accepts no more than
+    /// it has room for, and for most operations no less either.
     pub fn answer_bytes_max(&self) -> usize {
         match *self {
             Operation::Forget { .. } | Operation::BatchForget(_) | Operation::NotifyReply => 0,
@@ -275,7 +275,7 @@ impl<'a> Body<'a> {
         Some(bytes)
     }
 
-    /// Bytes up to the next zero byte, which must exist.
+    /// Takes the bytes up to the next zero byte, which must exist.
     fn text(&mut self) -> Option<&'a [u8]> {
         let end = self.0.iter().position(|&byte| byte == 0)?;
         let text = &self.0[..end];
@@ -283,7 +283,7 @@ impl<'a> Body<'a> {
         Some(text)
     }
 
-    /// A name in a directory.
+    /// Takes a name in a directory.
     fn name(&mut self) -> Option<&'a [u8]> {
         self.text().filter(|name| !name.is_empty() && !name.contains(&b'/'))
     }
@@ -421,7 +421,7 @@ fn without_body(opcode: u32) -> Operation<'static> {
     }
 }
 
-/// The offset or length, if it fits the kernel's signed numbers.
+/// Returns the offset or length, if it fits the kernel's signed numbers.
 fn in_file(offset: u64) -> Option<u64> {
     (offset <= i64::MAX as u64).then_some(offset)
 }

@@ -48,12 +48,12 @@ fn fixed_attr(attr: &Attr) -> layout::Attr {
     }
 }
 
-/// Attributes that stay true until the kernel changes them.
+/// Returns attributes that stay true until the kernel changes them.
 pub fn attr(attr: &Attr) -> AttrOut {
     AttrOut { valid_s: FOR_EVER_S, attr: fixed_attr(attr), ..AttrOut::default() }
 }
 
-/// An inode under a name. The kernel may trust both for `lifetime_s` (seconds).
+/// Returns an inode under a name. The kernel may trust both for `lifetime_s` (seconds).
 pub fn entry(attr: &Attr, lifetime_s: u64) -> EntryOut {
     EntryOut {
         node: attr.ino.into(),
@@ -65,7 +65,7 @@ pub fn entry(attr: &Attr, lifetime_s: u64) -> EntryOut {
     }
 }
 
-/// The answer that a name does not exist, for the kernel to remember.
+/// Returns the answer that a name does not exist, for the kernel to remember.
 pub fn no_such_name() -> EntryOut {
     EntryOut { entry_valid_s: FOR_EVER_S, ..EntryOut::default() }
 }
@@ -98,7 +98,7 @@ pub fn statx(attr: &Attr) -> StatxOut {
     }
 }
 
-/// Header of an answer. `errno` is 0 for success.
+/// Returns the header of an answer. `errno` is 0 for success.
 pub fn out_header(unique: u64, errno: i32, body_bytes: usize) -> OutHeader {
     OutHeader { len: (size_of::<OutHeader>() + body_bytes) as u32, error: -errno, unique }
 }

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::layout::{InHeader, SetattrIn};
 use super::*;
 
-/// Random numbers from a seed in the environment, which is printed.
+/// Returns random numbers from a seed in the environment, which is printed.
 pub(crate) fn random_from_environment() -> Random {
     let seed = std::env::var("SHOAL_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0x5eed_f05e);
     println!("SHOAL_SEED={seed}");

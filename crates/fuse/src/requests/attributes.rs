@@ -102,8 +102,9 @@ impl Requests {
             // not intend to clear anything. A file with a name gets its owner from chown(2), which
             // does clear them.
             true if attr.nlink == 0 && asker.uid == 0 => None,
-            // The kernel lets any user ask for no owner. It also does so itself before a write,
-            // which says whether it clears the bits.
+            // The kernel lets any user send a chown of nothing, and sends one itself before a
+            // write. The write then tells whether it clears the bits, so here only root and the
+            // owner clear them.
             true if of_nothing && ![0, attr.uid].contains(&asker.uid) => None,
             true => convert::mode_after_chown(attr.mode, || asker.uid == 0 || asker.is_in(attr.gid)),
             false => convert::mode_after_write(attr.mode, || asker.is_in(attr.gid)),

@@ -37,8 +37,9 @@ pub(crate) struct Copy {
 }
 
 impl Requests {
-    /// Reads into `out`, which is this thread's buffer. What is not in memory is read in a thread
-    /// that may wait for the device: this one, while few others do.
+    /// Reads into `out`, which is this thread's buffer. Data that is not in memory is read from the
+    /// device by this thread, unless too many request threads already wait for reads. Then a thread
+    /// of the readers does it.
     pub fn read(&self, ino: Ino, at: u64, out: &mut [u8], answer: impl FnOnce(Outcome<&[u8]>) + Send + 'static) {
         let readers = &self.readers;
         let outcome = match self.fs.read_begin(ino, at, out) {

@@ -3,14 +3,14 @@
 //! Round trips are the cost of a FUSE file system, so requests are avoided where the protocol
 //! allows it. OPEN, OPENDIR and FLUSH are answered ENOSYS once: the kernel then never asks again,
 //! and keeps its caches. (FLUSH only if the kernel gathers no writes: otherwise its answer tells a
-//! program that its writes were not stored.) So is CREATE: the kernel then sends one MKNOD, and no
-//! RELEASE. Names that do not exist are cached like those that do. An open file needs no handle:
-//! the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`). An fsync is
-//! answered from the log's group commit, by the thread that leads it. Its followers block no thread
-//! here, and a flush of the bulk device blocks at most one request thread (`syncer`). Set-id bits
-//! are cleared here (HANDLE_KILLPRIV_V2); otherwise the kernel would ask for `security.capability`
-//! on each write. Not offered: ioctls other than chattr's, remote locks (the kernel's own are
-//! enough for one mount).
+//! program that its writes were not stored.) CREATE gets the same answer: the kernel then sends one
+//! MKNOD, and no RELEASE. Names that do not exist are cached like those that do. An open file needs
+//! no handle: the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`). An
+//! fsync is answered from the log's group commit, by the thread that leads it. Its followers block
+//! no thread here, and a flush of the bulk device blocks at most one request thread (`syncer`).
+//! Set-id bits are cleared here (HANDLE_KILLPRIV_V2); otherwise the kernel would ask for
+//! `security.capability` on each write. Not offered: ioctls other than chattr's, remote locks (the
+//! kernel's own are enough for one mount).
 //!
 //! | module | owns |
 //! |---|---|
@@ -244,7 +244,7 @@ fn sizes(limit: Option<u64>) -> (u32, u16) {
     (bytes / protocol::PAGE_BYTES * protocol::PAGE_BYTES, background as u16)
 }
 
-/// This side's wishes for INIT.
+/// Returns this side's wishes for INIT.
 pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
     use init_flags as flag;
     // ASYNC_DIO is not wanted. The kernel drops cached pages before a direct write, and after a

@@ -132,7 +132,7 @@ impl Requests {
         let mut listing = Listing::new(bytes_max);
         let mut add = |found: DirEntry<'_>| listing.add(found.ino.into(), found.next, found.kind, found.name);
         match self.fs.readdir(ino, offset, &mut add) {
-            // Damage behind entries is told by the next call, which begins with it.
+            // If entries precede the damage, the next call reports it, because it begins there.
             Err(error) if listing.bytes().is_empty() => Err(error.into()),
             _ => Ok(listing),
         }
@@ -158,7 +158,7 @@ impl Requests {
             });
             let is_end = outcome.is_ok() && entries.len() < ENTRIES_AT_ONCE;
             match outcome {
-                // Damage behind entries is told by the next call, which begins with it.
+                // If entries precede the damage, the next call reports it, because it begins there.
                 Err(_) if !entries.is_empty() => {}
                 Err(error) if cookie == offset => return Err(error.into()),
                 // Entries already in the listing carry references that the kernel must learn of.

@@ -82,8 +82,8 @@ fn open(
             return Err(Failure::new(path.display(), "the region is there, and it is newer than the saved image")
                 .remedy("mount without --restore; to go on from the image all the same, move the region away first"));
         }
-        // A restore may be asked for because of the bulk devices, after an earlier one that was not
-        // asked for.
+        // The operator may ask for a restore because of the bulk devices, although an earlier mount
+        // has already restored the region unasked.
         (Found::Nothing, _) | (Found::Unused(_), true) => None,
         (Found::Refused(_, incarnation), true) => Some(incarnation),
     };
@@ -137,7 +137,7 @@ fn no_image(path: &Path, cause: shoal_region::Error) -> Failure {
         .remedy("if its file system is not mounted, mount it first")
 }
 
-/// The image from which a missing region may be restored: its index, superblock and anchor.
+/// Returns the image from which a missing region may be restored: its index, superblock and anchor.
 fn image_in_place_of(
     path: &Path,
     images: &[Arc<HostImage>; 2],

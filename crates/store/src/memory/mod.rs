@@ -77,7 +77,7 @@ impl MemoryChoice {
     /// DRAM, with its log and images in the store's directory.
     pub const LOGGED: MemoryChoice = MemoryChoice { kind: MemoryKind::Logged, path: None };
 
-    /// The ways to write each kind, for error messages.
+    /// Returns the ways to write each kind, for error messages.
     fn forms() -> String {
         let mut forms: Vec<String> = MemoryKind::all()
             .map(|kind| {
@@ -92,19 +92,19 @@ impl MemoryChoice {
         format!("{} or {last}", forms.join(", "))
     }
 
-    /// The kind, as the superblock records it.
+    /// Returns the kind, as the superblock records it.
     pub fn kind(&self) -> MemoryKind {
         self.kind
     }
 
-    /// The file behind the region, for memory that has one.
+    /// Returns the file behind the region, for memory that has one.
     pub fn path(&self) -> Option<&PathBuf> {
         self.path.as_ref()
     }
 
-    /// Most bytes of a region that this process may use. `None` unless control groups or limits
-    /// leave it less memory than the machine has. The rest is for the write-back cache, for
-    /// operations under way, and for the kernel's pages of log and files.
+    /// Returns how many bytes of a region this process may use at most. `None` unless control
+    /// groups or limits leave it less memory than the machine has. The remaining memory is for the
+    /// write-back cache, for operations under way, and for the kernel's pages of log and files.
     pub(crate) fn bytes_within_limit(&self) -> Option<u64> {
         let limit = shoal_host::memory_limit_bytes().filter(|_| self.kind.properties().images)?;
         Some((limit / 8 * 5).max(crate::format::MEMORY_BYTES_MIN))
@@ -128,8 +128,8 @@ pub struct LossBounds {
 }
 
 impl LossBounds {
-    /// The bounds of a kind. `survives_power_loss` is false for `dax` memory whose file system
-    /// refuses MAP_SYNC.
+    /// Returns the bounds of a kind. `survives_power_loss` is false for `dax` memory whose file
+    /// system refuses MAP_SYNC.
     pub fn of(kind: MemoryKind, survives_power_loss: bool) -> LossBounds {
         let Loss { power_loss, after_fsync } = (means(kind).loss)(survives_power_loss);
         LossBounds { process_crash: "nothing".into(), power_loss: power_loss.into(), after_fsync: after_fsync.into() }
@@ -159,7 +159,7 @@ pub(crate) struct RestingMedia {
 }
 
 impl RestingMedia {
-    /// The media to check: the region, or else its images.
+    /// Returns the media to check: the region, or else its images.
     pub fn image(&self) -> Option<ImageSource<'_>> {
         match (&self.memory, &self.images) {
             (Some(memory), _) => Some(ImageSource::Memory(memory.as_ref())),
@@ -193,7 +193,7 @@ pub(crate) struct Resting<'a> {
 /// Remedy for a sound store that a later program wrote.
 const LATER: &str = "a later version of shoal wrote it: use that one";
 
-/// True if a later program wrote the part that cannot be read.
+/// Returns true if a later program wrote the part that cannot be read.
 fn is_later(error: &(dyn std::error::Error + 'static)) -> bool {
     let format = match error.downcast_ref() {
         Some(shoal_region::Error::Format(error)) => Some(error),
@@ -202,7 +202,7 @@ fn is_later(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(format, Some(FormatError::Features { .. } | FormatError::Version { .. }))
 }
 
-/// The failure for a store whose media cannot be read.
+/// Returns the failure for a store whose media cannot be read.
 pub(crate) fn damaged(directory: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
     let (store, error) = (directory.display(), error.into());
     if is_later(&*error) {
@@ -252,7 +252,7 @@ impl OwnRegion {
         }
     }
 
-    /// True if this path leads to the region.
+    /// Returns true if this path leads to the region.
     pub fn is_at(&self, path: &Path) -> bool {
         Identity::at(path).is_ok_and(|found| Identity::of(self.file.file()).is_ok_and(|own| own == found))
     }

@@ -131,7 +131,8 @@ impl ReadLog {
 }
 
 impl ReadLog {
-    /// The missing parts, in words. Segments have one length and follow each other without gaps.
+    /// Returns the missing parts, in words. Segments have one length and follow each other without
+    /// gaps.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut next = None;
@@ -199,12 +200,12 @@ impl ReadBulk {
         Ok(ReadBulk { file, bytes, place: shoal_host::place_id(path).unwrap_or(0) })
     }
 
-    /// The user that the file or device belongs to.
+    /// Returns the user that the file or device belongs to.
     pub fn owner(&self) -> Option<u32> {
         self.file.metadata().ok().map(|found| found.uid())
     }
 
-    /// Size without a partial block at the end (bytes).
+    /// Returns the size without a partial block at the end (bytes).
     pub fn bytes(&self) -> u64 {
         self.bytes - self.bytes % FILE_BLOCK_BYTES
     }
@@ -277,8 +278,8 @@ impl BulkData for Joined {
 }
 
 impl Joined {
-    /// The device that has this byte and the byte's position on it. The error is the number of a
-    /// missing device.
+    /// Returns the device that has this byte and the byte's position on it. The error is the number
+    /// of a missing device.
     fn part(&self, at: u64) -> std::result::Result<(&dyn BulkData, u64), u64> {
         let number = (at / BULK_BLOCK) >> BULK_NUMBER_SHIFT;
         let own = at - (number << BULK_NUMBER_SHIFT) * BULK_BLOCK;

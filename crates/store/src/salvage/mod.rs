@@ -50,7 +50,7 @@ pub fn salvage(
     }
     let description = describe(&directory)?;
     let target = prepare(target, directory.path())?;
-    // Ask before the files are opened, since a cache has one user at a time.
+    // Look for lost caches before the files are opened, because a cache has one user at a time.
     let (machine, first_moved) = user::what_went_down(&directory, description.bulk_path(&directory));
     let loss_boots = cache::loss_boots(&directory, &description);
     let power_lost = machine || cache::is_lost(&directory, &description);
@@ -130,7 +130,7 @@ impl Files {
     }
 }
 
-/// The reason why the region does not belong to its saved images. `None` if it does.
+/// Returns the reason why the region does not belong to its saved images. `None` if it does.
 fn disagreement(memory: Arc<dyn PersistentMemory>, images: [Arc<dyn ImageFile>; 2]) -> Option<String> {
     if memory.len() < 4 * PAGE {
         return None;
@@ -148,7 +148,7 @@ fn disagreement(memory: Arc<dyn PersistentMemory>, images: [Arc<dyn ImageFile>; 
     Some(format!("{error}; large files may have the bytes of others, and changes may be missing"))
 }
 
-/// The description. If it is gone, the one that `format` would have written.
+/// Reads the description. If it is gone, returns the one that `format` would have written.
 fn describe(directory: &Directory) -> Outcome<Description> {
     Description::read(directory).or_else(|failure| {
         if !IMAGES.iter().any(|name| directory.has(name)) {
@@ -163,7 +163,7 @@ fn store_images(directory: &Directory) -> [media::ReadImage; 2] {
     IMAGES.map(|name| media::ReadImage::open(directory, name))
 }
 
-/// The target directory: new or empty, and not within the store.
+/// Prepares the target directory, which must be new or empty and not lie within the store.
 fn prepare(target: &Path, store: &Path) -> Outcome<PathBuf> {
     let absolute = std::path::absolute(target).during(target.display())?;
     if directory::is_within(&absolute, store) {
@@ -178,7 +178,7 @@ fn prepare(target: &Path, store: &Path) -> Outcome<PathBuf> {
     Ok(canonical)
 }
 
-/// The writes that a killed process held back from a bulk device.
+/// Returns the writes that a killed process held back from a bulk device.
 fn held(directory: &Directory, description: &Description, number: u32) -> Option<StoreCache> {
     let period = user::period(directory, description.bulk_path(directory)).ok()?;
     let (_, uuid) = description.cache_owners().into_iter().find(|(known, _)| *known == number)?;
@@ -207,7 +207,7 @@ pub(crate) fn bulk_data(directory: &Directory, description: &Description) -> (Op
     (bulk, faults)
 }
 
-/// The bulk device that a mount would use for this entry of the list.
+/// Returns the bulk device that a mount would use for this entry of the list.
 pub(crate) fn bulk_device(directory: &Directory, description: &Description, entry: &BulkDeviceEntry) -> FoundDevice {
     let has_uuid = |place: &&NumberedPlace| entry.has_mark() && parse_uuid(&place.uuid) == Some(entry.uuid);
     let first = description.bulk.as_ref().filter(|_| entry.number == 0 && !description.first_removed);
@@ -228,7 +228,7 @@ pub(crate) fn bulk_device(directory: &Directory, description: &Description, entr
     FoundDevice { name: place.shown(directory.path()), opened: opened.map(with_held) }
 }
 
-/// A device with the writes that a killed process held back from it.
+/// Adds to a device the writes that a killed process held back from it.
 fn with_held(below: Bulk, directory: &Directory, description: &Description, number: u32) -> Bulk {
     match held(directory, description, number) {
         Some(cache) => Box::new(media::HeldBulk { below, cache }),

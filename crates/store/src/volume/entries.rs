@@ -62,7 +62,7 @@ impl Metadata {
         self.file_type().is_symlink()
     }
 
-    /// Length in bytes; for a directory, its number of entries.
+    /// Returns the length in bytes; for a directory, its number of entries.
     #[allow(clippy::len_without_is_empty)] // As in std::fs.
     pub fn len(&self) -> u64 {
         self.0.size
@@ -80,7 +80,7 @@ impl Metadata {
         time(self.0.btime)
     }
 
-    /// All attributes, as the engine has them: mode, owner, links, inode.
+    /// Returns all attributes, as the engine has them: mode, owner, links, inode.
     pub fn attr(&self) -> &Attr {
         &self.0
     }
@@ -148,7 +148,8 @@ impl<'v> ReadDir<'v> {
             batch.len() < BATCH
         };
         match self.volume.life.fs.readdir(self.directory.ino(), from, &mut take) {
-            // Damage behind entries is told by the next batch, which begins with it.
+            // If entries precede the damage, the next batch reports it, because that batch begins
+            // there.
             Err(error) if next.is_none() => return Err(told(error)),
             Err(_) => self.from = next,
             Ok(()) => self.from = next.filter(|_| self.batch.len() >= BATCH),

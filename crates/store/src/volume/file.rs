@@ -86,7 +86,7 @@ impl<'v> File<'v> {
         self.volume.life.fs.setattr(self.held.ino(), &change).map(drop).map_err(told)
     }
 
-    /// The file's current attributes.
+    /// Returns the file's current attributes.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.volume.life.fs.getattr(self.held.ino()).map(Metadata::of).map_err(told)
     }
@@ -97,7 +97,7 @@ impl<'v> File<'v> {
     }
 }
 
-/// Only regular files have bytes to read and write.
+/// Refuses everything but regular files: nothing else has bytes to read and write.
 fn refuse_others(attr: &Attr) -> io::Result<()> {
     match Metadata::of(*attr) {
         found if found.is_dir() => Err(told(Error::IsDirectory)),

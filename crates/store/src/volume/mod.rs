@@ -10,7 +10,8 @@
 //! - A volume is closed with [`Volume::close`], which reports whether the store is clean. Dropping
 //!   a volume tries to close it and only logs errors.
 //! - What runs beside a mount runs beside a volume: the engine's clocks, write-back caches that
-//!   outlive this process, forecasts in the log, scrubs, devices that go on leaving (`life`).
+//!   outlive this process, forecasts in the log, scrubs, devices that go on leaving, and answers to
+//!   `shoal df`, `status` and their like (`life`).
 //!
 //! Left out: extended attributes, special files, permission checks.
 
@@ -67,7 +68,7 @@ impl Volume {
         Volume::open_with(directory, &StoreOptions::default())
     }
 
-    /// Does the same for a store that works as `options` say.
+    /// Opens the file system like [`Volume::open`], for a store that works as `options` say.
     pub fn open_with(directory: impl AsRef<Path>, options: &StoreOptions) -> Outcome<Volume> {
         Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, options, false)
     }
@@ -83,6 +84,7 @@ impl Volume {
         let caller = Caller { uid, gid, umask: UMASK, hold: false };
         let mut volume = Volume { life: store.begin(engine, options)?, caller };
         volume.life.work(options)?;
+        volume.life.answer(None)?;
         Ok(volume)
     }
 
@@ -92,7 +94,7 @@ impl Volume {
         self.life.end()
     }
 
-    /// The work of opening the store.
+    /// Returns the work of opening the store.
     pub fn recovered(&self) -> &Recovered {
         &self.life.recovered
     }
@@ -102,22 +104,22 @@ impl Volume {
         self.life.fs.sync().map_err(told)
     }
 
-    /// The engine behind the volume, for operations that have no call here.
+    /// Returns the engine behind the volume, for operations that have no call here.
     pub fn engine(&self) -> &Fs {
         &self.life.fs
     }
 
-    /// Attributes of the path's target; symbolic links are followed.
+    /// Returns the attributes of the path's target; symbolic links are followed.
     pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
         Ok(Metadata::of(self.find(path.as_ref(), true)?.attr))
     }
 
-    /// Attributes of the path itself; a symbolic link at its end is not followed.
+    /// Returns the attributes of the path itself; a symbolic link at its end is not followed.
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
         Ok(Metadata::of(self.find(path.as_ref(), false)?.attr))
     }
 
-    /// True if the path leads to something.
+    /// Returns true if the path leads to something.
     pub fn exists(&self, path: impl AsRef<Path>) -> io::Result<bool> {
         match self.metadata(path) {
             Ok(_) => Ok(true),
@@ -136,7 +138,7 @@ impl Volume {
         File::open(self, path.as_ref())
     }
 
-    /// The whole contents of a file.
+    /// Reads the whole contents of a file.
     pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         let file = self.open_file(path)?;
         let mut bytes = vec![0; file.metadata()?.len() as usize];
@@ -172,7 +174,7 @@ impl Volume {
         if self.metadata(path)?.is_dir() { Ok(()) } else { Err(told(Error::NotDirectory)) }
     }
 
-    /// The entries of a directory, without `.` and `..`.
+    /// Returns the entries of a directory, without `.` and `..`.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir<'_>> {
         ReadDir::open(self, path.as_ref())
     }
@@ -198,7 +200,7 @@ impl Volume {
         self.life.fs.symlink(&self.caller, link.parent.ino(), &link.name, target).map(drop).map_err(told)
     }
 
-    /// The contents of a symbolic link.
+    /// Reads the contents of a symbolic link.
     pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let found = self.find(path.as_ref(), false)?;
         let target = self.life.fs.readlink(found.held.ino()).map_err(told)?;

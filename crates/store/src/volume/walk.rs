@@ -59,7 +59,7 @@ pub(super) struct Walked<'v> {
 }
 
 impl Volume {
-    /// The inode that a path leads to.
+    /// Returns the inode that a path leads to.
     pub(super) fn find(&self, path: &Path, follow: bool) -> io::Result<Found<'_>> {
         self.walk(path, follow)?.found.ok_or_else(|| told(Error::NotFound))
     }
@@ -102,7 +102,7 @@ impl Volume {
     }
 }
 
-/// The names of a path, the last one first.
+/// Returns the names of a path, the last one first.
 fn components(path: &Path) -> Vec<Vec<u8>> {
     let name = |component: Component<'_>| match component {
         Component::Normal(name) => Some(name.as_bytes().to_vec()),
