@@ -6,6 +6,7 @@
 //! | `packer` | packing of files, unpacking of what is about to change |
 //! | `share` | how much packing may do while others work |
 //! | `objects` | packed objects: read, made, given back |
+//! | `owner` | what refers to an object and counts its pieces |
 //! | `dictionaries`, `training` | dictionaries of short files, and when one is made |
 //! | `spill` | objects on bulk storage |
 //! | `counts`, `report` | what packing has done, and what all that takes |
@@ -16,6 +17,7 @@ pub(crate) mod cooled;
 pub(crate) mod counts;
 pub(crate) mod dictionaries;
 pub(crate) mod objects;
+pub(crate) mod owner;
 pub(crate) mod packer;
 pub(crate) mod report;
 mod share;

@@ -23,6 +23,7 @@ use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_region::{Tx, View};
 
 use crate::cold::objects::{self, Objects, Placed};
+use crate::cold::owner::Group;
 use crate::extents::{give, take};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
@@ -179,7 +180,7 @@ pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: 
             tx.write(slot.offset(), bytes)?;
             slots.push(slot);
         }
-        placed.give(tx, inode)?;
+        placed.give(tx, &mut Group { inode: &mut *inode, number: group })?;
     }
     put_chunks(tx, inode, first, &slots)
 }
@@ -617,13 +618,17 @@ fn free_entries(tx: &mut Tx<'_>, inode: &mut Inode, first: u64, entries: &[u8]) 
                 if !is_planted(Bug::MapBelieved) && !behind.all(|entry| *entry == rest[..8] || *entry == [0; 8]) {
                     return Err(several_objects(chunk));
                 }
-                objects::give_back(tx, inode, slot)?;
+                give_object(tx, inode, chunk / GROUP_CHUNKS, slot)?;
             }
             ChunkRef::Packed(_) => continue,
         }
         freed += 1;
     }
     Ok(freed)
+}
+
+fn give_object(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, slot: SlotRef) -> Result<()> {
+    objects::give_back(tx, &mut Group { inode, number: group }, slot)
 }
 
 /// Frees everything at once. Returns false, and changes nothing, if that is too much for one
@@ -633,7 +638,7 @@ pub(crate) fn free_all(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
     match inode.layout {
         Layout::Empty => return Ok(true),
         Layout::Direct => give(tx, inode, inode.root)?,
-        Layout::Packed => objects::give_back(tx, inode, inode.root)?,
+        Layout::Packed => give_object(tx, inode, 0, inode.root)?,
         Layout::Chunked => {
             let chunks = chunk_count(inode);
             if chunks > CHUNKS_PER_STEP {
@@ -694,7 +699,7 @@ pub(crate) fn punch(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64) -> Re
             ChunkRef::Packed(_) if inode.layout == Layout::Packed => return free_all(tx, inode).map(drop),
             ChunkRef::Packed(slot) => {
                 if chunk.is_multiple_of(GROUP_CHUNKS) {
-                    objects::give_back(tx, inode, slot)?;
+                    give_object(tx, inode, chunk / GROUP_CHUNKS, slot)?;
                 }
                 set_chunk(tx, inode, chunk, HOLE)?;
                 continue;

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr, TimeChange, XattrMode};
-use shoal_media::PersistentMemory;
 use shoal_sim::{Random, due};
 
 use crate::cold::{AGE, Store, caller, cool, options, setup};
 use crate::crash::number;
+use crate::store::counted::Counted;
 use crate::store::{Boot, Setup, Watch, parts};
 
 fn small(kind: MemoryKind) -> Store {
@@ -233,40 +233,6 @@ fn an_emptied_store_gives_its_blocks_back_also_in_a_later_life() {
     store.close(fs);
 }
 
-/// Memory that counts how often it is read.
-struct Counted {
-    inner: Arc<dyn PersistentMemory>,
-    reads: AtomicU64,
-}
-
-impl PersistentMemory for Counted {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-    fn read(&self, at: u64, out: &mut [u8]) {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.inner.read(at, out);
-    }
-    fn write(&self, at: u64, bytes: &[u8]) {
-        self.inner.write(at, bytes);
-    }
-    fn zero(&self, at: u64, len: u64) {
-        self.inner.zero(at, len);
-    }
-    fn write_back(&self, at: u64, len: u64) {
-        self.inner.write_back(at, len);
-    }
-    fn fence(&self) {
-        self.inner.fence();
-    }
-    fn detach(&self, bytes: u64) {
-        self.inner.detach(bytes);
-    }
-    fn discard(&self, at: u64, len: u64) {
-        self.inner.discard(at, len);
-    }
-}
-
 /// Each pass over all inodes makes room for a few thousand files, so it must cost little for an
 /// inode that it leaves alone.
 #[test]
@@ -276,7 +242,7 @@ fn a_create_on_a_nearly_full_store_of_packed_files_costs_few_looks_at_others() {
     let store = Store::new(setup);
     let boot = Boot::first(true);
     let mut parts = parts(setup, &store.world, boot, &Watch::default(), false, &store.clock).unwrap();
-    let counted = Arc::new(Counted { inner: parts.region.memory, reads: AtomicU64::new(0) });
+    let counted = Arc::new(Counted { inner: parts.region.memory, reads: AtomicU64::new(0), places: None });
     parts.region.memory = counted.clone();
     let fs = Fs::open(parts, options(Some(AGE))).unwrap().0;
     let (mut dir, mut made) = (ROOT, 0u64);

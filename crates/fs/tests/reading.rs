@@ -3,12 +3,16 @@
 //! Owns: which reads need the second step, that the first one never waits, and files that change
 //! between the two. Left out: changes while the device works (`data_lock_stress`, `spilling`).
 
-use shoal_fs::{Fs, Ino, ROOT, ReadPlan, Reading};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use shoal_fs::{Fs, Ino, Options, ROOT, ReadPlan, Reading};
 
 use crate::data_store::Store;
 use crate::data_store::gate::{gated, meet};
 use crate::spilling::noise;
-use crate::store::{Moment, Setup};
+use crate::store::counted::Counted;
+use crate::store::{Boot, Moment, Setup, Watch, parts};
 
 const BLOCK: usize = 65_536;
 
@@ -73,6 +77,40 @@ fn what_an_earlier_read_fetched_is_in_memory() {
     assert_eq!(fs.read_on(plan, &mut out), Ok(1000));
     assert_eq!(in_memory(fs, ino, 30_000, &mut out), Some(1000));
     assert!(out == noise[30_000..31_000]);
+}
+
+/// The second step goes on from where the first one stopped, and reads no place of the region again
+/// except the table of inodes.
+#[test]
+fn the_map_of_a_file_is_walked_once_in_both_steps() {
+    let (store, noise) = (Store::packing(Setup { bulk_blocks: 40, ..setup() }), noise(1, 190_000));
+    assert_eq!(store.fs.write(store.create(b"spilled"), 0, &noise), Ok(190_000));
+    assert!(store.fs.spilling().spill_all().unwrap() > 0);
+    store.fs.write(store.create(b"large"), 0, &[2; 300_000]).unwrap();
+    store.fs.shutdown().unwrap();
+    let (boot, clock) = (Boot::first(true).after(false), &store.clock);
+    let mut parts = parts(store.setup, &store.world, boot, &Watch::default(), false, clock).unwrap();
+    let places = Some(Mutex::default());
+    let noted = Arc::new(Counted { inner: parts.region.memory, reads: AtomicU64::new(0), places });
+    parts.region.memory = noted.clone();
+    let fs = Fs::open(parts, Options { no_atime: true, ..Options::default() }).unwrap().0;
+    let places = || std::mem::take(&mut *noted.places.as_ref().unwrap().lock().unwrap());
+    let mut out = vec![0; 190_000];
+    for (name, read) in [(&b"spilled"[..], &noise[..]), (b"large", &[2; 190_000])] {
+        let ino = fs.lookup(ROOT, name, false).unwrap().ino;
+        places();
+        fs.getattr(ino).unwrap();
+        let table = places();
+        let plan = needs(&fs, ino, 0, &mut out);
+        let first = places();
+        assert_eq!(fs.read_on(plan, &mut out), Ok(190_000));
+        let second = places();
+        assert!(out == read);
+        assert!(first.len() > 2, "{first:?}");
+        // The spill file is an inode, too.
+        let again: Vec<_> = first.intersection(&second).filter(|place| !table.contains(place)).collect();
+        assert!(again.is_empty(), "{again:?} of {first:?}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! - Nothing in an object is believed before its sum is compared. So a flipped bit is an error and
 //!   never other data, and pieces that the object refers to by mistake are neither moved nor given
 //!   back.
-//! - `inode.allocated` follows every piece taken or given, as in `small`.
+//! - Every piece is taken and given through the object's owner (`owner`), which counts it.
 //!
 //! Readers hold the file's inode lock, so an object cannot go while it is read. Left out: which
 //! files are packed and when (`packer`), and the change of a packed file (`small`, which puts plain
@@ -14,13 +14,13 @@
 
 use parking_lot::Mutex;
 use shoal_format::SlotRef;
-use shoal_format::inode::{CHUNK, Inode};
+use shoal_format::inode::CHUNK;
 use shoal_format::object::{Codec, GROUP, OBJECT_HEAD, Object, PIECES_MAX, SPILL_PLACE, SpillPlace, piece_sizes};
 use shoal_pack::Decompressor;
 use shoal_region::{LetGo, Tx, View};
 
 use crate::cold::dictionaries::Dictionaries;
-use crate::extents::{give, take};
+use crate::cold::owner::Owner;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 
@@ -113,17 +113,17 @@ impl Placed {
     }
 
     /// Gives the object back; the caller has verified it.
-    pub fn give(&self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
+    pub fn give(&self, tx: &mut Tx<'_>, owner: &mut impl Owner) -> Result<()> {
         if let Some(SpillPlace(at)) = self.place {
             let bytes = self.object.spilled_bytes();
             tx.let_go(LetGo { at, bytes, stood_for: self.object.bytes.into() });
-            inode.allocated = inode.allocated.saturating_sub(bytes);
+            owner.give_spilled(bytes);
         }
         let pieces = if is_planted(Bug::ObjectPiecesStay) { &[] } else { self.pieces() };
         for &piece in pieces {
-            give(tx, inode, piece)?;
+            owner.give(tx, piece)?;
         }
-        give(tx, inode, self.slot)
+        owner.give(tx, self.slot)
     }
 
     /// Reads and verifies the payload, or the bytes of the chunks that an object in place stands
@@ -245,7 +245,7 @@ impl Objects {
 /// Makes an object of a payload; returns the slot of its head.
 pub(crate) fn make(
     tx: &mut Tx<'_>,
-    inode: &mut Inode,
+    owner: &mut impl Owner,
     (codec, dictionary): (Codec, u16),
     bytes: u64,
     payload: &[u8],
@@ -253,7 +253,7 @@ pub(crate) fn make(
     let sizes = piece_sizes((OBJECT_HEAD + payload.len()) as u64);
     let mut slots = Vec::with_capacity(sizes.len());
     for len in sizes {
-        slots.push(take(tx, inode, len)?);
+        slots.push(owner.take(tx, len)?);
     }
     let object = head((codec, dictionary), bytes, payload.len(), slots.len() - 1, payload);
     let mut first = object.encode().to_vec();
@@ -275,8 +275,13 @@ pub(crate) fn make(
 }
 
 /// Makes an object of chunks that stay where they are; `raw` is what they hold of the file.
-pub(crate) fn make_in_place(tx: &mut Tx<'_>, inode: &mut Inode, chunks: &[SlotRef], raw: &[u8]) -> Result<SlotRef> {
-    let slot = take(tx, inode, (OBJECT_HEAD + chunks.len() * 8) as u64)?;
+pub(crate) fn make_in_place(
+    tx: &mut Tx<'_>,
+    owner: &mut impl Owner,
+    chunks: &[SlotRef],
+    raw: &[u8],
+) -> Result<SlotRef> {
+    let slot = owner.take(tx, (OBJECT_HEAD + chunks.len() * 8) as u64)?;
     let mut bytes = head((Codec::InPlace, 0), raw.len() as u64, 0, chunks.len(), raw).encode().to_vec();
     chunks.iter().for_each(|chunk| bytes.extend(chunk.bits().to_le_bytes()));
     tx.write(slot.offset(), &bytes)?;
@@ -297,9 +302,14 @@ pub(crate) fn spilled_head((codec, dictionary): (Codec, u16), bytes: u64, payloa
 }
 
 /// Makes a spilled object whose payload is durable at `place`; returns its slot.
-pub(crate) fn make_spilled(tx: &mut Tx<'_>, inode: &mut Inode, object: &Object, place: SpillPlace) -> Result<SlotRef> {
-    let slot = take(tx, inode, object.payload_at() as u64)?;
-    inode.allocated += object.spilled_bytes();
+pub(crate) fn make_spilled(
+    tx: &mut Tx<'_>,
+    owner: &mut impl Owner,
+    object: &Object,
+    place: SpillPlace,
+) -> Result<SlotRef> {
+    let slot = owner.take(tx, object.payload_at() as u64)?;
+    owner.take_spilled(object.spilled_bytes());
     let mut bytes = object.encode().to_vec();
     bytes.extend(place.encode(object));
     tx.write(slot.offset(), &bytes)?;
@@ -308,10 +318,10 @@ pub(crate) fn make_spilled(tx: &mut Tx<'_>, inode: &mut Inode, object: &Object, 
 
 /// Gives back an object with its pieces. The pieces of a damaged object may belong to another file:
 /// they stay allocated, and `shoal check --repair` frees what nothing refers to.
-pub(crate) fn give_back(tx: &mut Tx<'_>, inode: &mut Inode, slot: SlotRef) -> Result<()> {
+pub(crate) fn give_back(tx: &mut Tx<'_>, owner: &mut impl Owner, slot: SlotRef) -> Result<()> {
     match Placed::load(tx, slot).and_then(|placed| placed.verify_references(tx).map(|()| placed)) {
-        Ok(placed) => placed.give(tx, inode),
-        Err(Error::Corrupt(_)) => give(tx, inode, slot),
+        Ok(placed) => placed.give(tx, owner),
+        Err(Error::Corrupt(_)) => owner.give(tx, slot),
         Err(error) => Err(error),
     }
 }

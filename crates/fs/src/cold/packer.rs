@@ -25,7 +25,8 @@ use shoal_pack::{Compressor, Method, takes_dictionary};
 use shoal_region::Lsn;
 
 use crate::cold::cooled::{Packing, has_cooled, may_be_packed};
-use crate::cold::objects::{self, Placed};
+use crate::cold::objects;
+use crate::cold::owner::{Group, object_of};
 use crate::cold::share::{Load, share_percent};
 use crate::cold::training::{SHORT_FILES, Training, Users};
 use crate::inode::changed::next_in;
@@ -139,11 +140,7 @@ impl<'a> Cooling<'a> {
         purpose: Purpose,
     ) -> Result<()> {
         for group in first..end {
-            let object = match small::sure_ref(&self.fs.region, inode, group * (GROUP / CHUNK))? {
-                ChunkRef::Packed(object) => object,
-                ChunkRef::Slot(_) => continue,
-            };
-            let placed = Placed::load(&self.fs.region, object)?;
+            let Some(placed) = object_of(&self.fs.region, inode, group)? else { continue };
             if placed.place.is_some() {
                 return Err(Error::Spilled { ino, group });
             }
@@ -556,7 +553,13 @@ impl<'a> Cooling<'a> {
         let bytes = packer.raw.len() as u64;
         match codec {
             Some(codec) => {
-                let object = objects::make(&mut tx, &mut inode, codec, bytes, &packer.payload)?;
+                let object = objects::make(
+                    &mut tx,
+                    &mut Group { inode: &mut inode, number: group },
+                    codec,
+                    bytes,
+                    &packer.payload,
+                )?;
                 small::pack_group(&mut tx, &mut inode, group, &seen.chunks, object, Replaced::Freed)?;
                 done.groups += 1;
             }
@@ -566,7 +569,12 @@ impl<'a> Cooling<'a> {
                 done.summed += 1;
             }
             None => {
-                let object = objects::make_in_place(&mut tx, &mut inode, &seen.chunks, &packer.raw)?;
+                let object = objects::make_in_place(
+                    &mut tx,
+                    &mut Group { inode: &mut inode, number: group },
+                    &seen.chunks,
+                    &packer.raw,
+                )?;
                 small::pack_group(&mut tx, &mut inode, group, &seen.chunks, object, Replaced::Kept)?;
                 done.summed += 1;
             }

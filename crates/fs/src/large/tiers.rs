@@ -7,12 +7,12 @@
 use shoal_bulk::{Stamp, Tail};
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
-use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
+use shoal_format::object::{ChunkRef, GROUP};
 use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_region::Lsn;
 
 use super::{MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans, run_of};
-use crate::cold::objects::Placed;
+use crate::cold::owner::object_of;
 use crate::data_lock::FileLock;
 use crate::planted::{Bug, is_planted};
 use crate::rooms::Large;
@@ -34,9 +34,7 @@ impl<'a> Large<'a> {
         }
         let (bulk, ino, patience) = (self.fs.bulk()?, file.ino, file.manner.patience);
         for group in 0..inode.size.div_ceil(GROUP) {
-            if let ChunkRef::Packed(slot) = small::sure_ref(&self.fs.region, inode, group * GROUP_CHUNKS)?
-                && Placed::load(&self.fs.region, slot)?.place.is_some()
-            {
+            if object_of(&self.fs.region, inode, group)?.is_some_and(|object| object.place.is_some()) {
                 return Err(Error::Spilled { ino, group });
             }
         }

@@ -5,6 +5,7 @@
 //! was, as the contract allows: a read of an unwritten block returns bytes that no file ever held, or another file's.
 //! Left out: what is done with a store and what it must hold; stores that change their size (`resize`).
 
+pub mod counted;
 mod salvaged;
 
 use std::sync::Arc;

@@ -11,13 +11,13 @@ use std::collections::BTreeSet;
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::inode::{Inode, InodeSlot, Layout};
-use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, SpillPlace};
+use shoal_format::object::{GROUP, SpillPlace};
 
 use super::Worker;
 use super::write::{Batch, Candidate, Form};
-use crate::cold::objects::Placed;
+use crate::cold::owner::object_of;
 use crate::rooms::Spilling;
-use crate::{Error, Ino, Result, small};
+use crate::{Error, Ino, Result};
 
 /// Bulk storage is short when less than this share of it is free.
 const SHORT_SHARE: u64 = 16;
@@ -106,11 +106,7 @@ impl<'a> Spilling<'a> {
                 if !may || group * GROUP >= inode.size {
                     return Ok(());
                 }
-                let found = match small::sure_ref(&self.fs.region, &inode, group * GROUP_CHUNKS)? {
-                    ChunkRef::Packed(slot) => Some(Placed::load(&self.fs.region, slot)?),
-                    ChunkRef::Slot(_) => None,
-                };
-                (inode.generation, found)
+                (inode.generation, object_of(&self.fs.region, &inode, group)?)
             };
             if let Some(placed) = found
                 && let Some(place) = placed.place

@@ -9,14 +9,15 @@
 
 use std::sync::Arc;
 
-use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, Object, SpillPlace};
+use shoal_format::object::{GROUP, Object, SpillPlace};
 
 use super::TICK_RETURNS_NS;
 use crate::cold::objects::{self, Placed};
+use crate::cold::owner::{Group, exchange, object_of};
 use crate::large::{Span, read_spans};
 use crate::planted::{Bug, is_planted};
 use crate::rooms::Spilling;
-use crate::small::{self, Spilled};
+use crate::small::Spilled;
 use crate::{Error, Ino, Result};
 
 /// Decompressed objects kept for readers that read them in parts.
@@ -189,11 +190,8 @@ impl<'a> Spilling<'a> {
     pub(super) fn spilled_at(self, ino: Ino, group: u64) -> Result<Option<(Placed, SpillPlace)>> {
         let _lock = self.fs.locks.read(ino);
         let inode = self.fs.load(ino)?;
-        let ChunkRef::Packed(slot) = small::sure_ref(&self.fs.region, &inode, group * GROUP_CHUNKS)? else {
-            return Ok(None);
-        };
-        let placed = Placed::load(&self.fs.region, slot)?;
-        Ok(placed.place.map(|place| (placed, place)))
+        let placed = object_of(&self.fs.region, &inode, group)?;
+        Ok(placed.and_then(|placed| placed.place.map(|place| (placed, place))))
     }
 
     /// Replaces a spilled object by one with this payload. Returns false if the group has another
@@ -201,18 +199,15 @@ impl<'a> Spilling<'a> {
     fn put_back(self, ino: Ino, group: u64, seen: &Placed, payload: &[u8]) -> Result<bool> {
         let _lock = self.fs.locks.write(ino);
         let mut inode = self.fs.load(ino)?;
-        let ChunkRef::Packed(old) = small::sure_ref(&self.fs.region, &inode, group * GROUP_CHUNKS)? else {
-            return Ok(false);
-        };
-        let placed = Placed::load(&self.fs.region, old)?;
+        let Some(placed) = object_of(&self.fs.region, &inode, group)? else { return Ok(false) };
         if (placed.object, placed.place) != (seen.object, seen.place) && !is_planted(Bug::SpilledUnseen) {
             return Ok(false);
         }
         let mut tx = self.fs.region.begin();
         let code = (placed.object.codec, placed.object.dictionary);
-        let new = objects::make(&mut tx, &mut inode, code, placed.object.bytes.into(), payload)?;
-        placed.give(&mut tx, &mut inode)?;
-        small::replace_object(&mut tx, &mut inode, group, old, new)?;
+        let mut owner = Group { inode: &mut inode, number: group };
+        let new = objects::make(&mut tx, &mut owner, code, placed.object.bytes.into(), payload)?;
+        exchange(&mut tx, &mut owner, &placed, new)?;
         self.fs.store(&mut tx, ino, &inode)?;
         self.fs.packing.commit_spilled(tx)?;
         Ok(true)

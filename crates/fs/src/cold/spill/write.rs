@@ -8,14 +8,13 @@
 use shoal_format::BULK_BLOCK;
 use shoal_format::SlotRef;
 use shoal_format::inode::{INODE_SUMMED, INODE_TRUNCATING, Inode, InodeSlot};
-use shoal_format::object::{
-    ChunkRef, Codec, GROUP, GROUP_CHUNKS, OBJECT_HEAD, Object, SPILL_PLACE, SPILL_UNIT, SpillPlace,
-};
+use shoal_format::object::{Codec, GROUP, OBJECT_HEAD, Object, SPILL_PLACE, SPILL_UNIT, SpillPlace};
 use shoal_region::LetGo;
 
 use super::{Which, Worker};
 use crate::cold::cooled::has_data;
-use crate::cold::objects::{self, Placed};
+use crate::cold::objects;
+use crate::cold::owner::{Group, exchange, object_of};
 use crate::cold::packer::Seen;
 use crate::planted::{Bug, is_planted};
 use crate::rooms::Spilling;
@@ -195,9 +194,8 @@ impl<'a> Spilling<'a> {
     /// Copies a group as it is in the region, if it is there and worth spilling. The caller holds
     /// the inode's lock.
     fn copy_group(self, ino: Ino, inode: &Inode, group: u64) -> Result<Option<Candidate>> {
-        let (form, copied, code, bytes, takes) = match small::sure_ref(&self.fs.region, inode, group * GROUP_CHUNKS)? {
-            ChunkRef::Packed(slot) => {
-                let placed = Placed::load(&self.fs.region, slot)?;
+        let (form, copied, code, bytes, takes) = match object_of(&self.fs.region, inode, group)? {
+            Some(placed) => {
                 if placed.place.is_some() || placed.capacity() < HEAD_BYTES + GAIN_MIN {
                     return Ok(None);
                 }
@@ -207,7 +205,7 @@ impl<'a> Spilling<'a> {
                 let code = (codec, object.dictionary);
                 (Form::Object(object), payload, code, object.bytes.into(), placed.capacity())
             }
-            ChunkRef::Slot(_) => {
+            None => {
                 let Some(chunks) = small::plain_group(&self.fs.region, inode, group)? else { return Ok(None) };
                 let takes: u64 = chunks.iter().map(|slot| slot.capacity()).sum();
                 if takes < HEAD_BYTES + GAIN_MIN || self.fs.cooling().is_preallocated(inode)? {
@@ -244,13 +242,12 @@ impl<'a> Spilling<'a> {
         let place = SpillPlace(base + seen.at);
         let object = objects::spilled_head(seen.code, seen.bytes, seen.payload());
         let mut tx = self.fs.region.begin_reclaim();
-        let head = objects::make_spilled(&mut tx, &mut inode, &object, place)?;
-        match small::sure_ref(&tx, &inode, seen.group * GROUP_CHUNKS)? {
-            ChunkRef::Packed(slot) => {
-                Placed::load(&tx, slot)?.give(&mut tx, &mut inode)?;
-                small::replace_object(&mut tx, &mut inode, seen.group, slot, head)?;
-            }
-            ChunkRef::Slot(_) => {
+        let old = object_of(&tx, &inode, seen.group)?;
+        let mut owner = Group { inode: &mut inode, number: seen.group };
+        let head = objects::make_spilled(&mut tx, &mut owner, &object, place)?;
+        match old {
+            Some(old) => exchange(&mut tx, &mut owner, &old, head)?,
+            None => {
                 let Form::Plain(chunks) = &seen.form else { return Ok(0) };
                 small::forget_sum(&mut inode);
                 small::pack_group(&mut tx, &mut inode, seen.group, chunks, head, Replaced::Freed)?;
@@ -272,11 +269,8 @@ impl<'a> Spilling<'a> {
     /// Returns whether the group is still what was copied. The caller holds the inode's lock.
     fn is_as_copied(self, inode: &Inode, seen: &Candidate) -> Result<bool> {
         if let Form::Spilled(object, place) = seen.form {
-            let ChunkRef::Packed(slot) = small::sure_ref(&self.fs.region, inode, seen.group * GROUP_CHUNKS)? else {
-                return Ok(false);
-            };
-            let now = Placed::load(&self.fs.region, slot)?;
-            return Ok((now.object, now.place) == (object, Some(place)));
+            let now = object_of(&self.fs.region, inode, seen.group)?;
+            return Ok(now.is_some_and(|now| (now.object, now.place) == (object, Some(place))));
         }
         let now = self.copy_group(seen.ino, inode, seen.group)?;
         Ok(now.is_some_and(|now| now.form == seen.form && now.copied == seen.copied))
