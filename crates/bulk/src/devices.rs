@@ -34,7 +34,8 @@ use shoal_media::{BlockDevice, MediaError};
 use shoal_region::{Recovery, Region, Tx};
 
 use super::marks::{
-    MARK_ROOM, Marking, Unmarked, mark_again, mark_ahead, mark_bytes, mark_of, probe, verify, write_mark,
+    MARK_ROOM, Marking, Unmarked, mark_again, mark_ahead, mark_bytes, mark_of, probe, read_mark, verify, write_mark,
+    wrote_mark,
 };
 use super::sums::free_leaves;
 use super::suspects::{WORDS_PER_STEP, clear_suspects};
@@ -97,6 +98,7 @@ pub(super) struct List {
 impl List {
     /// Writes the list anew, in a transaction of its own.
     fn change(&mut self, region: &Region, entries: Vec<BulkDeviceEntry>) -> Result<()> {
+        region.add_feature(FEATURE_DEVICES)?;
         let mut tx = region.begin_reclaim();
         write_list(&mut tx, &entries)?;
         tx.commit()?;
@@ -226,8 +228,12 @@ impl Devices<'_> {
         if list.entries.iter().any(|entry| entry.blocks > BULK_DEVICE_BLOCKS_MAX) {
             return Ok(());
         }
-        // An earlier program may have made the store without a list.
-        region.add_feature(FEATURE_DEVICES)?;
+        // An earlier program may have made the store without a list. A full host has no room for
+        // the change: the store is opened as it is, so that something can be removed.
+        match region.add_feature(FEATURE_DEVICES).map_err(Error::from) {
+            Err(Error::NoSpace(_)) => return Ok(()),
+            outcome => outcome?,
+        }
         let mut entries = list.entries.clone();
         for entry in &mut entries {
             let unit = units.iter().find(|unit| unit.number == entry.number && unit.is_open());
@@ -421,6 +427,7 @@ impl Devices<'_> {
                 given.name
             )));
         }
+        region.add_feature(FEATURE_DEVICES)?;
         // From here on, writes to the existing devices are remembered by block; earlier ones are
         // flushed.
         self.units().iter().for_each(|unit| unit.tracks.store(true, Ordering::Release));
@@ -479,7 +486,9 @@ impl Devices<'_> {
         Ok(number)
     }
 
-    /// Gives the first device a mark, if it has none and there is room behind its blocks.
+    /// Gives the first device a mark, if it has none and there is room for one. Its epoch follows
+    /// all earlier ones: those of the list, and that of a mark which is there, as after the loss of
+    /// a region that was newer than its image.
     fn mark_first(&self, region: &Region, entries: &mut [BulkDeviceEntry]) -> Marking<()> {
         let Some(entry) = entries.iter_mut().find(|entry| entry.number == 0 && !entry.has_mark()) else {
             return Ok(());
@@ -489,9 +498,19 @@ impl Devices<'_> {
         if device.geometry().bytes < Mark::at(entry.blocks) + MARK_ROOM.max(mark_bytes(&*device) as u64) {
             return Ok(());
         }
+        let uuid = region.superblock().uuid;
+        let found = match read_mark(&*device, entry.blocks) {
+            // Any bytes may be there.
+            Err(Error::Corrupt(_)) => None,
+            found => found?.filter(|mark| mark.store == uuid && mark.number == 0),
+        };
+        let known = found.map_or(0, |mark| mark.epoch.min(u64::MAX >> 1));
         // The store's own uuid, since the device is as old as the store.
-        (entry.uuid, entry.epoch) = (region.superblock().uuid, 1);
-        write_mark(&*device, entry.blocks, &mark_of(region, entry))
+        let marked = BulkDeviceEntry { uuid, epoch: entry.epoch.max(known) + 1, ..*entry };
+        if wrote_mark(&*device, entry.blocks, &mark_of(region, &marked))? {
+            *entry = marked;
+        }
+        Ok(())
     }
 
     /// Stops giving out new blocks on a device, or resumes.

@@ -129,14 +129,20 @@ pub(super) fn mark_ahead(region: &Region, device: &dyn BlockDevice, entry: &mut 
         entry.epoch = entry.epoch.max(mark.epoch);
     }
     let next = BulkDeviceEntry { epoch: entry.epoch + 1, ..*entry };
-    match write_mark(device, entry.blocks, &mark_of(region, &next)) {
-        // The host is full and copies on write. The store is opened anyway, so that something can
-        // be removed.
-        Err(Unmarked::Unwritten(Error::NoSpace(_)) | Unmarked::Unflushed(Error::NoSpace(_))) => return Ok(false),
-        outcome => outcome?,
+    if !wrote_mark(device, entry.blocks, &mark_of(region, &next))? {
+        return Ok(false);
     }
     (entry.epoch, entry.restored) = (entry.epoch + 2, false);
     Ok(true)
+}
+
+/// Writes a mark, durably. Returns false without room for it, as on a full host that copies on
+/// write: the store is opened anyway, so that something can be removed.
+pub(super) fn wrote_mark(device: &dyn BlockDevice, blocks: u64, mark: &Mark) -> Marking<bool> {
+    match write_mark(device, blocks, mark) {
+        Err(Unmarked::Unwritten(Error::NoSpace(_)) | Unmarked::Unflushed(Error::NoSpace(_))) => Ok(false),
+        outcome => outcome.map(|()| true),
+    }
 }
 
 /// Gives a device the mark of its entry, which is durable. Without room the mark stays one epoch

@@ -32,6 +32,10 @@ pub(crate) fn read_devices(region: &Region<'_>, state: &mut State) -> Result<(),
     let at = BULK_LIST_AT.get();
     *devices = first_device(superblock).into_iter().collect();
     match decode_list(&region.bytes(BULK_LIST_AT, PAGE)?, superblock) {
+        Ok(None) if superblock.features & FEATURE_DEVICES != 0 && superblock.bulk_blocks > 0 => {
+            let sentence = "there is no list of bulk devices, which the next mount for writing makes; had the store checksums of bulk blocks or several devices, the list was lost";
+            report.note(FindingKind::BulkDevices, None, Some(at), sentence.to_string());
+        }
         Ok(None) => {}
         Ok(Some(listed)) => {
             if superblock.features & FEATURE_DEVICES == 0 || superblock.bulk_blocks == 0 {

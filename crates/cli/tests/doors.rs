@@ -246,7 +246,7 @@ fn a_device_that_is_leaving_goes_on_leaving() {
         (0..20).for_each(|number| volume.write(format!("f{number}"), noise(number, LARGE)).unwrap());
         volume.engine().devices().leave(1).unwrap();
         volume.close().unwrap();
-        let is_gone = || Store::describe(&store).unwrap().more_bulk.is_empty();
+        let is_gone = || Store::describe(&store).unwrap().bulk.len() == 1;
         assert!(!is_gone());
         if by_volume {
             let volume = Volume::open(&store).unwrap();

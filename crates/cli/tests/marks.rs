@@ -162,6 +162,26 @@ fn a_device_of_another_time_or_place_is_found_as_a_mount_finds_it() {
     is_found(&scene, "an older log with older images", &["BulkNewer", "BulkNewer"]);
 }
 
+/// A resize moves the place of the first device's mark, and with it comes a new mark. Its epoch
+/// follows the earlier ones, also where one of these is still there.
+#[test]
+fn a_mark_that_begins_anew_outdates_earlier_copies() {
+    let scene = Scene::logged();
+    use_once(&scene, 1);
+    put(&scene, "store/bulk", "old");
+    use_once(&scene, 2);
+    scene.ok(&["resize", "--bulk-size", "32M", "store"]);
+    scene.ok(&["resize", "--bulk-size", "16M", "store"]);
+    for mounts in 1..5 {
+        use_once(&scene, 2);
+        put(&scene, "store/bulk", "now");
+        fill(&scene, "old", "store/bulk");
+        is_found(&scene, &format!("an older copy, {mounts} mounts after a resize"), &["BulkOlder"]);
+        fill(&scene, "now", "store/bulk");
+    }
+    is_sound(&scene, "the store's own");
+}
+
 #[test]
 fn a_region_may_be_older_than_its_bulk_storage_only_where_a_restore_is_all_that_is_left() {
     let scene = Scene::battery();

@@ -65,7 +65,7 @@ impl Name for FileName {
     }
 
     fn open_as(&self, user: Option<u32>) -> Outcome<Box<dyn Device>> {
-        let remedy = "make it first, for example with `truncate -s 1G FILE`";
+        let remedy = "bring it back; a new one is made with, for example, `truncate -s 1G FILE`";
         let device = FileDevice::open(&self.0).map_err(|error| Failure::of(error).remedy(remedy))?;
         if let Some(user) = user
             && device.owner().during(self.0.display())? != user

@@ -277,8 +277,8 @@ impl Relayout {
             if let Some(mut devices) = decode_list(page, old)? {
                 for first in devices.iter_mut().filter(|device| device.number == 0) {
                     // The place of its mark changes; the next mount writes a new mark if there is
-                    // room.
-                    (first.blocks, first.uuid, first.epoch) = (new.bulk_blocks, [0; 16], 0);
+                    // room. Its epoch follows this one: earlier marks stay behind.
+                    (first.blocks, first.uuid) = (new.bulk_blocks, [0; 16]);
                 }
                 let bytes = encode_list(&devices);
                 page[..bytes.len()].copy_from_slice(&bytes);

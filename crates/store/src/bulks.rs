@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use shoal_devices::size::human;
 use shoal_devices::{
     Device, DeviceName, DeviceReport, DonorChange, During, Failure, Outcome, Witness, is_block_device, new_uuid,
-    refuse_if_in_use, refuse_if_not_empty, uuid_text,
+    refuse_if_in_use, refuse_if_not_empty,
 };
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::{BULK_DEVICES_MAX, Mark};
@@ -136,8 +136,7 @@ pub(crate) struct Bulks {
 
 impl Bulks {
     pub fn new(fs: Arc<Fs>, directory: &Directory, description: &Description, devices: Devices) -> Bulks {
-        let Devices { bulk, caches, more_bulk, host_files, held, .. } = devices;
-        let devices = bulk.into_iter().map(|device| (0, device)).chain(more_bulk).collect();
+        let Devices { devices, caches, host_files, held, .. } = devices;
         Bulks {
             fs,
             directory: directory.clone(),
@@ -181,8 +180,9 @@ impl Bulks {
     pub fn take_up(self: &Arc<Self>) -> Outcome<()> {
         let states = self.fs.devices().states();
         let listed = |number: u32| states.iter().any(|state| state.number == number);
-        if self.description.lock().more_bulk.iter().any(|place| !listed(place.number)) {
-            self.change(|description| description.more_bulk.retain(|place| listed(place.number)))?;
+        let is_known = |device: &NumberedPlace| device.number == 0 || listed(device.number);
+        if !self.description.lock().bulk.iter().all(is_known) {
+            self.change(|description| description.bulk.retain(is_known))?;
             self.devices.lock().retain(|(number, _)| listed(*number));
         }
         for device in states.iter().filter(|device| device.state.is_leaving()) {
@@ -212,12 +212,9 @@ impl Bulks {
         let done = device.change(change, donor)?;
         // Store the new donor in the description, so that the next mount finds it.
         let new = BulkPlace::Device(device.name().to_string());
-        self.change(|description| match number {
-            0 => description.bulk = Some(new),
-            _ => {
-                let known = description.more_bulk.iter_mut().filter(|place| place.number == *number);
-                known.for_each(|place| place.place = new.clone());
-            }
+        self.change(|description| {
+            let known = description.bulk.iter_mut().filter(|place| place.number == *number);
+            known.for_each(|place| place.place = new.clone());
         })?;
         Ok(done)
     }
@@ -347,18 +344,14 @@ impl Bulks {
             None => BulkPlace::Device(name.to_string()),
         };
         // Write this before the region lists the device: a listed device must be found.
-        self.change(|description| {
-            description.more_bulk.retain(|place| place.number != number);
-            description.more_bulk.push(NumberedPlace { number, uuid: uuid_text(&uuid), place: place.clone() });
-            description.more_bulk.sort_by_key(|place| place.number);
-        })?;
+        self.change(|description| description.name(NumberedPlace::new(number, &uuid, place.clone())))?;
         let on_host = place.path(&self.directory).is_some_and(|path| self.host_files.add(&self.directory, &path));
         let (shown, opened) = (place.shown(self.directory.path()), device.block_device());
         let given =
             GivenDevice { uuid, name: shown, on_host, place: place.on_host(&self.directory), device: Ok(opened) };
         let added = self.fs.devices().add_as(number, &given, size_bytes.map(|bytes| bytes / BULK_BLOCK));
         if let Err(error) = added {
-            self.change(|description| description.more_bulk.retain(|place| place.number != number))?;
+            self.change(|description| description.remove(number))?;
             place.path(&self.directory).iter().for_each(|path| self.host_files.remove(path));
             if let (true, Some(path)) = (made, name.path()) {
                 // The file was just made, so nobody has used it.
@@ -591,11 +584,7 @@ impl Bulks {
     fn removed(&self, number: u32) -> Outcome<()> {
         let path = self.description().place_of(number).and_then(|place| place.path(&self.directory));
         path.iter().for_each(|path| self.host_files.remove(path));
-        self.change(|description| {
-            description.more_bulk.retain(|place| place.number != number);
-            // The first device's place stays until the store closes: the period depends on it.
-            description.first_removed |= number == 0;
-        })?;
+        self.change(|description| description.remove(number))?;
         // The cache holds nothing any more. The log names it until the store closes, so its file
         // stays.
         self.held_on_host.forget(number);
@@ -675,11 +664,9 @@ impl Bulks {
                 warn!("{failure}");
             }
         }
-        if clean && self.description.lock().first_removed {
-            let forgotten = self.change(|description| description.bulk = None);
-            if let Err(failure) = forgotten {
-                warn!("{failure}");
-            }
+        let forgotten = self.change(|description| description.bulk.retain(|device| !clean || !device.is_removed));
+        if let Err(failure) = forgotten {
+            warn!("{failure}");
         }
     }
 

@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use shoal_devices::{During, Failure, Outcome, new_uuid, uuid_text};
+use shoal_devices::{During, Failure, Outcome, new_uuid};
 use shoal_format::bulk_list::{BULK_LIST_AT, BulkDeviceEntry, Mark, decode_devices, decode_list, encode_list};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, FEATURE_SUMS, Superblock};
 use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT};
@@ -74,20 +74,13 @@ impl Store {
         let features = superblock.features | FEATURE_SUMS;
         let superblock = Superblock { uuid, features, ..*superblock };
         let devices = devices(&original.fs)?;
-        let has_first = devices.iter().any(|device| device.number == 0);
-        let bulk = has_first.then(|| BulkPlace::File(BULK.into()));
-        let more_bulk = devices.iter().filter(|device| device.number != 0).map(|device| NumberedPlace {
-            number: device.number,
-            uuid: uuid_text(&device.uuid),
-            place: BulkPlace::File(bulk_file(device.number).into()),
+        let bulk = devices.iter().map(|device| match device.number {
+            0 => NumberedPlace::new(0, &uuid, BulkPlace::File(BULK.into())),
+            number => NumberedPlace::new(number, &device.uuid, BulkPlace::File(bulk_file(number).into())),
         });
-        let first_removed = !has_first && superblock.bulk_blocks > 0;
-        let more_bulk = more_bulk.collect();
-        let description = Description {
-            first_removed,
-            more_bulk,
-            ..Description::new(&uuid, memory, bulk, self.description.compress).made_in(&directory)?
-        };
+        let bulk = bulk.collect();
+        let new = Description::new(&uuid, memory, None, self.description.compress).made_in(&directory)?;
+        let description = Description { bulk, ..new };
         let copy = Store::assemble(directory.clone(), description.clone(), lock);
         let copied = self.fill(copy, &original, &superblock, watched).and_then(|copied| {
             description.write(&directory)?;
@@ -301,7 +294,7 @@ fn finish(copy: Store) -> Outcome<Store> {
 /// Removes the copy after a failure. A directory that existed before stays.
 fn clear(directory: &Directory, description: &Description, made_here: &[PathBuf]) {
     let names = [IMAGES[0], IMAGES[1], BULK, DESCRIPTION_NEW].map(String::from);
-    let more = description.more_bulk.iter().map(|place| bulk_file(place.number));
+    let more = description.devices().filter(|device| device.number != 0).map(|device| bulk_file(device.number));
     names.into_iter().chain(more).for_each(|name| drop(directory.remove(&name)));
     if let Some(Ok(Some(region))) = description.memory.path().map(|path| OwnRegion::with_uuid(path, &description.uuid))
     {

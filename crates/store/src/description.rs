@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use shoal_devices::{DeviceName, During, Failure, Kind, Outcome};
+use shoal_devices::{DeviceName, During, Failure, Kind, Outcome, uuid_text};
 use shoal_fs::Method;
 use shoal_host::{Access, Birth, Directory};
 
@@ -21,28 +21,59 @@ const VERSION: u32 = 1;
 
 /// The store's description file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Written", into = "Written")]
 pub struct Description {
     pub version: u32,
     pub uuid: String,
     pub memory: MemoryChoice,
-    pub bulk: Option<BulkPlace>,
-    /// The first bulk device was removed; `bulk` still names it until the store is unmounted.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub first_removed: bool,
-    /// Further bulk devices. The region's list of devices is authoritative; this list says where to
-    /// find them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub more_bulk: Vec<NumberedPlace>,
+    /// Where to find the bulk devices, ascending by number. The region's list of devices is
+    /// authoritative.
+    pub bulk: Vec<NumberedPlace>,
     /// How cold small files are compressed. Missing in stores of earlier programs.
-    #[serde(default, with = "method_text")]
     pub compress: Method,
     /// The directory that the store was made in. In a copy of that directory, it shows that outside
     /// files named here may be the original's. Missing in stores of earlier programs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) origin: Option<String>,
     /// The user who owns the description file. `None`: this process made it.
-    #[serde(skip)]
     pub(crate) owner: Option<u32>,
+}
+
+/// The description as it is written: the first bulk device is apart from the others, since the
+/// first programs knew no others.
+#[derive(Clone, Serialize, Deserialize)]
+struct Written {
+    version: u32,
+    uuid: String,
+    memory: MemoryChoice,
+    bulk: Option<BulkPlace>,
+    /// The first bulk device was removed; `bulk` still names it until the store is unmounted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    first_removed: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    more_bulk: Vec<NumberedPlace>,
+    #[serde(default, with = "method_text")]
+    compress: Method,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    origin: Option<String>,
+}
+
+impl From<Written> for Description {
+    fn from(written: Written) -> Description {
+        let Written { version, uuid, memory, bulk, first_removed, more_bulk, compress, origin } = written;
+        let first = bulk.map(|place| NumberedPlace { number: 0, uuid: uuid.clone(), place, is_removed: first_removed });
+        let bulk = first.into_iter().chain(more_bulk).collect();
+        Description { version, uuid, memory, bulk, compress, origin, owner: None }
+    }
+}
+
+impl From<Description> for Written {
+    fn from(description: Description) -> Written {
+        let Description { version, uuid, memory, bulk, compress, origin, .. } = description;
+        let (first, more_bulk): (Vec<_>, Vec<_>) = bulk.into_iter().partition(|device| device.number == 0);
+        let first_removed = !more_bulk.is_empty() && first.iter().all(|device| device.is_removed);
+        let bulk = first.into_iter().next().map(|device| device.place);
+        Written { version, uuid, memory, bulk, first_removed, more_bulk, compress, origin }
+    }
 }
 
 /// Serializes a compression method as its name.
@@ -69,13 +100,23 @@ pub enum BulkPlace {
     Device(String),
 }
 
-/// Where a further bulk device of a store is.
+/// Where a bulk device of a store is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NumberedPlace {
     pub number: u32,
-    /// The uuid in the device's mark.
+    /// The uuid in the device's mark: of the first device, the store's.
     pub uuid: String,
     pub place: BulkPlace,
+    /// The device was removed. The first one is named until the store is closed, because the period
+    /// depends on its place.
+    #[serde(skip)]
+    pub(crate) is_removed: bool,
+}
+
+impl NumberedPlace {
+    pub(crate) fn new(number: u32, uuid: &[u8; 16], place: BulkPlace) -> NumberedPlace {
+        NumberedPlace { number, uuid: uuid_text(uuid), place, is_removed: false }
+    }
 }
 
 impl BulkPlace {
@@ -156,11 +197,9 @@ impl Description {
     pub(crate) fn new(uuid: &[u8; 16], memory: MemoryChoice, bulk: Option<BulkPlace>, compress: Method) -> Description {
         Description {
             version: VERSION,
-            uuid: shoal_devices::uuid_text(uuid),
+            uuid: uuid_text(uuid),
             memory,
-            bulk,
-            first_removed: false,
-            more_bulk: Vec::new(),
+            bulk: first(uuid_text(uuid), bulk),
             compress,
             origin: None,
             owner: None,
@@ -174,9 +213,7 @@ impl Description {
             version: VERSION,
             uuid: String::new(),
             memory: MemoryChoice::LOGGED,
-            bulk,
-            first_removed: false,
-            more_bulk: Vec::new(),
+            bulk: first(String::new(), bulk),
             compress: Method::default(),
             origin: None,
             owner: None,
@@ -245,31 +282,48 @@ impl Description {
         }
     }
 
-    /// Returns where the bulk device with this number is.
+    /// Returns the bulk devices that the store has.
+    pub fn devices(&self) -> impl Iterator<Item = &NumberedPlace> {
+        self.bulk.iter().filter(|device| !device.is_removed)
+    }
+
+    /// Returns where the bulk device with this number is, or was.
     pub fn place_of(&self, number: u32) -> Option<&BulkPlace> {
-        match number {
-            0 => self.bulk.as_ref(),
-            _ => self.more_bulk.iter().find(|place| place.number == number).map(|place| &place.place),
-        }
+        self.bulk.iter().find(|device| device.number == number).map(|device| &device.place)
     }
 
-    /// Returns the store's bulk devices by number, each with the uuid that the header of its
-    /// write-back cache names.
+    /// Names a bulk device, in place of what had its number.
+    pub(crate) fn name(&mut self, device: NumberedPlace) {
+        self.bulk.retain(|known| known.number != device.number);
+        self.bulk.push(device);
+        self.bulk.sort_by_key(|device| device.number);
+    }
+
+    /// Forgets a bulk device that was removed from an open store.
+    pub(crate) fn remove(&mut self, number: u32) {
+        self.bulk.retain(|device| device.number != number || number == 0);
+        self.bulk.iter_mut().filter(|device| device.number == number).for_each(|first| first.is_removed = true);
+    }
+
+    /// Returns the numbers of the store's bulk devices, with the identity that a cache in front of
+    /// one names.
     pub(crate) fn cache_owners(&self) -> Vec<(u32, String)> {
-        let first = self.bulk.as_ref().filter(|_| !self.first_removed).map(|_| (0, self.uuid.clone()));
-        first.into_iter().chain(self.more_bulk.iter().map(|place| (place.number, place.uuid.clone()))).collect()
+        self.devices().map(|device| (device.number, device.uuid.clone())).collect()
     }
 
-    /// Returns true if the store lists more than the bulk device it was formatted with, or has
-    /// removed that one.
+    /// Returns true if the store has had more than the bulk device it was formatted with.
     pub fn has_bulk_list(&self) -> bool {
-        self.first_removed || !self.more_bulk.is_empty()
+        self.bulk.iter().any(|device| device.number != 0)
     }
 
     /// Returns the path of the store's first bulk device, if it is a file or a block device.
     pub(crate) fn bulk_path(&self, directory: &Directory) -> Option<PathBuf> {
-        self.bulk.as_ref().and_then(|place| place.path(directory))
+        self.place_of(0).and_then(|place| place.path(directory))
     }
+}
+
+fn first(uuid: String, place: Option<BulkPlace>) -> Vec<NumberedPlace> {
+    place.map(|place| NumberedPlace { number: 0, uuid, place, is_removed: false }).into_iter().collect()
 }
 
 /// Identifies a directory in a way that no copy of it shares. `None` if its file system has no
@@ -318,11 +372,9 @@ mod tests {
         let read = || Description::read(&held);
         let mut description = Description {
             version: VERSION,
-            uuid: shoal_devices::uuid_text(&[7; 16]),
+            uuid: uuid_text(&[7; 16]),
             memory: "dax=/pmem/r".parse().unwrap(),
-            bulk: Some(BulkPlace::File("bulk".into())),
-            first_removed: false,
-            more_bulk: Vec::new(),
+            bulk: first(uuid_text(&[7; 16]), Some(BulkPlace::File("bulk".into()))),
             compress: Method::Zstd(7),
             origin: None,
             owner: Some(rustix::process::geteuid().as_raw()),

@@ -148,7 +148,7 @@ fn make(
         "the file system of the memory refuses MAP_SYNC: operations survive a process crash, not a power loss".into()
     });
     Ok(Formatted {
-        bulk: description.bulk.as_ref().map(|bulk| bulk.text(directory.path())),
+        bulk: description.place_of(0).map(|bulk| bulk.text(directory.path())),
         store: directory.display().to_string(),
         uuid: description.uuid,
         memory: description.memory.kind().name(),

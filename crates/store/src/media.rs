@@ -25,8 +25,8 @@ use crate::user::period;
 /// A store's media, opened.
 pub(crate) struct Media {
     pub parts: Parts,
-    /// The first bulk device, if there is one.
-    pub bulk: Option<Arc<dyn Device>>,
+    /// The bulk devices that could be opened, by number.
+    pub devices: Vec<(u32, Arc<dyn Device>)>,
     /// The write-back caches in front of the devices that are present.
     pub caches: Vec<InFront>,
     /// The period without caches.
@@ -35,8 +35,6 @@ pub(crate) struct Media {
     pub left: Vec<[u8; 16]>,
     /// The mixed identities of further caches that the earlier process emptied and removed.
     pub emptied: Option<[u8; 16]>,
-    /// The further devices that could be opened, by number.
-    pub more: Vec<(u32, Arc<dyn Device>)>,
     /// All devices as the engine uses them, behind their write-back caches.
     pub engine: Vec<(u32, Arc<dyn BlockDevice>)>,
     /// All further devices in the form that the engine takes.
@@ -57,23 +55,16 @@ impl Store {
     ) -> Outcome<Media> {
         let region = self.description.memory.open_media(&self.resting(), read_only)?;
         let degraded = degraded && self.description.has_bulk_list();
-        let first = match self.open_bulk() {
-            Err(failure) if degraded => {
-                warn!("{failure}");
-                None
-            }
-            opened => opened.map_err(|failure| self.hint(failure))?,
-        };
-        let (mut more, mut lost) = (Vec::new(), Vec::new());
-        for numbered in &self.description.more_bulk {
-            match self.open_numbered(numbered) {
-                Ok(device) => more.push((numbered.number, device)),
-                Err(failure) if degraded => lost.push((numbered.number, failure.to_string())),
+        let (mut devices, mut lost) = (Vec::new(), Vec::new());
+        for named in self.description.devices() {
+            match self.open_device(named) {
+                Ok(device) => devices.push((named.number, device)),
+                Err(failure) if degraded => lost.push((named.number, failure.to_string())),
                 Err(failure) => return Err(self.hint(failure)),
             }
         }
-        let mut media = Media::assemble(region, first, self.period()?)?;
-        media.more = more;
+        lost.iter().filter(|(number, _)| *number == 0).for_each(|(_, why)| warn!("{why}"));
+        let mut media = Media::assemble(region, devices, self.period()?)?;
         self.put_caches_in_front(&mut media, read_only, wanted)?;
         media.given = self.given(&media, &lost, host);
         Ok(media)
@@ -93,14 +84,14 @@ impl Store {
                 device: found.ok_or_else(|| why().unwrap_or_default()),
             }
         };
-        self.description.more_bulk.iter().map(given).collect()
+        self.description.devices().filter(|device| device.number != 0).map(given).collect()
     }
 
     /// Opens the caches that were left for the present devices, or makes new ones if they are
     /// wanted, and adds their identities to the period.
     fn put_caches_in_front(&self, media: &mut Media, read_only: bool, wanted: Option<&CacheOptions>) -> Outcome<()> {
         let mut identities = cache::identities(&self.directory, &media.period);
-        let devices: Vec<_> = media.bulk.iter().map(|bulk| (0, bulk.clone())).chain(media.more.clone()).collect();
+        let devices = media.devices.clone();
         let mut made = Vec::new();
         for (number, device) in &devices {
             let opened = self.cache(*number, devices.len(), &*device.block_device(), &media.period, read_only, wanted);
@@ -191,22 +182,22 @@ impl Store {
         Failure::told(format!("{failure}; or mount with `-o degraded` to do without its files"))
     }
 
-    fn open_numbered(&self, numbered: &NumberedPlace) -> Outcome<Arc<dyn Device>> {
-        open_place(&self.directory, &self.description, &numbered.place)
-            .map_err(|failure| failure.within(&format!("bulk device {}", numbered.number)))
+    /// Opens the first bulk device, if the store has it.
+    pub(crate) fn open_bulk(&self) -> Outcome<Option<Arc<dyn Device>>> {
+        self.description.devices().find(|device| device.number == 0).map(|first| self.open_device(first)).transpose()
     }
 
-    pub(crate) fn open_bulk(&self) -> Outcome<Option<Arc<dyn Device>>> {
-        let Some(place) = self.description.bulk.as_ref().filter(|_| !self.description.first_removed) else {
-            return Ok(None);
-        };
+    fn open_device(&self, named: &NumberedPlace) -> Outcome<Arc<dyn Device>> {
+        let opened = open_place(&self.directory, &self.description, &named.place);
+        if named.number != 0 {
+            return opened.map_err(|failure| failure.within(&format!("bulk device {}", named.number)));
+        }
         let file = format!("{}/{DESCRIPTION}", self.directory.display());
-        let remedy = match place {
+        let remedy = match &named.place {
             BulkPlace::File(_) => format!("bring it back, or correct `bulk` in {file}"),
             BulkPlace::Device(_) => format!("start its server again, or correct `bulk` in {file}"),
         };
-        let opened = open_place(&self.directory, &self.description, place);
-        opened.map(Some).map_err(|failure| {
+        opened.map_err(|failure| {
             let failure = failure.within("bulk storage");
             if failure.is_in_use() { failure } else { failure.remedy(remedy) }
         })
@@ -214,15 +205,15 @@ impl Store {
 }
 
 impl Media {
-    /// Puts the media together, without caches and further devices.
-    fn assemble(region: RegionMedia, bulk: Option<Arc<dyn Device>>, period: [u8; 16]) -> Outcome<Media> {
+    /// Puts the media together, without caches.
+    fn assemble(region: RegionMedia, devices: Vec<(u32, Arc<dyn Device>)>, period: [u8; 16]) -> Outcome<Media> {
         let RegionMedia { memory, log, images, survives_power_loss } = region;
         let nonce = shoal_host::random_bytes().during("random numbers")?;
         let region = shoal_region::Parts { memory, log, images, boot_id: period, nonce };
-        let device = bulk.as_ref().map(|bulk| bulk.block_device());
-        let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
-        let (caches, left, more, engine, given) = Default::default();
-        Ok(Media { parts, bulk, caches, period, left, emptied: None, more, engine, given, survives_power_loss })
+        let first = devices.iter().find(|(number, _)| *number == 0).map(|(_, device)| device.block_device());
+        let parts = Parts { region, bulk: first, clock: Arc::new(SystemClock::new()) };
+        let (caches, left, engine, given) = Default::default();
+        Ok(Media { parts, devices, caches, period, left, emptied: None, engine, given, survives_power_loss })
     }
 }
 
@@ -246,5 +237,6 @@ pub(crate) fn create_media(
     bulk: Option<Arc<dyn Device>>,
 ) -> Outcome<Media> {
     let region = description.memory.make_media(directory, superblock.region_bytes)?;
-    Media::assemble(region, bulk, period(directory, description.bulk_path(directory))?)
+    let devices = bulk.into_iter().map(|bulk| (0, bulk)).collect();
+    Media::assemble(region, devices, period(directory, description.bulk_path(directory))?)
 }

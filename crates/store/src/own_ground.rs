@@ -76,9 +76,8 @@ pub(crate) fn refuse_within(name: &str, files: Vec<PathBuf>, device: &str) -> Ou
 fn files(directory: &Directory, description: &Description) -> Vec<PathBuf> {
     let mut files = vec![directory.place(), directory.place().join(LOG)];
     files.extend(description.memory.path().map(PathBuf::from));
-    for number in std::iter::once(0).chain(description.more_bulk.iter().map(|place| place.number)) {
-        let place = description.place_of(number).filter(|_| number != 0 || !description.first_removed);
-        if let Some(Ok(name)) = place.map(|place| place.name(directory)) {
+    for device in description.devices() {
+        if let Ok(name) = device.place.name(directory) {
             files.extend(name.files());
         }
     }

@@ -190,7 +190,7 @@ impl StoreReport {
         let packing = fs.cooling().packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
         let states = fs.devices().states();
-        let bulk_place = match (&states[..], &description.bulk) {
+        let bulk_place = match (&states[..], description.place_of(0)) {
             ([], _) => None,
             ([only], Some(first)) if only.number == 0 => Some(first.text(directory)),
             (several, _) => Some(format!("{} devices", several.len())),

@@ -49,12 +49,10 @@ pub struct Opened {
 
 /// An open store's bulk devices.
 pub struct Devices {
-    /// The first one, if there is one.
-    pub bulk: Option<Arc<dyn Device>>,
+    /// Those that are present, by number.
+    pub devices: Vec<(u32, Arc<dyn Device>)>,
     /// The write-back caches in front of devices. Their threads end with these values.
     pub caches: Vec<HeldWrites>,
-    /// The further devices that are present, by number.
-    pub more_bulk: Vec<(u32, Arc<dyn Device>)>,
     /// All of them as the engine uses them, behind their write-back caches.
     pub(crate) engine: Vec<(u32, Arc<dyn BlockDevice>)>,
     pub(crate) host_files: HostFiles,
@@ -62,10 +60,13 @@ pub struct Devices {
 }
 
 impl Devices {
+    fn first(&self) -> Option<&Arc<dyn Device>> {
+        self.devices.iter().find(|(number, _)| *number == 0).map(|(_, device)| device)
+    }
+
     /// Closes the devices, after the file system was shut down.
     pub(crate) fn close(&self) -> Outcome<()> {
-        let more = self.more_bulk.iter().map(|(_, bulk)| bulk);
-        self.bulk.iter().chain(more).try_for_each(|bulk| bulk.close())
+        self.devices.iter().try_for_each(|(_, device)| device.close())
     }
 }
 
@@ -161,9 +162,10 @@ impl Store {
     /// devices if they are wanted and can be made.
     pub fn open_with(&self, mut options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
         let host_files = HostFiles::default();
-        host_files.first(self.bulk_path().filter(|_| !self.description.first_removed));
+        let first = self.description.devices().find(|device| device.number == 0);
+        host_files.first(first.and_then(|first| first.place.path(&self.directory)));
         options.bulk_on_host = !host_files.is_empty();
-        options.bulk_place = self.description.bulk.as_ref().map_or(0, |place| place.on_host(&self.directory));
+        options.bulk_place = first.map_or(0, |first| first.place.on_host(&self.directory));
         let read_only = options.read_only;
         if !read_only && !self.lock.takes_writes() {
             return Err(Failure::new(self.directory.display(), "lies on a read-only file system")
@@ -199,14 +201,7 @@ impl Store {
         Ok(Opened {
             fs,
             recovery,
-            devices: Devices {
-                bulk: media.bulk,
-                caches,
-                more_bulk: media.more,
-                engine: media.engine,
-                host_files,
-                held,
-            },
+            devices: Devices { devices: media.devices, caches, engine: media.engine, host_files, held },
             survives_power_loss: media.survives_power_loss,
         })
     }
@@ -363,7 +358,7 @@ impl Store {
         worked.during(self.directory.display())?;
         self.remove_pid();
         opened.devices.close()?;
-        Ok(opened.devices.bulk.map(|bulk| bulk.block_device().geometry().bytes))
+        Ok(opened.devices.first().map(|bulk| bulk.block_device().geometry().bytes))
     }
 }
 

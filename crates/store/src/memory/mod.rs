@@ -208,6 +208,10 @@ pub(crate) fn damaged(directory: &Path, error: impl Into<Box<dyn std::error::Err
     if is_later(&*error) {
         return Failure::new(format_args!("store {store}"), error).remedy(LATER);
     }
+    if let Some(shoal_fs::Error::NoSpace(_)) = error.downcast_ref() {
+        let remedy = "make room on the file systems that hold it, or mount it with `-o ro`";
+        return Failure::new(format_args!("store {store}"), error).remedy(remedy);
+    }
     let remedy = format!("`shoal check {store}` tells more, `shoal salvage {store} DIR` copies out what can be read");
     Failure::new(format_args!("store {store}"), error).remedy(remedy)
 }

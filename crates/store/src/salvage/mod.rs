@@ -194,9 +194,8 @@ pub(crate) type Bulk = Box<dyn BulkData>;
 /// Joins the bulk devices that can be opened. Also returns why others cannot.
 pub(crate) fn bulk_data(directory: &Directory, description: &Description) -> (Option<Bulk>, Vec<String>) {
     let (mut parts, mut faults) = (Vec::new(), Vec::new());
-    let first = description.bulk.as_ref().filter(|_| !description.first_removed).map(|place| (0, place));
-    let more = description.more_bulk.iter().map(|numbered| (numbered.number, &numbered.place));
-    for (number, place) in first.into_iter().chain(more) {
+    for NumberedPlace { number, place, .. } in description.devices() {
+        let number = *number;
         match part(directory, description, place) {
             Ok(below) => parts.push((number, with_held(below.data, directory, description, number))),
             Err(why) if number == 0 => faults.push(format!("bulk storage: {why}")),
@@ -209,10 +208,12 @@ pub(crate) fn bulk_data(directory: &Directory, description: &Description) -> (Op
 
 /// Returns the bulk device that a mount would use for this entry of the list.
 pub(crate) fn bulk_device(directory: &Directory, description: &Description, entry: &BulkDeviceEntry) -> FoundDevice {
-    let has_uuid = |place: &&NumberedPlace| entry.has_mark() && parse_uuid(&place.uuid) == Some(entry.uuid);
-    let first = description.bulk.as_ref().filter(|_| entry.number == 0 && !description.first_removed);
-    let named = description.more_bulk.iter().find(has_uuid).map(|place| (place.number, &place.place));
-    let Some((number, place)) = named.or(first.map(|place| (0, place))) else {
+    let is_it = |place: &&NumberedPlace| match entry.number {
+        0 => place.number == 0,
+        _ => place.number != 0 && entry.has_mark() && parse_uuid(&place.uuid) == Some(entry.uuid),
+    };
+    let named = description.devices().find(is_it);
+    let Some(&NumberedPlace { number, ref place, .. }) = named else {
         let why = "the store's description does not name it".into();
         return FoundDevice { name: String::new(), opened: Err(NotOpened::Nowhere(why)) };
     };
