@@ -91,6 +91,11 @@ impl ImageFile for HostImage {
         host_kind::allocate(&self.file, at, len).map_err(|e| MediaError::io(self.name.as_str(), e))
     }
 
+    fn reserve_holes(&self, bytes: u64) -> Result<()> {
+        let is_in_memory = host_kind::is_tmpfs(&self.file).unwrap_or(false);
+        if is_in_memory { self.reserve(0, bytes).map(drop) } else { Ok(()) }
+    }
+
     fn truncate(&self, bytes: u64) -> Result<()> {
         self.refuse_poisoned()?;
         let failed = |e| MediaError::io(self.name.as_str(), e);

@@ -25,6 +25,13 @@ pub trait ImageFile: Send + Sync {
         Ok(false)
     }
 
+    /// Makes the first `bytes` readable through a map without further room. On a file system in
+    /// memory, reading a hole that way takes a page, and without room kills the reader.
+    fn reserve_holes(&self, bytes: u64) -> Result<()> {
+        let _ = bytes;
+        Ok(())
+    }
+
     /// Cuts the image off behind `bytes` and gives the room back. The part cut off reads as zeros;
     /// until the next sync a power loss may leave any part of it. For images that are no longer in
     /// use. A read-only image refuses.

@@ -2,7 +2,8 @@
 //! layout.
 //!
 //! The order is that of a checkpoint: pages and sums are durable before the anchor that makes the
-//! image count. Pages of zeros are not written, but have room reserved.
+//! image count. Pages of zeros are not written, so that the image is as sparse as its contents
+//! allow.
 //! An image may have *another layout*: its superblock differs from that of the image that counts.
 //! Its pages and sums mean nothing then, and it is emptied before use. It must be recognizable at
 //! any moment, so its superblock is durable before the first other page is written, and is the last
@@ -59,9 +60,8 @@ pub fn write_pages(
             )?;
         }
     }
-    // A mount maps all of the used bytes, so the file must extend over them. In a file system in
-    // memory, reading a hole through a map takes a page, and without room kills the reader.
-    image.reserve(0, used_bytes)?;
+    // A mount maps all of the used bytes, so the file must extend over them.
+    image.reserve_holes(used_bytes)?;
     let last = used_bytes - 1;
     let mut byte = [0];
     image.read(last, &mut byte)?;
