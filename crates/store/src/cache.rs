@@ -39,7 +39,7 @@ use shoal_format::cache::CacheHeader;
 use shoal_format::record::with_loss;
 use shoal_host::{CacheFile, Directory, SystemClock, Ticker};
 use shoal_media::{Clock, PersistentMemory, WriteCache};
-use shoal_writeback::{Cache, CacheError, Owner, Policy, Rule, S_NS, Shape, WriteBack};
+use shoal_writeback::{Cache, CacheError, Lifetime, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 use tracing::warn;
 
 use crate::description::Description;
@@ -248,7 +248,7 @@ impl StoreCache {
         let bytes = options.size(devices as u64);
         let file = Arc::new(CacheFile::create(&path, Cache::memory_bytes(bytes)).map_err(Failure::of)?);
         let made_file = file.clone();
-        let made = Cache::create(file.clone(), bytes, owner, identity, true).map_err(Failure::of);
+        let made = Cache::create(file.clone(), bytes, owner, identity, Lifetime::Boot).map_err(Failure::of);
         let made = made.and_then(|cache| {
             // Complete the cache before naming it. The note need not be durable: after a power loss
             // there is no cache either.

@@ -58,6 +58,15 @@ fn enough_segments(superblock: &Superblock) -> usize {
     (segments.saturating_sub(full) / 4).max(FREE_SEGMENTS_MIN + 2)
 }
 
+/// Why a segment is emptied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// There is time for it, so it must be worth its cost.
+    Gap,
+    /// A request needs room.
+    Room,
+}
+
 impl VirtualLog {
     /// Does one step in a gap. Returns false if nothing is worth doing.
     pub fn compact_step(&self) -> Result<bool> {
@@ -65,7 +74,7 @@ impl VirtualLog {
         let mut log = self.lock();
         match self.options.head.clone() {
             Some(head) => self.step_anywhere(&mut log, &*head),
-            None => Ok(self.checkpoint_step(&mut log)? || self.step_segment(&mut log, false)?),
+            None => Ok(self.checkpoint_step(&mut log)? || self.step_segment(&mut log, Need::Gap)?),
         }
     }
 
@@ -88,7 +97,7 @@ impl VirtualLog {
             if free <= FREE_SEGMENTS_LEAST && waiting > 0 {
                 // Flushes by requests would do the same, but too late.
                 self.announce(log, By::Compactor)?;
-            } else if free + waiting > FREE_SEGMENTS_MIN || !self.step_segment(log, true)? {
+            } else if free + waiting > FREE_SEGMENTS_MIN || !self.step_segment(log, Need::Room)? {
                 return Ok(());
             }
             rounds -= log.emptying.is_none() as u32;
@@ -102,9 +111,9 @@ impl VirtualLog {
         (state.space.free_segments(), state.space.waiting_segments())
     }
 
-    fn step_segment(&self, log: &mut Log, needed: bool) -> Result<bool> {
+    fn step_segment(&self, log: &mut Log, need: Need) -> Result<bool> {
         let Some(mut emptying) = log.emptying.take() else {
-            return self.begin_segment(log, needed);
+            return self.begin_segment(log, need);
         };
         self.gather(&mut emptying, MOVES);
         let finished = emptying.todo.is_empty();
@@ -174,9 +183,9 @@ impl VirtualLog {
         if bare { self.write_bare_record(log, By::Compactor, &blocks) } else { Ok(()) }
     }
 
-    fn begin_segment(&self, log: &mut Log, needed: bool) -> Result<bool> {
+    fn begin_segment(&self, log: &mut Log, need: Need) -> Result<bool> {
         let size = self.superblock.segment_blocks;
-        if !needed {
+        if need == Need::Gap {
             let (free, waiting) = self.free_and_waiting();
             if free >= enough_segments(&self.superblock) {
                 return Ok(false);
@@ -190,10 +199,10 @@ impl VirtualLog {
             let state = self.state.read();
             let now = state.next_seq;
             let candidates = state.space.candidates().filter(|candidate| {
-                let is_worth_it = needed || candidate.used * 100 <= size * WORTH_PERCENT;
+                let is_worth_it = need == Need::Room || candidate.used * 100 <= size * WORTH_PERCENT;
                 is_worth_it && !log.stuck.contains(&(LOG_AT + candidate.segment * size))
             });
-            if needed || self.options.choice == Choice::Greedy {
+            if need == Need::Room || self.options.choice == Choice::Greedy {
                 candidates.min_by_key(|candidate| candidate.used)
             } else {
                 let worth = |used: u32, closed_at: u64| {
@@ -211,7 +220,10 @@ impl VirtualLog {
             Err(error) => {
                 log.stuck.insert(start);
                 // A request continues with the next segment. Work in a gap ends.
-                return if needed { Ok(true) } else { Err(error) };
+                return match need {
+                    Need::Room => Ok(true),
+                    Need::Gap => Err(error),
+                };
             }
         };
         let todo = self.data_in(blocks.clone(), &image);

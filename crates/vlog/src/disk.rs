@@ -137,6 +137,15 @@ impl Status {
     }
 }
 
+/// What becomes of a block of which a range covers only a part.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Partial {
+    /// The part is overwritten with zeros.
+    Zero,
+    /// The block is left alone.
+    Keep,
+}
+
 /// An open virtual-log disk. It has no thread of its own: [`crate::VirtualLogDisk`] runs the work
 /// for gaps.
 pub struct VirtualLog {
@@ -246,11 +255,14 @@ impl VirtualLog {
     fn carry_out(&self, request: Request) -> Result<Vec<u8>> {
         match request {
             Request::Read { at, mut buffer } => self.read_bytes(at, &mut buffer).map(|()| buffer),
-            Request::Write { at, buffer, fua } => self.write_bytes(at, &buffer, fua).map(|()| buffer),
+            Request::Write { at, buffer, fua } => {
+                let written = self.put_bytes(at, &buffer);
+                written.and_then(|()| if fua { self.flush_all() } else { self.write_if_full() }).map(|()| buffer)
+            }
             Request::Flush => self.flush_all().map(|()| vec![]),
-            Request::Trim { at, len } => self.drop_range(at, len, false).map(|()| vec![]),
+            Request::Trim { at, len } => self.drop_range(at, len, Partial::Keep).map(|()| vec![]),
             Request::WriteZeroes { at, len, fua } => {
-                let dropped = self.drop_range(at, len, true);
+                let dropped = self.drop_range(at, len, Partial::Zero);
                 dropped.and_then(|()| if fua { self.flush_all() } else { Ok(()) }).map(|()| vec![])
             }
         }
@@ -273,7 +285,8 @@ impl VirtualLog {
         front.open.insert(logical, change);
     }
 
-    fn write_bytes(&self, at: u64, bytes: &[u8], fua: bool) -> Result<()> {
+    /// Puts bytes into the open batch. The caller writes the batch if it is due.
+    fn put_bytes(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.writable()?;
         self.check(at, bytes.len() as u64)?;
         let mut done = 0;
@@ -284,7 +297,7 @@ impl VirtualLog {
             done += len;
         }
         self.counts.host_blocks.fetch_add(bytes.len().div_ceil(BLOCK) as u64, Ordering::Relaxed);
-        if fua { self.flush_all() } else { self.write_if_full() }
+        Ok(())
     }
 
     /// Writes bytes within one block.
@@ -301,9 +314,8 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Makes blocks read as zeros. Partial blocks are overwritten with zeros if `exact`, otherwise
-    /// left alone.
-    fn drop_range(&self, at: u64, len: u64, exact: bool) -> Result<()> {
+    /// Makes blocks read as zeros.
+    fn drop_range(&self, at: u64, len: u64, partial: Partial) -> Result<()> {
         self.writable()?;
         self.check(at, len)?;
         let end = at + len;
@@ -316,7 +328,7 @@ impl VirtualLog {
                 if self.held(logical).is_some() || self.state.read().map.get(logical).at != 0 {
                     self.put(logical, Change::Nowhere);
                 }
-            } else if exact {
+            } else if partial == Partial::Zero {
                 self.write_part(logical, within, &[0; BLOCK][..part as usize])?;
             }
             from += part;
@@ -497,6 +509,6 @@ impl BlockDevice for VirtualLog {
     }
 
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        self.attend(|| self.write_bytes(at, bytes, false))
+        self.attend(|| self.put_bytes(at, bytes).and_then(|()| self.write_if_full()))
     }
 }

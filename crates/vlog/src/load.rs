@@ -14,7 +14,7 @@ use shoal_media::Result;
 use crate::checkpoint::{Bits, Checkpoints, Listing, Round};
 use crate::planted::{Bug, is_planted};
 use crate::read::{Read, read_each};
-use crate::search::{RUN_BLOCKS, Search, each_set};
+use crate::search::{Progress, RUN_BLOCKS, Search, each_set};
 
 pub(crate) struct Loaded {
     pub checkpoints: Checkpoints,
@@ -22,6 +22,15 @@ pub(crate) struct Loaded {
     pub segments: Bits,
     /// Segments in the list that is continued.
     pub named: Vec<u32>,
+}
+
+/// One of the two lists of a checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// The checkpoint's own list.
+    Own,
+    /// The list begun after it.
+    Begun,
 }
 
 /// Returns the reads that cover an area.
@@ -39,8 +48,8 @@ impl Search<'_> {
     pub fn load(&mut self, complete: Complete) -> Result<Option<Loaded>> {
         let superblock = self.superblock;
         let Some(mut checkpoints) = self.load_directory(complete)? else { return Ok(None) };
-        let Some(own) = self.load_list(complete.side, complete, false)? else { return Ok(None) };
-        let Some(begun) = self.load_list(1 - complete.side, complete, true)? else { return Ok(None) };
+        let Some(own) = self.load_list(complete.side, complete, Which::Own)? else { return Ok(None) };
+        let Some(begun) = self.load_list(1 - complete.side, complete, Which::Begun)? else { return Ok(None) };
         if own.is_empty() || !self.load_map(&checkpoints, complete)? {
             return Ok(None);
         }
@@ -103,17 +112,15 @@ impl Search<'_> {
         Ok(whole.get().then_some(checkpoints))
     }
 
-    /// Loads the blocks of a checkpoint's own list, or of the list begun after it. Returns `None`
-    /// if a newer checkpoint was complete.
-    fn load_list(&mut self, side: u8, complete: Complete, begun: bool) -> Result<Option<Vec<List>>> {
+    /// Loads the blocks of a list. Returns `None` if a newer checkpoint was complete.
+    fn load_list(&mut self, side: u8, complete: Complete, which: Which) -> Result<Option<Vec<List>>> {
         let superblock = self.superblock;
         let mut lists: Vec<List> = Vec::new();
         let wanted = |list: &List, lists: &[List]| {
             let same = lists.first().is_none_or(|first| first.number == list.number);
-            let number = if begun {
-                list.after == complete.number && list.number > complete.number
-            } else {
-                list.number == complete.number
+            let number = match which {
+                Which::Own => list.number == complete.number,
+                Which::Begun => list.after == complete.number && list.number > complete.number,
             };
             same && number && list.index == lists.len() as u32
         };
@@ -131,7 +138,9 @@ impl Search<'_> {
             for (a, b) in copies[0].chunks_exact(BLOCK).zip(copies[1].chunks_exact(BLOCK)) {
                 let found: Vec<List> =
                     [a, b].iter().filter_map(|block| List::decode(block, &superblock).ok()).collect();
-                let is_newer = |list: &List| list.number > complete.number && (!begun || list.after > complete.number);
+                let is_newer = |list: &List| {
+                    list.number > complete.number && (which == Which::Own || list.after > complete.number)
+                };
                 if found.iter().any(is_newer) {
                     return Ok(None);
                 }
@@ -168,7 +177,7 @@ impl Search<'_> {
             };
             for (index, block) in (read.what..).zip(bytes.chunks_exact(BLOCK)) {
                 done += 1;
-                self.report(true, done, total);
+                self.report(Progress { checkpoint: true, done, total });
                 let stored = u32::from_le_bytes(block[..4].try_into().expect("four bytes"));
                 let sum = if is_planted(Bug::AnyVersion) { stored } else { sums[index as usize] };
                 if !self.take_map_block(&superblock, block, (index, sum), complete) {

@@ -93,9 +93,9 @@ impl<'a> Search<'a> {
         Search { blocks_read, ..Search::new(device, superblock, watch) }
     }
 
-    pub fn report(&self, checkpoint: bool, done: u64, total: u64) {
-        if let Some(watch) = self.watch.as_ref().filter(|_| done.is_multiple_of(REPORTED)) {
-            watch(Progress { checkpoint, done, total });
+    pub fn report(&self, progress: Progress) {
+        if let Some(watch) = self.watch.as_ref().filter(|_| progress.done.is_multiple_of(REPORTED)) {
+            watch(progress);
         }
     }
 
@@ -204,7 +204,7 @@ impl<'a> Search<'a> {
             let (at, last) = (read.at, read.what);
             if last == 0 {
                 done += 1;
-                self.report(false, done, total.into());
+                self.report(Progress { checkpoint: false, done, total: total.into() });
             }
             // A lower number belongs to an earlier use of the segment.
             let Some(record) = self.decode(&bytes?, at).filter(|record| record.seq > last) else { return Ok(None) };

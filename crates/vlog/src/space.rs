@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use shoal_format::vlog::{LOG_AT, Superblock};
 
 use crate::planted::{Bug, is_planted};
+use crate::write::By;
 
 /// Segments that only recovery and the compactor may open.
 const RESERVED_SEGMENTS: usize = 2;
@@ -226,10 +227,10 @@ impl Space {
     /// Returns the next block of the open segment and the number of blocks that remain in it. Opens
     /// another segment if fewer than two remain, since a record and data need two. Returns `None`
     /// if no segment may be opened.
-    pub fn room(&mut self, compacting: bool, seq: u64) -> Option<(u32, u32)> {
+    pub fn room(&mut self, by: By, seq: u64) -> Option<(u32, u32)> {
         let segments = self.segments.as_mut().expect("a disk with segments");
         if segments.opens_next() {
-            let keep = if compacting { RESERVED_SEGMENTS - 1 } else { RESERVED_SEGMENTS };
+            let keep = if by == By::Compactor { RESERVED_SEGMENTS - 1 } else { RESERVED_SEGMENTS };
             if segments.free.len() <= keep {
                 return None;
             }
@@ -414,10 +415,10 @@ mod tests {
     fn a_segment_is_free_again_when_all_its_blocks_are_announced() {
         let mut space = Space::new(&superblock(16));
         assert_eq!((space.free_segments(), space.blocks()), (6, LOG_AT..LOG_AT + 96));
-        assert_eq!(space.room(false, 0), Some((LOG_AT, 16)));
+        assert_eq!(space.room(By::Request, 0), Some((LOG_AT, 16)));
         (LOG_AT..LOG_AT + 15).for_each(|block| space.take(block));
         space.advance(15);
-        assert_eq!(space.room(false, 9), Some((LOG_AT + 16, 16)), "one block is too little");
+        assert_eq!(space.room(By::Request, 9), Some((LOG_AT + 16, 16)), "one block is too little");
         (LOG_AT..LOG_AT + 15).for_each(|block| space.leave(block, block as u64));
         space.announced(LOG_AT as u64 + 13);
         assert_eq!((space.free_segments(), space.used_blocks(), space.left_blocks()), (4, 1, 1));
@@ -435,7 +436,7 @@ mod tests {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             match seed >> 60 {
                 0..5 => {
-                    if let Some((at, _)) = space.room(true, seq) {
+                    if let Some((at, _)) = space.room(By::Compactor, seq) {
                         space.take(at);
                         space.advance(1);
                         taken.push(at);
@@ -460,13 +461,13 @@ mod tests {
     fn the_last_segments_are_not_for_requests() {
         let mut space = Space::new(&superblock(16));
         let mut opened = 0;
-        while let Some((at, room)) = space.room(false, 0) {
+        while let Some((at, room)) = space.room(By::Request, 0) {
             (at..at + room).for_each(|block| space.take(block));
             space.advance(room);
             opened += 1;
         }
         assert_eq!((opened, space.free_segments()), (4, 2));
-        assert!(space.room(true, 0).is_some());
+        assert!(space.room(By::Compactor, 0).is_some());
         assert_eq!(space.free_segments(), 1);
         assert!(space.open_any() && !space.open_any());
     }
@@ -487,7 +488,7 @@ mod tests {
     fn segments_that_could_be_emptied_are_listed_without_the_open_one() {
         let mut space = Space::new(&superblock(16));
         for seq in [5, 6, 7] {
-            let (at, room) = space.room(false, seq).unwrap();
+            let (at, room) = space.room(By::Request, seq).unwrap();
             (at..at + 3).for_each(|block| space.take(block));
             space.advance(room);
         }

@@ -96,7 +96,7 @@ impl VirtualLog {
             let chunk = {
                 let mut state = self.state.write();
                 let seq = state.next_seq;
-                let room = state.space.room(by == By::Compactor, seq).ok_or_else(|| self.no_space())?;
+                let room = state.space.room(by, seq).ok_or_else(|| self.no_space())?;
                 let (chunk, done, anew) = fill(&mut state, room, items, rewritten);
                 (items, rewritten) = (&items[done..], &rewritten[anew..]);
                 chunk

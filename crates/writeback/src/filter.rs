@@ -314,6 +314,15 @@ impl BlockDevice for WriteBack {
     }
 }
 
+/// Whether a write has waited for memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// It has just come, and goes behind those that wait.
+    New,
+    /// It has waited, and goes before those that came later.
+    Again,
+}
+
 /// The held blocks of a range, as they were at one moment.
 enum Newer {
     /// The range does not consist of whole blocks. The device reports the error.
@@ -434,7 +443,7 @@ impl Inner {
     fn take(self: &Arc<Inner>, request: Request, done: Completion) {
         match request {
             Request::Read { at, buffer } => self.take_read(at, buffer, done),
-            Request::Write { at, buffer, fua } => self.take_write(at, buffer, fua, done, false),
+            Request::Write { at, buffer, fua } => self.take_write(at, buffer, fua, done, Turn::New),
             Request::Flush => self.flush(None, done),
             Request::Trim { at, len } | Request::WriteZeroes { at, len, .. } => {
                 let now_ns = self.now_ns();
@@ -591,7 +600,7 @@ impl Inner {
         state
     }
 
-    fn take_write(self: &Arc<Inner>, at: u64, buffer: Vec<u8>, fua: bool, done: Completion, again: bool) {
+    fn take_write(self: &Arc<Inner>, at: u64, buffer: Vec<u8>, fua: bool, done: Completion, turn: Turn) {
         let now_ns = self.now_ns();
         let mut state = self.state.lock();
         let range = match state.refuse().and_then(|()| self.blocks(at, buffer.len() as u64)) {
@@ -602,7 +611,7 @@ impl Inner {
             }
         };
         let count = range.end - range.start;
-        let waits = !state.blocked.is_empty() && !again;
+        let waits = !state.blocked.is_empty() && turn == Turn::New;
         let Some(slots) = (!waits).then(|| state.slots.take(count, now_ns)).flatten() else {
             let request = Request::Write { at, buffer, fua };
             if count > state.slots.capacity(now_ns) {
@@ -610,7 +619,7 @@ impl Inner {
                 // held blocks of its range have been written.
                 let lines = state.lines_in(Some(range));
                 state.wait_for(lines, Then::Submit(request, done), now_ns);
-            } else if again {
+            } else if turn == Turn::Again {
                 state.blocked.push_front((request, done));
             } else {
                 state.blocked.push_back((request, done));
@@ -667,7 +676,9 @@ impl Inner {
     fn carry_out(self: &Arc<Inner>, step: Step) {
         match step {
             Step::Complete(done, result) => done(result),
-            Step::Again(Request::Write { at, buffer, fua }, done) => self.take_write(at, buffer, fua, done, true),
+            Step::Again(Request::Write { at, buffer, fua }, done) => {
+                self.take_write(at, buffer, fua, done, Turn::Again)
+            }
             Step::Again(request, done) => self.take(request, done),
             Step::Submit(Request::Flush, done) => self.flush_below(done),
             Step::Submit(request, done) => self.change_below(request, done),

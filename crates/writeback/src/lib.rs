@@ -50,7 +50,7 @@ mod words;
 pub use dirty_set::{Counts, DirtySet};
 pub use filter::{Report, WriteBack};
 pub use policy::{Load, Policy, Rule, Shape};
-pub use slots::{Cache, CacheError, Owner};
+pub use slots::{Cache, CacheError, Lifetime, Owner};
 pub use words::parse_time;
 
 /// A second, in the unit of all times here (ns).

@@ -64,6 +64,15 @@ pub struct Cache {
     is_new: bool,
 }
 
+/// How long the memory of a cache lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    /// Until the process ends.
+    Process,
+    /// Until the machine is shut down: another process finds what this one left.
+    Boot,
+}
+
 /// The store, the boot of the machine and the device that a cache belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
@@ -89,7 +98,7 @@ impl Cache {
         held_bytes: u64,
         owner: &Owner,
         identity: [u8; 16],
-        survives_process: bool,
+        lifetime: Lifetime,
     ) -> Result<Cache> {
         let groups = Cache::groups_for(held_bytes);
         memory.reserve(0, first_group_at(groups))?;
@@ -101,7 +110,7 @@ impl Cache {
             groups,
             found: Vec::new(),
             present: BTreeSet::new(),
-            survives_process,
+            survives_process: lifetime == Lifetime::Boot,
             is_new: true,
         })
     }

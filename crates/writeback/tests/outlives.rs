@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU64;
 
 use lives::{BLOCK, Memory, OWNER, lives, memory, rewritten};
 use parking_lot::Mutex;
-use shoal_writeback::{Cache, Owner};
+use shoal_writeback::{Cache, Lifetime, Owner};
 
 #[test]
 fn every_life_finds_what_the_one_before_it_was_told() {
@@ -25,7 +25,7 @@ fn every_life_finds_what_the_one_before_it_was_told() {
 #[test]
 fn a_cache_of_another_store_boot_or_device_is_refused() {
     let memory = memory(vec![0; Cache::memory_bytes(1 << 20) as usize]);
-    drop(Cache::create(memory.clone(), 1 << 20, &OWNER, [3; 16], true).unwrap());
+    drop(Cache::create(memory.clone(), 1 << 20, &OWNER, [3; 16], Lifetime::Boot).unwrap());
     let refused = |owner: Owner| Cache::open(memory.clone(), &owner).map(drop).unwrap_err().to_string();
     assert!(refused(Owner { store: [9; 16], ..OWNER }).contains("another store"));
     assert!(refused(Owner { boot_id: [9; 16], ..OWNER }).contains("an earlier boot"));

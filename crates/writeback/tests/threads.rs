@@ -26,7 +26,7 @@ use shoal_media::{
     BlockDevice, BlockGeometry, Clock, Completion, MediaError, PersistentMemory, Request, Result, WriteCache, block,
 };
 use shoal_sim::Random;
-use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
+use shoal_writeback::{Cache, Lifetime, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 
 const BLOCK: u64 = 4096;
 const LINE: u64 = 16;
@@ -479,7 +479,7 @@ impl World {
             closed: AtomicBool::new(false),
         });
         let cache = match is_first {
-            true => Cache::create(memory.clone(), self.groups << 20, &OWNER, [3; 16], true).expect("memory"),
+            true => Cache::create(memory.clone(), self.groups << 20, &OWNER, [3; 16], Lifetime::Boot).expect("memory"),
             false => Cache::open(memory.clone(), &OWNER).expect("the cache as the last life left it"),
         };
         // Memory that exists already is not refused.

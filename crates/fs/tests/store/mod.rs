@@ -24,7 +24,7 @@ use shoal_media::{
 };
 use shoal_region::Recovery;
 use shoal_sim::{Random, SimClock, SimLog, SimMemory, SimMemoryKind, World};
-use shoal_writeback::{Cache, Owner, Policy, Rule, WriteBack};
+use shoal_writeback::{Cache, Lifetime, Owner, Policy, Rule, WriteBack};
 
 /// Byte that fills the bulk device before the first write.
 pub const FOREIGN: u8 = 0xaa;
@@ -322,7 +322,7 @@ pub fn behind_cache(world: &World, boot: Boot, disk: Arc<dyn BlockDevice>, memor
     let owner = Owner { store: [6; 16], boot_id: [boot.boot; 16], device_bytes: disk.geometry().bytes };
     let cache = Cache::open(memory.clone(), &owner).unwrap_or_else(|_| {
         memory.zero(0, memory.len());
-        Cache::create(memory, CACHE_BYTES, &owner, [boot.opening as u8; 16], true).expect("there is memory")
+        Cache::create(memory, CACHE_BYTES, &owner, [boot.opening as u8; 16], Lifetime::Boot).expect("there is memory")
     });
     let rule = Rule::of(Policy::Interval { age_ns: 30_000_000_000 });
     Arc::new(WriteBack::new(disk, Arc::new(SimClock::new(0)), rule, cache))
@@ -345,7 +345,7 @@ fn cache(setup: Setup, world: &World, boot: Boot) -> Cache {
         memory.zero(0, memory.len());
         let mut identity = [0x80; 16];
         identity[..8].copy_from_slice(&(boot.opening << 8 | u64::from(boot.boot)).to_le_bytes());
-        Cache::create(memory, CACHE_BYTES, &owner, identity, true).expect("there is memory")
+        Cache::create(memory, CACHE_BYTES, &owner, identity, Lifetime::Boot).expect("there is memory")
     })
 }
 

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use shoal_media::PersistentMemory;
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, WriteCache};
 use shoal_sim::{Random, SimMemory};
-use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
+use shoal_writeback::{Cache, Lifetime, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 320;
@@ -102,7 +102,7 @@ fn cache_on(groups: u64, seed: u64, refused_percent: u64, taking: Arc<Taking>) -
     let memory = SimMemory::volatile(Cache::memory_bytes(groups << 20), None);
     let memory = Arc::new(Scarce(memory, Mutex::new((Random::new(seed), refused_percent)), taking));
     let owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: BLOCKS * BLOCK };
-    Cache::create(memory, groups << 20, &owner, [3; 16], false).unwrap()
+    Cache::create(memory, groups << 20, &owner, [3; 16], Lifetime::Process).unwrap()
 }
 
 #[derive(Default)]

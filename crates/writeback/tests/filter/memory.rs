@@ -10,7 +10,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use shoal_media::{Request, WriteCache};
 use shoal_sim::{Random, SimMemory};
-use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, WriteBack};
+use shoal_writeback::{Cache, Lifetime, Owner, Policy, Rule, S_NS, WriteBack};
 
 use crate::{BLOCK, BLOCKS, PATIENCE, Scarce, Slow, Taking, Time, ask, cache, cache_on, contents, numbers, write};
 
@@ -202,7 +202,7 @@ fn memory_on_its_way_when_the_process_ended_goes_back_in_the_next_life() {
     let memory = SimMemory::volatile(Cache::memory_bytes(4 << 20), None);
     let memory = Arc::new(Scarce(memory, Mutex::new((Random::new(1), 0)), taking.clone()));
     let owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: BLOCKS * BLOCK };
-    let cache = Cache::create(memory.clone(), 4 << 20, &owner, [3; 16], true).unwrap();
+    let cache = Cache::create(memory.clone(), 4 << 20, &owner, [3; 16], Lifetime::Boot).unwrap();
     let rule = Rule::of(Policy::aipu(30 * S_NS));
     let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), rule, cache);
     ask(&filter, Request::Write { at: 0, buffer: contents(&[7; 300]), fua: false });

@@ -21,7 +21,7 @@ use shoal_media::{
     BlockDevice, BlockGeometry, Clock, Completion, MediaError, PersistentMemory, Request, Result, WriteCache,
 };
 use shoal_sim::Random;
-use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
+use shoal_writeback::{Cache, Lifetime, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 
 pub const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 96;
@@ -237,7 +237,7 @@ pub fn memory(bytes: Vec<u8>) -> Arc<Memory> {
 impl World {
     fn new(seed: u64) -> World {
         let memory = memory(vec![0; Cache::memory_bytes(1 << 20) as usize]);
-        let cache = Cache::create(memory.clone(), 1 << 20, &OWNER, [3; 16], true).unwrap();
+        let cache = Cache::create(memory.clone(), 1 << 20, &OWNER, [3; 16], Lifetime::Boot).unwrap();
         let blank = vec![0; BLOCKS as usize];
         let disk = Contents { now: blank.clone(), durable: blank.clone(), random: seed, ..Contents::default() };
         let known = Known { values: vec![Some(0); BLOCKS as usize], promised: blank, number: 0 };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, Request, Result, WriteCache};
 use shoal_sim::SimMemory;
-use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, WriteBack};
+use shoal_writeback::{Cache, Lifetime, Owner, Policy, Rule, S_NS, WriteBack};
 
 use super::BLOCK;
 
@@ -87,7 +87,8 @@ pub fn overwritten() -> std::result::Result<(), String> {
     let disk = Arc::new(Disk { bytes: Mutex::new(vec![0; (BLOCKS * BLOCK) as usize]), ..Disk::default() });
     let owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: BLOCKS * BLOCK };
     let memory = SimMemory::volatile(Cache::memory_bytes(1 << 20), None);
-    let cache = Cache::create(memory, 1 << 20, &owner, [3; 16], false).map_err(|error| error.to_string())?;
+    let cache =
+        Cache::create(memory, 1 << 20, &owner, [3; 16], Lifetime::Process).map_err(|error| error.to_string())?;
     let filter = WriteBack::new(disk.clone(), Arc::new(Still), Rule::of(Policy::aipu(30 * S_NS)), cache);
     let line = |value: u8| vec![value; (LINE * BLOCK) as usize];
     for block in (0..256).step_by(LINE as usize) {
