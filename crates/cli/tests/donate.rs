@@ -150,7 +150,7 @@ fn names_have_memory_of_their_own_and_connections_of_a_name_share_it() {
     assert_eq!((block(&b, 4096), block(&b, 8192)), ([0; 512], [2; 512]));
     assert_eq!(block(&again, 4096), [1; 512]);
     shoal_media::flush(&again).unwrap();
-    let extents = a.block_status("base:allocation", 0, 2 << 20, false).unwrap();
+    let extents = a.block_status("base:allocation", 0, 2 << 20).unwrap();
     let seen: Vec<(u32, u32)> = extents.iter().map(|extent| (extent.len, extent.flags)).collect();
     assert_eq!(seen, [(64 << 10, 0), ((2 << 20) - (64 << 10), 3)]);
     trim(&a, 0, 2 << 20).unwrap();
@@ -261,7 +261,7 @@ fn pressure_is_told_over_the_wire_and_nothing_new_is_lent() {
     let error = donor.connect("a").err().unwrap();
     assert!(error.contains("needs its memory itself"), "{error}");
     let calm = Donor::start(&[&["--memory", "1M"], &CALM[..]].concat());
-    let extents = calm.client("a").block_status(PRESSURE, 0, 1 << 20, false).unwrap();
+    let extents = calm.client("a").block_status(PRESSURE, 0, 1 << 20).unwrap();
     assert_eq!(extents.iter().map(|extent| (extent.len, extent.flags)).collect::<Vec<_>>(), [(1 << 20, 0)]);
 }
 

@@ -375,7 +375,7 @@ fn donors(scene: &Scene, count: usize) -> Donors {
 }
 
 fn redundancy(client: &Client) -> u32 {
-    client.block_status("shoal:redundancy", 0, 4096, true).unwrap()[0].flags
+    client.first_block_status("shoal:redundancy", 0, 4096).unwrap()[0].flags
 }
 
 #[test]

@@ -96,10 +96,10 @@ impl DonorLink {
     }
 
     /// Records that the server belongs to this disk. After a reconnection its superblock must be
-    /// there if `is_there`, or once it was written.
-    pub fn belongs_to(&self, disk: [u8; 16], is_there: bool) {
+    /// there, once it was written.
+    pub fn belongs_to(&self, disk: [u8; 16], superblock: Written) {
         *self.donor.disk.lock() = Some(disk);
-        self.link.set_written(is_there);
+        self.link.set_written(superblock == Written::Already);
     }
 
     /// Sets the donor's number on the disk and its birth.
@@ -180,6 +180,15 @@ impl BlockDevice for DonorLink {
         };
         self.link.submit(request, done);
     }
+}
+
+/// Whether a server has the disk's superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// It has one.
+    Already,
+    /// The disk will write one.
+    NotYet,
 }
 
 impl Donor {
@@ -275,7 +284,7 @@ fn pressure(client: &Client) -> Option<bool> {
     let geometry = client.geometry();
     let len = (FRONT_BYTES as u64).max(geometry.block_bytes.into()).min(geometry.bytes) as u32;
     // An error here is one of the connection, which is noticed elsewhere.
-    let extents = client.block_status(PRESSURE, 0, len, true).ok()?;
+    let extents = client.first_block_status(PRESSURE, 0, len).ok()?;
     Some(extents.iter().any(|extent| extent.flags & UNDER_PRESSURE != 0))
 }
 

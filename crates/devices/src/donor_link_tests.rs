@@ -128,7 +128,7 @@ fn another_server_in_its_place_is_refused() {
     link.listen(LinkListener { lost: Some(Box::new(tell)), ..LinkListener::default() });
     link.write_from(0, &[1; 4096]).unwrap();
     // The server was written to but has no superblock, as if it had lost one.
-    link.belongs_to([7; 16], true);
+    link.belongs_to([7; 16], Written::Already);
     world.restart();
     let begin = Instant::now();
     let error = read_byte(&link, 0).unwrap_err();
@@ -144,7 +144,7 @@ fn a_restarted_server_is_taken_while_nothing_of_the_disk_was_there() {
     let mut world = World::new();
     let link = world.link();
     link.write_from(0, &[1; 4096]).unwrap();
-    link.belongs_to([7; 16], false);
+    link.belongs_to([7; 16], Written::NotYet);
     world.restart();
     assert_eq!(read_byte(&link, 0).unwrap(), 0);
 }

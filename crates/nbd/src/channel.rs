@@ -33,6 +33,15 @@ impl AsFd for Socket {
     }
 }
 
+/// What sending does while the socket takes no bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WhenFull {
+    /// It waits, as long as the time-out of the socket.
+    Wait,
+    /// It returns with "would block".
+    Return,
+}
+
 impl Socket {
     fn recv(&self, out: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -41,8 +50,11 @@ impl Socket {
         }
     }
 
-    fn send(&self, slices: &[IoSlice<'_>], wait: bool) -> io::Result<usize> {
-        let flags = if wait { SendFlags::NOSIGNAL } else { SendFlags::NOSIGNAL | SendFlags::DONTWAIT };
+    fn send(&self, slices: &[IoSlice<'_>], when_full: WhenFull) -> io::Result<usize> {
+        let flags = match when_full {
+            WhenFull::Wait => SendFlags::NOSIGNAL,
+            WhenFull::Return => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+        };
         Ok(rustix::net::sendmsg(self, slices, &mut SendAncillaryBuffer::default(), flags)?)
     }
 
@@ -68,6 +80,15 @@ struct Tls {
     session: rustls::Connection,
     records: Vec<u8>,
     opened: usize,
+}
+
+impl Tls {
+    fn take_records(&mut self, records: &mut Vec<u8>) -> io::Result<()> {
+        while self.session.wants_write() {
+            self.session.write_tls(records)?;
+        }
+        Ok(())
+    }
 }
 
 pub(crate) struct Channel {
@@ -203,22 +224,24 @@ impl Channel {
     }
 
     /// Sends some of the bytes as they are: only for a channel without TLS, or for TLS records.
-    pub(crate) fn send_raw(&self, slices: &[IoSlice<'_>], wait: bool) -> io::Result<usize> {
-        self.socket.send(slices, wait)
+    pub(crate) fn send_raw(&self, slices: &[IoSlice<'_>], when_full: WhenFull) -> io::Result<usize> {
+        self.socket.send(slices, when_full)
     }
 
     /// Appends the TLS records of `plain` to `records`, with any message of TLS itself.
-    pub(crate) fn seal(&self, plain: &[u8], close: bool, records: &mut Vec<u8>) -> io::Result<()> {
+    pub(crate) fn seal(&self, plain: &[u8], records: &mut Vec<u8>) -> io::Result<()> {
         let Some(tls) = self.tls.get() else { return Ok(()) };
         let mut tls = tls.lock();
         tls.session.writer().write_all(plain)?;
-        if close {
-            tls.session.send_close_notify();
-        }
-        while tls.session.wants_write() {
-            tls.session.write_tls(records)?;
-        }
-        Ok(())
+        tls.take_records(records)
+    }
+
+    /// Appends the closing message of TLS to `records`.
+    pub(crate) fn seal_farewell(&self, records: &mut Vec<u8>) -> io::Result<()> {
+        let Some(tls) = self.tls.get() else { return Ok(()) };
+        let mut tls = tls.lock();
+        tls.session.send_close_notify();
+        tls.take_records(records)
     }
 
     /// Returns whether TLS itself has something to send (an answer to a key update).
@@ -229,11 +252,11 @@ impl Channel {
     /// Sends everything, and waits for it. Only for the handshake, when no other thread sends.
     pub(crate) fn send_all(&self, plain: &[u8], deadline: Instant) -> io::Result<()> {
         let mut sealed = Vec::new();
-        self.seal(plain, false, &mut sealed)?;
+        self.seal(plain, &mut sealed)?;
         let mut rest = if self.is_tls() { &sealed[..] } else { plain };
         while !rest.is_empty() {
             self.socket.set_timeouts(None, Some(remaining(deadline)?))?;
-            match self.socket.send(&[IoSlice::new(rest)], true) {
+            match self.socket.send(&[IoSlice::new(rest)], WhenFull::Wait) {
                 Ok(sent) => rest = &rest[sent..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(timed_out(error)),
@@ -293,7 +316,7 @@ impl Read for Blocking<'_> {
 
 impl Write for Blocking<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.send(&[IoSlice::new(bytes)], true).map_err(timed_out)
+        self.0.send(&[IoSlice::new(bytes)], WhenFull::Wait).map_err(timed_out)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -177,7 +177,16 @@ impl Client {
 
     /// Returns the extents of a context from `at` on. They may end before or after the end of the
     /// range. Waits.
-    pub fn block_status(&self, context: &str, at: u64, len: u32, one: bool) -> Result<Vec<Extent>, MediaError> {
+    pub fn block_status(&self, context: &str, at: u64, len: u32) -> Result<Vec<Extent>, MediaError> {
+        self.ask_status(0, context, at, len)
+    }
+
+    /// Returns the first extent of a context from `at` on. Waits.
+    pub fn first_block_status(&self, context: &str, at: u64, len: u32) -> Result<Vec<Extent>, MediaError> {
+        self.ask_status(CMD_FLAG_REQ_ONE, context, at, len)
+    }
+
+    fn ask_status(&self, flags: u16, context: &str, at: u64, len: u32) -> Result<Vec<Extent>, MediaError> {
         let shared = &self.shared;
         let known = shared.agreed.contexts.iter().find(|known| known.name == context);
         let Some(id) = known.map(|context| context.id) else {
@@ -190,15 +199,7 @@ impl Client {
             // The receiver waits below.
             let _ = sender.send(result);
         }));
-        let flags = if one { CMD_FLAG_REQ_ONE } else { 0 };
-        shared.start(
-            flags,
-            CMD_BLOCK_STATUS,
-            at,
-            len,
-            Entry::new(Expect::Status { at, len }, vec![], false, done),
-            vec![],
-        );
+        shared.start(flags, CMD_BLOCK_STATUS, at, len, Entry::new(Expect::Status { at, len }, vec![], done), vec![]);
         flush_held();
         let statuses = receiver.recv().unwrap_or_else(|_| Err(shared.io(io::ErrorKind::BrokenPipe.into())))?;
         Ok(statuses.into_iter().find(|(of, _)| *of == id).map(|(_, extents)| extents).unwrap_or_default())
@@ -226,14 +227,7 @@ impl Client {
             // The receiver waits below.
             let _ = sender.send(result);
         });
-        self.shared.start(
-            flags,
-            command,
-            at,
-            len,
-            Entry::new(Expect::Nothing, vec![], false, Done::Block(done)),
-            vec![],
-        );
+        self.shared.start(flags, command, at, len, Entry::new(Expect::Nothing, vec![], Done::Block(done)), vec![]);
         flush_held();
         let result = receiver.recv();
         result.unwrap_or_else(|_| Err(self.shared.io(io::ErrorKind::BrokenPipe.into()))).map(drop)
@@ -347,11 +341,11 @@ impl Shared {
             }
             Request::Read { at, buffer } => {
                 let len = buffer.len() as u32;
-                let entry = Entry::new(Expect::Data { at, len }, buffer, false, Done::Block(done));
+                let entry = Entry::new(Expect::Data { at, len }, buffer, Done::Block(done));
                 self.start(0, CMD_READ, at, len, entry, vec![]);
             }
             Request::Write { at, buffer, fua } => {
-                let entry = Entry::new(Expect::Nothing, vec![], true, Done::Block(done));
+                let entry = Entry::of_write(Done::Block(done));
                 let flags = if fua { CMD_FLAG_FUA } else { 0 };
                 self.start(flags, CMD_WRITE, at, buffer.len() as u32, entry, buffer);
             }
@@ -388,7 +382,7 @@ impl Shared {
     }
 
     fn plain(&self, flags: u16, command: u16, at: u64, len: u32, done: Completion) {
-        self.start(flags, command, at, len, Entry::new(Expect::Nothing, vec![], false, Done::Block(done)), vec![]);
+        self.start(flags, command, at, len, Entry::new(Expect::Nothing, vec![], Done::Block(done)), vec![]);
     }
 
     fn start(&self, flags: u16, command: u16, at: u64, len: u32, entry: Entry, body: Vec<u8>) {

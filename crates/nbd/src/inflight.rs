@@ -45,8 +45,13 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn new(expect: Expect, buffer: Vec<u8>, buffer_is_out: bool, done: Done) -> Entry {
-        Entry { expect, buffer, buffer_is_out, statuses: vec![], started: Instant::now(), done, outcome: None }
+    pub(crate) fn new(expect: Expect, buffer: Vec<u8>, done: Done) -> Entry {
+        Entry { expect, buffer, buffer_is_out: false, statuses: vec![], started: Instant::now(), done, outcome: None }
+    }
+
+    /// The entry of a write, whose buffer the sending side has.
+    pub(crate) fn of_write(done: Done) -> Entry {
+        Entry { buffer_is_out: true, ..Entry::new(Expect::Nothing, vec![], done) }
     }
 
     fn is_over(&self) -> bool {

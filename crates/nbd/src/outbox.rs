@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::channel::Channel;
+use crate::channel::{Channel, WhenFull};
 use crate::pool::Pool;
 use crate::wire::transmission::Head;
 
@@ -178,7 +178,7 @@ impl Outbox {
             // The frames held back may be the ones that use up the budget.
             if !state.queue.is_empty() && !state.sending {
                 state.sending = true;
-                MutexGuard::unlocked(&mut state, || self.pump(false));
+                MutexGuard::unlocked(&mut state, || self.pump(WhenFull::Return));
                 continue;
             }
             // Or the budget waits for answers to frames that are held for other connections.
@@ -219,7 +219,7 @@ impl Outbox {
         }
         state.sending = true;
         drop(state);
-        self.pump(false);
+        self.pump(WhenFull::Return);
     }
 
     /// Leaves sending to the calling thread's next [`flush_held`], if it is a receiving thread.
@@ -244,7 +244,7 @@ impl Outbox {
         }
         state.sending = true;
         drop(state);
-        self.pump(false);
+        self.pump(WhenFull::Return);
     }
 
     /// Waits until everything acquired and pushed is sent or cannot be sent.
@@ -255,7 +255,7 @@ impl Outbox {
         while state.used > 0 || state.failure.is_none() && (state.sending || !state.queue.is_empty()) {
             if !state.queue.is_empty() && !state.sending {
                 state.sending = true;
-                MutexGuard::unlocked(&mut state, || self.pump(false));
+                MutexGuard::unlocked(&mut state, || self.pump(WhenFull::Return));
                 continue;
             }
             self.room.wait(&mut state);
@@ -273,8 +273,8 @@ impl Outbox {
         if polite && self.channel.is_tls() {
             let mut records = Vec::new();
             // Try once without waiting: a peer that does not read needs no farewell.
-            if self.channel.seal(&[], true, &mut records).is_ok() {
-                let _ = self.channel.send_raw(&[IoSlice::new(&records)], false);
+            if self.channel.seal_farewell(&mut records).is_ok() {
+                let _ = self.channel.send_raw(&[IoSlice::new(&records)], WhenFull::Return);
             }
         }
     }
@@ -289,7 +289,7 @@ impl Outbox {
         loop {
             if state.backlog {
                 state.backlog = false;
-                MutexGuard::unlocked(&mut state, || self.pump(true));
+                MutexGuard::unlocked(&mut state, || self.pump(WhenFull::Wait));
             } else if state.closed {
                 return;
             } else {
@@ -300,17 +300,18 @@ impl Outbox {
 
     /// Sends until nothing is left. The caller has set `sending`. It is cleared here, or stays set
     /// for the writer.
-    fn pump(&self, wait: bool) {
+    fn pump(&self, when_full: WhenFull) {
+        let waits = when_full == WhenFull::Wait;
         let mut sending = self.sending.lock();
         let mut rounds = 0;
-        let mut progress = wait.then(Instant::now);
+        let mut progress = waits.then(Instant::now);
         loop {
             if sending.is_empty() && !self.next_batch(&mut sending) {
                 return;
             }
             rounds += 1;
-            match self.send_some(&mut sending, wait) {
-                Ok(()) if wait => {
+            match self.send_some(&mut sending, when_full) {
+                Ok(()) if waits => {
                     progress = Some(Instant::now());
                     self.stalls.reading.store(false, Ordering::Relaxed);
                 }
@@ -322,7 +323,7 @@ impl Outbox {
                 {
                     self.stalls.reading.store(true, Ordering::Relaxed);
                 }
-                Err(error) if wait || error.kind() != io::ErrorKind::WouldBlock => {
+                Err(error) if waits || error.kind() != io::ErrorKind::WouldBlock => {
                     drop(sending);
                     return self.fail(error);
                 }
@@ -347,9 +348,9 @@ impl Outbox {
         true
     }
 
-    fn send_some(&self, sending: &mut Sending, wait: bool) -> io::Result<()> {
+    fn send_some(&self, sending: &mut Sending, when_full: WhenFull) -> io::Result<()> {
         if self.channel.is_tls() {
-            return self.send_sealed(sending, wait);
+            return self.send_sealed(sending, when_full);
         }
         let mut slices = [IoSlice::new(&[]); 2 * FRAMES_AT_ONCE];
         let mut count = 0;
@@ -363,7 +364,7 @@ impl Outbox {
                 }
             }
         }
-        let mut sent = sending.sent + self.channel.send_raw(&slices[..count], wait)?;
+        let mut sent = sending.sent + self.channel.send_raw(&slices[..count], when_full)?;
         while let Some(frame) = sending.frames.pop_front() {
             let len = frame.head.bytes().len() + frame.body.len();
             if sent < len {
@@ -377,7 +378,7 @@ impl Outbox {
         Ok(())
     }
 
-    fn send_sealed(&self, sending: &mut Sending, wait: bool) -> io::Result<()> {
+    fn send_sealed(&self, sending: &mut Sending, when_full: WhenFull) -> io::Result<()> {
         if sending.records_sent == sending.records.len() {
             sending.records.clear();
             sending.plain.clear();
@@ -389,11 +390,11 @@ impl Outbox {
                 sending.plain.extend_from_slice(&frame.body);
                 self.hand_back(frame);
             }
-            self.channel.seal(&sending.plain, false, &mut sending.records)?;
+            self.channel.seal(&sending.plain, &mut sending.records)?;
         }
         let rest = &sending.records[sending.records_sent..];
         if !rest.is_empty() {
-            sending.records_sent += self.channel.send_raw(&[IoSlice::new(rest)], wait)?;
+            sending.records_sent += self.channel.send_raw(&[IoSlice::new(rest)], when_full)?;
         }
         Ok(())
     }

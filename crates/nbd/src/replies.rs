@@ -146,7 +146,11 @@ impl<'a> Replies<'a> {
                 input.payload(&mut field, idle)?;
                 let (from, part) = (u64::from_be_bytes(field), u64::from(length - 8));
                 let whole = part == u64::from(len) && done;
-                let offset = self.claim(cookie, at, len, from, part, whole)?;
+                // Of a part that is the whole read nothing need be remembered.
+                let offset = match whole && !self.has_partial(cookie) {
+                    true => offset_of(at, len, from, part)? as usize,
+                    false => self.claim(cookie, at, len, from, part)?,
+                };
                 let mut buffer = self.in_flight.take_buffer(cookie);
                 // The buffer is absent only if the connection was lost meanwhile.
                 let received = match buffer.get_mut(offset..offset + part as usize) {
@@ -164,7 +168,7 @@ impl<'a> Replies<'a> {
                 let mut payload = [0; 12];
                 input.payload(&mut payload, idle)?;
                 let (from, part) = decode_hole(&payload).map_err(ReplyError::from)?;
-                let offset = self.claim(cookie, at, len, from, part.into(), false)?;
+                let offset = self.claim(cookie, at, len, from, part.into())?;
                 let mut buffer = self.in_flight.take_buffer(cookie);
                 if let Some(hole) = buffer.get_mut(offset..offset + part as usize) {
                     hole.fill(0);
@@ -193,17 +197,10 @@ impl<'a> Replies<'a> {
         if done { self.last(cookie, expect) } else { Ok(()) }
     }
 
-    /// Marks a part of a read as present and returns its offset in the buffer. With `whole`, no
-    /// other part may have come, and none is remembered.
-    fn claim(&mut self, cookie: u64, at: u64, len: u32, from: u64, part: u64, whole: bool) -> io::Result<usize> {
+    /// Marks a part of a read as present and returns its offset in the buffer.
+    fn claim(&mut self, cookie: u64, at: u64, len: u32, from: u64, part: u64) -> io::Result<usize> {
         let wrong = ReplyError::WrongRange { at: from, len: part };
-        let offset = from.checked_sub(at).filter(|offset| *offset <= u64::from(len)).ok_or(wrong.clone())?;
-        if part > u64::from(len) - offset {
-            return Err(wrong.into());
-        }
-        if whole && !self.partial.iter().any(|partial| partial.cookie == cookie) {
-            return Ok(offset as usize);
-        }
+        let offset = offset_of(at, len, from, part)?;
         let partial = self.partial(cookie)?;
         partial.chunks += 1;
         // Servers split at 512 bytes or more. A server that sends single bytes is trying to use up
@@ -224,6 +221,11 @@ impl<'a> Replies<'a> {
             partial.present.insert(next, (offset, end));
         }
         Ok(offset as usize)
+    }
+
+    /// Returns whether parts of this read have come.
+    fn has_partial(&self, cookie: u64) -> bool {
+        self.partial.iter().any(|partial| partial.cookie == cookie)
     }
 
     fn partial(&mut self, cookie: u64) -> io::Result<&mut Partial> {
@@ -260,4 +262,11 @@ impl<'a> Replies<'a> {
         self.in_flight.answer(cookie, Ok(()));
         Ok(())
     }
+}
+
+/// Returns where a part of a read of `len` bytes at `at` begins in its buffer.
+fn offset_of(at: u64, len: u32, from: u64, part: u64) -> Result<u64, ReplyError> {
+    let offset = from.checked_sub(at).filter(|offset| *offset <= u64::from(len));
+    let fits = offset.filter(|offset| part <= u64::from(len) - offset);
+    fits.ok_or(ReplyError::WrongRange { at: from, len: part })
 }

@@ -254,7 +254,7 @@ fn block_status_must_answer_each_context_once_with_whole_extents() {
             }
             let _ = stream.read(&mut [0; 64]);
         });
-        connect(&directory).unwrap().block_status("base:allocation", 0, 4096, false)
+        connect(&directory).unwrap().block_status("base:allocation", 0, 4096)
     };
     const GOOD: &[u8] = &[0, 0, 0, 5, 0, 0, 16, 0, 0, 0, 0, 3];
     let extents = ask(&[GOOD], REPLY_FLAG_DONE).unwrap();

@@ -262,13 +262,13 @@ fn block_status_is_asked_by_name_and_always_well_formed() {
     let client = Client::connect(&world.uri(), &options).unwrap();
     assert_eq!(client.export().contexts.len(), 2);
     let extent = |len, flags| Extent { len, flags };
-    assert_eq!(client.block_status("base:allocation", 0, 1 << 20, false).unwrap(), [extent(1 << 20, 0)]);
-    let stripes = client.block_status("shoal:redundancy", 0, 1 << 20, false).unwrap();
+    assert_eq!(client.block_status("base:allocation", 0, 1 << 20).unwrap(), [extent(1 << 20, 0)]);
+    let stripes = client.block_status("shoal:redundancy", 0, 1 << 20).unwrap();
     assert_eq!(stripes, [extent(131072, 0), extent(131072, 1), extent(131072, 0)]);
-    assert_eq!(client.block_status("shoal:redundancy", 0, 1000, true).unwrap(), [extent(1000, 0)]);
-    assert_eq!(client.block_status("shoal:redundancy", 512 << 10, 4096, false).unwrap(), [extent(4096, 0)]);
-    assert!(client.block_status("other:thing", 0, 4096, false).is_err());
-    assert!(client.block_status("shoal:redundancy", MIB, 1, false).is_err());
+    assert_eq!(client.first_block_status("shoal:redundancy", 0, 1000).unwrap(), [extent(1000, 0)]);
+    assert_eq!(client.block_status("shoal:redundancy", 512 << 10, 4096).unwrap(), [extent(4096, 0)]);
+    assert!(client.block_status("other:thing", 0, 4096).is_err());
+    assert!(client.block_status("shoal:redundancy", MIB, 1).is_err());
 }
 
 #[test]

@@ -85,6 +85,16 @@ pub enum NotBack {
     Stranger,
 }
 
+/// Whether former connections may still change a donor that is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Past {
+    /// They have ended, or there were none.
+    Over,
+    /// Their writes may still reach the donor, so it gets no units before it has answered for a
+    /// while.
+    MayWrite,
+}
+
 /// The cost of giving a donor up for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForgetCost {

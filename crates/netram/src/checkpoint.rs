@@ -39,6 +39,7 @@ use crate::state::State;
 use crate::state::bits::Bits;
 use crate::state::checkpoints::{NEXT, Round, VALID, Valid};
 use crate::state::donors::{Donor, DonorState};
+use crate::state::epoch::Membership;
 use crate::state::units::Log;
 use crate::task::{Core, Op, join};
 use crate::views::Window;
@@ -60,7 +61,7 @@ impl State {
         number += valid.is_some_and(|valid| valid % 2 == number % 2) as u64;
         self.checkpoints.last = number;
         for donor in self.donors.iter_mut().filter(|donor| donor.counts()) {
-            let open = Bits::new(donor.units.count() as usize, true);
+            let open = Bits::all(donor.units.count() as usize);
             donor.units.set_log(NEXT, Log { number, open, ..Log::default() });
         }
         let excluded = self.groups.in_memory().iter().map(|&index| self.groups[index].id).collect();
@@ -69,7 +70,7 @@ impl State {
             sequence: self.next_sequence,
             first_group: self.groups.next_number(),
             excluded,
-            vouched: Bits::new(self.groups.places() as usize, false),
+            vouched: Bits::new(self.groups.places() as usize),
             named: false,
         });
         Some(number)
@@ -210,7 +211,7 @@ async fn name(core: &Arc<Core>, number: u64) -> Option<()> {
         }
         state.checkpoints.round.as_mut()?.named = true;
         state.checkpoints.named = number;
-        new_epoch(state, false);
+        new_epoch(state, Membership::Same);
     }
     let named = core
         .until(|state| match state.checkpoints.named == number && state.window().is_in_round(number) {

@@ -18,7 +18,7 @@ use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Req
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Trouble};
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Past, Trouble};
 use crate::config::Config;
 use crate::engine::{Engine, SECTOR_BYTES};
 use crate::spread::Numbered;
@@ -32,8 +32,8 @@ struct Shared {
     engine: Mutex<Engine>,
     donors: RwLock<Vec<Option<Arc<dyn BlockDevice>>>>,
     clock: Arc<dyn Clock>,
-    /// Requests in flight, each with whether it reads.
-    requests: Mutex<Numbered<u64, (Completion, bool)>>,
+    /// Requests in flight.
+    requests: Mutex<Numbered<u64, InFlight>>,
     permit: OnceLock<Arc<dyn Permit>>,
     held: Mutex<Vec<Held>>,
     /// Another client owns the disk.
@@ -76,9 +76,24 @@ pub trait Permit: Send + Sync {
 /// An answer held back until this client may give it.
 struct Held {
     since_ns: u64,
-    reads: bool,
+    kind: Kind,
     completion: Completion,
     buffer: Vec<u8>,
+}
+
+/// A request that the engine works on.
+struct InFlight {
+    kind: Kind,
+    completion: Completion,
+}
+
+/// What the client's leases must permit before a request may be answered.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// The request reads.
+    Reads,
+    /// It changes something, or flushes changes.
+    Changes,
 }
 
 /// A donor and the device that reaches it.
@@ -185,12 +200,12 @@ impl Disk {
     }
 
     /// Adds an empty donor; see [`Engine::add`].
-    pub fn add(&self, info: DonorInfo, device: Arc<dyn BlockDevice>, has_past: bool) -> Result<DonorId, DiskError> {
+    pub fn add(&self, info: DonorInfo, device: Arc<dyn BlockDevice>, past: Past) -> Result<DonorId, DiskError> {
         let (id, former) = {
             // Keep the lock until the device is in place: before that, nobody may ask the donor.
             let mut donors = self.shared.donors.write();
             let mut engine = self.shared.engine.lock();
-            let id = engine.add(info, has_past, self.shared.clock.monotonic_ns())?;
+            let id = engine.add(info, past, self.shared.clock.monotonic_ns())?;
             (id, put(&mut donors, id, device))
         };
         // Dropping it may wait for threads that ask other donors, so the lock must be free.
@@ -371,13 +386,13 @@ impl Shared {
     }
 
     fn complete(&self, ticket: u64, result: Result<Vec<u8>, DiskError>) {
-        let Some((completion, reads)) = self.requests.lock().remove(&ticket) else { return };
+        let Some(InFlight { kind, completion }) = self.requests.lock().remove(&ticket) else { return };
         let is_over = self.over.load(Ordering::SeqCst);
         match result {
             Ok(_) if is_over => completion(Err(self.error(DiskError::TakenOver))),
-            Ok(buffer) if !self.may(reads) => {
+            Ok(buffer) if !self.may(kind) => {
                 let since_ns = self.clock.monotonic_ns();
-                self.held.lock().push(Held { since_ns, reads, completion, buffer });
+                self.held.lock().push(Held { since_ns, kind, completion, buffer });
             }
             result => completion(result.map_err(|error| self.error(error))),
         }
@@ -391,8 +406,11 @@ impl Shared {
         }
     }
 
-    fn may(&self, reads: bool) -> bool {
-        self.permit.get().is_none_or(|permit| if reads { permit.may_read() } else { permit.may_change() })
+    fn may(&self, kind: Kind) -> bool {
+        self.permit.get().is_none_or(|permit| match kind {
+            Kind::Reads => permit.may_read(),
+            Kind::Changes => permit.may_change(),
+        })
     }
 
     /// Completes held answers that may be given by now, and fails those that have waited too long.
@@ -402,12 +420,12 @@ impl Shared {
         let ripe: Vec<Held> = {
             let mut held = self.held.lock();
             let ready = |held: &mut Held| {
-                is_over || self.may(held.reads) || now.saturating_sub(held.since_ns) > self.patience_ns
+                is_over || self.may(held.kind) || now.saturating_sub(held.since_ns) > self.patience_ns
             };
             held.extract_if(.., ready).collect()
         };
-        for Held { reads, completion, buffer, .. } in ripe {
-            let result = match (self.over.load(Ordering::SeqCst), self.may(reads)) {
+        for Held { kind, completion, buffer, .. } in ripe {
+            let result = match (self.over.load(Ordering::SeqCst), self.may(kind)) {
                 (true, _) => Err(DiskError::TakenOver),
                 (false, true) => Ok(buffer),
                 (false, false) => Err(DiskError::NotRenewed),
@@ -421,7 +439,7 @@ impl Shared {
         // must not become the donor's last owner.
         let donors = self.donors.read();
         let shared = self.clone();
-        if !matches!(op, DonorOp::Read { .. }) && !self.may(false) {
+        if !matches!(op, DonorOp::Read { .. }) && !self.may(Kind::Changes) {
             drop(donors);
             let why = "this client could not renew its lease".to_string();
             shared.with(|engine, now| engine.done(ticket, Err(DonorError::new(Trouble::Refused, why)), now));
@@ -458,8 +476,8 @@ impl BlockDevice for Disk {
     fn submit(&self, request: Request, done: Completion) {
         let shared = &self.shared;
         let ticket = shared.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let reads = matches!(request, Request::Read { .. });
-        shared.requests.lock().insert(ticket, (done, reads));
+        let kind = if matches!(request, Request::Read { .. }) { Kind::Reads } else { Kind::Changes };
+        shared.requests.lock().insert(ticket, InFlight { kind, completion: done });
         shared.with(|engine, now| engine.submit(ticket, request, now));
     }
 }
@@ -555,7 +573,7 @@ mod tests {
         let first = vec![(info("a"), device()), (info("b"), device())];
         let disk = Disk::create(&config, first, Arc::new(SimClock::new(0))).unwrap();
         let former = device();
-        let number = disk.add(info("guest"), former.clone(), false).unwrap();
+        let number = disk.add(info("guest"), former.clone(), Past::Over).unwrap();
         let former = Arc::downgrade(&former);
         assert_eq!(disk.served_by(&former), Some(number));
         // The guest leaves, and comes again with another device.
@@ -565,7 +583,7 @@ mod tests {
         while !disk.status().epoch_stored && std::time::Instant::now() < wait {
             thread::yield_now();
         }
-        let number = disk.add(info("guest"), again.clone(), false).unwrap();
+        let number = disk.add(info("guest"), again.clone(), Past::Over).unwrap();
         assert!(!disk.lost_device(&former));
         assert_eq!(disk.served_by(&Arc::downgrade(&again)), Some(number));
         assert!(disk.status().donors[usize::from(number)].state.is_in_use());

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use shoal_format::ram;
 use shoal_format::ram::{DiskSuperblock, DonorPlace, SUPERBLOCK_BYTES, Standing};
 
-use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, ForgetCost, NotBack};
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, ForgetCost, NotBack, Past};
 use crate::checkpoint;
 use crate::checkpoint::ending;
 use crate::checkpoint::window;
@@ -31,6 +31,7 @@ use crate::requests::send;
 use crate::requests::write;
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
+use crate::state::epoch::Membership;
 use crate::state::retry;
 use crate::state::room::DrainRoom;
 use crate::state::schedule::DonorLost;
@@ -70,7 +71,7 @@ pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: R
             let result = write::flush_asked(&core).await;
             core.lock().complete(ticket, result.map(|()| Vec::new()));
         }),
-        Request::Trim { at, len } => schedule.spawn(write::zero(core, ticket, at, len, false)),
+        Request::Trim { at, len } => schedule.spawn(write::trim(core, ticket, at, len)),
         Request::WriteZeroes { at, len, fua } => schedule.spawn(write::zero(core, ticket, at, len, fua)),
     }
 }
@@ -426,19 +427,18 @@ impl Engine {
         self.run();
     }
 
-    /// Adds an empty donor. With `has_past`, writes of former connections may still reach it, so it
-    /// gets no units before it has answered for a while.
-    pub fn add(&mut self, donor: DonorInfo, has_past: bool, now_ns: u64) -> Result<DonorId, DiskError> {
+    /// Adds an empty donor.
+    pub fn add(&mut self, donor: DonorInfo, past: Past, now_ns: u64) -> Result<DonorId, DiskError> {
         let id = {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
             let id = state.add_donor(donor).ok_or_else(too_many)?;
             state.donors[id as usize].state = DonorState::Joining;
-            if has_past {
+            if past == Past::MayWrite {
                 state.donors[id as usize].units.taint_all();
             }
             retry::try_again(state);
-            epochs::new_epoch(state, true);
+            epochs::new_epoch(state, Membership::Changed);
             state.wake();
             id
         };
@@ -490,7 +490,7 @@ impl Engine {
                 };
                 let overdue: Vec<u32> = state.groups.in_memory().iter().copied().filter(waited).collect();
                 for index in overdue {
-                    send::send(&self.core, state, index, true);
+                    send::send(&self.core, state, index);
                 }
                 if !state.notes.is_empty() && now_ns.saturating_sub(state.last_request_ns) >= timeout_ns {
                     let core = self.core.clone();

@@ -51,7 +51,9 @@ mod task;
 mod upkeep;
 mod views;
 
-pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Purpose, Trouble};
+pub use api::{
+    Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Past, Purpose, Trouble,
+};
 pub use config::{Config, Plan, Policy};
 pub use counts::{Counts, Traffic};
 pub use disk::{Disk, DonorDevice, Permit};

@@ -36,8 +36,10 @@ use crate::membership::absence::{discard, miss};
 use crate::membership::epochs::{can_store_without, check_epoch, new_epoch};
 use crate::membership::graft::graft;
 use crate::planted::{Bug, is_planted};
+use crate::requests::trims::Lists;
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState, REFUSED_NS};
+use crate::state::epoch::Membership;
 use crate::state::group::Group;
 use crate::state::place::Location;
 use crate::state::retry::{requeue, retry, try_again};
@@ -134,7 +136,7 @@ pub(crate) fn back(
         state.schedule.spawn(graft(core.clone(), number));
     }
     // The donor may have missed some epochs.
-    new_epoch(state, false);
+    new_epoch(state, Membership::Same);
     Ok(number)
 }
 
@@ -166,7 +168,7 @@ fn lose_what_is_gone(state: &mut State) {
         let places = group.notes().iter().map(|&(unit, row)| Location { group: index, unit, row });
         notes.extend(places.filter(|&at| state.roster().is_beyond_parity(at)));
     }
-    state.note_lost(&lost, !notes.is_empty());
+    state.note_lost(&lost, if notes.is_empty() { Lists::Kept } else { Lists::Lost });
     for at in notes {
         state.kill_note(at);
     }

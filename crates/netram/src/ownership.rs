@@ -182,7 +182,7 @@ impl Entry {
     pub fn next(&mut self, outcome: Outcome) -> Step {
         match (self.phase, outcome) {
             (Phase::Looks, Outcome::Read(looks)) => self.looked(looks),
-            (Phase::Watches, Outcome::Read(looks)) => match self.alive(&looks, false) {
+            (Phase::Watches, Outcome::Read(looks)) => match self.alive(&looks) {
                 Some(donor) => self.give_up(Refusal::Held { donor }),
                 None => {
                     self.before = looks;
@@ -252,7 +252,7 @@ impl Entry {
         if let Some(refusal) = self.missing(&self.shown) {
             return self.give_up(refusal);
         }
-        if let Some(donor) = self.alive(looks, true) {
+        if let Some(donor) = self.alive(looks) {
             return self.give_up(Refusal::Held { donor });
         }
         self.phase = Phase::Enters;
@@ -265,13 +265,14 @@ impl Entry {
         look.leases.iter().flatten().filter(|lease| !lease.released && lease.client[..8] != self.client[..8])
     }
 
-    /// Finds a donor on which another client is alive or has got ahead. `claimed`: this client's
-    /// lease is on the donors, so clients behind it have seen it.
-    fn alive(&self, looks: &Looks, claimed: bool) -> Option<usize> {
+    /// Finds a donor on which another client is alive or has got ahead.
+    fn alive(&self, looks: &Looks) -> Option<usize> {
         if is_planted(Bug::LeaseUnchecked) {
             return None;
         }
         let own = (self.epoch, self.client);
+        // This client's lease is on the donors, so clients behind it have seen it.
+        let claimed = self.phase == Phase::Claims;
         let shows = |(place, look): (usize, &Option<Look>)| {
             let look = look.as_ref().filter(|look| !look.fenced)?;
             let before = self.before.get(place).and_then(Option::as_ref);

@@ -21,7 +21,7 @@ use shoal_media::MediaError;
 use shoal_nbd::export::BASE_ALLOCATION;
 use shoal_nbd::wire::handshake::ListEntry;
 use shoal_nbd::{BlockStatus, Catalog, Clients, Export, Extent, Peer, Refusal};
-use shoal_netram::donor::{Area, Compacted, Compression, GrantError, Quota, Usage};
+use shoal_netram::donor::{Area, Compacted, Compression, GrantError, Quota, Stretch, Usage};
 use tracing::info;
 
 use crate::donor_link::{PRESSURE, UNDER_PRESSURE};
@@ -310,7 +310,8 @@ impl BlockStatus for Allocation {
     fn status(&self, at: u64, len: u32, extents_max: usize) -> Result<Vec<Extent>, MediaError> {
         let parts = self.0.allocation(at, len.into(), extents_max);
         // No part is longer than the range, whose length is a u32.
-        let extent = |(len, data): (u64, bool)| Extent { len: len as u32, flags: if data { 0 } else { HOLE_AND_ZERO } };
+        let extent =
+            |part: Stretch| Extent { len: part.len as u32, flags: if part.is_data { 0 } else { HOLE_AND_ZERO } };
         Ok(parts.into_iter().map(extent).collect())
     }
 }

@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 use super::name::Donor;
 use super::reach::{NotReached, Reached, reach};
 use super::{Inner, drain_if_it_fits, find, give_back, stop};
-use crate::donor_link::DonorLink;
+use crate::donor_link::{DonorLink, Written};
 
 const EVERY: Duration = Duration::from_secs(1);
 /// How late a request of a former connection may be carried out: an estimate, since no wait is
@@ -217,7 +217,7 @@ impl Inner {
         let name = donor.to_string();
         match self.disk.back(one.info(), one.device(), &one.front, one.link.is_fenced()) {
             Ok(_) => {
-                one.link.belongs_to(self.uuid, true);
+                one.link.belongs_to(self.uuid, Written::Already);
                 one.link.is_at(one.place());
                 self.join(&name, one.link.clone());
                 info!("donor {name} is back, with what it held");

@@ -131,12 +131,12 @@ impl Ownership {
         self.reads_until_ns.store(tenure.reads_until_ns(), Ordering::SeqCst);
     }
 
-    fn lease(&self, link: &DonorLink, epoch: u64, claim: LeaseClaim, released: bool) -> Lease {
+    fn lease(&self, link: &DonorLink, epoch: u64, claim: LeaseClaim) -> Lease {
         Lease {
             uuid: self.uuid,
             client: self.client,
             renewed: self.renewals.fetch_add(1, Ordering::SeqCst),
-            released,
+            released: false,
             claim,
             epoch,
             mark: link.mark(),
@@ -176,7 +176,7 @@ impl Ownership {
                 return link.ends_renewal();
             }
         };
-        let lease = self.lease(link, epoch, LeaseClaim::Owns, false);
+        let lease = self.lease(link, epoch, LeaseClaim::Owns);
         let (this, to) = (self.clone(), Arc::downgrade(link));
         let written: Completion = Box::new(move |result| {
             let Some(link) = to.upgrade() else { return };
@@ -193,7 +193,7 @@ impl Ownership {
 
     /// Leaves this client's lease on a donor that was emptied.
     pub(super) fn leave(&self, link: &DonorLink) -> Outcome<()> {
-        let lease = self.lease(link, self.epoch(), LeaseClaim::Owns, false);
+        let lease = self.lease(link, self.epoch(), LeaseClaim::Owns);
         link.write_from(LEASE_AT as u64, &lease.encode()).during("lease of a donor")?;
         self.has_taken(link, lease.renewed);
         Ok(())
@@ -233,7 +233,8 @@ impl Ownership {
         let found = read_all(&links, Some(&self.uuid));
         let requests = links.iter().zip(&found).map(|(link, leases)| {
             let place = place_of(leases.as_ref()?, &self.client);
-            Some(write_of(place, &self.lease(link, epoch, LeaseClaim::Owns, true)))
+            let lease = Lease { released: true, ..self.lease(link, epoch, LeaseClaim::Owns) };
+            Some(write_of(place, &lease))
         });
         ask_all(&links, requests.collect());
     }
@@ -416,7 +417,7 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                     return Err(Failure::new("network RAM disk", "opening it took too long").remedy("try again"));
                 }
                 let leases: Vec<Lease> =
-                    links.iter().map(|link| ownership.lease(link, epoch, claim, released)).collect();
+                    links.iter().map(|link| Lease { released, ..ownership.lease(link, epoch, claim) }).collect();
                 let requests = places.iter().zip(&leases).map(|(place, lease)| {
                     let mut request = write_of((*place)?, lease);
                     if let Request::Write { buffer, .. } = &mut request

@@ -24,6 +24,7 @@ use super::name::Netram;
 use super::reach::{NotReached, Reached, export_name, reach_all};
 use crate::device::Made;
 use crate::device_name::{MakeOptions, Name};
+use crate::donor_link::Written;
 use crate::failure::{During, Failure, Outcome};
 use crate::overwrite;
 use crate::size::human;
@@ -148,7 +149,7 @@ fn write(config: &shoal_netram::Config, reached: &[Reached], ownership: &Ownersh
     for one in reached {
         one.wipe()?;
         ownership.leave(&one.link)?;
-        one.link.belongs_to(config.uuid, false);
+        one.link.belongs_to(config.uuid, Written::NotYet);
     }
     let donors = reached.iter().map(|one| (one.info(), one.device())).collect();
     let disk = Disk::create(config, donors, Arc::new(SystemClock::new())).map_err(Failure::told)?;

@@ -34,12 +34,12 @@ use serde_json::{Map, Value};
 use shoal_host::{FileLock, SystemClock, Ticker};
 use shoal_media::{BlockDevice, MediaError};
 use shoal_nbd::{BlockStatus, Extent};
-use shoal_netram::{Disk, DonorId, DonorState, DonorStatus};
+use shoal_netram::{Disk, DonorId, DonorState, DonorStatus, Past};
 use tracing::{info, warn};
 
 use crate::device::{Device, DonorChange};
 use crate::device_name::{DeviceName, Kind};
-use crate::donor_link::{DonorLink, LinkListener};
+use crate::donor_link::{DonorLink, LinkListener, Written};
 use crate::failure::{During, Failure, Outcome};
 use crate::uuid::uuid_text;
 
@@ -131,7 +131,8 @@ impl NetramDisk {
         for one in &reached {
             // A blank donor has no superblock of this disk yet, so a reconnection cannot require
             // one.
-            one.link.belongs_to(uuid, one.disk() == Some(uuid));
+            let written = if one.disk() == Some(uuid) { Written::Already } else { Written::NotYet };
+            one.link.belongs_to(uuid, written);
             one.link.is_at(one.place());
         }
         // Wait for a missing donor longer than it takes to notice the loss, since most donors come
@@ -297,11 +298,12 @@ impl Inner {
         // A server that is empty, although this process has not emptied it, was restarted, so
         // nothing is left of its former connections.
         let was_emptied = !self.emptied.lock().insert(name.clone());
-        let has_past = !one.link.is_fenced() && (was_emptied || !one.is_blank());
+        let may_write = !one.link.is_fenced() && (was_emptied || !one.is_blank());
+        let past = if may_write { Past::MayWrite } else { Past::Over };
         one.wipe()?;
-        one.link.belongs_to(self.uuid, false);
+        one.link.belongs_to(self.uuid, Written::NotYet);
         self.disk
-            .add(one.info(), one.device(), has_past)
+            .add(one.info(), one.device(), past)
             .map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
         self.join(&name, one.link.clone());
         Ok(())

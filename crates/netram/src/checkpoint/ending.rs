@@ -10,6 +10,7 @@ use crate::membership::epochs::new_epoch;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::checkpoints::{NEXT, VALID};
+use crate::state::epoch::Membership;
 use crate::task::Core;
 use crate::views::Window;
 
@@ -35,7 +36,7 @@ impl State {
             self.end_logs(&[NEXT]);
         }
         if std::mem::take(&mut self.checkpoints.named) != 0 {
-            new_epoch(self, false);
+            new_epoch(self, Membership::Same);
         }
         self.wake();
     }

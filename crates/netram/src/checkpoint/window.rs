@@ -16,6 +16,7 @@ use crate::api::{DonorId, DonorOp, Purpose};
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::room::{GROUPS_AHEAD, RESERVE_UNITS};
+use crate::state::units::FreeUnit;
 use crate::task::{Core, Op, join};
 use crate::views::Window;
 
@@ -28,7 +29,7 @@ const OPEN_MIN: usize = RESERVE_UNITS + GROUPS_AHEAD;
 
 impl State {
     /// Takes closed units of a donor that has few open ones, so that a list can name them.
-    fn next_to_open(&mut self) -> Option<(DonorId, Vec<(u32, bool)>)> {
+    fn next_to_open(&mut self) -> Option<(DonorId, Vec<FreeUnit>)> {
         if self.window().ends_checkpoint() {
             // All units will be open soon.
             return None;
@@ -110,9 +111,9 @@ pub(crate) async fn opener(core: Arc<Core>) {
     }
 }
 
-async fn open(core: &Arc<Core>, donor: DonorId, units: Vec<(u32, bool)>) {
+async fn open(core: &Arc<Core>, donor: DonorId, units: Vec<FreeUnit>) {
     let n = donor as usize;
-    let numbers: Vec<u32> = units.iter().map(|&(unit, _)| unit).collect();
+    let numbers: Vec<u32> = units.iter().map(|free| free.unit).collect();
     // A round may have begun to write its lists meanwhile.
     core.until(move |state| (!state.donors[n].units.is_listing() || is_planted(Bug::ListsMixed)).then_some(())).await;
     let (ops, logs, full) = {
@@ -150,7 +151,7 @@ async fn open(core: &Arc<Core>, donor: DonorId, units: Vec<(u32, bool)>) {
     }
     let donor = &mut state.donors[n];
     if !donor.is_final() {
-        units.into_iter().for_each(|(unit, has_memory)| donor.units.put_free(unit, has_memory));
+        units.into_iter().for_each(|free| donor.units.put_free(free));
         state.shortage.has_unit();
     }
     state.wake();

@@ -45,6 +45,14 @@ enum Chunk {
 /// `None` while all of its chunks are holes.
 type Group = Option<Box<[Chunk; GROUP_CHUNKS]>>;
 
+/// A part of a range that is all data or all holes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Bytes.
+    pub len: u64,
+    pub is_data: bool,
+}
+
 /// Memory in use by an area.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -219,7 +227,7 @@ impl Area {
                 match swap {
                     Some(swap) => {
                         self.count(&swap);
-                        let freed = CHUNK_BYTES as u64 - weight(&swap).2;
+                        let freed = CHUNK_BYTES as u64 - weight(&swap).used_bytes;
                         let old = guard.with_upgraded(|group| replace(group, at, swap));
                         self.drop_chunk(old);
                         done += Compacted { chunks: 1, freed_bytes: freed };
@@ -235,19 +243,19 @@ impl Area {
         done
     }
 
-    /// Lists which parts of a range hold data: lengths with true for data, together `len` bytes
-    /// unless there are more than `parts_max` parts.
-    pub fn allocation(&self, at: u64, len: u64, parts_max: usize) -> Vec<(u64, bool)> {
-        let mut found: Vec<(u64, bool)> = Vec::new();
+    /// Lists which parts of a range hold data: together `len` bytes unless there are more than
+    /// `parts_max` parts.
+    pub fn allocation(&self, at: u64, len: u64, parts_max: usize) -> Vec<Stretch> {
+        let mut found: Vec<Stretch> = Vec::new();
         for part in parts(at, len.min(self.bytes.saturating_sub(at))) {
             let group = self.groups[part.group].read();
-            let data = group.as_deref().is_some_and(|chunks| !matches!(chunks[part.chunk], Chunk::Hole));
+            let is_data = group.as_deref().is_some_and(|chunks| !matches!(chunks[part.chunk], Chunk::Hole));
             let len = (part.to - part.from) as u64;
             let full = found.len() >= parts_max;
             match found.last_mut() {
-                Some((so_far, same)) if *same == data => *so_far += len,
+                Some(last) if last.is_data == is_data => last.len += len,
                 _ if full => break,
-                _ => found.push((len, data)),
+                _ => found.push(Stretch { len, is_data }),
             }
         }
         found
@@ -300,7 +308,9 @@ impl Area {
                     };
                     match &chunks[part.chunk] {
                         Chunk::Hole => out.fill(0),
-                        _ => out.copy_from_slice(&self.plain(&mut chunks[part.chunk], false)?.bytes()[from..to]),
+                        _ => {
+                            out.copy_from_slice(&self.plain(&mut chunks[part.chunk], Contents::Kept)?.bytes()[from..to])
+                        }
                     }
                 }
             }
@@ -315,7 +325,8 @@ impl Area {
             let mut group = self.groups[part.group].write();
             self.check_held()?;
             let chunk = &mut group.get_or_insert_default()[part.chunk];
-            let memory = self.plain(chunk, to - from == CHUNK_BYTES)?;
+            let contents = if to - from == CHUNK_BYTES { Contents::Overwritten } else { Contents::Kept };
+            let memory = self.plain(chunk, contents)?;
             memory.bytes_mut()[from..to].copy_from_slice(&bytes[part.at..][..to - from]);
             self.touch(chunk);
         }
@@ -339,19 +350,18 @@ impl Area {
                 drop(group);
                 self.drop_chunk(old);
             } else {
-                self.plain(chunk, false)?.bytes_mut()[from..to].fill(0);
+                self.plain(chunk, Contents::Kept)?.bytes_mut()[from..to].fill(0);
                 self.touch(chunk);
             }
         }
         Ok(())
     }
 
-    /// Returns the chunk's memory, allocating or unpacking it if needed. If all of it will be
-    /// `overwritten`, packed bytes are ignored.
-    fn plain<'a>(&self, chunk: &'a mut Chunk, overwritten: bool) -> Result<&'a mut Memory> {
+    /// Returns the chunk's memory, allocating or unpacking it if needed.
+    fn plain<'a>(&self, chunk: &'a mut Chunk, contents: Contents) -> Result<&'a mut Memory> {
         if !matches!(chunk, Chunk::Plain { .. }) {
             let mut memory = self.quota.spares.take().map_err(|error| self.failed(error))?;
-            if let (Chunk::Packed(packed), false) = (&*chunk, overwritten) {
+            if let (Chunk::Packed(packed), Contents::Kept) = (&*chunk, contents) {
                 unpack(self.compression, packed, memory.bytes_mut()).map_err(|error| self.failed(error))?;
             }
             let fresh = Chunk::Plain { memory, touched: self.now_s.load(Ordering::Relaxed), dense: false };
@@ -372,31 +382,49 @@ impl Area {
     }
 
     fn count(&self, chunk: &Chunk) {
-        let (held, packed, used) = weight(chunk);
-        self.held_chunks.fetch_add(held, Ordering::SeqCst);
-        self.packed_chunks.fetch_add(packed, Ordering::Relaxed);
-        self.used_bytes.fetch_add(used, Ordering::Relaxed);
+        let weight = weight(chunk);
+        self.held_chunks.fetch_add(weight.held, Ordering::SeqCst);
+        self.packed_chunks.fetch_add(weight.packed, Ordering::Relaxed);
+        self.used_bytes.fetch_add(weight.used_bytes, Ordering::Relaxed);
     }
 
     /// Drops a chunk and wipes its memory.
     fn drop_chunk(&self, chunk: Chunk) {
-        let (held, packed, used) = weight(&chunk);
-        self.held_chunks.fetch_sub(held, Ordering::SeqCst);
-        self.packed_chunks.fetch_sub(packed, Ordering::Relaxed);
-        self.used_bytes.fetch_sub(used, Ordering::Relaxed);
+        let weight = weight(&chunk);
+        self.held_chunks.fetch_sub(weight.held, Ordering::SeqCst);
+        self.packed_chunks.fetch_sub(weight.packed, Ordering::Relaxed);
+        self.used_bytes.fetch_sub(weight.used_bytes, Ordering::Relaxed);
         if let Chunk::Plain { memory, .. } = chunk {
             self.quota.spares.give(memory);
         }
     }
 }
 
-/// Chunks held, chunks packed, and bytes of memory.
-fn weight(chunk: &Chunk) -> (u64, u64, u64) {
+/// What a chunk adds to the counts of its area.
+#[derive(Default)]
+struct Weight {
+    /// Chunks held, and those of them that are packed.
+    held: u64,
+    packed: u64,
+    /// Bytes of memory.
+    used_bytes: u64,
+}
+
+fn weight(chunk: &Chunk) -> Weight {
     match chunk {
-        Chunk::Hole => (0, 0, 0),
-        Chunk::Plain { .. } => (1, 0, CHUNK_BYTES as u64),
-        Chunk::Packed(packed) => (1, 1, packed.len() as u64),
+        Chunk::Hole => Weight::default(),
+        Chunk::Plain { .. } => Weight { held: 1, packed: 0, used_bytes: CHUNK_BYTES as u64 },
+        Chunk::Packed(packed) => Weight { held: 1, packed: 1, used_bytes: packed.len() as u64 },
     }
+}
+
+/// What becomes of a chunk's bytes when it gets memory.
+#[derive(Clone, Copy)]
+enum Contents {
+    /// They stay, so packed bytes are unpacked.
+    Kept,
+    /// The caller overwrites all of them, so packed bytes are ignored.
+    Overwritten,
 }
 
 /// Puts `chunk` in its place and returns the former one. A group of holes is dropped.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use shoal_media::{BlockDevice, MediaError, Request, read, trim, write, write_zeroes};
 use shoal_sim::Random;
 
-use super::super::{Area, CHUNK_BYTES, Compression, GrantError, Quota};
+use super::super::{Area, CHUNK_BYTES, Compression, GrantError, Quota, Stretch};
 
 const MIB: u64 = 1 << 20;
 const ALL: [Compression; 3] = [Compression::None, Compression::Lz4, Compression::Zstd];
@@ -94,11 +94,9 @@ fn holes_cost_nothing_and_use_is_counted() {
     trim(&area, 5 * MIB - 512, 512).unwrap();
     assert_eq!(area.usage().used_bytes, 3 * CHUNK_BYTES as u64);
     let chunk = CHUNK_BYTES as u64;
-    assert_eq!(
-        area.allocation(5 * MIB - 3 * chunk, 6 * chunk, 9),
-        [(2 * chunk, false), (2 * chunk, true), (2 * chunk, false)]
-    );
-    assert_eq!(area.allocation(5 * MIB - 3 * chunk, 6 * chunk, 2), [(2 * chunk, false), (2 * chunk, true)]);
+    let [hole, data] = [false, true].map(|is_data| move |len| Stretch { len, is_data });
+    assert_eq!(area.allocation(5 * MIB - 3 * chunk, 6 * chunk, 9), [hole(2 * chunk), data(2 * chunk), hole(2 * chunk)]);
+    assert_eq!(area.allocation(5 * MIB - 3 * chunk, 6 * chunk, 2), [hole(2 * chunk), data(2 * chunk)]);
     write_zeroes(&area, 5 * MIB - chunk, 2 * chunk).unwrap();
     assert_eq!(area.usage().used_bytes, chunk);
     trim(&area, (1 << 40) - chunk, chunk).unwrap();

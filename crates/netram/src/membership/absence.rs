@@ -10,6 +10,7 @@ use crate::membership::epochs::{check_epoch, new_epoch};
 use crate::requests::abandon::abandon;
 use crate::state::State;
 use crate::state::donors::DonorState;
+use crate::state::epoch::Membership;
 use crate::state::retry::requeue;
 use crate::task::Core;
 
@@ -47,5 +48,5 @@ pub(crate) fn discard(state: &mut State, number: DonorId) {
     let donor = &mut state.donors[number as usize];
     donor.state = DonorState::Lost;
     donor.units.release();
-    new_epoch(state, true);
+    new_epoch(state, Membership::Changed);
 }

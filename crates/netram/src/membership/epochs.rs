@@ -13,6 +13,7 @@ use crate::config::Policy;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
+use crate::state::epoch::Membership;
 use crate::state::retry::try_again;
 use crate::task::{Core, Op};
 
@@ -68,13 +69,12 @@ impl State {
     }
 }
 
-/// Begins an epoch, which tells the donors which of them belong to the disk. `members`: the
-/// membership has changed.
-pub(crate) fn new_epoch(state: &mut State, members: bool) {
-    if members {
+/// Begins an epoch, which tells the donors which of them belong to the disk.
+pub(crate) fn new_epoch(state: &mut State, membership: Membership) {
+    if membership == Membership::Changed {
         state.drop_checkpoint();
     }
-    state.epoch.begin(members);
+    state.epoch.begin(membership);
     state.wake();
 }
 
@@ -160,7 +160,7 @@ pub(crate) async fn herald(core: Arc<Core>) {
             donor.slot = Some(place);
             if donor.state == DonorState::Joining && donor.blank {
                 donor.blank = false;
-                new_epoch(state, true);
+                new_epoch(state, Membership::Changed);
             } else {
                 (donor.blank, donor.epoch) = (false, epoch);
             }

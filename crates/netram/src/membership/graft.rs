@@ -16,6 +16,7 @@ use crate::membership::headers::headers;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::{DonorState, REFUSED_NS};
+use crate::state::epoch::Membership;
 use crate::state::group::Group;
 use crate::state::place::Member;
 use crate::state::retry::try_again;
@@ -67,7 +68,7 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
     if erased {
         let state = &mut *core.lock();
         state.donors[number as usize].stale = false;
-        new_epoch(state, false);
+        new_epoch(state, Membership::Same);
     }
 }
 

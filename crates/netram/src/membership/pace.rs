@@ -78,7 +78,7 @@ fn leave_open_groups(core: &Arc<Core>, state: &mut State, number: DonorId) {
         if state.groups[index].is_on(number) && state.groups[index].memory().is_some_and(|memory| !memory.full) {
             state.open.leave(index);
             state.close(index);
-            send(core, state, index, true);
+            send(core, state, index);
         }
     }
 }
@@ -112,7 +112,7 @@ impl Roster<'_> {
     fn can_do_without(&self, number: usize) -> bool {
         let takers = (0..self.donors.len()).filter(|&other| other != number && self.takes(other)).count();
         let is_left_out = |other: usize| other == number || self.donors[other].pace.aside().is_some();
-        self.ready && takers > self.plan.parity && self.map.mapped() < self.room().room_beside(is_left_out, true)
+        self.ready && takers > self.plan.parity && self.map.mapped() < self.room().room_beside(is_left_out)
     }
 }
 

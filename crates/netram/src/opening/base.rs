@@ -79,7 +79,7 @@ pub(crate) fn reconcile(
         donors,
         logs,
         place_of,
-        owned: donors.iter().map(|&n| Bits::new(state.donors[n].units.count() as usize, false)).collect(),
+        owned: donors.iter().map(|&n| Bits::new(state.donors[n].units.count() as usize)).collect(),
         known: HashMap::new(),
         unsure: HashSet::new(),
         changed: HashSet::new(),

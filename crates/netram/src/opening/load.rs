@@ -56,7 +56,7 @@ async fn log(core: &Arc<Core>, donor: usize, stamp: &Stamp) -> Option<Log> {
         (state.window().layout(donor), state.donors[donor].units.count())
     };
     let each = (READ_BYTES / layout.record_bytes).max(1) as u32;
-    let mut log = Log { number: stamp.number, open: Bits::new(units as usize, false), listed: true, ..Log::default() };
+    let mut log = Log { number: stamp.number, open: Bits::new(units as usize), listed: true, ..Log::default() };
     for first in (0..layout.records).step_by(each as usize) {
         let count = each.min(layout.records - first);
         let at = layout.record_at(stamp.number % 2, first);

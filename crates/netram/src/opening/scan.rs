@@ -28,6 +28,7 @@ use crate::state::State;
 use crate::state::bits::Bits;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::doubt::{Copied, Doubt};
+use crate::state::epoch::Membership;
 use crate::state::found::{FoundUnsafe, Opening, Unprotected};
 use crate::state::place::{Location, Member};
 use crate::state::unit::Shape;
@@ -151,7 +152,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
     for (member, first_sequence) in std::mem::take(&mut state.opening.strays) {
         state.erase_later(member, first_sequence);
     }
-    new_epoch(state, false);
+    new_epoch(state, Membership::Same);
     state.serve_when_known(core);
     true
 }

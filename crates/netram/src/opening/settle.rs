@@ -136,7 +136,7 @@ pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
         .await;
     let state = &mut *core.lock();
     match placed {
-        Some((placed, full)) if full => send(core, state, placed.group, true),
+        Some((placed, full)) if full => send(core, state, placed.group),
         Some(_) => {}
         None => state.retry_later(),
     }

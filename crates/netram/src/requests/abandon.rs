@@ -54,7 +54,7 @@ async fn move_blocks(core: &Arc<Core>, index: u32) {
         let mut noted = false;
         let moved = core.until(|state| move_block(core, state, at, entry, &mut noted)).await;
         match moved {
-            Moved::Filled(full) => send(core, &mut core.lock(), full, true),
+            Moved::Filled(full) => send(core, &mut core.lock(), full),
             Moved::Done => {}
             Moved::Revived => return,
         }
@@ -134,7 +134,7 @@ pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
     for (_, member) in left {
         state.erase_later(member, first_sequence);
     }
-    send(core, state, index, true);
+    send(core, state, index);
     state.wake();
     true
 }
@@ -143,7 +143,7 @@ pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
 /// cache to fill.
 fn send_cleaned(core: &Arc<Core>, state: &mut State) {
     if let Some(open) = state.open.cleaners() {
-        send(core, state, open, true);
+        send(core, state, open);
     }
 }
 
@@ -172,7 +172,7 @@ impl State {
         for (index, unit, row) in heirs {
             let memory = self.groups[index].memory_mut();
             if memory.is_some_and(|memory| memory.inherit(unit, row, origin)) {
-                send(core, self, index, true);
+                send(core, self, index);
             }
         }
     }

@@ -448,9 +448,15 @@ mod tests {
 
     const BLOCK: usize = 512;
 
-    /// Carries out the engine's operations; reads fail if `reads_fail`. Returns which requests
-    /// completed, and whether they succeeded.
-    fn serve(engine: &mut Engine, donors: &mut [Vec<u8>], reads_fail: bool) -> Vec<bool> {
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Reads {
+        Work,
+        Fail,
+    }
+
+    /// Carries out the engine's operations. Returns which requests completed, and whether they
+    /// succeeded.
+    fn serve(engine: &mut Engine, donors: &mut [Vec<u8>], reads: Reads) -> Vec<bool> {
         let mut complete = Vec::new();
         loop {
             let actions = engine.actions();
@@ -467,7 +473,7 @@ mod tests {
                 };
                 let bytes = &mut donors[donor as usize];
                 let answer = match op {
-                    DonorOp::Read { .. } if reads_fail => Err(DonorError::new(Trouble::Refused, "gone")),
+                    DonorOp::Read { .. } if reads == Reads::Fail => Err(DonorError::new(Trouble::Refused, "gone")),
                     DonorOp::Read { at, len } => Ok(bytes[at as usize..][..len as usize].to_vec()),
                     DonorOp::Write { at, bytes: new } => {
                         bytes[at as usize..][..new.len()].copy_from_slice(&new);
@@ -487,13 +493,13 @@ mod tests {
         let mut donors = vec![vec![0; 1 << 20]; 4];
         let infos = (0..4).map(|n| DonorInfo { name: format!("donor{n}"), bytes: 1 << 20 });
         let mut engine = Engine::create(&config, infos.collect(), 0).unwrap();
-        serve(&mut engine, &mut donors, false);
+        serve(&mut engine, &mut donors, Reads::Work);
         engine.submit(1, Request::Write { at: 0, buffer: vec![1; 64 * BLOCK], fua: true }, 0);
-        assert_eq!(serve(&mut engine, &mut donors, false), [true]);
+        assert_eq!(serve(&mut engine, &mut donors, Reads::Work), [true]);
         engine.submit(2, Request::Read { at: 0, buffer: vec![0; 64 * BLOCK] }, 0);
         // The engine asks a refusing donor again for a moment.
         let mut answers = (0..100).map(|tick| {
-            let complete = serve(&mut engine, &mut donors, true);
+            let complete = serve(&mut engine, &mut donors, Reads::Fail);
             engine.tick(tick * 50_000_000);
             complete
         });

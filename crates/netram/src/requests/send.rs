@@ -19,11 +19,18 @@ use crate::state::schedule::DonorLost;
 use crate::state::unit::{Head, Version};
 use crate::task::{Core, Op};
 
-/// Starts sending a group. With `with_parity` it is sent until all its blocks are safe.
-pub(crate) fn send(core: &Arc<Core>, state: &mut State, index: u32, with_parity: bool) {
+/// Starts sending a group until all its blocks are safe.
+pub(crate) fn send(core: &Arc<Core>, state: &mut State, index: u32) {
+    let Some(memory) = state.groups[index].memory_mut() else { return };
+    memory.parity_wanted = true;
+    send_grown(core, state, index);
+}
+
+/// Starts sending what a group has gained. Parity waits unless it is wanted already.
+pub(crate) fn send_grown(core: &Arc<Core>, state: &mut State, index: u32) {
     let redundant = state.plan.parity > 0;
     let Some(memory) = state.groups[index].memory_mut() else { return };
-    memory.parity_wanted |= with_parity || !redundant || memory.full;
+    memory.parity_wanted |= !redundant || memory.full;
     let several = state.plan.parity > 1 && memory.parity_wanted && !memory.full && !memory.abandoned;
     if several {
         // Several parity units cannot grow at the same moment: the group is closed as it is.
@@ -47,7 +54,8 @@ async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
         if is_planted(Bug::FlushEarly) {
             let state = &mut *core.lock();
             if let Some(memory) = state.groups[index].memory_mut() {
-                memory.arrived(&counts, true);
+                memory.arrived(&counts);
+                memory.made_safe(&counts);
             }
             state.wake();
         }
@@ -68,7 +76,10 @@ async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
             state.wake();
             return if failed { Err(DonorLost { group: index }) } else { Ok(()) };
         }
-        memory.arrived(&counts, with_parity || !redundant);
+        memory.arrived(&counts);
+        if with_parity || !redundant {
+            memory.made_safe(&counts);
+        }
         memory.again &= !with_parity && redundant;
         state.wake();
         let memory = state.groups[index].memory_mut().expect("it is being sent");

@@ -14,6 +14,15 @@ use crate::state::State;
 use crate::state::place::Location;
 use crate::task::Core;
 
+/// What became of the lists of trimmed and lost ranges when blocks were lost.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lists {
+    /// All are still there.
+    Kept,
+    /// Some are lost, too.
+    Lost,
+}
+
 impl State {
     /// Unmaps blocks and notes the trim for the donors.
     pub fn trim(&mut self, first: u32, end: u32) {
@@ -63,9 +72,8 @@ impl State {
         self.wake();
     }
 
-    /// Marks blocks at these places as lost for good. With `notes`, lists of trimmed and lost
-    /// ranges are lost, too.
-    pub fn note_lost(&mut self, lost: &[(u32, Location)], notes: bool) {
+    /// Marks blocks at these places as lost for good.
+    pub fn note_lost(&mut self, lost: &[(u32, Location)], lists: Lists) {
         let mut blocks: Vec<u32> = Vec::new();
         for &(block, at) in lost {
             if self.map.is_at(block, at) {
@@ -73,7 +81,7 @@ impl State {
                 blocks.push(block);
             }
         }
-        if notes {
+        if lists == Lists::Lost {
             // The contents of the lists are lost. So every block that holds nothing is noted as
             // trimmed again, and every lost block as lost again.
             self.trim_unmapped();
@@ -124,7 +132,7 @@ pub(crate) async fn write_trims(core: &Arc<Core>) -> Result<(), DiskError> {
             .await?;
         let Some((group, full)) = full else { return Ok(()) };
         if full {
-            send(core, &mut core.lock(), group, true);
+            send(core, &mut core.lock(), group);
         }
     }
 }

@@ -12,7 +12,7 @@ use shoal_format::ram::{self, GroupId};
 use crate::api::DiskError;
 use crate::planted::{Bug, is_planted};
 use crate::requests::read;
-use crate::requests::send::send;
+use crate::requests::send::{send, send_grown};
 use crate::requests::trims::write_trims;
 use crate::state::State;
 use crate::state::place::Location;
@@ -29,8 +29,18 @@ fn reached(state: &State, at: Location, id: GroupId, safe: bool) -> bool {
 
 /// Writes whole blocks or parts of blocks.
 pub(crate) async fn write(core: Arc<Core>, ticket: u64, at: u64, buffer: Vec<u8>, fua: bool) {
-    let result = write_blocks(&core, at, &buffer, fua).await;
+    let until = if fua { Until::Flushed } else { Until::Planned };
+    let result = write_blocks(&core, at, &buffer, until).await;
     core.lock().complete(ticket, result.map(|()| buffer));
+}
+
+/// What a write waits for once its blocks have their places.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// What the disk's plan asks for: nothing, the donors' answers, or parity.
+    Planned,
+    /// A flush.
+    Flushed,
 }
 
 /// The outcome for one block of a write.
@@ -42,7 +52,7 @@ enum Placed {
     Failed(DiskError),
 }
 
-async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Result<(), DiskError> {
+async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], until: Until) -> Result<(), DiskError> {
     let (block_bytes, begun) = (core.shape.block_bytes as u64, core.lock().now_ns);
     let end = at + buffer.len() as u64;
     let mut places = Vec::new();
@@ -81,7 +91,7 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
         let state = core.lock();
         (state.plan.cached, state.plan.parity_at_once)
     };
-    if fua {
+    if until == Until::Flushed {
         return flush_asked(core).await;
     }
     if !cached {
@@ -129,11 +139,14 @@ fn send_placed(core: &Arc<Core>, state: &mut State, at: Location, full: bool, ca
     if full {
         let chosen = cache.take().expect("chosen before the block was placed");
         for closed in state.filled(chosen) {
-            send(core, state, closed, true);
+            send(core, state, closed);
         }
     }
     if full || state.plan.data_at_once {
-        send(core, state, at.group, full || state.plan.parity_at_once);
+        match full || state.plan.parity_at_once {
+            true => send(core, state, at.group),
+            false => send_grown(core, state, at.group),
+        }
     }
 }
 
@@ -172,7 +185,7 @@ async fn flush_to(core: &Arc<Core>, target: u64, begun: u64) -> Result<(), DiskE
         for index in state.groups.in_memory().to_vec() {
             let memory = state.groups[index].memory().expect("it is in memory");
             if memory.unsafe_from < target {
-                send(core, state, index, true);
+                send(core, state, index);
             }
         }
     }
@@ -190,22 +203,32 @@ async fn flush_to(core: &Arc<Core>, target: u64, begun: u64) -> Result<(), DiskE
     .await
 }
 
-/// Unmaps whole blocks and zeroes the rest of a range.
+/// Zeroes a range.
 pub(crate) async fn zero(core: Arc<Core>, ticket: u64, at: u64, len: u64, fua: bool) {
-    let result = zero_range(&core, at, len, fua).await;
+    let result = match zero_range(&core, at, len).await {
+        Ok(()) if fua => flush_asked(&core).await,
+        result => result,
+    };
     core.lock().complete(ticket, result.map(|()| Vec::new()));
 }
 
-async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<(), DiskError> {
+/// Trims a range: what it holds becomes zeros.
+pub(crate) async fn trim(core: Arc<Core>, ticket: u64, at: u64, len: u64) {
+    let result = zero_range(&core, at, len).await;
+    core.lock().complete(ticket, result.map(|()| Vec::new()));
+}
+
+/// Unmaps whole blocks and zeroes the rest of a range.
+async fn zero_range(core: &Arc<Core>, at: u64, len: u64) -> Result<(), DiskError> {
     let block_bytes = core.shape.block_bytes as u64;
     let end = at + len;
     let (first, last) = (at.next_multiple_of(block_bytes), end / block_bytes * block_bytes);
     if first >= last {
         // The range covers parts of one block, or of two.
-        write_blocks(core, at, &vec![0; len as usize], false).await?;
+        write_blocks(core, at, &vec![0; len as usize], Until::Planned).await?;
     } else {
-        write_blocks(core, at, &vec![0; (first - at) as usize], false).await?;
-        write_blocks(core, last, &vec![0; (end - last) as usize], false).await?;
+        write_blocks(core, at, &vec![0; (first - at) as usize], Until::Planned).await?;
+        write_blocks(core, last, &vec![0; (end - last) as usize], Until::Planned).await?;
         let many = {
             let state = &mut *core.lock();
             state.trim((first / block_bytes) as u32, (last / block_bytes) as u32);
@@ -215,5 +238,5 @@ async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<()
             write_trims(core).await?;
         }
     }
-    if fua { flush_asked(core).await } else { Ok(()) }
+    Ok(())
 }

@@ -9,8 +9,14 @@
 pub(crate) struct Bits(Vec<u64>);
 
 impl Bits {
-    pub fn new(count: usize, value: bool) -> Bits {
-        Bits(vec![if value { u64::MAX } else { 0 }; count.div_ceil(64)])
+    /// The empty set, with room for numbers below `count`.
+    pub fn new(count: usize) -> Bits {
+        Bits(vec![0; count.div_ceil(64)])
+    }
+
+    /// The set of all numbers below `count`, and of those that share the last word with them.
+    pub fn all(count: usize) -> Bits {
+        Bits(vec![u64::MAX; count.div_ceil(64)])
     }
 
     pub fn get(&self, n: usize) -> bool {
@@ -45,7 +51,7 @@ mod tests {
 
     #[test]
     fn bits_are_found_over_words_and_none_is_behind_the_end() {
-        let mut bits = Bits::new(130, false);
+        let mut bits = Bits::new(130);
         for n in [0, 63, 64, 129, 1000] {
             bits.set(n, true);
         }
@@ -53,6 +59,6 @@ mod tests {
         assert_eq!(bits.ones(129).collect::<Vec<_>>(), [0, 63, 64]);
         bits.set(63, false);
         assert!(!bits.get(63) && bits.get(64) && !bits.get(1000));
-        assert_eq!(Bits::new(3, true).ones(3).count(), 3);
+        assert_eq!(Bits::all(3).ones(3).count(), 3);
     }
 }

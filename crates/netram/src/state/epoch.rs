@@ -5,6 +5,15 @@
 
 use shoal_format::ram::DiskSuperblock;
 
+/// Which donors belong to the disk in a new epoch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Membership {
+    /// Those of the epoch before.
+    Same,
+    /// Others than in the epoch before.
+    Changed,
+}
+
 pub(crate) struct Epoch {
     number: u64,
     stored: bool,
@@ -34,11 +43,11 @@ impl Epoch {
         self.changes
     }
 
-    /// Begins an epoch. `members`: the membership has changed.
-    pub fn begin(&mut self, members: bool) {
+    /// Begins an epoch.
+    pub fn begin(&mut self, membership: Membership) {
         self.number += 1;
         self.stored = false;
-        self.changes |= members;
+        self.changes |= membership == Membership::Changed;
     }
 
     /// Records that enough donors have the epoch.

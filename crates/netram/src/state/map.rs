@@ -152,7 +152,7 @@ impl BlockMap {
     /// looked for, and how many blocks of each group are live. `looks`: whether blocks must be
     /// looked for at all.
     pub fn end_entering(&mut self, there: &[bool], looks: bool) -> (Bits, Vec<u16>) {
-        let mut wanted = Bits::new(self.table.len(), false);
+        let mut wanted = Bits::new(self.table.len());
         let slots = self.slots as u32;
         let mut live = vec![0u16; there.len()];
         let mut mapped = 0;

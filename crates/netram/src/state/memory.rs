@@ -105,14 +105,16 @@ impl Memory {
         true
     }
 
-    /// Records that donors have `counts` blocks of the data units. `safe`: with their parity.
-    pub fn arrived(&mut self, counts: &[u8], safe: bool) {
+    /// Records that donors have `counts` blocks of the data units.
+    pub fn arrived(&mut self, counts: &[u8]) {
         self.stored.copy_from_slice(counts);
-        if safe {
-            self.safe.copy_from_slice(counts);
-            let left = self.origins.iter().zip(counts).flat_map(|(list, &count)| &list[count as usize..]);
-            self.unsafe_from = left.copied().min().unwrap_or(u64::MAX);
-        }
+    }
+
+    /// Records that donors have `counts` blocks of the data units with their parity.
+    pub fn made_safe(&mut self, counts: &[u8]) {
+        self.safe.copy_from_slice(counts);
+        let left = self.origins.iter().zip(counts).flat_map(|(list, &count)| &list[count as usize..]);
+        self.unsafe_from = left.copied().min().unwrap_or(u64::MAX);
     }
 
     /// Gives a block that is not safe yet an earlier origin. Returns false if the block is safe.

@@ -122,12 +122,21 @@ impl Room<'_> {
 
     /// Number of blocks that fit on the donors that stay.
     pub fn room_without(&self, leaving: Option<DonorId>) -> u64 {
-        self.room_beside(|number| leaving.map(usize::from) == Some(number), leaving.is_some())
+        match leaving {
+            Some(leaving) => self.room_beside(|number| number == usize::from(leaving)),
+            None if self.blocks_beside(|_| false) >= self.map.blocks() => self.map.blocks(),
+            None => self.room_beside(|_| false),
+        }
     }
 
-    /// Number of blocks that fit on the donors that stay if several leave. `is_tight`: those that
-    /// stay must keep room to work in.
-    pub fn room_beside(&self, leaves: impl Fn(usize) -> bool, is_tight: bool) -> u64 {
+    /// Number of blocks that fit on the donors that stay if several leave. Those that stay keep
+    /// room to work in, even if the disk is small.
+    pub fn room_beside(&self, leaves: impl Fn(usize) -> bool) -> u64 {
+        self.map.blocks().min(self.blocks_beside(leaves) * TIGHT_PERCENT / 100)
+    }
+
+    /// Number of blocks for which the donors that stay have units.
+    fn blocks_beside(&self, leaves: impl Fn(usize) -> bool) -> u64 {
         let stays = |&(number, donor): &(usize, &Donor)| {
             !leaves(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
         };
@@ -139,10 +148,7 @@ impl Room<'_> {
             true => groups_of(&units, width).saturating_sub(self.groups_kept()),
             false => 0,
         };
-        let blocks = groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64;
-        // A drain needs room to work in even if the disk is small.
-        let is_tight = is_tight || blocks < self.map.blocks();
-        if is_tight { self.map.blocks().min(blocks * TIGHT_PERCENT / 100) } else { self.map.blocks() }
+        groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64
     }
 }
 

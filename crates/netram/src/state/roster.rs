@@ -11,6 +11,7 @@ use crate::api::{DiskError, DonorId, DonorInfo};
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::place::Member;
+use crate::state::units::FreeUnit;
 use crate::views::Roster;
 
 impl State {
@@ -46,7 +47,7 @@ impl State {
     pub fn give_back(&mut self, member: Member) {
         let donor = &mut self.donors[member.donor as usize];
         if member.exists() && !donor.is_final() {
-            donor.units.put_free(member.unit, false);
+            donor.units.put_free(FreeUnit { unit: member.unit, has_memory: false });
             self.shortage.has_unit();
         }
         self.wake();

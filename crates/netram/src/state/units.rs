@@ -37,6 +37,14 @@ pub(crate) struct Log {
     pub named: u32,
 }
 
+/// A unit that holds nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct FreeUnit {
+    pub unit: u32,
+    /// False once its memory was given back to the donor.
+    pub has_memory: bool,
+}
+
 /// A unit whose header is to be erased before the unit is used again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Erase {
@@ -170,7 +178,7 @@ impl Units {
     }
 
     /// Frees a unit that holds nothing any more.
-    pub fn put_free(&mut self, unit: u32, has_memory: bool) {
+    pub fn put_free(&mut self, FreeUnit { unit, has_memory }: FreeUnit) {
         let mut open = true;
         for log in self.logs() {
             if !log.listed {
@@ -241,8 +249,8 @@ impl Units {
     /// Opens closed units that no checkpoint needs closed any more.
     pub fn reopen(&mut self) {
         let (closed, blank) = (std::mem::take(&mut self.closed), std::mem::take(&mut self.closed_blank));
-        blank.into_iter().for_each(|unit| self.put_free(unit, false));
-        closed.into_iter().for_each(|unit| self.put_free(unit, true));
+        blank.into_iter().for_each(|unit| self.put_free(FreeUnit { unit, has_memory: false }));
+        closed.into_iter().for_each(|unit| self.put_free(FreeUnit { unit, has_memory: true }));
     }
 
     /// Closes all free units but `ahead`.
@@ -276,14 +284,14 @@ impl Units {
         self.announcing
     }
 
-    /// Takes closed units to name in a list, each with whether it has memory. [`Units::announced`]
-    /// must follow.
-    pub fn announce(&mut self, most: usize) -> Vec<(u32, bool)> {
+    /// Takes closed units to name in a list. [`Units::announced`] must follow.
+    pub fn announce(&mut self, most: usize) -> Vec<FreeUnit> {
         self.announcing = true;
         let mut units = Vec::with_capacity(most);
         while units.len() < most {
-            let unit = self.closed.pop_back().map(|unit| (unit, true));
-            match unit.or_else(|| self.closed_blank.pop().map(|unit| (unit, false))) {
+            let unit = self.closed.pop_back().map(|unit| FreeUnit { unit, has_memory: true });
+            let blank = |unit| FreeUnit { unit, has_memory: false };
+            match unit.or_else(|| self.closed_blank.pop().map(blank)) {
                 Some(unit) => units.push(unit),
                 None => break,
             }
@@ -332,7 +340,7 @@ impl Units {
         } else if let Some(taint) = self.tainted.get_mut(&unit) {
             taint.erased = Some(taint.erased.unwrap_or(u64::MAX).min(erase.first_sequence));
         } else {
-            self.put_free(unit, true);
+            self.put_free(FreeUnit { unit, has_memory: true });
             return Some(true);
         }
         Some(false)

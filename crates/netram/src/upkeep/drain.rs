@@ -15,6 +15,7 @@ use crate::requests::send::send;
 use crate::requests::write::flush;
 use crate::state::State;
 use crate::state::donors::DonorState;
+use crate::state::epoch::Membership;
 use crate::state::retry::requeue;
 use crate::task::{Core, pause};
 use crate::upkeep::repair::FLUSH_AGAIN_NS;
@@ -72,7 +73,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         let op = core.op(state, donor, op, Purpose::Upkeep);
         state.donors[donor as usize].state = DonorState::Drained;
         state.donors[donor as usize].units.release();
-        new_epoch(state, true);
+        new_epoch(state, Membership::Changed);
         state.count_donors();
         op
     };
@@ -92,7 +93,7 @@ fn begin(core: &Arc<Core>, state: &mut State, donor: DonorId) -> bool {
         if state.groups[index].is_on(donor) {
             state.open.leave(index);
             state.close(index);
-            send(core, state, index, true);
+            send(core, state, index);
         }
     }
     true

@@ -14,6 +14,7 @@ use crate::api::Purpose;
 use crate::planted::{Bug, is_planted};
 use crate::requests::read;
 use crate::requests::send::send;
+use crate::requests::trims::Lists;
 use crate::state::place::Location;
 use crate::state::unit::Shape;
 use crate::task::{Core, Op};
@@ -59,7 +60,7 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
                 continue;
             }
             if !ram::is_note(entry.block) && is_planted(Bug::LossAtOnce) {
-                core.lock().note_lost(&[(entry.block, at)], false);
+                core.lock().note_lost(&[(entry.block, at)], Lists::Kept);
             }
         }
     }
@@ -112,7 +113,7 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
         })
         .await;
     if let Some(group) = full {
-        send(core, &mut core.lock(), group, true);
+        send(core, &mut core.lock(), group);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::DonorState;
 use crate::state::place::Member;
-use crate::state::units::Erase;
+use crate::state::units::{Erase, FreeUnit};
 use crate::task::{Core, join};
 
 /// Units erased at the same time on one donor: a large trim frees hundreds of thousands of units.
@@ -117,7 +117,7 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
             state.erase_later(member, u64::MAX);
         } else if !state.donors[member.donor as usize].is_final() {
             // Units without memory are taken last.
-            state.donors[member.donor as usize].units.put_free(member.unit, false);
+            state.donors[member.donor as usize].units.put_free(FreeUnit { unit: member.unit, has_memory: false });
             state.wake();
         }
     }

@@ -52,7 +52,7 @@ async fn close_open(core: &Arc<Core>) {
             if state.groups[index].memory().is_some_and(|memory| !memory.full) {
                 state.close(index);
             }
-            send(core, state, index, true);
+            send(core, state, index);
         }
         let id = |index: u32| (index, state.groups[index].id);
         (open.into_iter().map(id).collect::<Vec<_>>(), state.now_ns)

@@ -50,7 +50,7 @@ impl State {
             self.last_resort(core);
         }
         for index in waiting {
-            send(core, self, index, true);
+            send(core, self, index);
         }
         self.wake();
         true

@@ -24,7 +24,7 @@ use shoal_format::checksum;
 use shoal_format::ram::{HEADER_SLOTS, UnitHeader};
 use shoal_media::Request;
 use shoal_netram::{
-    Action, Config, DiskError, DonorError, DonorId, DonorInfo, DonorOp, DonorState, Engine, Plan, Policy,
+    Action, Config, DiskError, DonorError, DonorId, DonorInfo, DonorOp, DonorState, Engine, Past, Plan, Policy,
 };
 use shoal_sim::Random;
 
@@ -512,13 +512,13 @@ impl World {
     /// Adds an empty donor.
     pub fn join(&mut self, bytes: u64) {
         let donor = self.new_donor(bytes);
-        self.add(donor, false).expect("there are not many donors");
+        self.add(donor, Past::Over).expect("there are not many donors");
     }
 
     /// Adds a donor to the disk, under a number of its own.
-    fn add(&mut self, donor: usize, has_past: bool) -> Result<(), DiskError> {
+    fn add(&mut self, donor: usize, past: Past) -> Result<(), DiskError> {
         let (info, now) = (self.info(donor), self.now);
-        let number = self.engine().add(info, has_past, now)? as usize;
+        let number = self.engine().add(info, past, now)? as usize;
         self.numbers.resize(self.numbers.len().max(number + 1), usize::MAX);
         self.numbers[number] = donor;
         Ok(())

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use shoal_netram::{DiskError, DonorError, DonorId, DonorOp, DonorState, NotBack, Policy, Trouble as Why};
+use shoal_netram::{DiskError, DonorError, DonorId, DonorOp, DonorState, NotBack, Past, Policy, Trouble as Why};
 use shoal_sim::Random;
 
 use super::brief::Fate;
@@ -293,7 +293,7 @@ impl World {
     /// Wipes a donor and lets it join as another.
     pub(super) fn joins_again(&mut self, donor: usize) -> Result<(), DiskError> {
         self.donors[donor].bytes[..FRONT].fill(0);
-        self.add(donor, !self.donors[donor].trouble.fenced)?;
+        self.add(donor, if self.donors[donor].trouble.fenced { Past::Over } else { Past::MayWrite })?;
         self.collect()
     }
 
