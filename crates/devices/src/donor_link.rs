@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shoal_format::ram::{DiskSuperblock, Lease, SLOTS_BYTES};
+use shoal_format::ram::{DiskSuperblock, Lease, OwnPlace, SLOTS_BYTES};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
 use shoal_nbd::link::{End, Owner, Refused};
 use shoal_nbd::{Claim, Client, ConnectError, Link, LinkOptions, Reliance, Uri};
@@ -41,8 +41,8 @@ struct Donor {
     name: String,
     /// The disk whose superblock was written here, or found here.
     disk: Mutex<Option<[u8; 16]>>,
-    /// The donor's number and birth, once they are known.
-    place: Mutex<Option<(u16, u32)>>,
+    /// The donor's place on the disk, once it is known.
+    place: Mutex<Option<OwnPlace>>,
     /// Identifies the donor in this client's leases.
     mark: u64,
     /// The newest lease that the donor has taken. 0: none.
@@ -102,8 +102,8 @@ impl DonorLink {
         self.link.set_written(superblock == Written::Already);
     }
 
-    /// Sets the donor's number on the disk and its birth.
-    pub fn is_at(&self, place: Option<(u16, u32)>) {
+    /// Sets the donor's place on the disk.
+    pub fn is_at(&self, place: Option<OwnPlace>) {
         *self.donor.place.lock() = place;
     }
 
@@ -209,8 +209,8 @@ impl Donor {
     }
 }
 
-/// Returns the donor's number and birth if the request writes a superblock.
-fn written_place(request: &Request) -> Option<(u16, u32)> {
+/// Returns the donor's place if the request writes a superblock.
+fn written_place(request: &Request) -> Option<OwnPlace> {
     let Request::Write { at, buffer, .. } = request else { return None };
     let at = usize::try_from(*at).ok().filter(|at| at + buffer.len() <= SLOTS_BYTES)?;
     let mut slots = vec![0; SLOTS_BYTES];

@@ -124,6 +124,15 @@ pub struct DonorPlace {
     pub born: u32,
 }
 
+/// The place of the donor that has the superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnPlace {
+    /// The donor's number on the disk.
+    pub number: u16,
+    /// Its birth; see [`DonorPlace::born`].
+    pub born: u32,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
     /// The donor does not belong to the disk, or no longer does.
@@ -277,9 +286,9 @@ impl DiskSuperblock {
         Ok(())
     }
 
-    /// Returns the donor's number and its birth. Decoding has checked that the number has a place.
-    pub fn place(&self) -> (u16, u32) {
-        (self.donor, self.donors[usize::from(self.donor)].born)
+    /// Returns the donor's own place. Decoding has checked that its number has one.
+    pub fn place(&self) -> OwnPlace {
+        OwnPlace { number: self.donor, born: self.donors[usize::from(self.donor)].born }
     }
 
     /// Decodes the newest valid slot of a donor's first [`SUPERBLOCK_BYTES`].
@@ -423,7 +432,7 @@ mod tests {
 
     #[test]
     fn a_number_without_a_place_is_refused() {
-        assert_eq!(superblock().place(), (2, 2000));
+        assert_eq!(superblock().place(), OwnPlace { number: 2, born: 2000 });
         let mut bytes = DiskSuperblock { donor: 4, ..superblock() }.encode();
         bytes.resize(SUPERBLOCK_BYTES, 0);
         assert!(matches!(DiskSuperblock::decode(&bytes), Err(FormatError::Range { field: "donors", .. })));

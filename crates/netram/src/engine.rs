@@ -10,7 +10,7 @@ use shoal_media::Request;
 use std::sync::Arc;
 
 use shoal_format::ram;
-use shoal_format::ram::{DiskSuperblock, DonorPlace, SUPERBLOCK_BYTES, Standing};
+use shoal_format::ram::{DiskSuperblock, DonorPlace, OwnPlace, SUPERBLOCK_BYTES, Standing};
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, ForgetCost, NotBack, Past};
 use crate::checkpoint;
@@ -80,8 +80,8 @@ pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: R
 #[derive(Clone, Debug)]
 pub struct Members {
     pub quorum: Quorum,
-    /// Number and birth of each donor, in the order given; `None`: it does not belong to the disk.
-    pub places: Vec<Option<(DonorId, u32)>>,
+    /// The place of each donor, in the order given; `None`: it does not belong to the disk.
+    pub places: Vec<Option<OwnPlace>>,
 }
 
 /// Finds out which donors belong to the disk. Each is given by its first bytes. `None`: none does.
@@ -402,7 +402,7 @@ impl Engine {
     pub fn donor_of(&self, front: &[u8]) -> Option<(DonorId, String, bool)> {
         let state = self.core.lock();
         let own = DiskSuperblock::decode(front).ok().filter(|own| own.uuid == state.config.uuid)?;
-        let (number, born) = own.place();
+        let OwnPlace { number, born } = own.place();
         let donor = state.donors.get(usize::from(number))?;
         let same = born == donor.born && !donor.is_final();
         same.then(|| (number, donor.info.name.clone(), donor.state.is_in_use()))
@@ -519,7 +519,7 @@ impl Engine {
     #[doc(hidden)]
     pub fn checksums(&self) -> Vec<Option<u32>> {
         let state = self.core.lock();
-        (0..state.map.blocks() as u32).map(|block| state.map.find(block).map(|(_, sum)| sum)).collect()
+        (0..state.map.blocks() as u32).map(|block| state.map.find(block).map(|found| found.sum)).collect()
     }
 
     /// Checks that each unit has one use only and that each block is in an existing group, for

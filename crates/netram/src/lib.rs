@@ -62,4 +62,6 @@ pub use shoal_format::ram::SUPERBLOCK_BYTES;
 pub use state::donors::DonorState;
 pub use state::pace::Aside;
 pub use state::room::DrainRoom;
-pub use status::{DamageStatus, DonorStatus, RepairStatus, ScrubStatus, Status, UnflushedStatus};
+pub use status::{
+    DamageStatus, DonorStatus, LastScrub, RepairStatus, ScrubProgress, ScrubStatus, Status, UnflushedStatus,
+};

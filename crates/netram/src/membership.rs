@@ -158,14 +158,14 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
 fn lose_what_is_gone(state: &mut State) {
     let mut lost: Vec<(u32, Location)> = Vec::new();
     for block in 0..state.map.blocks() as u32 {
-        let gone = |&(at, _): &(Location, u32)| state.roster().is_beyond_parity(at) && !state.is_doubted(block, at);
-        if let Some((at, _)) = state.map.find(block).filter(gone) {
+        let gone = |&at: &Location| state.roster().is_beyond_parity(at) && !state.is_doubted(block, at);
+        if let Some(at) = state.map.find(block).map(|found| found.at).filter(gone) {
             lost.push((block, at));
         }
     }
     let mut notes = Vec::new();
     for (index, group) in state.groups.iter() {
-        let places = group.notes().iter().map(|&(unit, row)| Location { group: index, unit, row });
+        let places = group.notes().iter().map(|spot| spot.within(index));
         notes.extend(places.filter(|&at| state.roster().is_beyond_parity(at)));
     }
     state.note_lost(&lost, if notes.is_empty() { Lists::Kept } else { Lists::Lost });
@@ -204,7 +204,8 @@ impl Roster<'_> {
     pub fn forget_cost(&self, number: DonorId) -> ForgetCost {
         let mut cost = ForgetCost { lost: 0, waiting: 0, away: Vec::new() };
         for block in 0..self.map.blocks() as u32 {
-            let Some((at, _)) = self.map.find(block).filter(|&(at, _)| !self.is_doubted(block, at)) else { continue };
+            let found = self.map.find(block).map(|found| found.at);
+            let Some(at) = found.filter(|&at| !self.is_doubted(block, at)) else { continue };
             let member = |unit: usize| self.groups[at.group].members[unit];
             let gone = |unit: usize| self.is_gone(at, unit) || member(unit).is_on(number);
             let away = |unit: usize| {

@@ -183,8 +183,8 @@ impl State {
 
     /// Unmaps a block; its copy is dead from now on. False if it was not mapped.
     pub fn unmap(&mut self, block: u32) -> bool {
-        let Some((at, _)) = self.map.remove(block) else { return false };
-        self.kill(at.group);
+        let Some(found) = self.map.remove(block) else { return false };
+        self.kill(found.at.group);
         true
     }
 
@@ -204,14 +204,14 @@ impl State {
     /// Returns whether the entry's block still counts at this location.
     pub fn lives(&self, block: u32, at: Location) -> bool {
         match block {
-            TRIMMED | LOST => self.groups[at.group].notes().contains(&(at.unit, at.row)),
+            TRIMMED | LOST => self.groups[at.group].notes().contains(&at.spot()),
             block => self.map.is_at(block, at),
         }
     }
 
     /// Ends a list of trimmed ranges: it no longer counts.
     pub fn kill_note(&mut self, at: Location) {
-        if self.groups[at.group].remove_note((at.unit, at.row)) {
+        if self.groups[at.group].remove_note(at.spot()) {
             self.kill(at.group);
         }
     }

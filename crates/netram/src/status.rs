@@ -54,10 +54,26 @@ pub struct DamageStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubStatus {
     pub completed: u64,
-    /// Progress of the running scrub: groups examined, and all groups.
-    pub progress: Option<(u64, u64)>,
-    /// How long ago the last scrub ended (ns), and how many damaged blocks were found during it.
-    pub last: Option<(u64, u64)>,
+    /// Progress of the running scrub.
+    pub progress: Option<ScrubProgress>,
+    pub last: Option<LastScrub>,
+}
+
+/// Progress of a scrub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubProgress {
+    /// Groups examined.
+    pub groups_done: u64,
+    /// All groups.
+    pub groups: u64,
+}
+
+/// The last scrub that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastScrub {
+    pub ns_ago: u64,
+    /// Damaged blocks found during it.
+    pub found: u64,
 }
 
 /// A failed flush.
@@ -118,8 +134,11 @@ impl State {
     }
 
     fn scrub_status(&self) -> ScrubStatus {
-        let last = self.scrubs.last().map(|(at_ns, found)| (self.now_ns.saturating_sub(at_ns), found));
-        ScrubStatus { completed: self.scrubs.completed(), progress: self.scrubs.progress(), last }
+        ScrubStatus {
+            completed: self.scrubs.completed(),
+            progress: self.scrubs.progress(),
+            last: self.scrubs.last(self.now_ns),
+        }
     }
 
     fn unflushed_status(&self) -> Option<UnflushedStatus> {
@@ -147,7 +166,7 @@ impl State {
         self.groups.iter().for_each(|(index, group)| live[index as usize] = group.notes().len() as u32);
         (0..self.map.blocks() as u32)
             .filter_map(|block| self.map.find(block))
-            .for_each(|(at, _)| live[at.group as usize] += 1);
+            .for_each(|found| live[found.at.group as usize] += 1);
         match self.groups.iter().find(|(index, group)| group.live() != live[*index as usize]) {
             Some((_, group)) => Err(format!("group {} counts other live blocks than it has", group.id)),
             None => Ok(()),

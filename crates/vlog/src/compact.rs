@@ -67,6 +67,13 @@ enum Need {
     Room,
 }
 
+/// Numbers of segments.
+struct Segments {
+    free: usize,
+    /// Those that an announcement makes free.
+    waiting: usize,
+}
+
 impl VirtualLog {
     /// Does one step in a gap. Returns false if nothing is worth doing.
     pub fn compact_step(&self) -> Result<bool> {
@@ -93,7 +100,7 @@ impl VirtualLog {
         }
         let mut rounds = self.superblock.segments();
         while rounds > 0 {
-            let (free, waiting) = self.free_and_waiting();
+            let Segments { free, waiting } = self.segments();
             if free <= FREE_SEGMENTS_LEAST && waiting > 0 {
                 // Flushes by requests would do the same, but too late.
                 self.announce(log, By::Compactor)?;
@@ -105,10 +112,9 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Returns the free segments, and those that an announcement makes free.
-    fn free_and_waiting(&self) -> (usize, usize) {
+    fn segments(&self) -> Segments {
         let state = self.state.read();
-        (state.space.free_segments(), state.space.waiting_segments())
+        Segments { free: state.space.free_segments(), waiting: state.space.waiting_segments() }
     }
 
     fn step_segment(&self, log: &mut Log, need: Need) -> Result<bool> {
@@ -186,7 +192,7 @@ impl VirtualLog {
     fn begin_segment(&self, log: &mut Log, need: Need) -> Result<bool> {
         let size = self.superblock.segment_blocks;
         if need == Need::Gap {
-            let (free, waiting) = self.free_and_waiting();
+            let Segments { free, waiting } = self.segments();
             if free >= enough_segments(&self.superblock) {
                 return Ok(false);
             }
@@ -273,7 +279,7 @@ impl VirtualLog {
             at += record.skip as u32;
         }
         let records = state.records_within(blocks.clone()).len();
-        let (_, counting) = state.space.count(&blocks);
+        let counting = state.space.count(&blocks).counting;
         // Blocks are missing only if a record cannot be read. Search the whole map then.
         if found.len() + records < counting {
             return state.map.iter().filter(|(_, entry)| blocks.contains(&entry.at)).collect();

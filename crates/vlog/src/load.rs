@@ -180,7 +180,7 @@ impl Search<'_> {
                 self.report(Progress { checkpoint: true, done, total });
                 let stored = u32::from_le_bytes(block[..4].try_into().expect("four bytes"));
                 let sum = if is_planted(Bug::AnyVersion) { stored } else { sums[index as usize] };
-                if !self.take_map_block(&superblock, block, (index, sum), complete) {
+                if !self.take_map_block(&superblock, block, index, sum, complete) {
                     whole.set(false);
                     return Ok(None);
                 }
@@ -194,7 +194,8 @@ impl Search<'_> {
         &mut self,
         superblock: &Superblock,
         block: &[u8],
-        (index, sum): (u32, u32),
+        index: u32,
+        sum: u32,
         complete: Complete,
     ) -> bool {
         let take = |piece: u32, found: MapPiece| {

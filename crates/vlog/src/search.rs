@@ -37,6 +37,14 @@ pub struct Progress {
 
 pub(crate) type OnProgress = Option<Arc<dyn Fn(Progress) + Send + Sync>>;
 
+/// The newest durable record. The order is that of records.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Newest {
+    seq: u64,
+    /// Pieces that the record counts as mapped.
+    mapped: u32,
+}
+
 pub(crate) struct Search<'a> {
     pub device: &'a dyn BlockDevice,
     pub superblock: Superblock,
@@ -50,8 +58,7 @@ pub(crate) struct Search<'a> {
     headers: BTreeMap<u64, Header>,
     /// Records that no other record has called durable so far.
     later: BTreeMap<u64, Record>,
-    /// Number of the newest durable record, and the pieces it counts as mapped.
-    newest: (u64, u32),
+    newest: Newest,
     pub durable: u64,
     pub blocks_read: u64,
     pub records: u64,
@@ -76,7 +83,7 @@ impl<'a> Search<'a> {
             pieces_found: 0,
             headers: BTreeMap::new(),
             later: BTreeMap::new(),
-            newest: (0, 0),
+            newest: Newest::default(),
             durable: 0,
             blocks_read: 0,
             records: 0,
@@ -117,7 +124,7 @@ impl<'a> Search<'a> {
 
     /// Takes a durable record: its pieces count unless a newer record has them.
     fn take(&mut self, record: Record) {
-        self.newest = self.newest.max((record.seq, record.mapped));
+        self.newest = self.newest.max(Newest { seq: record.seq, mapped: record.mapped });
         let mut counts = record.pieces.is_empty();
         for piece in &record.pieces {
             if self.taken_from[piece.index as usize] < record.seq {
@@ -218,14 +225,14 @@ impl<'a> Search<'a> {
 
     /// Returns whether nothing was found after this record.
     pub fn ends_before(&self, root: Link) -> bool {
-        self.later.is_empty() && self.newest.0 <= root.seq
+        self.later.is_empty() && self.newest.seq <= root.seq
     }
 
     /// Returns whether `root` is the newest record, with nothing missing and nothing after it.
     /// `number` is the checkpoint that the search began with.
     pub fn ends_with(&self, root: Link, number: Option<u64>) -> Result<bool> {
         // The search skips records that the checkpoint covers. A later record must have been found.
-        let is_reached = self.newest.0 == root.seq || number.is_some_and(|number| root.seq <= number);
+        let is_reached = self.newest.seq == root.seq || number.is_some_and(|number| root.seq <= number);
         if !(is_reached && self.ends_before(root)) {
             return Ok(false);
         }
@@ -245,11 +252,11 @@ impl<'a> Search<'a> {
     /// Returns the base and the records after it. `root` is set if the disk was closed. `number` is
     /// the checkpoint that the search began with; map blocks changed since then are dirty.
     pub fn into_found(mut self, root: Option<Link>, number: Option<u64>) -> std::result::Result<Found, VlogError> {
-        let (found, mapped) = (self.pieces_found, self.newest.1);
+        let (found, mapped) = (self.pieces_found, self.newest.mapped);
         if found < mapped {
             return Err(VlogError::Damaged { lost: mapped - found, mapped });
         }
-        let last = self.newest.0.max(self.later.keys().next_back().copied().unwrap_or(0)).max(self.durable);
+        let last = self.newest.seq.max(self.later.keys().next_back().copied().unwrap_or(0)).max(self.durable);
         let mut state = State::empty(self.superblock);
         let take = |state: &mut State, at: u32| {
             if !state.space.blocks().contains(&at) {

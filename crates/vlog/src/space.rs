@@ -16,6 +16,23 @@ use crate::write::By;
 /// Segments that only recovery and the compactor may open.
 const RESERVED_SEGMENTS: usize = 2;
 
+/// The free rest of the open segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// The next block to write.
+    pub at: u32,
+    pub blocks: u32,
+}
+
+/// How full a range of blocks is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Count {
+    /// Blocks in use, or left and not free yet.
+    pub used: usize,
+    /// Those of them that were not left.
+    pub counting: usize,
+}
+
 pub(crate) struct Space {
     used: Vec<u64>,
     /// Bits of the blocks in `left`.
@@ -115,8 +132,7 @@ impl Space {
         self.used[block as usize / 64] >> (block % 64) & 1 == 1
     }
 
-    /// Blocks of a range that are in use or left, and those of them that were not left.
-    pub fn count(&self, blocks: &std::ops::Range<u32>) -> (usize, usize) {
+    pub fn count(&self, blocks: &std::ops::Range<u32>) -> Count {
         let (mut used, mut counting, mut at) = (0, 0, blocks.start);
         while at < blocks.end {
             let (word, first) = (at as usize / 64, at % 64);
@@ -126,7 +142,7 @@ impl Space {
             counting += (self.used[word] & !self.left_bits[word] & mask).count_ones();
             at += len;
         }
-        (used as usize, counting as usize)
+        Count { used: used as usize, counting: counting as usize }
     }
 
     /// Blocks in use, or left and not free yet.
@@ -224,10 +240,9 @@ impl Space {
         }
     }
 
-    /// Returns the next block of the open segment and the number of blocks that remain in it. Opens
-    /// another segment if fewer than two remain, since a record and data need two. Returns `None`
-    /// if no segment may be opened.
-    pub fn room(&mut self, by: By, seq: u64) -> Option<(u32, u32)> {
+    /// Returns what remains of the open segment. Opens another segment if fewer than two blocks
+    /// remain, since a record and data need two. Returns `None` if no segment may be opened.
+    pub fn room(&mut self, by: By, seq: u64) -> Option<Room> {
         let segments = self.segments.as_mut().expect("a disk with segments");
         if segments.opens_next() {
             let keep = if by == By::Compactor { RESERVED_SEGMENTS - 1 } else { RESERVED_SEGMENTS };
@@ -239,7 +254,8 @@ impl Space {
             segments.open = segments.free.pop_front().map(|segment| Open { segment, written: 0 });
         }
         let open = segments.open?;
-        Some((LOG_AT + open.segment * segments.blocks + open.written, segments.blocks - open.written))
+        let at = LOG_AT + open.segment * segments.blocks + open.written;
+        Some(Room { at, blocks: segments.blocks - open.written })
     }
 
     /// For recovery: opens a segment, even from the reserve.
@@ -415,10 +431,10 @@ mod tests {
     fn a_segment_is_free_again_when_all_its_blocks_are_announced() {
         let mut space = Space::new(&superblock(16));
         assert_eq!((space.free_segments(), space.blocks()), (6, LOG_AT..LOG_AT + 96));
-        assert_eq!(space.room(By::Request, 0), Some((LOG_AT, 16)));
+        assert_eq!(space.room(By::Request, 0), Some(Room { at: LOG_AT, blocks: 16 }));
         (LOG_AT..LOG_AT + 15).for_each(|block| space.take(block));
         space.advance(15);
-        assert_eq!(space.room(By::Request, 9), Some((LOG_AT + 16, 16)), "one block is too little");
+        assert_eq!(space.room(By::Request, 9), Some(Room { at: LOG_AT + 16, blocks: 16 }), "one block is too little");
         (LOG_AT..LOG_AT + 15).for_each(|block| space.leave(block, block as u64));
         space.announced(LOG_AT as u64 + 13);
         assert_eq!((space.free_segments(), space.used_blocks(), space.left_blocks()), (4, 1, 1));
@@ -436,7 +452,7 @@ mod tests {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             match seed >> 60 {
                 0..5 => {
-                    if let Some((at, _)) = space.room(By::Compactor, seq) {
+                    if let Some(Room { at, .. }) = space.room(By::Compactor, seq) {
                         space.take(at);
                         space.advance(1);
                         taken.push(at);
@@ -461,7 +477,7 @@ mod tests {
     fn the_last_segments_are_not_for_requests() {
         let mut space = Space::new(&superblock(16));
         let mut opened = 0;
-        while let Some((at, room)) = space.room(By::Request, 0) {
+        while let Some(Room { at, blocks: room }) = space.room(By::Request, 0) {
             (at..at + room).for_each(|block| space.take(block));
             space.advance(room);
             opened += 1;
@@ -480,7 +496,7 @@ mod tests {
         for (start, end) in [(4, 104), (4, 5), (60, 70), (63, 64), (64, 104), (50, 50)] {
             let used = (start..end).filter(|block| (block - LOG_AT).is_multiple_of(3)).count();
             let left = (start..end).filter(|block| (block - LOG_AT).is_multiple_of(6)).count();
-            assert_eq!(space.count(&(start..end)), (used, used - left), "{start}..{end}");
+            assert_eq!(space.count(&(start..end)), Count { used, counting: used - left }, "{start}..{end}");
         }
     }
 
@@ -488,7 +504,7 @@ mod tests {
     fn segments_that_could_be_emptied_are_listed_without_the_open_one() {
         let mut space = Space::new(&superblock(16));
         for seq in [5, 6, 7] {
-            let (at, room) = space.room(By::Request, seq).unwrap();
+            let Room { at, blocks: room } = space.room(By::Request, seq).unwrap();
             (at..at + 3).for_each(|block| space.take(block));
             space.advance(room);
         }

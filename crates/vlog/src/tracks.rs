@@ -13,6 +13,7 @@ use shoal_media::{Head, Result};
 
 use crate::compact::Emptying;
 use crate::disk::{Change, Log, VirtualLog};
+use crate::space::Count;
 use crate::state::Changed;
 use crate::write::{By, Item, is_unchanged};
 
@@ -129,7 +130,7 @@ impl VirtualLog {
         let state = self.state.read();
         let mut allowed = vec![false; state.space.blocks().end as usize];
         for track in tracks.iter().filter(|track| *track != but) {
-            let (used, counting) = state.space.count(track);
+            let Count { used, counting } = state.space.count(track);
             if counting > 0 && used < track.len() {
                 allowed[track.start as usize..track.end as usize].fill(true);
             }
@@ -148,8 +149,8 @@ impl VirtualLog {
         let state = self.state.read();
         let counted = log.tracks.iter().map(|track| (track, state.space.count(track)));
         // Tracks whose blocks were all left become free by themselves.
-        let partly = counted.filter(|(track, (used, counting))| *counting > 0 && *used < track.len());
-        let partly: Vec<_> = partly.map(|(track, (used, _))| (track, used)).collect();
+        let partly = counted.filter(|(track, count)| count.counting > 0 && count.used < track.len());
+        let partly: Vec<_> = partly.map(|(track, count)| (track, count.used)).collect();
         let holes: usize = partly.iter().map(|(track, used)| track.len() - used).sum();
         let worth = partly.into_iter().filter(|(track, _)| !log.stuck.contains(&track.start));
         let Some((track, used)) = worth.min_by_key(|(_, used)| *used) else { return Ok(false) };

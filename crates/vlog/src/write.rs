@@ -15,6 +15,7 @@ use shoal_media::{Head, MediaError, Result, block};
 
 use crate::disk::{Change, Log, VirtualLog};
 use crate::planted::{Bug, is_planted};
+use crate::space::Room;
 use crate::state::{Changed, State};
 
 /// Maximum number of blocks written between two flushes of the device below. Recovery searches as
@@ -236,7 +237,12 @@ impl VirtualLog {
 
 /// Makes a chunk of as many changes as fit. Returns how many changes and rewritten pieces it
 /// covers.
-fn fill(state: &mut State, (at, room): (u32, u32), items: &[Item], rewritten: &[u32]) -> (Chunk, usize, usize) {
+fn fill(
+    state: &mut State,
+    Room { at, blocks: room }: Room,
+    items: &[Item],
+    rewritten: &[u32],
+) -> (Chunk, usize, usize) {
     debug_assert!(at >= LOG_AT && room >= 2);
     let most = state.superblock.segment_blocks / 4;
     let records_for = |pieces: usize| pieces.div_ceil(PIECES_MAX) as u32;

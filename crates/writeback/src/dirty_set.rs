@@ -45,6 +45,15 @@ pub struct Counts {
     pub listed: u64,
 }
 
+/// What was handed out under the rule's shape.
+#[derive(Clone, Copy, Debug, Default)]
+struct Given {
+    /// Number of the shape's tick.
+    tick: u64,
+    /// Blocks handed out in it.
+    blocks: u64,
+}
+
 /// Dirty blocks under a rule.
 #[derive(Clone, Debug, Default)]
 pub struct DirtySet {
@@ -54,8 +63,7 @@ pub struct DirtySet {
     files: HashMap<FileId, BTreeSet<Age>>,
     writing: HashMap<BlockId, Writing>,
     sequence: u64,
-    /// Number of the shape's tick, and blocks handed out in it.
-    given: (u64, u64),
+    given: Given,
     /// Time up to which `counts.listed` is known (ns).
     listed_ns: u64,
     counts: Counts,
@@ -74,7 +82,7 @@ impl DirtySet {
     /// Changes the rule from `now_ns` on. All blocks keep their ages.
     pub fn set_rule(&mut self, rule: Rule, now_ns: u64) {
         self.pass_ticks(now_ns);
-        (self.rule, self.given) = (rule, (0, 0));
+        (self.rule, self.given) = (rule, Given::default());
     }
 
     /// Records that a block of a file was modified in the cache. Returns false if it was already
@@ -138,11 +146,11 @@ impl DirtySet {
         self.pass_ticks(now_ns);
         if let Some(shape) = &self.rule.shape {
             let tick = now_ns / shape.tick_ns.max(1);
-            if self.given.0 != tick {
-                self.given = (tick, 0);
+            if self.given.tick != tick {
+                self.given = Given { tick, blocks: 0 };
             }
         }
-        let allowed = self.rule.allowance(load, self.given.1);
+        let allowed = self.rule.allowance(load, self.given.blocks);
         let mut chosen = vec![];
         while let Some((&age, &block)) = self.order.first_key_value() {
             self.counts.examined += 1;
@@ -157,7 +165,7 @@ impl DirtySet {
                 _ => self.hand_out(block, &mut chosen),
             }
         }
-        self.given.1 += chosen.len() as u64;
+        self.given.blocks += chosen.len() as u64;
         self.counts.chosen += chosen.len() as u64;
         if self.rule.policy.grain_ns().is_none() {
             self.counts.listed += chosen.len() as u64;

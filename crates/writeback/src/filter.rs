@@ -34,7 +34,7 @@ use crate::planted::{Bug, is_planted};
 use crate::policy::{Policy, Rule};
 use crate::readers::Readers;
 use crate::slots::{Cache, SlotBytes};
-use crate::state::{LINE_BLOCKS, Run, State, Step, Then};
+use crate::state::{LINE_BLOCKS, Now, Run, State, Step, Then};
 
 /// Added to the clock's time (ns). The filter's time begins 30 days earlier, so that blocks held by
 /// an earlier process keep their age.
@@ -77,10 +77,17 @@ struct Inner {
 /// Memory being given back to the host.
 #[derive(Default)]
 struct Giving {
-    /// The group being given back, and how many of its bytes already are.
-    begun: Option<(u64, u64)>,
+    begun: Option<Begun>,
     /// Further groups to give back.
     groups: u64,
+}
+
+/// The group being given back.
+#[derive(Clone, Copy)]
+struct Begun {
+    group: u64,
+    /// Bytes of it that already are.
+    done: u64,
 }
 
 /// A device with an update policy in front of it.
@@ -341,8 +348,8 @@ impl Inner {
         self.clock.monotonic_ns() + BEFORE_NS
     }
 
-    fn now(&self) -> (u64, i64) {
-        (self.now_ns(), self.clock.now_ns())
+    fn now(&self) -> Now {
+        Now { ns: self.now_ns(), wall_ns: self.clock.now_ns() }
     }
 
     /// Takes as much memory ahead as recent writes needed between two calls. The host is slow to
@@ -364,12 +371,12 @@ impl Inner {
             giving.groups = groups;
         }
         if giving.begun.is_none() && giving.groups > 0 {
-            giving.begun = state.slots.take_empty().map(|group| (group, 0));
+            giving.begun = state.slots.take_empty().map(|group| Begun { group, done: 0 });
             giving.groups -= 1;
         }
-        let Some((group, done)) = giving.begun else { return false };
+        let Some(Begun { group, done }) = giving.begun else { return false };
         let done = MutexGuard::unlocked(&mut state, || self.slots.discard(group, done));
-        giving.begun = done.map(|done| (group, done));
+        giving.begun = done.map(|done| Begun { group, done });
         if giving.begun.is_none() {
             state.slots.given_back(group);
         }

@@ -53,6 +53,15 @@ fn minds_reads(rule: &Rule) -> bool {
     rule.goes_by_load() || matches!(rule.policy, Policy::Idle { .. })
 }
 
+/// The time of a change, on both clocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Now {
+    /// On the clock that only goes forward.
+    pub ns: u64,
+    /// On the clock that outlives the process; it may be set.
+    pub wall_ns: i64,
+}
+
 /// A block that no device is known to hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
@@ -249,12 +258,12 @@ impl State {
 
     /// Takes the new contents of a block, which lie in `slot`. The old version's slot is freed once
     /// the new version counts.
-    pub fn hold(&mut self, block: u64, slot: u64, sum: u64, now: (u64, i64)) {
+    pub fn hold(&mut self, block: u64, slot: u64, sum: u64, now: Now) {
         self.version += 1;
         let (version, line) = (self.version, block / LINE_BLOCKS);
-        self.dirty.dirtied(BlockId(line), FILE, now.0);
-        let age_ns = now.0 - self.dirty.since_ns(BlockId(line)).unwrap_or(now.0).min(now.0);
-        let since_ns = now.1.saturating_sub_unsigned(age_ns).max(0).cast_unsigned();
+        self.dirty.dirtied(BlockId(line), FILE, now.ns);
+        let age_ns = now.ns - self.dirty.since_ns(BlockId(line)).unwrap_or(now.ns).min(now.ns);
+        let since_ns = now.wall_ns.saturating_sub_unsigned(age_ns).max(0).cast_unsigned();
         let place = &mut self.lines.entry(line).or_default().blocks[within(block)];
         let before = place.replace(Held { slot, version, oldest: version });
         if let Some(before) = before {
@@ -277,10 +286,10 @@ impl State {
     }
 
     /// Takes a block that was found in the cache.
-    fn take_found(&mut self, found: Found, now: (u64, i64)) {
-        let age_ns = now.1.saturating_sub_unsigned(found.since_ns).max(0).cast_unsigned();
+    fn take_found(&mut self, found: Found, now: Now) {
+        let age_ns = now.wall_ns.saturating_sub_unsigned(found.since_ns).max(0).cast_unsigned();
         let line = found.block / LINE_BLOCKS;
-        self.dirty.dirtied(BlockId(line), FILE, now.0.saturating_sub(age_ns));
+        self.dirty.dirtied(BlockId(line), FILE, now.ns.saturating_sub(age_ns));
         let held = Held { slot: found.slot, version: found.version, oldest: found.version };
         self.lines.entry(line).or_default().blocks[within(found.block)] = Some(held);
         self.held += 1;
@@ -288,7 +297,7 @@ impl State {
     }
 
     /// Holds the found blocks from now on if `continues`, and frees their slots otherwise.
-    pub fn adopt(&mut self, continues: bool, now: (u64, i64)) {
+    pub fn adopt(&mut self, continues: bool, now: Now) {
         let mut found = std::mem::take(&mut self.found);
         // The oldest first: a line has the age of its oldest block.
         found.sort_by_key(|found| found.since_ns);

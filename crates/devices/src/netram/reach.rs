@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::{fmt, fs};
 
 use shoal_format::FormatError;
-use shoal_format::ram::{DiskSuperblock, LEASE_BYTES, Lease, SLOTS_BYTES};
+use shoal_format::ram::{DiskSuperblock, LEASE_BYTES, Lease, OwnPlace, SLOTS_BYTES};
 use shoal_media::BlockDevice;
 use shoal_nbd::ConnectError;
 use shoal_netram::ownership::bytes_of;
@@ -36,8 +36,8 @@ impl Reached {
         identify(&self.front).map(|(uuid, _)| uuid)
     }
 
-    /// The donor's number on its disk, and its birth.
-    pub(super) fn place(&self) -> Option<(u16, u32)> {
+    /// The donor's place on its disk.
+    pub(super) fn place(&self) -> Option<OwnPlace> {
         DiskSuperblock::decode(&self.front).ok().map(|own| own.place())
     }
 

@@ -229,10 +229,10 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
         },
         scrub: Scrub {
             completed: status.scrub.completed,
-            groups_done: status.scrub.progress.map(|(done, _)| done),
-            groups: status.scrub.progress.map(|(_, all)| all),
-            last_seconds: status.scrub.last.map(|(ns, _)| seconds(ns)),
-            last_found: status.scrub.last.map(|(_, found)| found),
+            groups_done: status.scrub.progress.map(|progress| progress.groups_done),
+            groups: status.scrub.progress.map(|progress| progress.groups),
+            last_seconds: status.scrub.last.map(|last| seconds(last.ns_ago)),
+            last_found: status.scrub.last.map(|last| last.found),
         },
         unflushed: status.unflushed.as_ref().map(|failed| Unflushed {
             seconds: seconds(failed.ns),

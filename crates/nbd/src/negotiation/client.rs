@@ -58,6 +58,14 @@ enum State {
     ExportName,
 }
 
+/// What the server says of the export before its details.
+#[derive(Clone, Copy)]
+struct ExportSize {
+    bytes: u64,
+    /// Transmission flags.
+    flags: u16,
+}
+
 /// One handshake.
 pub struct Handshake {
     wish: Wish,
@@ -66,7 +74,7 @@ pub struct Handshake {
     tls: bool,
     structured: bool,
     contexts: Vec<MetaContext>,
-    size: Option<(u64, u16)>,
+    size: Option<ExportSize>,
     sizes: Option<BlockSizes>,
     description: String,
     entries: Vec<ListEntry>,
@@ -112,7 +120,7 @@ impl Handshake {
                 let whole = EXPORT_NAME_REPLY_BYTES + if self.zeroes { RESERVED_ZEROES_BYTES } else { 0 };
                 let Some(reply) = input.get(..whole) else { return Ok((0, Step::More)) };
                 let mut fields = wire::Fields::new("export name reply", reply);
-                self.size = Some((fields.u64()?, fields.u16()?));
+                self.size = Some(ExportSize { bytes: fields.u64()?, flags: fields.u16()? });
                 Ok((whole, self.agreed()?))
             }
             State::Asked(asked) => {
@@ -212,7 +220,7 @@ impl Handshake {
             }
             (OPT_SET_META_CONTEXT, REP_ACK) => self.ask_go(out),
             (OPT_GO, REP_INFO) => match Info::decode(data)? {
-                Info::Export { bytes, flags } => self.size = Some((bytes, flags)),
+                Info::Export { bytes, flags } => self.size = Some(ExportSize { bytes, flags }),
                 Info::BlockSize(sizes) => self.sizes = Some(sizes),
                 Info::Description(description) => self.description = wire::message(description.as_bytes()),
                 Info::Name(_) | Info::Unknown(_) => {}
@@ -245,7 +253,7 @@ impl Handshake {
     }
 
     fn agreed(&mut self) -> Result<Step, HandshakeError> {
-        let Some((bytes, flags)) = self.size else { return Err(HandshakeError::NoSize) };
+        let Some(ExportSize { bytes, flags }) = self.size else { return Err(HandshakeError::NoSize) };
         if bytes > EXPORT_BYTES_MAX {
             return Err(WireError::Value { what: "export size (negative as a file offset)", found: bytes }.into());
         }

@@ -13,6 +13,7 @@ use crate::api::DonorId;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::bits::Bits;
+use crate::state::map::Mapped;
 use crate::state::place::{Location, Member};
 use crate::state::units::Log;
 
@@ -31,8 +32,15 @@ pub(crate) struct Base {
     pub lost: Vec<u32>,
     /// Units that belong to no group of the pages.
     pub found: HashMap<DonorId, Vec<(u32, UnitHeader)>>,
-    /// Groups of the pages, with those of their blocks that have newer entries.
-    pub touched: Vec<(u32, u32)>,
+    /// Blocks of groups of the pages that have newer entries.
+    pub touched: Vec<Touched>,
+}
+
+/// A block that the pages place in a group, and that a newer entry decides about.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Touched {
+    pub group: u32,
+    pub block: u32,
 }
 
 impl Base {
@@ -185,16 +193,16 @@ impl State {
     /// Removes a block from the map, because newer entries decide about it. Returns where the pages
     /// place it.
     pub fn touch(&mut self, base: &mut Base, block: u32) -> Option<(u64, Location, u32)> {
-        let (at, sum) = self.map.remove(block)?;
+        let Mapped { at, sum } = self.map.remove(block)?;
         base.live[at.group as usize] -= 1;
-        base.touched.push((at.group, block));
+        base.touched.push(Touched { group: at.group, block });
         Some((base.sequence - 1, at, sum))
     }
 
     /// Clears a block that the pages place in a group. Returns that group.
     pub fn clear(&mut self, base: &mut Option<&mut Base>, block: u32) -> Option<u32> {
         let base = base.as_mut()?;
-        let (at, _) = self.map.remove(block)?;
+        let at = self.map.remove(block)?.at;
         base.live[at.group as usize] -= 1;
         Some(at.group)
     }

@@ -62,7 +62,7 @@ pub(crate) fn enter(
             first_sequence = first_sequence.min(entry.sequence);
             state.meets_sequence(entry.sequence);
             if ram::is_note(entry.block) {
-                notes.push((unit, row));
+                notes.push(at.spot());
                 entries.push((at, *entry));
                 continue;
             }
@@ -81,7 +81,7 @@ pub(crate) fn enter(
     state.groups.number_from(id.next());
     let mut group = Group::found(id, chosen.data, chosen.members.clone(), first_sequence);
     group.set_incomplete(incomplete.then(|| chosen.incomplete(lists)));
-    notes.iter().for_each(|&place| group.add_note(place));
+    notes.iter().for_each(|&spot| group.add_note(spot));
     state.groups[index] = group;
     notes.iter().for_each(|_| state.groups.gain(index));
     Some((index, blocks))

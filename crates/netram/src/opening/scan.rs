@@ -18,7 +18,7 @@ use shoal_format::ram::{GroupId, LOST, TrimmedRange, UnitEntry};
 use crate::api::{DonorId, Purpose};
 use crate::membership::epochs::new_epoch;
 use crate::membership::headers::{AGAIN_NS, headers};
-use crate::opening::base::Base;
+use crate::opening::base::{Base, Touched};
 use crate::opening::enter::{FoundUnit, Newest, enter};
 use crate::opening::load::{NOT_FOUND, load};
 use crate::parity;
@@ -107,7 +107,7 @@ struct Survey {
     looks: Bits,
     ended: HashSet<u32>,
     /// Blocks of groups of the pages that an unsafe list has ended.
-    touched: Vec<(u32, u32)>,
+    touched: Vec<Touched>,
 }
 
 /// Makes the map from the donors' contents. Returns false if it must be tried again.
@@ -222,7 +222,7 @@ impl Survey {
         };
         let Some(ranges) = ranges else {
             self.torn_notes.push((at.group, state.groups[at.group].id, entry.sequence));
-            return state.groups.lose_note(at.group, (at.unit, at.row));
+            return state.groups.lose_note(at);
         };
         if state.is_unsafe(at, entry.sequence, self.horizon) {
             state.found_unsafe(at, entry.sequence, self.horizon, &mut self.unsafe_groups);
@@ -315,7 +315,7 @@ impl Survey {
         }
         self.newest.remove(&block);
         let cleared = state.clear(base, block).filter(|_| self.homes.contains_key(&block));
-        self.touched.extend(cleared.map(|group| (group, block)));
+        self.touched.extend(cleared.map(|group| Touched { group, block }));
         if self.is_looked_for(block) {
             self.ended.insert(block);
         }
@@ -351,10 +351,10 @@ impl Survey {
         }
         let touched = std::mem::take(&mut self.touched);
         base.touched.extend(touched.into_iter().filter(|_| !is_planted(Bug::TrimmedUnheld)));
-        base.touched.retain(|(_, block)| self.homes.contains_key(block) || self.doubts.contains_key(block));
+        base.touched.retain(|Touched { block, .. }| self.homes.contains_key(block) || self.doubts.contains_key(block));
         base.touched.sort_unstable();
-        let of_one = base.touched.chunk_by(|a, b| a.0 == b.0);
-        self.listed.extend(of_one.map(|some| (some[0].0, some.iter().map(|&(_, block)| block).collect())));
+        let of_one = base.touched.chunk_by(|a, b| a.group == b.group);
+        self.listed.extend(of_one.map(|some| (some[0].group, some.iter().map(|touched| touched.block).collect())));
         true
     }
 

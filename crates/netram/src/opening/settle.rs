@@ -16,6 +16,7 @@ use crate::requests::send::send;
 use crate::state::State;
 use crate::state::doubt::Copied;
 use crate::state::found::Unprotected;
+use crate::state::map::Mapped;
 use crate::state::place::Location;
 use crate::task::Core;
 
@@ -87,8 +88,8 @@ pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
         let state = &mut *core.lock();
         let Some(from) = state.found.doubts.get(&block).map(|doubt| doubt.from) else { return };
         let found = state.map.find(block);
-        let in_memory = found.is_some_and(|(at, _)| state.groups[at.group].is_in_memory());
-        let is_new = found.is_some_and(|(at, _)| state.groups.is_new(state.groups[at.group].id));
+        let in_memory = found.is_some_and(|found| state.groups[found.at.group].is_in_memory());
+        let is_new = found.is_some_and(|found| state.groups.is_new(state.groups[found.at.group].id));
         match found {
             // The block was written or moved meanwhile.
             Some(_) if in_memory || is_new => {
@@ -98,7 +99,7 @@ pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
                 state.found.doubts.remove(&block);
                 return;
             }
-            Some((at, sum)) => (at, sum, from),
+            Some(Mapped { at, sum }) => (at, sum, from),
             None => {
                 state.note_doubt(core, block, from);
                 state.found.doubts.remove(&block);
@@ -136,7 +137,7 @@ pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
         .await;
     let state = &mut *core.lock();
     match placed {
-        Some((placed, full)) if full => send(core, state, placed.group),
+        Some(put) if put.is_full => send(core, state, put.at.group),
         Some(_) => {}
         None => state.retry_later(),
     }

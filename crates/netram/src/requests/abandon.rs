@@ -98,11 +98,11 @@ fn move_block(core: &Arc<Core>, state: &mut State, at: Location, entry: UnitEntr
         return Some(Moved::Done);
     }
     let bytes = state.in_memory(at)?.to_vec();
-    let (placed, full) = state.place(entry.block, &bytes, state.open.cleaning(), Some(origin))?;
+    let put = state.place(entry.block, &bytes, state.open.cleaning(), Some(origin))?;
     if is_note {
         state.kill_note(at);
     }
-    Some(if full { Moved::Filled(placed.group) } else { Moved::Done })
+    Some(if put.is_full { Moved::Filled(put.at.group) } else { Moved::Done })
 }
 
 /// Sends an abandoned group once more as it is, if its donors take it now, because there is no room
@@ -152,8 +152,8 @@ impl State {
     /// sent. The copy before it may be freed only when the entry after it is safe. So that entry
     /// takes over the origin and is sent, because a flush may wait for it.
     pub fn inherit(&mut self, core: &Arc<Core>, block: u32, origin: u64) {
-        let heirs: Vec<(u32, usize, usize)> = match (block < ram::LOST).then(|| self.map.find(block)).flatten() {
-            Some((at, _)) => vec![(at.group, at.unit, at.row)],
+        let heirs: Vec<Location> = match (block < ram::LOST).then(|| self.map.find(block)).flatten() {
+            Some(found) => vec![found.at],
             None => {
                 // A trim replaced the entry. It is noted, or its list is being written.
                 if !self.notes.is_empty() {
@@ -164,15 +164,14 @@ impl State {
                         send_cleaned(&core, &mut core.lock());
                     });
                 }
-                let notes =
-                    |&index: &u32| self.groups[index].notes().iter().map(move |&(unit, row)| (index, unit, row));
+                let notes = |&index: &u32| self.groups[index].notes().iter().map(move |spot| spot.within(index));
                 self.groups.in_memory().iter().flat_map(notes).collect()
             }
         };
-        for (index, unit, row) in heirs {
-            let memory = self.groups[index].memory_mut();
-            if memory.is_some_and(|memory| memory.inherit(unit, row, origin)) {
-                send(core, self, index);
+        for at in heirs {
+            let memory = self.groups[at.group].memory_mut();
+            if memory.is_some_and(|memory| memory.inherit(at.unit, at.row, origin)) {
+                send(core, self, at.group);
             }
         }
     }

@@ -22,6 +22,7 @@ use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::DonorState;
+use crate::state::map::Mapped;
 use crate::state::place::{Location, Member};
 use crate::state::schedule::Answer;
 use crate::state::unit::Shape;
@@ -184,7 +185,7 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(
     for (n, out) in buffer.chunks_exact_mut(state.shape.block_bytes).enumerate() {
         let number = first + n as u32;
         state.counts.blocks_read += 1;
-        let Some((at, sum)) = state.map.find(number) else {
+        let Some(Mapped { at, sum }) = state.map.find(number) else {
             if state.is_lost(number) && failed.is_ok() {
                 failed = Err(DiskError::Lost { block: number as u64 });
             }
@@ -219,7 +220,7 @@ impl State {
 }
 
 /// Reads one block by any means. Also returns where it was.
-pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Option<(Location, u32)>), DiskError> {
+pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Option<Mapped>), DiskError> {
     let mut tries = 0;
     loop {
         let (found, returns) = {
@@ -230,13 +231,13 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
             if state.is_lost(number) {
                 return Err(DiskError::Lost { block: number as u64 });
             }
-            let Some((at, sum)) = state.map.find(number) else { return Ok((vec![0; state.shape.block_bytes], None)) };
-            if let Some(bytes) = state.in_memory(at) {
-                return Ok((bytes.to_vec(), Some((at, sum))));
+            let Some(found) = state.map.find(number) else { return Ok((vec![0; state.shape.block_bytes], None)) };
+            if let Some(bytes) = state.in_memory(found.at) {
+                return Ok((bytes.to_vec(), Some(found)));
             }
-            ((at, sum), state.repairs.tries())
+            (found, state.repairs.tries())
         };
-        let fetched = fetch(core, found.0, found.1, Purpose::Read).await;
+        let fetched = fetch(core, found.at, found.sum, Purpose::Read).await;
         if let Fetched::Good(bytes) = fetched {
             return Ok((bytes, Some(found)));
         }

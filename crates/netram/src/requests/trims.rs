@@ -111,7 +111,7 @@ impl State {
 pub(crate) async fn write_trims(core: &Arc<Core>) -> Result<(), DiskError> {
     let begun = core.lock().now_ns;
     loop {
-        let full = core
+        let put = core
             .until(|state| {
                 let most = ram::trimmed_max(state.shape.block_bytes);
                 let Some((kind, ranges)) = state.notes.next_list(most) else { return Some(Ok(None)) };
@@ -121,18 +121,18 @@ pub(crate) async fn write_trims(core: &Arc<Core>) -> Result<(), DiskError> {
                 let (count, mut bytes) = (ranges.len(), vec![0; state.shape.block_bytes]);
                 ram::encode_trimmed(ranges, &mut bytes);
                 let (cache, origin) = (state.open.cleaning(), state.notes.origin());
-                let Some((at, full)) = state.place(kind, &bytes, cache, Some(origin)) else {
+                let Some(put) = state.place(kind, &bytes, cache, Some(origin)) else {
                     return state.shortage.is_stuck().then_some(Err(DiskError::NoSpace));
                 };
                 if state.notes.listed(kind, count) {
                     state.wake();
                 }
-                Some(Ok(Some((at.group, full))))
+                Some(Ok(Some(put)))
             })
             .await?;
-        let Some((group, full)) = full else { return Ok(()) };
-        if full {
-            send(core, &mut core.lock(), group);
+        let Some(put) = put else { return Ok(()) };
+        if put.is_full {
+            send(core, &mut core.lock(), put.at.group);
         }
     }
 }

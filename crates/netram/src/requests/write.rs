@@ -15,6 +15,8 @@ use crate::requests::read;
 use crate::requests::send::{send, send_grown};
 use crate::requests::trims::write_trims;
 use crate::state::State;
+use crate::state::fill::Put;
+use crate::state::map::Mapped;
 use crate::state::place::Location;
 use crate::task::Core;
 
@@ -45,8 +47,8 @@ enum Until {
 
 /// The outcome for one block of a write.
 enum Placed {
-    /// The block is at this location. True: it filled the group.
-    At(Location, bool),
+    /// The block has its place.
+    At(Put),
     /// Another write changed the block meanwhile.
     Changed,
     Failed(DiskError),
@@ -65,7 +67,7 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], until: Until) ->
         let piece = &buffer[(position - at) as usize..][..to - from];
         let whole = piece.len() == block_bytes as usize;
         let (mut merged, mut seen) = (Vec::new(), None);
-        let (location, full) = loop {
+        let put = loop {
             if !whole {
                 // The rest of the block stays as it is: read, merge, and start again if another
                 // write was faster. Boxed, because whole blocks do without this and their jobs stay
@@ -75,15 +77,15 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], until: Until) ->
             }
             let (bytes, seen) = if whole { (piece, None) } else { (&merged[..], Some(seen)) };
             match core.until(|state| place(state, block, bytes, seen, &mut cache, begun)).await {
-                Placed::At(location, full) => break (location, full),
+                Placed::At(put) => break put,
                 Placed::Changed => {}
                 Placed::Failed(error) => return Err(error),
             }
         };
         {
             let state = &mut *core.lock();
-            places.push((location, state.groups[location.group].id));
-            send_placed(core, state, location, full, &mut cache);
+            places.push((put.at, state.groups[put.at.group].id));
+            send_placed(core, state, put, &mut cache);
         }
         position += (to - from) as u64;
     }
@@ -109,7 +111,7 @@ fn place(
     state: &mut State,
     block: u32,
     bytes: &[u8],
-    seen: Option<Option<(Location, u32)>>,
+    seen: Option<Option<Mapped>>,
     cache: &mut Option<usize>,
     begun_ns: u64,
 ) -> Option<Placed> {
@@ -125,25 +127,25 @@ fn place(
         return Some(Placed::Changed);
     }
     let chosen = *cache.get_or_insert_with(|| state.open.choose(block));
-    let Some((location, full)) = state.place(block, bytes, chosen, None) else {
+    let Some(put) = state.place(block, bytes, chosen, None) else {
         return state.shortage.is_stuck().then_some(Placed::Failed(DiskError::NoSpace));
     };
     state.open.goes_on_at(chosen, block + 1);
     state.counts.blocks_written += 1;
-    Some(Placed::At(location, full))
+    Some(Placed::At(put))
 }
 
 /// Sends the group of a block that was just placed, if that is due. If the group is full, the rest
 /// of the request chooses its cache again.
-fn send_placed(core: &Arc<Core>, state: &mut State, at: Location, full: bool, cache: &mut Option<usize>) {
-    if full {
+fn send_placed(core: &Arc<Core>, state: &mut State, Put { at, is_full }: Put, cache: &mut Option<usize>) {
+    if is_full {
         let chosen = cache.take().expect("chosen before the block was placed");
         for closed in state.filled(chosen) {
             send(core, state, closed);
         }
     }
-    if full || state.plan.data_at_once {
-        match full || state.plan.parity_at_once {
+    if is_full || state.plan.data_at_once {
+        match is_full || state.plan.parity_at_once {
             true => send(core, state, at.group),
             false => send_grown(core, state, at.group),
         }

@@ -9,12 +9,21 @@ use shoal_format::ram::UnitEntry;
 
 use crate::api::Purpose;
 use crate::state::State;
+use crate::state::map::Mapped;
 use crate::state::memory::Memory;
 use crate::state::place::{Location, Member};
 use crate::state::room::{NOTE_UNITS, RESERVE_UNITS};
 
 /// Groups in memory beyond the caches, being sent to donors.
 const GROUPS_ON_THE_WAY: usize = 24;
+
+/// A block that was put into a cache's group.
+#[derive(Clone, Copy)]
+pub(crate) struct Put {
+    pub at: Location,
+    /// The group is full now.
+    pub is_full: bool,
+}
 
 impl State {
     /// Opens a group for a cache. `None`: there is no room, or too many groups are being sent.
@@ -48,7 +57,7 @@ impl State {
 
     /// Overwrites a block that is in memory and not in flight yet.
     fn absorb(&mut self, block: u32, bytes: &[u8], sum: u32) -> bool {
-        let Some((at, _)) = self.map.find(block) else { return false };
+        let Some(Mapped { at, .. }) = self.map.find(block) else { return false };
         let entry = UnitEntry { block, sum, sequence: self.next_sequence };
         let Some(memory) = self.groups[at.group].memory_mut() else { return false };
         if !memory.overwrite(at.unit, at.row, bytes, entry) {
@@ -61,14 +70,13 @@ impl State {
     }
 
     /// Stores a block in a cache's group and maps it there. `origin`: the sequence up to which a
-    /// flush waits for it, if it is no new write. Returns the place, and whether the group is full.
-    /// `None`: there is no room now.
-    pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
+    /// flush waits for it, if it is no new write. `None`: there is no room now.
+    pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<Put> {
         let sum = self.shape.block_sums.of(bytes);
         let is_note = ram::is_note(block);
         if !is_note && origin.is_none() && self.absorb(block, bytes, sum) {
-            let (at, _) = self.map.find(block).expect("it was absorbed where it is");
-            return Some((at, false));
+            let at = self.map.find(block).expect("it was absorbed where it is").at;
+            return Some(Put { at, is_full: false });
         }
         let Some(index) = self.open.group(cache).or_else(|| self.open(cache, is_note)) else {
             self.shortage.want();
@@ -77,11 +85,11 @@ impl State {
         let sequence = self.take_sequence();
         let entry = UnitEntry { block, sum, sequence };
         let group = &mut self.groups[index];
-        let (unit, row, full) = group.push(bytes, entry, origin.unwrap_or(sequence), self.plan.buffer, self.now_ns);
+        let pushed = group.push(bytes, entry, origin.unwrap_or(sequence), self.plan.buffer, self.now_ns);
         self.groups.gain(index);
-        let at = Location { group: index, unit, row };
+        let at = pushed.spot.within(index);
         if is_note {
-            self.groups[index].add_note((unit, row));
+            self.groups[index].add_note(pushed.spot);
         } else {
             if !self.unmap(block) {
                 self.counts.unmapped_written += 1;
@@ -91,10 +99,10 @@ impl State {
         if cache != self.open.cleaning() {
             self.shortage.got_room();
         }
-        if full {
+        if pushed.is_full {
             self.open.close(cache);
         }
-        Some((at, full))
+        Some(Put { at, is_full: pushed.is_full })
     }
 
     /// Handles a cache that filled its group. Returns other groups that are closed as they are

@@ -14,7 +14,7 @@ use shoal_format::ram::{GroupId, UnitEntry};
 
 use crate::api::DonorId;
 use crate::state::memory::Memory;
-use crate::state::place::{Member, Members};
+use crate::state::place::{Location, Member, Members, Spot};
 use crate::state::unit::Head;
 
 /// A group of units. Its members are the data units, then the parity units.
@@ -43,14 +43,21 @@ struct Rare {
     /// Set for groups found incomplete at opening: units are missing, or parity covers only the
     /// first blocks of each data unit.
     incomplete: Option<Incomplete>,
-    /// Places (unit, row) of lists of trimmed ranges that still count.
-    notes: Vec<(usize, usize)>,
+    /// Lists of trimmed ranges that still count.
+    notes: Vec<Spot>,
     /// Number of reasons to keep the group: older copies of blocks that opening found and that are
     /// not safe yet (`found`).
     held: u32,
     /// Places (unit, row) of blocks that their donors return with other contents than they were
     /// sent.
     damaged: Vec<(u8, u8)>,
+}
+
+/// A block that was added to an open group.
+pub(crate) struct Pushed {
+    pub spot: Spot,
+    /// The group is full now.
+    pub is_full: bool,
 }
 
 pub(crate) struct Incomplete {
@@ -113,21 +120,13 @@ impl Group {
         self.exists() && self.memory.is_none() && !self.busy
     }
 
-    /// Adds a block to an open group. Returns the block's unit and row, and whether the group is
-    /// full now.
-    pub fn push(
-        &mut self,
-        bytes: &[u8],
-        entry: UnitEntry,
-        origin: u64,
-        rows: usize,
-        now_ns: u64,
-    ) -> (usize, usize, bool) {
+    /// Adds a block to an open group.
+    pub fn push(&mut self, bytes: &[u8], entry: UnitEntry, origin: u64, rows: usize, now_ns: u64) -> Pushed {
         let memory = self.memory.as_mut().expect("an open group is in memory");
-        let (unit, row) = memory.push(bytes, entry, origin, rows, now_ns);
-        self.members[unit].count = row as u8 + 1;
+        let spot = memory.push(bytes, entry, origin, rows, now_ns);
+        self.members[spot.unit].count = spot.row as u8 + 1;
         self.first_sequence = self.first_sequence.min(entry.sequence);
-        (unit, row, unit + 1 == self.data() && row + 1 == rows)
+        Pushed { spot, is_full: spot.unit + 1 == self.data() && spot.row + 1 == rows }
     }
 
     /// Prepares an abandoned group to be sent once more, with other units at some places.
@@ -157,17 +156,17 @@ impl Group {
         self.change_rare(|rare| rare.incomplete = found);
     }
 
-    pub fn notes(&self) -> &[(usize, usize)] {
+    pub fn notes(&self) -> &[Spot] {
         self.rare.as_ref().map_or(&[], |rare| &rare.notes)
     }
 
-    pub fn add_note(&mut self, place: (usize, usize)) {
-        self.change_rare(|rare| rare.notes.push(place));
+    pub fn add_note(&mut self, spot: Spot) {
+        self.change_rare(|rare| rare.notes.push(spot));
     }
 
     /// Removes the list of ranges at this place. Returns false if there was none.
-    pub fn remove_note(&mut self, place: (usize, usize)) -> bool {
-        let found = self.notes().iter().position(|&other| other == place);
+    pub fn remove_note(&mut self, spot: Spot) -> bool {
+        let found = self.notes().iter().position(|&other| other == spot);
         if let Some(found) = found {
             self.change_rare(|rare| {
                 rare.notes.swap_remove(found);
@@ -402,9 +401,9 @@ impl Groups {
     }
 
     /// Drops a list that opening found and that does not count.
-    pub fn lose_note(&mut self, place: u32, note: (usize, usize)) {
-        self[place].remove_note(note);
-        self[place].live -= 1;
+    pub fn lose_note(&mut self, at: Location) {
+        self[at.group].remove_note(at.spot());
+        self[at.group].live -= 1;
     }
 
     /// Counts one block or list of the group as dead. Its successor has a sequence below
@@ -524,11 +523,12 @@ mod tests {
     #[test]
     fn what_says_nothing_is_given_back() {
         let mut group = Group::new(GroupId::new(1), 1, vec![Member::NONE; 2]);
-        group.add_note((0, 3));
+        let spot = Spot { unit: 0, row: 3 };
+        group.add_note(spot);
         group.hold();
-        assert!(group.rare.is_some() && group.is_held() && group.notes() == [(0, 3)]);
+        assert!(group.rare.is_some() && group.is_held() && group.notes() == [spot]);
         group.let_go();
-        assert!(group.remove_note((0, 3)) && !group.remove_note((0, 3)));
+        assert!(group.remove_note(spot) && !group.remove_note(spot));
         assert!(group.rare.is_none());
     }
 }

@@ -9,6 +9,14 @@ use std::collections::HashSet;
 use crate::state::bits::Bits;
 use crate::state::place::Location;
 
+/// A mapped block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    pub at: Location,
+    /// Its checksum.
+    pub sum: u32,
+}
+
 /// The place of each block, in 8 bytes.
 pub(crate) struct BlockMap {
     /// For each block its location + 1 in the low half, its checksum in the high half; 0: reads as zeros.
@@ -61,8 +69,7 @@ impl BlockMap {
         (sum as u64) << 32 | (slot + 1)
     }
 
-    /// Returns where a block is, and its checksum.
-    pub fn find(&self, block: u32) -> Option<(Location, u32)> {
+    pub fn find(&self, block: u32) -> Option<Mapped> {
         let entry = self.table[block as usize];
         if entry == 0 {
             return None;
@@ -70,11 +77,11 @@ impl BlockMap {
         let slot = (entry as u32 - 1) as usize;
         let (group, slot) = (slot / self.slots, slot % self.slots);
         let at = Location { group: group as u32, unit: slot / self.rows, row: slot % self.rows };
-        Some((at, (entry >> 32) as u32))
+        Some(Mapped { at, sum: (entry >> 32) as u32 })
     }
 
     pub fn is_at(&self, block: u32, at: Location) -> bool {
-        self.find(block).is_some_and(|(found, _)| found == at)
+        self.find(block).is_some_and(|found| found.at == at)
     }
 
     /// Maps a block that is not mapped.
@@ -93,8 +100,8 @@ impl BlockMap {
         self.table[block as usize] = self.pack(at, sum);
     }
 
-    /// Unmaps a block. Returns where it was, and its checksum.
-    pub fn remove(&mut self, block: u32) -> Option<(Location, u32)> {
+    /// Unmaps a block. Returns where it was.
+    pub fn remove(&mut self, block: u32) -> Option<Mapped> {
         let found = self.find(block)?;
         self.table[block as usize] = 0;
         self.mapped -= 1;

@@ -6,6 +6,7 @@
 use shoal_format::ram::UnitEntry;
 
 use crate::api::Purpose;
+use crate::state::place::Spot;
 use crate::state::unit::Head;
 
 /// A group that is being filled or sent.
@@ -74,9 +75,8 @@ impl Memory {
         self.unsafe_from != u64::MAX && now_ns.saturating_sub(self.unsafe_since_ns) >= timeout_ns
     }
 
-    /// Adds a block to the first data unit that has fewer than `rows` blocks. Returns its unit and
-    /// row.
-    pub fn push(&mut self, bytes: &[u8], entry: UnitEntry, origin: u64, rows: usize, now_ns: u64) -> (usize, usize) {
+    /// Adds a block to the first data unit that has fewer than `rows` blocks.
+    pub fn push(&mut self, bytes: &[u8], entry: UnitEntry, origin: u64, rows: usize, now_ns: u64) -> Spot {
         let unit = self.lists.iter().position(|list| list.len() < rows).expect("an open group has room");
         let row = self.lists[unit].len();
         self.buffers[unit].extend_from_slice(bytes);
@@ -87,7 +87,7 @@ impl Memory {
         }
         self.unsafe_from = self.unsafe_from.min(origin);
         self.full |= unit + 1 == self.lists.len() && row + 1 == rows;
-        (unit, row)
+        Spot { unit, row }
     }
 
     /// Returns the bytes of a block.

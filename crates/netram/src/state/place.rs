@@ -1,6 +1,6 @@
 //! Where things are: a unit on its donor, a group's units, a block in its group.
 //!
-//! Owns: [`Member`], [`Members`], [`Location`]. Members are small, because a large disk has ten
+//! Owns: [`Member`], [`Members`], [`Location`], [`Spot`]. Members are small, because a large disk has ten
 //! million groups. Left out: the groups (`group`).
 
 use std::ops::{Deref, DerefMut};
@@ -34,6 +34,25 @@ pub(crate) struct Location {
     pub group: u32,
     pub unit: usize,
     pub row: usize,
+}
+
+impl Location {
+    pub fn spot(self) -> Spot {
+        Spot { unit: self.unit, row: self.row }
+    }
+}
+
+/// The location of a block within its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spot {
+    pub unit: usize,
+    pub row: usize,
+}
+
+impl Spot {
+    pub fn within(self, group: u32) -> Location {
+        Location { group, unit: self.unit, row: self.row }
+    }
 }
 
 /// Groups of at most this width keep their units in place.

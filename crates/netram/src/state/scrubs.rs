@@ -6,6 +6,7 @@
 //! out. Left out: checking groups (`scrub`).
 
 use crate::state::State;
+use crate::status::{LastScrub, ScrubProgress};
 
 /// Time between two scrubs that were not requested (ns): a day.
 const EVERY_NS: u64 = 86_400_000_000_000;
@@ -46,9 +47,12 @@ impl Scrubs {
         is_new
     }
 
-    /// Progress of the running scrub: groups examined, and all groups.
-    pub fn progress(&self) -> Option<(u64, u64)> {
-        self.running.map(|running| (running.next.into(), if running.closed { running.end.into() } else { 0 }))
+    /// Progress of the running scrub.
+    pub fn progress(&self) -> Option<ScrubProgress> {
+        self.running.map(|running| ScrubProgress {
+            groups_done: running.next.into(),
+            groups: if running.closed { running.end.into() } else { 0 },
+        })
     }
 
     /// Number of scrubs that have ended.
@@ -56,9 +60,9 @@ impl Scrubs {
         self.completed
     }
 
-    /// When the last scrub since opening ended, and how many damaged blocks it found.
-    pub fn last(&self) -> Option<(u64, u64)> {
-        (self.completed > 0).then_some((self.last_ns, self.found))
+    /// The last scrub since opening.
+    pub fn last(&self, now_ns: u64) -> Option<LastScrub> {
+        (self.completed > 0).then(|| LastScrub { ns_ago: now_ns.saturating_sub(self.last_ns), found: self.found })
     }
 
     fn is_wanted(&self, now_ns: u64) -> bool {

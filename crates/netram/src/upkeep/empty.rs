@@ -109,7 +109,7 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
             }
             let cache = state.open.cleaning();
             let placed = state.place(entry.block, bytes, cache, None);
-            placed.map(|(placed, full)| full.then_some(placed.group)).or(state.shortage.is_stuck().then_some(None))
+            placed.map(|put| put.is_full.then_some(put.at.group)).or(state.shortage.is_stuck().then_some(None))
         })
         .await;
     if let Some(group) = full {
