@@ -16,7 +16,7 @@
 mod owners;
 
 use shoal_format::inode::{InodeSlot, TABLE_FANOUT};
-use shoal_region::{Lsn, Region, Victims};
+use shoal_region::{Lsn, Region, StuckSegments, Victims};
 
 use crate::inode::packer::STEP_PACKED;
 use crate::rooms::Compacting;
@@ -156,7 +156,7 @@ impl<'a> Compacting<'a> {
         }
         while self.give_back_emptied(STEP_EMPTIED)?.more {}
         let mut undrained = 0;
-        for stuck in [false, true] {
+        for stuck in [StuckSegments::Left, StuckSegments::Included] {
             // A pass that is already under way may not suffice: then another one follows.
             for _ in 0..2 {
                 if compactor.pass.is_none() && !self.begin_pass(&mut compactor, segments, stuck) {
@@ -231,7 +231,7 @@ impl<'a> Compacting<'a> {
         let mut compactor = self.fs.compactor.lock();
         let mut done = self.give_back_emptied(usize::MAX)?;
         let mut free = None;
-        while compactor.pass.is_some() || self.begin_pass(&mut compactor, u64::MAX, false) {
+        while compactor.pass.is_some() || self.begin_pass(&mut compactor, u64::MAX, StuckSegments::Left) {
             let mut budget = Budget::new();
             self.pass_step(&mut compactor, &mut budget)?;
             done.moved += budget.done.moved;
@@ -265,7 +265,7 @@ impl<'a> Compacting<'a> {
             if compactor.futile == Some(last) || !self.is_worth_compacting() {
                 return Ok(Compaction::default());
             }
-            if !self.begin_pass(compactor, u64::MAX, false) {
+            if !self.begin_pass(compactor, u64::MAX, StuckSegments::Left) {
                 compactor.futile = Some(last);
                 return Ok(Compaction::default());
             }
@@ -284,7 +284,7 @@ impl<'a> Compacting<'a> {
     }
 
     /// Chooses the segments that a pass is to empty; returns false if there are none.
-    fn begin_pass(self, compactor: &mut Compactor, segments: u64, stuck: bool) -> bool {
+    fn begin_pass(self, compactor: &mut Compactor, segments: u64, stuck: StuckSegments) -> bool {
         let (gain, _) = self.fs.region.gainable_segments();
         let want = segments.saturating_add(SPARE_SEGMENTS).max(PASS_SEGMENTS_MIN).max(gain / 16);
         let bytes = PASS_BYTES.max(segments.min(1 << 20) << 16);

@@ -30,7 +30,7 @@ use zerocopy::IntoBytes;
 use crate::drain::{Drain, Rest};
 use crate::planted::{Bug, is_planted};
 use crate::room::HELD_BACK;
-use crate::{CommitState, Error, Lack, Region, Result, Tx};
+use crate::{CommitState, Error, Lack, Region, Reserve, Result, Tx};
 
 /// How full a region is, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -408,9 +408,9 @@ impl Allocator {
         self.reserve + self.withheld
     }
 
-    pub fn may_take(&self, segments: u64, reclaim: bool) -> bool {
+    pub fn may_take(&self, segments: u64, reserve: Reserve) -> bool {
         let free = self.free_segments + self.empty_segments;
-        free >= segments + if reclaim || is_planted(Bug::ReserveForAll) { 0 } else { self.kept() }
+        free >= segments + if reserve.is_open() || is_planted(Bug::ReserveForAll) { 0 } else { self.kept() }
     }
 
     /// Returns the end of the segments that a transaction may take because the host has room for
@@ -424,9 +424,19 @@ impl Allocator {
         }
     }
 
+    /// Returns the same for an ordinary transaction.
+    pub fn ordinary_limit(&self) -> u64 {
+        self.limit(false)
+    }
+
+    /// Returns the same for a transaction that frees space in the end.
+    pub fn reclaim_limit(&self) -> u64 {
+        self.limit(true)
+    }
+
     /// Takes the next free segment with room on the host, lowest first from the cursor.
-    fn take_segment(&mut self, reclaim: bool) -> Option<usize> {
-        let limit = self.limit(reclaim) as usize;
+    fn take_segment(&mut self, reserve: Reserve) -> Option<usize> {
+        let limit = self.limit(reserve.is_open()) as usize;
         if self.free_segments == 0 {
             return None;
         }
@@ -518,8 +528,8 @@ impl Region {
             reserve_bytes: alloc.reserve * SEGMENT,
             touched_bytes: alloc.used_bytes(),
             backed_bytes: (alloc.free_segments * SEGMENT + alloc.free_slot_bytes)
-                .saturating_sub((alloc.segments.len() as u64 - alloc.limit(false).max(alloc.high)) * SEGMENT)
-                .saturating_sub(alloc.high.saturating_sub(alloc.limit(false)).min(HELD_BACK) * SEGMENT),
+                .saturating_sub((alloc.segments.len() as u64 - alloc.ordinary_limit().max(alloc.high)) * SEGMENT)
+                .saturating_sub(alloc.high.saturating_sub(alloc.ordinary_limit()).min(HELD_BACK) * SEGMENT),
             reserved_bytes: alloc.backed.min(alloc.segments.len() as u64) * SEGMENT,
         }
     }
@@ -549,17 +559,17 @@ impl Region {
         (alloc.free_segments + alloc.empty_segments + alloc.gainable()).saturating_sub(alloc.reserve)
     }
 
-    pub(crate) fn allocate(&self, len: u64, reclaim: bool) -> Result<SlotRef> {
+    pub(crate) fn allocate(&self, len: u64, reserve: Reserve) -> Result<SlotRef> {
         let Some(class) = class_for(len.max(1)) else {
-            return self.allocate_run(len.div_ceil(SEGMENT), reclaim);
+            return self.allocate_run(len.div_ceil(SEGMENT), reserve);
         };
         if let Some(slot) = self.alloc.lock().take_slot(class) {
             return Ok(slot);
         }
-        self.with_log_room(reclaim, || self.allocate_in_new_segment(class, reclaim))
+        self.with_log_room(reserve.is_open(), || self.allocate_in_new_segment(class, reserve))
     }
 
-    fn allocate_in_new_segment(&self, class: u8, reclaim: bool) -> Result<SlotRef> {
+    fn allocate_in_new_segment(&self, class: u8, reserve: Reserve) -> Result<SlotRef> {
         let mut grown = Ok(());
         let (mut state, number) = loop {
             // Lock order: commit before allocator.
@@ -568,15 +578,15 @@ impl Region {
             if let Some(slot) = alloc.take_slot(class) {
                 return Ok(slot);
             }
-            if alloc.may_take(1, reclaim) {
-                if let Some(number) = alloc.take_segment(reclaim) {
+            if alloc.may_take(1, reserve) {
+                if let Some(number) = alloc.take_segment(reserve) {
                     break (state, number);
                 }
                 // Try to get more room first, then what other classes have left over.
                 if let Some(unbacked) = alloc.first_free().filter(|_| grown.is_ok()) {
                     drop(alloc);
                     drop(state);
-                    grown = self.grow(unbacked + 1, reclaim);
+                    grown = self.grow(unbacked + 1, reserve.is_open());
                     continue;
                 }
                 if let Some(number) = alloc.take_empty() {
@@ -585,13 +595,13 @@ impl Region {
             }
             // Draining must not deny the last slots of a class to a transaction that frees space.
             // Other transactions retry when the segment is empty.
-            if reclaim {
+            if reserve.is_open() {
                 alloc.undrain(class);
             }
             return alloc.take_slot(class).ok_or_else(|| refused(grown, 1));
         };
         // No other thread takes this segment: it is neither free nor listed.
-        let assigned = self.log_assignment(&mut state, number as u64, class, reclaim);
+        let assigned = self.log_assignment(&mut state, number as u64, class, reserve);
         let mut alloc = self.alloc.lock();
         if let Err(error) = assigned {
             // The table is unchanged, so `has_bitmap` stays.
@@ -626,7 +636,7 @@ impl Region {
     }
 
     /// Logs that a segment belongs to a class from now on and that its bitmap is empty.
-    fn log_assignment(&self, state: &mut CommitState, number: u64, class: u8, urgent: bool) -> Result<()> {
+    fn log_assignment(&self, state: &mut CommitState, number: u64, class: u8, reserve: Reserve) -> Result<()> {
         let mut record = vec![0; RECORD_HEADER];
         let entry = SegmentEntry::new(SegmentUse::Slots(class));
         Entry::Write { at: entry_at(&self.superblock, number), bytes: entry.as_bytes() }.encode(&mut record);
@@ -635,20 +645,20 @@ impl Region {
             Entry::Zero { at: Offset::of_segment(number), len: header as u64 }.encode(&mut record);
         }
         let payload = self.end_payload(RecordKind::Tx, &mut record);
-        self.commit_record(state, RecordKind::Tx, &mut record, payload, urgent).map(drop)
+        self.commit_record(state, RecordKind::Tx, &mut record, payload, reserve).map(drop)
     }
 
-    fn allocate_run(&self, segments: u64, reclaim: bool) -> Result<SlotRef> {
+    fn allocate_run(&self, segments: u64, reserve: Reserve) -> Result<SlotRef> {
         if segments > RUN_SEGMENTS_MAX {
             return Err(Error::TooLarge);
         }
         let mut grown = Ok(());
         let (mut alloc, start) = loop {
             let mut alloc = self.alloc.lock();
-            if !alloc.may_take(segments, reclaim) {
+            if !alloc.may_take(segments, reserve) {
                 return Err(refused(grown, segments));
             }
-            let limit = alloc.limit(reclaim);
+            let limit = alloc.limit(reserve.is_open());
             let mut found = alloc.find_run(segments);
             if found.is_none_or(|start| start as u64 + segments > limit && grown.is_err()) {
                 alloc.strip_empty();
@@ -663,7 +673,7 @@ impl Region {
                 return Err(refused(grown, segments));
             }
             drop(alloc);
-            grown = self.grow(end, reclaim);
+            grown = self.grow(end, reserve.is_open());
         };
         for number in start..start + segments as usize {
             alloc.leave_rest(number);

@@ -64,6 +64,15 @@ impl Drain {
     }
 }
 
+/// What happens to segments that were drained without success before, when others are chosen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum StuckSegments {
+    /// They are not chosen again.
+    Left,
+    /// They may be chosen like all others.
+    Included,
+}
+
 /// Segments chosen to be emptied.
 #[derive(Default)]
 pub struct Victims {
@@ -138,7 +147,7 @@ impl Allocator {
 
     /// Takes empty segments that have room on the host away from their classes.
     pub fn strip_empty(&mut self) {
-        for number in 0..self.limit(true) as usize {
+        for number in 0..self.reclaim_limit() as usize {
             if self.is_empty_slots(number) {
                 self.strip(number);
                 self.free_segments += 1;
@@ -148,8 +157,9 @@ impl Allocator {
 
     /// Frees a draining segment whose last slot was freed.
     pub fn drained(&mut self, number: usize) {
-        if number as u64 >= self.limit(true) {
-            return self.undrain_one(number, false);
+        if number as u64 >= self.reclaim_limit() {
+            self.undrain_one(number);
+            return;
         }
         self.drain.draining -= 1;
         self.strip(number);
@@ -157,17 +167,25 @@ impl Allocator {
         self.cursor = self.cursor.min(number);
     }
 
-    fn undrain_one(&mut self, number: usize, stuck: bool) {
+    /// Lets a segment be allocated from again; returns false if it was not draining.
+    fn undrain_one(&mut self, number: usize) -> bool {
         let segment = &mut self.segments[number];
-        let Usage::Slots(class) = segment.usage else { return };
+        let Usage::Slots(class) = segment.usage else { return false };
         if !std::mem::take(&mut segment.draining) {
-            return;
+            return false;
         }
-        segment.stuck |= stuck;
         self.drain.draining -= 1;
         if segment.free > 0 && !segment.listed {
             segment.listed = true;
             self.partial[class as usize].push(number as u32);
+        }
+        true
+    }
+
+    /// Does the same for a segment that could not be emptied.
+    fn undrain_stuck(&mut self, number: usize) {
+        if self.undrain_one(number) {
+            self.segments[number].stuck = true;
         }
     }
 
@@ -178,7 +196,7 @@ impl Allocator {
         }
         for number in 0..self.segments.len() {
             if self.segments[number].usage == Usage::Slots(class) {
-                self.undrain_one(number, false);
+                self.undrain_one(number);
             }
         }
     }
@@ -219,7 +237,7 @@ impl Allocator {
 
     /// Returns the number of free segments with room on the host for an ordinary transaction.
     fn free_within_limit(&self) -> u64 {
-        let (limit, count) = (self.limit(false), self.segments.len() as u64);
+        let (limit, count) = (self.ordinary_limit(), self.segments.len() as u64);
         if limit >= count {
             return self.free_segments;
         }
@@ -243,7 +261,7 @@ impl Allocator {
     }
 
     fn has_run(&mut self, segments: u64) -> bool {
-        let limit = self.limit(false);
+        let limit = self.ordinary_limit();
         let fits = |start: usize| start as u64 + segments <= limit;
         if !self.find_run(segments).is_some_and(fits) {
             self.strip_empty();
@@ -294,9 +312,8 @@ impl Region {
     }
 
     /// Chooses up to `want` segments with the fewest bytes in use, at most `bytes` in total, and
-    /// stops allocating there. With `stuck`, segments that were drained without success before are
-    /// chosen too.
-    pub fn drain(&self, want: u64, bytes: u64, stuck: bool) -> Victims {
+    /// stops allocating there.
+    pub fn drain(&self, want: u64, bytes: u64, stuck: StuckSegments) -> Victims {
         let mut candidates: [Vec<Candidate>; CLASSES] = [const { Vec::new() }; CLASSES];
         let mut free = [0u64; CLASSES];
         self.slices(|number, segment| {
@@ -307,7 +324,7 @@ impl Region {
                 return;
             }
             free[class as usize] += segment.free as u64;
-            if segment.free > 0 && (stuck || !segment.stuck) {
+            if segment.free > 0 && (stuck == StuckSegments::Included || !segment.stuck) {
                 candidates[class as usize].push(Candidate { class, used, number });
             }
         });
@@ -337,7 +354,7 @@ impl Region {
         let _ = self.grow(self.superblock.segment_count, false);
         let mut alloc = self.alloc.lock();
         alloc.strip_empty();
-        let (len, limit) = (segments as usize, alloc.limit(false) as usize);
+        let (len, limit) = (segments as usize, alloc.ordinary_limit() as usize);
         let mut free = [0u64; CLASSES];
         for segment in &alloc.segments {
             if let Usage::Slots(class) = segment.usage {
@@ -400,7 +417,7 @@ impl Region {
     pub fn end_drain(&self, victims: &Victims) -> u64 {
         let mut alloc = self.alloc.lock();
         let before = alloc.drain.draining;
-        victims.each().for_each(|number| alloc.undrain_one(number, true));
+        victims.each().for_each(|number| alloc.undrain_stuck(number));
         alloc.drain.window = None;
         before - alloc.drain.draining
     }
@@ -428,7 +445,8 @@ impl Region {
             if from == 0 && alloc.drain.touched == 0 && alloc.empty_segments == 0 {
                 return 0;
             }
-            let (end, mut left, backed) = (alloc.segments.len().min(from + SLICE), DISCARD_SLICE, alloc.limit(true));
+            let (end, mut left, backed) =
+                (alloc.segments.len().min(from + SLICE), DISCARD_SLICE, alloc.reclaim_limit());
             while from < end && left > 0 {
                 if alloc.segments[from].rest == Rest::Resting && alloc.is_free(from) {
                     alloc.segments[from].rest = Rest::Given;

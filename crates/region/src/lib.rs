@@ -50,7 +50,7 @@ use zerocopy::IntoBytes;
 
 pub use alloc::Space;
 pub use checkpoint::newest_image;
-pub use drain::Victims;
+pub use drain::{StuckSegments, Victims};
 pub use error::{Error, Failure, Lack, Result};
 pub use incarnation::{DevicesBeside, compare, let_devices_be_later, next_incarnation, place_anchor, restore};
 pub use log_end::{is_unused, ring_end};
@@ -169,6 +169,29 @@ pub(crate) struct Payload {
     pub sum: u32,
 }
 
+/// Whether the reserve, and the room kept in the log beside it, may be used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reserve {
+    /// It stays as it is: an ordinary transaction.
+    Kept,
+    /// It may be used: a transaction that frees space in the end, or a record of the region itself.
+    Open,
+}
+
+impl Reserve {
+    pub fn is_open(self) -> bool {
+        self == Reserve::Open
+    }
+}
+
+/// Which boot the log and the anchors of an opened region name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NamedBoot {
+    Present,
+    /// The one found there, until [`Region::note_repaired`].
+    Earlier,
+}
+
 impl Region {
     /// Lays out a new region over empty media and opens it. Nothing is recoverable before [`Region::shutdown`] or a
     /// checkpoint has sealed it.
@@ -211,7 +234,7 @@ impl Region {
     ///
     /// For `logged` memory `parts.memory` must hold the image that [`newest_image`] chose.
     pub fn open(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, true, &|_| false)
+        Region::open_naming(parts, read_only, NamedBoot::Present, &|_| false)
     }
 
     /// Like [`Region::open`], but after a power loss the log keeps naming the earlier boot until
@@ -224,7 +247,7 @@ impl Region {
         read_only: bool,
         is_present: &dyn Fn(&[u8; 16]) -> bool,
     ) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, false, is_present)
+        Region::open_naming(parts, read_only, NamedBoot::Earlier, is_present)
     }
 
     /// Records that the damage of a power loss has been repaired, by records before this call. The
@@ -269,7 +292,7 @@ impl Region {
     fn open_naming(
         parts: Parts,
         read_only: bool,
-        present_boot: bool,
+        naming: NamedBoot,
         is_present: &dyn Fn(&[u8; 16]) -> bool,
     ) -> Result<(Region, Recovery)> {
         let (superblock, anchor) = read_head(parts.memory.as_ref())?;
@@ -313,7 +336,7 @@ impl Region {
         let was_closed = anchor.flags.get() & ANCHOR_CLEAN != 0 && named == anchor.boot_id;
         recovery.unchanged = was_closed && recovery.records == 0;
         recovery.clean = recovery.unchanged && recovery.bytes == 0;
-        let boot_id = if present_boot { parts.boot_id } else { named };
+        let boot_id = if naming == NamedBoot::Present { parts.boot_id } else { named };
         let (head, anchor_generation) = (anchor.replay_from(), anchor.generation.get());
         let incarnation = anchor.incarnation.get();
         // A caller in an earlier life may have been promised any record found.
@@ -394,12 +417,12 @@ impl Region {
 
     /// Starts a transaction.
     pub fn begin(&self) -> Tx<'_> {
-        Tx::new(self, false)
+        Tx::new(self, Reserve::Kept)
     }
 
     /// Starts a transaction that may use the reserve, for operations that free space in the end.
     pub fn begin_reclaim(&self) -> Tx<'_> {
-        Tx::new(self, true)
+        Tx::new(self, Reserve::Open)
     }
 
     /// Returns the end of the log. An operation committed before this call is durable when
@@ -492,7 +515,7 @@ impl Region {
         kind: RecordKind,
         record: &mut [u8],
         payload: Payload,
-        urgent: bool,
+        reserve: Reserve,
     ) -> Result<Lsn> {
         self.writable()?;
         if self.superblock.memory_kind.has_ring()
@@ -513,7 +536,10 @@ impl Region {
             self.apply_record(kind, &record[entries.clone()])?;
         }
         // Invariant 1: the record is in the log (and, on `dax`, fenced by the ring) before anything is applied.
-        let appended = if urgent { self.log.append_urgent(at, record) } else { self.log.append(at, record) };
+        let appended = match reserve {
+            Reserve::Open => self.log.append_urgent(at, record),
+            Reserve::Kept => self.log.append(at, record),
+        };
         if let Err(error) = appended {
             if !error.is_lack() {
                 self.poison("an append to the log", &error);
@@ -558,7 +584,7 @@ impl Region {
     fn append(&self, state: &mut CommitState, kind: RecordKind, payload: &[u8]) -> Result<()> {
         let mut record = [&[0; RECORD_HEADER], payload].concat();
         let payload = self.end_payload(kind, &mut record);
-        self.commit_record(state, kind, &mut record, payload, true).map(drop)
+        self.commit_record(state, kind, &mut record, payload, Reserve::Open).map(drop)
     }
 
     /// Moves the ring's head to its end. Every record before it has been applied under the commit

@@ -28,6 +28,14 @@ use crate::{Error, Lsn, Region, Result};
 /// Called with the outcome once the log is durable up to the position asked for.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
+/// How often the leader of a group commit flushes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flushes {
+    /// Until no callback is left.
+    WhileAwaited,
+    Once,
+}
+
 #[derive(Default)]
 pub(crate) struct SyncState {
     flushing: bool,
@@ -51,7 +59,7 @@ impl Region {
             }
             state.flushing = true;
             drop(state);
-            self.lead(false)?;
+            self.lead(Flushes::WhileAwaited)?;
         }
     }
 
@@ -85,7 +93,7 @@ impl Region {
         }
         state.flushing = true;
         drop(state);
-        self.lead(false).map(drop)
+        self.lead(Flushes::WhileAwaited).map(drop)
     }
 
     /// Flushes once for the waiting callbacks, unless somebody is flushing already. Returns true if
@@ -98,7 +106,7 @@ impl Region {
         state.flushing = true;
         drop(state);
         // A failure reaches every waiter through its callback.
-        self.lead(true).unwrap_or(false)
+        self.lead(Flushes::Once).unwrap_or(false)
     }
 
     /// Makes everything committed before the call durable.
@@ -120,9 +128,8 @@ impl Region {
         self.commit.lock().promised
     }
 
-    /// Flushes until no callback is left, or only once with `once`. Returns true if callbacks are
-    /// left. The caller has set `flushing`.
-    fn lead(&self, once: bool) -> Result<bool> {
+    /// Flushes. Returns true if callbacks are left. The caller has set `flushing`.
+    fn lead(&self, flushes: Flushes) -> Result<bool> {
         loop {
             let target = if is_planted(Bug::LatePromise) { self.last_lsn() } else { self.promise() };
             let outcome = self.log.sync();
@@ -142,7 +149,7 @@ impl Region {
                 all.into_iter().partition(|(lsn, _)| *lsn <= durable || outcome.is_err());
             state.waiting = rest;
             let finished = state.waiting.is_empty();
-            if finished || once {
+            if finished || flushes == Flushes::Once {
                 state.flushing = false;
             }
             drop(state);
@@ -150,7 +157,7 @@ impl Region {
             for (_, done) in ready {
                 done(outcome.clone());
             }
-            if finished || once {
+            if finished || flushes == Flushes::Once {
                 return outcome.map(|()| !finished);
             }
         }

@@ -11,7 +11,7 @@ use shoal_format::vouch::VOUCH_BYTES;
 use shoal_format::{Offset, SlotRef};
 
 use crate::planted::{Bug, is_planted};
-use crate::{CommitState, Error, Lsn, Region, Result};
+use crate::{CommitState, Error, Lsn, Region, Reserve, Result};
 
 /// A source of region bytes.
 pub trait View {
@@ -93,14 +93,14 @@ const SPARE_BYTES_MAX: usize = 512 << 10;
 pub struct Tx<'r> {
     region: &'r Region,
     buffers: Buffers,
-    reclaim: bool,
+    reserve: Reserve,
 }
 
 impl<'r> Tx<'r> {
-    pub(crate) fn new(region: &'r Region, reclaim: bool) -> Tx<'r> {
+    pub(crate) fn new(region: &'r Region, reserve: Reserve) -> Tx<'r> {
         let mut buffers = SPARE.with(|spare| spare.borrow_mut().pop()).unwrap_or_default();
         buffers.record.resize(RECORD_HEADER, 0);
-        Tx { region, buffers, reclaim }
+        Tx { region, buffers, reserve }
     }
 
     pub fn superblock(&self) -> &'r shoal_format::superblock::Superblock {
@@ -118,7 +118,7 @@ impl<'r> Tx<'r> {
 
     /// Returns whether the transaction may use the space kept for transactions that free some.
     pub fn is_reclaim(&self) -> bool {
-        self.reclaim
+        self.reserve.is_open()
     }
 
     /// Returns the number of bytes in the record so far, header excluded.
@@ -185,7 +185,7 @@ impl<'r> Tx<'r> {
     /// Allocates a piece of at least `len` bytes. Its old contents remain.
     pub fn alloc(&mut self, len: u64) -> Result<SlotRef> {
         self.room(16 + 16 * 256)?;
-        let slot = self.region.allocate(len, self.reclaim)?;
+        let slot = self.region.allocate(len, self.reserve)?;
         self.allocated(slot);
         crate::alloc::log_allocate(self, slot)?;
         Ok(slot)
@@ -246,15 +246,15 @@ impl<'r> Tx<'r> {
             self.region.writable()?;
             return Ok(Some(self.region.last_lsn()));
         }
-        let (region, urgent) = (self.region, self.reclaim);
+        let (region, reserve) = (self.region, self.reserve);
         let record = &mut self.buffers.record;
         let payload = region.end_payload(RecordKind::Tx, record);
-        let committed = region.with_log_room(urgent, || {
+        let committed = region.with_log_room(reserve.is_open(), || {
             let mut state = region.commit.lock();
             if !may(&state) {
                 return Ok(None);
             }
-            let lsn = region.commit_record(&mut state, RecordKind::Tx, record, payload, urgent)?;
+            let lsn = region.commit_record(&mut state, RecordKind::Tx, record, payload, reserve)?;
             Ok(Some((lsn, state)))
         })?;
         let Some((lsn, state)) = committed else { return Ok(None) };

@@ -12,7 +12,7 @@ use crate::logged::{images, parts};
 use shoal_format::slot::class_geometry;
 use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
 use shoal_media::{ImageFile, PersistentMemory};
-use shoal_region::{Region, Space, View, newest_image};
+use shoal_region::{Region, Space, StuckSegments, View, newest_image};
 use shoal_sim::{Random, SimMemory, World};
 
 const SEGMENTS: u64 = 96;
@@ -188,7 +188,7 @@ pub fn what_is_left_unread_is_allocated_and_freed_as_if_it_were_read() {
 /// freed.
 fn compact(region: &Region, held: &mut [SlotRef]) -> u64 {
     let before = region.free_segments();
-    let victims = region.drain(u64::MAX, u64::MAX, false);
+    let victims = region.drain(u64::MAX, u64::MAX, StuckSegments::Left);
     for slot in held.iter_mut().filter(|slot| victims.contains(**slot)) {
         let mut tx = region.begin_reclaim();
         if let Some(new) = tx.relocate(*slot).unwrap() {
