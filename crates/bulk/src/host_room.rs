@@ -121,6 +121,11 @@ impl Backoff {
         self.until_ns = now_ns + self.wait_ns;
     }
 
+    /// Forgets earlier failures.
+    pub fn reset(&mut self) {
+        *self = Backoff::default();
+    }
+
     pub fn waits(&self, now_ns: u64) -> bool {
         self.is_failing() && now_ns < self.until_ns
     }

@@ -76,6 +76,7 @@ pub use error::{Error, Result};
 pub use fresh::{Fresh, Tail};
 pub use host_room::{Backoff, HostRoom, Room, RoomCache};
 pub use patience::Patience;
+pub use sums::SumLeaves;
 pub use unit::Stamp;
 
 /// Reads the words of a bitmap for `blocks` blocks at `at`. The flag is false if `read` finds none.

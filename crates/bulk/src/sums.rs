@@ -56,6 +56,15 @@ struct Leaf {
     rests: bool,
 }
 
+/// Which leaves of checksums are to be closed, of those without overwrites in progress.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum SumLeaves {
+    /// Those that a flush has covered.
+    Covered,
+    /// Those among them that no write reached since the last call.
+    Idle,
+}
+
 /// The sums of one device.
 pub(super) struct Table {
     pub sums: BlockSums,
@@ -379,8 +388,8 @@ impl Table {
     }
 
     /// Closes leaves without overwrites in progress whose last overwrite is covered by flushes up
-    /// to `flushed`. Without `all`, closes only those that no write reached since the last call.
-    pub fn close(&self, region: &Region, flushed: u64, all: bool) -> Result<()> {
+    /// to `flushed`.
+    pub fn close(&self, region: &Region, flushed: u64, leaves: SumLeaves) -> Result<()> {
         if self.leaves.lock().is_empty() {
             return Ok(());
         }
@@ -388,7 +397,7 @@ impl Table {
         let mut ready = Vec::new();
         self.leaves.lock().retain(|&number, leaf| {
             let covered = leaf.last_write <= flushed || is_planted(Bug::LeavesUnflushed);
-            let closes = leaf.writers == 0 && covered && (leaf.rests || all);
+            let closes = leaf.writers == 0 && covered && (leaf.rests || leaves == SumLeaves::Covered);
             leaf.rests = true;
             if closes {
                 ready.push(number);
@@ -533,11 +542,10 @@ impl Bulk {
         self.unit_of(at / BULK_BLOCK)?.accept(region, at, &bytes)
     }
 
-    /// Closes leaves of a device's table that have been idle, or with `all` every one that may be
-    /// closed.
-    pub fn close_sums(&self, region: &Region, number: u32, all: bool) -> Result<()> {
+    /// Closes leaves of a device's table.
+    pub fn close_sums(&self, region: &Region, number: u32, leaves: SumLeaves) -> Result<()> {
         let Some(unit) = self.unit(number) else { return Ok(()) };
         let flushed = unit.flushed.load(Ordering::Acquire);
-        unit.sums().map_or(Ok(()), |table| table.close(region, flushed, all))
+        unit.sums().map_or(Ok(()), |table| table.close(region, flushed, leaves))
     }
 }

@@ -22,6 +22,7 @@ use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{INODES_PER_BLOCK, Inode, Layout, S_IFDIR};
 
 use crate::dir::{self, Found};
+use crate::inode::removal::Follows;
 use crate::rooms::{Data, Repair};
 use crate::{Attr, Error, Fs, Ino, Result, extents};
 
@@ -152,18 +153,25 @@ impl<'a> Repair<'a> {
         let (mut tx, mut removal) = (self.fs.region.begin_reclaim(), self.fs.tree().removal());
         dir::remove(&mut tx, &mut dir, name_hash(self.fs.seed(), name), found)?;
         (dir.mtime, dir.ctime) = (now, now);
-        removal.store(&mut tx, parent, &dir, true)?;
+        removal.store(&mut tx, parent, &dir, Follows::Nothing)?;
         tx.commit()?;
         removal.committed();
         Ok(())
     }
 }
 
+/// What the data of NEW extents turned out to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NewData {
+    Durable,
+    /// The extents become unwritten.
+    Lost,
+}
+
 impl<'a> Data<'a> {
     /// Changes, in place, the flags of extents that lie entirely within `ranges`, in a map that
-    /// does not decode. `lost` says whether NEW extents become unwritten or durable data. Extents
-    /// only partly in a range stay NEW.
-    pub(crate) fn settle_in_place(self, inode: &Inode, ranges: &[(FileBlock, FileBlock)], lost: bool) -> Result<()> {
+    /// does not decode. Extents only partly in a range stay NEW.
+    pub(crate) fn settle_in_place(self, inode: &Inode, ranges: &[(FileBlock, FileBlock)], new: NewData) -> Result<()> {
         if inode.layout != Layout::Extents {
             return Ok(());
         }
@@ -173,7 +181,10 @@ impl<'a> Data<'a> {
             if !within || extent.flags & EXTENT_NEW == 0 {
                 continue;
             }
-            let flags = if lost { EXTENT_UNWRITTEN } else { extent.flags & !EXTENT_NEW };
+            let flags = match new {
+                NewData::Durable => extent.flags & !EXTENT_NEW,
+                NewData::Lost => EXTENT_UNWRITTEN,
+            };
             tx.write(at + 15, &[flags as u8])?;
             if tx.payload_bytes() > 512 << 10 {
                 tx.commit()?;

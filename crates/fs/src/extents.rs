@@ -349,7 +349,7 @@ impl MapEdit {
             return write_root(tx, inode, self.root, Some(&self.before), &self.extents);
         }
         let mut entries = Vec::new();
-        for group in groups(&self.extents, true) {
+        for group in groups(&self.extents, LeafLengths::Full) {
             let leaf = new_leaf(tx, inode, group)?;
             entries.push((group[0].file_block, leaf));
         }
@@ -391,11 +391,12 @@ impl MapEdit {
         let from = changed.first().map_or(before.len(), |leaf| leaf.extents.start);
         let behind = leaves[tail..].first().map_or(0, |leaf| before.len() - leaf.extents.start);
         let middle = &extents[from..extents.len() - behind];
-        let at_end = position + leaves.len() == count && behind == 0;
+        let is_at_end = position + leaves.len() == count && behind == 0;
+        let lengths = if is_at_end { LeafLengths::Full } else { LeafLengths::Even };
 
         let mut entries: Vec<(FileBlock, SlotRef)> = Vec::new();
         let mut old = changed.iter();
-        for group in groups(middle, at_end) {
+        for group in groups(middle, lengths) {
             let slot = match old.next() {
                 Some(leaf) => {
                     write_changes(tx, leaf.slot, &before[leaf.extents.clone()], group)?;
@@ -465,11 +466,22 @@ fn load_extents(view: &impl View, node: SlotRef, count: u64, bulk_blocks: u64) -
     }
 }
 
-/// Cuts a list into leaves: full leaves where a file grows at its end, leaves of equal length
-/// elsewhere, to leave room for inserts.
-fn groups(extents: &[Extent], at_end: bool) -> std::slice::Chunks<'_, Extent> {
+/// How long new leaves are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LeafLengths {
+    /// Full, where a file grows at its end.
+    Full,
+    /// Of equal length elsewhere, to leave room for inserts.
+    Even,
+}
+
+/// Cuts a list into leaves.
+fn groups(extents: &[Extent], lengths: LeafLengths) -> std::slice::Chunks<'_, Extent> {
     let leaves = extents.len().div_ceil(LEAF_EXTENTS).max(1);
-    extents.chunks(if at_end { LEAF_EXTENTS } else { extents.len().div_ceil(leaves).max(1) })
+    extents.chunks(match lengths {
+        LeafLengths::Full => LEAF_EXTENTS,
+        LeafLengths::Even => extents.len().div_ceil(leaves).max(1),
+    })
 }
 
 fn node_header(kind: u32, count: usize) -> [u8; 8] {

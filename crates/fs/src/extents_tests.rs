@@ -74,10 +74,10 @@ fn a_list_of_extents_behaves_like_a_map_of_blocks() {
 #[test]
 fn groups_fill_leaves_at_the_end_and_halve_them_elsewhere() {
     let list: Vec<Extent> = (0..300).map(|i| extent(2 * i, 1, i, 0)).collect();
-    let lens = |at_end| groups(&list, at_end).map(<[Extent]>::len).collect::<Vec<_>>();
-    assert_eq!(lens(true), [255, 45]);
-    assert_eq!(lens(false), [150, 150]);
-    assert_eq!(groups(&[], false).count(), 0);
+    let lens = |lengths| groups(&list, lengths).map(<[Extent]>::len).collect::<Vec<_>>();
+    assert_eq!(lens(LeafLengths::Full), [255, 45]);
+    assert_eq!(lens(LeafLengths::Even), [150, 150]);
+    assert_eq!(groups(&[], LeafLengths::Even).count(), 0);
 }
 
 #[test]

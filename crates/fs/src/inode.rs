@@ -120,9 +120,15 @@ pub(crate) struct Claim<'a> {
     pub ino: Ino,
     /// Generation of the last user.
     last: u32,
-    /// The number is free when the claim ends.
-    free: bool,
+    ends: ClaimEnds,
     listed: bool,
+}
+
+/// What a claimed number is when its claim ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ClaimEnds {
+    Free,
+    Used,
 }
 
 impl Claim<'_> {
@@ -133,23 +139,23 @@ impl Claim<'_> {
 
     /// Ends the claim after the record was committed as in use.
     pub fn keep(mut self) {
-        self.free = false;
+        self.ends = ClaimEnds::Used;
     }
 
     /// Ends the claim after the record was committed as free.
     pub fn give_back(mut self) {
-        self.free = true;
+        self.ends = ClaimEnds::Free;
     }
 }
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        if self.free || self.listed {
+        if self.ends == ClaimEnds::Free || self.listed {
             let mut free = self.table.free.lock();
             if self.listed {
                 free.claimed.remove(&self.ino);
             }
-            if self.free {
+            if self.ends == ClaimEnds::Free {
                 free.add(self.ino, self.last);
             }
         }
@@ -327,22 +333,22 @@ impl InodeTable {
             self.grow(region, &mut free, begin)?;
         }
         let (ino, last) = free.take().ok_or(Error::NO_SPACE)?;
-        Ok(self.claim(&mut free, ino, last, true))
+        Ok(self.claim(&mut free, ino, last, ClaimEnds::Free))
     }
 
     /// Claims a number that becomes free. To be called before the commit that frees the record of
     /// `ino`.
     pub fn freeing(&self, ino: Ino, generation: u32) -> Claim<'_> {
-        self.claim(&mut self.free.lock(), ino, generation, false)
+        self.claim(&mut self.free.lock(), ino, generation, ClaimEnds::Used)
     }
 
-    fn claim(&self, numbers: &mut FreeNumbers, ino: Ino, last: u32, free: bool) -> Claim<'_> {
+    fn claim(&self, numbers: &mut FreeNumbers, ino: Ino, last: u32, ends: ClaimEnds) -> Claim<'_> {
         let listed = ino.block() >= numbers.scanned;
         if listed {
             numbers.claimed.insert(ino);
         }
         self.claims.fetch_add(1, Ordering::Relaxed);
-        Claim { table: self, ino, last, free, listed }
+        Claim { table: self, ino, last, ends, listed }
     }
 
     fn scan(&self, region: &Region, free: &mut FreeNumbers) -> Result<()> {
@@ -495,7 +501,7 @@ impl Fs {
 
     /// Writes the record of `ino`, whose exclusive lock the caller holds.
     pub(crate) fn store(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
-        block::put(tx, self.compacting().plain_block(tx, ino, false)?, ino, inode)
+        block::put(tx, self.compacting().plain_block(tx, ino)?, ino, inode)
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use shoal_bulk::{Backoff, Bulk, GivenDevice, OnBulkFailure, Room, RoomCache};
+use shoal_bulk::{Backoff, Bulk, GivenDevice, OnBulkFailure, Room, RoomCache, SumLeaves};
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_format::inode::{Inode, InodeSlot};
 use shoal_format::superblock::{FEATURE_DEVICES, Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
@@ -376,7 +376,7 @@ impl Fs {
         self.data().settle_new()?;
         self.region.sync()?;
         reclaimed?;
-        self.upkeep().close_sums(true)?;
+        self.upkeep().close_all_sums()?;
         if let Some(bulk) = &self.bulk {
             bulk.reclaim(&self.region)?;
         }
@@ -421,11 +421,13 @@ impl<'a> Upkeep<'a> {
         }
     }
 
-    /// Closes leaves of checksums that have seen no write over data for a while; with `all`, every
-    /// leaf that a flush has covered.
-    fn close_sums(self, all: bool) -> Result<()> {
+    /// Closes every leaf of checksums that a flush has covered.
+    fn close_all_sums(self) -> Result<()> {
         let Some(bulk) = &self.fs.bulk else { return Ok(()) };
-        Ok(bulk.numbers().into_iter().try_for_each(|number| bulk.close_sums(&self.fs.region, number, all))?)
+        Ok(bulk
+            .numbers()
+            .into_iter()
+            .try_for_each(|number| bulk.close_sums(&self.fs.region, number, SumLeaves::Covered))?)
     }
 
     /// Does the background work of a mounted store: commits by age and frees bulk space. Meant to
@@ -523,7 +525,7 @@ impl<'a> Upkeep<'a> {
             }
             *last = now;
         }
-        Ok(bulk.close_sums(&self.fs.region, number, false)?)
+        Ok(bulk.close_sums(&self.fs.region, number, SumLeaves::Idle)?)
     }
 
     /// Flushes a bulk device and clears NEW if the oldest unsettled data there is old enough, or if

@@ -46,6 +46,14 @@ pub(crate) struct RangeGuard<'a> {
     _held: Option<Held>,
 }
 
+/// Inode locks that the caller holds when it tries more of them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OtherLocks {
+    None,
+    /// The caller may hold locks of other inodes.
+    Held,
+}
+
 pub(crate) fn stripe(ino: Ino) -> usize {
     // Neighbouring numbers, such as those of one directory's files, go to different stripes.
     ino.get() as usize % STRIPES
@@ -82,15 +90,15 @@ impl LockTable {
     }
 
     /// Takes the exclusive locks of the inodes of one block of the table, unless somebody has one
-    /// of them. With `nested` the caller may hold locks of other inodes.
-    pub fn try_write_block(&self, block: u64, nested: bool) -> Option<RangeGuard<'_>> {
+    /// of them.
+    pub fn try_write_block(&self, block: u64, others: OtherLocks) -> Option<RangeGuard<'_>> {
         let first = stripe(Ino::in_block(block, 0)?);
-        self.try_write_stripes(first..first + INODES_PER_BLOCK as usize, nested)
+        self.try_write_stripes(first..first + INODES_PER_BLOCK as usize, others)
     }
 
-    fn try_write_stripes(&self, stripes: Range<usize>, nested: bool) -> Option<RangeGuard<'_>> {
+    fn try_write_stripes(&self, stripes: Range<usize>, others: OtherLocks) -> Option<RangeGuard<'_>> {
         // Locks that are only tried cannot make threads wait for each other.
-        let held = (!nested).then(Held::begin);
+        let held = (others == OtherLocks::None).then(Held::begin);
         let guards = self.stripes[stripes].iter().map(RwLock::try_write).collect::<Option<_>>()?;
         Some(RangeGuard { _guards: guards, _held: held })
     }
@@ -98,7 +106,7 @@ impl LockTable {
     /// Takes the exclusive locks of all inodes, unless somebody else has one. No operation is under
     /// way then.
     pub fn try_write_all(&self) -> Option<RangeGuard<'_>> {
-        self.try_write_stripes(0..STRIPES, false)
+        self.try_write_stripes(0..STRIPES, OtherLocks::None)
     }
 
     /// Locks up to four inodes.

@@ -15,7 +15,7 @@ use shoal_region::{Tx, View};
 
 use crate::data_lock::FileLock;
 use crate::dir::{self, Found};
-use crate::inode::removal::Removal;
+use crate::inode::removal::{Follows, Removal};
 use crate::locks::WriteGuard;
 use crate::planted::{Bug, is_planted};
 use crate::rooms::Tree;
@@ -465,7 +465,7 @@ impl<'a> Tree<'a> {
             let (mut tx, mut removal) = (self.fs.region.begin_reclaim(), self.removal());
             dir::remove(&mut tx, &mut dir, name_hash(self.fs.seed(), name), &found)?;
             (dir.mtime, dir.ctime) = (now, now);
-            removal.store(&mut tx, parent, &dir, false)?;
+            removal.store(&mut tx, parent, &dir, Follows::Another)?;
             self.drop_link_of(tx, removal, found.ino, &mut inode, now, data)
         })
     }
@@ -509,7 +509,7 @@ impl<'a> Tree<'a> {
             removal.committed();
             return Ok(None);
         }
-        removal.store(&mut tx, ino, inode, true)?;
+        removal.store(&mut tx, ino, inode, Follows::Nothing)?;
         tx.commit()?;
         removal.committed();
         if inode.nlink == 0 {
@@ -550,7 +550,7 @@ impl<'a> Tree<'a> {
         dir::remove(&mut tx, &mut dir, name_hash(self.fs.seed(), name), &found)?;
         dir.nlink -= 1;
         (dir.mtime, dir.ctime) = (now, now);
-        removal.store(&mut tx, parent, &dir, false)?;
+        removal.store(&mut tx, parent, &dir, Follows::Another)?;
         self.drop_link_of(tx, removal, found.ino, &mut inode, now, Orphan::Freed)
     }
 }

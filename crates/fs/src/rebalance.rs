@@ -34,6 +34,13 @@ use crate::{Error, Ino, Result, small, threshold};
 /// Ancestors examined at most: a longer chain is damage.
 const ANCESTORS_MAX: usize = 1 << 16;
 
+/// Where the data of a file are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tier {
+    Memory,
+    Bulk,
+}
+
 /// A file or directory that does not match the thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misplaced {
@@ -90,19 +97,20 @@ impl<'a> Large<'a> {
         if follows {
             inode.threshold = given(of_directory);
         }
-        let (moves, to_memory) = self.belongs(&inode);
-        let bytes = if moves { inode.size } else { 0 };
-        let found = Misplaced { generation: inode.generation, bytes, to_memory: moves && to_memory };
-        Ok((follows || moves).then_some(found))
+        let moves_to = self.moves_to(&inode);
+        let bytes = if moves_to.is_some() { inode.size } else { 0 };
+        let to_memory = moves_to == Some(Tier::Memory);
+        let found = Misplaced { generation: inode.generation, bytes, to_memory };
+        Ok((follows || moves_to.is_some()).then_some(found))
     }
 
-    /// Returns whether the file belongs on the other tier, and whether it belongs in memory.
-    fn belongs(self, inode: &Inode) -> (bool, bool) {
+    /// Returns the tier where the file belongs; `None` if it is there, or stays for now.
+    fn moves_to(self, inode: &Inode) -> Option<Tier> {
         let is_large = inode.layout == Layout::Extents;
         let fits = inode.size <= self.fs.tree().threshold_of(inode);
         let moves = self.fs.bulk.is_some() && inode.is_file() && inode.layout != Layout::Empty && is_large == fits;
         // The next operation on such a file finishes the truncation first.
-        (moves && inode.flags & INODE_TRUNCATING == 0, fits)
+        (moves && inode.flags & INODE_TRUNCATING == 0).then_some(if fits { Tier::Memory } else { Tier::Bulk })
     }
 
     /// Gives a file or directory the threshold of the directory above, unless it has its own. Then
@@ -118,8 +126,8 @@ impl<'a> Large<'a> {
         let outcome =
             self.fs.with_room(|| self.follow(ino, generation, given(of_directory))).and_then(|moves| match moves {
                 None => Ok(Rebalanced::InPlace),
-                Some(true) => self.fs.with_room(|| self.move_in(ino, generation)),
-                Some(false) => self.fs.with_room(|| self.move_out(ino, generation)),
+                Some(Tier::Memory) => self.fs.with_room(|| self.move_in(ino, generation)),
+                Some(Tier::Bulk) => self.fs.with_room(|| self.move_out(ino, generation)),
             });
         match outcome {
             Err(Error::Stale) => Ok(Rebalanced::InPlace),
@@ -128,9 +136,9 @@ impl<'a> Large<'a> {
         }
     }
 
-    /// Stores the threshold of the directory. Returns whether the file is then to move into memory
-    /// (true) or out of it; `None`: it stays.
-    fn follow(self, ino: Ino, generation: u32, given: Threshold) -> Result<Option<bool>> {
+    /// Stores the threshold of the directory. Returns the tier that the file is then to move
+    /// to; `None`: it stays.
+    fn follow(self, ino: Ino, generation: u32, given: Threshold) -> Result<Option<Tier>> {
         let _lock = self.fs.locks.write(ino);
         let mut inode = self.fs.load(ino)?;
         self.fs.data().refuse_nobodys(ino, &inode)?;
@@ -143,20 +151,19 @@ impl<'a> Large<'a> {
             self.fs.store(&mut tx, ino, &inode)?;
             tx.commit()?;
         }
-        let (moves, to_memory) = self.belongs(&inode);
-        Ok(moves.then_some(to_memory))
+        Ok(self.moves_to(&inode))
     }
 
     /// Locks a file that is to move, if it still is.
-    fn lock_misplaced(self, ino: Ino, generation: u32, to_memory: bool) -> Result<Option<(FileLock<'a>, Inode)>> {
+    fn lock_misplaced(self, ino: Ino, generation: u32, tier: Tier) -> Result<Option<(FileLock<'a>, Inode)>> {
         let (file, inode) = self.fs.data().lock_to_move(ino)?;
-        let still = inode.generation == generation && self.belongs(&inode) == (true, to_memory);
+        let still = inode.generation == generation && self.moves_to(&inode) == Some(tier);
         Ok(still.then_some((file, inode)))
     }
 
     /// Moves a small file to bulk storage.
     fn move_out(self, ino: Ino, generation: u32) -> Result<Rebalanced> {
-        let Some((mut file, mut inode)) = self.lock_misplaced(ino, generation, false)? else {
+        let Some((mut file, mut inode)) = self.lock_misplaced(ino, generation, Tier::Bulk)? else {
             return Ok(Rebalanced::InPlace);
         };
         match self.move_to_bulk(&mut file, &mut inode) {
@@ -169,7 +176,7 @@ impl<'a> Large<'a> {
 
     /// Moves a large file into memory.
     fn move_in(self, ino: Ino, generation: u32) -> Result<Rebalanced> {
-        let Some((mut file, mut inode)) = self.lock_misplaced(ino, generation, true)? else {
+        let Some((mut file, mut inode)) = self.lock_misplaced(ino, generation, Tier::Memory)? else {
             return Ok(Rebalanced::InPlace);
         };
         let Some(bytes) = self.written_bytes(&inode)? else { return Ok(Rebalanced::Stays) };

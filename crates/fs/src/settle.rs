@@ -22,6 +22,7 @@ use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, File
 use shoal_format::inode::{INODE_HAS_NEW, Inode, Layout};
 use shoal_media::BlockDevice;
 
+use crate::damage::NewData;
 use crate::extents::{Mapped, clip};
 use crate::planted::{Bug, is_planted};
 use crate::rooms::Data;
@@ -281,7 +282,7 @@ impl<'a> Data<'a> {
         if inode.layout == Layout::Extents {
             let cleared = self.fs.large().change_flags(ino, &mut inode, &ranges, |flags| flags & !EXTENT_NEW);
             if self.fs.past_damage(ino, cleared)?.is_none() {
-                self.settle_in_place(&inode, &ranges, false)?;
+                self.settle_in_place(&inode, &ranges, NewData::Durable)?;
                 ranges.iter().for_each(|&(from, to)| bulk.fresh.remove(ino, from, to));
             }
         } else {
@@ -329,7 +330,7 @@ impl<'a> Data<'a> {
             let changed =
                 self.fs.large().change_flags(ino, &mut inode, &[(FileBlock::ZERO, FileBlock::END)], unwritten);
             if self.fs.past_damage(ino, changed)?.is_none() {
-                self.settle_in_place(&inode, &[(FileBlock::ZERO, FileBlock::MAX)], true)?;
+                self.settle_in_place(&inode, &[(FileBlock::ZERO, FileBlock::MAX)], NewData::Lost)?;
             }
         }
         self.clear_has_new(ino, &mut inode)

@@ -296,7 +296,7 @@ impl<'a> Spilling<'a> {
         let (is_full, is_short) = (self.memory_above(percent) > 0, self.memory_above(back) > 0);
         let is_wanted = is_short && !self.fs.spill.returns.lock().again.is_empty();
         if !self.spills() || !is_full && !is_wanted {
-            worker.backoff.note(false, 0);
+            worker.backoff.reset();
             worker.error = None;
             self.fs.spill.is_stuck.store(false, Relaxed);
             self.bring_some_back(back)?;

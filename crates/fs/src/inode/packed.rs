@@ -180,9 +180,14 @@ impl InodeTable {
 
     /// Puts a plain block in the place of a packed one, in a transaction that `begin` makes. The
     /// caller has the lock of one of its inodes, or a claim to one. Returns the plain block; none
-    /// if there is no such block. With `lossy`, records that do not decode stay undecodable in the
-    /// plain block; otherwise they are an error.
-    fn unpack<'r>(&self, region: &'r Region, begin: &dyn Fn() -> Tx<'r>, block: u64, lossy: bool) -> Result<SlotRef> {
+    /// if there is no such block.
+    fn unpack<'r>(
+        &self,
+        region: &'r Region,
+        begin: &dyn Fn() -> Tx<'r>,
+        block: u64,
+        undecodable: Undecodable,
+    ) -> Result<SlotRef> {
         let _form = self.packed.lock(block).write();
         let Some(link) = self.block_link(region, block)? else { return Ok(SlotRef::NONE) };
         if !is_packed(link.slot) {
@@ -204,12 +209,12 @@ impl InodeTable {
                             out.copy_from_slice(&bytes);
                             indexed.extend(indexed_triplet(&packed, place, &item, &decoder));
                         }
-                        Err(_) if lossy => out.fill(UNDECODABLE),
+                        Err(_) if undecodable == Undecodable::Kept => out.fill(UNDECODABLE),
                         Err(error) => return Err(Error::Corrupt(format!("{error}; run `shoal check`"))),
                     }
                 }
             }
-            Err(_) if lossy => plain.fill(UNDECODABLE),
+            Err(_) if undecodable == Undecodable::Kept => plain.fill(UNDECODABLE),
             Err(error) => return Err(Error::Corrupt(format!("{error}; run `shoal check`"))),
         }
         indexed.into_iter().for_each(|triplet| change.release(triplet));
@@ -287,6 +292,15 @@ pub(crate) fn indexed_triplet(
     (block.has_code(place) && !profile.knows(record.triplet())).then(|| record.triplet())
 }
 
+/// What becomes of records that do not decode when their block is unpacked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Undecodable {
+    /// The block stays packed: an error.
+    Refused,
+    /// They stay undecodable in the plain block.
+    Kept,
+}
+
 /// What a block is unpacked for. Decides how much of a full store's reserve may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Need {
@@ -300,12 +314,9 @@ enum Need {
 }
 
 impl Need {
-    fn of(tx: &Tx<'_>, removes: bool) -> Need {
-        match (removes, tx.is_reclaim()) {
-            (true, _) => Need::Removal,
-            (_, true) => Need::Change,
-            _ => Need::Ordinary,
-        }
+    /// Returns the need of a change within `tx` that removes nothing.
+    fn of(tx: &Tx<'_>) -> Need {
+        if tx.is_reclaim() { Need::Change } else { Need::Ordinary }
     }
 }
 
@@ -317,13 +328,20 @@ impl<'a> Compacting<'a> {
     /// Returns the plain block with the record of `ino`, for a change within `tx`. Unpacks the
     /// block if it is packed.
     #[inline]
-    pub(super) fn plain_block(self, tx: &Tx<'_>, ino: Ino, removes: bool) -> Result<SlotRef> {
-        self.plain_block_or(ino, || self.unpack(Need::of(tx, removes), ino, false))
+    pub(super) fn plain_block(self, tx: &Tx<'_>, ino: Ino) -> Result<SlotRef> {
+        self.plain_block_or(ino, || self.unpack(Need::of(tx), ino, Undecodable::Refused))
     }
 
-    /// Does the same if there is room at once; otherwise fails with [`Error::NoSpace`].
+    /// Does the same for a removal.
+    #[inline]
+    pub(super) fn plain_block_for_removal(self, ino: Ino) -> Result<SlotRef> {
+        self.plain_block_or(ino, || self.unpack(Need::Removal, ino, Undecodable::Refused))
+    }
+
+    /// Does the same if there is room without packing another block and without the reserve;
+    /// otherwise fails with [`Error::NoSpace`].
     pub(super) fn plain_block_at_once(self, ino: Ino) -> Result<SlotRef> {
-        self.plain_block_or(ino, || found(self.unpack_in(ino, &|| self.fs.region.begin(), false)?))
+        self.plain_block_or(ino, || found(self.unpack_in(ino, &|| self.fs.region.begin(), Undecodable::Refused)?))
     }
 
     #[inline]
@@ -338,10 +356,10 @@ impl<'a> Compacting<'a> {
     /// takes no more room than there is.
     #[cold]
     #[inline(never)]
-    fn unpack(self, need: Need, ino: Ino, lossy: bool) -> Result<SlotRef> {
+    fn unpack(self, need: Need, ino: Ino, undecodable: Undecodable) -> Result<SlotRef> {
         let mut lack = Lack::OTHER;
         for _ in 0..TRIES {
-            match self.unpack_in(ino, &|| self.fs.region.begin(), lossy) {
+            match self.unpack_in(ino, &|| self.fs.region.begin(), undecodable) {
                 Err(Error::NoSpace(now)) => lack = now,
                 outcome => return found(outcome?),
             }
@@ -352,17 +370,17 @@ impl<'a> Compacting<'a> {
         if need == Need::Ordinary || need == Need::Change && !self.fs.region.has_half_reserve() {
             return Err(Error::NoSpace(lack));
         }
-        found(self.unpack_in(ino, &|| self.fs.region.begin_reclaim(), lossy)?)
+        found(self.unpack_in(ino, &|| self.fs.region.begin_reclaim(), undecodable)?)
     }
 
-    fn unpack_in<'r>(&'r self, ino: Ino, begin: &dyn Fn() -> Tx<'r>, lossy: bool) -> Result<SlotRef> {
-        self.fs.table.unpack(&self.fs.region, begin, ino.block(), lossy)
+    fn unpack_in<'r>(&'r self, ino: Ino, begin: &dyn Fn() -> Tx<'r>, undecodable: Undecodable) -> Result<SlotRef> {
+        self.fs.table.unpack(&self.fs.region, begin, ino.block(), undecodable)
     }
 
     /// Unpacks a block whose records partly or wholly do not decode, so that each of them can be
     /// repaired.
     pub(crate) fn unpack_damaged(self, ino: Ino) -> Result<()> {
-        self.unpack(Need::Removal, ino, true).map(drop)
+        self.unpack(Need::Removal, ino, Undecodable::Kept).map(drop)
     }
 
     /// Counts packed inodes; looks at every block of the inode table.

@@ -24,7 +24,7 @@ use super::changed::next_in;
 use super::packed::{PACKED_MAX, indexed_triplet, is_packed};
 use super::{InodeTable, block, record};
 use crate::cold::cooled::{has_buckets, may_be_packed};
-use crate::locks::LockTable;
+use crate::locks::{LockTable, OtherLocks};
 use crate::method;
 use crate::rooms::Compacting;
 use crate::{Error, Result};
@@ -141,7 +141,7 @@ impl InodeTable {
             if slot.is_none() || is_packed(slot) { Ok(None) } else { block::read(region, slot).map(Some) }
         });
         let Ok(Some(bytes)) = first else { return Ok(Look::Nothing) };
-        let nested = cold.is_none();
+        let others = if cold.is_none() { OtherLocks::Held } else { OtherLocks::None };
         let cold = cold.unwrap_or(Cold { now_ns: 0, age_ns: 0, method: Method::Off });
         if let Some(look) = cold.look(block::records(&bytes)) {
             return Ok(look);
@@ -150,7 +150,7 @@ impl InodeTable {
             return Ok(Look::Nothing);
         }
         let mut look = Look::Later;
-        self.alone_as(region, locks, block, nested, |_, link| {
+        self.alone_as(region, locks, block, others, |_, link| {
             look = if is_packed(link.slot) {
                 Look::Nothing
             } else {
@@ -388,7 +388,7 @@ impl<'a> Compacting<'a> {
         let searches = self.fs.options.pack_age.is_some() && self.fs.options.pack_inodes;
         // A block without inodes need not be packed.
         for block in self.fs.table.take_emptied(1) {
-            if self.fs.table.give_back_as(&self.fs.region, &self.fs.locks, block, true)? {
+            if self.fs.table.give_back_as(&self.fs.region, &self.fs.locks, block, OtherLocks::Held)? {
                 return Ok(true);
             }
             self.fs.table.still_emptied(block);

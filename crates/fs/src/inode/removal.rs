@@ -39,6 +39,14 @@ pub(crate) struct Removal<'a> {
     lack: Lack,
 }
 
+/// What a removal writes after this record.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Follows {
+    Nothing,
+    /// Another record, whose packed block may have to be waited for while this one's is locked.
+    Another,
+}
+
 impl<'a> Tree<'a> {
     pub(crate) fn removal(self) -> Removal<'a> {
         Removal { fs: self.fs, change: None, claim: None, forms: Vec::new(), alone: None, lack: Lack::OTHER }
@@ -58,9 +66,8 @@ fn alloc(tx: &mut Tx<'_>, len: usize) -> Result<SlotRef> {
 }
 
 impl<'a> Removal<'a> {
-    /// Writes the record of an inode that stays, whose exclusive lock the caller holds. `is_last`:
-    /// no other record follows.
-    pub fn store(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode, is_last: bool) -> Result<()> {
+    /// Writes the record of an inode that stays, whose exclusive lock the caller holds.
+    pub fn store(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode, follows: Follows) -> Result<()> {
         let item = record::item(&inode.encode())?;
         let held = self.forms.len();
         if !self.holds(ino) {
@@ -69,17 +76,17 @@ impl<'a> Removal<'a> {
                 plain => return block::put(tx, plain?, ino, inode),
             }
         }
-        if self.replace(tx, ino, &item, is_last)? {
+        if self.replace(tx, ino, &item, follows)? {
             return Ok(());
         }
         if self.forms.len() > held {
             // Nothing in that block was changed.
             self.forms.truncate(held);
-            match self.fs.compacting().plain_block(tx, ino, true) {
+            match self.fs.compacting().plain_block_for_removal(ino) {
                 Err(Error::NoSpace(lack)) => self.lack = lack,
                 plain => return block::put(tx, plain?, ino, inode),
             }
-            if self.replace(tx, ino, &item, is_last)? {
+            if self.replace(tx, ino, &item, follows)? {
                 return Ok(());
             }
         }
@@ -91,7 +98,7 @@ impl<'a> Removal<'a> {
         }
         let InodeSlot::Used(old) = table.decode_one(tx, slot, ino)? else { return Err(Error::Stale) };
         let timeless = Inode { mtime: old.mtime, ctime: old.ctime, ..*inode };
-        if self.replace(tx, ino, &record::item(&timeless.encode())?, is_last)? {
+        if self.replace(tx, ino, &record::item(&timeless.encode())?, follows)? {
             Ok(())
         } else {
             Err(Error::NoSpace(self.lack))
@@ -102,7 +109,7 @@ impl<'a> Removal<'a> {
     pub fn free(&mut self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
         let (table, held) = (&self.fs.table, self.forms.len());
         let is_in_place = is_packed(table.block_slot(tx, ino.block())?);
-        if is_in_place && self.replace(tx, ino, &Item::Free { generation }, true)? {
+        if is_in_place && self.replace(tx, ino, &Item::Free { generation }, Follows::Nothing)? {
             return Ok(());
         }
         if self.forms.len() == held && self.holds(ino) && is_packed(table.block_slot(tx, ino.block())?) {
@@ -111,7 +118,7 @@ impl<'a> Removal<'a> {
             return Err(Error::NoSpace(self.lack));
         }
         self.forms.truncate(held);
-        block::put_free(tx, self.fs.compacting().plain_block(tx, ino, true)?, ino, generation)?;
+        block::put_free(tx, self.fs.compacting().plain_block_for_removal(ino)?, ino, generation)?;
         self.claim = Some(table.freeing(ino, generation));
         Ok(())
     }
@@ -131,12 +138,12 @@ impl<'a> Removal<'a> {
         self.forms.iter().any(|(held, _)| *held == stripe)
     }
 
-    fn lock(&mut self, ino: Ino, is_last: bool) {
+    fn lock(&mut self, ino: Ino, follows: Follows) {
         if self.holds(ino) {
             return;
         }
         let packed = &self.fs.table.packed;
-        if !is_last && self.alone.is_none() {
+        if follows == Follows::Another && self.alone.is_none() {
             self.alone = Some(packed.removals.lock());
         }
         self.forms.push((ino.block() as usize % STRIPES, packed.lock(ino.block()).write()));
@@ -144,8 +151,8 @@ impl<'a> Removal<'a> {
 
     /// Puts an item into its packed block within `tx`. Returns false, and changes nothing, if the
     /// block is plain or the item cannot be put there.
-    fn replace(&mut self, tx: &mut Tx<'_>, ino: Ino, item: &Item, is_last: bool) -> Result<bool> {
-        self.lock(ino, is_last);
+    fn replace(&mut self, tx: &mut Tx<'_>, ino: Ino, item: &Item, follows: Follows) -> Result<bool> {
+        self.lock(ino, follows);
         let table = &self.fs.table;
         let Some(link) = table.block_link(tx, ino.block())? else { return Err(Error::Stale) };
         if !is_packed(link.slot) {

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 use super::{FreeNumbers, HEIGHT_SHIFT, InodeTable, block, child_at, load_roots, packed};
 use crate::Result;
-use crate::locks::LockTable;
+use crate::locks::{LockTable, OtherLocks};
 use crate::planted::{Bug, is_planted};
 
 /// A block with a higher generation stays, so that the floor never comes near wrapping around.
@@ -66,22 +66,22 @@ impl InodeTable {
         block: u64,
         change: impl FnOnce(&mut FreeNumbers, Tx<'r>, Link) -> Result<bool>,
     ) -> Result<bool> {
-        self.alone_as(region, locks, block, false, |free, link| change(free, region.begin_reclaim(), link))
+        self.alone_as(region, locks, block, OtherLocks::None, |free, link| change(free, region.begin_reclaim(), link))
     }
 
-    /// Does the same without a transaction. With `nested` the caller holds locks of other inodes.
+    /// Does the same without a transaction.
     pub(super) fn alone_as(
         &self,
         region: &Region,
         locks: &LockTable,
         block: u64,
-        nested: bool,
+        others: OtherLocks,
         change: impl FnOnce(&mut FreeNumbers, Link) -> Result<bool>,
     ) -> Result<bool> {
-        let Some(_locks) = locks.try_write_block(block, nested) else {
+        let Some(_locks) = locks.try_write_block(block, others) else {
             return Ok(false);
         };
-        for _ in 0..if nested { 1 } else { PATIENCE } {
+        for _ in 0..if others == OtherLocks::Held { 1 } else { PATIENCE } {
             let mut free = self.free.lock();
             if self.claims.load(Ordering::Acquire) == 0 || is_planted(Bug::PackClaimed) {
                 return match self.block_link(region, block)? {
@@ -97,12 +97,12 @@ impl InodeTable {
 
     /// Gives a block back if none of its records is in use.
     pub fn give_back(&self, region: &Region, locks: &LockTable, block: u64) -> Result<bool> {
-        self.give_back_as(region, locks, block, false)
+        self.give_back_as(region, locks, block, OtherLocks::None)
     }
 
-    /// Does the same. With `nested` the caller holds locks of other inodes.
-    pub fn give_back_as(&self, region: &Region, locks: &LockTable, block: u64, nested: bool) -> Result<bool> {
-        self.alone_as(region, locks, block, nested, |free, Link { slot, place }| {
+    /// Does the same for a caller that may hold locks of other inodes.
+    pub fn give_back_as(&self, region: &Region, locks: &LockTable, block: u64, others: OtherLocks) -> Result<bool> {
+        self.alone_as(region, locks, block, others, |free, Link { slot, place }| {
             let mut tx = region.begin_reclaim();
             let mut highest = free.floor;
             let records = match packed::is_packed(slot) {

@@ -16,6 +16,7 @@ use crate::cold::cooled::has_data;
 use crate::cold::objects;
 use crate::cold::owner::{Group, exchange, object_of};
 use crate::cold::packer::Seen;
+use crate::inode::removal::Follows;
 use crate::planted::{Bug, is_planted};
 use crate::rooms::Spilling;
 use crate::small::{self, Replaced};
@@ -255,7 +256,7 @@ impl<'a> Spilling<'a> {
         }
         // A full store must be able to spill.
         let mut removal = self.fs.tree().removal();
-        removal.store(&mut tx, seen.ino, &inode, true)?;
+        removal.store(&mut tx, seen.ino, &inode, Follows::Nothing)?;
         // Added before the commit: the next removal may come right after it.
         let range = LetGo { at: place.0, bytes: object.spilled_bytes(), stood_for: seen.bytes };
         if !is_planted(Bug::SpilledNotCounted) {
