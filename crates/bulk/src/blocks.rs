@@ -28,6 +28,13 @@ const GROUP_WORDS: usize = 512;
 /// Free runs examined before the longest one so far is taken.
 const RUNS_LOOKED_AT: usize = 4096;
 
+/// What is done to the bits of a run in a bitmap.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bits {
+    Set,
+    Cleared,
+}
+
 pub(super) struct Blocks {
     words: Vec<u64>,
     group_free: Vec<u32>,
@@ -90,7 +97,7 @@ impl Blocks {
                 let blocks = (mask >> bit).trailing_ones() as u64;
                 mask &= !(u64::MAX >> (64 - blocks) << bit);
                 let run = Run { first: BulkBlock::new(word as u64 * 64 + bit), blocks };
-                self.set(run, true);
+                self.mark(run, Bits::Set);
                 self.pending_blocks += blocks;
                 self.held_blocks += blocks;
                 self.held.push(run);
@@ -158,14 +165,16 @@ impl Blocks {
         len.min(most).min(self.count - block)
     }
 
-    pub fn set(&mut self, run: Run, used: bool) {
+    /// Marks the blocks of a run as used or free.
+    pub fn mark(&mut self, run: Run, bits: Bits) {
+        let is_used = bits == Bits::Set;
         let (mut block, end) = (run.first.get(), run.end().get());
         while block < end {
             let word = block as usize / 64;
             let bits = (64 - block % 64).min(end - block);
             let mask = (u64::MAX >> (64 - bits)) << (block % 64);
             let group = &mut self.group_free[word / GROUP_WORDS];
-            if used {
+            if is_used {
                 debug_assert_eq!(self.words[word] & mask, 0, "block {block} is used twice");
                 self.words[word] |= mask;
                 *group -= bits as u32;
@@ -176,7 +185,7 @@ impl Blocks {
             }
             block += bits;
         }
-        self.free = if used { self.free - run.blocks } else { self.free + run.blocks };
+        self.free = if is_used { self.free - run.blocks } else { self.free + run.blocks };
     }
 
     pub fn take_before(&mut self, limit: BulkBlock, want: u64) -> Option<Run> {
@@ -193,7 +202,7 @@ impl Blocks {
             }
             from = run.end().get();
         }
-        self.set(best?, true);
+        self.mark(best?, Bits::Set);
         best
     }
 
@@ -204,7 +213,7 @@ impl Blocks {
         }
         if let Some(goal) = goal.filter(|goal| self.is_free(goal.get())) {
             let run = Run { first: goal, blocks: self.free_len(goal.get(), want) };
-            self.set(run, true);
+            self.mark(run, Bits::Set);
             return Some(run);
         }
         let mut best: Option<Run> = None;
@@ -230,7 +239,7 @@ impl Blocks {
             }
         }
         let run = best?;
-        self.set(run, true);
+        self.mark(run, Bits::Set);
         self.cursor = (run.end() + ahead).get() % self.count;
         Some(run)
     }
@@ -273,14 +282,14 @@ mod tests {
             total += got.blocks;
         }
         assert_eq!((total, blocks.free), (100_003, 0));
-        blocks.set(run(40_000, 3), false);
+        blocks.mark(run(40_000, 3), Bits::Cleared);
         assert_eq!(blocks.take(None, 8, 0), Some(run(40_000, 3)));
     }
 
     #[test]
     fn a_run_that_is_long_enough_is_preferred_to_the_nearest_one() {
         let mut blocks = blocks(640);
-        blocks.set(run(2, 100), true);
+        blocks.mark(run(2, 100), Bits::Set);
         assert_eq!(blocks.take(None, 8, 0), Some(run(102, 8)));
         assert_eq!(blocks.take(Some(BulkBlock::new(0)), 8, 0), Some(run(0, 2)));
     }

@@ -64,7 +64,7 @@ use shoal_region::{Lsn, Region, Tx, View};
 
 use births::Births;
 use block_set::BlockSet;
-use blocks::Blocks;
+use blocks::{Bits, Blocks};
 use held::assert_none_held;
 use planted::{Bug, is_planted};
 use unit::Unit;
@@ -77,7 +77,7 @@ pub use fresh::{Fresh, Tail};
 pub use host_room::{Backoff, HostRoom, Room, RoomCache};
 pub use patience::Patience;
 pub use sums::SumLeaves;
-pub use unit::Stamp;
+pub use unit::{Behind, Stamp};
 
 /// Reads the words of a bitmap for `blocks` blocks at `at`. The flag is false if `read` finds none.
 fn read_bitmap(at: Offset, blocks: u64, read: impl Fn(Offset, &mut [u8]) -> Result<bool>) -> Result<(Vec<u64>, bool)> {
@@ -422,14 +422,14 @@ impl Bulk {
     /// Gives back a reservation whose transaction did not commit.
     pub fn cancel(&self, run: Run) {
         if let Ok(unit) = self.unit_of(run.first.get()) {
-            unit.state.lock().set(unit.own(run), false);
+            unit.state.lock().mark(unit.own(run), Bits::Cleared);
         }
     }
 
     /// Records in `tx` that a reserved run is mapped.
     pub fn mark_used(&self, tx: &mut Tx<'_>, run: Run) -> Result<()> {
         let unit = self.unit_of(run.first.get())?;
-        mark(tx, unit.bitmap, unit.own(run), true)
+        mark(tx, unit.bitmap, unit.own(run), Bits::Set)
     }
 
     /// Records in `tx` that a run is unmapped; [`Bulk::freed`] must follow the commit.
@@ -440,9 +440,9 @@ impl Bulk {
         }
         if let Some(suspects) = unit.suspects_piece() {
             // Their contents are no longer needed, and the next file writes whole blocks.
-            mark(tx, suspects, unit.own(run), false)?;
+            mark(tx, suspects, unit.own(run), Bits::Cleared)?;
         }
-        mark(tx, unit.bitmap, unit.own(run), false)
+        mark(tx, unit.bitmap, unit.own(run), Bits::Cleared)
     }
 
     /// Notes runs unmapped by the record that ends at `lsn`. They stay used until the log is
@@ -502,11 +502,11 @@ impl Bulk {
 
     /// Overwrites data on the device that holds it; returns the write's number. The file's data
     /// lock keeps others away from the device blocks at the unaligned ends, which are read and
-    /// written back. With `to_end`, nobody owns what lies behind the bytes in their block.
-    pub fn write(&self, region: &Region, at: u64, bytes: &[u8], to_end: bool, patience: Patience) -> Result<Stamp> {
+    /// written back.
+    pub fn write(&self, region: &Region, at: u64, bytes: &[u8], behind: Behind, patience: Patience) -> Result<Stamp> {
         assert_none_held();
         self.unit_of(at / BULK_BLOCK)?
-            .write(region, at, bytes, to_end, patience, |sentence| self.devices().tell(sentence))
+            .write(region, at, bytes, behind, patience, |sentence| self.devices().tell(sentence))
     }
 
     /// Writes whole blocks that no file maps yet, before the record that maps them.
@@ -702,14 +702,15 @@ impl Bulk {
 }
 
 /// Sets or clears the bits of a run, in the device's own numbers, in one of its bitmaps.
-fn mark(tx: &mut Tx<'_>, bitmap: Offset, run: Run, used: bool) -> Result<()> {
+fn mark(tx: &mut Tx<'_>, bitmap: Offset, run: Run, bits: Bits) -> Result<()> {
+    let is_set = bits == Bits::Set;
     let (mut block, end) = (run.first.get(), run.end().get());
     while block < end {
         let at = bitmap + block / 64 * 8;
         let words = (end - block) / 64;
         if block.is_multiple_of(64) && words > 0 {
             // Whole words belong to this run alone: no other transaction changes their bits.
-            if used {
+            if is_set {
                 tx.write(at, &vec![0xff; words as usize * 8])?;
             } else {
                 tx.zero(at, words * 8)?;
@@ -719,7 +720,7 @@ fn mark(tx: &mut Tx<'_>, bitmap: Offset, run: Run, used: bool) -> Result<()> {
         }
         let bits = (64 - block % 64).min(end - block);
         let mask = (u64::MAX >> (64 - bits)) << (block % 64);
-        if used {
+        if is_set {
             tx.set_bits(at, mask)?
         } else {
             tx.clear_bits(at, mask)?
@@ -778,7 +779,7 @@ fn release(unit: &Unit, mut ready: Vec<Run>) {
                 unit.trim(run);
             }
             let mut blocks = unit.state.lock();
-            blocks.set(run, false);
+            blocks.mark(run, Bits::Cleared);
             blocks.pending_blocks -= run.blocks;
             drop(blocks);
             if is_planted(Bug::LateTrim) {

@@ -97,12 +97,12 @@ fn who_still_reads_a_block_while_it_is_filled_for_another_file_finds_no_damage()
 #[test]
 fn a_flush_takes_note_of_what_it_covers_while_nothing_is_listed() {
     let (region, bulk) = bulk();
-    bulk.write(&region, 0, &[1; 512], false, Patience::Waits).unwrap();
+    bulk.write(&region, 0, &[1; 512], Behind::Owned, Patience::Waits).unwrap();
     std::thread::scope(|scope| {
         let (flush, late) = bulk.fresh.note(|| {
             let flush = scope.spawn(|| bulk.flush(&region));
             std::thread::sleep(WHILE);
-            (flush, bulk.write(&region, 512, &[2; 512], false, Patience::Waits).unwrap())
+            (flush, bulk.write(&region, 512, &[2; 512], Behind::Owned, Patience::Waits).unwrap())
         });
         // The write completed before the flush could take note of anything.
         assert!(flush.join().unwrap().unwrap().covers(late));
@@ -113,14 +113,14 @@ fn a_flush_takes_note_of_what_it_covers_while_nothing_is_listed() {
 fn what_is_listed_beside_a_note_takes_no_range_along_that_the_flush_covers() {
     let (region, bulk) = bulk();
     let [one, two, three] = [1, 2, 3].map(FileBlock::new);
-    let covered = bulk.write(&region, 0, &[1; 512], false, Patience::Waits).unwrap();
+    let covered = bulk.write(&region, 0, &[1; 512], Behind::Owned, Patience::Waits).unwrap();
     bulk.list_new(FILE, one, two, covered);
     std::thread::scope(|scope| {
         bulk.fresh.note(|| {
             // Like a flush: reads the number, another write completes, then it stores the number.
             let unit = bulk.unit(0).unwrap();
             let seen = unit.written.load(Ordering::Acquire);
-            let later = bulk.write(&region, 512, &[2; 512], false, Patience::Waits).unwrap();
+            let later = bulk.write(&region, 512, &[2; 512], Behind::Owned, Patience::Waits).unwrap();
             let bulk = &bulk;
             scope.spawn(move || bulk.list_new(FILE, two, three, later));
             std::thread::sleep(WHILE);
@@ -144,7 +144,7 @@ fn checksums_that_are_dropped_give_their_memory_back_and_begin_anew() {
         assert_eq!(before - free(&region), bulk.sums_bytes());
         bulk.arrange_sums(&region, Some(false), all).unwrap();
         assert_eq!((bulk.sums_bytes(), free(&region)), (0, before));
-        bulk.write(&region, BULK_BLOCK, &[2; 512], false, Patience::Waits).unwrap();
+        bulk.write(&region, BULK_BLOCK, &[2; 512], Behind::Owned, Patience::Waits).unwrap();
     }
     bulk.arrange_sums(&region, Some(true), all).unwrap();
     assert_eq!(bulk.scrub(&region, BULK_BLOCK, &mut out), Ok((BULK_BLOCK, 0)), "none is left of before");

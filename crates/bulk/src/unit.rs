@@ -67,6 +67,22 @@ enum DoubtEnds {
     WithFlush,
 }
 
+/// What lies behind the written bytes in their block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Behind {
+    /// Bytes of the file.
+    Owned,
+    /// Bytes behind the file's end, which nobody owns.
+    Nobodys,
+}
+
+impl Behind {
+    /// Returns what lies behind bytes that end at `end`, in a file of `size` bytes.
+    pub fn of(end: u64, size: u64) -> Behind {
+        if end >= size { Behind::Nobodys } else { Behind::Owned }
+    }
+}
+
 /// The number of a write, and the device it went to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
@@ -440,13 +456,13 @@ impl Unit {
         ))
     }
 
-    /// Overwrites data. With `to_end`, nobody owns what lies behind the bytes in their block.
+    /// Overwrites data.
     pub fn write(
         &self,
         region: &Region,
         at: u64,
         bytes: &[u8],
-        to_end: bool,
+        behind: Behind,
         patience: Patience,
         tell: impl Fn(&str),
     ) -> Result<Stamp> {
@@ -466,7 +482,7 @@ impl Unit {
                     mixed.push((from, unit));
                 }
                 Err(error @ Error::Damaged { .. }) => {
-                    let leaves_some = from < own || !to_end;
+                    let leaves_some = from < own || behind == Behind::Owned;
                     if leaves_some && !is_planted(Bug::PartsUnread) {
                         return Err(error);
                     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use shoal_devices::size::human;
 use shoal_devices::{Failure, Outcome};
+use shoal_fuse::InUse;
 use shoal_fuse::mount_table::MountEntry;
 use shoal_store::holder::{self, Seen, Server};
 use shoal_store::place;
@@ -82,7 +83,8 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         return Err(holder::stopped(mountpoint.display().to_string(), pid));
     }
     let logged = fs::metadata(log(&store)).map_or(0, |file| file.len());
-    shoal_fuse::unmount_path(&mountpoint, lazily).map_err(|error| {
+    let in_use = if lazily { InUse::Detached } else { InUse::Refused };
+    shoal_fuse::unmount_path(&mountpoint, in_use).map_err(|error| {
         failure::of_mountpoint(&mountpoint, error, |users| {
             format!("end the programs that use it ({users} lists them), or add --lazy")
         })

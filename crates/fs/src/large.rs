@@ -29,7 +29,7 @@ mod tiers;
 
 use std::sync::atomic::Ordering;
 
-use shoal_bulk::{Bulk, Run, Stamp, Tail};
+use shoal_bulk::{Behind, Bulk, Run, Stamp, Tail};
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout};
@@ -393,7 +393,7 @@ impl<'a> Large<'a> {
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
             let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
-                true => Ok(bulk.write(region, place, part, to >= size, patience)?),
+                true => Ok(bulk.write(region, place, part, Behind::of(to, size), patience)?),
                 false => self.write_whole(bulk, &extent, place, part),
             });
             let write = match written {
@@ -462,7 +462,7 @@ impl<'a> Large<'a> {
                     // durable.
                     bulk.fresh.set_tail(ino, Tail::Ragged);
                     rest.fill(0);
-                    bulk.write(&self.fs.region, at, &rest, false, patience)?;
+                    bulk.write(&self.fs.region, at, &rest, Behind::Owned, patience)?;
                 }
                 let must_flush = !is_zero || !bulk.has_flushed(extent.bulk_block);
                 if must_flush && !is_planted(Bug::ZeroTailFlush) {
@@ -490,9 +490,9 @@ impl<'a> Large<'a> {
         {
             debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
             let zeros = vec![0; (to - from) as usize];
-            let (place, to_end, patience) = (byte_of(&extent, from), to >= inode.size, file.manner.patience);
+            let (place, behind, patience) = (byte_of(&extent, from), Behind::of(to, inode.size), file.manner.patience);
             let write =
-                file.device(inode, |bulk| Ok(bulk.write(&self.fs.region, place, &zeros, to_end, patience)?))?;
+                file.device(inode, |bulk| Ok(bulk.write(&self.fs.region, place, &zeros, behind, patience)?))?;
             self.fs.bulk()?.wrote(file.ino, write);
         }
         Ok(())

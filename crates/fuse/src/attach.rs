@@ -93,7 +93,7 @@ pub(crate) fn attach(mountpoint: &Path, options: &MountOptions) -> Result<Attach
         Err(error) => {
             // Nothing tells this mount from another one, since the table cannot be read. But it was
             // made a moment ago.
-            let _ = unmount_path(&path, true);
+            let _ = unmount_path(&path, InUse::Detached);
             Err(at(error))
         }
     }
@@ -302,9 +302,18 @@ pub fn remount(mountpoint: &Path, options: &MountOptions) -> io::Result<()> {
     Ok(rustix::mount::mount_remount(mountpoint, flags, c"")?)
 }
 
-/// Ends the mount at `mountpoint`, even one of another process. `lazy` detaches it although it is
-/// in use.
-pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
+/// What happens to a mount that is in use when it is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InUse {
+    /// It stays, and the caller gets an error.
+    Refused,
+    /// It is detached from its place, and ends with its last use.
+    Detached,
+}
+
+/// Ends the mount at `mountpoint`, even one of another process.
+pub fn unmount_path(mountpoint: &Path, in_use: InUse) -> io::Result<()> {
+    let lazy = in_use == InUse::Detached;
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     while_busy(|| match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
         Err(Errno::PERM) => unmount_by_fusermount(mountpoint, if lazy { &["-z"] } else { &[] }),

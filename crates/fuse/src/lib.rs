@@ -65,7 +65,7 @@ use crate::service::Service;
 use crate::session::{Threads, Way, handshake};
 use crate::uring::Queues;
 
-pub use attach::{Unmounted, Unmounter, check_mountpoint, is_served, remount, unmount_path};
+pub use attach::{InUse, Unmounted, Unmounter, check_mountpoint, is_served, remount, unmount_path};
 pub use counts::RequestCount;
 pub use options::{Access, MountOptions, Transport};
 pub use session::RequestCounts;

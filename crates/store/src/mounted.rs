@@ -33,7 +33,7 @@ impl Store {
         // This process holds the store's lock, so no daemon serves this store any more. But another
         // store may have been at this path before and still be mounted.
         if is_ours && !shoal_fuse::is_served(mountpoint) {
-            shoal_fuse::unmount_path(mountpoint, true).during(mountpoint.display())?;
+            shoal_fuse::unmount_path(mountpoint, shoal_fuse::InUse::Detached).during(mountpoint.display())?;
             warn!("took away the dead mount on {}", mountpoint.display());
         }
         Ok(())

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use shoal_format::inode::{S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use shoal_fs::Attr;
 
-use super::walk::Held;
+use super::walk::{Held, LastLink};
 use super::{Volume, told};
 
 /// Entries read at a time.
@@ -124,7 +124,7 @@ pub struct ReadDir<'v> {
 
 impl<'v> ReadDir<'v> {
     pub(super) fn open(volume: &'v Volume, path: &Path) -> io::Result<ReadDir<'v>> {
-        let directory = volume.find(path, true)?.held;
+        let directory = volume.find(path, LastLink::Followed)?.held;
         let mut read = ReadDir { volume, directory, from: Some(0), batch: VecDeque::new() };
         read.fill()?;
         Ok(read)

@@ -10,7 +10,7 @@ use std::path::Path;
 use shoal_format::inode::{S_IFMT, S_IFREG};
 use shoal_fs::{Attr, Caller, Error, SetAttr};
 
-use super::walk::Held;
+use super::walk::{Held, LastLink};
 use super::{Metadata, Volume, told};
 
 /// An open file. It is closed when it is dropped.
@@ -39,14 +39,14 @@ pub struct File<'v> {
 
 impl<'v> File<'v> {
     pub(super) fn open(volume: &'v Volume, path: &Path) -> io::Result<File<'v>> {
-        let found = volume.find(path, true)?;
+        let found = volume.find(path, LastLink::Followed)?;
         refuse_others(&found.attr)?;
         Ok(File { volume, held: found.held })
     }
 
     pub(super) fn create(volume: &'v Volume, path: &Path) -> io::Result<File<'v>> {
         loop {
-            let place = volume.walk(path, true)?;
+            let place = volume.walk(path, LastLink::Followed)?;
             if let Some(found) = place.found {
                 refuse_others(&found.attr)?;
                 let file = File { volume, held: found.held };

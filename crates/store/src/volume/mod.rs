@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 use shoal_devices::Outcome;
 use shoal_fs::{Caller, Error, Fs, Options, RenameMode, SetAttr};
+use shoal_host::Access;
 
 use crate::life::{Life, Recovered};
 use crate::options::StoreOptions;
@@ -32,7 +33,7 @@ use crate::store::{LEAVING_PATIENCE, Store};
 
 pub use entries::{DirEntry, FileType, Metadata, ReadDir};
 pub use file::File;
-use walk::Walked;
+use walk::{LastLink, Walked};
 
 /// Permission bits that new files and directories do not get.
 const UMASK: u32 = 0o022;
@@ -70,16 +71,16 @@ impl Volume {
 
     /// Opens the file system like [`Volume::open`], for a store that works as `options` say.
     pub fn open_with(directory: impl AsRef<Path>, options: &StoreOptions) -> Outcome<Volume> {
-        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, options, false)
+        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, options, Access::Write)
     }
 
     /// Opens the store without changing anything: the log is replayed in memory, and every change is refused.
     pub fn open_read_only(directory: impl AsRef<Path>) -> Outcome<Volume> {
-        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, &StoreOptions::default(), true)
+        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, &StoreOptions::default(), Access::Read)
     }
 
-    fn of(store: Store, options: &StoreOptions, read_only: bool) -> Outcome<Volume> {
-        let engine = Options { read_only, ..options.engine(&store.description) };
+    fn of(store: Store, options: &StoreOptions, access: Access) -> Outcome<Volume> {
+        let engine = Options { read_only: access == Access::Read, ..options.engine(&store.description) };
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let caller = Caller { uid, gid, umask: UMASK, hold: false };
         let mut volume = Volume { life: store.begin(engine, options)?, caller };
@@ -111,12 +112,12 @@ impl Volume {
 
     /// Returns the attributes of the path's target; symbolic links are followed.
     pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
-        Ok(Metadata::of(self.find(path.as_ref(), true)?.attr))
+        Ok(Metadata::of(self.find(path.as_ref(), LastLink::Followed)?.attr))
     }
 
     /// Returns the attributes of the path itself; a symbolic link at its end is not followed.
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
-        Ok(Metadata::of(self.find(path.as_ref(), false)?.attr))
+        Ok(Metadata::of(self.find(path.as_ref(), LastLink::Itself)?.attr))
     }
 
     /// Returns true if the path leads to something.
@@ -154,7 +155,7 @@ impl Volume {
 
     /// Makes a directory; its parent must exist.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let place = self.walk(path.as_ref(), false)?;
+        let place = self.walk(path.as_ref(), LastLink::Itself)?;
         if place.found.is_some() {
             return Err(told(Error::Exists));
         }
@@ -181,7 +182,7 @@ impl Volume {
 
     /// Renames a file or directory, replacing what has the new name.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
-        let (from, to) = (self.walk(from.as_ref(), false)?, self.walk(to.as_ref(), false)?);
+        let (from, to) = (self.walk(from.as_ref(), LastLink::Itself)?, self.walk(to.as_ref(), LastLink::Itself)?);
         let renamed =
             self.life.fs.rename(from.parent.ino(), &from.name, to.parent.ino(), &to.name, RenameMode::Replace);
         renamed.map_err(told)
@@ -189,33 +190,34 @@ impl Volume {
 
     /// Gives a file another name.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
-        let (original, link) = (self.find(original.as_ref(), false)?, self.walk(link.as_ref(), false)?);
+        let (original, link) =
+            (self.find(original.as_ref(), LastLink::Itself)?, self.walk(link.as_ref(), LastLink::Itself)?);
         self.life.fs.link(original.held.ino(), link.parent.ino(), &link.name, false).map(drop).map_err(told)
     }
 
     /// Makes a symbolic link with `original` as its contents.
     pub fn symlink(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
-        let link = self.walk(link.as_ref(), false)?;
+        let link = self.walk(link.as_ref(), LastLink::Itself)?;
         let target = original.as_ref().as_os_str().as_bytes();
         self.life.fs.symlink(&self.caller, link.parent.ino(), &link.name, target).map(drop).map_err(told)
     }
 
     /// Reads the contents of a symbolic link.
     pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
-        let found = self.find(path.as_ref(), false)?;
+        let found = self.find(path.as_ref(), LastLink::Itself)?;
         let target = self.life.fs.readlink(found.held.ino()).map_err(told)?;
         Ok(std::ffi::OsString::from_vec(target).into())
     }
 
     /// Removes a name of anything except a directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let Walked { parent, name, .. } = self.walk(path.as_ref(), false)?;
+        let Walked { parent, name, .. } = self.walk(path.as_ref(), LastLink::Itself)?;
         self.life.fs.unlink(parent.ino(), &name).map_err(told)
     }
 
     /// Removes an empty directory.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let Walked { parent, name, .. } = self.walk(path.as_ref(), false)?;
+        let Walked { parent, name, .. } = self.walk(path.as_ref(), LastLink::Itself)?;
         self.life.fs.rmdir(parent.ino(), &name).map_err(told)
     }
 
@@ -238,7 +240,7 @@ impl Volume {
 
     /// Sets the permission bits of the path's target.
     pub fn set_permissions(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
-        let found = self.find(path.as_ref(), true)?;
+        let found = self.find(path.as_ref(), LastLink::Followed)?;
         let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
         self.life.fs.setattr(found.held.ino(), &change).map(drop).map_err(told)
     }

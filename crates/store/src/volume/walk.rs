@@ -58,14 +58,23 @@ pub(super) struct Walked<'v> {
     pub found: Option<Found<'v>>,
 }
 
+/// What a path means that ends at a symbolic link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum LastLink {
+    /// What the link leads to.
+    Followed,
+    /// The link.
+    Itself,
+}
+
 impl Volume {
     /// Returns the inode that a path leads to.
-    pub(super) fn find(&self, path: &Path, follow: bool) -> io::Result<Found<'_>> {
-        self.walk(path, follow)?.found.ok_or_else(|| told(Error::NotFound))
+    pub(super) fn find(&self, path: &Path, last: LastLink) -> io::Result<Found<'_>> {
+        self.walk(path, last)?.found.ok_or_else(|| told(Error::NotFound))
     }
 
-    /// Walks to the end of a path. With `follow`, also follows a symbolic link at its end.
-    pub(super) fn walk(&self, path: &Path, follow: bool) -> io::Result<Walked<'_>> {
+    /// Walks to the end of a path.
+    pub(super) fn walk(&self, path: &Path, last: LastLink) -> io::Result<Walked<'_>> {
         if path.as_os_str().is_empty() {
             return Err(told(Error::NotFound));
         }
@@ -80,7 +89,7 @@ impl Volume {
                 found => found.map_err(told)?,
             };
             let held = Held::taken(fs, attr.ino);
-            if attr.mode & S_IFMT as u32 == S_IFLNK as u32 && (follow || !is_last) {
+            if attr.mode & S_IFMT as u32 == S_IFLNK as u32 && (last == LastLink::Followed || !is_last) {
                 links += 1;
                 if links > LINKS_MAX {
                     return Err(Errno::LOOP.into());
