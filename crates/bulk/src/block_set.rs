@@ -8,27 +8,34 @@ use std::collections::HashMap;
 #[derive(Default)]
 pub(super) struct BlockSet(HashMap<u64, u64>);
 
-/// Returns the words that `[first, end)` touches, each with a mask of the bits in the range.
-pub(super) fn words(first: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+/// A word of a bitmap, and some of its bits.
+#[derive(Clone, Copy)]
+pub(super) struct Word {
+    pub number: u64,
+    pub bits: u64,
+}
+
+/// Returns the words that `[first, end)` touches, each with the bits in the range.
+pub(super) fn words(first: u64, end: u64) -> impl Iterator<Item = Word> {
     let behind = if first < end { end.div_ceil(64) } else { first / 64 };
-    (first / 64..behind).map(move |word| {
-        let from = first.max(word * 64) - word * 64;
-        let bits = end.min(word * 64 + 64) - word * 64 - from;
-        (word, (u64::MAX >> (64 - bits)) << from)
+    (first / 64..behind).map(move |number| {
+        let from = first.max(number * 64) - number * 64;
+        let len = end.min(number * 64 + 64) - number * 64 - from;
+        Word { number, bits: (u64::MAX >> (64 - len)) << from }
     })
 }
 
 impl BlockSet {
     pub fn insert(&mut self, first: u64, end: u64) {
-        words(first, end).for_each(|(word, mask)| *self.0.entry(word).or_default() |= mask);
+        words(first, end).for_each(|word| *self.0.entry(word.number).or_default() |= word.bits);
     }
 
     pub fn remove(&mut self, first: u64, end: u64) {
-        for (word, mask) in words(first, end) {
-            if let Some(bits) = self.0.get_mut(&word) {
-                *bits &= !mask;
+        for word in words(first, end) {
+            if let Some(bits) = self.0.get_mut(&word.number) {
+                *bits &= !word.bits;
                 if *bits == 0 {
-                    self.0.remove(&word);
+                    self.0.remove(&word.number);
                 }
             }
         }
@@ -39,10 +46,10 @@ impl BlockSet {
         if self.is_empty() {
             return;
         }
-        for (word, mask) in words(first, end) {
-            let bits = self.0.get(&word).map_or(0, |bits| bits & mask);
+        for word in words(first, end) {
+            let bits = self.0.get(&word.number).map_or(0, |bits| bits & word.bits);
             if bits != 0 {
-                *other.0.entry(word).or_default() |= bits;
+                *other.0.entry(word.number).or_default() |= bits;
             }
         }
         self.remove(first, end);
@@ -50,7 +57,7 @@ impl BlockSet {
 
     pub fn meets(&self, first: u64, end: u64) -> bool {
         !self.0.is_empty()
-            && words(first, end).any(|(word, mask)| self.0.get(&word).is_some_and(|bits| bits & mask != 0))
+            && words(first, end).any(|word| self.0.get(&word.number).is_some_and(|bits| bits & word.bits != 0))
     }
 
     pub fn set_word(&mut self, word: u64, bits: u64) {
@@ -63,8 +70,8 @@ impl BlockSet {
         other.0.iter().for_each(|(&word, &bits)| *self.0.entry(word).or_default() |= bits);
     }
 
-    pub fn words(&self) -> Vec<(u64, u64)> {
-        self.0.iter().map(|(&word, &bits)| (word, bits)).collect()
+    pub fn words(&self) -> Vec<Word> {
+        self.0.iter().map(|(&number, &bits)| Word { number, bits }).collect()
     }
 
     pub fn is_empty(&self) -> bool {

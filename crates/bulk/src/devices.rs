@@ -33,6 +33,7 @@ use shoal_format::{BULK_BLOCK, PAGE, SlotRef};
 use shoal_media::{BlockDevice, MediaError};
 use shoal_region::{Recovery, Region, Tx};
 
+use super::block_set::Word;
 use super::marks::{
     MARK_ROOM, Marking, Unmarked, mark_again, mark_ahead, mark_bytes, mark_of, probe, read_mark, verify, write_mark,
     wrote_mark,
@@ -64,6 +65,15 @@ pub struct GivenDevice {
     pub place: u64,
     /// The device, or why it could not be opened.
     pub device: std::result::Result<Arc<dyn BlockDevice>, String>,
+}
+
+/// What moving all data off a device takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveOff {
+    /// Bytes in use on the device.
+    pub bytes: u64,
+    /// Bytes free on the others.
+    pub room: u64,
 }
 
 /// The present state of a bulk device.
@@ -370,7 +380,7 @@ impl Devices<'_> {
     }
 
     /// Records the device's blocks in doubt in the region, durably.
-    fn keep_suspects(&self, region: &Region, unit: &Unit, words: &[(u64, u64)]) -> Result<()> {
+    fn keep_suspects(&self, region: &Region, unit: &Unit, words: &[Word]) -> Result<()> {
         if words.is_empty() {
             return Ok(());
         }
@@ -392,8 +402,8 @@ impl Devices<'_> {
         };
         for step in words.chunks(WORDS_PER_STEP) {
             let mut tx = region.begin_reclaim();
-            for &(word, bits) in step {
-                tx.set_bits(piece + word * 8, bits)?;
+            for word in step {
+                tx.set_bits(piece + word.number * 8, word.bits)?;
             }
             tx.commit()?;
         }
@@ -624,8 +634,8 @@ impl Devices<'_> {
         self.unit(number).is_some_and(|unit| !unit.was_there.load(Ordering::Acquire))
     }
 
-    /// Returns the bytes in use on a device, and the bytes free on the others.
-    pub fn used_and_room(&self, number: u32) -> Result<(u64, u64)> {
+    /// Returns what moving all data off a device takes.
+    pub fn move_off(&self, number: u32) -> Result<MoveOff> {
         let unit = self.unit(number).ok_or(Error::NotFound)?;
         let used = {
             // Pending and held blocks do not move: they wait.
@@ -636,7 +646,8 @@ impl Devices<'_> {
             let pending = other.state.lock().pending_blocks;
             if other.number != number && other.takes_blocks() { other.room() + pending } else { 0 }
         };
-        Ok((used * BULK_BLOCK, self.units().iter().map(room).sum::<u64>() * BULK_BLOCK))
+        let room = self.units().iter().map(room).sum::<u64>();
+        Ok(MoveOff { bytes: used * BULK_BLOCK, room: room * BULK_BLOCK })
     }
 
     /// Returns whether the device holds this block.

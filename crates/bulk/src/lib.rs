@@ -71,12 +71,12 @@ use unit::Unit;
 
 pub use attached::UseState;
 pub use blocks::Run;
-pub use devices::{BulkState, Devices, GivenDevice, OnBulkFailure};
+pub use devices::{BulkState, Devices, GivenDevice, MoveOff, OnBulkFailure};
 pub use error::{Error, Result};
 pub use fresh::{Fresh, Tail};
 pub use host_room::{Backoff, HostRoom, Room, RoomCache};
 pub use patience::Patience;
-pub use sums::SumLeaves;
+pub use sums::{Covered, SumLeaves};
 pub use unit::{Behind, Stamp};
 
 /// Reads the words of a bitmap for `blocks` blocks at `at`. The flag is false if `read` finds none.

@@ -56,6 +56,15 @@ struct Leaf {
     rests: bool,
 }
 
+/// Bytes that a scrub found without a checksum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Covered {
+    /// They have one now.
+    pub bytes: u64,
+    /// They cannot have one.
+    pub without: u64,
+}
+
 /// Which leaves of checksums are to be closed, of those without overwrites in progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SumLeaves {
@@ -312,21 +321,20 @@ impl Table {
         Ok(())
     }
 
-    /// Gives a sum to each unit without one that `bytes` fill from `at` on. Returns how many bytes
-    /// got one, and how many cannot have one.
-    pub fn cover(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<(u64, u64)> {
+    /// Gives a sum to each unit without one that `bytes` fill from `at` on.
+    pub fn cover(&self, region: &Region, at: u64, bytes: &[u8]) -> Result<Covered> {
         let unit = self.sums.unit_bytes();
         let units = self.filled(at, at + bytes.len() as u64);
         let without = bytes.len() as u64 - (units.end - units.start) * unit;
         if region.is_read_only() || units.is_empty() {
-            return Ok((0, without));
+            return Ok(Covered { bytes: 0, without });
         }
         let missing = |sums: &[u32]| sums.iter().filter(|&&sum| sum == 0).count() as u64;
         let count = missing(&self.known(region, &units)?);
         if count > 0 {
             self.wrote(region, at, bytes)?;
         }
-        Ok((count * unit, without))
+        Ok(Covered { bytes: count * unit, without })
     }
 
     /// Fills `out` from byte `at` of the device through `read`, and compares the units that have
@@ -526,11 +534,11 @@ impl Bulk {
     }
 
     /// Reads bytes, compares them with their checksums, and gives each unit without a checksum one.
-    /// Returns how many bytes got one, and how many have none. Nobody writes there meanwhile.
-    pub fn scrub(&self, region: &Region, at: u64, out: &mut [u8]) -> Result<(u64, u64)> {
+    /// Nobody writes there meanwhile.
+    pub fn scrub(&self, region: &Region, at: u64, out: &mut [u8]) -> Result<Covered> {
         self.read(region, at, out)?;
         let unit = self.unit_of(at / BULK_BLOCK)?;
-        let Some(table) = unit.sums() else { return Ok((0, out.len() as u64)) };
+        let Some(table) = unit.sums() else { return Ok(Covered { bytes: 0, without: out.len() as u64 }) };
         table.cover(region, at - unit.first * BULK_BLOCK, out)
     }
 

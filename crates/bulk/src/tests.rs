@@ -140,12 +140,16 @@ fn checksums_that_are_dropped_give_their_memory_back_and_begin_anew() {
     for _ in 0..3 {
         bulk.arrange_sums(&region, Some(true), all).unwrap();
         bulk.fill(&region, BulkBlock::new(1), &block).unwrap();
-        assert_eq!(bulk.scrub(&region, BULK_BLOCK, &mut out), Ok((0, 0)), "filled blocks have checksums");
+        assert_eq!(bulk.scrub(&region, BULK_BLOCK, &mut out), Ok(Covered::default()), "filled blocks have checksums");
         assert_eq!(before - free(&region), bulk.sums_bytes());
         bulk.arrange_sums(&region, Some(false), all).unwrap();
         assert_eq!((bulk.sums_bytes(), free(&region)), (0, before));
         bulk.write(&region, BULK_BLOCK, &[2; 512], Behind::Owned, Patience::Waits).unwrap();
     }
     bulk.arrange_sums(&region, Some(true), all).unwrap();
-    assert_eq!(bulk.scrub(&region, BULK_BLOCK, &mut out), Ok((BULK_BLOCK, 0)), "none is left of before");
+    assert_eq!(
+        bulk.scrub(&region, BULK_BLOCK, &mut out),
+        Ok(Covered { bytes: BULK_BLOCK, without: 0 }),
+        "none is left of before"
+    );
 }

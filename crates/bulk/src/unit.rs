@@ -29,7 +29,7 @@ use shoal_format::{BULK_BLOCK, Offset};
 use shoal_media::{BlockDevice, MediaError, block};
 use shoal_region::Region;
 
-use super::block_set::BlockSet;
+use super::block_set::{BlockSet, Word};
 use super::blocks::{Blocks, Run};
 use super::sums::Table;
 use super::suspects::{clear_suspects, listed_suspects};
@@ -590,7 +590,7 @@ impl Unit {
     }
 
     /// Completes the flush. Returns the words of the blocks that are no longer suspect.
-    pub fn end_flush(&self) -> Vec<(u64, u64)> {
+    pub fn end_flush(&self) -> Vec<Word> {
         self.ails.store(false, Ordering::Release);
         let mut doubt = self.doubt.lock();
         doubt.in_flush = BlockSet::default();
@@ -599,7 +599,7 @@ impl Unit {
 
     /// Closes the device after a failed flush: everything that no flush covered is in doubt.
     /// Returns the words of those blocks. The caller holds `doubting`.
-    pub fn close(&self, cause: &str) -> Vec<(u64, u64)> {
+    pub fn close(&self, cause: &str) -> Vec<Word> {
         let mut doubt = self.doubt.lock();
         let device = self.attached.write().close(cause);
         let doubt = &mut *doubt;
@@ -661,7 +661,7 @@ impl Unit {
         }
         let suspects = self.doubt.lock().suspects.words();
         let blocks = self.state.lock();
-        suspects.into_iter().map(|(word, bits)| u64::from((bits & blocks.used_of(word)).count_ones())).sum()
+        suspects.into_iter().map(|word| u64::from((word.bits & blocks.used_of(word.number)).count_ones())).sum()
     }
 
     /// Returns whether any block of a run is in doubt.

@@ -16,7 +16,7 @@
 mod owners;
 
 use shoal_format::inode::{InodeSlot, TABLE_FANOUT};
-use shoal_region::{Lsn, Region, StuckSegments, Victims};
+use shoal_region::{Gainable, Lsn, Region, StuckSegments, Victims};
 
 use crate::inode::packer::STEP_PACKED;
 use crate::rooms::Compacting;
@@ -277,7 +277,7 @@ impl<'a> Compacting<'a> {
 
     /// Returns whether enough can be gained: 1/32 of the region, or less when little is free.
     fn is_worth_compacting(self) -> bool {
-        let (gain, free) = self.fs.region.gainable_segments();
+        let Gainable { most: gain, free } = self.fs.region.gainable_segments();
         let segments = self.fs.region.superblock().segment_count;
         let least = if free < segments / 8 { segments / 256 } else { segments / 32 };
         gain >= least.max(4)
@@ -285,7 +285,7 @@ impl<'a> Compacting<'a> {
 
     /// Chooses the segments that a pass is to empty; returns false if there are none.
     fn begin_pass(self, compactor: &mut Compactor, segments: u64, stuck: StuckSegments) -> bool {
-        let (gain, _) = self.fs.region.gainable_segments();
+        let gain = self.fs.region.gainable_segments().most;
         let want = segments.saturating_add(SPARE_SEGMENTS).max(PASS_SEGMENTS_MIN).max(gain / 16);
         let bytes = PASS_BYTES.max(segments.min(1 << 20) << 16);
         let victims = self.fs.region.drain(want, bytes, stuck);

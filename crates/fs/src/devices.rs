@@ -16,7 +16,7 @@ use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
 use shoal_format::extent::{BulkBlock, FileBlock};
 use shoal_media::BlockDevice;
 
-use crate::gather::Away;
+use crate::gather::{Away, Gathered};
 use crate::rooms::Devices;
 use crate::{Error, Ino, Result};
 
@@ -83,9 +83,9 @@ impl<'a> Devices<'a> {
         {
             return Ok(Leaving::Last);
         }
-        let (used, room) = bulk.devices().used_and_room(number)?;
-        if used > room {
-            return Ok(Leaving::NoRoom { missing: used - room });
+        let move_off = bulk.devices().move_off(number)?;
+        if move_off.bytes > move_off.room {
+            return Ok(Leaving::NoRoom { missing: move_off.bytes - move_off.room });
         }
         bulk.devices().set_leaving(&self.fs.region, number, true)?;
         Ok(Leaving::Now)
@@ -108,7 +108,7 @@ impl<'a> Devices<'a> {
             let mut block = FileBlock::ZERO;
             loop {
                 match self.fs.data().gather_step(bulk, ino, block, Away::From(number)) {
-                    Ok(Some((moved, next))) => {
+                    Ok(Some(Gathered { blocks: moved, next })) => {
                         (block, drained.moved) = (next, drained.moved + moved);
                         if !goes_on(moved) {
                             return Ok(drained);
@@ -123,8 +123,8 @@ impl<'a> Devices<'a> {
                 }
             }
         }
-        let (used, room) = bulk.devices().used_and_room(number)?;
-        drained.full = used > 0 && room == 0;
+        let move_off = bulk.devices().move_off(number)?;
+        drained.full = move_off.bytes > 0 && move_off.room == 0;
         self.fs.region.sync()?;
         bulk.reclaim(&self.fs.region)?;
         Ok(drained)

@@ -101,8 +101,14 @@ fn damaged(field: &'static str, found: u64) -> Error {
     FormatError::Range { what: "extent map", field, found }.into()
 }
 
-/// Returns whether the node is an index, and how many items it holds.
-fn header(view: &impl View, node: SlotRef) -> Result<(bool, u64)> {
+/// What the header of a node says.
+struct Header {
+    is_index: bool,
+    /// Number of items in the node.
+    count: u64,
+}
+
+fn header(view: &impl View, node: SlotRef) -> Result<Header> {
     let mut bytes = [0; EXTENT_HEADER];
     view.read(node.offset(), &mut bytes)?;
     let header = ExtentHeader::read_from_bytes(&bytes).expect("sixteen bytes");
@@ -113,7 +119,7 @@ fn header(view: &impl View, node: SlotRef) -> Result<(bool, u64)> {
     if EXTENT_HEADER as u64 + count * EXTENT_BYTES as u64 > node.capacity() {
         return Err(damaged("count", count));
     }
-    Ok((kind == 1, count))
+    Ok(Header { is_index: kind == 1, count })
 }
 
 fn item_at(node: SlotRef, index: u64) -> Offset {
@@ -147,7 +153,7 @@ fn extent_entry(view: &impl View, node: SlotRef, index: u64, bulk_blocks: u64) -
 
 /// Returns the number of leaves of the map with this root.
 pub(crate) fn leaf_count(view: &impl View, root: SlotRef) -> Result<u64> {
-    let (is_index, count) = header(view, root)?;
+    let Header { is_index, count } = header(view, root)?;
     Ok(if is_index { count } else { 0 })
 }
 
@@ -173,7 +179,7 @@ pub(crate) fn find(view: &impl View, root: SlotRef, block: FileBlock, bulk_block
     if root.is_none() {
         return Ok(Mapped::Hole { until });
     }
-    let (is_index, mut count) = header(view, root)?;
+    let Header { is_index, mut count } = header(view, root)?;
     let mut leaf = root;
     if is_index {
         let position = items_up_to(view, root, count, block)?;
@@ -184,9 +190,9 @@ pub(crate) fn find(view: &impl View, root: SlotRef, block: FileBlock, bulk_block
             return Ok(Mapped::Hole { until });
         }
         leaf = index_entry(view, root, position - 1)?.1;
-        let nested;
-        (nested, count) = header(view, leaf)?;
-        if nested {
+        let below = header(view, leaf)?;
+        count = below.count;
+        if below.is_index {
             return Err(damaged("kind", 1));
         }
     }
@@ -215,14 +221,14 @@ pub(crate) fn goal_before(
         return Ok(None);
     }
     let before = FileBlock::new(block.get() - 1);
-    let (is_index, mut count) = header(view, root)?;
+    let Header { is_index, mut count } = header(view, root)?;
     let mut leaf = root;
     if is_index {
         match items_up_to(view, root, count, before)? {
             0 => return Ok(None),
             position => leaf = index_entry(view, root, position - 1)?.1,
         }
-        (_, count) = header(view, leaf)?;
+        count = header(view, leaf)?.count;
     }
     match items_up_to(view, leaf, count, before)? {
         0 => Ok(None),
@@ -234,11 +240,11 @@ pub(crate) fn goal_before(
 /// Whatever [`find`] could return is among them.
 pub(crate) fn raw(view: &impl View, root: SlotRef) -> Result<Vec<(Offset, Extent)>> {
     let mut found = Vec::new();
-    let Ok((is_index, count)) = header(view, root) else { return Ok(found) };
+    let Ok(Header { is_index, count }) = header(view, root) else { return Ok(found) };
     let mut nodes = vec![(root, count)];
     if is_index {
         let leaves = (0..count).filter_map(|index| index_entry(view, root, index).ok());
-        nodes = leaves.filter_map(|(_, leaf)| Some((leaf, header(view, leaf).ok()?.1))).collect();
+        nodes = leaves.filter_map(|(_, leaf)| Some((leaf, header(view, leaf).ok()?.count))).collect();
     }
     for (node, count) in nodes {
         for index in 0..count {
@@ -295,7 +301,7 @@ impl MapEdit {
         if root.is_none() {
             return Ok(edit);
         }
-        let (is_index, count) = header(view, root)?;
+        let Header { is_index, count } = header(view, root)?;
         if !is_index {
             edit.before = load_extents(view, root, count, bulk_blocks)?;
             edit.extents = edit.before.clone();
@@ -311,8 +317,8 @@ impl MapEdit {
         edit.position = first as usize;
         for position in first..last {
             let (key, slot) = index_entry(view, root, position)?;
-            let (nested, count) = header(view, slot)?;
-            if nested {
+            let Header { is_index, count } = header(view, slot)?;
+            if is_index {
                 return Err(damaged("kind", 1));
             }
             let extents = load_extents(view, slot, count, bulk_blocks)?;

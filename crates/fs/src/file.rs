@@ -41,6 +41,20 @@ const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
 
+/// A part of a file that is data throughout, or a hole.
+pub(crate) struct Stretch {
+    pub is_data: bool,
+    /// The byte up to which that holds at least. May lie behind the file's end.
+    pub until: u64,
+}
+
+/// What a write stored at once.
+struct Written {
+    bytes: usize,
+    /// The file is append-only.
+    append_only: bool,
+}
+
 /// Target of [`Fs::seek`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
@@ -82,11 +96,11 @@ impl Fs {
             let write = || self.data().write_once(manner, writer, ino, at + done as u64, &bytes[done..]);
             self.with_room_by(manner.patience, write)
         };
-        let (mut done, append_only) = once(0)?;
+        let Written { bytes: mut done, append_only } = once(0)?;
         // Continue a short write: there may be more room after compaction.
         while done < bytes.len() {
             match once(done) {
-                Ok((len, _)) if len > 0 => done += len,
+                Ok(Written { bytes: len @ 1.., .. }) => done += len,
                 // The caller repeats the whole write where it may wait. That is harmless, because
                 // it stores the same bytes at the same place again. But a program cannot rewrite
                 // bytes of an append-only file.
@@ -122,7 +136,7 @@ impl Fs {
         let inode = self.data().load_file(ino)?;
         let mut position = at;
         while position < inode.size {
-            let (is_data, until) = match inode.layout {
+            let Stretch { is_data, until } = match inode.layout {
                 Layout::Extents => self.large().large_segment_at(&inode, position)?,
                 _ => small::segment_at(&self.region, &inode, position)?,
             };
@@ -161,7 +175,7 @@ impl Fs {
             let outcome = self.with_room_by(manner.patience, || {
                 let (found, inode) = self.data().read_data(from, from_at + done, &mut buffer[..want])?;
                 source = Some(inode);
-                Ok(self.data().write_once(manner, Writer::Program, to, to_at + done, &buffer[..found])?.0)
+                Ok(self.data().write_once(manner, Writer::Program, to, to_at + done, &buffer[..found])?.bytes)
             });
             match outcome {
                 Ok(0) => break,
@@ -222,9 +236,9 @@ impl<'a> Data<'a> {
         Ok((file, inode))
     }
 
-    /// Writes what there is room for now; also returns whether the file is append-only.
+    /// Writes what there is room for now.
     #[inline]
-    fn write_once(self, manner: Manner, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
+    fn write_once(self, manner: Manner, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<Written> {
         let end = at.saturating_add(bytes.len() as u64);
         let (mut file, mut inode) = self.lock_to_change(manner, ino, end)?;
         let append_only = inode.flags & INODE_APPEND_ONLY != 0;
@@ -236,7 +250,7 @@ impl<'a> Data<'a> {
             flags::check_write(&inode, at)?;
         }
         if kept > 0 && kept == bytes.len() {
-            return Ok((kept, append_only));
+            return Ok(Written { bytes: kept, append_only });
         }
         self.fs.tree().drop_capabilities(ino, &mut inode)?;
         let written = self.write_locked(&mut file, &mut inode, at + kept as u64, &bytes[kept..]);
@@ -245,7 +259,7 @@ impl<'a> Data<'a> {
             self.fs.gaps.filled(ino, at, at + done as u64);
             self.fs.gaps.add(ino, end_before, at);
         }
-        Ok((done, append_only))
+        Ok(Written { bytes: done, append_only })
     }
 
     /// Returns how many of the bytes, which begin before the end of an append-only file, are

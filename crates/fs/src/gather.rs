@@ -31,6 +31,14 @@ pub(crate) enum Away {
     From(u32),
 }
 
+/// What a step in a file did.
+pub(crate) struct Gathered {
+    /// Blocks moved.
+    pub blocks: u64,
+    /// Where to continue.
+    pub next: FileBlock,
+}
+
 impl Away {
     /// Returns from which of its blocks on an extent is to move; `None` if it stays.
     fn part(self, bulk: &Bulk, extent: &Extent) -> Option<u64> {
@@ -64,9 +72,9 @@ impl<'a> Data<'a> {
         let mut moved = 0;
         for ino in self.large_files()? {
             let mut block = FileBlock::ZERO;
-            while let Some((run, next)) = self.gather_step(bulk, ino, block, limit)? {
-                (block, moved) = (next, moved + run);
-                progress(run);
+            while let Some(Gathered { blocks, next }) = self.gather_step(bulk, ino, block, limit)? {
+                (block, moved) = (next, moved + blocks);
+                progress(blocks);
             }
         }
         self.fs.region.sync()?;
@@ -84,15 +92,9 @@ impl<'a> Data<'a> {
         Ok(files)
     }
 
-    /// Does one step in a file, from its block `from` on. Returns the blocks moved, and where to
-    /// continue; `None` when nothing is left there.
-    pub(crate) fn gather_step(
-        self,
-        bulk: &Bulk,
-        ino: Ino,
-        from: FileBlock,
-        away: Away,
-    ) -> Result<Option<(u64, FileBlock)>> {
+    /// Does one step in a file, from its block `from` on. Returns `None` when nothing is left
+    /// there.
+    pub(crate) fn gather_step(self, bulk: &Bulk, ino: Ino, from: FileBlock, away: Away) -> Result<Option<Gathered>> {
         let (mut file, mut inode) = match self.lock_data(ino, |_| false) {
             Err(Error::Stale) => return Ok(None),
             locked => locked?,
@@ -151,7 +153,7 @@ impl<'a> Data<'a> {
                 // The file stays listed, so that its flag is cleared later.
                 bulk.fresh.remove(ino, old.file_block, old.end());
                 bulk.freed(lsn, &[Run { first: old.bulk_block, blocks: run.blocks }]);
-                Ok(Some((run.blocks, old.end())))
+                Ok(Some(Gathered { blocks: run.blocks, next: old.end() }))
             }
             Err(error) => {
                 bulk.cancel(run);

@@ -38,6 +38,7 @@ use shoal_region::{Lsn, Tx};
 
 use crate::data_lock::FileLock;
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
+use crate::file::Stretch;
 use crate::planted::{Bug, is_planted};
 use crate::rooms::Large;
 use crate::{Error, Fs, Ino, PlacedRange, Result};
@@ -279,11 +280,11 @@ impl<'a> Large<'a> {
         Ok(spans)
     }
 
-    /// Returns whether `at` is data, and the byte up to which that holds at least.
-    pub(crate) fn large_segment_at(self, inode: &Inode, at: u64) -> Result<(bool, u64)> {
+    /// Returns what the file's bytes from `at` on are.
+    pub(crate) fn large_segment_at(self, inode: &Inode, at: u64) -> Result<Stretch> {
         Ok(match self.data_at(inode, FileBlock::of(at))? {
-            Ok(extent) => (true, extent.end().byte()),
-            Err(until) => (false, until.byte()),
+            Ok(extent) => Stretch { is_data: true, until: extent.end().byte() },
+            Err(until) => Stretch { is_data: false, until: until.byte() },
         })
     }
 

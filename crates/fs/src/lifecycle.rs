@@ -163,16 +163,30 @@ const SETTLE_HELD_NS: u64 = 2_000_000_000;
 /// Time between searches for leaves of checksums that can be closed (ns).
 const CLOSE_SUMS_NS: u64 = 15_000_000_000;
 
+/// Commits that are not durable.
+#[derive(Clone, Copy)]
+struct Pending {
+    /// End of the log when they were noticed.
+    end: Lsn,
+    since_ns: u64,
+}
+
+/// How far a device that holds writes back was at one time.
+struct WriteMark {
+    at_ns: u64,
+    /// Number of the last write.
+    last: u64,
+}
+
 /// The pace of commits: what is due, and since when.
 #[derive(Default)]
 pub(crate) struct Pace {
-    pending: Option<(Lsn, u64)>,
+    pending: Option<Pending>,
     /// For each bulk device, when its unsettled data was first noticed; if it holds writes back,
     /// when data there was last settled.
     bulk_since: [Option<u64>; BULK_DEVICES_MAX],
-    /// For each device that holds writes back: some times, each with the number of the last write
-    /// at that time.
-    marks: [VecDeque<(u64, u64)>; BULK_DEVICES_MAX],
+    /// For each device that holds writes back: how far it was at some times.
+    marks: [VecDeque<WriteMark>; BULK_DEVICES_MAX],
     /// The log is synced at once up to here: it holds the records that make flushed data count.
     settled: Lsn,
     /// When leaves of checksums were last looked at, for each bulk device.
@@ -481,18 +495,18 @@ impl<'a> Upkeep<'a> {
     fn log_overdue_ns(self, now: u64) -> Option<u64> {
         let mut pace = self.fs.pace.lock();
         let (last, durable) = (self.fs.region.last_lsn(), self.fs.region.durable_lsn());
-        if pace.pending.is_some_and(|(lsn, _)| durable >= lsn) {
+        if pace.pending.is_some_and(|pending| durable >= pending.end) {
             pace.pending = None;
         }
         if pace.pending.is_none() && last > durable {
-            pace.pending = Some((last, now));
+            pace.pending = Some(Pending { end: last, since_ns: now });
         }
         // The records that clear NEW are in the log, but not durable: after a power loss the
         // flushed data would read as zeros.
         if pace.settled > durable {
             return Some(u64::MAX);
         }
-        pace.pending.and_then(|(_, since)| self.overdue_ns(now, since))
+        pace.pending.and_then(|pending| self.overdue_ns(now, pending.since_ns))
     }
 
     fn sync_by_age(self) -> Result<()> {
@@ -587,19 +601,19 @@ impl<'a> Upkeep<'a> {
             }
             *since = Some(now);
             let marks = &mut pace.marks[number as usize];
-            if marks.back().is_none_or(|&(_, last)| last < written) {
-                marks.push_back((now, written));
+            if marks.back().is_none_or(|mark| mark.last < written) {
+                marks.push_back(WriteMark { at_ns: now, last: written });
             }
             // A write gets its number when the device takes it. The device no longer holds it
             // `held_ns` later, plus a margin.
             let until = now.saturating_sub(held_ns + SETTLE_HELD_NS);
             let mut aged = 0;
-            while let Some(&(_, last)) = marks.front().filter(|&&(at, _)| at <= until) {
-                aged = last;
+            while let Some(mark) = marks.front().filter(|mark| mark.at_ns <= until) {
+                aged = mark.last;
                 marks.pop_front();
             }
             if aged > 0 {
-                marks.push_front((0, aged));
+                marks.push_front(WriteMark { at_ns: 0, last: aged });
             }
             aged
         };

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 
+use shoal_bulk::Covered;
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::{EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot, Layout};
@@ -140,7 +141,7 @@ impl<'a> Upkeep<'a> {
             Err(Error::Damaged { .. } | Error::Io(_)) => self.scrub_each(ino, &part, &mut bytes, done),
             outcome => outcome,
         };
-        let (covered, without) = scrubbed?;
+        let Covered { bytes: covered, without } = scrubbed?;
         if self.fs.devices().is_spill_file(ino) {
             self.name_spilled(&part, done)?;
         }
@@ -151,12 +152,15 @@ impl<'a> Upkeep<'a> {
     }
 
     /// Scrubs block by block, to find out which blocks are wrong.
-    fn scrub_each(self, ino: Ino, part: &Extent, bytes: &mut [u8], done: &mut Scrubbed) -> Result<(u64, u64)> {
+    fn scrub_each(self, ino: Ino, part: &Extent, bytes: &mut [u8], done: &mut Scrubbed) -> Result<Covered> {
         let bulk = self.fs.bulk()?;
-        let mut all = (0, 0);
+        let mut all = Covered::default();
         for (number, block) in (0..).zip(bytes.chunks_exact_mut(BULK_BLOCK as usize)) {
             match bulk.scrub(&self.fs.region, (part.bulk_block + number).byte(), block).map_err(Error::from) {
-                Ok((covered, without)) => all = (all.0 + covered, all.1 + without),
+                Ok(Covered { bytes, without }) => {
+                    all.bytes += bytes;
+                    all.without += without;
+                }
                 Err(error @ (Error::Damaged { .. } | Error::Io(_))) => done.findings.push(ScrubFinding {
                     ino,
                     byte: (part.file_block + number).byte(),

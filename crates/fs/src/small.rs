@@ -25,6 +25,7 @@ use shoal_region::{Tx, View};
 use crate::cold::objects::{self, Objects, Placed};
 use crate::cold::owner::Group;
 use crate::extents::{give, take};
+use crate::file::Stretch;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 
@@ -370,18 +371,18 @@ pub(crate) fn forget_sum(inode: &mut Inode) {
     }
 }
 
-/// Returns whether `at` is data, and a position up to which that is the same. Ignores the file's
-/// size.
-pub(crate) fn segment_at(view: &impl View, inode: &Inode, at: u64) -> Result<(bool, u64)> {
+/// Returns what the file's bytes from `at` on are. Ignores the file's size.
+pub(crate) fn segment_at(view: &impl View, inode: &Inode, at: u64) -> Result<Stretch> {
     let chunk = at / CHUNK;
     if chunk >= chunk_count(inode) {
-        return Ok((false, u64::MAX));
+        return Ok(Stretch { is_data: false, until: u64::MAX });
     }
     let end = match chunk_ref(view, inode, chunk)? {
         ChunkRef::Slot(slot) => chunk * CHUNK + slot.capacity(),
         ChunkRef::Packed(_) => (chunk / GROUP_CHUNKS + 1) * GROUP,
     };
-    if at < end { Ok((true, end)) } else { Ok((false, (chunk + 1) * CHUNK)) }
+    let is_data = at < end;
+    Ok(Stretch { is_data, until: if is_data { end } else { (chunk + 1) * CHUNK } })
 }
 
 /// Zeroes what is stored behind the file's end, up to `to`.

@@ -73,6 +73,15 @@ pub enum StuckSegments {
     Included,
 }
 
+/// Segments that compaction could free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gainable {
+    /// An upper bound, without those that are free now.
+    pub most: u64,
+    /// Segments free now, without the reserve.
+    pub free: u64,
+}
+
 /// Segments chosen to be emptied.
 #[derive(Default)]
 pub struct Victims {
@@ -286,11 +295,11 @@ fn feasible(candidates: &[Candidate], class: u8, free: u64) -> usize {
 }
 
 impl Region {
-    /// Returns an upper bound of the segments that compaction could free, not counting free ones,
-    /// and the segments free now without the reserve.
-    pub fn gainable_segments(&self) -> (u64, u64) {
+    /// Returns what compaction could gain.
+    pub fn gainable_segments(&self) -> Gainable {
         let alloc = self.alloc.lock();
-        (alloc.gainable(), (alloc.free_segments + alloc.empty_segments).saturating_sub(alloc.kept()))
+        let free = (alloc.free_segments + alloc.empty_segments).saturating_sub(alloc.kept());
+        Gainable { most: alloc.gainable(), free }
     }
 
     /// Returns whether an ordinary transaction could take `segments` now, as a run if more than

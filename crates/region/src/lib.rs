@@ -50,7 +50,7 @@ use zerocopy::IntoBytes;
 
 pub use alloc::Space;
 pub use checkpoint::newest_image;
-pub use drain::{StuckSegments, Victims};
+pub use drain::{Gainable, StuckSegments, Victims};
 pub use error::{Error, Failure, Lack, Result};
 pub use incarnation::{DevicesBeside, compare, let_devices_be_later, next_incarnation, place_anchor, restore};
 pub use log_end::{is_unused, ring_end};

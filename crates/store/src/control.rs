@@ -212,8 +212,8 @@ impl Open {
 pub struct Control {
     listener: Arc<UnixListener>,
     path: PathBuf,
-    /// The identity of the socket's name.
-    name: (u64, u64),
+    /// The socket, by which its name is known again.
+    name: FileId,
     open: Arc<RwLock<Open>>,
 }
 
@@ -235,8 +235,15 @@ impl Control {
     }
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
-    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+/// What tells a file from others on this machine.
+#[derive(PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+fn identity(path: &Path) -> io::Result<FileId> {
+    fs::symlink_metadata(path).map(|found| FileId { device: found.dev(), inode: found.ino() })
 }
 
 /// Opens the socket of a store and answers.
@@ -295,7 +302,7 @@ pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + Sync +
 /// Opens a listener with this name. The socket gets its name only after it listens, and only its
 /// owner may use it, so a connection by that name is answered. A socket that a dead process left
 /// behind is replaced.
-fn listen(path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
+fn listen(path: &Path) -> io::Result<(UnixListener, FileId)> {
     let (directory, name) = parts(path)?;
     let mut fresh = name.to_owned();
     fresh.push(".new");

@@ -14,24 +14,34 @@ use shoal_host::{Access, Directory, StoreLock};
 
 use crate::names::{LOCK, LOG, PID};
 
-/// Tells whether the machine or the log's file system went down while the store was mounted, and
-/// whether bulk storage was in another place, if it is the file `bulk`. The serving process's note
-/// tells both. The note is not synced: a store without one is clean or lost the note in a power
+/// What happened while the store was mounted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WentDown {
+    /// The machine or the log's file system went down.
+    pub machine: bool,
+    /// Bulk storage is in another place now.
+    pub bulk_moved: bool,
+}
+
+/// Tells what the serving process's note says of the time when the store was mounted. Bulk storage
+/// counts if it is the file `bulk`. The note is not synced: a store without one is clean or lost the note in a power
 /// loss, so it counts as having gone down. An incomplete note counts as both.
-pub(crate) fn what_went_down(directory: &Directory, bulk: Option<PathBuf>) -> (bool, bool) {
-    let Some(text) = directory.read_text(PID) else { return (true, false) };
-    let Some(then) = text.lines().nth(1).and_then(parse_uuid) else { return (true, true) };
+pub(crate) fn what_went_down(directory: &Directory, bulk: Option<PathBuf>) -> WentDown {
+    let went_down = |machine, bulk_moved| WentDown { machine, bulk_moved };
+    let Some(text) = directory.read_text(PID) else { return went_down(true, false) };
+    let Some(then) = text.lines().nth(1).and_then(parse_uuid) else { return went_down(true, true) };
     let now = period(directory, bulk).unwrap_or_default();
     // Earlier versions noted only the boot.
     if shoal_host::boot_id().is_ok_and(|boot| boot == then) {
-        return (false, false);
+        return went_down(false, false);
     }
-    (now[..8] != then[..8], now[8..] != then[8..])
+    went_down(now[..8] != then[..8], now[8..] != then[8..])
 }
 
 /// Returns true if [`what_went_down`] reports either of the two.
 pub(crate) fn power_was_lost(directory: &Directory, bulk: Option<PathBuf>) -> bool {
-    what_went_down(directory, bulk) != (false, false)
+    let WentDown { machine, bulk_moved } = what_went_down(directory, bulk);
+    machine || bulk_moved
 }
 
 /// Takes the lock of a store's directory.

@@ -74,6 +74,12 @@ const PRESSED_BYTES: u64 = 1 << 20;
 /// Turns of the hand for such an operation at most.
 const TURNS: u64 = 5;
 
+/// How full memory is (bytes).
+struct MemoryUse {
+    used: u64,
+    size: u64,
+}
+
 /// Which files the clock hand takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
@@ -244,16 +250,15 @@ impl<'a> Spilling<'a> {
         Ok(inode.allocated.saturating_sub(map))
     }
 
-    /// Returns the memory in use and the total (bytes).
-    fn memory(self) -> (u64, u64) {
+    fn memory(self) -> MemoryUse {
         let space = self.fs.region.space();
         let size = space.region_bytes - space.fixed_bytes;
-        (size.saturating_sub(space.free_bytes), size)
+        MemoryUse { used: size.saturating_sub(space.free_bytes), size }
     }
 
     /// Returns the bytes in use beyond `percent`.
     fn memory_above(self, percent: u64) -> u64 {
-        let (used, size) = self.memory();
+        let MemoryUse { used, size } = self.memory();
         used.saturating_sub((u128::from(size) * u128::from(percent) / 100) as u64)
     }
 
@@ -261,7 +266,7 @@ impl<'a> Spilling<'a> {
     /// the default limit applies.
     pub(crate) fn has_memory_for(self, bytes: u64) -> bool {
         let percent = if self.spill_percent() == 0 { SPILL_PERCENT } else { self.spill_percent() };
-        let (used, size) = self.memory();
+        let MemoryUse { used, size } = self.memory();
         u128::from(used + bytes) * 100 <= u128::from(size) * u128::from(percent)
     }
 
@@ -322,7 +327,7 @@ impl<'a> Spilling<'a> {
 
     /// Spills until memory is below `percent`, within spilling's share of a processor.
     fn spill_some(self, worker: &mut Worker, percent: u64, now: u64) -> Result<u64> {
-        let (used, size) = self.memory();
+        let MemoryUse { used, size } = self.memory();
         let share = share_percent(self.fs.options.pack_load.max(1), used, size);
         let granted = worker.load.earn(now, share, self.fs.region.last_lsn(), 0);
         if granted.ns == 0 {
@@ -356,7 +361,7 @@ impl<'a> Spilling<'a> {
         if worker.backoff.waits(self.fs.clock.monotonic_ns()) {
             return Ok(false);
         }
-        let want = (segments * SEGMENT + PRESSED_BYTES).max(self.memory().1 / 32);
+        let want = (segments * SEGMENT + PRESSED_BYTES).max(self.memory().size / 32);
         let (mut gained, mut blocks) = (0, 0);
         // Enough turns for the warmest file to become cold.
         while gained < want && blocks <= TURNS * self.fs.table.blocks() {

@@ -70,8 +70,12 @@ pub(crate) struct Packer {
 
 /// Outcome of a look at a block.
 enum Look {
-    /// Bytes of the packed block's slot, and inodes in use.
-    Packed(u64, u64),
+    Packed {
+        /// Bytes of the packed block's slot.
+        bytes: u64,
+        /// Inodes in use.
+        inodes: u64,
+    },
     /// Perhaps later: the block is too young, or a thread is in the way.
     Later,
     /// Nothing to do until the block changes.
@@ -216,7 +220,7 @@ impl InodeTable {
         let used = used.count() as u64;
         self.packed.counters.commit_packed(tx, 0, used)?;
         change.committed();
-        Ok(Look::Packed(new.capacity(), used))
+        Ok(Look::Packed { bytes: new.capacity(), inodes: used })
     }
 }
 
@@ -319,7 +323,7 @@ impl<'a> Compacting<'a> {
             }
             let prepare = || self.prepare_packing(|| ProfileFile::built_in().of_store());
             match self.fs.table.pack_block(&self.fs.region, &self.fs.locks, block, Some(cold), prepare) {
-                Ok(Look::Packed(bytes, inodes)) => {
+                Ok(Look::Packed { bytes, inodes }) => {
                     packs -= 1;
                     done.blocks += 1;
                     done.inodes += inodes;
@@ -409,7 +413,7 @@ impl<'a> Compacting<'a> {
                 false => self.fs.table.pack_block(&self.fs.region, &self.fs.locks, block, None, || Ok(true)),
             };
             match look {
-                Ok(Look::Packed(..)) => {
+                Ok(Look::Packed { .. }) => {
                     found = true;
                     break;
                 }

@@ -51,9 +51,10 @@ pub fn salvage(
     let description = describe(&directory)?;
     let target = prepare(target, directory.path())?;
     // Look for lost caches before the files are opened, because a cache has one user at a time.
-    let (machine, first_moved) = user::what_went_down(&directory, description.bulk_path(&directory));
+    let went_down = user::what_went_down(&directory, description.bulk_path(&directory));
     let loss_boots = cache::loss_boots(&directory, &description);
-    let power_lost = machine || cache::is_lost(&directory, &description);
+    let (power_lost, first_moved) =
+        (went_down.machine || cache::is_lost(&directory, &description), went_down.bulk_moved);
     let files = Files::open(&directory, &description);
     watched.begin("looking for files", 0);
     let mut copy = copy::Copy::new(target.clone(), told);
