@@ -12,14 +12,24 @@ use crate::progress::Progress;
 use crate::salvage::{bulk_data, bulk_device};
 use crate::store::Store;
 
+/// How much of a store is verified.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Structure,
+    /// Also the checksums of its pages.
+    Sums,
+    /// Also those of spilled files.
+    Payloads,
+}
+
 impl Store {
     /// Verifies the store. With `sums` this includes the checksums of its pages and of spilled
     /// files.
     pub fn check(&self, sums: bool, watched: &dyn Progress) -> Outcome<Report> {
-        self.verify(sums, sums, watched)
+        self.verify(if sums { Depth::Payloads } else { Depth::Structure }, watched)
     }
 
-    fn verify(&self, sums: bool, payloads: bool, watched: &dyn Progress) -> Outcome<Report> {
+    fn verify(&self, depth: Depth, watched: &dyn Progress) -> Outcome<Report> {
         // The size of bulk storage on a server is not queried, so that a store can be checked while
         // the server is away. If the store lists several devices, each may be missing; a note then
         // says so.
@@ -46,7 +56,7 @@ impl Store {
                 false => Err(faults.join("; ")),
             }
         };
-        let bulk: Option<&BulkOpener<'_>> = if payloads { Some(&open) } else { None };
+        let bulk: Option<&BulkOpener<'_>> = if depth == Depth::Payloads { Some(&open) } else { None };
         // Devices are compared in any case: a mount refuses a store whose parts are of different
         // times.
         let find = |entry: &BulkDeviceEntry| bulk_device(&self.directory, &self.description, entry);
@@ -57,7 +67,7 @@ impl Store {
             bulk_bytes,
             power_lost,
             loss_boots: &loss_boots,
-            sums,
+            sums: depth != Depth::Structure,
             bulk,
             devices,
         };
@@ -75,7 +85,7 @@ impl Store {
     /// old ones would hide the damage.
     pub(crate) fn refuse_damaged(&self, watched: &dyn Progress) -> Outcome<()> {
         // Data on bulk storage stays there, or is read and verified when it is copied.
-        let report = self.verify(true, false, watched)?;
+        let report = self.verify(Depth::Sums, watched)?;
         let Some(error) = report.errors.first() else { return Ok(()) };
         let (name, count) = (self.directory.display(), report.errors.len());
         let cause = match count {

@@ -23,9 +23,9 @@ use crate::images::{self, shared};
 
 pub(super) static MEANS: Means = Means {
     make,
-    open: |store, path, read_only| {
-        let images = images::open(store.directory, Access::reading(read_only))?;
-        let memory = open(path, &images, store, read_only)?;
+    open: |store, path, access| {
+        let images = images::open(store.directory, access)?;
+        let memory = open(path, &images, store, access)?;
         Ok(RegionMedia { memory, log: None, images: Some(shared(&images)), survives_power_loss: true })
     },
     rest,
@@ -48,7 +48,7 @@ fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let images_at_rest = Some(shared(&images));
     let mut found = RestingMedia { memory: None, log: None, images: images_at_rest, refused: None, restored: false };
     if path.exists() {
-        found.memory = Some(open(path, &images, store, true)?);
+        found.memory = Some(open(path, &images, store, Access::Read)?);
     } else {
         found.refused = image_in_place_of(path, &images, store).err();
         // An operator who asks for a restore accepts devices of a later time.
@@ -72,10 +72,10 @@ fn open(
     path: &Path,
     images: &[Arc<HostImage>; 2],
     store: &Resting<'_>,
-    read_only: bool,
+    access: Access,
 ) -> Outcome<Arc<dyn PersistentMemory>> {
     let files = shared(images);
-    let refused = match (find(path, &files, store, read_only)?, store.restore != Restore::No) {
+    let refused = match (find(path, &files, store, access)?, store.restore != Restore::No) {
         (Found::Region(memory) | Found::Unused(memory), false) => return Ok(memory),
         (Found::Refused(failure, _), false) => return Err(failure),
         (Found::Region(_), true) => {
@@ -88,7 +88,7 @@ fn open(
         (Found::Refused(_, incarnation), true) => Some(incarnation),
     };
     let (newest, superblock, anchor) = image_in_place_of(path, images, store)?;
-    if read_only {
+    if access == Access::Read {
         let image = Some((images[newest].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
         let memory = PrivateMap::new(superblock.region_bytes, image).during("memory")?;
         shoal_region::place_anchor(&anchor, &memory);
@@ -161,7 +161,7 @@ fn image_in_place_of(
     Ok((newest, superblock, anchor))
 }
 
-fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read_only: bool) -> Outcome<Found> {
+fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, access: Access) -> Outcome<Found> {
     let uuid = store.uuid;
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => return Err(Failure::new(path.display(), "is a directory, not a region")),
@@ -174,7 +174,7 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read
         Ok(Found::Refused(Failure::new(path.display(), cause).remedy(restore), 0))
     };
     // A reader replays the log in private memory.
-    let open = if read_only { SharedMap::open_aside } else { SharedMap::open };
+    let open = if access == Access::Read { SharedMap::open_aside } else { SharedMap::open };
     let memory = match open(path, SharedKind::Battery) {
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return damaged(error.into()),
         memory => memory.during("memory")?,

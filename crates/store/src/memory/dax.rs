@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use shoal_devices::{During, Outcome};
-use shoal_host::{Directory, SharedKind, SharedMap};
+use shoal_host::{Access, Directory, SharedKind, SharedMap};
 
 use super::{Loss, Means, RegionMedia, Resting, RestingMedia};
 
@@ -33,8 +33,8 @@ fn make(_: &Directory, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
     Ok(media(SharedMap::create(path, bytes, SharedKind::Dax).during("memory")?))
 }
 
-fn open(store: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia> {
-    let open = if read_only { SharedMap::open_aside } else { SharedMap::open };
+fn open(store: &Resting<'_>, path: &Path, access: Access) -> Outcome<RegionMedia> {
+    let open = if access == Access::Read { SharedMap::open_aside } else { SharedMap::open };
     let memory = open(path, SharedKind::Dax).during("memory")?;
     store.description.refuse_foreign(path.display(), memory.owner())?;
     Ok(media(memory))

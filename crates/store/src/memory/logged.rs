@@ -31,12 +31,12 @@ fn fits_files(directory: &Directory, region_bytes: u64) -> Outcome<()> {
     shoal_host::refuse_beyond_limit(region_bytes.max(SEGMENT_BYTES)).during(directory.display())
 }
 
-fn open(store: &Resting<'_>, _: &Path, read_only: bool) -> Outcome<RegionMedia> {
-    let (access, name) = (Access::reading(read_only), store.directory.path());
+fn open(store: &Resting<'_>, _: &Path, access: Access) -> Outcome<RegionMedia> {
+    let name = store.directory.path();
     let images = images::open(store.directory, access)?;
     let (index, superblock, anchor) =
         shoal_region::newest_image(&shared(&images)).map_err(|error| damaged(name, error))?;
-    if !read_only {
+    if access == Access::Write {
         fits_files(store.directory, superblock.region_bytes)?;
     }
     let image = Some((images[index].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));

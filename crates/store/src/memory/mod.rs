@@ -304,8 +304,8 @@ struct Loss {
 struct Means {
     /// Makes the media of a new store in `directory`, with a region of `bytes` that is all zeros.
     make: fn(directory: &Directory, path: &Path, bytes: u64) -> Outcome<RegionMedia>,
-    /// Opens the media for use. With `read_only` they are only inspected, and nothing is changed.
-    open: fn(store: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia>,
+    /// Opens the media for use, or for inspection without any change.
+    open: fn(store: &Resting<'_>, path: &Path, access: Access) -> Outcome<RegionMedia>,
     /// Opens the media for the checker.
     rest: fn(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia>,
     /// Possible losses; its argument is [`RegionMedia::survives_power_loss`].
@@ -341,7 +341,7 @@ impl MemoryChoice {
     /// Opens the region's media for use. With `read_only` they are only inspected.
     pub(crate) fn open_media(&self, store: &Resting<'_>, read_only: bool) -> Outcome<RegionMedia> {
         self.refuse_foreign(store)?;
-        (means(self.kind).open)(store, self.region_file(), read_only)
+        (means(self.kind).open)(store, self.region_file(), Access::reading(read_only))
     }
 
     /// Opens the region's media for the checker.
