@@ -61,7 +61,7 @@ fn operations(criterion: &mut Criterion) {
         at = (at + 7919) % names.len();
         names[at].as_bytes()
     };
-    criterion.bench_function("lookup", |b| b.iter(|| black_box(fs.lookup(ROOT, next(), false))));
+    criterion.bench_function("lookup", |b| b.iter(|| black_box(fs.lookup(ROOT, next()))));
     criterion.bench_function("getattr", |b| b.iter(|| black_box(fs.getattr(last))));
     criterion.bench_function("setattr mode", |b| {
         b.iter(|| fs.setattr(last, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).expect("a live file"))

@@ -195,10 +195,9 @@ impl Fs {
         Ok(done)
     }
 
-    /// Makes the file durable. Data and attributes are in the same log: `data_only` makes no
-    /// difference.
-    pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
-        let _ = data_only;
+    /// Makes the file durable. Data and attributes are in the same log, so there is no fsync of the
+    /// data alone.
+    pub fn fsync(&self, ino: Ino) -> Result<()> {
         let lsn = self.data().fsync_prepare(ino)?;
         Ok(self.region.sync_to(lsn)?)
     }

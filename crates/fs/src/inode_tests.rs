@@ -39,7 +39,7 @@ fn take_all(fs: &Fs) -> Vec<Ino> {
 #[test]
 fn a_number_taken_but_not_committed_is_not_found_free_in_its_block() {
     let fs = opened(100);
-    let ino = fs.lookup(ROOT, b"70", false).unwrap().ino;
+    let ino = fs.lookup(ROOT, b"70").unwrap().ino;
     fs.unlink(ROOT, b"70").unwrap();
     let taken = fs.table.take(&fs.region).unwrap();
     assert_eq!(taken.ino, ino, "the last one freed is the first one taken");
@@ -51,7 +51,7 @@ fn a_number_taken_but_not_committed_is_not_found_free_in_its_block() {
 #[test]
 fn a_number_freed_but_not_given_back_is_not_found_free_in_its_block() {
     let fs = opened(100);
-    let ino = fs.lookup(ROOT, b"70", false).unwrap().ino;
+    let ino = fs.lookup(ROOT, b"70").unwrap().ino;
     let generation = fs.load(ino).unwrap().generation;
     let (mut tx, mut removal) = (fs.region.begin(), fs.tree().removal());
     removal.free(&mut tx, ino, generation).unwrap();
@@ -86,7 +86,7 @@ fn grow_tree(fs: &Fs, random: &mut Random, dirs: &mut Vec<Ino>) -> Result<()> {
         let name = format!("f{file}");
         let ino = fs.mknod(&Caller::default(), dir, name.as_bytes(), 0o644, 0)?.ino;
         if file == 0 {
-            fs.link(ino, ROOT, format!("l{}", dirs.len()).as_bytes(), false)?;
+            fs.link(ino, ROOT, format!("l{}", dirs.len()).as_bytes())?;
             dirs.push(dir);
         }
         fs.setattr(ino, &times(random))?;
@@ -120,7 +120,7 @@ fn a_full_store_loses_files_while_no_block_can_be_packed_or_moved() {
     store.clock.advance(1 << 60);
     let now = store.clock.now_ns();
     for (turn, &dir) in random.shuffled(dirs.iter()).into_iter().enumerate() {
-        let file = fs.lookup(dir, b"f0", false).unwrap().ino;
+        let file = fs.lookup(dir, b"f0").unwrap().ino;
         fs.unlink(dir, b"f0").unwrap_or_else(|error| panic!("{turn} of {}: {error}", dirs.len()));
         let (dir, file) = (fs.getattr(dir).unwrap(), fs.getattr(file).unwrap());
         assert_eq!((dir.mtime, dir.ctime, file.ctime, file.nlink), (now, now, now, 1));

@@ -60,9 +60,25 @@ enum Orphan {
     Left,
 }
 
+/// Whether an operation takes a reference to the inode it returns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hold {
+    None,
+    One,
+}
+
 impl Fs {
-    /// Finds `name` in `parent`; "." and ".." too. With `hold` the inode gets one reference.
-    pub fn lookup(&self, parent: Ino, name: &[u8], hold: bool) -> Result<Attr> {
+    /// Finds `name` in `parent`; "." and ".." too.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.lookup_as(parent, name, Hold::None)
+    }
+
+    /// Does the same, and gives the inode one reference.
+    pub fn lookup_held(&self, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.lookup_as(parent, name, Hold::One)
+    }
+
+    fn lookup_as(&self, parent: Ino, name: &[u8], hold: Hold) -> Result<Attr> {
         if name.len() > NAME_MAX {
             return Err(Error::NameTooLong);
         }
@@ -75,14 +91,14 @@ impl Fs {
         };
         // Hold before the parent's lock is dropped, so that the inode cannot be reclaimed in
         // between.
-        if hold {
+        if hold == Hold::One {
             self.refs.hold(ino);
         }
         // The child's record may be changing: `getattr` waits for the thread that changes it. Its
         // name cannot vanish unnoticed, because a reclaimed record no longer decodes as in use.
         drop(lock);
         let attr = self.getattr(ino);
-        if attr.is_err() && hold {
+        if attr.is_err() && hold == Hold::One {
             self.forget(ino, 1);
         }
         attr.map_err(|error| if error == Error::Stale { Error::NotFound } else { error })
@@ -168,7 +184,16 @@ impl Fs {
     }
 
     /// Gives an inode one more name.
-    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8], hold: bool) -> Result<Attr> {
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.link_as(ino, parent, name, Hold::None)
+    }
+
+    /// Does the same, and gives the inode one reference.
+    pub fn link_held(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr> {
+        self.link_as(ino, parent, name, Hold::One)
+    }
+
+    fn link_as(&self, ino: Ino, parent: Ino, name: &[u8], hold: Hold) -> Result<Attr> {
         self.writable()?;
         check_name(name)?;
         self.with_room(|| self.tree().try_link(ino, parent, name, hold))
@@ -232,7 +257,7 @@ impl Fs {
     pub fn resolve(&self, path: &[u8]) -> Result<Ino> {
         let mut ino = crate::ROOT;
         for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
-            ino = self.lookup(ino, name, false)?.ino;
+            ino = self.lookup(ino, name)?.ino;
         }
         Ok(ino)
     }
@@ -392,7 +417,7 @@ impl<'a> Tree<'a> {
         Ok(Attr::new(ino, &inode))
     }
 
-    fn try_link(self, ino: Ino, parent: Ino, name: &[u8], hold: bool) -> Result<Attr> {
+    fn try_link(self, ino: Ino, parent: Ino, name: &[u8], hold: Hold) -> Result<Attr> {
         let _lock = self.fs.locks.write_many(&[parent, ino]);
         let mut inode = self.fs.load(ino)?;
         if inode.is_dir() {
@@ -424,7 +449,7 @@ impl<'a> Tree<'a> {
         if inode.nlink == 1 {
             self.fs.orphans.lock().remove(&ino);
         }
-        if hold {
+        if hold == Hold::One {
             self.fs.refs.hold(ino);
         }
         Ok(Attr::new(ino, &inode))

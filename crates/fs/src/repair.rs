@@ -85,7 +85,7 @@ impl<'a> Repair<'a> {
     /// Gives an inode without an entry the name `lost+found/#<number>`.
     pub fn attach(self, ino: Ino) -> Result<()> {
         let caller = Caller::default();
-        let home = match self.fs.lookup(ROOT, LOST_AND_FOUND, false) {
+        let home = match self.fs.lookup(ROOT, LOST_AND_FOUND) {
             Err(Error::NotFound) => self.fs.mkdir(&caller, ROOT, LOST_AND_FOUND, 0o700)?.ino,
             other => other?.ino,
         };

@@ -42,7 +42,7 @@ fn data_written_over_is_covered_again_after_a_clean_end_and_after_a_rest() {
             store.fs.sync().unwrap();
             store.fs.write(ino, BLOCK as u64, &vec![8; BLOCK]).unwrap();
             if rests {
-                store.fs.fsync(ino, false).unwrap();
+                store.fs.fsync(ino).unwrap();
                 for _ in 0..3 {
                     store.clock.advance(REST_NS);
                     store.fs.upkeep().tick().unwrap();

@@ -93,7 +93,7 @@ impl Store {
 
     fn verify(&self, files: &[(u64, usize)]) {
         for &(number, len) in files {
-            let file = self.fs.lookup(self.dir, format!("f{number:07}").as_bytes(), false).expect("the file is there");
+            let file = self.fs.lookup(self.dir, format!("f{number:07}").as_bytes()).expect("the file is there");
             let mut bytes = vec![0; len + 1];
             assert_eq!(self.fs.read(file.ino, 0, &mut bytes).expect("it can be read"), len);
             assert!(bytes[..len] == contents(number, len)[..], "file {number} has its bytes");
@@ -244,7 +244,7 @@ fn a_directory_shrinks_with_its_entries() {
     println!("{} entries left: {before}, {full}, {shrunk} blocks", left.len());
     assert!(shrunk <= 8, "{shrunk} blocks for {} entries, {full} when full", left.len());
     for number in &left {
-        store.fs.lookup(store.dir, format!("{number}").as_bytes(), false).expect("it is still there");
+        store.fs.lookup(store.dir, format!("{number}").as_bytes()).expect("it is still there");
     }
     let mut listed = 0;
     store

@@ -305,7 +305,7 @@ impl Walk {
     fn verify(&self) -> Result<(), String> {
         for (name, file) in &self.files {
             let what = |e: &dyn std::fmt::Display| format!("{}: {e}", String::from_utf8_lossy(name));
-            let attr = self.fs.lookup(self.place(name), name, false).map_err(|e| what(&e))?;
+            let attr = self.fs.lookup(self.place(name), name).map_err(|e| what(&e))?;
             let mut data = vec![0; file.data.len() + 1];
             let len = self.fs.read(attr.ino, 0, &mut data).map_err(|e| what(&e))?;
             let xattr = match self.fs.getxattr(attr.ino, b"user.x") {

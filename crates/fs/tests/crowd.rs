@@ -75,7 +75,8 @@ impl Member<'_> {
             _ => {
                 // As the kernel does it, or as a program that keeps a number and no reference.
                 let hold = self.random.below(2) == 0;
-                let Some(found) = allowed(fs.lookup(ROOT, &one, hold)) else { return };
+                let looked_up = if hold { fs.lookup_held(ROOT, &one) } else { fs.lookup(ROOT, &one) };
+                let Some(found) = allowed(looked_up) else { return };
                 for _ in 0..1 + self.random.below(3) {
                     self.change_data(found.ino);
                 }
@@ -111,7 +112,7 @@ impl Member<'_> {
                 }
             }
             13 => drop(allowed(fs.copy_range(ino, 0, ino, 200_000, len))),
-            _ => drop(allowed(fs.fsync(ino, false))),
+            _ => drop(allowed(fs.fsync(ino))),
         }
     }
 
@@ -141,7 +142,7 @@ impl Member<'_> {
             }
         }
         self.compare(fs);
-        allowed(fs.fsync(self.private, false));
+        allowed(fs.fsync(self.private));
     }
 
     fn compare(&self, fs: &Fs) {
@@ -190,7 +191,7 @@ fn crowd(kind: MemoryKind, seed: u64, delay_us: u64) {
                     let mut member = Member { fs, random, number, mine, common, private, contents: Vec::new() };
                     (0..STEPS).for_each(|_| member.step());
                     member.compare(fs);
-                    fs.fsync(private, false).expect("an fsync needs no room");
+                    fs.fsync(private).expect("an fsync needs no room");
                     (number, member.contents)
                 })
             })
@@ -206,7 +207,7 @@ fn crowd(kind: MemoryKind, seed: u64, delay_us: u64) {
     for (state, power_lost) in states.chain([(point.process_crash(), false)]) {
         let after = store.reopened(&state, power_lost);
         for (number, contents) in &members {
-            let ino = after.fs.lookup(ROOT, format!("private{number}").as_bytes(), false).unwrap().ino;
+            let ino = after.fs.lookup(ROOT, format!("private{number}").as_bytes()).unwrap().ino;
             after.check_allocated(ino, state.name());
             let mut bytes = vec![0; contents.len() + 1];
             assert_eq!(after.fs.read(ino, 0, &mut bytes), Ok(contents.len()), "seed {seed}, {}", state.name());

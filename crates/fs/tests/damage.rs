@@ -235,7 +235,7 @@ fn read_others(fs: &Fs, others: &BTreeMap<Vec<u8>, Vec<u8>>, victims: &[&str], c
     }
     for (name, bytes) in others {
         assert!(names.contains(name), "{context}: {}", String::from_utf8_lossy(name));
-        let ino = fs.lookup(ROOT, name, false).unwrap_or_else(|error| panic!("{context}: {error}")).ino;
+        let ino = fs.lookup(ROOT, name).unwrap_or_else(|error| panic!("{context}: {error}")).ino;
         let mut found = vec![0; bytes.len() + 1];
         assert_eq!(fs.read(ino, 0, &mut found), Ok(bytes.len()), "{context}");
         assert!(found[..bytes.len()] == bytes[..], "{context}: contents of {}", String::from_utf8_lossy(name));
@@ -262,7 +262,7 @@ fn live_with_it(store: &Store, made: &Made, victims: &[&str], context: &str) {
     for victim in victims.iter().filter(|victim| !["packed", "hashed"].contains(*victim)) {
         match fs.unlink(ROOT, victim.as_bytes()) {
             Ok(()) => {
-                assert_eq!(fs.lookup(ROOT, victim.as_bytes(), false), Err(Error::NotFound), "{context}: {victim}")
+                assert_eq!(fs.lookup(ROOT, victim.as_bytes()), Err(Error::NotFound), "{context}: {victim}")
             }
             Err(error) => panic!("{context}: the name of {victim}: {error}"),
         }
@@ -359,7 +359,7 @@ fn repair_loses_nothing_readable_and_says_what_is_left() {
         assert!(errors.is_empty() || left.iter().any(|word| what.contains(word)), "{what}: {errors:#?}");
         sound += usize::from(errors.is_empty());
         let store = made.store.reopened(&state, false);
-        let gone = |name: &&&str| store.fs.lookup(ROOT, name.as_bytes(), false) != Err(Error::NotFound);
+        let gone = |name: &&&str| store.fs.lookup(ROOT, name.as_bytes()) != Err(Error::NotFound);
         let victims: Vec<&str> = victims.iter().filter(gone).copied().collect();
         read_others(&store.fs, &made.others, &victims, &format!("{what}, repaired"));
         store.fs.shutdown().unwrap();
@@ -376,7 +376,7 @@ fn a_damaged_record_is_counted_told_once_and_refused_for_itself() {
     let store = made.store.reopened(&state, false);
     assert_eq!(store.fs.repair().damaged_inodes(), 0, "nothing was looked at yet");
     for _ in 0..3 {
-        assert!(matches!(store.fs.lookup(ROOT, b"direct", false), Err(Error::Corrupt(_))));
+        assert!(matches!(store.fs.lookup(ROOT, b"direct"), Err(Error::Corrupt(_))));
         assert!(matches!(store.fs.read(made.inodes["direct"], 0, &mut [0; 9]), Err(Error::Corrupt(_))));
     }
     assert_eq!(store.fs.repair().damaged_inodes(), 1);
@@ -385,7 +385,7 @@ fn a_damaged_record_is_counted_told_once_and_refused_for_itself() {
     assert_eq!((attr.ino, attr.mode), (made.inodes["direct"], 0o100000));
     store.fs.unlink(ROOT, b"direct").unwrap();
     store.fs.forget(attr.ino, 1);
-    assert_eq!(store.fs.lookup(ROOT, b"direct", false), Err(Error::NotFound));
+    assert_eq!(store.fs.lookup(ROOT, b"direct"), Err(Error::NotFound));
     // After a crash the pass over the inodes finds it, and the number stays taken.
     let crashed = store.after_process_crash();
     assert_eq!(crashed.fs.repair().damaged_inodes(), 1);
@@ -494,6 +494,6 @@ fn behind_a_cache_an_fsync_covers_a_file_whose_map_is_damaged() {
         all.chunks_exact(BULK_BLOCK as usize).any(|block| block.starts_with(&new))
     };
     assert!(!is_on_device(), "the cache holds it");
-    assert_eq!(store.fs.fsync(many, false), Ok(()));
+    assert_eq!(store.fs.fsync(many), Ok(()));
     assert!(is_on_device(), "an fsync has confirmed it");
 }

@@ -68,8 +68,8 @@ fn change(fs: &Fs, random: &mut Random, attr: &Attr) {
         9 => drop(allowed(fs.fallocate(ino, MODES[random.below(4) as usize], at, len))),
         10 => drop(allowed(fs.copy_range(ino, 0, ino, 150_000, len))),
         11 => drop(allowed(fs.setxattr(ino, b"user.a", &[1; 300][..len as usize % 300], XattrMode::Any))),
-        12 => drop(allowed(fs.link(ino, ROOT, &name(random.below(NAMES)), false))),
-        _ => drop(allowed(fs.fsync(ino, false))),
+        12 => drop(allowed(fs.link(ino, ROOT, &name(random.below(NAMES))))),
+        _ => drop(allowed(fs.fsync(ino))),
     }
 }
 
@@ -94,7 +94,8 @@ fn step(fs: &Fs, random: &mut Random) {
         4..7 => drop(allowed(fs.mknod(&Caller::default(), ROOT, &one, 0o644, 0))),
         choice => {
             let hold = choice < 11;
-            let Some(attr) = allowed(fs.lookup(ROOT, &one, hold)) else { return };
+            let looked_up = if hold { fs.lookup_held(ROOT, &one) } else { fs.lookup(ROOT, &one) };
+            let Some(attr) = allowed(looked_up) else { return };
             for _ in 0..1 + random.below(3) {
                 if hold { change(fs, random, &attr) } else { change_unheld(fs, random, attr.ino) }
             }
@@ -131,7 +132,7 @@ fn stress(kind: MemoryKind, seed: u64, delay_us: u64, faulty: bool) {
     let kept = store.create(b"kept");
     let bytes = vec![77; 150_000];
     store.fs.write(kept, 0, &bytes).unwrap();
-    store.fs.fsync(kept, false).unwrap();
+    store.fs.fsync(kept).unwrap();
     let going = AtomicBool::new(true);
     std::thread::scope(|scope| {
         let (store, going) = (&store, &going);
@@ -159,7 +160,7 @@ fn stress(kind: MemoryKind, seed: u64, delay_us: u64, faulty: bool) {
         assert_eq!(after.fs.read(kept, 0, &mut read), Ok(bytes.len()), "{context}");
         assert!(read[..bytes.len()] == bytes, "{context}: an fsync is lost");
         for number in 0..NAMES {
-            let Some(attr) = allowed(after.fs.lookup(ROOT, &name(number), false)) else { continue };
+            let Some(attr) = allowed(after.fs.lookup(ROOT, &name(number))) else { continue };
             look(&after.fs, &attr, 0, 2 * SIZE_MAX);
             after.check_allocated(attr.ino, &context);
         }

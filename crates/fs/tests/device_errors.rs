@@ -46,7 +46,7 @@ fn operations() -> Vec<(&'static str, &'static str, Work)> {
         ("gather", "large", |store, _| store.fs.data().gather_bulk(4, &mut |_| {}).map(drop)),
         ("fsync", "large", |store, ino| {
             store.fs.write(ino, 0, &[1; 10])?;
-            store.fs.fsync(ino, false)
+            store.fs.fsync(ino)
         }),
     ]
 }
@@ -57,7 +57,7 @@ fn besides() -> Vec<(&'static str, Work)> {
         ("attributes and names", |store, ino| {
             store.fs.setattr(ino, &SetAttr { mode: Some(0o751), ..SetAttr::default() })?;
             store.fs.setxattr(ino, b"user.beside", &[5; 300], XattrMode::Any)?;
-            store.fs.link(ino, ROOT, b"second", false)?;
+            store.fs.link(ino, ROOT, b"second")?;
             store.fs.rename(ROOT, b"second", ROOT, b"third", RenameMode::Replace).map(drop)
         }),
         ("the last name goes", |store, ino| {
@@ -83,7 +83,7 @@ fn one(
     let context = format!("{kind:?}: {}, call {nth} of {:?} fails beside {}", operation.0, call.0, beside.0);
     let (store, gate) = gated(Setup { kind, ..setup() }, |store| prepared_behind(store, 4));
     let (fs, byte) = (&store.fs, if operation.1 == "large" { 1 } else { 2 });
-    let ino = fs.lookup(ROOT, operation.1.as_bytes(), true).unwrap().ino;
+    let ino = fs.lookup_held(ROOT, operation.1.as_bytes()).unwrap().ino;
     gate.arm(call.1, nth);
     let (came, outcome) = std::thread::scope(|scope| {
         let slow = scope.spawn(|| (operation.2)(&store, ino));

@@ -48,17 +48,17 @@ impl Store {
         assert_eq!(fs.devices().add(&given(1, front), Some(BLOCKS)), Ok(1));
         assert_eq!(fs.devices().leave(0), Ok(Leaving::Now));
         let durable = filled(&fs, b"durable", 1, 2);
-        assert_eq!(fs.fsync(durable, false), Ok(()));
+        assert_eq!(fs.fsync(durable), Ok(()));
         assert_eq!(fs.write(durable, 4096, &[4; 4096]), Ok(4096));
         let (held, synced) = (filled(&fs, b"held", 5, 2), filled(&fs, b"synced", 2, 2));
         Store { kind, world, boot, fs, second, durable, held, synced }
     }
 
     fn fail(&self) {
-        assert!(matches!(self.fs.fsync(self.synced, false), Err(Error::Io(_))), "the flush failed");
+        assert!(matches!(self.fs.fsync(self.synced), Err(Error::Io(_))), "the flush failed");
         assert!(self.fs.region().failure().is_none(), "one device of two does not end the store");
         for ino in [self.synced, self.held, self.durable] {
-            assert!(matches!(self.fs.fsync(ino, false), Err(Error::Io(_))), "held, and not durable");
+            assert!(matches!(self.fs.fsync(ino), Err(Error::Io(_))), "held, and not durable");
         }
     }
 
@@ -148,7 +148,7 @@ fn what_a_cache_has_of_an_earlier_process_is_in_doubt_when_its_flush_fails() {
             let fs = try_open(&world, store.kind, boot, vec![given(1, front)], false).expect("it opens");
             store.see(&fs, "in the next process");
             second.fails.store(true, Ordering::Relaxed);
-            assert!(matches!(fs.fsync(ino, false), Err(Error::Io(_))), "the flush failed and lost it");
+            assert!(matches!(fs.fsync(ino), Err(Error::Io(_))), "the flush failed and lost it");
             assert!(fs.devices().states()[1].suspect > 0);
             assert!(matches!(read(&fs, ino, 4096, 4096), Err(Error::Io(_))), "bytes in doubt are read");
         }
@@ -162,14 +162,14 @@ fn an_fsync_does_not_vouch_for_data_on_a_device_that_a_retry_did_not_find() {
         store.fail();
         assert!(store.fs.devices().retry(1, || Err("it is gone".into())).is_err());
         for ino in [store.synced, store.held, store.durable] {
-            assert!(matches!(store.fs.fsync(ino, false), Err(Error::Io(_))), "held, and not durable");
+            assert!(matches!(store.fs.fsync(ino), Err(Error::Io(_))), "held, and not durable");
         }
         store.second.is_dead.store(false, Ordering::Relaxed);
         let front = behind_cache(&store.world, store.boot, store.second.clone(), memory(store.kind));
         front.adopt(true);
         store.fs.devices().retry(1, || Ok((front, 0))).unwrap();
         for ino in [store.synced, store.held, store.durable] {
-            assert_eq!(store.fs.fsync(ino, false), Ok(()));
+            assert_eq!(store.fs.fsync(ino), Ok(()));
         }
         store.see(&store.fs, "after the retry");
     });

@@ -94,7 +94,7 @@ fn lost(trial: Trial, which: usize, at_once: bool) -> Result<(), String> {
     disks[which].fails.store(true, Ordering::Relaxed);
     match if at_once { Ok(fs) } else { open(trial, &world, boot, &disks) } {
         Ok(fs) => {
-            assert!(fs.fsync(new, false).is_err(), "{context}: the flush failed");
+            assert!(fs.fsync(new).is_err(), "{context}: the flush failed");
             judged(&fs, "in this process")?;
         }
         Err(error) => assert!(matches!(error, Error::Io(_)), "{context}: {error}"),

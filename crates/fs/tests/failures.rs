@@ -26,7 +26,7 @@ fn every_refusal_of_a_failed_store_names_the_first_failure() {
         store.world.fail(FaultPlan { call, nth: 0, for_good: false, fault: Fault::Io });
         store.clock.advance(2_000_000_000);
         let first = store.fs.write(small, 0, b"a").map(drop);
-        let outcomes = [first, store.fs.fsync(large, false), store.fs.checkpoint()];
+        let outcomes = [first, store.fs.fsync(large), store.fs.checkpoint()];
         assert!(outcomes.iter().any(Result::is_err), "{call:?}");
         let failure = store.fs.region().failure().unwrap_or_else(|| panic!("{call:?}: {outcomes:?}"));
         assert_eq!(failure.operation, operation, "{failure}");
@@ -46,7 +46,7 @@ fn every_refusal_of_a_failed_store_names_the_first_failure() {
             assert_eq!(outcome, Err(Error::Failed(failure.clone())), "{call:?}: {number}");
         }
         // Also of a file that was durable before.
-        assert_eq!(store.fs.fsync(large, false), Err(Error::Failed(failure.clone())), "{call:?}");
+        assert_eq!(store.fs.fsync(large), Err(Error::Failed(failure.clone())), "{call:?}");
         let text = Error::Failed(failure.clone()).to_string();
         assert!(text.contains(operation) && text.contains("os error 5"), "{text}");
         assert_eq!(Error::Failed(failure).errno(), 30);

@@ -375,7 +375,7 @@ fn crash_everywhere(store: Store, work: impl FnOnce(&Store), check: impl Fn(&Sto
 }
 
 fn contents(store: &Store, name: &[u8]) -> Option<Vec<u8>> {
-    let ino = store.fs.lookup(ROOT, name, false).ok()?.ino;
+    let ino = store.fs.lookup(ROOT, name).ok()?.ino;
     store.check_allocated(ino, "after a crash");
     let mut bytes = vec![0; store.fs.getattr(ino).unwrap().size as usize];
     assert_eq!(store.fs.read(ino, 0, &mut bytes), Ok(bytes.len()));
@@ -395,7 +395,7 @@ fn after_a_power_loss_a_new_block_holds_its_data_or_zeros_and_a_synced_one_its_d
             let ino = store.create(b"new");
             store.fs.write(ino, 0, &[0xbb; 100_000]).unwrap();
             store.fs.write(ino, 250_000, &[0xbb; 50_000]).unwrap();
-            store.fs.fsync(ino, false).unwrap();
+            store.fs.fsync(ino).unwrap();
             store.world.set_mark(1);
             store.fs.write(ino, 300_000, &[0xbb; 50_000]).unwrap();
             store.fs.upkeep().tick().unwrap();
@@ -437,7 +437,7 @@ fn settling_beside_a_writer_never_vouches_for_data_written_after_the_flush() {
             done.store(true, Ordering::Release);
         });
         while !done.load(Ordering::Acquire) {
-            store.fs.fsync(ino, false).unwrap();
+            store.fs.fsync(ino).unwrap();
             store.fs.upkeep().tick().unwrap();
             rounds.fetch_add(1, Ordering::Release);
         }
@@ -463,7 +463,7 @@ fn a_file_whose_region_copy_was_durable_survives_its_move() {
         let store = Store::new(Setup { threshold: 128 << 10, kind, ..Setup::default() });
         let ino = store.create(b"file");
         store.fs.write(ino, 0, &[0x11; 100_000]).unwrap();
-        store.fs.fsync(ino, false).unwrap();
+        store.fs.fsync(ino).unwrap();
         let work = |store: &Store| {
             store.fs.write(ino, 100_000, &[0x22; 100_000]).unwrap();
             store.fs.region().sync().unwrap();
@@ -482,7 +482,7 @@ fn bytes_cut_off_do_not_come_back_when_the_file_grows_again() {
     let store = Store::new(Setup { threshold: 8 << 10, ..Setup::default() });
     let ino = store.create(b"file");
     store.fs.write(ino, 0, &[0x33; 60_000]).unwrap();
-    store.fs.fsync(ino, false).unwrap();
+    store.fs.fsync(ino).unwrap();
     let work = |store: &Store| {
         store.truncate(ino, 20_000);
         store.truncate(ino, 40_000);
@@ -574,10 +574,10 @@ fn a_long_copy_crosses_the_threshold_without_a_flush() {
     let pieces = store.fs.placement(ino).unwrap().pieces;
     assert!(pieces.iter().all(|piece| piece.bulk && piece.new));
     assert_eq!(flushes(), before);
-    store.fs.fsync(ino, false).unwrap();
+    store.fs.fsync(ino).unwrap();
     assert_eq!(flushes(), before + 1);
     assert!(store.fs.placement(ino).unwrap().pieces.iter().all(|piece| !piece.new));
-    store.fs.fsync(ino, false).unwrap();
+    store.fs.fsync(ino).unwrap();
     assert_eq!(flushes(), before + 1, "nothing was written since");
 }
 
@@ -648,7 +648,7 @@ fn an_operation_that_must_not_flush_is_refused_whole_and_passes_afterwards() {
     for (number, step) in steps.iter().enumerate() {
         let ino = store.create(format!("promised{number}").as_bytes());
         store.fs.write(ino, 0, &[1; 60_000]).unwrap();
-        store.fs.fsync(ino, false).unwrap();
+        store.fs.fsync(ino).unwrap();
         let before = body(ino);
         assert_eq!(step(ino, Patience::Refuses), Err(Error::WouldFlush), "step {number}");
         assert_eq!(body(ino), before, "step {number}");
@@ -682,8 +682,8 @@ fn a_large_file_replaces_another_without_waiting_only_once_it_is_durable() {
     store.fs.write(new, 0, &[2; 200_000]).unwrap();
     let rename = |patience| store.fs.rename_with(patience, (ROOT, b"new"), (ROOT, b"old"), RenameMode::Replace, None);
     assert_eq!(rename(Patience::Refuses), Err(Error::WouldFlush));
-    assert_eq!(store.fs.lookup(ROOT, b"old", false).unwrap().ino, old);
-    store.fs.fsync(new, false).unwrap();
+    assert_eq!(store.fs.lookup(ROOT, b"old").unwrap().ino, old);
+    store.fs.fsync(new).unwrap();
     assert_eq!(rename(Patience::Refuses), Ok(()));
-    assert_eq!(store.fs.lookup(ROOT, b"old", false).unwrap().ino, new);
+    assert_eq!(store.fs.lookup(ROOT, b"old").unwrap().ino, new);
 }

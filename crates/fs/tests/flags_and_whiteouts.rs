@@ -94,7 +94,7 @@ fn nothing_about_an_immutable_file_changes_on_either_tier() {
             fs.copy_range(other, 0, ino, 0, 10).map(drop),
             fs.setxattr(ino, b"user.x", b"y", XattrMode::Any),
             fs.unlink(ROOT, b"f"),
-            fs.link(ino, ROOT, b"g", false).map(drop),
+            fs.link(ino, ROOT, b"g").map(drop),
             fs.rename(ROOT, b"f", ROOT, b"g", RenameMode::Replace),
             fs.rename(ROOT, b"other", ROOT, b"f", RenameMode::Replace),
             fs.rename(ROOT, b"other", ROOT, b"f", RenameMode::Exchange),
@@ -139,7 +139,7 @@ fn an_append_only_file_takes_writes_at_its_end_and_keeps_its_names() {
         fs.fallocate(ino, 16, 0, 50),
         fs.removexattr(ino, b"user.x"),
         fs.unlink(ROOT, b"f"),
-        fs.link(ino, ROOT, b"g", false).map(drop),
+        fs.link(ino, ROOT, b"g").map(drop),
         fs.rename(ROOT, b"f", ROOT, b"g", RenameMode::NoReplace),
     ];
     for (place, outcome) in refused.iter().enumerate() {
@@ -288,7 +288,7 @@ fn a_directory_keeps_its_entries() {
             fs.mknod(&CALLER, dir, &[b'n', n], 0o100644, 0).map(drop),
             fs.mkdir(&CALLER, dir, &[b'm', n], 0o755).map(drop),
             fs.symlink(&CALLER, dir, &[b's', n], b"f").map(drop),
-            fs.link(other, dir, &[b'l', n], false).map(drop),
+            fs.link(other, dir, &[b'l', n]).map(drop),
         ]
     };
     scene.set(dir, IMMUTABLE);
@@ -354,9 +354,9 @@ fn a_rename_leaves_a_whiteout_where_it_is_asked_to() {
             let before = inodes();
             let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
             fs.rename_with(Patience::Waits, (one, name), (to, new_name), RenameMode::Replace, Some(&root)).unwrap();
-            let left = fs.lookup(one, name, false).unwrap();
+            let left = fs.lookup(one, name).unwrap();
             assert_eq!((left.mode, left.rdev, left.nlink, left.uid), (0o020000, 0, 1, 0));
-            assert_eq!(fs.lookup(to, new_name, false).unwrap().ino, ino);
+            assert_eq!(fs.lookup(to, new_name).unwrap().ino, ino);
             assert_eq!(inodes(), before + 1 - u64::from(over.is_some()), "counted");
             fs.unlink(one, name).unwrap();
             fs.unlink(to, new_name).unwrap();

@@ -72,7 +72,7 @@ fn change(fs: &Fs, names: &[Entry], random: &mut Random, step: u64) -> Result<()
         fs.write(made.ino, 0, &random.bytes(len))?;
         return Ok(());
     }
-    let ino = fs.lookup(*dir, name.as_bytes(), false)?.ino;
+    let ino = fs.lookup(*dir, name.as_bytes())?.ino;
     match random.below(3) {
         0 => fs.setattr(ino, &SetAttr { uid: Some(random.below(100_000) as u32), ..Default::default() }).map(drop),
         1 => fs.setattr(ino, &times(random)).map(drop),

@@ -63,7 +63,7 @@ fn what_is_made_in_a_directory_has_its_method_and_so_has_what_is_made_below() {
         assert_eq!(get(&fs, ino), None);
     }
     // Names do not matter afterwards.
-    fs.link(deep, ROOT, b"hard", false).unwrap();
+    fs.link(deep, ROOT, b"hard").unwrap();
     fs.rename(below, b"deep", ROOT, b"moved", RenameMode::Replace).unwrap();
     fs.rename(dir, b"before", below, b"deep", RenameMode::Replace).unwrap();
     assert_eq!((get(&fs, deep).as_deref(), get(&fs, before)), (Some("zstd:3"), None));

@@ -91,7 +91,7 @@ fn change(fs: &Fs, step: u64) {
     let mut random = Random::new(step);
     let name = |random: &mut Random| format!("n{}", random.below(120)).into_bytes();
     let (one, other) = (name(&mut random), name(&mut random));
-    let found = fs.lookup(ROOT, &one, false).map(|attr| attr.ino);
+    let found = fs.lookup(ROOT, &one).map(|attr| attr.ino);
     let who = Caller { uid: random.below(40) as u32, gid: random.below(3) as u32, ..caller() };
     let outcome = match (random.below(9), found) {
         (0..3, _) => fs.mknod(&who, ROOT, &one, [0o644, 0o600, 0o755][random.below(3) as usize], 0).map(drop),
@@ -100,7 +100,7 @@ fn change(fs: &Fs, step: u64) {
         (5, Ok(ino)) => fs.write(ino, random.below(100), &vec![1; random.below(3000) as usize]).map(drop),
         (6, Ok(ino)) => fs.setattr(ino, &SetAttr { uid: Some(who.uid), ..Default::default() }).map(drop),
         (7, Ok(ino)) => fs.setxattr(ino, b"user.a", &vec![2; random.below(200) as usize], shoal_fs::XattrMode::Any),
-        (8, Ok(ino)) => fs.link(ino, ROOT, &other, false).map(drop),
+        (8, Ok(ino)) => fs.link(ino, ROOT, &other).map(drop),
         (_, Ok(_)) | (_, Err(_)) => fs.mkdir(&who, ROOT, &one, 0o750).map(drop),
     };
     // A change that is refused is refused on both stores.
@@ -120,7 +120,7 @@ fn a_stale_handle_fits_no_inode_that_takes_its_number_later() {
     let mut store = Store::new(setup());
     let fs = store.open();
     files(&fs, &store.clock, 64);
-    let gone = fs.lookup(ROOT, b"file33", false).unwrap();
+    let gone = fs.lookup(ROOT, b"file33").unwrap();
     fs.unlink(ROOT, b"file33").unwrap();
     assert!(cool(&fs, &store.clock).blocks >= 4);
     assert_eq!(fs.getattr(gone.ino), Err(Error::Stale));
@@ -451,7 +451,7 @@ fn a_full_store_of_packed_inodes_can_be_emptied() {
         // Changes may find no room, removals must not.
         let mut random = Random::new(8);
         for (dir, name) in names.iter().step_by(37) {
-            let ino = fs.lookup(*dir, name.as_bytes(), false).unwrap().ino;
+            let ino = fs.lookup(*dir, name.as_bytes()).unwrap().ino;
             let outcome = fs.setattr(ino, &SetAttr { mode: Some(0o600), ..Default::default() });
             assert!(matches!(outcome, Ok(_) | Err(Error::NoSpace(_))), "{outcome:?}");
         }

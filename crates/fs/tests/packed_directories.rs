@@ -74,7 +74,7 @@ fn directories_of_every_size_keep_their_names_and_order_and_take_less() {
         for (at, entry) in entries.iter().enumerate().step_by(37) {
             assert_eq!(list(&fs, *dir, entry.2), entries[at + 1..]);
         }
-        assert_eq!(fs.lookup(*dir, b"a-file-x.txt", false).unwrap_err(), Error::NotFound);
+        assert_eq!(fs.lookup(*dir, b"a-file-x.txt").unwrap_err(), Error::NotFound);
     }
     store.close(fs);
     // Names that are removed from packed buckets leave nothing.
@@ -140,7 +140,7 @@ impl Walk<'_> {
         if exchange {
             self.names.insert(from, other.unwrap());
         } else if whiteout.is_some() {
-            let ino = self.fs.lookup(self.dir, &from, false).unwrap().ino;
+            let ino = self.fs.lookup(self.dir, &from).unwrap().ino;
             self.names.insert(from, ino);
         }
     }
@@ -159,7 +159,7 @@ impl Walk<'_> {
         let listed: BTreeMap<_, _> = list(self.fs, self.dir, 2).into_iter().map(|(name, ino, _)| (name, ino)).collect();
         assert_eq!(listed, self.names);
         for (name, ino) in &self.names {
-            assert_eq!(self.fs.lookup(self.dir, name, false).unwrap().ino, *ino);
+            assert_eq!(self.fs.lookup(self.dir, name).unwrap().ino, *ino);
         }
         assert_eq!(self.fs.getattr(self.dir).unwrap().size, self.names.len() as u64);
     }
@@ -206,7 +206,7 @@ fn a_flipped_bit_in_a_packed_bucket_is_an_error_and_never_another_name() {
         memory.read(at, &mut byte);
         memory.write(at, &[byte[0] ^ 1 << (bit % 8)]);
         for n in 0..12 {
-            let found = fs.lookup(dir, format!("name{n}").as_bytes(), false);
+            let found = fs.lookup(dir, format!("name{n}").as_bytes());
             assert!(matches!(found, Err(Error::Corrupt(_))), "bit {bit}: {found:?}");
         }
         assert!(matches!(fs.readdir(dir, 2, &mut |_| true), Err(Error::Corrupt(_))));
@@ -215,7 +215,7 @@ fn a_flipped_bit_in_a_packed_bucket_is_an_error_and_never_another_name() {
         memory.write(at, &byte);
     }
     for (n, ino) in inos.iter().enumerate() {
-        assert_eq!(fs.lookup(dir, format!("name{n}").as_bytes(), false).unwrap().ino, *ino);
+        assert_eq!(fs.lookup(dir, format!("name{n}").as_bytes()).unwrap().ino, *ino);
     }
     store.close(fs);
 }

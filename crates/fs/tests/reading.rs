@@ -97,7 +97,7 @@ fn the_map_of_a_file_is_walked_once_in_both_steps() {
     let places = || std::mem::take(&mut *noted.places.as_ref().unwrap().lock().unwrap());
     let mut out = vec![0; 190_000];
     for (name, read) in [(&b"spilled"[..], &noise[..]), (b"large", &[2; 190_000])] {
-        let ino = fs.lookup(ROOT, name, false).unwrap().ino;
+        let ino = fs.lookup(ROOT, name).unwrap().ino;
         places();
         fs.getattr(ino).unwrap();
         let table = places();
@@ -144,7 +144,7 @@ pub fn changed_between() {
             store.fs.write(ino, 0, &[3; 5 * BLOCK]).unwrap();
         }),
         ("removed while it is open", |store, ino| {
-            assert_eq!(store.fs.lookup(ROOT, b"f", true).unwrap().ino, ino);
+            assert_eq!(store.fs.lookup_held(ROOT, b"f").unwrap().ino, ino);
             store.fs.unlink(ROOT, b"f").unwrap();
         }),
     ];
@@ -175,7 +175,7 @@ fn a_read_begins_while_the_device_is_busy_with_the_file() {
         store.fs.write(ino, 0, &[1; 6 * BLOCK]).unwrap();
     });
     let fs = &store.fs;
-    let ino = fs.lookup(ROOT, b"f", false).unwrap().ino;
+    let ino = fs.lookup(ROOT, b"f").unwrap().ino;
     let mut out = vec![0; 6 * BLOCK];
     let mut plan = None;
     let write = || assert_eq!(fs.write(ino, 0, &[1; 2 * BLOCK]), Ok(2 * BLOCK));

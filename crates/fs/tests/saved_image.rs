@@ -45,7 +45,7 @@ fn blocks_of_the_saved_image_are_reused_when_nothing_else_is_left() {
     let new = store.create(b"file2");
     assert_eq!(store.fs.write(new, 0, &vec![2; full.len()]), Ok(full.len()));
     let back = store.restored(&store.world.snapshot().process_crash());
-    assert!(back.fs.lookup(ROOT, b"file1", false).is_err());
+    assert!(back.fs.lookup(ROOT, b"file1").is_err());
 }
 
 /// Makes a store whose region was away while the store went on from its image. Returns the store
@@ -115,7 +115,7 @@ fn images_of_before_a_restore_are_refused_by_the_region_it_made() {
 }
 
 fn check_bytes_of(store: &Store, byte: u8) {
-    let ino = store.fs.lookup(ROOT, &[b'f', byte], false).unwrap().ino;
+    let ino = store.fs.lookup(ROOT, &[b'f', byte]).unwrap().ino;
     let mut bytes = vec![0; (8 * BULK_BLOCK) as usize];
     store.fs.read(ino, 0, &mut bytes).unwrap();
     assert!(bytes.iter().all(|&found| found == byte), "bytes of another file");
@@ -150,7 +150,7 @@ fn an_image_is_clean_until_its_region_may_change() {
             let found = store.tried(state.open()).unwrap();
             let images: [std::sync::Arc<dyn ImageFile>; 2] = [state.open().image(0), state.open().image(1)];
             let marked = shoal_region::newest_image(&images).unwrap().2.flags.get() & ANCHOR_CLEAN == 0;
-            let changed = found.fs.lookup(ROOT, b"first", false).is_ok();
+            let changed = found.fs.lookup(ROOT, b"first").is_ok();
             assert!(marked || !changed, "{}: {}", point.name(), state.name());
         }
     }

@@ -170,7 +170,7 @@ fn a_device_whose_writes_fail_gets_no_new_files_and_its_own_can_be_removed() {
     pair.second.is_dead.store(true, Ordering::Relaxed);
     let new = create(fs, b"new");
     assert_eq!(fs.write(new, 0, &vec![3; 3 * block]), Ok(3 * block), "the first attempt goes elsewhere");
-    assert_eq!(fs.fsync(new, false), Ok(()));
+    assert_eq!(fs.fsync(new), Ok(()));
     assert_eq!(read(fs, new, 0, 3 * block), Ok(vec![3; 3 * block]));
     assert!(matches!(read(fs, own, 0, block), Err(Error::Io(_))));
     assert_eq!(read(fs, other, 0, block), Ok(vec![2; block]));
@@ -199,7 +199,7 @@ fn a_device_leaves_only_if_the_others_have_room_and_the_last_one_stays() {
     pair.file_on(1, b"b", 2, 5);
     assert_eq!(fs.devices().leave(1), Ok(Leaving::NoRoom { missing: 3 * BULK_BLOCK }));
     fs.unlink(ROOT, b"a").unwrap();
-    fs.forget(fs.lookup(ROOT, b"b", false).unwrap().ino, 0);
+    fs.forget(fs.lookup(ROOT, b"b").unwrap().ino, 0);
     fs.sync().unwrap();
     fs.upkeep().tick().unwrap();
     assert_eq!(fs.devices().leave(0), Ok(Leaving::Now));
@@ -209,7 +209,7 @@ fn a_device_leaves_only_if_the_others_have_room_and_the_last_one_stays() {
     let drained = fs.devices().drain(1, &mut |_| true).unwrap();
     assert_eq!((drained.moved, drained.stuck), (5, vec![]));
     assert_eq!(fs.devices().remove(1), Ok(true));
-    let b = fs.lookup(ROOT, b"b", true).unwrap().ino;
+    let b = fs.lookup_held(ROOT, b"b").unwrap().ino;
     assert_eq!(read(fs, b, 0, 5 * BULK_BLOCK as usize), Ok(vec![2; 5 * BULK_BLOCK as usize]));
 }
 

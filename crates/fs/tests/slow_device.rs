@@ -15,7 +15,7 @@ use shoal_sim::Limits;
 const KEEP_SIZE: i32 = 1;
 
 fn ino(store: &Store, name: &str) -> Ino {
-    store.fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino
+    store.fs.lookup(ROOT, name.as_bytes()).unwrap().ino
 }
 
 fn contents(store: &Store, ino: Ino) -> Vec<u8> {
@@ -63,7 +63,7 @@ fn slow() -> Vec<(&'static str, &'static str, Moment, Work)> {
         }),
         ("fsync", "large", Moment::Flush, |store, ino| {
             store.fs.write(ino, 0, &[1; 10]).unwrap();
-            store.fs.fsync(ino, false).unwrap();
+            store.fs.fsync(ino).unwrap();
         }),
     ]
 }
@@ -83,7 +83,7 @@ fn names_and_attributes_of_a_file_do_not_wait_for_the_device() {
                 fs.getattr(ino).unwrap();
                 fs.setattr(ino, &SetAttr { mode: Some(0o751), uid: Some(12), ..SetAttr::default() }).unwrap();
                 fs.setxattr(ino, b"user.beside", b"kept", XattrMode::Create).unwrap();
-                fs.link(ino, ROOT, b"second", false).unwrap();
+                fs.link(ino, ROOT, b"second").unwrap();
                 fs.rename(ROOT, b"second", ROOT, b"third", RenameMode::Replace).unwrap();
                 fs.unlink(ROOT, file.as_bytes()).unwrap();
                 let beside = store.create(b"beside");
@@ -200,7 +200,7 @@ fn blocks_that_became_durable_while_they_were_gathered_stay_durable() {
         gate.arm(Moment::Read, 1);
         gate.open();
         gate.wait();
-        store.fs.fsync(large, false).unwrap();
+        store.fs.fsync(large).unwrap();
     });
     assert_eq!(gate.impatient.load(Ordering::Relaxed), 0, "the fsync waited for the copy");
     assert!(store.fs.placement(large).unwrap().pieces.iter().all(|piece| !piece.new), "NEW came back");

@@ -25,7 +25,7 @@ fn logged() -> Setup {
 }
 
 fn contents(store: &Store, name: &[u8]) -> Option<Vec<u8>> {
-    let ino = store.fs.lookup(ROOT, name, false).ok()?.ino;
+    let ino = store.fs.lookup(ROOT, name).ok()?.ino;
     store.check_allocated(ino, "after a crash");
     let mut bytes = vec![0; store.fs.getattr(ino).unwrap().size as usize];
     assert_eq!(store.fs.read(ino, 0, &mut bytes), Ok(bytes.len()));
@@ -80,7 +80,7 @@ fn a_move_during_a_flush_of_the_log_keeps_what_the_flush_promises() {
     let (store, gate) = gated(logged(), |_| {});
     let young = young_file(&store);
     let small = store.create(b"small");
-    let fsync = || store.fs.fsync(small, false).unwrap();
+    let fsync = || store.fs.fsync(small).unwrap();
     let grow = || assert_eq!(store.fs.write(young, 100_000, &[0x22; 100_000]), Ok(100_000));
     meet(&gate, Moment::LogSync, 0, fsync, grow);
     assert!(is_large(&store, young));
@@ -132,7 +132,7 @@ fn a_file_grown_in_small_writes_moves_without_a_flush_unless_it_was_promised() {
         for (number, at) in (0..2 * THRESHOLD).step_by(piece).enumerate() {
             assert_eq!(store.fs.write(ino, at, &vec![0x11; piece]), Ok(piece));
             if promised && number == 3 {
-                store.fs.fsync(ino, false).unwrap();
+                store.fs.fsync(ino).unwrap();
             }
         }
         let flushed = store.world.calls(Call::DiskFlush) - flushes;
@@ -414,7 +414,7 @@ fn a_file_cut_off_and_written_anew_is_whole_when_another_files_fsync_or_the_age_
                 if by_age {
                     store.fs.upkeep().tick().unwrap()
                 } else {
-                    store.fs.fsync(small, false).unwrap()
+                    store.fs.fsync(small).unwrap()
                 }
                 store.world.set_mark(1);
             };
@@ -438,14 +438,14 @@ fn the_directory_does_not_wait_while_a_long_file_is_reclaimed() {
             store.fs.write(large, 0, &[1; 300_000]).unwrap();
             store.create(b"other");
         });
-        let large = store.fs.lookup(ROOT, b"large", false).unwrap().ino;
+        let large = store.fs.lookup(ROOT, b"large").unwrap().ino;
         // The second record is the first of the reclaim.
         let remove = || match replace {
             true => store.fs.rename(ROOT, b"other", ROOT, b"large", RenameMode::Replace).unwrap(),
             false => store.fs.unlink(ROOT, b"large").unwrap(),
         };
         meet(&gate, Moment::LogAppend, 1, remove, || {
-            let found = store.fs.lookup(ROOT, b"large", false).map(|attr| attr.ino);
+            let found = store.fs.lookup(ROOT, b"large").map(|attr| attr.ino);
             assert_eq!(found.is_ok(), replace);
             assert_ne!(found, Ok(large));
             let mut names = 0;

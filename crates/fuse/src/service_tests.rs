@@ -200,7 +200,7 @@ fn an_inode_lives_as_long_as_the_kernel_knows_it_and_no_longer() {
     mount.serve(&message(opcode::MKNOD, ROOT, &body)).unwrap();
     mount.serve(&message(opcode::READDIRPLUS, ROOT, &[&[0; 16], &[0, 16, 0, 0][..], &[0; 20]].concat())).unwrap();
     mount.kernel.0.is_deaf.store(false, Ordering::Relaxed);
-    let lost = mount.fs.lookup(Ino::ROOT, b"lost", false).unwrap().ino;
+    let lost = mount.fs.lookup(Ino::ROOT, b"lost").unwrap().ino;
     assert_eq!(mount.ask(opcode::UNLINK, ROOT, &text("lost")).0, 0);
     assert_eq!(mount.ask(opcode::GETATTR, lost.into(), &[0; 16]).0, 116, "nobody holds it");
     mount.end();
@@ -229,7 +229,7 @@ fn an_unnamed_file_gets_a_name_or_goes_with_its_last_reference() {
     assert_eq!(mount.mode(entry.node), 0o6755);
     let body = [&entry.node.to_ne_bytes()[..], b"named\0"].concat();
     assert_eq!(mount.ask(opcode::LINK, ROOT, &body).0, 0);
-    assert_eq!(mount.fs.lookup(Ino::ROOT, b"named", false).unwrap().nlink, 1);
+    assert_eq!(mount.fs.lookup(Ino::ROOT, b"named").unwrap().nlink, 1);
     mount.end();
 }
 

@@ -105,7 +105,7 @@ impl Target for Engine<'_> {
     fn read(&self, path: &str, buffer: &mut [u8], each: &mut dyn FnMut(&[u8])) -> Outcome<()> {
         let mut read = || {
             let (parent, name) = self.parent(path)?;
-            let attr = self.0.lookup(parent, name, false)?;
+            let attr = self.0.lookup(parent, name)?;
             let mut at = 0;
             loop {
                 let len = self.0.read(attr.ino, at, buffer)?;
@@ -122,7 +122,7 @@ impl Target for Engine<'_> {
     fn append(&self, path: &str, contents: &[u8], block: usize) -> Outcome<()> {
         let appended = || {
             let (parent, name) = self.parent(path)?;
-            let attr = self.0.lookup(parent, name, false)?;
+            let attr = self.0.lookup(parent, name)?;
             self.write(attr.ino, attr.size, contents, block)
         };
         appended().map_err(|error| Failed::new("append", path, error))

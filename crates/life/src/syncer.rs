@@ -141,7 +141,7 @@ impl Syncer {
             Ok(Fsync::Bulk) => {
                 let Ok((queue, turn)) = self.lanes.lane(&self.fs, self.fs.waits_on(ino)) else {
                     // No thread can be started.
-                    return done(self.fs.fsync(ino, false));
+                    return done(self.fs.fsync(ino));
                 };
                 match self.flush_here(ino, &turn) {
                     Some(Ok(lsn)) => self.sync_log(lsn, done),
@@ -153,7 +153,7 @@ impl Syncer {
                         if let Err(mpsc::SendError(Message::Fsync(ino, done))) =
                             queue.send(Message::Fsync(ino, Box::new(done)))
                         {
-                            done(self.fs.fsync(ino, false));
+                            done(self.fs.fsync(ino));
                         }
                     }
                 }

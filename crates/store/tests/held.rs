@@ -36,7 +36,7 @@ fn write_and_die(path: &Path, byte: u8) {
     store.write_pid().unwrap();
     let cache = devices.caches.into_iter().next().expect("/dev/shm has room for a cache");
     let caller = Caller { uid: 0, gid: 0, umask: 0o022, hold: false };
-    let ino = match fs.lookup(ROOT, b"large", false) {
+    let ino = match fs.lookup(ROOT, b"large") {
         Ok(found) => found.ino,
         Err(_) => fs.mknod(&caller, ROOT, b"large", 0o644, 0).unwrap().ino,
     };
@@ -122,7 +122,7 @@ fn a_cache_that_is_gone_or_changed_is_a_power_loss() {
         let store = acquire(&path);
         let Opened { fs, recovery, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
         assert!(recovery.power_lost, "{number}");
-        let ino = fs.lookup(ROOT, b"large", false).unwrap().ino;
+        let ino = fs.lookup(ROOT, b"large").unwrap().ino;
         let mut out = vec![1; BYTES];
         fs.read(ino, 0, &mut out).unwrap();
         assert!(out.iter().all(|&byte| byte == 0), "{number}: new blocks are zeros, or nothing is known of them");
@@ -145,7 +145,7 @@ fn a_cache_of_another_life_is_dropped() {
         let store = acquire(&path);
         let Opened { fs, recovery, .. } = store.open(Options::default()).unwrap();
         assert!(recovery.power_lost);
-        let ino = fs.lookup(ROOT, b"large", false).unwrap().ino;
+        let ino = fs.lookup(ROOT, b"large").unwrap().ino;
         fs.write(ino, 0, &vec![9; BYTES]).unwrap();
     }
     fs::rename(&aside, &note).unwrap();

@@ -80,7 +80,7 @@ fn write(fs: &Fs, byte: u8) {
         let other = 1 - number as u32;
         fs.devices().leave(other).unwrap();
         let caller = Caller { uid: 0, gid: 0, umask: 0o022, hold: false };
-        let ino = match fs.lookup(ROOT, name.as_bytes(), false) {
+        let ino = match fs.lookup(ROOT, name.as_bytes()) {
             Ok(found) => found.ino,
             Err(_) => fs.mknod(&caller, ROOT, name.as_bytes(), 0o644, 0).unwrap().ino,
         };
@@ -105,7 +105,7 @@ fn write_and_die(scratch: &Scratch, byte: u8) {
 }
 
 fn read(fs: &Fs, name: &str) -> Result<Vec<u8>, Error> {
-    let ino = fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino;
+    let ino = fs.lookup(ROOT, name.as_bytes()).unwrap().ino;
     let mut out = vec![1; BYTES];
     fs.read(ino, 0, &mut out).map(|_| out)
 }
@@ -230,7 +230,7 @@ fn what_is_held_of_a_block_that_a_file_grows_in_outlives_a_mount_without_its_dev
         for len in [BYTES, BYTES + PART] {
             let Opened { fs, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
             FILES.iter().for_each(|name| {
-                let ino = fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino;
+                let ino = fs.lookup(ROOT, name.as_bytes()).unwrap().ino;
                 assert_eq!(fs.write(ino, len as u64, &[7; PART]), Ok(PART));
             });
             drop(fs);
@@ -242,7 +242,7 @@ fn what_is_held_of_a_block_that_a_file_grows_in_outlives_a_mount_without_its_dev
         scratch.bring_back(lost);
         let Opened { fs, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
         FILES.iter().for_each(|name| {
-            let ino = fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino;
+            let ino = fs.lookup(ROOT, name.as_bytes()).unwrap().ino;
             let mut found = vec![0; BYTES + 2 * PART];
             assert_eq!(fs.read(ino, 0, &mut found), Ok(found.len()));
             assert_eq!(found.iter().position(|&byte| byte != 7), None, "{name} when {lost} was away");
@@ -326,7 +326,7 @@ fn a_device_whose_host_went_down_has_what_is_held_and_nothing_that_no_flush_cove
             }
             devices.caches.iter().for_each(|cache| cache.change(Some("aipu:1h"), None).unwrap());
             for name in FILES {
-                let ino = fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino;
+                let ino = fs.lookup(ROOT, name.as_bytes()).unwrap().ino;
                 assert_eq!(fs.write(ino, PART as u64, &vec![8; PART]).unwrap(), PART);
             }
         }
@@ -499,8 +499,8 @@ fn an_fsync_does_not_vouch_for_data_on_a_device_that_is_missing_after_a_crash() 
     for lost in 0..2 {
         let scratch = Scratch::new();
         let fsync = |fs: &Fs, device: usize| {
-            let ino = fs.lookup(ROOT, FILES[device].as_bytes(), false).unwrap().ino;
-            fs.fsync(ino, false)
+            let ino = fs.lookup(ROOT, FILES[device].as_bytes()).unwrap().ino;
+            fs.fsync(ino)
         };
         write_and_die(&scratch, 6);
         let store = acquire(&scratch.store());

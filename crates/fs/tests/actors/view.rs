@@ -70,7 +70,7 @@ impl View {
 }
 
 fn read(fs: &Fs, name: &[u8]) -> shoal_fs::Result<File> {
-    let attr = fs.lookup(ROOT, name, false)?;
+    let attr = fs.lookup(ROOT, name)?;
     let mut bytes = vec![0; attr.size as usize];
     let got = fs.read(attr.ino, 0, &mut bytes)?;
     bytes.truncate(got);

@@ -150,7 +150,7 @@ impl Operation {
             Link(from, to) => {
                 let from = ino(from)?;
                 let (parent, name) = parent(fs, to)?;
-                fs.link(from, parent, name, false).map(drop)
+                fs.link(from, parent, name).map(drop)
             }
             Unlink(path) => {
                 let (parent, name) = parent(fs, path)?;
@@ -158,7 +158,7 @@ impl Operation {
             }
             UnlinkHeld(path) => {
                 let (parent, name) = parent(fs, path)?;
-                let held = fs.lookup(parent, name, true)?.ino;
+                let held = fs.lookup_held(parent, name)?.ino;
                 actor.held.push(held);
                 fs.unlink(parent, name)
             }
@@ -173,8 +173,7 @@ impl Operation {
             Tmpfile(path) => {
                 let (parent, name) = parent(fs, path)?;
                 let unnamed = fs.tmpfile(&caller, parent, 0o600)?.ino;
-                let outcome =
-                    fs.write(unnamed, 0, &bytes(99, 5000)).and_then(|_| fs.link(unnamed, parent, name, false));
+                let outcome = fs.write(unnamed, 0, &bytes(99, 5000)).and_then(|_| fs.link(unnamed, parent, name));
                 fs.forget(unnamed, 1);
                 outcome.map(drop)
             }
@@ -251,7 +250,7 @@ impl Operation {
                 let done = fs.copy_range(ino(from)?, from_at, ino(to)?, to_at, len)?;
                 if done == len { Ok(()) } else { Err(Error::NO_SPACE) }
             }
-            Fsync(path) => fs.fsync(ino(path)?, false),
+            Fsync(path) => fs.fsync(ino(path)?),
             Sync => fs.sync(),
             Checkpoint => fs.checkpoint(),
             AddDictionary(tag) => fs.cooling().add_dictionary(bytes(tag, 700)),

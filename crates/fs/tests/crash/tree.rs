@@ -106,7 +106,7 @@ impl Tree {
                 let mut below = path.clone();
                 below.extend_from_slice(b"/");
                 below.extend_from_slice(&name);
-                let found = fs.lookup(attr.ino, &name, false).map_err(|e| format!("/{}: {e}", show(&below)))?;
+                let found = fs.lookup(attr.ino, &name).map_err(|e| format!("/{}: {e}", show(&below)))?;
                 if found.ino != ino || found.mode >> 12 != kind as u32 {
                     return Err(format!("/{} is listed as {ino} of type {kind}, and is {found:?}", show(&below)));
                 }

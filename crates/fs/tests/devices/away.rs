@@ -29,7 +29,7 @@ pub fn away_or_older(kind: MemoryKind) {
     // More is promised in another mount.
     let (world, fs) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
     assert_eq!(fs.write(away, 0, &vec![2; block]), Ok(block));
-    fs.fsync(away, false).unwrap();
+    fs.fsync(away).unwrap();
     fs.shutdown().unwrap();
     drop(fs);
     let boot = pair.boot.after(false).after(false);

@@ -23,7 +23,7 @@ pub fn failed_flush(kind: MemoryKind) {
     fs.unlink(ROOT, b"gone").unwrap();
     fs.forget(gone, u64::MAX);
     second.fails.store(true, Ordering::Relaxed);
-    assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
+    assert!(matches!(fs.fsync(promised), Err(Error::Io(_))), "the flush failed");
     assert!(fs.region().failure().is_none(), "one device of two does not end the store");
     let see = |fs: &Fs, when: &str, new_is_zero: bool| {
         assert_eq!(read(fs, promised, 0, block), Ok(vec![1; block]), "{when}: promised bytes");
@@ -39,7 +39,7 @@ pub fn failed_flush(kind: MemoryKind) {
     };
     see(fs, "at once", false);
     everything_else_goes_on(fs, other);
-    assert!(matches!(fs.fsync(fresh, false), Err(Error::Io(_))), "it was not durable before, and is not now");
+    assert!(matches!(fs.fsync(fresh), Err(Error::Io(_))), "it was not durable before, and is not now");
     assert!(matches!(fs.write(promised, 0, &[9; 10]), Err(Error::Io(_))), "no writes any more");
     let state = &fs.devices().states()[1];
     assert!(state.state.cause().is_some() && !state.state.is_lost() && state.suspect == 3 * BULK_BLOCK, "{state:?}");
@@ -66,7 +66,7 @@ pub fn failed_flush(kind: MemoryKind) {
     let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
     see(&back, "written again, and the power was lost", true);
     drop(back);
-    assert_eq!(fs.fsync(promised, false), Ok(()));
+    assert_eq!(fs.fsync(promised), Ok(()));
     let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
     assert_eq!(read(&back, promised, BULK_BLOCK, block), Ok(vec![6; block]), "written again and synced");
     drop(back);
@@ -77,7 +77,7 @@ pub fn failed_flush(kind: MemoryKind) {
     fs.upkeep().tick().unwrap();
     assert_eq!(fs.devices().states()[1].suspect, 0);
     let next = pair.file_on(1, b"next", 8, BLOCKS - 4);
-    assert_eq!(fs.fsync(next, false), Ok(()));
+    assert_eq!(fs.fsync(next), Ok(()));
     let (_, back) = pair.again(false, false, |world| vec![given(1, world.disk(1))]).unwrap();
     let len = (BLOCKS - 4) as usize * block;
     assert_eq!(read(&back, next, 0, len), Ok(vec![8; len]), "blocks that were in doubt, with new contents");
@@ -109,7 +109,7 @@ pub fn read_meanwhile(kind: MemoryKind) {
             begun.recv().unwrap();
             read(fs, promised, 0, block)
         });
-        assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
+        assert!(matches!(fs.fsync(promised), Err(Error::Io(_))), "the flush failed");
         reader.join().unwrap()
     });
     assert!(matches!(outcome, Err(Error::Io(_))), "{kind:?}: {outcome:?}");
@@ -129,7 +129,7 @@ pub fn given_back(kind: MemoryKind) {
     fs.devices().stay(0).unwrap();
     assert_eq!(fs.write(promised, 0, &vec![2; block]), Ok(block));
     second.fails.store(true, Ordering::Relaxed);
-    assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
+    assert!(matches!(fs.fsync(promised), Err(Error::Io(_))), "the flush failed");
     // Use the disk itself, which loses nothing: what is written there outlives the process.
     fs.devices().retry(1, || Ok((pair.world.disk(1), 0))).unwrap();
     fills_the_rest(fs, &pair.world, kind, pair.boot);
@@ -152,7 +152,7 @@ pub fn given_out(kind: MemoryKind) {
             std::thread::yield_now();
         }
         second.fails.store(true, Ordering::Relaxed);
-        assert!(matches!(fs.fsync(promised, false), Err(Error::Io(_))), "the flush failed");
+        assert!(matches!(fs.fsync(promised), Err(Error::Io(_))), "the flush failed");
         let world = pair.world.snapshot().process_crash().open();
         drop(gate);
         assert!(matches!(writer.join().unwrap(), Err(Error::Io(_))), "no flush covers it");
@@ -180,15 +180,15 @@ pub fn new_and_lost(kind: MemoryKind) {
     fs.upkeep().tick().unwrap();
     let new = pair.file_on(1, b"new", 4, 3);
     second.fails.store(true, Ordering::Relaxed);
-    assert!(matches!(fs.fsync(new, false), Err(Error::Io(_))), "the flush failed");
+    assert!(matches!(fs.fsync(new), Err(Error::Io(_))), "the flush failed");
     second.fails.store(false, Ordering::Relaxed);
     fs.devices().retry(1, || Ok((second.clone(), 0))).unwrap();
-    assert!(matches!(fs.fsync(new, false), Err(Error::Io(_))), "it is lost, whatever flushes come later");
+    assert!(matches!(fs.fsync(new), Err(Error::Io(_))), "it is lost, whatever flushes come later");
     assert_eq!(fs.write(new, 0, &vec![5; 2 * block]), Ok(2 * block));
     assert_eq!(read(fs, new, 0, 2 * block), Ok(vec![5; 2 * block]));
     // Makes the log durable, and nothing of the second device.
     assert_eq!(fs.write(other, 0, &vec![3; block]), Ok(block));
-    assert_eq!(fs.fsync(other, false), Ok(()));
+    assert_eq!(fs.fsync(other), Ok(()));
     let see = |power: bool| {
         let (_, back) = pair.again(power, false, |world| vec![given(1, world.disk(1))]).unwrap();
         for at in 0..3 {
@@ -200,7 +200,7 @@ pub fn new_and_lost(kind: MemoryKind) {
     see(true);
     // Once it is flushed it is as good as any other.
     assert_eq!(fs.write(new, 0, &vec![6; 3 * block]), Ok(3 * block));
-    assert_eq!(fs.fsync(new, false), Ok(()));
+    assert_eq!(fs.fsync(new), Ok(()));
     let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
     assert_eq!(read(&back, new, 0, 3 * block), Ok(vec![6; 3 * block]), "{kind:?}");
 }
@@ -222,7 +222,7 @@ pub fn across_a_retry(kind: MemoryKind) {
             std::thread::yield_now();
         }
         second.fails.store(true, Ordering::Relaxed);
-        assert!(matches!(fs.fsync(synced, false), Err(Error::Io(_))), "the flush failed");
+        assert!(matches!(fs.fsync(synced), Err(Error::Io(_))), "the flush failed");
         second.fails.store(false, Ordering::Relaxed);
         // Give another device with the same contents, so that the write of its mark does not wait
         // at the gate.
@@ -230,7 +230,7 @@ pub fn across_a_retry(kind: MemoryKind) {
         drop(gate);
         assert!(matches!(writer.join().unwrap(), Err(Error::Io(_))), "{kind:?}: the failed flush may have lost it");
     });
-    assert!(matches!(fs.fsync(slow, false), Err(Error::Io(_))), "{kind:?}: it is in doubt");
+    assert!(matches!(fs.fsync(slow), Err(Error::Io(_))), "{kind:?}: it is in doubt");
 }
 
 /// Fills the free space of the second device. Checks that the data is there at once and after a
@@ -244,7 +244,7 @@ fn fills_the_rest(fs: &Fs, world: &World, kind: MemoryKind, boot: Boot) {
     let see = |fs: &Fs, when: &str| {
         let found = read(fs, next, 0, len).map(|bytes| bytes == vec![4; len]);
         assert_eq!(found, Ok(true), "{kind:?}, {when}: blocks that no file had when the flush failed");
-        let promised = fs.lookup(ROOT, b"promised", false).unwrap().ino;
+        let promised = fs.lookup(ROOT, b"promised").unwrap().ino;
         assert!(matches!(read(fs, promised, 0, block), Err(Error::Io(_))), "{kind:?}, {when}: bytes in doubt are read");
     };
     see(fs, "at once");
@@ -254,9 +254,9 @@ fn fills_the_rest(fs: &Fs, world: &World, kind: MemoryKind, boot: Boot) {
     };
     see(&after_crash(), "after a crash");
     // Written again and synced, the block is as good as the others.
-    let promised = fs.lookup(ROOT, b"promised", false).unwrap().ino;
+    let promised = fs.lookup(ROOT, b"promised").unwrap().ino;
     assert_eq!(fs.write(promised, 0, &vec![5; block]), Ok(block));
-    assert_eq!(fs.fsync(promised, false), Ok(()));
+    assert_eq!(fs.fsync(promised), Ok(()));
     assert_eq!(read(&after_crash(), promised, 0, block), Ok(vec![5; block]), "{kind:?}: written again");
 }
 
@@ -274,12 +274,12 @@ pub fn renamed_in_doubt(kind: MemoryKind) {
         assert_eq!(fs.write(doubtful, 0, &vec![2; block]), Ok(block));
         let fresh = pair.file_on(1, b"fresh", 4, 2);
         second.fails.store(true, Ordering::Relaxed);
-        assert!(matches!(fs.fsync(fresh, false), Err(Error::Io(_))), "the flush failed for the sake of another file");
+        assert!(matches!(fs.fsync(fresh), Err(Error::Io(_))), "the flush failed for the sake of another file");
         for name in [&b"doubtful"[..], b"fresh"] {
             let outcome = fs.rename(ROOT, name, ROOT, b"old", mode);
             assert!(matches!(outcome, Err(Error::Io(_))), "{kind:?}, {mode:?}: {outcome:?}");
         }
-        assert_eq!(fs.lookup(ROOT, b"old", false).map(|attr| attr.ino), Ok(old));
+        assert_eq!(fs.lookup(ROOT, b"old").map(|attr| attr.ino), Ok(old));
         assert_eq!(read(fs, old, 0, 2 * block), Ok(vec![3; 2 * block]));
         // A free name loses nothing. Nor does a taken one, once the block in doubt is written again
         // elsewhere.
@@ -289,7 +289,7 @@ pub fn renamed_in_doubt(kind: MemoryKind) {
         assert_eq!(fs.write(doubtful, 0, &vec![5; block]), Ok(block));
         assert_eq!(fs.rename(ROOT, b"new", ROOT, b"old", mode), Ok(()));
         let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
-        let now = back.lookup(ROOT, b"old", false).unwrap().ino;
+        let now = back.lookup(ROOT, b"old").unwrap().ino;
         assert_eq!(read(&back, now, 0, block), Ok(if now == old { vec![3; block] } else { vec![5; block] }));
     }
 }
@@ -298,13 +298,13 @@ pub fn renamed_in_doubt(kind: MemoryKind) {
 fn everything_else_goes_on(fs: &Fs, other: Ino) {
     let block = BULK_BLOCK as usize;
     assert_eq!(fs.write(other, 0, &vec![3; block]), Ok(block));
-    assert_eq!(fs.fsync(other, false), Ok(()), "a file on the other device");
+    assert_eq!(fs.fsync(other), Ok(()), "a file on the other device");
     let small = create(fs, b"small");
     assert_eq!(fs.write(small, 0, b"small"), Ok(5));
-    assert_eq!(fs.fsync(small, false), Ok(()), "a small file");
+    assert_eq!(fs.fsync(small), Ok(()), "a small file");
     let late = create(fs, b"late");
     assert_eq!(fs.write(late, 0, &vec![5; 2 * block]), Ok(2 * block), "new files go elsewhere");
-    assert_eq!(fs.fsync(late, false), Ok(()));
+    assert_eq!(fs.fsync(late), Ok(()));
     fs.sync().unwrap();
     fs.upkeep().tick().unwrap();
 }

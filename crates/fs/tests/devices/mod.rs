@@ -202,7 +202,7 @@ impl Life {
             9..13 => {
                 if let Some(id) = self.any() {
                     let (ino, len) = self.files[&id];
-                    self.fs.fsync(ino, false).unwrap();
+                    self.fs.fsync(ino).unwrap();
                     self.promised.files.insert(id, len);
                 }
             }
@@ -274,7 +274,7 @@ impl Life {
             given.filter(|(_, number)| !promised.absent.contains(number)).map(|(given, _)| given).collect();
         let fs = self.open(&world, boot, &given, context);
         for id in 1..=self.last_id {
-            let Ok(attr) = fs.lookup(ROOT, &name(id), false) else {
+            let Ok(attr) = fs.lookup(ROOT, &name(id)) else {
                 assert!(!promised.files.contains_key(&id), "{context}: file {id} was synced, and is gone");
                 continue;
             };
@@ -298,7 +298,7 @@ impl Life {
         let room: u64 = states.iter().filter(|state| !state.state.is_leaving()).map(|state| state.free).sum();
         let (ino, all) = (create(&fs, b"all"), vec![7; room as usize]);
         assert_eq!(fs.write(ino, 0, &all), Ok(all.len()), "{context}: room");
-        assert_eq!(fs.fsync(ino, false), Ok(()), "{context}");
+        assert_eq!(fs.fsync(ino), Ok(()), "{context}");
         fs.shutdown().unwrap();
         drop(fs);
         check(self.setup, &world, false).unwrap_or_else(|error| panic!("{context}: at the end: {error}"));
@@ -429,16 +429,16 @@ pub fn failed_flush_of_ranges(kind: MemoryKind) {
     let other = pair.file_on(0, b"other", 3, 2);
     let covered = pair.file_on(1, b"covered", 1, 2);
     let held = pair.file_on(1, b"held", 2, 3);
-    assert_eq!(fs.fsync(covered, false), Ok(()));
+    assert_eq!(fs.fsync(covered), Ok(()));
     let unflushed = second.unflushed.lock().unwrap().len() as u64 * 512;
     assert_eq!(unflushed, 3 * BULK_BLOCK, "the other file's blocks stay where they are");
-    assert_eq!(fs.fsync(covered, false), Ok(()), "nothing is left to flush");
+    assert_eq!(fs.fsync(covered), Ok(()), "nothing is left to flush");
     // In place, and covered by a second flush of ranges.
     assert_eq!(fs.write(covered, 0, &vec![4; block]), Ok(block));
-    assert_eq!(fs.fsync(covered, true), Ok(()));
+    assert_eq!(fs.fsync(covered), Ok(()));
     second.fails.store(true, Ordering::Relaxed);
-    assert_eq!(fs.fsync(other, false), Ok(()), "a file on the other device");
-    assert!(matches!(fs.fsync(held, false), Err(Error::Io(_))), "the flush failed");
+    assert_eq!(fs.fsync(other), Ok(()), "a file on the other device");
+    assert!(matches!(fs.fsync(held), Err(Error::Io(_))), "the flush failed");
     assert!(fs.region().failure().is_none(), "one device of two does not end the store");
     let state = &fs.devices().states()[1];
     assert!(state.state.cause().is_some() && state.suspect == 3 * BULK_BLOCK, "{state:?}");
@@ -555,8 +555,8 @@ pub fn settled_in_the_next_life(kind: MemoryKind) {
         }
         let world = world.snapshot().process_crash().open();
         let fs = try_open(&world, kind, boot.after(false), given(&world), false).expect("after a crash");
-        let ino = fs.lookup(ROOT, b"first", false).unwrap().ino;
-        assert_eq!(fs.fsync(ino, false), Ok(()));
+        let ino = fs.lookup(ROOT, b"first").unwrap().ino;
+        assert_eq!(fs.fsync(ino), Ok(()));
         for state in world.snapshot().power_losses(&Limits::few()).take(8) {
             let world = state.open();
             let fs = try_open(&world, kind, boot.after(false).after(true), given(&world), false).expect("it opens");
@@ -579,7 +579,7 @@ fn kept_bytes() -> Vec<u8> {
 
 /// Runs `work` on the small file while new blocks come from the second device.
 fn with_kept(pair: &Pair, work: impl FnOnce(&Fs, Ino) -> Result<(), Error>) -> Result<(), Error> {
-    let kept = pair.fs.lookup(ROOT, b"kept", false)?.ino;
+    let kept = pair.fs.lookup(ROOT, b"kept")?.ino;
     pair.fs.devices().leave(0)?;
     let outcome = work(&pair.fs, kept);
     pair.fs.devices().stay(0)?;
@@ -604,11 +604,11 @@ fn works() -> Vec<(&'static str, bool, Work)> {
         ("new file", false, |pair, _| {
             let new = create(&pair.fs, b"new");
             pair.fs.write(new, 0, &[1; 200_000])?;
-            pair.fs.fsync(new, false)
+            pair.fs.fsync(new)
         }),
         ("fsync", false, |pair, ino| {
             pair.fs.write(ino, 0, &[1; 10])?;
-            pair.fs.fsync(ino, false)
+            pair.fs.fsync(ino)
         }),
         ("rename over", false, |pair, ino| {
             pair.fs.write(ino, 0, &[1; 10])?;
@@ -695,9 +695,9 @@ fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: 
     assert!(is_fine, "{context}: {outcome:?}");
     // Nothing else notices.
     assert_eq!(fs.write(other, 10, &[3; 100_000]), Ok(100_000), "{context}");
-    assert_eq!(fs.fsync(other, false), Ok(()), "{context}");
+    assert_eq!(fs.fsync(other), Ok(()), "{context}");
     let small = create(fs, b"small");
-    assert_eq!(fs.write(small, 0, b"x").and_then(|_| fs.fsync(small, false)), Ok(()), "{context}");
+    assert_eq!(fs.write(small, 0, b"x").and_then(|_| fs.fsync(small)), Ok(()), "{context}");
     assert!(fs.sync().is_ok() && fs.upkeep().tick().is_ok() && fs.region().failure().is_none(), "{context}");
     assert_eq!(read(fs, other, 0, 131_072), Ok(vec![3; 131_072]), "{context}");
     check_ones(fs, ino, work.1, &context);

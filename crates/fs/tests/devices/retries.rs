@@ -40,7 +40,7 @@ impl Written<'_> {
     }
 
     fn fsync(&mut self) {
-        match self.fs.fsync(self.ino, false) {
+        match self.fs.fsync(self.ino) {
             Ok(()) => self.blocks.iter_mut().for_each(|block| block.is_durable = true),
             Err(Error::Io(_)) => {}
             Err(error) => panic!("{error}"),

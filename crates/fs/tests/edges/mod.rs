@@ -129,7 +129,7 @@ fn apply(store: &Store, operation: &Operation) -> Result<(), Error> {
 }
 
 fn ino(fs: &Fs) -> Result<Ino, String> {
-    fs.lookup(ROOT, b"f", false).map(|attr| attr.ino).map_err(|e| format!("the file: {e}"))
+    fs.lookup(ROOT, b"f").map(|attr| attr.ino).map_err(|e| format!("the file: {e}"))
 }
 
 fn read(fs: &Fs) -> Result<Vec<u8>, String> {
@@ -222,7 +222,7 @@ impl Edges {
             // The empty file was there after a clean end: it is the first version.
             0 => return Ok((store, versions)),
             1 => store.fs.sync().map_err(|e| format!("sync: {e}"))?,
-            2 => store.fs.fsync(ino(&store.fs)?, false).map_err(|e| format!("fsync: {e}"))?,
+            2 => store.fs.fsync(ino(&store.fs)?).map_err(|e| format!("fsync: {e}"))?,
             _ => {
                 store.fs.shutdown().map_err(|e| format!("shutdown: {e}"))?;
                 let Store { setup, world, boot, .. } = store;
@@ -258,7 +258,7 @@ impl Edges {
             versions.push(file.clone());
             // An fsync leaves only the last version.
             if turn / 8 % 2 == 1 {
-                store.fs.fsync(ino(&store.fs)?, false).map_err(|e| format!("fsync: {e}"))?;
+                store.fs.fsync(ino(&store.fs)?).map_err(|e| format!("fsync: {e}"))?;
                 versions.drain(..versions.len() - 1);
             }
         }

@@ -111,7 +111,7 @@ impl Crowd<'_> {
             1 => (random.index(SIZE_MAX / 4096) * 4096, 4096),
             _ => (random.index(SIZE_MAX), 1 + random.index(50_000)),
         };
-        let found = match self.fs().lookup(ROOT, file.name.as_bytes(), true) {
+        let found = match self.fs().lookup_held(ROOT, file.name.as_bytes()) {
             Err(Error::NotFound) => None,
             Err(error) => panic!("{}: {error:?}", file.name),
             Ok(attr) => {
@@ -136,7 +136,7 @@ impl Crowd<'_> {
             let made = || fs.mknod(&caller(), ROOT, file.name.as_bytes(), 0o644, 0).map(drop);
             return file.change(Some(Arc::default()), made);
         };
-        let ino = fs.lookup(ROOT, file.name.as_bytes(), false).expect("it is there").ino;
+        let ino = fs.lookup(ROOT, file.name.as_bytes()).expect("it is there").ino;
         let with = |at: usize, bytes: &[u8]| {
             let mut new = old.to_vec();
             new.resize(new.len().max(at + bytes.len()), 0);
@@ -204,7 +204,7 @@ impl Crowd<'_> {
                     Ok(()) | Err(Error::NoSpace(_))
                 ));
             }
-            _ => fs.fsync(ino, false).expect("an fsync needs no room"),
+            _ => fs.fsync(ino).expect("an fsync needs no room"),
         }
     }
 
@@ -231,7 +231,7 @@ impl Crowd<'_> {
                 7 => allowed(fs.spilling().bring_all_back().map(drop)),
                 8 => allowed(fs.spilling().spill_tick().and_then(|()| fs.spilling().clean_spilled())),
                 _ => {
-                    if let Ok(attr) = fs.lookup(ROOT, file.name.as_bytes(), true) {
+                    if let Ok(attr) = fs.lookup_held(ROOT, file.name.as_bytes()) {
                         allowed(fs.cooling().pack_now(attr.ino).map(drop));
                         fs.forget(attr.ino, 1);
                     }
@@ -243,7 +243,7 @@ impl Crowd<'_> {
     /// Checks that the files of a store at rest are as their last changes left them.
     fn compare(&self, store: &Store, context: &str) {
         for file in self.files {
-            let found = store.fs.lookup(ROOT, file.name.as_bytes(), false).ok();
+            let found = store.fs.lookup(ROOT, file.name.as_bytes()).ok();
             let found = found.map(|attr| (attr.ino, read(&store.fs, attr.ino, 0, 2 * SIZE_MAX).unwrap()));
             if let Some((ino, _)) = found {
                 store.check_allocated(ino, context);

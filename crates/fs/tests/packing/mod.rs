@@ -152,7 +152,7 @@ pub fn stray_references(what: &str, work: Work) -> u64 {
     for file in files.iter().filter(|file| what == "compact" && file.name.ends_with(['1', '4', '7'])) {
         fs.unlink(ROOT, file.name.as_bytes()).unwrap();
     }
-    let there: Vec<&File> = files.iter().filter(|file| fs.lookup(ROOT, file.name.as_bytes(), false).is_ok()).collect();
+    let there: Vec<&File> = files.iter().filter(|file| fs.lookup(ROOT, file.name.as_bytes()).is_ok()).collect();
     let pieces: Vec<(Ino, u64, SlotRef)> = there
         .iter()
         .flat_map(|file| objects(&fs, file.ino).into_iter().map(|(_, slot)| (file.ino, slot)))
@@ -219,7 +219,7 @@ pub fn alike() {
 /// Tests that packing leaves a file alone while it moves to the bulk device.
 pub fn beside_a_move() {
     let (store, gate) = gated(prepared::setup(), prepared::prepared);
-    let ino = store.fs.lookup(ROOT, b"small", false).unwrap().ino;
+    let ino = store.fs.lookup(ROOT, b"small").unwrap().ino;
     let grow = || assert_eq!(store.fs.write(ino, prepared::SMALL as u64, &[2; 100_000]), Ok(100_000));
     meet(&gate, Moment::Write, 0, grow, || {
         let done = store.fs.cooling().pack_now(ino).unwrap();
@@ -242,7 +242,7 @@ pub fn attributes_beside_a_move() {
         (b"long", 1 << 20, Moment::Read, 1, 3, 700_000),
         (b"long", 8192, Moment::Write, 0, 3, 700_000),
     ] {
-        let (fs, ino) = (&store.fs, store.fs.lookup(ROOT, name, false).unwrap().ino);
+        let (fs, ino) = (&store.fs, store.fs.lookup(ROOT, name).unwrap().ino);
         let found = fs.large().misplaced(ino, given).unwrap();
         if found.is_none_or(|found| found.bytes == 0) {
             fs.large().rebalance(ino, fs.getattr(ino).unwrap().generation, 8192).unwrap();
@@ -258,7 +258,7 @@ pub fn attributes_beside_a_move() {
                 let (mtime, atime) = (Some(TimeChange::At(5)), Some(TimeChange::At(7)));
                 let change = SetAttr { mtime, atime, ctime: Some(9), mode: Some(0o613), ..SetAttr::default() };
                 fs.setattr(ino, &change).unwrap();
-                fs.link(ino, ROOT, b"other", false).unwrap();
+                fs.link(ino, ROOT, b"other").unwrap();
             },
         );
         let attr = fs.getattr(ino).unwrap();

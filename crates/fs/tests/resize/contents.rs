@@ -66,7 +66,7 @@ impl Contents {
             }
             3 => {
                 let (parent, name) = (self.dirs[self.random.below(self.dirs.len() as u64) as usize], self.name());
-                fs.link(ino, parent, &name, true)?;
+                fs.link_held(ino, parent, &name)?;
                 fs.forget(ino, 1);
                 self.files.push((parent, name));
             }
@@ -95,7 +95,7 @@ impl Contents {
             8 if !self.files.is_empty() => {
                 let victim = self.random.below(self.files.len() as u64) as usize;
                 let (parent, name) = self.files[victim].clone();
-                let ino = fs.lookup(parent, &name, false)?.ino;
+                let ino = fs.lookup(parent, &name)?.ino;
                 let size = self.random.below(100_000);
                 match fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }) {
                     // The file is a symbolic link.

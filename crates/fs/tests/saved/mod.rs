@@ -26,7 +26,7 @@ fn name(id: u8) -> Vec<u8> {
 
 /// Checks that every byte of a file is its own or zero.
 fn check_bytes(store: &Store, id: u8, context: &str) {
-    let ino = store.fs.lookup(ROOT, &name(id), false).unwrap_or_else(|e| panic!("{context}: file {id}: {e}")).ino;
+    let ino = store.fs.lookup(ROOT, &name(id)).unwrap_or_else(|e| panic!("{context}: file {id}: {e}")).ino;
     store.check_allocated(ino, context);
     let mut bytes = vec![0; store.fs.getattr(ino).unwrap().size as usize];
     assert_eq!(store.fs.read(ino, 0, &mut bytes), Ok(bytes.len()), "{context}");
@@ -114,8 +114,7 @@ pub fn explore(seed: u64) -> u64 {
             for state in point.power_losses(&Limits::few()).take(6) {
                 let context = format!("seed {seed} round {round}: {}: {}", point.name(), state.name());
                 let back = run.store.restored(&state);
-                let found: Vec<u8> =
-                    (1..=run.last_id).filter(|&id| back.fs.lookup(ROOT, &name(id), false).is_ok()).collect();
+                let found: Vec<u8> = (1..=run.last_id).filter(|&id| back.fs.lookup(ROOT, &name(id)).is_ok()).collect();
                 assert!(
                     run.history[from..to].contains(&found),
                     "{context}: found {found:?}, none of the moments from {from} to {to}: {:?}",

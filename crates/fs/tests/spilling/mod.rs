@@ -90,7 +90,7 @@ pub fn written_meanwhile() {
                 store.fs.cooling().pack_now(ino).unwrap();
             }
         });
-        let ino = store.fs.lookup(ROOT, b"f", false).unwrap().ino;
+        let ino = store.fs.lookup(ROOT, b"f").unwrap().ino;
         let spill = || assert_eq!(store.fs.spilling().spill_all(), Ok(0));
         meet(&gate, Moment::Write, 0, spill, || assert_eq!(store.fs.write(ino, 50_000, b"new"), Ok(3)));
         let mut bytes = noise(1, LEN);
@@ -113,7 +113,7 @@ pub fn read_meanwhile() {
             make(store, b"f", &bytes);
             assert!(store.fs.spilling().spill_all().unwrap() > 0);
         });
-        let ino = store.fs.lookup(ROOT, b"f", false).unwrap().ino;
+        let ino = store.fs.lookup(ROOT, b"f").unwrap().ino;
         let expected = if cut { Vec::new() } else { bytes.clone() };
         let look = || {
             let found = read(&store.fs, ino, 0, LEN);

@@ -185,7 +185,7 @@ fn step(store: &Store, random: &mut Random, inos: &[Ino]) {
             Err(error) => panic!("{error}"),
         },
         6 => store.truncate(ino, at),
-        7 => store.fs.fsync(ino, false).unwrap(),
+        7 => store.fs.fsync(ino).unwrap(),
         8 => store.fs.sync().unwrap(),
         9 => drop(store.fs.checkpoint()),
         _ => {

@@ -319,7 +319,8 @@ impl Walker {
         self.last = format!("{id} as {dir}/{:?}", String::from_utf8_lossy(&name));
         let expected =
             if self.model.node(id).is_dir() { Err(Error::NotPermitted) } else { self.expect_new(dir, &name) };
-        let found = self.fs.link(self.model.node(id).ino, self.model.node(dir).ino, &name, hold);
+        let (ino, parent) = (self.model.node(id).ino, self.model.node(dir).ino);
+        let found = if hold { self.fs.link_held(ino, parent, &name) } else { self.fs.link(ino, parent, &name) };
         if self.settle(found, expected)?.is_some() {
             self.model.entries_mut(dir).insert(name.clone(), id);
             self.model.node_mut(id).nlink += 1;
@@ -621,7 +622,8 @@ impl Walker {
         let name = self.name(dir);
         self.last = format!("{dir}/{:?}", String::from_utf8_lossy(&name));
         let child = self.child(dir, &name);
-        let found = self.fs.lookup(self.model.node(dir).ino, &name, hold);
+        let parent = self.model.node(dir).ino;
+        let found = if hold { self.fs.lookup_held(parent, &name) } else { self.fs.lookup(parent, &name) };
         let expected = child.map(drop).ok_or(Error::NotFound);
         if let (Some(attr), Some(id)) = (self.settle(found, expected)?, child) {
             self.model.node_mut(id).held += hold as u64;
@@ -632,7 +634,7 @@ impl Walker {
         if self.model.node(dir).shared {
             return Ok(());
         }
-        let up = self.fs.lookup(self.model.node(dir).ino, b"..", false).map(|attr| attr.ino);
+        let up = self.fs.lookup(self.model.node(dir).ino, b"..").map(|attr| attr.ino);
         let parent = self.model.nodes[self.model.node(dir).parent].as_ref().map(|parent| parent.ino);
         if self.model.node(dir).nlink > 0 && dir != self.model.root && up.as_ref().ok() != parent.as_ref() {
             return Err(format!("'..' is {up:?}, expected {parent:?}"));
@@ -719,7 +721,7 @@ impl Walker {
         let id = self.any();
         let outcome = match choice {
             0 => self.fs.sync(),
-            1 => self.fs.fsync(self.model.node(id).ino, false),
+            1 => self.fs.fsync(self.model.node(id).ino),
             2 => self.fs.upkeep().tick(),
             _ => self.fs.checkpoint(),
         };

@@ -49,7 +49,7 @@ impl Requests {
             // kind of inode.
             return Ok(self.found(self.hold(parent)?));
         }
-        match self.fs.lookup(parent, name, true) {
+        match self.fs.lookup_held(parent, name) {
             Err(shoal_fs::Error::NotFound) => Ok(Entry::Absent),
             Err(damage @ shoal_fs::Error::Corrupt(_)) => match self.fs.repair().lookup_unreadable(parent, name) {
                 // The name counts as found, so that it can be removed. Nothing is cached, and every
@@ -92,7 +92,7 @@ impl Requests {
     }
 
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Outcome<Entry> {
-        Ok(self.found(self.fs.link(ino, parent, name, true)?))
+        Ok(self.found(self.fs.link_held(ino, parent, name)?))
     }
 
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Outcome<()> {

@@ -78,7 +78,7 @@ impl Large for Engine<'_> {
     }
 
     fn open(&self, name: &str) -> Outcome<Ino> {
-        let found = self.0.lookup(shoal_fs::ROOT, name.as_bytes(), false);
+        let found = self.0.lookup(shoal_fs::ROOT, name.as_bytes());
         found.map(|attr| attr.ino).map_err(|error| Failed::new("open", name, error))
     }
 

@@ -93,7 +93,7 @@ impl<'v> File<'v> {
 
     /// Makes the file durable, with its data, its attributes and its names.
     pub fn sync_all(&self) -> io::Result<()> {
-        self.volume.life.fs.fsync(self.held.ino(), false).map_err(told)
+        self.volume.life.fs.fsync(self.held.ino()).map_err(told)
     }
 }
 

@@ -192,7 +192,7 @@ impl Volume {
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let (original, link) =
             (self.find(original.as_ref(), LastLink::Itself)?, self.walk(link.as_ref(), LastLink::Itself)?);
-        self.life.fs.link(original.held.ino(), link.parent.ino(), &link.name, false).map(drop).map_err(told)
+        self.life.fs.link(original.held.ino(), link.parent.ino(), &link.name).map(drop).map_err(told)
     }
 
     /// Makes a symbolic link with `original` as its contents.

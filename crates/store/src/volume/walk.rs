@@ -84,7 +84,7 @@ impl Volume {
         let mut links = 0;
         while let Some(name) = left.pop() {
             let is_last = left.is_empty();
-            let attr = match fs.lookup(at.ino, &name, true) {
+            let attr = match fs.lookup_held(at.ino, &name) {
                 Err(Error::NotFound) if is_last => return Ok(Walked { parent: at, name, found: None }),
                 found => found.map_err(told)?,
             };
