@@ -136,8 +136,8 @@ impl<'a> Large<'a> {
         }
     }
 
-    /// Stores the threshold of the directory. Returns the tier that the file is then to move
-    /// to; `None`: it stays.
+    /// Stores the threshold of the directory. Returns the tier that the file is then to
+    /// move to; `None`: it stays.
     fn follow(self, ino: Ino, generation: u32, given: Threshold) -> Result<Option<Tier>> {
         let _lock = self.fs.locks.write(ino);
         let mut inode = self.fs.load(ino)?;

@@ -15,6 +15,7 @@ use crate::store::Store;
 /// How much of a store is verified.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Depth {
+    /// References and counts, without checksums of contents.
     Structure,
     /// Also the checksums of its pages.
     Sums,

@@ -24,8 +24,8 @@ pub(crate) struct WentDown {
 }
 
 /// Tells what the serving process's note says of the time when the store was mounted. Bulk storage
-/// counts if it is the file `bulk`. The note is not synced: a store without one is clean or lost the note in a power
-/// loss, so it counts as having gone down. An incomplete note counts as both.
+/// counts if it is the file `bulk`. The note is not synced: a store without one is clean or lost
+/// the note in a power loss, so it counts as having gone down. An incomplete note counts as both.
 pub(crate) fn what_went_down(directory: &Directory, bulk: Option<PathBuf>) -> WentDown {
     let went_down = |machine, bulk_moved| WentDown { machine, bulk_moved };
     let Some(text) = directory.read_text(PID) else { return went_down(true, false) };
