@@ -1,8 +1,9 @@
-//! Answers of a store's user on its control socket, whichever door it comes by.
+//! Answers of a store's user on its control socket: of a daemon, or of a program with a volume.
 //!
-//! The socket answers from the door's opening until the store is shut down. Before that, the store
-//! takes no more changes by this way, and when it is shut down no answer is under way any more.
-//! Left out: the socket (`control`), and the server of an exported device (the command line's).
+//! The socket is answered from the moment the mount or the volume is open until the store is shut
+//! down. Changes are refused before the store is shut down. When it is shut down, no answer is under
+//! way any more. Left out: the socket (`control`), and the server of an exported device (the command
+//! line's).
 
 use std::ffi::OsStr;
 use std::io;
