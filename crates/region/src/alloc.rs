@@ -414,29 +414,19 @@ impl Allocator {
     }
 
     /// Returns the end of the segments that a transaction may take because the host has room for
-    /// them. `reclaim`: the transaction frees space in the end.
-    pub fn limit(&self, reclaim: bool) -> u64 {
+    /// them.
+    pub fn limit(&self, reserve: Reserve) -> u64 {
         let count = self.segments.len() as u64;
         // If the whole region is backed, its own reserve is the tighter limit.
-        match self.backed >= count || reclaim {
+        match self.backed >= count || reserve.is_open() {
             true => self.backed.min(count),
             false => self.backed.saturating_sub(HELD_BACK),
         }
     }
 
-    /// Returns the same for an ordinary transaction.
-    pub fn ordinary_limit(&self) -> u64 {
-        self.limit(false)
-    }
-
-    /// Returns the same for a transaction that frees space in the end.
-    pub fn reclaim_limit(&self) -> u64 {
-        self.limit(true)
-    }
-
     /// Takes the next free segment with room on the host, lowest first from the cursor.
     fn take_segment(&mut self, reserve: Reserve) -> Option<usize> {
-        let limit = self.limit(reserve.is_open()) as usize;
+        let limit = self.limit(reserve) as usize;
         if self.free_segments == 0 {
             return None;
         }
@@ -528,8 +518,8 @@ impl Region {
             reserve_bytes: alloc.reserve * SEGMENT,
             touched_bytes: alloc.used_bytes(),
             backed_bytes: (alloc.free_segments * SEGMENT + alloc.free_slot_bytes)
-                .saturating_sub((alloc.segments.len() as u64 - alloc.ordinary_limit().max(alloc.high)) * SEGMENT)
-                .saturating_sub(alloc.high.saturating_sub(alloc.ordinary_limit()).min(HELD_BACK) * SEGMENT),
+                .saturating_sub((alloc.segments.len() as u64 - alloc.limit(Reserve::Kept).max(alloc.high)) * SEGMENT)
+                .saturating_sub(alloc.high.saturating_sub(alloc.limit(Reserve::Kept)).min(HELD_BACK) * SEGMENT),
             reserved_bytes: alloc.backed.min(alloc.segments.len() as u64) * SEGMENT,
         }
     }
@@ -566,7 +556,7 @@ impl Region {
         if let Some(slot) = self.alloc.lock().take_slot(class) {
             return Ok(slot);
         }
-        self.with_log_room(reserve.is_open(), || self.allocate_in_new_segment(class, reserve))
+        self.with_log_room(reserve, || self.allocate_in_new_segment(class, reserve))
     }
 
     fn allocate_in_new_segment(&self, class: u8, reserve: Reserve) -> Result<SlotRef> {
@@ -586,7 +576,7 @@ impl Region {
                 if let Some(unbacked) = alloc.first_free().filter(|_| grown.is_ok()) {
                     drop(alloc);
                     drop(state);
-                    grown = self.grow(unbacked + 1, reserve.is_open());
+                    grown = self.grow(unbacked + 1, reserve);
                     continue;
                 }
                 if let Some(number) = alloc.take_empty() {
@@ -658,7 +648,7 @@ impl Region {
             if !alloc.may_take(segments, reserve) {
                 return Err(refused(grown, segments));
             }
-            let limit = alloc.limit(reserve.is_open());
+            let limit = alloc.limit(reserve);
             let mut found = alloc.find_run(segments);
             if found.is_none_or(|start| start as u64 + segments > limit && grown.is_err()) {
                 alloc.strip_empty();
@@ -673,7 +663,7 @@ impl Region {
                 return Err(refused(grown, segments));
             }
             drop(alloc);
-            grown = self.grow(end, reserve.is_open());
+            grown = self.grow(end, reserve);
         };
         for number in start..start + segments as usize {
             alloc.leave_rest(number);

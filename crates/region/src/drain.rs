@@ -26,7 +26,7 @@ use shoal_format::slot::{CLASS_SIZES, CLASSES, class_geometry};
 use shoal_format::{PAGE, SEGMENT, SlotRef};
 
 use crate::alloc::{Allocator, Segment, Usage, log_allocate};
-use crate::{Region, Result, Tx, View};
+use crate::{Region, Reserve, Result, Tx, View};
 
 /// Segments looked at under one hold of the allocator's lock.
 const SLICE: usize = 16 << 10;
@@ -156,7 +156,7 @@ impl Allocator {
 
     /// Takes empty segments that have room on the host away from their classes.
     pub fn strip_empty(&mut self) {
-        for number in 0..self.reclaim_limit() as usize {
+        for number in 0..self.limit(Reserve::Open) as usize {
             if self.is_empty_slots(number) {
                 self.strip(number);
                 self.free_segments += 1;
@@ -166,7 +166,7 @@ impl Allocator {
 
     /// Frees a draining segment whose last slot was freed.
     pub fn drained(&mut self, number: usize) {
-        if number as u64 >= self.reclaim_limit() {
+        if number as u64 >= self.limit(Reserve::Open) {
             self.undrain_one(number);
             return;
         }
@@ -246,7 +246,7 @@ impl Allocator {
 
     /// Returns the number of free segments with room on the host for an ordinary transaction.
     fn free_within_limit(&self) -> u64 {
-        let (limit, count) = (self.ordinary_limit(), self.segments.len() as u64);
+        let (limit, count) = (self.limit(Reserve::Kept), self.segments.len() as u64);
         if limit >= count {
             return self.free_segments;
         }
@@ -270,7 +270,7 @@ impl Allocator {
     }
 
     fn has_run(&mut self, segments: u64) -> bool {
-        let limit = self.ordinary_limit();
+        let limit = self.limit(Reserve::Kept);
         let fits = |start: usize| start as u64 + segments <= limit;
         if !self.find_run(segments).is_some_and(fits) {
             self.strip_empty();
@@ -360,10 +360,10 @@ impl Region {
     pub fn drain_run(&self, segments: u64) -> Option<Victims> {
         // No run is free, so fewer segments than the run needs lie past the last used one. They may
         // be part of the best place, so try to get room for them.
-        let _ = self.grow(self.superblock.segment_count, false);
+        let _ = self.grow(self.superblock.segment_count, Reserve::Kept);
         let mut alloc = self.alloc.lock();
         alloc.strip_empty();
-        let (len, limit) = (segments as usize, alloc.ordinary_limit() as usize);
+        let (len, limit) = (segments as usize, alloc.limit(Reserve::Kept) as usize);
         let mut free = [0u64; CLASSES];
         for segment in &alloc.segments {
             if let Usage::Slots(class) = segment.usage {
@@ -455,7 +455,7 @@ impl Region {
                 return 0;
             }
             let (end, mut left, backed) =
-                (alloc.segments.len().min(from + SLICE), DISCARD_SLICE, alloc.reclaim_limit());
+                (alloc.segments.len().min(from + SLICE), DISCARD_SLICE, alloc.limit(Reserve::Open));
             while from < end && left > 0 {
                 if alloc.segments[from].rest == Rest::Resting && alloc.is_free(from) {
                     alloc.segments[from].rest = Rest::Given;

@@ -216,7 +216,7 @@ impl Region {
             promised: Lsn::ZERO,
         };
         let region = Region::assemble(superblock, parts, state, Lsn::ZERO, false, &[])?;
-        region.grow(reserved, false)?;
+        region.grow(reserved, Reserve::Kept)?;
         region.memory.write_back(0, reserved * SEGMENT);
         region.memory.fence();
         if superblock.memory_kind.has_ring() {
@@ -226,7 +226,7 @@ impl Region {
         region.memory.write_through(SUPERBLOCK_AT, &superblock.encode());
         region.memory.fence();
         region.mark_dirty(Offset::ZERO, reserved * SEGMENT);
-        region.with_log_room(true, || region.append_epoch(&mut region.commit.lock(), nonce))?;
+        region.with_log_room(Reserve::Open, || region.append_epoch(&mut region.commit.lock(), nonce))?;
         Ok(region)
     }
 
@@ -256,7 +256,7 @@ impl Region {
         if self.read_only {
             return Ok(());
         }
-        self.with_log_room(true, || {
+        self.with_log_room(Reserve::Open, || {
             let mut state = self.commit.lock();
             if state.boot_id == self.boot_id {
                 // An opening cut off before this point names the same period, so the period cannot
@@ -277,7 +277,7 @@ impl Region {
     /// Notes that a flush of bulk storage failed: the next opening must not trust writes that no
     /// flush covered before, even if a later flush succeeds. The note is durable on return.
     pub fn note_loss(&self) -> Result<()> {
-        self.with_log_room(true, || {
+        self.with_log_room(Reserve::Open, || {
             let mut state = self.commit.lock();
             let earlier = std::mem::replace(&mut state.boot_id, with_loss(self.boot_id));
             let appended = self.append_epoch(&mut state, [0; 16]);
@@ -360,7 +360,7 @@ impl Region {
             }
             region.checkpoint.get_mut().restore(region.images.as_ref(), &superblock, &anchor)?;
             region.back_used()?;
-            region.with_log_room(true, || region.append_epoch(&mut region.commit.lock(), nonce))?;
+            region.with_log_room(Reserve::Open, || region.append_epoch(&mut region.commit.lock(), nonce))?;
             // A lost record must stay lost once a caller has seen the store without it. A torn
             // epoch record over the remains of the old tail could complete a record cut off there.
             if !is_planted(Bug::EpochSync) {

@@ -13,7 +13,7 @@ use shoal_format::{PAGE, SEGMENT};
 use shoal_media::ImageFile;
 
 use crate::checkpoint::{STALE_HEADER, USED_HEADER, stale_at, sums_at, used_at};
-use crate::{Error, Lack, Region, Result};
+use crate::{Error, Lack, Region, Reserve, Result};
 
 /// Reserved segments that ordinary transactions must leave.
 pub(crate) const HELD_BACK: u64 = 16;
@@ -28,10 +28,10 @@ fn lack_is_no_space(error: shoal_media::MediaError) -> Error {
 impl Region {
     /// Runs an append to the log, and retries it after a checkpoint if the log had no room.
     /// `attempt` takes the commit lock itself and must change nothing when it fails this way.
-    pub(crate) fn with_log_room<T>(&self, urgent: bool, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn with_log_room<T>(&self, reserve: Reserve, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let seen = self.releases.load(std::sync::atomic::Ordering::Acquire);
         match attempt() {
-            Err(Error::Media(lack)) if lack.is_lack() => match self.make_log_room(urgent, seen)? {
+            Err(Error::Media(lack)) if lack.is_lack() => match self.make_log_room(reserve, seen)? {
                 true => attempt(),
                 false => Err(lack.into()),
             },
@@ -41,7 +41,7 @@ impl Region {
 
     /// Makes room in the log, and returns whether a retry is worthwhile. `seen` is the count of
     /// releases before the failed attempt.
-    fn make_log_room(&self, urgent: bool, seen: u64) -> Result<bool> {
+    fn make_log_room(&self, reserve: Reserve, seen: u64) -> Result<bool> {
         let Some(images) = self.images.as_ref().filter(|_| !self.superblock.memory_kind.has_ring()) else {
             return Ok(false);
         };
@@ -53,7 +53,7 @@ impl Region {
         // An ordinary operation does not repeat a checkpoint that failed with the log in its
         // present state. On a full host, every operation would otherwise write half an image in
         // vain.
-        if !self.log.gains_by_release(end.get()) || (!urgent && state.failed_at == Some(end)) {
+        if !self.log.gains_by_release(end.get()) || (!reserve.is_open() && state.failed_at == Some(end)) {
             return Ok(false);
         }
         match self.write_image_locked(images, &mut state, false) {
@@ -79,18 +79,18 @@ impl Region {
     }
 
     /// Reserves room up to segment `needed`, and further ahead if the host has more.
-    pub(crate) fn grow(&self, needed: u64, reclaim: bool) -> Result<()> {
+    pub(crate) fn grow(&self, needed: u64, reserve: Reserve) -> Result<()> {
         let _one_at_a_time = self.growing.lock();
         let (backed, limit) = {
             let alloc = self.alloc.lock();
-            (alloc.backed, alloc.limit(reclaim))
+            (alloc.backed, alloc.limit(reserve))
         };
         if needed <= limit {
             return Ok(());
         }
         let count = self.superblock.segment_count;
         let step = (needed / 8).clamp(STEP_MIN, STEP_MAX);
-        let least = (needed + if reclaim { 0 } else { HELD_BACK }).min(count);
+        let least = (needed + if reserve.is_open() { 0 } else { HELD_BACK }).min(count);
         let reserved = match self.reserve_room(backed, (least + step).min(count)) {
             Err(Error::NoSpace(_)) => self.reserve_room(backed, least).map(|()| least),
             outcome => outcome.map(|()| (least + step).min(count)),
@@ -104,8 +104,8 @@ impl Region {
     pub(crate) fn back_used(&self) -> Result<()> {
         let high = self.alloc.lock().used_bytes() / SEGMENT;
         let needed = high.min(self.superblock.segment_count);
-        match self.grow(needed, false) {
-            Err(Error::NoSpace(_)) => match self.grow(needed, true) {
+        match self.grow(needed, Reserve::Kept) {
+            Err(Error::NoSpace(_)) => match self.grow(needed, Reserve::Open) {
                 Err(Error::NoSpace(_)) => Ok(()),
                 outcome => outcome,
             },

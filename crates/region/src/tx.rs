@@ -249,7 +249,7 @@ impl<'r> Tx<'r> {
         let (region, reserve) = (self.region, self.reserve);
         let record = &mut self.buffers.record;
         let payload = region.end_payload(RecordKind::Tx, record);
-        let committed = region.with_log_room(reserve.is_open(), || {
+        let committed = region.with_log_room(reserve, || {
             let mut state = region.commit.lock();
             if !may(&state) {
                 return Ok(None);
