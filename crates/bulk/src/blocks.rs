@@ -28,7 +28,7 @@ const GROUP_WORDS: usize = 512;
 /// Free runs examined before the longest one so far is taken.
 const RUNS_LOOKED_AT: usize = 4096;
 
-/// What is done to the bits of a run in a bitmap.
+/// A change of a run's bits in a bitmap.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bits {
     Set,

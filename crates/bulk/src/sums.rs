@@ -68,9 +68,9 @@ pub struct Covered {
 /// Which leaves of checksums are to be closed, of those without overwrites in progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SumLeaves {
-    /// Those that a flush has covered.
+    /// Leaves whose writes a flush has covered.
     Covered,
-    /// Those among them that no write reached since the last call.
+    /// Covered leaves that no write has reached since the last call.
     Idle,
 }
 

@@ -160,7 +160,7 @@ impl<'a> Repair<'a> {
     }
 }
 
-/// What the data of NEW extents turned out to be.
+/// The outcome for data in NEW extents.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NewData {
     Durable,

@@ -101,7 +101,7 @@ fn damaged(field: &'static str, found: u64) -> Error {
     FormatError::Range { what: "extent map", field, found }.into()
 }
 
-/// What the header of a node says.
+/// A node's header, decoded.
 struct Header {
     is_index: bool,
     /// Number of items in the node.

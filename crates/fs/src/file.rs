@@ -48,7 +48,7 @@ pub(crate) struct Stretch {
     pub until: u64,
 }
 
-/// What a write stored at once.
+/// The outcome of one step of a write.
 struct Written {
     bytes: usize,
     /// The file is append-only.

@@ -31,7 +31,7 @@ pub(crate) enum Away {
     From(u32),
 }
 
-/// What a step in a file did.
+/// The outcome of one step of gathering in a file.
 pub(crate) struct Gathered {
     /// Blocks moved.
     pub blocks: u64,

@@ -124,7 +124,7 @@ pub(crate) struct Claim<'a> {
     listed: bool,
 }
 
-/// What a claimed number is when its claim ends.
+/// State of an inode number once its claim has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ClaimEnds {
     Free,

@@ -157,7 +157,7 @@ fn layouts() -> Vec<Workload> {
 struct Share {
     workloads: u64,
     states: u64,
-    /// The same for the states of operations on every layout.
+    /// One in this many states of operations on every layout.
     layouts: u64,
 }
 

@@ -1,7 +1,7 @@
 //! The owner of a packed object: what refers to the object, and what its pieces are counted for.
 //!
-//! Whoever makes, replaces or gives back an object goes through its owner. Today an object has one:
-//! a group of a file ([`Group`]). The head of an object counts its users (docs/spec/region.md,
+//! An object is made, replaced and given back through its owner. An object has one owner today, a
+//! group of a file ([`Group`]). The head of an object counts its users (docs/spec/region.md,
 //! section 7), so an owner may come to stand for several files that share one.
 //! Left out: moving an object's pieces, which changes the object alone (`objects::relocate_pieces`).
 

@@ -39,7 +39,7 @@ pub(crate) struct Removal<'a> {
     lack: Lack,
 }
 
-/// What a removal writes after this record.
+/// Whether a removal writes another record after this one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Follows {
     Nothing,

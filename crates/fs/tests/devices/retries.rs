@@ -1,8 +1,8 @@
 //! Writers that go on while a device of theirs fails flushes and is used again, over and over.
 //!
 //! Rules: a block reads as what was written last, or as an error if no fsync has confirmed that.
-//! What an fsync confirmed is there in this process and the next. Left out: one writer, step by
-//! step (`doubt`).
+//! Data that an fsync confirmed can be read in this process and the next. Left out: one writer,
+//! step by step (`doubt`).
 
 use super::*;
 
