@@ -9,6 +9,7 @@ use shoal_devices::{Failure, Outcome};
 use shoal_lab::RunArgs;
 
 use crate::json::print_json;
+use crate::unshared;
 
 pub fn list(json: bool) {
     let all = shoal_lab::list();
@@ -24,6 +25,9 @@ pub fn list(json: bool) {
 }
 
 pub fn run(args: &RunArgs) -> Outcome<()> {
+    if args.experiment.makes_mounts() {
+        unshared::go_on_alone();
+    }
     let (report, files) = shoal_lab::run(args).map_err(|error| Failure::new("lab", error))?;
     // Also printed on standard error, for users who read only the tables.
     for skipped in &report.skipped {

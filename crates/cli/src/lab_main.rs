@@ -11,6 +11,7 @@ mod failure;
 mod json;
 mod manual;
 mod profile;
+mod unshared;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ use shoal_lab::RunArgs;
     shoal lab list\n  \
     shoal lab run netram --quick\n  \
     shoal lab run netram --trace week.srt --out results\n  \
+    shoal lab run ramdisk --quick\n  \
     shoal lab run idle-time --out results\n  \
     shoal lab run update-policy --out results\n  \
     shoal lab run inodes --tree /usr /var\n  \

@@ -14,7 +14,7 @@ use crate::report::{Report, ReportError};
 use crate::target::Failed as TargetError;
 use crate::trace::TraceError;
 use crate::tree::TreeError;
-use crate::{conquest, idle_time, inodes, mramfs, netram, small_files, trees, update_policy};
+use crate::{conquest, idle_time, inodes, mramfs, netram, ramdisk, small_files, trees, update_policy};
 
 /// The reason why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +69,8 @@ pub struct RunArgs {
 pub enum Experiment {
     /// Network RAM disk: execution and cleaning times of the reliability policies, on a disk trace
     Netram(netram::Options),
+    /// Network RAM disk, live: files on it, on a disk as slow as the paper's beside its network, and on Shoal; needs root
+    Ramdisk(ramdisk::Options),
     /// Virtual-log disk: how much update in place, LFS and eager writing gain from idle time, on simulated disks
     IdleTime(idle_time::Options),
     /// Update policies: how long reads wait while dirty blocks are written, on simulations of the report's two disks
@@ -89,6 +91,7 @@ impl Experiment {
     fn run_of(&self, common: &Common) -> Result<Report, LabError> {
         match self {
             Experiment::Netram(options) => options.run(common),
+            Experiment::Ramdisk(options) => options.run(common),
             Experiment::IdleTime(options) => options.run(common),
             Experiment::UpdatePolicy(options) => options.run(common),
             Experiment::Inodes(options) => options.run(common),
@@ -99,9 +102,16 @@ impl Experiment {
         }
     }
 
+    /// Returns whether the experiment mounts file systems and starts servers, which must not outlive
+    /// it.
+    pub fn makes_mounts(&self) -> bool {
+        matches!(self, Experiment::Ramdisk(_))
+    }
+
     fn paper(name: &str) -> &'static str {
         match name {
             "netram" => <netram::Options as Run>::PAPER,
+            "ramdisk" => <ramdisk::Options as Run>::PAPER,
             "idle-time" => <idle_time::Options as Run>::PAPER,
             "update-policy" => <update_policy::Options as Run>::PAPER,
             "inodes" => <inodes::Options as Run>::PAPER,

@@ -13,6 +13,7 @@
 //! | `network` | the model of a network, in simulated time |
 //! | `idle_time` | file systems on simulated disks, with and without idle time |
 //! | `netram` | the network RAM disk's policies under a trace and a network |
+//! | `ramdisk` | the network RAM disk's section 4, live: real processes, mounts and donors |
 //! | `tree` | the inodes of directories and of ext images |
 //! | `profile` | a profile of packed inodes as JSON |
 //! | `stored` | the inodes of a tree as a store keeps them |
@@ -47,6 +48,7 @@ pub mod postmark;
 mod processor;
 pub mod profile;
 mod progress;
+pub mod ramdisk;
 pub mod report;
 pub mod small_files;
 pub mod stored;

@@ -2,12 +2,13 @@
 //!
 //! Owns: [`Labelled`], a directory and its label as given on the command line; [`Place`], one of
 //! them or the engine in this process; [`Kind`], the type of a directory's file system, by its
-//! magic number; the table of places. Rules: the figures state what each place keeps when the
+//! magic number; the table of places; [`write_back`]. Rules: the figures state what each place keeps when the
 //! machine fails, because a file system that promises nothing has less to do. Left out: making and
 //! mounting them.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::experiment::LabError;
@@ -143,6 +144,18 @@ pub fn table(places: &[Place]) -> Table {
         table.push(vec![place.label.as_str().into(), place.kind.name().into(), place.kind.survives().into()]);
     }
     table
+}
+
+/// Writes all data that a place has not yet written. A FUSE mount does not receive `syncfs`, but
+/// does receive an fsync.
+pub fn write_back(directory: &Path) -> Result<(), LabError> {
+    let write = || {
+        let place = File::open(directory)?;
+        rustix::fs::syncfs(&place)?;
+        place.sync_all()
+    };
+    write()
+        .map_err(|error| LabError::Broken { what: format!("sync of {}", directory.display()), why: error.to_string() })
 }
 
 #[cfg(test)]

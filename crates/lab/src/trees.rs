@@ -14,8 +14,8 @@
 
 mod figures;
 mod measure;
-mod programs;
-mod shape;
+pub(crate) mod programs;
+pub(crate) mod shape;
 mod source;
 
 use std::ffi::OsString;

@@ -18,7 +18,7 @@ use super::programs::Programs;
 use super::source::{self, Source};
 use super::{Part, Plan};
 use crate::experiment::LabError;
-use crate::places::Place;
+use crate::places::{Place, write_back};
 use crate::postmark::{Config, Contents, Workload, run as run_postmark};
 use crate::target::{Directory, Outcome, Target};
 use crate::{parallel, progress};
@@ -150,18 +150,6 @@ fn cases(plan: &Plan) -> Vec<Case> {
         });
     }
     works.into_iter().map(|work| case(plan, work)).collect()
-}
-
-/// Writes all data that a place has not yet written. A FUSE mount does not receive `syncfs`, but
-/// does receive an fsync.
-fn write_back(directory: &Path) -> Result<(), LabError> {
-    let write = || {
-        let place = File::open(directory)?;
-        rustix::fs::syncfs(&place)?;
-        place.sync_all()
-    };
-    write()
-        .map_err(|error| LabError::Broken { what: format!("sync of {}", directory.display()), why: error.to_string() })
 }
 
 /// The environment of the cases.

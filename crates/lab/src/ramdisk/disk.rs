@@ -1,0 +1,186 @@
+//! A disk as slow beside the network here as the paper's was beside its Ethernet.
+//!
+//! Owns: [`Throttle`], derived from the speed of the network RAM disk; [`Disk`], memory with one arm.
+//! A request that does not continue the one before waits for a seek, and every request for its bytes;
+//! requests wait for each other. Rules: the paper's disk has the bandwidth of its network and an
+//! average seek of 16 ms; a block of UFS takes 6.55 ms on that network. So the disk here has the rate
+//! of the unreliable network RAM disk, and a seek takes 16/6.55 of the time of a block there. Left
+//! out: rotation, which the paper does not state, the length of a seek, and caches in the disk.
+//! nbdkit's delay filter would not do: it counts whole milliseconds, and delays every request.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result, WriteCache};
+
+use super::probe::{BLOCK, Speed};
+
+/// The paper's disk and network: an average seek (ms), and the bandwidth of both (bit/s).
+const SEEK_MS: f64 = 16.0;
+const PAPER_BITS: f64 = 10e6;
+const SECTOR: u32 = 512;
+
+/// Returns the time of a block on the paper's network (ms).
+fn transfer_ms() -> f64 {
+    (BLOCK * 8) as f64 / PAPER_BITS * 1e3
+}
+
+/// Returns the paper's ratio of disk to network for a block at a random place.
+pub fn paper_ratio() -> f64 {
+    (SEEK_MS + transfer_ms()) / transfer_ms()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Throttle {
+    pub seek: Duration,
+    pub bytes_s: f64,
+}
+
+impl Throttle {
+    /// Returns the throttle that makes memory as slow as the paper's disk was, compared with a
+    /// network RAM disk of this speed.
+    pub fn beside(network: &Speed) -> Throttle {
+        let seek_ms = network.block_ms() * SEEK_MS / transfer_ms();
+        let mb_s = (network.read_mb_s + network.write_mb_s) / 2.0;
+        Throttle { seek: Duration::from_secs_f64(seek_ms / 1e3), bytes_s: mb_s * 1e6 }
+    }
+}
+
+/// Where the arm is, and when it is free.
+#[derive(Debug)]
+struct Arm {
+    at: u64,
+    free: Instant,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub struct Disk {
+    throttle: Throttle,
+    len: u64,
+    arm: Mutex<Arm>,
+}
+
+impl Disk {
+    pub fn new(throttle: Throttle, len: u64) -> Disk {
+        let arm = Arm { at: 0, free: Instant::now(), bytes: vec![0; len as usize] };
+        Disk { throttle, len, arm: Mutex::new(arm) }
+    }
+
+    /// Returns the range of a request in memory.
+    fn range(&self, at: u64, len: u64) -> Result<Range<usize>> {
+        match at.checked_add(len) {
+            Some(end) if end <= self.len => Ok(at as usize..end as usize),
+            _ => Err(MediaError::OutOfRange { what: "throttled disk".into(), at, len }),
+        }
+    }
+
+    /// Carries out a request. Returns when the arm has done it, with the request's buffer.
+    fn carry_out(&self, request: Request) -> Result<(Instant, Vec<u8>)> {
+        let (at, len) = request.range();
+        let range = self.range(at, len)?;
+        let mut arm = self.arm.lock().unwrap_or_else(PoisonError::into_inner);
+        let buffer = match request {
+            Request::Read { mut buffer, .. } => {
+                buffer.copy_from_slice(&arm.bytes[range]);
+                buffer
+            }
+            Request::Write { buffer, .. } => {
+                arm.bytes[range].copy_from_slice(&buffer);
+                buffer
+            }
+            Request::WriteZeroes { .. } => {
+                arm.bytes[range].fill(0);
+                vec![]
+            }
+            // Neither moves the arm.
+            Request::Trim { .. } | Request::Flush => return Ok((arm.free, vec![])),
+        };
+        let seek = if arm.at == at { Duration::ZERO } else { self.throttle.seek };
+        let transfer = Duration::from_secs_f64(len as f64 / self.throttle.bytes_s);
+        arm.free = arm.free.max(Instant::now()) + seek + transfer;
+        arm.at = at + len;
+        Ok((arm.free, buffer))
+    }
+}
+
+impl BlockDevice for Disk {
+    fn geometry(&self) -> BlockGeometry {
+        BlockGeometry { bytes: self.len, block_bytes: SECTOR, atomic_bytes: SECTOR, survives_process: false }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        done(self.carry_out(request).map(|(until, buffer)| {
+            thread::sleep(until.saturating_duration_since(Instant::now()));
+            buffer
+        }));
+    }
+
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(seek_ms: u64, bytes_s: f64) -> Disk {
+        Disk::new(Throttle { seek: Duration::from_millis(seek_ms), bytes_s }, 1 << 20)
+    }
+
+    fn took(disk: &Disk, at: u64, len: usize) -> Duration {
+        let clock = Instant::now();
+        disk.write_from(at, &vec![7; len]).unwrap();
+        clock.elapsed()
+    }
+
+    #[test]
+    fn a_throttle_keeps_the_papers_ratio_at_any_speed() {
+        for block_ms in [0.01, 0.9, 3.0] {
+            let speed = Speed { read_ms: block_ms, write_ms: block_ms, read_mb_s: 10.0, write_mb_s: 30.0 };
+            let throttle = Throttle::beside(&speed);
+            let ratio = (throttle.seek.as_secs_f64() * 1e3 + block_ms) / block_ms;
+            assert!((ratio - paper_ratio()).abs() < 0.01, "{block_ms} ms: {ratio}");
+            assert_eq!(throttle.bytes_s, 20e6, "the mean of both rates");
+        }
+        let of = |block_ms| Speed { read_ms: block_ms, write_ms: block_ms, read_mb_s: 1.25, write_mb_s: 1.25 };
+        let paper = Throttle::beside(&of(transfer_ms()));
+        assert_eq!((paper.seek.as_micros(), paper.bytes_s * 8.0), (16_000, 10e6));
+    }
+
+    #[test]
+    fn what_continues_waits_for_its_bytes_and_what_jumps_also_for_the_arm() {
+        let disk = disk(40, 1e9);
+        assert!(took(&disk, 0, 4096) < Duration::from_millis(30), "the arm is there");
+        assert!(took(&disk, 4096, 4096) < Duration::from_millis(30), "it continues");
+        assert!(took(&disk, 512 << 10, 4096) >= Duration::from_millis(40));
+        let slow = super::tests::disk(0, 1e6);
+        assert!(took(&slow, 0, 50_000) >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn requests_wait_for_each_other() {
+        let disk = disk(30, 1e9);
+        let clock = Instant::now();
+        thread::scope(|scope| {
+            for number in 1..=3u64 {
+                let disk = &disk;
+                scope.spawn(move || disk.write_from(number << 16, &[1; 512]).unwrap());
+            }
+        });
+        assert!(clock.elapsed() >= Duration::from_millis(90));
+    }
+
+    #[test]
+    fn a_disk_keeps_what_was_written_and_refuses_what_is_beyond_it() {
+        let disk = disk(0, 1e12);
+        disk.write_from(4096, &[5; 512]).unwrap();
+        let mut back = [0; 1024];
+        disk.read_into(4096, &mut back).unwrap();
+        assert!(back[..512] == [5; 512] && back[512..] == [0; 512]);
+        assert!(disk.write_from((1 << 20) - 512, &[1; 1024]).is_err());
+    }
+}
