@@ -4,8 +4,9 @@
 //! because the machines are 30 years apart. A verdict looks both ways: a ratio that is larger than
 //! the paper's deviates as one that is smaller does. A deviation names its cause, which the table of
 //! requests or the speeds of the devices show. An interval that reaches the paper's figure or its
-//! neighbourhood agrees. Where the paper has a plot alone, its text is the claim. Left out: Shoal,
-//! which the paper could not measure; its figures are in the table of speed-ups.
+//! neighbourhood agrees. Where the paper has a plot alone, its text is the claim; then an interval
+//! on both sides of 1 decides nothing. Left out: Shoal, which the paper could not measure; its
+//! figures are in the table of speed-ups.
 
 use super::Part;
 use super::measure::{Case, Found};
@@ -45,8 +46,9 @@ struct Claim {
 }
 
 const SMALL: &str = "most requests have 4 KB (table load), where a seek weighs more than in the block of 8 KB that the throttle is set for";
-const BOUND: &str = "no operation gains more than the devices' ratio (table devices), which follows from a seek of 16 ms; the paper's \
-                     figure is above it, so its disk waited for more than its average seek, of which the text says nothing";
+const BOUND: &str = "hardly anything gains more than the devices' ratio (table devices), which follows from a seek of 16 ms; the \
+                     paper's figure is above that, so its disk waited for more than an average seek, of which the text says nothing; \
+                     transfer and processor time are the same at both";
 const PROCESSOR: &str = "28 MB at 10 Mbit/s are 23.5 s, so processor and protocol took most of the paper's time, at both; here the \
                          devices do";
 const OVERHEAD: &str = "the devices' share of the time is small beside processor time, which is the same at both";
@@ -131,10 +133,11 @@ impl Claim {
             Says::Close => (1.0 / CLOSE, CLOSE),
         };
         match () {
+            () if ours.low > to || ours.value > to && self.says == Says::Close => format!("more: {}", self.more),
+            () if ours.high < from || ours.value < from && self.says == Says::Close => format!("less: {}", self.less),
+            () if self.says == Says::Faster && ours.low < 1.0 => format!("undecided: {}", self.less),
             () if (from..=to).contains(&ours.value) => "agrees".into(),
-            () if ours.low <= to && ours.high >= from => "agrees within the interval".into(),
-            () if ours.value > to => format!("more: {}", self.more),
-            () => format!("less: {}", self.less),
+            () => "agrees within the interval".into(),
         }
     }
 }
@@ -180,8 +183,10 @@ mod tests {
         let of = |says| because(claim("x", Part::Tree, (0, 0), says), "more", "less");
         assert_eq!(of(Says::Faster).verdict(median(1.2, 1.1, 1.3)), "agrees");
         assert_eq!(of(Says::Faster).verdict(median(0.9, 0.8, 0.95)), "less: less");
+        assert_eq!(of(Says::Faster).verdict(median(0.9, 0.8, 1.1)), "undecided: less");
+        assert_eq!(of(Says::Faster).verdict(median(1.1, 0.9, 1.2)), "undecided: less");
         assert_eq!(of(Says::Close).verdict(median(0.7, 0.6, 0.8)), "less: less");
-        assert_eq!(of(Says::Close).verdict(median(1.3, 1.2, 1.4)), "more: more");
+        assert_eq!(of(Says::Close).verdict(median(1.3, 1.1, 1.4)), "more: more");
         assert_eq!(of(Says::Close).verdict(median(0.98, 0.9, 1.0)), "agrees");
     }
 

@@ -42,7 +42,7 @@ pub fn notes(plan: &Plan, found: &Found) -> Vec<String> {
         "each operation begins with a mount, so with empty caches, and ends when everything is written: the paper's machines had \
          less memory than the files took"
             .into(),
-        "shoal: FUSE mount of a store with its metadata and small files in battery-backed memory (here: tmpfs), so that what \
+        "shoal: FUSE mount of a store with its metadata and small files in memory that counts as battery-backed (tmpfs), so that what \
          returned is durable there; only the sequential file is large enough for its network RAM disk"
             .into(),
         "IOstone's file sizes are not in the paper: powers of two from 256 bytes to 64 KB; its constant is left out".into(),

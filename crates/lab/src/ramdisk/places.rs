@@ -24,6 +24,7 @@ use super::donors::{ALL, DATA, Donors};
 use super::probe::{Speed, probe};
 use super::world::{World, broken, is_mounted};
 use crate::experiment::LabError;
+use crate::places::{Kind, Labelled, Place};
 
 /// The label of the disk.
 pub const DISK: &str = "disk";
@@ -174,19 +175,25 @@ fn disk(world: &mut World, plan: &Plan, throttle: Throttle) -> Result<Subject, L
     file_system(world, DISK, "disk-at", device)
 }
 
-fn shoal(world: &mut World, plan: &Plan, donors: &Donors) -> Result<Subject, LabError> {
+fn is_tmpfs(directory: &Path) -> bool {
+    let labelled = Labelled { label: SHOAL.into(), directory: directory.into() };
+    Place::at(&labelled).is_ok_and(|place| place.kind == Kind::Tmpfs)
+}
+
+/// Makes a store with its memory in a directory on tmpfs, if there is one.
+fn shoal(world: &mut World, plan: &Plan, donors: &Donors, memory: Option<&Path>) -> Result<Subject, LabError> {
     let text = donors.disk(ALL, "adaptive", SHOAL);
     let made = format!("{text}&size={SIZE}");
     world.run_shoal(&plan.shoal, &[&"format", &made])?;
     let store = world.path("store");
-    let in_memory = Path::new("/dev/shm");
-    let memory = match in_memory.is_dir() {
-        true => format!("battery={}", in_memory.join(format!("shoal-ramdisk-{:08x}", world.tag)).display()),
-        false => "logged".into(),
+    let memory = match memory {
+        Some(directory) => {
+            let region = directory.join(format!("shoal-region-{:08x}", world.tag));
+            world.has_file(&region);
+            format!("battery={}", region.display())
+        }
+        None => "logged".into(),
     };
-    if let Some((_, region)) = memory.split_once('=') {
-        world.has_file(Path::new(region));
-    }
     world.run_shoal(
         &plan.shoal,
         &[&"format", &"--memory", &memory, &"--memory-size", &MEMORY, &"--bulk", &text, &store],
@@ -205,7 +212,13 @@ pub fn set_up(world: &mut World, plan: &Plan) -> Result<Set, LabError> {
     let network = subjects[0].speed.ok_or_else(|| broken(NONE, "its device was not measured"))?;
     let throttle = Throttle::beside(&network);
     subjects.insert(0, disk(world, plan, throttle)?);
-    subjects.push(shoal(world, plan, &donors)?);
-    let skipped = donors.unshaped.iter().map(|why| format!("shaping of the links: {why}; the kernel needs sch_tbf"));
-    Ok(Set { skipped: skipped.collect(), subjects, throttle, network: donors.network })
+    let memory = [std::env::temp_dir(), "/dev/shm".into()].into_iter().find(|directory| is_tmpfs(directory));
+    subjects.push(shoal(world, plan, &donors, memory.as_deref())?);
+    let unshaped = donors.unshaped.iter().map(|why| format!("shaping of the links: {why}; the kernel needs sch_tbf"));
+    let no_battery = memory.is_none().then(|| {
+        "battery memory of the store: neither the directory for temporary files nor /dev/shm is on tmpfs, so its memory is logged; \
+         name a directory on tmpfs with TMPDIR"
+            .into()
+    });
+    Ok(Set { skipped: unshaped.chain(no_battery).collect(), subjects, throttle, network: donors.network })
 }
