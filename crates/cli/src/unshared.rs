@@ -13,8 +13,9 @@ use nix::unistd::geteuid;
 /// Set for a process that is in namespaces of its own; also by `tests/alone`.
 const ALONE: &str = "SHOAL_ALONE";
 /// The first process of a process namespace ignores signals that it has no handler for, and reaps
-/// orphans. The shell is made for that; Ctrl-C then ends the experiment.
-const FIRST: &str = "\"$@\"; exit $?";
+/// orphans. The shell is made for that; Ctrl-C then ends the experiment. The names of network
+/// namespaces are files, which would stay without a directory of their own.
+const FIRST: &str = "mkdir -p /run/netns && mount -t tmpfs lab /run/netns; \"$@\"; exit $?";
 
 /// Goes on as another process in namespaces of its own. Returns only if that is not possible or not
 /// necessary.

@@ -80,8 +80,7 @@ impl Donors {
         let [near, far] = addresses(world.tag, number);
         let (near, far_net) = (format!("{near}/30"), format!("{far}/30"));
         world.add_namespace(&name)?;
-        // The pair ends with the namespace.
-        world.run("ip", &[&"link", &"add", &here, &"type", &"veth", &"peer", &"name", &"eth0", &"netns", &name])?;
+        world.add_link(&here, &name)?;
         world.run("ip", &[&"addr", &"add", &near, &"dev", &here])?;
         world.run("ip", &[&"link", &"set", &here, &"up"])?;
         world.run("ip", &[&"-n", &name, &"addr", &"add", &far_net, &"dev", &"eth0"])?;

@@ -24,7 +24,6 @@ use super::donors::{ALL, DATA, Donors};
 use super::probe::{Speed, probe};
 use super::world::{World, broken, is_mounted};
 use crate::experiment::LabError;
-use crate::places::{Kind, Labelled, Place};
 
 /// The label of the disk.
 pub const DISK: &str = "disk";
@@ -63,7 +62,7 @@ impl Writes {
 #[derive(Debug)]
 enum Medium {
     Block { device: PathBuf },
-    Store { shoal: PathBuf, store: PathBuf },
+    Store { shoal: PathBuf, store: PathBuf, options: String },
 }
 
 /// A file system that is mounted for each turn.
@@ -91,8 +90,8 @@ impl Subject {
             Medium::Block { device } => {
                 world.mount(device, &self.at, &format!("noatime,nobarrier,{}", writes.option()))
             }
-            Medium::Store { shoal, store } => {
-                let words: [&dyn AsRef<OsStr>; 7] = [shoal, &"mount", &"-f", &"-o", &"noatime", store, &self.at];
+            Medium::Store { shoal, store, options } => {
+                let words: [&dyn AsRef<OsStr>; 7] = [shoal, &"mount", &"-f", &"-o", options, store, &self.at];
                 world.start(self.label, Signal::TERM, &words, || is_mounted(&self.at))?;
                 world.has_fuse(&self.at);
                 Ok(())
@@ -175,31 +174,20 @@ fn disk(world: &mut World, plan: &Plan, throttle: Throttle) -> Result<Subject, L
     file_system(world, DISK, "disk-at", device)
 }
 
-fn is_tmpfs(directory: &Path) -> bool {
-    let labelled = Labelled { label: SHOAL.into(), directory: directory.into() };
-    Place::at(&labelled).is_ok_and(|place| place.kind == Kind::Tmpfs)
-}
-
-/// Makes a store with its memory in a directory on tmpfs, if there is one.
-fn shoal(world: &mut World, plan: &Plan, donors: &Donors, memory: Option<&Path>) -> Result<Subject, LabError> {
+/// Makes a store with its memory and held writes on the tmpfs of the scratch directory.
+fn shoal(world: &mut World, plan: &Plan, donors: &Donors) -> Result<Subject, LabError> {
     let text = donors.disk(ALL, "adaptive", SHOAL);
     let made = format!("{text}&size={SIZE}");
     world.run_shoal(&plan.shoal, &[&"format", &made])?;
-    let store = world.path("store");
-    let memory = match memory {
-        Some(directory) => {
-            let region = directory.join(format!("shoal-region-{:08x}", world.tag));
-            world.has_file(&region);
-            format!("battery={}", region.display())
-        }
-        None => "logged".into(),
-    };
+    let (store, cache) = (world.path("store"), world.make_directory("cache")?);
+    let memory = format!("battery={}", world.path("region").display());
     world.run_shoal(
         &plan.shoal,
         &[&"format", &"--memory", &memory, &"--memory-size", &MEMORY, &"--bulk", &text, &store],
     )?;
     let at = world.make_directory("shoal-at")?;
-    Ok(Subject { label: SHOAL, medium: Medium::Store { shoal: plan.shoal.clone(), store }, at, speed: None })
+    let options = format!("noatime,cache_dir={}", cache.display());
+    Ok(Subject { label: SHOAL, medium: Medium::Store { shoal: plan.shoal.clone(), store, options }, at, speed: None })
 }
 
 /// Makes all file systems, none of them mounted.
@@ -212,13 +200,7 @@ pub fn set_up(world: &mut World, plan: &Plan) -> Result<Set, LabError> {
     let network = subjects[0].speed.ok_or_else(|| broken(NONE, "its device was not measured"))?;
     let throttle = Throttle::beside(&network);
     subjects.insert(0, disk(world, plan, throttle)?);
-    let memory = [std::env::temp_dir(), "/dev/shm".into()].into_iter().find(|directory| is_tmpfs(directory));
-    subjects.push(shoal(world, plan, &donors, memory.as_deref())?);
+    subjects.push(shoal(world, plan, &donors)?);
     let unshaped = donors.unshaped.iter().map(|why| format!("shaping of the links: {why}; the kernel needs sch_tbf"));
-    let no_battery = memory.is_none().then(|| {
-        "battery memory of the store: neither the directory for temporary files nor /dev/shm is on tmpfs, so its memory is logged; \
-         name a directory on tmpfs with TMPDIR"
-            .into()
-    });
-    Ok(Set { skipped: unshaped.chain(no_battery).collect(), subjects, throttle, network: donors.network })
+    Ok(Set { skipped: unshaped.collect(), subjects, throttle, network: donors.network })
 }

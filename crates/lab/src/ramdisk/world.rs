@@ -9,7 +9,6 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,12 +41,13 @@ enum Made {
     Mount(PathBuf),
     /// A mount of a FUSE file system, which ends its daemon.
     Fuse(PathBuf),
-    Loop(PathBuf),
+    /// A loop device that ends when nobody has it open, and the handle that keeps it.
+    Loop(File),
     Namespace(String),
+    /// A pair of veth devices, by its end outside of the namespace.
+    Link(String),
     /// A server in this process.
     Served(Box<Server>),
-    /// A file outside of the scratch directory.
-    File(PathBuf),
 }
 
 pub struct World {
@@ -55,6 +55,8 @@ pub struct World {
     /// A number that no other run on this machine has.
     pub tag: u32,
     made: Vec<Made>,
+    /// The directory that was made, and the tmpfs in it.
+    directory: PathBuf,
     scratch: PathBuf,
 }
 
@@ -101,16 +103,27 @@ fn end(child: &mut Child, by: Signal) {
 }
 
 impl World {
-    /// Makes the scratch directory below the directory for temporary files.
+    /// Makes the scratch directory below the directory for temporary files. It is on a tmpfs of its
+    /// own, so that its contents end with its mount, whatever ends that.
     pub fn new(timeout: Duration) -> Result<World, LabError> {
         // Process ids do not tell runs apart that are in process namespaces of their own.
         let tag = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u32);
-        let scratch = std::env::temp_dir().join(format!("shoal-ramdisk-{tag:08x}"));
-        fs::create_dir(&scratch).map_err(|error| broken(scratch.display(), error))?;
+        let directory = std::env::temp_dir().join(format!("shoal-ramdisk-{tag:08x}"));
+        let scratch = directory.join("memory");
+        fs::create_dir(&directory).map_err(|error| broken(directory.display(), error))?;
         let mut path = std::env::var_os("PATH").unwrap_or_default();
         path.push(SYSTEM_PATH);
-        let programs = Programs { path, timeout, scratch: scratch.clone() };
-        Ok(World { programs, tag, made: vec![], scratch })
+        let programs = Programs { path, timeout, scratch: directory.clone() };
+        let mut world = World { programs, tag, made: vec![], directory, scratch };
+        fs::create_dir(&world.scratch).map_err(|error| broken(world.scratch.display(), error))?;
+        world.programs.run("mount", &[&"-t", &"tmpfs", &"lab", &world.scratch], &world.directory)?;
+        world.made.push(Made::Mount(world.scratch.clone()));
+        // From now on, also what programs say is on the tmpfs.
+        world.programs.scratch = world.scratch.clone();
+        for entry in fs::read_dir(&world.directory).into_iter().flatten().flatten() {
+            let _ = fs::remove_file(entry.path());
+        }
+        Ok(world)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -127,9 +140,9 @@ impl World {
         &self.programs
     }
 
-    /// Runs a program to its end in the scratch directory. Returns its output.
+    /// Runs a program to its end. Returns its output.
     pub fn run(&self, name: &str, words: &[&dyn AsRef<OsStr>]) -> Result<String, LabError> {
-        Ok(self.programs.run(name, words, &self.scratch)?.output)
+        Ok(self.programs.run(name, words, &self.directory)?.output)
     }
 
     /// Runs a command of `shoal` to its end.
@@ -162,7 +175,7 @@ impl World {
         let log = File::create(self.log(name)).map_err(|error| broken(name, error))?;
         let complaints = log.try_clone().map_err(|error| broken(name, error))?;
         let mut command = Command::new(words[0].as_ref());
-        command.args(words[1..].iter().map(AsRef::as_ref)).current_dir(&self.scratch);
+        command.args(words[1..].iter().map(AsRef::as_ref)).current_dir(&self.directory);
         command.env("PATH", &self.programs.path).stdin(Stdio::null()).stdout(log).stderr(complaints);
         let child = command.spawn().map_err(|error| broken(name, error))?;
         self.made.push(Made::Process { name: name.into(), child, ends_by });
@@ -218,6 +231,15 @@ impl World {
         Ok(())
     }
 
+    /// Makes a pair of veth devices, with the end `eth0` in a namespace.
+    pub fn add_link(&mut self, name: &str, namespace: &str) -> Result<(), LabError> {
+        let words: [&dyn AsRef<OsStr>; 10] =
+            [&"link", &"add", &name, &"type", &"veth", &"peer", &"name", &"eth0", &"netns", &namespace];
+        self.run("ip", &words)?;
+        self.made.push(Made::Link(name.into()));
+        Ok(())
+    }
+
     /// Says that a FUSE mount of a started process is at this path.
     pub fn has_fuse(&mut self, path: &Path) {
         self.made.push(Made::Fuse(path.into()));
@@ -228,15 +250,13 @@ impl World {
         self.made.push(Made::Served(Box::new(server)));
     }
 
-    /// Says that a file outside of the scratch directory will be made.
-    pub fn has_file(&mut self, path: &Path) {
-        self.made.push(Made::File(path.into()));
-    }
-
     /// Attaches a loop device to a file, without a cache of its own. Returns the device.
     pub fn attach(&mut self, file: &Path) -> Result<PathBuf, LabError> {
         let device = PathBuf::from(self.run("losetup", &[&"--find", &"--show", &"--direct-io=on", &file])?);
-        self.made.push(Made::Loop(device.clone()));
+        let handle = File::open(&device).map_err(|error| broken(device.display(), error));
+        // Of an open device, this only says that its last user takes it away, also if that is killed.
+        self.run("losetup", &[&"--detach", &device])?;
+        self.made.push(Made::Loop(handle?));
         Ok(device)
     }
 
@@ -280,16 +300,15 @@ impl World {
                 self.run("umount", &[&path]).or_else(|_| self.run("umount", &[&"-l", &path]))
             }
             Made::Mount(_) | Made::Fuse(_) => return None,
-            Made::Loop(device) => self.run("losetup", &[&"--detach", &device]),
+            Made::Loop(handle) => {
+                drop(handle);
+                return None;
+            }
             Made::Served(server) => {
                 drop(server);
                 return None;
             }
-            Made::File(path) => {
-                let removed = fs::remove_file(&path);
-                let is_left = removed.err().filter(|error| error.kind() != ErrorKind::NotFound);
-                return is_left.map(|error| format!("{}: {error}", path.display()));
-            }
+            Made::Link(name) => self.run("ip", &[&"link", &"del", &name]),
             Made::Namespace(name) => self.run("ip", &[&"netns", &"del", &name]),
         };
         done.err().map(|error| error.to_string())
@@ -298,13 +317,15 @@ impl World {
     /// Removes everything. Returns what could not be removed.
     pub fn close(&mut self) -> Vec<String> {
         let mut left = vec![];
+        // The tmpfs must not be in use when its turn comes.
+        self.programs.scratch = self.directory.clone();
         while let Some(made) = self.made.pop() {
             left.extend(self.remove(made));
         }
         // A mount that is still below this directory is not entered.
-        if left.is_empty() && self.scratch.exists() {
-            let removed = fs::remove_dir_all(&self.scratch);
-            left.extend(removed.err().map(|error| format!("{}: {error}", self.scratch.display())));
+        if left.is_empty() && self.directory.exists() {
+            let removed = fs::remove_dir_all(&self.directory);
+            left.extend(removed.err().map(|error| format!("{}: {error}", self.directory.display())));
         }
         left
     }
@@ -323,14 +344,19 @@ impl Drop for World {
 mod tests {
     use super::*;
 
-    fn world(timeout: Duration) -> World {
-        World::new(timeout).unwrap()
+    /// Makes a world, which takes root.
+    fn world(timeout: Duration) -> Option<World> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: mounting a tmpfs takes root");
+            return None;
+        }
+        Some(World::new(timeout).unwrap())
     }
 
     #[test]
     fn what_was_started_ends_with_the_world() {
-        let mut world = world(Duration::from_secs(20));
-        let scratch = world.path("");
+        let Some(mut world) = world(Duration::from_secs(20)) else { return };
+        let scratch = world.directory.clone();
         world.start("sleeper", Signal::TERM, &[&"sleep", &"600"], || true).unwrap();
         let Some(Made::Process { child, .. }) = world.made.last() else { panic!("no process") };
         let process = PathBuf::from(format!("/proc/{}", child.id()));
@@ -341,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_process_that_ends_early_is_told_with_its_last_words() {
-        let mut world = world(Duration::from_secs(20));
+        let Some(mut world) = world(Duration::from_secs(20)) else { return };
         let said = world.start("sayer", Signal::TERM, &[&"sh", &"-c", &"echo no room; exit 1"], || false);
         let said = said.unwrap_err().to_string();
         assert!(said.contains("sayer: ended before it was ready: no room"), "{said}");
@@ -349,7 +375,8 @@ mod tests {
 
     #[test]
     fn work_that_takes_too_long_loses_its_processes_and_says_so() {
-        let mut world = world(Duration::from_millis(50));
+        let Some(mut world) = world(Duration::from_secs(20)) else { return };
+        world.programs.timeout = Duration::from_millis(50);
         world.start("sleeper", Signal::TERM, &[&"sleep", &"600"], || true).unwrap();
         let Some(Made::Process { child, .. }) = world.made.last_mut() else { panic!("no process") };
         let status = format!("/proc/{}/status", child.id());
@@ -362,6 +389,7 @@ mod tests {
         };
         let said = world.guarded("tar at disk", waits).unwrap_err().to_string();
         assert!(said.contains("tar at disk: not done after 0.05 s") && said.contains("--timeout"), "{said}");
+        world.programs.timeout = Duration::from_secs(20);
         assert!(world.guarded("quick", || Ok(7)).is_ok_and(|seven| seven == 7));
     }
 }
