@@ -24,6 +24,11 @@ impl Median {
         let cut = cut_off(count);
         Median { value, low: values[cut], high: values[count - 1 - cut] }
     }
+
+    /// Returns the interval's low end, the median, and the high end.
+    pub fn bounds(self) -> [f64; 3] {
+        [self.low, self.value, self.high]
+    }
 }
 
 /// Returns how many values an interval for the median of `count` values may leave out at each end.

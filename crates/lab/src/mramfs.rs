@@ -108,7 +108,7 @@ impl Run for Options {
             skipped,
             notes: figures::notes(&plan, &found),
             tables: figures::tables(&plan, &found),
-            plots: figures::plots(&found),
+            plots: figures::plots(&plan, &found),
         })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `plot` | a line plot as SVG |
+//! | `plot` | a plot as SVG |
 //!
 //! Owns: [`Report`], [`Table`], and their form on a terminal, as CSV and as JSON. A [`Comparison`]
 //! puts the paper's figure beside ours. Rules: the title of every table says whether its time is
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-pub use plot::{Plot, Series, Style};
+pub use plot::{GAP, Kind, Plot, Series, Style};
 
 /// The reason why a report could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -310,7 +310,7 @@ mod tests {
                 title: "Figure 6".into(),
                 x: "extra space (%)".into(),
                 y: "simulated time (s)".into(),
-                series: vec![Series { name: "none".into(), points: vec![(0.0, 1.0), (5.0, 2.0)] }],
+                series: vec![Series::new("none", [(0.0, 1.0), (5.0, 2.0)])],
                 style: Style::default(),
             }],
         };

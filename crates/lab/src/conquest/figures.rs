@@ -139,6 +139,16 @@ struct Claim {
     ratio: (f64, f64),
 }
 
+impl Claim {
+    /// Returns the case and the phase that a claim is about.
+    fn case<'a>(&self, found: &'a Found) -> Option<(&'a Case, usize)> {
+        let of_part = || found.of(self.part);
+        let all_synced = of_part().all(|case| case.is_synced);
+        let case = of_part().filter(|case| all_synced || !case.is_synced).nth(self.case)?;
+        Some((case, case.phases.iter().position(|name| *name == self.phase)?))
+    }
+}
+
 const RAM: &[Kind] = &[Kind::Ramfs, Kind::Tmpfs];
 const DISK: &[Kind] = &[Kind::Ext];
 
@@ -186,10 +196,7 @@ fn comparison(found: &Found) -> Table {
         "Conquest against ramfs and ext2 in 2002, Shoal against ramfs (or tmpfs) and ext4 today: rates as multiples of the other's",
     );
     for claim in &CLAIMS {
-        let of_part = || found.of(claim.part);
-        let all_synced = of_part().all(|case| case.is_synced);
-        let Some(case) = of_part().filter(|case| all_synced || !case.is_synced).nth(claim.case) else { continue };
-        let Some(phase) = case.phases.iter().position(|name| *name == claim.phase) else { continue };
+        let Some((case, phase)) = claim.case(found) else { continue };
         let Some((other, against)) = found.first(claim.against) else { continue };
         for (at, place) in found.shoals() {
             let Some(ours) = case.ratio(at, other, phase) else { continue };
@@ -202,47 +209,76 @@ fn comparison(found: &Found) -> Table {
     claims.into_table()
 }
 
+/// Returns the paper's ratios for cases of a part, each applied to our rate of the other file
+/// system. `at` gives the x of a claim from its case and phase, if the plot shows it.
+fn paper(found: &Found, part: Part, at: &dyn Fn(&Case, usize) -> Option<f64>) -> Vec<Series> {
+    let mut series = vec![];
+    for (kinds, name) in [(RAM, "ramfs"), (DISK, "ext2")] {
+        let Some((other, against)) = found.first(kinds) else { continue };
+        let points = CLAIMS.iter().filter(|claim| claim.part == part && claim.against == kinds).filter_map(|claim| {
+            let (case, phase) = claim.case(found)?;
+            let rate = case.rate(other, phase)?.value;
+            Some((at(case, phase)?, [claim.ratio.0 * rate, claim.ratio.1 * rate]))
+        });
+        let points: Vec<(f64, [f64; 2])> = points.collect();
+        let name = format!("Conquest to {name}, ratio applied to our {}", against.label);
+        let ends = points.iter().flat_map(|(x, [low, high])| {
+            let both = [Some((*x, *low)), (low < high).then_some((*x, *high))];
+            both.into_iter().flatten()
+        });
+        series.push(Series::paper(&name, ends));
+    }
+    series.retain(|series| !series.points.is_empty());
+    series
+}
+
+const BARS: &str = "median of the rounds; bars: 90% interval";
+
 /// Plots the rate of a phase over the value that distinguishes the cases of a part.
 fn over(found: &Found, part: Part, phase: usize, name: &str, title: &str, x: &str, y: &str) -> Option<Plot> {
-    let series: Vec<Series> = found
-        .places
-        .iter()
-        .enumerate()
-        .map(|(at, place)| Series {
-            name: place.label.clone(),
-            points: found
-                .of(part)
-                .filter(|case| !case.is_synced)
-                .filter_map(|case| Some((case.x, case.rate(at, phase)?.value)))
-                .collect(),
-        })
-        .filter(|series| !series.points.is_empty())
-        .collect();
-    let plot = Plot {
+    let cases = || found.of(part).filter(|case| !case.is_synced);
+    let line = |(at, place): (usize, &Place)| {
+        let points = cases().filter_map(|case| Some((case.x, case.rate(at, phase)?.bounds())));
+        Series::spread(place.label.as_str(), points)
+    };
+    let mut series: Vec<Series> = found.places.iter().enumerate().map(line).collect();
+    series.retain(|series| !series.points.is_empty());
+    if series.is_empty() {
+        return None;
+    }
+    series.extend(paper(found, part, &|case, of| (of == phase && !case.is_synced).then_some(case.x)));
+    Some(Plot {
         name: name.into(),
-        title: title.into(),
+        title: format!("{title}\n{BARS}"),
         x: x.into(),
         y: y.into(),
         series,
         style: Style { is_log_y: true, ..Style::default() },
-    };
-    (!plot.series.is_empty()).then_some(plot)
+    })
 }
 
-/// Plots the rates of a case over its phases, counted from 1.
+/// Plots the rates of a case in each of its phases.
 fn phases(found: &Found, case: &Case, name: &str, title: String) -> Plot {
-    let names: Vec<String> = case.phases.iter().enumerate().map(|(at, phase)| format!("{}: {phase}", at + 1)).collect();
-    let series = found.places.iter().enumerate().filter_map(|(at, place)| {
-        let rates = (0..case.phases.len()).map(|phase| Some((phase as f64 + 1.0, case.rate(at, phase)?.value)));
-        Some(Series { name: place.label.clone(), points: rates.collect::<Option<_>>()? })
+    let rates = found.places.iter().enumerate().filter_map(|(at, place)| {
+        let rates = (0..case.phases.len()).map(|phase| Some((phase as f64, case.rate(at, phase)?.bounds())));
+        Some(Series::spread(place.label.as_str(), rates.collect::<Option<Vec<_>>>()?))
     });
+    let mut series: Vec<Series> = rates.collect();
+    if !series.is_empty() {
+        let is_case = |of: &Case| (&of.name, of.is_synced) == (&case.name, case.is_synced);
+        series.extend(paper(found, case.part, &|of, phase| is_case(of).then_some(phase as f64)));
+    }
     Plot {
         name: name.into(),
-        title,
-        x: format!("phase ({})", names.join(", ")),
-        y: case.unit.into(),
-        series: series.collect(),
-        style: Style { is_log_y: true, ..Style::default() },
+        title: format!("{title}\n{BARS}"),
+        x: "phase".into(),
+        y: format!("rate ({})", case.unit),
+        series,
+        style: Style {
+            is_log_y: true,
+            names: case.phases.iter().map(|phase| (*phase).into()).collect(),
+            ..Style::default()
+        },
     }
 }
 
@@ -256,14 +292,14 @@ pub fn plots(found: &Found) -> Vec<Plot> {
     for (case, letter) in found.of(Part::LargeFiles).zip(["a", "b", "c"]) {
         plots.push(phases(found, case, &format!("figure-5.2{letter}"), format!("Figure 5.2{letter}: {}", case.name)));
     }
-    let files = "files";
-    plots.extend(over(found, Part::Postmark, 0, "figure-5.3", "Figure 5.3: PostMark", files, "transactions/s"));
+    let (files, rate) = ("files", "rate (transactions/s)");
+    plots.extend(over(found, Part::Postmark, 0, "figure-5.3", "Figure 5.3: PostMark", files, rate));
     let title = "Figure 5.4a: PostMark, creations alone";
-    plots.extend(over(found, Part::Postmark, 1, "figure-5.4a", title, files, "files/s"));
+    plots.extend(over(found, Part::Postmark, 1, "figure-5.4a", title, files, "rate (files created/s)"));
     let title = "Figure 5.4b: PostMark, creations among transactions";
-    plots.extend(over(found, Part::Postmark, 2, "figure-5.4b", title, files, "files/s"));
-    let (title, x) = ("Figure 5.6: PostMark with large files", "large files (%)");
-    plots.extend(over(found, Part::Mixed, 0, "figure-5.6", title, x, "transactions/s"));
+    plots.extend(over(found, Part::Postmark, 2, "figure-5.4b", title, files, "rate (files created/s)"));
+    let (title, x) = ("Figure 5.6: PostMark with large files", "share of large files (%)");
+    plots.extend(over(found, Part::Mixed, 0, "figure-5.6", title, x, rate));
     plots.retain(|plot| !plot.series.is_empty());
     plots
 }

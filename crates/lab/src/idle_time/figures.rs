@@ -291,55 +291,62 @@ fn spread(curve: &Curve, all: &[Measured]) -> Table {
     table
 }
 
+const LATENCY: &str = "latency per 4 KB block (ms, simulated time)";
+
+impl Measured {
+    fn spread(&self) -> [f64; 3] {
+        [self.low_ms, self.mean_ms, self.high_ms]
+    }
+}
+
+/// Plots latencies against the pause. Its axis is logarithmic, since a fast disk needs but a small
+/// part of the pause that a slow one needs.
+fn over_pauses(name: String, title: String, series: impl Iterator<Item = Series>) -> Plot {
+    Plot {
+        name,
+        title: format!("{title}\nmean of all seeds; bars: lowest and highest seed"),
+        x: "idle time between two bursts (s, simulated time)".into(),
+        y: LATENCY.into(),
+        series: series.filter(|line| !line.points.is_empty()).collect(),
+        style: Style { is_log_x: true, has_zero_x: true, ..Style::default() },
+    }
+}
+
 pub fn plots(curve: &Curve, all: &[Measured]) -> Vec<Plot> {
     let mut plots = vec![];
-    let y = "latency per 4 KB block (ms, simulated)";
     for &disk in curve.disks {
         let runs = Runs { disk, all };
-        let in_seconds = |line: Vec<(u32, f64)>| line.into_iter().map(|(ms, y)| (f64::from(ms) / 1e3, y)).collect();
+        let line = |name: String, kind: Kind, burst: u32| {
+            let at = |&ms: &u32| Some((f64::from(ms) / 1e3, runs.find(kind, UTILISATION, burst, ms)?.spread()));
+            Series::spread(name, curve.idle_ms.iter().filter_map(at))
+        };
         for (kind, name, title) in [
-            (Kind::Lfs, "figure-10", "LFS with NVRAM"),
-            (Kind::UfsVld, "figure-11", "UFS on the virtual-log disk"),
+            (Kind::Lfs, "figure-10", "Figure 10: LFS with NVRAM"),
+            (Kind::UfsVld, "figure-11", "Figure 11: UFS on the virtual-log disk"),
             (Kind::Vlfs, "vlfs", "VLFS with NVRAM"),
         ] {
-            let series = curve.bursts_kb.iter().map(|&burst| Series {
-                name: format!("bursts of {burst} KB"),
-                points: in_seconds(runs.line(curve, kind, burst)),
-            });
-            plots.push(Plot {
-                name: format!("{name}-{}", disk.name()),
-                title: format!("{title}, {}, 80% full", disk.name()),
-                x: "idle interval (s, simulated)".into(),
-                y: y.into(),
-                series: series.filter(|line| !line.points.is_empty()).collect(),
-                style: Style::default(),
-            });
+            let bursts = curve.bursts_kb.iter().map(|&burst| line(format!("bursts of {burst} KB"), kind, burst));
+            let title = format!("{title}, disk {}, {UTILISATION}% full", disk.name());
+            plots.push(over_pauses(format!("{name}-{}", disk.name()), title, bursts));
         }
         for &burst in curve.bursts_kb {
-            let series = [Kind::Ufs, Kind::UfsVld, Kind::Lfs, Kind::Vlfs]
-                .map(|kind| Series { name: kind.name().into(), points: in_seconds(runs.line(curve, kind, burst)) });
-            plots.push(Plot {
-                name: format!("burst-{burst}-{}", disk.name()),
-                title: format!("Bursts of {burst} KB, {}, 80% full", disk.name()),
-                x: "idle interval (s, simulated)".into(),
-                y: y.into(),
-                series: series.into_iter().filter(|line| !line.points.is_empty()).collect(),
-                style: Style::default(),
-            });
+            let kinds = [Kind::Ufs, Kind::UfsVld, Kind::Lfs, Kind::Vlfs].into_iter();
+            let kinds = kinds.map(|kind| line(kind.name().into(), kind, burst));
+            let title = format!("Bursts of {burst} KB, disk {}, {UTILISATION}% full", disk.name());
+            plots.push(over_pauses(format!("burst-{burst}-{}", disk.name()), title, kinds));
         }
-        let series = Kind::ALL.map(|kind| Series {
-            name: kind.name().into(),
-            points: curve
-                .utilisation
-                .iter()
-                .filter_map(|&percent| Some((f64::from(percent), runs.full_speed(kind, percent)?)))
-                .collect(),
+        let series = Kind::ALL.map(|kind| {
+            let at = |&percent: &u32| {
+                let measured = runs.find(kind, percent, FULL_SPEED_BURST_KB, 0)?;
+                Some((f64::from(percent), measured.spread()))
+            };
+            Series::spread(kind.name(), curve.utilisation.iter().filter_map(at))
         });
         plots.push(Plot {
             name: format!("utilisation-{}", disk.name()),
-            title: format!("No idle time, {}", disk.name()),
+            title: format!("No idle time, disk {}\nmean of all seeds; bars: lowest and highest seed", disk.name()),
             x: "utilisation (% of the disk's blocks)".into(),
-            y: y.into(),
+            y: LATENCY.into(),
             series: series.into_iter().filter(|line| !line.points.is_empty()).collect(),
             style: Style::default(),
         });

@@ -454,18 +454,49 @@ fn runs(found: &Found) -> Table {
     table
 }
 
-pub fn plots(found: &Found) -> Vec<Plot> {
-    let series = found.postmark().map(|(runs, _)| Series {
-        name: format!("{}: {}", found.places[runs.place].name(), name(found, runs)),
-        points: runs.runs.iter().enumerate().map(|(run, steps)| ((run + 1) as f64, elapsed_s(steps))).collect(),
-    });
+/// Plots the total time at each place. The thesis's times stand beside them if the work is as much
+/// as the thesis's.
+pub fn plots(plan: &Plan, found: &Found) -> Vec<Plot> {
+    let mut names: Vec<String> = found.places.iter().map(Place::name).collect();
+    let mut series: Vec<Series> = vec![];
+    for (runs, _) in found.postmark() {
+        let Spread { median, least, most } = runs.spread(elapsed_s);
+        let name = name(found, runs);
+        if series.last().is_none_or(|last| last.name != name) {
+            series.push(Series::spread(name, []));
+        }
+        if let Some(last) = series.last_mut() {
+            last.points.push((runs.place as f64, median));
+            last.intervals.push((least, most));
+        }
+    }
+    let mut title = String::from("PostMark: time of all three phases\nmedian of the runs; bars: least and most");
+    if plan.scale == 1.0 {
+        title += "; thesis: Athlon 64 of 2.0 GHz, 2004";
+        let first = names.len();
+        let mut systems: Vec<&str> = vec![];
+        let mut paper: Vec<Series> =
+            found.workloads.iter().map(|of| Series::paper(&format!("PostMark, {}", name_of(of)), [])).collect();
+        for (system, of, total_s, _) in APPENDIX_C {
+            let system = system.trim_end_matches(", second run");
+            let at = systems.iter().position(|other| *other == system).unwrap_or_else(|| {
+                systems.push(system);
+                systems.len() - 1
+            });
+            if let Some(at_workload) = found.workloads.iter().position(|workload| directories(workload) == of) {
+                paper[at_workload].points.push(((first + at) as f64, total_s));
+            }
+        }
+        names.extend(systems.iter().map(|system| format!("thesis: {system}")));
+        series.extend(paper);
+    }
     vec![Plot {
         name: "postmark".into(),
-        title: "PostMark: each run".into(),
-        x: "run".into(),
-        y: "total (s)".into(),
-        series: series.collect(),
-        style: Style { is_scatter: true, ..Style::default() },
+        title,
+        x: "place of the files".into(),
+        y: "total time (s)".into(),
+        series,
+        style: Style { is_log_y: true, names, ..Style::default() },
     }]
 }
 

@@ -6,7 +6,7 @@
 //! figure 4.1.
 
 use super::measure::{CLASS, CLASSES, Found, Measured, Sample};
-use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
+use crate::report::{Cell, Comparison, GAP, Plot, Series, Style, Table};
 
 /// Bins of equal count.
 const COUNT_BINS: usize = 64;
@@ -194,44 +194,102 @@ fn comparison(found: &Found) -> Table {
     claims.into_table()
 }
 
-pub fn plots(found: &Found) -> Vec<Plot> {
-    let kib = |bytes: f64| bytes / 1024.0;
-    let plot = |name: &str, title: &str, y: &str, series: Vec<Series>, style: Style| Plot {
+/// The paper's table 4.1: name of the compressor as far as the paper says it, saving of a file
+/// (percent), and lowest and highest speed for files of 512 B to 4 KB and of 16 to 128 KB (MB/s).
+const TABLE_4_1: [(&str, f64, [(f64, f64); 2]); 3] = [
+    ("deflate", 61.0, [(1.0, 15.0), (26.0, 38.0)]),
+    ("lzo", 50.0, [(1.0, 13.0), (30.0, 57.0)]),
+    ("lzrw1", 44.0, [(2.0, 20.0), (35.0, 54.0)]),
+];
+/// Megabytes of all files of the paper's figure 4.3: plain, and compressed.
+const FIGURE_4_3: (f64, [(&str, f64); 2]) = (1300.0, [("deflate", 570.0), ("lzrw1", 800.0)]);
+
+const KIB: f64 = 1024.0;
+
+/// Returns a series for each compressor.
+fn each(found: &Found, points: &dyn Fn(&Measured) -> Vec<(f64, f64)>) -> Vec<Series> {
+    found.compressors.iter().map(|of| Series::new(of.name, points(of))).collect()
+}
+
+/// Returns the middle of a class of sizes (KiB).
+fn middle(class: usize) -> f64 {
+    (class * CLASS + CLASS / 2) as f64 / KIB
+}
+
+fn by_size(name: &str, title: &str, y: &str, series: Vec<Series>, style: Style) -> Plot {
+    Plot {
         name: name.into(),
         title: title.into(),
         x: "size of a file (KiB)".into(),
         y: y.into(),
         series,
-        style,
-    };
+        style: Style { is_log_x: true, ..style },
+    }
+}
+
+/// Plots what is left, in bins of equal width and in bins of equal count.
+fn left_plots(found: &Found) -> [Plot; 2] {
     // Size classes of the sample, as ranges of places.
     let class = |class: usize| {
         let place = |len: usize| found.lengths.partition_point(|of| *of <= len);
         place(class * CLASS)..place((class + 1) * CLASS)
     };
-    let middle = |class: usize| kib((class * CLASS + CLASS / 2) as f64);
-    let each = |points: &dyn Fn(&Measured) -> Vec<(f64, f64)>| -> Vec<Series> {
-        found.compressors.iter().map(|of| Series { name: of.name.into(), points: points(of) }).collect()
-    };
-    let equal_width = each(&|measured| {
-        let bins = (0..CLASSES).map(|at| (at, class(at))).filter(|(_, bin)| !bin.is_empty());
-        bins.map(|(at, bin)| (middle(at), remainder(&found.lengths[bin.clone()], &measured.compressed[bin]))).collect()
+    let mut equal_width = each(found, &|measured| {
+        let left = |bin: std::ops::Range<usize>| match bin.is_empty() {
+            true => GAP,
+            false => remainder(&found.lengths[bin.clone()], &measured.compressed[bin]),
+        };
+        (0..CLASSES).map(|at| (middle(at), left(class(at)))).collect()
     });
-    let equal_count = each(&|measured| {
+    let mut equal_count = each(found, &|measured| {
         let bins = count_bins(found).into_iter();
         bins.map(|bin| {
             let lengths = &found.lengths[bin.clone()];
             let mean = lengths.iter().sum::<usize>() as f64 / lengths.len() as f64;
-            (kib(mean), remainder(lengths, &measured.compressed[bin]))
+            (mean / KIB, remainder(lengths, &measured.compressed[bin]))
         })
         .collect()
     });
+    for series in [&mut equal_width, &mut equal_count] {
+        series.extend(TABLE_4_1.iter().map(|(name, saving, _)| {
+            let all = (f64::NEG_INFINITY, f64::INFINITY);
+            let left = 100.0 - saving;
+            Series::paper_ranges(&format!("{name}, mean of all files"), [[all, (left, left)]])
+        }));
+    }
+    let y = "left of a file, mean of a bin (%)";
+    let title = |bins: &str| format!("Figure 4.1: what compression leaves of a file\nbins of {bins}");
+    [
+        by_size("figure-4-1", &title("512 bytes"), y, equal_width, Style::default()),
+        by_size("figure-4-1-count", &title("equal numbers of files"), y, equal_count, Style::default()),
+    ]
+}
+
+fn speed_plots(found: &Found) -> [Plot; 2] {
     let speeds = |of: fn(&Measured) -> &Vec<Option<f64>>| {
-        each(&move |measured| {
+        each(found, &move |measured| {
             let rates = of(measured).iter().enumerate();
-            rates.filter_map(|(at, rate)| Some((middle(at), (*rate)? / 1e6))).collect()
+            rates.map(|(at, rate)| (middle(at), rate.map_or(GAP, |rate| rate / 1e6))).collect()
         })
     };
+    let mut compress = speeds(|of| &of.compress_rate);
+    compress.extend(TABLE_4_1.iter().map(|(name, _, [small, large])| {
+        let name = format!("{name}, of 512 B to 4 KB and of 16 to 128 KB");
+        Series::paper_ranges(&name, [[(0.5, 4.0), *small], [(16.0, 128.0), *large]])
+    }));
+    let mut decompress = speeds(|of| &of.decompress_rate);
+    let all = (f64::NEG_INFINITY, f64::INFINITY);
+    decompress.push(Series::paper_ranges("mean of all files, 125 to 150 MB/s", [[all, (125.0, 150.0)]]));
+    let style = || Style { is_log_y: true, ..Style::default() };
+    let title = |what: &str| format!("Figure 4.2: speed of {what}, one thread\nfastest run of each class of 512 bytes");
+    let y = "plain data (MB/s of processor time)";
+    [
+        by_size("figure-4-2", &title("compression"), y, compress, style()),
+        by_size("figure-4-2-decompress", &title("decompression"), y, decompress, style()),
+    ]
+}
+
+fn space_plot(found: &Found) -> Plot {
     let mut space = vec![("plain", &found.lengths)];
     space.extend(found.compressors.iter().map(|measured| (measured.name, &measured.compressed)));
     let space = space.into_iter().map(|(name, lengths)| {
@@ -239,34 +297,25 @@ pub fn plots(found: &Found) -> Vec<Plot> {
             let files = found.lengths.partition_point(|len| *len <= to * 1024);
             (to as f64, lengths[..files].iter().sum::<usize>() as f64 / 1e6)
         });
-        Series { name: name.into(), points: points.collect() }
+        Series::new(name, points)
     });
-    let space = space.collect();
-    let (lines, log) = (Style::default(), Style { is_log_x: true, ..Style::default() });
-    let log_rates = Style { is_log_y: true, ..Style::default() };
-    vec![
-        plot("figure-4-1", "Figure 4.1: what is left, bins of 512 bytes", "left of a file (%)", equal_width, lines),
-        plot(
-            "figure-4-1-count",
-            "Figure 4.1: what is left, bins of equal count",
-            "left of a file (%)",
-            equal_count,
-            log,
-        ),
-        plot(
-            "figure-4-2",
-            "Figure 4.2: compression, processor time",
-            "MB/s",
-            speeds(|of| &of.compress_rate),
-            log_rates,
-        ),
-        plot(
-            "figure-4-2-decompress",
-            "Figure 4.2: decompression, processor time",
-            "MB/s",
-            speeds(|of| &of.decompress_rate),
-            log_rates,
-        ),
-        plot("figure-4-3", "Figure 4.3: space of all files up to a size", "space (MB)", space, lines),
-    ]
+    let mut space: Vec<Series> = space.collect();
+    let all = found.lengths.iter().sum::<usize>() as f64 / 1e6;
+    let (plain, compressed) = FIGURE_4_3;
+    space.extend(compressed.iter().map(|(name, mb)| {
+        let share = mb / plain;
+        Series::paper(&format!("{name}, {:.0}% of plain", share * 100.0), [(128.0, all * share)])
+    }));
+    let title = "Figure 4.3: space of all files up to a size\nthe paper's shares are applied to our files";
+    Plot {
+        style: Style::default(),
+        ..by_size("figure-4-3", title, "space of these files (MB)", space, Style::default())
+    }
+}
+
+pub fn plots(found: &Found) -> Vec<Plot> {
+    let mut plots: Vec<Plot> = left_plots(found).into();
+    plots.extend(speed_plots(found));
+    plots.push(space_plot(found));
+    plots
 }

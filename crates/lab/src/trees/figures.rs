@@ -154,22 +154,22 @@ fn runs(found: &Found) -> Table {
 pub fn plots(found: &Found) -> Vec<Plot> {
     let plot = |case: &Case| Plot {
         name: "threads".into(),
-        title: "Creates of files of 1 KB".into(),
-        x: "threads".into(),
-        y: RATE.into(),
+        title: "Files of 1 KB created by several threads\nmedian of the rounds; bars: 90% interval".into(),
+        x: "threads that create at once".into(),
+        y: "files created (files/s)".into(),
         series: found
             .places
             .iter()
             .enumerate()
-            .map(|(place, of)| Series {
-                name: of.label.clone(),
-                points: (0..)
-                    .zip(THREADS)
-                    .map(|(at, threads)| (threads.into(), case.median(place, at).value))
-                    .collect(),
+            .map(|(place, of)| {
+                let threads = (0..).zip(THREADS);
+                Series::spread(
+                    of.label.as_str(),
+                    threads.map(|(at, threads)| (threads.into(), case.median(place, at).bounds())),
+                )
             })
             .collect(),
-        style: Style { is_log_y: true, ..Style::default() },
+        style: Style { is_log_x: true, is_log_y: true, ..Style::default() },
     };
     found.cases.iter().filter(|case| case.unit == RATE).map(plot).collect()
 }

@@ -273,15 +273,23 @@ pub fn plot(replayed: &[Replayed]) -> Plot {
     let series = replayed.iter().filter(|found| found.is_delayed).map(|found| {
         let mut sizes = found.bursts.clone();
         sizes.dedup();
-        let points = sizes.iter().map(|size| (*size as f64, found.in_bursts_up_to(*size) as f64)).collect();
-        Series { name: found.name.into(), points }
+        let all: u64 = found.bursts.iter().sum();
+        let share = |size: u64| found.in_bursts_up_to(size) as f64 / all.max(1) as f64 * 100.0;
+        Series::new(found.name, sizes.iter().map(|size| (*size as f64, share(*size))))
     });
+    // Section 4.5. The two builds have different numbers of blocks, so shares are compared.
+    let paper = [
+        Series::paper("PU", [(62.0, 5.0), (182.0, 50.0), (344.0, 100.0)]),
+        Series::paper("AIPU-1", [(40.0, 95.0), (104.0, 100.0)]),
+    ];
     Plot {
         name: "figure-7".into(),
-        title: "Figure 7: burst sizes of delayed writes during a recorded build".into(),
-        x: "blocks in a burst".into(),
-        y: "blocks written in bursts up to that size".into(),
-        series: series.collect(),
+        title: "Figure 7: sizes of the bursts of delayed writes during a build\n\
+                ours: a recorded build of crates of Shoal; the paper's: a build of a kernel"
+            .into(),
+        x: "size of a burst (blocks)".into(),
+        y: "share of the blocks in bursts up to that size (%)".into(),
+        series: series.chain(paper).collect(),
         style: Style { is_log_x: true, ..Style::default() },
     }
 }

@@ -3,12 +3,14 @@
 //! Owns: the tables and plots. The report shows its figures 1 to 4 as points without numbers, so
 //! claims are compared with its text (`claims`). Times are simulated.
 
+use std::collections::HashMap;
+
 use super::Plan;
 use super::build;
 use super::claims::{aipu_worst_ms, comparison};
 use super::layout::{BLOCK_BYTES, DiskModel};
-use super::points::{BURST_EVERY_S, Config, ETHERNET, Found, MEMORY_BLOCKS, Measured, MeasuredFar};
-use crate::report::{Cell, Plot, Series, Style, Table};
+use super::points::{BURST_EVERY_S, Config, Crossing, ETHERNET, Figures, Found, MEMORY_BLOCKS, MeasuredFar};
+use crate::report::{Cell, Kind, Plot, Series, Style, Table};
 
 /// Buckets of the histograms per factor of ten.
 const BUCKETS: i32 = 10;
@@ -320,67 +322,108 @@ pub fn tables(plan: &Plan, found: &Found) -> Vec<Table> {
     tables
 }
 
+/// Plots the trials of configurations, a point for each.
+fn trials(name: String, title: String, series: Vec<Series>) -> Plot {
+    Plot {
+        name,
+        title: format!("{title}\neach point is a trial; all times are simulated"),
+        x: "mean read response (ms)".into(),
+        y: "standard deviation of read response (ms)".into(),
+        series: series.into_iter().map(|of| of.of_kind(Kind::Points)).collect(),
+        style: Style::default(),
+    }
+}
+
+fn points_of(trials: &[Figures]) -> impl Iterator<Item = (f64, f64)> {
+    trials.iter().map(|trial| (trial.mean_ms, trial.deviation_ms))
+}
+
+/// Plots a histogram of responses. All buckets between the first and the last are there, so that
+/// empty ones stay empty.
+fn histogram_plot(found: &Found, disk: DiskModel, figure: u32, name: &str) -> Plot {
+    let of_disk = || found.measured.iter().filter(move |measured| measured.disk == disk);
+    let counted: Vec<(Config, HashMap<i32, u64>)> =
+        of_disk().map(|of| (of.config, histogram(&of.all.responses_us).into_iter().collect())).collect();
+    let all = || counted.iter().flat_map(|(_, counts)| counts.keys().copied());
+    let (first, last) = (all().min().unwrap_or(0), all().max().unwrap_or(0));
+    let middle = |bucket: i32| (least_ms(bucket) * least_ms(bucket + 1)).sqrt();
+    let mut series: Vec<Series> = counted
+        .iter()
+        .map(|(config, counts)| {
+            let count = |bucket: i32| counts.get(&bucket).copied().unwrap_or(0) as f64;
+            let points = (first..=last).map(|bucket| (middle(bucket), count(bucket)));
+            Series::new(config.name(), points).of_kind(Kind::Steps)
+        })
+        .collect();
+    if disk == DiskModel::Rz58 && !series.is_empty() {
+        // Section 4.1: a maximum of 746 ms, and all other reads of 60,000 below 450 ms.
+        series.push(Series::paper("delayed, AIPU: the one read above 450 ms", [(746.0, 1.0)]));
+        let all = (f64::NEG_INFINITY, f64::INFINITY);
+        series.push(Series::paper_ranges("delayed, AIPU: small peak at 300 ms", [[(300.0, 300.0), all]]));
+        series.push(Series::paper_ranges("delayed, PU: worst reads, 8 to 9 s", [[(8000.0, 9000.0), all]]));
+    }
+    Plot {
+        name: format!("figure-{figure}"),
+        title: format!(
+            "Figure {figure}: local random reads, {name} system (disk {})\n\
+             ten buckets for each factor of ten; all times are simulated",
+            disk.name()
+        ),
+        x: "read response (ms)".into(),
+        y: "reads in a bucket".into(),
+        series,
+        style: Style { is_log_x: true, is_log_y: true, ..Style::default() },
+    }
+}
+
+fn crossing_plot(crossing: &Crossing) -> Plot {
+    let by_hits = |name: &str, of: &dyn Fn(&[f64; 3]) -> f64| {
+        let points = crossing.by_hits.iter();
+        Series::new(name, points.map(|point| (f64::from(point.percent), of(&point.mean_ms))))
+    };
+    let mut series = vec![
+        by_hits("WT", &|_| crossing.through_ms),
+        by_hits("PU", &|ms| ms[0]),
+        by_hits("IPU", &|ms| ms[1]),
+        by_hits("AIPU", &|ms| ms[2]),
+    ];
+    let (reads, writes) = (crossing.read_percent, crossing.write_percent);
+    if reads + writes < 100 {
+        let all = (f64::NEG_INFINITY, f64::INFINITY);
+        let name = "from 80-90% on, PU is better than WT";
+        series.push(Series::paper_ranges(name, [[(80.0, 90.0), all]]));
+    }
+    Plot {
+        name: format!("crossover-{reads}-{writes}"),
+        title: format!(
+            "Independent requests: reads take {reads}%, writes {writes}% of what the disk can do\n\
+             all times are simulated"
+        ),
+        x: "writes that hit a dirty block (%)".into(),
+        y: "mean read response (ms)".into(),
+        series,
+        style: Style { is_log_y: true, ..Style::default() },
+    }
+}
+
 pub fn plots(plan: &Plan, found: &Found) -> Vec<Plot> {
     let mut plots = vec![];
     for &disk in &plan.disks {
         let (first, name) = if disk == DiskModel::Rz58 { (1, "fast") } else { (2, "slow") };
-        let of = |points: &dyn Fn(&Measured) -> Vec<(f64, f64)>| {
-            let measured = found.measured.iter().filter(|measured| measured.disk == disk);
-            measured.map(|of| Series { name: of.config.name().into(), points: points(of) }).collect::<Vec<_>>()
-        };
-        plots.push(Plot {
-            name: format!("figure-{first}"),
-            title: format!("Figure {first}: local random reads, {name} system ({}), simulated", disk.name()),
-            x: "mean read response (ms)".into(),
-            y: "standard deviation of read response (ms)".into(),
-            series: of(&|measured| measured.trials.iter().map(|trial| (trial.mean_ms, trial.deviation_ms)).collect()),
-            style: Style { is_scatter: true, ..Style::default() },
-        });
-        plots.push(Plot {
-            name: format!("figure-{}", first + 2),
-            title: format!("Figure {}: local random reads, {name} system ({}), simulated", first + 2, disk.name()),
-            x: "read response (ms), logarithmic buckets".into(),
-            y: "reads".into(),
-            series: of(&|measured| {
-                let middle = |bucket: i32| (least_ms(bucket) * least_ms(bucket + 1)).sqrt();
-                let counts = histogram(&measured.all.responses_us);
-                counts.into_iter().map(|(bucket, count)| (middle(bucket), count as f64)).collect()
-            }),
-            style: Style { is_log_x: true, is_log_y: true, ..Style::default() },
-        });
+        let measured = found.measured.iter().filter(|measured| measured.disk == disk);
+        plots.push(trials(
+            format!("figure-{first}"),
+            format!("Figure {first}: local random reads, {name} system (disk {})", disk.name()),
+            measured.map(|of| Series::new(of.config.name(), points_of(&of.trials))).collect(),
+        ));
+        plots.push(histogram_plot(found, disk, first + 2, name));
     }
     for in_order in [false, true] {
         let (figure, title) = far_title(in_order);
-        let points = |of: &MeasuredFar| of.trials.iter().map(|trial| (trial.mean_ms, trial.deviation_ms)).collect();
-        plots.push(Plot {
-            name: format!("figure-{figure}"),
-            title: format!("{title}, simulated"),
-            x: "mean read response (ms)".into(),
-            y: "standard deviation of read response (ms)".into(),
-            series: far_of(found, in_order).map(|of| Series { name: of.far.name(), points: points(of) }).collect(),
-            style: Style { is_scatter: true, ..Style::default() },
-        });
+        let series = far_of(found, in_order).map(|of| Series::new(of.far.name(), points_of(&of.trials)));
+        plots.push(trials(format!("figure-{figure}"), title, series.collect()));
     }
-    for crossing in &found.crossings {
-        let by_hits = |of: &dyn Fn(&[f64; 3]) -> f64| {
-            crossing.by_hits.iter().map(|point| (f64::from(point.percent), of(&point.mean_ms))).collect()
-        };
-        let series = vec![
-            Series { name: "WT".into(), points: by_hits(&|_| crossing.through_ms) },
-            Series { name: "PU".into(), points: by_hits(&|ms| ms[0]) },
-            Series { name: "IPU".into(), points: by_hits(&|ms| ms[1]) },
-            Series { name: "AIPU".into(), points: by_hits(&|ms| ms[2]) },
-        ];
-        let (reads, writes) = (crossing.read_percent, crossing.write_percent);
-        plots.push(Plot {
-            name: format!("crossover-{reads}-{writes}"),
-            title: format!("Independent requests: read load {reads}%, write load {writes}%, simulated"),
-            x: "writes that hit a dirty block (%)".into(),
-            y: "mean read response (ms)".into(),
-            series,
-            style: Style { is_log_y: true, ..Style::default() },
-        });
-    }
+    plots.extend(found.crossings.iter().map(crossing_plot));
     plots.push(build::plot(&found.replayed));
     plots.retain(|plot| plot.series.iter().any(|series| !series.points.is_empty()));
     plots
