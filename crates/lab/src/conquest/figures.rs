@@ -232,7 +232,7 @@ fn paper(found: &Found, part: Part, at: &dyn Fn(&Case, usize) -> Option<f64>) ->
     series
 }
 
-const BARS: &str = "median of the rounds; bars: 90% interval";
+const BARS: &str = "median of the rounds; bars: 90% interval, or all rounds if fewer than five";
 
 /// Plots the rate of a phase over the value that distinguishes the cases of a part.
 fn over(found: &Found, part: Part, phase: usize, name: &str, title: &str, x: &str, y: &str) -> Option<Plot> {
@@ -290,9 +290,14 @@ pub fn plots(found: &Found) -> Vec<Plot> {
         plots.push(phases(found, case, name, title));
     }
     for (case, letter) in found.of(Part::LargeFiles).zip(["a", "b", "c"]) {
-        plots.push(phases(found, case, &format!("figure-5.2{letter}"), format!("Figure 5.2{letter}: {}", case.name)));
+        plots.push(phases(
+            found,
+            case,
+            &format!("figure-5.2{letter}"),
+            format!("Figure 5.2{letter}: large files, {}", case.name),
+        ));
     }
-    let (files, rate) = ("files", "rate (transactions/s)");
+    let (files, rate) = ("files before the transactions", "rate (transactions/s)");
     plots.extend(over(found, Part::Postmark, 0, "figure-5.3", "Figure 5.3: PostMark", files, rate));
     let title = "Figure 5.4a: PostMark, creations alone";
     plots.extend(over(found, Part::Postmark, 1, "figure-5.4a", title, files, "rate (files created/s)"));

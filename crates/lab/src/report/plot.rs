@@ -167,8 +167,6 @@ impl Plot {
         let mut svg = String::new();
         let canvas = Canvas::new(&mut svg, &layout)?;
         canvas.axes(self, &x, &y)?;
-        let is_aside = |series: &Series| series.kind != Kind::PaperRange;
-        let count = drawn.iter().filter(|series| is_aside(series)).count();
         // Ranges lie below everything else, and the paper's points above.
         let order = |kind: Kind| match kind {
             Kind::PaperRange => 0,
@@ -176,12 +174,9 @@ impl Plot {
             _ => 1,
         };
         for turn in 0..3 {
-            let mut aside = 0;
-            for (series, look) in drawn.iter().zip(&looks) {
-                if order(series.kind) == turn {
-                    canvas.series(series, look, &x, &y, (aside, count.max(1)))?;
-                }
-                aside += usize::from(is_aside(series));
+            let of_turn = drawn.iter().enumerate().filter(|(_, series)| order(series.kind) == turn);
+            for (number, _) in of_turn {
+                canvas.series(&drawn, number, &looks[number], &x, &y)?;
             }
         }
         canvas.legend(&drawn, &looks)?;

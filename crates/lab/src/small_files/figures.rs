@@ -194,9 +194,11 @@ fn comparison(found: &Found) -> Table {
     claims.into_table()
 }
 
+/// Lowest and highest speed in two classes of sizes.
+type Speeds = [(f64, f64); 2];
 /// The paper's table 4.1: name of the compressor as far as the paper says it, saving of a file
 /// (percent), and lowest and highest speed for files of 512 B to 4 KB and of 16 to 128 KB (MB/s).
-const TABLE_4_1: [(&str, f64, [(f64, f64); 2]); 3] = [
+const TABLE_4_1: [(&str, f64, Speeds); 3] = [
     ("deflate", 61.0, [(1.0, 15.0), (26.0, 38.0)]),
     ("lzo", 50.0, [(1.0, 13.0), (30.0, 57.0)]),
     ("lzrw1", 44.0, [(2.0, 20.0), (35.0, 54.0)]),

@@ -152,9 +152,10 @@ fn runs(found: &Found) -> Table {
 }
 
 pub fn plots(found: &Found) -> Vec<Plot> {
-    let plot = |case: &Case| Plot {
+    let plot = |case: &Case| {
+        Plot {
         name: "threads".into(),
-        title: "Files of 1 KB created by several threads\nmedian of the rounds; bars: 90% interval".into(),
+        title: "Files of 1 KB created by several threads\nmedian of the rounds; bars: 90% interval, or all rounds if fewer than five".into(),
         x: "threads that create at once".into(),
         y: "files created (files/s)".into(),
         series: found
@@ -170,6 +171,7 @@ pub fn plots(found: &Found) -> Vec<Plot> {
             })
             .collect(),
         style: Style { is_log_x: true, is_log_y: true, ..Style::default() },
+    }
     };
     found.cases.iter().filter(|case| case.unit == RATE).map(plot).collect()
 }

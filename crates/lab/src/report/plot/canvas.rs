@@ -169,12 +169,15 @@ impl<'a> Canvas<'a> {
             let (left, right) = (layout.legend, layout.legend + SAMPLE - 8);
             let middle = entry.top + LINE / 2;
             match series.kind {
+                // There are no lines between names.
+                Kind::Line if !layout.names.is_empty() => {}
                 Kind::Line | Kind::Steps => self.dashed(&[(left, middle), (right, middle)], look.dash, look.colour)?,
                 Kind::PaperRange => {
                     // A range without width is a line.
                     let is_line = |corners: &[(f64, f64)]| corners[0].0 == corners[1].0 || corners[0].1 == corners[1].1;
                     let half = if series.points.chunks_exact(2).all(is_line) { 0 } else { 6 };
-                    self.range((left, middle - half), (right, middle + half), look)?;
+                    let is_filled = series.points.chunks_exact(2).any(is_endless);
+                    self.range((left, middle - half), (right, middle + half), look, is_filled)?;
                 }
                 Kind::Points | Kind::Paper => {}
             }
@@ -190,30 +193,32 @@ impl<'a> Canvas<'a> {
         Ok(())
     }
 
-    /// Draws a rectangle that is open to see through, or a line if one of its sides has no length.
-    fn range(&self, from: (i32, i32), to: (i32, i32), look: &Look) -> Drawn {
-        if from.0 != to.0 && from.1 != to.1 {
+    /// Draws the outline of a range, or a line if one of its sides has no length. One without an end
+    /// is filled; others may lie over each other.
+    fn range(&self, from: (i32, i32), to: (i32, i32), look: &Look, is_filled: bool) -> Drawn {
+        let is_line = from.0 == to.0 || from.1 == to.1;
+        if is_filled && !is_line {
             let filled = look.colour.mix(0.1).filled();
             self.area.draw(&Rectangle::new([from, to], filled)).map_err(failed)?;
         }
         let corners = [from, (to.0, from.1), to, (from.0, to.1), from];
-        dashes(&corners, &[4.0, 3.0]).into_iter().try_for_each(|stroke| self.path(stroke, look.colour, 1))
+        let dash = if look.dash.is_empty() { &[5.0, 4.0] } else { look.dash };
+        let side = [from, to];
+        self.dashed(if is_line { &side } else { &corners }, dash, look.colour)
     }
 
-    /// Draws a series. `place` is its number among those that stand side by side, and their count.
-    pub fn series(&self, series: &Series, look: &Look, x: &Axis, y: &Axis, place: (usize, usize)) -> Drawn {
+    /// Draws one of all series.
+    pub fn series(&self, all: &[&Series], number: usize, look: &Look, x: &Axis, y: &Axis) -> Drawn {
+        let series = all[number];
         if series.kind == Kind::PaperRange {
             return series.points.chunks_exact(2).try_for_each(|corners| {
                 let pixel = |at: (f64, f64)| self.layout.pixel((x.bound(at.0), y.bound(at.1)));
-                self.range(pixel(corners[0]), pixel(corners[1]), look)
+                self.range(pixel(corners[0]), pixel(corners[1]), look, is_endless(corners))
             });
         }
         let names = self.layout.names.len();
-        let aside = match names {
-            0 => 0.0,
-            _ => (place.0 as f64 + 0.5) / place.1 as f64 * FILLED - FILLED / 2.0,
-        };
-        let at = |value: (f64, f64)| Some((x.share(value.0 + aside)?, y.share(value.1)?));
+        let aside = |at: f64| if names == 0 { 0.0 } else { aside(all, number, at) };
+        let at = |value: (f64, f64)| Some((x.share(value.0 + aside(value.0))?, y.share(value.1)?));
         let places: Vec<Option<(f64, f64)>> = series.points.iter().map(|point| at(*point)).collect();
         let pixels: Vec<Option<(i32, i32)>> = places.iter().map(|at| at.map(|at| self.layout.pixel(at))).collect();
         for (at, (low, high)) in pixels.iter().zip(&series.intervals) {
@@ -238,7 +243,7 @@ impl<'a> Canvas<'a> {
         let is_sparse = series.kind == Kind::Line && pixels.len() > MARKED_MAX;
         let every = if is_sparse { pixels.len() / MARKERS_OF_MANY } else { 1 };
         // Markers of neighbouring series would cover each other.
-        let first = place.0 * every / place.1;
+        let first = number * every / all.len();
         let marked = |at: usize| {
             let is_alone = (at == 0 || pixels[at - 1].is_none()) && pixels.get(at + 1).is_none_or(Option::is_none);
             at % every == first || at + 1 == pixels.len() || is_alone
@@ -255,6 +260,19 @@ impl<'a> Canvas<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns how far from the middle of a name a series stands, among those with a point there.
+fn aside(all: &[&Series], number: usize, at: f64) -> f64 {
+    let has_point = |series: &&&Series| series.points.iter().any(|(x, _)| *x == at);
+    let before = all[..number].iter().filter(has_point).count() as f64;
+    let count = all.iter().filter(has_point).count().max(1) as f64;
+    // A few series stay close together.
+    FILLED.min(0.2 * count) * ((before + 0.5) / count - 0.5)
+}
+
+fn is_endless(corners: &[(f64, f64)]) -> bool {
+    corners.iter().any(|(x, y)| x.is_infinite() || y.is_infinite())
 }
 
 /// Returns the outlines of runs of filled buckets, as places on the axes. An edge lies halfway

@@ -113,7 +113,7 @@ impl Layout {
         let chars = |room: i32| (f64::from(room) / (f64::from(SMALL) * 0.6)) as usize;
         let fits = |name: &String| name.split(' ').all(|word| width(word, SMALL) <= slot - 6);
         let are_names_upright = !plot.style.names.iter().all(fits);
-        let room = if are_names_upright { 170 } else { slot - 6 };
+        let room = if are_names_upright { 210 } else { slot - 6 };
         let names: Vec<Vec<String>> = plot.style.names.iter().map(|name| wrapped(name, chars(room))).collect();
         let below = match are_names_upright {
             true => names.iter().flatten().map(|line| width(line, SMALL)).max().unwrap_or(0),

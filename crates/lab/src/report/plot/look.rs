@@ -113,7 +113,9 @@ pub fn looks(all: &[Series]) -> Vec<Look> {
             return next(&mut own);
         }
         let name = series.name.strip_prefix(PAPER).unwrap_or(&series.name);
-        let named = ours.iter().enumerate().filter(|(_, of)| !of.name.is_empty() && name.starts_with(of.name.as_str()));
+        // A remark in brackets, as of which program it is, is no part of a name.
+        let bare = |of: &Series| of.name.split(" (").next().unwrap_or("").to_string();
+        let named = ours.iter().enumerate().filter(|(_, of)| !of.name.is_empty() && name.starts_with(&bare(of)));
         match named.max_by_key(|(_, of)| of.name.len()) {
             Some((at, _)) => Look { is_hollow: true, ..Look::number(at) },
             None => Look { colour: COLOURS[0], is_hollow: true, ..next(&mut strange) },
