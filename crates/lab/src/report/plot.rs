@@ -138,7 +138,10 @@ impl Plot {
     /// Chooses the axes by all values that both have a place for.
     fn axes(&self) -> Option<(Axis, Axis)> {
         let Style { is_log_x, is_log_y, has_zero_x, ref names } = self.style;
+        // Zero alone needs no place apart from others.
+        let has_other = self.series.iter().flat_map(|series| &series.points).any(|(x, _)| *x > 0.0);
         let x_scale = match (names.len(), is_log_x, has_zero_x) {
+            (0, true, true) if !has_other => Scale::Linear,
             (0, false, _) => Scale::Linear,
             (0, true, false) => Scale::Log,
             (0, true, true) => Scale::LogAndZero,

@@ -256,4 +256,6 @@ fn nothing_to_draw_is_an_error_and_a_single_point_is_not() {
     assert!(plot(vec![Series::new("n", [(1.0, f64::NAN)])]).to_svg().is_err());
     assert!(plot(vec![Series::new("n", [(1.0, GAP)])]).to_svg().is_err());
     assert!(plot(vec![Series::new("n", [(1.0, 0.0)])]).to_svg().is_ok());
+    let style = Style { is_log_x: true, has_zero_x: true, ..Style::default() };
+    assert!(Plot { style, ..plot(vec![Series::new("n", [(0.0, 1.0)])]) }.to_svg().is_ok(), "zero alone");
 }
