@@ -173,8 +173,8 @@ fn limits(scale: Scale, low: f64, high: f64) -> (f64, f64) {
     let from_zero = match scale {
         Scale::Names(_) => return (0.0, 1.0),
         Scale::FromZero => low >= 0.0,
-        // Zero is close enough to be shown.
-        Scale::Linear => low >= 0.0 && low <= high * 0.25,
+        // Zero is close enough to be shown. Points at zero itself would lie on the other axis.
+        Scale::Linear => low > 0.0 && low <= high * 0.25,
         Scale::Log | Scale::LogAndZero => false,
     };
     let low = if from_zero { 0.0 } else { low };
@@ -221,6 +221,7 @@ mod tests {
         assert_eq!(axis(Scale::FromZero, &[70.0, 90.0]).share(0.0), Some(0.0));
         assert_eq!(axis(Scale::Linear, &[5.0, 90.0]).share(0.0), Some(0.0));
         assert!(axis(Scale::Linear, &[5.0]).share(5.0).unwrap() > 0.0);
+        assert!(axis(Scale::Linear, &[0.0, 90.0]).share(0.0).unwrap() > 0.02, "a point on the other axis");
         assert!((0.4..0.6).contains(&axis(Scale::Log, &[5.0]).share(5.0).unwrap()));
         assert!(Axis::new(Scale::Log, [0.0, -1.0].into_iter()).is_none());
     }
