@@ -453,7 +453,7 @@ pub struct InspectArgs {
     Options of a network RAM disk, after a `?` and with `&` between them:\n  \
     policy=none|cached|mirrored|basic|logging|caching|adaptive   how blocks are protected (adaptive)\n  \
     parity=N         donors that may be lost at the same time (1)\n  \
-    streams=N        caches for streams of consecutive blocks (2)\n  \
+    streams=N        caches for streams, the one for other blocks included (2)\n  \
     buffer=N         blocks collected for a donor before they are sent (8)\n  \
     block=SIZE       unit of placement (4K)\n  \
     width=N          donors a group spreads over, parity included (all)\n  \

@@ -256,11 +256,12 @@ impl Run for Options {
             fill: !self.empty,
         };
         let extra = self.extra(common.quick);
-        let fixed = [Variant::NONE, Variant::CACHED, Variant::MIRRORED].map(|variant| (variant, Room::Plenty));
-        let striped = [Variant::CACHING, Variant::adaptive(1), Variant::adaptive(2), Variant::adaptive(3)];
+        let fixed = [Variant::NONE, Variant::CACHED, Variant::CACHED_HOT, Variant::MIRRORED];
+        let fixed = fixed.map(|variant| (variant, Room::Plenty));
+        let causes = figures::CAUSES.map(|variant| (variant, Room::Extra(CLAIMED_AT)));
         // Start the fullest disks first, because they take longest.
-        let full = extra.iter().flat_map(|&extra| striped.map(|variant| (variant, Room::Extra(extra))));
-        let points: Vec<(Variant, Room)> = full.chain(fixed).collect();
+        let striped = |&extra: &u32| figures::FIGURE_7.map(|variant| (variant, Room::Extra(extra)));
+        let points: Vec<(Variant, Room)> = extra.iter().flat_map(striped).chain(causes).chain(fixed).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let outcomes = measure_all(&setup, &points, self.threads.unwrap_or(cores));
         let mut skipped = load.skipped;

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use shoal_lab::netram::model::{Model, Pace};
-use shoal_lab::netram::points::{Room, Setup, Variant};
+use shoal_lab::netram::points::{Room, Rules, Setup, Variant};
 use shoal_lab::network::Network;
 use shoal_lab::trace::shape::Footprint;
 use shoal_lab::trace::synthetic::Workload;
 use shoal_lab::trace::{Kind, Request};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request as DeviceRequest, WriteCache};
-use shoal_netram::{Counts, Disk, DonorInfo, Policy};
+use shoal_netram::{Counts, Disk, DonorInfo};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -225,15 +225,17 @@ fn live_transfer_counts_equal_the_simulators_on_the_same_requests() {
         timeout_ms: 0,
         fill: true,
     };
-    let variant = |policy, streams| Variant { policy, streams };
+    let ours = |streams| Variant::adaptive(streams, Rules::Shoal);
     for (variant, room) in [
         (Variant::NONE, Room::Plenty),
         (Variant::CACHED, Room::Plenty),
         (Variant::MIRRORED, Room::Plenty),
-        (variant(Policy::Caching, 1), Room::Extra(40)),
-        (variant(Policy::Caching, 1), Room::Extra(100)),
-        (variant(Policy::Adaptive, 2), Room::Extra(40)),
-        (variant(Policy::Adaptive, 3), Room::Extra(60)),
+        (Variant::CACHING, Room::Extra(40)),
+        (Variant::CACHING, Room::Extra(100)),
+        (Variant::CACHED_HOT, Room::Plenty),
+        (Variant::adaptive(2, Rules::Paper), Room::Extra(40)),
+        (ours(2), Room::Extra(40)),
+        (ours(3), Room::Extra(60)),
     ] {
         let (simulated, live) = (simulated(&setup, variant, room), live(&setup, variant, room));
         assert_eq!(simulated, live, "{} at {room:?}: simulated and live", variant.name());

@@ -25,7 +25,8 @@ pub enum Policy {
     Logging,
     /// Blocks are collected in one cache and sent with their parity when the cache is full.
     Caching,
-    /// Like `Caching`, with one cache for each of several sequential streams and one for the rest.
+    /// Like `Caching`, with one cache for each of several sequential streams, one for blocks that are
+    /// soon overwritten, and one for the rest.
     Adaptive,
 }
 
@@ -68,6 +69,17 @@ impl FromStr for Policy {
     }
 }
 
+/// What becomes of the cache of a stream that does not go on while other writes fill the victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stalled {
+    /// Other blocks finish its group.
+    Finished,
+    /// It is closed as it is, with parity for a short group: the paper's rule.
+    Closed,
+    /// It waits for its stream, however long.
+    Left,
+}
+
 /// The settings of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -80,8 +92,13 @@ pub struct Config {
     pub buffer_blocks: u16,
     /// Donors that may be lost at the same time.
     pub parity: u8,
-    /// Stream caches of `Adaptive`, not counting the victim.
+    /// Stream caches of `Adaptive`, the victim's included: the paper's P. One is parity caching.
     pub streams: u8,
+    pub stalled: Stalled,
+    /// A block that is overwritten less than so many groups after it was written is hot. `Cached`,
+    /// and `Adaptive` with more than one stream cache, keep hot blocks in a cache of their own,
+    /// because they are likely to die soon. 0: there is no such cache.
+    pub hot_groups: u32,
     /// Keeps parity on the last donors; otherwise parity rotates.
     pub dedicated_parity: bool,
     /// Donors a group spreads over, including parity; 0: all donors.
@@ -118,6 +135,8 @@ impl Default for Config {
             buffer_blocks: 8,
             parity: 1,
             streams: 2,
+            stalled: Stalled::Finished,
+            hot_groups: 8,
             dedicated_parity: false,
             width: 0,
             spare_percent: 20,
@@ -140,8 +159,10 @@ pub struct Plan {
     pub data: usize,
     /// Parity units of a group.
     pub parity: usize,
-    /// Stream caches. With one there is no victim: this is plain parity caching.
+    /// Stream caches, the victim's included. One is plain parity caching.
     pub streams: usize,
+    /// There is a cache for hot blocks.
+    pub has_hot: bool,
     /// Blocks of a buffer: 1 where nothing is collected.
     pub buffer: usize,
     /// A write is acknowledged when it is in the cache; otherwise when it has been sent.
@@ -186,11 +207,13 @@ impl Config {
         if width <= parity || width > 16 {
             return wrong(format!("width={width}: {} to 16 donors", parity + 1));
         }
+        let streams = if self.policy == Policy::Adaptive { self.streams as usize } else { 1 };
         let cached = matches!(self.policy, Policy::Cached | Policy::Caching | Policy::Adaptive);
         Ok(Plan {
             data: if self.policy == Policy::Mirrored { 1 } else { width - parity },
             parity,
-            streams: if self.policy == Policy::Adaptive { self.streams as usize } else { 1 },
+            streams,
+            has_hot: self.hot_groups > 0 && (streams > 1 || self.policy == Policy::Cached),
             buffer: if cached { self.buffer_blocks as usize } else { 1 },
             cached,
             data_at_once: !cached,

@@ -54,7 +54,7 @@ mod views;
 pub use api::{
     Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Past, Purpose, Trouble,
 };
-pub use config::{Config, Plan, Policy};
+pub use config::{Config, Plan, Policy, Stalled};
 pub use counts::{Counts, Traffic};
 pub use disk::{Disk, DonorDevice, Permit};
 pub use engine::{Engine, Members, SECTOR_BYTES, identify, members};

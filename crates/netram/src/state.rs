@@ -126,7 +126,7 @@ impl State {
             epoch: Epoch::default(),
             donors: Vec::new(),
             groups: Groups::new(),
-            open: OpenGroups::new(plan.streams),
+            open: OpenGroups::new(plan.streams, plan.has_hot, config.stalled),
             map: BlockMap::new(plan.data, plan.buffer),
             notes: Notes::default(),
             next_sequence: 1,

@@ -5,18 +5,18 @@
 //! between policies can, so verdicts concern only ratios.
 
 use super::model::Pace;
-use super::points::{Figures, Room, Setup, Variant};
+use super::points::{Figures, Room, Rules, Setup, Variant};
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 use crate::trace::shape::{Summary, at_busiest, continuing};
 
-/// Table 1: streams, and execution time at 20% extra space (s).
+/// Table 1: stream caches, and execution time at 20% extra space (s).
 const TABLE_1: [(u8, f64); 3] = [(1, 8788.21), (2, 8520.39), (3, 8525.60)];
 /// Figure 6: upper bound of adaptive over unreliable at 20% extra space (percent).
 const OVER_UNRELIABLE: f64 = 11.0;
 /// Figure 7: lower bound of the cleaning time saved over parity caching at 20% extra space
 /// (percent).
 const CLEANING_SAVED: f64 = 30.0;
-/// Streams of the paper's adaptive policy in its figures.
+/// Stream caches of the paper's adaptive policy in its figures.
 const STREAMS: u8 = 2;
 
 /// The circumstances of the runs.
@@ -43,19 +43,23 @@ fn number(value: Option<f64>, decimals: usize) -> Cell {
     value.map_or(Cell::Empty, |value| Cell::Number(value, decimals))
 }
 
-const FIGURE_6: [Variant; 7] = [
-    Variant::NONE,
-    Variant::CACHED,
-    Variant::MIRRORED,
+/// The policies that do not clean.
+const FIXED: [Variant; 3] = [Variant::NONE, Variant::CACHED, Variant::MIRRORED];
+
+/// The policies that clean: the paper's, then as users get them.
+pub const FIGURE_7: [Variant; 5] = [
     Variant::CACHING,
-    Variant { policy: shoal_netram::Policy::Adaptive, streams: 1 },
-    Variant { policy: shoal_netram::Policy::Adaptive, streams: 2 },
-    Variant { policy: shoal_netram::Policy::Adaptive, streams: 3 },
+    Variant::adaptive(2, Rules::Paper),
+    Variant::adaptive(3, Rules::Paper),
+    Variant::adaptive(2, Rules::Shoal),
+    Variant::adaptive(3, Rules::Shoal),
 ];
 
-/// Returns the policies that clean.
-fn figure_7() -> &'static [Variant] {
-    &FIGURE_6[3..]
+/// Steps between the paper's rules and ours, each a switch.
+pub const CAUSES: [Variant; 2] = [Variant::adaptive(2, Rules::Left), Variant::adaptive(2, Rules::Finished)];
+
+fn figure_6() -> Vec<Variant> {
+    FIXED.into_iter().chain(FIGURE_7).collect()
 }
 
 pub fn tables(world: &World, runs: &[Figures]) -> Vec<Table> {
@@ -74,13 +78,13 @@ pub fn tables(world: &World, runs: &[Figures]) -> Vec<Table> {
         against_extra(
             "figure-6",
             "Figure 6: execution time, cleaning included (seconds of network transfer, simulated time)",
-            &FIGURE_6,
+            &figure_6(),
             &|run| run.execution_s,
         ),
         against_extra(
             "figure-7",
             "Figure 7: cleaning time (seconds of network transfer, simulated time)",
-            figure_7(),
+            &FIGURE_7,
             &|run| run.cleaning_s,
         ),
         counts(runs),
@@ -92,7 +96,6 @@ fn comparison(world: &World, runs: &[Figures]) -> Table {
     let extra = world.claimed_at;
     let title = format!("The paper's claims at {extra}% extra space (simulated time)");
     let mut claims = Comparison::new(title);
-    let adaptive = |streams| at(runs, Variant::adaptive(streams), extra);
     let percent = |a: f64, b: f64| (a / b - 1.0) * 100.0;
     let shown = |ours: Option<f64>, holds: &dyn Fn(f64) -> bool| match ours {
         Some(ours) if holds(ours) => "shown",
@@ -104,61 +107,79 @@ fn comparison(world: &World, runs: &[Figures]) -> Table {
         let less = |run: &Figures| run.execution_s - if without_upkeep { run.upkeep_s } else { 0.0 };
         Some(percent(less(run), less(reference)))
     };
-    let two = Variant::adaptive(STREAMS);
-    let ours = over(two, Variant::CACHED, false);
-    claims.push(
-        format!("figure 6: adaptive, P={STREAMS}, over the unreliable optimum (cached)"),
-        Cell::Text(format!("at most {OVER_UNRELIABLE:.0}")),
-        number(ours, 1),
-        "%",
-        shown(ours, &|ours| ours <= OVER_UNRELIABLE),
-    );
-    for (what, variant, reference, without_upkeep) in [
-        ("the same without upkeep (erasing freed units)", two, Variant::CACHED, true),
-        ("the same for parity caching", Variant::CACHING, Variant::CACHED, false),
-        ("adaptive over none (each block at once)", two, Variant::NONE, false),
-        ("adaptive over mirroring (each block at once)", two, Variant::MIRRORED, false),
-    ] {
-        let ours = over(variant, reference, without_upkeep);
-        claims.push(format!("- {what}"), Cell::Empty, number(ours, 1), "%", "");
-    }
-    let saved = || {
-        let (plain, ours) = (at(runs, Variant::CACHING, extra)?.cleaning_s, adaptive(STREAMS)?.cleaning_s);
-        (plain > 0.0).then(|| -percent(ours, plain))
-    };
-    let ours = saved();
-    claims.push(
-        format!("figure 7: cleaning time of adaptive, P={STREAMS}, below parity caching"),
-        Cell::Text(format!("at least {CLEANING_SAVED:.0}")),
-        number(ours, 1),
-        "%",
-        shown(ours, &|ours| ours >= CLEANING_SAVED),
-    );
-    for (streams, paper) in TABLE_1 {
-        let ours = adaptive(streams).map(|run| run.execution_s);
+    let [paper, ours] = [Rules::Paper, Rules::Shoal].map(|rules| Variant::adaptive(STREAMS, rules));
+    let [left, finished] = CAUSES;
+    for (variant, whose) in [(ours, "Shoal's rules"), (paper, "the paper's rules")] {
+        let found = over(variant, Variant::CACHED, false);
         claims.push(
-            format!("table 1: execution time, P={streams}"),
-            Cell::Number(paper, 2),
-            number(ours, 2),
-            "s",
-            "another trace; see ratios",
-        );
-    }
-    for streams in [1, 3] {
-        let paper = |streams: u8| TABLE_1[streams as usize - 1].1;
-        let expected = percent(paper(streams), paper(2));
-        let ours = adaptive(streams).zip(adaptive(2)).map(|(a, b)| percent(a.execution_s, b.execution_s));
-        // One stream costs more; a third makes hardly any difference.
-        let holds = |ours: f64| if streams == 1 { ours > 1.0 } else { ours.abs() <= 1.0 };
-        claims.push(
-            format!("table 1: P={streams} over P=2"),
-            Cell::Number(expected, 2),
-            number(ours, 2),
+            format!("figure 6: adaptive, P={STREAMS}, {whose}, over the unreliable optimum (cached)"),
+            Cell::Text(format!("at most {OVER_UNRELIABLE:.0}")),
+            number(found, 1),
             "%",
-            shown(ours, &holds),
+            shown(found, &|found| found <= OVER_UNRELIABLE),
         );
+    }
+    for (what, variant, reference, without_upkeep) in [
+        ("the paper's rules without upkeep (erasing freed units)", paper, Variant::CACHED, true),
+        ("no cache is ever closed", left, Variant::CACHED, false),
+        ("other blocks finish a stalled stream's group", finished, Variant::CACHED, false),
+        ("that without upkeep", finished, Variant::CACHED, true),
+        ("Shoal's rules over cached with hot blocks apart, too", ours, Variant::CACHED_HOT, false),
+        ("parity caching", Variant::CACHING, Variant::CACHED, false),
+        ("Shoal's rules over none (each block at once)", ours, Variant::NONE, false),
+        ("Shoal's rules over mirroring (each block at once)", ours, Variant::MIRRORED, false),
+    ] {
+        let found = over(variant, reference, without_upkeep);
+        claims.push(format!("- {what}"), Cell::Empty, number(found, 1), "%", "");
+    }
+    let saved = |variant: Variant| {
+        let (plain, found) = (at(runs, Variant::CACHING, extra)?.cleaning_s, at(runs, variant, extra)?.cleaning_s);
+        (plain > 0.0).then(|| -percent(found, plain))
+    };
+    for (variant, whose) in [(ours, "Shoal's rules"), (paper, "the paper's rules")] {
+        let found = saved(variant);
+        claims.push(
+            format!("figure 7: cleaning time of adaptive, P={STREAMS}, {whose}, below parity caching"),
+            Cell::Text(format!("at least {CLEANING_SAVED:.0}")),
+            number(found, 1),
+            "%",
+            shown(found, &|found| found >= CLEANING_SAVED),
+        );
+    }
+    for (what, variant) in [("no cache is ever closed", left), ("other blocks finish the group", finished)] {
+        claims.push(format!("- {what}"), Cell::Empty, number(saved(variant), 1), "%", "");
+    }
+    for rules in [Rules::Shoal, Rules::Paper] {
+        table_1(&mut claims, rules, |streams| match streams {
+            1 => at(runs, Variant::CACHING, extra),
+            streams => at(runs, Variant::adaptive(streams, rules), extra),
+        });
     }
     claims.into_table()
+}
+
+/// Adds table 1 under these rules. `run_of`: the run with so many stream caches.
+fn table_1<'a>(claims: &mut Comparison, rules: Rules, run_of: impl Fn(u8) -> Option<&'a Figures>) {
+    let whose = if rules == Rules::Paper { "the paper's rules" } else { "Shoal's rules" };
+    let ours = |streams: u8| run_of(streams).map(|run| run.execution_s);
+    for (streams, paper) in TABLE_1 {
+        let what = format!("table 1, {whose}: execution time, P={streams}");
+        claims.push(what, Cell::Number(paper, 2), number(ours(streams), 2), "s", "another trace; see ratios");
+    }
+    for streams in [1, 3] {
+        let over_two = |one: f64, two: f64| (one / two - 1.0) * 100.0;
+        let expected = over_two(TABLE_1[streams as usize - 1].1, TABLE_1[1].1);
+        let found = ours(streams).zip(ours(2)).map(|(one, two)| over_two(one, two));
+        // One stream costs more; a third makes hardly any difference.
+        let holds = |found: f64| if streams == 1 { found > 1.0 } else { found.abs() <= 1.0 };
+        let verdict = match found {
+            Some(found) if holds(found) => "shown",
+            Some(_) => "not shown",
+            None => "not measured",
+        };
+        let what = format!("table 1, {whose}: P={streams} over P=2");
+        claims.push(what, Cell::Number(expected, 2), number(found, 2), "%", verdict);
+    }
 }
 
 /// Tabulates all counters, to explain the figures.
@@ -244,9 +265,7 @@ pub fn plots(world: &World, runs: &[Figures]) -> Vec<Plot> {
             };
             Series::new(name, world.extra.iter().filter_map(point))
         };
-        // One stream is parity caching, so show it only once.
-        let once = variants.iter().filter(|variant| **variant != Variant::adaptive(1));
-        once.map(line).filter(|line| !line.points.is_empty()).collect()
+        variants.iter().map(line).filter(|line| !line.points.is_empty()).collect()
     };
     // The paper's seconds are of another trace, so its ratios stand on our own lines.
     let of_ours = |name: &str, ratio: f64, variant: Variant, of: &dyn Fn(&Figures) -> f64| {
@@ -254,11 +273,11 @@ pub fn plots(world: &World, runs: &[Figures]) -> Vec<Plot> {
         Series::paper(name, ours)
     };
     let (execution, cleaning) = (|run: &Figures| run.execution_s, |run: &Figures| run.cleaning_s);
-    let mut times = series(&FIGURE_6, &execution);
+    let mut times = series(&figure_6(), &execution);
     let ratio = 1.0 + OVER_UNRELIABLE / 100.0;
     let name = format!("adaptive, at most {OVER_UNRELIABLE:.0}% above none, cached");
     times.push(of_ours(&name, ratio, Variant::CACHED, &execution));
-    let mut cleanings = series(figure_7(), &cleaning);
+    let mut cleanings = series(&FIGURE_7, &cleaning);
     let name = format!("adaptive, {CLEANING_SAVED:.0}% below parity caching");
     cleanings.push(of_ours(&name, 1.0 - CLEANING_SAVED / 100.0, Variant::CACHING, &cleaning));
     let plot = |name: &str, title: &str, y: &str, series: Vec<Series>| Plot {

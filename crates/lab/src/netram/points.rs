@@ -1,12 +1,12 @@
 //! The disks to run, the size of their donors, and running them side by side.
 //!
-//! Owns: [`Variant`], a policy with its number of streams; [`Room`], the capacity of the donors;
+//! Owns: [`Variant`], a policy with its stream caches and rules; [`Room`], the capacity of the donors;
 //! one run ([`measure`]), and all of them ([`measure_all`]). Rules: extra space is the storage
 //! donors' space beyond the disk, in percent of the disk, without headers and parity. The disk is
 //! filled before the figures begin, unless an option says otherwise.
 
 use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
-use shoal_netram::{Config, Policy, Purpose};
+use shoal_netram::{Config, Policy, Purpose, Stalled};
 
 use super::model::{Cost, Model, ModelError, Pace};
 use crate::network::Network;
@@ -17,27 +17,55 @@ use crate::trace::Request;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     pub policy: Policy,
-    /// Stream caches, without the victim's.
+    /// Stream caches, the victim's included: the paper's P.
     pub streams: u8,
+    pub rules: Rules,
+}
+
+/// Which rules place blocks in caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    /// The paper's: a stalled stream's cache is closed short, and hot blocks have no cache.
+    Paper,
+    /// The paper's without closing caches.
+    Left,
+    /// Other blocks finish the group of a stalled stream.
+    Finished,
+    /// Those that users get: besides, hot blocks have a cache.
+    Shoal,
 }
 
 impl Variant {
-    pub const NONE: Variant = Variant { policy: Policy::None, streams: 1 };
-    pub const CACHED: Variant = Variant { policy: Policy::Cached, streams: 1 };
-    pub const MIRRORED: Variant = Variant { policy: Policy::Mirrored, streams: 1 };
-    pub const CACHING: Variant = Variant { policy: Policy::Caching, streams: 1 };
+    pub const NONE: Variant = Variant::plain(Policy::None);
+    pub const CACHED: Variant = Variant::plain(Policy::Cached);
+    pub const CACHED_HOT: Variant = Variant { rules: Rules::Shoal, ..Variant::CACHED };
+    pub const MIRRORED: Variant = Variant::plain(Policy::Mirrored);
+    pub const CACHING: Variant = Variant::plain(Policy::Caching);
 
-    pub fn adaptive(streams: u8) -> Variant {
-        Variant { policy: Policy::Adaptive, streams }
+    const fn plain(policy: Policy) -> Variant {
+        Variant { policy, streams: 1, rules: Rules::Paper }
+    }
+
+    pub const fn adaptive(streams: u8, rules: Rules) -> Variant {
+        Variant { policy: Policy::Adaptive, streams, rules }
     }
 
     pub fn name(&self) -> String {
         match self.policy {
             Policy::None => "none".into(),
+            Policy::Cached if self.rules == Rules::Shoal => "none, cached, hot apart".into(),
             Policy::Cached => "none, cached".into(),
             Policy::Mirrored => "mirroring".into(),
             Policy::Caching => "parity caching".into(),
-            Policy::Adaptive => format!("adaptive, P={}", self.streams),
+            Policy::Adaptive => {
+                let rules = match self.rules {
+                    Rules::Paper => "",
+                    Rules::Left => ", never closed",
+                    Rules::Finished => ", finished",
+                    Rules::Shoal => ", Shoal's",
+                };
+                format!("adaptive, P={}{rules}", self.streams)
+            }
             other => other.name().into(),
         }
     }
@@ -90,6 +118,12 @@ impl Setup<'_> {
             buffer_blocks: self.buffer_blocks,
             parity: 1,
             streams: variant.streams,
+            stalled: match variant.rules {
+                Rules::Paper => Stalled::Closed,
+                Rules::Left => Stalled::Left,
+                Rules::Finished | Rules::Shoal => Stalled::Finished,
+            },
+            hot_groups: if variant.rules == Rules::Shoal { Config::default().hot_groups } else { 0 },
             dedicated_parity: is_striped,
             // Without parity and cache nothing ties blocks on several donors together. `Cached`
             // collects as many blocks as the parity caches do, so that all save the same number of

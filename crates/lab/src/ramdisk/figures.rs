@@ -156,9 +156,8 @@ fn runs(found: &Found) -> Table {
 fn plot(found: &Found, part: Part, operation: usize, name: &str, x: &str, values: &[f64]) -> Option<Plot> {
     let cases: Vec<&Case> = found.cases.iter().filter(|case| case.work.part == part).collect();
     let title = ["created", "deleted at random"][operation];
-    let series = found.set.subjects.iter().enumerate().map(|(place, subject)| Series {
-        name: subject.label.into(),
-        points: cases.iter().zip(values).map(|(case, x)| (*x, case.median(operation, place).value)).collect(),
+    let series = found.set.subjects.iter().enumerate().map(|(place, subject)| {
+        Series::new(subject.label, cases.iter().zip(values).map(|(case, x)| (*x, case.median(operation, place).value)))
     });
     (!cases.is_empty()).then(|| Plot {
         name: name.into(),

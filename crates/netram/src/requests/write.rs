@@ -126,7 +126,7 @@ fn place(
     if seen.is_some_and(|seen| state.map.find(block) != seen) {
         return Some(Placed::Changed);
     }
-    let chosen = *cache.get_or_insert_with(|| state.open.choose(block));
+    let chosen = *cache.get_or_insert_with(|| state.cache_for(block));
     let Some(put) = state.place(block, bytes, chosen, None) else {
         return state.shortage.is_stuck().then_some(Placed::Failed(DiskError::NoSpace));
     };
@@ -140,7 +140,7 @@ fn place(
 fn send_placed(core: &Arc<Core>, state: &mut State, Put { at, is_full }: Put, cache: &mut Option<usize>) {
     if is_full {
         let chosen = cache.take().expect("chosen before the block was placed");
-        for closed in state.filled(chosen) {
+        if let Some(closed) = state.filled(chosen) {
             send(core, state, closed);
         }
     }

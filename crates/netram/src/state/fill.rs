@@ -51,8 +51,24 @@ impl State {
         let purpose = if cleaning { Purpose::Clean } else { Purpose::Write };
         let memory = Memory::new(data, width, self.plan.buffer * self.shape.block_bytes, purpose, self.now_ns);
         let index = self.groups.open(members, data, memory);
+        if cleaning {
+            self.groups[index].holds_moved();
+        }
         self.open.open(cache, index);
         Some(index)
+    }
+
+    /// Chooses the cache for a request that begins at `block`.
+    pub fn cache_for(&self, block: u32) -> usize {
+        self.open.hot().filter(|_| self.is_hot(block)).unwrap_or_else(|| self.open.choose(block))
+    }
+
+    /// Returns whether the block was written a short time ago, so that what is written now is likely
+    /// to be overwritten soon, too.
+    fn is_hot(&self, block: u32) -> bool {
+        let Some(Mapped { at, .. }) = self.map.find(block) else { return false };
+        let soon = u64::from(self.config.hot_groups) * (self.plan.data * self.plan.buffer) as u64;
+        self.groups[at.group].age(self.next_sequence).is_some_and(|age| age < soon)
     }
 
     /// Overwrites a block that is in memory and not in flight yet.
@@ -78,7 +94,9 @@ impl State {
             let at = self.map.find(block).expect("it was absorbed where it is").at;
             return Some(Put { at, is_full: false });
         }
-        let Some(index) = self.open.group(cache).or_else(|| self.open(cache, is_note)) else {
+        let own = self.open.group(cache).or_else(|| self.open(cache, is_note));
+        // Without room for another group, the block goes to one that other caches fill.
+        let Some(index) = own.or_else(|| self.open.other_than_cleaners(cache)) else {
             self.shortage.want();
             return None;
         };
@@ -100,17 +118,17 @@ impl State {
             self.shortage.got_room();
         }
         if pushed.is_full {
-            self.open.close(cache);
+            self.open.leave(index);
         }
         Some(Put { at, is_full: pushed.is_full })
     }
 
-    /// Handles a cache that filled its group. Returns other groups that are closed as they are
-    /// because of that.
-    pub fn filled(&mut self, cache: usize) -> Vec<u32> {
-        let closed = self.open.filled(cache);
-        closed.iter().for_each(|&index| self.close(index));
-        closed
+    /// Handles a cache that filled its group. Returns another group that is closed as it is because
+    /// of that.
+    pub fn filled(&mut self, cache: usize) -> Option<u32> {
+        let closed = self.open.filled(cache)?;
+        self.close(closed);
+        Some(closed)
     }
 
     /// Closes a group to further blocks and gives back units it never used.

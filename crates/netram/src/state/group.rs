@@ -33,6 +33,8 @@ pub(crate) struct Group {
     data: u8,
     /// A job works on it: it must not be cleaned, freed or moved.
     busy: bool,
+    /// The cleaner filled it.
+    is_moved: bool,
     /// Its live blocks could not be moved. It is not tried again before something changes.
     hopeless: bool,
 }
@@ -96,6 +98,16 @@ impl Group {
     /// Upper bound (exclusive) of the sequences of blocks that replaced blocks of this group.
     pub fn killed(&self) -> u64 {
         self.killed
+    }
+
+    /// Records that the cleaner fills it, with blocks that outlived their former groups.
+    pub fn holds_moved(&mut self) {
+        self.is_moved = true;
+    }
+
+    /// Number of sequences since its first entry; `None`: its blocks outlived a former group.
+    pub fn age(&self, next_sequence: u64) -> Option<u64> {
+        (!self.is_moved).then(|| next_sequence.saturating_sub(self.first_sequence))
     }
 
     /// Returns whether a job works on it, so that it must not be cleaned, freed or moved.
