@@ -8,6 +8,7 @@ mod idle_time;
 mod live;
 mod mramfs;
 mod netram;
+mod pages;
 mod traces;
 mod trees;
 mod update_policy;

@@ -12,7 +12,7 @@ use shoal_lab::trace::{self, Kind};
 
 const MAIN_DISK: u32 = 0x800_0008;
 
-fn week() -> Option<std::path::PathBuf> {
+pub fn week() -> Option<std::path::PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/ajw.1week.srt");
     if !path.exists() {
         eprintln!("SKIPPED: no trace at {}", path.display());
