@@ -193,7 +193,7 @@ fn verdict(paper: f64, ours: Median) -> &'static str {
 
 fn comparison(found: &Found) -> Table {
     let mut claims = Comparison::new(
-        "Conquest against ramfs and ext2 in 2002, Shoal against ramfs (or tmpfs) and ext4 today: rates as multiples of the other's",
+        "Conquest against ramfs and ext2 in 2002, Shoal against ramfs (or tmpfs) and the first ext of the places today: rates as multiples of the other's",
     );
     for claim in &CLAIMS {
         let Some((case, phase)) = claim.case(found) else { continue };
