@@ -123,6 +123,9 @@ pub fn knows_first_place(memory: &dyn PersistentMemory, superblock: &Superblock)
     listed.is_some_and(|list| list.iter().find(|entry| entry.number == 0).is_none_or(|first| first.place != 0))
 }
 
+/// Names the operation in reports of its failure.
+const FLUSH: &str = "the flush of the bulk storage";
+
 /// The last write on each device that completed flushes cover.
 #[derive(Clone, Copy, Debug)]
 pub struct Flushed([u64; BULK_DEVICES_MAX]);
@@ -587,11 +590,15 @@ impl Bulk {
     fn flush_failed(&self, region: &Region, unit: &Unit, error: MediaError) -> Error {
         if self.units().len() == 1 {
             unit.may_lack.store(true, Ordering::Release);
-            if let Err(unknown) = region.note_loss() {
+            // Another flush may have failed at the same moment: it noted the loss before it failed the store.
+            let is_noted = || region.failure().is_some_and(|failure| failure.operation == FLUSH);
+            if let Err(unknown) = region.note_loss()
+                && !is_noted()
+            {
                 self.devices()
                     .tell(&format!("the log does not tell that the flush of the bulk storage failed: {unknown}"));
             }
-            region.poison("the flush of the bulk storage", &error);
+            region.poison(FLUSH, &error);
             return error.into();
         }
         self.devices().fail(region, unit, &error);
