@@ -29,6 +29,26 @@ impl Median {
     pub fn bounds(self) -> [f64; 3] {
         [self.low, self.value, self.high]
     }
+
+    /// Returns the median alone, with as many decimals as tables show.
+    pub fn value_text(self) -> String {
+        format!("{:.*}", self.decimals(), self.value)
+    }
+
+    /// Returns the median with its interval in brackets.
+    pub fn text(self) -> String {
+        let Median { value, low, high } = self;
+        let decimals = self.decimals();
+        format!("{value:.decimals$} ({low:.decimals$}-{high:.decimals$})")
+    }
+
+    fn decimals(self) -> usize {
+        match self.value {
+            value if value < 1.0 => 3,
+            value if value < 100.0 => 2,
+            _ => 0,
+        }
+    }
 }
 
 /// Returns how many values an interval for the median of `count` values may leave out at each end.

@@ -11,7 +11,6 @@ use super::measure::{Case, Found};
 use super::places::{DISK, NONE};
 use super::work::{COUNTS, MS_PER_FILE, SIZES};
 use super::{Part, Plan};
-use crate::median::Median;
 use crate::report::{Cell, Plot, Series, Style, Table};
 
 const OPERATION: &str = "operation";
@@ -57,20 +56,6 @@ pub fn tables(found: &Found) -> Vec<Table> {
     vec![claims::comparison(found), devices(found), operations(found), speedups(found), load(found), runs(found)]
 }
 
-fn decimals(value: f64) -> usize {
-    match value {
-        value if value < 1.0 => 3,
-        value if value < 100.0 => 2,
-        _ => 0,
-    }
-}
-
-fn shown(median: Median) -> String {
-    let Median { value, low, high } = median;
-    let decimals = decimals(value);
-    format!("{value:.decimals$} ({low:.decimals$}-{high:.decimals$})")
-}
-
 /// Tabulates the speeds of the block devices.
 fn devices(found: &Found) -> Table {
     let title = format!(
@@ -112,7 +97,7 @@ fn wide(found: &Found, name: &str, title: &str, cell: impl Fn(&Case, usize, usiz
 
 fn operations(found: &Found) -> Table {
     wide(found, "operations", "Wall time: median (90% interval)", |case, operation, place| {
-        Cell::Text(shown(case.median(operation, place)))
+        Cell::Text(case.median(operation, place).text())
     })
 }
 
@@ -120,7 +105,7 @@ fn speedups(found: &Found) -> Table {
     let title = "How many times as fast as the disk in the same round: median (90% interval)";
     let disk = found.place(DISK);
     wide(found, "speedups", title, |case, operation, place| {
-        disk.map_or(Cell::Empty, |disk| Cell::Text(shown(case.speedup(operation, place, disk))))
+        disk.map_or(Cell::Empty, |disk| Cell::Text(case.speedup(operation, place, disk).text()))
     })
 }
 

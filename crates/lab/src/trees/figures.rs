@@ -99,20 +99,10 @@ impl Case {
     }
 }
 
-fn decimals(value: f64) -> usize {
-    match value {
-        value if value < 1.0 => 3,
-        value if value < 100.0 => 2,
-        _ => 0,
-    }
-}
-
 fn shown(median: Median) -> String {
-    let Median { value, low, high } = median;
-    let decimals = decimals(value);
-    match low == high {
-        true => format!("{value:.decimals$}"),
-        false => format!("{value:.decimals$} ({low:.decimals$}-{high:.decimals$})"),
+    match median.low == median.high {
+        true => median.value_text(),
+        false => median.text(),
     }
 }
 
