@@ -157,7 +157,7 @@ fn layouts() -> Vec<Workload> {
 struct Share {
     workloads: u64,
     states: u64,
-    /// One in this many states of operations on every layout.
+    /// Operations on every layout: one state in this many.
     layouts: u64,
 }
 

@@ -31,7 +31,7 @@ pub enum Rules {
     Left,
     /// Other blocks finish the group of a stalled stream.
     Finished,
-    /// Those that users get: besides, hot blocks have a cache.
+    /// The rules of every disk in use: other blocks finish the group, and hot blocks have a cache.
     Shoal,
 }
 

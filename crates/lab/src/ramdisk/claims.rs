@@ -20,7 +20,7 @@ const NEIGHBOURHOOD: f64 = 1.25;
 /// "Very close": within this factor.
 const CLOSE: f64 = 1.15;
 
-/// What the paper says about a ratio.
+/// A ratio as the paper states it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Says {
     Times(f64),

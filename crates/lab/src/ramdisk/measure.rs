@@ -23,7 +23,7 @@ const NETWORK_PROGRAMS: [&str; 2] = ["ip", "tc"];
 /// Debian packages of programs that are not everywhere.
 const PACKAGES: &str = "Debian has them in libnbd-bin, fuse3, e2fsprogs, mount, iproute2, findutils and grep";
 
-/// One run of an operation.
+/// The outcome of one run of an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Ran {
     pub figure: f64,

@@ -43,7 +43,7 @@ const MEMORY: &str = "512M";
 pub enum Writes {
     /// All (`-o sync`).
     Synchronous,
-    /// Those of names (`-o dirsync`).
+    /// Changes of names (`-o dirsync`).
     Names,
     /// None, as with ext2.
     Late,
@@ -75,7 +75,7 @@ pub struct Subject {
     pub speed: Option<Speed>,
 }
 
-/// What was made.
+/// The places that were made, and what readers must know about them.
 #[derive(Debug)]
 pub struct Set {
     pub subjects: Vec<Subject>,

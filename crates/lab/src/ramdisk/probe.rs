@@ -28,7 +28,7 @@ const REQUESTS: usize = 200;
 /// Alignment of buffers that bypass the page cache.
 const ALIGN: usize = 4096;
 
-/// What a device does with one request at a time.
+/// The speed of a device that has one request at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
     /// Medians of requests of a block at random places (ms).

@@ -77,7 +77,7 @@ impl Operation {
     }
 }
 
-/// One call of IOstone: a file, and the offset of new contents if it is written.
+/// A call of IOstone: its file, and the offset of the new contents if the call writes.
 type Call = (usize, Option<usize>);
 
 #[derive(Debug)]

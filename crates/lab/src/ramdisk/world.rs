@@ -254,7 +254,7 @@ impl World {
     pub fn attach(&mut self, file: &Path) -> Result<PathBuf, LabError> {
         let device = PathBuf::from(self.run("losetup", &[&"--find", &"--show", &"--direct-io=on", &file])?);
         let handle = File::open(&device).map_err(|error| broken(device.display(), error));
-        // Of an open device, this only says that its last user takes it away, also if that is killed.
+        // The device is open. So it goes when its last user closes it, even if that user is killed.
         self.run("losetup", &[&"--detach", &device])?;
         self.made.push(Made::Loop(handle?));
         Ok(device)
@@ -295,7 +295,7 @@ impl World {
                 end(&mut child, ends_by);
                 return None;
             }
-            // What is busy or does not answer is taken out of the tree at least.
+            // A lazy unmount takes a mount out of the tree even if it is busy or does not answer.
             Made::Mount(path) | Made::Fuse(path) if is_mounted(&path) => {
                 self.run("umount", &[&path]).or_else(|_| self.run("umount", &[&"-l", &path]))
             }

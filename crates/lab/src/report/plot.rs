@@ -41,7 +41,7 @@ pub struct Style {
     pub names: Vec<String>,
 }
 
-/// What the points of a series are, and how they are drawn.
+/// The meaning of a series' points, which decides how they are drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// Markers with a line through them.
