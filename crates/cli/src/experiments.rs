@@ -1,27 +1,40 @@
 //! `shoal lab`: the papers' experiments.
 //!
-//! `list` names the experiments; `run` runs one and prints its tables, with the paper's figures
+//! `list` names the experiments, and the papers' figures and tables with what the kept runs say of
+//! each; `run` runs one and prints its tables, with the paper's figures
 //! beside ours. Experiments and their options are in `shoal-lab`. Files are written only with
 //! `--out`. A claim that the run does not show is a line of the report, not a failure of the
 //! command.
 
 use shoal_devices::{Failure, Outcome};
-use shoal_lab::RunArgs;
+use shoal_lab::exhibits::{Exhibit, Paper, State};
+use shoal_lab::{RunArgs, kept};
 
 use crate::json::print_json;
 use crate::unshared;
 
 pub fn list(json: bool) {
-    let all = shoal_lab::list();
+    let (experiments, exhibits) = (shoal_lab::list(), kept::list());
     if json {
-        return print_json(&all);
+        return print_json(&serde_json::json!({ "experiments": experiments, "exhibits": exhibits }));
     }
-    for listed in all {
+    for listed in experiments {
         println!("{}  {}", listed.name, listed.about);
         println!("    paper: {}", listed.paper);
         let options: Vec<String> = listed.options.iter().map(|option| format!("--{option}")).collect();
         println!("    options: {}", options.join(" "));
     }
+    for paper in Paper::ALL {
+        println!("\n{}", paper.title());
+        for listed in exhibits.iter().filter(|listed| listed.exhibit.paper == paper) {
+            let Exhibit { label, shows, experiment, .. } = listed.exhibit;
+            println!("  {label:11}{:10}{experiment:15}{shows}", listed.state.name());
+        }
+    }
+    let with = |state: State| exhibits.iter().filter(|listed| listed.state == state).count();
+    let counts = [State::Outdone, State::Shown, State::Deviates, State::NotRun];
+    let counts = counts.map(|state| format!("{} {}", with(state), state.name()));
+    println!("\nBy the kept full runs, of {} figures and tables: {}", exhibits.len(), counts.join(", "));
 }
 
 pub fn run(args: &RunArgs) -> Outcome<()> {

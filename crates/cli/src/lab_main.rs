@@ -48,7 +48,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// List the experiments, with the paper and the options of each
+    /// List the experiments with their papers and options, and the papers' figures and tables with what the kept runs show
     List {
         /// Report as JSON
         #[arg(long)]

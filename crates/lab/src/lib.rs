@@ -3,6 +3,8 @@
 //! | module | owns |
 //! |---|---|
 //! | `experiment` | the registry of experiments and the options they share |
+//! | `exhibits` | the figures and tables of the papers that hold results |
+//! | `kept` | the full runs that are kept, and what they say of each figure and table |
 //! | `report` | tables with the paper's figure beside ours; CSV, JSON, SVG |
 //! | `trace` | requests to disks: from traces or from a seed |
 //! | `plan` | the amount of work and the parts to run, shared by several experiments |
@@ -34,9 +36,11 @@
 #![forbid(unsafe_code)]
 
 pub mod conquest;
+pub mod exhibits;
 pub mod experiment;
 pub mod idle_time;
 pub mod inodes;
+pub mod kept;
 mod median;
 pub mod mramfs;
 pub mod netram;

@@ -2,13 +2,16 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | `claims` | the paper's figures beside ours, each with a verdict |
+//! | `machine` | the machine that a report is of |
 //! | `plot` | a plot as SVG |
 //!
-//! Owns: [`Report`], [`Table`], and their form on a terminal, as CSV and as JSON. A [`Comparison`]
-//! puts the paper's figure beside ours. Rules: the title of every table says whether its time is
+//! Owns: [`Report`], [`Table`], and their form on a terminal, as CSV and as JSON. Rules: the title of every table says whether its time is
 //! simulated. A cell that was not measured is empty, never 0. Files are named after the experiment
 //! and the table.
 
+mod claims;
+mod machine;
 mod plot;
 
 use std::fs;
@@ -17,6 +20,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+pub use claims::{Better, Comparison, Said, Verdict};
 pub use plot::{GAP, Kind, Plot, Series, Style};
 
 /// The reason why a report could not be written.
@@ -160,24 +164,6 @@ impl Table {
     }
 }
 
-/// The paper's figures beside ours.
-#[derive(Debug)]
-pub struct Comparison(Table);
-
-impl Comparison {
-    pub fn new(title: impl Into<String>) -> Comparison {
-        Comparison(Table::new("comparison", title, &["figure", "paper", "ours", "unit", "verdict"]))
-    }
-
-    pub fn push(&mut self, figure: impl Into<String>, paper: Cell, ours: Cell, unit: &str, verdict: impl Into<String>) {
-        self.0.push(vec![Cell::Text(figure.into()), paper, ours, unit.into(), Cell::Text(verdict.into())]);
-    }
-
-    pub fn into_table(self) -> Table {
-        self.0
-    }
-}
-
 /// The results of an experiment.
 #[derive(Debug)]
 pub struct Report {
@@ -199,6 +185,9 @@ struct Head<'a> {
     experiment: &'a str,
     command: &'a str,
     seed: Option<u64>,
+    /// The day of the run (UTC), and the machine.
+    date: String,
+    machine: String,
     skipped: &'a [String],
     notes: &'a [String],
 }
@@ -227,6 +216,8 @@ impl Report {
             experiment: &self.experiment,
             command: &self.command,
             seed: self.seed,
+            date: time::UtcDateTime::now().date().to_string(),
+            machine: machine::describe(),
             skipped: &self.skipped,
             notes: &self.notes,
         };

@@ -8,7 +8,8 @@
 use super::lfs::First;
 use super::points::{DiskKind, Kind, Point, Setup};
 use super::{FULL_SPEED_BURST_KB, UTILISATION};
-use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
+use crate::exhibits::Paper;
+use crate::report::{Cell, Comparison, Plot, Series, Style, Table, Verdict};
 
 /// The parameters of the runs.
 pub struct Curve<'a> {
@@ -100,12 +101,9 @@ fn greatest_step(line: &[(u32, f64)]) -> Option<f64> {
     (fall > 0.05 * line.first()?.1).then(|| steps.fold(0.0, f64::max) / fall)
 }
 
-fn shown(holds: Option<bool>) -> &'static str {
-    match holds {
-        Some(true) => "shown",
-        Some(false) => "not shown",
-        None => "not measured",
-    }
+/// Returns the paper's figure of a system.
+fn exhibit(kind: Kind) -> &'static str {
+    if kind == Kind::Lfs { "figure 10" } else { "figure 11" }
 }
 
 pub fn tables(curve: &Curve, setup: &Setup, all: &[Measured]) -> Vec<Table> {
@@ -142,7 +140,7 @@ pub fn tables(curve: &Curve, setup: &Setup, all: &[Measured]) -> Vec<Table> {
 }
 
 fn comparison(curve: &Curve, setup: &Setup, all: &[Measured]) -> Table {
-    let mut claims = Comparison::new("The paper's claims (simulated time)");
+    let mut claims = Comparison::new(Paper::VirtualLog, "The paper's claims (simulated time)");
     let memory_ms = setup.accept_ns as f64 / 1e6 * AT_MEMORY_SPEED;
     for &disk in curve.disks {
         let runs = Runs { disk, all };
@@ -163,11 +161,12 @@ fn memory_speed_claim(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut C
     let text: Vec<String> = reached.iter().map(|ms| seconds(*ms).map_or("never".into(), |s| format!("{s}"))).collect();
     let same = reached.iter().all(|ms| ms.is_some() && *ms == reached[0]);
     claims.push(
-        runs.claim("figure 10: bursts within a segment reach memory speed at the same pause (point D)"),
+        "figure 10",
+        runs.claim("bursts within a segment reach memory speed at the same pause (point D)"),
         "coincide".into(),
         Cell::Text(text.join(", ")),
         "s idle",
-        shown((small.len() > 1).then_some(same)),
+        Verdict::if_measured((small.len() > 1).then_some(same)),
     );
 }
 
@@ -179,18 +178,20 @@ fn fall_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
     let mean = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
     let (lfs_step, vld_step) = (mean(&steps(Kind::Lfs)), mean(&steps(Kind::UfsVld)));
     claims.push(
-        runs.claim("figure 10: LFS falls in steps: greatest step of a curve, share of its fall, mean"),
+        "figure 10",
+        runs.claim("LFS falls in steps: greatest step of a curve, share of its fall, mean"),
         "steps".into(),
         number(lfs_step.map(|share| share * 100.0), 0),
         "%",
-        shown(lfs_step.map(|share| share >= 0.5)),
+        Verdict::if_measured(lfs_step.map(|share| share >= 0.5)),
     );
     claims.push(
-        runs.claim("figure 11: VLD falls smoothly: the same"),
+        "figure 11",
+        runs.claim("VLD falls smoothly: the same"),
         "a continuum".into(),
         number(vld_step.map(|share| share * 100.0), 0),
         "%",
-        shown(lfs_step.zip(vld_step).map(|(lfs, vld)| vld < lfs)),
+        Verdict::if_measured(lfs_step.zip(vld_step).map(|(lfs, vld)| vld < lfs)),
     );
 }
 
@@ -204,8 +205,13 @@ fn gain_claims(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut Comparis
     let burst = curve.bursts_kb.iter().copied().find(|burst| *burst >= 512).unwrap_or(curve.bursts_kb[0]);
     let (lfs, vld) = (first_gain(Kind::Lfs, burst), first_gain(Kind::UfsVld, burst));
     for (kind, gain) in [(Kind::Lfs, lfs), (Kind::UfsVld, vld)] {
-        let verdict = if kind == Kind::Lfs { "" } else { shown(lfs.zip(vld).map(|(lfs, vld)| vld < lfs)) };
+        let verdict = if kind == Kind::Lfs {
+            Verdict::Unjudged
+        } else {
+            Verdict::if_measured(lfs.zip(vld).map(|(lfs, vld)| vld < lfs))
+        };
         claims.push(
+            exhibit(kind),
             runs.claim(&format!("shortest pause that gains {} 5%, bursts of {burst} KB", kind.name())),
             if kind == Kind::Lfs { "long".into() } else { "much shorter".into() },
             number(seconds(gain), 2),
@@ -217,11 +223,12 @@ fn gain_claims(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut Comparis
     for (kind, paper) in [(Kind::Lfs, "memory speed"), (Kind::UfsVld, "limited by the disk")] {
         let limit = curve.bursts_kb.iter().filter_map(|&burst| runs.idle(kind, burst, longest)).reduce(f64::max);
         claims.push(
+            exhibit(kind),
             runs.claim(&format!("{} with {} s of idle time, worst burst", kind.name(), f64::from(longest) / 1e3)),
             paper.into(),
             number(limit, 3),
             "ms",
-            shown(limit.map(|ms| (ms <= memory_ms) == (kind == Kind::Lfs))),
+            Verdict::if_measured(limit.map(|ms| (ms <= memory_ms) == (kind == Kind::Lfs))),
         );
     }
 }
@@ -241,28 +248,24 @@ fn buffered_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
         }
     }
     claims.push(
+        "",
         runs.claim(&format!("VLFS+NVRAM above the best of the others, points of {points}")),
         "speculation".into(),
         Cell::Count(above.into()),
         "points",
-        shown((points > 0).then_some(above == 0)),
+        Verdict::if_measured((points > 0).then_some(above == 0)),
     );
-    claims.push(runs.claim("- its worst ratio to the best of the others"), Cell::Empty, number(Some(worst), 3), "", "");
+    let what = runs.claim("- its worst ratio to the best of the others");
+    claims.push("", what, Cell::Empty, number(Some(worst), 3), "", Verdict::Unjudged);
 }
 
-/// Adds claims about update in place against eager writing, without idle time.
+/// Adds update in place against eager writing, without idle time: the excerpt has no figure of it.
 fn full_speed_claims(runs: &Runs, claims: &mut Comparison) {
-    for (kind, paper) in [(Kind::UfsVld, "about 10"), (Kind::Vlfs, "")] {
+    for kind in [Kind::UfsVld, Kind::Vlfs] {
         let ratio = runs.full_speed(Kind::Ufs, UTILISATION).zip(runs.full_speed(kind, UTILISATION));
         let ratio = ratio.map(|(in_place, eager)| in_place / eager);
-        let verdict = if paper.is_empty() { "" } else { shown(ratio.map(|ratio| ratio >= 7.0)) };
-        claims.push(
-            runs.claim(&format!("update in place over {}, 80% full, no idle time", kind.name())),
-            if paper.is_empty() { Cell::Empty } else { paper.into() },
-            number(ratio, 2),
-            "times",
-            verdict,
-        );
+        let what = runs.claim(&format!("update in place over {}, 80% full, no idle time", kind.name()));
+        claims.push("", what, Cell::Empty, number(ratio, 2), "times", Verdict::Unjudged);
     }
 }
 

@@ -1,10 +1,8 @@
 //! The paper's figures of section 4 beside ours.
 //!
 //! Owns: the claims, each a ratio of two places, and the verdicts. Rules: only ratios are compared,
-//! because the machines are 30 years apart. A verdict looks both ways: a ratio that is larger than
-//! the paper's deviates as one that is smaller does. A deviation names its cause, which the table of
-//! requests or the speeds of the devices show. An interval that reaches the paper's figure or its
-//! neighbourhood agrees. Where the paper has a plot alone, its text is the claim; then an interval
+//! because the machines are 30 years apart. A ratio that is larger than the paper's has a cause, as
+//! one that is smaller has, which the table of requests or the speeds of the devices show. Where the paper has a plot alone, its text is the claim; then an interval
 //! on both sides of 1 decides nothing. Left out: Shoal, which the paper could not measure; its
 //! figures are in the table of speed-ups.
 
@@ -12,8 +10,9 @@ use super::Part;
 use super::measure::{Case, Found};
 use super::places::{ADAPTIVE, CACHED, DISK, NONE};
 use super::work::{COUNTS, SIZES};
+use crate::exhibits::Paper;
 use crate::median::Median;
-use crate::report::{Cell, Comparison, Table};
+use crate::report::{Better, Cell, Comparison, Said, Table, Verdict};
 
 /// A ratio agrees if it is within this factor of the paper's.
 const NEIGHBOURHOOD: f64 = 1.25;
@@ -77,17 +76,17 @@ const fn because(claim: Claim, more: &'static str, less: &'static str) -> Claim 
     Claim { more, less, ..claim }
 }
 
-const FIND: Claim = claim("table 2, find and grep", Part::Tree, (0, 1), Says::Times(129.8 / 103.6));
-const TAR: Claim = claim("table 3, tar", Part::Tree, (0, 0), Says::Times(120.0 / 67.0));
-const IOSTONE: Claim = claim("table 4, IOstone", Part::Iostone, (0, 0), Says::Times(269_651.0 / 31_854.0));
-const SIZED: Claim = claim("figure 8, create", Part::Sizes, (LAST_SIZE, 0), Says::Times(116.22 / 22.68));
-const SIZED_DELETES: Claim = claim("figure 9, delete", Part::Sizes, (LAST_SIZE, 1), Says::Faster);
-const WRITE: Claim = claim("figure 10, write", Part::Sequential, (0, 0), Says::Times(3.0));
-const READ: Claim = claim("figure 10, read", Part::Sequential, (0, 1), Says::Times(3.0));
-const COUNTED: Claim = claim("figure 11, create", Part::Counts, (LAST_COUNT, 0), Says::Times(12.629 / 7.601));
+const FIND: Claim = claim("table 2", Part::Tree, (0, 1), Says::Times(129.8 / 103.6));
+const TAR: Claim = claim("table 3", Part::Tree, (0, 0), Says::Times(120.0 / 67.0));
+const IOSTONE: Claim = claim("table 4", Part::Iostone, (0, 0), Says::Times(269_651.0 / 31_854.0));
+const SIZED: Claim = claim("figure 8", Part::Sizes, (LAST_SIZE, 0), Says::Times(116.22 / 22.68));
+const SIZED_DELETES: Claim = claim("figure 9", Part::Sizes, (LAST_SIZE, 1), Says::Faster);
+const WRITE: Claim = claim("figure 10", Part::Sequential, (0, 0), Says::Times(3.0));
+const READ: Claim = claim("figure 10", Part::Sequential, (0, 1), Says::Times(3.0));
+const COUNTED: Claim = claim("figure 11", Part::Counts, (LAST_COUNT, 0), Says::Times(12.629 / 7.601));
 
 const fn counted(operation: usize, says: Says) -> Claim {
-    let figure = if operation == 0 { "figure 11, create" } else { "figure 12, delete" };
+    let figure = if operation == 0 { "figure 11" } else { "figure 12" };
     because(claim(figure, Part::Counts, (LAST_COUNT, operation), says), SEEKS, MERGED)
 }
 
@@ -126,25 +125,23 @@ impl Claim {
         }
     }
 
-    fn verdict(&self, ours: Median) -> String {
-        let (from, to) = match self.says {
-            Says::Times(paper) => (paper / NEIGHBOURHOOD, paper * NEIGHBOURHOOD),
-            Says::Faster => (1.0, f64::INFINITY),
-            Says::Close => (1.0 / CLOSE, CLOSE),
-        };
-        match () {
-            () if ours.low > to || ours.value > to && self.says == Says::Close => format!("more: {}", self.more),
-            () if ours.high < from || ours.value < from && self.says == Says::Close => format!("less: {}", self.less),
-            () if self.says == Says::Faster && ours.low < 1.0 => format!("undecided: {}", self.less),
-            () if (from..=to).contains(&ours.value) => "agrees".into(),
-            () => "agrees within the interval".into(),
+    fn verdict(&self, ours: Median) -> Verdict {
+        let told = if let Says::Times(paper) = self.says { paper } else { 1.0 };
+        match self.says {
+            Says::Times(paper) => Said::about(paper, NEIGHBOURHOOD, Better::More).judge_spread(ours),
+            Says::Faster if (ours.low..ours.high).contains(&1.0) => Verdict::Undecided(self.less.into()),
+            Says::Faster => Said::at_least(1.0).judge_spread(ours),
+            // An interval that reaches far enough says little of what is close.
+            Says::Close => Said::about(1.0, CLOSE, Better::More).judge(ours.value),
         }
+        .because(if ours.value > told { self.more } else { self.less })
     }
 }
 
 /// Tabulates all claims of the parts that were run.
 pub fn comparison(found: &Found) -> Table {
     let mut table = Comparison::new(
+        Paper::NetworkRamdisk,
         "The paper's devices in 1998, ours today (wall time): how many times as fast the first place is as the second",
     );
     for claim in &CLAIMS {
@@ -152,9 +149,9 @@ pub fn comparison(found: &Found) -> Table {
         let Some((place, against)) = found.place(claim.place).zip(found.place(claim.against)) else { continue };
         let ours = case.speedup(claim.operation, place, against);
         let name = &case.work.operations[claim.operation].name;
-        let what = format!("{} ({name}): {} to {}", claim.figure, claim.place, claim.against);
+        let what = format!("{name}: {} to {}", claim.place, claim.against);
         let shown = Cell::Text(format!("{:.2} ({:.2}-{:.2})", ours.value, ours.low, ours.high));
-        table.push(what, claim.paper(), shown, "times", claim.verdict(ours));
+        table.push(claim.figure, what, claim.paper(), shown, "times", claim.verdict(ours));
     }
     table.into_table()
 }
@@ -170,24 +167,26 @@ mod tests {
     #[test]
     fn a_verdict_looks_both_ways_and_a_deviation_has_its_cause() {
         let claim = because(claim("x", Part::Tree, (0, 0), Says::Times(2.0)), "too slow", "too fast");
-        let verdict = |value, low, high| claim.verdict(median(value, low, high));
-        assert_eq!(verdict(2.4, 2.3, 2.5), "agrees");
-        assert_eq!(verdict(1.7, 1.6, 1.8), "agrees");
-        assert_eq!(verdict(2.6, 2.4, 2.8), "agrees within the interval");
-        assert_eq!(verdict(9.0, 8.0, 10.0), "more: too slow");
-        assert_eq!(verdict(1.0, 0.9, 1.1), "less: too fast");
+        let verdict = |value, low, high| claim.verdict(median(value, low, high)).text();
+        assert_eq!(verdict(2.4, 2.3, 2.5), "shown");
+        assert_eq!(verdict(1.7, 1.6, 1.8), "shown");
+        assert_eq!(verdict(2.6, 2.4, 2.8), "shown");
+        assert_eq!(verdict(9.0, 8.0, 10.0), "better: too slow");
+        assert_eq!(verdict(1.0, 0.9, 1.1), "deviates: too fast");
+        assert_eq!(verdict(1.3, 1.2, 1.4), "deviates: too fast");
     }
 
     #[test]
     fn what_the_paper_only_plots_is_faster_or_close() {
         let of = |says| because(claim("x", Part::Tree, (0, 0), says), "more", "less");
-        assert_eq!(of(Says::Faster).verdict(median(1.2, 1.1, 1.3)), "agrees");
-        assert_eq!(of(Says::Faster).verdict(median(0.9, 0.8, 0.95)), "less: less");
-        assert_eq!(of(Says::Faster).verdict(median(0.9, 0.8, 1.1)), "undecided: less");
-        assert_eq!(of(Says::Faster).verdict(median(1.1, 0.9, 1.2)), "undecided: less");
-        assert_eq!(of(Says::Close).verdict(median(0.7, 0.6, 0.8)), "less: less");
-        assert_eq!(of(Says::Close).verdict(median(1.3, 1.1, 1.4)), "more: more");
-        assert_eq!(of(Says::Close).verdict(median(0.98, 0.9, 1.0)), "agrees");
+        let verdict = |says, value, low, high| of(says).verdict(median(value, low, high)).text();
+        assert_eq!(verdict(Says::Faster, 1.2, 1.1, 1.3), "shown");
+        assert_eq!(verdict(Says::Faster, 0.9, 0.8, 0.95), "deviates: less");
+        assert_eq!(verdict(Says::Faster, 0.9, 0.8, 1.1), "undecided: less");
+        assert_eq!(verdict(Says::Faster, 1.1, 0.9, 1.2), "undecided: less");
+        assert_eq!(verdict(Says::Close, 0.7, 0.6, 0.8), "deviates: less");
+        assert_eq!(verdict(Says::Close, 1.3, 1.1, 1.4), "better: more");
+        assert_eq!(verdict(Says::Close, 0.98, 0.9, 1.0), "shown");
     }
 
     #[test]

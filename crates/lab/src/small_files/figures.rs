@@ -6,7 +6,8 @@
 //! figure 4.1.
 
 use super::measure::{CLASS, CLASSES, Found, Measured, Sample};
-use crate::report::{Cell, Comparison, GAP, Plot, Series, Style, Table};
+use crate::exhibits::Paper;
+use crate::report::{Better, Cell, Comparison, GAP, Plot, Said, Series, Style, Table, Verdict};
 
 /// Bins of equal count.
 const COUNT_BINS: usize = 64;
@@ -150,45 +151,59 @@ fn cumulative(found: &Found) -> Table {
     table
 }
 
+/// Percentage points within which a saving is the paper's.
+const NEAR: f64 = 5.0;
+const TREES: &str = "another tree";
+
 fn comparison(found: &Found) -> Table {
-    let mut claims = Comparison::new("The paper beside ours");
+    let mut claims = Comparison::new(Paper::Mramfs, "The paper beside ours");
     let of = |name: &str| found.compressors.iter().find(|measured| measured.name.starts_with(name));
-    let near = |ours: f64, paper: f64| if (ours - paper).abs() <= 5.0 { "shown" } else { "another tree" };
+    let near = |ours: f64, paper: f64| Said::about(paper, 1.0, Better::More).within(NEAR).judge(ours).because(TREES);
     // The savings by byte are from figure 4.3: 1.3 GB become 570 MB with deflate and 800 MB with
     // LZRW1.
     for (name, by_file, by_byte, rate) in
-        [("deflate", 61.0, Some(56.0), "6.3"), ("lzo", 50.0, None, "36.8"), ("lzrw1", 44.0, Some(38.0), "52.5")]
+        [("deflate", 61.0, Some(56.0), 6.3), ("lzo", 50.0, None, 36.8), ("lzrw1", 44.0, Some(38.0), 52.5)]
     {
         let Some(measured) = of(name) else { continue };
         let ours = savings(found, measured, |_| true);
         let verdict = near(ours[0], by_file);
-        claims.push(format!("{name}: saving by file"), number(by_file, 0), number(ours[0], 1), "%", verdict);
-        let verdict = by_byte.map_or("", |paper| near(ours[1], paper));
+        claims.push(
+            "table 4.1",
+            format!("{name}: saving by file"),
+            number(by_file, 0),
+            number(ours[0], 1),
+            "%",
+            verdict,
+        );
+        let verdict = by_byte.map_or(Verdict::Unjudged, |paper| near(ours[1], paper));
         let paper = by_byte.map_or(Cell::Empty, |paper| number(paper, 0));
-        claims.push(format!("{name}: saving by byte"), paper, number(ours[1], 1), "%", verdict);
+        claims.push("figure 4.3", format!("{name}: saving by byte"), paper, number(ours[1], 1), "%", verdict);
         let bytes: usize = found.lengths.iter().sum();
-        let ours = number(bytes as f64 / measured.compress_s / 1e6, 1);
-        claims.push(format!("{name}: speed"), rate.into(), ours, "MB/s", "");
+        let ours = bytes as f64 / measured.compress_s / 1e6;
+        let verdict = Said::about(rate, 1.25, Better::More).judge(ours).because("a processor of today");
+        claims.push("table 4.1", format!("{name}: speed"), number(rate, 1), number(ours, 1), "MB/s", verdict);
     }
     if let [Some(deflate), Some(lzo), Some(lzrw1)] = ["deflate", "lzo", "lzrw1"].map(of) {
         let all = |measured| savings(found, measured, |_| true)[0];
         let is = all(deflate) > all(lzo) && all(lzo) > all(lzrw1);
         let order = if is { "deflate, LZO, LZRW1" } else { "another" };
         claims.push(
+            "figure 4.1",
             "order of the savings",
             "deflate, LZO, LZRW1".into(),
             order.into(),
             "",
-            if is { "shown" } else { "not shown" },
+            Verdict::shown_if(is),
         );
         let (small, large) = (|len: usize| len <= 4096, |len: usize| (4096..=32 << 10).contains(&len));
         let less = savings(found, deflate, small)[0] < savings(found, deflate, large)[0];
         claims.push(
+            "figure 4.1",
             "deflate: files below 4 KB compress less than those of 4 to 32 KB",
             "yes".into(),
             if less { "yes" } else { "no" }.into(),
             "",
-            if less { "shown" } else { "not shown" },
+            Verdict::shown_if(less),
         );
     }
     claims.into_table()

@@ -15,7 +15,7 @@ use shoal_writeback::{BlockId, Counts, DirtySet, FileId, Load, Policy, Rule, S_N
 use super::layout::BLOCK_BYTES;
 use super::points::{AIPU, PU};
 use crate::experiment::LabError;
-use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
+use crate::report::{Better, Cell, Comparison, Plot, Said, Series, Style, Table, Verdict};
 
 const RECORDED: &str = include_str!("../../data/build.csv");
 /// Maximum number of blocks of a file. Block numbers combine file and place.
@@ -246,26 +246,26 @@ pub fn claims(replayed: &[Replayed], claims: &mut Comparison) {
     let all =
         [("PU", false), ("PU", true), ("AIPU-1", true)].map(|(name, is_delayed)| find(replayed, name, is_delayed));
     let [Some(asynchronous), Some(pu), Some(aipu)] = all else { return };
-    let shown = |holds: bool| if holds { "shown" } else { "not shown" };
     let less = |ours: u64, than: u64| (1.0 - ours as f64 / than as f64) * 100.0;
     let mut percent = |figure: &str, paper: f64, ours: f64| {
-        claims.push(figure, Cell::Number(paper, 1), Cell::Number(ours, 1), "%", shown(ours >= paper / 2.0));
+        let verdict = Said::about(paper, 2.0, Better::More).judge(ours);
+        claims.push("table 4", figure, Cell::Number(paper, 1), Cell::Number(ours, 1), "%", verdict);
     };
     percent("build: writes saved by delaying, PU", less(31523, 40548), less(pu.charged(), asynchronous.charged()));
     percent("build: writes saved by AIPU over PU, delayed", less(25966, 31523), less(aipu.charged(), pu.charged()));
     let saved = Cell::Number(less(aipu.to_disk(), asynchronous.to_disk()), 1);
-    claims.push("build: blocks that AIPU, delayed, keeps from the disk", Cell::Empty, saved, "%", "");
+    let figure = "build: blocks that AIPU, delayed, keeps from the disk";
+    claims.push("table 4", figure, Cell::Empty, saved, "%", Verdict::Unjudged);
     let shapes = [
-        ("95% of AIPU-1's blocks in bursts up to", 40, aipu.burst_of_share(0.95), true),
-        ("AIPU-1's largest burst", 104, aipu.bursts.last().copied().unwrap_or(0), true),
-        ("50% of PU's blocks in bursts above", 182, pu.burst_of_share(0.5), false),
-        ("PU's largest burst", 344, pu.bursts.last().copied().unwrap_or(0), false),
+        ("95% of AIPU-1's blocks in bursts up to", 40, aipu.burst_of_share(0.95)),
+        ("AIPU-1's largest burst", 104, aipu.bursts.last().copied().unwrap_or(0)),
+        ("50% of PU's blocks in bursts above", 182, pu.burst_of_share(0.5)),
+        ("PU's largest burst", 344, pu.bursts.last().copied().unwrap_or(0)),
     ];
-    for (figure, paper, ours, is_aipu) in shapes {
-        let of_pu = if figure.contains("largest") { pu.bursts.last().copied() } else { Some(pu.burst_of_share(0.5)) };
-        let verdict = if is_aipu { shown(of_pu.is_some_and(|of_pu| ours < of_pu)) } else { "" };
-        let figure = format!("build: {figure}{}", if is_aipu { " (less than PU's)" } else { "" });
-        claims.push(figure, Cell::Count(paper), Cell::Count(ours), "blocks", verdict);
+    for (figure, paper, ours) in shapes {
+        let verdict = Said::about(paper as f64, 2.0, Better::Neither).judge(ours as f64);
+        let figure = format!("build: {figure}");
+        claims.push("figure 7", figure, Cell::Count(paper), Cell::Count(ours), "blocks", verdict);
     }
 }
 
