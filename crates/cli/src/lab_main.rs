@@ -30,6 +30,7 @@ use shoal_lab::RunArgs;
 )]
 #[command(after_help = "Examples:\n  \
     shoal lab list\n  \
+    shoal lab run all --quick --out results\n  \
     shoal lab run netram --quick\n  \
     shoal lab run netram --trace week.srt --out results\n  \
     shoal lab run ramdisk --quick\n  \

@@ -24,6 +24,16 @@ impl Paper {
     pub const ALL: [Paper; 5] =
         [Paper::NetworkRamdisk, Paper::VirtualLog, Paper::UpdatePolicy, Paper::Mramfs, Paper::Conquest];
 
+    pub fn name(self) -> &'static str {
+        match self {
+            Paper::Conquest => "Conquest",
+            Paper::Mramfs => "mramfs",
+            Paper::UpdatePolicy => "update policy",
+            Paper::NetworkRamdisk => "network RAM disk",
+            Paper::VirtualLog => "virtual log",
+        }
+    }
+
     /// Returns author, title and year.
     pub fn title(self) -> &'static str {
         match self {

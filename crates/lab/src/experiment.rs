@@ -14,7 +14,7 @@ use crate::report::{Report, ReportError};
 use crate::target::Failed as TargetError;
 use crate::trace::TraceError;
 use crate::tree::TreeError;
-use crate::{conquest, idle_time, inodes, mramfs, netram, ramdisk, small_files, trees, update_policy};
+use crate::{all, conquest, idle_time, inodes, mramfs, netram, ramdisk, small_files, trees, update_policy};
 
 /// The reason why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +67,8 @@ pub struct RunArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum Experiment {
+    /// All experiments of the papers, one after the other, with a table of all figures; as root also beside other file systems
+    All(all::Options),
     /// Network RAM disk: execution and cleaning times of the reliability policies, on a disk trace
     Netram(netram::Options),
     /// Network RAM disk, live: files on it, on a disk as slow as the paper's beside its network, and on Shoal; needs root
@@ -90,6 +92,7 @@ pub enum Experiment {
 impl Experiment {
     fn run_of(&self, common: &Common) -> Result<Report, LabError> {
         match self {
+            Experiment::All(options) => options.run(common),
             Experiment::Netram(options) => options.run(common),
             Experiment::Ramdisk(options) => options.run(common),
             Experiment::IdleTime(options) => options.run(common),
@@ -105,11 +108,12 @@ impl Experiment {
     /// Returns whether the experiment mounts file systems and starts servers, which must not outlive
     /// it.
     pub fn makes_mounts(&self) -> bool {
-        matches!(self, Experiment::Ramdisk(_))
+        matches!(self, Experiment::All(_) | Experiment::Ramdisk(_))
     }
 
     fn paper(name: &str) -> &'static str {
         match name {
+            "all" => <all::Options as Run>::PAPER,
             "netram" => <netram::Options as Run>::PAPER,
             "ramdisk" => <ramdisk::Options as Run>::PAPER,
             "idle-time" => <idle_time::Options as Run>::PAPER,
@@ -139,7 +143,13 @@ pub struct Listed {
 #[command(name = "run", disable_help_subcommand = true)]
 struct Line {
     #[command(subcommand)]
-    _experiment: Experiment,
+    experiment: Experiment,
+}
+
+/// Parses the words of an experiment, which begin with its name.
+pub(crate) fn parse<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Experiment, LabError> {
+    let line = Line::try_parse_from(["run"].into_iter().chain(words));
+    line.map(|line| line.experiment).map_err(|error| LabError::Option { what: "all", why: error.to_string() })
 }
 
 /// Lists all experiments.

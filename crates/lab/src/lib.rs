@@ -3,6 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `experiment` | the registry of experiments and the options they share |
+//! | `all` | all experiments of the papers, one after the other |
 //! | `exhibits` | the figures and tables of the papers that hold results |
 //! | `kept` | the full runs that are kept, and what they say of each figure and table |
 //! | `report` | tables with the paper's figure beside ours; CSV, JSON, SVG |
@@ -22,6 +23,7 @@
 //! | `inodes` | mramfs' compressors of inodes on real trees |
 //! | `processor` | processor time of a thread |
 //! | `small_files` | compressors of file data on real trees |
+//! | `world` | what an experiment makes on this machine, and its removal |
 //! | `target` | calls on files, of a store in this process or of any directory |
 //! | `postmark` | PostMark: many small files, as of a mail server |
 //! | `conquest` | Conquest's benchmarks, on any file systems side by side and on the engine |
@@ -35,6 +37,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod all;
 pub mod conquest;
 pub mod exhibits;
 pub mod experiment;
@@ -61,5 +64,6 @@ pub mod trace;
 pub mod tree;
 pub mod trees;
 pub mod update_policy;
+mod world;
 
 pub use experiment::{Common, Experiment, LabError, Listed, Run, RunArgs, list, run};

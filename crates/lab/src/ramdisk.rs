@@ -27,7 +27,6 @@ mod measure;
 mod places;
 mod probe;
 mod work;
-mod world;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -12,8 +12,8 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::Plan;
-use super::world::{World, broken};
 use crate::experiment::LabError;
+use crate::world::{World, broken};
 
 /// As many as the paper had, and one for parity.
 pub const DATA: usize = 2;

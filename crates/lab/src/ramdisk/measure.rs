@@ -11,11 +11,11 @@ use shoal_sim::Random;
 use super::Plan;
 use super::places::{self, Set, Subject, Writes};
 use super::work::{self, Work};
-use super::world::{self, World, broken};
 use crate::experiment::LabError;
 use crate::median::Median;
 use crate::progress;
 use crate::target::Directory;
+use crate::world::{self, World, broken};
 
 const PROGRAMS: [&str; 10] =
     ["nbdfuse", "fusermount3", "losetup", "mke2fs", "mount", "umount", "tar", "find", "grep", "sh"];

@@ -22,8 +22,8 @@ use super::Plan;
 use super::disk::{Disk, Throttle};
 use super::donors::{ALL, DATA, Donors};
 use super::probe::{Speed, probe};
-use super::world::{World, broken, is_mounted};
 use crate::experiment::LabError;
+use crate::world::{World, broken, is_mounted};
 
 /// The label of the disk.
 pub const DISK: &str = "disk";
@@ -88,7 +88,7 @@ impl Subject {
     pub fn mount(&self, world: &mut World, writes: Writes) -> Result<(), LabError> {
         match &self.medium {
             Medium::Block { device } => {
-                world.mount(device, &self.at, &format!("noatime,nobarrier,{}", writes.option()))
+                world.mount("ext4", device, &self.at, &format!("noatime,nobarrier,{}", writes.option()))
             }
             Medium::Store { shoal, store, options } => {
                 let words: [&dyn AsRef<OsStr>; 7] = [shoal, &"mount", &"-f", &"-o", options, store, &self.at];

@@ -17,7 +17,7 @@ use shoal_sim::Random;
 use crate::experiment::LabError;
 use crate::median::Median;
 
-use super::world::broken;
+use crate::world::broken;
 
 /// A block of UFS (bytes).
 pub const BLOCK: usize = 8192;

@@ -16,7 +16,6 @@ use std::time::Instant;
 use shoal_sim::Random;
 
 use super::places::Writes;
-use super::world::broken;
 use super::{Part, Plan};
 use crate::experiment::LabError;
 use crate::places::write_back;
@@ -24,6 +23,7 @@ use crate::postmark::Contents;
 use crate::target::{Directory, Target};
 use crate::trees::programs::Programs;
 use crate::trees::shape::Shape;
+use crate::world::broken;
 
 const TREE_FILES: u32 = 1075;
 const TREE_BYTES: u64 = 28 << 20;

@@ -1,4 +1,6 @@
-//! The machine that a report is of: processor, memory, kernel.
+//! The machine that a report is of.
+//!
+//! Owns: a line with its processors, memory and kernel. Rules: what cannot be read is left out.
 
 use std::fs;
 

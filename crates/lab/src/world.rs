@@ -108,7 +108,7 @@ impl World {
     pub fn new(timeout: Duration) -> Result<World, LabError> {
         // Process ids do not tell runs apart that are in process namespaces of their own.
         let tag = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u32);
-        let directory = std::env::temp_dir().join(format!("shoal-ramdisk-{tag:08x}"));
+        let directory = std::env::temp_dir().join(format!("shoal-lab-{tag:08x}"));
         let scratch = directory.join("memory");
         fs::create_dir(&directory).map_err(|error| broken(directory.display(), error))?;
         let mut path = std::env::var_os("PATH").unwrap_or_default();
@@ -260,8 +260,18 @@ impl World {
         Ok(device)
     }
 
-    pub fn mount(&mut self, device: &Path, at: &Path, options: &str) -> Result<(), LabError> {
-        self.run("mount", &[&"-t", &"ext4", &"-o", &options, &device, &at])?;
+    /// Attaches a loop device to a sparse file of the host's, which ends with the device.
+    pub fn attach_new(&mut self, name: &str, bytes: u64) -> Result<PathBuf, LabError> {
+        let path = self.directory.join(name);
+        let made = File::create_new(&path).and_then(|file| file.set_len(bytes));
+        made.map_err(|error| broken(path.display(), error))?;
+        let device = self.attach(&path);
+        fs::remove_file(&path).map_err(|error| broken(path.display(), error))?;
+        device
+    }
+
+    pub fn mount(&mut self, kind: &str, device: &Path, at: &Path, options: &str) -> Result<(), LabError> {
+        self.run("mount", &[&"-t", &kind, &"-o", &options, &device, &at])?;
         self.made.push(Made::Mount(at.into()));
         Ok(())
     }
