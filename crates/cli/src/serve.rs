@@ -98,16 +98,16 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
 }
 
 fn export(args: &ServeArgs, device: &dyn Device) -> Result<Export, shoal_nbd::export::ExportError> {
-    let export = Export::new(args.name.as_str(), device.block_device())?
+    let mut export = Export::new(args.name.as_str(), device.block_device())?
         // Any client can read the description, so it contains no addresses of donors and no paths
         // of this machine.
         .description(device.name().kind().words)
         .multi_conn(true)
         .read_only(args.read_only);
-    match device.redundancy() {
-        Some(context) => export.context(context),
-        None => Ok(export),
+    for context in device.contexts() {
+        export = export.context(context)?;
     }
+    Ok(export)
 }
 
 /// Starts the control socket. If there is no place for it, the device is served anyway, but `shoal

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use shoal_media::{BlockDevice, flush, read, write};
+use shoal_media::{BlockDevice, flush, read, trim, write};
 use shoal_nbd::{Client, ClientOptions};
 use shoal_sim::Random;
 
@@ -376,6 +376,35 @@ fn donors(scene: &Scene, count: usize) -> Donors {
 
 fn redundancy(client: &Client) -> u32 {
     client.first_block_status("shoal:redundancy", 0, 4096).unwrap()[0].flags
+}
+
+#[test]
+fn a_network_ram_disk_tells_its_holes() {
+    let scene = Scene::new();
+    let donors = donors(&scene, 3);
+    let device = format!("netram:{}", donors.list);
+    scene.make(&device);
+    let served = scene.serve(&device, "disk", &[]);
+    let client = connect(&served, &["base:allocation"]);
+    let holes = |client: &Client| -> Vec<(u32, u32)> {
+        let extents = client.block_status("base:allocation", 0, MIB as u32).unwrap();
+        extents.iter().map(|extent| (extent.len, extent.flags)).collect()
+    };
+    // Until the donors were looked at, all is said to be data.
+    wait_until("the disk to be opened", || holes(&client) == [(MIB as u32, 3)]);
+    write(&client, 8192, &pattern(1, 8192)).unwrap();
+    // Half a block is a block.
+    write(&client, 65536, &pattern(2, 512)).unwrap();
+    let written = [(8192, 3), (8192, 0), (49152, 3), (4096, 0), (MIB as u32 - 69632, 3)];
+    assert_eq!(holes(&client), written);
+    trim(&client, 8192, 4096).unwrap();
+    flush(&client).unwrap();
+    let trimmed = [(12288, 3), (4096, 0), (49152, 3), (4096, 0), (MIB as u32 - 69632, 3)];
+    assert_eq!(holes(&client), trimmed);
+    served.stop();
+    let served = scene.serve(&device, "disk", &[]);
+    let client = connect(&served, &["base:allocation"]);
+    wait_until("the same holes after it was opened again", || holes(&client) == trimmed);
 }
 
 #[test]

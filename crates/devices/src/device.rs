@@ -56,9 +56,9 @@ pub trait Device: Send + Sync {
         Vec::new()
     }
 
-    /// Returns the status context of the device's export, if it has one.
-    fn redundancy(&self) -> Option<Arc<dyn BlockStatus>> {
-        None
+    /// Returns the status contexts of the device's export.
+    fn contexts(&self) -> Vec<Arc<dyn BlockStatus>> {
+        vec![]
     }
 
     /// Changes which donors lend the device its memory. Returns in words what was done.

@@ -8,6 +8,7 @@
 //! | `file`, `nbd`, `netram`, `vlog` | one kind each: its grammar, opening, making, reporting |
 //! | `donor_link` | a connection to a donor of a network RAM disk |
 //! | `lend` | the other end of a network RAM disk: areas of this machine's memory, by name |
+//! | `allocation` | data and holes, as the NBD protocol tells them |
 //! | `disk_lock` | a lock for each disk, independent of its description |
 //! | `overwrite` | the decision whether a device may be overwritten |
 //! | `failure`, `size`, `uuid` | words: errors of one sentence, sizes, uuids |
@@ -34,6 +35,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allocation;
 mod device;
 mod device_name;
 mod disk_lock;

@@ -21,6 +21,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Past, Trouble};
 use crate::config::Config;
 use crate::engine::{Engine, SECTOR_BYTES};
+use crate::spans::Stretch;
 use crate::spread::Numbered;
 use crate::state::room::DrainRoom;
 use crate::status::Status;
@@ -164,6 +165,11 @@ impl Disk {
 
     pub fn status(&self) -> Status {
         self.shared.engine.lock().status()
+    }
+
+    /// Lists which parts of a range hold data. See [`Engine::allocation`].
+    pub fn allocation(&self, at: u64, len: u64, parts_max: usize) -> Vec<Stretch> {
+        self.shared.engine.lock().allocation(at, len, parts_max)
     }
 
     /// Reports that a donor is gone. Its data is rebuilt on the others.

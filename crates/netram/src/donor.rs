@@ -20,7 +20,7 @@ mod pack;
 mod pressure;
 mod quota;
 
-pub use area::{Area, Compacted, Stretch, Usage};
+pub use area::{Area, Compacted, Usage};
 pub use chunk::CHUNK_BYTES;
 pub use pack::{Compression, UnknownCompression};
 pub use pressure::{Gauge, Marks, Reading, parse_stall};

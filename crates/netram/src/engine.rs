@@ -29,6 +29,7 @@ use crate::requests::abandon::abandon;
 use crate::requests::read;
 use crate::requests::send;
 use crate::requests::write;
+use crate::spans::{Stretch, join_up};
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::epoch::Membership;
@@ -531,6 +532,24 @@ impl Engine {
 
     pub fn status(&self) -> Status {
         self.core.lock().status()
+    }
+
+    /// Lists which parts of a range hold data: together `len` bytes unless there are more than
+    /// `parts_max` parts. While the disk is being opened, everything is data.
+    pub fn allocation(&self, at: u64, len: u64, parts_max: usize) -> Vec<Stretch> {
+        let state = self.core.lock();
+        let block_bytes = state.shape.block_bytes as u64;
+        let end = at.saturating_add(len).min(state.map.blocks() * block_bytes);
+        if !state.ready {
+            return vec![Stretch { len, is_data: true }];
+        }
+        let blocks = at / block_bytes..end.div_ceil(block_bytes);
+        let stretches = blocks.map(|block| {
+            let from = at.max(block * block_bytes);
+            let to = end.min((block + 1) * block_bytes);
+            Stretch { len: to - from, is_data: !state.map.is_hole(block as u32) }
+        });
+        join_up(stretches, parts_max)
     }
 }
 

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `api` | what goes into the engine and comes out: requests, donor operations, tickets |
 //! | `config` | policies and what they mean in numbers |
-//! | `parity`, `spread`, `counts` | XOR and Reed-Solomon over rows; maps by numbers; counters |
+//! | `parity`, `spread`, `spans`, `counts` | XOR and Reed-Solomon over rows; maps by numbers; data and holes; counters |
 //! | `planted` | bugs to plant in tests |
 //! | `state` | what the engine knows: groups, the block map, donors, notes, checkpoints; steps that never wait |
 //! | `status` | a snapshot of the engine's state for the user |
@@ -44,6 +44,7 @@ pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 mod requests;
+mod spans;
 mod spread;
 mod state;
 mod status;
@@ -59,6 +60,7 @@ pub use counts::{Counts, Traffic};
 pub use disk::{Disk, DonorDevice, Permit};
 pub use engine::{Engine, Members, SECTOR_BYTES, identify, members};
 pub use shoal_format::ram::SUPERBLOCK_BYTES;
+pub use spans::Stretch;
 pub use state::donors::DonorState;
 pub use state::pace::Aside;
 pub use state::room::DrainRoom;

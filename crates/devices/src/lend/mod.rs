@@ -21,17 +21,15 @@ use shoal_media::MediaError;
 use shoal_nbd::export::BASE_ALLOCATION;
 use shoal_nbd::wire::handshake::ListEntry;
 use shoal_nbd::{BlockStatus, Catalog, Clients, Export, Extent, Peer, Refusal};
-use shoal_netram::donor::{Area, Compacted, Compression, GrantError, Quota, Stretch, Usage};
+use shoal_netram::donor::{Area, Compacted, Compression, GrantError, Quota, Usage};
 use tracing::info;
 
+use crate::allocation::extents;
 use crate::donor_link::{PRESSURE, UNDER_PRESSURE};
 use crate::size::human;
 use guesses::Guesses;
 use names::DEFAULT;
 pub use names::{Allow, Names};
-
-/// `base:allocation`: a hole that reads as zeros.
-const HOLE_AND_ZERO: u32 = 3;
 
 /// Longest time since the last question for a client to count as asking for the state of memory.
 /// A client that asks does so every second.
@@ -308,11 +306,7 @@ impl BlockStatus for Allocation {
     }
 
     fn status(&self, at: u64, len: u32, extents_max: usize) -> Result<Vec<Extent>, MediaError> {
-        let parts = self.0.allocation(at, len.into(), extents_max);
-        // No part is longer than the range, whose length is a u32.
-        let extent =
-            |part: Stretch| Extent { len: part.len as u32, flags: if part.is_data { 0 } else { HOLE_AND_ZERO } };
-        Ok(parts.into_iter().map(extent).collect())
+        Ok(extents(self.0.allocation(at, len.into(), extents_max)))
     }
 }
 

@@ -33,10 +33,12 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use shoal_host::{FileLock, SystemClock, Ticker};
 use shoal_media::{BlockDevice, MediaError};
+use shoal_nbd::export::BASE_ALLOCATION;
 use shoal_nbd::{BlockStatus, Extent};
 use shoal_netram::{Disk, DonorId, DonorState, DonorStatus, Past};
 use tracing::{info, warn};
 
+use crate::allocation::extents;
 use crate::device::{Device, DonorChange};
 use crate::device_name::{DeviceName, Kind};
 use crate::donor_link::{DonorLink, LinkListener, Written};
@@ -209,12 +211,25 @@ impl Device for NetramDisk {
         Ok(())
     }
 
-    fn redundancy(&self) -> Option<Arc<dyn BlockStatus>> {
-        Some(Arc::new(Redundancy(self.inner.clone())))
+    fn contexts(&self) -> Vec<Arc<dyn BlockStatus>> {
+        vec![Arc::new(Redundancy(self.inner.clone())), Arc::new(Allocation(self.inner.clone()))]
     }
 
     fn change(&self, change: DonorChange, donor: &str) -> Outcome<String> {
         self.inner.change(change, donor)
+    }
+}
+
+/// Which blocks hold something.
+struct Allocation(Arc<Inner>);
+
+impl BlockStatus for Allocation {
+    fn context(&self) -> &str {
+        BASE_ALLOCATION
+    }
+
+    fn status(&self, at: u64, len: u32, extents_max: usize) -> Result<Vec<Extent>, MediaError> {
+        Ok(extents(self.0.disk.allocation(at, len.into(), extents_max)))
     }
 }
 

@@ -21,6 +21,7 @@ use zeroize::Zeroizing;
 use super::chunk::{CHUNK_BYTES, Memory};
 use super::pack::{Compression, Packed, Packer, unpack};
 use super::quota::{Grant, GrantError, Quota};
+use crate::spans::{Stretch, join_up};
 
 const BLOCK_BYTES: u32 = 512;
 
@@ -44,14 +45,6 @@ enum Chunk {
 
 /// `None` while all of its chunks are holes.
 type Group = Option<Box<[Chunk; GROUP_CHUNKS]>>;
-
-/// A part of a range that is all data or all holes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
-    /// Bytes.
-    pub len: u64,
-    pub is_data: bool,
-}
 
 /// Memory in use by an area.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -246,19 +239,13 @@ impl Area {
     /// Lists which parts of a range hold data: together `len` bytes unless there are more than
     /// `parts_max` parts.
     pub fn allocation(&self, at: u64, len: u64, parts_max: usize) -> Vec<Stretch> {
-        let mut found: Vec<Stretch> = Vec::new();
-        for part in parts(at, len.min(self.bytes.saturating_sub(at))) {
+        let parts = parts(at, len.min(self.bytes.saturating_sub(at)));
+        let stretches = parts.map(|part| {
             let group = self.groups[part.group].read();
             let is_data = group.as_deref().is_some_and(|chunks| !matches!(chunks[part.chunk], Chunk::Hole));
-            let len = (part.to - part.from) as u64;
-            let full = found.len() >= parts_max;
-            match found.last_mut() {
-                Some(last) if last.is_data == is_data => last.len += len,
-                _ if full => break,
-                _ => found.push(Stretch { len, is_data }),
-            }
-        }
-        found
+            Stretch { len: (part.to - part.from) as u64, is_data }
+        });
+        join_up(stretches, parts_max)
     }
 
     fn check(&self, at: u64, len: u64) -> Result<()> {

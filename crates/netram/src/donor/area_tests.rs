@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use shoal_media::{BlockDevice, MediaError, Request, read, trim, write, write_zeroes};
 use shoal_sim::Random;
 
-use super::super::{Area, CHUNK_BYTES, Compression, GrantError, Quota, Stretch};
+use super::super::{Area, CHUNK_BYTES, Compression, GrantError, Quota};
+use crate::Stretch;
 
 const MIB: u64 = 1 << 20;
 const ALL: [Compression; 3] = [Compression::None, Compression::Lz4, Compression::Zstd];

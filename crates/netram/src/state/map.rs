@@ -108,6 +108,11 @@ impl BlockMap {
         Some(found)
     }
 
+    /// Returns whether the block reads as zeros.
+    pub fn is_hole(&self, block: u32) -> bool {
+        self.table[block as usize] == 0 && !self.is_lost(block)
+    }
+
     pub fn is_lost(&self, block: u32) -> bool {
         !self.lost.is_empty() && self.lost.contains(&block)
     }
