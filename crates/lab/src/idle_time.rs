@@ -55,7 +55,7 @@ pub struct Options {
     pub bursts_kb: Vec<u32>,
     /// Pauses between bursts (ms, simulated); 0 is always included
     #[arg(long, value_name = "LIST", value_delimiter = ',',
-        default_values_t = [0, 50, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1500, 2000, 3000, 4000, 6000, 8000, 10_000],
+        default_values_t = [0, 5, 10, 20, 30, 40, 50, 75, 100, 150, 200, 300, 400, 500, 600, 800, 1000, 1500, 2000, 3000, 4000, 6000, 8000, 10_000],
         value_parser = clap::value_parser!(u32).range(0..=600_000))]
     pub idle_ms: Vec<u32>,
     /// How full the disk is in the runs without idle time (percent of its blocks)
@@ -153,6 +153,7 @@ fn curves(plan: &Plan, disk: DiskKind) -> Vec<Point> {
         utilisation,
         burst: u64::from(burst_kb) * 1024 / BLOCK_BYTES,
         idle_ns: u64::from(idle_ms) * 1_000_000,
+        foresees: true,
         seed: 0,
     };
     let mut points = vec![];
@@ -161,6 +162,12 @@ fn curves(plan: &Plan, disk: DiskKind) -> Vec<Point> {
             points.extend(plan.idle_ms.iter().map(|&idle_ms| point(kind, UTILISATION, burst_kb, idle_ms)));
         }
         points.extend(plan.utilisation.iter().map(|&percent| point(kind, percent, FULL_SPEED_BURST_KB, 0)));
+    }
+    for kind in figures::UNFORESEEN {
+        for burst_kb in plan.bursts_kb.iter().copied().filter(|burst| figures::UNFORESEEN_BURSTS_KB.contains(burst)) {
+            let at = plan.idle_ms.iter().map(|&idle_ms| point(kind, UTILISATION, burst_kb, idle_ms));
+            points.extend(at.map(|point| Point { foresees: false, ..point }));
+        }
     }
     points
 }

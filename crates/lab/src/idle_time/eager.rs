@@ -84,7 +84,7 @@ impl OnVirtualLog {
 
 /// Runs the compactor while a step of average length still fits.
 fn compact(world: &World, device: &mut dyn EagerDevice, step_ns: &mut u64, until_ns: u64) -> Result<()> {
-    while world.left_ns(until_ns) > *step_ns {
+    while world.room_ns(until_ns) > *step_ns {
         let (goes_on, took_ns) = world.timed(|| device.compact_step())?;
         if !goes_on {
             break;
@@ -227,13 +227,13 @@ impl System for Buffered {
         }
         self.world.clock.advance(self.policy.gap_ns);
         while !self.buffer.is_empty() {
-            let count = self.fit(self.world.left_ns(until_ns)).min(self.policy.batch);
+            let count = self.fit(self.world.room_ns(until_ns)).min(self.policy.batch);
             if count == 0 {
                 return Ok(());
             }
             self.write_batch(count)?;
         }
-        let until_ns = until_ns.saturating_sub(self.first_ns);
+        let until_ns = if self.world.foresees { until_ns.saturating_sub(self.first_ns) } else { until_ns };
         compact(&self.world, &mut *self.device, &mut self.step_ns, until_ns)
     }
 

@@ -47,16 +47,22 @@ const SAME: f64 = 1.02;
 /// A latency up to this multiple of the time to accept an update counts as memory speed.
 const AT_MEMORY_SPEED: f64 = 1.05;
 
+/// Systems that are also measured without knowing when a gap ends, and the bursts.
+pub const UNFORESEEN: [Kind; 3] = [Kind::Lfs, Kind::UfsVld, Kind::Vlfs];
+pub const UNFORESEEN_BURSTS_KB: [u32; 3] = [128, 512, 2048];
+
 struct Runs<'a> {
     disk: DiskKind,
     all: &'a [Measured],
+    /// Of the runs in which systems know when a gap ends, or of the others.
+    foresees: bool,
 }
 
 impl Runs<'_> {
     fn find(&self, kind: Kind, utilisation: u32, burst_kb: u32, idle_ms: u32) -> Option<&Measured> {
         self.all.iter().find(|measured| {
             let point = measured.point;
-            (point.kind, point.disk, point.utilisation) == (kind, self.disk, utilisation)
+            (point.kind, point.disk, point.utilisation, point.foresees) == (kind, self.disk, utilisation, self.foresees)
                 && (point.burst * 4, point.idle_ns) == (u64::from(burst_kb), u64::from(idle_ms) * 1_000_000)
         })
     }
@@ -109,7 +115,7 @@ fn exhibit(kind: Kind) -> &'static str {
 pub fn tables(curve: &Curve, setup: &Setup, all: &[Measured]) -> Vec<Table> {
     let mut tables = vec![comparison(curve, setup, all)];
     for &disk in curve.disks {
-        let runs = Runs { disk, all };
+        let runs = Runs { disk, all, foresees: true };
         for (kind, name, title) in [
             (Kind::Lfs, "figure-10", "Figure 10: LFS with NVRAM"),
             (Kind::UfsVld, "figure-11", "Figure 11: UFS on the virtual-log disk"),
@@ -122,10 +128,11 @@ pub fn tables(curve: &Curve, setup: &Setup, all: &[Measured]) -> Vec<Table> {
             let mut table = Table::new(&format!("{name}-{}", disk.name()), title, &columns);
             for &idle_ms in curve.idle_ms {
                 let cells = curve.bursts_kb.iter().map(|&burst| number(runs.idle(kind, burst, idle_ms), 3));
-                table.push([Cell::Number(f64::from(idle_ms) / 1e3, 2)].into_iter().chain(cells).collect());
+                table.push([Cell::Number(f64::from(idle_ms) / 1e3, 3)].into_iter().chain(cells).collect());
             }
             tables.push(table);
         }
+        tables.push(unforeseen(curve, &Runs { foresees: false, ..runs }));
         let columns: Vec<&str> = ["utilisation (%)"].into_iter().chain(Kind::ALL.map(Kind::name)).collect();
         let title = format!("No idle time, {}: latency per block (ms, simulated time)", disk.name());
         let mut table = Table::new(&format!("utilisation-{}", disk.name()), title, &columns);
@@ -143,11 +150,12 @@ fn comparison(curve: &Curve, setup: &Setup, all: &[Measured]) -> Table {
     let mut claims = Comparison::new(Paper::VirtualLog, "The paper's claims (simulated time)");
     let memory_ms = setup.accept_ns as f64 / 1e6 * AT_MEMORY_SPEED;
     for &disk in curve.disks {
-        let runs = Runs { disk, all };
+        let runs = Runs { disk, all, foresees: true };
         memory_speed_claim(curve, &runs, memory_ms, &mut claims);
         fall_claims(curve, &runs, &mut claims);
         gain_claims(curve, &runs, memory_ms, &mut claims);
         buffered_claims(curve, &runs, &mut claims);
+        unforeseen_claims(curve, &runs, &mut claims);
         full_speed_claims(&runs, &mut claims);
     }
     claims.into_table()
@@ -259,6 +267,38 @@ fn buffered_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
     claims.push("", what, Cell::Empty, number(Some(worst), 3), "", Verdict::Unjudged);
 }
 
+/// Adds what it costs not to know when a gap ends.
+fn unforeseen_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
+    let blind = Runs { foresees: false, ..*runs };
+    for kind in UNFORESEEN {
+        let points = curve.bursts_kb.iter().flat_map(|&burst| curve.idle_ms.iter().map(move |&ms| (burst, ms)));
+        let ratios = points
+            .filter_map(|(burst, ms)| Some((blind.idle(kind, burst, ms)? / runs.idle(kind, burst, ms)?, burst, ms)));
+        let Some((worst, burst, ms)) = ratios.max_by(|a, b| a.0.total_cmp(&b.0)) else { continue };
+        let at = format!("bursts of {burst} KB, {} s idle", f64::from(ms) / 1e3);
+        let what = runs.claim(&format!("{} without foresight, most of its latency with it ({at})", kind.name()));
+        claims.push("", what, Cell::Empty, number(Some(worst), 2), "times", Verdict::Unjudged);
+    }
+}
+
+/// Tabulates the latencies of systems that do not know when a gap ends.
+fn unforeseen(curve: &Curve, runs: &Runs) -> Table {
+    let bursts = || curve.bursts_kb.iter().copied().filter(|burst| UNFORESEEN_BURSTS_KB.contains(burst));
+    let names = bursts().flat_map(|burst| UNFORESEEN.map(|kind| format!("{}, {burst} KB", kind.name())));
+    let columns: Vec<String> = std::iter::once("idle (s)".into()).chain(names).collect();
+    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let title = format!(
+        "Without knowing when a gap ends, {}, 80% full: latency per block (ms, simulated time)",
+        runs.disk.name()
+    );
+    let mut table = Table::new(&format!("unforeseen-{}", runs.disk.name()), title, &columns);
+    for &idle_ms in curve.idle_ms {
+        let cells = bursts().flat_map(|burst| UNFORESEEN.map(|kind| number(runs.idle(kind, burst, idle_ms), 3)));
+        table.push(std::iter::once(Cell::Number(f64::from(idle_ms) / 1e3, 3)).chain(cells).collect());
+    }
+    table
+}
+
 /// Adds update in place against eager writing, without idle time: the excerpt has no figure of it.
 fn full_speed_claims(runs: &Runs, claims: &mut Comparison) {
     for kind in [Kind::UfsVld, Kind::Vlfs] {
@@ -318,7 +358,7 @@ fn over_pauses(name: String, title: String, series: impl Iterator<Item = Series>
 pub fn plots(curve: &Curve, all: &[Measured]) -> Vec<Plot> {
     let mut plots = vec![];
     for &disk in curve.disks {
-        let runs = Runs { disk, all };
+        let runs = Runs { disk, all, foresees: true };
         let line = |name: String, kind: Kind, burst: u32| {
             let at = |&ms: &u32| Some((f64::from(ms) / 1e3, runs.find(kind, UTILISATION, burst, ms)?.spread()));
             Series::spread(name, curve.idle_ms.iter().filter_map(at))

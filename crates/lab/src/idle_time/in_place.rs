@@ -54,7 +54,7 @@ impl Delayed {
         blocks.sort_unstable();
         let mut rest = &blocks[..];
         while !rest.is_empty() {
-            if until_ns.is_some_and(|until_ns| self.world.left_ns(until_ns) < self.longest_ns) {
+            if until_ns.is_some_and(|until_ns| self.world.room_ns(until_ns) < self.longest_ns.max(1)) {
                 break;
             }
             let run = (1..rest.len()).take_while(|&at| rest[at] == rest[0] + at as u64).count() + 1;

@@ -204,7 +204,7 @@ impl System for Lfs {
 
     fn idle(&mut self, until_ns: u64) -> Result<()> {
         loop {
-            let left_ns = self.world.left_ns(until_ns);
+            let left_ns = self.world.room_ns(until_ns);
             let is_due = self.buffer.len() >= WRITTEN_FROM && self.empties() > RESERVE;
             // Cleaning gains another segment only if there are more dead blocks than blocks in the
             // cleaner.

@@ -104,15 +104,18 @@ pub struct Point {
     /// Updates in a burst.
     pub burst: u64,
     pub idle_ns: u64,
+    /// The system knows when a gap ends.
+    pub foresees: bool,
     pub seed: u64,
 }
 
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Point { kind, disk, utilisation, burst, idle_ns, .. } = self;
+        let Point { kind, disk, utilisation, burst, idle_ns, foresees, .. } = self;
         let (burst_kb, idle_ms) = ((burst * BLOCK_BYTES) >> 10, idle_ns / 1_000_000);
         let disk = disk.name();
-        write!(f, "{} on {disk}, {utilisation}% full, bursts of {burst_kb} KB, {idle_ms} ms idle", kind.name())
+        let ends = if *foresees { "" } else { ", without foresight" };
+        write!(f, "{} on {disk}, {utilisation}% full, bursts of {burst_kb} KB, {idle_ms} ms idle{ends}", kind.name())
     }
 }
 
@@ -143,6 +146,7 @@ pub(super) fn world(disk: DiskKind, utilisation: u32, buffer_bytes: u64, accept_
         live: (disk.layout().blocks() * u64::from(utilisation) / 100).max(1),
         buffer: (buffer_bytes / BLOCK_BYTES) as usize,
         accept_ns,
+        foresees: true,
         clock,
         disk,
     }
@@ -151,6 +155,7 @@ pub(super) fn world(disk: DiskKind, utilisation: u32, buffer_bytes: u64, accept_
 /// Runs a point: warms up, measures, compares all blocks.
 pub fn measure(setup: &Setup, point: &Point) -> Result<Figures> {
     let world = world(point.disk, point.utilisation, setup.buffer_bytes, setup.accept_ns);
+    let world = World { foresees: point.foresees, ..world };
     run(setup, point, &world, &mut *system(setup, point, &world)?)
 }
 
@@ -192,7 +197,7 @@ mod tests {
         Setup { buffer_bytes: 6 << 20, accept_ns: 100_000, first: First::Write, warm_up: 1000, measured: 4000 };
 
     fn point(kind: Kind, disk: DiskKind, idle_ns: u64) -> Point {
-        Point { kind, disk, utilisation: 80, burst: 32, idle_ns, seed: 1 }
+        Point { kind, disk, utilisation: 80, burst: 32, idle_ns, foresees: true, seed: 1 }
     }
 
     #[test]
@@ -251,6 +256,20 @@ mod tests {
         let found = run(&SETUP, &at, &world, &mut Overrun(world.clone())).unwrap();
         // The overrun is 32 ms over 32 updates.
         assert!((found.latency_ms - 1.1).abs() < 1e-9, "{}", found.latency_ms);
+    }
+
+    #[test]
+    fn without_foresight_a_step_runs_over_the_end_of_a_gap() {
+        for kind in [Kind::Lfs, Kind::UfsVld] {
+            // A gap that no step fits into.
+            let short = point(kind, DiskKind::Hp97560, 4_000_000);
+            let foreseen = measure(&SETUP, &short).unwrap().latency_ms;
+            let unforeseen = measure(&SETUP, &Point { foresees: false, ..short }).unwrap().latency_ms;
+            assert!(unforeseen > foreseen * 1.02, "{}: {foreseen} {unforeseen}", kind.name());
+            // Without a gap there is nothing to foresee.
+            let none = Point { idle_ns: 0, ..short };
+            assert_eq!(measure(&SETUP, &none).unwrap(), measure(&SETUP, &Point { foresees: false, ..none }).unwrap());
+        }
     }
 
     #[test]

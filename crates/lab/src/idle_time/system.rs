@@ -2,8 +2,8 @@
 //!
 //! Owns: [`System`], the world in which it runs ([`World`]), and the write buffer that several
 //! systems have ([`Buffer`]). Rules: all time is from the simulated clock, and passes only in the
-//! disk's requests and in [`World::accept`]. A system works in a gap as long as the next step fits;
-//! if it overruns, the next burst waits for it. Left out: reads by programs, metadata, and
+//! disk's requests and in [`World::accept`]. A system works in a gap as long as the next step fits,
+//! or, without foresight, until the next burst comes; if it overruns, that burst waits for it. Left out: reads by programs, metadata, and
 //! everything else that a burst of updates of one file does not need.
 
 use std::collections::VecDeque;
@@ -29,6 +29,9 @@ pub enum ModelError {
     #[error("{0}")]
     Broken(String),
 }
+
+/// Longer than any step (ns): a day.
+const FOREVER_NS: u64 = 86_400_000_000_000;
 
 pub type Result<T> = std::result::Result<T, ModelError>;
 
@@ -56,6 +59,8 @@ pub struct World {
     pub buffer: usize,
     /// Host time for each update: system call and copy (ns).
     pub accept_ns: u64,
+    /// Whether systems know when a gap ends.
+    pub foresees: bool,
 }
 
 impl World {
@@ -76,6 +81,21 @@ impl World {
     /// Returns the time from now to `until_ns`, or 0 if that has passed (ns).
     pub fn left_ns(&self, until_ns: u64) -> u64 {
         until_ns.saturating_sub(self.now_ns())
+    }
+
+    /// Returns the time that a step in a gap may take (ns). Without foresight a step takes as long as
+    /// it takes, and the next burst waits for it.
+    pub fn room_ns(&self, until_ns: u64) -> u64 {
+        match self.left_ns(until_ns) {
+            0 => 0,
+            left_ns => {
+                if self.foresees {
+                    left_ns
+                } else {
+                    FOREVER_NS
+                }
+            }
+        }
     }
 
     /// Runs `what` and also returns its time (ns).
