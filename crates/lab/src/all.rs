@@ -22,6 +22,9 @@ use crate::places::Labelled;
 use crate::report::{Cell, Report, Table};
 use peers::Peers;
 
+const EXPERIMENTS: [&str; 8] =
+    ["netram", "ramdisk", "idle-time", "update-policy", "inodes", "small-files", "mramfs", "conquest"];
+
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Examples:\n  \
     shoal lab run all --quick --out results\n  \
@@ -29,6 +32,9 @@ use peers::Peers;
     As root, ramfs, ext2 and a store of Shoal are mounted for the experiments on live file systems, unless --at names places. \
     With --quick it takes some minutes, else hours.")]
 pub struct Options {
+    /// Run only these experiments
+    #[arg(long, value_name = "EXPERIMENT", value_delimiter = ',', value_parser = EXPERIMENTS)]
+    pub only: Vec<String>,
     /// The disk trace for `netram`, in DiskSim's SRT format; a synthetic workload without it
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
@@ -72,7 +78,7 @@ impl Options {
         // `mramfs` names a place by its directory.
         let plain = at.iter().flat_map(|at| ["--at".into(), at.directory.display().to_string()]).collect();
         let empty = load().into_iter().chain(["--empty".into()]).collect();
-        vec![
+        let mut steps = vec![
             step("netram", empty),
             Step { below: "filled", ..step("netram", load()) },
             step("ramdisk", vec![]),
@@ -82,7 +88,9 @@ impl Options {
             step("small-files", paths("--tree", &self.tree)),
             step("mramfs", plain),
             step("conquest", labelled),
-        ]
+        ];
+        steps.retain(|step| self.only.is_empty() || self.only.contains(&step.words[0]));
+        steps
     }
 }
 
@@ -177,14 +185,17 @@ mod tests {
 
     #[test]
     fn the_steps_are_command_lines_that_name_every_experiment_of_an_exhibit() {
-        let options = Options { trace: None, tree: vec!["/usr".into(), "/etc".into()], at: vec![] };
+        let options = Options { only: vec![], trace: None, tree: vec!["/usr".into(), "/etc".into()], at: vec![] };
         let steps = options.steps(&["ext2=/mnt".parse().unwrap()]);
         for step in &steps {
             parse(step.words.iter().map(String::as_str)).unwrap();
         }
         for exhibit in EXHIBITS {
             assert!(steps.iter().any(|step| step.words[0] == exhibit.experiment), "{exhibit:?}");
+            assert!(EXPERIMENTS.contains(&exhibit.experiment), "{exhibit:?}");
         }
+        let only = Options { only: vec!["netram".into()], ..options };
+        assert_eq!(only.steps(&[]).len(), 2, "from an empty and from a filled disk");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::world::{World, broken, is_mounted};
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Size of a disk: full runs write 4 GB of large files.
 const DISK_BYTES: u64 = 12 << 30;
-const QUICK_DISK_BYTES: u64 = 2 << 30;
+const QUICK_DISK_BYTES: u64 = 2000 << 20;
 const MEMORY: &str = "2G";
 const QUICK_MEMORY: &str = "512M";
 
