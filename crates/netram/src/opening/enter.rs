@@ -38,7 +38,7 @@ struct Chosen {
 }
 
 /// Enters a group's units, records its blocks where they are the newest, and lists the entries that
-/// must be looked at. Returns the group's place and its blocks.
+/// must be looked at.
 pub(crate) fn enter(
     state: &mut State,
     id: GroupId,
@@ -47,11 +47,10 @@ pub(crate) fn enter(
     base: Option<&Base>,
     newest: &mut Newest,
     entries: &mut Vec<(Location, UnitEntry)>,
-) -> Option<(u32, Vec<u32>)> {
-    let mut chosen = choose(state, found)?;
+) {
+    let Some(mut chosen) = choose(state, found) else { return };
     let lists = chosen.combine();
     let incomplete = !chosen.is_whole(&lists, horizon);
-    let blocks = lists.iter().flatten().map(|entry| entry.block).collect();
     // Reserve its place now, for the locations below.
     let index = state.groups.insert(Group::new(id, chosen.data, Vec::new()));
     let mut first_sequence = u64::MAX;
@@ -84,7 +83,6 @@ pub(crate) fn enter(
     notes.iter().for_each(|&spot| group.add_note(spot));
     state.groups[index] = group;
     notes.iter().for_each(|_| state.groups.gain(index));
-    Some((index, blocks))
 }
 
 /// Chooses one unit for each place of a group. The others are strays. `None`: the group cannot

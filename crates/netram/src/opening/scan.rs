@@ -92,8 +92,9 @@ struct Survey {
     newest: Newest,
     /// Everything below this sequence was safe.
     horizon: u64,
-    /// Blocks of each group, in the order of the groups' places.
-    listed: Vec<(u32, Vec<u32>)>,
+    /// Copies (group, block) that a client needs as long as the copy or the list after them is not
+    /// safe: the newest that was known to be safe, and all that were not.
+    copies: Vec<(u32, u32)>,
     trimmed: Vec<TrimmedRange>,
     lost: Vec<TrimmedRange>,
     doubts: BTreeMap<u32, Doubt>,
@@ -124,6 +125,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
         if !is_note && survey.newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
             continue;
         }
+        survey.meets_copy(at, entry.block);
         let Some(found) = look_at(core, at, entry, survey.horizon, &mut patience).await else { return false };
         survey.weigh(&mut core.lock(), at, entry, found);
     }
@@ -193,7 +195,7 @@ impl Survey {
         for id in ids {
             let found = groups.remove(&id).expect("listed");
             let base = base.as_deref();
-            self.listed.extend(enter(state, id, found, self.horizon, base, &mut self.newest, &mut entries));
+            enter(state, id, found, self.horizon, base, &mut self.newest, &mut entries);
         }
         for (number, donor) in state.donors.iter_mut().enumerate() {
             if let Some(used) = used.get(&(number as DonorId)).filter(|_| base.is_none()) {
@@ -201,6 +203,15 @@ impl Survey {
             }
         }
         entries
+    }
+
+    /// Records a copy that was not known to be safe, and the copy before it.
+    fn meets_copy(&mut self, at: Location, block: u32) {
+        if ram::is_note(block) {
+            return;
+        }
+        let before = self.newest.get(&block).map(|&(_, before, _)| (before.group, block));
+        self.copies.extend(before.into_iter().chain([(at.group, block)]));
     }
 
     /// Judges an entry whose block may have been written in part when the client died. It counts if
@@ -313,7 +324,8 @@ impl Survey {
         if self.newest.get(&block).is_some_and(|&(at, _, _)| at >= sequence) {
             return false;
         }
-        self.newest.remove(&block);
+        let ended = self.newest.remove(&block).filter(|_| self.homes.contains_key(&block));
+        self.copies.extend(ended.map(|(_, at, _)| (at.group, block)));
         let cleared = state.clear(base, block).filter(|_| self.homes.contains_key(&block));
         self.touched.extend(cleared.map(|group| Touched { group, block }));
         if self.is_looked_for(block) {
@@ -338,11 +350,12 @@ impl Survey {
             if state.is_unsafe(at, sequence, self.horizon) {
                 state.found_unsafe(at, sequence, self.horizon, &mut self.unsafe_groups);
                 self.homes.insert(block, at.group);
+                self.copies.push((at.group, block));
             }
         }
     }
 
-    /// Returns whether everything is there that the checkpoint says. If so, lists its groups, too.
+    /// Returns whether everything is there that the checkpoint says. If so, lists its copies, too.
     fn agrees(&mut self, state: &State, base: &mut Base) -> bool {
         let found = |block: usize| self.ended.contains(&(block as u32));
         let is_dead = |&index: &u32| state.groups[index].live() == 0;
@@ -352,29 +365,29 @@ impl Survey {
         let touched = std::mem::take(&mut self.touched);
         base.touched.extend(touched.into_iter().filter(|_| !is_planted(Bug::TrimmedUnheld)));
         base.touched.retain(|Touched { block, .. }| self.homes.contains_key(block) || self.doubts.contains_key(block));
-        base.touched.sort_unstable();
-        let of_one = base.touched.chunk_by(|a, b| a.group == b.group);
-        self.listed.extend(of_one.map(|some| (some[0].group, some.iter().map(|touched| touched.block).collect())));
+        self.copies.extend(base.touched.iter().map(|touched| (touched.group, touched.block)));
         true
     }
 
     /// Holds groups with older copies of blocks that are unsafe or doubted. Returns those held by
-    /// doubts.
+    /// doubts. Copies older than the newest that was known to be safe can never count again: their
+    /// groups stay free to die, because a full disk may have no other room.
     fn hold_older(&mut self, state: &mut State) -> Vec<(u32, GroupId)> {
-        let mut listed = std::mem::take(&mut self.listed);
+        let mut copies = std::mem::take(&mut self.copies);
         let mut held_by_doubts = Vec::new();
         if (self.homes.is_empty() && self.doubts.is_empty()) || is_planted(Bug::FoundFreed) {
             return held_by_doubts;
         }
-        listed.sort_unstable();
-        for (index, blocks) in listed {
+        copies.sort_unstable();
+        for copies in copies.chunk_by(|(one, _), (other, _)| one == other) {
+            let index = copies[0].0;
             let held = (index, state.groups[index].id);
-            let by: HashSet<u32> = blocks.iter().filter_map(|block| self.homes.get(block).copied()).collect();
+            let by: HashSet<u32> = copies.iter().filter_map(|(_, block)| self.homes.get(block).copied()).collect();
             for by in by {
                 self.unsafe_groups.get_mut(&by).expect("entered with its block").holds.push(held);
                 state.groups[index].hold();
             }
-            if blocks.iter().any(|block| self.doubts.contains_key(block)) {
+            if copies.iter().any(|(_, block)| self.doubts.contains_key(block)) {
                 held_by_doubts.push(held);
                 state.groups[index].hold();
             }
