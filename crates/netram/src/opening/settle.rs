@@ -80,6 +80,13 @@ pub(crate) async fn settler(core: Arc<Core>) {
     loop {
         let block = core.until(State::next_doubt).await;
         settle(&core, block).await;
+        let state = &mut *core.lock();
+        if state.found.doubts.is_empty() {
+            // What was written again must be safe before the copies before it are let go, and there
+            // may be no other reason to flush it.
+            state.repairs.moves();
+            state.wake();
+        }
     }
 }
 
