@@ -14,6 +14,10 @@ shoal_media::plantable! {
         FreeEarly,
         /// Headers of freed units are not erased.
         NoErase,
+        /// Headers of freed units stay when the lists of trims that hide their blocks are dropped.
+        TrimmedKept,
+        /// Headers of freed units stay although they list ranges.
+        RangesKept,
         /// Blocks that donors return are not compared with their checksums.
         NoChecksum,
         /// A flush does not write lists of trims.

@@ -24,8 +24,8 @@
 //!   grows, data units are stored before the parity that covers them, so parity on the donors never
 //!   covers blocks that are not there.
 //! - A group whose blocks are all dead is freed only when their successors are safe. Its headers
-//!   are erased before its units are used again. Lists of trims are kept as long as anything is
-//!   still to be erased.
+//!   stay until those of another group replace them, or are erased (`units`). Lists of trims are
+//!   kept as long as any header may list something older.
 //!
 //! Left out: everything that waits (`requests`, `upkeep`, `membership`, `opening`, `checkpoint`).
 

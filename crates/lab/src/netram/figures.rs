@@ -115,8 +115,8 @@ fn comparison(world: &World, runs: &[Figures]) -> Table {
         Said::at_most(OVER_UNRELIABLE).judge_any(found),
     );
     for (what, variant, reference, without_upkeep) in [
-        ("the paper's rules", paper, Variant::CACHED, false),
-        ("the paper's rules without upkeep (erasing freed units)", paper, Variant::CACHED, true),
+        ("the paper\'s rules", paper, Variant::CACHED, false),
+        ("the paper's rules without upkeep (reading headers to clean)", paper, Variant::CACHED, true),
         ("no cache is ever closed", left, Variant::CACHED, false),
         ("other blocks finish a stalled stream's group", finished, Variant::CACHED, false),
         ("that without upkeep", finished, Variant::CACHED, true),
@@ -321,8 +321,7 @@ pub fn notes(world: &World) -> Vec<String> {
          blocks"
             .into(),
         "none, none cached and mirroring have room to spare here: their lines do not depend on the extra space".into(),
-        "none cached collects as many blocks as the parity caches; upkeep is erasing the headers of units before they are used \
-         again"
+        "none cached collects as many blocks as the parity caches; upkeep is reading the headers of groups to clean"
             .into(),
     ];
     notes.push(match fill {

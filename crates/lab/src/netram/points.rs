@@ -168,7 +168,7 @@ pub struct Figures {
     /// Simulated: transfers caused by cleaning.
     pub cleaning_s: f64,
     pub reading_s: f64,
-    /// Simulated: erasing the headers of units before they are used again.
+    /// Simulated: reading the headers of groups to clean, and erasing some.
     pub upkeep_s: f64,
     pub messages: u64,
     pub sent_data: u64,

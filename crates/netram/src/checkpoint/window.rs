@@ -3,9 +3,10 @@
 //! A checkpoint says what most units hold, so that opening need not look at them. All others are
 //! named in a *log* on their own donor. Rules: a unit that opening would not look at is not written
 //! to before a list that names it is on its donor. Until then the unit is *closed*. An erased unit
-//! is closed, too: the checkpoint may still say that it holds something. Some units of each donor
-//! are kept open ahead, so that no write waits for a list. If a list cannot be written, the
-//! checkpoint ends. Left out: making checkpoints (`checkpoint`), opening from one (`load`).
+//! is closed, too: the checkpoint may still say that it holds something. A stale unit is named even
+//! if it is closed, unless the pages describe its group. Some units of each donor are kept open
+//! ahead, so that no write waits for a list. If a list cannot be written, the checkpoint ends. Left
+//! out: making checkpoints (`checkpoint`), opening from one (`load`).
 
 use std::sync::Arc;
 

@@ -106,6 +106,8 @@ impl Pages {
                     let place = state.groups.get_mut(index)?;
                     *place = Group::new(record.id, record.data as usize, members.map(member).collect::<Vec<_>>());
                     place.first_sequence = record.first_sequence;
+                    // The pages do not say whether it has lists that no longer count.
+                    place.may_hold_ranges();
                     let data = place.data();
                     if data == 0 || data > state.plan.data || place.members.len() < data {
                         return None;

@@ -298,6 +298,7 @@ impl Survey {
         for range in std::mem::take(&mut self.trimmed) {
             let sequence = range.sequence;
             state.meets_sequence(sequence);
+            state.notes.meets_trim(sequence);
             for block in blocks(&range) {
                 if sequence < began && !self.is_looked_for(block) {
                     continue;

@@ -15,6 +15,7 @@ use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::group::Group;
 use crate::state::memory::Memory;
+use crate::state::place::Member;
 use crate::state::schedule::DonorLost;
 use crate::state::unit::{Head, Version};
 use crate::task::{Core, Op};
@@ -105,17 +106,24 @@ async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
 /// Data units that have grown, with parity if nothing of the group is on the donors yet.
 type Sending = ((Vec<Sent>, Vec<u8>), Option<Vec<Sent>>);
 
+/// What a unit is once its version is stored.
+struct Stored {
+    donor: DonorId,
+    unit: u32,
+    head: Head,
+}
+
 /// A unit in flight, its place in the group, and its head once it is stored.
-type Sent = (Op, usize, Head);
+type Sent = (Op, usize, Stored);
 
 /// Waits for all units. Returns whether any failed.
 async fn arrive(core: &Arc<Core>, index: u32, sent: Vec<Sent>) -> bool {
     let mut failed = false;
-    for (op, place, head) in sent {
+    for (op, place, version) in sent {
         let stored = op.await.is_ok();
         failed |= !stored;
-        if let (true, Some(memory)) = (stored, core.lock().groups[index].memory_mut()) {
-            memory.heads[place] = head;
+        if stored {
+            core.lock().is_stored(index, place, version);
         }
     }
     failed
@@ -131,18 +139,26 @@ fn send_data(core: &Arc<Core>, index: u32) -> Option<Sending> {
     let counts: Vec<u8> = memory.counts();
     let grown: Vec<usize> = (0..group.data()).filter(|&unit| counts[unit] > memory.sent[unit]).collect();
     let writes: Vec<_> =
-        grown.iter().map(|&unit| (unit, group.members[unit].donor, state.data_version(group, memory, unit))).collect();
+        grown.iter().map(|&unit| (unit, group.members[unit], state.data_version(group, memory, unit))).collect();
     let blocks: u64 = grown.iter().map(|&unit| (counts[unit] - memory.sent[unit]) as u64).sum();
     let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_data } else { &mut state.counts.sent_data };
     *sent += blocks;
     state.groups[index].memory_mut().expect("looked at above").sent.copy_from_slice(&counts);
-    let ops: Vec<Sent> = writes
-        .into_iter()
-        .map(|(place, donor, version)| (core.op(state, donor, version.op, purpose), place, version.head))
-        .collect();
+    let ops: Vec<Sent> = writes.into_iter().map(|write| sent_op(core, state, write, purpose)).collect();
     let parity = ((fresh || is_planted(Bug::ParityFirst)) && wanted && state.plan.parity > 0)
         .then(|| parity_ops(core, state, index, &counts));
     Some(((ops, counts), parity))
+}
+
+/// Sends a version of the unit at a place of a group.
+fn sent_op(
+    core: &Arc<Core>,
+    state: &mut State,
+    (place, member, version): (usize, Member, Version),
+    purpose: Purpose,
+) -> Sent {
+    let stored = Stored { donor: member.donor, unit: member.unit, head: version.head };
+    (core.op(state, member.donor, version.op, purpose), place, stored)
 }
 
 /// Sends parity for everything stored, if it is wanted and covers less so far.
@@ -181,17 +197,14 @@ fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) ->
         let place = data + place;
         let header = state.header(group, place, lists.clone());
         let version = state.shape.version(group.members[place].unit, &memory.heads[place], &header, &blocks);
-        writes.push((place, group.members[place].donor, version));
+        writes.push((place, group.members[place], version));
     }
     let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_parity } else { &mut state.counts.sent_parity };
     *sent += (parity * (rows - covered.min(rows)).max(1)) as u64;
     for place in data..data + parity {
         state.groups[index].members[place].count = rows as u8;
     }
-    let op = |(place, donor, version): (usize, DonorId, Version)| {
-        (core.op(state, donor, version.op, purpose), place, version.head)
-    };
-    writes.into_iter().map(op).collect()
+    writes.into_iter().map(|write| sent_op(core, state, write, purpose)).collect()
 }
 
 /// Drops a group's memory, because everything in it is safe on donors.
@@ -201,6 +214,19 @@ pub(crate) fn seal(state: &mut State, index: u32) {
 }
 
 impl State {
+    /// Records that a donor has stored a version of a unit of a group in memory.
+    fn is_stored(&mut self, index: u32, place: usize, Stored { donor, unit, head }: Stored) {
+        let group = &mut self.groups[index];
+        // Meanwhile the place may have got another unit.
+        let is_there = group.members[place].is_on(donor) && group.members[place].unit == unit;
+        if let Some(memory) = group.memory_mut() {
+            memory.heads[place] = head;
+        }
+        if is_there {
+            self.donors[donor as usize].units.is_replaced(unit);
+        }
+    }
+
     /// Builds the version of a data unit of a group in memory as it is now.
     pub fn data_version(&self, group: &Group, memory: &Memory, place: usize) -> Version {
         let header = self.header(group, place, vec![memory.lists[place].clone()]);

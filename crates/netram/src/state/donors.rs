@@ -5,6 +5,7 @@
 //! (`membership`).
 
 use crate::api::DonorInfo;
+use crate::planted::{Bug, is_planted};
 use crate::state::pace::Pace;
 use crate::state::units::Units;
 
@@ -135,10 +136,11 @@ impl Donor {
         matches!(self.state, Active | Draining | Missing | Returning | Forgotten)
     }
 
-    /// Lowest sequence listed by units that are still to be erased, or that a late write could
-    /// bring back.
+    /// Lowest sequence listed by units that are still to be erased, that a late write could bring
+    /// back, or whose headers stay until another group's replace them.
     pub fn pending_sequence(&self) -> u64 {
-        self.erasing_sequence().min(self.units.tainted_sequence())
+        let stale = if is_planted(Bug::TrimmedKept) { u64::MAX } else { self.units.stale_sequence() };
+        self.erasing_sequence().min(self.units.tainted_sequence()).min(stale)
     }
 
     /// Lowest sequence listed by units that are still to be erased.

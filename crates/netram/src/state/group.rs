@@ -33,10 +33,21 @@ pub(crate) struct Group {
     data: u8,
     /// A job works on it: it must not be cleaned, freed or moved.
     busy: bool,
-    /// The cleaner filled it.
-    is_moved: bool,
+    entries: Entries,
     /// Its live blocks could not be moved. It is not tried again before something changes.
     hopeless: bool,
+}
+
+/// What is known of a group's entries.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Entries {
+    /// Blocks, as requests wrote them.
+    #[default]
+    Written,
+    /// Blocks that outlived their former groups: the cleaner filled it.
+    Moved,
+    /// There may be lists of ranges among them.
+    Ranges,
 }
 
 /// Parts that few groups have.
@@ -102,12 +113,22 @@ impl Group {
 
     /// Records that the cleaner fills it, with blocks that outlived their former groups.
     pub fn holds_moved(&mut self) {
-        self.is_moved = true;
+        self.entries = Entries::Moved;
+    }
+
+    /// Records that there may be lists of ranges among its entries, also such that no longer count.
+    pub fn may_hold_ranges(&mut self) {
+        self.entries = Entries::Ranges;
+    }
+
+    /// Returns whether its headers may list nothing but blocks.
+    pub fn lists_blocks_only(&self) -> bool {
+        self.entries != Entries::Ranges
     }
 
     /// Number of sequences since its first entry; `None`: its blocks outlived a former group.
     pub fn age(&self, next_sequence: u64) -> Option<u64> {
-        (!self.is_moved).then(|| next_sequence.saturating_sub(self.first_sequence))
+        (self.entries == Entries::Written).then(|| next_sequence.saturating_sub(self.first_sequence))
     }
 
     /// Returns whether a job works on it, so that it must not be cleaned, freed or moved.
@@ -173,6 +194,7 @@ impl Group {
     }
 
     pub fn add_note(&mut self, spot: Spot) {
+        self.may_hold_ranges();
         self.change_rare(|rare| rare.notes.push(spot));
     }
 

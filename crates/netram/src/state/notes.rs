@@ -10,11 +10,13 @@ pub(crate) struct Notes {
     losses: Vec<TrimmedRange>,
     /// Lowest sequence that waits for the notes; `u64::MAX`: none.
     origin: u64,
+    /// Highest sequence of a trimmed range so far, noted or found.
+    last_trim: u64,
 }
 
 impl Default for Notes {
     fn default() -> Notes {
-        Notes { trims: Vec::new(), losses: Vec::new(), origin: u64::MAX }
+        Notes { trims: Vec::new(), losses: Vec::new(), origin: u64::MAX, last_trim: 0 }
     }
 }
 
@@ -38,7 +40,19 @@ impl Notes {
     }
 
     pub fn trim(&mut self, range: TrimmedRange) {
+        self.meets_trim(range.sequence);
         self.trims.push(range);
+    }
+
+    /// Takes note of a trimmed range that is in a list.
+    pub fn meets_trim(&mut self, sequence: u64) {
+        self.last_trim = self.last_trim.max(sequence);
+    }
+
+    /// Highest sequence of a trimmed range. It may be all that hides blocks in headers with a lower
+    /// one.
+    pub fn last_trim(&self) -> u64 {
+        self.last_trim
     }
 
     /// Notes that the data of a block is lost. Consecutive blocks with one sequence form one range.

@@ -3,10 +3,15 @@
 //! Owns: [`Units`] and the [`Log`]s of a donor. Rules:
 //! - A unit is in a group, free, or to be erased, and only one of these. `Groups` knows which units
 //!   are in groups.
-//! - A written unit is erased before it is free again. A unit that a write of a dead connection may
-//!   still reach is *tainted*: it is not used again before its donor has answered newer requests
-//!   for `QUARANTINE_NS`. A unit with a write that was not answered in time is tainted until the
-//!   answer comes. In both cases the unit is erased once more when the taint ends.
+//! - A unit is free once it holds nothing, or *stale*: with the headers of a dead group, which the
+//!   first write of another group replaces. Opening finds them, and a newer copy of each of their
+//!   blocks. What could be missing as that newer copy is kept: lists of trims outlive stale units
+//!   with older sequences, which are therefore erased when blocks were trimmed since. A unit whose
+//!   headers say anything else is erased before it is free (`reclaim`).
+//! - A unit that a write of a dead connection may still reach is *tainted*: it is not used again
+//!   before its donor has answered newer requests for `QUARANTINE_NS`. A unit with a write that was
+//!   not answered in time is tainted until the answer comes. In both cases the unit is erased once
+//!   more when the taint ends.
 //! - While a checkpoint counts, a free unit that opening would not look at is *closed*: it is not
 //!   taken before a list names it.
 //!
@@ -91,6 +96,10 @@ pub(crate) struct Units {
     cuts: VecDeque<(u32, UnitHeader)>,
     /// The unit whose header is being shortened.
     cutting: Option<u32>,
+    /// Stale units, with the lowest sequence that the headers of each list.
+    stale: HashMap<u32, u64>,
+    /// Stale units that list a sequence below this one are erased.
+    erased_from: u64,
     tainted: HashMap<u32, Taint>,
     /// How long the donor has answered while units were in quarantine.
     answering_ns: u64,
@@ -117,6 +126,8 @@ impl Units {
             erasing: Vec::new(),
             cuts: VecDeque::new(),
             cutting: None,
+            stale: HashMap::new(),
+            erased_from: 0,
             tainted: HashMap::new(),
             answering_ns: 0,
             quarantine: VecDeque::new(),
@@ -163,7 +174,12 @@ impl Units {
 
     /// Units that are free, or will be when they are erased.
     pub fn free_soon(&self) -> usize {
-        self.free() + self.erase.len() + self.erasing.len()
+        self.free() + self.to_erase()
+    }
+
+    /// Units that wait for their erasure or are being erased.
+    pub fn to_erase(&self) -> usize {
+        self.erase.len() + self.erasing.len()
     }
 
     /// Lists all units that are in no group, for audits.
@@ -177,8 +193,14 @@ impl Units {
         self.free.pop_back().or_else(|| self.blank.pop())
     }
 
-    /// Frees a unit that holds nothing any more.
-    pub fn put_free(&mut self, FreeUnit { unit, has_memory }: FreeUnit) {
+    /// Frees a unit that holds nothing any more, or is stale.
+    pub fn put_free(&mut self, FreeUnit { unit, mut has_memory }: FreeUnit) {
+        if let Some(&first_sequence) = self.stale.get(&unit) {
+            if first_sequence < self.erased_from {
+                return self.erase_later(unit, first_sequence);
+            }
+            has_memory = true;
+        }
         let mut open = true;
         for log in self.logs() {
             if !log.listed {
@@ -194,14 +216,67 @@ impl Units {
         }
     }
 
+    /// Frees a unit with the headers of a dead group, whose lowest sequence is given. Returns false
+    /// if it must be erased first.
+    pub fn free_stale(&mut self, unit: u32, first_sequence: u64) -> bool {
+        let is_old = first_sequence < self.erased_from;
+        if is_old || self.tainted.contains_key(&unit) || self.cutting == Some(unit) {
+            self.erase_later(unit, first_sequence);
+            return false;
+        }
+        // If nothing of the group was stored there, the former headers remain.
+        let first = self.stale.entry(unit).or_insert(first_sequence);
+        *first = first_sequence.min(*first);
+        self.put_free(FreeUnit { unit, has_memory: true });
+        true
+    }
+
+    /// Records that all of a unit's headers are new.
+    pub fn is_replaced(&mut self, unit: u32) {
+        self.stale.remove(&unit);
+    }
+
+    /// Lowest sequence that the headers of stale units list; `u64::MAX`: none.
+    pub fn stale_sequence(&self) -> u64 {
+        self.stale.values().copied().min().unwrap_or(u64::MAX)
+    }
+
+    /// Queues free units to be erased that list a sequence below this one, now and later.
+    pub fn erase_stale(&mut self, before: u64) {
+        if before <= self.erased_from {
+            return;
+        }
+        self.erased_from = before;
+        let (stale, erase) = (&self.stale, &mut self.erase);
+        if stale.values().all(|&first| first >= before) {
+            return;
+        }
+        let mut stays = |&unit: &u32| {
+            let first_sequence = stale.get(&unit).copied().filter(|&first| first < before);
+            erase.extend(first_sequence.map(|first_sequence| Erase { unit, first_sequence }));
+            first_sequence.is_none()
+        };
+        self.free.retain(&mut stays);
+        self.closed.retain(&mut stays);
+        self.blank.retain(&mut stays);
+        self.closed_blank.retain(&mut stays);
+    }
+
     /// Returns whether there is a free unit with memory.
     pub fn can_trim(&self) -> bool {
         !self.free.is_empty() || !self.closed.is_empty()
     }
 
-    /// Takes the free unit with memory that [`Units::take`] would take last.
-    pub fn take_to_trim(&mut self) -> Option<u32> {
-        self.free.pop_front().or_else(|| self.closed.pop_front())
+    /// Takes the free unit with memory that [`Units::take`] would take last. Stale ones on the way,
+    /// as long as fewer than `most` wait for it, are queued to be erased. `None`: there is none, or
+    /// they must be erased first.
+    pub fn take_to_trim(&mut self, most: usize) -> Option<u32> {
+        while self.to_erase() < most {
+            let unit = self.free.pop_front().or_else(|| self.closed.pop_front())?;
+            let Some(&first_sequence) = self.stale.get(&unit) else { return Some(unit) };
+            self.erase_later(unit, first_sequence);
+        }
+        None
     }
 }
 
@@ -267,10 +342,11 @@ impl Units {
     }
 
     /// Begins to write the next log. Returns the units it names: all that no page describes, except
-    /// closed ones. `None`: there is no log.
+    /// closed ones that hold nothing. `None`: there is no log.
     pub fn begin_lists(&mut self) -> Option<Vec<u32>> {
         let log = self.logs[NEXT].as_mut()?;
-        self.closed.iter().chain(&self.closed_blank).for_each(|&unit| log.open.set(unit as usize, false));
+        let closed = self.closed.iter().chain(&self.closed_blank).filter(|unit| !self.stale.contains_key(unit));
+        closed.for_each(|&unit| log.open.set(unit as usize, false));
         (log.listed, log.writing) = (true, true);
         Some(log.open.ones(self.count as usize).map(|unit| unit as u32).collect())
     }
@@ -315,6 +391,8 @@ impl Units {
 impl Units {
     /// Queues a unit that may have a header to be erased and then freed.
     pub fn erase_later(&mut self, unit: u32, first_sequence: u64) {
+        // If nothing was stored there since, the unit is still stale.
+        let first_sequence = self.stale.get(&unit).map_or(first_sequence, |&first| first.min(first_sequence));
         self.erase.push_back(Erase { unit, first_sequence });
     }
 
@@ -335,6 +413,9 @@ impl Units {
     pub fn erased(&mut self, unit: u32, done: bool) -> Option<bool> {
         let place = self.erasing.iter().position(|erase| erase.unit == unit)?;
         let erase = self.erasing.swap_remove(place);
+        if done {
+            self.stale.remove(&unit);
+        }
         if !done {
             self.erase.push_back(erase);
         } else if let Some(taint) = self.tainted.get_mut(&unit) {
@@ -492,5 +573,93 @@ impl Units {
     /// Returns whether no late write can reach the bytes behind the units.
     pub fn is_sure_behind(&self) -> bool {
         !self.are_all_quarantined() && !self.tainted.keys().chain(&self.unknown).any(|&unit| unit >= self.count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(units: &Units) -> Vec<u32> {
+        let mut all: Vec<u32> = units.unused().collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Frees a unit taken from a donor's free ones, with headers of this sequence.
+    fn stale(units: &mut Units, first_sequence: u64) -> u32 {
+        let unit = units.take().unwrap();
+        assert!(units.free_stale(unit, first_sequence));
+        unit
+    }
+
+    #[test]
+    fn a_unit_is_stale_until_all_its_headers_are_new() {
+        let mut units = Units::new(4);
+        let unit = stale(&mut units, 5);
+        assert_eq!((units.stale_sequence(), units.take()), (5, Some(unit)));
+        // Nothing of the next group is stored there.
+        assert!(units.free_stale(unit, 9));
+        assert_eq!((units.stale_sequence(), units.take()), (5, Some(unit)));
+        units.is_replaced(unit);
+        assert!(units.free_stale(unit, 9));
+        assert_eq!(units.stale_sequence(), 9);
+        let unit = units.take().unwrap();
+        units.erase_later(unit, 12);
+        assert_eq!((units.stale_sequence(), units.erasing_sequence()), (9, 9));
+        let erase = units.next_erase(1).unwrap();
+        assert_eq!(units.erased(erase.unit, true), Some(true));
+        assert_eq!((units.stale_sequence(), all(&units)), (u64::MAX, vec![0, 1, 2, 3]));
+    }
+
+    #[test]
+    fn stale_units_that_are_too_old_are_erased_now_and_later() {
+        let mut units = Units::new(4);
+        let taken: Vec<u32> = (0..3).map(|_| units.take().unwrap()).collect();
+        for (&unit, first_sequence) in taken.iter().zip([3, 4, 8]) {
+            assert!(units.free_stale(unit, first_sequence));
+        }
+        assert_eq!(units.take(), Some(taken[2]));
+        let lent = units.take().unwrap();
+        units.erase_stale(5);
+        assert_eq!((units.erasing_sequence(), units.stale_sequence(), units.to_erase()), (3, 3, 1));
+        // This one was in use. Nothing was written to it.
+        units.put_free(FreeUnit { unit: lent, has_memory: false });
+        assert_eq!(units.to_erase(), 2);
+        assert!(units.free_stale(taken[2], 6));
+        let other = units.take().unwrap();
+        assert!(!units.free_stale(other, 2), "older than the trim");
+        assert_eq!(all(&units), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_unit_that_a_late_write_may_reach_is_erased() {
+        let mut units = Units::new(2);
+        let unit = units.take().unwrap();
+        units.is_late(unit);
+        assert!(!units.free_stale(unit, 5));
+        assert_eq!((units.to_erase(), units.stale_sequence()), (1, u64::MAX));
+    }
+
+    #[test]
+    fn a_log_names_closed_units_that_are_stale() {
+        let mut units = Units::new(4);
+        units.set_log(NEXT, Log { open: Bits::all(4), ..Log::default() });
+        let unit = stale(&mut units, 5);
+        units.close_all_but(0);
+        assert_eq!(units.begin_lists(), Some(vec![unit]));
+    }
+
+    #[test]
+    fn stale_units_are_erased_before_their_memory_is_given_back() {
+        let mut units = Units::new(4);
+        let taken: Vec<u32> = (0..4).map(|_| units.take().unwrap()).collect();
+        taken[..3].iter().for_each(|&unit| assert!(units.free_stale(unit, 5)));
+        units.put_free(FreeUnit { unit: taken[3], has_memory: true });
+        assert_eq!((units.take_to_trim(2), units.to_erase()), (None, 2));
+        while let Some(erase) = units.next_erase(2) {
+            units.erased(erase.unit, true);
+        }
+        assert_eq!((units.take_to_trim(2), units.to_erase()), (Some(taken[3]), 1));
     }
 }

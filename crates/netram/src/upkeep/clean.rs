@@ -5,9 +5,9 @@
 //! gap groups are cleaned one after the other, so that cleaning can stop between two. When room is
 //! short, several are cleaned at once, because each waits for donors four times; but only as many
 //! as the room kept for cleaning can take, because half-emptied groups free nothing. A dead group
-//! is freed when all successors of its blocks are safe. Its headers are erased before its units are
-//! taken again. When room is short, a group counts as half-dead also if new groups would be wider:
-//! it has more parity for its data. Left out: which donor takes the new group (`state`).
+//! is freed when all successors of its blocks are safe. When room is short, a group counts as
+//! half-dead also if new groups would be wider: it has more parity for its data. Left out: which
+//! donor takes the new group (`state`).
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! Turning dead groups into free units: freeing, erasing, and giving memory back.
 //!
-//! Rules: a dead group is freed when the successors of its blocks are safe. Its headers are erased
-//! before its units are free. The memory of free units is given back in idle gaps only. Left out:
-//! which units are free (`state::units`).
+//! Rules: a dead group is freed when the successors of its blocks are safe. Its units are then
+//! stale, or are erased before they are free (`state::units`). Stale units are erased in idle gaps,
+//! and when blocks were trimmed since. The memory of free units is given back in idle gaps only.
+//! Left out: which units are free (`state::units`).
 
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use crate::api::{DonorId, Purpose};
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::DonorState;
+use crate::state::group::Group;
 use crate::state::place::Member;
 use crate::state::units::{Erase, FreeUnit};
 use crate::task::{Core, join};
@@ -39,12 +41,12 @@ pub(crate) async fn reaper(core: Arc<Core>) {
     }
 }
 
-/// Removes a group. Its units are erased and then free.
+/// Removes a group and frees its units.
 fn free(state: &mut State, index: u32) {
     let group = state.remove_group(index);
     for member in group.members.iter().copied() {
         match member.exists() && member.count > 0 {
-            true => state.erase_later(member, group.first_sequence),
+            true => state.free_written(member, &group),
             false if member.exists() => state.give_back(member),
             false => {}
         }
@@ -59,10 +61,11 @@ pub(crate) async fn eraser(core: Arc<Core>) {
                 // Before the disk is ready, a checkpoint may count that says these units are in
                 // use.
                 let is_ready = state.ready || !state.checkpoints.enabled;
-                let now = state.now_ns;
+                let (now, last_trim) = (state.now_ns, state.notes.last_trim());
                 let mut batch: Vec<(DonorId, Erase)> = Vec::new();
                 for (number, donor) in state.donors.iter_mut().enumerate() {
                     let there = is_ready && !donor.is_absent() && now >= donor.refused_until_ns;
+                    donor.units.erase_stale(if is_planted(Bug::TrimmedKept) { 0 } else { last_trim });
                     if there {
                         let next = std::iter::from_fn(|| donor.units.next_erase(ERASES_AT_ONCE));
                         batch.extend(next.map(|erase| (number as DonorId, erase)));
@@ -88,6 +91,23 @@ pub(crate) async fn eraser(core: Arc<Core>) {
 }
 
 impl State {
+    /// Frees a written unit of a group that was removed. Its headers stay until those of another
+    /// group replace them, if all they can say is what a newer copy outdoes.
+    fn free_written(&mut self, member: Member, group: &Group) {
+        let donor = &mut self.donors[member.donor as usize];
+        let is_there = !donor.is_absent() && donor.scanned && !donor.stale;
+        // A list of ranges would be read, and nothing outdoes it. A group that opening found
+        // incomplete may have headers with entries that no opening has seen.
+        let is_plain = group.lists_blocks_only() || is_planted(Bug::RangesKept);
+        if !(is_there && is_plain && group.incomplete().is_none()) {
+            return self.erase_later(member, group.first_sequence);
+        }
+        if donor.units.free_stale(member.unit, group.first_sequence) {
+            self.shortage.has_unit();
+        }
+        self.wake();
+    }
+
     pub fn erased(&mut self, number: DonorId, unit: u32, done: bool) {
         match self.donors[number as usize].units.erased(unit, done) {
             None => return,
@@ -131,8 +151,17 @@ impl State {
         }
         let there = |&number: &usize| self.roster().takes(number) || self.donors[number].state == DonorState::Draining;
         let has_memory = |&number: &usize| self.donors[number].units.can_trim();
-        let number = (0..self.donors.len()).filter(there).find(has_memory)?;
-        let unit = self.donors[number].units.take_to_trim()?;
-        Some(Member { donor: number as u16, unit, count: 0 })
+        let donors: Vec<usize> = (0..self.donors.len()).filter(there).filter(has_memory).collect();
+        for number in donors {
+            let units = &mut self.donors[number].units;
+            let waited = units.to_erase();
+            if let Some(unit) = units.take_to_trim(ERASES_AT_ONCE) {
+                return Some(Member { donor: number as u16, unit, count: 0 });
+            }
+            if units.to_erase() > waited {
+                self.wake();
+            }
+        }
+        None
     }
 }

@@ -161,6 +161,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
         let first_sequence = state.groups[index].first_sequence;
         if stored {
             let member = leaving.member;
+            state.donors[target.donor as usize].units.is_replaced(target.unit);
             state.groups[index].members[place] = Member { count: member.count, ..target };
             state.groups[index].mend(place);
             state.erase_later(member, first_sequence);

@@ -13,6 +13,7 @@ const DONOR_BYTES: u64 = 132_000;
 /// Time between two rounds of delivery (ns), and the number of rounds.
 const TICK_NS: u64 = 20_000_000;
 const TICKS: usize = 50;
+const SOON_TICKS: usize = 4;
 const BUFFER_BLOCKS: u16 = 8;
 /// Size of a header in these worlds (bytes).
 const HEADER_BYTES: usize = 512;
@@ -21,10 +22,12 @@ const HEADER_BYTES: usize = 512;
 type Scene = (&'static str, fn() -> Result<(), DiskError>);
 
 /// All scenes.
-pub const ALL: [Scene; 11] = [
+pub const ALL: [Scene; 13] = [
     ("a unit's newer header is torn", torn_header),
     ("a parity that grows is torn", torn_parity),
     ("a group with a list is being erased", erased_list),
+    ("a header that lists ranges lies over other blocks", list_left_behind),
+    ("all room is in dead groups", room_in_dead_groups),
     ("a superblock is torn", torn_superblock),
     ("a donor returns with news", news),
     ("a parity returns with a block that was not there", absent_block),
@@ -36,11 +39,16 @@ pub const ALL: [Scene; 11] = [
 ];
 
 fn world(donors: usize) -> Result<World, DiskError> {
+    world_of(donors, BUFFER_BLOCKS)
+}
+
+/// Makes a disk whose units have this many blocks.
+fn world_of(donors: usize, buffer_blocks: u16) -> Result<World, DiskError> {
     let config = Config {
         policy: Policy::Caching,
         uuid: [7; 16],
         block_bytes: SECTOR as u32,
-        buffer_blocks: BUFFER_BLOCKS,
+        buffer_blocks,
         idle_cleaning: false,
         timeout_ms: 0,
         ..Config::default()
@@ -153,6 +161,85 @@ fn erased_list() -> Result<(), DiskError> {
         let now = world.now;
         world.engine().lost(number as u16, now);
         world.settle().map_err(|error| World::fault(format!("{scene}: {error}")))?;
+        world.reads_all(&scene)?;
+    }
+    Ok(())
+}
+
+/// A group with a list is abandoned, because one donor does not take its part. Another donor gets
+/// the unit's next write in part, all but the headers, and one more donor dies. If the group's
+/// headers are still there, its list can be neither read nor left out.
+fn list_left_behind() -> Result<(), DiskError> {
+    for (refuses, other) in pairs(4) {
+        for (part, dies) in pairs(4).filter(|&(part, _)| part != other) {
+            let mut world = world_of(4, 1)?;
+            world.config.patience_ms = 200;
+            world.write(0, 24, true)?;
+            world.settle()?;
+            world.trim(0, 1, true)?;
+            world.lets_soon(|_| true)?;
+            // These blocks move to the group that the list goes to.
+            world.refuse_all_of_writes(refuses, 60_000_000_000);
+            world.write(8, 3, false)?;
+            world.lets_soon(|flight| is_read(flight) || flight.donor == refuses)?;
+            world.lets_soon(|_| true)?;
+            world.refuse_all_of_writes(other, 60_000_000_000);
+            world.flush()?;
+            world.lets_soon(|_| true)?;
+            world.takes_all()?;
+            // New headers say that the list was safe. They are not where it was.
+            let others = || (0..4).filter(|&donor| donor != refuses && donor != other);
+            others().for_each(|donor| world.refuse_all_of_writes(donor, 60_000_000_000));
+            world.write(12, 3, true)?;
+            world.lets_soon(|_| true)?;
+            world.takes_all()?;
+            world.write(15, 9, false)?;
+            world.lets_soon(is_read)?;
+            world.tears_off(part, 2 * HEADER_BYTES);
+            world.client_leaves(Fate::Nothing);
+            world.donors[dies].alive = false;
+            let scene = format!("{refuses} and {other} refuse, {part} does a part, {dies} is dead");
+            world.opens_again(&scene)?;
+        }
+    }
+    Ok(())
+}
+
+/// A disk is overwritten until the headers of all free units list blocks that live elsewhere. One
+/// donor is away when the next client opens the disk. Until what was there is protected again, older
+/// copies are kept: but not all of them, or nothing could be written.
+fn room_in_dead_groups() -> Result<(), DiskError> {
+    for away in 0..4 {
+        let mut world = world(4)?;
+        let (sectors, group) = (world.sectors() / 2, 3 * BUFFER_BLOCKS as usize);
+        for at in (0..sectors).step_by(group) {
+            world.write(at, group.min(sectors - at), true)?;
+            world.lets_soon(|_| true)?;
+        }
+        for _ in 0..40 {
+            // While nothing arrives, no unit is used twice.
+            for n in 0..10 {
+                let at = n * 7 % (sectors - group);
+                if !world.is_busy(at, group) && world.in_flight() < 200 {
+                    world.write(at, group, false)?;
+                }
+            }
+            world.lets_soon(|_| true)?;
+            for n in 0..20 {
+                world.write(n * 11 % sectors, 1, false)?;
+            }
+            world.lets_soon(|_| true)?;
+        }
+        world.flush()?;
+        world.lets_soon(|_| true)?;
+        let scene = format!("{away} is away");
+        world.client_leaves(Fate::Nothing);
+        world.donors[away].alive = false;
+        world.opens_again(&scene)?;
+        for _ in 0..2 {
+            world.write(0, group, true)?;
+            world.settle().map_err(|error| World::fault(format!("{scene}: {error}")))?;
+        }
         world.reads_all(&scene)?;
     }
     Ok(())
@@ -371,7 +458,26 @@ fn all_given_up() -> Result<(), DiskError> {
 impl World {
     /// Lets only operations picked by `wanted` arrive, for a while.
     fn lets(&mut self, wanted: impl Fn(&Flight) -> bool) -> Result<(), DiskError> {
-        for _ in 0..TICKS {
+        self.lets_for(TICKS, wanted)
+    }
+
+    /// Lets operations picked by `wanted` arrive, for so short a time that the disk is not idle.
+    fn lets_soon(&mut self, wanted: impl Fn(&Flight) -> bool) -> Result<(), DiskError> {
+        self.lets_for(SOON_TICKS, wanted)
+    }
+
+    /// Ends all refusals of writes, and waits until all donors are written to again.
+    fn takes_all(&mut self) -> Result<(), DiskError> {
+        (0..self.donors.len()).for_each(|donor| self.refuse_all_of_writes(donor, 0));
+        for _ in 0..10 {
+            self.read(0, 1)?;
+            self.lets_soon(|_| true)?;
+        }
+        Ok(())
+    }
+
+    fn lets_for(&mut self, ticks: usize, wanted: impl Fn(&Flight) -> bool) -> Result<(), DiskError> {
+        for _ in 0..ticks {
             loop {
                 let next = self.flights.iter().find(|(_, flight)| wanted(flight)).map(|(&key, _)| key);
                 let Some(key) = next else { break };
@@ -393,6 +499,16 @@ impl World {
         let first = on_the_way.find(|flight| flight.donor == donor && !is_read(flight) && wanted(flight));
         if let Some(DonorOp::Write { at, bytes: all }) = first.map(|flight| flight.op.clone()) {
             self.donors[donor].bytes[at as usize..][..bytes].copy_from_slice(&all[..bytes]);
+        }
+    }
+
+    /// Lets the writes to a donor arrive without their first `bytes` bytes.
+    fn tears_off(&mut self, donor: usize, bytes: usize) {
+        for flight in self.flights.values().filter(|flight| flight.donor == donor) {
+            if let DonorOp::Write { at, bytes: all } = &flight.op {
+                let at = *at as usize + bytes;
+                self.donors[donor].bytes[at..][..all.len() - bytes].copy_from_slice(&all[bytes..]);
+            }
         }
     }
 
