@@ -88,6 +88,7 @@ const NAMES: [&str; FIELDS.len()] = [
 ];
 const TRIPLET: usize = 3;
 const BTIME: usize = 9;
+const GENERATION: usize = 11;
 
 /// 2000-01-01 in seconds since 1970: the millennium from which the paper counts ctime.
 const EPOCH_S: i64 = 946_684_800;
@@ -249,6 +250,8 @@ impl FieldCounts {
                 (Kind::Huffman, Field::Size | Field::Ctime | Field::Mtime | Field::Atime | Field::Btime) => {
                     FieldCode::lengths(counts, width)
                 }
+                // Generations of ext2 are a counter, so that hardly two are equal.
+                (Kind::Huffman, _) if field == GENERATION => FieldCode::lengths(counts, width),
                 (Kind::Huffman, _) => FieldCode::values(counts, FieldCode::Raw { width }),
             }
         };

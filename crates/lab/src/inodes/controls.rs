@@ -30,7 +30,7 @@ pub struct Controls {
 }
 
 /// Builds the inode as ext2 would store it, without block pointers and reserved fields.
-fn ext2(record: &Record) -> [u8; RAW] {
+pub(super) fn ext2(record: &Record) -> [u8; RAW] {
     let mut raw = [0; RAW];
     let mut put = |at: usize, bytes: &[u8]| raw[at..at + bytes.len()].copy_from_slice(bytes);
     let seconds = |time: i64| (time.div_euclid(1_000_000_000) as u32).to_le_bytes();

@@ -1,23 +1,20 @@
 //! The paper's tables and figures from the measurements.
 //!
-//! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks, and the paper's claims beside
-//! ours. Rules: every table names the bytes it counts. "Bytes an inode" are codes padded to whole
+//! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks. Rules: every table names the bytes it counts. "Bytes an inode" are codes padded to whole
 //! bytes, without the length byte, pointers and the block's head, which have separate columns.
-
-use std::collections::HashMap;
 
 use shoal_pack::{Field, Precision};
 
-use super::{Found, PRECISIONS, Row};
-use crate::exhibits::Paper;
-use crate::median::Median;
-use crate::report::{Better, Cell, Comparison, Plot, Said, Series, Style, Table, Verdict};
+use super::fields::APPENDIX_C;
+use super::shape::{Shape, size_class};
+use super::{Found, PRECISIONS, Row, claims};
+use crate::report::{Cell, Plot, Series, Style, Table};
 
-fn number(value: f64, decimals: usize) -> Cell {
+pub(super) fn number(value: f64, decimals: usize) -> Cell {
     Cell::Number(value, decimals)
 }
 
-fn precision_name(precision: Precision) -> &'static str {
+pub(super) fn precision_name(precision: Precision) -> &'static str {
     match precision {
         Precision::Seconds => "1 s",
         Precision::Nanoseconds => "1 ns",
@@ -44,37 +41,56 @@ pub fn tables(found: &Found) -> Vec<Table> {
         size_table(found),
         speed_table(found),
         field_table(found),
+        appendix_c_table(found),
+        simple_table(found),
+        cause_table(found),
         block_table(found),
-        comparison(found),
+        claims::comparison(found),
     ]
 }
 
 fn profile_table(found: &Found) -> Table {
     let mut table = Table::new(
         "table-3-1",
-        "Table 3.1: trees",
-        &["tree", "inodes", "triplets", "of root (%)", "uids of 0.1%", "most frequent size"],
+        "Table 3.1: the thesis's trees, trees generated from it in full, and scanned trees",
+        &[
+            "tree",
+            "whose",
+            "inodes",
+            "triplets",
+            "of the system (%)",
+            "most frequent triplet (%)",
+            "owners of 0.1%",
+            "most frequent size",
+        ],
     );
-    for (tree, triplets) in found.trees.iter().zip(&found.triplets) {
-        let inodes = tree.records.len() as f64;
-        let (mut uids, mut classes): (HashMap<u32, u64>, HashMap<u32, u64>) = Default::default();
-        for record in &tree.records {
-            *uids.entry(record.uid).or_default() += 1;
-            *classes.entry(64 - record.size.leading_zeros()).or_default() += 1;
-        }
-        let class =
-            classes.iter().max_by_key(|(class, count)| (**count, u32::MAX - **class)).map_or(0, |(class, _)| *class);
-        let least = |bits: u32| if bits == 0 { 0 } else { 1u64 << (bits - 1) };
-        let root = uids.get(&0).copied().unwrap_or(0) as f64;
+    let ours = |shape: &Shape, whose: &str| {
+        vec![
+            shape.name.as_str().into(),
+            whose.into(),
+            shape.inodes.into(),
+            shape.triplets.into(),
+            number(shape.system_percent, 1),
+            number(shape.first_percent, 1),
+            shape.owners.into(),
+            shape.size_class().into(),
+        ]
+    };
+    for (of, shape) in &found.described {
+        let told = |cell: Cell| if of.has_owners { cell } else { Cell::Empty };
         table.push(vec![
-            tree.name.as_str().into(),
-            (tree.records.len() as u64).into(),
-            (triplets.len() as u64).into(),
-            number(root / inodes * 100.0, 1),
-            (uids.values().filter(|count| **count as f64 >= inodes / 1000.0).count() as u64).into(),
-            format!("{}-{} B", least(class), least(class + 1)).into(),
+            of.name.into(),
+            "thesis".into(),
+            u64::from(of.inodes).into(),
+            u64::from(of.triplets).into(),
+            told(number(of.system_percent, 1)),
+            Cell::Empty,
+            told(u64::from(of.owners).into()),
+            size_class(of.size_bits).into(),
         ]);
+        table.push(ours(shape, "described"));
     }
+    found.shapes.iter().for_each(|shape| table.push(ours(shape, "scanned")));
     table
 }
 
@@ -84,12 +100,14 @@ fn control_table(found: &Found) -> Table {
         "Figure 3.1: all inodes of a tree as one file, bytes an inode (codes: own profile, times of 1 s)",
         &["tree", "what", "plain", "gzip", "bzip2", "raw : gzip", "raw : bzip2", "each deflated", "all-or-nothing"],
     );
-    for (at, (tree, control)) in found.trees.iter().zip(&found.controls).enumerate() {
+    // The last is the first described tree, in full.
+    for (at, control) in found.controls.iter().enumerate() {
+        let tree = &found.trees[at];
         let inodes = control.inodes as f64;
         let of = |bytes: usize| number(bytes as f64 / inodes, 1);
         let raw = control.raw[0] as f64;
         let all_or_nothing =
-            row(found, at, Precision::Seconds, "all-or-nothing").map_or(Cell::Empty, |row| number(row.own.mean(), 1));
+            found.row(at, Precision::Seconds, "all-or-nothing").map_or(Cell::Empty, |row| number(row.own.mean(), 1));
         let what = if control.is_image { "raw, ext2 part" } else { "raw, as ext2 would, no pointers" };
         let mut push = |what: &str, bytes: &[usize; 3], each: Cell, last: Cell| {
             table.push(vec![
@@ -111,10 +129,6 @@ fn control_table(found: &Found) -> Table {
     table
 }
 
-fn row<'a>(found: &'a Found, tree: usize, precision: Precision, name: &str) -> Option<&'a Row> {
-    found.rows.iter().find(|row| (row.tree, row.precision, row.name) == (tree, precision, name))
-}
-
 fn size_table(found: &Found) -> Table {
     let mut table = Table::new(
         "figure-3-2",
@@ -134,14 +148,14 @@ fn size_table(found: &Found) -> Table {
         ],
     );
     for row in &found.rows {
-        let whose = row.worst.as_ref().map_or(Cell::Empty, |(_, tree)| found.trees[*tree].name.as_str().into());
+        let whose = row.worst().map_or(Cell::Empty, |(_, tree)| found.trees[*tree].name.as_str().into());
         table.push(vec![
             precision_name(row.precision).into(),
             found.trees[row.tree].name.as_str().into(),
             row.name.into(),
             number(row.own.mean(), 2),
             row.built_in.as_ref().map_or(Cell::Empty, |measured| number(measured.mean(), 2)),
-            row.worst.as_ref().map_or(Cell::Empty, |(measured, _)| number(measured.mean(), 2)),
+            row.worst().map_or(Cell::Empty, |(measured, _)| number(measured.mean(), 2)),
             whose,
             (row.own.least as u64).into(),
             (row.own.most as u64).into(),
@@ -183,37 +197,95 @@ fn speed_table(found: &Found) -> Table {
 const NAMES: [&str; 5] = ["all-or-nothing", "huffman", "gamma", "mixed", "hybrid"];
 
 fn field_table(found: &Found) -> Table {
-    let mut columns = vec!["times".to_string(), "field".to_string()];
-    columns.extend(NAMES.map(Into::into));
-    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let columns: Vec<&str> = ["trees", "times", "field"].into_iter().chain(NAMES).collect();
     let mut table = Table::new(
         "figure-3-4",
-        "Figure 3.4: bits of each field, own profile: mean of all trees (least-most)",
+        "Figure 3.4: bits of each field, own profile: mean of all trees of a kind (least-most)",
         &columns,
     );
-    for precision in PRECISIONS {
-        for (place, field) in Field::ALL.into_iter().enumerate() {
-            let cell = |name: &str| {
-                let rows: Vec<&Row> =
-                    found.rows.iter().filter(|row| row.precision == precision && row.name == name).collect();
-                let of = |row: &Row| {
-                    let coded = row.own.inodes - row.own.verbatim;
-                    (coded > 0).then(|| (row.own.fields[place].0 as f64 / coded as f64, row.own.fields[place]))
-                };
-                let values: Vec<_> = rows.into_iter().filter_map(of).collect();
-                let mean = values.iter().map(|(mean, _)| mean).sum::<f64>() / values.len().max(1) as f64;
-                let least = values.iter().map(|(_, of)| of.1).min().unwrap_or(0);
-                let most = values.iter().map(|(_, of)| of.2).max().unwrap_or(0);
-                if most == 0 { Cell::Text(String::new()) } else { Cell::Text(format!("{mean:.1} ({least}-{most})")) }
+    let kinds = [("described", true, Precision::Seconds)]
+        .into_iter()
+        .chain(PRECISIONS.map(|precision| ("scanned", false, precision)));
+    for (kind, is_described, precision) in kinds {
+        for field in Field::ALL {
+            let cell = |name: &str| match field_bits(found, is_described, precision, name, field) {
+                Some([mean, least, most]) if most > 0.0 => Cell::Text(format!("{mean:.1} ({least:.0}-{most:.0})")),
+                _ => Cell::Text(String::new()),
             };
             let cells: Vec<Cell> = NAMES.map(cell).into();
             if cells.iter().all(|cell| *cell == Cell::Text(String::new())) {
                 continue;
             }
-            let mut row: Vec<Cell> = vec![precision_name(precision).into(), field.name().into()];
+            let mut row: Vec<Cell> = vec![kind.into(), precision_name(precision).into(), field.name().into()];
             row.extend(cells);
             table.push(row);
         }
+    }
+    table
+}
+
+/// Returns mean, least and greatest number of bits of a field over all trees of a kind, each with
+/// its own profile.
+pub(super) fn field_bits(
+    found: &Found,
+    is_described: bool,
+    precision: Precision,
+    name: &str,
+    field: Field,
+) -> Option<[f64; 3]> {
+    let place = Field::ALL.iter().position(|other| *other == field)?;
+    let rows = found.rows.iter().filter(|row| {
+        (row.precision, row.name, found.is_described(row.tree)) == (precision, name, is_described)
+            && row.own.inodes > row.own.verbatim
+    });
+    let rows: Vec<_> = rows.map(|row| (row.own.inodes - row.own.verbatim, row.own.fields[place])).collect();
+    let mean = rows.iter().map(|(coded, bits)| bits.0 as f64 / *coded as f64).sum::<f64>() / rows.len().max(1) as f64;
+    let least = rows.iter().map(|(_, bits)| bits.1).min()?;
+    Some([mean, least.into(), rows.iter().map(|(_, bits)| bits.2).max()?.into()])
+}
+
+fn appendix_c_table(found: &Found) -> Table {
+    let mut table = Table::new(
+        "appendix-c",
+        "Appendix C: bits of each field of PostMark's inodes under gamma tables of the described trees (mean, least-most)",
+        &["tables of", "field", "thesis", "best tables", "tables of quarters"],
+    );
+    let cell = |[mean, least, most]: [f64; 3]| Cell::Text(format!("{mean:.1} ({least:.0}-{most:.0})"));
+    let trees = &found.trees[found.scanned..];
+    for ((tree, best), simple) in trees.iter().zip(&found.fields.best).zip(&found.fields.simple) {
+        for (at, (field, bits)) in APPENDIX_C.into_iter().enumerate() {
+            let cells = [cell(bits), cell(best[at]), cell(simple[at])];
+            table.push([tree.name.as_str().into(), field.name().into()].into_iter().chain(cells).collect());
+        }
+    }
+    table
+}
+
+fn simple_table(found: &Found) -> Table {
+    let mut table = Table::new(
+        "simple",
+        "Bytes of gamma codes on the described trees, with the best tables and with tables of quarters",
+        &["tree", "best, own", "best, worst other", "quarters, own", "quarters, worst other"],
+    );
+    for (tree, simple) in found.described_trees().zip(&found.fields.whole) {
+        let Some(row) = found.row(tree, Precision::Seconds, "gamma") else { continue };
+        let worst = row.worst().map_or(Cell::Empty, |(of, _)| number(of.mean(), 2));
+        let quarters = simple.map(|bytes| number(bytes, 2));
+        let cells = [found.trees[tree].name.as_str().into(), number(row.own.mean(), 2), worst];
+        table.push(cells.into_iter().chain(quarters).collect());
+    }
+    table
+}
+
+fn cause_table(found: &Found) -> Table {
+    let mut table = Table::new(
+        "causes",
+        "Bytes of an inode by the shortest of the paper's codes, own profile, times of 1 s, and with one property more or less",
+        &["tree", "change", "bytes"],
+    );
+    for cause in &found.causes {
+        let change = if cause.change.is_empty() { "as it is" } else { cause.change };
+        table.push(vec![cause.tree.as_str().into(), change.into(), number(cause.bytes, 2)]);
     }
     table
 }
@@ -257,178 +329,15 @@ fn block_table(found: &Found) -> Table {
     table
 }
 
-/// Returns the least and greatest of some values, and both as one text.
-fn range(values: impl Iterator<Item = f64>, decimals: usize) -> (String, f64, f64) {
-    let (least, most) = values.fold((f64::INFINITY, 0f64), |(least, most), value| (least.min(value), most.max(value)));
-    if least > most {
-        return (String::new(), f64::NAN, f64::NAN);
-    }
-    (format!("{least:.decimals$}-{most:.decimals$}"), least, most)
-}
-
-/// Returns what was measured over all trees, as an interval.
-fn over_trees(low: f64, high: f64) -> Median {
-    Median { value: f64::midpoint(low, high), low, high }
-}
-
-/// A ratio of a control is the paper's within this factor.
-const CONTROL: f64 = 1.25;
-/// Why a figure may be beside the paper's.
-const FIELDS: &str = "trees of today: another share of equal owners, times and sizes";
-const OWNERS: &str =
-    "the paper's trees have 78 to 10,417 combinations of owner and permissions, these have fewer (table trees)";
-const PROCESSORS: &str = "a processor of today";
-
-/// The paper's compressors.
-const PAPERS: [&str; 3] = ["all-or-nothing", "huffman", "gamma"];
-
-fn comparison(found: &Found) -> Table {
-    let mut claims = Comparison::new(Paper::Mramfs, "The paper beside ours");
-    for precision in PRECISIONS {
-        length_claims(found, precision, &mut claims);
-    }
-    let all = found.rows.iter();
-    let most = all.clone().flat_map(|row| [Some(&row.own), row.built_in.as_ref(), row.worst.as_ref().map(|of| &of.0)]);
-    let most = most.flatten().map(|measured| measured.most).max().unwrap_or(0) as u64;
-    claims.push(
-        "",
-        "longest code of any inode under any profile",
-        "at most 55 asked for".into(),
-        most.into(),
-        "B",
-        Verdict::shown_if(most <= 55),
-    );
-    let gzip = range(found.controls.iter().map(|of| of.raw[0] as f64 / of.raw[1] as f64), 1);
-    let by = |said: Said, (_, least, most): &(String, f64, f64)| {
-        said.judge_spread(over_trees(*least, *most)).because(FIELDS)
-    };
-    let verdict = by(Said::about(8.0, CONTROL, Better::More), &gzip);
-    claims.push("figure 3.1", "raw inodes by gzip, all trees", "8 : 1".into(), gzip.0.as_str().into(), ": 1", verdict);
-    let bzip2 = range(found.controls.iter().map(|of| of.raw[0] as f64 / of.raw[2] as f64), 1);
-    let verdict = by(Said::about(10.0, CONTROL, Better::More), &bzip2);
-    claims.push(
-        "figure 3.1",
-        "raw inodes by bzip2, all trees",
-        "10 : 1".into(),
-        bzip2.0.as_str().into(),
-        ": 1",
-        verdict,
-    );
-    speed_claims(found, &mut claims);
-    claims.into_table()
-}
-
-/// Adds claims about bytes of code at one precision: the paper's compressors and the hybrid, under
-/// each profile.
-fn length_claims(found: &Found, precision: Precision, claims: &mut Comparison) {
-    let of = |tree: usize| PAPERS.iter().filter_map(move |name| row(found, tree, precision, name));
-    let trees = 0..found.trees.len();
-    let times = precision_name(precision);
-    let best = trees.clone().map(|tree| of(tree).map(|row| row.own.mean()).fold(f64::MAX, f64::min));
-    let (text, least, most) = range(best, 1);
-    let is_s = precision == Precision::Seconds;
-    let told = |text: &str| if is_s { Cell::from(text) } else { Cell::Empty };
-    let of_figure = if is_s { "figure 3.2" } else { "" };
-    let verdict = |said: Said, (least, most): (f64, f64)| match is_s {
-        true => said.judge_spread(over_trees(least, most)).because(OWNERS),
-        false => Verdict::Unjudged,
-    };
-    claims.push(
-        of_figure,
-        format!("best of the paper's codes, own profile, times of {times}"),
-        told("14-19"),
-        text.into(),
-        "B",
-        verdict(Said::range(14.0, 19.0, Better::Less), (least, most)),
-    );
-    let worst =
-        trees.clone().filter_map(|tree| of(tree).filter_map(|row| Some(row.worst.as_ref()?.0.mean())).reduce(f64::max));
-    let (text, least, most) = range(worst, 1);
-    if !most.is_nan() {
-        claims.push(
-            of_figure,
-            format!("worst of the paper's codes, other profile, times of {times}"),
-            told("30-37"),
-            text.into(),
-            "B",
-            verdict(Said::range(30.0, 37.0, Better::Less), (least, most)),
-        );
-    }
-    let wins = trees
-        .clone()
-        .filter(|tree| of(*tree).min_by(|a, b| a.own.bytes.cmp(&b.own.bytes)).is_some_and(|row| row.name == "huffman"));
-    let text = format!("{} of {}", wins.count(), found.trees.len());
-    let what = format!("Huffman is the shortest, times of {times}");
-    claims.push(of_figure, what, told("4 of 7"), text.into(), "trees", Verdict::Unjudged);
-    let hybrid = |of: fn(&Row) -> Option<f64>| {
-        range(trees.clone().filter_map(|tree| of(row(found, tree, precision, "hybrid")?)), 1)
-    };
-    let (text, _, most) = hybrid(|row| Some(row.own.mean()));
-    let bound = if is_s { 16.0 } else { 20.0 };
-    let asked = format!("at most {bound} asked for");
-    let what = format!("hybrid, own profile, times of {times}");
-    claims.push("", what, asked.into(), text.into(), "B", Verdict::shown_if(most <= bound));
-    let (text, ..) = hybrid(|row| Some(row.built_in.as_ref()?.mean()));
-    let what = format!("hybrid, built-in profile, times of {times}");
-    claims.push("", what, Cell::Empty, text.into(), "B", Verdict::Unjudged);
-    let (text, _, most) = hybrid(|row| Some(row.worst.as_ref()?.0.mean()));
-    if !most.is_nan() {
-        let what = format!("hybrid, worst other profile, times of {times}");
-        claims.push("", what, Cell::Empty, text.into(), "B", Verdict::Unjudged);
-    }
-}
-
-/// Adds claims about inodes a second: the paper's compressors, and Shoal's whole blocks.
-fn speed_claims(found: &Found, claims: &mut Comparison) {
-    let rows = |name: &'static str| {
-        found.rows.iter().filter(move |row| row.name == name && row.precision == Precision::Seconds)
-    };
-    let told = |least: f64, most: f64| Cell::Text(format!("{least}-{most}"));
-    for &(name, low, high) in TOLD_ENCODE {
-        let (text, least, most) = range(rows(name).map(|row| row.own_speed.encode[1]), 1);
-        let verdict = Said::range(low, high, Better::More).judge_spread(over_trees(least, most)).because(PROCESSORS);
-        claims.push(
-            "figure 3.3",
-            format!("{name}, encode, times of 1 s"),
-            told(low, high),
-            text.into(),
-            "M/s",
-            verdict,
-        );
-    }
-    let (_, low, high) = TOLD_DECODE[0];
-    for name in PAPERS {
-        let (text, least, most) = range(rows(name).map(|row| row.own_speed.decode[1]), 1);
-        let verdict = Said::range(low, high, Better::More).judge_spread(over_trees(least, most)).because(PROCESSORS);
-        claims.push(
-            "figure 3.3",
-            format!("{name}, decode, times of 1 s"),
-            told(low, high),
-            text.into(),
-            "M/s",
-            verdict,
-        );
-    }
-    for (what, bound, of) in [
-        ("encode", 5.0, (|blocks| blocks.speed.encode[1]) as fn(&super::Blocks) -> f64),
-        ("decode", 10.0, |blocks| blocks.speed.decode[1]),
-    ] {
-        let (text, least, _) = range(found.blocks.iter().map(of), 1);
-        let asked = format!("at least {bound} asked for");
-        let what = format!("Shoal's blocks, whole, {what}");
-        claims.push("", what, asked.into(), text.into(), "M/s", Verdict::shown_if(least >= bound));
-    }
-}
-
 /// The name on the axis of what the paper says of all its trees.
 const PAPERS_TREES: &str = "the paper's trees";
 
 /// Ranges that the paper gives over its trees.
-type Told = &'static [(&'static str, f64, f64)];
-const TOLD_CODE: Told = &[("shortest code of each tree", 14.0, 19.0)];
-const TOLD_WORST: Told = &[("worst of all profiles", 30.0, 37.0)];
-const TOLD_ENCODE: Told = &[("all-or-nothing", 0.8, 0.95), ("huffman", 0.27, 0.6), ("gamma", 0.48, 0.6)];
-const TOLD_DECODE: Told = &[("range over its trees", 2.2, 2.7)];
+pub(super) type Told = &'static [(&'static str, f64, f64)];
+pub(super) const TOLD_CODE: Told = &[("shortest code of each tree", 14.0, 19.0)];
+pub(super) const TOLD_WORST: Told = &[("worst of all profiles", 30.0, 37.0)];
+pub(super) const TOLD_ENCODE: Told = &[("all-or-nothing", 0.8, 0.95), ("huffman", 0.27, 0.6), ("gamma", 0.48, 0.6)];
+pub(super) const TOLD_DECODE: Told = &[("range over its trees", 2.2, 2.7)];
 
 /// Plots something of each compressor on each tree, with the paper's ranges at the right.
 fn by_tree(found: &Found, precision: Precision, told: Told, of: &dyn Fn(&Row) -> Option<[f64; 3]>) -> Plot {
@@ -482,7 +391,7 @@ pub fn plots(found: &Found) -> Vec<Plot> {
                 "figure-3-2-worst",
                 format!("Figure 3.2: mean length of codes, worst profile of another tree, times of {times}"),
                 bytes,
-                by_tree(found, precision, TOLD_WORST, &|row| Some([row.worst.as_ref()?.0.mean(); 3])),
+                by_tree(found, precision, TOLD_WORST, &|row| Some([row.worst()?.0.mean(); 3])),
             );
         }
         let bars = "median of the runs; bars: slowest and fastest";
@@ -499,5 +408,42 @@ pub fn plots(found: &Found) -> Vec<Plot> {
             by_tree(found, precision, TOLD_DECODE, &|row| Some(row.own_speed.decode)),
         );
     }
+    plots.push(field_plot(found));
     plots
+}
+
+/// Plots the bits of each field, beside the paper's.
+fn field_plot(found: &Found) -> Plot {
+    let fields = [
+        Field::Mode,
+        Field::Uid,
+        Field::Gid,
+        Field::Triplet,
+        Field::Links,
+        Field::Size,
+        Field::Ctime,
+        Field::Mtime,
+        Field::Atime,
+        Field::Optional,
+    ];
+    let series = |name: &str| {
+        let bits = fields.iter().enumerate().filter_map(|(at, field)| {
+            let [mean, least, most] = field_bits(found, true, Precision::Seconds, name, *field)?;
+            (most > 0.0).then_some((at as f64, [least, mean, most]))
+        });
+        Series::spread(name, bits)
+    };
+    let place = |field: Field| fields.iter().position(|other| *other == field).unwrap_or(0) as f64;
+    let paper = Series {
+        intervals: APPENDIX_C.iter().map(|(_, [_, least, most])| (*least, *most)).collect(),
+        ..Series::paper("gamma, PostMark's inodes", APPENDIX_C.map(|(field, [mean, ..])| (place(field), mean)))
+    };
+    Plot {
+        name: "figure-3-4".into(),
+        title: "Figure 3.4: bits of each field on the described trees, own profile\nmean; bars: least and most".into(),
+        x: "field".into(),
+        y: "length of its code (bits)".into(),
+        series: ["huffman", "gamma"].map(series).into_iter().chain([paper]).collect(),
+        style: Style { names: fields.iter().map(|field| field.name().into()).collect(), ..Style::default() },
+    }
 }

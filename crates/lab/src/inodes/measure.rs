@@ -68,7 +68,7 @@ pub struct Blocks {
 pub struct Subject<'a> {
     name: String,
     precision: Precision,
-    records: Vec<Record>,
+    pub records: Vec<Record>,
     bases: Vec<Bases>,
     triplets: &'a Triplets,
 }
