@@ -6,6 +6,7 @@
 //! | `described` | trees generated from the rows of table 3.1 |
 //! | `shape` | what table 3.1 says of a tree |
 //! | `measure` | bytes, bits and speed of a compressor on a tree |
+//! | `by_hand` | all-or-nothing coded by hand, for its speed |
 //! | `controls` | all inodes at once under general compressors |
 //! | `fields` | bits of each field of PostMark's inodes, as in appendix C |
 //! | `causes` | the same trees with one property more or less |
@@ -18,6 +19,7 @@
 //! of this machine and are given with their spread. Described trees stand for the paper's, which had
 //! times of 1 s.
 
+mod by_hand;
 mod causes;
 mod claims;
 mod controls;
@@ -27,11 +29,13 @@ mod figures;
 mod measure;
 mod shape;
 
+use std::hint::black_box;
 use std::path::PathBuf;
 
 use clap::Args;
 use shoal_pack::{Census, Precision, Profile, ProfileFile, Triplets, by_frequency};
 
+use by_hand::{Bits, ByHand};
 use causes::Cause;
 use described::{Description, TABLE_3_1, Without};
 use shape::Shape;
@@ -104,6 +108,9 @@ struct Found {
     blocks: Vec<Blocks>,
     causes: Vec<Cause>,
     fields: fields::Fields,
+    /// Millions of inodes a second of each described tree by all-or-nothing coded by hand: slowest,
+    /// median, fastest run.
+    by_hand: Vec<[f64; 3]>,
 }
 
 impl Found {
@@ -166,6 +173,21 @@ fn compress(
     Ok(())
 }
 
+/// Measures the speed of all-or-nothing coded by hand.
+fn hand_speed(tree: &Tree, runs: u32) -> Result<[f64; 3], LabError> {
+    let code = ByHand::of(&tree.records);
+    if !code.is_right(&tree.records) {
+        return Err(LabError::Broken { what: format!("{}: by hand", tree.name), why: "came back changed".into() });
+    }
+    let mut bits = Bits::default();
+    Ok(measure::rate(tree.records.len(), runs, || {
+        for record in &tree.records {
+            code.encode(record, &mut bits);
+            black_box(&bits);
+        }
+    }))
+}
+
 fn measure(options: &Options, is_quick: bool) -> Result<Found, LabError> {
     let mut trees = scan(options, is_quick)?;
     let scanned = trees.len();
@@ -184,6 +206,7 @@ fn measure(options: &Options, is_quick: bool) -> Result<Found, LabError> {
     let controls = trees[..scanned].iter().chain([&control]).map(controls::measure).collect::<Result<_, _>>()?;
     let fields = fields::measure(&trees[scanned..], &triplets[scanned..], &profiles[scanned..], options.seed);
     let causes = causes::measure(&trees[..scanned], share, options.seed)?;
+    let by_hand = trees[scanned..].iter().map(|tree| hand_speed(tree, runs)).collect::<Result<_, _>>()?;
     let mut found = Found {
         shapes: trees[..scanned].iter().map(Shape::of).collect(),
         described: TABLE_3_1.iter().map(shape).collect(),
@@ -194,6 +217,7 @@ fn measure(options: &Options, is_quick: bool) -> Result<Found, LabError> {
         blocks: vec![],
         causes,
         fields,
+        by_hand,
     };
     for (at, triplets) in triplets.iter().enumerate() {
         compress(&mut found, at, triplets, &profiles, runs)?;

@@ -308,13 +308,16 @@ fn speed_claims(found: &Found, claims: &mut Comparison) {
         let speeds: Vec<f64> = rows(name).map(of).collect();
         speeds.iter().sum::<f64>() / speeds.len().max(1) as f64
     };
-    let [all, huffman, gamma] = PAPERS.map(|name| mean(name, |row| row.own_speed.encode[1]));
-    let text = format!("{all:.1}, {huffman:.1}, {gamma:.1}");
-    let what = "all-or-nothing encodes faster than Huffman and gamma; mean of the trees";
-    let why =
-        "gamma codes two fields less, by one look-up of the triplet, and none of these is limited by its bits today";
-    let verdict = Verdict::shown_if(all > huffman.max(gamma)).because(why);
-    claims.push(OF, what, "0.9, 0.4, 0.5".into(), text.into(), "M/s", verdict);
+    let [tables, huffman, gamma] = PAPERS.map(|name| mean(name, |row| row.own_speed.encode[1]));
+    let all = found.by_hand.iter().map(|rates| rates[1]).sum::<f64>() / found.by_hand.len().max(1) as f64;
+    // As in the thesis, the first is coded by hand. The one of `shoal-pack` goes by tables as the
+    // others do, and has two fields more than gamma.
+    for (what, of, all) in [("by hand", OF, all), ("by tables", "", tables)] {
+        let text = format!("{all:.1}, {huffman:.1}, {gamma:.1}");
+        let what = format!("all-or-nothing, {what}, encodes faster than Huffman and gamma; mean of the trees");
+        let verdict = Verdict::shown_if(all > huffman.max(gamma)).because("its fields go by tables, as the others' do");
+        claims.push(of, what, "0.9, 0.4, 0.5".into(), text.into(), "M/s", verdict);
+    }
     let decode = mean("gamma", |row| row.own_speed.decode[1]);
     let text = format!("{decode:.1} : {gamma:.1}");
     let verdict =

@@ -190,6 +190,11 @@ fn speed_table(found: &Found) -> Table {
             worst(|speed| speed.decode),
         ]);
     }
+    for (tree, rates) in found.described_trees().zip(&found.by_hand) {
+        let name = found.trees[tree].name.as_str().into();
+        let rest = [spread(*rates), Cell::Empty, Cell::Empty, Cell::Empty];
+        table.push(["1 s".into(), name, "all-or-nothing, by hand".into()].into_iter().chain(rest).collect());
+    }
     table
 }
 
@@ -370,7 +375,9 @@ fn by_tree(found: &Found, precision: Precision, told: Told, of: &dyn Fn(&Row) ->
 pub fn plots(found: &Found) -> Vec<Plot> {
     let mut plots = vec![];
     let (bytes, rate) = ("length of a code (bytes an inode)", "speed (millions of inodes/s)");
-    for precision in PRECISIONS {
+    // Described trees have times of 1 s.
+    let precisions = if found.scanned > 0 { &PRECISIONS[..] } else { &PRECISIONS[..1] };
+    for &precision in precisions {
         let suffix = if precision == Precision::Seconds { "s" } else { "ns" };
         let times = precision_name(precision);
         let mut push = |name: &str, title: String, y: &str, plot: Plot| {
@@ -386,7 +393,7 @@ pub fn plots(found: &Found) -> Vec<Plot> {
             bytes,
             by_tree(found, precision, TOLD_CODE, &|row| Some([row.own.mean(); 3])),
         );
-        if found.trees.len() > 1 {
+        if found.rows.iter().any(|row| row.precision == precision && row.worst().is_some()) {
             push(
                 "figure-3-2-worst",
                 format!("Figure 3.2: mean length of codes, worst profile of another tree, times of {times}"),

@@ -9,7 +9,7 @@ use std::io;
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 use zstd::bulk::{Compressor as ZstdCompressor, Decompressor as ZstdDecompressor};
 
-use super::lzrw1;
+use super::{lzo, lzrw1};
 
 /// A compressor of single files.
 pub trait Compressor {
@@ -56,14 +56,35 @@ impl Compressor for Deflate {
     }
 }
 
-struct Lzo {
+struct Lzo(Box<lzo::Table>);
+
+impl Compressor for Lzo {
+    fn name(&self) -> &'static str {
+        "lzo"
+    }
+
+    fn compress(&mut self, input: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+        lzo::compress(input, &mut self.0, out);
+        Ok(())
+    }
+
+    fn decompress(&mut self, bytes: &[u8], len: usize, out: &mut Vec<u8>) -> io::Result<()> {
+        out.resize(len, 0);
+        let found = lzokay::decompress::decompress(bytes, out).map_err(damaged)?;
+        out.truncate(found);
+        Ok(())
+    }
+}
+
+/// LZO's format with a search of more places.
+struct Lzokay {
     dict: Box<lzokay::compress::Dict>,
     scratch: Vec<u8>,
 }
 
-impl Compressor for Lzo {
+impl Compressor for Lzokay {
     fn name(&self) -> &'static str {
-        "lzo (lzokay)"
+        "lzokay"
     }
 
     fn compress(&mut self, input: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
@@ -164,8 +185,9 @@ pub fn all(dictionary: &[u8]) -> io::Result<Vec<Box<dyn Compressor>>> {
             compress: Compress::new(Compression::default(), false),
             decompress: Decompress::new(false),
         }),
-        Box::new(Lzo { dict: lzokay::compress::Dict::new(), scratch: vec![] }),
+        Box::new(Lzo(Box::new([0; 1 << 14]))),
         Box::new(Lzrw1(Box::new([0; 4096]))),
+        Box::new(Lzokay { dict: lzokay::compress::Dict::new(), scratch: vec![] }),
         Box::new(Lz4),
         Box::new(Zstd {
             name: "zstd",

@@ -1,18 +1,19 @@
 //! Table 4.1 and figures 4.1 to 4.3 from the measurements.
 //!
 //! Owns: bins of equal width (512 bytes, as in the paper) and of equal count (as its readers asked
-//! for); means weighted by file and by byte; the paper's figures beside ours. Rules: a saving is
-//! the share that compression removes; a remainder is the share that is left, as in the paper's
-//! figure 4.1.
+//! for); means weighted by file, by byte, and by bin. Rules: a saving is the share that compression
+//! removes; a remainder is the share that is left, as in the paper's figure 4.1. The paper averages
+//! over bins of 512 bytes, each of which counts the same.
 
-use super::measure::{CLASS, CLASSES, Found, Measured, Sample};
-use crate::exhibits::Paper;
-use crate::report::{Better, Cell, Comparison, GAP, Plot, Said, Series, Style, Table, Verdict};
+use super::claims;
+use super::kinds::Kind;
+use super::measure::{CLASS, CLASSES, Found, Measured, Sample, class_of};
+use crate::report::{Cell, GAP, Plot, Series, Style, Table};
 
 /// Bins of equal count.
 const COUNT_BINS: usize = 64;
 
-fn number(value: f64, decimals: usize) -> Cell {
+pub(super) fn number(value: f64, decimals: usize) -> Cell {
     if value.is_finite() { Cell::Number(value, decimals) } else { Cell::Empty }
 }
 
@@ -29,7 +30,7 @@ pub fn notes(sample: &Sample, found: &Found) -> Vec<String> {
 }
 
 /// Returns the savings in percent: the mean over files, and the mean over bytes.
-fn savings(found: &Found, measured: &Measured, of: impl Fn(usize) -> bool) -> [f64; 2] {
+pub(super) fn savings(found: &Found, measured: &Measured, of: impl Fn(usize) -> bool) -> [f64; 2] {
     let (mut files, mut by_file, mut plain, mut packed) = (0usize, 0.0, 0usize, 0usize);
     for (&len, &compressed) in found.lengths.iter().zip(&measured.compressed).filter(|(len, _)| of(**len)) {
         files += 1;
@@ -40,6 +41,32 @@ fn savings(found: &Found, measured: &Measured, of: impl Fn(usize) -> bool) -> [f
     [by_file / files as f64 * 100.0, (1.0 - packed as f64 / plain as f64) * 100.0]
 }
 
+/// Returns the mean saving of the bins of 512 bytes between two sizes (percent), each of which counts
+/// the same.
+pub(super) fn saving_by_bin(found: &Found, measured: &Measured, from: usize, to: usize) -> f64 {
+    let mut bins = vec![(0.0, 0u32); CLASSES];
+    for (len, packed) in found.lengths.iter().zip(&measured.compressed) {
+        let (sum, files) = &mut bins[class_of(*len)];
+        *sum += 1.0 - *packed as f64 / *len as f64;
+        *files += 1;
+    }
+    let bins = bins[from / CLASS..to / CLASS].iter().filter(|(_, files)| *files > 0);
+    let (count, sum) = bins.fold((0, 0.0), |(count, sum), (of, files)| (count + 1, sum + of / f64::from(*files)));
+    sum / f64::from(count) * 100.0
+}
+
+/// Returns bytes a second of the files between two sizes.
+pub(super) fn speed(found: &Found, rates: &[Option<f64>], from: usize, to: usize) -> f64 {
+    let lengths = found.lengths.iter().filter(|len| (from + 1..=to).contains(*len));
+    let (mut bytes, mut seconds) = (0.0, 0.0);
+    for len in lengths {
+        let Some(rate) = rates[class_of(*len)] else { continue };
+        bytes += *len as f64;
+        seconds += *len as f64 / rate;
+    }
+    bytes / seconds
+}
+
 /// Returns the least and greatest megabytes a second of the classes between two sizes.
 fn rates(rates: &[Option<f64>], from: usize, to: usize) -> String {
     let classes = rates[from / CLASS..to / CLASS].iter().flatten();
@@ -48,7 +75,15 @@ fn rates(rates: &[Option<f64>], from: usize, to: usize) -> String {
 }
 
 pub fn tables(found: &Found) -> Vec<Table> {
-    vec![summary(found), by_class(found), equal_count(found), cumulative(found), comparison(found)]
+    vec![
+        summary(found),
+        by_class(found),
+        by_kind(found),
+        calls(found),
+        equal_count(found),
+        cumulative(found),
+        claims::comparison(found),
+    ]
 }
 
 fn summary(found: &Found) -> Table {
@@ -59,6 +94,7 @@ fn summary(found: &Found) -> Table {
             "compressor",
             "by file",
             "by byte",
+            "by bin",
             "compress",
             "512B-4KB",
             "16-128KB",
@@ -74,6 +110,7 @@ fn summary(found: &Found) -> Table {
             measured.name.into(),
             number(by_file, 1),
             number(by_byte, 1),
+            number(saving_by_bin(found, measured, 0, 128 << 10), 1),
             number(bytes as f64 / measured.compress_s / 1e6, 1),
             rates(&measured.compress_rate, 512, 4096).into(),
             rates(&measured.compress_rate, 16 << 10, 128 << 10).into(),
@@ -101,6 +138,52 @@ fn by_class(found: &Found) -> Table {
         table.push(row);
         from = to;
     }
+    table
+}
+
+fn by_kind(found: &Found) -> Table {
+    let title = "Savings by what a file is (%, by byte)";
+    let mut table = Table::new("kinds", title, &columns(found, &["kind", "files", "MB"]));
+    for kind in Kind::ALL {
+        let of = |lengths: &[usize]| -> usize {
+            lengths.iter().zip(&found.kinds).filter(|(_, of)| **of == kind).map(|(len, _)| len).sum()
+        };
+        let plain = of(&found.lengths);
+        let files = found.kinds.iter().filter(|of| **of == kind).count() as u64;
+        let mut row = vec![kind.name().into(), files.into(), number(plain as f64 / 1e6, 2)];
+        row.extend(
+            found.compressors.iter().map(|by| number((1.0 - of(&by.compressed) as f64 / plain as f64) * 100.0, 1)),
+        );
+        table.push(row);
+    }
+    table
+}
+
+/// Sizes whose speeds the table of calls has.
+const STEPS: [usize; 10] = [0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131_072];
+
+fn calls(found: &Found) -> Table {
+    let title =
+        "Speed by size (MB/s of compression; of decompression), and the time of a call beside that of its bytes (us)";
+    let mut table = Table::new("speeds", title, &columns(found, &["from", "to"]));
+    for step in STEPS.windows(2) {
+        let cell = |by: &Measured| {
+            let [one, other] =
+                [&by.compress_rate, &by.decompress_rate].map(|rates| speed(found, rates, step[0], step[1]) / 1e6);
+            Cell::Text(format!("{one:.0}; {other:.0}"))
+        };
+        let row = [(step[0] as u64 + 1).into(), (step[1] as u64).into()].into_iter();
+        table.push(row.chain(found.compressors.iter().map(cell)).collect());
+    }
+    let call = |by: &Measured| {
+        let small = speed(found, &by.compress_rate, 0, 512);
+        let large = speed(found, &by.compress_rate, 16 << 10, 128 << 10);
+        let files = found.lengths.iter().filter(|len| **len <= 512);
+        let mean = files.clone().sum::<usize>() as f64 / files.count().max(1) as f64;
+        number((mean / small - mean / large) * 1e6, 2)
+    };
+    let row = ["a call".into(), Cell::Empty].into_iter();
+    table.push(row.chain(found.compressors.iter().map(call)).collect());
     table
 }
 
@@ -151,75 +234,17 @@ fn cumulative(found: &Found) -> Table {
     table
 }
 
-/// Percentage points within which a saving is the paper's.
-const NEAR: f64 = 5.0;
-const TREES: &str = "another tree";
-
-fn comparison(found: &Found) -> Table {
-    let mut claims = Comparison::new(Paper::Mramfs, "The paper beside ours");
-    let of = |name: &str| found.compressors.iter().find(|measured| measured.name.starts_with(name));
-    let near = |ours: f64, paper: f64| Said::about(paper, 1.0, Better::More).within(NEAR).judge(ours).because(TREES);
-    // The savings by byte are from figure 4.3: 1.3 GB become 570 MB with deflate and 800 MB with
-    // LZRW1.
-    for (name, by_file, by_byte, rate) in
-        [("deflate", 61.0, Some(56.0), 6.3), ("lzo", 50.0, None, 36.8), ("lzrw1", 44.0, Some(38.0), 52.5)]
-    {
-        let Some(measured) = of(name) else { continue };
-        let ours = savings(found, measured, |_| true);
-        let verdict = near(ours[0], by_file);
-        claims.push(
-            "table 4.1",
-            format!("{name}: saving by file"),
-            number(by_file, 0),
-            number(ours[0], 1),
-            "%",
-            verdict,
-        );
-        let verdict = by_byte.map_or(Verdict::Unjudged, |paper| near(ours[1], paper));
-        let paper = by_byte.map_or(Cell::Empty, |paper| number(paper, 0));
-        claims.push("figure 4.3", format!("{name}: saving by byte"), paper, number(ours[1], 1), "%", verdict);
-        let bytes: usize = found.lengths.iter().sum();
-        let ours = bytes as f64 / measured.compress_s / 1e6;
-        let verdict = Said::about(rate, 1.25, Better::More).judge(ours).because("a processor of today");
-        claims.push("table 4.1", format!("{name}: speed"), number(rate, 1), number(ours, 1), "MB/s", verdict);
-    }
-    if let [Some(deflate), Some(lzo), Some(lzrw1)] = ["deflate", "lzo", "lzrw1"].map(of) {
-        let all = |measured| savings(found, measured, |_| true)[0];
-        let is = all(deflate) > all(lzo) && all(lzo) > all(lzrw1);
-        let order = if is { "deflate, LZO, LZRW1" } else { "another" };
-        claims.push(
-            "figure 4.1",
-            "order of the savings",
-            "deflate, LZO, LZRW1".into(),
-            order.into(),
-            "",
-            Verdict::shown_if(is),
-        );
-        let (small, large) = (|len: usize| len <= 4096, |len: usize| (4096..=32 << 10).contains(&len));
-        let less = savings(found, deflate, small)[0] < savings(found, deflate, large)[0];
-        claims.push(
-            "figure 4.1",
-            "deflate: files below 4 KB compress less than those of 4 to 32 KB",
-            "yes".into(),
-            if less { "yes" } else { "no" }.into(),
-            "",
-            Verdict::shown_if(less),
-        );
-    }
-    claims.into_table()
-}
-
 /// Lowest and highest speed in two classes of sizes.
-type Speeds = [(f64, f64); 2];
+pub(super) type Speeds = [(f64, f64); 2];
 /// The paper's table 4.1: name of the compressor as far as the paper says it, saving of a file
 /// (percent), and lowest and highest speed for files of 512 B to 4 KB and of 16 to 128 KB (MB/s).
-const TABLE_4_1: [(&str, f64, Speeds); 3] = [
+pub(super) const TABLE_4_1: [(&str, f64, Speeds); 3] = [
     ("deflate", 61.0, [(1.0, 15.0), (26.0, 38.0)]),
     ("lzo", 50.0, [(1.0, 13.0), (30.0, 57.0)]),
     ("lzrw1", 44.0, [(2.0, 20.0), (35.0, 54.0)]),
 ];
 /// Megabytes of all files of the paper's figure 4.3: plain, and compressed.
-const FIGURE_4_3: (f64, [(&str, f64); 2]) = (1300.0, [("deflate", 570.0), ("lzrw1", 800.0)]);
+pub(super) const FIGURE_4_3: (f64, [(&str, f64); 2]) = (1300.0, [("deflate", 570.0), ("lzrw1", 800.0)]);
 
 const KIB: f64 = 1024.0;
 

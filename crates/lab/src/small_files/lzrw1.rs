@@ -71,6 +71,7 @@ pub fn compress(input: &[u8], table: &mut Table, out: &mut Vec<u8>) {
 /// output.
 pub fn decompress(bytes: &[u8], most: usize, out: &mut Vec<u8>) -> Option<()> {
     out.clear();
+    out.reserve(most + MATCH_MAX);
     let (flag, mut rest) = bytes.split_at_checked(FLAG)?;
     if flag[0] == COPY {
         out.extend_from_slice(rest.get(..rest.len().min(most))?);
@@ -91,8 +92,12 @@ pub fn decompress(bytes: &[u8], most: usize, out: &mut Vec<u8>) -> Option<()> {
                 let (pair, after) = rest.split_first_chunk::<2>()?;
                 let offset = usize::from(pair[0] & 0xf0) << 4 | usize::from(pair[1]);
                 let from = out.len().checked_sub(offset).filter(|_| offset > 0)?;
-                for at in from..=from + usize::from(pair[0] & 0xf) {
-                    out.push(*out.get(at)?);
+                let len = 1 + usize::from(pair[0] & 0xf);
+                if len <= offset {
+                    out.extend_from_within(from..from + len);
+                } else {
+                    // The copy reaches into itself.
+                    (from..from + len).for_each(|at| out.push(out[at]));
                 }
                 rest = after;
             }

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use shoal_sim::Random;
 
 use super::compressors::{self, Compressor};
+use super::kinds::Kind;
 use crate::experiment::LabError;
 use crate::processor::ProcessorTime;
 use crate::tree;
@@ -100,6 +101,7 @@ pub struct Measured {
 
 pub struct Found {
     pub lengths: Vec<usize>,
+    pub kinds: Vec<Kind>,
     pub all: u64,
     pub dictionary: usize,
     pub compressors: Vec<Measured>,
@@ -119,7 +121,8 @@ pub fn measure(sample: &Sample, runs: u32) -> Result<Found, LabError> {
         compressors.push(one(&mut *compressor, sample, runs)?);
     }
     let lengths = sample.files.iter().map(Vec::len).collect();
-    Ok(Found { lengths, all: sample.all, dictionary: dictionary.len(), compressors })
+    let kinds = sample.files.iter().map(|file| Kind::of(file)).collect();
+    Ok(Found { lengths, kinds, all: sample.all, dictionary: dictionary.len(), compressors })
 }
 
 fn one(compressor: &mut dyn Compressor, sample: &Sample, runs: u32) -> Result<Measured, LabError> {
