@@ -38,7 +38,7 @@ use shoal_lab::RunArgs;
     shoal lab run update-policy --out results\n  \
     shoal lab run inodes --tree /usr /var\n  \
     shoal lab run small-files --tree /usr\n  \
-    shoal lab run mramfs --at /mnt/shoal --scale 0.1\n  \
+    shoal lab run mramfs --at shoal=/mnt/shoal --scale 0.1\n  \
     shoal lab run conquest --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --only small-files\n  \
     shoal lab run trees --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --scale 0.1\n\n\
     Experiments on models report simulated times, and say so.")]

@@ -75,8 +75,6 @@ impl Options {
         };
         let at = if self.at.is_empty() { peers } else { &self.at };
         let labelled = at.iter().flat_map(|at| ["--at".into(), at.to_string()]).collect::<Vec<String>>();
-        // `mramfs` names a place by its directory.
-        let plain = at.iter().flat_map(|at| ["--at".into(), at.directory.display().to_string()]).collect();
         let empty = load().into_iter().chain(["--empty".into()]).collect();
         let mut steps = vec![
             step("netram", empty),
@@ -86,7 +84,7 @@ impl Options {
             step("update-policy", vec![]),
             step("inodes", paths("--tree", &self.tree)),
             step("small-files", paths("--tree", &self.tree)),
-            step("mramfs", plain),
+            step("mramfs", labelled.clone()),
             step("conquest", labelled),
         ];
         steps.retain(|step| self.only.is_empty() || self.only.contains(&step.words[0]));

@@ -11,12 +11,10 @@ use std::io::Write;
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
 
-use super::Plan;
 use super::measure::{EMPTY_FILES, Found, PACE, Place, Series as Runs, Step};
-use super::variants::Variant;
-use crate::exhibits::Paper;
+use super::{Plan, claims};
 use crate::postmark::{Phase, RANDOM_ONE_OF, Workload};
-use crate::report::{Better, Cell, Comparison, Plot, Said, Series, Style, Table, Verdict};
+use crate::report::{Cell, Plot, Series, Style, Table};
 
 /// Maximum number of files whose compressibility is measured.
 const SAMPLE: usize = 5000;
@@ -39,11 +37,11 @@ impl Spread {
     }
 }
 
-fn elapsed_s(steps: &[Step]) -> f64 {
+pub(super) fn elapsed_s(steps: &[Step]) -> f64 {
     steps.iter().map(|step| step.took.elapsed_s).sum()
 }
 
-fn processor_s(steps: &[Step]) -> f64 {
+pub(super) fn processor_s(steps: &[Step]) -> f64 {
     steps.iter().map(|step| step.took.processor_s).sum()
 }
 
@@ -67,28 +65,16 @@ impl Found {
         self.series.iter().filter(|runs| runs.workload.is_none())
     }
 
-    /// Returns the runs on the engine's first variant, of a workload or of empty files.
-    fn engine(&self, workload: Option<usize>) -> Option<&Runs> {
-        self.variant(workload, |_| true)
-    }
-
-    /// Returns the runs on the first matching variant.
-    fn variant(&self, workload: Option<usize>, wanted: impl Fn(&Variant) -> bool) -> Option<&Runs> {
-        self.series.iter().find(|runs| {
-            let is_wanted = matches!(self.places[runs.place], Place::Engine(variant) if wanted(variant));
-            is_wanted && runs.workload == workload && !runs.is_long
-        })
-    }
-
     /// Returns the runs of the same work on the plain engine, which took turns with these.
-    fn plain(&self, runs: &Runs) -> Option<&Runs> {
+    pub(super) fn plain(&self, runs: &Runs) -> Option<&Runs> {
         let same = |of: &&Runs| (of.workload, of.is_long) == (runs.workload, runs.is_long);
         self.series.iter().find(same)
     }
 
-    /// Returns the number of calls of a run on empty files.
-    fn empty_file_calls(&self) -> u64 {
-        2 * u64::from(EMPTY_FILES) * u64::from(self.rounds)
+    /// Returns the number of calls of a run on empty files at a place.
+    fn empty_file_calls(&self, place: usize) -> u64 {
+        let rounds = self.rounds[usize::from(matches!(self.places[place], Place::Directory { .. }))];
+        2 * u64::from(EMPTY_FILES) * u64::from(rounds)
     }
 }
 
@@ -145,13 +131,14 @@ pub fn tables(plan: &Plan, found: &Found) -> Vec<Table> {
         empty_files(found),
         space(found),
         packing(found),
-        comparison(plan, found),
+        builds(found),
+        claims::comparison(plan, found),
         appendix_c(),
         runs(found),
     ]
 }
 
-fn seconds(value: f64) -> Cell {
+pub(super) fn seconds(value: f64) -> Cell {
     Cell::Number(value, 3)
 }
 
@@ -195,7 +182,7 @@ fn postmark(found: &Found) -> Table {
 }
 
 /// Returns the number of directories that hold the files. PostMark's 0 means one.
-fn directories(workload: &Workload) -> u64 {
+pub(super) fn directories(workload: &Workload) -> u64 {
     u64::from(workload.config.directories.max(1))
 }
 
@@ -237,7 +224,10 @@ fn counts(found: &Found) -> Table {
 const MB: f64 = 1_048_576.0;
 
 fn empty_files(found: &Found) -> Table {
-    let title = format!("{EMPTY_FILES} empty files made and unlinked {} times: time of the runs", found.rounds);
+    let [engine, at] = found.rounds;
+    let title = format!(
+        "{EMPTY_FILES} empty files made and unlinked {engine} times, in directories {at} times: time of the runs"
+    );
     let columns =
         ["place", "calls", "total s", "least", "most", "calls/s", "processor s", "processor least", "processor most"];
     let mut table = Table::new("create-unlink", title, &columns);
@@ -245,11 +235,11 @@ fn empty_files(found: &Found) -> Table {
         let (total, processor) = (runs.spread(elapsed_s), runs.spread(processor_s));
         table.push(vec![
             found.places[runs.place].name().into(),
-            found.empty_file_calls().into(),
+            found.empty_file_calls(runs.place).into(),
             seconds(total.median),
             seconds(total.least),
             seconds(total.most),
-            Cell::Number(found.empty_file_calls() as f64 / total.median, 0),
+            Cell::Number(found.empty_file_calls(runs.place) as f64 / total.median, 0),
             seconds(processor.median),
             seconds(processor.least),
             seconds(processor.most),
@@ -296,8 +286,14 @@ fn space(found: &Found) -> Table {
 
 /// Least speed during packing as a share of the speed without it, and the least share of written
 /// data that must be packed for the result to count.
-const SPEED_MIN: f64 = 0.9;
-const PACKED_MIN: f64 = 0.5;
+pub(super) const SPEED_MIN: f64 = 0.9;
+pub(super) const PACKED_MIN: f64 = 0.5;
+
+/// Returns the share of inodes that are packed after the transactions: the last phase deletes
+/// everything.
+pub(super) fn inodes_packed(steps: &[Step]) -> f64 {
+    steps[1].space.map_or(0.0, |space| space.inodes.0 as f64 / space.inodes.1.max(1) as f64)
+}
 
 fn packing(found: &Found) -> Table {
     let mut table = Table::new(
@@ -332,8 +328,7 @@ fn packing(found: &Found) -> Table {
         };
         let (speed, processor) = (ratio(elapsed_s), ratio(processor_s));
         let packed = end.packing.packed_bytes.saturating_sub(end.packing.unpacked_bytes) as f64 / written.max(1) as f64;
-        // Read the state after the transactions: the last phase deletes everything.
-        let inodes = last[1].space.map_or(0.0, |space| space.inodes.0 as f64 / space.inodes.1.max(1) as f64);
+        let inodes = inodes_packed(last);
         let share = if variant.data { packed } else { inodes };
         let is_fast = speed.median >= SPEED_MIN;
         let verdict = match (variant.data || variant.inodes, share >= PACKED_MIN, is_fast) {
@@ -363,41 +358,6 @@ fn packing(found: &Found) -> Table {
     table
 }
 
-fn comparison(plan: &Plan, found: &Found) -> Table {
-    let mut claims = Comparison::new(
-        Paper::Mramfs,
-        "The thesis (machines of 2002 to 2004, in the kernel) and the engine in this process",
-    );
-    let is_full = plan.scale == 1.0;
-    let median = |workload, of: fn(&[Step]) -> f64| found.engine(workload).map(|runs| runs.spread(of).median);
-    let full = |workload| median(workload, elapsed_s).filter(|_| is_full).map_or(Cell::Empty, seconds);
-    let packing = |workload| {
-        let runs = found.variant(workload, |variant| variant.inodes && !variant.data);
-        runs.filter(|_| is_full).map_or(Cell::Empty, |runs| seconds(runs.spread(elapsed_s).median))
-    };
-    let rows = [
-        ("figure 5.4", "PostMark, one directory, inodes packed", 50.423, packing(Some(0))),
-        ("figure 5.4", "PostMark, one directory, inodes not packed", 54.913, full(Some(0))),
-        ("figure 5.4", "PostMark, 100 directories, inodes packed", 47.128, packing(Some(1))),
-        ("figure 5.4", "PostMark, 100 directories, inodes not packed", f64::NAN, full(Some(1))),
-        ("", "4,000 empty files made and unlinked 4,000 times", 36.0, full(None)),
-    ];
-    for (of, figure, paper, ours) in rows {
-        let paper = if paper.is_nan() { Cell::Empty } else { seconds(paper) };
-        // The thesis's machine is another one, and its file system is in the kernel.
-        claims.push(of, figure, paper, ours, "s", Verdict::Unjudged);
-    }
-    if let (Some(one), Some(hundred)) = (median(Some(0), processor_s), median(Some(1), processor_s)) {
-        let ratio = one / hundred;
-        // "Slightly" means within a quarter. The thesis's ext2, which searches directories
-        // linearly, needs 21 times as long.
-        let verdict = Said::about(1.0, 1.25, Better::Neither).judge(ratio);
-        let figure = "PostMark, one directory to 100, processor time: no more than slightly better or worse";
-        claims.push("figure 5.4", figure, Cell::Number(50.423 / 47.128, 2), Cell::Number(ratio, 2), "", verdict);
-    }
-    claims.into_table()
-}
-
 /// Times of the thesis's runs, in total and for the transactions (seconds).
 const APPENDIX_C: [(&str, u64, f64, f64); 13] = [
     ("mramfs, inodes packed", 1, 50.423, 38.110),
@@ -414,6 +374,17 @@ const APPENDIX_C: [(&str, u64, f64, f64); 13] = [
     ("xfs", 100, 31.223, 19.366),
     ("jffs2", 100, 37.880, 22.651),
 ];
+
+fn builds(found: &Found) -> Table {
+    let title =
+        format!("A build of {} C files, {:.1} MB: seconds", found.builds.files, found.builds.bytes as f64 / 1e6);
+    let mut table = Table::new("build", title, &["place", "median", "least", "most"]);
+    for (place, times) in found.places.iter().zip(&found.builds.times).filter(|(_, times)| !times.is_empty()) {
+        let Spread { median, least, most } = Spread::of(times.iter().copied());
+        table.push(vec![place.name().into(), seconds(median), seconds(least), seconds(most)]);
+    }
+    table
+}
 
 fn appendix_c() -> Table {
     let mut table = Table::new(

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use shoal_fs::{Fs, PackingCounts};
 
 use super::Plan;
+use super::build::{self, Builds};
 use super::variants::{Packing, VARIANTS, Variant};
 use crate::experiment::LabError;
+use crate::places::Labelled;
 use crate::plan::scaled;
 use crate::postmark::{Config, Pauses, Phase, Took, Workload, run_with};
 use crate::processor::ProcessorTime;
@@ -25,6 +27,8 @@ const SIZES: (u32, u32) = (1, 4095);
 const DIRECTORIES: [u32; 2] = [0, 100];
 /// Empty files that are created in order and then unlinked, in one directory.
 pub const EMPTY_FILES: u32 = 4000;
+/// Maximum number of runs of empty files, which take long and vary little.
+const EMPTY_RUNS: u32 = 2;
 /// The pace of a long run, about that of PostMark through a mount. The pauses do not count.
 pub const PACE: Pauses = Pauses { calls: 500, pause: Duration::from_millis(25) };
 
@@ -32,14 +36,18 @@ pub const PACE: Pauses = Pauses { calls: 500, pause: Duration::from_millis(25) }
 #[derive(Debug)]
 pub enum Place {
     Engine(&'static Variant),
-    Directory(PathBuf),
+    Directory { label: String, path: PathBuf },
 }
 
 impl Place {
+    fn at(labelled: &Labelled) -> Place {
+        Place::Directory { label: labelled.label.clone(), path: labelled.directory.clone() }
+    }
+
     pub fn name(&self) -> String {
         match self {
             Place::Engine(variant) => format!("engine, {}", variant.name),
-            Place::Directory(path) => path.display().to_string(),
+            Place::Directory { label, .. } => label.clone(),
         }
     }
 }
@@ -81,14 +89,16 @@ pub struct Series {
 pub struct Found {
     pub places: Vec<Place>,
     pub workloads: Vec<Workload>,
-    pub rounds: u32,
+    /// Rounds of empty files on the engine, and in directories.
+    pub rounds: [u32; 2],
     pub series: Vec<Series>,
+    pub builds: Builds,
 }
 
 pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     let engines = if plan.has_engine { VARIANTS } else { &[] };
     let mut places: Vec<Place> = engines.iter().map(Place::Engine).collect();
-    places.extend(plan.at.iter().cloned().map(Place::Directory));
+    places.extend(plan.at.iter().map(Place::at));
     let config = |directories| Config {
         seed: plan.seed,
         files: scaled(FILES, plan.scale),
@@ -102,26 +112,43 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
         DIRECTORIES.iter().map(|directories| Workload::generate(&config(*directories))).collect();
     // A directory already has its own pace.
     let (all, engines) = (places.len(), engines.len());
-    let rounds = if plan.rounds > 0 { scaled(plan.rounds, plan.scale) } else { 0 };
+    let rounds = plan.rounds.map(|rounds| if rounds > 0 { scaled(rounds, plan.scale) } else { 0 });
+    let rounds_at = |place: usize| rounds[usize::from(matches!(places[place], Place::Directory { .. }))];
     let cases = (0..workloads.len()).map(|at| (Some(at), false, all)).chain([(Some(0), true, engines)]);
-    let cases = cases.chain((rounds > 0).then_some((None, false, all)));
+    let cases = cases.chain([(None, false, all)]);
     let mut series: Vec<Series> = cases
         .flat_map(|(workload, is_long, places)| {
             (0..places).map(move |place| Series { place, workload, is_long, runs: vec![] })
         })
+        .filter(|series| {
+            series.workload.is_some() || has_empty_files(&places[series.place]) && rounds_at(series.place) > 0
+        })
         .collect();
-    for _ in 0..plan.runs {
+    for run in 0..plan.runs {
         for series in &mut series {
+            if series.workload.is_none() && run >= EMPTY_RUNS {
+                continue;
+            }
             let of = Case {
                 workload: series.workload.map(|at| &workloads[at]),
                 pauses: series.is_long.then_some(PACE),
-                rounds,
+                rounds: rounds_at(series.place),
                 packing: plan.packing,
             };
             series.runs.push(once(&places[series.place], &of)?);
         }
     }
-    Ok(Found { places, workloads, rounds, series })
+    let builds = build::measure(&places, scaled_files(plan), plan.seed, plan.runs)?;
+    Ok(Found { places, workloads, rounds, series, builds })
+}
+
+/// Returns whether a place runs empty files: no data is packed in them.
+fn has_empty_files(place: &Place) -> bool {
+    !matches!(place, Place::Engine(variant) if variant.data)
+}
+
+fn scaled_files(plan: &Plan) -> u32 {
+    if plan.build_files > 0 { scaled(plan.build_files, plan.scale) } else { 0 }
 }
 
 /// The work to run.
@@ -143,7 +170,7 @@ fn once(place: &Place, case: &Case<'_>) -> Result<Vec<Step>, LabError> {
             let running = variant.start(files, bytes, case.packing)?;
             Ok(steps(&Engine(&running.fs), case, Some(&running.fs))?)
         }
-        Place::Directory(path) => Ok(steps(&Directory::create_in(path)?, case, None)?),
+        Place::Directory { path, .. } => Ok(steps(&Directory::create_in(path)?, case, None)?),
     }
 }
 

@@ -31,6 +31,7 @@ pub struct Variant {
 pub const VARIANTS: &[Variant] = &[
     Variant { name: "plain", inodes: false, data: false, age_s: 0 },
     Variant { name: "inodes at 0 s", inodes: true, data: false, age_s: 0 },
+    Variant { name: "inodes at 1 s", inodes: true, data: false, age_s: 1 },
     Variant { name: "data at 0 s", inodes: false, data: true, age_s: 0 },
     Variant { name: "both at 0 s", inodes: true, data: true, age_s: 0 },
     Variant { name: "both at 1 s", inodes: true, data: true, age_s: 1 },

@@ -75,11 +75,9 @@ fn table_claims(found: &Found, measured: &Measured, (name, saving, [small, large
 /// Classes of sizes of figure 4.1, by their ends (KiB).
 const CLASSES: [(usize, usize); 8] = [(0, 2), (2, 4), (4, 8), (8, 12), (12, 16), (16, 32), (32, 64), (64, 128)];
 
-/// Returns the end of the first class from which on a value is at least `least` (KB).
-fn reached(values: impl Iterator<Item = f64>, least: f64) -> Option<f64> {
-    let values: Vec<f64> = values.collect();
-    let last_below = values.iter().rposition(|value| *value < least);
-    let first = last_below.map_or(0, |at| at + 1);
+/// Returns the end of the first class in which a value is at least `least` (KB).
+fn reached(mut values: impl Iterator<Item = f64>, least: f64) -> Option<f64> {
+    let first = values.position(|value| value >= least)?;
     CLASSES.get(first).map(|(_, to)| *to as f64)
 }
 
