@@ -1,4 +1,6 @@
-//! Which parts of a range hold data, as the protocol tells it (`base:allocation`).
+//! Which parts of a range hold data, as the NBD protocol tells it (`base:allocation`).
+//!
+//! Owns: the conversion to extents. Left out: what holds data (areas, and the disk over them).
 
 use shoal_nbd::Extent;
 use shoal_nbd::wire::transmission::{STATE_HOLE, STATE_ZERO};
