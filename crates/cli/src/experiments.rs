@@ -32,8 +32,7 @@ pub fn list(json: bool) {
         }
     }
     let with = |state: State| exhibits.iter().filter(|listed| listed.state == state).count();
-    let counts = [State::Outdone, State::Shown, State::Deviates, State::NotRun];
-    let counts = counts.map(|state| format!("{} {}", with(state), state.name()));
+    let counts = State::ALL.map(|state| format!("{} {}", with(state), state.name()));
     println!("\nBy the kept full runs, of {} figures and tables: {}", exhibits.len(), counts.join(", "));
 }
 

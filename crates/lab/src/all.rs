@@ -126,7 +126,7 @@ fn tables(done: &[Done]) -> Vec<Table> {
         "The figures and tables of the papers: what these runs show",
         &["paper", "of", "experiment", "state", "shows"],
     );
-    let mut counts = [State::Outdone, State::Shown, State::Deviates, State::NotRun].map(|state| (state, 0u64));
+    let mut counts = State::ALL.map(|state| (state, 0u64));
     for paper in Paper::ALL {
         for exhibit in EXHIBITS.iter().filter(|exhibit| exhibit.paper == paper) {
             let found = state(done, exhibit.experiment, |report| exhibit.state(report));

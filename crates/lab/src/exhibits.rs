@@ -1,7 +1,7 @@
 //! The figures and tables of the five papers that hold results.
 //!
 //! Owns: [`Paper`], one of the five; [`EXHIBITS`], each figure and table with results, and the
-//! experiment that repeats it; [`State`], what a report's claims say of one. Rules: an exhibit is
+//! experiment that repeats it; [`State`], the outcome of a report's claims about one. Rules: an exhibit is
 //! shown only if every claim about it holds, and a claim that was not measured does not hold. Left
 //! out: figures of designs and tables of settings, which state no result.
 
@@ -152,7 +152,7 @@ pub fn is_known(paper: Paper, label: &str) -> bool {
     EXHIBITS.iter().any(|exhibit| exhibit.paper == paper && exhibit.label == label)
 }
 
-/// What the claims of a report say of an exhibit.
+/// The outcome of all claims about an exhibit in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -166,6 +166,9 @@ pub enum State {
 }
 
 impl State {
+    /// The best first.
+    pub const ALL: [State; 4] = [State::Outdone, State::Shown, State::Deviates, State::NotRun];
+
     pub fn name(self) -> &'static str {
         match self {
             State::Outdone => "outdone",

@@ -31,17 +31,14 @@ pub struct Listed {
     pub date: Option<String>,
 }
 
-fn report(experiment: &str) -> Value {
-    let text = RUNS.iter().find(|(name, _)| *name == experiment).map_or("", |(_, text)| *text);
-    serde_json::from_str(text).unwrap_or(Value::Null)
-}
-
 /// Lists all figures and tables with results.
 pub fn list() -> Vec<Listed> {
+    let reports = RUNS.map(|(name, text)| (name, serde_json::from_str(text).unwrap_or(Value::Null)));
     let listed = |exhibit: Exhibit| {
-        let report = report(exhibit.experiment);
+        let kept = reports.iter().find(|(name, _)| *name == exhibit.experiment);
+        let report = kept.map_or(&Value::Null, |(_, report)| report);
         let date = report["date"].as_str().map(Into::into);
-        Listed { exhibit, state: exhibit.state(&report), date }
+        Listed { exhibit, state: exhibit.state(report), date }
     };
     EXHIBITS.map(listed).into()
 }

@@ -6,9 +6,9 @@
 //! | `machine` | the machine that a report is of |
 //! | `plot` | a plot as SVG |
 //!
-//! Owns: [`Report`], [`Table`], and their form on a terminal, as CSV and as JSON. Rules: the title of every table says whether its time is
-//! simulated. A cell that was not measured is empty, never 0. Files are named after the experiment
-//! and the table.
+//! Owns: [`Report`], [`Table`], and their form on a terminal, as CSV and as JSON. Rules: the title of
+//! every table says whether its time is simulated. A cell that was not measured is empty, never 0.
+//! Files are named after the experiment and the table.
 
 mod claims;
 mod machine;

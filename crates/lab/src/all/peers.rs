@@ -34,7 +34,8 @@ impl Peers {
         let mut peers = Peers { world: World::new(TIMEOUT)?, places: vec![] };
         let (disk, memory) = if is_quick { (QUICK_DISK_BYTES, QUICK_MEMORY) } else { (DISK_BYTES, MEMORY) };
         peers.ramfs()?;
-        peers.disk("ext2", &[&"-O", &"^dir_index"], disk)?;
+        let ext2 = peers.disk("ext2", &[&"-O", &"^dir_index"], disk)?;
+        peers.add("ext2", ext2);
         peers.store(disk, memory)?;
         Ok(peers)
     }
@@ -70,9 +71,6 @@ impl Peers {
         self.world.run("mke2fs", &words)?;
         let at = self.world.make_directory(kind)?;
         self.world.mount(kind, &device, &at, "noatime")?;
-        if kind == "ext2" {
-            self.add(kind, at.clone());
-        }
         Ok(at)
     }
 

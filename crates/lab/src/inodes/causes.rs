@@ -1,4 +1,4 @@
-//! The same trees with one property more or less: what it costs.
+//! The cost of single properties of a tree: bytes of an inode with a property and without it.
 //!
 //! Owns: [`Cause`]. Rules: the bytes are those of the shortest of the paper's codes, with a profile
 //! of the very tree. A property of a described tree is left out; a scanned tree gets the generations
@@ -18,7 +18,7 @@ pub const PAPERS: [&str; 3] = ["all-or-nothing", "huffman", "gamma"];
 /// Bytes of an inode of a tree, changed in one way.
 pub struct Cause {
     pub tree: String,
-    /// What was changed; "" for the tree as it is.
+    /// The property that was added or left out; "" for the tree as it is.
     pub change: &'static str,
     pub bytes: f64,
 }

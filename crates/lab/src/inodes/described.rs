@@ -24,7 +24,7 @@ const YEAR_2003: i64 = 1_041_379_200;
 const YEAR_2011: i64 = 1_293_840_000;
 const DAY: i64 = 86_400;
 
-/// What a tree is for, which decides when its files were made.
+/// The use of a tree. Times of its files depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// Files of packages, installed together.
@@ -185,7 +185,7 @@ fn owners(of: &Description, inodes: usize) -> Vec<Owner> {
     let weights: Vec<f64> = (0..users).map(|user| 1.0 / (user as f64 + 3.0)).collect();
     counts.extend(divide(inodes - system_inodes, &weights, least.min((inodes - system_inodes) / users.max(1))));
     let uids = ids.iter().copied().chain((0..users as u32).map(|user| USER_ID + user));
-    // Who has more files has more kinds of them, too.
+    // An owner of more files has more triplets, too.
     let kinds = divide(of.triplets as usize, &counts.iter().map(|count| (*count as f64).sqrt()).collect::<Vec<_>>(), 2);
     uids.zip(counts)
         .zip(kinds)
@@ -236,7 +236,7 @@ impl Times {
         let installation = if random.below(100) < 85 { INSTALLATIONS } else { random.below(INSTALLATIONS) } as i64;
         let made = now - (1 + installation * installation) * 2 * DAY + random.below(1800) as i64;
         let written = made - 30 * DAY - random.below(500 * DAY as u64) as i64;
-        // One package in four was read since, all of it.
+        // All files of one package in four were read after its installation.
         let read = if random.below(4) == 0 { made + log_uniform(random, now - made) } else { 0 };
         Times { made, package: Some([written, read]), now }
     }
@@ -287,7 +287,7 @@ fn records(of: &Description, inodes: usize, without: Without, seed: u64) -> Vec<
             events = 1 + random.below(1 << 16) as u32;
         }
         for triplet in group {
-            // One for the inode, others for names that change in directories.
+            // Making an inode is one event. Changes of names in directories are the others.
             events += 1 + random.below(4) as u32;
             let [ctime, mtime, atime] =
                 if without.times { [of.scanned_s; 3] } else { times.next(&mut random) }.map(|s| s * S_NS);
@@ -323,7 +323,7 @@ pub fn raw(records: &[Record]) -> Vec<[u8; RAW]> {
         // A short symbolic link is in the inode, in the place of the pointers.
         if record.mode & 0o170_000 != 0o120_000 {
             (0..blocks.min(12)).for_each(|block| put(next + block, block as usize));
-            // One indirect block follows the first twelve, then a doubly indirect one.
+            // Behind the first twelve blocks there is an indirect block, and behind its 1024 a doubly indirect one.
             for (at, behind) in [(12, 12), (13, 12 + 1024)].into_iter().filter(|(_, behind)| blocks > *behind) {
                 put(next + behind, at);
             }

@@ -41,7 +41,7 @@ const TOOK_S: u64 = 50;
 pub struct Fields {
     /// For each tree's tables, the best that are found: mean, least and greatest of each field.
     pub best: Vec<[[f64; 3]; 7]>,
-    /// The same with tables made in a simple way.
+    /// As `best`, of tables that are made in a simple way.
     pub simple: Vec<[[f64; 3]; 7]>,
     /// Bytes of gamma codes with simple tables: of each tree with its own, and with the worst others.
     pub whole: Vec<[f64; 2]>,
@@ -94,7 +94,7 @@ fn postmark(seed: u64) -> Tree {
     let mut random = Random::new(seed);
     let record = |_| {
         let ctime = (STARTED_S + random.below(TOOK_S) as i64) * S_NS;
-        // One inode in two has been read since, some seconds later.
+        // Half of the files were read again, some seconds after their creation.
         let atime = if random.below(2) == 0 { ctime } else { ctime + random.below(TOOK_S) as i64 * S_NS };
         let size = if random.below(6) < EMPTY_OF_SIX { 0 } else { 1 + random.below(4095) };
         Record {

@@ -56,6 +56,14 @@ impl Compressor for Deflate {
     }
 }
 
+/// Reads LZO's format, whichever search wrote it.
+fn decompress_lzo(bytes: &[u8], len: usize, out: &mut Vec<u8>) -> io::Result<()> {
+    out.resize(len, 0);
+    let found = lzokay::decompress::decompress(bytes, out).map_err(damaged)?;
+    out.truncate(found);
+    Ok(())
+}
+
 struct Lzo(Box<lzo::Table>);
 
 impl Compressor for Lzo {
@@ -69,10 +77,7 @@ impl Compressor for Lzo {
     }
 
     fn decompress(&mut self, bytes: &[u8], len: usize, out: &mut Vec<u8>) -> io::Result<()> {
-        out.resize(len, 0);
-        let found = lzokay::decompress::decompress(bytes, out).map_err(damaged)?;
-        out.truncate(found);
-        Ok(())
+        decompress_lzo(bytes, len, out)
     }
 }
 
@@ -96,10 +101,7 @@ impl Compressor for Lzokay {
     }
 
     fn decompress(&mut self, bytes: &[u8], len: usize, out: &mut Vec<u8>) -> io::Result<()> {
-        out.resize(len, 0);
-        let found = lzokay::decompress::decompress(bytes, out).map_err(damaged)?;
-        out.truncate(found);
-        Ok(())
+        decompress_lzo(bytes, len, out)
     }
 }
 
