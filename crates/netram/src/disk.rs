@@ -392,7 +392,13 @@ impl Shared {
     }
 
     fn complete(&self, ticket: u64, result: Result<Vec<u8>, DiskError>) {
-        let Some(InFlight { kind, completion }) = self.requests.lock().remove(&ticket) else { return };
+        let in_flight = self.requests.lock().remove(&ticket);
+        if let Some(InFlight { kind, completion }) = in_flight {
+            self.answer(kind, completion, result);
+        }
+    }
+
+    fn answer(&self, kind: Kind, completion: Completion, result: Result<Vec<u8>, DiskError>) {
         let is_over = self.over.load(Ordering::SeqCst);
         match result {
             Ok(_) if is_over => completion(Err(self.error(DiskError::TakenOver))),
@@ -483,8 +489,17 @@ impl BlockDevice for Disk {
         let shared = &self.shared;
         let ticket = shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         let kind = if matches!(request, Request::Read { .. }) { Kind::Reads } else { Kind::Changes };
-        shared.requests.lock().insert(ticket, InFlight { kind, completion: done });
-        shared.with(|engine, now| engine.submit(ticket, request, now));
+        let answered = shared.with(|engine, now| match engine.submit_or_answer(ticket, request, now) {
+            Some(result) => Some((done, result)),
+            // The engine is locked, so nothing completes before this is noted.
+            None => {
+                shared.requests.lock().insert(ticket, InFlight { kind, completion: done });
+                None
+            }
+        });
+        if let Some((done, result)) = answered {
+            shared.answer(kind, done, result);
+        }
     }
 }
 

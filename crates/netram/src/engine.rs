@@ -62,12 +62,19 @@ pub fn identify(superblock: &[u8]) -> Option<([u8; 16], u64)> {
 
 /// Starts the job of a request. Each kind of request has its own job: one job for all kinds would
 /// be as large as the largest of them, and the allocator keeps no blocks of that size at hand.
-pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
+///
+/// Returns the answer of a write that went into caches as a whole: it needs no job.
+pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) -> Option<Vec<u8>> {
+    let cached = match &request {
+        Request::Write { at, buffer, fua: false } => write::write_cached(core, state, *at, buffer),
+        _ => 0,
+    };
     let core = core.clone();
     let schedule = &mut state.schedule;
     match request {
         Request::Read { at, buffer } => schedule.spawn(read::read(core, ticket, at, buffer)),
-        Request::Write { at, buffer, fua } => schedule.spawn(write::write(core, ticket, at, buffer, fua)),
+        Request::Write { buffer, fua: false, .. } if cached > 0 && cached == buffer.len() => return Some(buffer),
+        Request::Write { at, buffer, fua } => schedule.spawn(write::write(core, ticket, at, buffer, cached, fua)),
         Request::Flush => schedule.spawn(async move {
             let result = write::flush_asked(&core).await;
             core.lock().complete(ticket, result.map(|()| Vec::new()));
@@ -75,6 +82,7 @@ pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: R
         Request::Trim { at, len } => schedule.spawn(write::trim(core, ticket, at, len)),
         Request::WriteZeroes { at, len, fua } => schedule.spawn(write::zero(core, ticket, at, len, fua)),
     }
+    None
 }
 
 /// The donors of a disk, according to the superblocks that could be read.
@@ -302,15 +310,27 @@ impl Engine {
     /// Submits a request. `ticket` is unique among those in flight, and [`Action::Complete`] will
     /// name it.
     pub fn submit(&mut self, ticket: u64, request: Request, now_ns: u64) {
-        {
+        if let Some(result) = self.submit_or_answer(ticket, request, now_ns) {
+            self.core.lock().complete(ticket, result);
+        }
+    }
+
+    /// Like [`Engine::submit`], but returns the answer of a request that is done already. No
+    /// [`Action::Complete`] follows then.
+    pub fn submit_or_answer(
+        &mut self,
+        ticket: u64,
+        request: Request,
+        now_ns: u64,
+    ) -> Option<Result<Vec<u8>, DiskError>> {
+        let answer = {
             let state = &mut *self.core.lock();
             (state.now_ns, state.last_request_ns) = (now_ns, now_ns);
             let (at, len) = request.range();
             let bytes = state.map.blocks() * state.shape.block_bytes as u64;
             let sector = SECTOR_BYTES as u64;
             if at > bytes || len > bytes - at || !at.is_multiple_of(sector) || !len.is_multiple_of(sector) {
-                state.complete(ticket, Err(DiskError::OutOfRange { at, len }));
-                return;
+                return Some(Err(DiskError::OutOfRange { at, len }));
             }
             match &request {
                 Request::Read { .. } => state.counts.reads += 1,
@@ -318,22 +338,25 @@ impl Engine {
                 _ => {}
             }
             match state.roster().serves(now_ns) {
-                Some(Ok(())) => begin(&self.core, state, ticket, request),
-                Some(Err(error)) => state.complete(ticket, Err(error)),
+                Some(Ok(())) => begin(&self.core, state, ticket, request).map(Ok),
+                Some(Err(error)) => Some(Err(error)),
                 None => {
                     let core = self.core.clone();
                     state.schedule.spawn(async move {
                         let served = core.until(|state| state.roster().serves(now_ns)).await;
                         let state = &mut *core.lock();
-                        match served {
-                            Ok(()) => begin(&core, state, ticket, request),
-                            Err(error) => state.complete(ticket, Err(error)),
-                        }
+                        let answer = match served {
+                            Ok(()) => begin(&core, state, ticket, request).map(Ok),
+                            Err(error) => Some(Err(error)),
+                        };
+                        answer.into_iter().for_each(|answer| state.complete(ticket, answer));
                     });
+                    None
                 }
             }
-        }
+        };
         self.run();
+        answer
     }
 
     /// Takes the answer to [`Action::Donor`]: the bytes that were read, or no bytes for a write or

@@ -53,6 +53,8 @@ shoal_media::plantable! {
         OpenEarly,
         /// Opening still counts on a donor that went away after it was scanned.
         LookedAtGone,
+        /// A list of losses counts as no older than itself.
+        OldLosses,
         /// Losses are not read when the disk is opened.
         LossForgotten,
         /// A donor that was away at one opening is trusted at the next one.

@@ -52,7 +52,8 @@ const OF_OWNERS: [Bug; 8] = [
 /// Rules whose breach no life shows yet. They were believed caught as long as the switch also
 /// turned on another bug with each of them. Lives that show them must still be written. `SHOAL_BUG`
 /// tries one.
-const UNSEEN: [Bug; 4] = [Bug::CheckpointTrimDropped, Bug::PlaceReused, Bug::MovedForgotten, Bug::TrimmedUnheld];
+const UNSEEN: [Bug; 5] =
+    [Bug::CheckpointTrimDropped, Bug::PlaceReused, Bug::MovedForgotten, Bug::TrimmedUnheld, Bug::OldLosses];
 /// Seeds of lives that show a rare bug of checkpoints.
 const CHECKPOINT_TELLING: [u64; 1] = [578];
 const CHECKPOINT_BRIEF_TELLING: [u64; 2] = [54, 317];

@@ -12,7 +12,7 @@ use shoal_format::ram::{GroupId, HEADER_SLOTS, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, Purpose};
 use crate::membership::epochs::new_epoch;
-use crate::membership::headers::headers;
+use crate::membership::headers::{first_said, headers};
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::{DonorState, REFUSED_NS};
@@ -48,8 +48,7 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
             };
             units[unit as usize] = false;
             if !taken {
-                let first = header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
-                state.erase_later(Member { donor: number, unit, count: 1 }, first);
+                state.erase_later(Member { donor: number, unit, count: 1 }, first_said(&header));
             }
         }
         let donor = &mut state.donors[number as usize];

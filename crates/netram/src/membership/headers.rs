@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use shoal_format::ram::UnitHeader;
+use shoal_format::ram::{LOST, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, DonorOp, Purpose};
 use crate::membership::absence::miss;
@@ -89,5 +89,32 @@ pub(crate) async fn headers_of(
         for (unit, bytes) in insist(core, number, wanted, |state, unit| state.shape.heads_op(unit)).await? {
             found.extend(UnitHeader::newest(&bytes, header_bytes, ours).map(|header| (unit, header)));
         }
+    }
+}
+
+/// Returns the lowest sequence that a header, or a block it lists, may speak of. A list of losses
+/// names blocks by any sequences from before its own.
+pub(crate) fn first_said(header: &UnitHeader) -> u64 {
+    let said = |entry: &UnitEntry| if entry.block == LOST { 0 } else { entry.sequence };
+    header.lists.iter().flatten().map(said).min().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_format::ram::GroupId;
+
+    use super::*;
+
+    #[test]
+    fn a_header_that_names_a_list_of_losses_may_speak_of_anything_older() {
+        let entry = |block, sequence| UnitEntry { block, sum: 0, sequence };
+        let said = |lists: Vec<Vec<UnitEntry>>| {
+            let (uuid, group) = ([0; 16], GroupId::new(1));
+            let header =
+                UnitHeader { uuid, group, donor: 0, born: 0, horizon: 0, cut: 0, member: 2, data: 2, parity: 1, lists };
+            first_said(&header)
+        };
+        assert_eq!(said(vec![vec![entry(3, 9)], vec![entry(4, 8), entry(5, 10)]]), 8);
+        assert_eq!(said(vec![vec![entry(3, 9)], vec![entry(LOST, 12)]]), 0);
     }
 }

@@ -9,6 +9,7 @@ use shoal_format::ram;
 use shoal_format::ram::{GroupId, UnitEntry, UnitHeader};
 
 use crate::api::DonorId;
+use crate::membership::headers::first_said;
 use crate::opening::base::Base;
 use crate::planted::{Bug, is_planted};
 use crate::spread::Numbered;
@@ -88,8 +89,7 @@ pub(crate) fn enter(
 /// Chooses one unit for each place of a group. The others are strays. `None`: the group cannot
 /// belong to the disk.
 fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
-    let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
-    let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
+    let first_found = found.iter().map(|found| first_said(&found.header)).min().unwrap_or(0);
     let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
     if data > state.plan.data || data == 0 {
         let stray = |found: &FoundUnit| (Member { donor: found.donor, unit: found.unit, count: 1 }, first_found);

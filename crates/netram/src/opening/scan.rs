@@ -231,6 +231,12 @@ impl Survey {
             Fetched::Good(bytes) => ram::decode_trimmed(&bytes).ok(),
             _ => None,
         };
+        if entry.block == LOST && !is_planted(Bug::OldLosses) {
+            // A list that is not there now may be found by a later opening.
+            let said = ranges.as_ref().map_or(Some(0), |ranges| ranges.iter().map(|range| range.sequence).min());
+            let group = &mut state.groups[at.group];
+            group.first_sequence = group.first_sequence.min(said.unwrap_or(u64::MAX));
+        }
         let Some(ranges) = ranges else {
             self.torn_notes.push((at.group, state.groups[at.group].id, entry.sequence));
             return state.groups.lose_note(at);

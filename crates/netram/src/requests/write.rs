@@ -29,10 +29,28 @@ fn reached(state: &State, at: Location, id: GroupId, safe: bool) -> bool {
     memory.abandoned || at.row < count as usize
 }
 
-/// Writes whole blocks or parts of blocks.
-pub(crate) async fn write(core: Arc<Core>, ticket: u64, at: u64, buffer: Vec<u8>, fua: bool) {
+/// Puts whole blocks of a write into caches, where a write is done when it is there, until one must
+/// wait. Returns how many bytes that are.
+pub(crate) fn write_cached(core: &Arc<Core>, state: &mut State, at: u64, buffer: &[u8]) -> usize {
+    let (block_bytes, now) = (core.shape.block_bytes, state.now_ns);
+    let is_whole = at.is_multiple_of(block_bytes as u64) && buffer.len().is_multiple_of(block_bytes);
+    if !(is_whole && state.plan.cached) {
+        return 0;
+    }
+    let first = (at / block_bytes as u64) as u32;
+    let (mut cache, mut done) = (None, 0);
+    for (block, bytes) in (first..).zip(buffer.chunks(block_bytes)) {
+        let Some(Placed::At(put)) = place(state, block, bytes, None, &mut cache, now) else { break };
+        send_placed(core, state, put, &mut cache);
+        done += block_bytes;
+    }
+    done
+}
+
+/// Writes whole blocks or parts of blocks, except for the first `done` bytes, which are written.
+pub(crate) async fn write(core: Arc<Core>, ticket: u64, at: u64, buffer: Vec<u8>, done: usize, fua: bool) {
     let until = if fua { Until::Flushed } else { Until::Planned };
-    let result = write_blocks(&core, at, &buffer, until).await;
+    let result = write_blocks(&core, at + done as u64, &buffer[done..], until).await;
     core.lock().complete(ticket, result.map(|()| buffer));
 }
 

@@ -10,9 +10,10 @@ use std::ops::{Index, IndexMut};
 
 use std::collections::BTreeSet;
 
-use shoal_format::ram::{GroupId, UnitEntry};
+use shoal_format::ram::{GroupId, LOST, UnitEntry};
 
 use crate::api::DonorId;
+use crate::planted::{Bug, is_planted};
 use crate::state::memory::Memory;
 use crate::state::place::{Location, Member, Members, Spot};
 use crate::state::unit::Head;
@@ -22,7 +23,7 @@ use crate::state::unit::Head;
 pub(crate) struct Group {
     /// 0: this place is unused.
     pub id: GroupId,
-    /// Lowest sequence of its entries.
+    /// Lowest sequence of its entries, and of the losses that its lists name.
     pub first_sequence: u64,
     /// Upper bound (exclusive) of the sequences of blocks that replaced blocks of this group.
     killed: u64,
@@ -158,7 +159,10 @@ impl Group {
         let memory = self.memory.as_mut().expect("an open group is in memory");
         let spot = memory.push(bytes, entry, origin, rows, now_ns);
         self.members[spot.unit].count = spot.row as u8 + 1;
-        self.first_sequence = self.first_sequence.min(entry.sequence);
+        // A list of losses names blocks by sequences from before its own, but none from before its
+        // origin.
+        let first = if entry.block == LOST && !is_planted(Bug::OldLosses) { origin } else { entry.sequence };
+        self.first_sequence = self.first_sequence.min(first);
         Pushed { spot, is_full: spot.unit + 1 == self.data() && spot.row + 1 == rows }
     }
 
@@ -544,7 +548,10 @@ impl Groups {
 
 #[cfg(test)]
 mod tests {
+    use shoal_format::ram::TRIMMED;
+
     use super::*;
+    use crate::api::Purpose;
     use crate::state::place::Member;
 
     #[test]
@@ -564,5 +571,20 @@ mod tests {
         group.let_go();
         assert!(group.remove_note(spot) && !group.remove_note(spot));
         assert!(group.rare.is_none());
+    }
+
+    #[test]
+    fn a_group_is_as_old_as_the_losses_that_its_lists_name() {
+        let mut groups = Groups::default();
+        let index = groups.open(vec![Member::NONE; 3], 2, Memory::new(2, 3, 64, Purpose::Clean, 0));
+        let mut push = |block, sequence| {
+            let entry = UnitEntry { block, sum: 0, sequence };
+            groups[index].push(&[0; 16], entry, 5, 4, 0);
+            groups[index].first_sequence
+        };
+        // Lists of trims and moved blocks say nothing about sequences below their own.
+        assert_eq!(push(7, 30), 30);
+        assert_eq!(push(TRIMMED, 31), 30);
+        assert_eq!(push(LOST, 32), 5);
     }
 }

@@ -444,7 +444,7 @@ fn all_given_up() -> Result<(), DiskError> {
     world.write(0, 8, true)?;
     world.settle()?;
     for client in ["the first", "the next"] {
-        let lost = world.count_lost(1)?;
+        let lost = world.lost_blocks(1)?.len();
         if lost != 8 {
             return Err(World::fault(format!("{lost} blocks are lost for {client} client, not 8")));
         }

@@ -5,6 +5,8 @@
 //! flushed value. Injected damage must be in the report after a scrub, and must be repaired when
 //! the report says so. Left out: what happens to a disk (the lives).
 
+use std::collections::BTreeSet;
+
 use shoal_media::Request;
 use shoal_netram::{
     Action, Config, DiskError, DonorError, DonorId, DonorOp, DonorState, DonorStatus, Engine, Policy, Trouble as Why,
@@ -213,20 +215,23 @@ impl World {
         self.tick(left)
     }
 
-    /// Reads each block and returns how many are lost. Reads of lost blocks fail, and all others
-    /// must be right.
-    pub(super) fn count_lost(&mut self, block: usize) -> Result<u64, DiskError> {
+    /// Reads each block of `block` sectors and returns the numbers of those that are lost. Reads of
+    /// lost blocks fail, and all others must be right.
+    pub(super) fn lost_blocks(&mut self, block: usize) -> Result<BTreeSet<u64>, DiskError> {
         for at in (0..self.sectors() / block * block).step_by(block) {
             self.read(at, block)?;
         }
         self.settle()?;
-        let errors = std::mem::take(&mut self.errors);
-        let is_lost = |error: &&DiskError| matches!(error, DiskError::Lost { .. });
-        // Earlier writes may have found no room.
-        match errors.iter().find(|error| !is_lost(error) && **error != DiskError::NoSpace) {
-            Some(error) => Err(error.clone()),
-            None => Ok(errors.iter().filter(is_lost).count() as u64),
+        let mut lost = BTreeSet::new();
+        for error in std::mem::take(&mut self.errors) {
+            match error {
+                DiskError::Lost { block } => drop(lost.insert(block)),
+                // Earlier writes may have found no room.
+                DiskError::NoSpace => {}
+                error => return Err(error),
+            }
         }
+        Ok(lost)
     }
 
     /// Scrubs, and waits for the repair of what was found. `refusals`: donors refuse for moments
