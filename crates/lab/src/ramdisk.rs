@@ -40,6 +40,8 @@ use crate::report::Report;
 /// Share of the work, and number of rounds, under `--quick`.
 const QUICK: f64 = 0.05;
 const QUICK_RUNS: u32 = 2;
+/// How fast DEC's disks of the time turned, the RZ57 of Mogul's report among them.
+const RPM: u32 = 3600;
 
 /// A benchmark of the paper's section 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -75,6 +77,9 @@ pub struct Options {
     /// The program that lends memory, serves disks and mounts stores [default: `shoal` beside this program]
     #[arg(long, value_name = "FILE")]
     pub shoal: Option<PathBuf>,
+    /// Turns of the disk a minute; 0: it does not turn
+    #[arg(long, value_name = "N", default_value_t = RPM, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub rpm: u32,
     /// Seed for the tree, the contents, the order of deletions, and the order of the places
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -96,6 +101,7 @@ struct Plan {
     /// The rate of each donor's link (Mbit/s); none: all donors on loopback.
     link: Option<u32>,
     shoal: PathBuf,
+    rpm: u32,
     seed: u64,
     runs: u32,
     scale: f64,
@@ -130,6 +136,7 @@ impl Options {
             parts: plan::parts(&self.only),
             link: self.namespaces.then_some(self.link),
             shoal,
+            rpm: self.rpm,
             seed: self.seed,
             runs,
             scale,
@@ -143,9 +150,9 @@ impl Options {
         let only = plan::only(&self.only);
         let link = if self.namespaces { format!(" --namespaces --link {}", self.link) } else { String::new() };
         let shoal = self.shoal.as_ref().map_or(String::new(), |path| format!(" --shoal {}", path.display()));
-        let Options { seed, runs, scale, timeout, .. } = self;
+        let Options { rpm, seed, runs, scale, timeout, .. } = self;
         format!(
-            "shoal lab run ramdisk{quick}{only}{link}{shoal} --seed {seed} --runs {runs} --scale {scale} --timeout {timeout}"
+            "shoal lab run ramdisk{quick}{only}{link}{shoal} --rpm {rpm} --seed {seed} --runs {runs} --scale {scale} --timeout {timeout}"
         )
     }
 }
@@ -174,7 +181,7 @@ impl Run for Options {
         let mut found = measure::measure(&plan)?;
         report.skipped.append(&mut found.skipped);
         report.notes = figures::notes(&plan, &found);
-        report.tables = figures::tables(&found);
+        report.tables = figures::tables(&plan, &found);
         report.plots = figures::plots(&found);
         Ok(report)
     }

@@ -16,7 +16,7 @@ use crate::report::{Cell, Plot, Series, Style, Table};
 const OPERATION: &str = "operation";
 
 pub fn notes(plan: &Plan, found: &Found) -> Vec<String> {
-    let Throttle { seek, bytes_s } = found.set.throttle;
+    let Throttle { seek, turn, bytes_s } = found.set.throttle;
     let mut notes = vec![
         format!(
             "medians of {} rounds in wall time, with an interval that holds the true median with at least 90% (with fewer than five \
@@ -25,12 +25,15 @@ pub fn notes(plan: &Plan, found: &Found) -> Vec<String> {
         ),
         format!("network: {}; two donors, and a third for parity (adaptive, and Shoal's large files)", found.set.network),
         format!(
-            "disk: memory behind a throttle with one arm: {:.3} ms for a request that does not continue the one before, then {:.0} MB/s; \
-             set so that a block of 8 KB at a random place takes {:.2} times as long as on the unreliable network RAM disk, which is \
-             the paper's seek of 16 ms beside 10 Mbit/s (table devices: what was reached)",
+            "disk: memory behind a throttle with one arm: a seek of {:.3} ms and half a turn of {:.3} ms for a request that does not \
+             continue the one before, the rest of a turn for one that continues it too late, then {:.0} MB/s; set so that a block of \
+             8 KB at a random place takes {:.2} times as long as on the unreliable network RAM disk, which is the paper's seek of 16 \
+             ms beside 10 Mbit/s, at {} turns a minute, which it does not state (--rpm 0: none; table devices: what was reached)",
             seek.as_secs_f64() * 1e3,
+            turn.as_secs_f64() * 1e3,
             bytes_s / 1e6,
-            paper_ratio()
+            paper_ratio(plan.rpm),
+            plan.rpm
         ),
         "disk and network RAM disks: NBD through nbdfuse and a loop device with direct I/O; mke2fs -t ext2 with blocks of 4 KB (no \
          journal, no extents), mounted as ext4 with noatime and nobarrier, because the paper's devices knew no flush"
@@ -52,15 +55,22 @@ pub fn notes(plan: &Plan, found: &Found) -> Vec<String> {
     notes
 }
 
-pub fn tables(found: &Found) -> Vec<Table> {
-    vec![claims::comparison(found), devices(found), operations(found), speedups(found), load(found), runs(found)]
+pub fn tables(plan: &Plan, found: &Found) -> Vec<Table> {
+    vec![
+        claims::comparison(found),
+        devices(plan.rpm, found),
+        operations(found),
+        speedups(found),
+        load(found),
+        runs(found),
+    ]
 }
 
 /// Tabulates the speeds of the block devices.
-fn devices(found: &Found) -> Table {
+fn devices(rpm: u32, found: &Found) -> Table {
     let title = format!(
         "Devices before the benchmarks, one request at a time, and the time of a block as a multiple of {NONE} (the paper's disk: {:.2})",
-        paper_ratio()
+        paper_ratio(rpm)
     );
     let columns = ["device", "8 KB read (ms)", "8 KB write (ms)", "1 MB reads (MB/s)", "1 MB writes (MB/s)", "times"];
     let mut table = Table::new("devices", title, &columns);

@@ -198,7 +198,7 @@ pub fn set_up(world: &mut World, plan: &Plan) -> Result<Set, LabError> {
         subjects.push(ramdisk(world, plan, &donors, label)?);
     }
     let network = subjects[0].speed.ok_or_else(|| broken(NONE, "its device was not measured"))?;
-    let throttle = Throttle::beside(&network);
+    let throttle = Throttle::beside(&network, plan.rpm);
     subjects.insert(0, disk(world, plan, throttle)?);
     subjects.push(shoal(world, plan, &donors)?);
     let unshaped = donors.unshaped.iter().map(|why| format!("shaping of the links: {why}; the kernel needs sch_tbf"));

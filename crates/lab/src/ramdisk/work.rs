@@ -284,6 +284,7 @@ mod tests {
             parts: Part::value_variants().to_vec(),
             link: None,
             shoal: PathBuf::new(),
+            rpm: 3600,
             seed: 1,
             runs: 1,
             scale,
