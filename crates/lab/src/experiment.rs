@@ -14,7 +14,7 @@ use crate::report::{Report, ReportError};
 use crate::target::Failed as TargetError;
 use crate::trace::TraceError;
 use crate::tree::TreeError;
-use crate::{all, conquest, idle_time, inodes, mramfs, netram, ramdisk, small_files, trees, update_policy};
+use crate::{all, conquest, idle_time, inodes, mramfs, netram, ramdisk, small_files, threshold, trees, update_policy};
 
 /// The reason why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +85,8 @@ pub enum Experiment {
     Mramfs(mramfs::Options),
     /// Conquest: small files, large files and PostMark, on several file systems and on Shoal's engine in this process
     Conquest(conquest::Options),
+    /// Threshold: which files should be kept in memory? Conquest's open question, on a recorded build, simulated
+    Threshold(threshold::Options),
     /// Source trees: everyday work with tar, cp, git, rm and small files, on several file systems
     Trees(trees::Options),
 }
@@ -101,6 +103,7 @@ impl Experiment {
             Experiment::SmallFiles(options) => options.run(common),
             Experiment::Mramfs(options) => options.run(common),
             Experiment::Conquest(options) => options.run(common),
+            Experiment::Threshold(options) => options.run(common),
             Experiment::Trees(options) => options.run(common),
         }
     }
@@ -122,6 +125,7 @@ impl Experiment {
             "small-files" => <small_files::Options as Run>::PAPER,
             "mramfs" => <mramfs::Options as Run>::PAPER,
             "conquest" => <conquest::Options as Run>::PAPER,
+            "threshold" => <threshold::Options as Run>::PAPER,
             "trees" => <trees::Options as Run>::PAPER,
             _ => "",
         }

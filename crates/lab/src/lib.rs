@@ -27,6 +27,7 @@
 //! | `target` | calls on files, of a store in this process or of any directory |
 //! | `postmark` | PostMark: many small files, as of a mail server |
 //! | `conquest` | Conquest's benchmarks, on any file systems side by side and on the engine |
+//! | `threshold` | which files should be kept in memory, on a recorded build |
 //! | `trees` | everyday work on a source tree, on any file systems side by side |
 //! | `mramfs` | mramfs' benchmarks of the file system, on the engine and on directories |
 //! | `update_policy` | update policies in front of a simulated disk, and the response times of reads |
@@ -60,6 +61,7 @@ pub mod report;
 pub mod small_files;
 pub mod stored;
 pub mod target;
+pub mod threshold;
 pub mod trace;
 pub mod tree;
 pub mod trees;
