@@ -7,7 +7,8 @@
 //! | `machine` | a cache, a policy, a writer, a reader and a disk in simulated time |
 //! | `remote` | a disk behind a network, on a server that may have non-volatile memory |
 //! | `points` | the machines to run |
-//! | `build` | a recorded build under the policies: counts and bursts |
+//! | `open` | what the report leaves open: machines, tables and answers |
+//! | `build` | a recorded build under the policies: elapsed time, counts and bursts |
 //! | `figures` | the report's figures and tables from the runs |
 //! | `claims` | the report's claims beside our results |
 //!
@@ -20,6 +21,7 @@ mod claims;
 mod figures;
 pub mod layout;
 pub mod machine;
+mod open;
 mod points;
 mod remote;
 

@@ -1,325 +1,279 @@
 //! A recorded build under the policies: sections 4.3 to 4.5 of the report.
 //!
-//! Owns: the replay of `data/build.csv`, the writes of a build of some of this workspace's own
-//! crates (`scripts/record-writes`), and tables 4 and 5 and figure 7 from it. Rules: the recording
-//! says when blocks are modified and files deleted; the policies decide what is written when. Only
-//! counts are replayed: neither disk nor processor is modelled, so there is no elapsed time. A line
-//! of the recording may stand for several consecutive writes within a tenth of a second, which are
-//! assumed to be equally long.
+//! | module | owns |
+//! |---|---|
+//! | `trace` | the recording: which blocks are modified, freed and read |
+//! | `kernel` | a processor, a cache and a disk that run it |
+//! | `tables` | tables 4 and 5, figure 7, and the claims about them |
+//!
+//! Owns: the configurations ([`replay`]). Rules: the recording is `data/build.zst`, made by
+//! `scripts/record-build` on ext2 with its metadata. It is stretched until it writes as often as
+//! the report's build under periodic update and asynchronous writes, 40,548 times in 3280 s. Where
+//! ours differs, a [`Variant`] changes the property that is to blame and nothing else.
 
-use std::collections::BTreeSet;
-use std::collections::HashMap;
+mod kernel;
+mod tables;
+mod trace;
 
-use shoal_writeback::{BlockId, Counts, DirtySet, FileId, Load, Policy, Rule, S_NS};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::layout::BLOCK_BYTES;
+use shoal_sim::Random;
+use shoal_writeback::{Policy, S_NS};
+
+use self::kernel::{Machine, Outcome, Switches};
+use self::trace::{Event, Recorded};
+use super::Plan;
+use super::layout::{BLOCK_BYTES, DiskModel};
 use super::points::{AIPU, PU};
 use crate::experiment::LabError;
-use crate::report::{Better, Cell, Comparison, Plot, Said, Series, Style, Table, Verdict};
+use crate::parallel;
 
-const RECORDED: &str = include_str!("../../data/build.csv");
-/// Maximum number of blocks of a file. Block numbers combine file and place.
-const FILE_BLOCKS_MAX: u64 = 1 << 24;
+pub use tables::{claims, plot, tables};
+
+const RECORDED: &[u8] = include_bytes!("../../data/build.zst");
 const AIPU_30: Policy = Policy::ApproximateInterval { age_ns: 30 * S_NS, grain_ns: 30 * S_NS };
+/// Processor time of the report's machine for that of the recording's.
+const STRETCH: f64 = 11.8;
+/// Larger files are archives, each written four times, and a program. The report links one
+/// kernel (blocks).
+const LARGE_BLOCKS: u64 = 32;
+/// Trials of a configuration, as in the report.
+const TRIALS: u64 = 3;
 
+/// The report's figures of a configuration.
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    elapsed_s: Option<f64>,
+    charged: Option<u64>,
+    processor_s: Option<f64>,
+    scanned: Option<u64>,
+    written: Option<u64>,
+    modified: Option<u64>,
+    waits: Option<u64>,
+}
+
+/// A change of the machine or of the build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    /// A number of consecutive writes that fill a range.
-    Written {
-        offset: u64,
-        len: u64,
-        writes: u64,
-    },
-    Deleted,
+pub enum Variant {
+    /// As in 4.2BSD, at the report's rate.
+    Bsd,
+    /// Dirty blocks of deleted files are dropped.
+    DropsFreed,
+    /// The cache knows blocks by file, so that a new file never hits a block of an old one.
+    ByFile,
+    /// A queued block can be modified.
+    Unlocked,
+    /// All metadata is delayed.
+    DelaysMetadata,
+    /// Archives and programs are not written.
+    SmallFiles,
+    /// The same, and the build is faster, so that updates write as often as the report's.
+    Faster,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Recorded {
-    at_ns: u64,
-    file: FileId,
-    event: Event,
+impl Variant {
+    const ALL: [Variant; 7] = [
+        Variant::Bsd,
+        Variant::DropsFreed,
+        Variant::ByFile,
+        Variant::Unlocked,
+        Variant::DelaysMetadata,
+        Variant::SmallFiles,
+        Variant::Faster,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Variant::Bsd => "as in 4.2BSD",
+            Variant::DropsFreed => "dirty blocks of deleted files are dropped",
+            Variant::ByFile => "and the cache knows blocks by file",
+            Variant::Unlocked => "a queued block can be modified",
+            Variant::DelaysMetadata => "no metadata is synchronous",
+            Variant::SmallFiles => "no file over 256 KB",
+            Variant::Faster => "and twice as fast",
+        }
+    }
+
+    fn switches(self) -> Switches {
+        let bsd = Switches::BSD;
+        match self {
+            Variant::DropsFreed => Switches { keeps_freed: false, ..bsd },
+            Variant::ByFile => Switches { keeps_freed: false, by_place: false, ..bsd },
+            Variant::Unlocked => Switches { is_locked: false, ..bsd },
+            Variant::DelaysMetadata => Switches { is_synchronous: false, ..bsd },
+            Variant::Bsd | Variant::SmallFiles | Variant::Faster => bsd,
+        }
+    }
 }
 
-fn parse(line: &str) -> Option<Recorded> {
-    let fields: Vec<&str> = line.split(',').collect();
-    let [seconds, file, offset, len, writes] = fields[..] else { return None };
-    let event = match offset {
-        "discarded" => Event::Deleted,
-        _ => Event::Written { offset: offset.parse().ok()?, len: len.parse().ok()?, writes: writes.parse().ok()? },
-    };
-    Some(Recorded { at_ns: (seconds.parse::<f64>().ok()? * 1e9) as u64, file: FileId(file.parse().ok()?), event })
-}
-
-fn recording() -> Result<Vec<Recorded>, LabError> {
-    let broken = |line: &str| LabError::Broken { what: "data/build.csv".into(), why: format!("line {line:?}") };
-    RECORDED.lines().skip(1).map(|line| parse(line).ok_or_else(|| broken(line))).collect()
-}
-
-/// The result of a policy on the recording.
+/// A configuration of the build, and what it came to.
 pub struct Replayed {
+    variant: Variant,
     name: &'static str,
     is_delayed: bool,
-    /// The report's figures: writes of table 4; blocks scanned, blocks written, and blocks modified
-    /// while dirty, of table 5.
-    paper: [Option<u64>; 4],
-    counts: Counts,
-    /// Blocks written at once because they were filled, except blocks that were already dirty.
-    at_once: u64,
-    /// All blocks written at once.
-    filled: u64,
-    /// Sizes of the bursts (blocks), sorted.
-    bursts: Vec<u64>,
+    said: Said,
+    /// One for each trial.
+    trials: Vec<Outcome>,
 }
 
 impl Replayed {
-    /// Returns the writes as the report's kernel counts them: one when a clean block is modified.
-    fn charged(&self) -> u64 {
-        self.counts.dirtied + self.at_once
+    fn mean(&self, of: impl Fn(&Outcome) -> f64) -> f64 {
+        self.trials.iter().map(of).sum::<f64>() / self.trials.len() as f64
     }
 
-    /// Returns the blocks that reach the disk, because they are neither modified again first nor
-    /// deleted.
-    fn to_disk(&self) -> u64 {
-        self.counts.chosen + self.filled
+    fn count(&self, of: impl Fn(&Outcome) -> u64) -> u64 {
+        self.mean(|outcome| of(outcome) as f64).round() as u64
     }
 
-    /// Counts the blocks in bursts of at most `size` blocks.
-    fn in_bursts_up_to(&self, size: u64) -> u64 {
-        self.bursts[..self.bursts.partition_point(|burst| *burst <= size)].iter().sum()
+    /// Returns the sizes of the bursts of all trials, sorted.
+    fn bursts(&self) -> Vec<u64> {
+        let mut bursts: Vec<u64> = self.trials.iter().flat_map(|outcome| outcome.bursts.iter().copied()).collect();
+        bursts.sort_unstable();
+        bursts
     }
 
     /// Returns the least size such that bursts up to it contain at least this share of the blocks.
     fn burst_of_share(&self, share: f64) -> u64 {
-        let all: u64 = self.bursts.iter().sum();
-        let enough = |size: &&u64| self.in_bursts_up_to(**size) as f64 >= share * all as f64;
-        self.bursts.iter().find(enough).copied().unwrap_or(0)
+        let bursts = self.bursts();
+        let all: u64 = bursts.iter().sum();
+        let mut blocks = 0;
+        let enough = |size: &&u64| {
+            blocks += **size;
+            blocks as f64 >= share * all as f64
+        };
+        bursts.iter().find(enough).copied().unwrap_or(0)
     }
 }
 
-struct Replay {
-    set: DirtySet,
-    is_delayed: bool,
-    dirty: HashMap<FileId, BTreeSet<BlockId>>,
-    at_once: u64,
-    filled: u64,
-    bursts: Vec<u64>,
-}
-
-impl Replay {
-    /// Lets the policy write until `end_ns`. A write takes no time.
-    fn write_until(&mut self, end_ns: u64, mut now_ns: u64) {
-        while let Some(at_ns) = self.set.next_ns(now_ns).filter(|at_ns| *at_ns <= end_ns) {
-            now_ns = at_ns;
-            let chosen = self.set.choose(now_ns, &Load::default());
-            if !chosen.is_empty() {
-                self.bursts.push(chosen.len() as u64);
-            }
-            for block in chosen {
-                self.set.cleaned(block, now_ns);
-            }
-        }
-    }
-
-    fn modify(&mut self, block: BlockId, file: FileId, is_filled: bool, now_ns: u64) {
-        if self.is_delayed || !is_filled {
-            self.set.dirtied(block, file, now_ns);
-            self.dirty.entry(file).or_default().insert(block);
-            return;
-        }
-        // Write a filled block at once, with its waiting data.
-        self.filled += 1;
-        self.at_once += u64::from(self.set.since_ns(block).is_none());
-        self.set.discarded(block, now_ns);
-    }
-
-    fn take(&mut self, recorded: &Recorded) {
-        let (file, now_ns) = (recorded.file, recorded.at_ns);
-        match recorded.event {
-            Event::Deleted => {
-                for block in self.dirty.remove(&file).into_iter().flatten() {
-                    self.set.discarded(block, now_ns);
-                }
-            }
-            Event::Written { offset, len, writes } => {
-                for write in 0..writes {
-                    let (begin, end) = (offset + len * write / writes, offset + len * (write + 1) / writes);
-                    for index in begin / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES) {
-                        let is_filled = (index + 1) * BLOCK_BYTES <= end;
-                        self.modify(BlockId(file.0 * FILE_BLOCKS_MAX + index), file, is_filled, now_ns);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Replays the build under the report's combinations, and under Sprite's rule.
-pub fn replay() -> Result<Vec<Replayed>, LabError> {
-    let recording = recording()?;
-    let some = |figures: [u64; 4]| figures.map(Some);
-    let rows = [
-        ("PU", PU, false, some([40548, 9531, 9531, 391_000])),
-        ("PU", PU, true, some([31523, 16749, 16749, 419_000])),
-        ("AIPU-1", AIPU, false, some([37854, 290_214, 5375, 393_000])),
-        ("AIPU-1", AIPU, true, some([25966, 508_448, 10023, 426_000])),
-        ("AIPU-30", AIPU_30, false, [None, Some(14593), Some(5266), Some(405_000)]),
-        ("AIPU-30", AIPU_30, true, [None, Some(25847), Some(9519), Some(426_000)]),
-        ("Sprite", Policy::SPRITE, true, [None; 4]),
-    ];
-    let one = |(name, policy, is_delayed, paper)| {
-        let set = DirtySet::new(Rule::of(policy));
-        let mut replay = Replay { set, is_delayed, dirty: HashMap::new(), at_once: 0, filled: 0, bursts: vec![] };
-        let mut last_ns = 0;
-        for recorded in &recording {
-            replay.write_until(recorded.at_ns, last_ns);
-            replay.take(recorded);
-            last_ns = recorded.at_ns;
-        }
-        replay.write_until(u64::MAX, last_ns);
-        let Replay { set, at_once, filled, mut bursts, .. } = replay;
-        bursts.sort_unstable();
-        Replayed { name, is_delayed, paper, counts: set.counts(), at_once, filled, bursts }
+/// Returns the report's configurations with its figures, and Sprite's rule.
+fn configurations() -> [(&'static str, Policy, bool, Said); 7] {
+    let said = |elapsed: [Option<f64>; 2], charged, [scanned, written, modified, waits]: [u64; 4]| Said {
+        elapsed_s: elapsed[0],
+        charged,
+        processor_s: elapsed[1],
+        scanned: Some(scanned),
+        written: Some(written),
+        modified: Some(modified),
+        waits: Some(waits),
     };
-    Ok(rows.into_iter().map(one).collect())
+    let table_5 = |s, counts| said([None, Some(s)], None, counts);
+    [
+        ("PU", PU, false, said([Some(3280.0), Some(4.3)], Some(40548), [9531, 9531, 391_000, 8234])),
+        ("PU", PU, true, said([Some(3298.0), Some(6.0)], Some(31523), [16749, 16749, 419_000, 8274])),
+        ("AIPU-1", AIPU, false, said([Some(3234.0), Some(2.0)], Some(37854), [290_214, 5375, 393_000, 7607])),
+        ("AIPU-1", AIPU, true, said([Some(3206.0), Some(2.3)], Some(25966), [508_448, 10023, 426_000, 8121])),
+        ("AIPU-30", AIPU_30, false, table_5(2.7, [14593, 5266, 405_000, 7496])),
+        ("AIPU-30", AIPU_30, true, table_5(2.7, [25847, 9519, 426_000, 7751])),
+        ("Sprite", Policy::SPRITE, true, Said::default()),
+    ]
 }
 
-fn find<'a>(replayed: &'a [Replayed], name: &str, is_delayed: bool) -> Option<&'a Replayed> {
-    replayed.iter().find(|found| found.name == name && found.is_delayed == is_delayed)
-}
-
-pub fn tables(replayed: &[Replayed]) -> Vec<Table> {
-    let paper = |figure: Option<u64>| figure.map_or(Cell::Empty, Cell::Count);
-    let mut table_4 = Table::new(
-        "table-4",
-        "Table 4: writes charged to a build, recorded (counts; elapsed time is not simulated)",
-        &["policy", "writes", "paper", "paper, of the first", "ours", "ours, of the first", "reach the disk"],
-    );
-    let mut table_5 = Table::new(
-        "table-5",
-        "Table 5: blocks of the same build, recorded (counts)",
-        &[
-            "policy",
-            "writes",
-            "scanned, paper",
-            "ours",
-            "examined here",
-            "written, paper",
-            "ours ",
-            "modified while dirty, paper",
-            "ours  ",
-        ],
-    );
-    let (paper_first, first) = replayed.first().map_or((0, 0), |first| (first.paper[0].unwrap_or(0), first.charged()));
-    let ratio = |count: u64, of: u64| Cell::Number(count as f64 / of as f64, 3);
-    for found in replayed {
-        let writes = || Cell::from(if found.is_delayed { "delayed" } else { "asynchronous" });
-        let [charged, scanned, written, modified] = found.paper;
-        let of_first = charged.map_or(Cell::Empty, |count| ratio(count, paper_first));
-        let ours = found.charged();
-        table_4.push(vec![
-            found.name.into(),
-            writes(),
-            paper(charged),
-            of_first,
-            ours.into(),
-            ratio(ours, first),
-            found.to_disk().into(),
-        ]);
-        let counts = &found.counts;
-        table_5.push(vec![
-            found.name.into(),
-            writes(),
-            paper(scanned),
-            counts.listed.into(),
-            counts.examined.into(),
-            paper(written),
-            counts.chosen.into(),
-            paper(modified),
-            counts.modified.into(),
-        ]);
+/// Leaves out the writes of files of more than `most` blocks.
+fn small_files(recorded: &[Recorded], most: u64) -> Vec<Recorded> {
+    let mut blocks: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+    for recorded in recorded {
+        if let Event::Modified { block, file, .. } = recorded.event {
+            blocks.entry(file).or_default().insert(block);
+        }
     }
-    vec![table_4, table_5]
-}
-
-/// Adds the report's claims about its build.
-pub fn claims(replayed: &[Replayed], claims: &mut Comparison) {
-    let all =
-        [("PU", false), ("PU", true), ("AIPU-1", true)].map(|(name, is_delayed)| find(replayed, name, is_delayed));
-    let [Some(asynchronous), Some(pu), Some(aipu)] = all else { return };
-    let less = |ours: u64, than: u64| (1.0 - ours as f64 / than as f64) * 100.0;
-    let mut percent = |figure: &str, paper: f64, ours: f64| {
-        let verdict = Said::about(paper, 2.0, Better::More).judge(ours);
-        claims.push("table 4", figure, Cell::Number(paper, 1), Cell::Number(ours, 1), "%", verdict);
+    let is_large = |file: u64| file != 0 && blocks[&file].len() as u64 > most;
+    let kept = |recorded: &Recorded| match recorded.event {
+        Event::Modified { file, .. } if is_large(file) => Recorded { ticks: recorded.ticks, event: Event::Idle },
+        _ => *recorded,
     };
-    percent("build: writes saved by delaying, PU", less(31523, 40548), less(pu.charged(), asynchronous.charged()));
-    percent("build: writes saved by AIPU over PU, delayed", less(25966, 31523), less(aipu.charged(), pu.charged()));
-    let saved = Cell::Number(less(aipu.to_disk(), asynchronous.to_disk()), 1);
-    let figure = "build: blocks that AIPU, delayed, keeps from the disk";
-    claims.push("table 4", figure, Cell::Empty, saved, "%", Verdict::Unjudged);
-    let shapes = [
-        ("95% of AIPU-1's blocks in bursts up to", 40, aipu.burst_of_share(0.95)),
-        ("AIPU-1's largest burst", 104, aipu.bursts.last().copied().unwrap_or(0)),
-        ("50% of PU's blocks in bursts above", 182, pu.burst_of_share(0.5)),
-        ("PU's largest burst", 344, pu.bursts.last().copied().unwrap_or(0)),
-    ];
-    for (figure, paper, ours) in shapes {
-        let verdict = Said::about(paper as f64, 2.0, Better::Neither).judge(ours as f64);
-        let figure = format!("build: {figure}");
-        claims.push("figure 7", figure, Cell::Count(paper), Cell::Count(ours), "blocks", verdict);
-    }
+    recorded.iter().map(kept).collect()
 }
 
-pub fn plot(replayed: &[Replayed]) -> Plot {
-    let series = replayed.iter().filter(|found| found.is_delayed).map(|found| {
-        let mut sizes = found.bursts.clone();
-        sizes.dedup();
-        let all: u64 = found.bursts.iter().sum();
-        let share = |size: u64| found.in_bursts_up_to(size) as f64 / all.max(1) as f64 * 100.0;
-        Series::new(found.name, sizes.iter().map(|size| (*size as f64, share(*size))))
-    });
-    // Section 4.5. The two builds have different numbers of blocks, so shares are compared.
-    let paper = [
-        Series::paper("PU", [(62.0, 5.0), (182.0, 50.0), (344.0, 100.0)]),
-        Series::paper("AIPU-1", [(40.0, 95.0), (104.0, 100.0)]),
-    ];
-    Plot {
-        name: "figure-7".into(),
-        title: "Figure 7: sizes of the bursts of delayed writes during a build\n\
-                ours: a recorded build of crates of Shoal; the paper's: a build of a kernel"
-            .into(),
-        x: "size of a burst (blocks)".into(),
-        y: "share of the blocks in bursts up to that size (%)".into(),
-        series: series.chain(paper).collect(),
-        style: Style { is_log_x: true, ..Style::default() },
+/// Runs the build under the report's combinations, under Sprite's rule, and with each variant.
+pub fn replay(plan: &Plan) -> Result<Vec<Replayed>, LabError> {
+    let broken = |why: String| LabError::Broken { what: "data/build.zst".into(), why };
+    let recorded = trace::events(RECORDED).map_err(broken)?;
+    let disk = DiskModel::Rz58;
+    let small = small_files(&recorded, LARGE_BLOCKS);
+    let mut random = Random::new(plan.seed);
+    let phases: Vec<u64> = (0..plan.trials.min(TRIALS)).map(|_| random.below(30 * S_NS)).collect();
+    let variants = if plan.is_quick { &Variant::ALL[..1] } else { &Variant::ALL[..] };
+    let mut runs = vec![];
+    for &variant in variants {
+        // The variants are about tables 4 and figure 7.
+        let rows = configurations().into_iter().take(if variant == Variant::Bsd { 7 } else { 4 });
+        for (name, policy, is_delayed, said) in rows {
+            let stretch = if variant == Variant::Faster { STRETCH / 2.0 } else { STRETCH };
+            let machine = |phase_ns: u64| Machine {
+                drive: disk.drive(),
+                buffers: disk.buffers(),
+                block_bytes: BLOCK_BYTES,
+                policy,
+                is_delayed,
+                order: plan.order,
+                stretch,
+                phase_ns,
+                switches: variant.switches(),
+            };
+            runs.push((
+                variant,
+                name,
+                is_delayed,
+                said,
+                phases.iter().map(|phase| machine(*phase)).collect::<Vec<_>>(),
+            ));
+        }
     }
+    let is_small = |variant: Variant| matches!(variant, Variant::SmallFiles | Variant::Faster);
+    let of = |variant: Variant| if is_small(variant) { &small } else { &recorded };
+    let all: Vec<_> =
+        runs.iter().flat_map(|(variant, .., machines)| machines.iter().map(|one| (*variant, one))).collect();
+    let outcomes = parallel::map(&all, plan.threads, |(variant, machine)| machine.run(of(*variant)));
+    let mut outcomes = outcomes.into_iter();
+    let mut replayed = vec![];
+    for (variant, name, is_delayed, said, machines) in runs {
+        let trials = outcomes.by_ref().take(machines.len()).collect::<Result<_, String>>().map_err(broken)?;
+        replayed.push(Replayed { variant, name, is_delayed, said, trials });
+    }
+    Ok(replayed)
+}
+
+fn find<'a>(replayed: &'a [Replayed], variant: Variant, name: &str, is_delayed: bool) -> Option<&'a Replayed> {
+    replayed.iter().find(|found| found.variant == variant && found.name == name && found.is_delayed == is_delayed)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_line_is_a_range_of_writes_or_a_deletion() {
-        let written = parse("1.5,7,100,200,4").unwrap();
-        assert_eq!((written.at_ns, written.file), (1_500_000_000, FileId(7)));
-        assert_eq!(written.event, Event::Written { offset: 100, len: 200, writes: 4 });
-        assert_eq!(parse("2.0,7,discarded,,").unwrap().event, Event::Deleted);
-        assert!(parse("2.0,7").is_none() && parse("x,7,1,2,3").is_none());
-        assert!(recording().unwrap().is_sorted_by_key(|recorded| recorded.at_ns));
+    fn run(policy: Policy, is_delayed: bool, switches: Switches) -> Outcome {
+        let disk = DiskModel::Rz58;
+        let machine = Machine {
+            drive: disk.drive(),
+            buffers: disk.buffers(),
+            block_bytes: BLOCK_BYTES,
+            policy,
+            is_delayed,
+            order: shoal_sim::mechanical::Order::Fifo,
+            stretch: STRETCH,
+            phase_ns: S_NS,
+            switches,
+        };
+        machine.run(&trace::events(RECORDED).unwrap()).unwrap()
     }
 
     #[test]
-    fn every_block_of_the_build_is_written_or_deleted_whatever_the_policy() {
-        for found in replay().unwrap() {
-            let counts = &found.counts;
-            let bursts: u64 = found.bursts.iter().sum();
-            assert_eq!(bursts, counts.chosen, "{}", found.name);
-            assert!(counts.chosen <= counts.dirtied && counts.chosen > 0, "{}: {counts:?}", found.name);
-            assert!(counts.examined <= counts.chosen + found.bursts.len() as u64, "{}: {counts:?}", found.name);
-            assert_eq!(found.at_once > 0, !found.is_delayed);
-            if found.name == "PU" {
-                assert_eq!(counts.listed, counts.chosen, "PU scans each block once");
-            }
-        }
+    fn the_recording_writes_as_often_as_the_reports_build() {
+        let found = run(PU, false, Switches::BSD);
+        let rate = found.charged as f64 / found.elapsed_s;
+        assert!((rate / (40548.0 / 3280.0) - 1.0).abs() < 0.03, "{rate}");
+        assert!(found.elapsed_s > found.processor_s && found.synchronous > 0 && found.filled > 0);
+    }
+
+    #[test]
+    fn a_switch_changes_what_it_says() {
+        let bsd = run(AIPU, true, Switches::BSD);
+        let of = |switches| run(AIPU, true, switches);
+        assert!(of(Switches { keeps_freed: false, ..Switches::BSD }).chosen < bsd.chosen);
+        assert!(of(Switches { by_place: false, ..Switches::BSD }).charged > bsd.charged);
+        let delayed = of(Switches { is_synchronous: false, ..Switches::BSD });
+        assert!(delayed.synchronous == 0 && delayed.elapsed_s < bsd.elapsed_s);
+        assert_eq!(bsd.bursts.iter().sum::<u64>(), bsd.chosen);
+        assert_eq!(bsd.filled, 0, "all writes are delayed");
     }
 }

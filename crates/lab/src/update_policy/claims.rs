@@ -3,10 +3,10 @@
 //! Owns: the conditions under which a claim counts as shown. Rules: a figure that the text does not
 //! give has no verdict. Times are simulated.
 
-use super::build;
 use super::figures::{histogram, least_ms, number};
-use super::layout::DiskModel;
-use super::points::{Config, Crossing, Far, Found, Measured, MeasuredFar};
+use super::layout::{BLOCK_BYTES, DiskModel};
+use super::points::{Config, Crossing, Drain, Far, Found, Measured, MeasuredFar};
+use super::{build, open};
 use crate::exhibits::Paper;
 use crate::median::Median;
 use crate::report::{Better, Cell, Comparison, Said, Table, Verdict};
@@ -177,6 +177,24 @@ fn disk_claims(found: &Found, disk: DiskModel, claims: &mut Comparison) {
     }
 }
 
+/// Adds claims about the time to write a whole cache: each buffer takes an access (table 1), or all
+/// go at the disk's bandwidth (table 2).
+fn drain_claims(drains: &[Drain], claims: &mut Comparison) {
+    for drain in drains {
+        let disk = drain.disk;
+        let of = |order: &str| format!("whole cache written {order}, {}", disk.name());
+        let said = disk.buffers() as f64 * disk.access_ms() / 1000.0;
+        let verdict = about(said, Better::Less).judge(drain.anywhere_s);
+        claims.push("table 1", of("at random"), number(said, 1), number(drain.anywhere_s, 1), "s", verdict);
+        let mb = (disk.buffers() * BLOCK_BYTES) as f64 / 1e6;
+        let (slow, fast) = disk.bandwidth();
+        let paper =
+            if slow < fast { format!("{:.1}-{:.1}", mb / fast, mb / slow) } else { format!("{:.1}", mb / fast) };
+        let verdict = Said::range(mb / fast / NEAR, mb / slow * NEAR, Better::Less).judge(drain.in_a_row_s);
+        claims.push("table 2", of("in order"), Cell::Text(paper), number(drain.in_a_row_s, 1), "s", verdict);
+    }
+}
+
 pub fn comparison(found: &Found) -> Table {
     let mut claims = Comparison::new(Paper::UpdatePolicy, "The report beside ours (simulated time)");
     if let (Some(asynchronous), Some(pu), Some(aipu)) = (
@@ -221,7 +239,9 @@ pub fn comparison(found: &Found) -> Table {
         disk_claims(found, disk, &mut claims);
     }
     far_claims(found, &mut claims);
+    drain_claims(&found.drains, &mut claims);
     crossing_claims(&found.crossings, &mut claims);
+    open::claims(&found.answers, &mut claims);
     build::claims(&found.replayed, &mut claims);
     claims.into_table()
 }

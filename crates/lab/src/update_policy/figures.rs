@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 
 use super::Plan;
-use super::build;
 use super::claims::{aipu_worst_ms, comparison};
 use super::layout::{BLOCK_BYTES, DiskModel};
 use super::points::{BURST_EVERY_S, Config, Crossing, ETHERNET, Figures, Found, MEMORY_BLOCKS, MeasuredFar};
+use super::{build, open};
 use crate::report::{Cell, Kind, Plot, Series, Style, Table};
 
 /// Buckets of the histograms per factor of ten.
@@ -319,6 +319,7 @@ pub fn tables(plan: &Plan, found: &Found) -> Vec<Table> {
     tables.extend(scaling(found));
     tables.extend(build::tables(&found.replayed));
     tables.extend([scanned(found), partial(found), bursts(found), crossings(plan, found)]);
+    tables.extend(open::tables(&found.answers));
     tables
 }
 
@@ -459,6 +460,7 @@ pub fn notes(plan: &Plan) -> Vec<String> {
             ETHERNET.mbit,
             ETHERNET.latency_us / 1000.0
         ),
+        "build: make of OpenSSL on ext2, recorded with its metadata, stretched until it writes as often as the report's".into(),
         "crossover: Carson and Setia speak of the share of writes that hit dirty blocks, not of a load".into(),
     ]
 }

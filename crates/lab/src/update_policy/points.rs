@@ -12,7 +12,8 @@ use shoal_writeback::{Counts, Policy, Rule, S_NS, Shape};
 use super::Plan;
 use super::build::{self, Replayed};
 use super::layout::{BLOCK_BYTES, DiskModel};
-use super::machine::{self, Places, Reader, Setup, Trial, Writer, Writes};
+use super::machine::{self, Extra, Places, Reader, Setup, Trial, Writer, Writes};
+use super::open::{self, Answer, Case};
 use super::remote::Remote;
 use crate::experiment::LabError;
 use crate::network::Network;
@@ -223,6 +224,7 @@ pub struct Found {
     pub crossings: Vec<Crossing>,
     pub drains: Vec<Drain>,
     pub replayed: Vec<Replayed>,
+    pub answers: Vec<Answer>,
 }
 
 /// The purpose of a setup.
@@ -237,9 +239,10 @@ enum For {
     /// Hits (percent), and the index of the policy. These setups follow the `Through` of their
     /// loads: three policies for each percentage.
     Hits(u32, usize),
+    Open(Case),
 }
 
-fn setup(plan: &Plan, disk: DiskModel, rule: Rule, seed: u64) -> Setup {
+pub fn setup(plan: &Plan, disk: DiskModel, rule: Rule, seed: u64) -> Setup {
     Setup {
         disk,
         buffers: disk.buffers(),
@@ -249,6 +252,7 @@ fn setup(plan: &Plan, disk: DiskModel, rule: Rule, seed: u64) -> Setup {
         writer: Writer::HalfTheCache,
         reader: Reader::Closed { think_ns: plan.think_ns },
         order: plan.order,
+        extra: Extra::default(),
         reads: plan.reads,
         warm_up_ns: WARM_UP_NS,
         seed,
@@ -318,6 +322,9 @@ fn setups(plan: &Plan, service_s: f64) -> Vec<(For, Setup)> {
         };
         setups.extend(seeds().map(of));
     }
+    for case in open::cases(plan) {
+        setups.extend(seeds().map(|seed| (For::Open(case.clone()), case.with_seed(seed))));
+    }
     let loads = if plan.is_quick { QUICK_LOADS.to_vec() } else { LOADS.to_vec() };
     for (reads, writes) in loads {
         let rate = |percent: u32| f64::from(percent) / 100.0 / service_s;
@@ -365,7 +372,8 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
         partial: vec![],
         crossings: vec![],
         drains: vec![],
-        replayed: build::replay()?,
+        replayed: build::replay(plan)?,
+        answers: vec![],
     };
     let of_a_point = plan.trials as usize;
     for ((of, _), trials) in setups.iter().step_by(of_a_point).zip(trials.chunks(of_a_point)) {
@@ -379,6 +387,7 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
             }
             For::Burst(disk, name) => found.bursts.push(Burst { disk, name, all }),
             For::Partial(disk, percent) => found.partial.push(Partial { disk, percent, all }),
+            For::Open(case) => found.answers.push(Answer { case, all }),
             For::Through(read_percent, write_percent) => {
                 let through_ms = all.mean_ms;
                 found.crossings.push(Crossing { read_percent, write_percent, through_ms, by_hits: vec![] });

@@ -26,6 +26,7 @@ pub enum Order {
 #[derive(Clone, Copy, Debug)]
 struct Waiting<T> {
     at: u64,
+    bytes: u64,
     is_read: bool,
     tag: T,
 }
@@ -39,7 +40,7 @@ pub struct Served<T> {
     pub service_ns: u64,
 }
 
-/// A queue of requests of equal length in front of a disk.
+/// A queue of requests in front of a disk, of equal length unless a caller says otherwise.
 pub struct DiskQueue<T> {
     disk: MechanicalDisk,
     order: Order,
@@ -69,7 +70,12 @@ impl<T: Copy> DiskQueue<T> {
 
     /// Adds a request for the bytes from `at` on.
     pub fn push(&mut self, at: u64, is_read: bool, tag: T) {
-        let waiting = Waiting { at, is_read, tag };
+        self.push_bytes(at, self.request_bytes, is_read, tag);
+    }
+
+    /// Adds a request of another length: one that a caller merged.
+    pub fn push_bytes(&mut self, at: u64, bytes: u64, is_read: bool, tag: T) {
+        let waiting = Waiting { at, bytes, is_read, tag };
         self.number += 1;
         match self.order {
             Order::Fifo => self.fifo.push_back(waiting),
@@ -91,8 +97,8 @@ impl<T: Copy> DiskQueue<T> {
 
     fn carry_out(&mut self, next: Waiting<T>) -> Result<Served<T>> {
         let began_ns = self.disk.now_ns();
-        self.disk.carry_out(next.at, self.request_bytes, next.is_read, |_| Ok(vec![]))?;
-        self.at = next.at + self.request_bytes;
+        self.disk.carry_out(next.at, next.bytes, next.is_read, |_| Ok(vec![]))?;
+        self.at = next.at + next.bytes;
         Ok(Served { tag: next.tag, is_read: next.is_read, service_ns: self.disk.now_ns() - began_ns })
     }
 }
