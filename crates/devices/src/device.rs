@@ -92,6 +92,11 @@ pub enum DonorChange {
     Cost,
     /// Reads and compares the whole disk. No donors change, and no donor is named.
     Scrub,
+    /// Moves units until the donors are evenly filled; ends that. No donor is named.
+    Rebalance,
+    StopRebalance,
+    /// Makes the disk larger. Its new size takes the donor's place.
+    Grow,
 }
 
 /// State of an open device.

@@ -81,7 +81,8 @@ pub(crate) fn uri_text(uri: &Uri) -> String {
     let mut text = uri.to_text();
     let mut add = |key: &str, value: &str| {
         text.push(if text.contains('?') { '&' } else { '?' });
-        text += &format!("{key}={}", value.replace('%', "%25").replace('&', "%26").replace('?', "%3F"));
+        text +=
+            &format!("{key}={}", value.replace('%', "%25").replace('&', "%26").replace('?', "%3F").replace('@', "%40"));
     };
     if let Some(directory) = &uri.certificates {
         add("tls-certificates", &directory.to_string_lossy());

@@ -31,10 +31,11 @@ pub const LEASES: usize = (SUPERBLOCK_BYTES - LEASE_AT) / LEASE_BYTES;
 const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ShoalLse");
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalRam");
 const VERSION: u32 = 2;
-/// Added to the version of a superblock: for a disk with room for checkpoints, and for a disk whose
-/// blocks have [`Sums::Xxh3`].
+/// Added to the version of a superblock: for a disk with room for checkpoints, for a disk whose
+/// blocks have [`Sums::Xxh3`], and for one whose groups keep apart what is in one failure domain.
 const VERSION_CHECKPOINT: u32 = 1;
 const VERSION_SUMS: u32 = 2;
+const VERSION_DOMAINS: u32 = 4;
 number! {
     /// The number of a group, never reused on its disk. 0 means no group.
     GroupId(u64)
@@ -55,7 +56,7 @@ impl GroupId {
 pub const DONORS_MAX: usize = 256;
 
 /// The fixed part of a superblock. With room for checkpoints, the number of the valid one (`U64`)
-/// follows. Then come the places of donors.
+/// follows. Then come the places of donors, and, with failure domains, the domain of each (`U16`).
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct DiskSuperblockRecord {
@@ -91,7 +92,10 @@ struct DonorPlaceRecord {
 
 const _: () = assert!(size_of::<DonorPlaceRecord>() == 5);
 const _: () = assert!(
-    size_of::<DiskSuperblockRecord>() + size_of::<U64>() + DONORS_MAX * size_of::<DonorPlaceRecord>() <= SLOT_BYTES
+    size_of::<DiskSuperblockRecord>()
+        + size_of::<U64>()
+        + DONORS_MAX * (size_of::<DonorPlaceRecord>() + size_of::<U16>())
+        <= SLOT_BYTES
 );
 
 /// A lease, with all of its bytes.
@@ -122,6 +126,9 @@ pub struct DonorPlace {
     /// Counts all donors the disk ever had. Units written under another birth do not belong to this
     /// donor.
     pub born: u32,
+    /// Donors with the same number other than 0 may be lost together, and no group has two units on
+    /// them.
+    pub domain: u16,
 }
 
 /// The place of the donor that has the superblock.
@@ -185,7 +192,8 @@ impl DiskSuperblock {
         assert!(self.donors.len() <= DONORS_MAX, "there are at most {DONORS_MAX} donors");
         let version = VERSION
             + u32::from(self.checkpoint.is_some()) * VERSION_CHECKPOINT
-            + u32::from(self.sums.bit()) * VERSION_SUMS;
+            + u32::from(self.sums.bit()) * VERSION_SUMS
+            + u32::from(self.has_domains()) * VERSION_DOMAINS;
         let record = DiskSuperblockRecord {
             crc: 0.into(),
             magic: SUPERBLOCK_MAGIC.into(),
@@ -211,6 +219,8 @@ impl DiskSuperblock {
             let record = DonorPlaceRecord { standing: place.standing as u8, born: place.born.into() };
             out.extend_from_slice(record.as_bytes());
         }
+        let domains = self.donors.iter().filter(|_| self.has_domains());
+        out.extend(domains.flat_map(|place| place.domain.to_le_bytes()));
         out.resize(SLOT_BYTES, 0);
         seal(0, &mut out);
         out
@@ -228,7 +238,7 @@ impl DiskSuperblock {
             return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
         }
         let version = record.version.get();
-        let newest = VERSION + VERSION_CHECKPOINT + VERSION_SUMS;
+        let newest = VERSION + VERSION_CHECKPOINT + VERSION_SUMS + VERSION_DOMAINS;
         if !(VERSION..=newest).contains(&version) {
             return Err(FormatError::Version { what, expected: newest, found: version });
         }
@@ -240,13 +250,16 @@ impl DiskSuperblock {
         let (number, behind) = U64::read_from_prefix(rest).expect(room);
         let has_checkpoints = more & VERSION_CHECKPOINT != 0;
         let (checkpoint, rest) = if has_checkpoints { (Some(number.get()), behind) } else { (None, rest) };
-        let (places, _) = <[DonorPlaceRecord]>::ref_from_prefix_with_elems(rest, count).expect(room);
+        let (places, rest) = <[DonorPlaceRecord]>::ref_from_prefix_with_elems(rest, count).expect(room);
+        let (domains, _) = <[U16]>::ref_from_prefix_with_elems(rest, count).expect(room);
+        let has_domains = more & VERSION_DOMAINS != 0;
         let mut donors = Vec::with_capacity(count);
-        for place in places {
+        for (place, domain) in places.iter().zip(domains) {
             let Some(standing) = Standing::of(place.standing) else {
                 return Err(FormatError::Range { what, field: "standing", found: place.standing.into() });
             };
-            donors.push(DonorPlace { standing, born: place.born.get() });
+            let domain = if has_domains { domain.get() } else { 0 };
+            donors.push(DonorPlace { standing, born: place.born.get(), domain });
         }
         let superblock = DiskSuperblock {
             uuid: record.uuid,
@@ -266,6 +279,11 @@ impl DiskSuperblock {
         };
         superblock.check()?;
         Ok(superblock)
+    }
+
+    /// Returns whether some donors may be lost together.
+    fn has_domains(&self) -> bool {
+        self.donors.iter().any(|place| place.domain != 0)
     }
 
     fn check(&self) -> Result<(), FormatError> {
@@ -427,7 +445,7 @@ mod tests {
 
     fn place(standing: u8) -> DonorPlace {
         let standing = [Standing::Gone, Standing::Counts, Standing::Away][standing as usize];
-        DonorPlace { standing, born: standing as u32 * 1000 }
+        DonorPlace { standing, born: standing as u32 * 1000, domain: 0 }
     }
 
     #[test]

@@ -168,7 +168,7 @@ fn live(setup: &Setup, variant: Variant, room: Room) -> Counts {
             let memory = Arc::new(Mutex::new(vec![0; bytes as usize]));
             let donor = Donor { memory, queue: queue.clone(), foreign: foreign.clone() };
             let device: Arc<dyn BlockDevice> = Arc::new(donor);
-            (DonorInfo { name: format!("donor {index}"), bytes }, device)
+            (DonorInfo { name: format!("donor {index}"), bytes, domain: 0 }, device)
         })
         .collect();
     let disk = Disk::create(&config, devices, Arc::new(Stopwatch(Instant::now()))).unwrap();

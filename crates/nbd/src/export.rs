@@ -64,7 +64,6 @@ pub struct Export {
     pub(crate) name: String,
     pub(crate) description: String,
     pub(crate) device: Arc<dyn BlockDevice>,
-    pub(crate) bytes: u64,
     pub(crate) sizes: BlockSizes,
     pub(crate) read_only: bool,
     pub(crate) fast_zero: bool,
@@ -89,8 +88,6 @@ impl Export {
             name,
             description: String::new(),
             device,
-            // No aligned request could reach a remainder shorter than a block.
-            bytes: geometry.bytes / u64::from(minimum) * u64::from(minimum),
             sizes: BlockSizes { minimum, preferred: minimum.max(4096), maximum: REQUEST_BYTES_MAX },
             read_only: false,
             fast_zero: false,
@@ -99,6 +96,13 @@ impl Export {
             contexts: vec![Arc::new(Allocated)],
             clients: None,
         })
+    }
+
+    /// Size of the device now (bytes): it may grow. A client sees the size that it had when the client connected.
+    pub(crate) fn bytes(&self) -> u64 {
+        // No aligned request could reach a remainder shorter than a block.
+        let minimum = u64::from(self.sizes.minimum);
+        self.device.geometry().bytes / minimum * minimum
     }
 
     /// Text for people, shown in lists. Truncated at the protocol's bound.
@@ -173,7 +177,7 @@ impl Export {
 
 impl std::fmt::Debug for Export {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Export").field("name", &self.name).field("bytes", &self.bytes).finish_non_exhaustive()
+        f.debug_struct("Export").field("name", &self.name).field("bytes", &self.bytes()).finish_non_exhaustive()
     }
 }
 

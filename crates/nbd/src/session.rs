@@ -301,11 +301,12 @@ impl Transmission<'_> {
         if command == CMD_FLUSH {
             return if at == 0 && len == 0 { Ok(()) } else { einval("a flush has no range") };
         }
-        // Avoid overflow: `export.bytes - at` is computed only once `at` is known to be within the
+        // Avoid overflow: `bytes - at` is computed only once `at` is known to be within the
         // export.
-        if at > export.bytes || u64::from(len) > export.bytes - at {
+        let bytes = export.bytes();
+        if at > bytes || u64::from(len) > bytes - at {
             let beyond = if matches!(command, CMD_WRITE | CMD_WRITE_ZEROES) { ENOSPC } else { EINVAL };
-            return Err((beyond, format!("range beyond the end of the export ({} bytes)", export.bytes)));
+            return Err((beyond, format!("range beyond the end of the export ({bytes} bytes)")));
         }
         let block = u64::from(export.sizes.minimum);
         if !at.is_multiple_of(block) || !u64::from(len).is_multiple_of(block) {

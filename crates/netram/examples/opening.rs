@@ -86,7 +86,7 @@ impl Model {
     }
 
     fn superblock(&self, donor: u64) -> Vec<u8> {
-        let place = |n: u64| DonorPlace { standing: Standing::Counts, born: n as u32 + 1 };
+        let place = |n: u64| DonorPlace { standing: Standing::Counts, born: n as u32 + 1, domain: 0 };
         let mut bytes = DiskSuperblock {
             uuid: UUID,
             epoch: 3,
@@ -256,7 +256,7 @@ pub fn open(gib: u64, donors: u64, share: u64) -> Figures {
     let fits = units(model.bytes(), SUPERBLOCK_BYTES as u64, model.unit_bytes as usize, BUFFER as usize);
     assert_eq!(fits, model.units, "units of a donor");
     let config = Config { checkpoints: true, idle_cleaning: false, ..Config::default() };
-    let info = |n: u64| DonorInfo { name: format!("donor{n}"), bytes: model.bytes() };
+    let info = |n: u64| DonorInfo { name: format!("donor{n}"), bytes: model.bytes(), domain: 0 };
     // Count the peak from here: a disk opened earlier in this process does not count.
     std::fs::write("/proc/self/clear_refs", "5").expect("the peak of the memory can be reset");
     let before = memory("VmRSS");

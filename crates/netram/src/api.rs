@@ -14,6 +14,8 @@ pub struct DonorInfo {
     pub name: String,
     /// Memory that the donor offers (bytes).
     pub bytes: u64,
+    /// Its failure domain: donors with the same number may be lost together. 0: its own.
+    pub domain: u16,
 }
 
 /// An operation on a donor. Offsets and lengths are multiples of 512 bytes.
@@ -127,7 +129,9 @@ pub enum DiskError {
     Unavailable { block: u64, donors: String },
     #[error("the data of block {block} is lost: a donor it was on was forgotten; write it anew, or trim it")]
     Lost { block: u64 },
-    #[error("too few donors are left to store data: {have} of {need}")]
+    #[error(
+        "too few donors (or failure domains of donors) are left to store data: {have} of {need}; bring some back, or add some"
+    )]
     TooFewDonors { have: usize, need: usize },
     #[error("the disk is not open yet: it needs what donors hold that are away; bring them back")]
     NotOpen,

@@ -167,6 +167,11 @@ impl Disk {
         self.shared.engine.lock().status()
     }
 
+    /// Stands for the failure domain of each donor in use, by name.
+    pub fn domains(&self) -> Vec<(String, u32)> {
+        self.shared.engine.lock().domains()
+    }
+
     /// Lists which parts of a range hold data. See [`Engine::allocation`].
     pub fn allocation(&self, at: u64, len: u64, parts_max: usize) -> Vec<Stretch> {
         self.shared.engine.lock().allocation(at, len, parts_max)
@@ -247,6 +252,21 @@ impl Disk {
     /// Returns what [`Disk::forget`] would cost now.
     pub fn forget_cost(&self, donor: DonorId) -> Result<ForgetCost, DiskError> {
         self.shared.engine.lock().forget_cost(donor)
+    }
+
+    /// Fills the donors evenly; see [`Engine::rebalance`].
+    pub fn rebalance(&self) -> bool {
+        self.shared.with(|engine, now| engine.rebalance(now))
+    }
+
+    /// Ends a rebalance; see [`Engine::stop_rebalance`].
+    pub fn stop_rebalance(&self) -> bool {
+        self.shared.with(|engine, _| engine.stop_rebalance())
+    }
+
+    /// Grows the disk; see [`Engine::grow`].
+    pub fn grow(&self, bytes: u64) -> Result<u64, DiskError> {
+        self.shared.with(|engine, now| engine.grow(bytes, now))
     }
 
     /// Reads and compares everything on the donors; see [`Engine::scrub`].
@@ -482,7 +502,8 @@ impl BlockDevice for Disk {
     }
 
     fn geometry(&self) -> BlockGeometry {
-        self.shared.geometry
+        // The disk may have grown.
+        BlockGeometry { bytes: self.shared.engine.lock().bytes(), ..self.shared.geometry }
     }
 
     fn submit(&self, request: Request, done: Completion) {
@@ -569,7 +590,7 @@ mod tests {
             let config = Config { policy: Policy::None, block_bytes: 512, ..Config::default() };
             let donor = |n| {
                 let device: Arc<dyn BlockDevice> = Arc::new(Slow::new(flag.clone()));
-                (DonorInfo { name: format!("donor{n}"), bytes: 1 << 20 }, device)
+                (DonorInfo { name: format!("donor{n}"), bytes: 1 << 20, domain: 0 }, device)
             };
             let disk = Disk::create(&config, (0..3).map(donor).collect(), Arc::new(SimClock::new(0))).unwrap();
             let (sender, answer) = mpsc::channel();
@@ -590,7 +611,7 @@ mod tests {
         let config = Config { policy: Policy::None, block_bytes: 512, ..Config::default() };
         let flag = Arc::new(AtomicBool::new(false));
         let device = || -> Arc<dyn BlockDevice> { Arc::new(Slow::new(flag.clone())) };
-        let info = |name: &str| DonorInfo { name: name.into(), bytes: 1 << 20 };
+        let info = |name: &str| DonorInfo { name: name.into(), bytes: 1 << 20, domain: 0 };
         let first = vec![(info("a"), device()), (info("b"), device())];
         let disk = Disk::create(&config, first, Arc::new(SimClock::new(0))).unwrap();
         let former = device();

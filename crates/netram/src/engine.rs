@@ -7,6 +7,7 @@
 
 use shoal_media::Request;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use shoal_format::ram;
@@ -20,17 +21,19 @@ use crate::config::{Config, Policy};
 use crate::membership;
 use crate::membership::absence;
 use crate::membership::epochs;
+use crate::membership::growth;
 use crate::membership::pace;
 use crate::opening::scan;
 use crate::opening::settle;
-use crate::opening::superblocks::{belongs, checkpoint_named, counts, merge};
-use crate::ownership::Quorum;
+use crate::opening::superblocks::{belongs, checkpoint_named, counts, domains_missing, merge};
+use crate::ownership::{Domains, Quorum};
 use crate::requests::abandon::abandon;
 use crate::requests::read;
 use crate::requests::send;
 use crate::requests::write;
 use crate::spans::{Stretch, join_up};
 use crate::state::State;
+use crate::state::domains;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::epoch::Membership;
 use crate::state::retry;
@@ -89,6 +92,8 @@ pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: R
 #[derive(Clone, Debug)]
 pub struct Members {
     pub quorum: Quorum,
+    /// Failure domains in force.
+    pub domains: Domains,
     /// The place of each donor, in the order given; `None`: it does not belong to the disk.
     pub places: Vec<Option<OwnPlace>>,
 }
@@ -101,9 +106,15 @@ pub fn members(fronts: &[&[u8]], disk: &[u8; 16]) -> Option<Members> {
     let mut newest = all.iter().max_by_key(|superblock| superblock.epoch).map(|superblock| (*superblock).clone())?;
     newest.donors = merge(&newest, &all, newest.parity.into());
     let members = found.iter().map(|own| own.as_ref().filter(|own| belongs(own, &newest)));
-    let places = members.map(|own| own.map(DiskSuperblock::place)).collect();
-    let counting = newest.donors.iter().filter(|place| counts(place)).count();
-    Some(Members { quorum: Quorum { counting, parity: newest.parity.into() }, places })
+    let places: Vec<Option<OwnPlace>> = members.map(|own| own.map(DiskSuperblock::place)).collect();
+    let domain = |number: usize| domains::key(number, newest.donors[number].domain);
+    let mut sizes = BTreeMap::new();
+    for number in (0..newest.donors.len()).filter(|&number| counts(&newest.donors[number])) {
+        *sizes.entry(domain(number)).or_default() += 1;
+    }
+    let of = places.iter().map(|place| place.map(|place| domain(place.number.into()))).collect();
+    let quorum = Quorum { counting: sizes.len(), parity: newest.parity.into() };
+    Some(Members { quorum, domains: Domains { of, sizes }, places })
 }
 
 /// Saves elsewhere a group that a donor did not take.
@@ -137,13 +148,26 @@ fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
 
 /// Fails unless enough donors are there to find every block of the disk.
 fn enough(present: &[Option<Present>], places: &[DonorPlace], parity: usize) -> Result<(), DiskError> {
-    let counting = places.iter().filter(|place| counts(place)).count();
     // A donor that was away at an earlier opening does not help.
-    let helps =
-        |(present, place): &(&Option<Present>, &DonorPlace)| present.is_some() && place.standing == Standing::Counts;
-    let have = present.iter().zip(places).filter(helps).count();
-    match counting - have > parity {
-        true => Err(DiskError::TooFewDonors { have, need: counting - parity }),
+    let helps = |number: usize| present[number].is_some() && places[number].standing == Standing::Counts;
+    let (all, missing) = (domains_missing(places, |_| false), domains_missing(places, helps));
+    match missing > parity {
+        true => Err(DiskError::TooFewDonors { have: all - missing, need: all - parity }),
+        false => Ok(()),
+    }
+}
+
+/// Fails if the donors are in so few failure domains that nothing could be written, although there are enough donors.
+fn enough_domains(state: &State) -> Result<(), DiskError> {
+    let there = || state.donors.iter().enumerate().filter(|(_, donor)| !donor.is_final());
+    let (have, need) = (domains::count(there().map(|(n, donor)| (n, donor.wanted_domain))), state.plan.parity + 1);
+    // The caller's domain of a donor that is not there is not known.
+    let all_there = there().all(|(_, donor)| donor.state != DonorState::Missing);
+    match have < need && all_there && there().count() >= need {
+        true => Err(DiskError::Config(format!(
+            "the donors are in {have} failure domains, and each block must be in {need}; \
+             name donors of other domains, or leave `@NAME` out"
+        ))),
         false => Ok(()),
     }
 }
@@ -164,12 +188,13 @@ fn join(state: &mut State, info: DonorInfo) -> Result<(), DiskError> {
 fn found_donor(state: &State, number: usize, present: Option<Present>, place: &DonorPlace) -> Donor {
     let there = present.is_some();
     let present = present.unwrap_or_else(|| {
-        let info = DonorInfo { name: format!("#{number} (not there)"), bytes: 0 };
+        let info = DonorInfo { name: format!("#{number} (not there)"), bytes: 0, domain: place.domain };
         Present { info, epoch: 0, slot: None }
     });
     Donor {
         blank: false,
         scanned: false,
+        domain: place.domain,
         epoch: present.epoch,
         slot: present.slot,
         stale: place.standing == Standing::Away,
@@ -187,8 +212,10 @@ fn found_donor(state: &State, number: usize, present: Option<Present>, place: &D
 impl Engine {
     /// Makes a new disk on donors whose contents do not matter.
     pub fn create(config: &Config, donors: Vec<DonorInfo>, now_ns: u64) -> Result<Engine, DiskError> {
-        let plan = config.plan(donors.len())?;
+        let domains = domains::count(donors.iter().map(|donor| donor.domain).enumerate());
+        let plan = config.plan(domains)?;
         let mut state = State::new(config, plan, now_ns);
+        state.domains.in_force = true;
         state.checkpoints.enabled = config.checkpoints;
         for donor in donors {
             state.add_donor(donor).ok_or_else(too_many)?;
@@ -253,8 +280,12 @@ impl Engine {
             let donor = found_donor(&state, number, present, place);
             state.donors.push(donor);
         }
-        state.map.reset(newest.blocks);
+        state.domains.in_force = newest.donors.iter().any(|place| place.domain != 0);
+        // The last client may have died when one donor knew that the disk had grown.
+        let grown = found.iter().flatten().filter(|own| belongs(own, &newest)).map(|own| own.blocks).max();
+        state.map.reset(grown.unwrap_or_default().max(newest.blocks));
         blank.into_iter().try_for_each(|info| join(&mut state, info))?;
+        enough_domains(&state)?;
         let core = Core::new(state);
         core.lock().schedule.spawn(scan::scan(core.clone()));
         Ok(Engine::start(core))
@@ -486,6 +517,35 @@ impl Engine {
         self.run();
     }
 
+    /// Begins to move units until all donors are evenly filled, while requests go on. Returns false if that is under
+    /// way.
+    pub fn rebalance(&mut self, now_ns: u64) -> bool {
+        let is_new = {
+            let state = &mut *self.core.lock();
+            state.now_ns = now_ns;
+            state.wake();
+            state.begin_balance()
+        };
+        self.run();
+        is_new
+    }
+
+    /// Ends a rebalance; what has moved stays where it is. Returns false if none is under way.
+    pub fn stop_rebalance(&mut self) -> bool {
+        self.core.lock().balance.end()
+    }
+
+    /// Grows the disk to this size (bytes). Returns the size that it has once enough donors know it.
+    pub fn grow(&mut self, bytes: u64, now_ns: u64) -> Result<u64, DiskError> {
+        let grown = {
+            let state = &mut *self.core.lock();
+            state.now_ns = now_ns;
+            growth::grow(state, bytes)
+        };
+        self.run();
+        grown
+    }
+
     /// Reads and compares everything on the donors while requests go on. Returns false if a scrub
     /// is already under way.
     pub fn scrub(&mut self, now_ns: u64) -> bool {
@@ -551,6 +611,19 @@ impl Engine {
     #[doc(hidden)]
     pub fn audit(&self) -> Result<(), String> {
         self.core.lock().audit()
+    }
+
+    /// Stands for the failure domain of each donor in use, by name.
+    pub fn domains(&self) -> Vec<(String, u32)> {
+        let state = self.core.lock();
+        let in_use = (0..state.donors.len()).filter(|&number| state.donors[number].state.is_in_use());
+        in_use.map(|number| (state.donors[number].info.name.clone(), state.roster().domain(number))).collect()
+    }
+
+    /// Number of groups with two units in one failure domain, for tests.
+    #[doc(hidden)]
+    pub fn sharing_groups(&self) -> u64 {
+        self.core.lock().roster().sharing_groups()
     }
 
     pub fn status(&self) -> Status {

@@ -65,5 +65,6 @@ pub use state::donors::DonorState;
 pub use state::pace::Aside;
 pub use state::room::DrainRoom;
 pub use status::{
-    DamageStatus, DonorStatus, LastScrub, RepairStatus, ScrubProgress, ScrubStatus, Status, UnflushedStatus,
+    BalanceProgress, BalanceStatus, DamageStatus, DomainStatus, DonorStatus, LastScrub, RepairStatus, ScrubProgress,
+    ScrubStatus, Status, UnflushedStatus,
 };

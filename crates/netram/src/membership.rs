@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `pace` | donors that answer late or not at all |
 //! | `absence` | donors that cannot be reached |
+//! | `growth` | larger disks |
 //! | `epochs` | telling the donors which of them belong to the disk |
 //! | `headers` | reads repeated until the donor answers or is given up; headers of units |
 //! | `graft` | taking back the contents of a donor that was away when the disk was opened |
@@ -24,6 +25,7 @@
 pub(crate) mod absence;
 pub(crate) mod epochs;
 pub(crate) mod graft;
+pub(crate) mod growth;
 pub(crate) mod headers;
 pub(crate) mod pace;
 
@@ -38,6 +40,7 @@ use crate::membership::graft::graft;
 use crate::planted::{Bug, is_planted};
 use crate::requests::trims::Lists;
 use crate::state::State;
+use crate::state::domains::Turn;
 use crate::state::donors::{Donor, DonorState, REFUSED_NS};
 use crate::state::epoch::Membership;
 use crate::state::group::Group;
@@ -116,7 +119,8 @@ pub(crate) fn back(
     if donor.state != DonorState::Missing || is_asked || (donor.scanned && donor.units.count() != units) {
         return Err(NotBack::Later);
     }
-    (donor.info, donor.epoch, donor.slot) = (info, own.epoch, Some(slot));
+    (donor.wanted_domain, donor.info) = (info.domain, info);
+    (donor.epoch, donor.slot) = (own.epoch, Some(slot));
     donor.units.set_count(units);
     (donor.refusals, donor.refused_until_ns) = (0, 0);
     // A former client may have died when no other donor knew that epoch.
@@ -224,11 +228,24 @@ impl Roster<'_> {
     }
 }
 
+/// Takes the next step towards the failure domains that the caller wants.
+fn turn_domains(state: &mut State) {
+    match state.next_turn() {
+        None => {}
+        Some(Turn::Adopt) => state.adopt_domains(),
+        Some(turn) => {
+            state.domains.in_force = turn == Turn::Enter;
+            new_epoch(state, Membership::Changed);
+        }
+    }
+}
+
 /// Runs the steps that depend on time alone.
 pub(crate) fn tick(core: &Arc<Core>, state: &mut State) {
     pace::look(core, state);
     state.count_donors();
     check_epoch(state);
+    turn_domains(state);
     if state.repairs.is_retry_due(state.now_ns) {
         retry(state);
     }
@@ -244,6 +261,9 @@ impl State {
             core.until(|state| (state.epoch.is_stored() || is_planted(Bug::ServeEarly)).then_some(())).await;
             let state = &mut *core.lock();
             state.ready = true;
+            if !state.domains.in_force {
+                state.adopt_domains();
+            }
             for number in 0..state.donors.len() {
                 if state.donors[number].state == DonorState::Returning {
                     state.schedule.spawn(graft(core.clone(), number as DonorId));

@@ -6,8 +6,9 @@
 //! - A client writes to one place on each donor, and other clients choose other places: a late
 //!   write hides no other lease. If two clients choose one place at the same moment, the client
 //!   whose lease is overwritten stops renewing.
-//! - A client enters with a lease on all donors but as many as there is parity. It acknowledges
-//!   while leases on one donor more than there is parity are younger than [`TERM_NS`]. A set of
+//! - A client enters with a lease on all donors but those of as many failure domains as there is
+//!   parity. It acknowledges while leases in one domain more than there is parity are younger than
+//!   [`TERM_NS`]. A donor without a domain is one of its own. A set of
 //!   donors that suffices to enter and one that suffices to acknowledge have a donor in common.
 //! - After writing its lease, an entering client waits for a term, unless all donors are fenced. A
 //!   former client that may still acknowledge after this wait has renewed meanwhile, and is seen.
@@ -32,25 +33,57 @@ pub const TERM_NS: u64 = 2_000_000_000;
 /// for clocks of different rates.
 pub const WAIT_NS: u64 = TERM_NS + TERM_NS / 4;
 
-/// How many donors decide.
+/// How many failure domains decide; each donor is one, unless domains are in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quorum {
-    /// Donors that belong to the disk.
+    /// Domains of donors that belong to the disk.
     pub counting: usize,
     /// How many of them may be lost.
     pub parity: usize,
 }
 
 impl Quorum {
-    /// Donors that a client needs to enter.
+    /// Domains that a client needs as a whole to enter.
     pub fn enters(self) -> usize {
         let all_but_parity = self.counting.saturating_sub(self.parity);
         (all_but_parity - usize::from(is_planted(Bug::QuorumSmall) && all_but_parity > 1)).max(1)
     }
 
-    /// Donors that a client needs to go on.
+    /// Domains that a client needs to go on.
     pub fn holds(self) -> usize {
         (self.parity + 1).min(self.counting).max(1)
+    }
+}
+
+/// The failure domains of the donors that a client found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Domains {
+    /// Stands for the domain of each donor, in their order; `None`: it does not belong to the disk.
+    pub of: Vec<Option<u32>>,
+    /// Number of donors of each domain that belong to the disk, found or not.
+    pub sizes: BTreeMap<u32, usize>,
+}
+
+impl Domains {
+    /// Each of these donors is a domain of its own.
+    pub fn own(donors: usize) -> Domains {
+        let of = 0..donors as u32;
+        Domains { of: of.clone().map(Some).collect(), sizes: of.map(|domain| (domain, 1)).collect() }
+    }
+
+    /// Number of domains of which all donors have a property.
+    pub fn whole(&self, has: impl Fn(usize) -> bool) -> usize {
+        let mut left = self.sizes.clone();
+        for domain in (0..self.of.len()).filter(|&donor| has(donor)).filter_map(|donor| self.of[donor]) {
+            left.entry(domain).and_modify(|left| *left = left.saturating_sub(1));
+        }
+        left.values().filter(|&&left| left == 0 || is_planted(Bug::DomainHalf)).count()
+    }
+
+    /// Leaves out donors.
+    #[must_use]
+    pub fn of_these(&self, donors: &[usize]) -> Domains {
+        Domains { of: donors.iter().map(|&donor| self.of[donor]).collect(), sizes: self.sizes.clone() }
     }
 }
 
@@ -145,6 +178,7 @@ pub struct Entry {
     client: [u8; 16],
     takeover: bool,
     quorum: Quorum,
+    domains: Domains,
     /// The client's mark for each donor, stored in its leases: two addresses of one donor show one
     /// mark.
     marks: Vec<u64>,
@@ -159,11 +193,12 @@ pub struct Entry {
 }
 
 impl Entry {
-    pub fn new(client: [u8; 16], takeover: bool, quorum: Quorum, marks: Vec<u64>) -> Entry {
+    pub fn new(client: [u8; 16], takeover: bool, quorum: Quorum, domains: Domains, marks: Vec<u64>) -> Entry {
         Entry {
             client,
             takeover,
             quorum,
+            domains,
             marks,
             phase: Phase::Looks,
             epoch: 0,
@@ -209,7 +244,7 @@ impl Entry {
     }
 
     fn looked(&mut self, looks: Looks) -> Step {
-        let have = looks.iter().flatten().count();
+        let have = self.domains.whole(|donor| looks[donor].is_some());
         let need = self.quorum.enters();
         if have < need {
             return Step::Refused(Refusal::TooFew { have, need });
@@ -291,7 +326,7 @@ impl Entry {
     }
 
     fn missing(&self, taken: &[bool]) -> Option<Refusal> {
-        let (have, need) = (taken.iter().filter(|taken| **taken).count(), self.quorum.enters());
+        let (have, need) = (self.domains.whole(|donor| taken[donor]), self.quorum.enters());
         (have < need).then_some(Refusal::TooFew { have, need })
     }
 
@@ -336,11 +371,29 @@ pub struct Tenure {
     holds: usize,
     /// By mark.
     donors: BTreeMap<u64, Kept>,
+    /// Stands for the failure domain of a donor, by mark. A donor that is not there is a domain of its own.
+    domains: BTreeMap<u64, u32>,
 }
 
 impl Tenure {
     pub fn new(client: [u8; 16], epoch: u64, quorum: Quorum) -> Tenure {
-        Tenure { client, epoch, holds: quorum.holds(), donors: BTreeMap::new() }
+        Tenure { client, epoch, holds: quorum.holds(), donors: BTreeMap::new(), domains: BTreeMap::new() }
+    }
+
+    /// Sets the failure domains of the donors, by mark.
+    pub fn set_domains(&mut self, domains: BTreeMap<u64, u32>) {
+        self.domains = domains;
+    }
+
+    /// The failure domains of some donors, each with the newest of these numbers.
+    fn by_domain(&self, donors: impl Iterator<Item = (u64, u64)>) -> BTreeMap<(bool, u64), u64> {
+        let mut newest = BTreeMap::new();
+        for (mark, number) in donors {
+            let domain = self.domains.get(&mark).map_or((false, mark), |&domain| (true, domain.into()));
+            let known: &mut u64 = newest.entry(domain).or_default();
+            *known = number.max(*known);
+        }
+        newest
     }
 
     /// Adds a donor that has this client's lease, written after a read that began at `from_ns`.
@@ -406,13 +459,14 @@ impl Tenure {
         }
     }
 
-    /// Until when the newest renewals of this many donors hold (ns).
-    fn until_ns(&self, donors: usize) -> u64 {
-        let mut from: Vec<u64> =
-            self.donors.values().filter(|kept| !kept.superseded).filter_map(|kept| kept.from_ns).collect();
+    /// Until when the newest renewals in this many domains hold (ns).
+    fn until_ns(&self, domains: usize) -> u64 {
+        let kept = self.donors.iter().filter(|(_, kept)| !kept.superseded);
+        let kept = kept.filter_map(|(mark, kept)| Some((*mark, kept.from_ns?)));
+        let mut from: Vec<u64> = self.by_domain(kept).into_values().collect();
         from.sort_unstable_by(|a, b| b.cmp(a));
         let term_ns = if is_planted(Bug::LeaseNotRenewed) { u64::MAX / 2 } else { TERM_NS };
-        from.get(donors - 1).map_or(0, |from| from + term_ns)
+        from.get(domains - 1).map_or(0, |from| from + term_ns)
     }
 
     /// Until when this client may acknowledge changes (ns).
@@ -432,8 +486,8 @@ impl Tenure {
 
     /// Returns whether another client owns the disk.
     pub fn is_over(&self) -> bool {
-        let left = self.donors.values().filter(|kept| !kept.superseded).count();
-        let superseded = self.donors.len() - left;
-        superseded > 0 && left < self.holds
+        let left = self.donors.iter().filter(|(_, kept)| !kept.superseded);
+        let left = self.by_domain(left.map(|(mark, _)| (*mark, 0))).len();
+        self.donors.values().any(|kept| kept.superseded) && left < self.holds
     }
 }

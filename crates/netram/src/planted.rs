@@ -26,6 +26,14 @@ shoal_media::plantable! {
         StaleUnits,
         /// Repair puts two units of a group on one donor.
         SharedDonor,
+        /// Repair and levelling put two units of a group into one failure domain.
+        DomainShared,
+        /// Superblocks name failure domains while groups have two units in one.
+        DomainsEarly,
+        /// Failure domains count that a former client told one donor only.
+        DomainsUnsettled,
+        /// A larger disk is used before enough donors know its size.
+        GrownEarly,
         /// The last donor that is left is excluded when it goes away.
         LastExcluded,
         /// Requests are served before the donors know the present epoch.
@@ -127,6 +135,8 @@ shoal_media::plantable! {
         LeaseNotRenewed,
         /// A client enters with one donor too few.
         QuorumSmall,
+        /// A domain of which one donor is there counts as a whole.
+        DomainHalf,
         /// A donor's identity is not checked.
         DonorUnnumbered,
         /// A renewal counts from its end, not from the moment its read began.

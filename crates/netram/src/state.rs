@@ -8,9 +8,11 @@
 //! | `map`, `notes` | where each block is; trims and losses that are in no list yet |
 //! | `open_groups` | the groups that are being filled |
 //! | `units`, `donors`, `pace` | the units of one donor; the donor itself; how fast it answers |
+//! | `domains` | donors that may be lost together |
 //! | `epoch`, `checkpoints` | the number of the present membership; the checkpoint that counts and the next one |
 //! | `repairs`, `retry`, `shortage` | work and groups for repair; trying again; whether room is short |
 //! | `doubt`, `found` | blocks that opening found and that are not safe yet |
+//! | `balance` | filling the donors evenly |
 //! | `unflushed`, `damage`, `scrubs` | a failed flush; blocks that fail their checksum; scrubbing |
 //! | `schedule` | jobs, and what they wait for |
 //! | `roster`, `room`, `fill`, `horizon` | queries and steps that need several of these |
@@ -29,9 +31,11 @@
 //!
 //! Left out: everything that waits (`requests`, `upkeep`, `membership`, `opening`, `checkpoint`).
 
+pub(crate) mod balance;
 pub(crate) mod bits;
 pub(crate) mod checkpoints;
 pub(crate) mod damage;
+pub(crate) mod domains;
 pub(crate) mod donors;
 pub(crate) mod doubt;
 pub(crate) mod epoch;
@@ -61,8 +65,10 @@ use shoal_format::ram::{LOST, TRIMMED, UnitHeader};
 use crate::api::{Action, DiskError, DonorOp, Purpose};
 use crate::config::{Config, Plan};
 use crate::counts::Counts;
+use crate::state::balance::Balance;
 use crate::state::checkpoints::Checkpoints;
 use crate::state::damage::Damage;
+use crate::state::domains::Domains;
 use crate::state::donors::Donor;
 use crate::state::epoch::Epoch;
 use crate::state::found::{FoundUnsafe, Opening};
@@ -84,14 +90,18 @@ pub(crate) struct State {
     pub shape: Shape,
     pub epoch: Epoch,
     pub donors: Vec<Donor>,
+    pub domains: Domains,
     pub groups: Groups,
     pub open: OpenGroups,
     pub map: BlockMap,
+    /// The disk's size once enough donors know it, if it grows (blocks).
+    pub growing: Option<u64>,
     pub notes: Notes,
     /// Sequence of the next entry.
     pub next_sequence: u64,
     pub shortage: Shortage,
     pub leveling: Leveling,
+    pub balance: Balance,
     pub repairs: Repairs,
     pub checkpoints: Checkpoints,
     pub opening: Opening,
@@ -125,13 +135,16 @@ impl State {
             },
             epoch: Epoch::default(),
             donors: Vec::new(),
+            domains: Domains::default(),
             groups: Groups::new(),
             open: OpenGroups::new(plan.streams, plan.has_hot, config.stalled),
             map: BlockMap::new(plan.data, plan.buffer),
+            growing: None,
             notes: Notes::default(),
             next_sequence: 1,
             shortage: Shortage::default(),
             leveling: Leveling::default(),
+            balance: Balance::default(),
             repairs: Repairs::default(),
             checkpoints: Checkpoints::default(),
             opening: Opening::default(),

@@ -8,7 +8,7 @@ use crate::config::Policy;
 use crate::counts::Counts;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
-use crate::state::donors::DonorState;
+use crate::state::donors::{Donor, DonorState};
 use crate::state::memory::Memory;
 use crate::state::pace::Aside;
 
@@ -76,6 +76,38 @@ pub struct LastScrub {
     pub found: u64,
 }
 
+/// Rebalances since the disk was opened, and how evenly the donors are filled.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BalanceStatus {
+    pub completed: u64,
+    /// Progress of the running rebalance.
+    pub progress: Option<BalanceProgress>,
+    /// Units that the last one moved.
+    pub units_moved_last: u64,
+    /// Shares in use of the fullest and of the emptiest donor.
+    pub fullest_percent: f64,
+    pub emptiest_percent: f64,
+}
+
+/// Progress of a rebalance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BalanceProgress {
+    pub units_moved: u64,
+    /// Estimated from how the donors are filled now.
+    pub units_left: u64,
+}
+
+/// Failure domains of donors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainStatus {
+    /// Domains with donors that are there.
+    pub there: usize,
+    /// A client that opens the disk may do without as many domains as there is parity.
+    pub in_force: bool,
+    /// Groups with two units in one domain.
+    pub groups_shared: u64,
+}
+
 /// A failed flush.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnflushedStatus {
@@ -86,7 +118,7 @@ pub struct UnflushedStatus {
     pub blocks: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Status {
     pub policy: Policy,
     pub ready: bool,
@@ -98,6 +130,8 @@ pub struct Status {
     /// All donors know which donors count.
     pub epoch_stored: bool,
     pub donors: Vec<DonorStatus>,
+    /// `None`: each donor is a failure domain of its own.
+    pub domains: Option<DomainStatus>,
     pub groups: u64,
     pub groups_open: u64,
     /// Groups with fewer units than they should have, or with a unit that is damaged.
@@ -107,6 +141,7 @@ pub struct Status {
     pub blocks_lost: u64,
     pub damage: DamageStatus,
     pub scrub: ScrubStatus,
+    pub balance: BalanceStatus,
     /// A flush failed, and no later one has succeeded.
     pub unflushed: Option<UnflushedStatus>,
     /// Every request fails, for this reason.
@@ -131,6 +166,17 @@ impl State {
             unrepaired: left.sum(),
             last_ns_ago: (damage.found > 0).then(|| self.now_ns.saturating_sub(damage.last_ns)),
         }
+    }
+
+    fn domain_status(&self) -> Option<DomainStatus> {
+        let is_wanted = |donor: &Donor| donor.is_final() || donor.domain == donor.wanted_domain;
+        let named = |donor: &Donor| !donor.is_final() && (donor.wanted_domain != 0 || !is_wanted(donor));
+        let in_force = self.domains.in_force && self.epoch.is_stored() && self.donors.iter().all(is_wanted);
+        self.donors.iter().any(named).then(|| DomainStatus {
+            there: self.roster().domains_with(|donor| donor.state == DonorState::Active),
+            in_force,
+            groups_shared: if in_force { 0 } else { self.roster().sharing_groups() },
+        })
     }
 
     fn scrub_status(&self) -> ScrubStatus {
@@ -219,6 +265,7 @@ impl State {
             epoch: self.epoch.number(),
             epoch_stored: self.epoch.is_stored(),
             donors: donors.collect(),
+            domains: self.domain_status(),
             groups: groups().count() as u64,
             groups_open: self.groups.in_memory().len() as u64,
             groups_degraded,
@@ -226,6 +273,7 @@ impl State {
             blocks_lost: self.map.lost_count(),
             damage: self.damage_status(),
             scrub: self.scrub_status(),
+            balance: self.balance_status(),
             unflushed: self.unflushed_status(),
             failure: self.failure.clone(),
             full: self.shortage.is_stuck(),

@@ -308,6 +308,67 @@ fn in_an_unkind_world_a_flushed_block_is_what_was_written_or_its_read_fails() {
     faults("everything", world::unkind::everything);
 }
 
+/// A donor joins a full disk. A rebalance fills all donors evenly, beside requests, though a donor dies during it.
+#[test]
+fn a_rebalance_fills_donors_evenly_although_one_dies() {
+    for dies in [false, true] {
+        let config = Config { uuid: [7; 16], block_bytes: 512, buffer_blocks: 4, width: 3, ..Config::default() };
+        let mut world = World::in_domains(7, config, &[1, 1, 2, 2, 3], 300_000).expect("a disk");
+        let half = world.sectors() / 2;
+        for at in (0..half / 8 * 8).step_by(8) {
+            world.write(at, 8, false).expect("taken");
+            world.settle().expect("answered");
+        }
+        world.flush().expect("taken");
+        world.rest().expect("in order");
+        let donor = world.new_donor(300_000);
+        world.donors[donor].domain = 4;
+        world.enter(donor).expect("joined");
+        world.rest().expect("in order");
+        let (now, before) = (world.now, world.engine().status().balance);
+        assert!(before.fullest_percent - before.emptiest_percent > 20.0, "{before:?}");
+        assert!(world.engine().rebalance(now) && !world.engine().rebalance(now));
+        world.collect().expect("goes on");
+        for round in 0..4000 {
+            if world.engine().status().balance.progress.is_none() {
+                break;
+            }
+            if dies && round == 20 {
+                world.kill(1);
+            }
+            world.write(round % half, 1, round % 8 == 0).expect("taken");
+            for _ in 0..40 {
+                if !world.step().expect("goes on") {
+                    break;
+                }
+            }
+            world.tick(10_000_000).expect("goes on");
+        }
+        let balance = world.engine().status().balance;
+        assert!(balance.units_moved_last > 10 && balance.completed == 1, "{balance:?}");
+        assert!(balance.fullest_percent - balance.emptiest_percent < 5.0, "{balance:?}");
+        assert_eq!(world.engine().sharing_groups(), 0);
+        world.settle().expect("answered");
+        assert_eq!(world.errors, []);
+        world.check_all().expect("what was written");
+    }
+}
+
+/// Failure domains are lost as a whole, also together with the client, and disks are opened with other domains.
+#[test]
+fn in_an_unkind_world_a_lost_failure_domain_loses_nothing() {
+    let lived = lives("domains", 200, world::domains::domains);
+    let (mut lost, mut in_force, mut other, mut grown, mut even) = (0, 0, 0, 0, 0);
+    for met in &lived {
+        (lost, in_force, other) = (lost + met.domains_lost, in_force + met.in_force, other + met.reconfigured);
+        (grown, even) = (grown + met.grown, even + met.even);
+    }
+    println!("{grown} times grown, {even} of {} disks evenly filled", lived.len());
+    println!("{lost} domains lost, {in_force} disks at the end with domains in force, {other} openings with others");
+    let alone = std::env::var("SHOAL_SEED").is_ok();
+    assert!(alone || (lost > 40 && in_force > 30 && other > 20), "{lost}, {in_force}, {other} prove little");
+}
+
 #[test]
 fn a_client_that_goes_on_beside_a_newer_one_does_nothing() {
     let faults = faults("clients", world::unkind::clients);

@@ -39,11 +39,12 @@ const OF_CHECKPOINTS: [Bug; 11] = [
     Bug::LookForgotten,
 ];
 /// Bugs of the leases, shown by lives of several clients.
-const OF_OWNERS: [Bug; 8] = [
+const OF_OWNERS: [Bug; 9] = [
     Bug::TakeoverAtOnce,
     Bug::LeaseUnchecked,
     Bug::LeaseNotRenewed,
     Bug::QuorumSmall,
+    Bug::DomainHalf,
     Bug::DonorUnnumbered,
     Bug::RenewedAtEnd,
     Bug::LateRenewed,
@@ -75,6 +76,9 @@ const OF_TRUTH: [Bug; 13] = [
     Bug::WaitingUntold,
 ];
 
+/// Bugs of failure domains and of growing.
+const OF_DOMAINS: [Bug; 4] = [Bug::DomainShared, Bug::DomainsEarly, Bug::DomainsUnsettled, Bug::GrownEarly];
+
 /// Bugs of units that late writes may reach, shown by lives with broken connections.
 const OF_QUARANTINE: [Bug; 3] = [Bug::TaintedReused, Bug::QuarantineShort, Bug::PastForgotten];
 
@@ -96,6 +100,10 @@ fn a_true_one(seed: u64) -> Result<(), DiskError> {
     world::truth::worse(seed)?;
     world::truth::unflushed(seed)?;
     world::truth::told(seed).map(|_| ())
+}
+
+fn one_with_domains(seed: u64) -> Result<(), DiskError> {
+    world::domains::domains(seed).map(|_| ())
 }
 
 fn one_that_breaks(seed: u64) -> Result<(), DiskError> {
@@ -166,6 +174,7 @@ fn every_planted_bug_is_caught() {
                 let others = (0..seeds).map(|seed| (with_checkpoints as Life, seed));
                 telling.chain(brief).chain(others).collect()
             }
+            false if OF_DOMAINS.contains(&bug) => (0..seeds).map(|seed| (one_with_domains as Life, seed)).collect(),
             false if OF_QUARANTINE.contains(&bug) => (0..seeds).map(|seed| (one_that_breaks as Life, seed)).collect(),
             false if OF_TRUTH.contains(&bug) => (0..seeds).map(|seed| (a_true_one as Life, seed)).collect(),
             false => scenes.chain(brief_telling).chain(telling).chain(brief).chain(others).collect(),

@@ -34,7 +34,7 @@ struct Bench {
 impl Bench {
     fn new(donors: usize, donor_bytes: usize) -> Bench {
         let config = Config { policy: Policy::Adaptive, uuid: [7; 16], ..Config::default() };
-        let info = |number| DonorInfo { name: format!("donor{number}"), bytes: donor_bytes as u64 };
+        let info = |number| DonorInfo { name: format!("donor{number}"), bytes: donor_bytes as u64, domain: 0 };
         let engine = Engine::create(&config, (0..donors).map(info).collect(), 1).expect("a disk");
         let donors = vec![vec![0; donor_bytes]; donors];
         let mut bench = Bench {

@@ -1,5 +1,5 @@
 //! An administrator's changes of a network RAM disk's donors: add, drain, lost, forget. Also the
-//! cost of forgetting, and scrubs.
+//! cost of forgetting, scrubs, rebalances, and growing.
 //!
 //! Rules: each change is answered when it has begun, and the answer says in words what follows. A
 //! donor that was dismissed stays away until it is added again. Left out: what the disk does about
@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use shoal_media::BlockDevice;
 use shoal_nbd::Claim;
 use shoal_netram::{Disk, DonorId, DonorState, DonorStatus};
 
@@ -16,7 +17,7 @@ use super::reach::{NotReached, reach};
 use super::{Inner, find, keeper, lease};
 use crate::device::DonorChange;
 use crate::failure::{Failure, Outcome};
-use crate::size::human;
+use crate::size::{Size, human};
 use crate::uuid::uuid_text;
 
 /// Time in which the donors learn of a change of the disk's members: a few round trips.
@@ -29,9 +30,12 @@ impl Inner {
             DonorChange::Add => self.add(parse()?),
             DonorChange::Drain => self.drain(&parse()?),
             DonorChange::Lost => self.lose(&parse()?),
-            DonorChange::Forget => self.forget(name),
-            DonorChange::Cost => self.cost(name),
+            DonorChange::Forget => self.forget(&parse().map_or(name.into(), |donor| donor.to_string())),
+            DonorChange::Cost => self.cost(&parse().map_or(name.into(), |donor| donor.to_string())),
             DonorChange::Scrub => Ok(self.scrub()),
+            DonorChange::Rebalance => Ok(self.rebalance()),
+            DonorChange::StopRebalance => Ok(self.stop_rebalance()),
+            DonorChange::Grow => self.grow(name),
         }
     }
 
@@ -48,7 +52,10 @@ impl Inner {
         if self.in_use(&donor).is_ok() {
             return Err(Failure::new(format_args!("donor {name}"), "is in use by this disk already"));
         }
-        let disk_name = self.name.lock().clone();
+        let mut disk_name = self.name.lock().clone();
+        disk_name.donors.retain(|other| other.at != donor.at);
+        disk_name.donors.push(donor.clone());
+        disk_name.check_domains().map_err(Failure::told)?;
         let one = reach(&donor, &disk_name, &self.export).map_err(NotReached::into_failure)?;
         if let Some(other) = one.disk().filter(|uuid| *uuid != self.uuid) {
             return Err(Failure::new(
@@ -104,10 +111,12 @@ impl Inner {
         self.leaving.lock().remove(&name);
         self.dismissed.lock().remove(&name);
         let donors = &mut self.name.lock().donors;
-        if !donors.contains(&donor) {
-            donors.push(donor);
+        let text = donor.text();
+        match donors.iter_mut().find(|known| known.at == donor.at) {
+            Some(known) => *known = donor,
+            None => donors.push(donor),
         }
-        format!("donor {name} joins; name it, too, when the disk is served again")
+        format!("donor {text} joins; name it, too, when the disk is served again")
     }
 
     fn drain(&self, donor: &Donor) -> Outcome<String> {
@@ -143,6 +152,36 @@ impl Inner {
             true => "a scrub has begun; `shoal status` shows how far it is".into(),
             false => "a scrub is under way already".into(),
         }
+    }
+
+    fn rebalance(&self) -> String {
+        match self.disk.rebalance() {
+            true => "a rebalance has begun; `shoal status` shows how far it is".into(),
+            false => "a rebalance is under way already".into(),
+        }
+    }
+
+    fn stop_rebalance(&self) -> String {
+        match self.disk.stop_rebalance() {
+            true => "the rebalance has ended; what it moved stays where it is".into(),
+            false => "no rebalance is under way".into(),
+        }
+    }
+
+    fn grow(&self, size: &str) -> Outcome<String> {
+        let what = || format!("network RAM disk {}", uuid_text(&self.uuid));
+        let wanted: Size = size.parse().map_err(Failure::told)?;
+        let bytes = self.disk.grow(wanted.0).map_err(|error| Failure::new(what(), error))?;
+        let begun = Instant::now();
+        while self.disk.geometry().bytes < bytes {
+            if begun.elapsed() > SETTLING {
+                let cause = "too few of its donors have stored the new size so far";
+                return Err(Failure::new(what(), cause)
+                    .remedy("bring donors back; `shoal status` shows the new size when it counts"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(format!("the disk holds {} now; NBD clients see that when they connect again", human(bytes)))
     }
 
     /// Finds the donor of this name that the disk still refers to. A donor that came back empty has

@@ -9,8 +9,8 @@
 //! client that holds the same file knows that the others are dead. Left out: the rules of leases
 //! (`shoal_netram::ownership`).
 
-use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::io;
@@ -27,13 +27,13 @@ use shoal_media::{BlockDevice, Completion, Request};
 use shoal_nbd::{Claim, ClientId, ConnectError};
 use shoal_netram::Permit;
 use shoal_netram::ownership::{
-    Entry, Look, Looks, Outcome as Came, Quorum, RENEW_NS, Refusal, Renewal, Step, Tenure, place_of,
+    Domains, Entry, Look, Looks, Outcome as Came, Quorum, RENEW_NS, Refusal, Renewal, Step, Tenure, place_of,
 };
 use tracing::warn;
 
 use super::name::Donor;
 use super::reach::Reached;
-use super::{Inner, stop};
+use super::{Inner, Member, stop};
 use crate::donor_link::DonorLink;
 use crate::failure::{During, Failure, Outcome};
 
@@ -107,6 +107,13 @@ impl Ownership {
         if !link.is_fenced() {
             self.timed.store(true, Ordering::SeqCst);
         }
+    }
+
+    /// Sets the failure domains of the donors, by mark.
+    fn set_domains(&self, domains: BTreeMap<u64, u32>) {
+        let mut tenure = self.tenure.lock();
+        tenure.set_domains(domains);
+        self.publish(&tenure);
     }
 
     pub(super) fn lets_go(&self, mark: u64) {
@@ -286,8 +293,8 @@ pub(super) struct Wish<'a> {
     pub(super) uuid: &'a [u8; 16],
     pub(super) takeover: bool,
     pub(super) quorum: Quorum,
-    /// Whether each reached donor belongs to the disk.
-    pub(super) belongs: Vec<bool>,
+    /// The failure domain of each reached donor that belongs to the disk.
+    pub(super) domains: Domains,
     /// The disk is new. Its donors must not belong to another client either, and they are left as
     /// they were if the disk is not made.
     pub(super) is_new: bool,
@@ -297,14 +304,17 @@ pub(super) struct Wish<'a> {
 /// contents.
 pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached>, Arc<Ownership>)> {
     let claimed = claim(&reached, wish)?;
-    let mut own: Vec<(&Reached, bool)> = Vec::new();
-    for ((one, belongs), claimed) in reached.into_iter().zip(&wish.belongs).zip(claimed) {
+    let (mut own, mut numbers): (Vec<(&Reached, bool)>, Vec<usize>) = (Vec::new(), Vec::new());
+    for ((number, one), claimed) in reached.into_iter().enumerate().zip(claimed) {
         match claimed {
-            Ok(()) => own.push((one, *belongs)),
+            Ok(()) => {
+                own.push((one, wish.domains.of[number].is_some()));
+                numbers.push(number);
+            }
             Err(failure) => warn!("{failure}; going on without it"),
         }
     }
-    let ownership = lease(&own, wish)?;
+    let ownership = lease(&own, &wish.domains.of_these(&numbers), wish)?;
     let mut entered = Vec::new();
     for (one, _) in own {
         let again = one.link.front().during(format_args!("donor {}", one.donor));
@@ -365,18 +375,17 @@ fn together<T: Send>(reached: &[&Reached], each: impl Fn(usize, &Reached) -> T +
 /// Checks that enough donors of the disk have granted it. The error is one of theirs. If too few
 /// donors were reached, the leases show it.
 fn enough(answers: Vec<Outcome<()>>, wish: &Wish) -> Outcome<Vec<Outcome<()>>> {
-    let is_refusal = |(answer, belongs): (&Outcome<()>, &bool)| *belongs && answer.is_err();
-    let refusals = answers.iter().zip(&wish.belongs).filter(|&(answer, belongs)| is_refusal((answer, belongs))).count();
-    let members = wish.belongs.iter().filter(|belongs| **belongs).count();
-    if refusals == 0 || members - refusals >= wish.quorum.enters() {
+    let refuses = |donor: usize| wish.domains.of[donor].is_some() && answers[donor].is_err();
+    let granted = wish.domains.whole(|donor| answers[donor].is_ok());
+    if !(0..answers.len()).any(refuses) || granted >= wish.quorum.enters() {
         return Ok(answers);
     }
-    let mut refused = answers.into_iter().zip(&wish.belongs).filter(|(_, belongs)| **belongs);
+    let mut refused = answers.into_iter().zip(&wish.domains.of).filter(|(_, domain)| domain.is_some());
     Err(refused.find_map(|(answer, _)| answer.err()).expect("one was counted"))
 }
 
 /// Leaves this client's lease on all donors, by the rules.
-fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
+fn lease(own: &[(&Reached, bool)], domains: &Domains, wish: &Wish) -> Outcome<Arc<Ownership>> {
     let links: Vec<&DonorLink> = own.iter().map(|(one, _)| &*one.link).collect();
     let ownership = Ownership {
         client: wish.client,
@@ -390,7 +399,7 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
         taken: Mutex::default(),
     };
     let own_marks = links.iter().map(|link| link.mark()).collect();
-    let mut entry = Entry::new(wish.client, wish.takeover, wish.quorum, own_marks);
+    let mut entry = Entry::new(wish.client, wish.takeover, wish.quorum, domains.clone(), own_marks);
     let (mut from_ns, mut places, mut marks) = (0, vec![None; links.len()], vec![None; links.len()]);
     let mut taken = vec![false; links.len()];
     let mut step = entry.next(Came::Began);
@@ -439,7 +448,7 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
                 Came::Waited
             }
             Step::Entered { epoch } => {
-                let mut tenure = Tenure::new(wish.client, epoch, wish.quorum);
+                let mut tenure = tenure_of(&links, domains, wish, epoch);
                 let kept =
                     links.iter().zip(&taken).enumerate().filter(|(n, (_, taken))| **taken && entry.was_shown(*n));
                 kept.for_each(|(_, (link, _))| tenure.takes_in(link.mark(), from_ns));
@@ -455,6 +464,13 @@ fn lease(own: &[(&Reached, bool)], wish: &Wish) -> Outcome<Arc<Ownership>> {
         };
         step = entry.next(came);
     }
+}
+
+fn tenure_of(links: &[&DonorLink], domains: &Domains, wish: &Wish, epoch: u64) -> Tenure {
+    let mut tenure = Tenure::new(wish.client, epoch, wish.quorum);
+    let of_marks = links.iter().zip(&domains.of).filter_map(|(link, of)| Some((link.mark(), (*of)?)));
+    tenure.set_domains(of_marks.collect());
+    tenure
 }
 
 fn refusal_of(refusal: Refusal, own: &[(&Reached, bool)], wish: &Wish) -> Failure {
@@ -504,6 +520,9 @@ pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
             stop(&inner.disk);
             return ControlFlow::Break(());
         }
+        let domains: HashMap<String, u32> = inner.disk.domains().into_iter().collect();
+        let of_marks = |(name, member): (&String, &Member)| Some((member.link.mark(), *domains.get(name)?));
+        inner.ownership.set_domains(inner.members.lock().iter().filter_map(of_marks).collect());
         for link in inner.links().iter().filter(|link| link.state() == "connected") {
             inner.ownership.renew(link);
         }

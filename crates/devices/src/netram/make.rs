@@ -15,7 +15,7 @@ use serde::Serialize;
 use shoal_format::ram::DiskSuperblock;
 use shoal_host::{FileLock, SystemClock};
 use shoal_media::BlockDevice;
-use shoal_netram::ownership::Quorum;
+use shoal_netram::ownership::{Domains, Quorum};
 use shoal_netram::{Disk, Engine};
 
 use super::lease::{self, Ownership};
@@ -99,8 +99,8 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     let lock = lock(&uuid)?;
     let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
     let quorum = Quorum { counting: reached.len(), parity: 0 };
-    let belongs = vec![true; reached.len()];
-    let wish = lease::Wish { client, uuid: &uuid, takeover: false, quorum, belongs, is_new: true };
+    let domains = Domains::own(reached.len());
+    let wish = lease::Wish { client, uuid: &uuid, takeover: false, quorum, domains, is_new: true };
     let (reached, ownership) = lease::enter(reached, &wish)?;
     // Check again: another client may have made a disk there before the claim.
     refuse_if_it_holds_a_disk(&reached.iter().collect::<Vec<_>>(), force)?;

@@ -119,9 +119,8 @@ impl NetramDisk {
         // before anything is read.
         let fronts: Vec<&[u8]> = reached.iter().map(|one| &*one.front).collect();
         let members = shoal_netram::members(&fronts, &uuid).expect("one was found");
-        let belongs = members.places.iter().map(Option::is_some).collect();
-        let (takeover, quorum) = (wanted.takeover, members.quorum);
-        let wish = lease::Wish { client, uuid: &uuid, takeover, quorum, belongs, is_new: false };
+        let (takeover, quorum, domains) = (wanted.takeover, members.quorum, members.domains);
+        let wish = lease::Wish { client, uuid: &uuid, takeover, quorum, domains, is_new: false };
         let (reached, ownership) = lease::enter(reached, &wish)?;
         let reached: Vec<&Reached> = reached.iter().collect();
         if which_disk(wanted, &reached)? != Some(uuid) {

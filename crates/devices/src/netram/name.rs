@@ -1,7 +1,7 @@
 //! The name of a network RAM disk: `netram:DONOR,DONOR,...?OPTIONS`.
 //!
-//! A donor is `unix:PATH`, `HOST:PORT` or an NBD URI. Commas separate donors, so a comma within a
-//! donor's URI is written %2C. The disk's options come after the last `?`, unless that `?` belongs
+//! A donor is `unix:PATH`, `HOST:PORT` or an NBD URI, and may end in `@NAME`, its failure domain. Commas
+//! separate donors, so a comma within a donor's URI is written %2C. The disk's options come after the last `?`, unless that `?` belongs
 //! to the last donor: it is the first in a URI, and a parameter of URIs follows (`socket`,
 //! `tls-...`).
 //! Left out: what the options mean (`shoal_netram::Config`), opening.
@@ -44,11 +44,31 @@ pub struct Netram {
     pub takeover: bool,
 }
 
+/// A donor, and the failure domain that it is in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Donor {
+pub struct Donor {
+    pub at: Address,
+    /// `None`: it is a domain of its own.
+    pub domain: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
     Unix(PathBuf),
     Tcp(String),
     Uri(Uri),
+}
+
+/// Splits off the failure domain: what follows the last `@`, unless that is part of a path, or of a URI's host.
+fn split_domain(text: &str) -> (&str, Option<&str>) {
+    let Some((front, domain)) = text.rsplit_once('@') else { return (text, None) };
+    let in_host = front.split_once("://").is_some_and(|(_, rest)| !rest.contains('/'));
+    if domain.contains(['/', '?', '&', '=']) || in_host { (text, None) } else { (front, Some(domain)) }
+}
+
+/// Returns the number that stands for a failure domain on the donors. It is not 0.
+fn domain_number(name: &str) -> u16 {
+    (shoal_format::checksum(0, name.as_bytes()) as u16).max(1)
 }
 
 /// Splits a text into donors and options.
@@ -67,7 +87,8 @@ impl Netram {
             return Err("netram: names no donor; write netram:DONOR,DONOR,...".into());
         }
         let donors = donors.split(',').map(str::parse).collect::<Result<Vec<Donor>, String>>()?;
-        let twice = donors.iter().enumerate().find(|(at, donor)| donors[..*at].contains(donor));
+        let named = |at: usize, donor: &Donor| donors[..at].iter().any(|other| other.at == donor.at);
+        let twice = donors.iter().enumerate().find(|(at, donor)| named(*at, donor));
         if let Some((_, donor)) = twice {
             return Err(format!("donor {donor} is named twice; name each once"));
         }
@@ -88,19 +109,40 @@ impl Netram {
         if disk.secret.is_some() && disk.name.is_empty() {
             return Err("secret=FILE: a secret belongs to a name; add name=NAME".into());
         }
-        let Netram { config, donors, .. } = &disk;
-        config.plan(donors.len()).map_err(|error| error.to_string())?;
+        disk.check_domains()?;
         Ok(disk)
+    }
+
+    /// Checks that failure domains can be told apart, and that there are enough for a group.
+    pub(super) fn check_domains(&self) -> Result<(), String> {
+        let mut named: Vec<&str> = self.donors.iter().filter_map(|donor| donor.domain.as_deref()).collect();
+        named.sort_unstable();
+        named.dedup();
+        let is_other =
+            |one: &&str| named.iter().any(|other| other != one && domain_number(other) == domain_number(one));
+        if let Some(one) = named.iter().find(|one| is_other(one)) {
+            return Err(format!("@{one}: has the same number as another failure domain; give it another name"));
+        }
+        let own = self.donors.iter().filter(|donor| donor.domain.is_none()).count();
+        let domains = named.len() + own;
+        self.config.plan(domains).map(drop).map_err(|error| match named.len() {
+            0 => error.to_string(),
+            _ => format!(
+                "the {} donors are in {domains} failure domains, and no two units of a group share one: {error}, name \
+                 donors of other domains, or leave `@NAME` out",
+                self.donors.len()
+            ),
+        })
     }
 
     /// Returns the name with absolute paths, for a process in another directory.
     pub(super) fn with_absolute_paths(&self) -> io::Result<Netram> {
         let mut disk = self.clone();
         for donor in &mut disk.donors {
-            match donor {
-                Donor::Unix(path) => make_absolute(path)?,
-                Donor::Tcp(_) => {}
-                Donor::Uri(uri) => make_uri_absolute(uri)?,
+            match &mut donor.at {
+                Address::Unix(path) => make_absolute(path)?,
+                Address::Tcp(_) => {}
+                Address::Uri(uri) => make_uri_absolute(uri)?,
             }
         }
         disk.secret.as_mut().map_or(Ok(()), make_absolute)?;
@@ -156,38 +198,53 @@ impl FromStr for Donor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Donor, String> {
+        let (address, domain) = split_domain(text);
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        if domain.is_some_and(|domain| domain.is_empty() || !domain.chars().all(is_plain)) {
+            return Err(format!(
+                "donor {text}: a failure domain is letters, digits, `.`, `_` and `-`; write an `@` of the address as %40"
+            ));
+        }
+        Ok(Donor { at: address.parse()?, domain: domain.map(Into::into) })
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Address, String> {
         if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
             if path.contains('?') {
                 return Err(format!("donor {text}: write a path with `?` as nbd+unix:///?socket=PATH, the `?` as %3F"));
             }
-            return Ok(Donor::Unix(path.into()));
+            return Ok(Address::Unix(path.into()));
         }
         let advice = "; options of the disk come after a `?` of their own, and a comma in a URI is written %2C";
         if text.contains("://") {
-            return text.parse().map(Donor::Uri).map_err(|error| format!("donor {error}{advice}"));
+            return text.parse().map(Address::Uri).map_err(|error| format!("donor {error}{advice}"));
         }
         match format!("nbd://{text}/").parse::<Uri>() {
-            Ok(_) if text.contains(':') && !text.contains(['/', '?']) => Ok(Donor::Tcp(text.into())),
+            Ok(_) if text.contains(':') && !text.contains(['/', '?']) => Ok(Address::Tcp(text.into())),
             _ => Err(format!("donor {text:?}: write unix:PATH, HOST:PORT or an NBD URI")),
         }
     }
 }
 
-impl fmt::Display for Donor {
+impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Donor::Unix(path) => write!(f, "unix:{}", path.display()),
-            Donor::Tcp(place) => f.write_str(place),
-            Donor::Uri(uri) => f.write_str(&uri_text(uri).replace(',', "%2C")),
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+            Address::Tcp(place) => f.write_str(place),
+            Address::Uri(uri) => f.write_str(&uri_text(uri).replace(',', "%2C")),
         }
     }
 }
 
-impl Donor {
-    /// The donor in a form that may be shown to people.
-    pub fn without_secret(self) -> Donor {
+impl Address {
+    /// The address in a form that may be shown to people.
+    pub fn without_secret(self) -> Address {
         match self {
-            Donor::Uri(uri) => Donor::Uri(uri.without_secret()),
+            Address::Uri(uri) => Address::Uri(uri.without_secret()),
             other => other,
         }
     }
@@ -202,12 +259,12 @@ impl Donor {
             server_name: None,
         };
         match self {
-            Donor::Unix(path) => bare(Place::Unix { path: path.clone() }),
-            Donor::Tcp(place) => match format!("nbd://{place}/").parse::<Uri>() {
+            Address::Unix(path) => bare(Place::Unix { path: path.clone() }),
+            Address::Tcp(place) => match format!("nbd://{place}/").parse::<Uri>() {
                 Ok(uri) => bare(uri.place),
                 Err(_) => unreachable!("was parsed before"),
             },
-            Donor::Uri(uri) => {
+            Address::Uri(uri) => {
                 let mut uri = uri.clone();
                 if uri.tls && uri.certificates.is_none() {
                     uri.certificates = certificates.map(Path::to_path_buf);
@@ -221,9 +278,40 @@ impl Donor {
     }
 }
 
+/// The address. [`Donor::text`] names the failure domain, too.
+impl fmt::Display for Donor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.at.fmt(f)
+    }
+}
+
+impl Donor {
+    /// The donor in a form that may be shown to people.
+    pub fn without_secret(self) -> Donor {
+        Donor { at: self.at.without_secret(), ..self }
+    }
+
+    /// The donor as its disk's name writes it.
+    pub fn text(&self) -> String {
+        match &self.domain {
+            Some(domain) => format!("{self}@{domain}"),
+            None => self.to_string(),
+        }
+    }
+
+    /// The number of its failure domain; 0: its own.
+    pub fn domain_number(&self) -> u16 {
+        self.domain.as_deref().map_or(0, domain_number)
+    }
+
+    pub fn uri(&self, export: &str, certificates: Option<&Path>) -> Uri {
+        self.at.uri(export, certificates)
+    }
+}
+
 impl fmt::Display for Netram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let donors: Vec<String> = self.donors.iter().map(Donor::to_string).collect();
+        let donors: Vec<String> = self.donors.iter().map(Donor::text).collect();
         let (config, usual) = (&self.config, Config::default());
         let mut options = vec![format!("policy={}", config.policy.name())];
         let mut add = |key: &str, unusual: bool, value: &dyn fmt::Display| {
@@ -296,9 +384,9 @@ mod tests {
                     checkpoints=no&name=me&secret=/s&tls-certificates=/c&lost-after=0.5&uuid=00010203-0405-0607-0809-0a0b0c0d0eff";
         let disk = netram(text);
         assert_eq!(disk.donors.len(), 3);
-        assert_eq!(disk.donors[0], Donor::Unix("/run/a".into()));
-        assert_eq!(disk.donors[1], Donor::Tcp("donor:7000".into()));
-        let Donor::Uri(uri) = &disk.donors[2] else { panic!() };
+        assert_eq!(disk.donors[0].at, Address::Unix("/run/a".into()));
+        assert_eq!(disk.donors[1].at, Address::Tcp("donor:7000".into()));
+        let Address::Uri(uri) = &disk.donors[2].at else { panic!() };
         assert_eq!((&uri.place, uri.name.as_str()), (&Place::Unix { path: "/run/b,c".into() }, "x"));
         let config = &disk.config;
         assert_eq!((config.policy, config.streams, config.parity), (Policy::Mirrored, 3, 2));
@@ -319,7 +407,7 @@ mod tests {
         assert_eq!((disk.donors.len(), disk.config.policy), (2, Policy::None));
         let disk = netram("netram:nbds://a/?tls-certificates=/c,nbds://b/?tls-certificates=/c?tls-certificates=/d");
         assert_eq!(disk.certificates, Some("/d".into()));
-        let Donor::Uri(uri) = &disk.donors[1] else { panic!() };
+        let Address::Uri(uri) = &disk.donors[1].at else { panic!() };
         assert_eq!(uri.certificates, Some("/c".into()));
         let disk = netram("netram:a:1,b:2?tls-certificates=/c");
         assert_eq!(disk.certificates, Some("/c".into()));
@@ -335,10 +423,33 @@ mod tests {
     }
 
     #[test]
+    fn a_donor_may_name_its_failure_domain() {
+        let text = "netram:unix:/run/x@y/a@rack1,host:7000@rack1,nbd://h/e@r.2,unix:/run/x@y/b,nbd://me@h,\
+                    nbd+unix:///x?socket=/run/c@rack3?policy=adaptive";
+        let disk = netram(text);
+        let domains: Vec<Option<&str>> = disk.donors.iter().map(|donor| donor.domain.as_deref()).collect();
+        assert_eq!(domains, [Some("rack1"), Some("rack1"), Some("r.2"), None, None, Some("rack3")]);
+        assert_eq!(disk.donors[0].at, Address::Unix("/run/x@y/a".into()));
+        assert_eq!(disk.donors[1].to_string(), "host:7000");
+        assert_eq!(netram(&disk.to_string()), disk);
+        assert_eq!(disk.donors[0].domain_number(), disk.donors[1].domain_number());
+        assert_eq!(disk.donors[3].domain_number(), 0);
+        for (text, why) in [
+            ("unix:/a@r,unix:/b@r", "the 2 donors are in 1 failure domains"),
+            ("unix:/a@r,unix:/b@s,unix:/c@s?width=3", "leave `@NAME` out"),
+            ("unix:/a@,unix:/b", "a failure domain is letters"),
+            ("unix:/a@r,unix:/a@s", "is named twice"),
+        ] {
+            let error = Netram::parse(text).unwrap_err();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
     fn relative_paths_become_absolute() {
         let here = std::env::current_dir().unwrap();
         let disk = netram("netram:unix:a,nbd+unix:///?socket=b?name=n&secret=s").with_absolute_paths().unwrap();
-        assert_eq!(disk.donors[0], Donor::Unix(here.join("a")));
+        assert_eq!(disk.donors[0].at, Address::Unix(here.join("a")));
         assert_eq!(disk.donors[1].uri("", None).place, Place::Unix { path: here.join("b") });
         assert_eq!(disk.secret, Some(here.join("s")));
     }

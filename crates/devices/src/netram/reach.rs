@@ -53,7 +53,11 @@ impl Reached {
     }
 
     pub(super) fn info(&self) -> DonorInfo {
-        DonorInfo { name: self.donor.to_string(), bytes: self.link.geometry().bytes }
+        DonorInfo {
+            name: self.donor.to_string(),
+            bytes: self.link.geometry().bytes,
+            domain: self.donor.domain_number(),
+        }
     }
 
     pub(super) fn device(&self) -> Arc<dyn BlockDevice> {
@@ -275,7 +279,7 @@ mod tests {
             blocks: 100,
             checkpoint: None,
             sums: Sums::Xxh3,
-            donors: vec![DonorPlace { standing: Standing::Counts, born: 1 }; 2],
+            donors: vec![DonorPlace { standing: Standing::Counts, born: 1, domain: 0 }; 2],
         };
         let mut front = superblock.encode();
         let slot = front.len();

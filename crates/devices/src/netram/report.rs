@@ -4,7 +4,7 @@
 //! the disk is opened.
 
 use serde::{Deserialize, Serialize};
-use shoal_netram::{Aside, DonorState, Status};
+use shoal_netram::{Aside, BalanceStatus, DonorState, Status};
 
 use super::Inner;
 use crate::device::DeviceReport;
@@ -22,12 +22,15 @@ pub struct DiskReport {
     pub data_units: usize,
     pub parity_units: usize,
     pub donors: Vec<DonorReport>,
+    pub domains: Option<Domains>,
     pub groups: Groups,
     pub redundancy: Redundancy,
     #[serde(default)]
     pub damage: Damage,
     #[serde(default)]
     pub scrub: Scrub,
+    #[serde(default)]
+    pub balance: Balance,
     /// A flush failed, and no later one has covered its blocks yet.
     #[serde(default)]
     pub unflushed: Option<Unflushed>,
@@ -41,6 +44,17 @@ pub struct DiskReport {
     #[serde(default)]
     pub checkpoints: Checkpoints,
     pub counts: Counts,
+}
+
+/// Failure domains of donors.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Domains {
+    /// Domains with active donors.
+    pub there: usize,
+    /// The loss of as many domains as there is parity loses nothing.
+    pub in_force: bool,
+    /// Groups with two units in one domain.
+    pub groups_shared: u64,
 }
 
 /// Donors that are there, and how many are needed to store anything.
@@ -67,6 +81,9 @@ pub struct DonorReport {
     pub name: String,
     pub state: String,
     pub connection: String,
+    /// The failure domain it is named in.
+    #[serde(default)]
+    pub domain: Option<String>,
     pub size_bytes: u64,
     pub used_bytes: u64,
     /// Blocks that the donor returned altered, since the disk was opened.
@@ -123,6 +140,20 @@ pub struct Scrub {
     pub last_found: Option<u64>,
 }
 
+/// How evenly the donors are filled, and rebalances since the disk was opened.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Balance {
+    /// Shares in use of the fullest and of the emptiest donor (percent).
+    pub fullest_percent: f64,
+    pub emptiest_percent: f64,
+    pub completed: u64,
+    /// Progress of a running rebalance: units moved, and an estimate of those left.
+    pub units_moved: Option<u64>,
+    pub units_left: Option<u64>,
+    /// Units that the last one moved.
+    pub units_moved_last: u64,
+}
+
 /// A failed flush. The blocks that it should have covered are kept, and the next flush that
 /// completes covers them.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -171,6 +202,8 @@ impl Inner {
         let status = self.disk.status();
         let members = self.members.lock();
         let leaving = self.leaving.lock();
+        let named = self.name.lock().donors.clone();
+        let domain = |name: &str| named.iter().find(|donor| donor.to_string() == name)?.domain.clone();
         let donors = status.donors.iter().map(|donor| {
             let member = members.get(&donor.name);
             // Between two attempts to drain it, the donor is used like the others.
@@ -185,6 +218,7 @@ impl Inner {
                 }
                 .into(),
                 connection: member.map_or("missing", |member| member.link.state()).into(),
+                domain: domain(&donor.name),
                 size_bytes: donor.bytes,
                 used_bytes: donor.used_bytes,
                 damaged: donor.damaged,
@@ -220,6 +254,11 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
         data_units: status.data_units,
         parity_units: status.parity_units,
         donors,
+        domains: status.domains.map(|domains| Domains {
+            there: domains.there,
+            in_force: domains.in_force,
+            groups_shared: domains.groups_shared,
+        }),
         groups: Groups { all: status.groups, open: status.groups_open, degraded: status.groups_degraded },
         redundancy: Redundancy { state: state.into(), blocks_unprotected: status.blocks_unprotected, blocks_lost },
         damage: Damage {
@@ -234,6 +273,7 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
             last_seconds: status.scrub.last.map(|last| seconds(last.ns_ago)),
             last_found: status.scrub.last.map(|last| last.found),
         },
+        balance: balance_of(&status.balance),
         unflushed: status.unflushed.as_ref().map(|failed| Unflushed {
             seconds: seconds(failed.ns),
             why: failed.why.to_string(),
@@ -265,8 +305,20 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
     }
 }
 
+fn balance_of(balance: &BalanceStatus) -> Balance {
+    Balance {
+        fullest_percent: balance.fullest_percent,
+        emptiest_percent: balance.emptiest_percent,
+        completed: balance.completed,
+        units_moved: balance.progress.map(|progress| progress.units_moved),
+        units_left: balance.progress.map(|progress| progress.units_left),
+        units_moved_last: balance.units_moved_last,
+    }
+}
+
 pub(super) fn too_few(status: &Status) -> Option<TooFew> {
-    let there = status.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
+    let active = status.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
+    let there = status.domains.map_or(active, |domains| domains.there);
     let needed = status.parity_units + 1;
     (status.ready && there < needed).then_some(TooFew { there, needed })
 }
@@ -307,6 +359,20 @@ fn remarks(donor: &DonorReport) -> String {
     if remarks.is_empty() { String::new() } else { format!(" ({})", remarks.join(", ")) }
 }
 
+fn domains_text(domains: &Domains) -> String {
+    let Domains { there, in_force, groups_shared } = domains;
+    let state = match (in_force, groups_shared) {
+        (true, _) => "a lost domain counts as one loss".into(),
+        (false, 0) => {
+            "not recorded on the donors yet; until then each donor of a lost domain counts as one loss".into()
+        }
+        (false, groups) => {
+            format!("{groups} groups have two units in one domain and are moved apart; its loss may lose their blocks")
+        }
+    };
+    format!("domains      {there} failure domains with active donors; {state}\n")
+}
+
 /// Damage found, by donor.
 fn damage_text(disk: &DiskReport) -> String {
     let Damage { found, unrepaired, seconds } = &disk.damage;
@@ -333,6 +399,15 @@ fn scrub_text(scrub: &Scrub) -> String {
     }
 }
 
+fn balance_text(balance: &Balance) -> String {
+    let Balance { fullest_percent, emptiest_percent, .. } = balance;
+    let shares = format!("donors are {emptiest_percent:.0} to {fullest_percent:.0}% full");
+    match (balance.units_moved, balance.units_left) {
+        (Some(moved), Some(left)) => format!("balance      {shares}; {moved} units moved, about {left} left\n"),
+        _ => format!("balance      {shares}\n"),
+    }
+}
+
 /// Returns the problems of a disk, a sentence each: since when they exist, and what the user has to
 /// do.
 pub(super) fn troubles(disk: &DiskReport) -> Vec<String> {
@@ -348,7 +423,7 @@ pub(super) fn troubles(disk: &DiskReport) -> Vec<String> {
     }
     if let Some(TooFew { there, needed }) = disk.too_few {
         out.push(format!(
-            "nothing can be stored: {there} donors are active and {needed} are needed; bring back those that are \
+            "nothing can be stored: {there} donors (or failure domains) are active and {needed} are needed; bring back those that are \
              missing, or add others and give up the missing ones (`shoal donor forget`)"
         ));
     }
@@ -383,13 +458,14 @@ fn disk_text(disk: &DiskReport) -> String {
     out += &format!("{:>10} {:>10} {:<10} {:<13} {:>9} donor\n", "size", "used", "state", "connection", "answers");
     for donor in &disk.donors {
         out += &format!(
-            "{:>10} {:>10} {:<10} {:<13} {:>6.1} ms {}{}\n",
+            "{:>10} {:>10} {:<10} {:<13} {:>6.1} ms {}{}{}\n",
             human(donor.size_bytes),
             human(donor.used_bytes),
             donor.state,
             donor.connection,
             donor.latency_ms,
             donor.name,
+            donor.domain.as_ref().map_or(String::new(), |domain| format!("@{domain}")),
             remarks(donor)
         );
     }
@@ -405,8 +481,10 @@ fn disk_text(disk: &DiskReport) -> String {
             _ => format!("degraded: {} blocks would not survive another loss", redundancy.blocks_unprotected),
         }
     );
+    out += &disk.domains.as_ref().map_or(String::new(), domains_text);
     out += &damage_text(disk);
     out += &scrub_text(&disk.scrub);
+    out += &balance_text(&disk.balance);
     out += &match &disk.rebuild {
         None => "rebuild      none running\n".to_string(),
         Some(rebuild) => {
@@ -447,6 +525,7 @@ mod tests {
             name: name.into(),
             state: state.into(),
             connection: "connected".into(),
+            domain: Some("rack1".into()),
             size_bytes: 1 << 30,
             used_bytes: 1 << 20,
             damaged: if state == "lost" { 3 } else { 0 },
@@ -463,10 +542,18 @@ mod tests {
             data_units: 3,
             parity_units: 1,
             donors: vec![donor("unix:/a", "slow"), donor("unix:/b", "lost")],
+            domains: Some(Domains { there: 1, in_force: false, groups_shared: 7 }),
             groups: Groups { all: 10, open: 2, degraded: 4 },
             redundancy: Redundancy { state: "degraded".into(), blocks_unprotected: 96, blocks_lost: 0 },
             damage: Damage { found: 3, unrepaired: 1, seconds: Some(7.0) },
             scrub: Scrub { last_seconds: Some(60.0), last_found: Some(3), ..Scrub::default() },
+            balance: Balance {
+                fullest_percent: 70.0,
+                emptiest_percent: 12.0,
+                units_moved: Some(5),
+                units_left: Some(9),
+                ..Balance::default()
+            },
             unflushed: None,
             too_few: None,
             failure: None,
@@ -495,14 +582,16 @@ mod tests {
     fn people_read_donors_redundancy_and_the_time_left() {
         let text = sample().text().unwrap();
         assert!(text.starts_with("netram:unix:/a,unix:/b  2 GiB\npolicy "), "{text}");
-        assert!(text.contains("     1 GiB      1 MiB lost       connected        1.2 ms unix:/b\n"), "{text}");
+        assert!(text.contains("     1 GiB      1 MiB lost       connected        1.2 ms unix:/b@rack1\n"), "{text}");
+        assert!(text.contains("domains      1 failure domains with active donors; 7 groups have two"), "{text}");
         assert!(text.contains("groups       10, 2 of them open, 4 degraded"), "{text}");
         assert!(text.contains("degraded: 96 blocks would not survive another loss"), "{text}");
         assert!(
             text.contains("damage       3 blocks found (3 on unix:/b), the last 7 s ago; 1 of them not written"),
             "{text}"
         );
-        assert!(text.contains("unix:/a (set aside until it is fast again, did not answer 2 writes)\n"), "{text}");
+        assert!(text.contains("unix:/a@rack1 (set aside until it is fast again, did not answer 2 writes)\n"), "{text}");
+        assert!(text.contains("balance      donors are 12 to 70% full; 5 units moved, about 9 left\n"), "{text}");
         assert!(text.contains("scrub        the last ended 60 s ago and found 3 damaged blocks\n"), "{text}");
         assert!(text.contains("2 of 8 groups (25%), about 3 s left"), "{text}");
         assert!(text.contains("checkpoints  9 completed; opened from one\n"), "{text}");
@@ -525,7 +614,7 @@ mod tests {
         let mut report = sample();
         report.own["disk"]["too_few"] = serde_json::json!({ "there": 0, "needed": 2 });
         let text = report.text().unwrap();
-        let line = "\nTROUBLE      nothing can be stored: 0 donors are active and 2 are needed; bring back";
+        let line = "\nTROUBLE      nothing can be stored: 0 donors (or failure domains) are active and 2 are needed; bring back";
         assert!(text.contains(line), "{text}");
     }
 

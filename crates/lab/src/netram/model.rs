@@ -114,7 +114,7 @@ impl Model {
         let infos = donors
             .iter()
             .enumerate()
-            .map(|(index, &bytes)| DonorInfo { name: format!("donor {index}"), bytes })
+            .map(|(index, &bytes)| DonorInfo { name: format!("donor {index}"), bytes, domain: 0 })
             .collect();
         let engine = Engine::create(config, infos, 0).map_err(ModelError::Refused)?;
         let block_bytes = u64::from(config.block_bytes);

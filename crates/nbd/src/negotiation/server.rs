@@ -229,7 +229,7 @@ impl<'a> Handshake<'a> {
         let request = ExportRequest::decode(data).map_err(invalid)?;
         let export = self.find(&request.name)?;
         let mut infos = vec![
-            Info::Export { bytes: export.bytes, flags: export.flags(self.structured) },
+            Info::Export { bytes: export.bytes(), flags: export.flags(self.structured) },
             Info::BlockSize(export.sizes),
         ];
         if request.infos.contains(&INFO_NAME) {
@@ -305,7 +305,7 @@ impl<'a> Handshake<'a> {
             return Err(refused(Refusal::Policy { reason: "the server is shutting down".into() }));
         }
         let export = self.catalog.find(&name, &self.peer).map_err(refused)?;
-        out.extend(export.bytes.to_be_bytes());
+        out.extend(export.bytes().to_be_bytes());
         out.extend(export.flags(self.structured).to_be_bytes());
         if self.zeroes {
             out.extend([0; RESERVED_ZEROES_BYTES]);

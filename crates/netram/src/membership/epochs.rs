@@ -1,7 +1,7 @@
 //! Epochs: telling the donors which of them belong to the disk.
 //!
-//! Rules: an epoch that changes membership counts once *parity + 1* donors have stored it. A later
-//! opening needs all donors but *parity*, so it meets one of them. Superblocks are written one
+//! Rules: an epoch that changes membership counts once donors of *parity + 1* failure domains have stored it. A later
+//! opening needs all donors but those of *parity* domains, so it meets one of them. Superblocks are written one
 //! epoch after the other, never over the newest one. Left out: the number itself (`state::epoch`).
 
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use shoal_format::ram::{DiskSuperblock, DonorPlace, SLOTS_BYTES, Standing};
 
 use crate::api::{DonorId, DonorOp, Purpose};
 use crate::config::Policy;
+use crate::membership::growth::grown;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
@@ -48,7 +49,8 @@ impl State {
                 _ if donor.stale => Standing::Away,
                 _ => Standing::Counts,
             };
-            DonorPlace { standing, born: donor.born }
+            let domain = if self.domains.in_force { donor.domain } else { 0 };
+            DonorPlace { standing, born: donor.born, domain }
         };
         DiskSuperblock {
             uuid: self.config.uuid,
@@ -61,7 +63,7 @@ impl State {
             buffer_blocks: self.plan.buffer as u16,
             flags: self.config.dedicated_parity as u8,
             block_bytes: self.config.block_bytes,
-            blocks: self.map.blocks(),
+            blocks: self.growing.unwrap_or(self.map.blocks()),
             checkpoint: self.checkpoints.enabled.then_some(self.checkpoints.named),
             sums: self.config.sums,
             donors: self.donors.iter().map(place).collect(),
@@ -90,9 +92,9 @@ fn is_source(donor: &Donor) -> bool {
 /// Returns whether enough donors could store an epoch that excludes this absent donor. Otherwise
 /// nobody would know of the exclusion, and the donor must be taken back as it was.
 pub(crate) fn can_store_without(state: &State, number: usize) -> bool {
-    let others = || state.donors.iter().enumerate().filter(|(other, donor)| *other != number && is_source(donor));
-    let all = others().filter(|(_, donor)| donor.state != DonorState::Forgotten).count();
-    let there = others().filter(|(_, donor)| hears(donor)).count();
+    let others = || (0..state.donors.len()).filter(|&other| other != number && is_source(&state.donors[other]));
+    let all = state.roster().domains(others().filter(|&n| state.donors[n].state != DonorState::Forgotten));
+    let there = state.roster().domains(others().filter(|&n| hears(&state.donors[n])));
     there >= (state.plan.parity + 1).min(all).max(1) || is_planted(Bug::LastExcluded)
 }
 
@@ -102,11 +104,11 @@ pub(crate) fn check_epoch(state: &mut State) {
     let is_left = |donor: &Donor| is_source(donor) && donor.state != DonorState::Forgotten;
     // If all donors were given up, those that join are the disk.
     let begins_anew = !state.donors.iter().any(is_left);
-    let sources =
-        |donor: &&Donor| is_source(donor) || begins_anew && donor.state == DonorState::Joining && !donor.blank;
-    let there = state.donors.iter().filter(sources).filter(|donor| hears(donor)).count();
-    let known = state.donors.iter().filter(sources).filter(|donor| hears(donor) && donor.epoch == epoch).count();
-    let all = state.donors.iter().filter(sources).filter(|donor| donor.state != DonorState::Forgotten).count();
+    let sources = |donor: &Donor| is_source(donor) || begins_anew && donor.state == DonorState::Joining && !donor.blank;
+    let domains = |has: &dyn Fn(&Donor) -> bool| state.roster().domains_with(|donor| sources(donor) && has(donor));
+    let there = domains(&hears);
+    let known = domains(&|donor| hears(donor) && donor.epoch == epoch);
+    let all = domains(&|donor| donor.state != DonorState::Forgotten);
     let waits = state.donors.iter().any(|donor| hears(donor) && donor.epoch < epoch && donor.refusals == 0);
     let announced = known >= quorum.min(all);
     let is_new = |donor: &Donor| donor.state == DonorState::Joining && donor.blank;
@@ -119,6 +121,7 @@ pub(crate) fn check_epoch(state: &mut State) {
     }
     if !state.epoch.is_stored() {
         state.epoch.store();
+        grown(state);
     }
     let mut joined = false;
     for donor in &mut state.donors {

@@ -110,7 +110,7 @@ impl Roster<'_> {
 
     /// Returns whether room and donors suffice without this donor and those set aside.
     fn can_do_without(&self, number: usize) -> bool {
-        let takers = (0..self.donors.len()).filter(|&other| other != number && self.takes(other)).count();
+        let takers = self.domains((0..self.donors.len()).filter(|&other| other != number && self.takes(other)));
         let is_left_out = |other: usize| other == number || self.donors[other].pace.aside().is_some();
         self.ready && takers > self.plan.parity && self.map.mapped() < self.room().room_beside(is_left_out)
     }

@@ -1,8 +1,8 @@
 //! Opening a disk that is on its donors: rebuilding the block table from the headers of the units.
 //!
 //! Rules: the superblock with the highest epoch says which donors count. A donor that it does not
-//! count, or whose own birth differs, is blank. All counting donors but as many as there is parity
-//! must have been looked at completely, and none of these may have been away at an earlier opening:
+//! count, or whose own birth differs, is blank. All counting donors but those of as many failure
+//! domains as there is parity must have been looked at completely, and none of these may have been away at an earlier opening:
 //! then every flushed block has been met. A block counts if its own unit lists it. A block that its
 //! unit does not have counts if the parity unit lists it and enough of the row is there to compute
 //! it (a late write may have put an older version in the place of a unit that had grown). Of
@@ -54,9 +54,8 @@ fn look(core: &Arc<Core>, state: &mut State) -> bool {
             state.wake();
         });
     }
-    let counting = state.donors.iter().filter(|donor| donor.counts()).count();
-    let seen = state.donors.iter().filter(|donor| donor.counts() && donor.scanned && !donor.stale).count();
-    let enough = seen + state.plan.parity >= counting || is_planted(Bug::OpenEarly);
+    let unseen = state.roster().domains_with(|donor| donor.counts() && (!donor.scanned || donor.stale));
+    let enough = unseen <= state.plan.parity || is_planted(Bug::OpenEarly);
     enough && state.opening.looking.is_empty()
 }
 

@@ -7,6 +7,9 @@
 use shoal_format::ram;
 use shoal_format::ram::{DiskSuperblock, Standing};
 
+use crate::planted::{Bug, is_planted};
+use crate::state::domains;
+
 /// Decides which donors belong to the disk, from all superblocks together. The one with the highest
 /// epoch is not enough: a client that died while it opened the disk may have written it to one
 /// donor only, before another client went on without that donor. A donor that is gone is gone for
@@ -14,6 +17,7 @@ use shoal_format::ram::{DiskSuperblock, Standing};
 /// been taken back since. If the disk could not be opened without it, the newest superblock decides
 /// whether it is away.
 pub(crate) fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec<ram::DonorPlace> {
+    let in_force = are_in_force(newest, all, parity);
     let places = all.iter().map(|superblock| superblock.donors.len()).max().unwrap_or(0);
     let said = |number: usize| all.iter().filter_map(move |superblock| superblock.donors.get(number).copied());
     let strictest = |number: usize| {
@@ -25,17 +29,19 @@ pub(crate) fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: us
             Standing::Away => 2,
             Standing::Gone => 3,
         };
-        ram::DonorPlace { standing: standing.max_by_key(rank).unwrap_or_default(), born }
+        // Domains are in force together: those of the newest superblock.
+        let last = newest.donors.get(number).filter(|place| place.born == born);
+        let domain = last.filter(|_| in_force).map_or(0, |place| place.domain);
+        ram::DonorPlace { standing: standing.max_by_key(rank).unwrap_or_default(), born, domain }
     };
     let merged: Vec<ram::DonorPlace> = (0..places).map(strictest).collect();
-    let counting = merged.iter().filter(|place| counts(place)).count();
     let is_there = |number: &usize| {
         let own = |superblock: &&&DiskSuperblock| {
             superblock.donor as usize == *number && superblock.donors[*number].born == merged[*number].born
         };
         merged[*number].standing == Standing::Counts && all.iter().any(|superblock| own(&superblock))
     };
-    if (0..places).filter(is_there).count() + parity >= counting {
+    if domains_missing(&merged, |number| is_there(&number)) <= parity {
         return merged;
     }
     let lenient = |(number, place): (usize, &ram::DonorPlace)| match newest.donors.get(number) {
@@ -43,6 +49,27 @@ pub(crate) fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: us
         _ => *place,
     };
     merged.iter().enumerate().map(lenient).collect()
+}
+
+/// Returns whether the failure domains in the newest superblock count. A client may have died when it had told one
+/// donor only, and another one may have gone on without that donor and with other domains. So either all superblocks
+/// agree, or so many that no client could open the disk without meeting one.
+fn are_in_force(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> bool {
+    let agrees = |other: &&&DiskSuperblock| {
+        let mut both = newest.donors.iter().zip(&other.donors).filter(|(one, other)| one.born == other.born);
+        both.all(|(one, other)| one.domain == other.domain) || is_planted(Bug::DomainsUnsettled)
+    };
+    let agreeing = all.iter().filter(agrees).filter_map(|own| {
+        let number = usize::from(own.donor);
+        Some((number, newest.donors.get(number)?.domain))
+    });
+    all.iter().all(|other| agrees(&other)) || domains::count(agreeing) > parity
+}
+
+/// Number of failure domains with donors that count and are not there.
+pub(crate) fn domains_missing(donors: &[ram::DonorPlace], is_there: impl Fn(usize) -> bool) -> usize {
+    let missing = donors.iter().enumerate().filter(|&(number, place)| counts(place) && !is_there(number));
+    domains::count(missing.map(|(number, place)| (number, place.domain)))
 }
 
 /// Returns the checkpoint that all donors of the disk name; 0: none.

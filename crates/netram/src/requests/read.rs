@@ -492,7 +492,7 @@ mod tests {
         let config =
             Config { policy: Policy::None, block_bytes: BLOCK as u32, idle_cleaning: false, ..Config::default() };
         let mut donors = vec![vec![0; 1 << 20]; 4];
-        let infos = (0..4).map(|n| DonorInfo { name: format!("donor{n}"), bytes: 1 << 20 });
+        let infos = (0..4).map(|n| DonorInfo { name: format!("donor{n}"), bytes: 1 << 20, domain: 0 });
         let mut engine = Engine::create(&config, infos.collect(), 0).unwrap();
         serve(&mut engine, &mut donors, Reads::Work);
         engine.submit(1, Request::Write { at: 0, buffer: vec![1; 64 * BLOCK], fua: true }, 0);

@@ -38,6 +38,9 @@ pub(crate) struct Donor {
     /// It was being emptied when it went away.
     pub drains: bool,
     pub born: u32,
+    /// Donors with the same number other than 0 share a failure domain. `wanted_domain`: what the caller says.
+    pub domain: u16,
+    pub wanted_domain: u16,
     /// Its superblock may be anything.
     pub blank: bool,
     /// It is joining, and enough donors know its birth: any later opening meets one of them.
@@ -69,6 +72,8 @@ impl Donor {
     /// Makes a donor of which nothing is known yet.
     pub fn new(info: DonorInfo, units: u32, born: u32) -> Donor {
         Donor {
+            domain: info.domain,
+            wanted_domain: info.domain,
             info,
             units: Units::new(units),
             state: DonorState::Active,

@@ -43,6 +43,11 @@ impl BlockMap {
         self.lost.clear();
     }
 
+    /// Adds blocks that hold nothing.
+    pub fn grow(&mut self, blocks: u64) {
+        self.table.resize(self.table.len().max(blocks as usize), 0);
+    }
+
     /// Number of blocks of the disk.
     pub fn blocks(&self) -> u64 {
         self.table.len() as u64

@@ -7,13 +7,16 @@
 //! - A donor is emptied only when what is stored fits on the others, not counting what is kept for
 //!   open groups and cleaning, and with some room to work in. A drain that does not fit would fill
 //!   the others completely, and nothing could be written any more.
-//! - Two units of a group never share a donor, so room on one donor alone is useless. When room is
+//! - Two units of a group never share a donor, nor a failure domain, so room on one donor alone is useless. When room is
 //!   short and one donor has much more of it than another, units move from the fullest to the
 //!   emptiest. This happens after a donor has joined, and after a drain was given up.
 //!
 //! Left out: moving a unit (`repair`), cleaning.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::api::DonorId;
+use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::place::Member;
@@ -47,15 +50,21 @@ pub(crate) const NOTE_UNITS: usize = 1;
 pub(crate) const GROUPS_AHEAD: usize = 4;
 
 impl State {
-    /// Takes a unit on each of the `count` emptiest donors, leaving `reserve` free units on each.
+    /// Takes a unit in each of the `count` emptiest domains, leaving `reserve` free units on each donor.
     pub fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
         let turn = self.groups.next_number().get() as usize;
         let donors = self.donors.len();
         let mut order: Vec<usize> = (0..donors).filter(|&n| self.roster().is_roomy(n, reserve)).collect();
+        let free = self.free_by_domain(&order);
+        let emptiest = |&n: &usize| (usize::MAX - self.donors[n].units.free(), (n + turn) % donors);
+        order.sort_by_key(emptiest);
+        // Of each domain its emptiest donor, and the domains with most room first.
+        let mut taken = BTreeSet::new();
+        order.retain(|&n| taken.insert(self.roster().domain(n)));
         if order.len() < count {
             return None;
         }
-        order.sort_by_key(|&n| (usize::MAX - self.donors[n].units.free(), (n + turn) % donors));
+        order.sort_by_key(|n| (usize::MAX - free[&self.roster().domain(*n)], emptiest(n)));
         order.truncate(count);
         // The last members are parity.
         order.sort_unstable();
@@ -69,13 +78,34 @@ impl State {
         Some(order.into_iter().map(take).collect())
     }
 
-    /// Takes a unit on a donor that has none of the group's, leaving `reserve` free units there.
-    pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
-        let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
-        let candidates = (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, reserve) && !taken(n));
+    /// Takes a unit in a domain that has none of the group's, leaving `reserve` free units there.
+    /// `may_have`: whether a donor may have it.
+    pub fn take_unit_beside(
+        &mut self,
+        members: &[Member],
+        reserve: usize,
+        may_have: impl Fn(DonorId) -> bool,
+    ) -> Option<Member> {
+        let domain = |n: usize| self.roster().domain(n);
+        let shares = |member: &Member, n: usize| match is_planted(Bug::DomainShared) {
+            true => member.is_on(n as DonorId),
+            false => member.exists() && domain(member.donor.into()) == domain(n),
+        };
+        let taken = |n: usize| members.iter().any(|member| shares(member, n));
+        let candidates = (0..self.donors.len())
+            .filter(|&n| self.roster().is_roomy(n, reserve) && !taken(n) && may_have(n as DonorId));
         let donor = candidates.max_by_key(|&n| self.donors[n].units.free())?;
         let unit = self.donors[donor].units.take().expect("there is a free unit");
         Some(Member { donor: donor as DonorId, unit, count: 0 })
+    }
+
+    /// Number of free units in each domain of these donors.
+    fn free_by_domain(&self, donors: &[usize]) -> BTreeMap<u32, usize> {
+        let mut free = BTreeMap::new();
+        for &n in donors {
+            *free.entry(self.roster().domain(n)).or_default() += self.donors[n].units.free();
+        }
+        free
     }
 
     /// Measures how many blocks the present donors can hold.
@@ -89,7 +119,7 @@ impl Room<'_> {
     /// Number of groups of full width that the donors could hold together.
     pub fn groups_max(&self) -> u64 {
         let width = self.plan.data + self.plan.parity;
-        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units.count() as u64).collect();
+        let units = self.units_by_domain((0..self.donors.len()).map(|n| (n, self.donors[n].units.count().into())));
         groups_of(&units, width)
     }
 
@@ -101,7 +131,8 @@ impl Room<'_> {
     /// Returns whether `groups` groups can be opened beyond those kept for cleaning.
     pub fn has_room(&self, groups: usize) -> bool {
         let width = (self.plan.data + self.plan.parity).min(self.roster().takers());
-        (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
+        let roomy = (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, RESERVE_UNITS + groups - 1));
+        self.roster().domains(roomy) >= width
     }
 
     /// Returns whether the cleaner can go on.
@@ -135,24 +166,44 @@ impl Room<'_> {
         self.map.blocks().min(self.blocks_beside(leaves) * TIGHT_PERCENT / 100)
     }
 
+    /// Adds up the units of the donors of each domain: a group has one unit there.
+    fn units_by_domain(&self, units: impl Iterator<Item = (usize, u64)>) -> Vec<u64> {
+        let mut domains: BTreeMap<u32, u64> = BTreeMap::new();
+        units.for_each(|(number, units)| *domains.entry(self.roster().domain(number)).or_default() += units);
+        domains.into_values().collect()
+    }
+
     /// Number of blocks for which the donors that stay have units.
     fn blocks_beside(&self, leaves: impl Fn(usize) -> bool) -> u64 {
+        let (groups, width) = self.groups_and_width(leaves);
+        groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64
+    }
+
+    /// Number of groups of full width for which the donors that stay have units; 0 if a group would be narrower.
+    pub fn groups_beside(&self, leaves: impl Fn(usize) -> bool) -> u64 {
+        let (groups, width) = self.groups_and_width(leaves);
+        if width == self.plan.data + self.plan.parity { groups } else { 0 }
+    }
+
+    /// Number of groups that the donors that stay can hold, beside those kept for cleaning, and their width.
+    fn groups_and_width(&self, leaves: impl Fn(usize) -> bool) -> (u64, usize) {
         let stays = |&(number, donor): &(usize, &Donor)| {
             !leaves(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
         };
         // Units that a broken connection may still write to are not used.
         let usable = |donor: &Donor| (donor.units.count() as u64).saturating_sub(donor.units.tainted());
-        let units: Vec<u64> = self.donors.iter().enumerate().filter(stays).map(|(_, donor)| usable(donor)).collect();
+        let there = self.donors.iter().enumerate().filter(stays);
+        let units = self.units_by_domain(there.map(|(number, donor)| (number, usable(donor))));
         let width = (self.plan.data + self.plan.parity).min(units.len());
         let groups = match width > self.plan.parity {
             true => groups_of(&units, width).saturating_sub(self.groups_kept()),
             false => 0,
         };
-        groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64
+        (groups, width)
     }
 }
 
-/// Returns how many groups of this width fit on donors with these numbers of units.
+/// Returns how many groups of this width fit in domains with these numbers of units.
 pub(crate) fn groups_of(units: &[u64], width: usize) -> u64 {
     let width = width as u64;
     let fits = |groups: u64| units.iter().map(|&units| units.min(groups)).sum::<u64>() >= groups * width;
@@ -174,7 +225,7 @@ mod tests {
         let config = Config { policy: Policy::Adaptive, parity, ..Config::default() };
         let mut state = State::new(&config, config.plan(donors.len()).unwrap(), 0);
         for (number, mib) in donors.iter().enumerate() {
-            let info = DonorInfo { name: format!("donor{number}"), bytes: mib << 20 };
+            let info = DonorInfo { name: format!("donor{number}"), bytes: mib << 20, domain: 0 };
             state.add_donor(info).unwrap();
         }
         state.map.reset((donors.iter().sum::<u64>() << 20) / 2 / 4096);

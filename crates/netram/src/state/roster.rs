@@ -36,7 +36,7 @@ impl State {
     /// Checks whether enough donors are there at all.
     pub fn count_donors(&mut self) {
         self.measure_room();
-        let there = self.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
+        let there = self.roster().domains_with(|donor| donor.state == DonorState::Active);
         self.few_since_ns = match there < self.plan.parity + 1 {
             true => Some(self.few_since_ns.unwrap_or(self.now_ns)),
             false => None,
@@ -97,8 +97,9 @@ impl Roster<'_> {
         donor.state == DonorState::Active && self.now_ns >= donor.refused_until_ns && is_free
     }
 
+    /// Number of domains in which new units can be put now.
     pub fn takers(&self) -> usize {
-        (0..self.donors.len()).filter(|&donor| self.takes(donor)).count()
+        self.domains((0..self.donors.len()).filter(|&donor| self.takes(donor)))
     }
 
     /// Returns whether a unit can be put on the donor now while `reserve` units stay free.
@@ -106,15 +107,15 @@ impl Roster<'_> {
         self.takes(donor) && self.donors[donor].units.open() > reserve
     }
 
-    /// Number of donors a new group can spread over now while `reserve` units stay free on each.
+    /// Number of domains a new group can spread over now while `reserve` units stay free on each donor.
     pub fn width(&self, reserve: usize) -> usize {
-        let roomy = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve)).count();
+        let roomy = self.domains((0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve)));
         (self.plan.data + self.plan.parity).min(roomy)
     }
 
-    /// Number of donors that store what they are sent.
+    /// Number of domains with donors that store what they are sent.
     pub fn healthy_donors(&self) -> usize {
-        self.donors.iter().filter(|donor| donor.state == DonorState::Active && donor.refusals == 0).count()
+        self.domains_with(|donor| donor.state == DonorState::Active && donor.refusals == 0)
     }
 
     /// Returns whether a donor is away and expected back.

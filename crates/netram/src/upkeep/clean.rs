@@ -112,8 +112,8 @@ impl Room<'_> {
     fn fits_beside_victims(&self, live: u32) -> bool {
         let width = (self.plan.data + self.plan.parity).min(self.roster().takers());
         let slots = (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
-        let roomy =
-            |groups: usize| (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, NOTE_UNITS + groups)).count();
+        let is_roomy = |n: usize, groups: usize| self.roster().is_roomy(n, NOTE_UNITS + groups);
+        let roomy = |groups: usize| self.roster().domains((0..self.donors.len()).filter(|&n| is_roomy(n, groups)));
         let kept = (1..RESERVE_UNITS - NOTE_UNITS).take_while(|&groups| roomy(groups) >= width).count();
         let moving = live + self.shortage.victims().iter().map(|&index| self.groups[index].live()).sum::<u32>();
         let taken = moving.saturating_sub(self.room_in_cleaning()).div_ceil(slots.max(1)) as usize;

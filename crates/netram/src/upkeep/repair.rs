@@ -96,10 +96,17 @@ async fn repair_queued(core: &Arc<Core>, index: u32, id: GroupId) {
     state.wake();
 }
 
+/// A unit's way from one donor to another. `to`: `None`, any donor that may have it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    pub from: DonorId,
+    pub to: Option<DonorId>,
+}
+
 /// Moves a claimed group's unit from one donor to another. Returns false if there was no room, or
 /// if the unit could not be read.
-pub(crate) async fn move_off(core: &Arc<Core>, index: u32, from: DonorId) -> bool {
-    repair(core, index, Some(from)).await;
+pub(crate) async fn move_off(core: &Arc<Core>, index: u32, Move { from, to }: Move) -> bool {
+    repair(core, index, Some(Move { from, to })).await;
     let state = core.lock();
     !state.groups[index].is_on(from)
 }
@@ -116,9 +123,8 @@ struct Leaving {
     moves: bool,
 }
 
-/// Moves a claimed group's units to donors that keep them. `from`: the unit on this donor moves,
-/// too, if another donor has room.
-async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
+/// Moves a claimed group's units to donors that keep them. `asked`: this unit moves, too, if there is room for it.
+async fn repair(core: &Arc<Core>, index: u32, asked: Option<Move>) {
     loop {
         let (incomplete, dead) = {
             let group = &core.lock().groups[index];
@@ -130,7 +136,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
         if incomplete {
             return empty(core, index).await;
         }
-        let Some(leaving) = next_to_leave(&mut core.lock(), index, from) else { return };
+        let Some(leaving) = next_to_leave(&mut core.lock(), index, asked) else { return };
         let Leaving { place, draining, moves, .. } = leaving;
         let Some(target) = leaving.target else {
             return match (moves, draining) {
@@ -176,7 +182,8 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
 
 /// Returns the first unit of a group that must leave its donor. Gives back units that were never
 /// used.
-fn next_to_leave(state: &mut State, index: u32, from: Option<DonorId>) -> Option<Leaving> {
+fn next_to_leave(state: &mut State, index: u32, asked: Option<Move>) -> Option<Leaving> {
+    let from = asked.map(|asked| asked.from);
     loop {
         let group = &state.groups[index];
         let leaves = |member: &Member| {
@@ -194,15 +201,16 @@ fn next_to_leave(state: &mut State, index: u32, from: Option<DonorId>) -> Option
         }
         let moves = from == Some(member.donor);
         let mut members = group.members.to_vec();
-        if is_planted(Bug::SharedDonor) {
-            members.clear();
-        } else if !moves {
-            members.remove(place);
+        match is_planted(Bug::SharedDonor) {
+            true => members.clear(),
+            false => drop(members.remove(place)),
         }
+        let to = asked.and_then(|asked| asked.to).filter(|_| moves);
+        let may_have = |donor: DonorId| !(moves && donor == member.donor) && to.is_none_or(|to| to == donor);
         // Nothing is lost while a drain waits, so it leaves what cleaning needs.
         let draining = state.donors[member.donor as usize].state == DonorState::Draining;
         let reserve = if draining { RESERVE_UNITS } else { NOTE_UNITS };
-        let target = state.take_unit_beside(&members, reserve);
+        let target = state.take_unit_beside(&members, reserve, may_have);
         return Some(Leaving { place, member, target, draining, moves });
     }
 }

@@ -12,7 +12,7 @@ use std::collections::BinaryHeap;
 
 use shoal_format::ram::{LEASES, Lease, LeaseClaim};
 use shoal_netram::ownership::{
-    Entry, Look, Looks, Outcome, Quorum, RENEW_NS, Refusal, Renewal, Step, Tenure, place_of,
+    Domains, Entry, Look, Looks, Outcome, Quorum, RENEW_NS, Refusal, Renewal, Step, Tenure, place_of,
 };
 use shoal_sim::Random;
 
@@ -288,8 +288,9 @@ impl World {
         match event {
             Event::Comes { takeover, .. } => {
                 let donors = self.donors.len();
-                let marks = (1..=donors as u64).collect();
-                let entry = Entry::new(self.clients[client].id, takeover, self.quorum, marks);
+                let marks: Vec<u64> = (1..=donors as u64).collect();
+                let domains = Domains::own(donors);
+                let entry = Entry::new(self.clients[client].id, takeover, self.quorum, domains, marks);
                 let entering = Entering {
                     entry,
                     number: 0,

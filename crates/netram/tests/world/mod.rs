@@ -10,6 +10,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod brief;
+pub mod domains;
 pub mod ghost;
 pub mod oracle;
 pub mod paces;
@@ -46,6 +47,8 @@ pub struct Donor {
     pub alive: bool,
     /// The donor answers only from this time on (partition, ns).
     pub silent_until: u64,
+    /// Its failure domain; 0: its own.
+    pub domain: u16,
     /// Its troubles in the unkind world.
     pub trouble: unkind::Trouble,
 }
@@ -122,6 +125,8 @@ pub struct World {
     pub unkind: unkind::Unkind,
     /// Former clients that stand still.
     ghosts: Vec<ghost::Ghost>,
+    /// The largest size that was asked for (bytes).
+    pub asked_bytes: u64,
     /// Some sectors may have `later` values.
     unsettled: bool,
     /// The last failed flush and what it had to make safe, until a later flush succeeds.
@@ -150,6 +155,12 @@ fn fill(value: u64) -> [u8; SECTOR] {
 
 impl World {
     pub fn new(seed: u64, config: Config, donors: usize, donor_bytes: u64) -> Result<World, DiskError> {
+        World::in_domains(seed, config, &vec![0; donors], donor_bytes)
+    }
+
+    /// Makes a world with a donor in each of these failure domains.
+    pub fn in_domains(seed: u64, config: Config, domains: &[u16], donor_bytes: u64) -> Result<World, DiskError> {
+        let donors = domains.len();
         let mut world = World {
             plan: config.plan(donors)?,
             config: oracle::with_checkpoints(config, seed),
@@ -172,11 +183,13 @@ impl World {
             meanwhile: None,
             unkind: unkind::Unkind::default(),
             ghosts: Vec::new(),
+            asked_bytes: 0,
             unsettled: false,
             failed_flush: None,
         };
-        for _ in 0..donors {
-            world.new_donor(donor_bytes);
+        for &domain in domains {
+            let donor = world.new_donor(donor_bytes);
+            world.donors[donor].domain = domain;
         }
         let infos = (0..donors).map(|n| world.info(n)).collect();
         let engine = Engine::create(&world.config, infos, world.now)?;
@@ -199,13 +212,15 @@ impl World {
             bytes: memory,
             alive: true,
             silent_until: 0,
+            domain: 0,
             trouble: unkind::Trouble::default(),
         });
         self.donors.len() - 1
     }
 
     pub fn info(&self, donor: usize) -> DonorInfo {
-        DonorInfo { name: self.donors[donor].name.clone(), bytes: self.donors[donor].bytes.len() as u64 }
+        let Donor { name, bytes, domain, .. } = &self.donors[donor];
+        DonorInfo { name: name.clone(), bytes: bytes.len() as u64, domain: *domain }
     }
 
     pub fn engine(&mut self) -> &mut Engine {
@@ -321,6 +336,7 @@ impl World {
                 }
             }
             Pending::Flush { target } => {
+                // The disk may have grown since.
                 for (sector, target) in self.sectors.iter_mut().zip(target) {
                     sector.promised = sector.promised.max(target);
                 }
@@ -439,11 +455,23 @@ impl World {
         let now = self.now;
         self.engine().tick(now);
         self.audit()?;
+        self.follow_size()?;
         if self.unsettled && self.is_known() {
             self.unsettled = false;
             self.sectors.iter_mut().for_each(|sector| sector.later.clear());
         }
         self.collect()
+    }
+
+    /// Grows the model with the disk, which is never smaller than it was.
+    fn follow_size(&mut self) -> Result<(), DiskError> {
+        let (bytes, before) = (self.engine().bytes(), self.sectors.len());
+        if (bytes as usize) < before * SECTOR || bytes > self.asked_bytes.max((before * SECTOR) as u64) {
+            let asked = self.asked_bytes;
+            return Err(Self::fault(format!("{bytes} bytes, {before} sectors before, {asked} bytes asked for")));
+        }
+        self.sectors.resize(bytes as usize / SECTOR, Sector { values: vec![0], acknowledged: 1, ..Sector::default() });
+        Ok(())
     }
 
     /// Returns whether enough donors know who was away when this client opened the disk. With only
@@ -515,6 +543,12 @@ impl World {
         self.add(donor, Past::Over).expect("there are not many donors");
     }
 
+    /// Adds an empty donor that was made before.
+    pub fn enter(&mut self, donor: usize) -> Result<(), DiskError> {
+        self.add(donor, Past::Over)?;
+        self.collect()
+    }
+
     /// Adds a donor to the disk, under a number of its own.
     fn add(&mut self, donor: usize, past: Past) -> Result<(), DiskError> {
         let (info, now) = (self.info(donor), self.now);
@@ -568,6 +602,7 @@ impl World {
         let place = |name: &str| self.donors.iter().position(|donor| donor.name == name).unwrap_or(usize::MAX);
         self.numbers = status.donors.iter().map(|donor| place(&donor.name)).collect();
         self.engine = Some(engine);
+        self.follow_size()?;
         let (counting, now) = (self.counting(), self.now);
         let donor = counting[self.random.below(counting.len() as u64) as usize];
         match self.meanwhile.take() {

@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    fn count(&mut self, fault: &'static str) {
+    pub(super) fn count(&mut self, fault: &'static str) {
         *self.unkind.faults.entry(fault).or_default() += 1;
     }
 
@@ -460,7 +460,7 @@ impl World {
     }
 
     /// Injects a random trouble.
-    fn trouble(&mut self, kinds: Kinds) -> Result<(), DiskError> {
+    pub(super) fn trouble(&mut self, kinds: Kinds) -> Result<(), DiskError> {
         let several = 1 + self.random.below(3);
         match self.random.below(100) {
             0..24 if kinds.late => {
@@ -541,11 +541,11 @@ impl World {
 /// The kinds of trouble in a life.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Kinds {
-    late: bool,
-    hiccups: bool,
-    flips: bool,
-    changes: bool,
-    clients: bool,
+    pub(super) late: bool,
+    pub(super) hiccups: bool,
+    pub(super) flips: bool,
+    pub(super) changes: bool,
+    pub(super) clients: bool,
 }
 
 /// A life with late and repeated delivery only, after reconnections and deaths of the client.
