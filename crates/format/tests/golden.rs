@@ -37,7 +37,7 @@ fn uuid(first: u8) -> [u8; 16] {
 }
 
 fn ram_superblock(checkpoint: Option<u64>, sums: Sums) -> DiskSuperblock {
-    let place = |standing, born| DonorPlace { standing, born };
+    let place = |standing, born| DonorPlace { standing, born, domain: 0 };
     DiskSuperblock {
         uuid: uuid(0x10),
         epoch: 0x0102_0304_0506_0708,

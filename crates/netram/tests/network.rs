@@ -189,7 +189,7 @@ fn donors_come_and_go_by_the_thousand() {
 
 #[test]
 fn what_is_given_up_fails_to_be_read_for_ever() {
-    let failed: u64 = lives("forgetting", 60, world::unkind::forgetting).into_iter().sum();
+    let failed: u64 = lives("forgetting", 60, world::forgetting::forgetting).into_iter().sum();
     println!("{failed} reads failed");
     assert!(failed > 0, "nothing was lost that could be told");
 }
@@ -391,7 +391,7 @@ fn an_opening_by_a_checkpoint_finds_what_is_there() {
         ("stormy", 30, |seed| stormy(seed).map(drop)),
         ("restless", 30, |seed| restless(seed).map(drop)),
         ("hiccups", 40, |seed| world::unkind::hiccups(seed).map(drop)),
-        ("forgetting", 30, |seed| world::unkind::forgetting(seed).map(drop)),
+        ("forgetting", 30, |seed| world::forgetting::forgetting(seed).map(drop)),
         ("everything", 60, |seed| world::unkind::everything(seed).map(drop)),
     ];
     let only = std::env::var("SHOAL_LIFE").ok();

@@ -12,9 +12,10 @@ use std::time::Instant;
 use shoal_netram::DiskError;
 use shoal_netram::planted::{Bug, plant};
 use world::brief::brief;
+use world::forgetting::forgetting;
 use world::oracle;
 use world::storm::{restless, stormy};
-use world::unkind::{everything, forgetting, hiccups, late};
+use world::unkind::{everything, hiccups, late};
 
 /// Lives of each kind tried for each bug.
 const SEEDS: u64 = 1000;

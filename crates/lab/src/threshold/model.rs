@@ -2,8 +2,8 @@
 //!
 //! Owns: [`fixed`], [`adapts`] and [`knows`], which replay a recording; [`Missed`], what reached the
 //! bulk device. Rules: consecutive blocks of one opening that the cache lacks are one request. A
-//! threshold that sets itself looks back at a period only. It compares the openings that missed and
-//! would not have, with those that hit and would have missed. Left out: devices (`threshold`).
+//! threshold that sets itself looks back at a period only. It compares what the openings cost that
+//! missed and would not have, with those that hit and would have missed. Left out: devices (`threshold`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -75,13 +75,21 @@ struct Cache {
 }
 
 /// What an opening met in the cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Met {
     requests: u64,
     bytes: u64,
+    /// What it would cost if nothing of it were there.
+    cost: f64,
     /// Size that the cache must have so that none of the opening's blocks is missing;
     /// `u64::MAX`: one of them was never there.
     needs: u64,
+}
+
+/// Returns what reading so many bytes from the bulk device costs, in requests: on a disk, a request
+/// takes as long as a megabyte.
+fn cost(bytes: u64) -> f64 {
+    1.0 + bytes as f64 / 1e6
 }
 
 /// Blocks of an opening, with their weights.
@@ -98,7 +106,7 @@ impl Cache {
     }
 
     fn read(&mut self, opening: Opening, size: u64) -> Met {
-        let (mut met, mut follows) = (Met::default(), false);
+        let (mut met, mut follows) = (Met { cost: cost(opening.read), ..Met::default() }, false);
         for (block, weight) in blocks(size, opening.read) {
             let key = (opening.file, block);
             let before = self.seen.get(&key).copied();
@@ -226,23 +234,21 @@ impl Adapting<'_> {
         moved
     }
 
-    /// Returns by how much another level would have paid, as the openings that it saves for each one
-    /// it costs.
+    /// Returns by how much another level would have paid: what it saves for all that it costs.
     fn pays(&self, period: &Period, level: u32) -> f64 {
         let (left, limit) = (self.memory - self.stored(level), threshold(level));
-        let (mut saved, mut lost) = (0u64, 0u64);
+        let (mut saved, mut lost) = (0.0, 1.0);
         for &(size, met) in period {
             match met {
                 // It was kept, and would not be.
-                None if size > limit => lost += 1,
+                None if size > limit => lost += cost(size),
                 None => {}
-                // It would be kept.
-                Some(met) if size <= limit => saved += u64::from(met.requests > 0),
-                Some(met) if met.requests > 0 => saved += u64::from(met.needs <= left),
-                Some(met) => lost += u64::from(met.needs > left),
+                Some(met) if met.requests > 0 && (size <= limit || met.needs <= left) => saved += met.cost,
+                Some(met) if met.requests == 0 && size > limit && met.needs > left => lost += met.cost,
+                Some(_) => {}
             }
         }
-        saved as f64 / lost.max(1) as f64
+        saved / lost
     }
 
     /// Returns the level that would have paid most.

@@ -239,7 +239,7 @@ enum For {
     /// Hits (percent), and the index of the policy. These setups follow the `Through` of their
     /// loads: three policies for each percentage.
     Hits(u32, usize),
-    Open(Case),
+    Open(Box<Case>),
 }
 
 pub fn setup(plan: &Plan, disk: DiskModel, rule: Rule, seed: u64) -> Setup {
@@ -323,7 +323,7 @@ fn setups(plan: &Plan, service_s: f64) -> Vec<(For, Setup)> {
         setups.extend(seeds().map(of));
     }
     for case in open::cases(plan) {
-        setups.extend(seeds().map(|seed| (For::Open(case.clone()), case.with_seed(seed))));
+        setups.extend(seeds().map(|seed| (For::Open(Box::new(case.clone())), case.with_seed(seed))));
     }
     let loads = if plan.is_quick { QUICK_LOADS.to_vec() } else { LOADS.to_vec() };
     for (reads, writes) in loads {
@@ -387,7 +387,7 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
             }
             For::Burst(disk, name) => found.bursts.push(Burst { disk, name, all }),
             For::Partial(disk, percent) => found.partial.push(Partial { disk, percent, all }),
-            For::Open(case) => found.answers.push(Answer { case, all }),
+            For::Open(case) => found.answers.push(Answer { case: *case, all }),
             For::Through(read_percent, write_percent) => {
                 let through_ms = all.mean_ms;
                 found.crossings.push(Crossing { read_percent, write_percent, through_ms, by_hits: vec![] });

@@ -11,6 +11,7 @@
 
 pub mod brief;
 pub mod domains;
+pub mod forgetting;
 pub mod ghost;
 pub mod oracle;
 pub mod paces;
