@@ -422,8 +422,9 @@ pub(super) fn troubles(disk: &DiskReport) -> Vec<String> {
         ));
     }
     if let Some(TooFew { there, needed }) = disk.too_few {
+        let whose = if disk.domains.is_some() { "failure domains" } else { "donors" };
         out.push(format!(
-            "nothing can be stored: {there} donors (or failure domains) are active and {needed} are needed; bring back those that are \
+            "nothing can be stored: {there} {whose} are active and {needed} are needed; bring back donors that are \
              missing, or add others and give up the missing ones (`shoal donor forget`)"
         ));
     }
@@ -614,7 +615,7 @@ mod tests {
         let mut report = sample();
         report.own["disk"]["too_few"] = serde_json::json!({ "there": 0, "needed": 2 });
         let text = report.text().unwrap();
-        let line = "\nTROUBLE      nothing can be stored: 0 donors (or failure domains) are active and 2 are needed; bring back";
+        let line = "\nTROUBLE      nothing can be stored: 0 failure domains are active and 2 are needed; bring back";
         assert!(text.contains(line), "{text}");
     }
 
