@@ -617,6 +617,10 @@ mod tests {
         let text = report.text().unwrap();
         let line = "\nTROUBLE      nothing can be stored: 0 failure domains are active and 2 are needed; bring back";
         assert!(text.contains(line), "{text}");
+        report.own["disk"]["domains"] = serde_json::Value::Null;
+        let text = report.text().unwrap();
+        let line = "\nTROUBLE      nothing can be stored: 0 donors are active and 2 are needed; bring back";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]
