@@ -86,8 +86,8 @@ struct Met {
     needs: u64,
 }
 
-/// Returns what reading so many bytes from the bulk device costs, in requests: on a disk, a request
-/// takes as long as a megabyte.
+/// Cost of reading so many bytes from the bulk device, in requests. On a disk, a request takes as long
+/// as a megabyte.
 fn cost(bytes: u64) -> f64 {
     1.0 + bytes as f64 / 1e6
 }
