@@ -35,6 +35,11 @@ fn works(client: &Client) {
 
 #[test]
 fn many_clients_that_read_nothing_cost_what_the_server_has_and_the_others_are_served() {
+    if !crate::world::is_alone(
+        "crowds::many_clients_that_read_nothing_cost_what_the_server_has_and_the_others_are_served",
+    ) {
+        return;
+    }
     let world = serving(Limits { server_bytes: 128 << 20, ..Limits::default() });
     let before = crate::world::peak_memory_bytes();
     let greedy: Vec<Raw> = (0..30)

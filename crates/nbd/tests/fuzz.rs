@@ -221,6 +221,9 @@ fn the_clients_handshake_survives_any_conversation() {
 
 #[test]
 fn a_live_server_survives_damaged_conversations_in_bounded_time_and_memory() {
+    if !crate::world::is_alone("fuzz::a_live_server_survives_damaged_conversations_in_bounded_time_and_memory") {
+        return;
+    }
     let limits =
         Limits { handshake: Duration::from_millis(500), stalled: Duration::from_millis(500), ..Limits::default() };
     let world = World::new(vec![export(memory(MIB, 1))], ServerOptions { limits, ..ServerOptions::default() });
@@ -266,6 +269,9 @@ fn a_live_server_survives_damaged_conversations_in_bounded_time_and_memory() {
 
 #[test]
 fn a_live_client_survives_damaged_servers_and_completes_every_request() {
+    if !crate::world::is_alone("fuzz::a_live_client_survives_damaged_servers_and_completes_every_request") {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("s");
     let listener = UnixListener::bind(&socket).unwrap();

@@ -194,6 +194,9 @@ fn a_slow_handshake_ends_at_its_time_limit_and_options_are_counted() {
 
 #[test]
 fn a_client_that_reads_no_replies_costs_its_budget_and_is_cut_off() {
+    if !crate::world::is_alone("hostile_client::a_client_that_reads_no_replies_costs_its_budget_and_is_cut_off") {
+        return;
+    }
     let limits = Limits { stalled: Duration::from_millis(300), ..Limits::default() };
     let world = World::new(vec![export(memory(64 * MIB, 1))], ServerOptions { limits, ..ServerOptions::default() });
     let before = crate::world::peak_memory_bytes();

@@ -19,8 +19,10 @@ fn wanted() -> CacheOptions {
     CacheOptions { bytes: Some(32 << 20), directory: None, rule }
 }
 
+/// Takes the store. Another test may be starting a process: until that is another program, it holds
+/// every lock of this one.
 fn acquire(path: &Path) -> Store {
-    Store::acquire(path, Duration::ZERO).unwrap()
+    Store::acquire(path, Duration::from_secs(10)).unwrap()
 }
 
 fn format(path: &Path) {

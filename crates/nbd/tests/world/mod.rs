@@ -155,6 +155,21 @@ impl Raw {
     }
 }
 
+/// Runs a test again in a process of its own, where the peak of the memory is that test's. Returns
+/// true there, and false here once it has passed there. The name is `module::function`.
+pub fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "SHOAL_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = alone.args([test, "--exact", "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && told.contains("1 passed"), "{test}, alone:\n{told}{errors}");
+    false
+}
+
 /// Peak memory of this process so far (bytes).
 pub fn peak_memory_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
