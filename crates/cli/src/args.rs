@@ -19,6 +19,7 @@ use shoal_netram::donor::Compression;
 use shoal_store::{BulkChoice, MemoryChoice};
 
 use crate::lab::Words;
+use crate::netram_args::NetramCommand;
 use crate::option_table;
 
 #[derive(Debug, Parser)]
@@ -535,28 +536,12 @@ pub struct ForgetArgs {
     pub dry_run: bool,
 }
 
-#[derive(Debug, Subcommand)]
-pub enum NetramCommand {
-    /// Read everything on the donors while the disk is in use, and rewrite blocks that differ from what was sent
-    Scrub(NetramScrubArgs),
-}
-
-#[derive(Debug, Args)]
-pub struct NetramScrubArgs {
-    /// The address given to `shoal serve --nbd` on this machine, or a mounted store
-    #[arg(value_name = "ADDRESS|STORE|MOUNTPOINT")]
-    pub server: String,
-    /// Start the scrub and return; `shoal status` shows its progress
-    #[arg(long)]
-    pub background: bool,
-}
-
 #[derive(Debug, Args)]
 pub struct DonorArgs {
     /// The address given to `shoal serve --nbd` on this machine, or a mounted store
     #[arg(value_name = "ADDRESS|STORE|MOUNTPOINT")]
     pub server: String,
-    /// The donor: `unix:PATH`, `HOST:PORT` or an NBD URI; `shoal status` lists those in use
+    /// The donor: `unix:PATH`, `HOST:PORT` or an NBD URI, with `@NAME` if it shares a failure domain; `shoal status` lists those in use
     pub donor: String,
 }
 

@@ -34,6 +34,7 @@ mod manual;
 mod mount;
 mod mount_options;
 mod netram;
+mod netram_args;
 mod option_table;
 mod pages;
 mod progress;
