@@ -28,6 +28,7 @@ use shoal_format::bulk_list::{
     BULK_DEVICE_BLOCKS_MAX, BULK_DEVICES_MAX, BULK_LIST_AT, BulkDeviceEntry, Mark, blocks_end, encode_list,
 };
 use shoal_format::extent::{BulkBlock, Extent};
+use shoal_format::inode::Ino;
 use shoal_format::superblock::FEATURE_DEVICES;
 use shoal_format::{BULK_BLOCK, PAGE, SlotRef};
 use shoal_media::{BlockDevice, MediaError};
@@ -136,6 +137,14 @@ impl Deref for Devices<'_> {
 }
 
 impl Bulk {
+    /// Tells the write cache of the device that the caller is about to write these bytes for a file.
+    /// Called before [`Bulk::write`] and [`Bulk::fill`]; a hint that may be left out.
+    pub fn belongs(&self, ino: Ino, at: u64, len: u64) {
+        if let Ok(unit) = self.unit_of(at / BULK_BLOCK) {
+            unit.belongs(ino, at, len);
+        }
+    }
+
     pub fn devices(&self) -> Devices<'_> {
         Devices(self)
     }

@@ -298,6 +298,13 @@ impl Unit {
         self.writes[ino.get() as usize % WRITES].load(Ordering::Acquire)
     }
 
+    /// Tells the device's write cache that these bytes are about to be written for a file.
+    pub fn belongs(&self, ino: Ino, at: u64, len: u64) {
+        if let (Ok(own), Some(device)) = (self.place(at, len as usize), self.opened()) {
+            device.belongs(own, len, ino.get().into());
+        }
+    }
+
     /// Returns for how long the device holds writes back (ns), if it does so and takes writes.
     pub fn held_ns(&self) -> Option<u64> {
         Some(self.opened()?.held_for_ns()).filter(|&held| held > 0)

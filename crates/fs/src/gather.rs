@@ -128,7 +128,7 @@ impl<'a> Data<'a> {
         let outcome = (|| {
             looked?;
             if old.flags & EXTENT_UNWRITTEN == 0 {
-                file.device_aside(&mut inode, |bulk| self.copy_run(bulk, &old, run))?;
+                file.device_aside(&mut inode, |bulk| self.copy_run(bulk, ino, &old, run))?;
             }
             let mut edit = MapEdit::load(&self.fs.region, &inode, old.file_block, old.end(), bulk.blocks())?;
             // The parts have their present flags: NEW may have been cleared, and the extent split,
@@ -163,11 +163,12 @@ impl<'a> Data<'a> {
     }
 
     /// Copies an extent's data, durably, to a run of the same length.
-    fn copy_run(self, bulk: &Bulk, old: &Extent, run: Run) -> Result<()> {
+    fn copy_run(self, bulk: &Bulk, ino: Ino, old: &Extent, run: Run) -> Result<()> {
         let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
         for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
             let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
             bulk.read(&self.fs.region, (old.bulk_block + done).byte(), bytes)?;
+            bulk.belongs(ino, (run.first + done).byte(), bytes.len() as u64);
             bulk.fill(&self.fs.region, run.first + done, bytes)?;
         }
         // What was durable must be durable where the record says it is.

@@ -393,6 +393,7 @@ impl<'a> Large<'a> {
             let (from, to, size) = (at.max(extent.file_block.byte()), end.min(extent.end().byte()), inode.size);
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
+            bulk.belongs(ino, place, part.len() as u64);
             let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
                 true => Ok(bulk.write(region, place, part, Behind::of(to, size), patience)?),
                 false => self.write_whole(bulk, &extent, place, part),
@@ -412,8 +413,7 @@ impl<'a> Large<'a> {
         let mut tx = if self.fs.spill.file() == Some(ino) { region.begin_reclaim() } else { region.begin() };
         match mapping.store(&mut tx, inode) {
             Err(Error::NoSpace(_)) if kept > at => {
-                // The map has no room, but bytes at the front are already written, in blocks the
-                // file had.
+                // The map has no room, but the front is written, in blocks that the file had.
                 drop(tx);
                 *inode = Inode { size: before.size.max(kept), ..before };
                 self.commit_large(region.begin_reclaim(), ino, before.layout, inode)?;
@@ -463,6 +463,7 @@ impl<'a> Large<'a> {
                     // durable.
                     bulk.fresh.set_tail(ino, Tail::Ragged);
                     rest.fill(0);
+                    bulk.belongs(ino, at, rest.len() as u64);
                     bulk.write(&self.fs.region, at, &rest, Behind::Owned, patience)?;
                 }
                 let must_flush = !is_zero || !bulk.has_flushed(extent.bulk_block);
@@ -492,6 +493,7 @@ impl<'a> Large<'a> {
             debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
             let zeros = vec![0; (to - from) as usize];
             let (place, behind, patience) = (byte_of(&extent, from), Behind::of(to, inode.size), file.manner.patience);
+            self.fs.bulk()?.belongs(file.ino, place, to - from);
             let write =
                 file.device(inode, |bulk| Ok(bulk.write(&self.fs.region, place, &zeros, behind, patience)?))?;
             self.fs.bulk()?.wrote(file.ino, write);
@@ -736,3 +738,7 @@ impl<'a> Large<'a> {
         Ok(write.expect("every block gets some of the bytes"))
     }
 }
+
+#[cfg(test)]
+#[path = "large/files_tests.rs"]
+mod files_tests;

@@ -49,6 +49,12 @@ impl TestStore {
         Fs::open(self.parts(nonce), Options::default()).unwrap().0
     }
 
+    /// Opens the store with something over its bulk storage.
+    pub fn open_on(&self, nonce: u8, over: impl FnOnce(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>) -> Fs {
+        let parts = self.parts(nonce);
+        Fs::open(Parts { bulk: parts.bulk.map(over), ..parts }, Options::default()).unwrap().0
+    }
+
     fn parts(&self, nonce: u8) -> Parts {
         let memory = self.world.memory(0);
         let bulk = self.has_bulk.then(|| self.world.disk(0) as Arc<dyn BlockDevice>);

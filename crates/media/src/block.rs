@@ -124,6 +124,10 @@ pub trait WriteCache {
     /// Otherwise they do not, and are dropped.
     fn adopt(&self, continues: bool);
 
+    /// Says that the caller is about to write this range for a file, for a policy that lets a file's
+    /// blocks leave together. A hint: it changes no data, is not kept, and may be forgotten.
+    fn belongs(&self, at: u64, len: u64, file: u64);
+
     /// Blocking read of what the medium itself has. It tells which medium this is.
     fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()>;
 }
@@ -157,6 +161,10 @@ impl dyn BlockDevice + '_ {
 
     pub fn adopt(&self, continues: bool) {
         self.write_cache().inspect(|cache| cache.adopt(continues));
+    }
+
+    pub fn belongs(&self, at: u64, len: u64, file: u64) {
+        self.write_cache().inspect(|cache| cache.belongs(at, len, file));
     }
 
     pub fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()> {

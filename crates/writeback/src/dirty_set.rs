@@ -96,7 +96,10 @@ impl DirtySet {
                 writing.file = file;
                 true
             }
-            None if self.waiting.contains_key(&block) => false,
+            None if self.waiting.contains_key(&block) => {
+                self.belongs(block, file);
+                false
+            }
             None => {
                 self.wait(block, file, now_ns);
                 true
@@ -248,15 +251,28 @@ impl DirtySet {
         self.files.entry(file).or_default().insert(age);
     }
 
+    /// Moves a waiting block to the file that modified it last: its place was given to another one.
+    fn belongs(&mut self, block: BlockId, file: FileId) {
+        let Some(waiting) = self.waiting.get_mut(&block).filter(|waiting| waiting.file != file) else { return };
+        let before = std::mem::replace(&mut waiting.file, file);
+        let age = waiting.age;
+        self.forget(before, age);
+        self.files.entry(file).or_default().insert(age);
+    }
+
+    fn forget(&mut self, file: FileId, age: Age) {
+        if let Some(ages) = self.files.get_mut(&file) {
+            ages.remove(&age);
+            if ages.is_empty() {
+                self.files.remove(&file);
+            }
+        }
+    }
+
     fn leave(&mut self, block: BlockId) -> Option<Waiting> {
         let waiting = self.waiting.remove(&block)?;
         self.order.remove(&waiting.age);
-        if let Some(ages) = self.files.get_mut(&waiting.file) {
-            ages.remove(&waiting.age);
-            if ages.is_empty() {
-                self.files.remove(&waiting.file);
-            }
-        }
+        self.forget(waiting.file, waiting.age);
         Some(waiting)
     }
 
@@ -371,6 +387,17 @@ mod tests {
             set.dirtied(BlockId(block), FileId(file), at_s * S_NS);
         }
         assert_eq!(set.choose(35 * S_NS, &IDLE), [1, 3].map(BlockId));
+    }
+
+    #[test]
+    fn a_block_that_another_file_modifies_is_that_files_and_keeps_its_age() {
+        let mut set = DirtySet::new(Rule::of(Policy::SPRITE));
+        for (block, file, at_s) in [(1, 1, 1), (2, 1, 3), (2, 2, 7), (3, 2, 8)] {
+            set.dirtied(BlockId(block), FileId(file), at_s * S_NS);
+        }
+        assert_eq!(set.since_ns(BlockId(2)), Some(3 * S_NS));
+        assert_eq!(set.choose(32 * S_NS, &IDLE), []);
+        assert_eq!(set.choose(35 * S_NS, &IDLE), [1, 2, 3].map(BlockId), "the oldest of the second file is 32 s old");
     }
 
     #[test]

@@ -28,13 +28,13 @@ use parking_lot::{Mutex, MutexGuard};
 use shoal_format::cache::{CACHE_SLOT, CacheEntry};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, WriteCache, block};
 
-use crate::S_NS;
 use crate::flushes::{Ended, Flush};
 use crate::planted::{Bug, is_planted};
 use crate::policy::{Policy, Rule};
 use crate::readers::Readers;
 use crate::slots::{Cache, SlotBytes};
 use crate::state::{LINE_BLOCKS, Now, Run, State, Step, Then};
+use crate::{FileId, S_NS};
 
 /// Added to the clock's time (ns). The filter's time begins 30 days earlier, so that blocks held by
 /// an earlier process keep their age.
@@ -256,6 +256,10 @@ impl WriteCache for WriteBack {
         block::about_to_wait();
         let dropped = || MediaError::io("write-back cache", std::io::Error::other("request was dropped"));
         receiver.recv().unwrap_or_else(|_| Err(dropped())).map(drop)
+    }
+
+    fn belongs(&self, at: u64, len: u64, file: u64) {
+        self.0.state.lock().belongs(at / CACHE_SLOT..(at + len).div_ceil(CACHE_SLOT), FileId(file));
     }
 
     fn read_medium(&self, at: u64, out: &mut [u8]) -> Result<()> {

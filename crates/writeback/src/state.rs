@@ -26,8 +26,11 @@ use crate::readers::Readers;
 use crate::slots::{Found, Slots};
 use crate::{BlockId, FileId, S_NS};
 
-/// All blocks count as one file's, since files are not known below the file system.
-pub(crate) const FILE: FileId = FileId(0);
+/// The file of lines of which nobody said whose they are: all that an earlier process held, and all
+/// writes under a rule that does not go by files.
+const UNKNOWN: FileId = FileId(0);
+/// Lines whose files may be noted without a held block, beside as many as there are held lines.
+const FILES_SPARE: usize = 1024;
 /// Blocks of a line.
 pub(crate) const LINE_BLOCKS: u64 = 16;
 /// Longest write into which neighbours are joined (blocks): 1 MiB.
@@ -133,6 +136,8 @@ pub(crate) struct State {
     pub dirty: DirtySet,
     pub slots: Slots,
     lines: BTreeMap<u64, Line>,
+    /// The files of lines, as the writer says before it writes. Empty unless the rule goes by files.
+    files: HashMap<u64, FileId>,
     held: u64,
     /// Lines handed out but not yet being written: those that a request waits for, and the others.
     urgent: VecDeque<u64>,
@@ -174,6 +179,7 @@ impl State {
             dirty: DirtySet::new(rule),
             slots,
             lines: BTreeMap::new(),
+            files: HashMap::new(),
             held: 0,
             urgent: VecDeque::new(),
             going: VecDeque::new(),
@@ -256,12 +262,29 @@ impl State {
         Load { reads_waiting: self.readers.waiting(), writes_queued: queued }
     }
 
+    /// Notes to which file a range of blocks belongs, if the rule goes by files.
+    pub fn belongs(&mut self, range: std::ops::Range<u64>, file: FileId) {
+        if matches!(self.dirty.rule().policy, Policy::Sprite { .. }) {
+            if self.files.len() > 2 * self.lines.len() + FILES_SPARE {
+                // Announced writes that never came: they failed, or went past the cache.
+                let lines = &self.lines;
+                self.files.retain(|line, _| lines.contains_key(line));
+            }
+            let lines = range.start / LINE_BLOCKS..range.end.div_ceil(LINE_BLOCKS);
+            self.files.extend(lines.map(|line| (line, file)));
+        }
+    }
+
+    fn file(&self, line: u64) -> FileId {
+        self.files.get(&line).copied().unwrap_or(UNKNOWN)
+    }
+
     /// Takes the new contents of a block, which lie in `slot`. The old version's slot is freed once
     /// the new version counts.
     pub fn hold(&mut self, block: u64, slot: u64, sum: u64, now: Now) {
         self.version += 1;
         let (version, line) = (self.version, block / LINE_BLOCKS);
-        self.dirty.dirtied(BlockId(line), FILE, now.ns);
+        self.dirty.dirtied(BlockId(line), self.file(line), now.ns);
         let age_ns = now.ns - self.dirty.since_ns(BlockId(line)).unwrap_or(now.ns).min(now.ns);
         let since_ns = now.wall_ns.saturating_sub_unsigned(age_ns).max(0).cast_unsigned();
         let place = &mut self.lines.entry(line).or_default().blocks[within(block)];
@@ -289,7 +312,7 @@ impl State {
     fn take_found(&mut self, found: Found, now: Now) {
         let age_ns = now.wall_ns.saturating_sub_unsigned(found.since_ns).max(0).cast_unsigned();
         let line = found.block / LINE_BLOCKS;
-        self.dirty.dirtied(BlockId(line), FILE, now.ns.saturating_sub(age_ns));
+        self.dirty.dirtied(BlockId(line), UNKNOWN, now.ns.saturating_sub(age_ns));
         let held = Held { slot: found.slot, version: found.version, oldest: found.version };
         self.lines.entry(line).or_default().blocks[within(found.block)] = Some(held);
         self.held += 1;
@@ -339,6 +362,7 @@ impl State {
         self.slots.free(slot);
         if is_empty {
             self.lines.remove(&number);
+            self.files.remove(&number);
             self.dirty.discarded(BlockId(number), now_ns);
         }
         if !self.leaving.contains_key(&number) {
@@ -348,6 +372,7 @@ impl State {
 
     pub fn set_rule(&mut self, rule: Rule, now_ns: u64) {
         self.dirty.set_rule(rule, now_ns);
+        self.files.clear();
         self.readers.set_minded(minds_reads(&rule));
     }
 
@@ -609,11 +634,12 @@ impl State {
         }
         if self.lines.get(&line).is_none_or(Line::is_empty) {
             self.lines.remove(&line);
+            self.files.remove(&line);
             self.dirty.discarded(BlockId(line), now_ns);
         } else if !failed && self.dirty.since_ns(BlockId(line)).is_none() {
             // This should never happen: the line holds blocks, but the dirty set calls it clean.
             // Mark it dirty so that no held block is forgotten.
-            self.dirty.dirtied(BlockId(line), FILE, now_ns);
+            self.dirty.dirtied(BlockId(line), self.file(line), now_ns);
         }
         self.answer(line);
         if self.wanted.contains_key(&line) {

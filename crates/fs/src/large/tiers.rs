@@ -125,6 +125,7 @@ impl<'a> Large<'a> {
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
                 small::read(&self.fs.region, &self.fs.objects, inode, at, &mut buffer[..readable])?;
+                self.fs.bulk()?.belongs(file.ino, extent.bulk_block.byte(), buffer.len() as u64);
                 let done =
                     match file.device(inode, |bulk| Ok(bulk.fill(&self.fs.region, extent.bulk_block, &buffer)?)) {
                         Err(Error::Io(_)) if mapping.give_back(&extent) => continue,

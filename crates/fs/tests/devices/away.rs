@@ -137,6 +137,8 @@ impl WriteCache for Pressed {
         if self.has_let_go.load(Ordering::Relaxed) { 0 } else { len }
     }
 
+    fn belongs(&self, _: u64, _: u64, _: u64) {}
+
     fn read_medium(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
         self.read_into(at, out)
     }
@@ -200,6 +202,8 @@ impl WriteCache for Covered {
     fn held_in(&self, _: u64, _: u64) -> u64 {
         0
     }
+
+    fn belongs(&self, _: u64, _: u64, _: u64) {}
 
     fn read_medium(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
         self.disk.read_into(at, out)

@@ -219,6 +219,10 @@ impl WriteCache for Bulk {
         self.disk.adopt(continues);
     }
 
+    fn belongs(&self, at: u64, len: u64, file: u64) {
+        self.disk.belongs(at, len, file);
+    }
+
     fn read_medium(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
         self.disk.read_medium(at, out)
     }

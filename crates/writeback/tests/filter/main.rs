@@ -627,3 +627,21 @@ fn under_hold_a_device_stands_still_until_a_read_wakes_it() {
     while disk.step(&mut Random::new(1)) {}
     assert_eq!(filter.held_bytes(), 0, "and at the deadline");
 }
+
+#[test]
+fn under_sprites_rule_a_file_leaves_with_its_oldest_block_and_other_files_stay() {
+    const LINE: u64 = 16;
+    let (disk, time) = (Slow::new(), Arc::new(Time::default()));
+    let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), Rule::of(Policy::SPRITE), cache(4, 1, 0));
+    for (line, file, at_s) in [(0, 7, 1), (1, 8, 30), (2, 7, 32)] {
+        time.0.store(at_s * S_NS, Ordering::Relaxed);
+        filter.belongs(line * LINE * BLOCK, BLOCK, file);
+        write(&filter, line * LINE, line + 1);
+    }
+    let held = |line: u64| filter.held_in(line * LINE * BLOCK, LINE * BLOCK);
+    assert_eq!([0, 1, 2].map(held), [BLOCK; 3]);
+    time.0.store(35 * S_NS, Ordering::Relaxed);
+    filter.tick();
+    while disk.step(&mut Random::new(1)) {}
+    assert_eq!([0, 1, 2].map(held), [0, BLOCK, 0]);
+}
