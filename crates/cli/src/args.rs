@@ -466,6 +466,7 @@ pub struct InspectArgs {
     checkpoints=yes|no       keep a map on the donors, so that a large disk opens in seconds (yes); decided when it is made\n  \
     uuid=UUID        the disk that must be there (any)\n  \
     name=NAME, secret=FILE   name of this client at the donors, and the file with its secret\n  \
+    key=FILE         encrypt what donors hold with this key, 64 hexadecimal digits; decided when the disk is made\n  \
     tls-certificates=DIR     connect to donors with TLS\n  \
     lost-after=SECONDS       a donor that is away this long counts as lost (5)\n\n\
     `shoal format netram:...` makes a network RAM disk, which keeps the values of policy to dedicated-parity from then on. If the \

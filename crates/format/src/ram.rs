@@ -36,6 +36,12 @@ const VERSION: u32 = 2;
 const VERSION_CHECKPOINT: u32 = 1;
 const VERSION_SUMS: u32 = 2;
 const VERSION_DOMAINS: u32 = 4;
+/// Added for a disk whose units are encrypted.
+const VERSION_SEALED: u32 = 8;
+/// A sector of 512 bytes as an encrypted disk stores it: its bytes, and a tag.
+pub const SEALED_SECTOR_BYTES: usize = 512 + 16;
+/// Tells the keys of encrypted disks apart.
+pub type KeyCheck = [u8; 16];
 number! {
     /// The number of a group, never reused on its disk. 0 means no group.
     GroupId(u64)
@@ -56,7 +62,8 @@ impl GroupId {
 pub const DONORS_MAX: usize = 256;
 
 /// The fixed part of a superblock. With room for checkpoints, the number of the valid one (`U64`)
-/// follows. Then come the places of donors, and, with failure domains, the domain of each (`U16`).
+/// follows. Then come the places of donors; with failure domains, the domain of each (`U16`); on an
+/// encrypted disk, a [`KeyCheck`].
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct DiskSuperblockRecord {
@@ -95,6 +102,7 @@ const _: () = assert!(
     size_of::<DiskSuperblockRecord>()
         + size_of::<U64>()
         + DONORS_MAX * (size_of::<DonorPlaceRecord>() + size_of::<U16>())
+        + size_of::<KeyCheck>()
         <= SLOT_BYTES
 );
 
@@ -177,6 +185,8 @@ pub struct DiskSuperblock {
     pub checkpoint: Option<u64>,
     /// The kind of sums of its blocks.
     pub sums: Sums,
+    /// What units are encrypted with, if they are.
+    pub key: Option<KeyCheck>,
     pub donors: Vec<DonorPlace>,
 }
 
@@ -193,7 +203,8 @@ impl DiskSuperblock {
         let version = VERSION
             + u32::from(self.checkpoint.is_some()) * VERSION_CHECKPOINT
             + u32::from(self.sums.bit()) * VERSION_SUMS
-            + u32::from(self.has_domains()) * VERSION_DOMAINS;
+            + u32::from(self.has_domains()) * VERSION_DOMAINS
+            + u32::from(self.key.is_some()) * VERSION_SEALED;
         let record = DiskSuperblockRecord {
             crc: 0.into(),
             magic: SUPERBLOCK_MAGIC.into(),
@@ -221,6 +232,7 @@ impl DiskSuperblock {
         }
         let domains = self.donors.iter().filter(|_| self.has_domains());
         out.extend(domains.flat_map(|place| place.domain.to_le_bytes()));
+        out.extend(self.key.iter().flatten());
         out.resize(SLOT_BYTES, 0);
         seal(0, &mut out);
         out
@@ -238,7 +250,7 @@ impl DiskSuperblock {
             return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
         }
         let version = record.version.get();
-        let newest = VERSION + VERSION_CHECKPOINT + VERSION_SUMS + VERSION_DOMAINS;
+        let newest = VERSION + VERSION_CHECKPOINT + VERSION_SUMS + VERSION_DOMAINS + VERSION_SEALED;
         if !(VERSION..=newest).contains(&version) {
             return Err(FormatError::Version { what, expected: newest, found: version });
         }
@@ -251,8 +263,9 @@ impl DiskSuperblock {
         let has_checkpoints = more & VERSION_CHECKPOINT != 0;
         let (checkpoint, rest) = if has_checkpoints { (Some(number.get()), behind) } else { (None, rest) };
         let (places, rest) = <[DonorPlaceRecord]>::ref_from_prefix_with_elems(rest, count).expect(room);
-        let (domains, _) = <[U16]>::ref_from_prefix_with_elems(rest, count).expect(room);
+        let (domains, behind) = <[U16]>::ref_from_prefix_with_elems(rest, count).expect(room);
         let has_domains = more & VERSION_DOMAINS != 0;
+        let (key, _) = KeyCheck::read_from_prefix(if has_domains { behind } else { rest }).expect(room);
         let mut donors = Vec::with_capacity(count);
         for (place, domain) in places.iter().zip(domains) {
             let Some(standing) = Standing::of(place.standing) else {
@@ -275,6 +288,7 @@ impl DiskSuperblock {
             blocks: record.blocks.get(),
             checkpoint,
             sums: Sums::of_bit(more & VERSION_SUMS != 0),
+            key: (more & VERSION_SEALED != 0).then_some(key),
             donors,
         };
         superblock.check()?;
@@ -439,6 +453,7 @@ mod tests {
             blocks: 1000,
             checkpoint: None,
             sums: Sums::Xxh3,
+            key: None,
             donors: [1, 0, 2, 1].map(place).to_vec(),
         }
     }
@@ -474,6 +489,23 @@ mod tests {
             bytes[at + bit / 8] ^= 1 << (bit % 8);
         }
         assert!(DiskSuperblock::decode(&bytes[..100]).is_err());
+    }
+
+    #[test]
+    fn an_encrypted_disk_says_with_which_key_and_has_a_version_of_its_own() {
+        let largest = DiskSuperblock {
+            checkpoint: Some(9),
+            key: Some([0xab; 16]),
+            donors: vec![DonorPlace { domain: 7, ..place(1) }; DONORS_MAX],
+            ..superblock()
+        };
+        for superblock in [DiskSuperblock { key: Some([0xab; 16]), ..superblock() }, largest] {
+            let plain = DiskSuperblock { key: None, ..superblock.clone() }.encode();
+            let mut bytes = superblock.encode();
+            assert_eq!(bytes[12], plain[12] + 8);
+            bytes.resize(SUPERBLOCK_BYTES, 0);
+            assert_eq!(DiskSuperblock::decode(&bytes), Ok(superblock));
+        }
     }
 
     #[test]

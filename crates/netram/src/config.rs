@@ -9,6 +9,7 @@ use std::str::FromStr;
 use shoal_format::Sums;
 
 use crate::api::DiskError;
+use crate::sealed::SealKey;
 
 /// How blocks are spread and protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,6 +125,8 @@ pub struct Config {
     pub patience_ms: u32,
     /// Checksum of blocks. An existing disk keeps the one it was made with.
     pub sums: Sums,
+    /// What units are encrypted with, on the donors. An existing disk is opened only with its key.
+    pub key: Option<SealKey>,
 }
 
 impl Default for Config {
@@ -148,6 +151,7 @@ impl Default for Config {
             window_units: 0,
             patience_ms: 60_000,
             sums: Sums::Xxh3,
+            key: None,
         }
     }
 }

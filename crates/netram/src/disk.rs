@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock};
+use shoal_format::ram::OwnPlace;
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, WriteCache};
 
 use std::collections::{HashMap, VecDeque};
@@ -21,6 +22,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, ForgetCost, NotBack, Past, Trouble};
 use crate::config::Config;
 use crate::engine::{Engine, SECTOR_BYTES};
+use crate::sealed::{Sealer, Stored};
 use crate::spans::Stretch;
 use crate::spread::Numbered;
 use crate::state::room::DrainRoom;
@@ -31,7 +33,9 @@ const TICK: Duration = Duration::from_millis(50);
 
 struct Shared {
     engine: Mutex<Engine>,
-    donors: RwLock<Vec<Option<Arc<dyn BlockDevice>>>>,
+    donors: RwLock<Vec<Option<Served>>>,
+    /// Encrypts what donors hold, if they may not read it.
+    sealer: Option<Arc<Sealer>>,
     clock: Arc<dyn Clock>,
     /// Requests in flight.
     requests: Mutex<Numbered<u64, InFlight>>,
@@ -97,6 +101,12 @@ enum Kind {
     Changes,
 }
 
+/// A donor that is served by a device.
+struct Served {
+    device: Arc<dyn BlockDevice>,
+    place: OwnPlace,
+}
+
 /// A donor and the device that reaches it.
 pub type DonorDevice = (DonorInfo, Arc<dyn BlockDevice>);
 
@@ -132,9 +142,13 @@ impl Disk {
     fn start(
         config: &Config,
         engine: Engine,
-        donors: Vec<Option<Arc<dyn BlockDevice>>>,
+        devices: Vec<Option<Arc<dyn BlockDevice>>>,
         clock: Arc<dyn Clock>,
     ) -> Disk {
+        let served = |(number, device): (usize, Option<Arc<dyn BlockDevice>>)| {
+            device.map(|device| Served { device, place: engine.place(number as DonorId) })
+        };
+        let donors = devices.into_iter().enumerate().map(served).collect();
         let geometry = BlockGeometry {
             bytes: engine.bytes(),
             block_bytes: SECTOR_BYTES,
@@ -145,6 +159,7 @@ impl Disk {
         let shared = Arc::new(Shared {
             engine: Mutex::new(engine),
             donors: RwLock::new(donors),
+            sealer: config.key.as_ref().map(|key| Arc::new(Sealer::new(key))),
             clock,
             requests: Mutex::default(),
             permit: OnceLock::new(),
@@ -217,7 +232,7 @@ impl Disk {
             let mut donors = self.shared.donors.write();
             let mut engine = self.shared.engine.lock();
             let id = engine.add(info, past, self.shared.clock.monotonic_ns())?;
-            (id, put(&mut donors, id, device))
+            (id, put(&mut donors, Served { device, place: engine.place(id) }))
         };
         // Dropping it may wait for threads that ask other donors, so the lock must be free.
         drop(former);
@@ -237,7 +252,7 @@ impl Disk {
             let mut donors = self.shared.donors.write();
             let mut engine = self.shared.engine.lock();
             let id = engine.back(info, superblock, fenced, self.shared.clock.monotonic_ns())?;
-            (id, put(&mut donors, id, device))
+            (id, put(&mut donors, Served { device, place: engine.place(id) }))
         };
         drop(former);
         self.shared.with(|_, _| ());
@@ -300,9 +315,8 @@ impl Disk {
     /// Drops the devices of donors that are no longer used.
     fn release(shared: &Shared) {
         let vacant = shared.engine.lock().vacant();
-        let held = |donors: &[Option<Arc<dyn BlockDevice>>], number: DonorId| {
-            donors.get(number as usize).is_some_and(Option::is_some)
-        };
+        let held =
+            |donors: &[Option<Served>], number: DonorId| donors.get(number as usize).is_some_and(Option::is_some);
         if !vacant.iter().any(|&number| held(&shared.donors.read(), number)) {
             return;
         }
@@ -318,24 +332,20 @@ impl Disk {
 
 /// Returns the donor that this device serves. Comparing addresses is enough: while somebody holds a
 /// `Weak` to a device that is gone, no other device gets its address.
-fn served_by(donors: &[Option<Arc<dyn BlockDevice>>], device: &Weak<dyn BlockDevice>) -> Option<DonorId> {
-    let is_it = |held: &Option<Arc<dyn BlockDevice>>| {
-        held.as_ref().is_some_and(|held| std::ptr::addr_eq(Arc::as_ptr(held), device.as_ptr()))
+fn served_by(donors: &[Option<Served>], device: &Weak<dyn BlockDevice>) -> Option<DonorId> {
+    let is_it = |held: &Option<Served>| {
+        held.as_ref().is_some_and(|held| std::ptr::addr_eq(Arc::as_ptr(&held.device), device.as_ptr()))
     };
     donors.iter().position(is_it).map(|donor| donor as DonorId)
 }
 
-/// Puts a donor's device at its place and returns the device that was there.
-fn put(
-    donors: &mut Vec<Option<Arc<dyn BlockDevice>>>,
-    id: DonorId,
-    device: Arc<dyn BlockDevice>,
-) -> Option<Arc<dyn BlockDevice>> {
-    let place = id as usize;
-    if donors.len() <= place {
-        donors.resize_with(place + 1, || None);
+/// Puts a donor at its place and returns the one that was there.
+fn put(donors: &mut Vec<Option<Served>>, donor: Served) -> Option<Served> {
+    let number = usize::from(donor.place.number);
+    if donors.len() <= number {
+        donors.resize_with(number + 1, || None);
     }
-    donors[place].replace(device)
+    donors[number].replace(donor)
 }
 
 impl Drop for Disk {
@@ -477,19 +487,40 @@ impl Shared {
             shared.with(|engine, now| engine.done(ticket, Err(DonorError::new(Trouble::Refused, why)), now));
             return;
         }
-        let Some(device) = donors.get(donor as usize).and_then(Option::as_ref) else {
+        let Some(Served { device, place }) = donors.get(donor as usize).and_then(Option::as_ref) else {
             drop(donors);
             let why = "the donor is not there".to_string();
             shared.with(|engine, now| engine.done(ticket, Err(DonorError::new(Trouble::Away, why)), now));
             return;
         };
-        let request = match op {
-            DonorOp::Read { at, len } => Request::Read { at, buffer: vec![0; len as usize] },
-            DonorOp::Write { at, bytes } => Request::Write { at, buffer: bytes, fua: false },
-            DonorOp::Trim { at, len } => Request::Trim { at, len },
+        let sealed = self.sealer.as_ref().map(|sealer| (sealer.clone(), *place));
+        let is_sealed = sealed.is_some();
+        let lies = |at, len| if is_sealed { Sealer::place(at, len) } else { Stored { at, len } };
+        let (request, opens) = match op {
+            DonorOp::Read { at, len } => {
+                let stored = lies(at, len.into());
+                let opens = sealed.map(|(sealer, place)| move |bytes| sealer.open(place, at, bytes));
+                (Request::Read { at: stored.at, buffer: vec![0; stored.len as usize] }, opens)
+            }
+            DonorOp::Write { at, bytes } => {
+                let stored = lies(at, bytes.len() as u64);
+                let buffer = match sealed {
+                    Some((sealer, place)) => sealer.seal(place, at, bytes),
+                    None => bytes,
+                };
+                (Request::Write { at: stored.at, buffer, fua: false }, None)
+            }
+            DonorOp::Trim { at, len } => {
+                let stored = lies(at, len);
+                (Request::Trim { at: stored.at, len: stored.len }, None)
+            }
         };
         let done = move |result: Result<Vec<u8>, MediaError>| {
-            let answer = result.map_err(|error| trouble_of(&error));
+            let opened = result.map(|bytes| match opens {
+                Some(opens) => opens(bytes),
+                None => bytes,
+            });
+            let answer = opened.map_err(|error| trouble_of(&error));
             shared.with(|engine, now| engine.done(ticket, answer, now));
         };
         device.submit(request, Box::new(done));

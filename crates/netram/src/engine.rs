@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use shoal_format::ram;
-use shoal_format::ram::{DiskSuperblock, DonorPlace, OwnPlace, SUPERBLOCK_BYTES, Standing};
+use shoal_format::ram::{DiskSuperblock, DonorPlace, KeyCheck, OwnPlace, SUPERBLOCK_BYTES, Standing};
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, ForgetCost, NotBack, Past};
 use crate::checkpoint;
@@ -31,6 +31,7 @@ use crate::requests::abandon::abandon;
 use crate::requests::read;
 use crate::requests::send;
 use crate::requests::write;
+use crate::sealed::SealKey;
 use crate::spans::{Stretch, join_up};
 use crate::state::State;
 use crate::state::domains;
@@ -96,6 +97,14 @@ pub struct Members {
     pub domains: Domains,
     /// The place of each donor, in the order given; `None`: it does not belong to the disk.
     pub places: Vec<Option<OwnPlace>>,
+    key: Option<KeyCheck>,
+}
+
+impl Members {
+    /// Fails unless the key is the one that the disk is encrypted with.
+    pub fn check_key(&self, key: Option<&SealKey>) -> Result<(), DiskError> {
+        check_key(self.key, key)
+    }
 }
 
 /// Finds out which donors belong to the disk. Each is given by its first bytes. `None`: none does.
@@ -114,7 +123,7 @@ pub fn members(fronts: &[&[u8]], disk: &[u8; 16]) -> Option<Members> {
     }
     let of = places.iter().map(|place| place.map(|place| domain(place.number.into()))).collect();
     let quorum = Quorum { counting: sizes.len(), parity: newest.parity.into() };
-    Some(Members { quorum, domains: Domains { of, sizes }, places })
+    Some(Members { quorum, domains: Domains { of, sizes }, places, key: newest.key })
 }
 
 /// Saves elsewhere a group that a donor did not take.
@@ -144,6 +153,17 @@ fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
         width: if policy == Policy::Mirrored { 0 } else { superblock.data + superblock.parity },
         ..config.clone()
     }
+}
+
+/// Fails unless the key is the one that the disk is encrypted with.
+fn check_key(disk: Option<KeyCheck>, key: Option<&SealKey>) -> Result<(), DiskError> {
+    let why = match (disk, key.map(SealKey::check)) {
+        (disk, key) if disk == key => return Ok(()),
+        (Some(_), None) => "the disk is encrypted; give its key with key=FILE",
+        (Some(_), Some(_)) => "the key is not the one that the disk is encrypted with; give that one with key=FILE",
+        (None, _) => "the disk is not encrypted; leave key=FILE out, or make a new disk with it",
+    };
+    Err(DiskError::Config(why.into()))
 }
 
 /// Fails unless enough donors are there to find every block of the disk.
@@ -247,6 +267,7 @@ impl Engine {
             return wrong(format!("donor {name} belongs to another disk; leave it out"));
         }
         let config = config_of(&newest, config);
+        check_key(newest.key, config.key.as_ref())?;
         let mut plan = config.plan(usize::MAX)?;
         plan.data = newest.data as usize;
         let mut state = State::new(&config, plan, now_ns);
@@ -450,6 +471,11 @@ impl Engine {
             true => Ok(state.roster().forget_cost(donor)),
             false => Err(DiskError::Config("the disk is still being opened; wait, or bring donors back".into())),
         }
+    }
+
+    /// Returns a donor's number and birth.
+    pub(crate) fn place(&self, donor: DonorId) -> OwnPlace {
+        OwnPlace { number: donor, born: self.core.lock().donors[usize::from(donor)].born }
     }
 
     /// Finds the donor of the disk whose superblock these bytes hold. Returns its number, its name,

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `api` | what goes into the engine and comes out: requests, donor operations, tickets |
 //! | `config` | policies and what they mean in numbers |
+//! | `sealed` | encryption of what donors hold |
 //! | `parity`, `spread`, `spans`, `counts` | XOR and Reed-Solomon over rows; maps by numbers; data and holes; counters |
 //! | `planted` | bugs to plant in tests |
 //! | `state` | what the engine knows: groups, the block map, donors, notes, checkpoints; steps that never wait |
@@ -44,6 +45,7 @@ pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 mod requests;
+mod sealed;
 mod spans;
 mod spread;
 mod state;
@@ -59,6 +61,7 @@ pub use config::{Config, Plan, Policy, Stalled};
 pub use counts::{Counts, Traffic};
 pub use disk::{Disk, DonorDevice, Permit};
 pub use engine::{Engine, Members, SECTOR_BYTES, identify, members};
+pub use sealed::{SEALED_ALIGNMENT, SealKey};
 pub use shoal_format::ram::SUPERBLOCK_BYTES;
 pub use spans::Stretch;
 pub use state::donors::DonorState;

@@ -21,10 +21,10 @@ use shoal_netram::{Disk, Engine};
 use super::lease::{self, Ownership};
 use super::lock;
 use super::name::Netram;
-use super::reach::{NotReached, Reached, export_name, reach_all};
+use super::reach::{NotReached, Reached, export_name, key_of, reach_all};
 use crate::device::Made;
 use crate::device_name::{MakeOptions, Name};
-use crate::donor_link::Written;
+use crate::donor_link::{FRONT_BYTES, Written};
 use crate::failure::{During, Failure, Outcome};
 use crate::overwrite;
 use crate::size::human;
@@ -92,7 +92,7 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     refuse_if_in_use(&reached, force)?;
     let uuid = new_uuid();
     let what = || format!("network RAM disk {}", uuid_text(&uuid));
-    let config = shoal_netram::Config { uuid, ..wanted.config.clone() };
+    let config = shoal_netram::Config { uuid, key: key_of(wanted, &uuid)?, ..wanted.config.clone() };
     // An engine without its donors tells whether such a disk is possible.
     let infos = reached.iter().map(|one| one.info()).collect();
     Engine::create(&config, infos, 0).map_err(|error| Failure::new("network RAM disk", error))?;
@@ -148,6 +148,13 @@ fn refuse_if_it_holds_a_disk(reached: &[&Reached], force: bool) -> Outcome<()> {
 fn write(config: &shoal_netram::Config, reached: &[Reached], ownership: &Ownership) -> Outcome<u64> {
     for one in reached {
         one.wipe()?;
+        if config.key.is_some() {
+            // An earlier disk may have left there what nobody should read. A server without trims
+            // keeps it until it is overwritten.
+            let behind = FRONT_BYTES as u64;
+            let trimmed = shoal_media::block::trim(&*one.device(), behind, one.link.geometry().bytes - behind);
+            trimmed.during(format_args!("donor {}", one.donor))?;
+        }
         ownership.leave(&one.link)?;
         one.link.belongs_to(config.uuid, Written::NotYet);
     }

@@ -49,7 +49,7 @@ pub use name::{Donor, Netram};
 pub use report::DiskReport;
 
 use lease::Ownership;
-use reach::{Reached, choose, export_name, not_there, reach_all, which_disk};
+use reach::{Reached, choose, export_name, key_of, not_there, reach_all, which_disk};
 
 pub static KIND: Kind = Kind {
     name: "netram",
@@ -113,21 +113,21 @@ impl NetramDisk {
         choose(wanted, &mut tried);
         let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
         let Some(uuid) = which_disk(wanted, &reached)? else { return Err(not_there(wanted, tried)) };
+        let fronts: Vec<&[u8]> = reached.iter().map(|one| &*one.front).collect();
+        let members = shoal_netram::members(&fronts, &uuid).expect("one was found");
+        let key = key_of(wanted, &uuid)?;
+        let what = || format!("network RAM disk {}", uuid_text(&uuid));
+        members.check_key(key.as_ref()).map_err(|error| Failure::new(what(), error))?;
         let lock = lock(&uuid)?;
         let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
         // A client that has the disk open is noticed before anything is written, and has stopped
         // before anything is read.
-        let fronts: Vec<&[u8]> = reached.iter().map(|one| &*one.front).collect();
-        let members = shoal_netram::members(&fronts, &uuid).expect("one was found");
         let (takeover, quorum, domains) = (wanted.takeover, members.quorum, members.domains);
         let wish = lease::Wish { client, uuid: &uuid, takeover, quorum, domains, is_new: false };
         let (reached, ownership) = lease::enter(reached, &wish)?;
         let reached: Vec<&Reached> = reached.iter().collect();
         if which_disk(wanted, &reached)? != Some(uuid) {
-            return Err(Failure::new(
-                format!("network RAM disk {}", uuid_text(&uuid)),
-                "is not on its donors any more",
-            ));
+            return Err(Failure::new(what(), "is not on its donors any more"));
         }
         for one in &reached {
             // A blank donor has no superblock of this disk yet, so a reconnection cannot require
@@ -139,7 +139,7 @@ impl NetramDisk {
         // Wait for a missing donor longer than it takes to notice the loss, since most donors come
         // back.
         let patience_ms = (wanted.lost_after * PATIENCE).as_millis().try_into().unwrap_or(u32::MAX);
-        let config = shoal_netram::Config { uuid, patience_ms, ..wanted.config.clone() };
+        let config = shoal_netram::Config { uuid, patience_ms, key, ..wanted.config.clone() };
         for error in tried.iter().filter_map(|(_, reached)| reached.as_ref().err()) {
             warn!("{error}; opening the disk without it");
         }
@@ -148,7 +148,7 @@ impl NetramDisk {
         let disk = Arc::new(disk.map_err(|error| {
             let more = "name more of its donors, or make a new disk in their place with `shoal format --force netram:...`; \
                         everything on this one is lost then";
-            Failure::new(format_args!("network RAM disk {}", uuid_text(&uuid)), error).remedy(more)
+            Failure::new(what(), error).remedy(more)
         })?);
         disk.permitted_by(ownership.clone());
         let policy = disk.status().policy;

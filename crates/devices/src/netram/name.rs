@@ -39,6 +39,8 @@ pub struct Netram {
     /// A file with the secret that donors ask for.
     pub secret: Option<PathBuf>,
     pub certificates: Option<PathBuf>,
+    /// A file with the key that the donors' memory is encrypted with.
+    pub key: Option<PathBuf>,
     pub lost_after: Duration,
     /// Take the disk from the client that has it open. Never part of the text.
     pub takeover: bool,
@@ -99,6 +101,7 @@ impl Netram {
             name: String::new(),
             secret: None,
             certificates: None,
+            key: None,
             lost_after: LOST_AFTER,
             takeover: false,
         };
@@ -146,6 +149,7 @@ impl Netram {
             }
         }
         disk.secret.as_mut().map_or(Ok(()), make_absolute)?;
+        disk.key.as_mut().map_or(Ok(()), make_absolute)?;
         disk.certificates.as_mut().map_or(Ok(()), make_absolute)?;
         Ok(disk)
     }
@@ -178,6 +182,7 @@ impl Netram {
             "checkpoints" => self.config.checkpoints = yes(key, value)?,
             "name" => self.name = value.into(),
             "secret" => self.secret = Some(value.into()),
+            "key" => self.key = Some(value.into()),
             "tls-certificates" => self.certificates = Some(value.into()),
             "lost-after" => self.lost_after = lost_after_of(value)?,
             "new" => return Err(format!("new={value}: disks are made with `shoal format netram:...`")),
@@ -185,7 +190,7 @@ impl Netram {
             _ => {
                 return Err(format!(
                     "{key}: no option of a network RAM disk; known are policy, streams, parity, buffer, block, width, \
-                     spare, size, timeout, dedicated-parity, idle-cleaning, checkpoints, name, secret, tls-certificates, \
+                     spare, size, timeout, dedicated-parity, idle-cleaning, checkpoints, name, secret, key, tls-certificates, \
                      lost-after, uuid"
                 ));
             }
@@ -335,6 +340,9 @@ impl fmt::Display for Netram {
         if let Some(path) = &self.secret {
             add("secret", true, &path.display());
         }
+        if let Some(path) = &self.key {
+            add("key", true, &path.display());
+        }
         if let Some(path) = &self.certificates {
             add("tls-certificates", true, &path.display());
         }
@@ -381,7 +389,7 @@ mod tests {
     fn donors_of_all_kinds_and_every_option_are_read_and_written_back() {
         let text = "netram:unix:/run/a,donor:7000,nbd+unix:///x?socket=/run/b%2Cc?policy=mirrored&streams=3&parity=2&\
                     buffer=16&block=8192&width=3&spare=30&size=1G&timeout=9&dedicated-parity=yes&idle-cleaning=no&\
-                    checkpoints=no&name=me&secret=/s&tls-certificates=/c&lost-after=0.5&uuid=00010203-0405-0607-0809-0a0b0c0d0eff";
+                    checkpoints=no&name=me&secret=/s&key=/k&tls-certificates=/c&lost-after=0.5&uuid=00010203-0405-0607-0809-0a0b0c0d0eff";
         let disk = netram(text);
         assert_eq!(disk.donors.len(), 3);
         assert_eq!(disk.donors[0].at, Address::Unix("/run/a".into()));
@@ -395,6 +403,7 @@ mod tests {
         assert!(config.dedicated_parity && !config.idle_cleaning && !config.checkpoints);
         assert!(netram("netram:a:1,b:1").config.checkpoints);
         assert_eq!((disk.name.as_str(), disk.lost_after), ("me", Duration::from_millis(500)));
+        assert_eq!(disk.key, Some("/k".into()));
         assert_eq!(disk.uuid.unwrap()[15], 255);
         assert_eq!(netram(&disk.to_string()), disk);
     }
@@ -448,9 +457,9 @@ mod tests {
     #[test]
     fn relative_paths_become_absolute() {
         let here = std::env::current_dir().unwrap();
-        let disk = netram("netram:unix:a,nbd+unix:///?socket=b?name=n&secret=s").with_absolute_paths().unwrap();
+        let disk = netram("netram:unix:a,nbd+unix:///?socket=b?name=n&secret=s&key=k").with_absolute_paths().unwrap();
         assert_eq!(disk.donors[0].at, Address::Unix(here.join("a")));
         assert_eq!(disk.donors[1].uri("", None).place, Place::Unix { path: here.join("b") });
-        assert_eq!(disk.secret, Some(here.join("s")));
+        assert_eq!((disk.secret, disk.key), (Some(here.join("s")), Some(here.join("k"))));
     }
 }

@@ -15,8 +15,9 @@ use shoal_format::ram::{DiskSuperblock, LEASE_BYTES, Lease, OwnPlace, SLOTS_BYTE
 use shoal_media::BlockDevice;
 use shoal_nbd::ConnectError;
 use shoal_netram::ownership::bytes_of;
-use shoal_netram::{DonorInfo, identify};
+use shoal_netram::{DonorInfo, SEALED_ALIGNMENT, SealKey, identify};
 use tracing::warn;
+use zeroize::Zeroizing;
 
 use super::SECTOR_BYTES;
 use super::name::{Donor, Netram};
@@ -87,6 +88,24 @@ impl Reached {
     }
 }
 
+/// Returns the key of the disk with this uuid, if it is to be encrypted.
+pub(super) fn key_of(wanted: &Netram, uuid: &[u8; 16]) -> Outcome<Option<SealKey>> {
+    let Some(path) = &wanted.key else { return Ok(None) };
+    let what = || format!("key {}", path.display());
+    let text = Zeroizing::new(fs::read_to_string(path).during(what())?);
+    let digits = text.trim();
+    let mut owner = Zeroizing::new([0; 32]);
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let bytes = digits.as_bytes().chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?));
+    let is_key = digits.len() == 64
+        && owner.iter_mut().zip(bytes).all(|(byte, found)| found.map(|found| *byte = found).is_some());
+    if !is_key {
+        let remedy = "write one with `openssl rand -hex 32`, and keep it: without it the disk is lost";
+        return Err(Failure::new(what(), "is not 64 hexadecimal digits").remedy(remedy));
+    }
+    Ok(Some(SealKey::derive(&owner, uuid)))
+}
+
 /// Returns the export that this client asks donors for: its name, with its secret if it has one.
 pub(super) fn export_name(wanted: &Netram) -> Outcome<String> {
     let Some(path) = &wanted.secret else { return Ok(wanted.name.clone()) };
@@ -143,6 +162,13 @@ pub(super) fn reach(donor: &Donor, wanted: &Netram, export: &str) -> Result<Reac
     if geometry.block_bytes > SECTOR_BYTES {
         let cause = format!("its blocks have {} bytes, more than {SECTOR_BYTES}", geometry.block_bytes);
         return Err(unfit(cause, "use another server"));
+    }
+    if wanted.key.is_some() && geometry.block_bytes > SEALED_ALIGNMENT {
+        let cause = format!(
+            "takes requests of whole {} bytes only, and an encrypted disk needs {SEALED_ALIGNMENT}",
+            geometry.block_bytes
+        );
+        return Err(unfit(cause, "use a newer `shoal donate`, or leave key=FILE out"));
     }
     let front = link.front().map_err(|error| unfit(error.to_string(), "use another donor, or give it more memory"))?;
     Ok(Reached { donor: donor.clone(), link: Arc::new(link), front })
@@ -279,6 +305,7 @@ mod tests {
             blocks: 100,
             checkpoint: None,
             sums: Sums::Xxh3,
+            key: None,
             donors: vec![DonorPlace { standing: Standing::Counts, born: 1, domain: 0 }; 2],
         };
         let mut front = superblock.encode();
@@ -297,6 +324,23 @@ mod tests {
         fs::write(dir.path().join("s"), text).unwrap();
         let line = format!("a:1,b:2?name=me&secret={}", dir.path().join("s").display());
         (dir, Netram::parse(&line).unwrap())
+    }
+
+    #[test]
+    fn a_key_is_64_hexadecimal_digits() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("k");
+        let key = |text: &str| {
+            fs::write(&file, text).unwrap();
+            key_of(&Netram::parse(&format!("a:1,b:2?key={}", file.display())).unwrap(), &[1; 16])
+        };
+        let digits = "00112233445566778899aabbccddeeff".repeat(2);
+        assert_eq!(key(&format!("{digits}\n")).unwrap(), key(&digits.to_uppercase()).unwrap());
+        assert_ne!(key(&digits).unwrap(), key(&digits.replace('f', "e")).unwrap());
+        for wrong in ["", &digits[1..], &digits.replace('f', "g"), &format!("{digits}0"), &"é".repeat(32)] {
+            let said = key(wrong).unwrap_err().to_string();
+            assert!(said.contains("64 hexadecimal digits") && said.contains("openssl rand -hex 32"), "{said}");
+        }
     }
 
     #[test]

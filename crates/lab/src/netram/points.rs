@@ -137,6 +137,7 @@ impl Setup<'_> {
             timeout_ms: self.timeout_ms,
             patience_ms: Config::default().patience_ms,
             sums: Config::default().sums,
+            key: None,
             // The paper has no checkpoints, which would add traffic.
             checkpoints: false,
             window_units: 0,

@@ -21,9 +21,13 @@ use zeroize::Zeroizing;
 use super::chunk::{CHUNK_BYTES, Memory};
 use super::pack::{Compression, Packed, Packer, unpack};
 use super::quota::{Grant, GrantError, Quota};
+use crate::sealed::SEALED_ALIGNMENT;
 use crate::spans::{Stretch, join_up};
 
-const BLOCK_BYTES: u32 = 512;
+/// Areas have whole sectors (bytes).
+const SIZE_BYTES: u32 = 512;
+/// Requests are aligned to this (bytes). A sector of an encrypted disk is not a power of two.
+const BLOCK_BYTES: u32 = SEALED_ALIGNMENT;
 
 /// Chunks behind one lock. The table costs only 16 bytes for each MiB lent, and neighbours rarely
 /// wait for each other.
@@ -120,7 +124,7 @@ fn parts(at: u64, len: u64) -> impl Iterator<Item = Part> {
 }
 
 impl Area {
-    /// Makes an area of zeros. Its size (whole blocks of 512 bytes) is reserved in the quota until
+    /// Makes an area of zeros. Its size (whole sectors of 512 bytes) is reserved in the quota until
     /// it is revoked. `name` is for messages.
     pub fn new(
         name: impl Into<String>,
@@ -128,9 +132,9 @@ impl Area {
         quota: &Arc<Quota>,
         compression: Compression,
     ) -> std::result::Result<Area, GrantError> {
-        let bytes = bytes / u64::from(BLOCK_BYTES) * u64::from(BLOCK_BYTES);
+        let bytes = bytes / u64::from(SIZE_BYTES) * u64::from(SIZE_BYTES);
         if bytes == 0 {
-            return Err(GrantError::Small { asked: bytes, block_bytes: BLOCK_BYTES });
+            return Err(GrantError::Small { asked: bytes, block_bytes: SIZE_BYTES });
         }
         let grant = quota.grant(bytes)?;
         let groups = bytes.div_ceil((CHUNK_BYTES * GROUP_CHUNKS) as u64);

@@ -12,6 +12,7 @@ use crate::api::{DonorId, DonorOp, Purpose};
 use crate::config::Policy;
 use crate::membership::growth::grown;
 use crate::planted::{Bug, is_planted};
+use crate::sealed::SealKey;
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::epoch::Membership;
@@ -66,6 +67,7 @@ impl State {
             blocks: self.growing.unwrap_or(self.map.blocks()),
             checkpoint: self.checkpoints.enabled.then_some(self.checkpoints.named),
             sums: self.config.sums,
+            key: self.config.key.as_ref().map(SealKey::check),
             donors: self.donors.iter().map(place).collect(),
         }
     }

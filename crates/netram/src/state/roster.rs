@@ -8,6 +8,7 @@ use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES};
 use shoal_format::ram_checkpoint;
 
 use crate::api::{DiskError, DonorId, DonorInfo};
+use crate::sealed;
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::place::Member;
@@ -68,10 +69,11 @@ impl Roster<'_> {
     /// Number of units of a donor of this size.
     pub fn units_of(&self, info: &DonorInfo) -> u32 {
         let (front, unit_bytes) = (SUPERBLOCK_BYTES as u64, self.shape.unit_bytes());
+        let bytes = if self.config.key.is_some() { sealed::bytes_inside(info.bytes) } else { info.bytes };
         if self.checkpoints.enabled {
-            return ram_checkpoint::units(info.bytes, front, unit_bytes, self.plan.buffer);
+            return ram_checkpoint::units(bytes, front, unit_bytes, self.plan.buffer);
         }
-        let room = info.bytes.saturating_sub(front) / unit_bytes as u64;
+        let room = bytes.saturating_sub(front) / unit_bytes as u64;
         room.min(u32::MAX as u64 - 1) as u32
     }
 

@@ -1,0 +1,214 @@
+//! Lives of an encrypted disk over donors in memory: torn writes, donors that die, and what a donor sees.
+//!
+//! Every life writes, flushes, and loses its client; the next client finds all that was flushed, and
+//! of the rest the old or the new contents of each sector. Left out: the engine's own faults
+//! (`network.rs`), and real processes (`tests/nbd/operators`).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache, block};
+use shoal_netram::{Config, Disk, DonorInfo, Policy, SEALED_ALIGNMENT, SUPERBLOCK_BYTES, SealKey};
+use shoal_sim::{Random, SimClock};
+
+const SECTOR: usize = 512;
+const DONOR_BYTES: usize = 600 << 10;
+const DISK_BYTES: u64 = 512 << 10;
+const PLAIN: &[u8; 16] = b"shoal plain text";
+
+/// A donor whose memory the test can look at.
+struct Donor {
+    memory: Mutex<Vec<u8>>,
+    /// Each write is done in part, and fails: the client's last moment.
+    tears: AtomicBool,
+    random: Mutex<Random>,
+}
+
+impl Donor {
+    fn new(seed: u64) -> Arc<Donor> {
+        let (memory, tears) = (Mutex::new(vec![0; DONOR_BYTES]), AtomicBool::new(false));
+        Arc::new(Donor { memory, tears, random: Mutex::new(Random::new(seed)) })
+    }
+
+    fn front(&self) -> Vec<u8> {
+        self.memory.lock().unwrap()[..SUPERBLOCK_BYTES].to_vec()
+    }
+
+    fn shows_plain_text(&self) -> bool {
+        self.memory.lock().unwrap().windows(PLAIN.len()).any(|window| window == PLAIN)
+    }
+}
+
+impl BlockDevice for Donor {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
+    fn geometry(&self) -> BlockGeometry {
+        let block_bytes = SEALED_ALIGNMENT;
+        BlockGeometry { bytes: DONOR_BYTES as u64, block_bytes, atomic_bytes: 512, survives_process: true }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let (at, len) = request.range();
+        assert!(at.is_multiple_of(SEALED_ALIGNMENT.into()) && len.is_multiple_of(SEALED_ALIGNMENT.into()));
+        let mut memory = self.memory.lock().unwrap();
+        let range = at as usize..(at + len) as usize;
+        let result = match request {
+            Request::Read { mut buffer, .. } => {
+                buffer.copy_from_slice(&memory[range]);
+                Ok(buffer)
+            }
+            Request::Write { buffer, .. } if self.tears.load(Ordering::SeqCst) => {
+                let mut random = self.random.lock().unwrap();
+                for piece in (0..buffer.len()).step_by(16).filter(|_| random.below(3) > 0) {
+                    let to = at as usize + piece;
+                    memory[to..to + 16].copy_from_slice(&buffer[piece..piece + 16]);
+                }
+                Err(MediaError::io("donor", std::io::Error::other("torn")))
+            }
+            Request::Write { buffer, .. } => {
+                memory[range].copy_from_slice(&buffer);
+                Ok(buffer)
+            }
+            Request::Trim { .. } | Request::WriteZeroes { .. } => {
+                memory[range].fill(0);
+                Ok(vec![])
+            }
+            Request::Flush => Ok(vec![]),
+        };
+        drop(memory);
+        done(result);
+    }
+}
+
+fn config(owner: Option<u8>) -> Config {
+    let key = owner.map(|owner| SealKey::derive(&[owner; 32], &[9; 16]));
+    Config { uuid: [9; 16], block_bytes: 1024, bytes: Some(DISK_BYTES), checkpoints: true, key, ..Config::default() }
+}
+
+fn info(number: usize) -> DonorInfo {
+    DonorInfo { name: format!("donor{number}"), bytes: DONOR_BYTES as u64, domain: 0 }
+}
+
+fn create(donors: &[Arc<Donor>], config: &Config) -> Disk {
+    let devices =
+        donors.iter().enumerate().map(|(number, donor)| (info(number), donor.clone() as Arc<dyn BlockDevice>));
+    Disk::create(config, devices.collect(), Arc::new(SimClock::new(0))).unwrap()
+}
+
+fn open(donors: &[Arc<Donor>], without: Option<usize>, config: &Config) -> Result<Disk, String> {
+    let there = donors.iter().enumerate().filter(|(number, _)| Some(*number) != without);
+    let devices = there.map(|(number, donor)| ((info(number), donor.clone() as Arc<dyn BlockDevice>), donor.front()));
+    Disk::open(config, devices.collect(), Arc::new(SimClock::new(0))).map_err(|error| error.to_string())
+}
+
+/// Contents of some sectors that can be told from all others.
+fn contents(version: u64, sectors: usize) -> Vec<u8> {
+    let sector =
+        |at: usize| [&version.to_le_bytes()[..], &(at as u64).to_le_bytes(), PLAIN].concat().repeat(SECTOR / 32);
+    (0..sectors).flat_map(sector).collect()
+}
+
+fn life(seed: u64, policy: Policy, tears: bool) {
+    let mut random = Random::new(seed);
+    let config = Config { policy, ..config(Some(1)) };
+    let donors: Vec<_> = (0..4).map(|number| Donor::new(seed * 10 + number)).collect();
+    let mut disk = create(&donors, &config);
+    let mut durable = vec![0; DISK_BYTES as usize];
+    for version in 1..=3 {
+        // What the disk held since the last flush.
+        let mut since: Vec<Vec<u8>> = vec![durable];
+        for step in 0..30 {
+            let sectors = 1 + random.below(8);
+            let at = random.below(DISK_BYTES / SECTOR as u64 - sectors) * SECTOR as u64;
+            let bytes = contents(version * 1000 + step, sectors as usize);
+            shoal_media::write(&disk, at, &bytes).unwrap();
+            let mut now = since.last().unwrap().clone();
+            now[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+            since.push(now);
+            if random.below(6) == 0 {
+                block::flush(&disk).unwrap();
+                since.drain(..since.len() - 1);
+            }
+        }
+        if tears {
+            donors.iter().for_each(|donor| donor.tears.store(true, Ordering::SeqCst));
+            disk.submit(Request::Flush, Box::new(|_| {}));
+        }
+        drop(disk);
+        donors.iter().for_each(|donor| donor.tears.store(false, Ordering::SeqCst));
+        assert!(!donors.iter().any(|donor| donor.shows_plain_text()), "seed {seed}");
+        let without = (!tears && version == 3).then(|| random.below(4) as usize);
+        disk = open(&donors, without, &config).unwrap();
+        let mut found = vec![0; DISK_BYTES as usize];
+        shoal_media::read(&disk, 0, &mut found).unwrap();
+        for at in (0..found.len()).step_by(SECTOR) {
+            let is_one = since.iter().any(|one| found[at..at + SECTOR] == one[at..at + SECTOR]);
+            assert!(is_one, "seed {seed}, version {version}: sector {}", at / SECTOR);
+        }
+        block::flush(&disk).unwrap();
+        durable = found;
+    }
+}
+
+#[test]
+fn what_was_flushed_survives_torn_writes() {
+    (0..30).for_each(|seed| life(seed, Policy::Adaptive, true));
+    // Without parity nothing but the torn unit itself knows what it held.
+    (30..60).for_each(|seed| life(seed, Policy::Cached, true));
+}
+
+#[test]
+fn what_was_flushed_survives_the_loss_of_a_donor() {
+    (0..60).for_each(|seed| life(seed, Policy::Adaptive, false));
+}
+
+#[test]
+fn a_disk_opens_with_its_key_only() {
+    let donors: Vec<_> = (0..3).map(Donor::new).collect();
+    let disk = create(&donors, &config(Some(1)));
+    shoal_media::write(&disk, 4096, &contents(1, 8)).unwrap();
+    block::flush(&disk).unwrap();
+    drop(disk);
+    for (owner, why) in [(None, "is encrypted; give its key"), (Some(2), "not the one that the disk is encrypted with")]
+    {
+        let said = open(&donors, None, &config(owner)).err().expect("refused");
+        assert!(said.contains(why), "{said}");
+    }
+    let mut found = vec![0; 8 * SECTOR];
+    shoal_media::read(&open(&donors, None, &config(Some(1))).unwrap(), 4096, &mut found).unwrap();
+    assert_eq!(found, contents(1, 8));
+    // The test sees plain text where there is some.
+    let donors: Vec<_> = (0..3).map(Donor::new).collect();
+    let disk = create(&donors, &config(None));
+    shoal_media::write(&disk, 4096, &contents(1, 8)).unwrap();
+    block::flush(&disk).unwrap();
+    drop(disk);
+    assert!(donors.iter().any(|donor| donor.shows_plain_text()));
+    let said = open(&donors, None, &config(Some(1))).err().expect("refused");
+    assert!(said.contains("is not encrypted; leave key=FILE out"), "{said}");
+}
+
+#[test]
+fn what_a_donor_makes_up_is_rebuilt_from_the_others() {
+    let donors: Vec<_> = (0..4).map(Donor::new).collect();
+    let disk = create(&donors, &config(Some(1)));
+    let bytes = contents(7, DISK_BYTES as usize / SECTOR / 2);
+    shoal_media::write(&disk, 0, &bytes).unwrap();
+    block::flush(&disk).unwrap();
+    // It exchanges two sectors of its own, and flips a bit in others.
+    {
+        let mut memory = donors[1].memory.lock().unwrap();
+        let units = &mut memory[SUPERBLOCK_BYTES..];
+        for sector in (0..units.len() / 528 - 2).step_by(3) {
+            units[sector * 528 + 40] ^= 1;
+            let (first, second) = units[(sector + 1) * 528..(sector + 3) * 528].split_at_mut(528);
+            first.swap_with_slice(second);
+        }
+    }
+    let mut found = vec![0; bytes.len()];
+    shoal_media::read(&disk, 0, &mut found).unwrap();
+    assert!(found == bytes);
+    assert!(disk.status().damage.found > 0);
+}
