@@ -231,7 +231,10 @@ mod tests {
             ["threshold=256K", "threshold=64M", "ro"].map(|words| parsed(words).store.threshold),
             [Some(256 << 10), Some(64 << 20), None]
         );
+        assert_eq!(["executables=16M", "threshold=2M"].map(|words| parsed(words).store.executables), [16 << 20, 0]);
         for odd in [
+            "executables",
+            "executables=65M",
             "threshold",
             "threshold=0",
             "threshold=65M",

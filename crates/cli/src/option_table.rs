@@ -252,6 +252,8 @@ pub static TABLE: &[Entry] = &[
     valued("threshold", "SIZE", "256K", "as format --threshold, for this mount (4K to 64M)")
         .sets(|options, word| read::threshold(word).map(|bytes| options.store.threshold = Some(bytes)))
     .changeable(),
+    valued("executables", "SIZE", "16M", "the same for files that may be executed (default: as for all files)")
+        .sets(|options, word| read::threshold(word).map(|bytes| options.store.executables = bytes)),
     plain("sums nosums", "", "keep checksums of bulk storage from now on, or drop them")
         .sets(|options, word| {
             options.store.sums = Some(word.name == "sums");

@@ -84,6 +84,8 @@ pub struct Options {
     /// Files longer than this are large, unless they or their directories say otherwise (bytes);
     /// none: the threshold that the store was formatted with.
     pub threshold: Option<u64>,
+    /// The same for files that may be executed, if it is more (bytes).
+    pub executables: u64,
     /// Pack inodes and directories, too.
     pub pack_inodes: bool,
     /// How file data is packed, unless a file or its directory says otherwise.
@@ -127,6 +129,7 @@ impl Default for Options {
             spill_percent: SPILL_PERCENT,
             region_bytes_max: None,
             threshold: None,
+            executables: 0,
             pack_inodes: true,
             method: Method::default(),
             earlier_boot_ids: Vec::new(),

@@ -2,7 +2,7 @@
 //! extended attribute.
 //!
 //! `format` writes the store's threshold; an option or [`Fs::set_threshold`] overrides it while the
-//! store is open. The attribute `user.shoal.threshold` of a directory applies to files created in
+//! store is open. Another option raises it for files that may be executed. The attribute `user.shoal.threshold` of a directory applies to files created in
 //! and below it, that of a file to the file itself. It is not a stored attribute but a number in
 //! the inode's record, which new files and directories inherit. Links and renames leave it
 //! unchanged. An inherited threshold is not shown as an attribute: a copy would carry it along as
@@ -86,8 +86,18 @@ impl<'a> Tree<'a> {
     pub(crate) fn threshold_of(self, inode: &Inode) -> u64 {
         match (&self.fs.bulk, inode.threshold.bytes) {
             (None, _) => u64::MAX,
-            (_, 0) => self.fs.threshold().min(THRESHOLD_MAX.into()),
+            (_, 0) => self.usual_threshold(inode).min(THRESHOLD_MAX.into()),
             (_, own) => own.into(),
+        }
+    }
+
+    /// The threshold of a file that has none of its own. Programs and libraries are read whole and
+    /// again and again, and are marked as executable when they are made.
+    fn usual_threshold(self, inode: &Inode) -> u64 {
+        let bytes = self.fs.threshold();
+        match inode.is_file() && inode.mode & 0o111 != 0 {
+            true => bytes.max(self.fs.options.executables),
+            false => bytes,
         }
     }
 

@@ -51,6 +51,33 @@ fn bulk() -> Setup {
 }
 
 #[test]
+fn programs_are_kept_whole_up_to_a_size_of_their_own() {
+    let mut store = Store::new(bulk());
+    let fs = store.open_with(Options { executables: 512 << 10, ..options(None) });
+    let make = |name: &str, mode| fs.mknod(&caller(), ROOT, name.as_bytes(), mode, 0).unwrap().ino;
+    let (program, text) = (make("program", 0o755), make("text", 0o644));
+    for ino in [program, text] {
+        fs.write(ino, 0, &vec![b'x'; 300 << 10]).unwrap();
+    }
+    assert!(!is_large(&fs, program) && is_large(&fs, text));
+    fs.write(program, 512 << 10, b"x").unwrap();
+    assert!(is_large(&fs, program));
+    // A directory's own threshold counts for all files in it.
+    let low = dir(&fs, ROOT, "low");
+    set(&fs, low, "8K");
+    let inside = fs.mknod(&caller(), low, b"program", 0o755, 0).unwrap().ino;
+    fs.write(inside, 0, &[b'x'; 9 << 10]).unwrap();
+    assert!(is_large(&fs, inside));
+    // One that becomes a program later is large until it is rebalanced.
+    let late = make("late", 0o600);
+    fs.write(late, 0, &vec![b'x'; 300 << 10]).unwrap();
+    fs.setattr(late, &SetAttr { mode: Some(0o755), ..SetAttr::default() }).unwrap();
+    assert!(is_large(&fs, late));
+    let found = fs.large().misplaced(late, 0).unwrap().expect("it belongs in memory");
+    assert!(found.bytes > 0);
+}
+
+#[test]
 fn files_made_in_a_directory_and_below_are_large_from_its_threshold_on() {
     let mut store = Store::new(bulk());
     let fs = store.open();

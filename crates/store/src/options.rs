@@ -32,6 +32,8 @@ pub struct StoreOptions {
     pub spill_percent: u8,
     /// Files longer than this are large (bytes), if not as the store says.
     pub threshold: Option<u64>,
+    /// The same for files that may be executed, if it is more (bytes).
+    pub executables: u64,
     /// Keep checksums of data on bulk storage, or none, if not as the store does.
     pub sums: Option<bool>,
     /// Scrub in idle time when the last scrub is older than this.
@@ -56,6 +58,7 @@ impl Default for StoreOptions {
             pack_inodes: true,
             spill_percent: SPILL_PERCENT,
             threshold: None,
+            executables: 0,
             sums: None,
             scrub_every: None,
             cache_bytes: None,
@@ -81,6 +84,7 @@ impl StoreOptions {
             pack_inodes: self.pack_inodes,
             spill_percent: self.spill_percent,
             threshold: self.threshold,
+            executables: self.executables,
             degraded: self.degraded,
             sums: self.sums,
             method: self.compress.unwrap_or(description.compress),

@@ -27,11 +27,11 @@ pub(crate) async fn reaper(core: Arc<Core>) {
                 state.has_unprotected();
                 let horizon = state.horizons().horizon();
                 let groups = &state.groups;
-                let due = |&(killed, index): &(u64, u32)| {
-                    let held = groups[index].is_held();
-                    (state.ready && killed <= horizon && !held) || is_planted(Bug::FreeEarly)
-                };
-                let (killed, index) = groups.dying().find(due)?;
+                // They come in the order in which they died.
+                let is_safe =
+                    |&(killed, _): &(u64, u32)| (state.ready && killed <= horizon) || is_planted(Bug::FreeEarly);
+                let is_due = |&(_, index): &(u64, u32)| !groups[index].is_held() || is_planted(Bug::FreeEarly);
+                let (killed, index) = groups.dying().take_while(is_safe).find(is_due)?;
                 state.groups.reap(killed, index);
                 Some(index)
             })
