@@ -84,7 +84,7 @@ pub struct Options {
     /// Files longer than this are large, unless they or their directories say otherwise (bytes);
     /// none: the threshold that the store was formatted with.
     pub threshold: Option<u64>,
-    /// The same for files that may be executed, if it is more (bytes).
+    /// Files with an execute bit are large only if they are longer than this as well (bytes).
     pub executables: u64,
     /// Pack inodes and directories, too.
     pub pack_inodes: bool,

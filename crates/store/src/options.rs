@@ -32,7 +32,7 @@ pub struct StoreOptions {
     pub spill_percent: u8,
     /// Files longer than this are large (bytes), if not as the store says.
     pub threshold: Option<u64>,
-    /// The same for files that may be executed, if it is more (bytes).
+    /// Files with an execute bit are large only if they are longer than this as well (bytes).
     pub executables: u64,
     /// Keep checksums of data on bulk storage, or none, if not as the store does.
     pub sums: Option<bool>,
