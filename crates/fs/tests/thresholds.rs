@@ -68,7 +68,7 @@ fn programs_are_kept_whole_up_to_a_size_of_their_own() {
     let inside = fs.mknod(&caller(), low, b"program", 0o755, 0).unwrap().ino;
     fs.write(inside, 0, &[b'x'; 9 << 10]).unwrap();
     assert!(is_large(&fs, inside));
-    // One that becomes a program later is large until it is rebalanced.
+    // A large file that gets the execute bit stays large until it is rebalanced.
     let late = make("late", 0o600);
     fs.write(late, 0, &vec![b'x'; 300 << 10]).unwrap();
     fs.setattr(late, &SetAttr { mode: Some(0o755), ..SetAttr::default() }).unwrap();

@@ -117,7 +117,7 @@ fn life(seed: u64, policy: Policy, tears: bool) {
     let mut disk = create(&donors, &config);
     let mut durable = vec![0; DISK_BYTES as usize];
     for version in 1..=3 {
-        // What the disk held since the last flush.
+        // Every state of the disk since the last flush: a sector may be found in any of them.
         let mut since: Vec<Vec<u8>> = vec![durable];
         for step in 0..30 {
             let sectors = 1 + random.below(8);
