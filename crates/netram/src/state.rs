@@ -78,6 +78,7 @@ use crate::state::notes::Notes;
 use crate::state::open_groups::OpenGroups;
 use crate::state::place::Location;
 use crate::state::repairs::Repairs;
+use crate::state::room::GROUPS_AHEAD;
 use crate::state::schedule::Schedule;
 use crate::state::scrubs::Scrubs;
 use crate::state::shortage::{Leveling, Shortage};
@@ -209,7 +210,8 @@ impl State {
         if killed.ends_repair {
             self.repairs.moves();
         }
-        if killed.filed {
+        // Almost every write kills a block. While there is room, the cleaner looks with the ticks.
+        if killed.is_dead || killed.filed && !self.room().has_room(GROUPS_AHEAD) {
             self.wake();
         }
     }

@@ -30,13 +30,16 @@ pub(crate) struct Group {
     pub members: Members,
     memory: Option<Box<Memory>>,
     rare: Option<Box<Rare>>,
-    live: u32,
+    /// At most 255 units of 64 blocks.
+    live: u16,
     data: u8,
     /// A job works on it: it must not be cleaned, freed or moved.
     busy: bool,
     entries: Entries,
     /// Its live blocks could not be moved. It is not tried again before something changes.
     hopeless: bool,
+    /// Number of live blocks for which it is filed for the cleaner; 0: it is not filed there.
+    filed: u16,
 }
 
 /// What is known of a group's entries.
@@ -104,7 +107,7 @@ impl Group {
 
     /// Number of its blocks and lists that count.
     pub fn live(&self) -> u32 {
-        self.live
+        self.live.into()
     }
 
     /// Upper bound (exclusive) of the sequences of blocks that replaced blocks of this group.
@@ -283,8 +286,10 @@ impl Group {
 
 /// The effects of a block's death on its group.
 pub(crate) struct Killed {
-    /// The group has been refiled for the cleaner or the reaper.
+    /// The group has been refiled for the cleaner.
     pub filed: bool,
+    /// The group has been filed for the reaper: nothing of it lives.
+    pub is_dead: bool,
     /// The block was the last one of a group that needed repair.
     pub ends_repair: bool,
 }
@@ -295,7 +300,10 @@ pub(crate) struct Groups {
     places: Vec<Group>,
     unused: Vec<u32>,
     /// Sealed groups that no job works on and that may be cleaned, by live blocks.
-    by_live: BTreeSet<(u32, u32)>,
+    by_live: BTreeSet<(u16, u32)>,
+    /// Groups that have fewer live blocks than they are filed for. Writes kill blocks far more often than the cleaner
+    /// searches.
+    sunk: Vec<u32>,
     /// Dead groups, by the sequence that killed their last block.
     dying: BTreeSet<(u64, u32)>,
     /// Groups in memory.
@@ -363,6 +371,7 @@ impl Groups {
         self.places.clear();
         self.unused.clear();
         self.by_live.clear();
+        self.sunk.clear();
         self.dying.clear();
     }
 
@@ -435,7 +444,7 @@ impl Groups {
 
     /// Adds live blocks to the first groups, on top of those already counted.
     pub fn add_live(&mut self, live: &[u16]) {
-        self.places.iter_mut().zip(live).for_each(|(group, &live)| group.live += u32::from(live));
+        self.places.iter_mut().zip(live).for_each(|(group, &live)| group.live += live);
     }
 
     /// Drops a list that opening found and that does not count.
@@ -451,38 +460,62 @@ impl Groups {
         let group = &mut self[place];
         let live = group.live;
         (group.live, group.killed) = (live - 1, sequence);
-        let killed = Killed { filed: group.rests(), ends_repair: live == 1 && group.incomplete().is_some() };
-        if killed.filed {
-            self.by_live.remove(&(live, place));
+        let (rests, is_last) = (group.rests(), live == 1);
+        let killed =
+            Killed { filed: rests, is_dead: rests && is_last, ends_repair: is_last && group.incomplete().is_some() };
+        if killed.is_dead {
+            self.unfile(place);
             self.file(place);
+        } else if group.filed == live {
+            self.sunk.push(place);
+            if self.sunk.len() > self.places.len() {
+                self.refile();
+            }
         }
         killed
     }
 
     /// Files a sealed group that no job works on for the cleaner or the reaper.
     fn file(&mut self, place: u32) {
-        let group = &self.places[place as usize];
+        let group = &mut self.places[place as usize];
         debug_assert!(group.memory.is_none() && !group.busy);
         self.changed = true;
         match group.live {
             0 => drop(self.dying.insert((group.killed, place))),
             _ if group.hopeless => {}
-            live => drop(self.by_live.insert((live, place))),
+            live => {
+                group.filed = live;
+                self.by_live.insert((live, place));
+            }
         }
     }
 
     fn unfile(&mut self, place: u32) {
-        let group = &self.places[place as usize];
-        self.by_live.remove(&(group.live, place));
+        let group = &mut self.places[place as usize];
+        self.by_live.remove(&(std::mem::take(&mut group.filed), place));
         self.dying.remove(&(group.killed, place));
+    }
+
+    /// Files groups for the live blocks that they have by now. Called before a search.
+    pub fn refile(&mut self) {
+        for place in std::mem::take(&mut self.sunk) {
+            let group = &mut self.places[place as usize];
+            if group.filed > group.live {
+                self.by_live.remove(&(group.filed, place));
+                group.filed = group.live;
+                self.by_live.insert((group.live, place));
+            }
+        }
     }
 
     /// Files all groups for the cleaner and the reaper once opening has found them.
     pub fn file_all(&mut self) {
         let dead = self.iter().filter(|(_, group)| group.live == 0);
         self.dying = dead.map(|(place, group)| (group.killed, place)).collect();
+        self.places.iter_mut().for_each(|group| group.filed = group.live);
         let alive = self.iter().filter(|(_, group)| group.live > 0);
         self.by_live = alive.map(|(place, group)| (group.live, place)).collect();
+        self.sunk.clear();
         self.unused = (0..self.places()).rev().filter(|&place| !self[place].exists()).collect();
         self.changed = true;
         self.first_new = self.next;
@@ -501,7 +534,8 @@ impl Groups {
 
     /// Sealed groups that may be cleaned: live blocks and place, the fewest blocks first.
     pub fn by_live(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.by_live.iter().copied()
+        debug_assert!(self.sunk.is_empty(), "a search begins with `refile`");
+        self.by_live.iter().map(|&(live, place)| (live.into(), place))
     }
 
     /// Dead groups: the sequence that killed their last block, and their place.
@@ -519,7 +553,7 @@ impl Groups {
     /// something changes.
     pub fn moved(&mut self, place: u32, before: u32, is_full: bool) -> bool {
         let group = &mut self[place];
-        group.hopeless = group.live > 0 && group.live == before && !is_full;
+        group.hopeless = group.live > 0 && group.live() == before && !is_full;
         !group.hopeless
     }
 

@@ -42,7 +42,8 @@ impl Memory {
     /// Makes an empty group of `data` data units of `bytes` each, on `width` donors.
     pub fn new(data: usize, width: usize, bytes: usize, purpose: Purpose, now_ns: u64) -> Memory {
         Memory {
-            buffers: vec![Vec::with_capacity(bytes); data],
+            // A cloned vector has no capacity to spare.
+            buffers: (0..data).map(|_| Vec::with_capacity(bytes)).collect(),
             lists: vec![Vec::new(); data],
             origins: vec![Vec::new(); data],
             heads: vec![Head::default(); width],

@@ -49,6 +49,7 @@ impl State {
         if in_vain || !looks || !more {
             return None;
         }
+        self.groups.refile();
         let found = self.room().find_victim(short);
         // There is nothing to find until something dies.
         if found.is_none() && !short {
