@@ -15,6 +15,8 @@ mod figures;
 mod large;
 mod measure;
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
 use crate::experiment::{Common, LabError, Run};
@@ -47,6 +49,12 @@ pub struct Options {
     /// Run only in the directories of --at, not on the engine in this process
     #[arg(long, requires = "at")]
     pub no_engine: bool,
+    /// Transactions of PostMark with large files, which move hundreds of gigabytes in the paper's number
+    #[arg(long, value_name = "N", default_value_t = measure::TRANSACTIONS, value_parser = clap::value_parser!(u32).range(1..))]
+    pub mixed_transactions: u32,
+    /// Keep large files of the engine in this process in DIR, in a store with battery memory on /dev/shm
+    #[arg(long, value_name = "DIR", conflicts_with = "no_engine")]
+    pub disk: Option<PathBuf>,
     /// Run only these parts
     #[arg(long, value_name = "PART", value_delimiter = ',')]
     pub only: Vec<Part>,
@@ -69,6 +77,8 @@ pub struct Options {
 struct Plan {
     at: Vec<Labelled>,
     has_engine: bool,
+    mixed_transactions: u32,
+    disk: Option<PathBuf>,
     parts: Vec<Part>,
     has_fsync: bool,
     seed: u64,
@@ -88,7 +98,17 @@ impl Options {
         let (runs, scale) = plan::amount(is_quick, self.runs, self.scale);
         let parts = plan::parts(&self.only);
         let (at, has_engine, has_fsync) = (self.at.clone(), !self.no_engine, self.fsync);
-        Plan { at, has_engine, parts, has_fsync, seed: self.seed, runs, scale }
+        Plan {
+            at,
+            has_engine,
+            mixed_transactions: self.mixed_transactions,
+            disk: self.disk.clone(),
+            parts,
+            has_fsync,
+            seed: self.seed,
+            runs,
+            scale,
+        }
     }
 
     /// Returns the command that repeats the runs.
@@ -96,10 +116,17 @@ impl Options {
         let quick = if common.quick { " --quick" } else { "" };
         let at: String = self.at.iter().map(|place| format!(" --at {place}")).collect();
         let engine = if self.no_engine { " --no-engine" } else { "" };
+        let disk = self.disk.as_ref().map(|disk| format!(" --disk {}", disk.display())).unwrap_or_default();
+        let mixed = match self.mixed_transactions {
+            measure::TRANSACTIONS => String::new(),
+            fewer => format!(" --mixed-transactions {fewer}"),
+        };
         let only = plan::only(&self.only);
         let fsync = if self.fsync { " --fsync" } else { "" };
         let Options { seed, runs, scale, .. } = self;
-        format!("shoal lab run conquest{quick}{at}{engine}{only}{fsync} --seed {seed} --runs {runs} --scale {scale}")
+        format!(
+            "shoal lab run conquest{quick}{at}{engine}{disk}{mixed}{only}{fsync} --seed {seed} --runs {runs} --scale {scale}"
+        )
     }
 }
 

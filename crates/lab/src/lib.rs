@@ -24,6 +24,7 @@
 //! | `processor` | processor time of a thread |
 //! | `small_files` | compressors of file data on real trees |
 //! | `world` | what an experiment makes on this machine, and its removal |
+//! | `disk_store` | a store in this process with its large files on a disk |
 //! | `target` | calls on files, of a store in this process or of any directory |
 //! | `postmark` | PostMark: many small files, as of a mail server |
 //! | `conquest` | Conquest's benchmarks, on any file systems side by side and on the engine |
@@ -40,6 +41,7 @@
 
 pub mod all;
 pub mod conquest;
+mod disk_store;
 pub mod exhibits;
 pub mod experiment;
 pub mod idle_time;

@@ -105,7 +105,7 @@ impl Kind {
 pub struct Place {
     pub label: String,
     pub kind: Kind,
-    /// None for the engine in this process.
+    /// For the engine in this process: where it may keep large files.
     pub directory: Option<PathBuf>,
 }
 

@@ -45,6 +45,16 @@ fn a_small_run_on_the_engine_and_in_two_directories() {
 }
 
 #[test]
+fn with_a_disk_the_engine_also_has_large_files() {
+    let disk = tempfile::tempdir().unwrap();
+    let words = format!("conquest --disk {} --only mixed --runs 1 --scale 0.0005", disk.path().display());
+    let (found, _) = report(&words);
+    assert_eq!(rows(&found, "rates").len(), 7 * 4);
+    assert_eq!(found["skipped"].as_array().unwrap().len(), 0);
+    assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 0, "it is empty again");
+}
+
+#[test]
 fn parts_can_be_chosen_and_a_place_needs_a_label() {
     let (found, _) = report("conquest --only small-files --scale 0.001 --runs 1");
     assert!(rows(&found, "rates").iter().all(|row| row["figure"] == "5.1"));

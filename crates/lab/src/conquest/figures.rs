@@ -4,7 +4,7 @@
 //! a ratio compares runs of the same round. The paper's figures come from its text, because its
 //! plots have no numbers.
 
-use super::measure::{Case, Found, POSTMARK_PHASES, SMALL_PHASES};
+use super::measure::{Case, Found, POSTMARK_PHASES, SMALL_PHASES, TRANSACTIONS};
 use super::{Part, Plan, large};
 use crate::exhibits::Paper;
 use crate::median::Median;
@@ -55,6 +55,12 @@ pub fn notes(plan: &Plan) -> Vec<String> {
     ];
     if plan.scale < 1.0 {
         notes.push(format!("{} of the paper's files and transactions", plan.scale));
+    }
+    if plan.mixed_transactions != TRANSACTIONS && plan.parts.contains(&Part::Mixed) {
+        notes.push(format!(
+            "5.6: {} transactions for the paper's {TRANSACTIONS}, on its number of files",
+            plan.mixed_transactions
+        ));
     }
     notes
 }
@@ -194,8 +200,12 @@ const CLAIMS: [Claim; 30] = [
 
 /// A ratio is the paper's within this factor.
 const NEAR: f64 = 1.1;
-/// Why the engine may be faster, and what lies between a program and a mounted store.
+/// Why the engine may be faster, why it may be slower, and what lies between a program and a mounted store.
 const ENGINE: &str = "Shoal's memory and index need no block and no page cache";
+const SUMS: &str = "checksums of what is on the disk, which no file system of 2002 had";
+const SEEKS: &str = "ext2 waited for seeks in 2002, and this disk has none";
+const GROWTH: &str = "a file grows record by record, and its piece of memory is copied as it grows";
+const FLUSHES: &str = "a file that outgrows memory was durable there, so its disk is flushed before memory lets it go; ext2 waits for nothing";
 const FUSE: &str = "a request to a mounted store goes through FUSE and a daemon, Conquest was in the kernel";
 
 impl Claim {
@@ -215,7 +225,14 @@ impl Claim {
         let why = match kind {
             _ if ours.value > to => ENGINE,
             Kind::Fuse => FUSE,
-            _ => "",
+            _ if ours.value >= from / NEAR => "",
+            _ => match (self.part, self.against == DISK) {
+                (Part::Mixed, _) => FLUSHES,
+                (Part::LargeFiles, true) if from < 2.0 => SUMS,
+                (Part::LargeFiles, true) => SEEKS,
+                (Part::LargeFiles, false) => GROWTH,
+                _ => "",
+            },
         };
         said.judge_spread(ours).because(why)
     }

@@ -98,9 +98,8 @@ impl Large for Engine<'_> {
         }
     }
 
-    /// Does nothing: everything is durable when a call returns.
-    fn sync(&self, _file: &Ino) -> Outcome<()> {
-        Ok(())
+    fn sync(&self, file: &Ino) -> Outcome<()> {
+        self.0.fsync(*file).map_err(|error| Failed::new("fsync", "", error))
     }
 }
 

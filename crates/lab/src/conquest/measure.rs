@@ -10,6 +10,7 @@ use shoal_sim::Random;
 
 use super::large::{self, Large, Shape};
 use super::{Part, Plan};
+use crate::disk_store::DiskStore;
 use crate::experiment::LabError;
 use crate::mramfs::variants::{Packing, VARIANTS};
 use crate::places::{Kind, Place};
@@ -34,7 +35,9 @@ const MEMORY_BYTES_MAX: u64 = 10 << 20;
 const POSTMARK_FILES: [u32; 6] = [5_000, 10_000, 15_000, 20_000, 25_000, 30_000];
 /// The number of PostMark's files in the runs with fsync and with large files.
 const MIXED_FILES: u32 = 10_000;
-const TRANSACTIONS: u32 = 200_000;
+pub const TRANSACTIONS: u32 = 200_000;
+/// Memory of a store in this process with a disk: more than all its small files and metadata take (bytes).
+const DISK_STORE_MEMORY: u64 = 512 << 20;
 /// Large files per thousand.
 const LARGE_OF_THOUSAND: [u32; 7] = [0, 10, 20, 40, 60, 80, 100];
 
@@ -70,12 +73,12 @@ pub struct Found {
     pub skipped: Vec<String>,
 }
 
-fn postmark(plan: &Plan, files: u32, large_of_thousand: u32) -> Workload {
+fn postmark(plan: &Plan, files: u32, transactions: u32, large_of_thousand: u32) -> Workload {
     let files = plan.scaled(files);
     Workload::generate(&Config {
         seed: plan.seed,
         files,
-        transactions: plan.scaled(TRANSACTIONS),
+        transactions: plan.scaled(transactions),
         size_min: 512,
         size_max: 16 << 10,
         large_of_thousand,
@@ -113,7 +116,7 @@ fn cases(plan: &Plan) -> Vec<Case> {
             }
             Part::Postmark => {
                 for files in POSTMARK_FILES {
-                    let work = || Work::Postmark(Box::new(postmark(plan, files, 0)));
+                    let work = || Work::Postmark(Box::new(postmark(plan, files, TRANSACTIONS, 0)));
                     let (x, name) = (f64::from(plan.scaled(files)), format!("{} files", plan.scaled(files)));
                     cases.push(case(*part, x, name.clone(), false, work()));
                     if plan.has_fsync && files == MIXED_FILES {
@@ -123,7 +126,8 @@ fn cases(plan: &Plan) -> Vec<Case> {
             }
             Part::Mixed => {
                 for of_thousand in LARGE_OF_THOUSAND {
-                    let work = Work::Postmark(Box::new(postmark(plan, MIXED_FILES, of_thousand)));
+                    let work =
+                        Work::Postmark(Box::new(postmark(plan, MIXED_FILES, plan.mixed_transactions, of_thousand)));
                     let percent = f64::from(of_thousand) / 10.0;
                     cases.push(case(*part, percent, format!("{percent}% large files"), false, work));
                 }
@@ -134,6 +138,15 @@ fn cases(plan: &Plan) -> Vec<Case> {
 }
 
 impl Case {
+    /// Returns whether Conquest keeps some of the files on a disk.
+    fn takes_disk(&self) -> bool {
+        match &self.work {
+            Work::Large(shape) => shape.bytes > 1 << 20,
+            Work::Postmark(_) => self.part == Part::Mixed,
+            Work::Small { .. } => false,
+        }
+    }
+
     /// Returns why the case is left out at a place, if it is.
     fn left_out(&self, place: &Place) -> Option<&'static str> {
         let is_large = match &self.work {
@@ -142,8 +155,10 @@ impl Case {
             Work::Small { .. } => false,
         };
         match place.kind {
-            Kind::Engine if is_large || matches!(&self.work, Work::Large(shape) if shape.bytes > 1 << 20) => {
-                Some("it keeps everything in memory here")
+            Kind::Engine
+                if place.directory.is_none() && (is_large || self.part == Part::LargeFiles && self.takes_disk()) =>
+            {
+                Some("it has no disk; name a directory on one with --disk")
             }
             Kind::Engine if self.is_synced && !matches!(self.work, Work::Large(_)) => {
                 Some("everything is durable at return, with or without fsync")
@@ -154,8 +169,14 @@ impl Case {
     }
 
     fn once(&self, place: &Place, seed: u64) -> Result<Vec<f64>, LabError> {
-        if let Some(directory) = &place.directory {
-            return Ok(self.rates(&Directory::create_in(directory)?.synced(self.is_synced), seed)?);
+        match &place.directory {
+            Some(disk) if place.kind == Kind::Engine && self.takes_disk() => {
+                return Ok(self.rates(&Engine(DiskStore::create_in(disk, DISK_STORE_MEMORY)?.fs()), seed)?);
+            }
+            Some(directory) if place.kind != Kind::Engine => {
+                return Ok(self.rates(&Directory::create_in(directory)?.synced(self.is_synced), seed)?);
+            }
+            _ => {}
         }
         let (files, bytes) = match &self.work {
             Work::Small { files } => (u64::from(*files), SMALL_BYTES as u64),
@@ -206,8 +227,12 @@ fn small<T: Target>(target: &T, files: u32) -> Outcome<Vec<f64>> {
 }
 
 pub fn measure(plan: &Plan) -> Result<Found, LabError> {
-    let mut places: Vec<Place> = plan.at.iter().map(Place::at).collect::<Result<_, _>>()?;
-    places.extend(plan.has_engine.then(Place::engine));
+    // The engine comes first among the stores of Shoal: it is nearest to a file system in the kernel.
+    let engine = plan.has_engine.then(|| Place { directory: plan.disk.clone(), ..Place::engine() });
+    let mut places: Vec<Place> = engine.into_iter().collect();
+    for at in &plan.at {
+        places.push(Place::at(at)?);
+    }
     let mut cases = cases(plan);
     let mut skipped = vec![];
     for case in &mut cases {
