@@ -36,12 +36,14 @@ const VERSION: u32 = 2;
 const VERSION_CHECKPOINT: u32 = 1;
 const VERSION_SUMS: u32 = 2;
 const VERSION_DOMAINS: u32 = 4;
-/// Added for a disk whose units are encrypted.
-const VERSION_SEALED: u32 = 8;
+/// Added for a disk whose units are encrypted and whose superblocks are signed. 8 is not used: it was
+/// encrypted disks without signatures, which no release made.
+const VERSION_SEALED: u32 = 16;
 /// A sector of 512 bytes as an encrypted disk stores it: its bytes, and a tag.
 pub const SEALED_SECTOR_BYTES: usize = 512 + 16;
-/// Tells the keys of encrypted disks apart.
-pub type KeyCheck = [u8; 16];
+/// Shows that a superblock was written with the key of its encrypted disk.
+pub type Signature = [u8; 16];
+const SIGNATURE_AT: usize = SLOT_BYTES - size_of::<Signature>();
 number! {
     /// The number of a group, never reused on its disk. 0 means no group.
     GroupId(u64)
@@ -62,8 +64,8 @@ impl GroupId {
 pub const DONORS_MAX: usize = 256;
 
 /// The fixed part of a superblock. With room for checkpoints, the number of the valid one (`U64`)
-/// follows. Then come the places of donors; with failure domains, the domain of each (`U16`); on an
-/// encrypted disk, a [`KeyCheck`].
+/// follows. Then come the places of donors; with failure domains, the domain of each (`U16`). The last
+/// bytes of the slot are the [`Signature`] on an encrypted disk.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct DiskSuperblockRecord {
@@ -102,8 +104,7 @@ const _: () = assert!(
     size_of::<DiskSuperblockRecord>()
         + size_of::<U64>()
         + DONORS_MAX * (size_of::<DonorPlaceRecord>() + size_of::<U16>())
-        + size_of::<KeyCheck>()
-        <= SLOT_BYTES
+        <= SIGNATURE_AT
 );
 
 /// A lease, with all of its bytes.
@@ -185,8 +186,8 @@ pub struct DiskSuperblock {
     pub checkpoint: Option<u64>,
     /// The kind of sums of its blocks.
     pub sums: Sums,
-    /// What units are encrypted with, if they are.
-    pub key: Option<KeyCheck>,
+    /// Units are encrypted, and a superblock without the right [`Signature`] does not count.
+    pub sealed: bool,
     pub donors: Vec<DonorPlace>,
 }
 
@@ -197,14 +198,14 @@ impl Standing {
 }
 
 impl DiskSuperblock {
-    /// Encodes one slot.
+    /// Encodes one slot, without its [`Signature`] ([`sign`]).
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.donors.len() <= DONORS_MAX, "there are at most {DONORS_MAX} donors");
         let version = VERSION
             + u32::from(self.checkpoint.is_some()) * VERSION_CHECKPOINT
             + u32::from(self.sums.bit()) * VERSION_SUMS
             + u32::from(self.has_domains()) * VERSION_DOMAINS
-            + u32::from(self.key.is_some()) * VERSION_SEALED;
+            + u32::from(self.sealed) * VERSION_SEALED;
         let record = DiskSuperblockRecord {
             crc: 0.into(),
             magic: SUPERBLOCK_MAGIC.into(),
@@ -232,7 +233,6 @@ impl DiskSuperblock {
         }
         let domains = self.donors.iter().filter(|_| self.has_domains());
         out.extend(domains.flat_map(|place| place.domain.to_le_bytes()));
-        out.extend(self.key.iter().flatten());
         out.resize(SLOT_BYTES, 0);
         seal(0, &mut out);
         out
@@ -251,10 +251,10 @@ impl DiskSuperblock {
         }
         let version = record.version.get();
         let newest = VERSION + VERSION_CHECKPOINT + VERSION_SUMS + VERSION_DOMAINS + VERSION_SEALED;
-        if !(VERSION..=newest).contains(&version) {
+        let more = version.wrapping_sub(VERSION);
+        if more & !(newest - VERSION) != 0 {
             return Err(FormatError::Version { what, expected: newest, found: version });
         }
-        let more = version - VERSION;
         let count = usize::from(record.donors.get());
         if count > DONORS_MAX || record.donor.get() >= record.donors.get() {
             return Err(FormatError::Range { what, field: "donors", found: record.donors.into() });
@@ -263,9 +263,8 @@ impl DiskSuperblock {
         let has_checkpoints = more & VERSION_CHECKPOINT != 0;
         let (checkpoint, rest) = if has_checkpoints { (Some(number.get()), behind) } else { (None, rest) };
         let (places, rest) = <[DonorPlaceRecord]>::ref_from_prefix_with_elems(rest, count).expect(room);
-        let (domains, behind) = <[U16]>::ref_from_prefix_with_elems(rest, count).expect(room);
+        let (domains, _) = <[U16]>::ref_from_prefix_with_elems(rest, count).expect(room);
         let has_domains = more & VERSION_DOMAINS != 0;
-        let (key, _) = KeyCheck::read_from_prefix(if has_domains { behind } else { rest }).expect(room);
         let mut donors = Vec::with_capacity(count);
         for (place, domain) in places.iter().zip(domains) {
             let Some(standing) = Standing::of(place.standing) else {
@@ -288,7 +287,7 @@ impl DiskSuperblock {
             blocks: record.blocks.get(),
             checkpoint,
             sums: Sums::of_bit(more & VERSION_SUMS != 0),
-            key: (more & VERSION_SEALED != 0).then_some(key),
+            sealed: more & VERSION_SEALED != 0,
             donors,
         };
         superblock.check()?;
@@ -330,11 +329,24 @@ impl DiskSuperblock {
 
     /// Decodes the newest valid slot, and returns its index too.
     pub fn newest(bytes: &[u8]) -> Result<(usize, DiskSuperblock), FormatError> {
+        Self::newest_where(bytes, |_, _| true)
+    }
+
+    /// Like [`DiskSuperblock::newest`], but leaves out superblocks that do not count; the slot's bytes are given, too.
+    pub fn newest_where(
+        bytes: &[u8],
+        counts: impl Fn(&DiskSuperblock, &[u8]) -> bool,
+    ) -> Result<(usize, DiskSuperblock), FormatError> {
+        let what = "superblock of a network RAM disk";
         let [first, second, ..] = bytes.as_chunks().0 else {
             let (expected, found) = (SLOTS_BYTES, bytes.len());
-            return Err(FormatError::Short { what: "superblock of a network RAM disk", expected, found });
+            return Err(FormatError::Short { what, expected, found });
         };
-        let slots = [Self::decode_slot(first), Self::decode_slot(second)];
+        let decode = |slot| match Self::decode_slot(slot) {
+            Ok(found) if !counts(&found, slot) => Err(FormatError::Range { what, field: "signature", found: 0 }),
+            decoded => decoded,
+        };
+        let slots = [decode(first), decode(second)];
         match slots {
             [Ok(a), Ok(b)] => Ok(if a.epoch > b.epoch { (0, a) } else { (1, b) }),
             [Ok(a), Err(_)] => Ok((0, a)),
@@ -342,6 +354,19 @@ impl DiskSuperblock {
             [Err(a), Err(b)] => Err(if matches!(a, FormatError::Magic { .. }) { b } else { a }),
         }
     }
+}
+
+/// Signs an encoded slot. `signature`: makes the signature of these bytes.
+pub fn sign(slot: &mut [u8], signature: impl FnOnce(&[u8]) -> Signature) {
+    let (signed, place) = slot.split_at_mut(SIGNATURE_AT);
+    place.copy_from_slice(&signature(&signed[size_of::<U32>()..]));
+    seal(0, slot);
+}
+
+/// Returns which bytes of a slot are signed, and what the slot has as their signature.
+pub fn signed(slot: &[u8]) -> (&[u8], &[u8]) {
+    let (signed, signature) = slot.split_at(SIGNATURE_AT);
+    (&signed[size_of::<U32>()..], signature)
 }
 
 /// A client's claim to the disk, as stated in its lease.
@@ -453,7 +478,7 @@ mod tests {
             blocks: 1000,
             checkpoint: None,
             sums: Sums::Xxh3,
-            key: None,
+            sealed: false,
             donors: [1, 0, 2, 1].map(place).to_vec(),
         }
     }
@@ -492,19 +517,31 @@ mod tests {
     }
 
     #[test]
-    fn an_encrypted_disk_says_with_which_key_and_has_a_version_of_its_own() {
+    fn an_encrypted_disk_has_signed_superblocks_and_a_version_of_its_own() {
         let largest = DiskSuperblock {
             checkpoint: Some(9),
-            key: Some([0xab; 16]),
+            sealed: true,
             donors: vec![DonorPlace { domain: 7, ..place(1) }; DONORS_MAX],
             ..superblock()
         };
-        for superblock in [DiskSuperblock { key: Some([0xab; 16]), ..superblock() }, largest] {
-            let plain = DiskSuperblock { key: None, ..superblock.clone() }.encode();
+        for superblock in [DiskSuperblock { sealed: true, ..superblock() }, largest] {
+            let plain = DiskSuperblock { sealed: false, ..superblock.clone() }.encode();
             let mut bytes = superblock.encode();
-            assert_eq!(bytes[12], plain[12] + 8);
+            assert_eq!(bytes[12], plain[12] + 16);
+            sign(&mut bytes, |signed| {
+                assert_eq!(signed.len(), SLOT_BYTES - 4 - 16);
+                [0xab; 16]
+            });
+            assert_eq!((signed(&bytes).0, signed(&bytes).1), (&bytes[4..SLOT_BYTES - 16], &[0xab; 16][..]));
+            let mut without = bytes.clone();
             bytes.resize(SUPERBLOCK_BYTES, 0);
             assert_eq!(DiskSuperblock::decode(&bytes), Ok(superblock));
+            assert!(DiskSuperblock::newest_where(&bytes, |_, slot| signed(slot).1 == [0xac; 16]).is_err());
+            // A disk that was encrypted before superblocks were signed.
+            without[12] -= 8;
+            seal(0, &mut without);
+            without.resize(SUPERBLOCK_BYTES, 0);
+            assert!(matches!(DiskSuperblock::decode(&without), Err(FormatError::Version { .. })));
         }
     }
 

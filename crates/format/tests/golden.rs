@@ -52,7 +52,7 @@ fn ram_superblock(checkpoint: Option<u64>, sums: Sums) -> DiskSuperblock {
         blocks: 0xfedc_ba98,
         checkpoint,
         sums,
-        key: None,
+        sealed: false,
         donors: vec![
             place(Standing::Gone, 0),
             place(Standing::Counts, 0x0a0b_0c0d),

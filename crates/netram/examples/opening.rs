@@ -101,7 +101,7 @@ impl Model {
             blocks: self.blocks,
             checkpoint: Some(NUMBER),
             sums: Sums::Xxh3,
-            key: None,
+            sealed: false,
             donors: (0..self.donors).map(place).collect(),
         }
         .encode();

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use shoal_format::ram;
-use shoal_format::ram::{DiskSuperblock, DonorPlace, KeyCheck, OwnPlace, SUPERBLOCK_BYTES, Standing};
+use shoal_format::ram::{DiskSuperblock, DonorPlace, OwnPlace, SUPERBLOCK_BYTES, Standing};
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, ForgetCost, NotBack, Past};
 use crate::checkpoint;
@@ -25,13 +25,15 @@ use crate::membership::growth;
 use crate::membership::pace;
 use crate::opening::scan;
 use crate::opening::settle;
-use crate::opening::superblocks::{belongs, checkpoint_named, counts, domains_missing, merge};
+use crate::opening::superblocks::{
+    Named, belongs, check_agreement, check_key, checkpoint_named, counts, domains_missing, merge,
+};
 use crate::ownership::{Domains, Quorum};
 use crate::requests::abandon::abandon;
 use crate::requests::read;
 use crate::requests::send;
 use crate::requests::write;
-use crate::sealed::SealKey;
+use crate::sealed::{SealKey, superblock};
 use crate::spans::{Stretch, join_up};
 use crate::state::State;
 use crate::state::domains;
@@ -97,22 +99,20 @@ pub struct Members {
     pub domains: Domains,
     /// The place of each donor, in the order given; `None`: it does not belong to the disk.
     pub places: Vec<Option<OwnPlace>>,
-    key: Option<KeyCheck>,
 }
 
-impl Members {
-    /// Fails unless the key is the one that the disk is encrypted with.
-    pub fn check_key(&self, key: Option<&SealKey>) -> Result<(), DiskError> {
-        check_key(self.key, key)
-    }
-}
-
-/// Finds out which donors belong to the disk. Each is given by its first bytes. `None`: none does.
-pub fn members(fronts: &[&[u8]], disk: &[u8; 16]) -> Option<Members> {
-    let own = |front: &&[u8]| DiskSuperblock::decode(front).ok().filter(|superblock| superblock.uuid == *disk);
+/// Finds out which donors belong to the disk. Each is given by its name and its first bytes. Fails if none does, if
+/// this is not the disk's key, or if they contradict each other.
+pub fn members(donors: &[(&str, &[u8])], disk: &[u8; 16], key: Option<&SealKey>) -> Result<Members, DiskError> {
+    let fronts: Vec<&[u8]> = donors.iter().map(|(_, front)| *front).collect();
+    check_key(&fronts, key)?;
+    let own = |front: &&[u8]| Some(superblock(front, key)?.1).filter(|superblock| superblock.uuid == *disk);
     let found: Vec<Option<DiskSuperblock>> = fronts.iter().map(own).collect();
+    let named = donors.iter().zip(&found).filter_map(|((name, _), own)| Some((*name, own.as_ref()?)));
+    check_agreement(&named.collect::<Vec<Named<'_>>>())?;
     let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
-    let mut newest = all.iter().max_by_key(|superblock| superblock.epoch).map(|superblock| (*superblock).clone())?;
+    let newest = all.iter().max_by_key(|superblock| superblock.epoch);
+    let mut newest = (**newest.ok_or(DiskError::TooFewDonors { have: 0, need: 1 })?).clone();
     newest.donors = merge(&newest, &all, newest.parity.into());
     let members = found.iter().map(|own| own.as_ref().filter(|own| belongs(own, &newest)));
     let places: Vec<Option<OwnPlace>> = members.map(|own| own.map(DiskSuperblock::place)).collect();
@@ -123,7 +123,7 @@ pub fn members(fronts: &[&[u8]], disk: &[u8; 16]) -> Option<Members> {
     }
     let of = places.iter().map(|place| place.map(|place| domain(place.number.into()))).collect();
     let quorum = Quorum { counting: sizes.len(), parity: newest.parity.into() };
-    Some(Members { quorum, domains: Domains { of, sizes }, places, key: newest.key })
+    Ok(Members { quorum, domains: Domains { of, sizes }, places })
 }
 
 /// Saves elsewhere a group that a donor did not take.
@@ -155,15 +155,16 @@ fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
     }
 }
 
-/// Fails unless the key is the one that the disk is encrypted with.
-fn check_key(disk: Option<KeyCheck>, key: Option<&SealKey>) -> Result<(), DiskError> {
-    let why = match (disk, key.map(SealKey::check)) {
-        (disk, key) if disk == key => return Ok(()),
-        (Some(_), None) => "the disk is encrypted; give its key with key=FILE",
-        (Some(_), Some(_)) => "the key is not the one that the disk is encrypted with; give that one with key=FILE",
-        (None, _) => "the disk is not encrypted; leave key=FILE out, or make a new disk with it",
-    };
-    Err(DiskError::Config(why.into()))
+/// Fails if this machine has no memory for the map of a disk of this size.
+fn check_memory(blocks: u64) -> Result<(), DiskError> {
+    let bytes = blocks * size_of::<u64>() as u64;
+    match Vec::<u64>::new().try_reserve_exact(blocks as usize) {
+        Ok(()) => Ok(()),
+        Err(_) => Err(DiskError::Config(format!(
+            "the disk has {blocks} blocks, and there is no memory for the {bytes} bytes that their places need; give \
+             this machine more"
+        ))),
+    }
 }
 
 /// Fails unless enough donors are there to find every block of the disk.
@@ -198,7 +199,7 @@ fn join(state: &mut State, info: DonorInfo) -> Result<(), DiskError> {
     if state.donors.len() >= ram::DONORS_MAX {
         return Err(too_many());
     }
-    let born = state.epoch.next_birth();
+    let born = state.epoch.next_birth().ok_or_else(too_many)?;
     let donor = state.roster().new_donor(info, born);
     state.donors.push(Donor { state: DonorState::Joining, ..donor });
     Ok(())
@@ -253,8 +254,10 @@ impl Engine {
         let wrong = |text: String| Err(DiskError::Config(text));
         let (slots, found): (Vec<Option<usize>>, Vec<Option<DiskSuperblock>>) = donors
             .iter()
-            .map(|(_, bytes)| bytes.as_ref().and_then(|bytes| DiskSuperblock::newest(bytes).ok()).unzip())
+            .map(|(_, bytes)| bytes.as_ref().and_then(|bytes| superblock(bytes, config.key.as_ref())).unzip())
             .unzip();
+        let fronts: Vec<&[u8]> = donors.iter().filter_map(|(_, bytes)| bytes.as_deref()).collect();
+        check_key(&fronts, config.key.as_ref())?;
         let Some(mut newest) = found.iter().flatten().max_by_key(|superblock| superblock.epoch).cloned() else {
             return match donors.iter().all(|(_, bytes)| bytes.is_some()) {
                 true => wrong("no donor holds a disk; create one".into()),
@@ -266,8 +269,9 @@ impl Engine {
             let name = &donors[other].0.name;
             return wrong(format!("donor {name} belongs to another disk; leave it out"));
         }
+        let named = donors.iter().zip(&found).filter_map(|((info, _), own)| Some((&*info.name, own.as_ref()?)));
+        check_agreement(&named.collect::<Vec<Named<'_>>>())?;
         let config = config_of(&newest, config);
-        check_key(newest.key, config.key.as_ref())?;
         let mut plan = config.plan(usize::MAX)?;
         plan.data = newest.data as usize;
         let mut state = State::new(&config, plan, now_ns);
@@ -284,11 +288,7 @@ impl Engine {
         for (((info, bytes), superblock), slot) in donors.into_iter().zip(&found).zip(slots) {
             match superblock {
                 Some(own) if belongs(own, &newest) => {
-                    let place = &mut present[own.donor as usize];
-                    if place.is_some() {
-                        return wrong(format!("donor {} is given twice", info.name));
-                    }
-                    *place = Some(Present { info, epoch: own.epoch, slot });
+                    present[own.donor as usize] = Some(Present { info, epoch: own.epoch, slot });
                 }
                 // The donor is stale or was never part of the disk. A donor that cannot be reached
                 // gets no place.
@@ -304,7 +304,9 @@ impl Engine {
         state.domains.in_force = newest.donors.iter().any(|place| place.domain != 0);
         // The last client may have died when one donor knew that the disk had grown.
         let grown = found.iter().flatten().filter(|own| belongs(own, &newest)).map(|own| own.blocks).max();
-        state.map.reset(grown.unwrap_or_default().max(newest.blocks));
+        let blocks = grown.unwrap_or_default().max(newest.blocks);
+        check_memory(blocks)?;
+        state.map.reset(blocks);
         blank.into_iter().try_for_each(|info| join(&mut state, info))?;
         enough_domains(&state)?;
         let core = Core::new(state);
@@ -482,7 +484,8 @@ impl Engine {
     /// and whether it is in use.
     pub fn donor_of(&self, front: &[u8]) -> Option<(DonorId, String, bool)> {
         let state = self.core.lock();
-        let own = DiskSuperblock::decode(front).ok().filter(|own| own.uuid == state.config.uuid)?;
+        let (_, own) = superblock(front, state.config.key.as_ref())?;
+        let own = Some(own).filter(|own| own.uuid == state.config.uuid)?;
         let OwnPlace { number, born } = own.place();
         let donor = state.donors.get(usize::from(number))?;
         let same = born == donor.born && !donor.is_final();

@@ -31,18 +31,17 @@ pub(crate) mod pace;
 
 use std::sync::Arc;
 
-use shoal_format::ram::DiskSuperblock;
-
 use crate::api::{DonorId, DonorInfo, ForgetCost, NotBack, Trouble};
 use crate::membership::absence::{discard, miss};
 use crate::membership::epochs::{can_store_without, check_epoch, new_epoch};
 use crate::membership::graft::graft;
 use crate::planted::{Bug, is_planted};
 use crate::requests::trims::Lists;
+use crate::sealed;
 use crate::state::State;
 use crate::state::domains::Turn;
 use crate::state::donors::{Donor, DonorState, REFUSED_NS};
-use crate::state::epoch::Membership;
+use crate::state::epoch::{LEAP, Membership};
 use crate::state::group::Group;
 use crate::state::place::Location;
 use crate::state::retry::{requeue, retry, try_again};
@@ -106,7 +105,10 @@ pub(crate) fn back(
     superblock: &[u8],
     fenced: bool,
 ) -> Result<DonorId, NotBack> {
-    let own = DiskSuperblock::newest(superblock).ok().filter(|(_, own)| own.uuid == state.config.uuid);
+    let own = sealed::superblock(superblock, state.config.key.as_ref());
+    let own = own.filter(|(_, own)| own.uuid == state.config.uuid);
+    // No client that went on meanwhile made that many epochs.
+    let own = own.filter(|(_, own)| own.epoch < state.epoch.number().saturating_add(LEAP));
     let (slot, own) = own.ok_or(NotBack::Stranger)?;
     let number = own.donor;
     let units = state.roster().units_of(&info);

@@ -1,16 +1,19 @@
 //! Encryption of what donors hold, with a key that only the disk's clients have.
 //!
 //! A sector of 512 bytes is stored as 528: AES-256-GCM-SIV (RFC 8452). The nonce is the sector's
-//! place on the donor, with the donor's number and birth. Superblocks and leases stay as they are:
-//! donors and other clients must read them.
+//! place on the donor, with the donor's number and birth. Superblocks and leases stay readable, because
+//! donors and other clients must read them; superblocks are signed (HMAC-SHA-256, 16 bytes).
 //!
-//! Owns: the keys of a disk, sealing and opening of sectors, and where a sealed sector lies. Rules:
+//! Owns: the keys of a disk, sealing and opening of sectors, where a sealed sector lies, and which
+//! superblocks count. Rules:
 //! - The same bytes at the same place give the same sealed bytes. So a write may repeat what is
 //!   there, and what such a write leaves undone changes nothing. AES-GCM-SIV allows that: a nonce
 //!   that is used again reveals only whether a sector's bytes are the same as before.
 //! - A sector that was never written reads as zeros, as on the donor. So does one that cannot be
 //!   opened: it was torn, or another client, another donor or nobody of ours wrote it. Sums of
 //!   headers and blocks decide whether it counts.
+//! - A superblock that the disk's key did not sign does not count: what belongs to the disk, how its
+//!   groups are laid out, and who is gone, no donor can invent.
 //!
 //! Left out: where the key comes from (the caller), and which requests are sent (`disk`).
 
@@ -19,8 +22,9 @@ use std::fmt;
 use aes_gcm_siv::aead::AeadInOut;
 use aes_gcm_siv::{Aes256GcmSiv, KeyInit, Nonce, Tag};
 use hkdf::Hkdf;
+use hmac::{Hmac, Mac};
 use sha2::Sha256;
-use shoal_format::ram::{OwnPlace, SEALED_SECTOR_BYTES, SUPERBLOCK_BYTES};
+use shoal_format::ram::{self, DiskSuperblock, OwnPlace, SEALED_SECTOR_BYTES, SUPERBLOCK_BYTES, Signature};
 use zeroize::Zeroizing;
 
 /// The unit that donors are read and written in (bytes).
@@ -34,8 +38,8 @@ const _: () = assert!(SUPERBLOCK_BYTES.is_multiple_of(SEALED_ALIGNMENT as usize)
 /// The key of one disk.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SealKey {
-    key: Zeroizing<[u8; 32]>,
-    check: [u8; 16],
+    sectors: Zeroizing<[u8; 32]>,
+    superblocks: Zeroizing<[u8; 32]>,
 }
 
 impl fmt::Debug for SealKey {
@@ -48,17 +52,44 @@ impl SealKey {
     /// Derives the key of the disk with this uuid from its owner's key.
     pub fn derive(owner: &[u8; 32], uuid: &[u8; 16]) -> SealKey {
         let derived = Hkdf::<Sha256>::new(Some(uuid), owner);
-        let (mut key, mut check) = (Zeroizing::new([0; 32]), [0; 16]);
-        let short = "HKDF gives up to 8160 bytes";
-        derived.expand(b"shoal network RAM disk: sectors", &mut *key).expect(short);
-        derived.expand(b"shoal network RAM disk: check", &mut check).expect(short);
-        SealKey { key, check }
+        let key = |purpose: &str| {
+            let mut key = Zeroizing::new([0; 32]);
+            derived.expand(purpose.as_bytes(), &mut *key).expect("HKDF gives up to 8160 bytes");
+            key
+        };
+        SealKey {
+            sectors: key("shoal network RAM disk: sectors"),
+            superblocks: key("shoal network RAM disk: superblocks"),
+        }
     }
 
-    /// Tells keys apart without revealing them. It is in the superblocks.
-    pub fn check(&self) -> [u8; 16] {
-        self.check
+    fn mac(&self, bytes: &[u8]) -> Hmac<Sha256> {
+        let mac = <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(&*self.superblocks);
+        mac.expect("HMAC takes keys of any length").chain_update(bytes)
     }
+
+    /// Signs an encoded superblock.
+    pub fn sign(&self, slot: &mut [u8]) {
+        ram::sign(slot, |bytes| {
+            let whole = self.mac(bytes).finalize().into_bytes();
+            *whole.first_chunk::<{ size_of::<Signature>() }>().expect("the signature is a part of the MAC")
+        });
+    }
+
+    fn has_signed(&self, slot: &[u8]) -> bool {
+        let (bytes, signature) = ram::signed(slot);
+        self.mac(bytes).verify_truncated_left(signature).is_ok()
+    }
+}
+
+/// Decodes the newest superblock in a donor's first bytes, and returns its slot, too. With a key only
+/// those that it signed count.
+pub fn superblock(front: &[u8], key: Option<&SealKey>) -> Option<(usize, DiskSuperblock)> {
+    let counts = |found: &DiskSuperblock, slot: &[u8]| match key {
+        Some(key) => found.sealed && key.has_signed(slot),
+        None => true,
+    };
+    DiskSuperblock::newest_where(front, counts).ok()
 }
 
 /// Returns how many bytes of an encrypted disk a donor of this size holds.
@@ -80,7 +111,7 @@ pub struct Sealer(Aes256GcmSiv);
 
 impl Sealer {
     pub fn new(key: &SealKey) -> Sealer {
-        Sealer(Aes256GcmSiv::new((&*key.key).into()))
+        Sealer(Aes256GcmSiv::new((&*key.sectors).into()))
     }
 
     /// Returns where the sectors of a range lie on the donor.
@@ -226,9 +257,54 @@ mod tests {
 
     #[test]
     fn each_disk_and_each_owner_has_a_key_of_its_own() {
-        let check = |owner, disk| SealKey::derive(&[owner; 32], &[disk; 16]).check();
-        assert_eq!(check(1, 1), check(1, 1));
-        assert!(check(1, 1) != check(2, 1) && check(1, 1) != check(1, 2));
-        assert_eq!(format!("{:?}", SealKey::derive(&[1; 32], &[1; 16])), "SealKey");
+        let key = |owner, disk| SealKey::derive(&[owner; 32], &[disk; 16]);
+        assert_eq!(key(1, 1), key(1, 1));
+        assert!(key(1, 1) != key(2, 1) && key(1, 1) != key(1, 2));
+        assert!(key(1, 1).sectors != key(1, 1).superblocks);
+        assert_eq!(format!("{:?}", key(1, 1)), "SealKey");
+    }
+
+    #[test]
+    fn a_superblock_counts_if_the_disk_s_key_signed_every_bit_of_it() {
+        let place = ram::DonorPlace { standing: ram::Standing::Counts, born: 1, domain: 0 };
+        let at = |epoch: u64, sealed: bool| DiskSuperblock {
+            uuid: [1; 16],
+            epoch,
+            donor: 0,
+            policy: 6,
+            data: 1,
+            parity: 1,
+            streams: 2,
+            buffer_blocks: 8,
+            flags: 0,
+            block_bytes: 4096,
+            blocks: 100,
+            checkpoint: Some(0),
+            sums: shoal_format::Sums::Xxh3,
+            sealed,
+            donors: vec![place; 2],
+        };
+        let key = SealKey::derive(&[1; 32], &[1; 16]);
+        let signed = |epoch| {
+            let mut slot = at(epoch, true).encode();
+            key.sign(&mut slot);
+            slot
+        };
+        let found = |slots: [&[u8]; 2], key| superblock(&slots.concat(), key).map(|(slot, found)| (slot, found.epoch));
+        let (former, newest) = (signed(7), signed(8));
+        let other = SealKey::derive(&[2; 32], &[1; 16]);
+        assert_eq!(found([&former, &newest], Some(&key)), Some((1, 8)));
+        assert_eq!(found([&former, &newest], Some(&other)), None);
+        let (unsigned, plain) = (at(9, true).encode(), at(9, false).encode());
+        assert_eq!(found([&former, &unsigned], Some(&key)), Some((0, 7)), "not signed");
+        assert_eq!(found([&former, &plain], Some(&key)), Some((0, 7)), "of a disk without a key");
+        assert_eq!(found([&former, &unsigned], None), Some((1, 9)), "read without the key");
+        for bit in (32..newest.len() * 8).step_by(3) {
+            let mut changed = newest.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            let sum = shoal_format::checksum(0, &changed[4..]);
+            changed[..4].copy_from_slice(&sum.to_le_bytes());
+            assert_eq!(found([&former, &changed], Some(&key)), Some((0, 7)), "bit {bit}");
+        }
     }
 }

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use shoal_format::ram::{DiskSuperblock, SLOTS_BYTES, Standing};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache, block};
 use shoal_netram::{Config, Disk, DonorInfo, Policy, SEALED_ALIGNMENT, SUPERBLOCK_BYTES, SealKey};
 use shoal_sim::{Random, SimClock};
@@ -187,7 +188,7 @@ fn a_disk_opens_with_its_key_only() {
     drop(disk);
     assert!(donors.iter().any(|donor| donor.shows_plain_text()));
     let said = open(&donors, None, &config(Some(1))).err().expect("refused");
-    assert!(said.contains("is not encrypted; leave key=FILE out"), "{said}");
+    assert!(said.contains("is not encrypted, as far as its donors show"), "{said}");
 }
 
 #[test]
@@ -211,4 +212,86 @@ fn what_a_donor_makes_up_is_rebuilt_from_the_others() {
     shoal_media::read(&disk, 0, &mut found).unwrap();
     assert!(found == bytes);
     assert!(disk.status().damage.found > 0);
+}
+
+/// A donor's lie: it changes its newest superblock, and its sums are right.
+type Lie = fn(&mut DiskSuperblock);
+
+const LIES: [(&str, Lie); 10] = [
+    ("the others are gone", |own| {
+        own.epoch += 3;
+        let others = own.donors.iter_mut().enumerate().filter(|(number, _)| *number != usize::from(own.donor));
+        others.for_each(|(_, place)| place.standing = Standing::Gone);
+    }),
+    ("another is gone, in its own epoch", |own| {
+        let other = usize::from(own.donor == 0);
+        own.donors[other].standing = Standing::Gone;
+    }),
+    ("groups are wider", |own| (own.epoch, own.data) = (own.epoch + 3, 16)),
+    ("there is no parity", |own| (own.epoch, own.policy, own.data, own.parity) = (own.epoch + 3, 0, 4, 0)),
+    ("it is the last epoch there can be", |own| own.epoch = u64::MAX),
+    ("it is the last birth there can be", |own| own.donors[usize::from(own.donor == 0)].born = u32::MAX),
+    ("blocks are smaller", |own| (own.epoch, own.block_bytes) = (own.epoch + 3, 512)),
+    ("the disk is huge", |own| (own.epoch, own.blocks) = (own.epoch + 3, 4_000_000_000)),
+    ("the disk is not encrypted", |own| (own.epoch, own.sealed) = (own.epoch + 3, false)),
+    ("a checkpoint counts", |own| own.checkpoint = Some(77)),
+];
+
+/// Makes a disk with contents, and lets one of its donors tell this lie.
+fn lied_to(owner: Option<u8>, liar: usize, lie: Lie) -> (Vec<Arc<Donor>>, Config, Vec<u8>) {
+    let donors: Vec<_> = (0..4).map(Donor::new).collect();
+    let config = config(owner);
+    let disk = create(&donors, &config);
+    let bytes = contents(3, DISK_BYTES as usize / SECTOR / 2);
+    shoal_media::write(&disk, 0, &bytes).unwrap();
+    block::flush(&disk).unwrap();
+    drop(disk);
+    {
+        let mut memory = donors[liar].memory.lock().unwrap();
+        let mut own = DiskSuperblock::decode(&memory[..SUPERBLOCK_BYTES]).unwrap();
+        lie(&mut own);
+        memory[..SLOTS_BYTES].copy_from_slice(&own.encode().repeat(2));
+    }
+    (donors, config, bytes)
+}
+
+#[test]
+fn a_donor_with_a_superblock_of_its_own_making_counts_as_lost() {
+    for (what, lie) in LIES {
+        for liar in [0, 3] {
+            let (donors, config, bytes) = lied_to(Some(1), liar, lie);
+            for round in 0..2 {
+                let disk = open(&donors, None, &config).unwrap_or_else(|error| panic!("{what}: {error}"));
+                let mut found = vec![0; bytes.len()];
+                shoal_media::read(&disk, 0, &mut found).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert!(found == bytes, "{what}, round {round}");
+                assert_eq!(disk.geometry().bytes, DISK_BYTES, "{what}");
+                shoal_media::write(&disk, 0, &bytes[..4096]).unwrap();
+                block::flush(&disk).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_key_donors_that_contradict_each_other_are_named() {
+    let says = |what: &str, lie: Lie, why: &str| {
+        let (donors, config, bytes) = lied_to(None, 3, lie);
+        let error = open(&donors, None, &config).err().unwrap_or_else(|| panic!("{what}: opened"));
+        assert!(error.contains(why) && error.contains("donor3") && error.contains("leave"), "{what}: {error}");
+        // Without the one that was named, all is there.
+        let mut found = vec![0; bytes.len()];
+        shoal_media::read(&open(&donors, Some(3), &config).unwrap(), 0, &mut found).unwrap();
+        assert!(found == bytes, "{what}");
+    };
+    for (what, lie) in LIES {
+        match what {
+            "groups are wider" | "there is no parity" | "blocks are smaller" => says(what, lie, "layout"),
+            "it is the last epoch there can be" | "it is the last birth there can be" => {
+                says(what, lie, "more changes")
+            }
+            _ => {}
+        }
+    }
+    says("it has the place of another", |own| own.donor = 0, "same place");
 }

@@ -480,6 +480,10 @@ fn refusal_of(refusal: Refusal, own: &[(&Reached, bool)], wish: &Wish) -> Failur
             Failure::new(format_args!("donor {}", own[donor].0.donor), cause)
                 .remedy("stop it, or take the disk over with --takeover")
         }
+        Refusal::Invented { donor } => {
+            let cause = "shows the lease of a client that there cannot have been; it returns what nobody stored there";
+            Failure::new(format_args!("donor {}", own[donor].0.donor), cause).remedy("leave it out")
+        }
         Refusal::TooFew { have, need } => {
             let what = format!("network RAM disk {}", crate::uuid::uuid_text(wish.uuid));
             let cause = format!("too few donors are left to have it alone: {have} of {need} take this client's lease");

@@ -16,7 +16,8 @@ use shoal_format::ram::DiskSuperblock;
 use shoal_host::{FileLock, SystemClock};
 use shoal_media::BlockDevice;
 use shoal_netram::ownership::{Domains, Quorum};
-use shoal_netram::{Disk, Engine};
+use shoal_netram::{Disk, Engine, Policy};
+use tracing::warn;
 
 use super::lease::{self, Ownership};
 use super::lock;
@@ -93,6 +94,13 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     let uuid = new_uuid();
     let what = || format!("network RAM disk {}", uuid_text(&uuid));
     let config = shoal_netram::Config { uuid, key: key_of(wanted, &uuid)?, ..wanted.config.clone() };
+    if config.key.is_some() && matches!(config.policy, Policy::None | Policy::Cached) {
+        warn!(
+            "with policy={} no other donor knows what a donor held: one that returns zeros or former contents after a \
+             restart is believed; choose a policy with parity unless you trust the donors",
+            config.policy.name()
+        );
+    }
     // An engine without its donors tells whether such a disk is possible.
     let infos = reached.iter().map(|one| one.info()).collect();
     Engine::create(&config, infos, 0).map_err(|error| Failure::new("network RAM disk", error))?;

@@ -49,7 +49,7 @@ pub use name::{Donor, Netram};
 pub use report::DiskReport;
 
 use lease::Ownership;
-use reach::{Reached, choose, export_name, key_of, not_there, reach_all, which_disk};
+use reach::{Reached, choose, export_name, key_of, leave_out_unsigned, not_there, reach_all, which_disk};
 
 pub static KIND: Kind = Kind {
     name: "netram",
@@ -113,11 +113,14 @@ impl NetramDisk {
         choose(wanted, &mut tried);
         let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
         let Some(uuid) = which_disk(wanted, &reached)? else { return Err(not_there(wanted, tried)) };
-        let fronts: Vec<&[u8]> = reached.iter().map(|one| &*one.front).collect();
-        let members = shoal_netram::members(&fronts, &uuid).expect("one was found");
-        let key = key_of(wanted, &uuid)?;
         let what = || format!("network RAM disk {}", uuid_text(&uuid));
-        members.check_key(key.as_ref()).map_err(|error| Failure::new(what(), error))?;
+        let key = key_of(wanted, &uuid)?;
+        leave_out_unsigned(&uuid, key.as_ref(), &mut tried);
+        let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
+        let names: Vec<String> = reached.iter().map(|one| one.donor.to_string()).collect();
+        let fronts: Vec<(&str, &[u8])> = names.iter().zip(&reached).map(|(name, one)| (&**name, &*one.front)).collect();
+        let members = shoal_netram::members(&fronts, &uuid, key.as_ref());
+        let members = members.map_err(|error| Failure::new(what(), error))?;
         let lock = lock(&uuid)?;
         let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
         // A client that has the disk open is noticed before anything is written, and has stopped

@@ -15,7 +15,7 @@ use shoal_format::ram::{DiskSuperblock, LEASE_BYTES, Lease, OwnPlace, SLOTS_BYTE
 use shoal_media::BlockDevice;
 use shoal_nbd::ConnectError;
 use shoal_netram::ownership::bytes_of;
-use shoal_netram::{DonorInfo, SEALED_ALIGNMENT, SealKey, identify};
+use shoal_netram::{DonorInfo, SEALED_ALIGNMENT, SealKey, identify, superblock};
 use tracing::warn;
 use zeroize::Zeroizing;
 
@@ -191,13 +191,11 @@ pub(super) fn reach_all(wanted: &Netram, export: &str) -> Tried {
     all
 }
 
-/// Leaves out donors that cannot belong to this disk: shorter than they were, part of another disk
-/// if the disk is known, or named twice.
+/// Leaves out donors that cannot belong to this disk: shorter than they were, or part of another disk
+/// if the disk is known.
 pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
-    let mut places = Vec::new();
     for (donor, tried) in tried.iter_mut() {
         let Ok(one) = tried else { continue };
-        let place = one.disk().zip(one.place());
         let other = one.disk().filter(|uuid| wanted.uuid.is_some_and(|wanted| wanted != *uuid));
         let failure = match (one.cut_short(), other) {
             (Some(failure), _) => failure,
@@ -205,17 +203,27 @@ pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
                 let cause = format!("belongs to network RAM disk {}", uuid_text(&other));
                 Failure::new(format_args!("donor {donor}"), cause).remedy("leave it out")
             }
-            (None, None) if place.is_some_and(|place| places.contains(&place)) => {
-                Failure::new(format_args!("donor {donor}"), "is one that is named already, under another address")
-                    .remedy("name it once")
-            }
-            (None, None) => {
-                places.extend(place);
-                continue;
-            }
+            (None, None) => continue,
         };
         warn!("{failure}");
         *tried = Err(NotReached::Unfit(failure));
+    }
+}
+
+/// Leaves out donors with a superblock of the disk that its key did not sign, if another donor has one that it did.
+pub(super) fn leave_out_unsigned(disk: &[u8; 16], key: Option<&SealKey>, tried: &mut Tried) {
+    let counts = |one: &Reached| superblock(&one.front, key).is_some();
+    if !tried.iter().filter_map(|(_, tried)| tried.as_ref().ok()).any(counts) {
+        return;
+    }
+    for (donor, tried) in tried.iter_mut() {
+        let is_forged = tried.as_ref().is_ok_and(|one| one.disk().as_ref() == Some(disk) && !counts(one));
+        if is_forged {
+            let cause = "has a superblock that was not written with the disk's key, so what it holds does not count";
+            let failure = Failure::new(format_args!("donor {donor}"), cause).remedy("find out who changed it");
+            warn!("{failure}");
+            *tried = Err(NotReached::Unfit(failure));
+        }
     }
 }
 
@@ -305,7 +313,7 @@ mod tests {
             blocks: 100,
             checkpoint: None,
             sums: Sums::Xxh3,
-            key: None,
+            sealed: false,
             donors: vec![DonorPlace { standing: Standing::Counts, born: 1, domain: 0 }; 2],
         };
         let mut front = superblock.encode();

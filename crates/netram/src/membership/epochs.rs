@@ -12,7 +12,6 @@ use crate::api::{DonorId, DonorOp, Purpose};
 use crate::config::Policy;
 use crate::membership::growth::grown;
 use crate::planted::{Bug, is_planted};
-use crate::sealed::SealKey;
 use crate::state::State;
 use crate::state::donors::{Donor, DonorState};
 use crate::state::epoch::Membership;
@@ -24,7 +23,10 @@ impl State {
     /// superblock, because the write may be done in part. If the donor's superblock may be
     /// anything, the write also covers the other slot.
     fn superblock_op(&self, number: usize) -> (usize, DonorOp) {
-        let slot = self.superblock(number).encode();
+        let mut slot = self.superblock(number).encode();
+        if let Some(key) = &self.config.key {
+            key.sign(&mut slot);
+        }
         let donor = &self.donors[number];
         let place = match donor.slot {
             Some(newest) if is_planted(Bug::SlotOverwritten) => newest,
@@ -67,7 +69,7 @@ impl State {
             blocks: self.growing.unwrap_or(self.map.blocks()),
             checkpoint: self.checkpoints.enabled.then_some(self.checkpoints.named),
             sums: self.config.sums,
-            key: self.config.key.as_ref().map(SealKey::check),
+            sealed: self.config.key.is_some(),
             donors: self.donors.iter().map(place).collect(),
         }
     }

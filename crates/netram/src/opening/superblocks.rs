@@ -1,14 +1,87 @@
 //! Reading the superblocks of all donors together: which donors belong to the disk, and which
 //! checkpoint counts.
 //!
-//! Rules: a donor that is gone is gone for ever, and a later birth ends an earlier one, whatever the epochs. Left
-//! out: reading superblocks (the engine's caller), the donors' states (`engine`).
+//! Rules:
+//! - A donor that is gone is gone for ever, and a later birth ends an earlier one, whatever the epochs.
+//! - Nobody chooses between donors that contradict each other: what never changes on a disk is the same in all
+//!   superblocks, no two donors have one place, and no epoch or birth is far ahead of all others. Otherwise the disk
+//!   stays closed until the administrator leaves a donor out.
+//! - With a key only superblocks that it signed count (`sealed`). Without one, donors are trusted to return what
+//!   they were given.
+//!
+//! Left out: reading superblocks (the engine's caller), the donors' states (`engine`).
 
 use shoal_format::ram;
 use shoal_format::ram::{DiskSuperblock, Standing};
 
+use crate::api::DiskError;
 use crate::planted::{Bug, is_planted};
+use crate::sealed::{SealKey, superblock};
 use crate::state::domains;
+use crate::state::epoch::LEAP;
+
+/// A donor's superblock as it was found, with the donor's name.
+pub(crate) type Named<'a> = (&'a str, &'a DiskSuperblock);
+
+/// Fails unless the disk can be read with this key: one of its superblocks counts. Each donor is given by its first
+/// bytes.
+pub(crate) fn check_key(fronts: &[&[u8]], key: Option<&SealKey>) -> Result<(), DiskError> {
+    let found: Vec<DiskSuperblock> = fronts.iter().filter_map(|front| DiskSuperblock::decode(front).ok()).collect();
+    let is_sealed = found.iter().any(|found| found.sealed);
+    let counts = || fronts.iter().any(|front| superblock(front, key).is_some());
+    let why = match key {
+        None if is_sealed => "the disk is encrypted; give its key with key=FILE",
+        Some(_) if found.is_empty() || counts() => return Ok(()),
+        Some(_) if is_sealed => "the key is not the one that the disk is encrypted with; give that one with key=FILE",
+        Some(_) => {
+            "the disk is not encrypted, as far as its donors show; leave key=FILE out if it was made without a key, \
+             and do not open it if it was made with one: its donors then do not return what they held"
+        }
+        None => return Ok(()),
+    };
+    Err(DiskError::Config(why.into()))
+}
+
+/// Fails if the superblocks contradict each other.
+pub(crate) fn check_agreement(all: &[Named<'_>]) -> Result<(), DiskError> {
+    let wrong = |text: String| Err(DiskError::Config(text));
+    for (place, &(name, own)) in all.iter().enumerate() {
+        let other = all[..place].iter().find(|(_, other)| other.place() == own.place());
+        if let Some((other, _)) = other {
+            return wrong(format!(
+                "donors {other} and {name} have the same place on the disk; leave out the one that does not belong \
+                 there, or the second name if they are one"
+            ));
+        }
+    }
+    let agreeing = |own: &DiskSuperblock| all.iter().filter(|(_, other)| layout(other) == layout(own)).count();
+    if let Some(&(odd, own)) = all.iter().min_by_key(|(_, own)| agreeing(own))
+        && let Some((other, _)) = all.iter().find(|(_, other)| layout(other) != layout(own))
+    {
+        return wrong(format!(
+            "donors {odd} and {other} say different things about the disk's layout; leave out the one that is damaged"
+        ));
+    }
+    let born = |own: &DiskSuperblock| own.donors.iter().map(|place| place.born.into()).max().unwrap_or(0);
+    let leap = leap(all, |own| own.epoch).or_else(|| leap(all, born));
+    match leap {
+        Some(name) => wrong(format!("donor {name} tells of more changes than a disk can have seen; leave it out")),
+        None => Ok(()),
+    }
+}
+
+/// What is the same in all superblocks of a disk for as long as it lives.
+fn layout(own: &DiskSuperblock) -> impl PartialEq {
+    let groups = (own.policy, own.data, own.parity, own.streams, own.flags, own.buffer_blocks);
+    (groups, own.block_bytes, own.checkpoint.is_some(), own.sums, own.sealed)
+}
+
+/// Finds a donor whose number is far ahead of those of all others.
+fn leap<'a>(all: &[Named<'a>], number: impl Fn(&DiskSuperblock) -> u64) -> Option<&'a str> {
+    let (name, highest) = all.iter().map(|&(name, own)| (name, number(own))).max_by_key(|(_, number)| *number)?;
+    let others = all.iter().filter(|(other, _)| *other != name).map(|(_, own)| number(own));
+    (highest - others.max().unwrap_or(0) >= LEAP).then_some(name)
+}
 
 /// Decides which donors belong to the disk, from all superblocks together. The one with the highest
 /// epoch is not enough: a client that died while it opened the disk may have written it to one

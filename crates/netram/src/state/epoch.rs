@@ -5,6 +5,10 @@
 
 use shoal_format::ram::DiskSuperblock;
 
+/// No disk lives to see this many epochs, births or clients: whoever is that far ahead of all others was not told by
+/// a client.
+pub(crate) const LEAP: u64 = 1 << 31;
+
 /// Which donors belong to the disk in a new epoch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Membership {
@@ -61,15 +65,16 @@ impl Epoch {
         self.number = self.number.max(number);
     }
 
-    /// Takes the birth for a joining donor.
-    pub fn next_birth(&mut self) -> u32 {
-        self.next_born += 1;
-        self.next_born - 1
+    /// Takes the birth for a joining donor. `None`: there is none left.
+    pub fn next_birth(&mut self) -> Option<u32> {
+        let born = self.next_born;
+        self.next_born = born.checked_add(1)?;
+        Some(born)
     }
 
     /// Takes note of the births in a superblock, because a birth is never reused.
     pub fn knows_births(&mut self, superblock: &DiskSuperblock) {
         let last = superblock.donors.iter().map(|place| place.born).max().unwrap_or(0);
-        self.next_born = self.next_born.max(last + 1);
+        self.next_born = self.next_born.max(last.saturating_add(1));
     }
 }

@@ -19,7 +19,7 @@ impl State {
     /// Enters a donor that holds nothing, at the place of a donor that is gone or behind the
     /// others. `None`: there are too many.
     pub fn add_donor(&mut self, info: DonorInfo) -> Option<DonorId> {
-        let born = self.epoch.next_birth();
+        let born = self.epoch.next_birth()?;
         let donor = self.roster().new_donor(info, born);
         let place = (0..self.donors.len()).find(|&place| self.roster().is_vacant(place));
         match place {
