@@ -10,7 +10,7 @@
 
 mod peers;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
@@ -61,7 +61,8 @@ struct Done {
 }
 
 impl Options {
-    fn steps(&self, peers: &[Labelled]) -> Vec<Step> {
+    /// `disk`: a directory on a disk for the large files of the engine in this process.
+    fn steps(&self, peers: &[Labelled], disk: Option<&Path>) -> Vec<Step> {
         let step = |name: &str, words: Vec<String>| Step {
             words: std::iter::once(name.to_string()).chain(words).collect(),
             below: "",
@@ -75,6 +76,7 @@ impl Options {
         };
         let at = if self.at.is_empty() { peers } else { &self.at };
         let labelled = at.iter().flat_map(|at| ["--at".into(), at.to_string()]).collect::<Vec<String>>();
+        let disk = disk.map(|disk| paths("--disk", &[disk.to_path_buf()]));
         let empty = load().into_iter().chain(["--empty".into()]).collect();
         let mut steps = vec![
             step("netram", empty),
@@ -85,7 +87,7 @@ impl Options {
             step("inodes", paths("--tree", &self.tree)),
             step("small-files", paths("--tree", &self.tree)),
             step("mramfs", labelled.clone()),
-            step("conquest", labelled),
+            step("conquest", labelled.into_iter().chain(disk.unwrap_or_default()).collect()),
         ];
         steps.retain(|step| self.only.is_empty() || self.only.contains(&step.words[0]));
         steps
@@ -159,7 +161,8 @@ impl Run for Options {
             false => None,
         };
         let places = peers.as_ref().map_or(&[][..], Peers::places);
-        let done: Vec<Done> = self.steps(places).iter().map(|step| carry_out(step, common)).collect();
+        let steps = self.steps(places, peers.as_ref().map(Peers::host));
+        let done: Vec<Done> = steps.iter().map(|step| carry_out(step, common)).collect();
         let failed = done.iter().filter_map(|done| Some((&done.command, done.report.as_ref().err()?)));
         skipped.extend(failed.map(|(command, why)| format!("{command}: {why}")));
         if let Some(peers) = peers {
@@ -184,7 +187,7 @@ mod tests {
     #[test]
     fn the_steps_are_command_lines_that_name_every_experiment_of_an_exhibit() {
         let options = Options { only: vec![], trace: None, tree: vec!["/usr".into(), "/etc".into()], at: vec![] };
-        let steps = options.steps(&["ext2=/mnt".parse().unwrap()]);
+        let steps = options.steps(&["ext2=/mnt".parse().unwrap()], Some(Path::new("/disk")));
         for step in &steps {
             parse(step.words.iter().map(String::as_str)).unwrap();
         }
@@ -193,7 +196,7 @@ mod tests {
             assert!(EXPERIMENTS.contains(&exhibit.experiment), "{exhibit:?}");
         }
         let only = Options { only: vec!["netram".into()], ..options };
-        assert_eq!(only.steps(&[]).len(), 2, "from an empty and from a filled disk");
+        assert_eq!(only.steps(&[], None).len(), 2, "from an empty and from a filled disk");
     }
 
     #[test]

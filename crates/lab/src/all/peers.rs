@@ -24,6 +24,8 @@ const QUICK_MEMORY: &str = "512M";
 pub struct Peers {
     world: World,
     places: Vec<Labelled>,
+    /// Where the store lies.
+    host: PathBuf,
 }
 
 impl Peers {
@@ -31,7 +33,7 @@ impl Peers {
         if !rustix::process::geteuid().is_root() {
             return Err(broken("mounts", "they take root; run it as root, or name places with --at"));
         }
-        let mut peers = Peers { world: World::new(TIMEOUT)?, places: vec![] };
+        let mut peers = Peers { world: World::new(TIMEOUT)?, places: vec![], host: PathBuf::new() };
         let (disk, memory) = if is_quick { (QUICK_DISK_BYTES, QUICK_MEMORY) } else { (DISK_BYTES, MEMORY) };
         peers.ramfs()?;
         let ext2 = peers.disk("ext2", &[&"-O", &"^dir_index"], disk)?;
@@ -42,6 +44,11 @@ impl Peers {
 
     pub fn places(&self) -> &[Labelled] {
         &self.places
+    }
+
+    /// Returns a directory on the disk that the mounted store has, too.
+    pub fn host(&self) -> &Path {
+        &self.host
     }
 
     /// Removes everything. Returns what could not be removed.
@@ -76,7 +83,8 @@ impl Peers {
 
     fn store(&mut self, bytes: u64, memory: &str) -> Result<(), LabError> {
         let shoal = std::env::current_exe().map_err(|error| broken("shoal", error))?.with_file_name("shoal");
-        let store = self.disk("ext4", &[], bytes)?.join("store");
+        self.host = self.disk("ext4", &[], bytes)?;
+        let store = self.host.join("store");
         let region = format!("battery={}", self.world.path("region").display());
         self.world.run_shoal(&shoal, &[&"format", &"--memory", &region, &"--memory-size", &memory, &store])?;
         let at = self.world.make_directory("shoal")?;
