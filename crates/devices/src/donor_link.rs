@@ -17,12 +17,14 @@ use parking_lot::Mutex;
 use shoal_format::ram::{DiskSuperblock, Lease, OwnPlace, SLOTS_BYTES};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
 use shoal_nbd::link::{End, Owner, Refused};
-use shoal_nbd::{Claim, Client, ConnectError, Link, LinkOptions, Reliance, Uri};
+use shoal_nbd::{Claim, Client, ConnectError, Extent, Link, LinkOptions, Reliance, Uri};
 use shoal_netram::{DonorError, Trouble};
 
 /// The status context that tells a donor's clients whether its machine needs its memory itself.
 pub const PRESSURE: &str = "shoal:pressure";
-/// The flag in that context.
+/// The status context that tells an area of a donor from all others, by the flags of its extents.
+pub(crate) const AREA: &str = "shoal:area";
+/// The flag in [`PRESSURE`].
 pub(crate) const UNDER_PRESSURE: u32 = 1;
 /// Bytes at a donor's start that tell which disk it belongs to.
 pub(crate) const FRONT_BYTES: usize = shoal_netram::SUPERBLOCK_BYTES;
@@ -55,6 +57,7 @@ struct Donor {
 /// The device. Dropping it disconnects; requests in flight then fail.
 pub(crate) struct DonorLink {
     link: Link,
+    area: Option<Vec<u32>>,
     donor: Arc<Donor>,
 }
 
@@ -74,11 +77,14 @@ impl DonorLink {
         let options = LinkOptions {
             lost_after,
             reliance: Reliance::Completed,
-            contexts: vec![PRESSURE.into()],
+            contexts: vec![PRESSURE.into(), AREA.into()],
             flush_may_be_missing: true,
             ..LinkOptions::default()
         };
-        Ok(DonorLink { link: Link::connect(uri, &options, donor.clone())?, donor })
+        let link = Link::connect(uri, &options, donor.clone())?;
+        let extents = link.client().and_then(|client| status(&client, AREA, Client::block_status));
+        let area = extents.map(|extents| extents.iter().map(|extent| extent.flags).collect());
+        Ok(DonorLink { link, area, donor })
     }
 
     /// Sets the listener. Called once.
@@ -93,6 +99,11 @@ impl DonorLink {
             Some(client) => self.donor.front(&client),
             None => Err(self.donor.error(io::ErrorKind::NotConnected, "the connection is lost")),
         }
+    }
+
+    /// Returns what tells the donor's memory from any other. `None`: its server does not say.
+    pub fn area(&self) -> Option<&[u32]> {
+        self.area.as_deref()
     }
 
     /// Records that the server belongs to this disk. After a reconnection its superblock must be
@@ -277,14 +288,23 @@ impl Owner for Donor {
     }
 }
 
-fn pressure(client: &Client) -> Option<bool> {
-    if !client.export().contexts.iter().any(|context| context.name == PRESSURE) {
+/// Asks for the status of a donor's start, if the server has the context.
+fn status(
+    client: &Client,
+    context: &str,
+    ask: fn(&Client, &str, u64, u32) -> Result<Vec<Extent>, MediaError>,
+) -> Option<Vec<Extent>> {
+    if !client.export().contexts.iter().any(|known| known.name == context) {
         return None;
     }
     let geometry = client.geometry();
     let len = (FRONT_BYTES as u64).max(geometry.block_bytes.into()).min(geometry.bytes) as u32;
     // An error here is one of the connection, which is noticed elsewhere.
-    let extents = client.first_block_status(PRESSURE, 0, len).ok()?;
+    ask(client, context, 0, len).ok()
+}
+
+fn pressure(client: &Client) -> Option<bool> {
+    let extents = status(client, PRESSURE, Client::first_block_status)?;
     Some(extents.iter().any(|extent| extent.flags & UNDER_PRESSURE != 0))
 }
 

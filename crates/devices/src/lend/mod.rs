@@ -25,7 +25,7 @@ use shoal_netram::donor::{Area, Compacted, Compression, GrantError, Quota, Usage
 use tracing::info;
 
 use crate::allocation::extents;
-use crate::donor_link::{PRESSURE, UNDER_PRESSURE};
+use crate::donor_link::{AREA, PRESSURE, UNDER_PRESSURE};
 use crate::size::human;
 use guesses::Guesses;
 use names::DEFAULT;
@@ -46,6 +46,7 @@ pub struct Terms {
 
 struct Lent {
     area: Arc<Area>,
+    identity: Arc<Identity>,
     clients: Arc<Clients>,
     export: Weak<Export>,
     /// When a client last asked whether this machine needs its memory, or connected. A client that
@@ -243,18 +244,13 @@ impl Lender {
         })
     }
 
-    fn export(
-        &self,
-        name: &str,
-        area: &Arc<Area>,
-        clients: &Arc<Clients>,
-        asked: &Arc<Mutex<Option<Instant>>>,
-    ) -> Result<Arc<Export>, Refusal> {
-        let export = Export::new(name, area.clone())
-            .map(|export| export.multi_conn(true).fast_zero(true).clients(clients.clone()))
-            .and_then(|export| export.context(Arc::new(Allocation(area.clone()))))
+    fn export(&self, name: &str, lent: &Lent) -> Result<Arc<Export>, Refusal> {
+        let export = Export::new(name, lent.area.clone())
+            .map(|export| export.multi_conn(true).fast_zero(true).clients(lent.clients.clone()))
+            .and_then(|export| export.context(Arc::new(Allocation(lent.area.clone()))))
+            .and_then(|export| export.context(lent.identity.clone()))
             .and_then(|export| {
-                export.context(Arc::new(Pressure { pressed: self.pressed.clone(), asked: asked.clone() }))
+                export.context(Arc::new(Pressure { pressed: self.pressed.clone(), asked: lent.asked.clone() }))
             });
         export.map(Arc::new).map_err(|error| Refusal::Policy { reason: error.to_string() })
     }
@@ -280,18 +276,24 @@ impl Catalog for Lender {
         if let Some(lent) = areas.get_mut(name) {
             let export = match lent.export.upgrade() {
                 Some(export) => export,
-                None => self.export(name, &lent.area, &lent.clients, &lent.asked)?,
+                None => self.export(name, lent)?,
             };
             lent.export = Arc::downgrade(&export);
             lent.unheld = None;
             *lent.asked.lock() = Some(Instant::now());
             return Ok(export);
         }
-        let area = Arc::new(self.grant(name, &mut areas)?);
-        let clients = Arc::new(Clients::default());
-        let asked = Arc::new(Mutex::new(Some(Instant::now())));
-        let export = self.export(name, &area, &clients, &asked)?;
-        areas.insert(name.into(), Lent { area, clients, export: Arc::downgrade(&export), asked, unheld: None });
+        let mut lent = Lent {
+            area: Arc::new(self.grant(name, &mut areas)?),
+            identity: Arc::new(Identity::new()?),
+            clients: Arc::new(Clients::default()),
+            export: Weak::new(),
+            asked: Arc::new(Mutex::new(Some(Instant::now()))),
+            unheld: None,
+        };
+        let export = self.export(name, &lent)?;
+        lent.export = Arc::downgrade(&export);
+        areas.insert(name.into(), lent);
         info!("area {name:?} of {} granted to a client at {}", human(self.terms.area_bytes), peer.address);
         Ok(export)
     }
@@ -307,6 +309,30 @@ impl BlockStatus for Allocation {
 
     fn status(&self, at: u64, len: u32, extents_max: usize) -> Result<Vec<Extent>, MediaError> {
         Ok(extents(self.0.allocation(at, len.into(), extents_max)))
+    }
+}
+
+/// A random number that tells the area from all others: the flags of two extents. A client that
+/// reaches the area at two addresses finds it at both.
+struct Identity([u32; 2]);
+
+impl Identity {
+    fn new() -> Result<Identity, Refusal> {
+        let part = || shoal_host::random_bytes().map(u32::from_le_bytes);
+        let parts = part().and_then(|first| Ok(Identity([first, part()?])));
+        parts.map_err(|error| Refusal::Policy { reason: format!("random numbers: {error}; try again") })
+    }
+}
+
+impl BlockStatus for Identity {
+    fn context(&self) -> &str {
+        AREA
+    }
+
+    fn status(&self, _at: u64, len: u32, extents_max: usize) -> Result<Vec<Extent>, MediaError> {
+        let parts = [len - len / 2, len / 2].into_iter().zip(self.0);
+        let extents = parts.filter(|(len, _)| *len > 0).map(|(len, flags)| Extent { len, flags });
+        Ok(extents.take(extents_max).collect())
     }
 }
 

@@ -510,7 +510,7 @@ fn twice(links: &[&DonorLink], marks: &[Option<u64>]) -> Option<(usize, usize)> 
     })
 }
 
-fn is_the_same(one: &Donor, other: &Donor) -> Failure {
+pub(super) fn is_the_same(one: &Donor, other: &Donor) -> Failure {
     Failure::new(format_args!("donor {one}"), format!("is the same as donor {other}")).remedy("name each donor once")
 }
 

@@ -90,6 +90,7 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
         away => Failure::told(format!("{away}; a new disk needs all of its donors")),
     })?;
     let reached: Vec<&Reached> = all.iter().collect();
+    refuse_if_twice(&reached)?;
     refuse_if_in_use(&reached, force)?;
     let uuid = new_uuid();
     let what = || format!("network RAM disk {}", uuid_text(&uuid));
@@ -131,6 +132,15 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
         donors: reached.len(),
         parity: plan.parity,
     })
+}
+
+/// Refuses two addresses of one donor. Other servers do not say whose memory they are, and show it by their leases only.
+fn refuse_if_twice(reached: &[&Reached]) -> Outcome<()> {
+    let before = |number: usize, one: &Reached| reached[..number].iter().find(|other| one.is_same(other)).copied();
+    match reached.iter().enumerate().find_map(|(number, one)| Some((one, before(number, one)?))) {
+        Some((one, other)) => Err(lease::is_the_same(&one.donor, &other.donor)),
+        None => Ok(()),
+    }
 }
 
 fn refuse_if_in_use(reached: &[&Reached], force: bool) -> Outcome<()> {

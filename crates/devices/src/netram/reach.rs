@@ -20,6 +20,7 @@ use tracing::warn;
 use zeroize::Zeroizing;
 
 use super::SECTOR_BYTES;
+use super::lease::is_the_same;
 use super::name::{Donor, Netram};
 use crate::donor_link::{DonorLink, FRONT_BYTES};
 use crate::failure::{During, Failure, Outcome};
@@ -63,6 +64,11 @@ impl Reached {
 
     pub(super) fn device(&self) -> Arc<dyn BlockDevice> {
         self.link.clone()
+    }
+
+    /// Returns whether both addresses lead to the same memory, as far as its server says.
+    pub(super) fn is_same(&self, other: &Reached) -> bool {
+        self.link.area().is_some_and(|area| other.link.area() == Some(area))
     }
 
     pub(super) fn is_blank(&self) -> bool {
@@ -191,19 +197,23 @@ pub(super) fn reach_all(wanted: &Netram, export: &str) -> Tried {
     all
 }
 
-/// Leaves out donors that cannot belong to this disk: shorter than they were, or part of another disk
-/// if the disk is known.
+/// Leaves out donors that cannot belong to this disk: shorter than they were, part of another disk
+/// if the disk is known, or named twice.
 pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
-    for (donor, tried) in tried.iter_mut() {
+    for number in 0..tried.len() {
+        let (before, rest) = tried.split_at_mut(number);
+        let (donor, tried) = &mut rest[0];
         let Ok(one) = tried else { continue };
+        let twin = before.iter().filter_map(|(_, tried)| tried.as_ref().ok()).find(|other| one.is_same(other));
         let other = one.disk().filter(|uuid| wanted.uuid.is_some_and(|wanted| wanted != *uuid));
-        let failure = match (one.cut_short(), other) {
-            (Some(failure), _) => failure,
-            (None, Some(other)) => {
+        let failure = match (one.cut_short(), other, twin) {
+            (Some(failure), ..) => failure,
+            (None, Some(other), _) => {
                 let cause = format!("belongs to network RAM disk {}", uuid_text(&other));
                 Failure::new(format_args!("donor {donor}"), cause).remedy("leave it out")
             }
-            (None, None) => continue,
+            (None, None, Some(twin)) => is_the_same(donor, &twin.donor),
+            (None, None, None) => continue,
         };
         warn!("{failure}");
         *tried = Err(NotReached::Unfit(failure));
