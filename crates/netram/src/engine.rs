@@ -686,19 +686,16 @@ fn too_many() -> DiskError {
 /// Returns the size of a new disk in blocks.
 fn blocks(state: &State) -> Result<u64, DiskError> {
     let config = &state.config;
-    let usable = state.room().groups_max().saturating_sub(state.room().groups_kept()) * state.map.slots() as u64;
-    let room = usable * 100 / (100 + config.spare_percent as u64);
-    let blocks = match config.bytes {
-        None => room,
-        Some(bytes) => bytes / config.block_bytes as u64,
-    };
-    if blocks == 0 || blocks > usable {
+    let room = state.room().largest_disk();
+    let blocks = config.bytes.map_or(room, |bytes| bytes / config.block_bytes as u64);
+    if blocks == 0 || blocks > room {
         let kept = state.room().groups_kept() * state.shape.unit_bytes() as u64 + SUPERBLOCK_BYTES as u64;
         return Err(DiskError::Config(format!(
-            "a disk of {} bytes does not fit: the donors have room for {} bytes of data (each needs {kept} bytes more); \
-             give larger donors or a smaller size",
+            "a disk of {} bytes does not fit: the donors have room for {} bytes of data beside the {}% that are kept for \
+             cleaning (each needs {kept} bytes more); give larger donors, a smaller size, or less `spare`",
             config.bytes.unwrap_or(0),
-            usable * config.block_bytes as u64,
+            room * config.block_bytes as u64,
+            config.spare_percent,
         )));
     }
     if state.room().groups_max() * state.map.slots() as u64 >= u32::MAX as u64 {

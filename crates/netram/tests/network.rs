@@ -10,7 +10,7 @@
 mod world;
 
 use shoal_format::Sums;
-use shoal_netram::{Config, DiskError, Policy};
+use shoal_netram::{Config, DiskError, Engine, Policy};
 use shoal_sim::{Random, is_due};
 use world::storm::{restless, stormy};
 use world::{World, random_config};
@@ -353,6 +353,58 @@ fn a_rebalance_fills_donors_evenly_although_one_dies() {
         world.settle().expect("answered");
         assert_eq!(world.errors, []);
         world.check_all().expect("what was written");
+    }
+}
+
+/// Fills a disk that has grown to all that its donors can hold, and overwrites it. `sizes`: of donors that join it, in
+/// KiB.
+fn grows_and_is_filled(parity: u8, buffer_blocks: u16, domains: &[u16], sizes: &[u64]) {
+    let config = Config {
+        policy: Policy::Adaptive,
+        uuid: [7; 16],
+        block_bytes: 512,
+        buffer_blocks,
+        parity,
+        width: parity + 2,
+        bytes: Some(50_000),
+        ..Config::default()
+    };
+    let case = format!("parity {parity}, buffer {buffer_blocks}, {domains:?}, {sizes:?}");
+    let mut world = World::in_domains(7, config, domains, 320_000).expect(&case);
+    for &kib in sizes {
+        world.join(kib << 10);
+    }
+    world.rest().expect(&case);
+    let infos = (0..world.donors.len()).map(|donor| world.info(donor)).collect();
+    let new = Engine::create(&Config { bytes: None, ..world.config.clone() }, infos, 0).expect(&case).bytes();
+    let now = world.now;
+    let refused = world.engine().grow(new + 512, now).expect_err(&case).to_string();
+    assert!(refused.contains(&format!("room for {new} bytes of data")), "{case}: {refused}");
+    world.asked_bytes = new;
+    assert_eq!(world.engine().grow(new, now), Ok(new), "{case}");
+    world.collect().expect(&case);
+    world.settle().expect(&case);
+    world.tick(1_000_000_000).expect(&case);
+    assert_eq!(world.sectors() * world::SECTOR, new as usize, "{case}");
+    let sectors = world.sectors();
+    for round in 0..4 {
+        for n in 0..sectors / 3 {
+            // First in order, then all over the disk.
+            let at = if round == 0 { n } else { n * 257 % (sectors / 3) } * 3;
+            world.write(at, 3, n % 4 == 0).expect(&case);
+            world.settle().expect(&case);
+            assert_eq!(world.errors, [], "{case}, round {round}, {n} writes");
+        }
+    }
+    world.check_all().expect(&case);
+}
+
+#[test]
+fn a_disk_grows_to_the_size_of_a_new_one_and_can_be_filled() {
+    for (parity, buffer_blocks) in [(1, 8), (1, 2), (2, 8), (2, 2)] {
+        grows_and_is_filled(parity, buffer_blocks, &[0; 4], &[]);
+        grows_and_is_filled(parity, buffer_blocks, &[0; 4], &[200, 900]);
+        grows_and_is_filled(parity, buffer_blocks, &[1, 1, 2, 2, 3, 4, 4], &[]);
     }
 }
 

@@ -11,16 +11,6 @@ use crate::membership::epochs::new_epoch;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::epoch::Membership;
-use crate::views::Room;
-
-impl Room<'_> {
-    /// Number of blocks that a disk over the present donors may have: all that they can hold beside what is kept for
-    /// open groups and cleaning, as for a new disk.
-    fn largest_disk(&self) -> u64 {
-        let units = self.groups_beside(|_| false) * (self.map.slots() as u64);
-        units.min(u64::from(shoal_format::ram::LOST) - 1)
-    }
-}
 
 /// Begins to grow the disk to this size (bytes). Returns the size that it will have.
 pub(crate) fn grow(state: &mut State, bytes: u64) -> Result<u64, DiskError> {
@@ -39,9 +29,10 @@ pub(crate) fn grow(state: &mut State, bytes: u64) -> Result<u64, DiskError> {
     let largest = state.room().largest_disk();
     if blocks > largest.max(now) {
         return wrong(format!(
-            "{bytes} bytes do not fit: the donors that are there have room for {} bytes of data; add a donor first \
-             (`shoal donor add`), or name a smaller size",
-            largest * block_bytes
+            "{bytes} bytes do not fit: the donors that are there have room for {} bytes of data beside the {}% that are \
+             kept for cleaning; add a donor first (`shoal donor add`), or name a smaller size",
+            largest * block_bytes,
+            state.config.spare_percent
         ));
     }
     if blocks > now {

@@ -123,6 +123,13 @@ impl Room<'_> {
         groups_of(&units, width)
     }
 
+    /// Number of blocks that a disk over the present donors may have: what they can hold, less the spare share. A disk
+    /// without that share may refuse to overwrite its last blocks.
+    pub fn largest_disk(&self) -> u64 {
+        let usable = self.groups_beside(|_| false) * self.map.slots() as u64;
+        (usable * 100 / (100 + u64::from(self.config.spare_percent))).min(u64::from(shoal_format::ram::LOST) - 1)
+    }
+
     /// Number of groups that are not available for data: open ones, and room to clean in.
     pub fn groups_kept(&self) -> u64 {
         self.open.caches() as u64 + RESERVE_UNITS as u64 + 2
