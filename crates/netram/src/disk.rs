@@ -279,6 +279,11 @@ impl Disk {
         self.shared.with(|engine, _| engine.stop_rebalance())
     }
 
+    /// Returns whether the disk has been opened completely.
+    pub fn is_ready(&self) -> bool {
+        self.shared.engine.lock().is_ready()
+    }
+
     /// Grows the disk; see [`Engine::grow`].
     pub fn grow(&self, bytes: u64) -> Result<u64, DiskError> {
         self.shared.with(|engine, now| engine.grow(bytes, now))

@@ -22,6 +22,8 @@ use crate::uuid::uuid_text;
 
 /// Time in which the donors learn of a change of the disk's members: a few round trips.
 const SETTLING: Duration = Duration::from_secs(3);
+/// How long a change that needs the whole disk waits while the disk is still being opened.
+const OPENING: Duration = Duration::from_secs(5);
 
 impl Inner {
     pub(super) fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {
@@ -171,6 +173,10 @@ impl Inner {
     fn grow(&self, size: &str) -> Outcome<String> {
         let what = || format!("network RAM disk {}", uuid_text(&self.uuid));
         let wanted: Size = size.parse().map_err(Failure::told)?;
+        let begun = Instant::now();
+        while !self.disk.is_ready() && begun.elapsed() < OPENING {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let bytes = self.disk.grow(wanted.0).map_err(|error| Failure::new(what(), error))?;
         let begun = Instant::now();
         while self.disk.geometry().bytes < bytes {

@@ -7,6 +7,7 @@
 //! is shorter than it was, or cannot be reached. The disk's redundancy may allow that. A new disk
 //! needs all of its donors. All donors are tried at the same time.
 
+use std::io::Read;
 use std::sync::Arc;
 use std::{fmt, fs};
 
@@ -25,6 +26,9 @@ use super::name::{Donor, Netram};
 use crate::donor_link::{DonorLink, FRONT_BYTES};
 use crate::failure::{During, Failure, Outcome};
 use crate::uuid::uuid_text;
+
+/// A file with more than this is no key (bytes).
+const KEY_FILE_BYTES_MAX: u64 = 1024;
 
 /// A donor that was reached.
 pub(super) struct Reached {
@@ -98,16 +102,17 @@ impl Reached {
 pub(super) fn key_of(wanted: &Netram, uuid: &[u8; 16]) -> Outcome<Option<SealKey>> {
     let Some(path) = &wanted.key else { return Ok(None) };
     let what = || format!("key {}", path.display());
-    let text = Zeroizing::new(fs::read_to_string(path).during(what())?);
-    let digits = text.trim();
+    let mut text = Zeroizing::new(Vec::with_capacity(KEY_FILE_BYTES_MAX as usize));
+    fs::File::open(path).and_then(|file| file.take(KEY_FILE_BYTES_MAX).read_to_end(&mut text)).during(what())?;
+    let digits = text.trim_ascii();
     let mut owner = Zeroizing::new([0; 32]);
     let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let bytes = digits.as_bytes().chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?));
+    let bytes = digits.chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?));
     let is_key = digits.len() == 64
         && owner.iter_mut().zip(bytes).all(|(byte, found)| found.map(|found| *byte = found).is_some());
     if !is_key {
-        let remedy = "write one with `openssl rand -hex 32`, and keep it: without it the disk is lost";
-        return Err(Failure::new(what(), "is not 64 hexadecimal digits").remedy(remedy));
+        let remedy = "make one with `openssl rand -hex 32 > FILE`, and keep it: without it the disk is lost";
+        return Err(Failure::new(what(), "is not a text of 64 hexadecimal digits").remedy(remedy));
     }
     Ok(Some(SealKey::derive(&owner, uuid)))
 }
@@ -348,14 +353,16 @@ mod tests {
     fn a_key_is_64_hexadecimal_digits() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("k");
-        let key = |text: &str| {
+        let key = |text: &[u8]| {
             fs::write(&file, text).unwrap();
             key_of(&Netram::parse(&format!("a:1,b:2?key={}", file.display())).unwrap(), &[1; 16])
         };
         let digits = "00112233445566778899aabbccddeeff".repeat(2);
-        assert_eq!(key(&format!("{digits}\n")).unwrap(), key(&digits.to_uppercase()).unwrap());
-        assert_ne!(key(&digits).unwrap(), key(&digits.replace('f', "e")).unwrap());
-        for wrong in ["", &digits[1..], &digits.replace('f', "g"), &format!("{digits}0"), &"é".repeat(32)] {
+        let text = |text: &str| key(text.as_bytes());
+        assert_eq!(text(&format!("{digits}\n")).unwrap(), text(&digits.to_uppercase()).unwrap());
+        assert_ne!(text(&digits).unwrap(), text(&digits.replace('f', "e")).unwrap());
+        let wrong = ["", &digits[1..], &digits.replace('f', "g"), &format!("{digits}0"), &"é".repeat(32)];
+        for wrong in wrong.map(str::as_bytes).into_iter().chain([&[0xff; 32][..], &[0x80; 64], &[0; 4096]]) {
             let said = key(wrong).unwrap_err().to_string();
             assert!(said.contains("64 hexadecimal digits") && said.contains("openssl rand -hex 32"), "{said}");
         }
