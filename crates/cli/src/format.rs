@@ -52,6 +52,7 @@ fn make_options(args: &FormatArgs) -> MakeOptions {
         spare_percent: args.spare,
         segment_bytes: args.segment.0,
         force: args.force,
+        tell: |text| eprintln!("{text}"),
     }
 }
 

@@ -40,8 +40,11 @@ pub struct Kind {
     pub(crate) text: fn(&DeviceReport) -> serde_json::Result<String>,
 }
 
+/// Tells people how far long work is.
+pub type Tell = fn(&str);
+
 /// How to make a disk. A kind refuses options that do not apply to it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct MakeOptions {
     /// The device below a virtual-log disk.
     pub over: Option<DeviceName>,
@@ -53,6 +56,7 @@ pub struct MakeOptions {
     pub segment_bytes: u64,
     /// Overwrite what the device holds.
     pub force: bool,
+    pub tell: Tell,
 }
 
 /// A device's name of one kind. `Display` writes all of it, including secrets.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use shoal_format::ram::DiskSuperblock;
 use shoal_host::{FileLock, SystemClock};
-use shoal_media::BlockDevice;
+use shoal_media::{BlockDevice, write_zeroes};
 use shoal_netram::ownership::{Domains, Quorum};
 use shoal_netram::{Disk, Engine, Policy};
 use tracing::warn;
@@ -24,7 +24,7 @@ use super::lock;
 use super::name::Netram;
 use super::reach::{NotReached, Reached, export_name, key_of, reach_all};
 use crate::device::Made;
-use crate::device_name::{MakeOptions, Name};
+use crate::device_name::{MakeOptions, Name, Tell};
 use crate::donor_link::{FRONT_BYTES, Written};
 use crate::failure::{During, Failure, Outcome};
 use crate::overwrite;
@@ -33,6 +33,13 @@ use crate::uuid::{new_uuid, uuid_text};
 
 /// Time for writing superblocks: a few round trips.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes of a donor that are zeroed with one request. A server that writes them must answer before the connection's
+/// time-out, and before other clients take this one for dead.
+const ZEROED_AT_ONCE: u64 = 16 << 20;
+
+/// How often to say how far the zeroing of a donor is.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Serialize)]
 struct MadeNetram {
@@ -79,10 +86,11 @@ pub(super) fn make(text: &str, options: &MakeOptions) -> Outcome<Box<dyn Made>> 
     if wanted.uuid.is_some() {
         return wrong("uuid", "a new disk gets one of its own", "leave it out");
     }
-    Ok(Box::new(make_on(&wanted, options.force)?))
+    Ok(Box::new(make_on(&wanted, options)?))
 }
 
-fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
+fn make_on(wanted: &Netram, options: &MakeOptions) -> Outcome<MadeNetram> {
+    let force = options.force;
     let tried = reach_all(wanted, &export_name(wanted)?);
     let all = tried.into_iter().map(|(_, reached)| reached).collect::<Result<Vec<Reached>, NotReached>>();
     let all = all.map_err(|error| match error {
@@ -113,7 +121,7 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     let (reached, ownership) = lease::enter(reached, &wish)?;
     // Check again: another client may have made a disk there before the claim.
     refuse_if_it_holds_a_disk(&reached.iter().collect::<Vec<_>>(), force)?;
-    let made = write(&config, &reached, &ownership).map_err(|failure| failure.within(&what()));
+    let made = write(&config, &reached, &ownership, options.tell).map_err(|failure| failure.within(&what()));
     if made.is_err() {
         // A half-made disk would be in the way of the next attempt. A donor that cannot be written
         // to holds nothing.
@@ -163,18 +171,14 @@ fn refuse_if_it_holds_a_disk(reached: &[&Reached], force: bool) -> Outcome<()> {
 }
 
 /// Writes the disk's superblock to every donor. Returns the size of the disk.
-fn write(config: &shoal_netram::Config, reached: &[Reached], ownership: &Ownership) -> Outcome<u64> {
+fn write(config: &shoal_netram::Config, reached: &[Reached], ownership: &Ownership, tell: Tell) -> Outcome<u64> {
     for one in reached {
         one.wipe()?;
-        if config.key.is_some() {
-            // An earlier disk may have left there what nobody should read. A server without trims
-            // keeps it until it is overwritten.
-            let behind = FRONT_BYTES as u64;
-            let trimmed = shoal_media::block::trim(&*one.device(), behind, one.link.geometry().bytes - behind);
-            trimmed.during(format_args!("donor {}", one.donor))?;
-        }
         ownership.leave(&one.link)?;
         one.link.belongs_to(config.uuid, Written::NotYet);
+    }
+    if config.key.is_some() {
+        zero(reached, ownership, tell)?;
     }
     let donors = reached.iter().map(|one| (one.info(), one.device())).collect();
     let disk = Disk::create(config, donors, Arc::new(SystemClock::new())).map_err(Failure::told)?;
@@ -193,6 +197,33 @@ fn write(config: &shoal_netram::Config, reached: &[Reached], ownership: &Ownersh
             Some(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
+}
+
+/// Zeroes donors behind their start, all at the same time. An earlier disk may have left there what nobody should read,
+/// and a server may keep what is trimmed.
+fn zero(reached: &[Reached], ownership: &Ownership, tell: Tell) -> Outcome<()> {
+    std::thread::scope(|scope| {
+        let all: Vec<_> = reached.iter().map(|one| scope.spawn(move || zero_one(one, ownership, tell))).collect();
+        all.into_iter().try_for_each(|one| one.join().expect("it panics no more than this one"))
+    })
+}
+
+fn zero_one(one: &Reached, ownership: &Ownership, tell: Tell) -> Outcome<()> {
+    let (mut at, end, mut told) = (FRONT_BYTES as u64, one.link.geometry().bytes, Instant::now());
+    while at < end {
+        let len = ZEROED_AT_ONCE.min(end - at);
+        write_zeroes(&*one.device(), at, len).during(format_args!("donor {}", one.donor))?;
+        at += len;
+        if !one.link.is_fenced() {
+            // Other clients see that this one lives, and keep out.
+            ownership.leave(&one.link)?;
+        }
+        if told.elapsed() > TELL_EVERY {
+            told = Instant::now();
+            tell(&format!("donor {}: {} of {} zeroed", one.donor, human(at), human(end)));
+        }
+    }
+    Ok(())
 }
 
 /// Returns a donor that does not say yet that it belongs to the disk.
