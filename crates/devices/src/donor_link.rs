@@ -82,7 +82,7 @@ impl DonorLink {
             ..LinkOptions::default()
         };
         let link = Link::connect(uri, &options, donor.clone())?;
-        let extents = link.client().and_then(|client| status(&client, AREA, Client::block_status));
+        let extents = link.client().and_then(|client| status(&client, AREA));
         let area = extents.map(|extents| extents.iter().map(|extent| extent.flags).collect());
         Ok(DonorLink { link, area, donor })
     }
@@ -289,22 +289,18 @@ impl Owner for Donor {
 }
 
 /// Asks for the status of a donor's start, if the server has the context.
-fn status(
-    client: &Client,
-    context: &str,
-    ask: fn(&Client, &str, u64, u32) -> Result<Vec<Extent>, MediaError>,
-) -> Option<Vec<Extent>> {
+fn status(client: &Client, context: &str) -> Option<Vec<Extent>> {
     if !client.export().contexts.iter().any(|known| known.name == context) {
         return None;
     }
     let geometry = client.geometry();
     let len = (FRONT_BYTES as u64).max(geometry.block_bytes.into()).min(geometry.bytes) as u32;
     // An error here is one of the connection, which is noticed elsewhere.
-    ask(client, context, 0, len).ok()
+    client.block_status(context, 0, len).ok()
 }
 
 fn pressure(client: &Client) -> Option<bool> {
-    let extents = status(client, PRESSURE, Client::first_block_status)?;
+    let extents = status(client, PRESSURE)?;
     Some(extents.iter().any(|extent| extent.flags & UNDER_PRESSURE != 0))
 }
 
