@@ -68,6 +68,8 @@ struct Rare {
     /// Places (unit, row) of blocks that their donors return with other contents than they were
     /// sent.
     damaged: Vec<(u8, u8)>,
+    /// It was abandoned before any of it was safe: no flush covers anything in it.
+    was_never_safe: bool,
 }
 
 /// A block that was added to an open group.
@@ -229,6 +231,10 @@ impl Group {
         self.change_rare(|rare| rare.held -= 1);
     }
 
+    pub fn was_never_safe(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.was_never_safe)
+    }
+
     /// Returns whether the group has a block known to differ from what was sent.
     pub fn is_damaged(&self) -> bool {
         self.damaged_blocks() > 0
@@ -261,6 +267,7 @@ impl Group {
         let mut rare = self.rare.take().unwrap_or_default();
         change(&mut rare);
         let says = rare.incomplete.is_some() || !rare.notes.is_empty() || rare.held > 0 || !rare.damaged.is_empty();
+        let says = says || rare.was_never_safe;
         self.rare = says.then_some(rare);
     }
 
@@ -306,6 +313,8 @@ pub(crate) struct Groups {
     sunk: Vec<u32>,
     /// Dead groups, by the sequence that killed their last block.
     dying: BTreeSet<(u64, u32)>,
+    /// Dead groups of which nothing was ever safe, in the same order.
+    dying_unsafe: BTreeSet<(u64, u32)>,
     /// Groups in memory.
     in_memory: Vec<u32>,
     next: GroupId,
@@ -373,6 +382,7 @@ impl Groups {
         self.by_live.clear();
         self.sunk.clear();
         self.dying.clear();
+        self.dying_unsafe.clear();
     }
 
     /// Makes `places` places without groups, with capacity for `more`.
@@ -404,9 +414,12 @@ impl Groups {
         place
     }
 
-    /// Drops a group's memory, because donors have all of it.
+    /// Drops a group's memory, because donors have all of it, or because nothing of it lives.
     pub fn seal(&mut self, place: u32) {
-        self[place].memory = None;
+        let memory = self[place].memory.take();
+        if memory.is_some_and(|memory| memory.safe.iter().all(|&count| count == 0)) {
+            self[place].change_rare(|rare| rare.was_never_safe = true);
+        }
         self.in_memory.retain(|&other| other != place);
         self.file(place);
     }
@@ -481,6 +494,7 @@ impl Groups {
         debug_assert!(group.memory.is_none() && !group.busy);
         self.changed = true;
         match group.live {
+            0 if group.was_never_safe() => drop(self.dying_unsafe.insert((group.killed, place))),
             0 => drop(self.dying.insert((group.killed, place))),
             _ if group.hopeless => {}
             live => {
@@ -494,6 +508,7 @@ impl Groups {
         let group = &mut self.places[place as usize];
         self.by_live.remove(&(std::mem::take(&mut group.filed), place));
         self.dying.remove(&(group.killed, place));
+        self.dying_unsafe.remove(&(group.killed, place));
     }
 
     /// Files groups for the live blocks that they have by now. Called before a search.
@@ -543,9 +558,15 @@ impl Groups {
         self.dying.iter().copied()
     }
 
+    /// Like [`Groups::dying`], for groups of which nothing was ever safe.
+    pub fn dying_unsafe(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.dying_unsafe.iter().copied()
+    }
+
     /// Takes a dead group out of the reaper's queue.
     pub fn reap(&mut self, killed: u64, place: u32) {
         self.dying.remove(&(killed, place));
+        self.dying_unsafe.remove(&(killed, place));
     }
 
     /// Ends an attempt to move the live blocks of a claimed group, of which there were `before`.

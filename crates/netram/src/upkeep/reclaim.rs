@@ -1,6 +1,7 @@
 //! Turning dead groups into free units: freeing, erasing, and giving memory back.
 //!
-//! Rules: a dead group is freed when the successors of its blocks are safe. Its units are then
+//! Rules: a dead group is freed when the successors of its blocks are safe, lists of trims included.
+//! One of which nothing was ever safe does not wait for lists, and its units are erased. Its units are then
 //! stale, or are erased before they are free (`state::units`). Stale units are erased in idle gaps,
 //! and when blocks were trimmed since. The memory of free units is given back in idle gaps only.
 //! Left out: which units are free (`state::units`).
@@ -31,7 +32,12 @@ pub(crate) async fn reaper(core: Arc<Core>) {
                 let is_safe =
                     |&(killed, _): &(u64, u32)| (state.ready && killed <= horizon) || is_planted(Bug::FreeEarly);
                 let is_due = |&(_, index): &(u64, u32)| !groups[index].is_held() || is_planted(Bug::FreeEarly);
-                let (killed, index) = groups.dying().take_while(is_safe).find(is_due)?;
+                let safe = groups.dying().take_while(is_safe).find(is_due);
+                // No flush covers anything in these groups, so they need no list that says that
+                // their blocks are trimmed.
+                let blocks_horizon = state.horizons().blocks_horizon();
+                let is_replaced = |&(killed, _): &(u64, u32)| state.ready && killed <= blocks_horizon;
+                let (killed, index) = safe.or_else(|| groups.dying_unsafe().next().filter(is_replaced))?;
                 state.groups.reap(killed, index);
                 Some(index)
             })
@@ -99,7 +105,7 @@ impl State {
         // A list of ranges would be read, and nothing outdoes it. A group that opening found
         // incomplete may have headers with entries that no opening has seen.
         let is_plain = group.lists_blocks_only() || is_planted(Bug::RangesKept);
-        if !(is_there && is_plain && group.incomplete().is_none()) {
+        if !(is_there && is_plain && group.incomplete().is_none() && !group.was_never_safe()) {
             return self.erase_later(member, group.first_sequence);
         }
         if donor.units.free_stale(member.unit, group.first_sequence) {
