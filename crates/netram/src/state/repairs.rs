@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use shoal_format::ram::GroupId;
 
 /// Groups repaired at the same time.
-const AT_ONCE: usize = 8;
+pub(crate) const REPAIRED_AT_ONCE: usize = 8;
 /// Delay before a failed repair is tried again (ns); doubles each time.
 const RETRY_NS: u64 = 1_000_000_000;
 const RETRY_MAX_NS: u64 = 64_000_000_000;
@@ -102,7 +102,7 @@ impl Repairs {
     /// Takes the next group, if another one may be repaired at the same time. [`Repairs::ended`]
     /// must follow.
     pub fn next(&mut self) -> Option<(u32, GroupId)> {
-        if self.running == AT_ONCE {
+        if self.running == REPAIRED_AT_ONCE {
             return None;
         }
         let next = self.queue.pop_front()?;

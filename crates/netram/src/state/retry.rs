@@ -4,6 +4,11 @@
 //! being freed. Everything is tried again when a donor comes back, joins or is forgotten, and from
 //! time to time. Left out: the repair itself (`repair`).
 
+use std::cmp::Reverse;
+use std::collections::HashSet;
+
+use shoal_format::ram::GroupId;
+
 use crate::state::State;
 use crate::state::place::Member;
 
@@ -43,6 +48,12 @@ pub(crate) fn requeue(state: &mut State) {
         let of_these = state.groups.iter().filter(|(_, group)| group.incomplete().is_some() == incomplete);
         let needy = of_these.filter(|&(index, _)| needs_repair(state, index));
         queue.extend(needy.map(|(index, group)| (index, group.id)));
+        if incomplete {
+            // Those that keep others from being freed come first, and of these the newest: no other
+            // keeps it.
+            let keeps: HashSet<GroupId> = state.found.groups.iter().map(|found| found.id).collect();
+            queue.sort_unstable_by_key(|&(_, id)| (!keeps.contains(&id), Reverse(id)));
+        }
     }
     state.repairs.queue(queue.into_iter(), state.now_ns);
     state.wake();

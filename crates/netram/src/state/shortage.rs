@@ -28,7 +28,7 @@ pub(crate) struct Shortage {
     asked: bool,
     narrow: bool,
     stuck: Stuck,
-    /// Groups that the cleaner is emptying.
+    /// Groups that the cleaner and repair are emptying.
     victims: Vec<u32>,
     cleaned_in_vain: usize,
     /// Blocks that the present donors can hold.
@@ -112,7 +112,7 @@ impl Shortage {
         self.narrow = narrow;
     }
 
-    /// Groups that the cleaner is emptying.
+    /// Groups that the cleaner and repair are emptying.
     pub fn victims(&self) -> &[u32] {
         &self.victims
     }
@@ -121,6 +121,11 @@ impl Shortage {
     pub fn cleans(&mut self, victim: u32) {
         self.victims.push(victim);
         self.cleaned_in_vain += 1;
+    }
+
+    /// Records that repair empties a group. [`Shortage::cleaned`] must follow.
+    pub fn empties(&mut self, victim: u32) {
+        self.victims.push(victim);
     }
 
     pub fn cleaned(&mut self, victim: u32) {

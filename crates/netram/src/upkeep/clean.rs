@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crate::requests::trims::write_trims;
 use crate::state::State;
 use crate::state::memory::Memory;
+use crate::state::repairs::REPAIRED_AT_ONCE;
 use crate::state::room::{GROUPS_AHEAD, NOTE_UNITS, RESERVE_UNITS};
 use crate::task::Core;
 use crate::upkeep::empty::empty;
@@ -70,7 +71,9 @@ impl Room<'_> {
         // Units that come back by themselves make room without more writes.
         let widens = short && !self.roster().awaits_units();
         let share = |index: u32| self.share(index, width, widens);
-        let half_dead = || self.groups.by_live().filter(|&(_, index)| share(index).wasted > 0);
+        // A group that is kept for others frees nothing when it is empty.
+        let may_be_freed = |&(_, index): &(u32, u32)| !self.groups[index].is_held();
+        let half_dead = || self.groups.by_live().filter(may_be_freed).filter(|&(_, index)| share(index).wasted > 0);
         let gains = || {
             let wasted = half_dead().map(|(_, index)| share(index).wasted);
             half_dead().next().filter(|&(live, _)| self.gives_a_group(live, wasted, width))
@@ -88,7 +91,8 @@ impl Room<'_> {
             }
             // Before a writer has to wait, clean only where it pays.
             let found = gains().filter(|found| pays(found) || !self.has_room(1));
-            let found = found.filter(|&(live, _)| self.shortage.victims().is_empty() || self.fits_beside_victims(live));
+            let victims = self.shortage.victims().len();
+            let found = found.filter(|&(live, _)| victims == 0 || self.cleans_beside_victims(live));
             return found.map(|(_, victim)| victim);
         }
         gains().filter(pays).map(|(_, victim)| victim)
@@ -107,18 +111,30 @@ impl Room<'_> {
         Share { all, wasted: all.saturating_sub(group.live() as usize * blocks) }
     }
 
-    /// Returns whether a group with this many live blocks may be emptied beside others. There must
-    /// be room for everything that moves, without units that writers may take and without one that
-    /// repair may need. All groups together must free more groups than they take.
-    fn fits_beside_victims(&self, live: u32) -> bool {
+    /// Returns whether the cleaner may empty a group with this many live blocks beside others. All
+    /// groups together must free more groups than they take.
+    fn cleans_beside_victims(&self, live: u32) -> bool {
+        let most = RESERVE_UNITS - NOTE_UNITS - 1;
+        self.groups_beside_victims(live, most).is_some_and(|taken| taken <= self.shortage.victims().len())
+    }
+
+    /// Returns whether repair may empty a group with this many live blocks now.
+    pub fn empties_beside_victims(&self, live: u32) -> bool {
+        self.shortage.victims().is_empty() || self.groups_beside_victims(live, REPAIRED_AT_ONCE).is_some()
+    }
+
+    /// Number of groups, at most `most`, that these live blocks take together with those of the groups that are being
+    /// emptied. `None`: there is not room for all of them, without units that writers may take and without one that
+    /// repair may need.
+    fn groups_beside_victims(&self, live: u32, most: usize) -> Option<usize> {
         let width = (self.plan.data + self.plan.parity).min(self.roster().takers());
         let slots = (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
         let is_roomy = |n: usize, groups: usize| self.roster().is_roomy(n, NOTE_UNITS + groups);
         let roomy = |groups: usize| self.roster().domains((0..self.donors.len()).filter(|&n| is_roomy(n, groups)));
-        let kept = (1..RESERVE_UNITS - NOTE_UNITS).take_while(|&groups| roomy(groups) >= width).count();
+        let kept = (1..=most).take_while(|&groups| roomy(groups) >= width).count();
         let moving = live + self.shortage.victims().iter().map(|&index| self.groups[index].live()).sum::<u32>();
         let taken = moving.saturating_sub(self.room_in_cleaning()).div_ceil(slots.max(1)) as usize;
-        taken <= kept && taken <= self.shortage.victims().len()
+        (taken <= kept).then_some(taken)
     }
 
     /// Number of blocks that the cleaner's open group can still take.

@@ -134,7 +134,7 @@ async fn repair(core: &Arc<Core>, index: u32, asked: Option<Move>) {
             return;
         }
         if incomplete {
-            return empty(core, index).await;
+            return empty_beside(core, index).await;
         }
         let Some(leaving) = next_to_leave(&mut core.lock(), index, asked) else { return };
         let Leaving { place, draining, moves, .. } = leaving;
@@ -142,7 +142,7 @@ async fn repair(core: &Arc<Core>, index: u32, asked: Option<Move>) {
             return match (moves, draining) {
                 (true, _) => {}
                 (false, true) => empty_in_turn(core, index).await,
-                (false, false) => empty(core, index).await,
+                (false, false) => empty_beside(core, index).await,
             };
         };
         let copy = if draining || moves { copy(core, index, place).await } else { None };
@@ -154,7 +154,7 @@ async fn repair(core: &Arc<Core>, index: u32, asked: Option<Move>) {
             core.lock().give_back(target);
             if !moves {
                 // Parity cannot restore the unit: save the live blocks of the other units.
-                empty(core, index).await;
+                empty_beside(core, index).await;
             }
             return;
         };
@@ -237,6 +237,20 @@ pub(crate) async fn store(core: &Arc<Core>, target: Member, header: UnitHeader, 
     }
     let write = core.op(&mut core.lock(), target.donor, heads, Purpose::Repair);
     write.await.is_ok()
+}
+
+/// Empties a group when there is room for its blocks in addition to those of other groups that are being emptied. Groups
+/// that are emptied in part free nothing, and several of them could take all the room.
+async fn empty_beside(core: &Arc<Core>, index: u32) {
+    core.until(|state| {
+        let live = state.groups[index].live();
+        state.room().empties_beside_victims(live).then(|| state.shortage.empties(index))
+    })
+    .await;
+    empty(core, index).await;
+    let state = &mut *core.lock();
+    state.shortage.cleaned(index);
+    state.wake();
 }
 
 /// Empties a group of a donor that must leave, if there is room for its blocks in addition to those

@@ -15,6 +15,7 @@ pub mod forgetting;
 pub mod ghost;
 pub mod oracle;
 pub mod paces;
+pub mod reopening;
 pub mod scenes;
 pub mod storm;
 pub mod truth;
