@@ -417,7 +417,8 @@ impl Groups {
     /// Drops a group's memory, because donors have all of it, or because nothing of it lives.
     pub fn seal(&mut self, place: u32) {
         let memory = self[place].memory.take();
-        if memory.is_some_and(|memory| memory.safe.iter().all(|&count| count == 0)) {
+        let was_never_safe = |memory: Box<Memory>| memory.abandoned && memory.safe.iter().all(|&count| count == 0);
+        if memory.is_some_and(was_never_safe) {
             self[place].change_rare(|rare| rare.was_never_safe = true);
         }
         self.in_memory.retain(|&other| other != place);

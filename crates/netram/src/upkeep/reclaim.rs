@@ -1,9 +1,9 @@
 //! Turning dead groups into free units: freeing, erasing, and giving memory back.
 //!
 //! Rules: a dead group is freed when the successors of its blocks are safe, lists of trims included.
-//! One of which nothing was ever safe does not wait for lists, and its units are erased. Its units are then
-//! stale, or are erased before they are free (`state::units`). Stale units are erased in idle gaps,
-//! and when blocks were trimmed since. The memory of free units is given back in idle gaps only.
+//! Its units are then stale, or are erased before they are free (`state::units`). A group of which
+//! nothing was ever safe does not wait for lists, and its units are erased. Stale units are erased
+//! in idle gaps, and when blocks were trimmed since. The memory of free units is given back in idle gaps only.
 //! Left out: which units are free (`state::units`).
 
 use std::sync::Arc;
