@@ -41,9 +41,8 @@ const VERSION_DOMAINS: u32 = 4;
 const VERSION_SEALED: u32 = 16;
 /// A sector of 512 bytes as an encrypted disk stores it: its bytes, and a tag.
 pub const SEALED_SECTOR_BYTES: usize = 512 + 16;
-/// Shows that a superblock was written with the key of its encrypted disk.
+/// Shows that a superblock or a lease was written with the key of its encrypted disk: its last bytes.
 pub type Signature = [u8; 16];
-const SIGNATURE_AT: usize = SLOT_BYTES - size_of::<Signature>();
 number! {
     /// The number of a group, never reused on its disk. 0 means no group.
     GroupId(u64)
@@ -104,7 +103,8 @@ const _: () = assert!(
     size_of::<DiskSuperblockRecord>()
         + size_of::<U64>()
         + DONORS_MAX * (size_of::<DonorPlaceRecord>() + size_of::<U16>())
-        <= SIGNATURE_AT
+        + size_of::<Signature>()
+        <= SLOT_BYTES
 );
 
 /// A lease, with all of its bytes.
@@ -122,7 +122,9 @@ struct LeaseRecord {
     epoch: U64,
     mark: U64,
     bytes: U64,
-    reserved: [u8; 430],
+    reserved: [u8; 414],
+    /// Of an encrypted disk; zeros on others.
+    signature: Signature,
 }
 
 const _: () = assert!(size_of::<LeaseRecord>() == LEASE_BYTES);
@@ -356,16 +358,16 @@ impl DiskSuperblock {
     }
 }
 
-/// Signs an encoded slot. `signature`: makes the signature of these bytes.
-pub fn sign(slot: &mut [u8], signature: impl FnOnce(&[u8]) -> Signature) {
-    let (signed, place) = slot.split_at_mut(SIGNATURE_AT);
+/// Signs an encoded superblock or lease. `signature`: makes the signature of these bytes.
+pub fn sign(encoded: &mut [u8], signature: impl FnOnce(&[u8]) -> Signature) {
+    let (signed, place) = encoded.split_at_mut(encoded.len() - size_of::<Signature>());
     place.copy_from_slice(&signature(&signed[size_of::<U32>()..]));
-    seal(0, slot);
+    seal(0, encoded);
 }
 
-/// Returns which bytes of a slot are signed, and what the slot has as their signature.
-pub fn signed(slot: &[u8]) -> (&[u8], &[u8]) {
-    let (signed, signature) = slot.split_at(SIGNATURE_AT);
+/// Returns which bytes of an encoded superblock or lease are signed, and what it has as their signature.
+pub fn signed(encoded: &[u8]) -> (&[u8], &[u8]) {
+    let (signed, signature) = encoded.split_at(encoded.len() - size_of::<Signature>());
     (&signed[size_of::<U32>()..], signature)
 }
 
@@ -416,7 +418,8 @@ impl Lease {
             epoch: self.epoch.into(),
             mark: self.mark.into(),
             bytes: self.bytes.into(),
-            reserved: [0; 430],
+            reserved: [0; 414],
+            signature: Signature::default(),
         };
         seal(0, record.as_mut_bytes());
         record.as_bytes().to_vec()
@@ -451,6 +454,13 @@ impl Lease {
     /// Returns the leases on a donor, of one disk. `bytes` begin at [`LEASE_AT`].
     pub fn all(bytes: &[u8], disk: &[u8; 16]) -> Leases {
         Lease::of_any(bytes).map(|lease| lease.filter(|lease| lease.uuid == *disk))
+    }
+
+    /// Like [`Lease::all`], but leaves out leases that do not count. Their bytes are given.
+    pub fn all_where(bytes: &[u8], disk: &[u8; 16], counts: impl Fn(&[u8]) -> bool) -> Leases {
+        let mut chunks = bytes.chunks_exact(LEASE_BYTES);
+        Lease::all(bytes, disk)
+            .map(|lease| lease.zip(chunks.next()).filter(|(_, bytes)| counts(bytes)).map(|(lease, _)| lease))
     }
 
     /// Returns the leases of one disk in `front`, the first bytes of a donor.

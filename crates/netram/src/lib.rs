@@ -61,7 +61,7 @@ pub use config::{Config, Plan, Policy, Stalled};
 pub use counts::{Counts, Traffic};
 pub use disk::{Disk, DonorDevice, Permit};
 pub use engine::{Engine, Members, SECTOR_BYTES, identify, members};
-pub use sealed::{SEALED_ALIGNMENT, SealKey, superblock};
+pub use sealed::{SEALED_ALIGNMENT, SealKey, Sealer, bytes_inside as sealed_bytes_inside, superblock};
 pub use shoal_format::ram::SUPERBLOCK_BYTES;
 pub use spans::Stretch;
 pub use state::donors::DonorState;

@@ -41,7 +41,7 @@ use crate::sealed;
 use crate::state::State;
 use crate::state::domains::Turn;
 use crate::state::donors::{Donor, DonorState, REFUSED_NS};
-use crate::state::epoch::{LEAP, Membership};
+use crate::state::epoch::{EPOCHS_MAX, Membership};
 use crate::state::group::Group;
 use crate::state::place::Location;
 use crate::state::retry::{requeue, retry, try_again};
@@ -107,8 +107,7 @@ pub(crate) fn back(
 ) -> Result<DonorId, NotBack> {
     let own = sealed::superblock(superblock, state.config.key.as_ref());
     let own = own.filter(|(_, own)| own.uuid == state.config.uuid);
-    // No client that went on meanwhile made that many epochs.
-    let own = own.filter(|(_, own)| own.epoch < state.epoch.number().saturating_add(LEAP));
+    let own = own.filter(|(_, own)| own.epoch <= EPOCHS_MAX);
     let (slot, own) = own.ok_or(NotBack::Stranger)?;
     let number = own.donor;
     let units = state.roster().units_of(&info);

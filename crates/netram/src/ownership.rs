@@ -24,7 +24,6 @@ use std::collections::BTreeMap;
 use shoal_format::ram::{LEASES, Lease, LeaseClaim, Leases};
 
 use crate::planted::{Bug, is_planted};
-use crate::state::epoch::LEAP;
 
 /// Time between two renewals.
 pub const RENEW_NS: u64 = 500_000_000;
@@ -120,19 +119,6 @@ pub fn bytes_of(leases: &Leases) -> u64 {
     newest.map_or(0, |lease| lease.bytes)
 }
 
-/// Finds a donor with a lease that is far ahead of those on all other donors.
-fn leaps(looks: &Looks) -> Option<usize> {
-    let newest = |look: &Option<Look>| {
-        let leases = look.iter().flat_map(|look| look.leases.iter().flatten());
-        leases.map(|lease| lease.epoch).max().unwrap_or(0)
-    };
-    let mut epochs: Vec<(u64, usize)> = looks.iter().map(newest).zip(0..).collect();
-    epochs.sort_unstable();
-    let (highest, donor) = epochs.pop()?;
-    let others = epochs.pop().map_or(0, |(epoch, _)| epoch);
-    (highest - others >= LEAP).then_some(donor)
-}
-
 fn order(lease: &Lease) -> (u64, [u8; 16]) {
     (lease.epoch, lease.client)
 }
@@ -162,7 +148,7 @@ pub enum Step {
 pub enum Refusal {
     /// Another client is alive, as this donor shows.
     Held { donor: usize },
-    /// This donor shows a lease of a client that there cannot have been: its epoch is far ahead of all others.
+    /// This donor shows a lease with the last epoch there is, which no client can have reached.
     Invented { donor: usize },
     /// Too few donors took or showed the lease.
     TooFew { have: usize, need: usize },
@@ -265,11 +251,14 @@ impl Entry {
         if have < need {
             return Step::Refused(Refusal::TooFew { have, need });
         }
-        if let Some(donor) = leaps(&looks) {
-            return Step::Refused(Refusal::Invented { donor });
-        }
         let leases = || looks.iter().flatten().flat_map(|look| look.leases.iter().flatten());
-        self.epoch = leases().map(|lease| lease.epoch).max().unwrap_or(0) + 1;
+        let last = |look: &Option<Look>| {
+            let leases = look.iter().flat_map(|look| look.leases.iter().flatten());
+            leases.map(|lease| lease.epoch).max().unwrap_or(0)
+        };
+        let (highest, donor) = looks.iter().map(last).zip(0..).max().unwrap_or_default();
+        let Some(epoch) = highest.checked_add(1) else { return Step::Refused(Refusal::Invented { donor }) };
+        self.epoch = epoch;
         // A client that owned the disk after this one has already waited for its end.
         let owns = |lease: &&Lease| lease.claim == LeaseClaim::Owns;
         let owned = leases().filter(owns).map(|lease| lease.epoch).max().unwrap_or(0);

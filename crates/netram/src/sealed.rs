@@ -2,18 +2,18 @@
 //!
 //! A sector of 512 bytes is stored as 528: AES-256-GCM-SIV (RFC 8452). The nonce is the sector's
 //! place on the donor, with the donor's number and birth. Superblocks and leases stay readable, because
-//! donors and other clients must read them; superblocks are signed (HMAC-SHA-256, 16 bytes).
+//! donors and other clients must read them, but they are signed (HMAC-SHA-256, 16 bytes).
 //!
 //! Owns: the keys of a disk, sealing and opening of sectors, where a sealed sector lies, and which
-//! superblocks count. Rules:
+//! superblocks and leases count. Rules:
 //! - The same bytes at the same place give the same sealed bytes. So a write may repeat what is
 //!   there, and what such a write leaves undone changes nothing. AES-GCM-SIV allows that: a nonce
 //!   that is used again reveals only whether a sector's bytes are the same as before.
 //! - A sector that was never written reads as zeros, as on the donor. So does one that cannot be
 //!   opened: it was torn, or another client, another donor or nobody of ours wrote it. Sums of
 //!   headers and blocks decide whether it counts.
-//! - A superblock that the disk's key did not sign does not count: what belongs to the disk, how its
-//!   groups are laid out, and who is gone, no donor can invent.
+//! - A superblock or a lease that the disk's key did not sign does not count: what belongs to the disk, how
+//!   its groups are laid out, who is gone, and who has it open, no donor can invent.
 //!
 //! Left out: where the key comes from (the caller), and which requests are sent (`disk`).
 
@@ -39,7 +39,7 @@ const _: () = assert!(SUPERBLOCK_BYTES.is_multiple_of(SEALED_ALIGNMENT as usize)
 #[derive(Clone, PartialEq, Eq)]
 pub struct SealKey {
     sectors: Zeroizing<[u8; 32]>,
-    superblocks: Zeroizing<[u8; 32]>,
+    front: Zeroizing<[u8; 32]>,
 }
 
 impl fmt::Debug for SealKey {
@@ -57,27 +57,25 @@ impl SealKey {
             derived.expand(purpose.as_bytes(), &mut *key).expect("HKDF gives up to 8160 bytes");
             key
         };
-        SealKey {
-            sectors: key("shoal network RAM disk: sectors"),
-            superblocks: key("shoal network RAM disk: superblocks"),
-        }
+        SealKey { sectors: key("shoal network RAM disk: sectors"), front: key("shoal network RAM disk: front") }
     }
 
     fn mac(&self, bytes: &[u8]) -> Hmac<Sha256> {
-        let mac = <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(&*self.superblocks);
+        let mac = <Hmac<Sha256> as hmac::KeyInit>::new_from_slice(&*self.front);
         mac.expect("HMAC takes keys of any length").chain_update(bytes)
     }
 
-    /// Signs an encoded superblock.
-    pub fn sign(&self, slot: &mut [u8]) {
-        ram::sign(slot, |bytes| {
+    /// Signs an encoded superblock or lease.
+    pub fn sign(&self, encoded: &mut [u8]) {
+        ram::sign(encoded, |bytes| {
             let whole = self.mac(bytes).finalize().into_bytes();
             *whole.first_chunk::<{ size_of::<Signature>() }>().expect("the signature is a part of the MAC")
         });
     }
 
-    fn has_signed(&self, slot: &[u8]) -> bool {
-        let (bytes, signature) = ram::signed(slot);
+    /// Returns whether this superblock or lease has the signature of [`SealKey::sign`].
+    pub fn has_signed(&self, encoded: &[u8]) -> bool {
+        let (bytes, signature) = ram::signed(encoded);
         self.mac(bytes).verify_truncated_left(signature).is_ok()
     }
 }
@@ -164,6 +162,18 @@ impl Sealer {
     }
 }
 
+impl Sealer {
+    /// Returns whether one of these sectors, read from `at` on, was sealed for its place on this donor.
+    pub fn knows(&self, donor: OwnPlace, at: u64, sealed: &[u8]) -> bool {
+        let mut sectors = sealed.chunks_exact(SEALED_SECTOR_BYTES).zip(at / SECTOR as u64..);
+        sectors.any(|(sector, number)| {
+            let (mut bytes, tag) = (sector[..SECTOR].to_vec(), Tag::try_from(&sector[SECTOR..]));
+            let tag = tag.expect("the rest of a sealed sector is its tag");
+            self.0.decrypt_inout_detached(&nonce(donor, number), &[], (&mut *bytes).into(), &tag).is_ok()
+        })
+    }
+}
+
 /// No other sector of the disk, of a donor that is or was, has the same nonce.
 fn nonce(donor: OwnPlace, sector: u64) -> Nonce {
     debug_assert!(sector < 1 << 48, "2^48 sectors are 128 PiB");
@@ -234,6 +244,9 @@ mod tests {
         expected[SECTOR..2 * SECTOR].fill(0);
         assert_eq!(sealer.open(DONOR, at, sealed), expected);
         assert_eq!(sealer.open(DONOR, at, vec![0; 2 * SEALED_SECTOR_BYTES]), vec![0; 2 * SECTOR]);
+        let later = [vec![0; 3 * SEALED_SECTOR_BYTES], sealer.seal(DONOR, at + 3 * SECTOR as u64, bytes(1))].concat();
+        assert!(sealer.knows(DONOR, at, &later) && !sealer.knows(OwnPlace { number: 4, ..DONOR }, at, &later));
+        assert!(!sealer.knows(DONOR, at, &vec![0; 2 * SEALED_SECTOR_BYTES]));
     }
 
     #[test]
@@ -260,7 +273,7 @@ mod tests {
         let key = |owner, disk| SealKey::derive(&[owner; 32], &[disk; 16]);
         assert_eq!(key(1, 1), key(1, 1));
         assert!(key(1, 1) != key(2, 1) && key(1, 1) != key(1, 2));
-        assert!(key(1, 1).sectors != key(1, 1).superblocks);
+        assert!(key(1, 1).sectors != key(1, 1).front);
         assert_eq!(format!("{:?}", key(1, 1)), "SealKey");
     }
 

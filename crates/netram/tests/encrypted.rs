@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use shoal_format::ram::{DiskSuperblock, SLOTS_BYTES, Standing};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache, block};
-use shoal_netram::{Config, Disk, DonorInfo, Policy, SEALED_ALIGNMENT, SUPERBLOCK_BYTES, SealKey};
+use shoal_netram::{Config, Disk, DonorInfo, DonorState, Policy, SEALED_ALIGNMENT, SUPERBLOCK_BYTES, SealKey, Status};
 use shoal_sim::{Random, SimClock};
 
 const SECTOR: usize = 512;
@@ -294,4 +294,49 @@ fn without_a_key_donors_that_contradict_each_other_are_named() {
         }
     }
     says("it has the place of another", |own| own.donor = 0, "same place");
+}
+
+fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+    let begun = std::time::Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{what}: not in 20 s");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+/// A superblock from the time when another donor was away has its signature. Shown again later, it must not make that
+/// donor's contents count for nothing.
+#[test]
+fn a_donor_that_shows_its_former_superblock_again_discounts_no_other() {
+    for key in [Some(1), None] {
+        let donors: Vec<_> = (0..3).map(Donor::new).collect();
+        // Two of the donors have no room for all of it, so the third is not given up while it is away.
+        let config = Config { bytes: Some(600 << 10), ..config(key) };
+        let disk = create(&donors, &config);
+        let bytes = |version| contents(version, disk.geometry().bytes as usize / SECTOR);
+        let (first, last) = (bytes(1), bytes(2));
+        shoal_media::write(&disk, 0, &first).unwrap();
+        block::flush(&disk).unwrap();
+        drop(disk);
+        let disk = open(&donors, Some(0), &config).unwrap();
+        wait_for("the epoch without it is stored", || disk.status().epoch_stored);
+        drop(disk);
+        let former = donors[2].front();
+        let disk = open(&donors, None, &config).unwrap();
+        let all_count = |status: &Status| {
+            status.donors.len() == 3 && status.donors.iter().all(|donor| donor.state == DonorState::Active)
+        };
+        wait_for("all donors count", || all_count(&disk.status()) && disk.status().epoch_stored);
+        shoal_media::write(&disk, 0, &last).unwrap();
+        block::flush(&disk).unwrap();
+        drop(disk);
+        {
+            let mut memory = donors[2].memory.lock().unwrap();
+            memory.fill(0);
+            memory[..SUPERBLOCK_BYTES].copy_from_slice(&former);
+        }
+        let mut found = vec![0; last.len()];
+        shoal_media::read(&open(&donors, None, &config).unwrap(), 0, &mut found).unwrap();
+        assert!(found == last, "key {key:?}");
+    }
 }

@@ -25,10 +25,10 @@ use shoal_format::ram::{LEASE_AT, LEASE_BYTES, LEASES, Lease, LeaseClaim, Leases
 use shoal_host::{Ticker, boottime_ns};
 use shoal_media::{BlockDevice, Completion, Request};
 use shoal_nbd::{Claim, ClientId, ConnectError};
-use shoal_netram::Permit;
 use shoal_netram::ownership::{
     Domains, Entry, Look, Looks, Outcome as Came, Quorum, RENEW_NS, Refusal, Renewal, Step, Tenure, place_of,
 };
+use shoal_netram::{Permit, SealKey};
 use tracing::warn;
 
 use super::name::Donor;
@@ -61,10 +61,38 @@ pub(super) fn refused(donor: &Donor, error: &ConnectError) -> Failure {
     Failure::new(format_args!("donor {donor}"), cause)
 }
 
+/// The leases of one disk, as they are on its donors: signed if it is encrypted.
+#[derive(Clone)]
+pub(super) struct Book {
+    pub(super) uuid: [u8; 16],
+    pub(super) key: Option<SealKey>,
+}
+
+impl Book {
+    fn encode(&self, lease: &Lease) -> Vec<u8> {
+        let mut bytes = lease.encode();
+        self.key.iter().for_each(|key| key.sign(&mut bytes));
+        bytes
+    }
+
+    /// Returns the leases that count. `bytes` begin at [`LEASE_AT`].
+    fn read(&self, bytes: &[u8]) -> Leases {
+        Lease::all_where(bytes, &self.uuid, |lease| self.key.as_ref().is_none_or(|key| key.has_signed(lease)))
+    }
+
+    fn of_front(&self, front: &[u8]) -> Leases {
+        self.read(front.get(LEASE_AT..).unwrap_or_default())
+    }
+
+    fn write(&self, place: usize, lease: &Lease) -> Request {
+        Request::Write { at: (LEASE_AT + place * LEASE_BYTES) as u64, buffer: self.encode(lease), fua: false }
+    }
+}
+
 /// A client's right to a disk.
 pub(super) struct Ownership {
     pub(super) client: ClientId,
-    uuid: [u8; 16],
+    book: Book,
     tenure: Mutex<Tenure>,
     renewals: AtomicU64,
     changes_until_ns: AtomicU64,
@@ -140,7 +168,7 @@ impl Ownership {
 
     fn lease(&self, link: &DonorLink, epoch: u64, claim: LeaseClaim) -> Lease {
         Lease {
-            uuid: self.uuid,
+            uuid: self.book.uuid,
             client: self.client,
             renewed: self.renewals.fetch_add(1, Ordering::SeqCst),
             released: false,
@@ -161,7 +189,7 @@ impl Ownership {
         let read: Completion = Box::new(move |result| {
             let Some(link) = to.upgrade() else { return };
             match result {
-                Ok(bytes) => this.found(&link, from_ns, &Lease::all(&bytes, &this.uuid)),
+                Ok(bytes) => this.found(&link, from_ns, &this.book.read(&bytes)),
                 Err(_) => link.ends_renewal(),
             }
         });
@@ -195,13 +223,13 @@ impl Ownership {
             }
             link.ends_renewal();
         });
-        link.submit(write_of(place, &lease), written);
+        link.submit(self.book.write(place, &lease), written);
     }
 
     /// Leaves this client's lease on a donor that was emptied.
     pub(super) fn leave(&self, link: &DonorLink) -> Outcome<()> {
         let lease = self.lease(link, self.epoch(), LeaseClaim::Owns);
-        link.write_from(LEASE_AT as u64, &lease.encode()).during("lease of a donor")?;
+        link.write_from(LEASE_AT as u64, &self.book.encode(&lease)).during("lease of a donor")?;
         self.has_taken(link, lease.renewed);
         Ok(())
     }
@@ -214,14 +242,14 @@ impl Ownership {
     /// Returns whether this donor, found through a new connection, has forgotten the last lease
     /// that it took through its former connection, as a restored snapshot does.
     pub(super) fn has_gone_back(&self, front: &[u8]) -> bool {
-        let own = own_lease(&Lease::of_front(front, &self.uuid), &self.client);
+        let own = own_lease(&self.book.of_front(front), &self.client);
         own.is_some_and(|own| self.taken.lock().get(&own.mark).is_some_and(|renewed| own.renewed < *renewed))
     }
 
     /// Returns whether the leases on this donor say that another client owns the disk or is taking
     /// it.
     pub(super) fn is_anothers(&self, front: &[u8]) -> bool {
-        self.tenure.lock().is_superseded(&Lease::of_front(front, &self.uuid))
+        self.tenure.lock().is_superseded(&self.book.of_front(front))
     }
 
     /// Releases the leases, so that the next client does not wait for them to end.
@@ -237,18 +265,14 @@ impl Ownership {
         }
         let links: Vec<&DonorLink> =
             links.iter().map(|link| &**link).filter(|link| link.state() == "connected").collect();
-        let found = read_all(&links, Some(&self.uuid));
+        let found = read_all(&links, Some(&self.book));
         let requests = links.iter().zip(&found).map(|(link, leases)| {
             let place = place_of(leases.as_ref()?, &self.client);
             let lease = Lease { released: true, ..self.lease(link, epoch, LeaseClaim::Owns) };
-            Some(write_of(place, &lease))
+            Some(self.book.write(place, &lease))
         });
         ask_all(&links, requests.collect());
     }
-}
-
-fn write_of(place: usize, lease: &Lease) -> Request {
-    Request::Write { at: (LEASE_AT + place * LEASE_BYTES) as u64, buffer: lease.encode(), fua: false }
 }
 
 /// Sends each donor a request, and waits for the answers for up to [`PATIENCE`]. `None`: no
@@ -277,11 +301,11 @@ fn ask_all(links: &[&DonorLink], requests: Vec<Option<Request>>) -> Vec<Option<V
 }
 
 /// Reads the leases on each donor: those of a disk, or of any disk if there is none.
-fn read_all(links: &[&DonorLink], disk: Option<&[u8; 16]>) -> Vec<Option<Leases>> {
+fn read_all(links: &[&DonorLink], disk: Option<&Book>) -> Vec<Option<Leases>> {
     let read = || Some(Request::Read { at: LEASE_AT as u64, buffer: vec![0; LEASES * LEASE_BYTES] });
     let all = ask_all(links, links.iter().map(|_| read()).collect());
     let decoded = |bytes: Vec<u8>| match disk {
-        Some(disk) => Lease::all(&bytes, disk),
+        Some(book) => book.read(&bytes),
         None => Lease::of_any(&bytes),
     };
     all.into_iter().map(|bytes| bytes.map(decoded)).collect()
@@ -290,7 +314,7 @@ fn read_all(links: &[&DonorLink], disk: Option<&[u8; 16]>) -> Vec<Option<Leases>
 /// The disk that a client opens, and the terms.
 pub(super) struct Wish<'a> {
     pub(super) client: ClientId,
-    pub(super) uuid: &'a [u8; 16],
+    pub(super) book: &'a Book,
     pub(super) takeover: bool,
     pub(super) quorum: Quorum,
     /// The failure domain of each reached donor that belongs to the disk.
@@ -327,7 +351,7 @@ pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached
         }
     }
     loop {
-        let leases = |one: &Reached| Lease::of_front(&one.front, wish.uuid);
+        let leases = |one: &Reached| wish.book.of_front(&one.front);
         let marks: Vec<Option<u64>> = entered.iter().map(|one| own_mark(&leases(one), &wish.client)).collect();
         let links: Vec<&DonorLink> = entered.iter().map(|one| &*one.link).collect();
         let Some((one, other)) = twice(&links, &marks) else { break };
@@ -340,9 +364,11 @@ pub(super) fn enter(reached: Vec<&Reached>, wish: &Wish) -> Outcome<(Vec<Reached
 /// Claims the donors that know their clients. All are asked first, and none is taken unless enough
 /// grant it.
 fn claim(reached: &[&Reached], wish: &Wish) -> Outcome<Vec<Outcome<()>>> {
-    let leases = reached.iter().flat_map(|one| Lease::of_front(&one.front, wish.uuid));
-    let epochs = leases.flatten().map(|lease| lease.epoch);
-    let epoch = epochs.max().unwrap_or(0) + 1;
+    let last = |one: &&Reached| wish.book.of_front(&one.front).iter().flatten().map(|lease| lease.epoch).max();
+    let epoch = match reached.iter().map(last).zip(0..).max() {
+        Some((Some(epoch), donor)) => epoch.checked_add(1).ok_or_else(|| is_invented(&reached[donor].donor))?,
+        _ => 1,
+    };
     let client = wish.client;
     let asked = together(reached, |_, one| match wish.takeover {
         true => Ok(()),
@@ -389,7 +415,7 @@ fn lease(own: &[(&Reached, bool)], domains: &Domains, wish: &Wish) -> Outcome<Ar
     let links: Vec<&DonorLink> = own.iter().map(|(one, _)| &*one.link).collect();
     let ownership = Ownership {
         client: wish.client,
-        uuid: *wish.uuid,
+        book: wish.book.clone(),
         tenure: Mutex::new(Tenure::new(wish.client, 0, wish.quorum)),
         renewals: AtomicU64::new(1),
         changes_until_ns: AtomicU64::new(0),
@@ -407,7 +433,7 @@ fn lease(own: &[(&Reached, bool)], domains: &Domains, wish: &Wish) -> Outcome<Ar
         let came = match step {
             Step::Read => {
                 from_ns = boottime_ns();
-                let found = read_all(&links, (!wish.is_new).then_some(wish.uuid));
+                let found = read_all(&links, (!wish.is_new).then_some(wish.book));
                 for (place, leases) in places.iter_mut().zip(&found) {
                     // Forget the place that was read before: another client may have taken it.
                     *place = leases.as_ref().map(|leases| place_of(leases, &wish.client));
@@ -428,7 +454,7 @@ fn lease(own: &[(&Reached, bool)], domains: &Domains, wish: &Wish) -> Outcome<Ar
                 let leases: Vec<Lease> =
                     links.iter().map(|link| Lease { released, ..ownership.lease(link, epoch, claim) }).collect();
                 let requests = places.iter().zip(&leases).map(|(place, lease)| {
-                    let mut request = write_of((*place)?, lease);
+                    let mut request = wish.book.write((*place)?, lease);
                     if let Request::Write { buffer, .. } = &mut request
                         && released
                         && wish.is_new
@@ -480,16 +506,18 @@ fn refusal_of(refusal: Refusal, own: &[(&Reached, bool)], wish: &Wish) -> Failur
             Failure::new(format_args!("donor {}", own[donor].0.donor), cause)
                 .remedy("stop it, or take the disk over with --takeover")
         }
-        Refusal::Invented { donor } => {
-            let cause = "shows the lease of a client that there cannot have been; it returns what nobody stored there";
-            Failure::new(format_args!("donor {}", own[donor].0.donor), cause).remedy("leave it out")
-        }
+        Refusal::Invented { donor } => is_invented(&own[donor].0.donor),
         Refusal::TooFew { have, need } => {
-            let what = format!("network RAM disk {}", crate::uuid::uuid_text(wish.uuid));
+            let what = format!("network RAM disk {}", crate::uuid::uuid_text(&wish.book.uuid));
             let cause = format!("too few donors are left to have it alone: {have} of {need} take this client's lease");
             Failure::new(what, cause).remedy("bring more of its donors back")
         }
     }
+}
+
+fn is_invented(donor: &Donor) -> Failure {
+    let cause = "shows the lease of a client that there cannot have been; it returns what nobody stored there";
+    Failure::new(format_args!("donor {donor}"), cause).remedy("stop it, or leave it out")
 }
 
 /// This client's lease among those on a donor.

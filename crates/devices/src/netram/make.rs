@@ -19,7 +19,7 @@ use shoal_netram::ownership::{Domains, Quorum};
 use shoal_netram::{Disk, Engine, Policy};
 use tracing::warn;
 
-use super::lease::{self, Ownership};
+use super::lease::{self, Book, Ownership};
 use super::lock;
 use super::name::Netram;
 use super::reach::{NotReached, Reached, export_name, key_of, reach_all};
@@ -117,7 +117,8 @@ fn make_on(wanted: &Netram, options: &MakeOptions) -> Outcome<MadeNetram> {
     let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
     let quorum = Quorum { counting: reached.len(), parity: 0 };
     let domains = Domains::own(reached.len());
-    let wish = lease::Wish { client, uuid: &uuid, takeover: false, quorum, domains, is_new: true };
+    let book = Book { uuid, key: config.key.clone() };
+    let wish = lease::Wish { client, book: &book, takeover: false, quorum, domains, is_new: true };
     let (reached, ownership) = lease::enter(reached, &wish)?;
     // Check again: another client may have made a disk there before the claim.
     refuse_if_it_holds_a_disk(&reached.iter().collect::<Vec<_>>(), force)?;

@@ -111,12 +111,11 @@ impl NetramDisk {
         let export = export_name(wanted)?;
         let mut tried = reach_all(wanted, &export);
         choose(wanted, &mut tried);
+        leave_out_unsigned(wanted, &mut tried)?;
         let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
         let Some(uuid) = which_disk(wanted, &reached)? else { return Err(not_there(wanted, tried)) };
         let what = || format!("network RAM disk {}", uuid_text(&uuid));
         let key = key_of(wanted, &uuid)?;
-        leave_out_unsigned(&uuid, key.as_ref(), &mut tried);
-        let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
         let names: Vec<String> = reached.iter().map(|one| one.donor.to_string()).collect();
         let fronts: Vec<(&str, &[u8])> = names.iter().zip(&reached).map(|(name, one)| (&**name, &*one.front)).collect();
         let members = shoal_netram::members(&fronts, &uuid, key.as_ref());
@@ -126,7 +125,8 @@ impl NetramDisk {
         // A client that has the disk open is noticed before anything is written, and has stopped
         // before anything is read.
         let (takeover, quorum, domains) = (wanted.takeover, members.quorum, members.domains);
-        let wish = lease::Wish { client, uuid: &uuid, takeover, quorum, domains, is_new: false };
+        let book = lease::Book { uuid, key };
+        let wish = lease::Wish { client, book: &book, takeover, quorum, domains, is_new: false };
         let (reached, ownership) = lease::enter(reached, &wish)?;
         let reached: Vec<&Reached> = reached.iter().collect();
         if which_disk(wanted, &reached)? != Some(uuid) {
@@ -142,7 +142,7 @@ impl NetramDisk {
         // Wait for a missing donor longer than it takes to notice the loss, since most donors come
         // back.
         let patience_ms = (wanted.lost_after * PATIENCE).as_millis().try_into().unwrap_or(u32::MAX);
-        let config = shoal_netram::Config { uuid, patience_ms, key, ..wanted.config.clone() };
+        let config = shoal_netram::Config { uuid, patience_ms, key: book.key, ..wanted.config.clone() };
         for error in tried.iter().filter_map(|(_, reached)| reached.as_ref().err()) {
             warn!("{error}; opening the disk without it");
         }

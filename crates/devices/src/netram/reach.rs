@@ -7,6 +7,7 @@
 //! is shorter than it was, or cannot be reached. The disk's redundancy may allow that. A new disk
 //! needs all of its donors. All donors are tried at the same time.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::sync::Arc;
 use std::{fmt, fs};
@@ -16,7 +17,7 @@ use shoal_format::ram::{DiskSuperblock, LEASE_BYTES, Lease, OwnPlace, SLOTS_BYTE
 use shoal_media::BlockDevice;
 use shoal_nbd::ConnectError;
 use shoal_netram::ownership::bytes_of;
-use shoal_netram::{DonorInfo, SEALED_ALIGNMENT, SealKey, identify, superblock};
+use shoal_netram::{DonorInfo, SEALED_ALIGNMENT, SealKey, Sealer, identify, sealed_bytes_inside, superblock};
 use tracing::warn;
 use zeroize::Zeroizing;
 
@@ -29,6 +30,9 @@ use crate::uuid::uuid_text;
 
 /// A file with more than this is no key (bytes).
 const KEY_FILE_BYTES_MAX: u64 = 1024;
+
+/// Bytes of a donor that are looked at together: whole sectors.
+const LOOKED_AT_ONCE: u64 = 1 << 20;
 
 /// A donor that was reached.
 pub(super) struct Reached {
@@ -225,21 +229,74 @@ pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
     }
 }
 
-/// Leaves out donors with a superblock of the disk that its key did not sign, if another donor has one that it did.
-pub(super) fn leave_out_unsigned(disk: &[u8; 16], key: Option<&SealKey>, tried: &mut Tried) {
-    let counts = |one: &Reached| superblock(&one.front, key).is_some();
-    if !tried.iter().filter_map(|(_, tried)| tried.as_ref().ok()).any(counts) {
-        return;
-    }
-    for (donor, tried) in tried.iter_mut() {
-        let is_forged = tried.as_ref().is_ok_and(|one| one.disk().as_ref() == Some(disk) && !counts(one));
-        if is_forged {
+/// With a key, leaves out donors whose superblock it did not sign, if there are donors with one that it did. Then no
+/// donor that was changed can keep the disk closed.
+pub(super) fn leave_out_unsigned(wanted: &Netram, tried: &mut Tried) -> Outcome<()> {
+    let uuids: BTreeSet<[u8; 16]> = reached(tried).filter_map(|(_, one)| one.disk()).collect();
+    let keys = uuids.iter().map(|uuid| key_of(wanted, uuid)).collect::<Outcome<Vec<Option<SealKey>>>>()?;
+    let keys: Vec<SealKey> = keys.into_iter().flatten().collect();
+    let has_signed = |one: &Reached, key: &SealKey| superblock(&one.front, Some(key)).is_some();
+    let keys: Vec<SealKey> =
+        keys.into_iter().filter(|key| reached(tried).any(|(_, one)| has_signed(one, key))).collect();
+    // With another key than the disk's this would be the wrong thing to say.
+    for place in (0..tried.len()).filter(|_| !keys.is_empty()) {
+        let Ok(one) = &tried[place].1 else { continue };
+        let is_something = one.disk().is_some() || newer_disk(&one.front).is_some();
+        if is_something && !keys.iter().any(|key| has_signed(one, key)) {
             let cause = "has a superblock that was not written with the disk's key, so what it holds does not count";
-            let failure = Failure::new(format_args!("donor {donor}"), cause).remedy("find out who changed it");
-            warn!("{failure}");
-            *tried = Err(NotReached::Unfit(failure));
+            leave_out(&mut tried[place], cause, "find out who changed it");
         }
     }
+    for key in &keys {
+        leave_out_copies(key, tried)?;
+    }
+    Ok(())
+}
+
+/// Of two donors with one place on the disk, leaves out the one that has nothing that was sealed for this place: it has
+/// a copy of the other's superblock.
+fn leave_out_copies(key: &SealKey, tried: &mut Tried) -> Outcome<()> {
+    let signed = |one: &Reached| superblock(&one.front, Some(key)).map(|(_, own)| (own.uuid, own.place()));
+    let places: Vec<_> = reached(tried).filter_map(|(place, one)| Some((place, signed(one)?))).collect();
+    for &(place, (uuid, own)) in &places {
+        let twins = places.iter().filter(|(other, signed)| *other != place && *signed == (uuid, own));
+        if twins.count() > 0
+            && let Ok(one) = &tried[place].1
+            && !is_at_home(one, key, own)?
+        {
+            let cause = "has the superblock of another donor, and nothing that was written for that one";
+            leave_out(&mut tried[place], cause, "find out who changed it");
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether the donor holds anything that was sealed for this place on the disk.
+fn is_at_home(one: &Reached, key: &SealKey, own: OwnPlace) -> Outcome<bool> {
+    let (sealer, end) = (Sealer::new(key), sealed_bytes_inside(one.link.geometry().bytes));
+    let mut at = FRONT_BYTES as u64;
+    while at < end {
+        let len = LOOKED_AT_ONCE.min(end - at);
+        let stored = Sealer::place(at, len);
+        let mut sealed = vec![0; stored.len as usize];
+        let read = shoal_media::read(&*one.link, stored.at, &mut sealed);
+        read.during(format_args!("donor {}", one.donor))?;
+        if sealer.knows(own, at, &sealed) {
+            return Ok(true);
+        }
+        at += len;
+    }
+    Ok(false)
+}
+
+fn reached(tried: &Tried) -> impl Iterator<Item = (usize, &Reached)> {
+    tried.iter().enumerate().filter_map(|(place, (_, tried))| Some((place, tried.as_ref().ok()?)))
+}
+
+fn leave_out((donor, tried): &mut (Donor, Result<Reached, NotReached>), cause: &str, remedy: &str) {
+    let failure = Failure::new(format_args!("donor {donor}"), cause).remedy(remedy);
+    warn!("{failure}");
+    *tried = Err(NotReached::Unfit(failure));
 }
 
 /// Returns why the disk is not there.

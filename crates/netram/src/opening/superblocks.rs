@@ -3,9 +3,11 @@
 //!
 //! Rules:
 //! - A donor that is gone is gone for ever, and a later birth ends an earlier one, whatever the epochs.
+//! - A donor that was away is a source again as soon as donors of more domains than parity covers say so in a later
+//!   epoch. A donor that shows a former superblock of its own changes nothing in that.
 //! - Nobody chooses between donors that contradict each other: what never changes on a disk is the same in all
-//!   superblocks, no two donors have one place, and no epoch or birth is far ahead of all others. Otherwise the disk
-//!   stays closed until the administrator leaves a donor out.
+//!   superblocks, and no two donors have one place. Otherwise the disk stays closed until the administrator leaves a
+//!   donor out.
 //! - With a key only superblocks that it signed count (`sealed`). Without one, donors are trusted to return what
 //!   they were given.
 //!
@@ -18,7 +20,7 @@ use crate::api::DiskError;
 use crate::planted::{Bug, is_planted};
 use crate::sealed::{SealKey, superblock};
 use crate::state::domains;
-use crate::state::epoch::LEAP;
+use crate::state::epoch::{BIRTHS_MAX, EPOCHS_MAX};
 
 /// A donor's superblock as it was found, with the donor's name.
 pub(crate) type Named<'a> = (&'a str, &'a DiskSuperblock);
@@ -27,10 +29,10 @@ pub(crate) type Named<'a> = (&'a str, &'a DiskSuperblock);
 /// bytes.
 pub(crate) fn check_key(fronts: &[&[u8]], key: Option<&SealKey>) -> Result<(), DiskError> {
     let found: Vec<DiskSuperblock> = fronts.iter().filter_map(|front| DiskSuperblock::decode(front).ok()).collect();
-    let is_sealed = found.iter().any(|found| found.sealed);
+    let (is_sealed, is_plain) = (found.iter().any(|found| found.sealed), found.iter().any(|found| !found.sealed));
     let counts = || fronts.iter().any(|front| superblock(front, key).is_some());
     let why = match key {
-        None if is_sealed => "the disk is encrypted; give its key with key=FILE",
+        None if is_sealed && !is_plain => "the disk is encrypted; give its key with key=FILE",
         Some(_) if found.is_empty() || counts() => return Ok(()),
         Some(_) if is_sealed => "the key is not the one that the disk is encrypted with; give that one with key=FILE",
         Some(_) => {
@@ -62,10 +64,10 @@ pub(crate) fn check_agreement(all: &[Named<'_>]) -> Result<(), DiskError> {
             "donors {odd} and {other} say different things about the disk's layout; leave out the one that is damaged"
         ));
     }
-    let born = |own: &DiskSuperblock| own.donors.iter().map(|place| place.born.into()).max().unwrap_or(0);
-    let leap = leap(all, |own| own.epoch).or_else(|| leap(all, born));
-    match leap {
-        Some(name) => wrong(format!("donor {name} tells of more changes than a disk can have seen; leave it out")),
+    let is_beyond =
+        |own: &DiskSuperblock| own.epoch > EPOCHS_MAX || own.donors.iter().any(|place| place.born > BIRTHS_MAX);
+    match all.iter().find(|(_, own)| is_beyond(own)) {
+        Some((name, _)) => wrong(format!("donor {name} tells of more changes than a disk can have seen; leave it out")),
         None => Ok(()),
     }
 }
@@ -76,26 +78,34 @@ fn layout(own: &DiskSuperblock) -> impl PartialEq {
     (groups, own.block_bytes, own.checkpoint.is_some(), own.sums, own.sealed)
 }
 
-/// Finds a donor whose number is far ahead of those of all others.
-fn leap<'a>(all: &[Named<'a>], number: impl Fn(&DiskSuperblock) -> u64) -> Option<&'a str> {
-    let (name, highest) = all.iter().map(|&(name, own)| (name, number(own))).max_by_key(|(_, number)| *number)?;
-    let others = all.iter().filter(|(other, _)| *other != name).map(|(_, own)| number(own));
-    (highest - others.max().unwrap_or(0) >= LEAP).then_some(name)
-}
-
 /// Decides which donors belong to the disk, from all superblocks together. The one with the highest
 /// epoch is not enough: a client that died while it opened the disk may have written it to one
 /// donor only, before another client went on without that donor. A donor that is gone is gone for
 /// ever, and a later birth ends an earlier one. A donor that one superblock calls away may have
-/// been taken back since. If the disk could not be opened without it, the newest superblock decides
-/// whether it is away.
+/// been taken back since: it was, if so many donors say so in a later epoch that no opening could
+/// miss all of them. If the disk could not be opened without it, the newest superblock decides.
 pub(crate) fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec<ram::DonorPlace> {
     let in_force = are_in_force(newest, all, parity);
     let places = all.iter().map(|superblock| superblock.donors.len()).max().unwrap_or(0);
-    let said = |number: usize| all.iter().filter_map(move |superblock| superblock.donors.get(number).copied());
+    let said = |number: usize| {
+        let told = move |superblock: &&DiskSuperblock| Some((superblock.epoch, *superblock.donors.get(number)?));
+        all.iter().filter_map(told)
+    };
     let strictest = |number: usize| {
-        let born = said(number).map(|place| place.born).max().unwrap_or(0);
-        let standing = said(number).filter(|place| place.born == born).map(|place| place.standing);
+        let born = said(number).map(|(_, place)| place.born).max().unwrap_or(0);
+        let back = |own: &&&DiskSuperblock| {
+            own.donors.get(number).is_some_and(|place| place.born == born && place.standing == Standing::Counts)
+        };
+        let is_back_since = |epoch: u64| {
+            let later = all.iter().filter(back).filter(|own| own.epoch > epoch);
+            let domain = |number: u16| newest.donors.get(usize::from(number)).filter(|_| in_force);
+            let domains = later.map(|own| (own.donor.into(), domain(own.donor).map_or(0, |place| place.domain)));
+            domains::count(domains) > parity
+        };
+        let counts = |&(epoch, place): &(u64, ram::DonorPlace)| {
+            place.born == born && !(place.standing == Standing::Away && is_back_since(epoch))
+        };
+        let standing = said(number).filter(counts).map(|(_, place)| place.standing);
         let rank = |standing: &Standing| match standing {
             Standing::Joins => 0,
             Standing::Counts => 1,

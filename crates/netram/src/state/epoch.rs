@@ -5,9 +5,9 @@
 
 use shoal_format::ram::DiskSuperblock;
 
-/// No disk lives to see this many epochs, births or clients: whoever is that far ahead of all others was not told by
-/// a client.
-pub(crate) const LEAP: u64 = 1 << 31;
+/// No disk lives to see as many epochs or births: who tells of more was not told so by a client.
+pub(crate) const EPOCHS_MAX: u64 = u64::MAX / 2;
+pub(crate) const BIRTHS_MAX: u32 = u32::MAX / 2;
 
 /// Which donors belong to the disk in a new epoch.
 #[derive(Clone, Copy, PartialEq, Eq)]
