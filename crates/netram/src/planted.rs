@@ -12,11 +12,14 @@ shoal_media::plantable! {
         FlushEarly,
         /// A dead group is freed before the successors of its blocks are safe.
         FreeEarly,
+        /// A dead group that was abandoned waits for no list of trims although some of it was safe.
+        SafeForgotten,
         /// Headers of freed units are not erased.
         NoErase,
         /// Headers of freed units stay when the lists of trims that hide their blocks are dropped.
         TrimmedKept,
-        /// Headers of freed units stay although they list ranges.
+        /// Headers of freed units stay although they list ranges, or nothing of their group was ever
+        /// safe.
         RangesKept,
         /// Blocks that donors return are not compared with their checksums.
         NoChecksum,

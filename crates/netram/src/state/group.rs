@@ -417,7 +417,9 @@ impl Groups {
     /// Drops a group's memory, because donors have all of it, or because nothing of it lives.
     pub fn seal(&mut self, place: u32) {
         let memory = self[place].memory.take();
-        let was_never_safe = |memory: Box<Memory>| memory.abandoned && memory.safe.iter().all(|&count| count == 0);
+        let is_none_safe =
+            |memory: &Memory| memory.safe.iter().all(|&count| count == 0) || is_planted(Bug::SafeForgotten);
+        let was_never_safe = |memory: Box<Memory>| memory.abandoned && is_none_safe(&memory);
         if memory.is_some_and(was_never_safe) {
             self[place].change_rare(|rare| rare.was_never_safe = true);
         }

@@ -103,9 +103,10 @@ impl State {
         let donor = &mut self.donors[member.donor as usize];
         let is_there = !donor.is_absent() && donor.scanned && !donor.stale;
         // A list of ranges would be read, and nothing outdoes it. A group that opening found
-        // incomplete may have headers with entries that no opening has seen.
-        let is_plain = group.lists_blocks_only() || is_planted(Bug::RangesKept);
-        if !(is_there && is_plain && group.incomplete().is_none() && !group.was_never_safe()) {
+        // incomplete may have headers with entries that no opening has seen. What was never
+        // safe may be outdone by a trim that is only noted.
+        let is_plain = (group.lists_blocks_only() && !group.was_never_safe()) || is_planted(Bug::RangesKept);
+        if !(is_there && is_plain && group.incomplete().is_none()) {
             return self.erase_later(member, group.first_sequence);
         }
         if donor.units.free_stale(member.unit, group.first_sequence) {

@@ -22,12 +22,13 @@ const HEADER_BYTES: usize = 512;
 type Scene = (&'static str, fn() -> Result<(), DiskError>);
 
 /// All scenes.
-pub const ALL: [Scene; 13] = [
+pub const ALL: [Scene; 14] = [
     ("a unit's newer header is torn", torn_header),
     ("a parity that grows is torn", torn_parity),
     ("a group with a list is being erased", erased_list),
     ("a header that lists ranges lies over other blocks", list_left_behind),
     ("all room is in dead groups", room_in_dead_groups),
+    ("a group is abandoned that was safe in part", abandoned),
     ("a superblock is torn", torn_superblock),
     ("a donor returns with news", news),
     ("a parity returns with a block that was not there", absent_block),
@@ -57,6 +58,27 @@ fn world_of(donors: usize, buffer_blocks: u16) -> Result<World, DiskError> {
     world.unkind.is_on = true;
     world.donors.iter_mut().for_each(|donor| donor.trouble.fenced = true);
     Ok(world)
+}
+
+/// A donor refuses what a group has gained since a flush. What was flushed of it is trimmed, but no
+/// flush covers the trim, and an older copy lies in another group.
+fn abandoned() -> Result<(), DiskError> {
+    for refuses in 0..4 {
+        let mut world = world(4)?;
+        let blocks = 3 * BUFFER_BLOCKS as usize;
+        for sectors in [blocks, 1] {
+            world.write(0, sectors, false)?;
+            world.flush()?;
+            world.settle()?;
+        }
+        world.trim(0, 1, false)?;
+        world.refuse_all_of_writes(refuses, TICK_NS);
+        world.write(blocks, blocks - 1, false)?;
+        world.lets(|_| true)?;
+        world.client_leaves(Fate::Nothing);
+        world.opens_again(&format!("donor {refuses} refuses"))?;
+    }
+    Ok(())
 }
 
 /// Returns every ordered pair of different donors.
