@@ -193,15 +193,23 @@ fn enough_domains(state: &State) -> Result<(), DiskError> {
     }
 }
 
-/// Lets a donor that holds nothing of the disk join while the disk is being opened. It gets a place
-/// behind the others: places of donors that are gone are not reused before the map is complete.
-fn join(state: &mut State, info: DonorInfo) -> Result<(), DiskError> {
-    if state.donors.len() >= ram::DONORS_MAX {
-        return Err(too_many());
-    }
+/// Lets a donor that holds nothing of the disk join while the disk is being opened. It gets a place behind the others,
+/// or, when all are taken, that of a donor that is gone. `found`: the places according to the superblocks.
+///
+/// A place may be reused before the map is complete. Nothing referred to its donor when that was excluded, nothing has
+/// been written to it since, and it is not scanned. A checkpoint made earlier does not count any more. Headers and
+/// superblocks name the donor's birth, and the new one is higher: a superblock that says so ends the former donor as
+/// one does that says it is gone. A place whose donor joins stays: that donor may have stored that it counts.
+fn join(state: &mut State, found: &[DonorPlace], info: DonorInfo) -> Result<(), DiskError> {
     let born = state.epoch.next_birth().ok_or_else(too_many)?;
-    let donor = state.roster().new_donor(info, born);
-    state.donors.push(Donor { state: DonorState::Joining, ..donor });
+    let donor = Donor { state: DonorState::Joining, ..state.roster().new_donor(info, born) };
+    if state.donors.len() < ram::DONORS_MAX {
+        state.donors.push(donor);
+        return Ok(());
+    }
+    let is_free = |&place: &usize| found[place].standing == Standing::Gone && state.donors[place].is_over();
+    let place = (0..found.len()).find(is_free).ok_or_else(too_many)?;
+    state.donors[place] = donor;
     Ok(())
 }
 
@@ -307,7 +315,7 @@ impl Engine {
         let blocks = grown.unwrap_or_default().max(newest.blocks);
         check_memory(blocks)?;
         state.map.reset(blocks);
-        blank.into_iter().try_for_each(|info| join(&mut state, info))?;
+        blank.into_iter().try_for_each(|info| join(&mut state, &newest.donors, info))?;
         enough_domains(&state)?;
         let core = Core::new(state);
         core.lock().schedule.spawn(scan::scan(core.clone()));

@@ -37,6 +37,7 @@ pub const ALL: [Scene; 14] = [
     ("one donor knows the new epoch", half_known),
     ("all donors are given up", all_given_up),
     ("all donors of an empty disk go away", all_away),
+    ("more donors have joined than there are places", places_used_again),
 ];
 
 fn world(donors: usize) -> Result<World, DiskError> {
@@ -475,6 +476,33 @@ fn all_given_up() -> Result<(), DiskError> {
         world.pin()?;
     }
     Ok(())
+}
+
+/// A donor is empty at each opening, as if its machine had been restarted. In every third opening the client dies when
+/// some donors know who joins. There are 256 places, and 300 donors join.
+fn places_used_again() -> Result<(), DiskError> {
+    let mut world = world(3)?;
+    world.write(0, 40, true)?;
+    world.settle()?;
+    for round in 0..300 {
+        let scene = format!("round {round}");
+        world.client_leaves(Fate::Nothing);
+        let World { random, donors, .. } = &mut world;
+        random.fill(&mut donors[round % 3].bytes);
+        if round % 3 == 0 {
+            world.opens_again(&scene)?;
+            world.lets_for(round / 3 % 4, |flight| flight.donor != round / 3 % 2)?;
+            world.client_leaves(Fate::Each);
+        }
+        world.opens_again(&scene)?;
+        world.write(round % 40, 1, true)?;
+        world.rest()?;
+        let used = world.counting().len();
+        if used != 3 {
+            return Err(World::fault(format!("{scene}: {used} donors are in use")));
+        }
+    }
+    world.reads_all("at the end")
 }
 
 impl World {
