@@ -54,7 +54,7 @@ struct Donor {
     listener: OnceLock<LinkListener>,
 }
 
-/// The device. Dropping it disconnects; requests in flight then fail.
+/// The device. Dropping it disconnects.
 pub(crate) struct DonorLink {
     link: Link,
     area: Option<Vec<u32>>,
@@ -159,6 +159,11 @@ impl DonorLink {
     /// Returns whether the server ends older connections before a newer one transmits.
     pub fn is_fenced(&self) -> bool {
         self.link.is_fenced()
+    }
+
+    /// Disconnects. See [`Link::close`].
+    pub fn close(&self) {
+        self.link.close();
     }
 
     /// `connected`, `reconnecting`, or `lost`.

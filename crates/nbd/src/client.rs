@@ -14,6 +14,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, WriteCache};
 
 use crate::address::Uri;
@@ -32,6 +33,8 @@ use crate::wire::transmission::*;
 
 /// Maximum number of time-outs for which a request may be unanswered while others are answered.
 const BUSY_TIMEOUTS_MAX: u32 = 10;
+/// Maximum time for the server to answer the last requests and to close, after the goodbye.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Found in the `MediaError::Io` of every request that failed because the connection was lost.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -99,11 +102,13 @@ pub(crate) struct Shared {
     is_claimed: bool,
 }
 
-/// A connection to an export. Dropping it disconnects; requests in flight then fail.
+/// A connection to an export. Dropping it disconnects. Requests that the server does not answer even then fail.
 pub struct Client {
     shared: Arc<Shared>,
     channel: Arc<Channel>,
     threads: Vec<JoinHandle<()>>,
+    /// Disconnected once nothing more is received.
+    received_all: Option<Mutex<mpsc::Receiver<()>>>,
 }
 
 impl Client {
@@ -143,15 +148,21 @@ impl Client {
             is_claimed,
         });
         // From here on a drop disconnects.
-        let mut client = Client { shared: shared.clone(), channel: channel.clone(), threads: vec![] };
+        let mut client =
+            Client { shared: shared.clone(), channel: channel.clone(), threads: vec![], received_all: None };
         let writing = {
             let shared = shared.clone();
             move || shared.outbox.run_writer()
         };
         let timeout = options.request_timeout;
-        let receiving = move || receive_all(&shared, Input::new(channel, &early), timeout, tick);
+        let (receives, received_all) = mpsc::channel();
+        let receiving = move || {
+            receive_all(&shared, Input::new(channel, &early), timeout, tick);
+            drop(receives);
+        };
         client.threads.push(thread::Builder::new().name("nbd-write".into()).spawn(writing).map_err(io)?);
         client.threads.push(thread::Builder::new().name("nbd-read".into()).spawn(receiving).map_err(io)?);
+        client.received_all = Some(Mutex::new(received_all));
         Ok(client)
     }
 
@@ -242,10 +253,16 @@ impl Drop for Client {
         self.shared.outbox.push(Frame { head, ..Frame::default() });
         self.shared.outbox.flush();
         self.shared.outbox.close();
-        // A server that still reads gets the goodbye. The receiving thread sees the end at once.
+        flush_held();
+        let here = thread::current().id();
+        let is_elsewhere = self.threads.iter().all(|thread| thread.thread().id() != here);
+        if let Some(received_all) = self.received_all.take().filter(|_| is_elsewhere) {
+            // A server that cannot answer a request ends the connection before it reads the goodbye. If it does not
+            // close in time, the goodbye may get lost.
+            let _ = received_all.into_inner().recv_timeout(FAREWELL);
+        }
         self.channel.shutdown_sending();
         self.channel.shutdown_receiving();
-        let here = thread::current().id();
         for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != here) {
             let _ = thread.join();
         }

@@ -296,7 +296,7 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
         return;
     }
     let mut session = session;
-    // The ticket is dropped last, when the connection's requests are done.
+    // The ticket is dropped when the connection's requests are done.
     let mut ticket = session.ticket.take();
     if ticket.as_ref().is_some_and(|ticket| !ticket.attach(channel)) {
         return;
@@ -325,10 +325,11 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
         ticket.said_goodbye = matches!(ended, Ok(Goodbye::Said));
     }
     outbox.drain();
+    // A client that sees the end of its connection may count on the export being free.
+    drop(ticket);
     outbox.close();
     channel.shutdown();
     let _ = writing.join();
-    drop(ticket);
 }
 
 /// Performs the whole handshake. Returns the session and the bytes that arrived after the

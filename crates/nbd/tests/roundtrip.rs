@@ -11,7 +11,8 @@ use crate::world::{MIB, World, export, memory};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
 use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{
-    BlockStatus, Client, ClientOptions, Export, Extent, Limits, Listen, Lost, Server, ServerError, ServerOptions, Uri,
+    BlockStatus, Claim, Client, ClientOptions, Export, Extent, Limits, Listen, Lost, Server, ServerError,
+    ServerOptions, Uri,
 };
 use shoal_sim::Random;
 
@@ -385,4 +386,43 @@ fn a_socket_in_use_is_refused_and_a_stale_one_replaced() {
     drop(server);
     std::fs::write(&path, "precious").unwrap();
     assert!(start().is_err(), "a file is not replaced");
+}
+
+/// Takes its time for each request, and the next one waits.
+struct OneByOne(Arc<dyn BlockDevice>);
+
+impl BlockDevice for OneByOne {
+    fn write_cache(&self) -> Option<&dyn WriteCache> {
+        None
+    }
+
+    fn geometry(&self) -> BlockGeometry {
+        self.0.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        thread::sleep(Duration::from_millis(100));
+        self.0.submit(request, done);
+    }
+}
+
+#[test]
+fn a_client_that_leaves_with_requests_under_way_leaves_its_export_to_the_next() {
+    let export = export(Arc::new(OneByOne(memory(MIB, 1)))).clients(Arc::default());
+    let world = World::new(vec![export], ServerOptions::default());
+    let open = |client| {
+        let options = ClientOptions { claim: Some(Claim::Open([client; 16], 0)), ..ClientOptions::default() };
+        Client::connect(&world.uri(), &options)
+    };
+    let client = open(1).unwrap();
+    let (sender, answers) = mpsc::channel();
+    for _ in 0..3 {
+        let sender = sender.clone();
+        let done = Box::new(move |result: Result<Vec<u8>, MediaError>| sender.send(result.is_ok()).unwrap());
+        client.submit(Request::Write { at: 0, buffer: vec![1; 512], fua: false }, done);
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(client);
+    open(2).unwrap();
+    assert_eq!(answers.try_iter().collect::<Vec<_>>(), [true; 3]);
 }

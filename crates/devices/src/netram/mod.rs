@@ -205,11 +205,15 @@ impl Device for NetramDisk {
         report::troubles(&self.inner.report())
     }
 
-    /// Ends the use of the disk: stops its threads and releases its leases.
+    /// Ends the use of the disk: stops its threads, releases its leases, and leaves its donors.
     fn close(&self) -> Outcome<()> {
         self.keeper.stop();
         self.renewals.stop();
-        self.inner.ownership.release(&self.inner.links());
+        let links = self.inner.links();
+        self.inner.ownership.release(&links);
+        // The process may end before the last owner of a link drops it. A donor that gets no goodbye waits for this
+        // client to come back.
+        std::thread::scope(|scope| links.iter().for_each(|link| drop(scope.spawn(|| link.close()))));
         Ok(())
     }
 

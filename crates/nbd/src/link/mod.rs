@@ -195,10 +195,10 @@ struct Shared {
     changed: Condvar,
 }
 
-/// The device. Dropping it disconnects; requests in flight then fail.
+/// The device. Dropping it disconnects.
 pub struct Link {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Returns how many bytes of changes may be kept under a memory limit.
@@ -239,7 +239,7 @@ impl Link {
         };
         let io = |source| ConnectError::Io { uri: uri.to_string(), source };
         let thread = std::thread::Builder::new().name("nbd-link".into()).spawn(run).map_err(io)?;
-        Ok(Link { shared, thread: Some(thread) })
+        Ok(Link { shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// Returns the present connection, for requests that block devices do not have.
@@ -295,6 +295,17 @@ impl Link {
         self.shared.state.lock().witnesses.inherit(witnesses);
     }
 
+    /// Disconnects, whoever else has the link. Every request fails from then on.
+    pub fn close(&self) {
+        self.shared.state.lock().closing = true;
+        self.shared.changed.notify_all();
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // The thread ends with `fail`, which leaves no request waiting.
+            let _ = thread.join();
+        }
+    }
+
     /// `connected`, `reconnecting`, or `lost`.
     pub fn state(&self) -> &'static str {
         let state = self.shared.state.lock();
@@ -333,12 +344,7 @@ impl BlockDevice for Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.shared.state.lock().closing = true;
-        self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
-            // The thread ends with `fail`, which leaves no request waiting.
-            let _ = thread.join();
-        }
+        self.close();
     }
 }
 
