@@ -11,8 +11,8 @@ use crate::world::{MIB, World, export, memory};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, WriteCache};
 use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{
-    BlockStatus, Claim, Client, ClientOptions, Export, Extent, Limits, Listen, Lost, Server, ServerError,
-    ServerOptions, Uri,
+    BlockStatus, Claim, Client, ClientOptions, Export, Extent, Limits, Link, LinkOptions, Listen, Lost, Server,
+    ServerError, ServerOptions, Uri,
 };
 use shoal_sim::Random;
 
@@ -425,4 +425,17 @@ fn a_client_that_leaves_with_requests_under_way_leaves_its_export_to_the_next() 
     drop(client);
     open(2).unwrap();
     assert_eq!(answers.try_iter().collect::<Vec<_>>(), [true; 3]);
+}
+
+#[test]
+fn a_link_that_is_closed_leaves_its_export_whoever_else_has_the_link() {
+    let world = World::new(vec![export(memory(MIB, 1)).clients(Arc::default())], ServerOptions::default());
+    let options = LinkOptions { lost_after: Duration::from_secs(2), ..LinkOptions::default() };
+    let link = Link::connect(&world.uri(), &options, Arc::new(())).unwrap();
+    link.claim(Claim::Open([1; 16], 0)).unwrap();
+    assert!(link.ask([2; 16], 0).is_err());
+    link.close();
+    let next = Link::connect(&world.uri(), &options, Arc::new(())).unwrap();
+    next.claim(Claim::Open([2; 16], 0)).unwrap();
+    assert!(shoal_media::read(&link, 0, &mut [0; 512]).is_err());
 }

@@ -213,7 +213,11 @@ impl Device for NetramDisk {
         self.inner.ownership.release(&links);
         // The process may end before the last owner of a link drops it. A donor that gets no goodbye waits for this
         // client to come back.
-        std::thread::scope(|scope| links.iter().for_each(|link| drop(scope.spawn(|| link.close()))));
+        std::thread::scope(|scope| {
+            for link in &links {
+                scope.spawn(|| link.close());
+            }
+        });
         Ok(())
     }
 
