@@ -124,7 +124,7 @@ struct LeaseRecord {
     bytes: U64,
     reserved: [u8; 414],
     /// Of an encrypted disk; zeros on others.
-    signature: Signature,
+    signature: [u8; 16],
 }
 
 const _: () = assert!(size_of::<LeaseRecord>() == LEASE_BYTES);

@@ -207,13 +207,18 @@ pub(super) fn reach_all(wanted: &Netram, export: &str) -> Tried {
 }
 
 /// Leaves out donors that cannot belong to this disk: shorter than they were, part of another disk
-/// if the disk is known, or named twice.
+/// if the disk is known, or named twice. Those of an encrypted disk may show the place of another on purpose
+/// ([`leave_out_unsigned`]).
 pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
     for number in 0..tried.len() {
         let (before, rest) = tried.split_at_mut(number);
         let (donor, tried) = &mut rest[0];
         let Ok(one) = tried else { continue };
-        let twin = before.iter().filter_map(|(_, tried)| tried.as_ref().ok()).find(|other| one.is_same(other));
+        let place = one.disk().zip(one.place()).filter(|_| wanted.key.is_none());
+        let is_same = |other: &&Reached| {
+            one.is_same(other) || place.is_some_and(|place| other.disk().zip(other.place()) == Some(place))
+        };
+        let twin = before.iter().filter_map(|(_, tried)| tried.as_ref().ok()).find(is_same);
         let other = one.disk().filter(|uuid| wanted.uuid.is_some_and(|wanted| wanted != *uuid));
         let failure = match (one.cut_short(), other, twin) {
             (Some(failure), ..) => failure,
@@ -254,18 +259,20 @@ pub(super) fn leave_out_unsigned(wanted: &Netram, tried: &mut Tried) -> Outcome<
 }
 
 /// Of two donors with one place on the disk, leaves out the one that has nothing that was sealed for this place: it has
-/// a copy of the other's superblock.
+/// a copy of the other's superblock. If both have something, they are one donor at two addresses.
 fn leave_out_copies(key: &SealKey, tried: &mut Tried) -> Outcome<()> {
     let signed = |one: &Reached| superblock(&one.front, Some(key)).map(|(_, own)| (own.uuid, own.place()));
     let places: Vec<_> = reached(tried).filter_map(|(place, one)| Some((place, signed(one)?))).collect();
-    for &(place, (uuid, own)) in &places {
-        let twins = places.iter().filter(|(other, signed)| *other != place && *signed == (uuid, own));
-        if twins.count() > 0
-            && let Ok(one) = &tried[place].1
-            && !is_at_home(one, key, own)?
-        {
+    for (number, &(place, (uuid, own))) in places.iter().enumerate() {
+        let mut twins =
+            places.iter().enumerate().filter(|(other, (_, signed))| *other != number && *signed == (uuid, own));
+        let (Some((twin, &(other, _))), Ok(one)) = (twins.next(), &tried[place].1) else { continue };
+        if !is_at_home(one, key, own)? {
             let cause = "has the superblock of another donor, and nothing that was written for that one";
             leave_out(&mut tried[place], cause, "find out who changed it");
+        } else if twin < number && tried[other].1.is_ok() {
+            let other = tried[other].0.to_string();
+            leave_out(&mut tried[place], &format!("is the same as donor {other}"), "name each donor once");
         }
     }
     Ok(())

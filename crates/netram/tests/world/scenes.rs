@@ -22,7 +22,7 @@ const HEADER_BYTES: usize = 512;
 type Scene = (&'static str, fn() -> Result<(), DiskError>);
 
 /// All scenes.
-pub const ALL: [Scene; 14] = [
+pub const ALL: [Scene; 15] = [
     ("a unit's newer header is torn", torn_header),
     ("a parity that grows is torn", torn_parity),
     ("a group with a list is being erased", erased_list),
