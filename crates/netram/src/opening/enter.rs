@@ -1,7 +1,7 @@
 //! Entering the units of one group that were found on the donors.
 //!
-//! Rules: if several units claim one place, the one that lists more counts; parity units of an
-//! older version do not. A block that its own unit does not have counts only where its row can be
+//! Rules: if several units claim one place, the one that lists more counts, and of equal ones one in a
+//! failure domain of its own; parity units of an older version do not. A block that its own unit does not have counts only where its row can be
 //! computed. Units that do not count are strays, to be erased. Left out: which of several copies of
 //! a block counts (`scan`).
 
@@ -99,6 +99,7 @@ fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
     let mut members = vec![Member::NONE; data + parity];
     let known = |all: &[Vec<UnitEntry>]| all.iter().map(Vec::len).sum::<usize>();
     let mut best: Vec<Vec<Vec<UnitEntry>>> = vec![Vec::new(); data + parity];
+    let mut copies = Vec::new();
     for FoundUnit { donor, unit, header } in found {
         let place = header.member as usize;
         let fits = header.data as usize == data && header.parity as usize == parity && place < members.len();
@@ -110,6 +111,10 @@ fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
         }
         // A unit that was moved to another donor may not be erased at its old place yet. The one
         // that lists more counts.
+        if members[place].exists() && header.lists == best[place] {
+            copies.push((place, member, header.lists));
+            continue;
+        }
         let better = known(&header.lists) > known(&best[place]);
         if members[place].exists() && !better {
             state.opening.strays.push((member, first_found));
@@ -118,6 +123,15 @@ fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
         let other = std::mem::replace(&mut members[place], member);
         state.opening.strays.extend(other.exists().then_some((other, first_found)));
         best[place] = header.lists;
+    }
+    // Since it was moved, another unit may have come into the domain of its old place.
+    for (place, copy, lists) in copies {
+        let domain = |member: &Member| state.roster().domain(member.donor.into());
+        let others = || members.iter().enumerate().filter(|&(other, member)| other != place && member.exists());
+        let shares = |member: &Member| others().any(|(_, other)| domain(other) == domain(member));
+        let is_better = lists == best[place] && shares(&members[place]) && !shares(&copy);
+        let stray = if is_better { std::mem::replace(&mut members[place], copy) } else { copy };
+        state.opening.strays.push((stray, first_found));
     }
     // Parity units that list less than the others are of an older version and do not fit them.
     let most = (data..data + parity).max_by_key(|&place| known(&best[place])).map(|place| best[place].clone());

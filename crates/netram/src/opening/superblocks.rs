@@ -180,3 +180,82 @@ pub(crate) fn belongs(own: &DiskSuperblock, newest: &DiskSuperblock) -> bool {
 pub(crate) fn counts(place: &ram::DonorPlace) -> bool {
     matches!(place.standing, Standing::Counts | Standing::Away)
 }
+
+#[cfg(test)]
+mod tests {
+    use shoal_format::Sums;
+    use shoal_format::ram::DonorPlace;
+
+    use super::*;
+
+    /// A superblock of a disk with parity 1. Each donor: its standing and its domain.
+    fn told(donor: u16, epoch: u64, donors: &[(Standing, u16)]) -> DiskSuperblock {
+        let place = |(number, &(standing, domain)): (usize, &(Standing, u16))| DonorPlace {
+            standing,
+            born: 1 + number as u32,
+            domain,
+        };
+        DiskSuperblock {
+            uuid: [1; 16],
+            epoch,
+            donor,
+            policy: 6,
+            data: 2,
+            parity: 1,
+            streams: 2,
+            buffer_blocks: 8,
+            flags: 0,
+            block_bytes: 4096,
+            blocks: 100,
+            checkpoint: Some(0),
+            sums: Sums::Xxh3,
+            sealed: false,
+            donors: donors.iter().enumerate().map(place).collect(),
+        }
+    }
+
+    /// What an opening that finds these superblocks takes for true.
+    fn merged(all: &[DiskSuperblock]) -> Vec<(Standing, u16)> {
+        let newest = all.iter().max_by_key(|own| own.epoch).unwrap();
+        let places = merge(newest, &all.iter().collect::<Vec<_>>(), 1);
+        places.iter().map(|place| (place.standing, place.domain)).collect()
+    }
+
+    use Standing::{Away, Counts, Gone};
+
+    #[test]
+    fn domains_are_in_force_if_so_many_donors_say_so_that_no_opening_misses_them() {
+        let (apart, shared) = ([(Counts, 0); 4], [(Counts, 7), (Counts, 7), (Counts, 0), (Counts, 0)]);
+        assert_eq!(merged(&[told(0, 9, &shared), told(2, 8, &apart), told(3, 8, &apart)]), apart, "one was told");
+        assert_eq!(
+            merged(&[told(0, 9, &shared), told(1, 9, &shared), told(3, 8, &apart)]),
+            apart,
+            "one domain was told"
+        );
+        assert_eq!(merged(&[told(0, 9, &shared), told(2, 9, &shared), told(3, 8, &apart)]), shared);
+        assert_eq!(merged(&[told(0, 9, &shared), told(2, 9, &shared)]), shared);
+    }
+
+    #[test]
+    fn a_donor_that_was_away_is_back_if_so_many_donors_say_so_in_a_later_epoch() {
+        let (all, without) = ([(Counts, 0); 3], [(Away, 0), (Counts, 0), (Counts, 0)]);
+        assert_eq!(merged(&[told(0, 9, &all), told(1, 9, &all), told(2, 8, &without)]), all);
+        // The client died when one donor was told.
+        assert_eq!(merged(&[told(0, 9, &all), told(1, 8, &without), told(2, 8, &without)]), without);
+        // Another client went on without it.
+        assert_eq!(merged(&[told(0, 7, &all), told(1, 9, &without), told(2, 9, &without)]), without);
+        let racks = [(Counts, 7), (Counts, 7), (Counts, 0)];
+        let without = [(Counts, 7), (Counts, 7), (Away, 0)];
+        assert_eq!(
+            merged(&[told(0, 9, &racks), told(1, 9, &racks), told(2, 8, &without)]),
+            without,
+            "one domain was told"
+        );
+    }
+
+    #[test]
+    fn a_donor_that_is_gone_is_gone_for_ever() {
+        let (all, without) = ([(Counts, 0); 3], [(Gone, 0), (Counts, 0), (Counts, 0)]);
+        assert_eq!(merged(&[told(0, 9, &all), told(1, 9, &all), told(2, 8, &without)]), without);
+    }
+}
