@@ -99,9 +99,18 @@ fn create(donors: &[Arc<Donor>], config: &Config) -> Disk {
 }
 
 fn open(donors: &[Arc<Donor>], without: Option<usize>, config: &Config) -> Result<Disk, String> {
+    open_at(donors, without, config, Arc::new(SimClock::new(0)))
+}
+
+fn open_at(
+    donors: &[Arc<Donor>],
+    without: Option<usize>,
+    config: &Config,
+    clock: Arc<SimClock>,
+) -> Result<Disk, String> {
     let there = donors.iter().enumerate().filter(|(number, _)| Some(*number) != without);
     let devices = there.map(|(number, donor)| ((info(number), donor.clone() as Arc<dyn BlockDevice>), donor.front()));
-    Disk::open(config, devices.collect(), Arc::new(SimClock::new(0))).map_err(|error| error.to_string())
+    Disk::open(config, devices.collect(), clock).map_err(|error| error.to_string())
 }
 
 /// Contents of some sectors that can be told from all others.
@@ -296,9 +305,11 @@ fn without_a_key_donors_that_contradict_each_other_are_named() {
     says("it has the place of another", |own| own.donor = 0, "same place");
 }
 
-fn wait_for(what: &str, is_so: impl Fn() -> bool) {
+/// Waits while time passes on the disk's clock.
+fn wait_for(what: &str, clock: &SimClock, is_so: impl Fn() -> bool) {
     let begun = std::time::Instant::now();
     while !is_so() {
+        clock.advance(20_000_000);
         assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{what}: not in 20 s");
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
@@ -318,15 +329,16 @@ fn a_donor_that_shows_its_former_superblock_again_discounts_no_other() {
         shoal_media::write(&disk, 0, &first).unwrap();
         block::flush(&disk).unwrap();
         drop(disk);
-        let disk = open(&donors, Some(0), &config).unwrap();
-        wait_for("the epoch without it is stored", || disk.status().epoch_stored);
+        let clock = Arc::new(SimClock::new(0));
+        let disk = open_at(&donors, Some(0), &config, clock.clone()).unwrap();
+        wait_for("the epoch without it is stored", &clock, || disk.status().epoch_stored);
         drop(disk);
         let former = donors[2].front();
-        let disk = open(&donors, None, &config).unwrap();
+        let disk = open_at(&donors, None, &config, clock.clone()).unwrap();
         let all_count = |status: &Status| {
             status.donors.len() == 3 && status.donors.iter().all(|donor| donor.state == DonorState::Active)
         };
-        wait_for("all donors count", || all_count(&disk.status()) && disk.status().epoch_stored);
+        wait_for("all donors count", &clock, || all_count(&disk.status()) && disk.status().epoch_stored);
         shoal_media::write(&disk, 0, &last).unwrap();
         block::flush(&disk).unwrap();
         drop(disk);

@@ -49,7 +49,7 @@ pub use name::{Donor, Netram};
 pub use report::DiskReport;
 
 use lease::Ownership;
-use reach::{Reached, choose, export_name, key_of, leave_out_unsigned, not_there, reach_all, which_disk};
+use reach::{Reached, choose, export_name, keep_signed, key_of, leave_out_unsigned, not_there, reach_all, which_disk};
 
 pub static KIND: Kind = Kind {
     name: "netram",
@@ -127,7 +127,12 @@ impl NetramDisk {
         let (takeover, quorum, domains) = (wanted.takeover, members.quorum, members.domains);
         let book = lease::Book { uuid, key };
         let wish = lease::Wish { client, book: &book, takeover, quorum, domains, is_new: false };
-        let (reached, ownership) = lease::enter(reached, &wish)?;
+        let (mut reached, ownership) = lease::enter(reached, &wish)?;
+        if let Some(key) = &book.key {
+            for one in &mut reached {
+                keep_signed(&mut one.front, key);
+            }
+        }
         let reached: Vec<&Reached> = reached.iter().collect();
         if which_disk(wanted, &reached)? != Some(uuid) {
             return Err(Failure::new(what(), "is not on its donors any more"));

@@ -235,75 +235,103 @@ pub(super) fn choose(wanted: &Netram, tried: &mut Tried) {
 }
 
 /// With a key, leaves out donors whose superblock it did not sign, if there are donors with one that it did. Then no
-/// donor that was changed can keep the disk closed.
+/// donor that was changed can keep the disk closed. If the key belongs to several disks, the one that most donors hold
+/// is meant, unless the text names one.
 pub(super) fn leave_out_unsigned(wanted: &Netram, tried: &mut Tried) -> Outcome<()> {
-    let uuids: BTreeSet<[u8; 16]> = reached(tried).filter_map(|(_, one)| one.disk()).collect();
-    let keys = uuids.iter().map(|uuid| key_of(wanted, uuid)).collect::<Outcome<Vec<Option<SealKey>>>>()?;
-    let keys: Vec<SealKey> = keys.into_iter().flatten().collect();
-    let has_signed = |one: &Reached, key: &SealKey| superblock(&one.front, Some(key)).is_some();
-    let keys: Vec<SealKey> =
-        keys.into_iter().filter(|key| reached(tried).any(|(_, one)| has_signed(one, key))).collect();
+    let uuids: BTreeSet<[u8; 16]> = reached(tried).flat_map(|(_, one)| uuids_of(&one.front)).collect();
+    let mut keys = Vec::new();
+    for uuid in uuids.iter().filter(|uuid| wanted.uuid.is_none_or(|wanted| wanted == **uuid)) {
+        let Some(key) = key_of(wanted, uuid)? else { return Ok(()) };
+        let many = reached(tried).filter(|(_, one)| superblock(&one.front, Some(&key)).is_some()).count();
+        keys.push((many, key));
+    }
+    keys.sort_by_key(|(many, _)| std::cmp::Reverse(*many));
     // With another key than the disk's this would be the wrong thing to say.
-    for place in (0..tried.len()).filter(|_| !keys.is_empty()) {
-        let Ok(one) = &tried[place].1 else { continue };
+    let Some((many, key)) = keys.first().filter(|(many, _)| *many > 0) else { return Ok(()) };
+    if keys.get(1).is_some_and(|(others, _)| others == many) {
+        return Ok(());
+    }
+    for (donor, tried) in tried.iter_mut() {
+        let Ok(one) = tried else { continue };
         let is_something = one.disk().is_some() || newer_disk(&one.front).is_some();
-        if is_something && !keys.iter().any(|key| has_signed(one, key)) {
-            let cause = "has a superblock that was not written with the disk's key, so what it holds does not count";
-            leave_out(&mut tried[place], cause, "find out who changed it");
+        if !is_something || keep_signed(&mut one.front, key) {
+            continue;
         }
+        let cause = "has a superblock that was not written with the disk's key, so what it holds does not count";
+        *tried = Err(leave_out(donor, cause));
     }
-    for key in &keys {
-        leave_out_copies(key, tried)?;
-    }
+    leave_out_copies(key, tried);
     Ok(())
+}
+
+/// The disks that the superblocks at a donor's start name, whether they count or not.
+fn uuids_of(front: &[u8]) -> impl Iterator<Item = [u8; 16]> {
+    let slots = front.chunks(SLOTS_BYTES / 2).take(2);
+    slots.filter_map(|slot| Some(identify(&[slot, &vec![0; SLOTS_BYTES / 2]].concat())?.0))
+}
+
+/// Clears a superblock that the key did not sign beside one that it did, in what was read of a donor. Returns false if
+/// it signed none.
+pub(super) fn keep_signed(front: &mut [u8], key: &SealKey) -> bool {
+    let is_one = superblock(front, Some(key)).is_some();
+    let slots = front.chunks_mut(SLOTS_BYTES / 2).take(2);
+    slots.filter(|slot| is_one && !key.has_signed(slot)).for_each(|slot| slot.fill(0));
+    is_one
 }
 
 /// Of two donors with one place on the disk, leaves out the one that has nothing that was sealed for this place: it has
 /// a copy of the other's superblock. If both have something, they are one donor at two addresses.
-fn leave_out_copies(key: &SealKey, tried: &mut Tried) -> Outcome<()> {
-    let signed = |one: &Reached| superblock(&one.front, Some(key)).map(|(_, own)| (own.uuid, own.place()));
-    let places: Vec<_> = reached(tried).filter_map(|(place, one)| Some((place, signed(one)?))).collect();
-    for (number, &(place, (uuid, own))) in places.iter().enumerate() {
-        let mut twins =
-            places.iter().enumerate().filter(|(other, (_, signed))| *other != number && *signed == (uuid, own));
-        let (Some((twin, &(other, _))), Ok(one)) = (twins.next(), &tried[place].1) else { continue };
-        if !is_at_home(one, key, own)? {
+fn leave_out_copies(key: &SealKey, tried: &mut Tried) {
+    let signed = |one: &Reached| superblock(&one.front, Some(key)).map(|(_, own)| own.place());
+    let places: Vec<(usize, OwnPlace)> =
+        reached(tried).filter_map(|(place, one)| Some((place, signed(one)?))).collect();
+    let twins = |own: OwnPlace| places.iter().filter(move |(_, other)| *other == own).map(|(place, _)| *place);
+    for &(first, own) in &places {
+        if twins(own).count() < 2 || twins(own).next() != Some(first) {
+            continue;
+        }
+        let is_home = |place: &usize| tried[*place].1.as_ref().is_ok_and(|one| is_at_home(one, key, own));
+        let (home, copies): (Vec<usize>, Vec<usize>) = twins(own).partition(is_home);
+        let Some((&genuine, again)) = home.split_first() else { continue };
+        for place in copies {
             let cause = "has the superblock of another donor, and nothing that was written for that one";
-            leave_out(&mut tried[place], cause, "find out who changed it");
-        } else if twin < number && tried[other].1.is_ok() {
-            let other = tried[other].0.to_string();
-            leave_out(&mut tried[place], &format!("is the same as donor {other}"), "name each donor once");
+            tried[place].1 = Err(leave_out(&tried[place].0, cause));
+        }
+        for &place in again {
+            let failure = is_the_same(&tried[place].0, &tried[genuine].0);
+            warn!("{failure}");
+            tried[place].1 = Err(NotReached::Unfit(failure));
         }
     }
-    Ok(())
 }
 
-/// Returns whether the donor holds anything that was sealed for this place on the disk.
-fn is_at_home(one: &Reached, key: &SealKey, own: OwnPlace) -> Outcome<bool> {
+/// Returns whether the donor holds anything that was sealed for this place on the disk, and can be read up to there.
+fn is_at_home(one: &Reached, key: &SealKey, own: OwnPlace) -> bool {
     let (sealer, end) = (Sealer::new(key), sealed_bytes_inside(one.link.geometry().bytes));
     let mut at = FRONT_BYTES as u64;
     while at < end {
         let len = LOOKED_AT_ONCE.min(end - at);
         let stored = Sealer::place(at, len);
         let mut sealed = vec![0; stored.len as usize];
-        let read = shoal_media::read(&*one.link, stored.at, &mut sealed);
-        read.during(format_args!("donor {}", one.donor))?;
+        if shoal_media::read(&*one.link, stored.at, &mut sealed).is_err() {
+            return false;
+        }
         if sealer.knows(own, at, &sealed) {
-            return Ok(true);
+            return true;
         }
         at += len;
     }
-    Ok(false)
+    false
 }
 
 fn reached(tried: &Tried) -> impl Iterator<Item = (usize, &Reached)> {
     tried.iter().enumerate().filter_map(|(place, (_, tried))| Some((place, tried.as_ref().ok()?)))
 }
 
-fn leave_out((donor, tried): &mut (Donor, Result<Reached, NotReached>), cause: &str, remedy: &str) {
-    let failure = Failure::new(format_args!("donor {donor}"), cause).remedy(remedy);
+fn leave_out(donor: &Donor, cause: &str) -> NotReached {
+    let failure = Failure::new(format_args!("donor {donor}"), cause).remedy("find out who changed it");
     warn!("{failure}");
-    *tried = Err(NotReached::Unfit(failure));
+    NotReached::Unfit(failure)
 }
 
 /// Returns why the disk is not there.

@@ -2,8 +2,10 @@
 //!
 //! Rules: a unit is taken back only where its group misses it, and only with the entries that
 //! opening knew. Nobody has seen its other entries since, so they must not come back. Its header is
-//! shortened, and all other units are erased, before the donor is a source again. Left out: when a
-//! donor returns (`membership`).
+//! shortened, and all other units are erased, before the donor is a source again. Then the next opening
+//! may do without another donor in its place: so the groups that opening found incomplete are put
+//! together anew first, as long as the others can do that without this donor, and for no longer than the
+//! disk's patience: some may need it. Left out: when a donor returns (`membership`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use crate::state::group::Group;
 use crate::state::place::Member;
 use crate::state::retry::try_again;
 use crate::task::{Core, pause};
+use crate::views::Roster;
 
 /// Scans the units of a donor that was away when the disk was opened. Takes back units that their
 /// groups miss and erases all others. Then the donor is like any other.
@@ -57,10 +60,12 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
         try_again(state);
     }
     while cut(&core, number, &gone).await {}
+    let begun = core.lock().now_ns;
     let erased = core
         .until(|state| {
             let donor = &state.donors[number as usize];
-            let clean = donor.units.is_erased();
+            let long = state.now_ns.saturating_sub(begun) > state.patience_ns();
+            let clean = donor.units.is_erased() && (long || !state.roster().mends_without(number));
             (gone(state) || clean).then_some(!gone(state))
         })
         .await;
@@ -163,6 +168,19 @@ fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader,
         }
     }
     true
+}
+
+impl Roster<'_> {
+    /// Returns whether groups that opening found incomplete still wait to be put together anew, and the donors other
+    /// than this one, all of which are there, can do that.
+    fn mends_without(&self, number: DonorId) -> bool {
+        let others =
+            || (0..self.donors.len()).filter(|&other| other != usize::from(number) && self.donors[other].counts());
+        let are_there = others().all(|other| !self.donors[other].is_absent());
+        let takers = self.domains(others().filter(|&other| self.donors[other].state == DonorState::Active));
+        let waits = |group: &Group| group.incomplete().is_some() && group.is_needed();
+        are_there && takers > self.plan.parity && self.groups.iter().any(|(_, group)| waits(group))
+    }
 }
 
 impl State {

@@ -3,8 +3,9 @@
 //!
 //! Rules:
 //! - A donor that is gone is gone for ever, and a later birth ends an earlier one, whatever the epochs.
-//! - A donor that was away is a source again as soon as donors of more domains than parity covers say so in a later
-//!   epoch. A donor that shows a former superblock of its own changes nothing in that.
+//! - What only a donor or two were told never counted: that a donor is gone or away does not count if donors of more
+//!   domains than parity covers say otherwise in this epoch or a later one. Had it counted, their client would have
+//!   met it. So a donor that shows a former superblock of its own changes nothing.
 //! - Nobody chooses between donors that contradict each other: what never changes on a disk is the same in all
 //!   superblocks, and no two donors have one place. Otherwise the disk stays closed until the administrator leaves a
 //!   donor out.
@@ -83,7 +84,8 @@ fn layout(own: &DiskSuperblock) -> impl PartialEq {
 /// donor only, before another client went on without that donor. A donor that is gone is gone for
 /// ever, and a later birth ends an earlier one. A donor that one superblock calls away may have
 /// been taken back since: it was, if so many donors say so in a later epoch that no opening could
-/// miss all of them. If the disk could not be opened without it, the newest superblock decides.
+/// miss all of them. If they say so in the same epoch, or of a donor that is gone, the former client
+/// told too few. If the disk could not be opened without it, the newest superblock decides.
 pub(crate) fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec<ram::DonorPlace> {
     let in_force = are_in_force(newest, all, parity);
     let places = all.iter().map(|superblock| superblock.donors.len()).max().unwrap_or(0);
@@ -96,14 +98,15 @@ pub(crate) fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: us
         let back = |own: &&&DiskSuperblock| {
             own.donors.get(number).is_some_and(|place| place.born == born && place.standing == Standing::Counts)
         };
-        let is_back_since = |epoch: u64| {
-            let later = all.iter().filter(back).filter(|own| own.epoch > epoch);
+        let is_outdone = |epoch: u64| {
+            let later = all.iter().filter(back).filter(|own| own.epoch >= epoch);
             let domain = |number: u16| newest.donors.get(usize::from(number)).filter(|_| in_force);
             let domains = later.map(|own| (own.donor.into(), domain(own.donor).map_or(0, |place| place.domain)));
             domains::count(domains) > parity
         };
         let counts = |&(epoch, place): &(u64, ram::DonorPlace)| {
-            place.born == born && !(place.standing == Standing::Away && is_back_since(epoch))
+            let is_out = matches!(place.standing, Standing::Away | Standing::Gone);
+            place.born == born && !(is_out && is_outdone(epoch))
         };
         let standing = said(number).filter(counts).map(|(_, place)| place.standing);
         let rank = |standing: &Standing| match standing {
@@ -240,6 +243,8 @@ mod tests {
     fn a_donor_that_was_away_is_back_if_so_many_donors_say_so_in_a_later_epoch() {
         let (all, without) = ([(Counts, 0); 3], [(Away, 0), (Counts, 0), (Counts, 0)]);
         assert_eq!(merged(&[told(0, 9, &all), told(1, 9, &all), told(2, 8, &without)]), all);
+        // Both clients took the same epoch: the first had told one donor, which the second did not meet.
+        assert_eq!(merged(&[told(0, 8, &all), told(1, 8, &all), told(2, 8, &without)]), all);
         // The client died when one donor was told.
         assert_eq!(merged(&[told(0, 9, &all), told(1, 8, &without), told(2, 8, &without)]), without);
         // Another client went on without it.
@@ -254,8 +259,15 @@ mod tests {
     }
 
     #[test]
-    fn a_donor_that_is_gone_is_gone_for_ever() {
-        let (all, without) = ([(Counts, 0); 3], [(Gone, 0), (Counts, 0), (Counts, 0)]);
-        assert_eq!(merged(&[told(0, 9, &all), told(1, 9, &all), told(2, 8, &without)]), without);
+    fn a_donor_that_is_gone_is_gone_unless_too_few_were_told() {
+        let (all, without) = ([(Counts, 0); 4], [(Gone, 0), (Counts, 0), (Counts, 0), (Counts, 0)]);
+        // The donor that was excluded does not know it.
+        assert_eq!(merged(&[told(0, 7, &all), told(1, 8, &without), told(2, 8, &without)]), without);
+        assert_eq!(merged(&[told(0, 7, &all), told(1, 9, &without), told(2, 7, &all), told(3, 7, &all)]), without);
+        // Another client went on with it, because it met none that was told.
+        for epoch in [8, 9] {
+            let others = [told(0, epoch, &all), told(1, epoch, &all)];
+            assert_eq!(merged(&[&others[..], &[told(2, 8, &without)]].concat()), all);
+        }
     }
 }

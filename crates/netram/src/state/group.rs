@@ -222,6 +222,11 @@ impl Group {
         self.rare.as_ref().is_some_and(|rare| rare.held > 0)
     }
 
+    /// Returns whether the group has blocks that count, or that may have to count again, and can be emptied.
+    pub fn is_needed(&self) -> bool {
+        self.exists() && !self.hopeless && (self.live > 0 || self.is_held())
+    }
+
     /// Adds a reason to keep the group.
     pub fn hold(&mut self) {
         self.change_rare(|rare| rare.held += 1);
