@@ -35,7 +35,7 @@ use shoal_host::{FileLock, SystemClock, Ticker};
 use shoal_media::{BlockDevice, MediaError};
 use shoal_nbd::export::BASE_ALLOCATION;
 use shoal_nbd::{BlockStatus, Extent};
-use shoal_netram::{Disk, DonorId, DonorState, DonorStatus, Past};
+use shoal_netram::{Disk, DiskError, DonorId, DonorState, DonorStatus, Members, Past, SealKey};
 use tracing::{info, warn};
 
 use crate::allocation::extents;
@@ -106,6 +106,13 @@ struct Member {
     under_pressure: bool,
 }
 
+/// Returns who belongs to the disk, as far as these donors say.
+fn members_of(reached: &[&Reached], uuid: &[u8; 16], key: Option<&SealKey>) -> Result<Members, DiskError> {
+    let names: Vec<String> = reached.iter().map(|one| one.donor.to_string()).collect();
+    let donors = names.iter().zip(reached).map(|(name, one)| (&**name, &*one.front));
+    shoal_netram::members(&donors.collect::<Vec<(&str, &[u8])>>(), uuid, key)
+}
+
 impl NetramDisk {
     pub(crate) fn open(wanted: &Netram) -> Outcome<NetramDisk> {
         let export = export_name(wanted)?;
@@ -116,10 +123,7 @@ impl NetramDisk {
         let Some(uuid) = which_disk(wanted, &reached)? else { return Err(not_there(wanted, tried)) };
         let what = || format!("network RAM disk {}", uuid_text(&uuid));
         let key = key_of(wanted, &uuid)?;
-        let names: Vec<String> = reached.iter().map(|one| one.donor.to_string()).collect();
-        let fronts: Vec<(&str, &[u8])> = names.iter().zip(&reached).map(|(name, one)| (&**name, &*one.front)).collect();
-        let members = shoal_netram::members(&fronts, &uuid, key.as_ref());
-        let members = members.map_err(|error| Failure::new(what(), error))?;
+        let members = members_of(&reached, &uuid, key.as_ref()).map_err(|error| Failure::new(what(), error))?;
         let lock = lock(&uuid)?;
         let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
         // A client that has the disk open is noticed before anything is written, and has stopped
@@ -129,9 +133,7 @@ impl NetramDisk {
         let wish = lease::Wish { client, book: &book, takeover, quorum, domains, is_new: false };
         let (mut reached, ownership) = lease::enter(reached, &wish)?;
         if let Some(key) = &book.key {
-            for one in &mut reached {
-                keep_signed(&mut one.front, key);
-            }
+            reached.iter_mut().for_each(|one| _ = keep_signed(&mut one.front, key));
         }
         let reached: Vec<&Reached> = reached.iter().collect();
         if which_disk(wanted, &reached)? != Some(uuid) {
