@@ -123,7 +123,7 @@ struct LeaseRecord {
     mark: U64,
     bytes: U64,
     reserved: [u8; 414],
-    /// Of an encrypted disk; zeros on others.
+    /// The [`Signature`] on an encrypted disk; on others, zeros.
     signature: [u8; 16],
 }
 

@@ -295,7 +295,7 @@ impl Link {
         self.shared.state.lock().witnesses.inherit(witnesses);
     }
 
-    /// Disconnects, whoever else has the link. Every request fails from then on.
+    /// Disconnects, even if the link has other owners. Their requests fail from then on.
     pub fn close(&self) {
         self.shared.state.lock().closing = true;
         self.shared.changed.notify_all();

@@ -73,7 +73,7 @@ pub(crate) fn check_agreement(all: &[Named<'_>]) -> Result<(), DiskError> {
     }
 }
 
-/// What is the same in all superblocks of a disk for as long as it lives.
+/// Returns the part of a superblock that never changes: it is the same on all donors of a disk.
 fn layout(own: &DiskSuperblock) -> impl PartialEq {
     let groups = (own.policy, own.data, own.parity, own.streams, own.flags, own.buffer_blocks);
     (groups, own.block_bytes, own.checkpoint.is_some(), own.sums, own.sealed)
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// What an opening that finds these superblocks takes for true.
+    /// Merges superblocks as an opening does. Returns each donor's standing and domain.
     fn merged(all: &[DiskSuperblock]) -> Vec<(Standing, u16)> {
         let newest = all.iter().max_by_key(|own| own.epoch).unwrap();
         let places = merge(newest, &all.iter().collect::<Vec<_>>(), 1);

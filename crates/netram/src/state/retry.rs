@@ -49,8 +49,8 @@ pub(crate) fn requeue(state: &mut State) {
         let needy = of_these.filter(|&(index, _)| needs_repair(state, index));
         queue.extend(needy.map(|(index, group)| (index, group.id)));
         if incomplete {
-            // Those that keep others from being freed come first, and of these the newest: no other
-            // keeps it.
+            // Groups that keep others from being freed come first. The newest of them is the first: no
+            // group keeps it, so it is freed as soon as it is empty.
             let keeps: HashSet<GroupId> = state.found.groups.iter().map(|found| found.id).collect();
             queue.sort_unstable_by_key(|&(_, id)| (!keeps.contains(&id), Reverse(id)));
         }
