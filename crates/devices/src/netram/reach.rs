@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::{fmt, fs};
 
 use shoal_format::FormatError;
-use shoal_format::ram::{DiskSuperblock, LEASE_BYTES, Lease, OwnPlace, SLOTS_BYTES};
+use shoal_format::ram::{DiskSuperblock, LEASE_BYTES, Lease, OwnPlace, SLOT_BYTES, SLOTS_BYTES};
 use shoal_media::BlockDevice;
 use shoal_nbd::ConnectError;
 use shoal_netram::ownership::bytes_of;
@@ -266,15 +266,15 @@ pub(super) fn leave_out_unsigned(wanted: &Netram, tried: &mut Tried) -> Outcome<
 
 /// The disks that the superblocks at a donor's start name, whether they count or not.
 fn uuids_of(front: &[u8]) -> impl Iterator<Item = [u8; 16]> {
-    let slots = front.chunks(SLOTS_BYTES / 2).take(2);
-    slots.filter_map(|slot| Some(identify(&[slot, &vec![0; SLOTS_BYTES / 2]].concat())?.0))
+    let slots = front.chunks(SLOT_BYTES).take(2);
+    slots.filter_map(|slot| Some(identify(&[slot, &[0; SLOT_BYTES]].concat())?.0))
 }
 
 /// Clears a superblock that the key did not sign beside one that it did, in what was read of a donor. Returns false if
 /// it signed none.
 pub(super) fn keep_signed(front: &mut [u8], key: &SealKey) -> bool {
     let is_one = superblock(front, Some(key)).is_some();
-    let slots = front.chunks_mut(SLOTS_BYTES / 2).take(2);
+    let slots = front.chunks_mut(SLOT_BYTES).take(2);
     slots.filter(|slot| is_one && !key.has_signed(slot)).for_each(|slot| slot.fill(0));
     is_one
 }
