@@ -518,3 +518,13 @@ fn a_half_full_disk_has_room_as_soon_as_it_is_opened() {
     // emptied eight groups at once, however little room there was, 160 of 1000 did.
     assert!(refused <= 4 + lived.len() / 100, "{refused} of {} disks had no room", lived.len());
 }
+
+/// A disk that loses a donor under load has room for what is in flight, and cleaning makes more. Of
+/// 3000 lives none has failed since writers leave that room; 29 of 100 did.
+#[test]
+fn a_half_full_disk_that_loses_a_donor_has_room() {
+    let lived = lives("loses one half full", 100, world::losing::loses_one_half_full);
+    let refused = lived.iter().filter(|&&refused| refused > 0).count();
+    println!("{refused} of {} disks without room for a while", lived.len());
+    assert_eq!(refused, 0, "{refused} of {} disks had no room", lived.len());
+}

@@ -1,7 +1,8 @@
 //! Filling groups: blocks go into open groups, where they stay in memory until they are sent.
 //!
 //! Rules: a block that is not in flight yet is overwritten in place. A group is opened on the
-//! emptiest donors, and only above the units that are kept for cleaning and for lists. Left out:
+//! emptiest donors, and only above the units that are kept for cleaning, for lists, and for blocks that would
+//! have to move if a donor were lost. Left out:
 //! which cache a request uses (`open_groups`), sending (`requests::send`).
 
 use shoal_format::ram;
@@ -37,7 +38,7 @@ impl State {
         let reserve = match (cleaning, for_note) {
             (true, true) => 0,
             (true, false) => NOTE_UNITS,
-            (false, _) => RESERVE_UNITS,
+            (false, _) => RESERVE_UNITS + self.room().exposed(),
         };
         let width = match cleaning || self.shortage.is_narrow() {
             true => self.roster().width(reserve),

@@ -42,6 +42,9 @@ impl DrainRoom {
 /// Units of each donor that only cleaning and repair may take.
 pub(crate) const RESERVE_UNITS: usize = 4;
 
+/// Units of the reserve that repair leaves: without cleaning it would have no room in the end.
+pub(crate) const CLEANING_UNITS: usize = RESERVE_UNITS - 1;
+
 /// Units of the reserve that only lists of ranges may take: dead groups are freed once the lists
 /// are written.
 pub(crate) const NOTE_UNITS: usize = 1;
@@ -140,6 +143,15 @@ impl Room<'_> {
         let width = (self.plan.data + self.plan.parity).min(self.roster().takers());
         let roomy = (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, RESERVE_UNITS + groups - 1));
         self.roster().domains(roomy) >= width
+    }
+
+    /// Number of groups that the blocks that are not safe yet would fill if a donor were lost now. No dead group is
+    /// freed before these blocks are safe, so their room must be free already.
+    pub fn exposed(&self) -> usize {
+        let groups = self.groups.memories().filter(|(_, memory)| memory.unsafe_from != u64::MAX).count();
+        let width = (self.plan.data + self.plan.parity).min(self.roster().takers().saturating_sub(1));
+        let data = width.saturating_sub(self.plan.parity).max(1);
+        (groups * self.plan.data).div_ceil(data)
     }
 
     /// Returns whether the cleaner can go on.

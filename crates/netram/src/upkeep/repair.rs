@@ -19,7 +19,7 @@ use crate::state::State;
 use crate::state::donors::DonorState;
 use crate::state::place::Member;
 use crate::state::retry::needs_repair;
-use crate::state::room::{NOTE_UNITS, RESERVE_UNITS};
+use crate::state::room::{CLEANING_UNITS, RESERVE_UNITS};
 use crate::state::unit::Head;
 use crate::task::{Core, pause};
 use crate::upkeep::empty::empty;
@@ -209,7 +209,7 @@ fn next_to_leave(state: &mut State, index: u32, asked: Option<Move>) -> Option<L
         let may_have = |donor: DonorId| !(moves && donor == member.donor) && to.is_none_or(|to| to == donor);
         // Nothing is lost while a drain waits, so it leaves what cleaning needs.
         let draining = state.donors[member.donor as usize].state == DonorState::Draining;
-        let reserve = if draining { RESERVE_UNITS } else { NOTE_UNITS };
+        let reserve = if draining { RESERVE_UNITS } else { CLEANING_UNITS };
         let target = state.take_unit_beside(&members, reserve, may_have);
         return Some(Leaving { place, member, target, draining, moves });
     }
