@@ -255,6 +255,8 @@ fn lives_that_failed_once_do_not_fail_again() {
     ];
     again("everything", &everything, world::unkind::everything);
     again("brief", &[49, 1012, 1875], world::brief::brief);
+    // A flush waited for a block that repair had moved into a group that nobody sent.
+    again("brief", &[104_219], world::brief::brief);
     // A scrub skipped units that a donor refused to return.
     again("told", &[5, 58], world::truth::told);
     // A flush that failed at once was retried for ever at the same simulated moment.

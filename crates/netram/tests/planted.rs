@@ -70,7 +70,8 @@ const CHECKPOINT_TELLING: [u64; 1] = [578];
 const CHECKPOINT_BRIEF_TELLING: [u64; 2] = [54, 317];
 
 /// Bugs about damage, reports, and donors that are only missing.
-const OF_TRUTH: [Bug; 13] = [
+const OF_TRUTH: [Bug; 14] = [
+    Bug::FailedTaken,
     Bug::LateReused,
     Bug::MissingForgotten,
     Bug::RebuildUnchecked,

@@ -200,16 +200,31 @@ async fn flush_to(core: &Arc<Core>, target: u64, begun: u64) -> Result<(), DiskE
     if !is_planted(Bug::TrimForgotten) {
         write_trims(core).await?;
     }
-    {
-        let state = &mut *core.lock();
-        for index in state.groups.in_memory().to_vec() {
-            let memory = state.groups[index].memory().expect("it is in memory");
-            if memory.unsafe_from < target {
-                send(core, state, index);
-            }
+    send_older(core, &mut core.lock(), target);
+    core.until(|state| {
+        let ended = flush_ended(state, target, begun);
+        if ended.is_none() && state.schedule.is_quiet() {
+            // Blocks that have moved since are as old as before.
+            send_older(core, state, target);
+        }
+        ended
+    })
+    .await
+}
+
+/// Sends the groups with blocks from before `target` that are not safe.
+fn send_older(core: &Arc<Core>, state: &mut State, target: u64) {
+    for index in state.groups.in_memory().to_vec() {
+        let memory = state.groups[index].memory().expect("it is in memory");
+        if memory.unsafe_from < target {
+            send(core, state, index);
         }
     }
-    core.until(|state| match state.roster().gives_up(begun) {
+}
+
+/// Returns the outcome of a flush that began at `begun`, if there is one by now.
+fn flush_ended(state: &mut State, target: u64, begun: u64) -> Option<Result<(), DiskError>> {
+    match state.roster().gives_up(begun) {
         None if state.horizons().horizon() >= target && !state.has_unprotected() => Some(Ok(())),
         None if state.now_ns.saturating_sub(begun) > state.patience_ns() && state.has_unprotected() => {
             Some(Err(DiskError::NoSpace))
@@ -219,8 +234,7 @@ async fn flush_to(core: &Arc<Core>, target: u64, begun: u64) -> Result<(), DiskE
         None if is_planted(Bug::TrimForgotten) && state.notes.origin() < target => Some(Ok(())),
         // The blocks of a lost donor's group found no other place.
         None => state.shortage.is_stuck().then_some(Err(DiskError::NoSpace)),
-    })
-    .await
+    }
 }
 
 /// Zeroes a range.
