@@ -13,7 +13,7 @@ use crate::state::State;
 use crate::state::map::Mapped;
 use crate::state::memory::Memory;
 use crate::state::place::{Location, Member};
-use crate::state::room::{NOTE_UNITS, RESERVE_UNITS};
+use crate::state::room::NOTE_UNITS;
 
 /// Groups in memory beyond the caches, being sent to donors.
 const GROUPS_ON_THE_WAY: usize = 24;
@@ -38,7 +38,7 @@ impl State {
         let reserve = match (cleaning, for_note) {
             (true, true) => 0,
             (true, false) => NOTE_UNITS,
-            (false, _) => RESERVE_UNITS + self.room().exposed(),
+            (false, _) => self.room().writers_reserve(),
         };
         let width = match cleaning || self.shortage.is_narrow() {
             true => self.roster().width(reserve),

@@ -61,6 +61,11 @@ impl Memory {
         }
     }
 
+    /// Number of its blocks that are not safe.
+    pub fn blocks_not_safe(&self) -> usize {
+        self.lists.iter().zip(&self.safe).map(|(list, &safe)| list.len() - usize::from(safe)).sum()
+    }
+
     /// Number of blocks of each data unit.
     pub fn counts(&self) -> Vec<u8> {
         self.lists.iter().map(|list| list.len() as u8).collect()

@@ -138,20 +138,27 @@ impl Room<'_> {
         self.open.caches() as u64 + RESERVE_UNITS as u64 + 2
     }
 
-    /// Returns whether `groups` groups can be opened beyond those kept for cleaning.
+    /// Returns whether writers can open `groups` groups.
     pub fn has_room(&self, groups: usize) -> bool {
         let width = (self.plan.data + self.plan.parity).min(self.roster().takers());
-        let roomy = (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, RESERVE_UNITS + groups - 1));
+        let reserve = self.writers_reserve() + groups - 1;
+        let roomy = (0..self.donors.len()).filter(|&n| self.roster().is_roomy(n, reserve));
         self.roster().domains(roomy) >= width
     }
 
     /// Number of groups that the blocks that are not safe yet would fill if a donor were lost now. No dead group is
     /// freed before these blocks are safe, so their room must be free already.
-    pub fn exposed(&self) -> usize {
-        let groups = self.groups.memories().filter(|(_, memory)| memory.unsafe_from != u64::MAX).count();
+    fn exposed(&self) -> usize {
+        let blocks: usize = self.groups.memories().map(|(_, memory)| memory.blocks_not_safe()).sum();
         let width = (self.plan.data + self.plan.parity).min(self.roster().takers().saturating_sub(1));
         let data = width.saturating_sub(self.plan.parity).max(1);
-        (groups * self.plan.data).div_ceil(data)
+        // One more for what the cleaner is moving.
+        blocks.div_ceil(data * self.plan.buffer) + 1
+    }
+
+    /// Units of each donor that writers leave free: for cleaning, and for what the loss of a donor would move.
+    pub fn writers_reserve(&self) -> usize {
+        RESERVE_UNITS + self.exposed()
     }
 
     /// Returns whether the cleaner can go on.
