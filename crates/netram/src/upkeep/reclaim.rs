@@ -37,8 +37,7 @@ pub(crate) async fn reaper(core: Arc<Core>) {
                 // their blocks are trimmed.
                 let blocks_horizon = state.horizons().blocks_horizon();
                 let is_replaced = |&(killed, _): &(u64, u32)| state.ready && killed <= blocks_horizon;
-                let never_safe = groups.dying_unsafe().next().filter(is_replaced);
-                let (killed, index) = safe.or(never_safe)?;
+                let (killed, index) = safe.or_else(|| groups.dying_unsafe().next().filter(is_replaced))?;
                 state.groups.reap(killed, index);
                 Some(index)
             })

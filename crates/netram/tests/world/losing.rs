@@ -7,9 +7,8 @@
 use shoal_netram::{Config, DiskError};
 
 use super::World;
+use super::reopening::TICK_NS;
 
-/// Time between two ticks of the client (ns).
-const TICK_NS: u64 = 50_000_000;
 /// How long repair may take under load (ns).
 const REPAIR_NS: u64 = 60_000_000_000;
 
@@ -24,12 +23,7 @@ impl World {
                 0 => self.flush()?,
                 _ => self.write(at, sectors, false)?,
             }
-            while self.in_flight() > 0 {
-                if self.now - ticked > TICK_NS || !self.step()? {
-                    self.tick(TICK_NS)?;
-                    ticked = self.now;
-                }
-            }
+            self.answers(&mut ticked)?;
         }
         Ok(())
     }

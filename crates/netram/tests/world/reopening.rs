@@ -9,21 +9,27 @@ use shoal_netram::{Config, DiskError};
 use super::World;
 
 /// Time between two ticks of the client (ns).
-const TICK_NS: u64 = 50_000_000;
+pub(super) const TICK_NS: u64 = 50_000_000;
 
 impl World {
+    /// Runs until all requests are answered, with a tick whenever one is due. `ticked`: when the last one was (ns).
+    pub(super) fn answers(&mut self, ticked: &mut u64) -> Result<(), DiskError> {
+        while self.in_flight() > 0 {
+            if self.now - *ticked > TICK_NS || !self.step()? {
+                self.tick(TICK_NS)?;
+                *ticked = self.now;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes one random sector of the first `part` after the other.
     fn writes_at_depth_one(&mut self, part: usize, count: usize) -> Result<(), DiskError> {
         let mut ticked = self.now;
         for _ in 0..count {
             let at = self.random.below(part as u64) as usize;
             self.write(at, 1, false)?;
-            while self.in_flight() > 0 {
-                if self.now - ticked > TICK_NS || !self.step()? {
-                    self.tick(TICK_NS)?;
-                    ticked = self.now;
-                }
-            }
+            self.answers(&mut ticked)?;
         }
         Ok(())
     }
