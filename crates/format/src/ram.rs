@@ -21,9 +21,9 @@ use crate::{FormatError, Sums, checksum, seal};
 
 /// Bytes before the units.
 pub const SUPERBLOCK_BYTES: usize = 8192;
-/// One slot of the superblock (bytes).
+/// Size of a slot of the superblock (bytes).
 pub const SLOT_BYTES: usize = 2048;
-/// Both slots (bytes).
+/// Size of both slots together (bytes).
 pub const SLOTS_BYTES: usize = 2 * SLOT_BYTES;
 /// Offset of the leases, the length of one (bytes), and the number that fit.
 pub const LEASE_AT: usize = SLOTS_BYTES;

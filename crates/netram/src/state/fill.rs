@@ -1,9 +1,9 @@
 //! Filling groups: blocks go into open groups, where they stay in memory until they are sent.
 //!
 //! Rules: a block that is not in flight yet is overwritten in place. A group is opened on the
-//! emptiest donors, and only above the units that are kept for cleaning, for lists, and for blocks that would
-//! have to move if a donor were lost. Left out:
-//! which cache a request uses (`open_groups`), sending (`requests::send`).
+//! emptiest donors. Writers leave the units that are kept for cleaning, for lists, and for blocks that
+//! would have to move if a donor were lost. Left out: which cache a request uses (`open_groups`),
+//! sending (`requests::send`).
 
 use shoal_format::ram;
 use shoal_format::ram::UnitEntry;

@@ -152,7 +152,7 @@ impl Room<'_> {
         let blocks: usize = self.groups.memories().map(|(_, memory)| memory.blocks_not_safe()).sum();
         let width = (self.plan.data + self.plan.parity).min(self.roster().takers().saturating_sub(1));
         let data = width.saturating_sub(self.plan.parity).max(1);
-        // One more for what the cleaner is moving.
+        // The cleaner may be filling one more group.
         blocks.div_ceil(data * self.plan.buffer) + 1
     }
 
