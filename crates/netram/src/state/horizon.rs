@@ -53,13 +53,8 @@ impl State {
 impl Horizons<'_> {
     /// Returns a sequence such that everything with a lower origin is safe.
     pub fn horizon(&self) -> u64 {
-        self.blocks_horizon().min(self.notes.origin())
-    }
-
-    /// Like [`Horizons::horizon`], except for ranges that are noted and in no list yet.
-    pub fn blocks_horizon(&self) -> u64 {
         let memories = self.groups.memories().map(|(_, memory)| memory.unsafe_from);
-        memories.min().unwrap_or(u64::MAX)
+        memories.min().unwrap_or(u64::MAX).min(self.notes.origin())
     }
 
     /// Returns a lower bound of the sequences of all copies of blocks that may still be found

@@ -2,8 +2,8 @@
 //!
 //! Rules: the donor takes nothing new, and its groups are repaired as if it were gone, except that
 //! its units can be copied. It leaves when no group has a unit on it and everything that moved is
-//! safe. If there is no room, the drain is given up and the donor stays in use. Left out: moving
-//! units (`repair`).
+//! safe. If there is no room, or too few donors are left, the drain is given up and the donor stays
+//! in use. Left out: moving units (`repair`).
 
 use std::sync::Arc;
 
@@ -62,6 +62,14 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         // Emptied groups become free when their blocks are safe elsewhere.
         let safe_from = core.lock().next_sequence;
         if flush(&core).await.is_err() {
+            {
+                let state = &mut *core.lock();
+                if state.is_short_of_donors() && !state.roster().expects() {
+                    // No flush succeeds while so many donors are drained.
+                    give_up_drains(state);
+                    return;
+                }
+            }
             pause(&core, FLUSH_AGAIN_NS).await;
             continue;
         }

@@ -2,7 +2,7 @@
 //!
 //! Rules: a dead group is freed when the successors of its blocks are safe, lists of trims included.
 //! Its units are then stale, or are erased before they are free (`state::units`). A group of which
-//! nothing was ever safe does not wait for lists, and its units are erased. Stale units are erased
+//! nothing was ever safe is freed at once, and its units are erased. Stale units are erased
 //! in idle gaps, and when blocks were trimmed since. The memory of free units is given back in idle gaps only.
 //! Left out: which units are free (`state::units`).
 
@@ -33,11 +33,8 @@ pub(crate) async fn reaper(core: Arc<Core>) {
                     |&(killed, _): &(u64, u32)| (state.ready && killed <= horizon) || is_planted(Bug::FreeEarly);
                 let is_due = |&(_, index): &(u64, u32)| !groups[index].is_held() || is_planted(Bug::FreeEarly);
                 let safe = groups.dying().take_while(is_safe).find(is_due);
-                // No flush covers anything in these groups, so they need no list that says that
-                // their blocks are trimmed.
-                let blocks_horizon = state.horizons().blocks_horizon();
-                let is_replaced = |&(killed, _): &(u64, u32)| state.ready && killed <= blocks_horizon;
-                let (killed, index) = safe.or_else(|| groups.dying_unsafe().next().filter(is_replaced))?;
+                // No flush covers anything in these groups, so nothing has to replace it first.
+                let (killed, index) = safe.or_else(|| groups.dying_unsafe().next().filter(|_| state.ready))?;
                 state.groups.reap(killed, index);
                 Some(index)
             })

@@ -27,7 +27,7 @@ impl State {
         if self.window().is_opening_units() || self.roster().expects() {
             return false;
         }
-        let is_short_of_donors = self.roster().takers() < self.plan.parity + 1;
+        let is_short_of_donors = self.is_short_of_donors();
         if is_short_of_donors && !self.donors.iter().any(|donor| donor.state == DonorState::Draining) {
             return false;
         }
@@ -54,6 +54,11 @@ impl State {
         }
         self.wake();
         true
+    }
+
+    /// Returns whether fewer donors take new groups than a group needs.
+    pub fn is_short_of_donors(&self) -> bool {
+        self.roster().takers() < self.plan.parity + 1
     }
 
     /// Takes the first of these steps that is possible. Nothing waits to be sent.
