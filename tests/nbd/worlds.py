@@ -59,6 +59,22 @@ def wait_for(what, condition, limit_s=20):
         time.sleep(0.05)
 
 
+def ended(child, limit_s=60):
+    """Waits for the end of a program. Says where its threads are if it takes longer than ten seconds."""
+    try:
+        return child.wait(10)
+    except subprocess.TimeoutExpired:
+        threads = os.path.join("/proc", str(child.pid), "task")
+        for thread in os.listdir(threads):
+            for name in "comm wchan syscall stack".split():
+                try:
+                    with open(os.path.join(threads, thread, name)) as file:
+                        print(f"     {child.args[0]} has not ended: thread {thread}: {name}: {file.read().strip()}", flush=True)
+                except OSError as error:
+                    print(f"     {thread}: {name}: {error}", flush=True)
+    return child.wait(limit_s)
+
+
 def fio_job(said):
     """What fio measured, from its --output-format=json."""
     return json.loads(said[said.index("{"):])["jobs"][0]
