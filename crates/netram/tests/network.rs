@@ -270,6 +270,10 @@ fn lives_that_failed_once_do_not_fail_again() {
     again("clients", &[5_612_090, 5_618_112], world::unkind::clients);
     // Opening waited for a list whose parity had never been written.
     again("everything", &[5_718_595], world::unkind::everything);
+    // A donor that went away while its parity unit grew named a list whose group was freed meanwhile.
+    again("everything", &[3862], world::unkind::everything);
+    // Three of four donors were drained after a time with too few: no flush succeeded, no drain ended.
+    again("everything", &[15_305], world::unkind::everything);
     // A drain was given up because groups that had become narrow left no room.
     again("drained", &[5_604_760, 5_610_791], world::unkind::drained);
     again("everything with checkpoints", &[578], |seed| world::oracle::with(|| world::unkind::everything(seed)));
@@ -508,6 +512,15 @@ fn a_drain_that_was_admitted_ends_in_an_unkind_world() {
     let again = drains.iter().filter(|&&tries| tries > 1).count();
     println!("{} drains, {again} of them begun anew", drains.len());
     assert!(drains.len() > 30, "few drains were admitted");
+}
+
+/// Groups with lists of trims die while a donor is away. It comes back and names these lists, another donor is dead,
+/// and opening must not wait for what they said.
+#[test]
+fn a_donor_that_comes_back_names_no_list_that_is_waited_for() {
+    let lived = lives("lists", 60, world::lists::lists);
+    let refused = lived.iter().filter(|&&refused| refused > 0).count();
+    println!("{refused} of {} disks without room for a while", lived.len());
 }
 
 /// A disk that is opened while donors are slow or stop, and written to at once, has room for its data.

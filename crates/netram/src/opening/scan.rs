@@ -410,8 +410,8 @@ impl Survey {
 ///   missing donor listed, since its group may have been in the middle of an erasure.
 ///
 /// A block that cannot be read at the moment is waited for: all such blocks together, as long as
-/// the disk's patience lasts. A list of ranges that may have been flushed is waited for without
-/// limit, because without it old blocks would count again.
+/// the disk's patience lasts. A list of ranges that may have been flushed, and whose group is not being
+/// erased, is waited for without limit, because without it old blocks would count again.
 async fn look_at(
     core: &Arc<Core>,
     at: Location,
@@ -433,7 +433,7 @@ async fn look_at(
             if !is_note {
                 return Some(Fetched::Unanswered);
             }
-            if entry.sequence >= horizon && is_torn(core, at, entry).await {
+            if is_torn(core, at, entry, horizon).await {
                 return Some(Fetched::Bad);
             }
             let has_gone = |donor: &Donor| donor.counts() && donor.scanned && donor.is_absent();
@@ -448,29 +448,34 @@ async fn look_at(
     }
 }
 
-/// Returns whether this entry, which nobody knew to be safe, was certainly never part of a flush.
+/// Returns whether this entry was certainly never part of a flush, or its group is being erased.
 ///
 /// A flush waits for all units of a group. A unit that grows keeps the blocks that it has. Parity
 /// lists the growth of a unit only when that growth is stored. Repair writes the blocks of a moved
 /// unit before its header. So a unit that lists a block of this row but does not have it was still
 /// being written. Parity that gives a wrong result shows the same, unless a later block of the row
 /// can explain it. In that case the parity is a former version, in whole or in part.
-async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
-    let (data, lists, covered, asked) = {
+///
+/// An entry from below the horizon was flushed. Its group is being erased if the parity unit had
+/// begun to grow: then its block fits no more, and the blocks that it grew by were stored before.
+/// But no unit that was found has one of them.
+async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry, horizon: u64) -> bool {
+    let (data, lists, covered, own, asked) = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group];
         let Some(found) = group.incomplete() else { return false };
         let (data, lists) = (group.data(), found.lists.clone());
         let covered: Vec<bool> = found.covered.iter().map(|&rows| at.row < rows.into()).collect();
+        let own: Vec<bool> = found.own.iter().map(|&rows| at.row < rows.into()).collect();
         let has = |unit: usize| match unit < data {
-            true => at.row < found.own[unit].into(),
+            true => own[unit],
             false => covered[at.unit],
         };
         let member = |(unit, member): (usize, &Member)| (member.exists() && has(unit)).then_some(*member);
         let members: Vec<Option<Member>> = group.members.iter().enumerate().map(member).collect();
         let mut ask = |member: Member| core.read(state, member, at.row..at.row + 1, Purpose::Upkeep);
         let asked: Vec<Option<Op>> = members.into_iter().map(|member| member.map(&mut ask)).collect();
-        (data, lists, covered, asked)
+        (data, lists, covered, own, asked)
     };
     let Shape { block_bytes, block_sums: sums, .. } = core.shape;
     let mut row: Vec<Option<Vec<u8>>> = Vec::new();
@@ -482,7 +487,7 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
         let listed = lists.get(unit).and_then(|list| list.get(at.row));
         let wrong = bytes.as_ref().zip(listed).is_some_and(|(bytes, listed)| sums.of(bytes) != listed.sum);
         if wrong && (unit == at.unit || covered[unit]) {
-            return true;
+            return entry.sequence >= horizon;
         }
         let is_empty = unit < data && !covered[unit];
         row.push(if is_empty { Some(vec![0; block_bytes]) } else { bytes });
@@ -496,13 +501,19 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
     let is_last = parity.len() > 1 || newest == Some(&at.unit);
     let fits = |bytes: &[u8]| sums.of(bytes) == entry.sum;
     let computed = parity::decode(at.unit, &row, &parity);
+    let is_wrong = covered[at.unit] && computed.is_some_and(|bytes| !fits(&bytes));
+    if entry.sequence < horizon {
+        let mut uncovered = (0..data).filter(|&unit| !covered[unit]).peekable();
+        let may_grow = parity.len() == 1 && uncovered.peek().is_some();
+        return is_wrong && may_grow && !own[at.unit] && !uncovered.any(|unit| own[unit]);
+    }
     // A version may have a block that this parity does not list.
     let may_be_former = || {
         let others: Vec<_> = order.iter().filter(|&&unit| unit != at.unit).map(|&unit| row[unit].clone()).collect();
         let is_former = |parity: &Vec<u8>| parity::of_former(parity, &others, fits, 1).is_some();
         !order.iter().all(|&unit| covered[unit]) || parity.iter().flatten().any(is_former)
     };
-    covered[at.unit] && computed.is_some_and(|bytes| !fits(&bytes)) && (is_last || !may_be_former())
+    is_wrong && (is_last || !may_be_former())
 }
 
 impl State {

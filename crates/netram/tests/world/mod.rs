@@ -13,6 +13,7 @@ pub mod brief;
 pub mod domains;
 pub mod forgetting;
 pub mod ghost;
+pub mod lists;
 pub mod losing;
 pub mod oracle;
 pub mod paces;

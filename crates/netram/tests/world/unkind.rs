@@ -222,23 +222,7 @@ impl World {
             Event::Late(donor, op) => {
                 let _ = self.carry_out(donor, op);
             }
-            Event::GivenUp(donor, _) => {
-                self.donors[donor].trouble.away = true;
-                let flights = self.take_flights(donor);
-                let now = self.now;
-                for flight in flights {
-                    self.donors[donor].trouble.buffered.push(flight.op);
-                    if let Some(engine) = &mut self.engine {
-                        engine.done(flight.ticket, Err(DonorError::new(Why::Away, "no answer")), now);
-                    }
-                }
-                if self.engine.is_some() {
-                    if let Some(number) = self.number_of(donor) {
-                        self.engine().lost(number, now);
-                    }
-                    self.collect()?;
-                }
-            }
+            Event::GivenUp(donor, _) => self.go_away(donor)?,
             Event::GoesOn(donor, _) => {
                 let ops = std::mem::take(&mut self.donors[donor].trouble.buffered);
                 self.settle_buffers(donor, ops);
@@ -253,6 +237,26 @@ impl World {
             }
             Event::Settled(donor) if self.donors[donor].trouble.stopped => {}
             Event::Settled(donor) => self.come_back(donor)?,
+        }
+        Ok(())
+    }
+
+    /// The client's patience with a donor is over: it is away.
+    pub(super) fn go_away(&mut self, donor: usize) -> Result<(), DiskError> {
+        self.donors[donor].trouble.away = true;
+        let flights = self.take_flights(donor);
+        let now = self.now;
+        for flight in flights {
+            self.donors[donor].trouble.buffered.push(flight.op);
+            if let Some(engine) = &mut self.engine {
+                engine.done(flight.ticket, Err(DonorError::new(Why::Away, "no answer")), now);
+            }
+        }
+        if self.engine.is_some() {
+            if let Some(number) = self.number_of(donor) {
+                self.engine().lost(number, now);
+            }
+            self.collect()?;
         }
         Ok(())
     }
