@@ -27,7 +27,7 @@ use crate::data_lock::FileLock;
 use crate::large::{MOVE_BACK_BYTES, read_spans};
 use crate::planted::{Bug, is_planted};
 use crate::rooms::Data;
-use crate::{Error, Fs, Ino, Manner, PlacedRange, Result, flags, small};
+use crate::{Error, Fs, Ino, Manner, Patience, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
 pub const FILE_BYTES_MAX: u64 = FileBlock::END.byte();
@@ -93,8 +93,11 @@ impl Fs {
     pub fn write_of(&self, manner: Manner, writer: Writer, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
         let once = |done: usize| {
-            let write = || self.data().write_once(manner, writer, ino, at + done as u64, &bytes[done..]);
-            self.with_room_by(manner.patience, write)
+            let write = |manner: Manner| self.data().write_once(manner, writer, ino, at + done as u64, &bytes[done..]);
+            match self.with_room_by(manner.patience, || write(manner)) {
+                Err(Error::NoSpace(_)) if self.given_back.knows(ino) => self.take_again(manner, write),
+                outcome => outcome,
+            }
         };
         let Written { bytes: mut done, append_only } = once(0)?;
         // Continue a short write: there may be more room after compaction.
@@ -109,6 +112,24 @@ impl Fs {
             }
         }
         Ok(done)
+    }
+
+    /// Writes what a cut of the file gave back: from the reserve, or else once what was freed is durable and may be
+    /// used.
+    #[cold]
+    fn take_again(&self, manner: Manner, write: impl Fn(Manner) -> Result<Written>) -> Result<Written> {
+        let again = Manner { takes_again: true, ..manner };
+        match write(again) {
+            Err(Error::NoSpace(_)) if manner.patience == Patience::Refuses => Err(Error::WouldFlush),
+            Err(Error::NoSpace(_)) => {
+                self.region.sync_to(self.region.last_lsn())?;
+                self.with_room_by(manner.patience, || write(manner)).or_else(|error| match error {
+                    Error::NoSpace(_) => write(again),
+                    error => Err(error),
+                })
+            }
+            outcome => outcome,
+        }
     }
 
     /// Fails if `fallocate(2)` cannot do this for any file. The adapter asks before it clears
@@ -300,7 +321,7 @@ impl<'a> Data<'a> {
             return in_steps(bytes, |done| self.fs.large().write_large(file, inode, at + done as u64, &bytes[done..]));
         }
         self.fs.cooling().unpack_data(file.ino, inode, at.min(inode.size), end, Purpose::Write)?;
-        in_steps(bytes, |done| self.write_small(file.ino, inode, at + done as u64, &bytes[done..]))
+        in_steps(bytes, |done| self.write_small(file, inode, at + done as u64, &bytes[done..]))
     }
 
     /// Sets the times of a file whose data changes now.
@@ -314,11 +335,17 @@ impl<'a> Data<'a> {
 
     /// Writes a prefix of `bytes` into the region, up to the next multiple of a step.
     #[inline]
-    fn write_small(self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+    fn write_small(self, file: &FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+        let (ino, region) = (file.ino, &self.fs.region);
         let len = (bytes.len() as u64).min(small::STEP_BYTES - at % small::STEP_BYTES) as usize;
         let first = inode.layout == Layout::Empty && inode.size == 0;
-        let mut tx = self.fs.region.begin();
+        let had = inode.allocated;
+        let takes_again = file.manner.takes_again && region.has_half_reserve();
+        let mut tx = if takes_again { region.begin_reclaim() } else { region.begin() };
         small::write(&mut tx, inode, at, &bytes[..len])?;
+        if takes_again && !self.fs.given_back.take(ino, inode.allocated.saturating_sub(had)) {
+            return Err(Error::NO_SPACE);
+        }
         self.fs.store(&mut tx, ino, inode)?;
         let lsn = tx.commit()?;
         if let (true, Some(bulk)) = (first, &self.fs.bulk) {
@@ -391,6 +418,7 @@ impl<'a> Data<'a> {
             return Ok(());
         }
         let keep = size.div_ceil(CHUNK);
+        let had = inode.allocated;
         let mut upto = small::chunk_count(inode);
         loop {
             let mut tx = self.fs.region.begin_reclaim();
@@ -405,6 +433,9 @@ impl<'a> Data<'a> {
             self.fs.store(&mut tx, file.ino, inode)?;
             tx.commit()?;
             if upto <= keep {
+                if had > inode.allocated {
+                    self.fs.given_back.note(file.ino, had - inode.allocated);
+                }
                 return Ok(());
             }
         }

@@ -8,7 +8,7 @@
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `gather`, `rebalance` |
 //! | several bulk devices: added, emptied, removed, lost and found | `devices` |
 //! | cold data: packed in the region, spilled to bulk storage | `cold` |
-//! | room: what an operation lacks, compaction, what is given back | `needs`, `compact` |
+//! | room: what an operation lacks, compaction, what is given back | `needs`, `given_back`, `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
 //! | rules that tests break one at a time | `planted` |
@@ -39,6 +39,7 @@ mod file;
 mod flags;
 mod forecast;
 mod gather;
+mod given_back;
 mod inode;
 mod large;
 mod lifecycle;
@@ -140,6 +141,7 @@ pub struct Fs {
     pub(crate) access_times: AtomicU8,
     pub(crate) room: Option<Arc<shoal_bulk::RoomCache>>,
     pub(crate) removals: needs::Removals,
+    pub(crate) given_back: given_back::GivenBack,
     /// The machine went down since the store was last open.
     pub(crate) power_lost: bool,
     /// Serialises renames between directories, so that the tree above them stands still.

@@ -318,6 +318,7 @@ impl Fs {
         Ok(Fs {
             room,
             removals: Default::default(),
+            given_back: Default::default(),
             threshold: AtomicU64::new(options.threshold.unwrap_or(region.superblock().threshold)),
             access_times: AtomicU8::new(access_times as u8),
             packing: table.packing().clone(),

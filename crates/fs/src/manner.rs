@@ -12,6 +12,8 @@ pub struct Manner {
     /// A change of data leaves the file's times alone: the caller keeps them itself and sets them
     /// later.
     pub keeps_times: bool,
+    /// There is no other room left: a write takes from the reserve what a cut of the file gave back.
+    pub takes_again: bool,
 }
 
 impl From<Patience> for Manner {

@@ -41,6 +41,7 @@ mod reading;
 mod rebalance;
 mod resize;
 mod restored_devices;
+mod rewritten_when_full;
 mod saved;
 mod saved_image;
 mod several_devices;

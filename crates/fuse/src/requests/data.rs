@@ -82,7 +82,7 @@ impl Requests {
             answer(outcome);
         };
         let writer = if gathers && is_page { self.gathered.writer(ino) } else { Writer::Program };
-        let manner = Manner { patience: Patience::Refuses, keeps_times: gathers };
+        let manner = Manner { patience: Patience::Refuses, keeps_times: gathers, ..Manner::default() };
         match cleared.and_then(|()| self.fs.write_of(manner, writer, ino, at, data)) {
             Err(shoal_fs::Error::WouldFlush) => {
                 // The request's buffer belongs to this thread, so only a request that waits pays
@@ -127,8 +127,9 @@ impl Requests {
             [at, at.saturating_add(len)].into_iter().for_each(|edge| zeros.cut(ino, edge));
         }
         let keeps_times = self.gathers();
-        let work =
-            move |fs: &Fs, patience| fs.fallocate_by(Manner { patience, keeps_times }, ino, mode as i32, at, len);
+        let work = move |fs: &Fs, patience| {
+            fs.fallocate_by(Manner { patience, keeps_times, ..Manner::default() }, ino, mode as i32, at, len)
+        };
         match len > ROOM_BYTES_HERE {
             true => self.elsewhere(work, answer),
             false => self.waiting(work, answer),
@@ -163,7 +164,7 @@ impl Requests {
         };
         let (len, keeps_times) = (copy.len.min(COPY_BYTES_MAX), self.gathers());
         let work = move |fs: &Fs, patience| {
-            let manner = Manner { patience, keeps_times };
+            let manner = Manner { patience, keeps_times, ..Manner::default() };
             fs.copy_range_by(manner, (copy.from, copy.from_at), (copy.to, copy.to_at), len)
         };
         match len.min(there) > COPY_BYTES_HERE {
