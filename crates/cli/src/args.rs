@@ -80,6 +80,8 @@ pub enum Command {
     /// Maintain a network RAM disk that is in use
     #[command(subcommand)]
     Netram(NetramCommand),
+    /// Look at this machine, and say what keeps Shoal from running, or from running fast
+    Doctor(DoctorArgs),
     /// Measure operations on small and large files, in a directory of any file system
     Bench(BenchArgs),
     /// Lend this machine's idle memory to others, over NBD
@@ -181,6 +183,9 @@ pub struct MountArgs {
     /// the image was saved are lost
     #[arg(long)]
     pub restore: bool,
+    /// First switch FUSE over io_uring on in the kernel, for all mounts until the next boot (as root; Linux 6.14)
+    #[arg(long)]
+    pub enable_uring: bool,
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
@@ -190,6 +195,16 @@ pub struct MountArgs {
     /// Serve, and tell the parent process through standard output when the mount is ready
     #[arg(long, hide = true)]
     pub report_ready: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Where stores would be made
+    #[arg(default_value = ".")]
+    pub directory: PathBuf,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `option_table` | the syntax of the command line |
-//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `bulk`, `salvage`, `scrub`, `rebalance`, `inspect`, `compact`, `netram`, `bench`, `donate`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `bulk`, `salvage`, `scrub`, `rebalance`, `inspect`, `compact`, `netram`, `bench`, `doctor`, `donate`, `pages` | one command each |
 //! | `lab` | finds and starts `shoal-lab`, which is `lab_main` with `experiments` and `profile` |
 //! | `serve`, `status`, `kernel_requests` | a block device for NBD clients; its state, and that of a mount; a network RAM disk's donors |
 //! | `daemon` | the process that serves a mount |
@@ -23,6 +23,7 @@ mod compact;
 mod copy;
 mod daemon;
 mod df;
+mod doctor;
 mod donate;
 mod failure;
 mod format;
@@ -98,6 +99,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Status(args) => status::run(args)?,
         Command::Donor(command) => status::run_donor(command)?,
         Command::Netram(command) => netram::run(command)?,
+        Command::Doctor(args) => return doctor::run(args),
         Command::Bench(args) => bench::run(args)?,
         Command::Donate(args) => donate::run(args)?,
         Command::Lab(words) => lab::run(None, words)?,

@@ -69,6 +69,7 @@ pub use attach::{InUse, Unmounted, Unmounter, check_mountpoint, is_served, remou
 pub use counts::RequestCount;
 pub use options::{Access, MountOptions, Transport};
 pub use session::RequestCounts;
+pub use uring::{KernelUring, try_ring};
 
 /// Failure to make, serve or end a mount.
 #[derive(Debug, thiserror::Error)]

@@ -46,9 +46,38 @@ const DATA_BYTES_MIN: usize = 128 << 10;
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const REMEDY: &str = "it takes Linux 6.14 and `echo Y >/sys/module/fuse/parameters/enable_uring` before mounting";
 
+/// What the kernel's switch for FUSE over io_uring says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelUring {
+    On,
+    Off,
+    /// This kernel has no such switch.
+    Absent,
+}
+
+impl KernelUring {
+    pub fn now() -> KernelUring {
+        match std::fs::read_to_string(SWITCH) {
+            Ok(value) if value.starts_with('Y') => KernelUring::On,
+            Ok(_) => KernelUring::Off,
+            Err(_) => KernelUring::Absent,
+        }
+    }
+
+    /// Switches it on for mounts made from now on, until the next boot. Takes root's rights.
+    pub fn switch_on() -> io::Result<()> {
+        std::fs::write(SWITCH, "Y")
+    }
+}
+
+/// Fails if this process gets no ring, because a sysctl or a container's profile forbids it.
+pub fn try_ring() -> io::Result<()> {
+    FuseRing::new(1, BUFFER_BYTES_MIN).map(drop)
+}
+
 /// Returns whether the kernel offers io_uring, by its switch. If it does not, logs what to do.
 fn is_offered() -> bool {
-    let is_on = std::fs::read_to_string(SWITCH).is_ok_and(|value| value.starts_with('Y'));
+    let is_on = KernelUring::now() == KernelUring::On;
     if !is_on {
         tracing::info!("requests come by /dev/fuse; by io_uring many are faster: {REMEDY}");
     }

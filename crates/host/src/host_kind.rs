@@ -21,7 +21,7 @@ const TMPFS: u32 = 0x0102_1994;
 const IN_PLACE: [u32; 3] = [0xef53, TMPFS, 0x8584_58f6];
 
 /// Returns true if the file is on tmpfs, so that its pages are memory charged to their user.
-pub(crate) fn is_tmpfs(file: &File) -> io::Result<bool> {
+pub fn is_tmpfs(file: &File) -> io::Result<bool> {
     Ok(fstatfs(file)?.f_type as u32 == TMPFS)
 }
 

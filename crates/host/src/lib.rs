@@ -67,6 +67,7 @@ pub use directory::{
 pub use file_device::FileDevice;
 pub use fuse_device::clone_connection;
 pub use fuse_ring::{Answer, Answers, FuseRing, Taken, Waker};
+pub use host_kind::is_tmpfs;
 pub use image::HostImage;
 pub use machine::{
     HostSpace, SystemClock, boot_id, boottime_ns, held_host_bytes, host_free_bytes, idle_time, place_id, place_id_in,
