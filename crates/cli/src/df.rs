@@ -8,7 +8,7 @@ use std::time::Duration;
 use shoal_devices::size::human;
 use shoal_devices::{During, Outcome};
 use shoal_store::control::{self, Question};
-use shoal_store::{CacheReport, FullIn, LEAVING_PATIENCE, Packed, ReadOnly, Store, StoreReport, place};
+use shoal_store::{CacheReport, FullIn, LEAVING_PATIENCE, Packed, ReadOnly, Store, StoreReport, UserMemory, place};
 
 use crate::args::DfArgs;
 use crate::json;
@@ -66,6 +66,21 @@ pub fn packed(packed: &Packed) -> String {
     }
     line("all", packed.forms.iter().map(|form| form.groups).sum(), packed.raw_bytes, packed.stored_bytes);
     out
+}
+
+/// Describes, in one line, the memory of the process that serves the store.
+fn process_memory(of: &UserMemory) -> String {
+    let parts = [
+        ("data", of.data_bytes),
+        ("log", of.log_bytes),
+        ("held writes", of.held_bytes),
+        ("program", of.program_bytes),
+        ("buffers and the rest", of.other_bytes),
+    ];
+    let parts: Vec<String> =
+        parts.iter().filter(|(_, bytes)| *bytes > 0).map(|(name, bytes)| format!("{name} {}", human(*bytes))).collect();
+    let (resident, needed) = (human(of.resident_bytes), human(of.needed_bytes));
+    format!("process      {resident} in memory, of which it needs {needed}: {}\n", parts.join(", "))
 }
 
 /// Describes, in one line, the writes held back in front of a device.
@@ -173,6 +188,7 @@ fn text(report: &StoreReport) -> String {
     for cache in &report.caches {
         out += &held_writes(cache, &report.caches, "held writes  ");
     }
+    out += &report.process_memory.as_ref().map_or(String::new(), process_memory);
     out += &format!("memory kind  {}; log to replay after a crash: {}\n", report.memory_kind, human(report.log_bytes));
     out += &format!(
         "may be lost  process crash: {}; power loss: {}; after fsync: {}\n",
@@ -229,6 +245,7 @@ mod tests {
             },
             inode_profiles: InodeProfiles { built_in: false, profiles: 2, comment: "shoal profile /usr\n".into() },
             loss: LossBounds::of(MemoryKind::Logged, true),
+            process_memory: None,
             statfs: StatFs { block_bytes: 4096, blocks: 10, free: 5, available: 4, files: 9, files_free: 6 },
         }
     }
@@ -250,6 +267,18 @@ mod tests {
         assert!(detail.contains("zstd                  2") && detail.contains("33.3%"), "{detail}");
         assert!(text.contains("3 in use (1 directories, 0 large files), 6 free"));
         assert!(text.contains("process crash: nothing; power loss: at most the last second; after fsync: nothing"));
+    }
+
+    #[test]
+    fn the_memory_of_the_process_is_split_into_what_it_is_for() {
+        let mut report = sample();
+        assert!(!text(&report).contains("\nprocess "));
+        let of =
+            UserMemory { resident_bytes: 5 << 20, needed_bytes: 3 << 20, data_bytes: 4 << 20, ..Default::default() };
+        report.process_memory = Some(UserMemory { other_bytes: 1 << 20, ..of });
+        let expected =
+            "process      5 MiB in memory, of which it needs 3 MiB: data 4 MiB, buffers and the rest 1 MiB\n";
+        assert!(text(&report).contains(expected), "{}", text(&report));
     }
 
     #[test]

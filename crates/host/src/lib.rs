@@ -15,6 +15,7 @@
 //! | `concurrent` | threads for requests of a slow device |
 //! | `host_kind` | properties of the file system under a store: writing in place, reserving room |
 //! | `scheduling` | the class of threads, and their waits for a processor |
+//! | `own_memory` | the memory that this process uses, by map |
 //! | `memory_limit` | how much memory this process may use, and how much of it is left |
 //! | `starter` | descriptors, limits and signals that a process inherits |
 //! | `pause` | which failed calls are made again, and when |
@@ -40,6 +41,7 @@ mod image;
 mod machine;
 mod map;
 mod memory_limit;
+mod own_memory;
 mod pause;
 #[cfg(feature = "planted")]
 pub mod planted;
@@ -77,6 +79,7 @@ pub use memory_limit::{
     Memory, keep_heap_small, memory, memory_limit_bytes, memory_room_bytes, memory_room_soon_bytes, memory_total_bytes,
     pressure_files, take_memory,
 };
+pub use own_memory::{MapUse, own_maps};
 pub use pause::Pause;
 pub use private_map::PrivateMap;
 pub use scheduling::{Class, Scheduled, Seen, like_the_process, may_return};

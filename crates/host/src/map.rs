@@ -189,6 +189,11 @@ impl Map {
         self.len as u64
     }
 
+    pub fn addresses(&self) -> std::ops::Range<usize> {
+        let start = self.base.addr();
+        start..start + self.len
+    }
+
     /// Returns the address of `len` bytes at `at`.
     ///
     /// # Panics

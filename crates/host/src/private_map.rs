@@ -17,8 +17,11 @@ use shoal_media::{MediaError, PersistentMemory, Result};
 
 use crate::map::Map;
 use crate::memory_limit::take_memory_soon;
+use crate::own_memory::RegionNoted;
 
 pub struct PrivateMap {
+    /// Dropped before the map: then its addresses may be another's.
+    _noted: RegionNoted,
     map: Map,
     /// Bytes at the start that come from the image file.
     image_bytes: u64,
@@ -51,7 +54,8 @@ impl PrivateMap {
             map.overlay_private(file, bytes)?;
         }
         map.prefer_huge_pages(image_bytes);
-        Ok(PrivateMap { map, image_bytes, detached_bytes: Mutex::new(0), thinned: Mutex::default() })
+        let _noted = RegionNoted::new(map.addresses());
+        Ok(PrivateMap { map, _noted, image_bytes, detached_bytes: Mutex::new(0), thinned: Mutex::default() })
     }
 
     /// Returns the bytes at the start of the region that still depend on the image file.

@@ -27,6 +27,7 @@ use crate::read_only::ReadOnly;
 use crate::report::StoreReport;
 use crate::resize::{Sizes, resize_mounted};
 use crate::status::{RequestReport, Status};
+use crate::user_memory::UserMemory;
 use crate::{rebalance, scrub};
 
 /// Where a mounted store is seen.
@@ -93,8 +94,11 @@ impl Asked {
             Question::Df => {
                 let (of, at) = (self.bulks.description(), self.shown.as_ref().map(|shown| shown.mountpoint.as_path()));
                 let report = StoreReport::of(fs, directory, &of, at, self.survives_power_loss);
-                let report = StoreReport { troubles: self.bulks.troubles(), ..report };
-                value(report.with_caches(self.bulks.cache_reports()))
+                let caches = self.bulks.cache_reports();
+                let place = directory.place();
+                let process_memory = UserMemory::now(place.as_path(), of.memory.path().map(PathBuf::as_path), &caches);
+                let report = StoreReport { troubles: self.bulks.troubles(), process_memory, ..report };
+                value(report.with_caches(caches))
             }
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Files { path } => value(packing::below(fs, Path::new(OsStr::from_bytes(&path)))?),

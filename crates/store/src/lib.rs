@@ -76,6 +76,7 @@ pub mod scrub;
 mod status;
 mod store;
 mod user;
+mod user_memory;
 mod volume;
 
 pub use answers::access_times_name;
@@ -105,4 +106,5 @@ pub use shoal_devices::{Failure, Outcome};
 pub use status::{ExportReport, RequestReport, Status};
 pub use store::{Devices, LEAVING_PATIENCE, Opened, Store};
 pub use user::{holder, is_in_use, writer};
+pub use user_memory::UserMemory;
 pub use volume::{DirEntry, File, FileType, Metadata, ReadDir, Volume};

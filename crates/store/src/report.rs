@@ -19,6 +19,7 @@ use crate::profiles::InodeProfiles;
 use crate::read_only::ReadOnly;
 use crate::scrub::LastScrub;
 use crate::store::Store;
+use crate::user_memory::UserMemory;
 
 /// The state of a store.
 #[derive(Debug, Serialize, Deserialize)]
@@ -71,6 +72,9 @@ pub struct StoreReport {
     #[serde(default)]
     pub inode_profiles: InodeProfiles,
     pub loss: LossBounds,
+    /// Memory of the process that has the store open. Absent if none has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_memory: Option<UserMemory>,
     /// The numbers of statfs(2).
     pub statfs: StatFs,
 }
@@ -244,6 +248,7 @@ impl StoreReport {
             metadata: Metadata::of(&packing),
             inode_profiles: InodeProfiles::of(fs),
             loss: LossBounds::of(superblock.memory_kind, survives_power_loss),
+            process_memory: None,
             statfs: StatFs {
                 block_bytes: statfs.block_bytes.into(),
                 blocks: statfs.blocks,
