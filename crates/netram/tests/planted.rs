@@ -23,7 +23,7 @@ const SEEDS: u64 = 1000;
 const BRIEF_SEEDS: u64 = 3000;
 /// Seeds of lives that show a rare bug. They are tried before the others.
 const TELLING: [u64; 14] = [1846, 510, 533, 44, 23, 38, 1, 9, 36, 57, 119, 491, 842, 337];
-const BRIEF_TELLING: [u64; 9] = [80, 24, 49, 53, 157, 815, 1009, 1867, 2193];
+const BRIEF_TELLING: [u64; 10] = [80, 24, 49, 53, 157, 815, 1009, 1867, 2193, 15_593];
 
 /// Bugs that only disks with checkpoints have.
 const OF_CHECKPOINTS: [Bug; 11] = [
