@@ -66,3 +66,31 @@ fn a_file_cut_to_nothing_has_room_for_as_much_as_it_held() {
         }
     }
 }
+
+#[test]
+fn a_store_whose_files_are_all_written_anew_can_be_emptied() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+        let setup = Setup { kind, region_bytes: 128 << 16, bulk_blocks: 0, ..Setup::default() };
+        let (world, clock) = (format(setup, 7), Arc::new(SimClock::new(1_000_000_000)));
+        let (fs, _) = open_at(setup, &world, 1, 1, &clock).expect("a new store opens");
+        let mut random = Random::new(8);
+        let files = fill(&fs, &mut random, ANY);
+        let mut refused = 0;
+        for _ in 0..2 {
+            for &(ino, len) in &random.shuffled(files.iter().copied()) {
+                fs.setattr(ino, &SetAttr { size: Some(0), ..SetAttr::default() }).unwrap();
+                // What others leave may be taken meanwhile.
+                if random.below(4) == 0 {
+                    let (other, _) = files[random.index(files.len())];
+                    let _ = fs.write(other, 6000, &random.bytes(500));
+                }
+                refused += u64::from(fs.write(ino, 0, &random.bytes(len)).is_err());
+            }
+        }
+        println!("{}: {refused} of {} refused", kind.name(), 2 * files.len());
+        for number in 0..files.len() {
+            fs.unlink(ROOT, format!("f{number:06}").as_bytes()).unwrap();
+        }
+        assert_eq!(fs.usage().inodes, 1);
+    }
+}
