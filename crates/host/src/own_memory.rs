@@ -86,7 +86,7 @@ mod tests {
                     7f00-7f10 rw-p 00000000 00:00 0 \nRss:                  12 kB\nAnonymous:            12 kB\n\
                     VmFlags: rd wr mr\n\
                     7ffc-7ffd rw-p 00000000 00:00 0          [stack]\nRss:                  20 kB\n";
-        let map = |path: &str, resident, anonymous| MapUse {
+        let map = |path: &str, resident: u64, anonymous: u64| MapUse {
             path: path.into(),
             resident_bytes: resident << 10,
             anonymous_bytes: anonymous << 10,

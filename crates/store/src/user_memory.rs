@@ -1,4 +1,7 @@
 //! The memory of the process that has a store open, by what it is for.
+//!
+//! Owns: [`UserMemory`]. What a map is for shows in its file, or in its addresses where it has none. Left out: the
+//! kernel's numbers (`shoal_host::own_maps`).
 
 use std::path::Path;
 

@@ -39,5 +39,5 @@ if setpriv --reuid 65534 --clear-groups "$SHOAL" mount --enable-uring "$store" "
 [ "$(cat "$switch")" = N ]
 "$SHOAL" mount --enable-uring "$store" "$mnt" | grep -q 'until the next boot'
 [ "$(cat "$switch")" = Y ]
-grep -q 'requests come by io_uring' "$store/daemon.log"
+grep -q 'requests come by io_uring' "$store/shoal.log"
 "$SHOAL" umount "$mnt" >/dev/null
