@@ -118,13 +118,14 @@ impl Fs {
     /// used.
     #[cold]
     fn take_again(&self, manner: Manner, write: impl Fn(Manner) -> Result<Written>) -> Result<Written> {
+        let with_room = |manner: Manner| self.with_room_by(manner.patience, || write(manner));
         let again = Manner { takes_again: true, ..manner };
-        match write(again) {
+        match with_room(again) {
             Err(Error::NoSpace(_)) if manner.patience == Patience::Refuses => Err(Error::WouldFlush),
             Err(Error::NoSpace(_)) => {
                 self.region.sync_to(self.region.last_lsn())?;
-                self.with_room_by(manner.patience, || write(manner)).or_else(|error| match error {
-                    Error::NoSpace(_) => write(again),
+                with_room(manner).or_else(|error| match error {
+                    Error::NoSpace(_) => with_room(again),
                     error => Err(error),
                 })
             }
