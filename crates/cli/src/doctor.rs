@@ -11,8 +11,9 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 use shoal_devices::size::human;
-use shoal_devices::{During, Outcome};
+use shoal_devices::{Failure, Outcome};
 use shoal_fuse::KernelUring;
+use shoal_host::host_free_bytes;
 
 use crate::args::DoctorArgs;
 use crate::json;
@@ -198,7 +199,7 @@ fn held() -> Check {
     if !shoal_host::is_tmpfs(&directory).unwrap_or(false) {
         return Check::better(about, "is not on tmpfs", remedy);
     }
-    match free(Path::new(about)) {
+    match host_free_bytes(Path::new(about)).map(|space| space.available_bytes) {
         Ok(bytes) if bytes < HELD_BYTES => Check::better(
             about,
             format!("{} free for writes that wait", human(bytes)),
@@ -240,19 +241,13 @@ fn fstab() -> Check {
 }
 
 fn room(directory: &Path) -> Outcome<Check> {
-    let bytes = free(directory).during(directory.display())?;
+    let bytes = host_free_bytes(directory).map_err(Failure::of)?.available_bytes;
     let found = format!("{} free in {}", human(bytes), directory.display());
     let about = "room";
     Ok(match bytes < ROOM_BYTES {
         true => Check::better(about, found, "make stores elsewhere, or with a small `--bulk-size`"),
         false => Check::fine(about, found),
     })
-}
-
-/// Returns the bytes that this user may still store there.
-fn free(directory: &Path) -> nix::Result<u64> {
-    let found = nix::sys::statvfs::statvfs(directory)?;
-    Ok(found.blocks_available() * found.fragment_size())
 }
 
 #[cfg(test)]

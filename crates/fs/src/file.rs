@@ -344,7 +344,7 @@ impl<'a> Data<'a> {
         let takes_again = file.manner.takes_again && region.has_half_reserve();
         let mut tx = if takes_again { region.begin_reclaim() } else { region.begin() };
         small::write(&mut tx, inode, at, &bytes[..len])?;
-        if takes_again && !self.fs.given_back.take(ino, inode.allocated.saturating_sub(had)) {
+        if takes_again && !self.fs.given_back.take(ino, inode.generation, inode.allocated.saturating_sub(had)) {
             return Err(Error::NO_SPACE);
         }
         self.fs.store(&mut tx, ino, inode)?;
@@ -435,7 +435,7 @@ impl<'a> Data<'a> {
             tx.commit()?;
             if upto <= keep {
                 if had > inode.allocated {
-                    self.fs.given_back.note(file.ino, had - inode.allocated);
+                    self.fs.given_back.note(file.ino, inode.generation, had - inode.allocated);
                 }
                 return Ok(());
             }

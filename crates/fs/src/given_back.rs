@@ -14,37 +14,45 @@ use shoal_format::inode::Ino;
 const FILES: usize = 256;
 
 #[derive(Default)]
-pub(crate) struct GivenBack(Mutex<VecDeque<(Ino, u64)>>);
+pub(crate) struct GivenBack(Mutex<VecDeque<Given>>);
+
+/// What cuts of a file gave back (bytes). The next file of the same number has another generation.
+struct Given {
+    ino: Ino,
+    generation: u32,
+    bytes: u64,
+}
 
 impl GivenBack {
-    /// Notes that a cut of the file gave back so many bytes.
-    pub fn note(&self, ino: Ino, bytes: u64) {
+    /// Adds `bytes` to what cuts of the file gave back.
+    pub fn note(&self, ino: Ino, generation: u32, bytes: u64) {
         let mut files = self.0.lock();
-        if let Some((_, known)) = files.iter_mut().find(|(other, _)| *other == ino) {
-            *known += bytes;
-        } else {
-            files.push_back((ino, bytes));
-            if files.len() > FILES {
-                files.pop_front();
-            }
+        files.retain(|given| given.ino != ino || given.generation == generation);
+        match files.iter_mut().find(|given| given.ino == ino) {
+            Some(given) => given.bytes += bytes,
+            None => files.push_back(Given { ino, generation, bytes }),
+        }
+        if files.len() > FILES {
+            files.pop_front();
         }
     }
 
-    /// Returns whether the file gave anything back that it has not taken again.
+    /// Returns whether a file of this number gave back something that was not taken again.
     pub fn knows(&self, ino: Ino) -> bool {
-        self.0.lock().iter().any(|(other, _)| *other == ino)
+        self.0.lock().iter().any(|given| given.ino == ino)
     }
 
-    /// Takes so many bytes again. Returns false if the file did not give back as much.
-    pub fn take(&self, ino: Ino, bytes: u64) -> bool {
+    /// Takes `bytes` of it again. Returns false, and takes nothing, if this file gave back less.
+    pub fn take(&self, ino: Ino, generation: u32, bytes: u64) -> bool {
         let mut files = self.0.lock();
-        let Some(place) = files.iter().position(|(other, _)| *other == ino) else { return false };
-        let known = &mut files[place].1;
-        if *known < bytes {
+        let of_this = |given: &Given| (given.ino, given.generation) == (ino, generation);
+        let Some(place) = files.iter().position(of_this) else { return false };
+        let given = &mut files[place];
+        if given.bytes < bytes {
             return false;
         }
-        *known -= bytes;
-        if *known == 0 {
+        given.bytes -= bytes;
+        if given.bytes == 0 {
             files.remove(place);
         }
         true
@@ -59,12 +67,21 @@ mod tests {
     fn a_file_takes_what_it_gave_back_and_no_more() {
         let given = GivenBack::default();
         let [file, other] = [3, 4].map(Ino::new);
-        given.note(file, 100);
-        given.note(file, 28);
-        assert!(!given.take(other, 1) && !given.take(file, 129));
-        assert!(given.take(file, 120) && given.knows(file) && !given.take(file, 9));
-        assert!(given.take(file, 8) && !given.knows(file));
-        (0..=FILES as u32).for_each(|number| given.note(Ino::new(number), 1));
+        given.note(file, 1, 100);
+        given.note(file, 1, 28);
+        assert!(!given.take(other, 1, 1) && !given.take(file, 1, 129));
+        assert!(given.take(file, 1, 120) && given.knows(file) && !given.take(file, 1, 9));
+        assert!(given.take(file, 1, 8) && !given.knows(file));
+        (0..=FILES as u32).for_each(|number| given.note(Ino::new(number), 1, 1));
         assert!(!given.knows(Ino::new(0)) && given.knows(Ino::new(1)));
+    }
+
+    #[test]
+    fn what_a_removed_file_gave_back_is_not_the_next_ones() {
+        let (given, ino) = (GivenBack::default(), Ino::new(3));
+        given.note(ino, 1, 100);
+        assert!(!given.take(ino, 2, 1));
+        given.note(ino, 2, 10);
+        assert!(!given.take(ino, 2, 11) && given.take(ino, 2, 10) && !given.take(ino, 1, 1));
     }
 }

@@ -46,7 +46,7 @@ const DATA_BYTES_MIN: usize = 128 << 10;
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const REMEDY: &str = "it takes Linux 6.14 and `echo Y >/sys/module/fuse/parameters/enable_uring` before mounting";
 
-/// What the kernel's switch for FUSE over io_uring says.
+/// State of the kernel's switch for FUSE over io_uring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelUring {
     On,

@@ -28,14 +28,14 @@ impl Drop for RegionNoted {
     }
 }
 
-/// One map of the process.
+/// A memory map of this process, and the memory that it uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MapUse {
     /// The file, or the kernel's word for the map (`[heap]`). Empty: memory without a file.
     pub path: PathBuf,
     /// Pages in memory (bytes).
     pub resident_bytes: u64,
-    /// Those of them that no file holds (bytes).
+    /// The part of `resident_bytes` that is in no file: anonymous pages (bytes).
     pub anonymous_bytes: u64,
     /// It is a part of the private memory of a store.
     pub is_region: bool,
